@@ -10,6 +10,7 @@ import argparse
 import difflib
 import importlib
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 
@@ -19,6 +20,9 @@ from llmsys.errors import LlmsysError, to_data_error
 
 # the last two are 128 + SIGINT and 128 + SIGPIPE, as a shell reports them
 MENDABLE, INTERRUPTED, OUTPUT_CLOSED = 2, 130, 141
+
+# Verbs that keep what is done.
+RESUMED = {"prepare", "tokenizer", "train", "launch"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -37,6 +41,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except LlmsysError as error:
         return _print_error(str(error), error.exit_status)
     except KeyboardInterrupt:
+        if words[0] in RESUMED:
+            command = shlex.join(["llmsys", *words])
+            print(f"llmsys: interrupted. What is done is kept; the same command continues: {command}", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:  # `llmsys show … | head`
         # or the interpreter's own flush at exit would fail once more

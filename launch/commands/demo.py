@@ -24,7 +24,6 @@ from pathlib import Path
 import llmsys
 from launch.process.parent_watch import build_child_environment
 from launch.process.signal_forwarding import relay_signals_to
-from launch.train import STOPPED
 from llmsys.compressor_comparison import describe_heldout_bytes
 from llmsys.local_files import parse_local_path
 
@@ -71,6 +70,8 @@ class VerbError(Exception):
     """A verb that ended with a status other than 0; it has printed its own message."""
 
     def __init__(self, verb: str, status: int) -> None:
+        from launch.train import STOPPED  # the help needs no config
+
         ending = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
         if status == STOPPED:
             ending = "was stopped and has saved a checkpoint"

@@ -95,7 +95,7 @@ class BaseOptimizerConfig(Section):
         return self.count_moments(name, len(shape)) * self.compute_moment_bytes(shape)
 
     def count_step_flops(self, name: str, shape: tuple[int, ...]) -> float:
-        """Return the FLOPs of the matmuls of a step for one matrix or stack; 0 where every element is by itself."""
+        """Return the FLOPs of a step for one matrix or stack that every rank repeats; 0 without gathered matrices."""
         return 0.0
 
     @abstractmethod

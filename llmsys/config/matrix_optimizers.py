@@ -29,13 +29,6 @@ class MuonConfig(BaseOptimizerConfig):
         """Return 1 for parameters updated by Muon, 2 for those updated by AdamW."""
         return 1 if self.select_update_rule(name, num_dims) == "muon" else 2
 
-    def count_step_flops(self, name: str, shape: tuple[int, ...]) -> float:
-        """Return the FLOPs of the Newton-Schulz steps of a projection: three matmuls each, one of them square."""
-        if self.select_update_rule(name, len(shape)) != "muon":
-            return 0.0
-        short, long = sorted(shape[-2:])
-        return self.newton_schulz_steps * prod(shape[:-2]) * (4.0 * short**2 * long + 2.0 * short**3)
-
     def count_update_elements(self, elements: int, largest_matrix: int) -> int:
         """Return one element per update, plus a full matrix and its products during orthogonalization."""
         return elements + 4 * largest_matrix

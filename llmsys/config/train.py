@@ -165,6 +165,17 @@ class TrainConfig(Section):
         description="Steps between measurements of the gradient noise scale (the critical batch size, in tokens). 0: "
         "off.",
     )
+    norms_every_steps: int = Field(
+        0,
+        ge=0,
+        description="Steps between measurements of norms by layer: activations, gradients, weights, updates. 0: off.",
+    )
+    corruption_check_every_steps: int = Field(
+        0,
+        ge=0,
+        description="Steps between checks for silent data corruption, in which every rank repeats the step of another "
+        "one and gradients are compared bit for bit. 0: off.",
+    )
     profile: ProfileConfig = Field(ProfileConfig(), description="Steps to record with torch's profiler. Default: none.")
     log_every_steps: int = Field(10, ge=1, description="Steps between log entries.")
     threads_per_process: int = Field(0, ge=0, description="CPU threads per process. 0: available cores / processes.")
@@ -188,6 +199,11 @@ class GenerationConfig(Section):
     """`generation:` — prompts and sampling options of `llmsys generate` and of the samples after a run."""
 
     prompts: tuple[str, ...] = Field((), description="Prompts.")
+    format: Literal["auto", "text", "chat"] = Field(
+        "auto",
+        description="text: continue a prompt. chat: answer it, as a user's message in the chat template. auto: chat "
+        "after training with data.kind=chat.",
+    )
     prefix_pieces: tuple[str, ...] | None = Field(
         None, description="Tokens prepended to every prompt. Default: the token that ends documents, as in training."
     )

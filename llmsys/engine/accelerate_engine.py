@@ -26,6 +26,7 @@ from llmsys.engine.engine import (
     Accept,
     EngineState,
     Loss,
+    ObserveGradients,
     StepResult,
     accept_all,
     iter_persistent_buffers,
@@ -42,7 +43,7 @@ from llmsys.optim.build_optimizer import MOMENTS, build_optimizer
 from llmsys.optim.lr_schedule import set_rates
 from llmsys.parallel.ddp import list_unused_parameters
 from llmsys.parallel.device_mesh import DeviceMeshes
-from llmsys.parallel.gradient_clipping import clip_gradients
+from llmsys.parallel.gradient_clipping import clip_gradients, collect_gradients
 from llmsys.parallel.mixed_precision import cast_parameters
 from llmsys.parallel.parallelize import materialize_parameters
 from llmsys.parallel.process_group import get_world_size
@@ -73,6 +74,7 @@ class AccelerateEngine:
     ) -> None:
         self.device = device
         self.module = model
+        self.observe_gradients: ObserveGradients | None = None
         self._loss = loss
         self._clip = optimizer.max_grad_norm
         self._scale = GradScaler() if compute_dtype == torch.float16 else None
@@ -104,6 +106,8 @@ class AccelerateEngine:
             # Otherwise DDP reduces after every backward, not only after the last.
             with contextlib.nullcontext() if last else self._accelerator.no_sync(self._wrapped):
                 total += self._train_micro_batch(batch.to(self.device), counts, factor)
+        if self.observe_gradients is not None:
+            self.observe_gradients(collect_gradients(self.module.named_parameters()), scale)
         clipped = clip_gradients(self.module.parameters(), self._clip, scale)
         loss, norm, targets, sums = reduce_step_numbers(total, counts, extras, clipped)
         fits = self._scale is None or self._scale.update_scale(loss, norm)

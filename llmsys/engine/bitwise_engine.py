@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 
 from llmsys.config.optimizer import OptimizerConfig
 from llmsys.data.batch import Batch
@@ -30,8 +31,10 @@ from llmsys.engine.engine import (
     Accept,
     EngineState,
     Loss,
+    ObserveGradients,
     StepResult,
     accept_all,
+    drop_counts,
     iter_persistent_buffers,
     reduce_token_counts,
 )
@@ -76,6 +79,7 @@ class BitwiseEngine:
     ) -> None:
         self.device = device
         self.module = model
+        self.observe_gradients: ObserveGradients | None = None
         self._loss = loss
         self._seed = seed
         self._clip = optimizer.max_grad_norm
@@ -106,9 +110,11 @@ class BitwiseEngine:
         batches = [batch.to(self.device) for batch in batches]
         numbers = [self._allocate_numbers() for _ in batches]
         if self.pipeline is None:
-            gradients = self._add_gradients(batches, counts, numbers)
+            gradients = self._add_gradients(batches, counts, numbers, self._data_rank)
         else:
             gradients = self._add_stage_gradients(self.pipeline, batches, counts, numbers)
+        if self.observe_gradients is not None:
+            self.observe_gradients(self._wrap_gradients(gradients), 1.0)
         norm = compute_gradient_norm(list(self.module.parameters()), gradients, counts=self._first_copy, **self._rows)
         nats, extra_sums = self._sum_step_numbers(numbers, extras)
         loss = nats / float(counts[0])
@@ -124,11 +130,21 @@ class BitwiseEngine:
         # torch takes seeds of 63 bits.
         torch.manual_seed(derive_order_key("dropout", self._seed, self._optimizer.steps, micro_batch) >> 1)
 
-    def _add_gradients(self, batches: Sequence[Batch], counts: Tensor, numbers: list[Tensor]) -> list[Tensor]:
+    def repeat_gradients(self, batches: Sequence[Batch], data_rank: int) -> None:
+        """Implement `RepeatingEngine.repeat_gradients`."""
+        self.module.train()
+        counts = reduce_token_counts(batches, self.device)
+        batches = [batch.to(self.device) for batch in batches]
+        self._add_gradients(batches, counts, [self._allocate_numbers() for _ in batches], data_rank)
+        drop_counts(self.module)
+
+    def _add_gradients(
+        self, batches: Sequence[Batch], counts: Tensor, numbers: list[Tensor], data_rank: int
+    ) -> list[Tensor]:
         """Return the gradients of the step, and write the J metrics of each micro-batch."""
         sums, parameters = StreamingTreeSum(), list(self.module.parameters())
         for index, (batch, numbers_J) in enumerate(zip(batches, numbers, strict=True)):
-            self._seed_dropout(index * self._layout.data_parallel_size + self._data_rank)
+            self._seed_dropout(index * self._layout.data_parallel_size + data_rank)
             share, nats = compute_loss_share(self.module, self.module, batch, self._loss, counts)
             share.backward()
             self._take_numbers(numbers_J, self.module.list_auxiliary_layers(), nats)
@@ -158,6 +174,17 @@ class BitwiseEngine:
             for parameter, total in zip(parameters[stage], tree.compute_total(), strict=True)
         }
         return [found[id(parameter)] for parameter in self.module.parameters()]
+
+    def _wrap_gradients(self, gradients: Sequence[Tensor]) -> dict[str, Tensor]:
+        """Return shards of gradients, one per parameter, as DTensors by name."""
+        return {
+            name: DTensor.from_local(
+                shard, p.device_mesh, p.placements, run_check=False, shape=p.shape, stride=p.stride()
+            )
+            if isinstance(p, DTensor)
+            else shard
+            for (name, p), shard in zip(self.module.named_parameters(), gradients, strict=True)
+        }
 
     def _allocate_numbers(self) -> Tensor:
         """Return the J metrics of one micro-batch, zero: loss in nats, and the counters of every layer."""

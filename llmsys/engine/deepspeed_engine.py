@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 import torch
+from deepspeed.utils import safe_get_full_grad
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 
@@ -33,6 +34,7 @@ from llmsys.engine.engine import (
     Accept,
     EngineState,
     Loss,
+    ObserveGradients,
     StepResult,
     accept_all,
     iter_persistent_buffers,
@@ -73,6 +75,7 @@ class DeepSpeedEngine:
         self.device = device
         self.module = model
         self._meshes = meshes
+        self.observe_gradients: ObserveGradients | None = None
         self._loss = loss
         self._scale = GradScaler() if compute_dtype == torch.float16 else None
         self._shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
@@ -122,6 +125,8 @@ class DeepSpeedEngine:
         for number, batch in enumerate(batches, start=1):
             self._engine.set_gradient_accumulation_boundary(number == len(batches))
             total += self._train_micro_batch(batch.to(self.device), counts, factor)
+        if self.observe_gradients is not None:
+            self.observe_gradients(self._gather_gradients(), 1.0 if self._scale is None else self._scale.scale)
         loss, _, targets, sums = reduce_step_numbers(total, counts, extras)
         norm, applied = self._state.step_optimizer(loss, self._add_overflow_check(accept))
         return StepResult(loss, norm, targets, applied, sums)
@@ -131,6 +136,18 @@ class DeepSpeedEngine:
         # The loss is a share of the step already; DeepSpeed would divide by its accumulation steps.
         self._engine.backward(share * factor, scale_wrt_gas=False)
         return nats
+
+    def _gather_gradients(self) -> dict[str, Tensor]:
+        """Return the full gradient of every parameter, of split experts this rank's as a DTensor. Collective."""
+        found = {name: safe_get_full_grad(parameter) for name, parameter in self.module.named_parameters()}
+        return {
+            name: torch.zeros(self._shapes[name], device=self.device)
+            if gradient is None
+            else DTensor.from_local(gradient, self._meshes.expert, [Shard(0)], run_check=False)
+            if self._is_split(name)
+            else gradient
+            for name, gradient in found.items()
+        }
 
     def _add_overflow_check(self, accept: Accept) -> Accept:
         """Return `accept`, called in fp16 only for steps without overflow."""

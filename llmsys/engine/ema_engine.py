@@ -9,12 +9,13 @@ Invariants:
 """
 
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from llmsys.data.batch import Batch
-from llmsys.engine.engine import Accept, Engine, EngineState, StepResult, accept_all
+from llmsys.engine.engine import Accept, Engine, EngineState, ObserveGradients, RepeatingEngine, StepResult, accept_all
 from llmsys.model.local_tensor import get_local_tensor
 from llmsys.model.transformer import Transformer
 
@@ -40,6 +41,15 @@ class EmaEngine:
         """The model. After an evaluation it holds the average, until the next step."""
         return self._engine.module
 
+    @property
+    def observe_gradients(self) -> ObserveGradients | None:
+        """Observer of the wrapped engine."""
+        return self._engine.observe_gradients
+
+    @observe_gradients.setter
+    def observe_gradients(self, observe: ObserveGradients | None) -> None:
+        self._engine.observe_gradients = observe
+
     def train_step(
         self, batches: Sequence[Batch], learning_rate: float, accept: Accept = accept_all, extras: Sequence[float] = ()
     ) -> StepResult:
@@ -49,6 +59,11 @@ class EmaEngine:
         if result.is_applied:
             self._update_averages(0.5 ** (result.targets / self._half_life))
         return result
+
+    def repeat_gradients(self, batches: Sequence[Batch], data_rank: int) -> None:
+        """Implement `RepeatingEngine.repeat_gradients` with the weights of the wrapped engine, which implements it."""
+        self._swap_weights(wanted=False)
+        cast(RepeatingEngine, self._engine).repeat_gradients(batches, data_rank)
 
     def compute_logits(self, batch: Batch) -> Tensor | None:
         """Implement `Engine.compute_logits` with the average."""

@@ -6,7 +6,7 @@ Invariants:
 - The state is logical: another engine can load it.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from llmsys.data.batch import Batch, TokenCounts
+from llmsys.model.output_head import NextSentenceHead
 from llmsys.model.transformer import Transformer
 from llmsys.parallel.process_group import all_reduce_sum
 
@@ -24,6 +25,11 @@ Loss = Callable[[nn.Module | None, Tensor, Tensor], Tensor]
 # (loss in nats per target, gradient norm before clipping) → whether the step may change the weights. Every rank calls
 # it with the same numbers, so every rank gets the same answer.
 Accept = Callable[[float, float], bool]
+
+
+# (gradients by parameter name, loss scale that they contain), before clipping: DTensors, and plain tensors that every
+# rank has. Every rank calls it.
+ObserveGradients = Callable[[Mapping[str, Tensor], float], None]
 
 
 def accept_all(loss: float, gradient_norm: float) -> bool:
@@ -65,6 +71,9 @@ class EngineState:
 class Engine(Protocol):
     """Training and evaluation of one model on the ranks of the process group."""
 
+    observe_gradients: ObserveGradients | None
+    """Called with the gradients of each step before they are clipped."""
+
     @property
     def device(self) -> torch.device:
         """Device of batches."""
@@ -98,6 +107,31 @@ class Engine(Protocol):
     def load_state(self, state: EngineState) -> None:
         """Load a state whose tensors were filled from a checkpoint. Collective."""
         ...
+
+
+class RepeatingEngine(Protocol):
+    """An engine that can compute the gradients of a step and drop them."""
+
+    @property
+    def module(self) -> Transformer:
+        """The model."""
+        ...
+
+    def repeat_gradients(self, batches: Sequence[Batch], data_rank: int) -> None:
+        """Run forward and backward of a step as data-parallel rank `data_rank` does, and drop them. Collective."""
+        ...
+
+
+def drop_counts(module: Transformer) -> None:
+    """Reset the counters of experts, depths and heads, as if there had been no forward pass since the last step.
+
+    Args:
+        module: The model.
+    """
+    for layer in module.list_auxiliary_layers():
+        layer.reset_counts()
+    if isinstance(head := getattr(module, "next_sentence", None), NextSentenceHead):
+        head.reset_buffers()
 
 
 def reduce_token_counts(batches: Sequence[Batch], device: torch.device) -> Tensor:

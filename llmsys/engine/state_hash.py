@@ -55,7 +55,14 @@ def hash_state(state: EngineState) -> str:
 
 @torch.no_grad()
 def hash_slice(tensor: Tensor) -> tuple[SliceLocation, Sums]:
-    """Return the location of this rank's slice in the full tensor, and the two sums over its elements."""
+    """Hash the part of a tensor that this rank holds.
+
+    Args:
+        tensor: A DTensor, or a plain tensor as its own full tensor; elements of one to eight bytes.
+
+    Returns:
+        The location of the slice in the full tensor, and the two sums over its elements.
+    """
     local, offset = tensor, (0,) * tensor.ndim
     if isinstance(tensor, DTensor):
         local = tensor.to_local()

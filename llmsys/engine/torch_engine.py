@@ -15,8 +15,10 @@ from llmsys.engine.engine import (
     Accept,
     EngineState,
     Loss,
+    ObserveGradients,
     StepResult,
     accept_all,
+    drop_counts,
     iter_persistent_buffers,
     reduce_step_numbers,
     reduce_token_counts,
@@ -36,7 +38,7 @@ from llmsys.parallel.distributed_muon import map_full_matrices
 from llmsys.parallel.dtensor_slices import group_by_mesh
 from llmsys.parallel.fsdp import DataParallelModel, FsdpModel, Gradients, Offload
 from llmsys.parallel.full_tensors import build_sharded_zeros, update_full_tensors
-from llmsys.parallel.gradient_clipping import clip_gradients
+from llmsys.parallel.gradient_clipping import clip_gradients, collect_gradients
 
 
 class TorchEngine:
@@ -78,6 +80,7 @@ class TorchEngine:
         self._loss = loss
         self._clip = optimizer.max_grad_norm
         self._scale = GradScaler() if compute_dtype == torch.float16 else None
+        self.observe_gradients: ObserveGradients | None = None
         self.after_micro_batch: Callable[[int], None] | None = None
         """Called with the number of each micro-batch after its gradients were added to those of the step."""
 
@@ -119,6 +122,8 @@ class TorchEngine:
         total = self._add_gradients(batches, counts, scale)
         self._data_parallel.finish_gradients()
         doubled = () if self.pipeline is None else self.pipeline.finish_gradients()
+        if self.observe_gradients is not None:
+            self.observe_gradients(collect_gradients(self.module.named_parameters()), scale)
         clipped = clip_gradients(self.module.parameters(), self._clip, scale, ranks=self._ranks, doubled=doubled)
         loss, norm, targets, sums = reduce_step_numbers(total, counts, extras, clipped)
         fits = self._scale is None or self._scale.update_scale(loss, norm)
@@ -130,6 +135,16 @@ class TorchEngine:
             self._logit_clip.finish_step(applied=applied)
         self._optimizer.zero_grad(set_to_none=True)
         return StepResult(loss, norm, targets, applied, sums)
+
+    def repeat_gradients(self, batches: Sequence[Batch], data_rank: int) -> None:
+        """Implement `RepeatingEngine.repeat_gradients`. The caller has seeded dropout."""
+        self.module.train()
+        self.after_micro_batch = None
+        counts = reduce_token_counts(batches if self._has_own_rows else (), self.device)
+        self._add_gradients(batches, counts, 1.0 if self._scale is None else self._scale.scale)
+        self._data_parallel.finish_gradients()
+        self._optimizer.zero_grad(set_to_none=True)
+        drop_counts(self.module)
 
     def _add_gradients(self, batches: Sequence[Batch], counts: Tensor, scale: float) -> Tensor:
         """Run forward and backward over all micro-batches, and return the sum of this rank's losses in nats."""

@@ -28,6 +28,21 @@ def list_local_gradients(parameters: Iterable[Tensor]) -> list[Tensor]:
     return [grad.to_local() if isinstance(grad, DTensor) else grad for grad in gradients]
 
 
+def collect_gradients(parameters: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+    """Return gradients by name, not copied; zeros for a parameter without one.
+
+    Args:
+        parameters: Names and parameters.
+
+    Returns:
+        Tensors of the kind of the parameters, DTensors or plain.
+    """
+    return {
+        name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        for name, parameter in parameters
+    }
+
+
 @torch.no_grad()
 def clip_gradients(
     parameters: Iterable[Tensor],

@@ -119,6 +119,7 @@ class RunRecord:
     samples: dict[int, Event] = field(default_factory=dict)
     checkpoints: dict[int, Event] = field(default_factory=dict)
     profiles: dict[int, Event] = field(default_factory=dict)
+    norms: dict[int, Event] = field(default_factory=dict)
     branch: Event | None = None
     finish: Event | None = None
     last_step: Event | None = None
@@ -162,6 +163,10 @@ class RunRecord:
             self.last_step = event
         elif kind == "experts":
             self.experts.append_event(event)
+        elif kind == "norms":
+            self.norms[event["step"]] = event | {
+                key: event[key] for key in ("activation", "gradient", "update", "weight")
+            }
         elif (table := self._tables.get(kind)) is not None:
             table[event["step"]] = event
 
@@ -173,6 +178,7 @@ class RunRecord:
             "samples": self.samples,
             "checkpoint": self.checkpoints,
             "profile": self.profiles,
+            "norms": self.norms,
         }
 
     def _set_prediction(self, event: Event) -> None:

@@ -29,6 +29,7 @@ from llmsys.report.html_markup import (
     format_number,
     format_percent,
 )
+from llmsys.report.norms_section import build_norms_section
 from llmsys.report.plots import Figure
 from llmsys.report.report_section import Numbers, ReportSection, build_report_section
 from llmsys.report.run_record import RunRecord, is_finite
@@ -59,6 +60,7 @@ def build_run_sections(record: RunRecord, tokens_per_byte: float | None) -> list
         build_family_section(record),
         predicted,
         profiled,
+        build_norms_section(record),
         _build_experts_section(record),
         _build_samples_section(record),
     ]

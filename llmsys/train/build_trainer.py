@@ -45,14 +45,16 @@ from llmsys.train.build_objective import build_evaluator, build_step_batches
 from llmsys.train.checkpoint_average import average_checkpoints
 from llmsys.train.checkpoint_record import read_record
 from llmsys.train.checkpoint_saver import CheckpointSaver
+from llmsys.train.corruption_check import build_corruption_check, require_comparable_gradients
 from llmsys.train.evaluator import EvaluationResult, RowRanks
 from llmsys.train.gradient_noise_scale import build_noise_scale_meter
 from llmsys.train.initial_state import find_resume_point, resume_from_checkpoint
 from llmsys.train.metric_logger import MetricLogger, Trackers
+from llmsys.train.norm_meter import NormMeter
 from llmsys.train.precision import resolve_compile, resolve_precision, set_matmul_numerics
 from llmsys.train.remote_run import lock_run
 from llmsys.train.run_checks import format_bitwise_notice, require_rank_agreement
-from llmsys.train.run_data import RunData, open_run_data
+from llmsys.train.run_data import RunData, open_run_data, share_dataset_files
 from llmsys.train.run_prediction import write_prediction
 from llmsys.train.source_checkpoint import load_initial_weights
 from llmsys.train.step_guard import StepGuard, describe_step_contents
@@ -99,7 +101,8 @@ def train_run(config: RunConfig, complete_prompts: PromptCompleter) -> Evaluatio
         config = resolve_micro_sequences(config, get_local_device())
         set_num_threads(config)
         set_matmul_numerics()
-        trainer = build_trainer(config, stack, complete_prompts)
+        with share_dataset_files(config):
+            trainer = build_trainer(config, stack, complete_prompts)
         result = trainer.train()
         if (count := config.checkpoint.average_last) > 1:
             run_on_rank_zero(lambda: str(average_checkpoints(config.run.folder, count)))
@@ -128,6 +131,8 @@ def check_config(config: RunConfig, ranks: int) -> str:
     for key in ("matmul_dtype", "expert_matmul_dtype"):
         if (recipe := getattr(config.train, key)) != "compute":
             require_fp8(get_local_device(), recipe, f"train.{key}")
+    if config.train.corruption_check_every_steps:
+        require_comparable_gradients(config, get_local_device())
     build_step_batches(config, layout.data_parallel_size, 0)
     build_evaluator(config)
     find_device_profile(config, get_local_device())
@@ -181,6 +186,8 @@ def build_trainer(config: RunConfig, stack: contextlib.ExitStack, complete_promp
 
     profiler = StepProfiler(config.train.profile, config.run.folder, get_rank(), device)
     stack.enter_context(profiler.handle_signal())
+    check = build_corruption_check(config, engine, layout)
+    norm_meter = NormMeter(every, engine) if (every := config.train.norms_every_steps) else None
 
     def sample_prompts() -> list[dict[str, str]]:
         # Collective: sharded weights are gathered in every forward pass. Only a decoder continues text.
@@ -197,7 +204,7 @@ def build_trainer(config: RunConfig, stack: contextlib.ExitStack, complete_promp
         evaluation=Evaluation(evaluator, sample_prompts),
         checkpointing=Checkpointing(_build_saver(config, stack, engine, start.resumed), identity, start.parent),
         control=control,
-        observability=Observability(metric_logger, step_meter, noise_scale_meter, profiler),
+        observability=Observability(metric_logger, step_meter, noise_scale_meter, profiler, norm_meter, check),
         steps_done=start.steps,
         is_resumed=start.resumed is not None,
     )

@@ -4,6 +4,7 @@ Writes on rank 0 alone. All trackers are off by default.
 """
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
@@ -75,6 +76,15 @@ def _flatten_settings(settings: dict[str, Any], prefix: str = "") -> dict[str, A
     return flat
 
 
+def _iter_numbers(fields: dict[str, Any], prefix: str) -> Iterator[tuple[str, float]]:
+    """Yield the numbers of nested fields by name, such as `norms/gradient/blocks.0`."""
+    for key, value in fields.items():
+        if isinstance(value, dict):
+            yield from _iter_numbers(value, f"{prefix}/{key}")
+        elif isinstance(value, int | float):
+            yield f"{prefix}/{key}", float(value)
+
+
 def _load_tracker_class(name: str, package: str) -> Any:
     # Imported here: accelerate is slow to import, and trackers are off by default.
     import accelerate.tracking
@@ -106,10 +116,7 @@ class MetricLogger:
             return
         self.events.write(event, step=step, **fields)
         if self.trackers is not None:
-            numbers = {
-                f"{event}/{key}": float(value) for key, value in fields.items() if isinstance(value, int | float)
-            }
-            self.trackers.log_step(step, numbers)
+            self.trackers.log_step(step, dict(_iter_numbers(fields, event)))
 
     def log_save(self, save: SaveResult) -> None:
         """Log the result of a save: a `checkpoint` event, or `save_failed` with the reason."""

@@ -127,10 +127,10 @@ class Trainer:
         self.control.watchdog.report_phase(number, "forward and backward")
         began = time.perf_counter()
         rate = compute_learning_rate(config, number)
-        seed_dropout(config.run.seed, step)
         if config.factors.balance:
             set_balance_factor(self.engine.module, compute_balance_factor(config, number))
         batches = self.observability.begin_step(step, batches)
+        seed_dropout(config.run.seed, step)
         guard.problem = ""  # of the previous step: the guard is not asked when gradients overflow
         stop_flag = self.control.stop_request.to_flag()
         with self.observability.record_profile(number):
@@ -150,7 +150,7 @@ class Trainer:
         progress.advance(batch_tokens, step=number, loss=f"{result.loss:.3f}", **shown)
         if number % config.train.log_every_steps == 0 or number in (1, config.num_steps):
             self._log_step(batches, result, rate, seconds, experts, measured)
-        self.observability.log_profile(number)
+        self.observability.log_measurements(number, self.tokens_done)
         if result.is_applied:
             guard.record_accepted(number, result)
         else:
@@ -161,6 +161,7 @@ class Trainer:
     def _accept_step(self, loss: float, gradient_norm: float) -> bool:
         """Ask the step guard. The engine changes its state after this call, so a copy for a save must be complete."""
         self.checkpointing.saver.wait_for_copy()
+        self.observability.compare_gradients(self.steps_done + 1)
         return self.control.step_guard.accept_step(loss, gradient_norm)
 
     def _handle_step_end(self, is_stop_requested: bool) -> None:

@@ -15,9 +15,11 @@ from llmsys.parallel.process_group import all_reduce_sum
 from llmsys.train import checkpoint_load
 from llmsys.train.checkpoint_record import read_record
 from llmsys.train.checkpoint_saver import CheckpointSaver
+from llmsys.train.corruption_check import CorruptionCheck
 from llmsys.train.evaluator import Evaluator
 from llmsys.train.gradient_noise_scale import NoiseScaleMeter
 from llmsys.train.metric_logger import MetricLogger
+from llmsys.train.norm_meter import NormMeter
 from llmsys.train.step_guard import StepGuard
 from llmsys.train.step_metrics import StepMeter
 from llmsys.train.step_profiler import StepProfiler
@@ -108,12 +110,14 @@ class RunControl:
 
 @dataclass
 class Observability:
-    """The event log and trackers, the meter of step time and memory, the noise scale and the profiler, if any."""
+    """The event log and trackers, the meter of step time and memory, and those of what was asked for."""
 
     metric_logger: MetricLogger
     step_meter: StepMeter
     noise_scale_meter: NoiseScaleMeter | None = None
     profiler: StepProfiler | None = None
+    norm_meter: NormMeter | None = None
+    corruption_check: CorruptionCheck | None = None
 
     def record_profile(self, number: int) -> AbstractContextManager[None]:
         """Return a context that records step `number`, counted from 1, where it was chosen."""
@@ -121,6 +125,10 @@ class Observability:
 
     def begin_step(self, step: int, batches: list[Batch]) -> list[Batch]:
         """Return the micro-batches of step `step`, counted from 0, in the order in which they are trained on."""
+        if self.corruption_check is not None:
+            self.corruption_check.begin_step(step)
+        if self.norm_meter is not None:
+            self.norm_meter.begin_step(step + 1)
         return batches if self.noise_scale_meter is None else self.noise_scale_meter.begin_step(step, batches)
 
     def end_step(self, result: StepResult) -> None:
@@ -128,10 +136,21 @@ class Observability:
         if self.noise_scale_meter is not None:
             self.noise_scale_meter.end_step(result)
 
-    def log_profile(self, number: int) -> None:
-        """Log a `profile` event if the step was recorded."""
+    def compare_gradients(self, number: int) -> None:
+        """Compare the gradients of step `number`, counted from 1, with those of their repetition, if it is checked.
+
+        Raises:
+            LlmsysError: they differ; no weight has changed.
+        """
+        if self.corruption_check is not None and (found := self.corruption_check.end_step()) is not None:
+            self.metric_logger.log_event("corruption_check", number, **found)
+
+    def log_measurements(self, number: int, tokens_done: int) -> None:
+        """Log what step `number` was measured for: a `profile` event, and a `norms` event. Collective."""
         if self.profiler is not None and (summary := self.profiler.pop_summary()) is not None:
             self.metric_logger.log_event("profile", number, **summary)
+        if self.norm_meter is not None and (norms := self.norm_meter.end_step()) is not None:
+            self.metric_logger.log_event("norms", number, tokens=tokens_done, **norms)
 
     def format_progress(self, batch_tokens: int) -> dict[str, str]:
         """Return what the progress line shows besides speed and loss: utilisation, memory and the noise scale."""

@@ -109,12 +109,18 @@ def test_no_verb_at_all_prints_help_and_fails(capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().out == format_help()
 
 
-def test_interrupting_ends_with_status_130(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupting_ends_with_status_130_and_tells_how_to_continue(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def interrupted(*_: object) -> int:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(launch.main, "_run_command", interrupted)
     assert main(["show", "train/demo"]) == 130
+    assert capsys.readouterr().err == ""
+    assert main(["prepare", "my.yaml", "data.inputs=[a b]"]) == 130
+    expected = "the same command continues: llmsys prepare my.yaml 'data.inputs=[a b]'"
+    assert expected in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("entry", [launch.main.main, launch.train.main])

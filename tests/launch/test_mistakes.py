@@ -51,7 +51,7 @@ OVERRIDES = [
     ("'optimizer={kind: python, path: a.py:A, num_moment: 2}'", "Did you mean num_moments?", ""),
     ("'optimizer={kind: python, path: a.py:A, elementwise: false}'", "false needs whole parameters", ""),
     ("'evaluation.metrics={kind: python, path: a.py:A}'", "is not a list. Use [{kind: python, path: 'a.py:A'}]", ""),
-    ("'data.inputs=[{path: a, reader: a.py:A}]'", "is not a section. Use its keys, such as data.inputs.0.reader.path", ""),
+    ("'data.inputs=[{path: a, reader: a.py:A}]'", "is not a section. Use its keys, such as data.inputs.0.reader", ""),
     ("tokenizer.kind=tiktoken", "'tiktoken' is not sentencepiece, wordpiece, file, python or none. Use one", ""),
     ("optimizer.kind=adamW", "'adamW' is not adamw, adam", "optimizer.kind=adamw"),
     ("optimizer.kind=sgd", "Did you mean adamw?", "optimizer.kind=adamw"),

@@ -22,6 +22,9 @@ KINDS = {
     "prediction": "The estimate of this run on this device.",
     "step": "An optimizer step, every `train.log_every_steps` and at the first and last step.",
     "profile": "A step was recorded with torch's profiler (`train.profile`).",
+    "norms": "Norms by layer of a measured step (`train.norms_every_steps`), over all ranks.",
+    "corruption_check": "A step was repeated on other ranks, and all gradients were equal "
+    "(`train.corruption_check_every_steps`).",
     "experts": "Load of the experts in a logged step; lists have an entry per layer.",
     "evaluation": "An evaluation on held-out data.",
     "checkpoint": "A checkpoint was published.",
@@ -41,6 +44,8 @@ KINDS = {
 MAPPED = {
     "branch": "run checkpoint parent_steps tokens moments data_order changes grown new unused",
     "profile": "trace seconds shares kernels host_wait_seconds",
+    "norms": "activation gradient update weight",
+    "corruption_check": "hash ranks",
     "prediction": "parameters memory device profile world_size step_seconds modelled_seconds why_no_time",
     "step": "tokens loss learning_rate gradient_norm batch_tokens seconds data_wait_seconds tokens_per_second "
     "utilisation utilisation_of memory_bytes memory_allocated_bytes batch_digest epochs attention_imbalance "
@@ -60,6 +65,7 @@ MAPPED = {
 }
 # Meanings of fields; `KIND.FIELD` where one kind of event means something else.
 FIELDS = {
+    "activation": "Root mean square of each block's output over real tokens and channels.",
     "accuracy": "Share of targets whose most likely class is right.",
     "ahead": "Tasks that an earlier stage's idle workers had run already.",
     "again": "Attempts after the first.",
@@ -90,9 +96,11 @@ FIELDS = {
     "evaluated_tokens": "Tokens of the held-out text.",
     "failed": "Tasks that failed in every attempt.",
     "folder": "Folder of the checkpoint.",
+    "gradient": "Norm of each layer's gradient, before clipping.",
     "gradient_norm": "Norm of the gradient over all ranks, before clipping.",
     "grown": "Tensors that were made from smaller ones of the parent.",
     "gzip_bits_per_byte": "Bits per byte of `gzip -9` on the same text.",
+    "hash": "Hash of the gradients of all ranks, before they are summed.",
     "host_wait_seconds": "Seconds in which the host waited for the device.",
     "imbalance": "Load of the busiest expert over the mean.",
     "init": "Version of the initial values.",
@@ -137,6 +145,7 @@ FIELDS = {
     "samples": "Prompts and texts.",
     "seconds": "Duration; of a step that of the slowest rank, with its wait for data.",
     "sequences": "First and last number of the step's sequences.",
+    "sequence_length": "Tokens of a sequence in this step, with `batch.length_stages`.",
     "sets": "Results by evaluation task.",
     "shares": "Share of each kind of kernel in `seconds`.",
     "sources": "The same numbers by dataset of a mixture.",

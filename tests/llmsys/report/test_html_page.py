@@ -66,7 +66,7 @@ def test_every_section_can_be_jumped_to(folders):
     anchors = re.findall(r'<a href="#([a-z]+)">', page)
     assert anchors == re.findall(r'<section id="([a-z]+)">', page)
     assert anchors == [
-        "yardstick", "answers", "training", "prediction", "profile", "experts", "samples",
+        "yardstick", "answers", "training", "prediction", "profile", "norms", "experts", "samples",
         "funnel", "distributions", "reading", "origin",
     ]  # fmt: skip
 

@@ -23,10 +23,11 @@ def test_tensorboard_gets_the_numbers_of_the_events(tmp_path: Path) -> None:
     with EventWriter(tmp_path / "events.jsonl") as events:
         record = MetricLogger(events, trackers)
         for step in (1, 2):
-            record.log_event("step", step, loss=3.0 / step, note="text stays in the events")
+            record.log_event("step", step, loss=3.0 / step, note="text stays in the events", layers={"blocks.0": 2})
     trackers.finish()
     board = EventAccumulator(str(tmp_path / "tensorboard" / "toy")).Reload()
     assert [(point.step, point.value) for point in board.Scalars("step/loss")] == [(1, 3.0), (2, 1.5)]
+    assert [point.value for point in board.Scalars("step/layers/blocks.0")] == [2.0, 2.0]
     assert [event["loss"] for event in read_events(tmp_path / "events.jsonl")] == [3.0, 1.5]
 
 

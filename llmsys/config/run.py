@@ -281,11 +281,7 @@ class RunConfig(Section):
         return self.model_copy(update={"train": train.model_copy(update={"compile": chosen})})
 
     def resolve_layout(self, ranks: int) -> ParallelLayout:
-        """Return the layout with every axis resolved for `ranks` ranks.
-
-        Raises:
-            LayoutError: the axes do not divide the ranks or the model, or a pipeline's schedule not the step.
-        """
+        """Return the layout with every axis resolved for `ranks` ranks; LayoutError where the axes do not fit."""
         layout = resolve_layout(self.layout, self.engine, self.model, ranks)
         if (stages := layout.pipeline) > 1:
             require_pipeline_micro_batches(stages, layout.pipeline_schedule, layout.data_parallel_size, self.batch)

@@ -8,13 +8,14 @@ Invariants:
 """
 
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from llmsys.data.batch import Batch
 from llmsys.engine.ema_engine import AVERAGE, PARAMETER
-from llmsys.engine.engine import Accept, Engine, EngineState, StepResult, accept_all
+from llmsys.engine.engine import Accept, Engine, EngineState, ObserveGradients, RepeatingEngine, StepResult, accept_all
 from llmsys.model.local_tensor import get_local_tensor
 from llmsys.model.transformer import Transformer
 
@@ -39,12 +40,26 @@ class ScheduleFreeEngine:
         """The model. After an evaluation it holds the average, until the next step."""
         return self._engine.module
 
+    @property
+    def observe_gradients(self) -> ObserveGradients | None:
+        """Observer of the wrapped engine."""
+        return self._engine.observe_gradients
+
+    @observe_gradients.setter
+    def observe_gradients(self, observe: ObserveGradients | None) -> None:
+        self._engine.observe_gradients = observe
+
     def train_step(
         self, batches: Sequence[Batch], learning_rate: float, accept: Accept = accept_all, extras: Sequence[float] = ()
     ) -> StepResult:
         """Implement `Engine.train_step`."""
         self._restore_weights()
         return self._engine.train_step(batches, learning_rate, accept, extras)
+
+    def repeat_gradients(self, batches: Sequence[Batch], data_rank: int) -> None:
+        """Implement `RepeatingEngine.repeat_gradients` with the weights of the wrapped engine, which implements it."""
+        self._restore_weights()
+        cast(RepeatingEngine, self._engine).repeat_gradients(batches, data_rank)
 
     def compute_logits(self, batch: Batch) -> Tensor | None:
         """Implement `Engine.compute_logits` with the average."""

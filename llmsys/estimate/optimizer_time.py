@@ -26,7 +26,11 @@ def estimate_optimizer_seconds(config: RunConfig, bench: KernelContext, pipeline
     moved = (dense + sparse) * config.optimizer.moved_bytes
     if getattr(config.engine, "cpu_offload", "none") != "none":
         return moved / bench.device.host_bandwidth
-    return bench.estimate_memory_seconds(moved) + _estimate_orthogonalization_seconds(config, bench, pipeline, spread)
+    # SOAP's matrices are gathered, and every rank repeats the work in float32.
+    flops = sum(row.num_copies * config.optimizer.count_step_flops(row.name, row.shape) for row in rows) / pipeline
+    rotations = flops / (bench.device.get_peak_flops("fp32") * bench.device.efficiency.products) if flops else 0.0
+    matmuls = rotations + _estimate_orthogonalization_seconds(config, bench, pipeline, spread)
+    return bench.estimate_memory_seconds(moved) + matmuls
 
 
 def _estimate_orthogonalization_seconds(config: RunConfig, bench: KernelContext, pipeline: int, spread: int) -> float:

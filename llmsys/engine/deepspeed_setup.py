@@ -11,7 +11,7 @@ import warnings
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from llmsys.config.model import ModelConfig
 from llmsys.config.optimizer import AdamWConfig, OptimizerConfig

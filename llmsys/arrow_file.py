@@ -129,12 +129,12 @@ def map_file(path: Path) -> pa.Buffer:
         raise DataError(f"{path} cannot be read ({error}). {NEXT_STEP}") from error
 
 
-def open_arrow(path: Path, data: pa.Buffer) -> pa.RecordBatchFileReader:
-    """Open mapped bytes as an Arrow file.
+def open_arrow(path: Path, data: pa.Buffer | pa.NativeFile) -> pa.RecordBatchFileReader:
+    """Open mapped bytes or an open file as an Arrow file.
 
     Args:
         path: The Arrow file, for error messages.
-        data: The mapped bytes, from `map_file`.
+        data: The mapped bytes, from `map_file`, or the open file.
 
     Returns:
         A reader of the record batches.
@@ -184,6 +184,28 @@ def read_batches(path: Path, indices: Iterable[int] | None = None) -> Iterator[p
     arrow = open_arrow(path, map_file(path))
     for index in range(arrow.num_record_batches) if indices is None else indices:
         yield read_batch(path, arrow, index)
+
+
+def read_copied_batches(path: Path) -> Iterator[pa.RecordBatch]:
+    """Yield the record batches of a file without mapping it: what is read of a mapped file counts as memory in use.
+
+    Args:
+        path: The Arrow file.
+
+    Yields:
+        Record batches in order.
+
+    Raises:
+        DataError: The file is missing, or a batch is damaged. The message names the file and the batch.
+    """
+    try:
+        file = pa.OSFile(str(path))
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error}). {NEXT_STEP}") from error
+    with file:
+        arrow = open_arrow(path, file)
+        for index in range(arrow.num_record_batches):
+            yield read_batch(path, arrow, index)
 
 
 def read_columns(

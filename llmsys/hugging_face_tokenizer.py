@@ -26,7 +26,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Library
 
 from llmsys.errors import DataError
-from llmsys.special_tokens import BYTE_PIECES, CONFIG_NAME, read_json_object, read_special_tokens
+from llmsys.special_tokens import BYTE_PIECES, CONFIG_NAME, EncodedSpans, read_json_object, read_special_tokens
 
 JSON_NAME = "tokenizer.json"
 NOWHERE = "\uffff"  # a noncharacter: no vocabulary has a piece for it
@@ -100,6 +100,22 @@ class HuggingFaceTokenizer:
             encoding.ids for encoding in self._library.encode_batch_fast(list(texts), add_special_tokens=False)
         ]
         return [ids if self._spelled.keys().isdisjoint(ids) else self._spell_control_ids(ids) for ids in found]
+
+    def encode_controls(self, text: str) -> EncodedSpans:
+        """Return the ids of a text in which control tokens are spelled, as transformers does for a chat."""
+        self._library.encode_special_tokens = False
+        try:
+            encoding = self._library.encode(text, add_special_tokens=False)
+        finally:
+            self._library.encode_special_tokens = True
+        return EncodedSpans(
+            encoding.ids, [begin for begin, _ in encoding.offsets], [end for _, end in encoding.offsets]
+        )
+
+    def get_control_pieces(self) -> dict[str, int]:
+        """Return {piece: id} of the special tokens of the file, which no text produces."""
+        added = self._library.get_added_tokens_decoder()
+        return {token.content: number for number, token in added.items() if token.special}
 
     def encode_words(self, words: Sequence[str]) -> list[list[int]]:
         """Return the ids of words that are already normalized and split."""

@@ -25,6 +25,7 @@ from llmsys.manifest_section import (
     TokenBatch,
     TokenIndex,
 )
+from llmsys.received_files import RECEIVED
 
 SCHEMA_VERSION = 1
 # Documents or targets to train on and to evaluate; of pairs also their sources, row for row.
@@ -65,10 +66,7 @@ class DocumentFiles(ManifestSection):
 
 
 class Split(ManifestSection):
-    """The token files of one split and their sums; `bytes` counts the UTF-8 text that the tokens stand for.
-
-    The files are listed in `index`, or in `files` where there is none.
-    """
+    """Token files of a split, in `index` or else in `files`, and their sums; `bytes` counts their UTF-8 text."""
 
     documents: int
     tokens: int
@@ -201,6 +199,7 @@ class Manifest(ManifestSection):
     borders: tuple[ThresholdReport, ...] = ()  # the documents nearest to each threshold
     order: Literal[1, 2] = 1  # of the windows of a run; 2: llmsys/data/stream_windows.py
     labels: tuple[str, ...] = ()  # of labelled texts: a target of one token n means label n
+    answers: dict[SplitName, int] = Field(default_factory=dict)  # tokens with a loss, of chats (llmsys/chat_tokens.py)
     checksum: str = ""  # xxh3_128 (hex) of the file with an empty one; empty again once it was compared
 
 
@@ -248,12 +247,10 @@ def load_manifest(folder: Path | str) -> Manifest:
 
         fetch_dataset(path.parent, url)
     try:
-        text = path.read_bytes()
+        text = RECEIVED.get(path) or path.read_bytes()
     except FileNotFoundError:
-        raise DataError(
-            f"{format_folder(path)} does not exist, so the dataset is incomplete (its manifest is written last). "
-            "Run: llmsys prepare CONFIG"
-        ) from None
+        missing = f"{format_folder(path)} does not exist, so the dataset is incomplete (its manifest is written last)"
+        raise DataError(f"{missing}. Run: llmsys prepare CONFIG") from None
     try:
         manifest = Manifest.model_validate_json(text)
     except ValidationError as error:

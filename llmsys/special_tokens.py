@@ -11,7 +11,7 @@ Invariants:
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from llmsys.errors import DataError
 
@@ -22,6 +22,14 @@ COUNTING = ("generation_config.json", "config.json")
 BYTE_PIECES = tuple(f"<0x{byte:02X}>" for byte in range(256))
 
 ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+
+
+class EncodedSpans(NamedTuple):
+    """Ids, and for each its first character in the text and the one after its last."""
+
+    ids: list[int]
+    begins: list[int]
+    ends: list[int]
 
 
 def read_special_tokens(

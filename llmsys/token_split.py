@@ -19,6 +19,7 @@ from llmsys.arrow_file import DAMAGED, NEXT_STEP, REMAKE, Integers, Tokens, open
 from llmsys.errors import DataError
 from llmsys.manifest import Manifest, Split, TokenFile
 from llmsys.manifest_section import TokenIndex
+from llmsys.received_files import RECEIVED
 from llmsys.token_file import INDEX_SCHEMA
 
 # Columns that documents can be found by.
@@ -132,7 +133,7 @@ def read_token_index(folder: Path, index: TokenIndex) -> TokenFileTable:
     """
     path = folder / "tokens" / index.name
     try:
-        data = path.read_bytes()
+        data = RECEIVED.get(path) or path.read_bytes()
     except FileNotFoundError:
         raise DataError(f"{path} is missing, but the manifest lists it. {REMAKE}") from None
     if (found := xxhash.xxh3_128_hexdigest(data)) != index.digest:

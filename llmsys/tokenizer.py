@@ -9,6 +9,7 @@ Invariants:
 """
 
 import hashlib
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
@@ -18,6 +19,7 @@ import numpy.typing as npt
 import sentencepiece
 
 from llmsys.errors import DataError
+from llmsys.special_tokens import EncodedSpans
 
 MODEL_NAME = "tokenizer.model"
 JSON_NAME = "tokenizer.json"
@@ -64,6 +66,20 @@ class Tokenizer(Protocol):
         """Return the text of ids; begin and end ids give nothing."""
 
 
+class TextTokenizer(Tokenizer, Protocol):
+    """The interface of tokenizers that are files."""
+
+    @property
+    def special(self) -> dict[str, str]:
+        """The pieces of the roles `bos`, `eos` and so on that the tokenizer has."""
+
+    def encode_controls(self, text: str) -> EncodedSpans:
+        """Return the ids of a text in which control tokens are spelled, such as a rendered chat."""
+
+    def get_control_pieces(self) -> dict[str, int]:
+        """Return {piece: id} of the control tokens, which no text produces."""
+
+
 class SentencePieceTokenizer:
     """A trained SentencePiece model (BPE or unigram)."""
 
@@ -92,6 +108,37 @@ class SentencePieceTokenizer:
         """Return the ids of many texts, on the calling thread alone: processes are the unit of parallel work."""
         ids: list[list[int]] = self._processor.encode(list(texts), num_threads=1)
         return ids
+
+    def encode_controls(self, text: str) -> EncodedSpans:
+        """Return the ids of a text in which control pieces are spelled; the texts between them are encoded alone."""
+        controls = self.get_control_pieces()
+        rows: list[tuple[int, int, int]] = []
+        at = 0
+        for part in re.split("(" + "|".join(map(re.escape, controls)) + ")", text) if controls else [text]:
+            if part in controls:
+                rows.append((controls[part], at, at + len(part)))
+            elif part:
+                found = self._processor.encode(part, return_type="offset_mapping")
+                pairs = zip(found["ids"], found["offsets"], strict=True)
+                rows += [(token, at + begin, at + end) for token, (begin, end) in pairs]
+            at += len(part)
+        # The first bytes of a character have no width; they end where its last byte does.
+        for number in range(len(rows) - 2, -1, -1):
+            token, begin, end = rows[number]
+            rows[number] = token, begin, end if end > begin else rows[number + 1][2]
+        return EncodedSpans(*(list(column) for column in zip(*rows, strict=True))) if rows else EncodedSpans([], [], [])
+
+    @property
+    def special(self) -> dict[str, str]:
+        """The pieces of the roles `bos`, `eos`, `unk` and `pad` that the model has."""
+        library = self._processor
+        ids = {role: getattr(library, f"{role}_id")() for role in ("bos", "eos", "unk", "pad")}
+        return {role: library.id_to_piece(token) for role, token in ids.items() if token >= 0}
+
+    def get_control_pieces(self) -> dict[str, int]:
+        """Return {piece: id} of the control pieces, which no text produces."""
+        library = self._processor
+        return {library.id_to_piece(i): i for i in range(self.vocab_size) if library.is_control(i)}
 
     def encode_arrays(self, texts: Sequence[str]) -> list[npt.NDArray[np.int32]]:
         """Return the ids of `encode_batch` as arrays: Python integers cost a third of the time of a long text."""
@@ -125,7 +172,7 @@ class SentencePieceTokenizer:
         return text
 
 
-def load_tokenizer(path: Path | str, eos_token: str | None = None) -> Tokenizer:
+def load_tokenizer(path: Path | str, eos_token: str | None = None) -> TextTokenizer:
     """Load a tokenizer.
 
     Args:

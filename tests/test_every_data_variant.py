@@ -18,6 +18,7 @@ from data_pipeline.graph.stage_runner import build_executor
 from data_pipeline.pipelines.prepare_dataset import prepare_dataset
 from data_pipeline.rules.classifier import train_linear_model
 from data_pipeline.rules.hashed_features import FeatureConfig
+from llmsys.config.harness import HarnessConfig
 from llmsys.config.mixture import MixtureConfig
 from llmsys.config.run import RunConfig
 from llmsys.convert.token_formats import convert_tokens
@@ -25,6 +26,8 @@ from llmsys.data.multiple_choice import read_questions
 from llmsys.errors import ConfigError, LlmsysError
 from llmsys.report.html_page import write_report
 from llmsys.tokenizer import load_tokenizer
+from llmsys.train.harness_evaluator import load_harness_tasks
+from tests.helpers.chats import build_chats, write_chats
 from tests.helpers.config_variants import ConfigVariant, build_settings, list_variants
 from tests.helpers.tiny_crawl import make_crawl, write_sentences
 from tests.helpers.tiny_images import write_images
@@ -55,6 +58,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (made / "items.jsonl").write_text(json.dumps({"q": " ".join(write_sentences(choose, 4))}) + "\n")
     (made / "pairs.jsonl").write_text('{"good": "she runs", "bad": "she run"}\n')
     (made / "choices.jsonl").write_text('{"question": "a", "choices": ["b", "c"], "answer": 1}\n')
+    write_chats(made / "chats.jsonl", build_chats(20))
+    (made / "chat.jinja").write_text("{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\n' }}{% endfor %}"
+                                     "{% if add_generation_prompt %}assistant:{% endif %}")  # fmt: skip
     (made / "model.arpa").write_text(ARPA)
     (made / "model.bin").write_bytes(b"")
     train_linear_model(["river stone", "old bridge"] * 4, ["good", "bad"] * 4, FeatureConfig(bits=8)).save(
@@ -127,6 +133,10 @@ def test_tokenizer(variant: ConfigVariant, folder: Path, tmp_path: Path, monkeyp
 def test_evaluation_task(variant: ConfigVariant, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     (task,) = RunConfig.model_validate(build_settings(variant)).evaluation.tasks
+    if isinstance(task, HarnessConfig):  # tests/llmsys/train/test_harness_evaluator.py
+        with pytest.raises(LlmsysError, match=r"lm_eval|the harness knows no task toy"):
+            load_harness_tasks(task)
+        return
     (question,) = read_questions(task)
     assert len(question.choices) == 2
 

@@ -60,6 +60,7 @@ PREFIXES = frozenset({"is", "are", "has", "can", "must", "may", "uses", "needs",
 FOREIGN = frozenset(
     """
     main error forward backward backward_one_chunk extra_repr state_dict readable seekable writable readinto tolist
+    loglikelihood loglikelihood_rolling chat_template
     do_GET do_POST
     """.split()  # noqa: SIM905 -- a list of words reads as prose
 )

@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 
 from data_pipeline.core.task_record import FileRows
-from data_pipeline.dedup.keys import FILES_PER_GROUP, Columns, read_range, take_rows
+from data_pipeline.dedup.keys import Columns, compute_group_size, read_range, take_rows
 from data_pipeline.text.ragged_arrays import compute_offsets
 from llmsys.config.deduplication import DeduplicationConfig, MinHashDedupConfig
 from llmsys.errors import DataError
@@ -203,7 +203,7 @@ class DocumentFiles:
     """Signature files of documents; picklable.
 
     Attributes:
-        paths: One file per filtered file, or one per group of `FILES_PER_GROUP` of them.
+        paths: One file per filtered file, or one per group of them, see `compute_group_size`.
         counts: A list with the column `rows`: documents of each filtered file.
     """
 
@@ -222,7 +222,7 @@ class DocumentTable:
         if isinstance(files, DocumentFiles):
             self._paths = files.paths
             self.starts = compute_offsets(files.counts.read_numbers("rows"))
-            step = 1 if len(files.counts) == len(files.paths) else FILES_PER_GROUP
+            step = 1 if len(files.counts) == len(files.paths) else compute_group_size(len(files.counts))
         else:
             self._paths, step = files, 1
             self.starts = compute_offsets([sum(batch.num_rows for batch in read_batches(path)) for path in files])

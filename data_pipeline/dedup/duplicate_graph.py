@@ -24,7 +24,7 @@ from typing import Any, Self
 import numpy as np
 import pyarrow as pa
 
-from llmsys.token_shards import ArrowFileWriter, read_batches
+from llmsys.arrow_file import ArrowFileWriter, read_copied_batches
 
 # Runs merged at once: each costs an open file and a block in memory.
 FAN_IN = 64
@@ -113,7 +113,7 @@ class _RunReader:
     """The rows of a run that are in memory, with their keys."""
 
     def __init__(self, path: Path, schema: pa.Schema, keys: Sequence[str]) -> None:
-        self._batches, self._schema, self._keys = read_batches(path), schema, keys
+        self._batches, self._schema, self._keys = read_copied_batches(path), schema, keys
         self._table: pa.Table = schema.empty_table()
 
     def fill(self) -> bool:
@@ -227,7 +227,7 @@ class _StarContraction:
                     _add_pairs(sorter, one, smallest)
         with sorter:
             pass  # removes its files
-        for batch in read_batches(self._labels):
+        for batch in read_copied_batches(self._labels):
             yield batch.column("label").to_numpy(), batch.column("document").to_numpy()
         self._labels.unlink()
 

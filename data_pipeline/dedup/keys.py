@@ -41,8 +41,24 @@ Columns = dict[str, np.ndarray[Any, Any]]
 
 # A run is sorted in memory.
 KEYS_PER_RUN = 500_000
-# Filtered files whose keys and documents are gathered in one file, if there are more files than that.
+# Filtered files whose documents are gathered in one file, if there are more files than that.
 FILES_PER_GROUP = 1_000
+# Groups of files whose keys are gathered in one file: every range opens each.
+MAX_GROUPS = 300
+
+
+def compute_group_size(num_files: int) -> int:
+    """Return the number of filtered files whose keys, ids and decisions are gathered in one file.
+
+    Args:
+        num_files: Number of all filtered files, which are grouped if they are more than `FILES_PER_GROUP`.
+
+    Returns:
+        A multiple of `FILES_PER_GROUP`. Ranges grow with the files, so that groups may not: all ranges together open
+        O(files + ranges) files.
+    """
+    return FILES_PER_GROUP * -(-num_files // (FILES_PER_GROUP * MAX_GROUPS))
+
 
 # Equal (high, low) form a group, ordered by (rank, tie, then the position in the crawl).
 ITEM_SCHEMA = pa.schema(

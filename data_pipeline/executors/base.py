@@ -119,17 +119,19 @@ class JobQueue:
         return self._next - 1, self._jobs[self._next - 1]
 
 
-@dataclass(frozen=True)
+@dataclass
 class EagerJobs:
     """Queues of jobs of later stages that can start early. The reader of a stage's events fills them.
 
     Attributes:
         next_jobs: Jobs of the next stage.
         later_jobs: Jobs of the stages after that.
+        seconds: Time limit of each of them; 0 means no limit.
     """
 
     next_jobs: Queue = field(default_factory=deque)
     later_jobs: Queue = field(default_factory=deque)
+    seconds: float = 0
 
     def __len__(self) -> int:
         return len(self.next_jobs) + len(self.later_jobs)
@@ -143,7 +145,7 @@ class Executor(Protocol):
         """Queues for jobs of later stages while a stage runs. None if stages run strictly in order."""
 
     def run_jobs(self, jobs: Sequence[Job], seconds: float = 0) -> Iterator[Event | EagerTaskEvent]:
-        """Yield events until every job is done or failed. `seconds` limits each job; 0 means no limit."""
+        """Yield events until every job is done or failed. `seconds` limits each job of `jobs`; 0 means no limit."""
 
     def close(self) -> None:
         """Stop all workers."""

@@ -148,10 +148,10 @@ class LocalExecutor:
                 event = self._receive_event(worker)
                 yield _wrap_event(worker, event if event is not None else self._remove_lost_worker(worker))
             for worker in self._list_busy_workers():
-                if seconds and time.monotonic() - worker.since > seconds:
-                    yield _wrap_event(
-                        worker, TaskFailed(self._remove_worker(worker), format_timeout(seconds), "", "slow")
-                    )
+                limit = self._get_limit(worker, seconds)
+                if limit and time.monotonic() - worker.since > limit:
+                    failed = TaskFailed(self._remove_worker(worker), format_timeout(limit), "", "slow")
+                    yield _wrap_event(worker, failed)
 
     def close(self) -> None:
         """Kill all workers."""
@@ -197,12 +197,16 @@ class LocalExecutor:
     def _list_busy_workers(self) -> list[WorkerProcess]:
         return [worker for worker in self._workers if worker.index is not None]
 
+    def _get_limit(self, worker: WorkerProcess, seconds: float) -> float:
+        """Return the seconds that the job of a worker may take: `seconds` for one of the stage itself."""
+        return self.eager_jobs.seconds if worker.early and self.eager_jobs is not None else seconds
+
     def _wait_for_workers(self, seconds: float) -> list[WorkerProcess]:
-        """Wait until a busy worker sends an event, ends, or exceeds `seconds`."""
+        """Wait until a busy worker sends an event, ends, or exceeds its limit."""
         busy = self._list_busy_workers()
+        ends = [worker.since + limit for worker in busy if (limit := self._get_limit(worker, seconds))]
         # 0.01 s later, so that the limit has passed when the wait returns.
-        until = min((worker.since for worker in busy), default=0.0) + seconds + 0.01
-        patience = max(0.0, until - time.monotonic()) if seconds else None
+        patience = max(0.0, min(ends) + 0.01 - time.monotonic()) if ends else None
         ready = wait([*(worker.connection for worker in busy), *(worker.process.sentinel for worker in busy)], patience)
         return [worker for worker in busy if worker.connection in ready or worker.process.sentinel in ready]
 

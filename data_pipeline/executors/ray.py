@@ -90,17 +90,19 @@ class RayExecutor:
                 index, job = queue.pop_next() if isinstance(queue, JobQueue) else queue.popleft()
                 reference = self._attempt.remote(os.getcwd(), index, job)
                 running[reference] = _RunningJob(index, time.monotonic(), queue is not waiting)
-            ready, _ = ray.wait(list(running), num_returns=1, timeout=_POLL_SECONDS if seconds else None)
+            polls = seconds or self.eager_jobs.seconds
+            ready, _ = ray.wait(list(running), num_returns=1, timeout=_POLL_SECONDS if polls else None)
             for reference in ready:
                 ended = running.pop(reference)
                 for event in self._fetch_events(reference, ended.number):
                     yield EagerTaskEvent(event) if ended.is_early else event
             for reference, slow in list(running.items()):
-                if seconds and time.monotonic() - slow.since > seconds:
+                limit = self.eager_jobs.seconds if slow.is_early else seconds
+                if limit and time.monotonic() - slow.since > limit:
                     ray.cancel(reference, force=True)
                     ray.wait([reference], timeout=_ENDING_SECONDS)  # the next attempt must not overlap this one
                     del running[reference]
-                    failed = TaskFailed(slow.number, format_timeout(seconds), "", "slow")
+                    failed = TaskFailed(slow.number, format_timeout(limit), "", "slow")
                     yield EagerTaskEvent(failed) if slow.is_early else failed
 
     def _select_queue(self, waiting: JobQueue) -> Queue | JobQueue:

@@ -1,11 +1,15 @@
-"""Run jobs as Slurm job arrays: one array per block of a stage, a few jobs per array task.
+"""Run jobs as Slurm job arrays, several at a time: an array for every part of a stage, a few jobs per array task.
 
-Writes slurm/ of the dataset folder: NUMBER.job per job, and the batch script. Array tasks read their jobs there and
-write NUMBER.result.
+An array is submitted as soon as an eighth of the tasks that may be in Slurm is free, so that no node waits for the
+slowest task of an array. Jobs of later stages get arrays of their own while the stage runs.
+
+Writes slurm/ of the dataset folder, and there a folder per array: NUMBER.job per job, and the batch script. Array tasks
+read their jobs there and write NUMBER.result.
 
 Invariants:
     - A task is lost only when Slurm no longer knows it and no result has appeared.
     - Arrays of a killed driver are cancelled and gone before anything new is submitted.
+    - At most `workers` tasks are in Slurm, or twice an array.
 """
 
 import hashlib
@@ -18,9 +22,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from data_pipeline.executors.base import Event, Job, TaskDone, TaskFailed, TaskProgress
+from data_pipeline.executors.base import (
+    EagerJobs,
+    EagerTaskEvent,
+    Event,
+    Job,
+    JobQueue,
+    TaskDone,
+    TaskFailed,
+    TaskProgress,
+)
 from data_pipeline.executors.local import format_timeout, format_worker_loss
 from llmsys.config.executor import SlurmExecutorConfig
 from llmsys.errors import DataError
@@ -32,14 +46,35 @@ _GRACE_POLLS = 3  # network file systems show a result with a delay
 _ENDED_BY_TIME = ("TIMEOUT", "DEADLINE")
 
 
+@dataclass
+class _JobArray:
+    """A submitted array.
+
+    Attributes:
+        id: Slurm's number of it.
+        folder: Its jobs and results.
+        numbers: Numbers of its jobs, as its events have them.
+        seconds: Time limit of a job.
+        is_early: Whether the jobs are of later stages.
+        polls: For each job without a result, the polls for which Slurm has not listed its task.
+    """
+
+    id: str
+    folder: Path
+    numbers: list[int]
+    seconds: float
+    is_early: bool
+    polls: dict[int, int]
+
+
 class SlurmExecutor:
     """Job arrays submitted with sbatch, observed through result files and squeue."""
-
-    eager_jobs = None
 
     def __init__(self, config: SlurmExecutorConfig, folder: Path) -> None:
         """Use `folder` for jobs and results. Raise DataError without sbatch, or if an old array cannot be cancelled."""
         self.config, self.folder = config, folder.absolute()
+        self.eager_jobs = EagerJobs()
+        self._submitted = 0
         # The name follows from the folder, so that a later run finds the arrays of a killed one.
         self.name = f"llmsys-{hashlib.blake2b(str(self.folder).encode(), digest_size=6).hexdigest()}"
         for command in ("sbatch", "squeue", "scancel"):
@@ -50,96 +85,90 @@ class SlurmExecutor:
                 )
         self._cancel_leftover_jobs()
 
-    def run_jobs(self, jobs: Sequence[Job], seconds: float = 0) -> Iterator[Event]:
-        """Yield events until every job is done or failed."""
-        size = self.config.array_tasks * self.config.jobs_per_task
-        for first in range(0, len(jobs), size):
-            block = jobs[first : first + size]
-            self._write_jobs(block)
-            array = self._submit_array(-(-len(block) // self.config.jobs_per_task), seconds)
-            for event in self._watch_array(array, len(block), seconds):
-                yield _shift_index(event, first)
+    def run_jobs(self, jobs: Sequence[Job], seconds: float = 0) -> Iterator[Event | EagerTaskEvent]:
+        """Yield events until every job is done or failed, and every eager job too."""
+        waiting, arrays = JobQueue(jobs), list[_JobArray]()
+        while waiting or arrays or self.eager_jobs:
+            arrays += self._submit_arrays(waiting, arrays, seconds)
+            queued = self._query_queued_tasks()
+            for array in arrays:
+                for event in self._collect_events(array, queued):
+                    yield EagerTaskEvent(event) if array.is_early else event
+                if not array.polls:
+                    shutil.rmtree(array.folder, ignore_errors=True)
+            arrays = [array for array in arrays if array.polls]
+            if arrays:
+                time.sleep(self.config.poll_seconds)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def close(self) -> None:
         """Cancel all running arrays of this dataset folder."""
         self._cancel_leftover_jobs()
 
-    def _write_jobs(self, jobs: Sequence[Job]) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)
-        self.folder.mkdir(mode=0o700, parents=True)  # jobs are pickles: whoever writes one runs code as this user
-        for number, job in enumerate(jobs):
-            # Private: a URL in a job may hold a password.
-            write_bytes_atomically(self.folder / f"{number}.job", pickle.dumps(job), PRIVATE)
-        each = str(self.config.jobs_per_task)
-        command = shlex.join([sys.executable, "-m", "data_pipeline.executors.slurm_task", str(self.folder), each])
-        # The checkout of the driver: nodes may have another version installed.
-        root = Path(__file__).resolve().parents[2]
-        write_bytes_atomically(
-            self.folder / "script.sh",
-            f"#!/bin/sh\nexport PYTHONPATH={shlex.quote(str(root))}${{PYTHONPATH:+:$PYTHONPATH}} OMP_NUM_THREADS=1\n"
-            f'exec {command} "$SLURM_ARRAY_TASK_ID"\n'.encode(),
-            PRIVATE,
-        )
+    def _submit_arrays(self, waiting: JobQueue, arrays: Sequence[_JobArray], seconds: float) -> Iterator[_JobArray]:
+        """Submit arrays of the jobs that wait, as far as tasks are free."""
+        each, limit = self.config.jobs_per_task, self.config.workers or 2 * self.config.array_tasks
+        free = limit - sum(len({number // each for number in array.polls}) for array in arrays)
+        # Jobs of later stages first: the survey alone would enable millions of them.
+        while free and (not arrays or free * 8 >= limit) and (waiting or self.eager_jobs):
+            is_early = len(self.eager_jobs) >= each or not waiting
+            most = min(free, self.config.array_tasks) * each
+            jobs = (
+                self._pop_eager_jobs(most) if is_early else [waiting.pop_next() for _ in range(min(most, len(waiting)))]
+            )
+            free -= -(-len(jobs) // each)
+            yield self._submit_array(jobs, self.eager_jobs.seconds if is_early else seconds, is_early)
 
-    def _submit_array(self, tasks: int, seconds: float) -> str:
-        """Submit one array and return its id. A later run finds it by its job name."""
-        at_a_time = f"%{self.config.workers}" if self.config.workers else ""
-        minutes = int(seconds * self.config.jobs_per_task // 60) + 1  # Slurm counts minutes
+    def _pop_eager_jobs(self, most: int) -> list[tuple[int, Job]]:
+        jobs: list[tuple[int, Job]] = []
+        while self.eager_jobs and len(jobs) < most:
+            jobs.append((self.eager_jobs.later_jobs or self.eager_jobs.next_jobs).popleft())
+        return jobs
+
+    def _submit_array(self, jobs: Sequence[tuple[int, Job]], seconds: float, is_early: bool = False) -> _JobArray:
+        """Write numbered jobs and submit an array of them. A later run finds it by its job name."""
+        folder, each = self.folder / str(self._submitted), self.config.jobs_per_task
+        self._submitted += 1
+        _write_jobs(folder, [job for _, job in jobs], each)
+        minutes = int(seconds * each // 60) + 1  # Slurm counts minutes
         limit = [f"--time={minutes}"] if seconds else []
-        logs = str(self.folder).replace("%", "%%")  # Slurm expands %a
+        logs, tasks = str(folder).replace("%", "%%"), -(-len(jobs) // each)  # Slurm expands %a
         arguments = [
             # A requeued task would overlap with our own retry.
             "sbatch", "--parsable", "--no-requeue", f"--job-name={self.name}", f"--chdir={os.getcwd()}",
-            f"--array=0-{tasks - 1}{at_a_time}", f"--output={logs}/%a.log", *limit, *self.config.sbatch_options,
-            str(self.folder / "script.sh"),
+            f"--array=0-{tasks - 1}", f"--output={logs}/%a.log", *limit, *self.config.sbatch_options,
+            str(folder / "script.sh"),
         ]  # fmt: skip
         array = _run_command(arguments).strip().split(";")[0]
         _log.info("submitted array %s of %d tasks to Slurm", array, tasks)
-        return array
+        numbers = [number for number, _ in jobs]
+        return _JobArray(array, folder, numbers, seconds, is_early, dict.fromkeys(range(len(jobs)), 0))
 
-    def _watch_array(self, array: str, jobs: int, seconds: float) -> Iterator[Event]:
-        """Yield results as they appear, and a loss after Slurm has not listed a task for some polls."""
-        left, absent = set(range(jobs)), dict.fromkeys(range(jobs), 0)
-        while left:
-            known = self._query_queued_tasks(array)
-            for number in sorted(left):
-                task = number // self.config.jobs_per_task
-                result = self.folder / f"{number}.result"
-                if result.exists():
-                    left.discard(number)
-                    yield from _build_events(number, json.loads(result.read_bytes()))
-                elif task in known or None in known:
-                    absent[number] = 0
-                else:
-                    absent[number] += 1
-                    if absent[number] > _GRACE_POLLS:
-                        left.discard(number)
-                        yield self._build_lost_event(array, number, seconds)
-            if left:
-                time.sleep(self.config.poll_seconds)
+    def _collect_events(self, array: _JobArray, queued: set[tuple[str, int]] | None) -> Iterator[Event]:
+        """Yield results that have appeared, and a loss after Slurm has not listed a task for some polls."""
+        for position, absent in list(array.polls.items()):
+            task, number = position // self.config.jobs_per_task, array.numbers[position]
+            result = array.folder / f"{position}.result"
+            if result.exists():
+                del array.polls[position]
+                yield from _build_events(number, json.loads(result.read_bytes()))
+            elif queued is None or (array.id, task) in queued:
+                array.polls[position] = 0
+            elif absent < _GRACE_POLLS:
+                array.polls[position] += 1
+            else:
+                del array.polls[position]
+                yield _build_lost_event(array, number, task)
 
-    def _query_queued_tasks(self, array: str) -> set[int | None]:
-        """Return the tasks of an array that Slurm still lists. {None} if Slurm does not answer."""
+    def _query_queued_tasks(self) -> set[tuple[str, int]] | None:
+        """Return the tasks that Slurm still lists, by array and number. None if Slurm does not answer."""
         asked = subprocess.run(
-            ["squeue", "--noheader", "--array", f"--jobs={array}", "--format=%K %t"], capture_output=True, text=True
+            ["squeue", "--noheader", "--array", f"--name={self.name}", "--format=%F %K"], capture_output=True, text=True
         )
         if asked.returncode != 0:
-            # Slurm forgets an array that has ended.
-            return set() if "Invalid job id" in asked.stderr else {None}
+            return None
         rows = [line.split() for line in asked.stdout.splitlines()]
-        return {int(row[0]) for row in rows if len(row) == 2 and row[0].isdigit()}
-
-    def _build_lost_event(self, array: str, number: int, seconds: float) -> TaskFailed:
-        task = number // self.config.jobs_per_task
-        state = _query_task_state(array, task)
-        if state in _ENDED_BY_TIME:
-            return TaskFailed(number, format_timeout(seconds), "", "slow")
-        log = self.folder / f"{task}.log"
-        tail = log.read_text(errors="replace")[-2_000:] if log.exists() else ""
-        return TaskFailed(
-            number, format_worker_loss(f"ended without a result (Slurm state: {state or 'unknown'})"), tail, "lost"
-        )
+        return {(row[0], int(row[1])) for row in rows if len(row) == 2 and row[1].isdigit()}
 
     def _cancel_leftover_jobs(self) -> None:
         """Cancel the arrays of an earlier run and wait for their end: two drivers must not write one folder."""
@@ -169,6 +198,33 @@ def _run_command(arguments: Sequence[str]) -> str:
     return asked.stdout
 
 
+def _write_jobs(folder: Path, jobs: Sequence[Job], jobs_per_task: int) -> None:
+    folder.mkdir(mode=0o700, parents=True)  # jobs are pickles: whoever writes one runs code as this user
+    for number, job in enumerate(jobs):
+        # Private: a URL in a job may hold a password.
+        write_bytes_atomically(folder / f"{number}.job", pickle.dumps(job), PRIVATE)
+    command = shlex.join([sys.executable, "-m", "data_pipeline.executors.slurm_task", str(folder), str(jobs_per_task)])
+    # The checkout of the driver: nodes may have another version installed.
+    root = Path(__file__).resolve().parents[2]
+    write_bytes_atomically(
+        folder / "script.sh",
+        f"#!/bin/sh\nexport PYTHONPATH={shlex.quote(str(root))}${{PYTHONPATH:+:$PYTHONPATH}} OMP_NUM_THREADS=1\n"
+        f'exec {command} "$SLURM_ARRAY_TASK_ID"\n'.encode(),
+        PRIVATE,
+    )
+
+
+def _build_lost_event(array: _JobArray, number: int, task: int) -> TaskFailed:
+    state = _query_task_state(array.id, task)
+    if state in _ENDED_BY_TIME:
+        return TaskFailed(number, format_timeout(array.seconds), "", "slow")
+    log = array.folder / f"{task}.log"
+    tail = log.read_text(errors="replace")[-2_000:] if log.exists() else ""
+    return TaskFailed(
+        number, format_worker_loss(f"ended without a result (Slurm state: {state or 'unknown'})"), tail, "lost"
+    )
+
+
 def _query_task_state(array: str, task: int) -> str:
     """Return the accounting state of a finished task, or "" without accounting."""
     if shutil.which("sacct") is None:
@@ -182,7 +238,3 @@ def _build_events(number: int, result: dict[str, object]) -> list[Event]:
     outcome = {name: value for name, value in result.items() if name not in ("amount", "dropped")}
     ended = TaskDone(number, **outcome) if "result" in outcome else TaskFailed(number, **outcome)  # type: ignore[arg-type]
     return [TaskProgress(number, result["amount"], result["dropped"]), ended]  # type: ignore[arg-type]
-
-
-def _shift_index(event: Event, first: int) -> Event:
-    return type(event)(event.index + first, *(getattr(event, name) for name in event.__slots__[1:]))

@@ -12,7 +12,7 @@ Invariants:
 import time
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, assert_never
 
@@ -87,11 +87,17 @@ def build_executor(config: ExecutorConfig, folder: Path, lock: int) -> Executor:
 class StageProgress:
     """Progress line of a stage. A failed attempt is subtracted, and a finished task counts in full.
 
-    Early tasks show drops only. They are numbered downwards from -1.
+    Early tasks show drops, and progress if `get_early_amount` is not 0. They are numbered downwards from -1.
     """
 
-    def __init__(self, progress: Progress, totals: Sequence[float] | np.ndarray[Any, np.dtype[np.float64]]) -> None:
+    def __init__(
+        self,
+        progress: Progress,
+        totals: Sequence[float] | np.ndarray[Any, np.dtype[np.float64]],
+        get_early_amount: Callable[[int], float] = lambda number: 0.0,
+    ) -> None:
         self.progress, self.totals, self.retries = progress, totals, 0
+        self._get_early_amount = get_early_amount
         self._dropped = 0
         self._amounts: defaultdict[int, float] = defaultdict(float)
         self._drops: defaultdict[int, int] = defaultdict(int)
@@ -102,12 +108,14 @@ class StageProgress:
             case TaskProgress(index, amount, dropped):
                 self._add_progress(index, amount, dropped)
             case TaskDone(index):
-                self._update_display(float(self.totals[index]) - self._amounts.pop(index, 0), 0)
+                self._complete(index, float(self.totals[index]))
             case TaskRetry(index):
                 self.retries += 1
                 self._revert_progress(index)
-            case EagerTaskEvent(TaskProgress(index, _, dropped)):
-                self._add_progress(-1 - index, 0, dropped)
+            case EagerTaskEvent(TaskProgress(index, amount, dropped)):
+                self._add_progress(-1 - index, amount if self._get_early_amount(index) else 0, dropped)
+            case EagerTaskEvent(TaskDone(index)):
+                self._complete(-1 - index, self._get_early_amount(index))
             case EagerTaskEvent(TaskFailed(index)):
                 self._revert_progress(-1 - index)
             case TaskFailed() | EagerTaskEvent():
@@ -115,15 +123,21 @@ class StageProgress:
             case unreachable:
                 assert_never(unreachable)
 
+    def _complete(self, number: int, amount: float) -> None:
+        self._drops.pop(number, 0)  # memory does not grow with the tasks
+        if amount := amount - self._amounts.pop(number, 0):
+            self.update_display(amount, 0)
+
     def _add_progress(self, index: int, amount: float, dropped: int) -> None:
         self._amounts[index] += amount
         self._drops[index] += dropped
-        self._update_display(amount, dropped)
+        self.update_display(amount, dropped)
 
     def _revert_progress(self, index: int) -> None:
-        self._update_display(-self._amounts.pop(index, 0), -self._drops.pop(index, 0))
+        self.update_display(-self._amounts.pop(index, 0), -self._drops.pop(index, 0))
 
-    def _update_display(self, amount: float, dropped: int) -> None:
+    def update_display(self, amount: float, dropped: int) -> None:
+        """Add an amount and dropped documents; also of tasks that were done already."""
         self._dropped += dropped
         details = {"dropped": self._dropped, "tried_again": self.retries}
         self.progress.advance(amount, **{name: value for name, value in details.items() if value})
@@ -142,6 +156,7 @@ class StageRunner:
         self.num_run = self.num_reused = 0
         self._early: Counter[str] = Counter()  # tasks that ran before their stage, by stage
         self._config = executor
+        self._task_seconds = 0.0 if isinstance(executor, InlineExecutorConfig) else executor.task_seconds
         self._quarantine = Quarantine(folder)
         self._outputs = OutputNames(folder / JOURNAL)
         self._events = EventWriter(folder / "events.jsonl")
@@ -175,7 +190,8 @@ class StageRunner:
         self.num_reused += max(0, len(tasks) - len(stage.missing) - self._early[name])
         if stage.missing:
             begin_change(self.folder)
-            self._run_tasks(stage, EagerTasks(self.folder, self.journal, next_stage, self._executor.eager_jobs))
+            queues = self._executor.eager_jobs
+            self._run_tasks(stage, EagerTasks(self.folder, self.journal, next_stage, queues, self._task_seconds))
         self._quarantine.remove_others(name, self.journal.list_unfinished(name))
         self.journal.remove_stale_records(name, len(tasks))
         return RecordList(self.journal, name, len(tasks))
@@ -215,19 +231,22 @@ class StageRunner:
         tasks = select_items(stage.tasks, missing)
         jobs = LazySequence(len(missing), lambda number: tasks[number].build_recorded_job(self.folder))
         failures = FailureSummary()
-        title, done = eager_tasks.format_title(stage.name), stage.total - float(amounts.sum())
-        with Progress(title, stage.total, stage.unit, done=done) as progress:
-            display = StageProgress(progress, amounts)
-            for event in run_with_retries(self._executor, jobs, self._config, self._get_timeout_seconds(stage)):
+        # Without the input of a slow task the dataset must still be possible.
+        seconds = self._task_seconds if stage.has_fallbacks else 0
+        title, to_do = eager_tasks.format_title(stage.name), float(amounts.sum())
+        total = stage.total + (to_do if eager_tasks.is_counted else 0)
+        with Progress(title, total, stage.unit, done=stage.total - to_do) as progress:
+            display = StageProgress(progress, amounts, eager_tasks.get_progress_amount)
+            for event in run_with_retries(self._executor, jobs, self._config, seconds):
                 display.show_event(event)
                 match event:
                     case EagerTaskEvent():
                         eager_tasks.record_early_result(event)
                     case TaskDone():
-                        index = int(missing[event.index])
-                        record = save_task_result(self.journal, tasks[event.index], stage.code, event.result, index)
+                        index, task = int(missing[event.index]), tasks[event.index]
+                        record = save_task_result(self.journal, task, stage.code, event.result, index)
                         self.num_run += 1
-                        eager_tasks.submit_next(index, record)
+                        eager_tasks.submit_next(task, record)
                     case TaskRetry():
                         _log.warning("task %s will be retried: %s", tasks[event.index].name, event.failed.message)
                     # Where the user must act, no input is to blame, and none is quarantined.
@@ -239,16 +258,12 @@ class StageRunner:
                         pass
                     case unreachable:
                         assert_never(unreachable)
+            display.update_display(eager_tasks.reused_amount, 0)
         self.num_run += sum(eager_tasks.done.values())
         self._early.update(eager_tasks.done)
-        seconds = round(time.monotonic() - began, 3)
-        counts = {
-            "tasks": len(tasks),
-            "failed": failures.count,
-            "again": display.retries,
-            "ahead": sum(eager_tasks.done.values()),
-        }
-        self._events.write("stage", stage=stage.name, **counts, seconds=seconds)
+        counts = {"tasks": len(tasks), "failed": failures.count, "again": display.retries}
+        counts["ahead"] = sum(eager_tasks.done.values())
+        self._events.write("stage", stage=stage.name, **counts, seconds=round(time.monotonic() - began, 3))
         if failures.first is not None:
             raise failures.build_error(stage.name, len(stage.tasks))
 
@@ -260,12 +275,6 @@ class StageRunner:
         self._quarantine.add_task(task.name, failed, self._config.max_attempts, result)
         _log.error("task %s is %s", task.name, reason)
         self.journal.save_record(task.name, "", [], result, index)
-
-    def _get_timeout_seconds(self, stage: "_StageTasks") -> float:
-        """Return the time limit of an attempt: 0 unless the dataset can be made without the input."""
-        if isinstance(self._config, InlineExecutorConfig) or not stage.has_fallbacks:
-            return 0
-        return self._config.task_seconds
 
     def close(self) -> None:
         """Stop the workers."""

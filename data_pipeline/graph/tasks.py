@@ -17,8 +17,8 @@ Invariants:
 """
 
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, overload
@@ -31,14 +31,16 @@ from data_pipeline.executors.base import (
     Event,
     Executor,
     Job,
-    TaskDone,
     TaskFailed,
     TaskProgress,
     select_items,
 )
 from llmsys.config.executor import ExecutorConfig
+from llmsys.log import get_logger
 
 _PAGE = 500  # records that are read at a time
+_log = get_logger(__name__)
+MAX_QUEUED = 10_000  # early tasks of an executor: a survey makes many of every file
 
 
 class RecordList(Sequence[TaskRecord]):
@@ -187,37 +189,46 @@ class NextStage:
     Attributes:
         stage: Name of the stage.
         code: Version of its code.
-        task: Builds the task that a record of the current stage enables, from the index of that record's task.
+        tasks: Builds the tasks that a finished task of the current stage enables, from the item of its name and its
+            record.
         then: The stage after it.
+        is_counted: Its early tasks count in the progress of the current stage, which has the same unit and amounts.
     """
 
     stage: str
     code: str
-    task: Callable[[int, TaskRecord], Task]
+    tasks: Callable[[str, TaskRecord], Iterable[Task]]
     then: "NextStage | None" = None
+    is_counted: bool = False
 
 
 @dataclass(frozen=True)
 class _SubmittedTask:
-    """A queued eager task, with its stage and the index of its source task in the current stage."""
+    """A queued eager task, with its stage."""
 
     task: Task
     stage: NextStage
-    index: int
 
 
 class EagerTasks:
     """Early tasks of later stages during one stage. Does nothing without a next stage or without queues."""
 
-    def __init__(self, folder: Path, journal: Journal, next_stage: NextStage | None, queues: EagerJobs | None) -> None:
+    def __init__(
+        self, folder: Path, journal: Journal, next_stage: NextStage | None, queues: EagerJobs | None, seconds: float
+    ) -> None:
+        """Fill `queues`, the executor's, with tasks that may take `seconds` each (0: any time)."""
         self.folder, self.journal, self.queues = folder, journal, queues
         self.next_stage = next_stage if queues is not None else None
         if queues is not None:
+            queues.seconds = seconds
             queues.next_jobs.clear()  # jobs of an earlier stage remain if its workers died
             queues.later_jobs.clear()
+        self.is_counted = self.next_stage is not None and self.next_stage.is_counted
         self.done: Counter[str] = Counter()  # by stage
+        self.reused_amount = 0.0  # progress of counted tasks that were done already
         self._steps: dict[int, _SubmittedTask] = {}
         self._submitted = 0
+        self._enabled: deque[tuple[NextStage, Iterator[Task]]] = deque()  # not yet built
 
     def format_title(self, stage: str) -> str:
         """Return the names of the stage and of the stages that start early, for the progress line."""
@@ -227,29 +238,47 @@ class EagerTasks:
             next_stage = next_stage.then
         return ", ".join(names)
 
-    def submit_next(self, index: int, record: TaskRecord) -> None:
-        """Queue the task of the next stage that a finished task enables."""
-        self._submit_task(self.next_stage, index, record)
+    def get_progress_amount(self, number: int) -> float:
+        """Return the progress of the current stage that a queued task makes, by its number; 0 if it is not counted."""
+        step = self._steps[number]
+        return step.task.progress_amount if self.is_counted and step.stage is self.next_stage else 0.0
+
+    def submit_next(self, task: Task, record: TaskRecord) -> None:
+        """Queue the tasks of the next stage that a finished task enables."""
+        self._add_enabled(self.next_stage, task, record)
+        self._fill_queues()
 
     def record_early_result(self, early: EagerTaskEvent) -> None:
         """Journal the result of an early task and queue its successor."""
         if isinstance(early.event, TaskProgress):
             return
-        step = self._steps.pop(early.event.index)  # its own stage retries a failed one
-        if isinstance(early.event, TaskDone):
+        step = self._steps.pop(early.event.index)
+        if isinstance(early.event, TaskFailed):
+            _log.warning("task %s will be retried by its own stage: %s", step.task.name, early.event.message)
+        else:
             record = save_task_result(self.journal, step.task, step.stage.code, early.event.result)
             self.done[step.stage.stage] += 1
-            self._submit_task(step.stage.then, step.index, record)
+            self._add_enabled(step.stage.then, step.task, record)
+        self._fill_queues()
 
-    def _submit_task(self, next_stage: NextStage | None, index: int, record: TaskRecord) -> None:
-        if next_stage is None or self.queues is None:
-            return
-        task = next_stage.task(index, record)
-        if found := self.journal.find_record(task.name, task.compute_key(next_stage.code)):
-            self._submit_task(next_stage.then, index, found)
-            return
-        # Executors prefer the next stage: its results enable later ones.
-        queue = self.queues.next_jobs if next_stage is self.next_stage else self.queues.later_jobs
-        queue.append((self._submitted, task.build_recorded_job(self.folder)))
-        self._steps[self._submitted] = _SubmittedTask(task, next_stage, index)
-        self._submitted += 1
+    def _add_enabled(self, stage: NextStage | None, before: Task, record: TaskRecord) -> None:
+        if stage is not None:
+            # In front: a task of a later stage waits for no other one.
+            self._enabled.appendleft((stage, iter(stage.tasks(before.name.partition("/")[2], record))))
+
+    def _fill_queues(self) -> None:
+        """Queue enabled tasks that have no result yet, as many as fit."""
+        while self.queues is not None and self._enabled and len(self.queues) < MAX_QUEUED:
+            stage, tasks = self._enabled[0]
+            task = next(tasks, None)
+            if task is None:
+                self._enabled.popleft()
+            elif found := self.journal.find_record(task.name, task.compute_key(stage.code)):
+                self.reused_amount += task.progress_amount if self.is_counted and stage is self.next_stage else 0
+                self._add_enabled(stage.then, task, found)
+            else:
+                # Executors prefer the next stage: its results enable later ones.
+                queue = self.queues.next_jobs if stage is self.next_stage else self.queues.later_jobs
+                queue.append((self._submitted, task.build_recorded_job(self.folder)))
+                self._steps[self._submitted] = _SubmittedTask(task, stage)
+                self._submitted += 1

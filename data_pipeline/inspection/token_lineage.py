@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from data_pipeline.tokenize.tokenizer_files import load_dataset_tokenizer
+from llmsys.chat_tokens import StoredChats
 from llmsys.errors import DataError
 from llmsys.manifest import load_manifest
 from llmsys.manifest_section import format_record_place
@@ -56,9 +57,11 @@ def locate_token(folder: Path, name: str) -> TokenLineage:
         raise DataError(f"--token {name}: split {split} has {int(ends[-1]):,} tokens. Use a smaller number.")
     document = int(np.searchsorted(ends, token, side="right"))
     index = token - int(ends[document] - shards.lengths[document])
-    tokens = shards.get_tokens(document).tolist()
+    tokenizer, tokens = load_dataset_tokenizer(folder / "tokenizer"), shards.get_tokens(document).tolist()
+    if shards.manifest.answers:
+        tokens = StoredChats(tokenizer.vocab_size, tokenizer.eos_id).split(np.array(tokens)).ids.tolist()
+    decode = tokenizer.decode
     lineage = shards.get_lineage(document)
-    decode = load_dataset_tokenizer(folder / "tokenizer").decode
     return TokenLineage(
         split=split,
         token=token,

@@ -10,6 +10,7 @@ from pathlib import Path
 from data_pipeline.inspection.token_samples import DocumentSample, verify_samples
 from data_pipeline.inspection.verify_files import DatasetFinding, verify_document_file, verify_token_file
 from data_pipeline.tokenize.tokenizer_files import load_dataset_tokenizer
+from llmsys.chat_tokens import count_stored_ids
 from llmsys.errors import DataError
 from llmsys.manifest import DocumentFile, Manifest, Split, TokenFile, compute_dataset_fingerprint, load_manifest
 from llmsys.progress import Progress
@@ -52,9 +53,12 @@ def verify_dataset(folder: Path, samples: int) -> InspectionResult:
     tokenizer = _load_dataset_tokenizer(folder, manifest, findings)
     findings += _find_unlisted_files(folder, manifest, entries)
     end = tokenizer.eos_id if tokenizer is not None and not manifest.labels else None
+    vocab_size = manifest.vocab_size or 0
+    if manifest.answers:
+        vocab_size, end = count_stored_ids(vocab_size), 2 * vocab_size
     with Progress("inspect", sum(entry.size for _, entry in entries), "B") as progress:
         for subfolder, entry in entries:
-            findings += _verify_entry(folder, subfolder, entry, manifest.vocab_size or 0, end)
+            findings += _verify_entry(folder, subfolder, entry, vocab_size, end)
             inspection.files += 1
             inspection.bytes += entry.size
             progress.advance(entry.size, wrong=len(findings))

@@ -63,7 +63,7 @@ def iter_text_pairs(files: tuple[Path, ...]) -> Iterator[TextPair]:
 def _iter_parallel_pairs(source: Path, target: Path) -> Iterator[TextPair]:
     number = 0
     # zip_longest: a shorter file must be noticed.
-    for number, (left, right) in enumerate(zip_longest(_iter_raw_lines(source), _iter_raw_lines(target)), start=1):
+    for number, (left, right) in enumerate(zip_longest(iter_raw_lines(source), iter_raw_lines(target)), start=1):
         if left is None or right is None:
             raise DataError(_describe_length_mismatch(source, target, number - 1))
         yield _build_pair(number, left, right)
@@ -72,7 +72,7 @@ def _iter_parallel_pairs(source: Path, target: Path) -> Iterator[TextPair]:
 
 
 def _describe_length_mismatch(source: Path, target: Path, common: int) -> str:
-    counts = [sum(1 for _ in _iter_raw_lines(path)) for path in (source, target)]
+    counts = [sum(1 for _ in iter_raw_lines(path)) for path in (source, target)]
     return (
         f"{source} has {counts[0]:,} lines and {target} has {counts[1]:,}: line n of one must be the "
         f"translation of line n of the other, but one ends after line {common:,}. Give files with equal "
@@ -103,7 +103,7 @@ def _iter_labelled_texts(path: Path) -> Iterator[TextPair]:
         raise DataError(
             f"{path}: labelled texts are read from .tsv and .jsonl, not from '{suffix}'. Rename or convert."
         )
-    for number, raw in enumerate(_iter_raw_lines(path), start=1):
+    for number, raw in enumerate(iter_raw_lines(path), start=1):
         text, problem = _decode_line("line", raw)
         if problem is not None:
             yield TextPair(number, text, "", problem)
@@ -132,8 +132,18 @@ def _parse_json_line(number: int, text: str) -> TextPair:
     return TextPair(number, body.strip(), str(label))
 
 
-def _iter_raw_lines(path: Path) -> Iterator[bytes]:
-    """Yield the decompressed lines of a file as bytes. Raise DataError with the file name if it is unreadable."""
+def iter_raw_lines(path: Path) -> Iterator[bytes]:
+    """Read the lines of a file.
+
+    Args:
+        path: The file; .gz is decompressed.
+
+    Yields:
+        Bytes of each line, with its end.
+
+    Raises:
+        DataError: The file is unreadable.
+    """
     # In binary mode, because text mode also splits at \r.
     opening = gzip.open if path.suffix == ".gz" else open
     try:

@@ -67,7 +67,7 @@ class DatasetState:
 
     def select_records(self, records: Sequence[TaskRecord], number: int) -> Sequence[TaskRecord]:
         """Return those records of a comparison that are about one file: that of its group, or all of them."""
-        return [records[number // keys.FILES_PER_GROUP]] if self.is_grouped else records
+        return [records[number // keys.compute_group_size(len(self.names))]] if self.is_grouped else records
 
     def write_sources(self, folder: Path) -> SourceList:
         """Write the list of the inputs of collecting."""

@@ -18,7 +18,7 @@ from data_pipeline.core.journal import compute_sequence_digest
 from data_pipeline.core.task_record import LIST_FOLDER, FileList, TaskRecord, write_file_list, write_rows
 from data_pipeline.dedup.dedup_index import INDEX, INDEX_FILE, DocumentFiles, load_earlier_dataset
 from data_pipeline.dedup.duplicate_decisions import EXACT, NEAR, URL
-from data_pipeline.dedup.keys import BUCKET_SCHEMA, FILES_PER_GROUP, ITEM_SCHEMA
+from data_pipeline.dedup.keys import BUCKET_SCHEMA, ITEM_SCHEMA, compute_group_size
 from data_pipeline.executors.base import LazySequence
 from data_pipeline.graph.stage_runner import StageRunner
 from data_pipeline.graph.tasks import Stage, Task
@@ -148,18 +148,17 @@ class DeduplicationStages:
         files = write_file_list(self.folder, name, (record.outputs[output].name for record in records))
         if not state.is_grouped:
             return files
+        size = compute_group_size(len(files))
         gather = write_group_documents if schema == DOCUMENT_SCHEMA else partial(write_group_keys, schema=schema)
 
         def build_task(group: int) -> Task:
-            first = group * FILES_PER_GROUP
-            path, sources = f"work/groups/{name}-{group:05d}.arrow", files[first : first + FILES_PER_GROUP]
+            first = group * size
+            path, sources = f"work/groups/{name}-{group:05d}.arrow", files[first : first + size]
             job = partial(gather, sources=sources, first=first, output=self.folder / path)
-            digest = compute_sequence_digest(
-                record.digests[output] for record in records[first : first + FILES_PER_GROUP]
-            )
+            digest = compute_sequence_digest(record.digests[output] for record in records[first : first + size])
             return Task(f"groups.{name}/{group:05d}", [digest, first], [path], job, len(sources))
 
-        tasks = LazySequence(-(-len(files) // FILES_PER_GROUP), build_task)
+        tasks = LazySequence(-(-len(files) // size), build_task)
         grouped = self._run_stage(f"groups.{name}", tasks, "file")
         return write_file_list(self.folder, f"{name}.groups", (record.outputs[0].name for record in grouped))
 
@@ -167,22 +166,23 @@ class DeduplicationStages:
         """Gather the decisions about each group of files, so that a file's task opens one file per rule."""
         if not state.is_grouped:
             return records
+        size = compute_group_size(len(state.names))
         paths = write_file_list(self.folder, stage, (record.outputs[0].name for record in records))
         digest = compute_sequence_digest(record.digests[0] for record in records)
 
         def build_task(group: int) -> Task:
-            first = group * FILES_PER_GROUP
+            first = group * size
             output = f"work/groups/{stage}-{group:05d}.arrow"
             job = partial(
                 write_group_decisions,
                 decisions=paths,
                 first=first,
-                last=first + FILES_PER_GROUP,
+                last=first + size,
                 output=self.folder / output,
             )
             return Task(f"groups.{stage}/{group:05d}", [digest, first], [output], job, len(paths))
 
-        tasks = LazySequence(-(-len(state.names) // FILES_PER_GROUP), build_task)
+        tasks = LazySequence(-(-len(state.names) // size), build_task)
         return self._run_stage(f"groups.{stage}", tasks, "file")
 
     def _build_signature_task_factory(

@@ -6,7 +6,7 @@ Invariants:
     - The inputs of a task list everything that decides its outputs, besides the code version.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, cached_property, partial
 from typing import Any, Literal
 
@@ -48,7 +48,7 @@ from data_pipeline.readers.input_files import (
 from data_pipeline.stages.apply_rules import apply_rules_to_file
 from data_pipeline.stages.collect import collect_shard
 from data_pipeline.stages.extract_text import extract_file
-from data_pipeline.stages.split_inputs import InputBlock, InputBlockList, split_input_file
+from data_pipeline.stages.split_inputs import InputBlock, InputBlockList, list_input_blocks, split_input_file
 from llmsys.config.cleaning import ReadConfig
 from llmsys.config.data import CrawlConfig
 from llmsys.config.language import parse_language_rules
@@ -58,9 +58,6 @@ from llmsys.config.tokenizer import TokenizerConfig
 from llmsys.local_files import is_remote
 
 Until = Literal["documents", "tokenizer", "tokens"]
-
-# Of so few remote files each is cut into blocks, so that all workers have some.
-MAX_CUT_REMOTE_FILES = 64
 
 
 class DocumentPipeline:
@@ -74,8 +71,13 @@ class DocumentPipeline:
         """Run the stages up to `until` and return their records. Raise DataError if no document remains."""
         inputs = files.paths
         deduplication = DeduplicationStages(self.data, self.runner, self._run_stage)
-        blocks = self._run_survey_stage(files)
-        outcome = StageRecords(inputs=inputs, extracted=self._run_extract_stage(blocks, files, deduplication))
+        build_extract_task = self._build_extract_task_factory(files)
+        # Each block can be extracted as soon as its file is split, then filtered and signed.
+        sign = self._build_next_stage("sign", deduplication.build_first_task_factory())
+        judge = self._build_next_stage("judge", self._judge_task_factory, sign)
+        blocks = self._run_survey_stage(files, build_extract_task, judge)
+        extract_tasks = LazySequence(len(blocks), lambda index: build_extract_task(blocks[index]))
+        outcome = StageRecords(inputs=inputs, extracted=self._run_stage("extract", extract_tasks, "B", judge))
         names: Sequence[str] = LazySequence(len(blocks), lambda index: blocks[index].name)
         extracted, names, _ = drop_quarantined(outcome.extracted, names)
         outcome.judged = self._run_judge_stage(extracted, names)
@@ -103,7 +105,8 @@ class DocumentPipeline:
         outcome.encoded = run_encoding_stage(
             self.data, self._run_stage, outcome.collected, outcome.tokenizer, files.heldout
         )
-        outcome.tokens = run_token_stage(self.data, self._run_stage, outcome.encoded, outcome.tokenizer)
+        stored_ids = outcome.tokenizer.result["vocab_size"]
+        outcome.tokens = run_token_stage(self.data, self._run_stage, outcome.encoded, stored_ids)
         outcome.indexes = run_index_stage(self.data, self._run_stage, outcome.tokens)
         return outcome
 
@@ -118,14 +121,15 @@ class DocumentPipeline:
         code = compute_code_version(DOCUMENT_STAGES[name.partition(".")[0]])
         return self.runner.run_stage(name, tasks, unit=unit, code=code, next_stage=next_stage)
 
-    def _run_survey_stage(self, files: InputFiles) -> Sequence[InputBlock]:
-        """Split long files into blocks. Of many remote files each is one block, identified by its tag or time."""
+    def _run_survey_stage(
+        self, files: InputFiles, build_extract_task: Callable[[InputBlock], Task], judge: NextStage | None
+    ) -> Sequence[InputBlock]:
+        """Split long files into blocks. A remote file is identified by its tag or time."""
         inputs = files.paths
         # The digest tells apart files of one name in different folders.
         named = [(path, f"{get_input_name(path)}-{compute_json_digest(path)[:8]}") for path in inputs]
         size, sizes = self.data.executor.block_bytes, {path: get_input_size(path) for path in inputs if is_remote(path)}
-        # To find where records end a file is read once more than to extract it.
-        uncut = {path for path, length in sizes.items() if length <= size or len(sizes) > MAX_CUT_REMOTE_FILES}
+        uncut = {path for path, length in sizes.items() if length <= size}
         for path in inputs:  # only the user's own reader knows where a record ends
             if files.get_read_config(path, self.data.read).reader is not None:
                 sizes[path] = get_input_size(path)
@@ -137,7 +141,14 @@ class DocumentPipeline:
             job = partial(split_input_file, source=path, block_bytes=size, identity=identity)
             stamp = identity or compute_file_stamp(path)
             tasks.append(Task(f"survey/{name}", [path, stamp, size], [], job, sizes.get(path) or get_input_size(path)))
-        records = self._run_stage("survey", tasks, "B") if tasks else []
+        paths = {name: path for path, name in surveyed}
+
+        def build_extract_tasks(name: str, record: TaskRecord) -> Iterator[Task]:
+            yield from map(build_extract_task, list_input_blocks(paths[name], name, record.result))
+
+        code = compute_code_version(DOCUMENT_STAGES["extract"])
+        extract = NextStage("extract", code, build_extract_tasks, judge, is_counted=True)
+        records = self._run_stage("survey", tasks, "B", extract) if tasks else []
         positions = {path: position for position, (path, _) in enumerate(surveyed)}
         whole = {
             path: {"blocks": [[0, sizes[path], compute_input_identity(self.runner.journal, path)]]} for path in uncut
@@ -149,9 +160,8 @@ class DocumentPipeline:
 
         return InputBlockList(named, find_result)
 
-    def _run_extract_stage(
-        self, blocks: Sequence[InputBlock], files: InputFiles, deduplication: DeduplicationStages
-    ) -> Sequence[TaskRecord]:
+    def _build_extract_task_factory(self, files: InputFiles) -> Callable[[InputBlock], Task]:
+        """Return a function (block) → task that extracts it."""
         config = self.data.extract
         lists = compute_file_digests(self.runner.journal, list_url_files(self.data))
         versions = list_extractor_versions(self.data)
@@ -163,8 +173,7 @@ class DocumentPipeline:
             code = [] if read.reader is None else [compute_code_digest(read.reader)]
             return read, [dumped["extract"], dumped["read"], dumped["url"], *versions, *code]
 
-        def build_task(index: int) -> Task:
-            block = blocks[index]
+        def build_task(block: InputBlock) -> Task:
             read, settings = get_settings(files.get_read_config(block.source, self.data.read))
             outputs = [f"work/extracted/{block.name}.arrow", f"work/unread/{block.name}.arrow"]
             job = partial(
@@ -183,26 +192,15 @@ class DocumentPipeline:
             build_fallback = partial(build_empty_extraction, block)
             return Task(f"extract/{block.name}", depends_on, outputs, job, block.size, build_fallback)
 
-        # Each block can be filtered and signed as soon as it is extracted.
-        sign = self._build_next_stage("sign", deduplication.build_first_task_factory(), blocks)
-        judge = self._build_next_stage("judge", self._judge_task_factory, blocks, sign)
-        return self._run_stage("extract", LazySequence(len(blocks), build_task), "B", judge)
+        return build_task
 
     def _build_next_stage(
-        self,
-        stage: str,
-        task: Callable[[TaskRecord, str], Task] | None,
-        blocks: Sequence[InputBlock],
-        then: NextStage | None = None,
+        self, stage: str, task: Callable[[TaskRecord, str], Task] | None, then: NextStage | None = None
     ) -> NextStage | None:
         if task is None:
             return None
-        return NextStage(
-            stage,
-            compute_code_version(DOCUMENT_STAGES[stage]),
-            lambda index, record: task(record, blocks[index].name),
-            then,
-        )
+        code = compute_code_version(DOCUMENT_STAGES[stage])
+        return NextStage(stage, code, lambda name, record: [task(record, name)], then)
 
     def _run_judge_stage(self, extracted: Sequence[TaskRecord], names: Sequence[str]) -> Sequence[TaskRecord]:
         def build_task(index: int) -> Task:

@@ -17,7 +17,7 @@ from data_pipeline.tokenize.encode_documents import encode_file
 from data_pipeline.tokenize.shuffle_documents import SPLITS, plan_files, write_index, write_token_file
 from data_pipeline.tokenize.tokenizer_files import list_tokenizer_files
 from data_pipeline.tokenize.train_sentencepiece import train_document_tokenizer
-from llmsys.config.data import CrawlConfig, TokensConfig
+from llmsys.config.data import ChatConfig, CrawlConfig, TokensConfig
 from llmsys.config.migration import to_recorded_names
 from llmsys.config.tokenizer import FileTokenizerConfig, NoTokenizer, PythonTokenizerConfig, TokenizerConfig
 from llmsys.manifest import Split, SplitName
@@ -89,7 +89,7 @@ def run_encoding_stage(
 
 
 def run_token_stage(
-    data: CrawlConfig | TokensConfig, stage: Stage, encoded: Sequence[TaskRecord], tokenizer: TaskRecord
+    data: CrawlConfig | TokensConfig | ChatConfig, stage: Stage, encoded: Sequence[TaskRecord], vocab_size: int
 ) -> Sequence[TaskRecord]:
     """Write the token files, in an order given by hashes. Return one record per file."""
     sources = [data.folder / record.outputs[0].name for record in encoded]
@@ -104,7 +104,7 @@ def run_token_stage(
                 plan=plan,
                 sources=sources,
                 output=get_write_path(data.folder, output),
-                vocab_size=tokenizer.result["vocab_size"],
+                vocab_size=vocab_size,
                 batch_tokens=data.tokens.batch_tokens,
             )
             depends_on = [digests, split, plan.first, plan.last, data.tokens.batch_tokens]
@@ -114,7 +114,7 @@ def run_token_stage(
 
 
 def run_index_stage(
-    data: CrawlConfig | TokensConfig, stage: Stage, tokens: Sequence[TaskRecord]
+    data: CrawlConfig | TokensConfig | ChatConfig, stage: Stage, tokens: Sequence[TaskRecord]
 ) -> Sequence[TaskRecord]:
     """Write the list of the token files of each split. Return one record per split."""
     tasks = []

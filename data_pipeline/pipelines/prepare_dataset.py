@@ -4,8 +4,8 @@
                                                              │         tokens ─ manifest
                                                              └ tokenizer (before encode)
 
-Reads the `data` and `tokenizer` sections of a run. Writes the dataset folder. Pairs and images have pipelines
-of their own, see `pair_pipeline.py` and `image_pipeline.py`.
+Reads the `data` and `tokenizer` sections of a run. Writes the dataset folder. Token ids, chats, pairs
+and images have pipelines of their own, such as `pair_pipeline.py`.
 
 Invariants:
     - The bytes do not depend on the number of workers, the order of the inputs, or crashes.
@@ -21,7 +21,7 @@ from data_pipeline.graph.stage_runner import StageRunner
 from data_pipeline.pipelines.build_manifest import build_manifest, publish_manifest
 from data_pipeline.pipelines.document_pipeline import DocumentPipeline, Until
 from data_pipeline.readers.input_files import InputFiles, find_input_files
-from llmsys.config.data import CrawlConfig, TokensConfig
+from llmsys.config.data import ChatConfig, CrawlConfig, TokensConfig
 from llmsys.config.images import ImagesConfig
 from llmsys.config.mixture import MixtureConfig
 from llmsys.config.run import RunConfig
@@ -91,6 +91,11 @@ def _run_pipeline(config: RunConfig, runner: StageRunner, inputs: InputFiles, un
 
         assert isinstance(tokenizer, FileTokenizerConfig)  # a constraint of the config
         return prepare_tokens(data, tokenizer, runner)
+    if isinstance(data, ChatConfig):
+        from data_pipeline.pipelines.chat_pipeline import prepare_chats
+
+        assert isinstance(tokenizer, FileTokenizerConfig)  # a constraint of the config
+        return prepare_chats(data, tokenizer, runner)
     if isinstance(data, ImagesConfig):
         from data_pipeline.pipelines.image_pipeline import prepare_images
 

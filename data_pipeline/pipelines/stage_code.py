@@ -148,6 +148,13 @@ IMAGE_STAGE = _describe_code(1, ("core/funnel.py", "images"), "pyarrow numpy")
 # The first stage of a dataset of token ids; its others are those of documents.
 TOKENS_STAGE = _describe_code(1, ("tokenize/megatron_files.py",), "pyarrow numpy sentencepiece tokenizers")
 
+# The first stages of a dataset of chats; its others are those of documents.
+CHAT_STAGE = _describe_code(
+    1,
+    ("core/funnel.py", "chats", "pairs/read.py", "tokenize/encode_documents.py"),
+    "pyarrow numpy sentencepiece tokenizers jinja2",
+)
+
 
 def compute_code_version(code: StageCode) -> str:
     """Return a digest of the version of a stage and of the installed versions of its packages."""

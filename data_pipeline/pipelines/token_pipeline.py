@@ -61,7 +61,7 @@ def prepare_tokens(data: TokensConfig, tokenizer: FileTokenizerConfig, runner: S
         depends_on = [str(part.path), digests, part.first, part.last, part.is_heldout, meaning, settings]
         tasks.append(Task(f"{STAGE}/part-{number:05d}", depends_on, [output], job, part.tokens))
     read = stage(STAGE, tasks, "tok")
-    tokens = run_token_stage(data, stage, read, copied)
+    tokens = run_token_stage(data, stage, read, copied.result["vocab_size"])
     splits = build_splits(run_index_stage(data, stage, tokens))
     fingerprint = compute_dataset_fingerprint(copied.result["fingerprint"], [record.digests[0] for record in tokens])
     config: dict[str, Any] = {

@@ -17,6 +17,7 @@ import stat
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from data_pipeline.readers.remote_file import ASKED_BY
@@ -106,12 +107,12 @@ def compute_stat_stamp(about: os.stat_result) -> list[int]:
 class _RemoteFile:
     """A file opened by fsspec."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, read_ahead: int = _READ_AHEAD) -> None:
         files, path = open_file_system(url, ASKED_BY)
         files.invalidate_cache(path)  # fsspec caches listings; the file may be newer
         about = files.info(path)
         self.size, self.version = int(about["size"]), f"{about['size']} {get_entity_tag(about)}"
-        self._stream: Any = files.open(path, "rb", block_size=_READ_AHEAD, cache_type="readahead")
+        self._stream: Any = files.open(path, "rb", block_size=read_ahead, cache_type="readahead")
 
     def read_block(self, position: int, size: int) -> bytes:
         self._stream.seek(position)
@@ -132,10 +133,14 @@ class InputStream(io.RawIOBase):
         work: cost of reading so far, in bytes, with `_READ_COSTS` per read.
     """
 
-    def __init__(self, path: str, max_attempts: int, start: int = 0, stop: int | None = None) -> None:
+    def __init__(
+        self, path: str, max_attempts: int, start: int = 0, stop: int | None = None, read_ahead: int = _READ_AHEAD
+    ) -> None:
         self.path = redact_url(path) if is_remote(path) else format_file_name(path)
         self._address, self.max_attempts = path, max_attempts
-        self._open_file: Callable[[str], _OpenFile] = _RemoteFile if is_remote(path) else _LocalFile
+        self._open_file: Callable[[str], _OpenFile] = (
+            partial(_RemoteFile, read_ahead=read_ahead) if is_remote(path) else _LocalFile
+        )
         self._position = self._bytes = self.work = 0
         self._opened: _OpenFile | None = None
         self._opened = self._call_with_retries(None, lambda: self._open_file(path))
@@ -233,7 +238,9 @@ class InputStream(io.RawIOBase):
                 opened.close()
 
 
-def open_input_stream(path: str, max_attempts: int = 5, start: int = 0, stop: int | None = None) -> InputStream:
+def open_input_stream(
+    path: str, max_attempts: int = 5, start: int = 0, stop: int | None = None, read_ahead: int = _READ_AHEAD
+) -> InputStream:
     """Open a path or URL, or a byte range of it that begins and ends between two records.
 
     Args:
@@ -241,6 +248,7 @@ def open_input_stream(path: str, max_attempts: int = 5, start: int = 0, stop: in
         max_attempts: attempts in all at reading a remote file.
         start: first byte.
         stop: byte after the last; None reads to the end.
+        read_ahead: bytes that are fetched with each read of a remote file.
 
     Returns:
         The open stream of decoded bytes.
@@ -248,4 +256,4 @@ def open_input_stream(path: str, max_attempts: int = 5, start: int = 0, stop: in
     Raises:
         OSError: if it cannot be opened.
     """
-    return InputStream(path, max_attempts, start, stop)
+    return InputStream(path, max_attempts, start, stop, read_ahead)

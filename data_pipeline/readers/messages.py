@@ -11,7 +11,14 @@ KEYS = (("role", "content"), ("from", "value"))
 
 
 def find_message_keys(names: Sequence[str]) -> tuple[str, str] | None:
-    """Return the names of role and content among the fields of a message; None if it is no message."""
+    """Return the names of role and content.
+
+    Args:
+        names: Fields of a message.
+
+    Returns:
+        The two names; None if it is no message.
+    """
     return next((keys for keys in KEYS if keys[0] in names and keys[1] in names), None)
 
 

@@ -26,10 +26,10 @@ from data_pipeline.dedup.duplicate_decisions import (
     write_decisions,
 )
 from data_pipeline.dedup.keys import (
-    FILES_PER_GROUP,
     VALUE_SCHEMA,
     Columns,
     KeyWriter,
+    compute_group_size,
     concat_columns,
     find_later_items,
     mask_repeated_keys,
@@ -113,11 +113,10 @@ class KeyRange:
         """Yield the keys of each file in pieces. A file is opened once, and each file of decisions too."""
         is_grouped = len(self.sources) != self.num_sources
         files = [] if is_grouped else [path for rule in self.dropped for path in rule]
-        gone = read_dropped_rows(files, 0, self.num_sources)
+        gone, size = read_dropped_rows(files, 0, self.num_sources), compute_group_size(self.num_sources)
         for index, path in enumerate(self.sources):
             if is_grouped:
-                first = index * FILES_PER_GROUP
-                gone = read_dropped_rows([rule[index] for rule in self.dropped], first, first + FILES_PER_GROUP)
+                gone = read_dropped_rows([rule[index] for rule in self.dropped], index * size, (index + 1) * size)
             for part in read_range(path, self.number, self.ranges):
                 source = part.setdefault("source", np.full(len(part["high"]), index))
                 part["age"] = np.ones(len(source), np.uint8)

@@ -25,7 +25,7 @@ from data_pipeline.executors.base import Report
 from data_pipeline.stages.compute_signatures import split_document_ids
 from data_pipeline.stages.find_equal_keys import KeyRange
 from data_pipeline.text.ragged_arrays import compute_offsets
-from llmsys.token_shards import ArrowFileWriter, read_batches
+from llmsys.arrow_file import ArrowFileWriter, read_copied_batches
 
 Indices = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -140,7 +140,7 @@ def write_near_duplicates(
 
 def _iter_links(report: Report, links: Sequence[Path]) -> Iterator[Indices]:
     for path in links:
-        for batch in read_batches(path):
+        for batch in read_copied_batches(path):
             yield np.stack([batch.column(name).to_numpy() for name in ("left", "right")], axis=1)
         report(1, 0)
 
@@ -193,7 +193,7 @@ class _Join:
         """Add the dropped documents with the id of the document that is kept in place of each."""
         with ExternalSorter(self._output, _LATER, ["kept", "document"], self._rows) as later:
             clusters = _ClusterReader(self._clusters)
-            for batch in read_batches(self._ranked):
+            for batch in read_copied_batches(self._ranked):
                 documents, cluster = batch.column("document").to_numpy(), batch.column("cluster").to_numpy()
                 kept, size = clusters.read_rows(cluster)
                 # Documents of earlier datasets are never dropped.
@@ -240,7 +240,7 @@ class _ClusterReader:
     """The clusters in order, of which a window is in memory."""
 
     def __init__(self, path: Path) -> None:
-        self._batches = read_batches(path)
+        self._batches = read_copied_batches(path)
         self._first, self._kept, self._size = 0, np.zeros(0, np.int64), np.zeros(0, np.int64)
 
     def read_rows(self, numbers: Indices) -> tuple[Indices, Indices]:

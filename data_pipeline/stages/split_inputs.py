@@ -1,12 +1,13 @@
 """Split long crawl files into blocks, the unit of work of all stages up to collecting.
 
 Reads each local file once, to find split points and to hash every block, so that a partly changed file is processed
-again in part. A block of a remote file is identified by the tag of the file.
+again in part. Of a remote gzip file it reads a little at each split point; a block is identified by the file's tag.
 
 Invariants:
 - The split changes no byte of a dataset.
 - A range begins and ends between two complete records: reading the ranges in order yields what reading the file does.
-- From the first record that is not complete and simple, the rest of the file is one range.
+- From the first record that is not complete and simple, the rest of a local file is one range. A remote file is split
+  between two records that are, and that no other record can contain.
 """
 
 import itertools
@@ -27,6 +28,10 @@ _READ = 1 << 15
 _HASH_READ = 1 << 20
 _LONGEST_HEADER = 1 << 16
 _LONGEST_RECORD = 1 << 31
+# Bytes of complete records before a split point: more than gzip stores as it is in one piece (RFC 1951, 3.2.4) of a
+# page that is a crawl file, and more than zlib decodes of damaged bytes before it notices.
+_RUN = 1 << 16
+_PROBE = 1 << 17  # read ahead at a split point, to find a record and to check those after it
 _LONGEST_NUMBER = 20  # digits and spaces of a length
 _GZIP, _PLAIN = b"\x1f\x8b\x08", b"WARC/"
 
@@ -54,8 +59,9 @@ def split_file(path: str, block_bytes: int, identity: str = "") -> list[ByteRang
     Raises:
         OSError: if the file cannot be read.
     """
-    with open_input_stream(path) as source:
-        starts = [0, *_iter_split_points(source, max(block_bytes, source.size // _SHARE)), source.size]
+    with open_input_stream(path, read_ahead=_PROBE if identity else _HASH_READ) as source:
+        iter_points = _iter_probed_points if identity and source.read_block(0, 3) == _GZIP else _iter_split_points
+        starts = [0, *iter_points(source, max(block_bytes, source.size // _SHARE)), source.size]
         return [
             # Of a remote file the end counts too: with another size of blocks a range may end elsewhere.
             ByteRange(start, stop, f"{identity} {stop}" if identity else _compute_range_hash(source, start, stop))
@@ -74,6 +80,39 @@ def _iter_split_points(source: InputStream, size: int) -> Iterator[int]:
             last, waiting = waiting, 0
         if end - last >= size and end < source.size:
             waiting = end
+
+
+def _iter_probed_points(source: InputStream, size: int) -> Iterator[int]:
+    """Yield the same for a gzip file, from the bytes after each `size` bytes: a storage serves ranges."""
+    if _find_gzip_record_end(source, 0) is None:  # one member for all records, or for a part of one
+        return
+    position = size
+    while position < source.size:
+        point = _find_split_point(source, position, min(position + size, source.size))
+        if point is not None:
+            yield point
+        position = size + (point if point is not None else position)
+
+
+def _find_split_point(source: InputStream, start: int, stop: int) -> int | None:
+    """Return the end of a run of complete records that begins from `start` on; None if none begins before `stop`."""
+    position = start
+    while (begin := _find_magic(source, position, stop)) is not None:
+        end = begin
+        while (after := _find_gzip_record_end(source, end)) is not None:
+            if end >= begin + _RUN:
+                return end
+            end = after
+        position = end + 1  # the run of each record in between breaks at `end` too
+    return None
+
+
+def _find_magic(source: InputStream, start: int, stop: int) -> int | None:
+    for position in range(start, stop, _READ):
+        found = source.read_block(position, min(_READ, stop - position) + len(_GZIP) - 1).find(_GZIP)
+        if found >= 0:
+            return position + found
+    return None
 
 
 def _iter_record_ends(source: InputStream) -> Iterator[int]:

@@ -187,7 +187,14 @@ def _load_encoder(model: Path, fingerprint: str, kind: EncoderKind) -> tuple[Tok
 
 
 def build_encoded_schema(vocab_size: int) -> pa.Schema:
-    """Return the schema of encoded files: token rows, `place` in the shuffle, `heldout` 0 or 1."""
+    """Return the schema of encoded files.
+
+    Args:
+        vocab_size: number of ids, which decides their dtype.
+
+    Returns:
+        Columns of token rows, `place` in the shuffle, and `heldout`, 0 or 1.
+    """
     schema = build_token_schema(choose_token_dtype(vocab_size))
     return schema.append(pa.field("place", pa.uint64())).append(pa.field("heldout", pa.uint8()))
 

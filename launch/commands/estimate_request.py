@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from llmsys.estimate.program_run import ProgramRun
     from llmsys.estimate.run_cost import PricingRequest
 
+# More devices than any site has, and more money than they cost.
+MAX_ASKED = 10_000_000
+
 
 def compute_estimate(arguments: argparse.Namespace) -> "tuple[LoadedConfig, dict[str, Any]]":
     """Return the config and the estimate that a command line asks for.
@@ -131,6 +134,8 @@ def build_pricing_request(arguments: argparse.Namespace) -> "PricingRequest | No
     for name, value, least in (("--gpus", arguments.gpus, 1), ("--price-per-hour", arguments.price_per_hour, 0)):
         if value is not None and not value >= least:
             raise ConfigError(f"{name} {value} is too small: the minimum is {least}. Use {least} or more.")
+        if value is not None and value > MAX_ASKED:
+            raise ConfigError(f"{name} {value} is too large: the maximum is {MAX_ASKED}. Use {MAX_ASKED} or less.")
     from llmsys.estimate.device_profile import load_device_profile
     from llmsys.estimate.run_cost import PricingRequest
 

@@ -31,6 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
         config = config.model_copy(update={"generation": generation})
     if not config.generation.prompts:
         raise ConfigError("There are no prompts. Give --prompt TEXT, or set generation.prompts in the config.")
+    from llmsys.generate.chat_format import is_answered_as_chat
     from llmsys.generate.prompt_completion import complete_prompts
     from llmsys.train.build_trainer import set_num_threads
     from llmsys.train.run_data import load_run_tokenizer
@@ -40,15 +41,16 @@ def run(arguments: argparse.Namespace) -> int:
     model, _ = load_trained_model(config)
     stream = sys.stdout.isatty() and len(config.generation.prompts) == 1 and config.generation.num_beams == 1
     if stream and not (arguments.json or arguments.no_stream):
-        _print_piece(_highlight_prompt(config.generation.prompts[0]))
+        _print_piece(_highlight_prompt(config.generation.prompts[0]) + "\n" * is_answered_as_chat(config))
         complete_prompts(model, load_run_tokenizer(config), config, lambda _, piece: _print_piece(piece))
         _print_piece("\n")
         return 0
+    separator = "\n" if is_answered_as_chat(config) else ""
     samples = complete_prompts(model, load_run_tokenizer(config), config)
     if arguments.json:
         print(json.dumps(samples, ensure_ascii=False))
     for sample in [] if arguments.json else samples:
-        print(f"{_highlight_prompt(sample['prompt'])}{sample['text']}\n")
+        print(f"{_highlight_prompt(sample['prompt'])}{separator}{sample['text']}\n")
     return 0
 
 

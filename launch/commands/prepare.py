@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 QUARANTINED = 3  # exit status when inputs that failed every attempt are missing from the dataset
 
 NOUNS = {"crawl": "pages", "tokens": "documents", "pairs": "pairs", "labelled": "texts", "images": "images"}
+NOUNS |= {"chat": "chats"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Prepare the parts that are missing and print a summary; return 3 when inputs are in quarantine."""
-    from llmsys.config.data import CrawlConfig, TokensConfig
+    from llmsys.config.data import ChatConfig, CrawlConfig, TokensConfig
     from llmsys.config.load import load_run_config
 
     config = load_run_config(arguments.config, arguments.overrides)
@@ -98,7 +99,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
     )
     if (
-        isinstance(config.data, CrawlConfig | TokensConfig)
+        isinstance(config.data, CrawlConfig | TokensConfig | ChatConfig)
         and result["tokens"]
         and not manifest.splits["heldout"].tokens
     ):

@@ -157,6 +157,9 @@ def format_evaluation(result: dict[str, Any]) -> str:
 
 
 def _format_answers(name: str, one: dict[str, Any]) -> str:
+    if "accuracy" not in one:  # a task of the harness, with metrics of its own
+        metrics = (f"{metric} {value:.4f}" for metric, value in one.items() if metric != "questions")
+        return f"{name}: {', '.join(metrics)} ({one['questions']:,} questions)"
     return (
         f"{name}: {one['accuracy']:.2%} of {one['questions']:,} questions right, {one['accuracy_per_byte']:.2%} by "
         f"likelihood per byte, {one['accuracy_per_token']:.2%} per token"

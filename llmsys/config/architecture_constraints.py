@@ -1,4 +1,4 @@
-"""Rules between the architecture and other sections of a run: images, and reversible layers."""
+"""Rules between the architecture and other sections of a run: images, chats, and reversible layers."""
 
 from collections.abc import Iterator
 from typing import Protocol
@@ -84,12 +84,25 @@ def _find_image_violations(run: RunSections) -> Iterator[Violation]:
     if run.data.kind == "tokens" and run.tokenizer.kind != "file":
         text = f"{run.tokenizer.kind} is trained on text, and data.kind=tokens has ids. Use file, and path: their own."
         yield Violation("tokenizer.kind", text)
+    if run.data.kind == "chat":
+        yield from _find_chat_violations(run)
     if isinstance(run.data, ImagesConfig):
         if "model" in run.model_fields_set:
             yield from _find_size_violations(run.data, run.model, run.batch.sequence_length)
     elif run.model.patches is not None and "data" in run.model_fields_set:
         text = f"{run.data.kind} data have no images, which model.patches needs. Use data.kind=images."
         yield Violation("data.kind", text)
+
+
+def _find_chat_violations(run: RunSections) -> Iterator[Violation]:
+    if run.tokenizer.kind != "file":
+        text = (
+            f"{run.tokenizer.kind} has no chat template. Use file, and path: the tokenizer of the model that is tuned."
+        )
+        yield Violation("tokenizer.kind", text)
+    if run.batch.attention_scope != "document":
+        text = f"{run.batch.attention_scope} would show a chat the others of its sequence. Use document."
+        yield Violation("batch.attention_scope", text)
 
 
 def _find_size_violations(data: ImagesConfig, model: ModelConfig, sequence_length: int) -> Iterator[Violation]:

@@ -1,4 +1,4 @@
-"""Configuration of the global batch (`batch:`) and of its ramp (`batch.ramp:`).
+"""Configuration of the global batch (`batch:`).
 
 Batch sizes are counted over all ranks, in tokens or in sequences. Documents are packed into windows of one length, so
 the tokens of a step are exact. Pairs and texts are bucketed by length, so the tokens of a step are approximate; they
@@ -9,133 +9,30 @@ Invariants:
 - The number of processes never changes the batch.
 """
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import lru_cache
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from llmsys.config.batch_ramp import BatchRampConfig, RampSteps
+from llmsys.config.fill_in_middle import FillInMiddleConfig
 from llmsys.config.section import (
     Section,
     Violation,
-    find_nearest,
     find_nearest_multiples,
     format_choices,
     list_divisors,
     raise_violations,
 )
 
-
-class BatchRampConfig(Section):
-    """`batch.ramp:` — a batch that grows linearly in tokens from `start_tokens` to its full size.
-
-    GPT-3 (Brown et al. 2020, appendix B) grew the batch from 32 thousand tokens to its full size "linearly over the
-    first 4-12 billion tokens of training".
-    """
-
-    start_tokens: int = Field(ge=1, description="Tokens in the first step, over all ranks.")
-    ramp_tokens: int = Field(ge=1, description="Training tokens after which the batch has its full size.")
-    increment_sequences: int | None = Field(
-        None,
-        ge=1,
-        description="Every batch size is a multiple of this number of sequences, itself a multiple of data ranks · "
-        "micro_sequences. null: the size of the first step.",
-    )
-
-    def find_violations(self, length: int, full: int) -> Iterator[Violation]:
-        """Yield the violations of a ramp to full steps.
-
-        Args:
-            length: tokens per sequence.
-            full: sequences of a full step.
-        """
-        start = self.start_tokens // length
-        if self.start_tokens % length:
-            legal = format_choices(find_nearest_multiples(self.start_tokens, length))
-            yield Violation(
-                "ramp.start_tokens", f"{self.start_tokens} is not a multiple of sequence_length={length}. Use {legal}."
-            )
-        elif start >= full:
-            yield Violation(
-                "ramp.start_tokens",
-                f"{self.start_tokens} is not less than the {full * length} tokens of a full step. Use fewer, "
-                "or set ramp to null.",
-            )
-        elif start % self.compute_increment(length) or full % self.compute_increment(length):
-            both = sorted(set(list_divisors(start)) & set(list_divisors(full)))
-            yield Violation(
-                "ramp.increment_sequences",
-                f"steps of {start} to {full} sequences are not multiples of {self.compute_increment(length)}. "
-                f"Use {find_nearest(self.compute_increment(length), both)}, or other sizes.",
-            )
-
-    def compute_increment(self, length: int) -> int:
-        """Return the sequences by which a step grows, for sequences of `length` tokens."""
-        return self.increment_sequences or self.start_tokens // length
-
-    def build_ramp_steps(self, length: int, full: int) -> "RampSteps":
-        """Return the sizes of all steps, for sequences of `length` tokens and full steps of `full` sequences."""
-        return _build_ramp_steps(
-            self.start_tokens // length, full, self.compute_increment(length), self.ramp_tokens, length
-        )
-
-
-@dataclass(frozen=True)
-class RampSteps:
-    """Step sizes of a ramp, one entry per size.
-
-    Attributes:
-        first_steps: first step of each size.
-        first_sequences: first sequence of each size.
-        sizes: sequences per step.
-    """
-
-    first_steps: tuple[int, ...]
-    first_sequences: tuple[int, ...]
-    sizes: tuple[int, ...]
-
-    def get_size(self, step: int) -> int:
-        """Return the sequences of step `step`, counted from 0."""
-        return self.sizes[bisect_right(self.first_steps, step) - 1]
-
-    def count_sequences_before(self, step: int) -> int:
-        """Return the sequences of all steps before step `step`."""
-        level = bisect_right(self.first_steps, step) - 1
-        return self.first_sequences[level] + (step - self.first_steps[level]) * self.sizes[level]
-
-    def find_step(self, sequence: int) -> int:
-        """Return the step that contains sequence `sequence`; both are counted from 0."""
-        level = bisect_right(self.first_sequences, sequence) - 1
-        return self.first_steps[level] + (sequence - self.first_sequences[level]) // self.sizes[level]
-
-    def count_steps_for(self, sequences: int) -> int:
-        """Return the smallest number of steps with at least `sequences` sequences."""
-        level = max(0, bisect_left(self.first_sequences, sequences) - 1)
-        return self.first_steps[level] + -(-(sequences - self.first_sequences[level]) // self.sizes[level])
-
-
-@lru_cache(maxsize=64)
-def _build_ramp_steps(start: int, full: int, increment: int, ramp_tokens: int, length: int) -> RampSteps:
-    """Return the step sizes of a ramp of K increments.
-
-    The size of a step is min(full, start + increment · floor(K · tokens before it / ramp_tokens)).
-    """
-    num_increments = (full - start) // increment
-    rows, step, sequence = [], 0, 0
-    for level in range(num_increments + 1):
-        size = start + level * increment
-        # Tokens until the next level, times K: integers have no rounding.
-        remaining = (level + 1) * ramp_tokens - sequence * length * num_increments
-        steps = max(0, -(-remaining // (size * length * num_increments))) if level < num_increments else 1
-        if steps:  # a level that begins and ends within one step has none
-            rows.append((step, sequence, size))
-        step, sequence = step + steps, sequence + steps * size
-    return RampSteps(*(tuple(column) for column in zip(*rows, strict=True)))
-
-
 DEFAULT_SEQUENCES = 16
+
+
+class LengthStageConfig(Section):
+    """One stage of a sequence-length curriculum (Li 2021, arXiv:2108.06084): sequences of this length up to a token."""
+
+    until_tokens: int = Field(ge=1, description="Training tokens at which the stage ends, at the next whole step.")
+    sequence_length: int = Field(ge=1, description="Tokens of a sequence; divides batch.sequence_length.")
 
 
 class BatchConfig(Section):
@@ -174,6 +71,15 @@ class BatchConfig(Section):
         "best_fit, first_fit: whole documents where they fit, and padding; longer ones are cut.",
     )
 
+    length_stages: tuple[LengthStageConfig, ...] = Field(
+        (),
+        description="Shorter sequences at the beginning of a run: a window is divided into sequences of the stage's "
+        "length, and the tokens of a step stay the same.",
+    )
+    fill_in_middle: FillInMiddleConfig | None = Field(
+        None, description="Documents whose middle comes last. null: none."
+    )
+
     @model_validator(mode="after")
     def _check_step_sizes(self) -> Self:
         raise_violations(self._find_violations())
@@ -205,6 +111,13 @@ class BatchConfig(Section):
                 "sequences cost the same. Use sequential, or attention_scope=document.",
             )
 
+        yield from self._find_stage_violations()
+        if self.fill_in_middle is not None and self.packing == "concatenate":
+            yield Violation(
+                "fill_in_middle",
+                "documents are rearranged as a whole, and packing=concatenate cuts them. Use packing=best_fit or "
+                "first_fit, or set it to null.",
+            )
         if self.packing != "concatenate" and self.attention_scope == "window":
             yield Violation(
                 "packing",
@@ -212,8 +125,32 @@ class BatchConfig(Section):
                 "sequence. Use attention_scope=document, or packing=concatenate.",
             )
 
+    def _find_stage_violations(self) -> Iterator[Violation]:
+        before, shorter = 0, 0
+        for number, stage in enumerate(self.length_stages):
+            key = f"length_stages.{number}"
+            if stage.sequence_length >= self.sequence_length or self.sequence_length % stage.sequence_length:
+                legal = format_choices(
+                    [one for one in list_divisors(self.sequence_length) if one < self.sequence_length]
+                )
+                text = f"{stage.sequence_length} is no part of sequence_length={self.sequence_length}. Use {legal}."
+                yield Violation(f"{key}.sequence_length", text)
+            elif stage.sequence_length <= shorter or stage.until_tokens <= before:
+                text = (
+                    f"{stage.sequence_length} until {stage.until_tokens} is not longer and later than the stage before."
+                )
+                yield Violation(f"{key}.sequence_length", f"{text} Order the stages by both.")
+            before, shorter = stage.until_tokens, stage.sequence_length
+        if self.length_stages and self.packing != "concatenate":
+            text = f"packing={self.packing} keeps documents whole in windows, which stages divide. Use concatenate."
+            yield Violation("length_stages", text)
+
     def find_pair_violations(self) -> Iterator[Violation]:
         """Yield the violations of a batch of pairs or texts, which are bucketed by length."""
+        if self.length_stages:
+            yield Violation("length_stages", "pairs and texts have lengths of their own. Leave it empty.")
+        if self.fill_in_middle is not None:
+            yield Violation("fill_in_middle", "pairs and texts have no documents to rearrange. Set it to null.")
         if self.packing != "concatenate":
             yield Violation("packing", f"{self.packing} packs documents, not pairs or texts. Use concatenate.")
         if self.ramp is not None:
@@ -267,6 +204,14 @@ class BatchConfig(Section):
     def get_step_tokens(self, step: int) -> int:
         """Return the tokens of step `step`, counted from 0, over all ranks; approximate for pairs and texts."""
         return self.tokens_per_step if self.ramp is None else self._ramp_steps.get_size(step) * self.sequence_length
+
+    def get_step_length(self, step: int) -> int:
+        """Return the tokens of a sequence in step `step`, counted from 0."""
+        if not self.length_stages:
+            return self.sequence_length
+        tokens = self.count_tokens_before(step)
+        lengths = (stage.sequence_length for stage in self.length_stages if tokens < stage.until_tokens)
+        return next(lengths, self.sequence_length)
 
     def count_tokens_before(self, step: int) -> int:
         """Return the tokens of the first `step` steps."""

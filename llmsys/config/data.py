@@ -1,8 +1,8 @@
 """Configuration of a dataset (`data:`): input files, pipeline stages and the layout of the token shards.
 
-A dataset is made of documents (`crawl`), of token ids (`tokens`), of lines (`pairs`, `labelled`), of images (`images`)
-or of other datasets (`mixture`). Pairs, labelled texts and images are stored as pairs of token sequences. The target of
-a labelled text or image is the index of its label.
+A dataset is made of documents (`crawl`), of token ids (`tokens`), of chats (`chat`), of lines (`pairs`, `labelled`), of
+images (`images`) or of other datasets (`mixture`). Pairs, labelled texts and images are stored as pairs of token
+sequences. The target of a labelled text or image is the index of its label.
 
 Invariants:
 - `folder` and `executor` never change the bytes of a dataset.
@@ -199,6 +199,35 @@ class TokensConfig(Section):
     executor: ExecutorConfig = Field(LocalExecutorConfig(), description="Executor that runs the tasks.")
 
 
+class ChatConfig(Section):
+    """Chats: JSON lines with a list of messages each, rendered with the tokenizer's own chat template.
+
+    The loss is on what the assistant writes. A message is `{role, content}`, or `{from, value}` as in ShareGPT. Needs
+    tokenizer.kind=file and batch.attention_scope=document.
+    """
+
+    kind: Literal["chat"] = "chat"
+    name: str = Field("chats", min_length=1, description="Display name of the dataset.")
+    folder: FolderPath = Field(Path("runs/chats"), description="Dataset folder; `prepare` writes and `train` reads it.")
+    inputs: tuple[LocalPath, ...] = Field((), description="Training files: .jsonl, or .jsonl.gz.")
+    heldout_inputs: tuple[LocalPath, ...] = Field(
+        (), description="Files whose chats are held out. Empty: split.heldout_fraction of the chats."
+    )
+    messages_field: str = Field("messages", min_length=1, description="Field with the list of messages.")
+    tools_field: str = Field("tools", min_length=1, description="Field that is given to the template as `tools`.")
+    template: LocalPath | None = Field(
+        None, description="Jinja file of the chat template. null: the tokenizer's own, in its folder."
+    )
+    max_tokens: int = Field(
+        4_096,
+        ge=2,
+        description="Maximum tokens of a chat; longer ones are left out and counted, training and held-out.",
+    )
+    split: HeldoutSplitConfig = Field(HeldoutSplitConfig(), description="Held-out chats.")
+    tokens: TokenFilesConfig = Field(TokenFilesConfig(), description="Layout of token files.")
+    executor: ExecutorConfig = Field(LocalExecutorConfig(), description="Executor that runs the tasks.")
+
+
 def list_dataset_folders(data: "DataConfig") -> tuple[Path, ...]:
     """Return the dataset folders of a run.
 
@@ -212,6 +241,6 @@ def list_dataset_folders(data: "DataConfig") -> tuple[Path, ...]:
 
 
 DataConfig = Annotated[
-    CrawlConfig | TokensConfig | PairsConfig | LabelledTextConfig | ImagesConfig | MixtureConfig,
+    CrawlConfig | TokensConfig | ChatConfig | PairsConfig | LabelledTextConfig | ImagesConfig | MixtureConfig,
     Field(discriminator="kind"),
 ]

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
+from llmsys.config.harness import HarnessConfig
 from llmsys.config.python_code import PythonCode
 from llmsys.config.section import LocalPath, Section, Violation, raise_violations
 
@@ -57,7 +58,8 @@ class MinimalPairsConfig(_EvaluationTaskConfig):
     kind: Literal["pairs"] = "pairs"
 
 
-SetConfig = Annotated[MultipleChoiceConfig | MinimalPairsConfig, Field(discriminator="kind")]
+QuestionsConfig = MultipleChoiceConfig | MinimalPairsConfig
+SetConfig = Annotated[MultipleChoiceConfig | MinimalPairsConfig | HarnessConfig, Field(discriminator="kind")]
 
 
 class PythonMetricConfig(PythonCode):

@@ -64,7 +64,7 @@ class SlurmExecutorConfig(_ProcessExecutorConfig):
     """Slurm job arrays on nodes that see the inputs and the dataset folder under the same paths."""
 
     kind: Literal["slurm"] = "slurm"
-    workers: int = Field(0, ge=0, description="Maximum concurrent tasks. 0: no limit except Slurm's.")
+    workers: int = Field(0, ge=0, description="Maximum tasks in Slurm at a time. 0: twice `array_tasks`.")
     sbatch_options: tuple[str, ...] = Field((), description="Options for sbatch, such as --partition=cpu or --mem=4G.")
     array_tasks: int = Field(
         1_000, ge=1, description="Tasks per job array; Slurm's default limit (MaxArraySize) is 1000."

@@ -25,14 +25,14 @@ NEEDS = {
     "span_corruption": ("encoder_decoder", "lm", "crawl"),
     "classification": ("encoder", "classification", "labelled"),
 }
-# Further kinds of data that serve in place of a kind.
-ALSO_LEGAL = {"crawl": ("mixture", "tokens"), "labelled": ("images",)}
+# Further kinds of data that serve in place of a kind, or for an objective.
+ALSO_LEGAL = {"crawl": ("mixture", "tokens"), "labelled": ("images",), "next_token": ("chat",)}
 
 
 def get_needs(kind: str) -> tuple[str, str, tuple[str, ...]]:
     """Return the family and the head that an objective needs, and the legal kinds of its data."""
     family, head, data = NEEDS[kind]
-    return family, head, (data, *ALSO_LEGAL.get(data, ()))
+    return family, head, (data, *ALSO_LEGAL.get(data, ()), *ALSO_LEGAL.get(kind, ()))
 
 
 class _BaseObjectiveConfig(Section):
@@ -199,6 +199,8 @@ def find_scope_violations(
     """
     if isinstance(objective, NextSentenceConfig):
         yield from _find_next_sentence_violations(objective, model, batch, layout)
+    if batch.length_stages:
+        yield from _find_stage_violations(objective, layout)
     mixes = {
         f"model.attention.kind={model.attention.kind}": model.attention.mixes_documents and objective.uses_windows,
         f"objective.kind={objective.kind}": isinstance(objective, SpanCorruptionConfig),
@@ -209,6 +211,16 @@ def find_scope_violations(
     if batch.packing != "concatenate" and objective.uses_windows and not isinstance(objective, NextTokenConfig):
         text = f"{batch.packing} pads sequences, which objective.kind={objective.kind} does not know. Use concatenate."
         yield Violation("batch.packing", text)
+
+
+def _find_stage_violations(objective: ObjectiveConfig, layout: ParallelLayout) -> Iterator[Violation]:
+    if not isinstance(objective, NextTokenConfig):
+        text = f"objective.kind={objective.kind} hides tokens of whole windows, which stages divide. Leave it empty."
+        yield Violation("batch.length_stages", text)
+    for axis in ("context", "pipeline"):
+        if (size := getattr(layout, axis)) > 1:
+            text = f"{axis}={size} expects rows of one length, which stages change. Leave it empty, or use {axis}=1."
+            yield Violation("batch.length_stages", text)
 
 
 def _find_next_sentence_violations(

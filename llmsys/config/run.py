@@ -112,7 +112,7 @@ class RunConfig(Section):
         yield from find_length_violations(self.model, self.batch, self.sequence_lengths)
         kinds = {self.data.kind, self.tokenizer.kind, self.model.residual.kind}
         given = self.model.patches, getattr(self.objective, "augmentation", None)
-        if kinds & {"images", "none", "reversible", "tokens"} or given != (None, None):
+        if kinds & {"images", "none", "reversible", "tokens", "chat"} or given != (None, None):
             yield from find_architecture_violations(self)
         yield from self._find_objective_violations()
         yield from self._find_vocabulary_violations()
@@ -221,6 +221,10 @@ class RunConfig(Section):
         train |= {key: stored["train"][key] for key in ("branch_from", "grow_model") if stored["train"][key]}
         if self.batch.packing != "concatenate":
             batch["packing"] = self.batch.packing
+        if self.batch.length_stages:
+            batch["length_stages"] = stored["batch"]["length_stages"]
+        if self.batch.fill_in_middle is not None:
+            batch["fill_in_middle"] = stored["batch"]["fill_in_middle"]
         if self.batch.ramp is not None:
             batch["ramp"] = stored["batch"]["ramp"]
         if self.train.reproducibility == "bitwise":  # the settings that rounding depends on

@@ -199,6 +199,11 @@ class GenerationConfig(Section):
     """`generation:` — prompts and sampling options of `llmsys generate` and of the samples after a run."""
 
     prompts: tuple[str, ...] = Field((), description="Prompts.")
+    format: Literal["auto", "text", "chat"] = Field(
+        "auto",
+        description="text: continue a prompt. chat: answer it, as a user's message in the chat template. auto: chat "
+        "after training with data.kind=chat.",
+    )
     prefix_pieces: tuple[str, ...] | None = Field(
         None, description="Tokens prepended to every prompt. Default: the token that ends documents, as in training."
     )

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from llmsys.chat_template import TEMPLATE_NAME
 from llmsys.config.hugging_face.read_config_json import parse_json
 from llmsys.config.hugging_face.write_config_json import build_config_json
 from llmsys.config.load import load_run_config
@@ -42,7 +43,7 @@ from llmsys.errors import CheckpointError, ConfigError
 from llmsys.log import get_logger
 from llmsys.progress import Progress
 from llmsys.train.checkpoint_average import list_checkpoints_to_average
-from llmsys.train.run_data import get_tokenizer_path
+from llmsys.train.run_data import get_template_folder, get_tokenizer_path
 
 # Largest file, as transformers has it; a single larger tensor gets a file of its own.
 SHARD_BYTES = 5_000_000_000
@@ -252,7 +253,8 @@ def _write_small_files(folder: Path, writing: HuggingFaceExport) -> None:
     if writing.model.head.kind == "lm":
         _write_json(folder / GENERATION, build_generation_config(writing.run.generation, values))
     if found:
-        write_tokenizer(folder, model_file, writing.model.max_position_embeddings, eos_token)
+        template = get_template_folder(writing.run) / TEMPLATE_NAME
+        write_tokenizer(folder, model_file, writing.model.max_position_embeddings, eos_token, template)
     else:
         reason = f"{writing.run.tokenizer.kind} has no form that transformers reads" if own else f"no file {model_file}"
         log.warning("the folder is written without a tokenizer: %s", reason)

@@ -53,6 +53,10 @@ def convert_tokens(source: Path, destination: Path, form: TokenFormat) -> Path:
     if not splits or "train_source" in manifest.splits:
         what = "holds pairs or labels" if splits else "has no tokens"
         raise DataError(f"{source} {what}; only the tokens of documents are written for other trainers. Give another.")
+    if manifest.answers:
+        raise DataError(
+            f"{source} holds chats, whose loss is on answers alone, which no other format keeps. Give text."
+        )
     size = manifest.vocab_size or 0
     if form == "nanogpt" and size > 1 << 16:
         raise DataError(

@@ -18,6 +18,7 @@ from typing import Any
 
 import sentencepiece
 
+from llmsys.chat_template import TEMPLATE_NAME
 from llmsys.errors import DataError
 from llmsys.hugging_face_tokenizer import HuggingFaceTokenizer, build_tokenizer_files
 from llmsys.log import get_logger
@@ -56,6 +57,8 @@ def import_tokenizer(source: Path, folder: Path) -> ImportedTokenizer | None:
             continue
         place = folder / "tokenizer"
         place.mkdir()
+        if (template := source / TEMPLATE_NAME).is_file():
+            files[TEMPLATE_NAME] = template.read_bytes()
         for copy, content in files.items():
             (place / copy).write_bytes(content)
         tokenizer = load_tokenizer(place / name)
@@ -95,8 +98,20 @@ SPACE = "▁"  # what SentencePiece writes for a space
 PROBE = "  Ａ b  "
 
 
-def write_tokenizer(folder: Path, model_file: Path, longest: int, eos_token: str | None = None) -> None:
-    """Write the tokenizer's files. `longest` is the model's context in tokens; `eos_token` as in `load_tokenizer`."""
+def write_tokenizer(
+    folder: Path, model_file: Path, longest: int, eos_token: str | None = None, template: Path | None = None
+) -> None:
+    """Write the tokenizer's files.
+
+    Args:
+        folder: The folder to write.
+        model_file: The tokenizer.
+        longest: The model's context in tokens.
+        eos_token: As in `load_tokenizer`.
+        template: Chat template to copy. None, or no file: there is none.
+    """
+    if template is not None and template.is_file():
+        shutil.copyfile(template, folder / TEMPLATE_NAME)
     if model_file.suffix == ".json":
         _write_json_tokenizer(folder, model_file, longest, eos_token)
         return

@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from llmsys.chat_tokens import StoredChats
 from llmsys.data.packed_windows import PADDING, WindowBatch
 from llmsys.data.shuffle import hash_splitmix64
 from llmsys.model.document_lengths import DocumentLengths, build_document_lengths
@@ -132,8 +133,19 @@ class Batch:
         return moved
 
 
-def build_batch(rows: WindowBatch, *, separate_documents: bool) -> Batch:
-    """Build a batch from windows of T + 1 tokens; with `separate_documents` a token sees its own document only."""
+def build_batch(rows: WindowBatch, *, separate_documents: bool, chats: StoredChats | None = None) -> Batch:
+    """Build a batch from windows.
+
+    Args:
+        rows: Windows of T + 1 tokens.
+        separate_documents: Number the documents, so that a token sees its own only.
+        chats: Meaning of stored ids: targets without a loss are ignored, and no chat sees the border before it.
+
+    Returns:
+        The batch, with T positions.
+    """
+    if chats is not None:
+        return _build_chat_batch(rows, chats)
     # Copied by numpy: torch would start threads that compete with training.
     tokens_BT, targets_BT, documents_BT = (
         torch.from_numpy(np.ascontiguousarray(array))
@@ -141,6 +153,15 @@ def build_batch(rows: WindowBatch, *, separate_documents: bool) -> Batch:
     )
     targets_BT = targets_BT.masked_fill(documents_BT == PADDING, IGNORED)
     return Batch(tokens_BT, targets_BT, documents_BT if separate_documents else None)
+
+
+def _build_chat_batch(rows: WindowBatch, chats: StoredChats) -> Batch:
+    tokens, has_loss, is_border = chats.split(rows.tokens)
+    # A border is a document of its own: transformers begins a chat with the template's first token.
+    documents = np.where(rows.documents == PADDING, PADDING, 2 * rows.documents + ~is_border)
+    batch = build_batch(WindowBatch(tokens, documents), separate_documents=True)
+    is_ignored = torch.from_numpy(np.ascontiguousarray(~has_loss[:, 1:]))
+    return replace(batch, targets_BT=batch.targets_BT.masked_fill(is_ignored, IGNORED))
 
 
 # B rows, T positions

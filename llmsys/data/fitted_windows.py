@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmsys.data.document_packing import Packing, pack_documents
+from llmsys.data.fill_in_middle import MARKS, MiddleFiller
 from llmsys.data.packed_windows import PADDING, WindowBatch, build_size_error
 from llmsys.data.shuffle import KeyedPermutation, derive_order_key
 from llmsys.paged_token_shards import PagedTokenShards
@@ -43,7 +44,8 @@ class PackedBuffer:
 
     Attributes:
         edges: First span of each window, (windows + 1,).
-        begins: First token of each span in the stream.
+        begins: First token of each span's document in the stream.
+        offsets: First token of each span in its document, as it is trained on.
         sizes: Tokens of each span.
         documents: Number of the document of each span.
         tokens: Tokens of the documents before cropping.
@@ -51,6 +53,7 @@ class PackedBuffer:
 
     edges: NDArray[np.int64]
     begins: NDArray[np.int64]
+    offsets: NDArray[np.int64]
     sizes: NDArray[np.int64]
     documents: NDArray[np.int64]
     tokens: int
@@ -59,15 +62,26 @@ class PackedBuffer:
 class FittedWindows:
     """Every epoch of a dataset as windows of a fixed length, in order 2 of the manifest."""
 
-    def __init__(self, shards: PagedTokenShards, *, length: int, seed: int, packing: Packing) -> None:
-        self.stream, self.length, self.seed, self.packing = shards.stream, length, seed, packing
+    def __init__(
+        self,
+        shards: PagedTokenShards,
+        *,
+        length: int,
+        seed: int,
+        packing: Packing,
+        middle: MiddleFiller | None = None,
+    ) -> None:
+        self.stream, self.length, self.seed, self.packing, self.middle = shards.stream, length, seed, packing, middle
         self.fingerprint = shards.fingerprint
         """Fingerprint of the dataset."""
         self.tokens = self.stream.num_tokens
         if self.tokens <= length:
             raise build_size_error(self.tokens, length)
         self.num_buffers = max(1, self.tokens // max(BUFFER_TOKENS, MIN_BUFFER_WINDOWS * length))
-        room = -(-self.tokens // self.num_buffers) * (SPARE + 1)
+        expected = self.tokens
+        if middle is not None:
+            expected += round(MARKS * middle.config.rate * self.stream.num_documents)
+        room = -(-expected // self.num_buffers) * (SPARE + 1)
         self.windows_per_buffer = -(-room // (SPARE * length))
         self.windows_per_epoch = self.num_buffers * self.windows_per_buffer
         self._get_epoch = lru_cache(maxsize=16)(self._derive_epoch)
@@ -82,6 +96,8 @@ class FittedWindows:
 
     def _pack_buffer(self, epoch: int, buffer: int) -> PackedBuffer:
         first, begins, lengths = self._find_documents(epoch, buffer)
+        if self.middle is not None:
+            lengths = lengths + MARKS * self.middle.select_documents(first)
         counts = -(-lengths // self.length)
         spans = np.repeat(np.arange(len(lengths)), counts)
         within = np.arange(len(spans)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -91,8 +107,9 @@ class FittedWindows:
         # before it, which has to be an end of sequence. Documents without a window come first, and are left out.
         order = np.lexsort((placed.kept < sizes, placed.windows))[int((placed.windows < 0).sum()) :]
         edges = np.searchsorted(placed.windows[order], np.arange(self.windows_per_buffer + 1))
-        starts = begins[spans] + within * self.length
-        return PackedBuffer(edges, starts[order], placed.kept[order], first[spans[order]], int(lengths.sum()))
+        documents = spans[order]
+        offsets = (within * self.length)[order]
+        return PackedBuffer(edges, begins[documents], offsets, placed.kept[order], first[documents], int(lengths.sum()))
 
     def _find_documents(
         self, epoch: int, buffer: int
@@ -139,18 +156,36 @@ class FittedWindows:
         for row, number in enumerate(numbers.tolist()):
             buffer, spans = self._get_spans(number)
             at = 0
-            for span, (begin, size) in enumerate(
-                zip(buffer.begins[spans].tolist(), buffer.sizes[spans].tolist(), strict=True)
-            ):
+            for span, place in enumerate(range(spans.start, spans.stop)):
+                size = int(buffer.sizes[place])
                 if at == 0:
-                    before = (begin - 1) % self.tokens
-                    tokens[row, 0] = self.stream.read_range(before, before + 1)[0]
-                tokens[row, at + 1 : at + size + 1] = self.stream.read_range(begin, begin + size)
+                    tokens[row, 0] = self._read_token_before(buffer, place)
+                tokens[row, at + 1 : at + size + 1] = self._read_span(buffer, place)
                 # A token is an input for the one after it, hence of the document of that one.
                 documents[row, at : at + size] = span
                 at += size
             tokens[row, at + 1 :] = tokens[row, at]
         return WindowBatch(tokens, documents)
+
+    def _read_span(self, buffer: PackedBuffer, span: int) -> NDArray[Any]:
+        begin, offset, size = int(buffer.begins[span]), int(buffer.offsets[span]), int(buffer.sizes[span])
+        if (filled := self._order_document(buffer, span)) is not None:
+            return filled[offset : offset + size]
+        return self.stream.read_range(begin + offset, begin + offset + size)
+
+    def _read_token_before(self, buffer: PackedBuffer, span: int) -> int:
+        offset = int(buffer.offsets[span])
+        if offset and (filled := self._order_document(buffer, span)) is not None:
+            return int(filled[offset - 1])
+        before = (int(buffer.begins[span]) + offset - 1) % self.tokens
+        return int(self.stream.read_range(before, before + 1)[0])
+
+    def _order_document(self, buffer: PackedBuffer, span: int) -> NDArray[np.int64] | None:
+        """Return the document of a span with its middle last; None where it stays as it is."""
+        document = int(buffer.documents[span])
+        if self.middle is None or not self.middle.select_documents(np.array([document]))[0]:
+            return None
+        return self.middle.order_parts(self.stream.read_range(*self.stream.get_document_span(document)), document)
 
     def compute_attention_cost(self, numbers: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
         """Implement `WindowDataset.compute_attention_cost`."""

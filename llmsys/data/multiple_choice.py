@@ -16,7 +16,7 @@ from typing import Any, assert_never
 
 import torch
 
-from llmsys.config.evaluation import SUFFIXES, MinimalPairsConfig, MultipleChoiceConfig, SetConfig
+from llmsys.config.evaluation import SUFFIXES, MinimalPairsConfig, MultipleChoiceConfig, QuestionsConfig
 from llmsys.data.batch import IGNORED, Batch
 from llmsys.data.packed_windows import PADDING
 from llmsys.errors import DataError
@@ -52,7 +52,7 @@ class ChoiceRow:
     first: int
 
 
-def read_questions(asked: SetConfig) -> list[MultipleChoiceQuestion]:
+def read_questions(asked: QuestionsConfig) -> list[MultipleChoiceQuestion]:
     """Read the questions of an evaluation task.
 
     Args:
@@ -107,7 +107,7 @@ def _parse_object(line: str, where: str) -> dict[str, Any]:
     return value
 
 
-def _parse_question(asked: SetConfig, fields: dict[str, Any], where: str) -> MultipleChoiceQuestion:
+def _parse_question(asked: QuestionsConfig, fields: dict[str, Any], where: str) -> MultipleChoiceQuestion:
     match asked:
         case MinimalPairsConfig():
             good, bad = (_require_text(fields, (name, f"sentence_{name}"), where) for name in ("good", "bad"))
@@ -149,7 +149,31 @@ def _format_value(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)[:80]
 
 
-class ChoiceRows:
+class ScoredRows:
+    """Rows in order of their lengths; the targets of a row are its tokens from `first` on."""
+
+    def __init__(self, rows: Sequence[ChoiceRow]) -> None:
+        # Ties are broken by number, so that the rows of a batch do not depend on the sorting algorithm.
+        self.sorted = sorted(rows, key=lambda row: (len(row.tokens), row.question, row.choice))
+        self.num_rows = len(rows)
+
+    def get_batch(self, first: int, count: int) -> Batch:
+        """Return rows `first` to `first + count - 1` of `sorted`; rows after the last have no targets."""
+        rows = self.sorted[first : first + count]
+        length = max((len(row.tokens) - 1 for row in rows), default=1)
+        tokens_BT = torch.zeros(count, length, dtype=torch.int64)
+        targets_BT = torch.full((count, length), IGNORED, dtype=torch.int64)
+        documents_BT = torch.full((count, length), PADDING, dtype=torch.int64)
+        documents_BT[len(rows) :] = 0  # a row of padding alone would have no key to attend to
+        for number, row in enumerate(rows):
+            ids = torch.tensor(row.tokens)
+            tokens_BT[number, : len(ids) - 1] = ids[:-1]
+            targets_BT[number, row.first - 1 : len(ids) - 1] = ids[row.first :]
+            documents_BT[number, : len(ids) - 1] = 0
+        return Batch(tokens_BT, targets_BT, documents_BT)
+
+
+class ChoiceRows(ScoredRows):
     """Every choice of every question as a row whose targets are the choice's tokens.
 
     Args:
@@ -175,9 +199,7 @@ class ChoiceRows:
                     f"tokens, but the limit is {longest} (model.max_position_embeddings). Shorten it, or leave "
                     "it out."
                 )
-        # Ties are broken by number, so that the rows of a batch do not depend on the sorting algorithm.
-        self.sorted = sorted(rows, key=lambda row: (len(row.tokens), row.question, row.choice))
-        self.num_rows = len(rows)
+        super().__init__(rows)
 
     def _iter_rows(self, number: int, tokenizer: Tokenizer, opening: list[int]) -> Iterator[ChoiceRow]:
         """Yield a row per choice.
@@ -192,18 +214,3 @@ class ChoiceRows:
             tokens = opening + tokenizer.encode(context + separator + text)
             # The joined text can have fewer tokens than its context alone; one is left for the choice.
             yield ChoiceRow(number, choice, tokens, min(first, len(tokens) - 1))
-
-    def get_batch(self, first: int, count: int) -> Batch:
-        """Return rows `first` to `first + count - 1` of `sorted`; rows after the last have no targets."""
-        rows = self.sorted[first : first + count]
-        length = max((len(row.tokens) - 1 for row in rows), default=1)
-        tokens_BT = torch.zeros(count, length, dtype=torch.int64)
-        targets_BT = torch.full((count, length), IGNORED, dtype=torch.int64)
-        documents_BT = torch.full((count, length), PADDING, dtype=torch.int64)
-        documents_BT[len(rows) :] = 0  # a row of padding alone would have no key to attend to
-        for number, row in enumerate(rows):
-            ids = torch.tensor(row.tokens)
-            tokens_BT[number, : len(ids) - 1] = ids[:-1]
-            targets_BT[number, row.first - 1 : len(ids) - 1] = ids[row.first :]
-            documents_BT[number, : len(ids) - 1] = 0
-        return Batch(tokens_BT, targets_BT, documents_BT)

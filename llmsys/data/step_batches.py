@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol, assert_never
 import numpy as np
 from numpy.typing import NDArray
 
+from llmsys.chat_tokens import StoredChats
 from llmsys.data.batch import Batch, build_batch
 from llmsys.data.length_buckets import LengthBuckets, compute_padding_stats
 from llmsys.data.masking import WindowTransform
@@ -65,6 +66,19 @@ def compute_imbalance(cost_N: NDArray[np.int64], assigned_RMS: NDArray[np.int64]
     return float(costs_RM.max(0).sum() * len(costs_RM) / max(int(costs_RM.sum()), 1))
 
 
+def divide_sequences(batch: Batch, length: int) -> Batch:
+    """Return a batch whose rows are divided into rows of `length` tokens, which do not see each other.
+
+    Args:
+        batch: Rows of next-token prediction, whose length is a multiple of `length`.
+        length: Tokens of a row.
+
+    Returns:
+        The same tokens and targets in more rows.
+    """
+    return batch.map_tensors(lambda tensor_BT: tensor_BT.reshape(-1, length))
+
+
 ALL = slice(None)
 
 
@@ -92,6 +106,7 @@ class WindowStepBatches:
     """Windows over packed documents: step n has the sequences that follow those of all steps before it.
 
     With `masking`, some tokens of each window are predicted from all others; otherwise each token from those before it.
+    With `chats`, the windows have stored ids (llmsys/chat_tokens.py).
     """
 
     def __init__(
@@ -102,14 +117,17 @@ class WindowStepBatches:
         separate_documents: bool,
         masking: WindowTransform | None = None,
         deal: Literal["sequential", "balanced"] = "sequential",
+        chats: StoredChats | None = None,
     ) -> None:
-        self.windows, self.plan, self.masking, self.deal = windows, plan, masking, deal
+        self.windows, self.plan, self.masking, self.deal, self.chats = windows, plan, masking, deal, chats
         self.separate_documents = separate_documents
 
     def get_micro_batches(self, step: int, which: slice = ALL) -> list[Batch]:
         """Implement `StepBatches.get_micro_batches`."""
         numbers_RMS = self.get_assignment(step)
-        return [self._build_batch(numbers) for numbers in numbers_RMS[self.plan.data_rank][which]]
+        length = self.plan.batch.get_step_length(step)
+        batches = [self._build_batch(numbers) for numbers in numbers_RMS[self.plan.data_rank][which]]
+        return batches if length == self.windows.length else [divide_sequences(batch, length) for batch in batches]
 
     def count_micro_batches(self, step: int) -> int:
         """Implement `StepBatches.count_micro_batches`."""
@@ -133,6 +151,8 @@ class WindowStepBatches:
         """Return the read progress and the imbalance of attention (1 is even), as assigned and in order."""
         first, plan = self.plan.get_step_plan(step)
         metrics = self.windows.get_progress(first + plan.sequences)
+        if self.plan.batch.length_stages:
+            metrics["sequence_length"] = self.plan.batch.get_step_length(step)
         if not self.separate_documents or plan.sequences == plan.micro_sequences:
             return metrics
         cost_N = self.windows.compute_attention_cost(np.arange(first, first + plan.sequences))
@@ -148,7 +168,8 @@ class WindowStepBatches:
         return {"kind": "windows", **self.windows.get_packing_stats()}
 
     def _build_batch(self, numbers: NDArray[np.int64]) -> Batch:
-        batch = build_batch(self.windows.get_rows(numbers), separate_documents=self.separate_documents)
+        rows = self.windows.get_rows(numbers)
+        batch = build_batch(rows, separate_documents=self.separate_documents, chats=self.chats)
         return batch if self.masking is None else self.masking.mask_batch(batch, numbers.tolist())
 
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from llmsys.arrow_file import read_batches
 from llmsys.config.run import RunConfig
 from llmsys.data.dataset_mixture import MixtureWindows
+from llmsys.data.fitted_windows import FittedWindows
 from llmsys.data.packed_windows import PackedDocuments
 from llmsys.data.step_batches import BucketedStepBatches, StepBatches, WindowStepBatches
 from llmsys.data.stream_windows import StreamWindows
@@ -137,7 +138,7 @@ def _list_sequence_numbers(windows: object, place: DocumentLocation, count: int)
         seen = int(windows.order.count_by_source(count)[place.source])
         local = windows.sources[place.source].list_windows_with_document(place.document, seen)
         return windows.order.get_global_numbers(place.source, local)
-    assert isinstance(windows, PackedDocuments | StreamWindows)
+    assert isinstance(windows, FittedWindows | PackedDocuments | StreamWindows)
     return windows.list_windows_with_document(place.document, count)
 
 

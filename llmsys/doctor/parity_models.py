@@ -16,6 +16,7 @@ from typing import Any, assert_never
 import numpy as np
 import torch
 
+from llmsys.chat_tokens import StoredChats
 from llmsys.config.head import (
     ClassificationHeadConfig,
     DropoutConfig,
@@ -26,8 +27,8 @@ from llmsys.config.head import (
 )
 from llmsys.config.model import ModelConfig
 from llmsys.config.objective import NextSentenceConfig, ObjectiveConfig, infer_objective
-from llmsys.data.batch import IGNORED, Batch
-from llmsys.data.packed_windows import PADDING
+from llmsys.data.batch import IGNORED, Batch, build_batch
+from llmsys.data.packed_windows import PADDING, WindowBatch
 from llmsys.data.shuffle import build_permutation, derive_order_key
 from llmsys.errors import ConfigError
 from llmsys.estimate.model_tensors import count_parameters
@@ -40,11 +41,16 @@ SEQUENCES, LENGTH, VOCABULARY = 8, 16, 61
 
 @dataclass(frozen=True)
 class ParityModel:
-    """A model, and the bias added to the choice of each expert in every layer."""
+    """A model, and the bias added to the choice of each expert in every layer.
+
+    Attributes:
+        learns_answers: the rows are chats, of which some tokens have a loss.
+    """
 
     name: str
     model: ModelConfig
     expert_bias: dict[int, float] = field(default_factory=dict)
+    learns_answers: bool = False
 
     @property
     def objective(self) -> ObjectiveConfig:
@@ -159,6 +165,8 @@ NARROW = ParityModel(
         moe=_build_moe_config(2, first_dense_layers=2, moe_intermediate_size=8),
     ),
 )
+# Not of the matrix: the loss is on some tokens, which rows of padding have too.
+CHATS = ParityModel("answers of chats", EXPERTS.model, learns_answers=True)
 PARITY_MODELS = (DENSE, EXPERTS, IDLE, CROWDED, LATENT, SINKS, TRANSLATION, LABELS, MASKED, DEEP, NARROW)
 
 
@@ -168,9 +176,10 @@ def build_parity_batch(step: int, rows: range, parity_model: ParityModel = DENSE
     The first quarter has no valid target, one row in four has two documents, and one in four ends in padding.
     """
     length, padding = parity_model.length, max(1, parity_model.length // 4)
-    tokens = torch.tensor(
-        np.stack([_build_row_tokens(step, row, length, parity_model.model.vocab_size) for row in rows])
-    )
+    stored = np.stack([_build_row_tokens(step, row, length, parity_model.model.vocab_size) for row in rows])
+    if parity_model.learns_answers:
+        return _build_chats(stored, parity_model.model.vocab_size)
+    tokens = torch.tensor(stored)
     tokens_BT, targets_BT = tokens[:, :-1].clone(), tokens[:, 1:].clone()
     documents_BT = torch.zeros_like(tokens_BT)
     for place, row in enumerate(rows):
@@ -182,6 +191,17 @@ def build_parity_batch(step: int, rows: range, parity_model: ParityModel = DENSE
             documents_BT[place, -padding:] = PADDING
             targets_BT[place, -padding:] = IGNORED
     return Batch(tokens_BT, targets_BT, documents_BT)
+
+
+def _build_chats(ids_NT: Any, vocab_size: int) -> Batch:
+    """Return rows of two chats, of whose tokens two in five have a loss, with padding in every second row."""
+    rows, size = ids_NT.shape
+    has_loss = (np.arange(size) + np.arange(rows)[:, None]) % 5 < 2
+    stored = np.where(has_loss, ids_NT, ids_NT + vocab_size)
+    documents = np.repeat((np.arange(size) >= size // 2)[None], rows, axis=0).astype(np.int64)
+    stored[:, [0, size // 2]] = 2 * vocab_size
+    documents[1::2, -3:] = PADDING
+    return build_batch(WindowBatch(stored, documents), separate_documents=True, chats=StoredChats(vocab_size, 0))
 
 
 def _build_row_tokens(step: int, row: int, length: int, vocab_size: int) -> Any:

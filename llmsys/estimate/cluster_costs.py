@@ -67,10 +67,20 @@ class ClusterCosts(Section):
         description="Mean hours of one accelerator between interruptions of its run (Llama 3, 3.3.4: 419 in 54 days of "
         "16,384 GPUs).",
     )
-    save_seconds: float = Field(30, ge=0, description="Training stall per checkpoint, in seconds.")
+    save_seconds: float = Field(
+        30,
+        ge=0,
+        description="Training stall per checkpoint, in seconds. With checkpoint.mode=async it is the copy of the state "
+        "to host memory, where that is shorter.",
+    )
     restart_seconds: float = Field(600, ge=0, description="Time from a failure to the next step, in seconds.")
     other_loss: float = Field(
         0.03, ge=0, lt=1, description="Share of time lost otherwise: slow machines, skipped steps."
+    )
+    expert_load: float = Field(
+        1.0,
+        ge=1,
+        description="Tokens of the fullest rank of experts / mean of the ranks; all wait for it in each layer.",
     )
     straggler: float = Field(
         0.0, ge=0, description="Extra time of the slowest device / time of the others; all wait for it in every step."

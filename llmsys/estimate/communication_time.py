@@ -154,7 +154,7 @@ def estimate_expert_parallel_seconds(bench: KernelContext, passes: PassSeconds, 
     layout, model = bench.layout, bench.model
     if layout.expert == 1 or model.moe is None:
         return 0.0
-    tokens = bench.shape.num_tokens / (layout.context * layout.tensor)
+    tokens = bench.expert_load * bench.shape.num_tokens / (layout.context * layout.tensor)
     visits, row = model.moe.visits_per_token, float(model.hidden_size * bench.shape.value_bytes)
     if bench.software.expert_rows == "rank" and must_send_once_per_rank(model.moe, layout.expert):
         # The experts and weights of the token travel with it: int64 and 16 bits or more, one way of two.

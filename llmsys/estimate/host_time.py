@@ -3,7 +3,7 @@
 from llmsys.config.run import RunConfig
 from llmsys.estimate.communication_time import PassSeconds
 from llmsys.estimate.kernel_context import KernelContext
-from llmsys.estimate.kernel_time import KernelSeconds
+from llmsys.estimate.kernel_time import LAUNCHES_MOE, KernelSeconds
 
 
 def estimate_host_seconds(
@@ -13,7 +13,8 @@ def estimate_host_seconds(
     moe = bench.model.moe
     if moe is not None and (each := bench.software.expert_launches):
         # Routing waits for the device in every layer, so nothing hides them; the backward has two for each.
-        kernels = 3 * each * moe.num_experts / bench.layout.expert * bench.model.num_moe_layers / pipeline
+        kernels = 3 * (each * moe.num_experts / bench.layout.expert + LAUNCHES_MOE)
+        kernels *= bench.model.num_moe_layers / pipeline
         return micro_batches * kernels * bench.device.efficiency.host_seconds
     if bench.software.launch != "eager":
         return 0.0

@@ -113,6 +113,7 @@ class KernelContext:
     shape: MicroBatchShape
     matmul_dtype: MatmulDtype = "compute"
     expert_matmul_dtype: MatmulDtype = "compute"
+    expert_load: float = 1.0  # tokens of the fullest rank of experts over the mean
 
     def estimate_matmul_seconds(
         self, rows: float, inner: float, columns: float, *, grouped: bool = False, head: bool = False

@@ -96,7 +96,7 @@ def _estimate_grouped_matmul_seconds(bench: KernelContext, row: ParameterTensor)
     moe, layout = bench.model.moe, bench.layout
     if moe is None:
         return 0.0
-    visits = moe.visits_per_token * bench.shape.num_tokens / (layout.context * layout.tensor)
+    visits = bench.expert_load * moe.visits_per_token * bench.shape.num_tokens / (layout.context * layout.tensor)
     experts = moe.num_experts / layout.expert
     inputs, outputs = row.shape[-2:]
     # Bytes: the weights of all local experts are read, whatever each of them is visited by.
@@ -147,6 +147,9 @@ def _estimate_permutation_seconds(bench: KernelContext) -> float:
     if (moe := model.moe) is None:
         return 0.0
     tokens = bench.shape.num_tokens / (layout.context * layout.tensor)
-    values = 5 * moe.visits_per_token * model.hidden_size + 3 * moe.num_experts
-    moved = tokens * values * bench.shape.value_bytes * bench.software.traffic
+    passes = 5.0
+    if bench.software.expert_rows == "visit" and 1 < layout.expert < moe.num_experts:
+        passes += 4  # by expert again behind the all-to-all, and back: read and written
+    values = passes * moe.visits_per_token * model.hidden_size + 3 * moe.num_experts
+    moved = bench.expert_load * tokens * values * bench.shape.value_bytes * bench.software.traffic
     return model.num_moe_layers * bench.estimate_memory_seconds(moved)

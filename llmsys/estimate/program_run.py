@@ -60,8 +60,10 @@ class ProgramRun:
         """Return the timeline of the fullest rank."""
         return estimate_peak_memory(self.config, self.layout, system=self.memory_profile)
 
-    def estimate_step(self, device: DeviceProfile, documents: tuple[int, ...] = ()) -> StepTime:
-        """Return the time of a step on a device."""
+    def estimate_step(
+        self, device: DeviceProfile, documents: tuple[int, ...] = (), expert_load: float = 1.0
+    ) -> StepTime:
+        """Return the time of a step on a device, whose fullest rank of experts has `expert_load` times the mean."""
         return estimate_step_time(
             self.config,
             self.layout,
@@ -71,6 +73,7 @@ class ProgramRun:
             program=self.program,
             matmul_dtype=self.matmul_dtype,
             documents=documents,
+            expert_load=expert_load,
         )
 
 

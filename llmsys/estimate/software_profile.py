@@ -89,10 +89,11 @@ class SoftwareProfile(Section):
         description="fused: torch's kernels. native: kernels for this device. unfused: every score is written to "
         "memory. chosen: by llmsys' table of kernels, where the device has a compute capability.",
     )
-    expert_rows: Literal["node", "rank"] = Field(
+    expert_rows: Literal["node", "rank", "visit"] = Field(
         "node",
         description="Times that a token is sent to its experts. node: once to each machine that has one of them. "
-        "rank: as llmsys does, once to each rank where that saves enough.",
+        "rank: as llmsys does, once to each rank where that saves enough. visit: once to each expert, by an "
+        "all-to-all, after which each rank sorts what it got.",
     )
     context: Literal["heads", "ring"] = Field(
         "heads", description="Context parallelism; on a ring the last rank has the most work."

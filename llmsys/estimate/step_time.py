@@ -34,24 +34,10 @@ from llmsys.estimate.kernel_context import (
     select_matmul_dtypes,
 )
 from llmsys.estimate.kernel_time import KernelSeconds, estimate_kernel_seconds
-from llmsys.estimate.model_tensors import list_model_tensors
+from llmsys.estimate.optimizer_time import estimate_optimizer_seconds
 from llmsys.estimate.program_profile import ProgramProfile, load_own_program
 from llmsys.estimate.residual_model import PercentileInterval, get_residual
 from llmsys.estimate.software_profile import resolve_compile_for_profile, resolve_for_profile
-
-
-def estimate_optimizer_seconds(config: RunConfig, bench: KernelContext, pipeline: int) -> float:
-    """Adam's bytes through memory, or through the host where state lives there."""
-    layout, rows = bench.layout, list_model_tensors(bench.model)
-    spread = layout.shard * layout.context if config.engine.shards_optimizer_state else 1
-    dense = sum(row.num_elements for row in rows if not row.is_routed) / (layout.tensor * pipeline * spread)
-    sparse = sum(row.num_elements for row in rows if row.is_routed) / (
-        pipeline * max(layout.expert, spread * layout.tensor)
-    )
-    moved = (dense + sparse) * config.optimizer.moved_bytes
-    if getattr(config.engine, "cpu_offload", "none") != "none":
-        return moved / bench.device.host_bandwidth
-    return bench.estimate_memory_seconds(moved)
 
 
 @dataclass(frozen=True)
@@ -103,6 +89,7 @@ def estimate_step_time(
     program: ProgramProfile | None = None,
     matmul_dtype: MatmulDtype | None = None,
     documents: Sequence[int] = (),
+    expert_load: float = 1.0,
 ) -> StepTime:
     """Estimate the time of one optimizer step of `config.batch` on layout.ranks_per_stage · pipeline devices.
 
@@ -115,6 +102,7 @@ def estimate_step_time(
         program: training program; None: llmsys under this config.
         matmul_dtype: type of the inputs of matmuls in blocks; None: those of the config.
         documents: lengths in tokens of packed documents, repeated until a sequence is full; none: one document.
+        expert_load: tokens of the fullest rank of experts over the mean; all others wait for it.
 
     Returns:
         P10, P50 and P90 in seconds, with the parts of P50.
@@ -127,7 +115,7 @@ def estimate_step_time(
     if layout.pipeline > 1:
         pipeline, interleave = layout.pipeline, layout.pipeline_schedule.num_chunks
     shape = _build_micro_batch_shape(config, layout, documents)
-    bench = KernelContext(config.model, layout, device, program.time, shape, *dtypes)
+    bench = KernelContext(config.model, layout, device, program.time, shape, *dtypes, expert_load=expert_load)
     work = estimate_kernel_seconds(bench)
     micro_batches = max(1.0, config.batch.sequences_per_step / (layout.data_parallel_size * bench.shape.sequences))
     # Weights that stay gathered travel once a step, as those of ZeRO-1.

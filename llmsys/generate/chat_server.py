@@ -22,6 +22,7 @@ from torch import Tensor
 from llmsys.config.run import RunConfig
 from llmsys.config.train import GenerationConfig
 from llmsys.errors import ConfigError, LlmsysError
+from llmsys.generate.chat_format import load_chat_format
 from llmsys.generate.prompt_completion import TextStreamer, build_decoding_params
 from llmsys.generate.text_generation import generate_texts
 from llmsys.model.transformer import Transformer
@@ -41,13 +42,14 @@ class ChatModel:
 
     def __init__(self, model: Transformer, tokenizer: Tokenizer, config: RunConfig) -> None:
         self.model, self.tokenizer, self.config = model, tokenizer, config
+        self.chats = load_chat_format(config)
         self._lock = threading.Lock()
 
     def continue_text(self, request: dict[str, Any], send: Send) -> None:
         """Generate a continuation and send {text, probability, top} for each token, then {end}.
 
         Args:
-            request: `text`, and values of `CONTROLS`.
+            request: `text`, and values of `CONTROLS`; of a model that was tuned on chats `messages` in place of `text`.
             send: receives each message; an error in it ends the text.
 
         Raises:
@@ -56,7 +58,8 @@ class ChatModel:
         """
         settings = build_generation_settings(self.config.generation, request)
         prompt = str(request.get("text", ""))
-        stream = TextStreamer(self.tokenizer, [prompt], lambda _, piece: pieces.append(piece))
+        ids = None if self.chats is None else [self.chats.encode_messages(read_messages(request))]
+        stream = TextStreamer(self.tokenizer, [prompt], lambda _, piece: pieces.append(piece), ids)
         pieces: list[str] = []
 
         def send_token(_: int, logits_V: Tensor, token: int) -> None:
@@ -73,11 +76,28 @@ class ChatModel:
                 decoding=build_decoding_params(settings),
                 seed=settings.seed,
                 prefix_ids=get_prefix_ids(settings, self.tokenizer),
+                prompt_ids=ids,
+                stop_ids=() if self.chats is None else self.chats.stop_ids,
                 on_logits=send_token,
             )
         pieces.clear()
         stream.flush([text])  # a character whose bytes were not complete
         send({"end": "".join(pieces)})
+
+
+def read_messages(request: dict[str, Any]) -> list[dict[str, str]]:
+    """Return the messages of a request: `messages`, or `text` as one of the user; ConfigError if there are none."""
+    messages = request.get("messages", [{"role": "user", "content": str(request.get("text", ""))}])
+    if (
+        isinstance(messages, list)
+        and messages
+        and all(
+            isinstance(one, dict) and isinstance(one.get("role"), str) and isinstance(one.get("content"), str)
+            for one in messages
+        )
+    ):
+        return messages
+    raise ConfigError("messages is no list of {role, content}. Send one or more, or `text`.")
 
 
 def build_generation_settings(defaults: GenerationConfig, request: dict[str, Any]) -> GenerationConfig:
@@ -154,7 +174,7 @@ class _ChatHandler(BaseHTTPRequestHandler):
             return
         chat, nonce = self.server.chat, secrets.token_urlsafe(16)
         shown = {name: getattr(chat.config.generation, name) for name in CONTROLS}
-        start = {"name": chat.config.run.name, "controls": shown}
+        start = {"name": chat.config.run.name, "controls": shown, "chat": chat.chats is not None}
         text = read_page()
         # a closing tag in a run's name would end the script
         data = json.dumps(start).replace("<", "\\u003c")

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from llmsys.config.run import RunConfig
 from llmsys.config.train import GenerationConfig
+from llmsys.generate.chat_format import load_chat_format
 from llmsys.generate.text_generation import BeamSearchParams, generate_texts
 from llmsys.generate.token_sampling import SamplingParams
 from llmsys.model.transformer import Transformer
@@ -17,7 +18,7 @@ OnText = Callable[[int, str], None]
 def complete_prompts(
     model: Transformer, tokenizer: Tokenizer, config: RunConfig, on_text: OnText | None = None
 ) -> list[dict[str, str]]:
-    """Complete each of `generation.prompts`.
+    """Complete each of `generation.prompts`; of a model that was tuned on chats, answer it.
 
     Args:
         model: a decoder.
@@ -35,7 +36,9 @@ def complete_prompts(
     settings = config.generation
     if not settings.prompts:
         return []
-    stream = None if on_text is None else TextStreamer(tokenizer, list(settings.prompts), on_text)
+    chats = load_chat_format(config)
+    ids = None if chats is None else [chats.encode_question(prompt) for prompt in settings.prompts]
+    stream = None if on_text is None else TextStreamer(tokenizer, list(settings.prompts), on_text, ids)
     texts = generate_texts(
         model,
         tokenizer,
@@ -44,6 +47,8 @@ def complete_prompts(
         decoding=build_decoding_params(settings),
         seed=settings.seed,
         prefix_ids=get_prefix_ids(settings, tokenizer),
+        prompt_ids=ids,
+        stop_ids=() if chats is None else chats.stop_ids,
         on_token=stream,
     )
     if stream is not None:
@@ -67,9 +72,11 @@ def build_decoding_params(settings: GenerationConfig) -> SamplingParams | BeamSe
 class TextStreamer:
     """A converter of tokens to pieces of text. A character whose bytes are incomplete is held back."""
 
-    def __init__(self, tokenizer: Tokenizer, prompts: list[str], on_text: OnText) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, prompts: list[str], on_text: OnText, ids: list[list[int]] | None = None
+    ) -> None:
         self._tokenizer, self._on_text = tokenizer, on_text
-        self._ids = [tokenizer.encode(prompt) for prompt in prompts]
+        self._ids = [tokenizer.encode(prompt) for prompt in prompts] if ids is None else [list(row) for row in ids]
         self._decoded = [tokenizer.decode(ids) for ids in self._ids]
         self._emitted = ["" for _ in prompts]
 

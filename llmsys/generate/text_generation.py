@@ -57,6 +57,8 @@ def generate_texts(
     seed: int = 0,
     stop_at_eos: bool = True,
     prefix_ids: Sequence[int] | None = None,
+    prompt_ids: Sequence[Sequence[int]] | None = None,
+    stop_ids: Sequence[int] = (),
     on_token: OnToken | None = None,
     on_logits: OnLogits | None = None,
 ) -> list[str]:
@@ -68,13 +70,15 @@ def generate_texts(
     Args:
         model: a decoder.
         tokenizer: its tokenizer.
-        prompts: texts to continue. Equal prompts get different samples.
+        prompts: texts to continue.
         max_new_tokens: maximum tokens of a continuation, at least 1.
         decoding: sampling or beam search.
         seed: each prompt samples from a generator seeded by (seed, prompt, occurrence).
         stop_at_eos: end a text at its end-of-document token.
         prefix_ids: ids before each prompt. None is the end-of-document id, which precedes every document in training.
             An empty prompt without a prefix gets the begin or else the end id: a model needs a token to continue.
+        prompt_ids: ids of each prompt, such as a chat's, in place of the prefix and its own.
+        stop_ids: further ids that end a text; beam search ends at the first of them alone.
         on_token: receives every new token; beam search does not call it.
         on_logits: receives the model's logits at every new token, before filters; beam search does not call it.
 
@@ -85,25 +89,20 @@ def generate_texts(
     _check_max_new_tokens(max_new_tokens)
     if not prompts:
         return []
-    # In training every document follows the end token of the one before it.
-    prefix_ids = (tokenizer.eos_id,) if prefix_ids is None else tuple(prefix_ids)
-    ids = [[*prefix_ids, *tokenizer.encode(prompt)] or _get_fallback_prefix(tokenizer) for prompt in prompts]
-    num_prefix = len(prefix_ids)
-    limits = [
-        _compute_token_limit(prompt, row, num_prefix, max_new_tokens, model)
-        for prompt, row in zip(prompts, ids, strict=True)
-    ]
-    stop = tokenizer.eos_id if stop_at_eos else NO_TOKEN
+    ids, num_prefix = _encode_prompts(tokenizer, prompts, prefix_ids, prompt_ids)
+    limits = _compute_token_limits(prompts, ids, num_prefix, max_new_tokens, model)
+    stops = (*stop_ids, tokenizer.eos_id) if stop_at_eos else (NO_TOKEN,)
     next_logits = _build_logits_function(model, tokenizer.vocab_size)
     with use_eval_mode(model):
         first_BV, cache = _prefill_prompts(model, ids, limits, next_logits)
         match decoding:
             case BeamSearchParams():
-                new_ids = _decode_with_beams(first_BV, cache, limits, stop, decoding, next_logits)
+                new_ids = _decode_with_beams(first_BV, cache, limits, stops[0], decoding, next_logits)
             case SamplingParams():
                 pick = _build_token_picker(decoding, ids, _build_generators(prompts, seed))
-                calls = on_token, on_logits
-                new_ids = _decode_with_sampling(first_BV, cache, limits, stop, pick, calls, next_logits)
+                new_ids = _decode_with_sampling(
+                    first_BV, cache, limits, stops, pick, (on_token, on_logits), next_logits
+                )
             case unreachable:
                 assert_never(unreachable)
     return [_decode_continuation(tokenizer, old, new) for old, new in zip(ids, new_ids, strict=True)]
@@ -115,6 +114,20 @@ def _check_max_new_tokens(max_new_tokens: int) -> None:
             f"generation.max_new_tokens={max_new_tokens} is out of range: it must be at least 1. "
             f"Set it to a value in range."
         )
+
+
+def _encode_prompts(
+    tokenizer: Tokenizer,
+    prompts: Sequence[str],
+    prefix_ids: Sequence[int] | None,
+    prompt_ids: Sequence[Sequence[int]] | None,
+) -> tuple[list[list[int]], int]:
+    """Return the ids of each prompt, and how many of them come before its text."""
+    if prompt_ids is not None:
+        return [list(row) for row in prompt_ids], 0
+    # In training every document follows the end token of the one before it.
+    prefix = [tokenizer.eos_id] if prefix_ids is None else list(prefix_ids)
+    return [[*prefix, *tokenizer.encode(prompt)] or _get_fallback_prefix(tokenizer) for prompt in prompts], len(prefix)
 
 
 def _get_fallback_prefix(tokenizer: Tokenizer) -> list[int]:
@@ -194,7 +207,7 @@ def _decode_with_sampling(
     logits_BV: Tensor,
     cache: KeyValueCache,
     limits: list[int],
-    stop: int,
+    stops: Sequence[int],
     pick: Pick,
     calls: tuple[OnToken | None, OnLogits | None],
     next_logits: NextLogits,
@@ -207,7 +220,7 @@ def _decode_with_sampling(
         tokens_B = pick(logits_BV, alive)
         staying = []
         for index, (row, token) in enumerate(zip(alive, tokens_B.tolist(), strict=True)):
-            if token != stop:
+            if token not in stops:
                 new[row].append(token)
                 if on_logits is not None:
                     on_logits(row, logits_BV[index], token)
@@ -240,6 +253,13 @@ def _decode_continuation(tokenizer: Tokenizer, old: list[int], new: list[int]) -
     before, text = tokenizer.decode(old), tokenizer.decode(old + new)
     # Without the prefix when an incomplete character at the seam changes its text.
     return text[len(before) :] if text.startswith(before) else tokenizer.decode(new)
+
+
+def _compute_token_limits(
+    prompts: Sequence[str], ids: list[list[int]], num_prefix: int, max_new_tokens: int, model: Transformer
+) -> list[int]:
+    pairs = zip(prompts, ids, strict=True)
+    return [_compute_token_limit(prompt, row, num_prefix, max_new_tokens, model) for prompt, row in pairs]
 
 
 def _compute_token_limit(prompt: str, row: list[int], num_prefix: int, max_new_tokens: int, model: Transformer) -> int:

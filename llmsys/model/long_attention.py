@@ -6,6 +6,7 @@ Invariants:
 - Documents and padding are read here, from the context; no tensor of positions × positions is made.
 """
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -46,7 +47,8 @@ class LongformerAttention(AttentionProjections):
     def forward(self, x_BTD: Tensor, context: ForwardContext) -> Tensor:
         """Mix positions; same shape and dtype as the input."""
         q_BTHK, (k_BTHK, v_BTHK) = self._project_queries(x_BTD), self._project_keys_values(x_BTD)
-        documents_BT, compute = context.documents_BT, partial(self._compute_window_output, context.documents_BT)
+        documents_BT = context.documents_BT
+        compute: Callable[..., Tensor] = partial(self._compute_window_output, documents_BT)
         if context.cache is not None:
             _, k_BTHK, v_BTHK = context.rotate_and_cache(self.layer_type, self.layer, False, q_BTHK, k_BTHK, v_BTHK)
             compute = partial(self._compute_cached_output, context.cache.padding_B)

@@ -187,11 +187,11 @@ def all_gather_tensor(tensor: Tensor, group: dist.ProcessGroup | None = None) ->
     return gathered.view(ranks, *tensor.shape)
 
 
-def run_on_rank_zero(action: Callable[[], str]) -> str:
+def run_on_rank_zero(action: Callable[[], Value]) -> Value:
     """Run `action` on rank 0 and broadcast the result. Collective.
 
     Args:
-        action: Returns a text, for instance a summary to print.
+        action: Returns a picklable object, for instance a summary to print; not None.
 
     Returns:
         The result, on every rank.
@@ -203,7 +203,7 @@ def run_on_rank_zero(action: Callable[[], str]) -> str:
     if get_world_size() == 1:
         return action()
     failure: BaseException | None = None
-    message: list[str | None] = [None]
+    message: list[Value | None] = [None]
     if get_rank() == 0:
         try:
             message = [action()]

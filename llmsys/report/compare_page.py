@@ -5,7 +5,7 @@ Reads run folders, finished or not; writes one HTML file. Curves are drawn over 
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
@@ -171,11 +171,16 @@ def _build_scores_table(runs: Sequence[RunRecord], titles: Sequence[str]) -> Htm
                 _format_value(run.get_start_value("parameters"), format_amount),
                 _format_value(event.get("loss"), "{:.4f}".format),
                 _format_value(event.get("bits_per_byte"), "{:.4f}".format),
-                *(_format_value((answers.get(name) or {}).get("accuracy"), "{:.1%}".format) for name in sets),
+                *(_format_value(_get_accuracy(answers.get(name) or {}), "{:.1%}".format) for name in sets),
                 *(_format_value((own.get(name) or {}).get("value"), "{:.4g}".format) for name in metrics),
             ]
         )
     return build_table(head, rows, numeric=range(2, len(head)))
+
+
+def _get_accuracy(answers: Mapping[str, Any]) -> Any:
+    """Return the accuracy of a task; of one of the harness `acc` or, where it generates, `exact_match`."""
+    return next((answers[name] for name in ("accuracy", "acc", "exact_match") if name in answers), None)
 
 
 def _format_value(value: Any, form: Any) -> str:

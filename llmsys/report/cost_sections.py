@@ -42,7 +42,17 @@ def build_answers_section(record: RunRecord) -> Html | None:
     lead = build_tag(
         "p", f"Accuracy: share of questions whose correct answer was the most likely, after step {asked[-1]['step']:,}."
     )
-    return build_section("answers", "Answers", lead, build_table(head, rows, numeric=[1, 2, 3, 4]))
+    tables = [build_table(head, rows, numeric=[1, 2, 3, 4])] if rows else []
+    harness = [
+        [name, metric, f"{value:.4f}", f"{one['questions']:,}"]
+        for name, one in asked[-1]["sets"].items()
+        if "accuracy" not in one and isinstance(one.get("questions"), int)
+        for metric, value in one.items()
+        if metric != "questions" and isinstance(value, float) and math.isfinite(value)
+    ]
+    if harness:
+        tables.append(build_table(("harness task", "metric", "value", "questions"), harness, numeric=[2, 3]))
+    return build_section("answers", "Answers", lead, *tables)
 
 
 def build_metrics_section(record: RunRecord) -> Html | None:

@@ -112,6 +112,11 @@ def build_dataset_numbers(manifest: Manifest) -> Numbers:
     if tokens:
         text = sum(split.bytes for split in manifest.splits.values())
         numbers.append(("tokens", format_amount(tokens), f"{text / tokens:.2f} bytes per token"))
+    if manifest.answers:
+        amount = sum(manifest.answers.values())
+        numbers.append(
+            ("answer tokens", format_amount(amount), f"{format_percent(amount, tokens)} of all, with a loss")
+        )
     if manifest.vocab_size:
         numbers.append(("vocabulary", format_number(manifest.vocab_size), str(manifest.token_dtype)))
     return numbers

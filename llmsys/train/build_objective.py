@@ -17,6 +17,7 @@ from llmsys.config.objective import (
 )
 from llmsys.config.run import RunConfig
 from llmsys.data.dataset_mixture import MixtureWindows
+from llmsys.data.fill_in_middle import MiddleFiller
 from llmsys.data.fitted_windows import FittedWindows
 from llmsys.data.heldout_batches import HeldoutPairs, MaskedHeldoutWindows
 from llmsys.data.images import ImageCollator, build_image_layout
@@ -34,6 +35,7 @@ from llmsys.train.build_transform import (
     HidingObjective,
     PairObjective,
     build_augmentation,
+    build_middle_filler,
     build_transform,
     get_start_token,
 )
@@ -41,7 +43,7 @@ from llmsys.train.evaluator import ALONE, Evaluator, HeldoutRows, RowRanks, Targ
 from llmsys.train.heldout_evaluator import HeldoutEvaluator, MixtureEvaluator, build_heldout_windows
 from llmsys.train.multiple_choice_evaluator import build_task_evaluator
 from llmsys.train.python_metric import load_python_metrics
-from llmsys.train.run_data import RunData, get_mixture, open_first_source, open_run_data
+from llmsys.train.run_data import RunData, get_mixture, get_stored_chats, open_first_source, open_run_data
 
 
 def build_step_batches(config: RunConfig, ranks: int, data_rank: int) -> StepBatches:
@@ -92,6 +94,7 @@ def _build_window_steps(
 ) -> WindowStepBatches:
     dataset = open_run_data(config, "train")
     windows, masking = _build_windows(config, dataset), None
+    chats = get_stored_chats(config, dataset)
     if hidden is not None:
         key = (windows.fingerprint, config.run.seed)
         masking = build_transform(config, hidden, dataset.tokenizer, key, windows.get_rows)
@@ -101,6 +104,7 @@ def _build_window_steps(
         separate_documents=config.batch.attention_scope == "document",
         masking=masking,
         deal=config.batch.assignment,
+        chats=chats,
     )
 
 
@@ -162,7 +166,12 @@ def _build_target_evaluator(config: RunConfig, heldout: HeldoutRows, row_ranks: 
 def _build_windows(config: RunConfig, dataset: RunData) -> WindowDataset:
     """Return the training windows of a dataset, or of a mixture; its stages begin at whole sequences."""
     length, seed = config.batch.sequence_length, config.run.seed
-    packed = [build_source_windows(shards, length, seed, config.batch.packing) for shards in dataset.sources]
+    packed = [
+        build_source_windows(
+            shards, length, seed, config.batch.packing, build_middle_filler(config, shards, dataset.tokenizer)
+        )
+        for shards in dataset.sources
+    ]
     if (mixture := get_mixture(config.data)) is None:
         return packed[0]
     stages = [(-(-tokens // length), weights) for tokens, weights in mixture.stage_weights]  # rounded up
@@ -174,6 +183,7 @@ def build_source_windows(
     length: int,
     seed: int,
     packing: Literal["concatenate", "best_fit", "first_fit"] = "concatenate",
+    middle: MiddleFiller | None = None,
 ) -> SourceWindows:
     """Build the windows of a dataset in the order of its manifest, which keeps the order of older runs.
 
@@ -182,6 +192,7 @@ def build_source_windows(
         length: positions to predict in a window.
         seed: seed of the order.
         packing: `batch.packing`.
+        middle: rearranges documents for fill-in-the-middle.
 
     Returns:
         The windows of all epochs.
@@ -196,7 +207,7 @@ def build_source_windows(
                 f"batch.packing={packing} needs token files with page tables, and {shards.folder} was prepared by an "
                 "earlier version. Run llmsys prepare CONFIG again, or use batch.packing=concatenate."
             )
-        return FittedWindows(require_paged(shards), length=length, seed=seed, packing=packing)
+        return FittedWindows(require_paged(shards), length=length, seed=seed, packing=packing, middle=middle)
     match shards.manifest.order:
         case 1:
             return PackedDocuments(shards, length=length, seed=seed)

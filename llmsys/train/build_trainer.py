@@ -54,7 +54,7 @@ from llmsys.train.norm_meter import NormMeter
 from llmsys.train.precision import resolve_compile, resolve_precision, set_matmul_numerics
 from llmsys.train.remote_run import lock_run
 from llmsys.train.run_checks import format_bitwise_notice, require_rank_agreement
-from llmsys.train.run_data import RunData, open_run_data
+from llmsys.train.run_data import RunData, open_run_data, share_dataset_files
 from llmsys.train.run_prediction import write_prediction
 from llmsys.train.source_checkpoint import load_initial_weights
 from llmsys.train.step_guard import StepGuard, describe_step_contents
@@ -101,7 +101,8 @@ def train_run(config: RunConfig, complete_prompts: PromptCompleter) -> Evaluatio
         config = resolve_micro_sequences(config, get_local_device())
         set_num_threads(config)
         set_matmul_numerics()
-        trainer = build_trainer(config, stack, complete_prompts)
+        with share_dataset_files(config):
+            trainer = build_trainer(config, stack, complete_prompts)
         result = trainer.train()
         if (count := config.checkpoint.average_last) > 1:
             run_on_rank_zero(lambda: str(average_checkpoints(config.run.folder, count)))

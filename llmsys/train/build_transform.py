@@ -11,11 +11,13 @@ from llmsys.config.objective import (
     TranslationConfig,
 )
 from llmsys.config.run import RunConfig
+from llmsys.data.fill_in_middle import MiddleFiller, MiddleTokens
 from llmsys.data.images import build_image_layout
 from llmsys.data.masking import ReadWindows, SegmentPairs, SpanCorruptor, TokenMasker, WindowTransform
 from llmsys.data.permutation import PermutationSampler
 from llmsys.data.sequence_pairs import SequencePairs
 from llmsys.errors import ConfigError
+from llmsys.token_shards import TokenShards
 from llmsys.tokenizer import Tokenizer
 
 PairObjective = TranslationConfig | ClassificationConfig
@@ -81,6 +83,35 @@ def build_transform(
             return SpanCorruptor(objective, tuple(sentinels), tokenizer.eos_id, get_start_token(config), key)
         case unreachable:
             assert_never(unreachable)
+
+
+def build_middle_filler(config: RunConfig, shards: TokenShards, tokenizer: Tokenizer) -> MiddleFiller | None:
+    """Build what rearranges documents for fill-in-the-middle.
+
+    Args:
+        config: the config of the run.
+        shards: the training split of one source.
+        tokenizer: the tokenizer that has the marks.
+
+    Returns:
+        The rearrangement; None where none is asked for.
+
+    Raises:
+        ConfigError: the tokenizer lacks a mark, or the source has chats.
+    """
+    settings = config.batch.fill_in_middle
+    if settings is None:
+        return None
+    if shards.manifest.answers:
+        raise ConfigError(
+            f"batch.fill_in_middle would move answers away from their questions in the chats of {shards.folder}. Set "
+            "it to null, or train on chats in a run of their own."
+        )
+    names = [settings.prefix_token, settings.middle_token, settings.suffix_token]
+    tokens = _find_tokens(tokenizer, names, "batch.fill_in_middle.prefix_token, middle_token, suffix_token")
+    if len(set(tokens)) < len(tokens):
+        raise ConfigError(f"batch.fill_in_middle has equal tokens: {', '.join(names)}. Use three different ones.")
+    return MiddleFiller(settings, MiddleTokens(*tokens), (shards.fingerprint, config.run.seed))
 
 
 def get_start_token(config: RunConfig) -> int:

@@ -8,12 +8,14 @@ import math
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, assert_never
+from typing import Any, Protocol, assert_never
 
 import torch
 
 from llmsys.config.run import RunConfig
+from llmsys.data.batch import Batch
 from llmsys.data.heldout_batches import HeldoutWindows
+from llmsys.data.heldout_chats import HeldoutChats
 from llmsys.token_shards import TokenShards
 from llmsys.tokenizer import Tokenizer
 from llmsys.train.evaluator import (
@@ -34,7 +36,7 @@ BITS_PER_NAT = 1.4426950408889634
 
 @dataclass(frozen=True)
 class HeldoutEvaluation:
-    """Loss of a model on held-out text. Every byte is predicted, and the end of each document too."""
+    """Loss of a model on held-out text: every byte, and the end of each document; of chats the answers."""
 
     loss: float
     bits_per_byte: float
@@ -61,6 +63,55 @@ def build_heldout_windows(config: RunConfig, shards: TokenShards, tokenizer: Tok
     )
 
 
+class HeldoutTextRows(Protocol):
+    """Held-out rows of text.
+
+    Attributes:
+        num_rows: the number of rows.
+        tokens: targets of all rows.
+        text_bytes: UTF-8 bytes that they stand for.
+    """
+
+    num_rows: int
+    tokens: int
+    text_bytes: int
+
+    def get_batch(self, first: int, count: int) -> Batch:
+        """Return rows `first` to `first + count - 1`; past the end, rows without valid targets."""
+        ...
+
+    def iter_texts(self) -> Iterator[bytes]:
+        """Yield the UTF-8 text that is scored."""
+        ...
+
+
+class HeldoutDocuments:
+    """Windows over held-out documents, and the text of the documents."""
+
+    def __init__(self, config: RunConfig, shards: TokenShards, tokenizer: Tokenizer) -> None:
+        self._windows = build_heldout_windows(config, shards, tokenizer)
+        self._shards, self._tokenizer = shards, tokenizer
+        self.num_rows, self.tokens = self._windows.num_rows, self._windows.tokens
+        self.text_bytes = self._windows.text_bytes
+
+    def get_batch(self, first: int, count: int) -> Batch:
+        """Implement `HeldoutTextRows.get_batch`."""
+        return self._windows.get_batch(first, count)
+
+    def iter_texts(self) -> Iterator[bytes]:
+        """Yield the UTF-8 text of each document."""
+        for document in self._windows.documents:
+            without_end = self._shards.get_tokens(document)[:-1].tolist()
+            yield self._tokenizer.decode(without_end).encode()
+
+
+def _build_heldout_rows(config: RunConfig, shards: TokenShards, tokenizer: Tokenizer) -> HeldoutTextRows:
+    if not shards.manifest.answers:
+        return HeldoutDocuments(config, shards, tokenizer)
+    length = config.evaluation.resolve_sequence_length(config.batch.sequence_length)
+    return HeldoutChats(shards, tokenizer, length=length, max_tokens=config.evaluation.max_tokens)
+
+
 class HeldoutEvaluator:
     """An evaluator of the held-out split; the compressors run once, at the first evaluation.
 
@@ -70,27 +121,25 @@ class HeldoutEvaluator:
     def __init__(
         self, config: RunConfig, shards: TokenShards, tokenizer: Tokenizer, row_ranks: RowRanks = ALONE
     ) -> None:
-        self._tokenizer = tokenizer
         self._row_ranks = row_ranks
         self._sequences = config.evaluation_sequences
+        self._rows = _build_heldout_rows(config, shards, tokenizer)
         self._metrics = load_python_metrics(config.evaluation.metrics)
-        self._shards = shards
-        self._windows = build_heldout_windows(config, shards, tokenizer)
         self._compressor_baselines: tuple[float, float] | None = None
 
     def evaluate(self, compute_logits: LogitsFunction, device: torch.device) -> HeldoutEvaluation:
         """Evaluate this rank's windows and return the result over all ranks. Collective."""
-        windows = self._windows
-        sums = sum_over_rows(windows, compute_logits, device, self._row_ranks, self._sequences, self._metrics)
+        rows = self._rows
+        sums = sum_over_rows(rows, compute_logits, device, self._row_ranks, self._sequences, self._metrics)
         nats = sums.nats
         gzip, xz = self.compute_compressor_baselines()
-        loss = nats / windows.tokens
+        loss = nats / rows.tokens
         return HeldoutEvaluation(
             loss=loss,
-            bits_per_byte=nats * BITS_PER_NAT / windows.text_bytes,
+            bits_per_byte=nats * BITS_PER_NAT / rows.text_bytes,
             perplexity=float(torch.tensor(loss).exp()),
-            evaluated_tokens=windows.tokens,
-            evaluated_bytes=windows.text_bytes,
+            evaluated_tokens=rows.tokens,
+            evaluated_bytes=rows.text_bytes,
             gzip_bits_per_byte=gzip,
             xz_bits_per_byte=xz,
             metrics=sums.metrics,
@@ -99,13 +148,8 @@ class HeldoutEvaluator:
     def compute_compressor_baselines(self) -> tuple[float, float]:
         """Return the bits per byte of `gzip -9` and `xz -9` on the concatenated documents that are evaluated."""
         if self._compressor_baselines is None:
-            self._compressor_baselines = compute_compressed_bits_per_byte(self._iter_texts())
+            self._compressor_baselines = compute_compressed_bits_per_byte(self._rows.iter_texts())
         return self._compressor_baselines
-
-    def _iter_texts(self) -> Iterator[bytes]:
-        for document in self._windows.documents:
-            without_end = self._shards.get_tokens(document)[:-1].tolist()
-            yield self._tokenizer.decode(without_end).encode()
 
 
 def compute_compressed_bits_per_byte(texts: Iterator[bytes]) -> tuple[float, float]:

@@ -5,17 +5,19 @@ there are three accuracies: by the sum (`acc` in lm-evaluation-harness), by the 
 `acc_norm`, which counts characters), and by the sum over its tokens. A tie counts as wrong.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, assert_never
 
 import torch
 
-from llmsys.config.evaluation import MAX_DEFAULT_SEQUENCES
+from llmsys.config.evaluation import MAX_DEFAULT_SEQUENCES, MinimalPairsConfig, MultipleChoiceConfig, SetConfig
+from llmsys.config.harness import HarnessConfig
 from llmsys.config.run import RunConfig
 from llmsys.data.multiple_choice import ChoiceRows, MultipleChoiceQuestion, read_questions
 from llmsys.tokenizer import Tokenizer
 from llmsys.train.evaluator import ALONE, EvaluationResult, Evaluator, LogitsFunction, RowRanks, compute_row_metrics
+from llmsys.train.harness_evaluator import HarnessEvaluator
 from llmsys.train.run_data import get_prefix_ids
 
 
@@ -83,7 +85,7 @@ class EvaluationWithTasks:
     """The result on held-out data, and the scores of each task by name."""
 
     heldout: EvaluationResult
-    answers: dict[str, QuestionScores]
+    answers: Mapping[str, EvaluationResult]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the numbers of the held-out data, and under `sets` the scores of each task."""
@@ -95,29 +97,43 @@ class EvaluatorWithTasks:
     """An evaluator of held-out data and then of every task."""
 
     heldout: Evaluator
-    tasks: dict[str, MultipleChoiceEvaluator]
+    tasks: dict[str, MultipleChoiceEvaluator | HarnessEvaluator]
 
     def evaluate(self, compute_logits: LogitsFunction, device: torch.device) -> EvaluationResult:
         """Evaluate held-out data and every task. Collective."""
         measured = self.heldout.evaluate(compute_logits, device)
-        return EvaluationWithTasks(
-            measured, {name: one.evaluate(compute_logits, device) for name, one in self.tasks.items()}
-        )
+        answers: dict[str, EvaluationResult] = {}
+        for name, one in self.tasks.items():
+            match one:
+                case MultipleChoiceEvaluator():
+                    answers[name] = one.evaluate(compute_logits, device)
+                case HarnessEvaluator():
+                    answers |= one.evaluate(compute_logits, device)
+                case unreachable:
+                    assert_never(unreachable)
+        return EvaluationWithTasks(measured, answers)
 
 
 def build_task_evaluator(heldout: Evaluator, config: RunConfig, tokenizer: Tokenizer, row_ranks: RowRanks) -> Evaluator:
     """Return an evaluator that also evaluates `evaluation.tasks`; the given one where there are none.
 
     Raises:
-        DataError: a question is malformed or too long; the message has its file and line.
+        DataError: a question is malformed or too long, or a task of the harness lacks its files.
+        ConfigError: lm_eval is not installed.
     """
-    longest, opening = config.model.max_position_embeddings, get_prefix_ids(config.generation, tokenizer)
-    tasks = {
-        one.title: MultipleChoiceEvaluator(
-            ChoiceRows(read_questions(one), tokenizer, opening or [tokenizer.eos_id], longest),
-            row_ranks,
-            config.evaluation_sequences,
-        )
-        for one in config.evaluation.tasks
-    }
+    tasks = {one.title: _build_evaluator(one, config, tokenizer, row_ranks) for one in config.evaluation.tasks}
     return EvaluatorWithTasks(heldout, tasks) if tasks else heldout
+
+
+def _build_evaluator(
+    asked: SetConfig, config: RunConfig, tokenizer: Tokenizer, row_ranks: RowRanks
+) -> MultipleChoiceEvaluator | HarnessEvaluator:
+    match asked:
+        case MultipleChoiceConfig() | MinimalPairsConfig():
+            longest, opening = config.model.max_position_embeddings, get_prefix_ids(config.generation, tokenizer)
+            rows = ChoiceRows(read_questions(asked), tokenizer, opening or [tokenizer.eos_id], longest)
+            return MultipleChoiceEvaluator(rows, row_ranks, config.evaluation_sequences)
+        case HarnessConfig():
+            return HarnessEvaluator(asked, config, row_ranks)
+        case unreachable:
+            assert_never(unreachable)

@@ -134,7 +134,7 @@ def resolve_precision(config: RunConfig) -> RunConfig:
     worst = min(all_gather_object((own.is_native, get_rank(), own.reason)))
     support = NativeSupport(worst[0], worst[2])
 
-    def decide() -> str:
+    def decide() -> Precision:
         asked = config.train.precision
         precision, why = (asked, "") if asked != "auto" else select_precision(config.run.folder, support)
         resolved = config.resolve_precision(precision, why).train.resolved_precision
@@ -144,8 +144,7 @@ def resolve_precision(config: RunConfig) -> RunConfig:
             log.warning("%s", warning)
         return resolved
 
-    precision: Precision = run_on_rank_zero(decide)  # type: ignore[assignment]
-    return config.resolve_precision(precision)
+    return config.resolve_precision(run_on_rank_zero(decide))
 
 
 def resolve_compile(config: RunConfig) -> RunConfig:

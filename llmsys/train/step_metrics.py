@@ -119,10 +119,13 @@ class StepMeter:
         self._baseline_bytes = 0 if self.device.type == "cuda" else read_resident_memory("VmRSS")
         self._peak = (0, 0)
         self._only_steps = True
+        self._has_full_length = True
 
     def record_step(self, number: int, seconds: float) -> None:
-        """Record the seconds of one step without its data stall. Smaller steps of a growing batch do not count."""
-        if self.config.batch.get_step_tokens(number - 1) == self.config.batch.tokens_per_step:
+        """Record the seconds of one step without its data stall. Steps of smaller or shorter batches do not count."""
+        batch = self.config.batch
+        self._has_full_length = batch.get_step_length(number - 1) == batch.sequence_length
+        if self._has_full_length and batch.get_step_tokens(number - 1) == batch.tokens_per_step:
             self.seconds.append(seconds)
         if self._only_steps:
             # Peaks never fall, so the last reading before other work is the peak of the steps.
@@ -149,7 +152,8 @@ class StepMeter:
         # One reduction for all four: a collective costs more than its few bytes.
         slowest, longest_wait, fullest, most_allocated = self._compute_max_over_ranks(seconds, wait, memory, allocated)
         speed = tokens / slowest
-        share = self.flops_convention.compute_utilisation(speed)
+        # Operations per token are those of full sequences.
+        share = self.flops_convention.compute_utilisation(speed) if self._has_full_length else None
         self.details = {} if share is None else {"utilisation": f"{share:.1%}"}
         self.details["memory"] = format_memory_size(fullest)
         return {

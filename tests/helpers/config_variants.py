@@ -128,6 +128,7 @@ LABELLED: Settings = {"kind": "labelled", "inputs": ["labels.tsv"], "heldout_inp
 IMAGES: Settings = {"kind": "images", "inputs": ["images.npz"], "heldout_inputs": ["images.npz"], "image_size": 8,
                     "num_channels": 1}  # fmt: skip
 TOKENS: Settings = {"kind": "tokens", "inputs": ["megatron/train.idx"]}
+CHAT: Settings = {"kind": "chat", "inputs": ["chats.jsonl"], "template": "chat.jinja"}
 VIT: Settings = {"family": "encoder", "vocab_size": 256, "max_position_embeddings": 5, "position": {"kind": "learned"},
                  "patches": {"image_size": 8, "patch_size": 4, "num_channels": 1}}  # fmt: skip
 LABELS: Settings = {"kind": "classification", "num_labels": 3}
@@ -225,6 +226,7 @@ DATA_EXAMPLES: dict[str, Settings] = dict([
     ("data.kind=labelled", {"data": LABELLED, "model": MODEL | {"family": "encoder", "head": LABELS},
                             "batch": PAIR_BATCH}),
     ("data.kind=tokens", {"data": TOKENS, "tokenizer": {"kind": "file", "path": "prepared/tokenizer"}}),
+    ("data.kind=chat", {"data": CHAT, "tokenizer": {"kind": "file", "path": "prepared/tokenizer"}}),
     ("data.kind=images", {"data": IMAGES, "model": MODEL | VIT | {"head": LABELS},
                           "batch": {"sequence_length": 5, "tokens": 20}}),
     _choose("data", "mixture", {"sources": [{"folder": "prepared"}]}),
@@ -263,6 +265,7 @@ DATA_EXAMPLES: dict[str, Settings] = dict([
     _choose("tokenizer", "file", {"path": "prepared/tokenizer/tokenizer.model"}),
     _choose("evaluation.tasks[]", "choices", {"path": "choices.jsonl"}),
     _choose("evaluation.tasks[]", "pairs", {"path": "pairs.jsonl"}),
+    _choose("evaluation.tasks[]", "harness", {"tasks": ["toy"], "include_path": "."}),
 ])  # fmt: skip
 
 EXAMPLES = MODEL_EXAMPLES | TRAINING_EXAMPLES | DATA_EXAMPLES

@@ -45,7 +45,7 @@ def main(command: str, words: list[str]) -> int:
                 os.killpg(int(path.read_text().split("\n")[0]), signal.SIGKILL)
             path.unlink(missing_ok=True)
         elif "%K" in options["format"]:
-            print("\n".join(f"{task} R" for task in path.read_text().split("\n")[2].split()))
+            print("\n".join(f"{array} {task}" for task in path.read_text().split("\n")[2].split()))
         else:
             print(array)
     return 0

@@ -119,8 +119,19 @@ class ClassFit:
         return build_log_normal_interval(row.modelled_time * self.programs.get(row.program, self.factor), self.spread)
 
 
+def get_source(row: TimeRow) -> str:
+    """Return the report that a row is from."""
+    return row.published.source
+
+
+def get_model(row: TimeRow) -> str:
+    """Return CONFIG and the overrides of its sizes: all words before those of the batch."""
+    words = row.published.words
+    return " ".join(words[1 : next(i for i, word in enumerate(words) if word.startswith("batch."))])
+
+
 def fit_class(rows: Sequence[TimeRow]) -> ClassFit:
-    """Fit the constants of a class; the spread is that of sources which the factors do not know.
+    """Fit the constants of a class; the spread is that of sources, and of models, which the factors do not know.
 
     Args:
         rows: rows of one class.
@@ -130,13 +141,14 @@ def fit_class(rows: Sequence[TimeRow]) -> ClassFit:
     """
     factor, programs = fit_factors(rows)
     errors = []
-    for source in {row.published.source for row in rows}:
-        others = [row for row in rows if row.published.source != source]
-        if not others:
-            continue
-        mean, known = fit_factors(others)
-        held = [row for row in rows if row.published.source == source]
-        errors += [abs(row.log_ratio - log(known.get(row.program, mean))) for row in held]
+    for get_group in (get_source, get_model):
+        for name in {get_group(row) for row in rows}:
+            others = [row for row in rows if get_group(row) != name]
+            if not others:
+                continue
+            mean, known = fit_factors(others)
+            held = [row for row in rows if get_group(row) == name]
+            errors += [abs(row.log_ratio - log(known.get(row.program, mean))) for row in held]
     return ClassFit(factor, programs, compute_quantile(errors, COVERED) / Z90)
 
 
@@ -218,7 +230,7 @@ def list_held_out_rows(
     Returns:
         Predictions in the order of the rows.
     """
-    group = get_group or (lambda row: row.published.source)
+    group = get_group or get_source
     fits: dict[str, tuple[ClassFit, float]] = {}
     for name in {group(row) for row in rows}:
         fit = fit_class([row for row in rows if group(row) != name])

@@ -29,7 +29,8 @@ class Quantity(NamedTuple):
         limit: largest allowed value at full size.
         max_exponent: largest allowed growth.
         resolution: values below are not told apart.
-        measure: returns the value at a size.
+        measure: returns the value at a size, or those of several quantities by name.
+        fractions: fractions of full size, rising.
     """
 
     name: str
@@ -39,29 +40,40 @@ class Quantity(NamedTuple):
     limit: float
     max_exponent: float
     resolution: float
-    measure: Callable[[int], float]
+    measure: Callable[[int], float | dict[str, float]]
+    fractions: Sequence[float] = FRACTIONS
 
 
-def measure_growth(quantity: Quantity, script: str, fractions: Sequence[float]) -> dict[str, Any]:
+Measured = dict[tuple[Callable[[int], Any], int], float | dict[str, float]]
+
+
+def measure_growth(
+    quantity: Quantity, script: str, fractions: Sequence[float] | None, measured: Measured
+) -> dict[str, Any]:
     """Measure a quantity at every size, each in a process of its own.
 
     Args:
         quantity: the quantity.
         script: path of the program that calls `run_program` with it.
-        fractions: fractions of full size, rising.
+        fractions: fractions of full size, rising; None: the quantity's own.
+        measured: results so far: one process may measure several quantities.
 
     Returns:
         The fields of the quantity, sizes, values, exponent, value at full size, and whether both limits are met.
     """
-    sizes = [max(1, round(quantity.full * fraction)) for fraction in fractions]
+    sizes = [max(1, round(quantity.full * fraction)) for fraction in fractions or quantity.fractions]
     values = []
     for size in sizes:
-        command = [sys.executable, script, "--measure", quantity.name, "--size", str(size)]
-        values.append(float(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout))
+        if (quantity.measure, size) not in measured:
+            command = [sys.executable, script, "--measure", quantity.name, "--size", str(size)]
+            printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+            measured[quantity.measure, size] = json.loads(printed.splitlines()[-1])
+        found = measured[quantity.measure, size]
+        values.append(found[quantity.name] if isinstance(found, dict) else found)
     exponent = fit_exponent(sizes, values, quantity.resolution)
     at_full = values[-1] * (quantity.full / sizes[-1]) ** max(exponent, 0.0)
     is_met = math.isfinite(at_full) and at_full <= quantity.limit and exponent <= quantity.max_exponent
-    fields = {key: value for key, value in quantity._asdict().items() if key != "measure"}
+    fields = {key: value for key, value in quantity._asdict().items() if key not in ("measure", "fractions")}
     return fields | {
         "sizes": sizes, "values": values, "exponent": exponent, "value_at_full": at_full, "is_met": is_met,
     }  # fmt: skip
@@ -101,14 +113,15 @@ def run_program(quantities: Sequence[Quantity], script: str, description: str | 
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     by_name = {quantity.name: quantity for quantity in quantities}
     parser.add_argument("--only", nargs="+", choices=by_name, default=list(by_name), help="quantities (default: all)")
-    parser.add_argument("--fractions", nargs="+", type=float, default=FRACTIONS, help="fractions of full size")
+    parser.add_argument("--fractions", nargs="+", type=float, help="fractions of full size (default: each one's own)")
     parser.add_argument("--json", action="store_true", help="print JSON in place of the table")
     parser.add_argument("--measure", choices=by_name, help=argparse.SUPPRESS)
     parser.add_argument("--size", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.measure is not None:
-        print(by_name[arguments.measure].measure(arguments.size))
+        print(json.dumps(by_name[arguments.measure].measure(arguments.size)))
         return 0
-    rows = [measure_growth(by_name[name], script, arguments.fractions) for name in arguments.only]
+    measured: Measured = {}
+    rows = [measure_growth(by_name[name], script, arguments.fractions, measured) for name in arguments.only]
     print(json.dumps(rows) if arguments.json else format_table(rows))
     return 0 if all(row["is_met"] for row in rows) else 1

@@ -29,10 +29,15 @@ TENSOR_RANKS = 8  # Megatron's tensor axis stays inside a node of eight
 
 
 class TableRule(BaseModel):
-    """Fields to set where a column has a word (without spaces, in lower case) or is above a number."""
+    """Fields to set where a column has a word (without spaces, in lower case) or is above a number.
+
+    `pattern` is searched in `text`, a template of columns.
+    """
 
     model_config = ConfigDict(extra="forbid")
-    column: str
+    column: str = ""
+    text: str = ""
+    pattern: str | None = None
     has: str | None = None
     without: str | None = None
     above: int | None = None
@@ -40,6 +45,8 @@ class TableRule(BaseModel):
 
     def is_match(self, row: Row) -> bool:
         """Return whether the rule applies to a row."""
+        if self.pattern is not None:
+            return re.search(self.pattern, self.text.format(**row)) is not None
         value = row.get(self.column)
         if self.above is not None:
             return (value or 0) > self.above

@@ -172,6 +172,32 @@ def measure_checkpoint_stats(ranks: int) -> float:
     return len(asked)
 
 
+def measure_dataset_reads(ranks: int) -> float:
+    """Return how often all ranks together open the manifest and an index, to open the data of a run."""
+    from llmsys.config.load import load_run_config
+    from llmsys.manifest import load_manifest
+    from llmsys.received_files import hold_received_files
+    from llmsys.token_shards import open_tokens
+    from llmsys.train.run_data import read_dataset_files
+
+    opened = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_dataset(folder, 150)
+        sys.addaudithook(
+            lambda event, words: (
+                opened.append(words[0])
+                if event == "open" and str(words[0]).endswith(("manifest.json", ".index"))
+                else None
+            )
+        )
+        with hold_received_files(read_dataset_files(load_run_config("train/demo", [f"data.folder={folder}"]))):
+            for _ in range(ranks):
+                load_manifest(folder)
+                open_tokens(folder, "train")
+        return len(opened)
+
+
 FILES = 150_000
 QUANTITIES = (
     Quantity("index_read", "s", FILES, "token files", 5, MAX_TIME_EXPONENT, 1e-3, measure_index_read),
@@ -181,6 +207,7 @@ QUANTITIES = (
     Quantity("trace", "ms", FILES, "token files", 1_000, MAX_TIME_EXPONENT, 0.1, measure_trace),
     Quantity("initial_values", "s", 405_000_000_000 // 2048, "parameters of a rank", 30, MAX_TIME_EXPONENT, 1e-3,
              measure_initial_values),
+    Quantity("dataset_reads", "opens", 4096, "ranks", 16, MAX_MEMORY_EXPONENT, 1, measure_dataset_reads),
     Quantity("checkpoint_stats", "files", 4096, "ranks", 16, MAX_MEMORY_EXPONENT, 1, measure_checkpoint_stats),
 )  # fmt: skip
 

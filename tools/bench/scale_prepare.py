@@ -2,10 +2,11 @@
 
     python tools/bench/scale_prepare.py [--only NAME …] [--fractions 0.001 0.01 0.1]
 
-Full size: 5.8 million blocks of 90,000 crawl files, 10^8 documents, 14 million chunks of tensors on 4,096 ranks. The
-join of near duplicates is meant for 10^10 documents, which is 100 times what this program extrapolates to. The journal,
-the planning and the merging are those of a preparation; its workers are simulated, and return at once what judged
-blocks returned. Times are CPU seconds of one thread; memory is the peak of the whole process, imports included.
+Full size: 5.8 million blocks of 90,000 crawl files, 10^10 documents, 14 million chunks of tensors on 4,096 ranks of 512
+hosts. The journal, the planning and the merging are those of a preparation; its workers are simulated, and return at
+once what judged blocks returned. The join of near duplicates is measured up to 10^8 documents with a tenth of the rows
+that a task sorts in memory: it sorts in files at small sizes too. Times are CPU seconds of one thread; memory is
+the peak of the whole process, imports included.
 """
 
 import resource
@@ -20,7 +21,9 @@ import numpy as np
 
 from tools.bench.growth import MAX_MEMORY_EXPONENT, MAX_TIME_EXPONENT, Quantity, run_program
 
-BLOCKS, DOCUMENTS, CHUNKS, RANKS = 5_800_000, 100_000_000, 14_000_000, 4_096
+# A block of 16 MB has 104 documents, each with 14 keys; the default of `data.deduplicate.key_filter.keys_per_task`.
+KEYS_PER_BLOCK, KEYS_PER_TASK = 104 * 14, 2_000_000
+BLOCKS, DOCUMENTS, CHUNKS, RANKS, HOSTS = 5_800_000, 10_000_000_000, 14_000_000, 4_096, 512
 
 
 def measure_peak_mib() -> float:
@@ -48,9 +51,8 @@ def build_result(number: int) -> dict[str, Any]:
     return {"tally": tally, "languages": {"en": [600, 10**6]}, "kept_batches": batches, "dropped_batches": batches}
 
 
-def run_driver(blocks: int) -> float:
-    """Run the driver's part of two stages and of the manifest. Return its CPU seconds without its workers'."""
-    began = time.process_time()
+def measure_driver(blocks: int) -> dict[str, float]:
+    """Return CPU seconds and peak memory of the driver's part of two stages and of the manifest."""
     from data_pipeline.core.funnel import FunnelCounts
     from data_pipeline.core.task_record import TaskOutput, pack_result
     from data_pipeline.executors.base import Event, Job, LazySequence, TaskDone
@@ -60,19 +62,18 @@ def run_driver(blocks: int) -> float:
     from llmsys.config.executor import InlineExecutorConfig
     from llmsys.local_files import lock_folder
 
+    results = [pack_result(build_result(number), []) for number in range(64)]
+
     class ReturnAtOnce:
         """An executor whose workers need no time."""
 
         eager_jobs = None
-        seconds = 0.0
 
         def run_jobs(self, jobs: Sequence[Job], seconds: float = 0) -> Iterator[Event]:
             for index in range(len(jobs)):
                 names = jobs[index].outputs  # type: ignore[attr-defined]
-                began = time.process_time()
-                result = pack_result(build_result(index), [TaskOutput(name, 1, 10**18, "0" * 32) for name in names])
-                self.seconds += time.process_time() - began
-                yield TaskDone(index, result)
+                outputs = [vars(TaskOutput(name, 1, 10**18, "0" * 32)) for name in names]
+                yield TaskDone(index, results[index % 64] | {"outputs": outputs})
 
         def close(self) -> None:
             pass
@@ -86,7 +87,8 @@ def run_driver(blocks: int) -> float:
         folder = Path(name)
         with lock_folder(folder) as lock:
             runner = StageRunner(folder, InlineExecutorConfig(), lock)
-            runner._executor = workers = ReturnAtOnce()
+            runner._executor = ReturnAtOnce()
+            began = time.process_time()
             for stage in ("extract", "judge"):
 
                 def build_task(index: int, stage: str = stage) -> Task:
@@ -100,25 +102,14 @@ def run_driver(blocks: int) -> float:
             for record in records:
                 tally.merge_counts(FunnelCounts(record.result["tally"]))
             runner.close()
-    return time.process_time() - began - workers.seconds
-
-
-def measure_driver_seconds(blocks: int) -> float:
-    """Return the driver's CPU seconds for two stages and the manifest, less those of the simulated workers."""
-    return run_driver(blocks)
-
-
-def measure_driver_memory(blocks: int) -> float:
-    """Return the peak memory of the driver, MiB."""
-    run_driver(blocks)
-    return measure_peak_mib()
+    return {"driver_seconds": time.process_time() - began, "driver_memory": measure_peak_mib()}
 
 
 # --- near duplicates ---
 
 
-def measure_join_memory(documents: int) -> float:
-    """Return the peak memory of finding the clusters of near copies, of which a third of the documents are, MiB."""
+def measure_join(documents: int) -> dict[str, float]:
+    """Return peak memory, CPU seconds and bytes written when finding clusters: two thirds of documents have a copy."""
     from data_pipeline.dedup.duplicate_graph import find_labels
 
     rows = 200_000  # of the 2,000,000 that a task holds: so the sort is external at small sizes too
@@ -129,10 +120,29 @@ def measure_join_memory(documents: int) -> float:
             first = choose.integers(0, documents, 100_000)
             yield np.stack([first, np.minimum(first + choose.integers(1, 9, 100_000), documents - 1)], axis=1)
 
+    written, began = read_written_bytes(), time.process_time()
     with tempfile.TemporaryDirectory() as name:
         for _ in find_labels(draw_pairs(), Path(name) / "near.arrow", rows):
             pass
-    return measure_peak_mib()
+    return {
+        "near_join_memory": measure_peak_mib(),
+        "near_join_seconds": time.process_time() - began,
+        "near_join_bytes": (read_written_bytes() - written) / documents,
+    }
+
+
+def read_written_bytes() -> int:
+    """Return the bytes that this process has written to files."""
+    return int(dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())["wchar"])
+
+
+def count_exchange_opens(blocks: int) -> float:
+    """Return the files that one comparison by MinHash opens: every block once, and every group by each range."""
+    from data_pipeline.dedup.keys import FILES_PER_GROUP, compute_group_size
+
+    ranges = -(-blocks * KEYS_PER_BLOCK // KEYS_PER_TASK)
+    groups = -(-blocks // compute_group_size(blocks)) if blocks > FILES_PER_GROUP else blocks
+    return blocks + groups * ranges
 
 
 # --- checkpoints ---
@@ -151,6 +161,20 @@ def measure_save_planning(chunks: int) -> float:
         select_owned(gathered[0], gathered, 0)
         seconds += time.process_time() - began
     return seconds
+
+
+def measure_saved_files(hosts: int) -> float:
+    """Return the files of a checkpoint per host of eight ranks, each of which writes its part of 50 tensors."""
+    import torch
+    import torch.distributed.checkpoint as dcp
+
+    from llmsys.train.checkpoint_storage import RankWriter
+
+    with tempfile.TemporaryDirectory() as name:
+        for rank in range(8 * hosts):
+            tensors: dict[str, Any] = {f"blocks.{number}.weight": torch.zeros(2) for number in range(50)}
+            dcp.save(tensors, storage_writer=RankWriter(Path(name), rank), no_dist=True)
+        return len(list(Path(name).iterdir())) / hosts
 
 
 def measure_index_read(chunks: int) -> float:
@@ -188,13 +212,19 @@ def measure_index_read(chunks: int) -> float:
         return time.process_time() - began
 
 
+MAX_PASSES_EXPONENT = 0.2  # rounds and merges grow with the logarithm
+JOIN = (1e-4, 1e-3, 1e-2)  # of 10^10 documents
 QUANTITIES = (
-    Quantity("driver_seconds", "s", BLOCKS, "blocks", BLOCKS / 1_000, MAX_TIME_EXPONENT, 1e-2, measure_driver_seconds),
-    Quantity("driver_memory", "MiB", BLOCKS, "blocks", 1_024, MAX_MEMORY_EXPONENT, 1, measure_driver_memory),
-    Quantity("near_join_memory", "MiB", DOCUMENTS, "documents", 1_024, MAX_MEMORY_EXPONENT, 1,
-             measure_join_memory),
+    Quantity("driver_seconds", "s", BLOCKS, "blocks", BLOCKS / 1_000, MAX_TIME_EXPONENT, 1e-2, measure_driver),
+    Quantity("driver_memory", "MiB", BLOCKS, "blocks", 1_024, MAX_MEMORY_EXPONENT, 1, measure_driver),
+    Quantity("near_join_memory", "MiB", DOCUMENTS, "documents", 1_024, MAX_MEMORY_EXPONENT, 1, measure_join, JOIN),
+    Quantity("near_join_seconds", "s", DOCUMENTS, "documents", 360_000, MAX_TIME_EXPONENT, 1e-1, measure_join, JOIN),
+    Quantity("near_join_bytes", "B/document", DOCUMENTS, "documents", 2_000, MAX_PASSES_EXPONENT, 1, measure_join,
+             JOIN),
+    Quantity("exchange_opens", "files", BLOCKS, "blocks", 2 * BLOCKS, MAX_TIME_EXPONENT, 1, count_exchange_opens),
     Quantity("save_planning", "s", CHUNKS, "chunks of tensors", 5, MAX_TIME_EXPONENT, 1e-2, measure_save_planning),
     Quantity("load_planning", "s", CHUNKS, "chunks of tensors", 60, MAX_TIME_EXPONENT, 1e-2, measure_index_read),
+    Quantity("saved_files", "files/host", HOSTS, "hosts", 32, MAX_MEMORY_EXPONENT, 1, measure_saved_files),
 )  # fmt: skip
 
 

@@ -145,6 +145,7 @@ FIELDS = {
     "samples": "Prompts and texts.",
     "seconds": "Duration; of a step that of the slowest rank, with its wait for data.",
     "sequences": "First and last number of the step's sequences.",
+    "sequence_length": "Tokens of a sequence in this step, with `batch.length_stages`.",
     "sets": "Results by evaluation task.",
     "shares": "Share of each kind of kernel in `seconds`.",
     "sources": "The same numbers by dataset of a mixture.",

@@ -13,7 +13,16 @@ from typing import Any
 
 import pytest
 
-from data_pipeline.executors.base import EagerTaskEvent, Event, Executor, Job, TaskDone, TaskFailed, TaskProgress
+from data_pipeline.executors.base import (
+    EagerTaskEvent,
+    Event,
+    Executor,
+    Job,
+    Report,
+    TaskDone,
+    TaskFailed,
+    TaskProgress,
+)
 from data_pipeline.executors.slurm import SlurmExecutor
 from data_pipeline.pipelines.prepare_dataset import prepare_dataset
 from launch.hosts.hostfile import Host
@@ -21,7 +30,7 @@ from llmsys.config.executor import SlurmExecutorConfig
 from llmsys.errors import DataError, LaunchError
 from llmsys.events import read_events
 from tests.helpers import fake_slurm
-from tests.helpers.failing_tasks import count, die_until, meet, raise_failure, sleep_for_ever
+from tests.helpers.failing_tasks import count, die_until, meet, pass_gate, raise_failure, sleep_for_ever
 from tests.helpers.process import has_ended, wait_for_pid, wait_until
 from tests.helpers.real_slurm import find_missing_requirement, real_slurm
 from tests.helpers.tiny_crawl import build_tiny_config, hash_files, make_crawl
@@ -183,12 +192,46 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "fake"
 
 
+def test_the_next_array_does_not_wait_for_the_slowest_task_and_its_results_get_arrays_of_their_own(
+    tmp_path: Path, fake: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first of six jobs ends when a job that the second one enables has run; two tasks may be in Slurm."""
+    config = SLURM.model_copy(update={"jobs_per_task": 1, "array_tasks": 1, "workers": 2})
+    arrays = SlurmExecutor(config, tmp_path / "slurm")
+    most = 0
+    submit = arrays._submit_array
+
+    def submit_array(*arguments: Any) -> Any:
+        nonlocal most
+        array = submit(*arguments)
+        most = max(most, len(list((fake / "state").glob("*.array"))))
+        return array
+
+    monkeypatch.setattr(arrays, "_submit_array", submit_array)
+    jobs: list[Job] = [partial(pass_gate, tmp_path / "gate"), *[partial(count, 1)] * 5]
+    done, early = set[int](), set[int]()
+    for event in arrays.run_jobs(jobs):
+        if isinstance(event, EagerTaskEvent):
+            early.add(event.event.index)
+        elif isinstance(event, TaskDone):
+            done.add(event.index)
+            if event.index == 1:
+                arrays.eager_jobs.later_jobs.append((7, partial(touch, tmp_path / "gate")))
+    assert (done, early, most) == (set(range(6)), {7}, 2)
+
+
+def touch(path: Path, report: Report) -> dict[str, Any]:
+    path.touch()
+    return {}
+
+
 def test_arrays_of_slurm_give_the_same_bytes(crawl: Path, tmp_path: Path, fake: Path) -> None:
     plain = {"rules": [], "deduplicate": {"exact": {"kind": "none"}, "minhash": {"kind": "none"}}}
     executor = SLURM.model_dump() | {"jobs_per_task": 8}
     prepare_dataset(build_tiny_config(tmp_path / "slurm", crawl, executor=executor, **plain), until="documents")
     prepare_dataset(build_tiny_config(tmp_path / "here", crawl, **plain), until="documents")
     assert hash_files(tmp_path / "slurm") == hash_files(tmp_path / "here")
+    assert any(event.get("ahead") for event in read_events(tmp_path / "slurm" / "events.jsonl")), "stages overlap"
     assert not (tmp_path / "slurm" / "slurm").exists()
 
 
@@ -196,9 +239,8 @@ def test_an_array_fails_only_the_jobs_that_were_lost_and_ends_with_its_driver(tm
     arrays = SlurmExecutor(SLURM.model_copy(update={"jobs_per_task": 1, "array_tasks": 3}), tmp_path / "slurm")
     require_the_laws_of_an_executor(arrays, tmp_path)
     events = arrays.run_jobs([partial(sleep_for_ever, tmp_path / "pid")])
-    arrays._write_jobs([partial(sleep_for_ever, tmp_path / "pid")])
-    assert (tmp_path / "slurm").stat().st_mode & 0o777 == 0o700  # the jobs are pickles
-    arrays._submit_array(1, 0)
+    array = arrays._submit_array([(0, partial(sleep_for_ever, tmp_path / "pid"))], 0)
+    assert array.folder.stat().st_mode & 0o777 == 0o700  # the jobs are pickles
     pid = wait_for_pid(tmp_path / "pid")
     assert isinstance(events, Generator)
     events.close()  # a driver that is killed says nothing to Slurm; the next one of the same folder cleans up

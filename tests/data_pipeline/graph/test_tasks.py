@@ -3,18 +3,31 @@
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from data_pipeline.core.journal import Journal
 from data_pipeline.core.task_record import TaskRecord
-from data_pipeline.executors.base import EagerTaskEvent, Event, Job, Report, TaskDone, TaskFailed, TaskProgress
+from data_pipeline.executors.base import (
+    EagerJobs,
+    EagerTaskEvent,
+    Event,
+    InlineExecutor,
+    Job,
+    Report,
+    TaskDone,
+    TaskFailed,
+    TaskProgress,
+)
 from data_pipeline.executors.local import MAX_WAITING_PER_WORKER, LocalExecutor
+from data_pipeline.graph import tasks as module
 from data_pipeline.graph.quarantine import read_quarantine
 from data_pipeline.graph.stage_runner import StageProgress, StageRunner
-from data_pipeline.graph.tasks import NextStage, Task, TaskRetry
+from data_pipeline.graph.tasks import EagerTasks, NextStage, Task, TaskRetry
 from data_pipeline.pipelines.prepare_dataset import prepare_dataset
 from llmsys.config.executor import ExecutorConfig, InlineExecutorConfig, LocalExecutorConfig
 from llmsys.local_files import lock_folder
@@ -146,7 +159,9 @@ def test_a_job_ahead_that_fails_dies_or_hangs_costs_itself_only(tmp_path: Path) 
                 assert pool.eager_jobs is not None
                 pool.eager_jobs.next_jobs.extend(enumerate(early))
 
-        found = ends(pool, [partial(count, 1)] * 6, hear, seconds=5.0)
+        assert pool.eager_jobs is not None
+        pool.eager_jobs.seconds = 5.0
+        found = ends(pool, [partial(count, 1)] * 6, hear)
     causes = {key: event.cause for key, event in found.items() if isinstance(event, TaskFailed)}
     assert causes == {("early", 0): "error", ("early", 1): "lost", ("early", 2): "slow"}
     assert len(found) + len(pool.eager_jobs or ()) == 10  # what is left when no worker is, its own stage does
@@ -174,6 +189,19 @@ def test_progress_counts_what_was_dropped_ahead_and_takes_back_what_failed(monke
         meter.show_event(TaskDone(0, {}))
     assert [amount for amount, _ in shown] == [0, 0, 0, 0, 10]
     assert [details.get("dropped", 0) for _, details in shown] == [3, 0, 2, 2, 2]
+    assert not meter._drops | meter._amounts
+
+
+def test_progress_of_a_survey_counts_the_blocks_that_are_extracted_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Progress("stage", 20, "B") as progress:
+        meter = StageProgress(progress, [10.0], lambda number: 6.0 if number else 0.0)
+        shown: list[float] = []
+        monkeypatch.setattr(progress, "advance", lambda amount, **details: shown.append(amount))
+        for event in (TaskDone(0, {}), EagerTaskEvent(TaskProgress(1, 5, 0)), EagerTaskEvent(TaskDone(1, {}))):
+            meter.show_event(event)
+        meter.show_event(EagerTaskEvent(TaskProgress(0, 5, 0)))
+        meter.update_display(4.0, 0)
+    assert shown == [10, 5, 1, 0, 4]
 
 
 # --- the graph ---
@@ -208,10 +236,10 @@ class Chain:
         """The records of each stage, and the runner that made them."""
 
         def next_stage(stage: str, before: str, then: NextStage | None = None) -> NextStage:
-            def task(number: int, record: TaskRecord) -> Task:
-                return self.task(stage, before, record.digests, number)
+            def tasks(number: str, record: TaskRecord) -> list[Task]:
+                return [self.task(stage, before, record.digests, int(number))]
 
-            return NextStage(stage, stage, task, then)
+            return NextStage(stage, stage, tasks, then)
 
         with lock_folder(self.folder) as lock:
             runner = StageRunner(self.folder, self.executor, lock)
@@ -264,6 +292,46 @@ def test_what_failed_ahead_has_all_its_tries_in_its_own_stage(tmp_path: Path) ->
     assert [(entry["task"], entry["tries"]) for entry in read_quarantine(folder)] == [("three/2", 2)]
 
 
+def test_one_task_may_enable_many_of_which_few_wait_at_a_time_and_their_own_successors_come_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a survey enables the blocks of a file, of which there may be millions."""
+    monkeypatch.setattr(module, "MAX_QUEUED", 3)
+    executor, order = InlineExecutor(), list[str]()
+    queues = EagerJobs()
+
+    def build(stage: str, item: str) -> Task:
+        return Task(f"{stage}/{item}", [], [], partial(note, order, f"{stage}/{item}"), 1)
+
+    sign = NextStage("sign", "", lambda name, record: [build("sign", name)])
+    extract = NextStage("extract", "", lambda name, record: (build("extract", f"{name}.{n}") for n in range(5)), sign)
+    eager = EagerTasks(tmp_path, Journal(tmp_path), extract, queues, 7.0)
+    assert queues.seconds == 7.0
+    record = TaskRecord.from_result("", (), {})
+    eager.journal.insert_record(
+        "extract/a.1", replace(record, key=build("extract", "a.1").compute_key("")), False, None
+    )
+    for name in "ab":
+        eager.submit_next(build("survey", name), record)
+    most = 0
+    while queues:
+        most = max(most, len(queues))
+        number, job = (queues.later_jobs or queues.next_jobs).popleft()
+        for event in executor.run_jobs([job]):
+            eager.record_early_result(EagerTaskEvent(replace(event, index=number)))
+    assert most == 3
+    assert eager.done == {"extract": 9, "sign": 10}
+    both = [f"{stage}/{name}.{n}" for stage in ("extract", "sign") for name in "ab" for n in range(5)]
+    assert sorted(order) == sorted({*both} - {"extract/a.1"})
+    places = {name: place for place, name in enumerate(order)}
+    assert all(places[f"sign/b.{n}"] - places[f"extract/b.{n}"] <= 3 for n in range(5))
+
+
+def note(order: list[str], name: str, report: Report) -> dict[str, Any]:
+    order.append(name)
+    return {}
+
+
 # --- the pipeline ---
 
 
@@ -277,5 +345,5 @@ def test_a_preparation_judges_and_signs_ahead_and_makes_the_same_bytes(
     assert hash_files(tmp_path / "ahead") == hash_files(tmp_path / "plain")
     lines = map(json.loads, (tmp_path / "ahead" / "events.jsonl").read_text().splitlines())
     events = {event["stage"]: event for event in lines if event["event"] == "stage"}
-    assert events["extract"]["ahead"] == len(stages) * events["extract"]["tasks"]
-    assert not set(stages) & events.keys()
+    assert events["survey"]["ahead"] == (1 + len(stages)) * events["survey"]["tasks"]
+    assert not {"extract", *stages} & events.keys()

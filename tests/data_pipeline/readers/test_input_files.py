@@ -123,7 +123,7 @@ def test_a_storage_that_fails_is_tried_again_with_back_off_and_then_counted(
     memory.pipe("/x/a.warc.gz", content)
     failures = {len(content) - 10: times}
     place = source_module._RemoteFile
-    monkeypatch.setattr(source_module, "_RemoteFile", lambda url: Failing(place(url), failures))
+    monkeypatch.setattr(source_module, "_RemoteFile", lambda url, **more: Failing(place(url, **more), failures))
     batches = list(read_pages("memory://x/a.warc.gz", max_page_bytes=10_000))
     assert no_waiting[:4] == waits
     skips = [skip for batch in batches for skip in batch.skipped]
@@ -147,7 +147,9 @@ def test_a_file_that_could_not_be_read_is_read_again_by_the_next_run(
     with monkeypatch.context() as patch:
         broken = {100: 1_000}
         patch.setattr(
-            source_module, "_RemoteFile", lambda url: Failing(place(url), broken if url.endswith("1.warc.gz") else {})
+            source_module,
+            "_RemoteFile",
+            lambda url, **_: Failing(place(url), broken if url.endswith("1.warc.gz") else {}),
         )
         first = prepare_dataset(config, until="documents")
     assert [skip.reason for skip in first.read.skipped] == ["unreadable after 5 tries: the connection was reset"]
@@ -164,7 +166,7 @@ def test_a_source_that_ends_early_is_an_error_and_not_the_end(
         def read_block(self, position: int, size: int) -> bytes:
             return super().read_block(position, size)[: 6 - position] if position < 6 else b""
 
-    monkeypatch.setattr(source_module, "_RemoteFile", lambda url: Short(place(url), {}))
+    monkeypatch.setattr(source_module, "_RemoteFile", lambda url, **more: Short(place(url, **more), {}))
     with open_input_stream("memory://x/a", 2) as source, pytest.raises(OSError, match="the file ends at byte 6 of 10"):
         source.read_block(0, 10)
 

@@ -48,10 +48,10 @@ def test_no_file_of_a_dataset_has_the_secret_of_its_inputs(
     inputs = [f"{PLACE}/{path.name}" for path in sorted(crawl.iterdir())]
     remote = source_module._RemoteFile
 
-    def open_remote(url: str) -> Any:
+    def open_remote(url: str, **options: int) -> Any:
         if url.endswith(last):
             raise RuntimeError(f"403 for {url}?sig=hush")
-        return remote(url)
+        return remote(url, **options)
 
     monkeypatch.setattr(source_module, "_RemoteFile", open_remote)
     monkeypatch.setattr(source_module, "sleep", lambda seconds: None)
@@ -100,8 +100,11 @@ def test_jobs_of_slurm_are_for_their_owner_alone_and_their_folder_may_have_space
     config = SlurmExecutorConfig(poll_seconds=0.1, jobs_per_task=2)
     folder = tmp_path / "my data" / "slurm"
     arrays = SlurmExecutor(config, folder)
-    arrays._write_jobs([count_one])
-    assert {path.name for path in folder.iterdir() if path.stat().st_mode & 0o077} == set()
+    arrays._submit_array([(0, count_one)], 0)
+    files = [path for path in folder.rglob("*") if path.suffix in (".job", ".sh")]
+    assert len(files) == 2
+    assert {path.name for path in [folder / "0", *files] if path.stat().st_mode & 0o077} == set()
+    arrays.close()
     crawl = make_crawl(tmp_path / "a crawl", files=1, pages=6)
     plain = {"rules": [], "deduplicate": {"exact": {"kind": "none"}, "minhash": {"kind": "none"}}}
     prepare_dataset(

@@ -10,9 +10,10 @@ from pathlib import Path
 import fsspec  # type: ignore[import-untyped]
 import pytest
 
-from data_pipeline.pipelines import document_pipeline
 from data_pipeline.pipelines.prepare_dataset import prepare_dataset
+from data_pipeline.readers.input_stream import InputStream, open_input_stream
 from data_pipeline.readers.page_reader import read_pages
+from data_pipeline.stages import split_inputs
 from data_pipeline.stages.split_inputs import split_file
 from llmsys.token_shards import load_manifest
 from tests.helpers.tiny_crawl import (
@@ -74,7 +75,11 @@ KINDS = ("whole", "flip", "cut", "hole", "rubbish", "one member", "plain", "lie"
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_blocks_of_a_file_give_what_the_file_gives(kind: str, tmp_path: Path) -> None:
+def test_the_blocks_of_a_file_give_what_the_file_gives(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Local files are read from the first byte on, remote ones (with a tag) at the split points only."""
+    monkeypatch.setattr(split_inputs, "_RUN", 2_000)
     for seed in range(4):
         choose = random.Random(seed)
         records = make_records(seed, 40)
@@ -91,12 +96,45 @@ def test_the_blocks_of_a_file_give_what_the_file_gives(kind: str, tmp_path: Path
         path = tmp_path / f"{seed}.warc.gz"
         path.write_bytes(damaged(b"".join(records), kind, choose))
         whole = pages_of(path, [(0, None)])
-        for size in (1, 3_000, 9_000):
-            ranges = split_file(str(path), size)
+        for size, identity in itertools.product((1, 3_000, 9_000), ("", "tag")):
+            ranges = split_file(str(path), size, identity)
             assert [one.stop for one in ranges[:-1]] == [one.start for one in ranges[1:]]
             assert (ranges[0].start, ranges[-1].stop) == (0, path.stat().st_size)
             assert pages_of(path, [(one.start, one.stop) for one in ranges]) == whole
-        assert len(ranges) > (1 if kind not in ("one member",) else 0)
+            assert len(ranges) > (size < 9_000 and kind != "one member")
+
+
+class CountedPages:
+    """A file that notes which pages of 4 KiB are read, and how many bytes in all."""
+
+    def __init__(self, source: InputStream) -> None:
+        self.source, self.size, self.read, self.pages = source, source.size, 0, set[int]()
+
+    def read_block(self, position: int, size: int) -> bytes:
+        self.read += size
+        self.pages |= set(range(position >> 12, (position + size) >> 12))
+        return self.source.read_block(position, size)
+
+
+def test_a_remote_file_is_read_at_its_split_points_only_and_never_split_inside_a_crawl_file_that_is_its_page(
+    tmp_path: Path,
+) -> None:
+    """The page is stored uncompressed, so that its records are those of the file to whoever begins inside it."""
+    records = make_records(0, 700)
+    inner = b"".join(make_records(1, 300))
+    page = gzip.decompress(format_record("https://e.org/crawl", "2024-01-01T00:00:00Z", inner))
+    stored = gzip.compress(page, 0, mtime=0)
+    path = tmp_path / "a.warc.gz"
+    path.write_bytes(b"".join([*records[:200], stored, *records[200:]]))
+    begin = sum(map(len, records[:200]))
+    ends = {begin + len(stored) + size for size in [0, *itertools.accumulate(map(len, records[200:]))]}
+    with open_input_stream(str(path)) as source:
+        assert next(split_inputs._iter_probed_points(source, begin + 1_000)) in ends
+        counted = CountedPages(source)
+        points = list(split_inputs._iter_probed_points(counted, 250_000))  # type: ignore[arg-type]
+    assert len(points) > 1
+    assert len(counted.pages) << 12 < source.size / 2
+    assert counted.read < 20 * source.size  # a search inside the page gives each of its records up at once
 
 
 def test_a_file_is_cut_at_the_same_places_wherever_it_changes_behind_them(tmp_path: Path) -> None:
@@ -164,11 +202,10 @@ def test_any_size_of_blocks_gives_the_same_dataset_and_a_changed_block_is_done_a
     assert load_manifest(tmp_path / "blocks").read.records == whole.read.records + 1
 
 
-def test_a_remote_file_is_cut_into_blocks_unless_there_are_many(
-    crawl: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_remote_file_is_cut_into_blocks(crawl: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for path in crawl.iterdir():
         fsspec.filesystem("memory").pipe(f"/cut/{path.name}", path.read_bytes())
+    monkeypatch.setattr(split_inputs, "_RUN", 1_000)
 
     def prepare(name: str, block_bytes: int) -> int:
         executor = {"kind": "inline", "block_bytes": block_bytes}
@@ -180,5 +217,3 @@ def test_a_remote_file_is_cut_into_blocks_unless_there_are_many(
     for size in (1_500, 4_000):
         assert prepare("blocks", size) > files
         assert outputs(tmp_path / "blocks") == outputs(tmp_path / "whole")
-    monkeypatch.setattr(document_pipeline, "MAX_CUT_REMOTE_FILES", files - 1)
-    assert prepare("many", 1_500) == files

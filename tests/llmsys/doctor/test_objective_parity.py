@@ -15,7 +15,7 @@ from llmsys.data import sequence_pairs
 from llmsys.data.batch import Batch
 from llmsys.doctor.parity_check import TrajectoryDistance, compare_to_reference
 from llmsys.doctor.parity_matrix import ParityCase
-from llmsys.doctor.parity_models import LABELS, MASKED, TRANSLATION, ParityModel
+from llmsys.doctor.parity_models import CHATS, LABELS, MASKED, TRANSLATION, ParityModel
 from llmsys.doctor.parity_reference import Trajectory, compute_reference_trajectory
 from llmsys.doctor.parity_rows import build_micro_batches, list_rows
 from llmsys.model.transformer import Transformer
@@ -145,6 +145,16 @@ OTHER_ENGINES = (
             ("zero-2", "none"),
             ("zero-3", "none"),
             ("accelerate", "selective"),
+        )
+    }
+    | {
+        f"{engine} {layout}, chats": ParityCase(2, engine, layout, "fp32", "none", CHATS, 2)
+        for engine, layout in (
+            ("fsdp", (("tensor", 2),)),
+            ("fsdp", (("pipeline", 2),)),
+            ("bitwise", ()),
+            ("zero-2", ()),
+            ("accelerate", ()),
         )
     }
     | {

@@ -66,6 +66,7 @@ def test_a_wrong_profile_is_rejected_with_its_line(text: str, message: str, tmp_
         (("train.tokens=200000", "--documents", "200001"), "a document is longer than the 200000 tokens of the run"),
         (("hidden_size=99999999999999999999",), "99999999999999999999 is too large for a size that is divided"),
         (("--price-per-hour", "-1"), "--price-per-hour -1.0 is too small: the minimum is 0"),
+        (("--price-per-hour", "1e30"), "--price-per-hour 1e+30 is too large: the maximum is 10000000"),
         (("--price-per-hour", "nan"), "--price-per-hour nan is too small: the minimum is 0"),
     ],
 )

@@ -7,20 +7,24 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from llmsys.config.load import load_model_config
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.run import RunConfig
 from llmsys.errors import ConfigError
 from llmsys.estimate.cluster_costs import ClusterCosts
 from llmsys.estimate.communication_time import RankGroup, estimate_all_gather_seconds
 from llmsys.estimate.device_profile import DeviceProfile, load_device_profile
-from llmsys.estimate.residual_model import build_log_normal_interval, load_residuals
-from llmsys.estimate.run_cost import (
-    RunCost,
+from llmsys.estimate.goodput import (
     compute_daly_interval,
     compute_expected_seconds,
     compute_young_interval,
     estimate_goodput,
+)
+from llmsys.estimate.residual_model import build_log_normal_interval, load_residuals
+from llmsys.estimate.run_cost import (
+    RunCost,
     estimate_run_cost,
+    estimate_save_seconds,
 )
 from llmsys.estimate.step_time import estimate_step_time
 
@@ -133,6 +137,18 @@ def test_hours_of_a_run_contain_evaluations_saves_and_the_slowest_device() -> No
     assert more == pytest.approx(1 + evaluations / plain.num_steps)
     often = count_hours(ClusterCosts(save_seconds=step.seconds.p50), checkpoint={"every_steps": 1})
     assert often == pytest.approx(2 * count_hours(calm), rel=1e-2)
+
+
+def test_a_save_in_the_background_waits_for_the_copy_of_a_ranks_state() -> None:
+    config = RunConfig.model_validate(
+        {"model": load_model_config("model/llama3.1-8b"), "checkpoint": {"mode": "async"}}
+    )
+    step = estimate_step_time(config, ParallelLayout(shard=8), H100)
+    copied = estimate_save_seconds(config, step, H100, ClusterCosts())
+    assert copied == pytest.approx(8_030_261_248 * 12 / 8 / H100.host_bandwidth)
+    assert estimate_save_seconds(config, step, H100, ClusterCosts(save_seconds=0.1)) == 0.1
+    waited = estimate_run_cost(config, step, H100, ClusterCosts())
+    assert waited.assumptions["save_seconds"] == copied
 
 
 def test_levels_of_a_cluster_file_slow_down_what_crosses_them() -> None:

@@ -182,6 +182,25 @@ def test_a_token_travels_once_to_each_rank_that_holds_its_experts() -> None:
     assert each / once == pytest.approx(machines * (15 / 16) / (8 * 120 / 128), rel=0.01)
 
 
+def test_an_all_to_all_by_visits_sends_each_and_sorts_again() -> None:
+    layout, visit = ParallelLayout(shard=64, expert=64), change_time({"expert_rows": "visit"})
+    once, each = (seconds(run(MOE), layout, program=one).parts for one in (COMPILED, visit))
+    machines = 8 * (1 - comb(112, 8) / comb(128, 8))
+    assert each["expert"] / once["expert"] == pytest.approx(8 * 56 / 64 / (machines * 7 / 8), rel=0.01)
+    moved = 8 * MOE.hidden_size
+    assert each["permutation"] / once["permutation"] == pytest.approx((9 * moved + 3 * 128) / (5 * moved + 3 * 128))
+
+
+def test_a_rank_with_more_tokens_delays_experts_and_their_exchange_alone() -> None:
+    layout = ParallelLayout(shard=8, expert=8)
+    even, skewed = (seconds(run(MOE), layout, expert_load=load).parts for load in (1.0, 1.5))
+    for part in ("permutation", "expert"):
+        assert skewed[part] == pytest.approx(1.5 * even[part], rel=1e-2)
+    assert 1.3 * even["experts"] < skewed["experts"] <= 1.5 * even["experts"]
+    for part in ("products", "attention", "elementwise", "optimizer"):
+        assert skewed[part] == even[part]
+
+
 def test_attention_is_priced_by_the_kernel_that_the_model_takes() -> None:
     chosen = change_time({"attention": "chosen"})
 

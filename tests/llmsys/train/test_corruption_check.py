@@ -37,19 +37,17 @@ def flip_bit(output: Tensor) -> Tensor:
     return output + (flipped - output.detach())
 
 
-def train_with_flip(
-    rank: int, kind: str, layout: ParallelLayout, flipped: tuple[int, int] | None, checked: bool
-) -> Any:
-    """The state after three steps, or the message; `flipped`: (rank, forward pass of the second step with a flip)."""
+def train_with_flip(rank: int, kind: str, layout: ParallelLayout, flipped: str, checked: bool) -> Any:
+    """The state after three steps, or the message. Rank 1 flips a bit in the first pass of `flipped` of step 2."""
     engine = EmaEngine(build_engine(kind, layout, 0.5, 2, **DROPOUT), 100)
     ranks = torch.distributed.get_world_size()
     check = CorruptionCheck(CONFIG, engine, lambda step, of: select_rank_batches(step, of, ranks, 2), rank, ranks)
-    passes = 0
+    phase = ""
 
     def corrupt(module: Any, inputs: Any, output: Tensor) -> Tensor | None:
-        nonlocal passes
-        passes += 1
-        return flip_bit(output) if step == 1 and (rank, passes) == flipped else None
+        nonlocal phase
+        before, phase = phase, ""
+        return flip_bit(output) if (rank, step, before) == (1, 1, flipped) else None
 
     engine.module.blocks[1].register_forward_hook(corrupt)
     events = []
@@ -59,9 +57,10 @@ def train_with_flip(
         return True
 
     for step in range(3):
-        passes = 0
+        phase = "repetition"
         if checked:
             check.begin_step(step)
+        phase = "step"
         seed_dropout(CONFIG.run.seed, step)
         before = hash_state(engine.get_state())
         try:
@@ -73,13 +72,12 @@ def train_with_flip(
 
 
 def train_cases(rank: int, cases: list[tuple[str, ParallelLayout]]) -> list[Any]:
-    # Two micro-batches: passes 1 and 2 repeat the other rank's, 3 and 4 are those of the step.
     return [
         (
-            train_with_flip(rank, *case, None, checked=False),
-            train_with_flip(rank, *case, None, checked=True),
-            train_with_flip(rank, *case, (1, 4), checked=True),
-            train_with_flip(rank, *case, (1, 1), checked=True),
+            train_with_flip(rank, *case, "", checked=False),
+            train_with_flip(rank, *case, "", checked=True),
+            train_with_flip(rank, *case, "step", checked=True),
+            train_with_flip(rank, *case, "repetition", checked=True),
         )
         for case in cases
     ]

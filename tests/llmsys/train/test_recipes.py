@@ -3,9 +3,12 @@
 import pytest
 import torch
 
+from llmsys.config.bitwise_constraints import list_micro_batch_counts, require_ranks
 from llmsys.config.load import load_run_config
 from llmsys.optim.lr_schedule import compute_learning_rate
 from llmsys.train.build_engine import build_model
+from tests.helpers.paths import CONFIGS
+from tools.bench.recipes import LADDER, PREDICTED, RUNS
 
 RECIPES = ("multi30k", "wmt14-base", "wmt14-big", "bert-small", "bert-small-classify")
 
@@ -16,6 +19,26 @@ def test_a_recipe_builds_and_learns_what_its_model_is_made_for(name: str) -> Non
     build_model(config)  # refuses a model of another size than the estimate's
     expected = {"b": "masked", "bert-small-classify": "classification"}
     assert config.objective.kind == expected.get(name, expected.get(name[0], "translation"))
+
+
+def test_recipes_repeat_their_bits_on_one_process_and_on_two() -> None:
+    folder = CONFIGS / "recipes"
+    names = sorted(path.stem for path in folder.glob("*.yaml"))
+    assert {run.recipe for run in RUNS} | {"sample"} == set(names)
+    for name in set(names) - {"sample"}:
+        config = load_run_config(f"recipes/{name}", [])
+        assert (config.train.precision, config.train.reproducibility) == ("fp32", "bitwise"), name
+        for ranks in (1, 2):
+            require_ranks(ranks, list_micro_batch_counts(config.batch, windows=config.objective.uses_windows))
+        build_model(config)
+
+
+def test_learning_rates_of_the_ladder_follow_the_width() -> None:
+    for name in (*LADDER, PREDICTED):
+        config = load_run_config(f"recipes/{name}", [])
+        rate, width = config.optimizer.learning_rate, config.model.hidden_size
+        assert rate == pytest.approx(0.2 / width, rel=0.01), name
+        assert rate * config.optimizer.embedding_lr_multiplier == pytest.approx(0.08, rel=0.01), name
 
 
 def test_the_original_recipes_are_those_of_the_paper() -> None:

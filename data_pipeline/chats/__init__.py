@@ -1,0 +1,1 @@
+"""Read chats from JSON lines, and encode them with a chat template."""

@@ -1,0 +1,128 @@
+"""Configuration of a batch that grows (`batch.ramp:`), and the sizes of its steps.
+
+Invariants:
+- The size of step n and the sequences before it are functions of the config alone.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+from pydantic import Field
+
+from llmsys.config.section import (
+    Section,
+    Violation,
+    find_nearest,
+    find_nearest_multiples,
+    format_choices,
+    list_divisors,
+)
+
+
+class BatchRampConfig(Section):
+    """`batch.ramp:` — a batch that grows linearly in tokens from `start_tokens` to its full size.
+
+    GPT-3 (Brown et al. 2020, appendix B) grew the batch from 32 thousand tokens to its full size "linearly over the
+    first 4-12 billion tokens of training".
+    """
+
+    start_tokens: int = Field(ge=1, description="Tokens in the first step, over all ranks.")
+    ramp_tokens: int = Field(ge=1, description="Training tokens after which the batch has its full size.")
+    increment_sequences: int | None = Field(
+        None,
+        ge=1,
+        description="Every batch size is a multiple of this number of sequences, itself a multiple of data ranks · "
+        "micro_sequences. null: the size of the first step.",
+    )
+
+    def find_violations(self, length: int, full: int) -> Iterator[Violation]:
+        """Yield the violations of a ramp to full steps.
+
+        Args:
+            length: tokens per sequence.
+            full: sequences of a full step.
+        """
+        start = self.start_tokens // length
+        if self.start_tokens % length:
+            legal = format_choices(find_nearest_multiples(self.start_tokens, length))
+            yield Violation(
+                "ramp.start_tokens", f"{self.start_tokens} is not a multiple of sequence_length={length}. Use {legal}."
+            )
+        elif start >= full:
+            yield Violation(
+                "ramp.start_tokens",
+                f"{self.start_tokens} is not less than the {full * length} tokens of a full step. Use fewer, "
+                "or set ramp to null.",
+            )
+        elif start % self.compute_increment(length) or full % self.compute_increment(length):
+            both = sorted(set(list_divisors(start)) & set(list_divisors(full)))
+            yield Violation(
+                "ramp.increment_sequences",
+                f"steps of {start} to {full} sequences are not multiples of {self.compute_increment(length)}. "
+                f"Use {find_nearest(self.compute_increment(length), both)}, or other sizes.",
+            )
+
+    def compute_increment(self, length: int) -> int:
+        """Return the sequences by which a step grows, for sequences of `length` tokens."""
+        return self.increment_sequences or self.start_tokens // length
+
+    def build_ramp_steps(self, length: int, full: int) -> "RampSteps":
+        """Return the sizes of all steps, for sequences of `length` tokens and full steps of `full` sequences."""
+        return _build_ramp_steps(
+            self.start_tokens // length, full, self.compute_increment(length), self.ramp_tokens, length
+        )
+
+
+@dataclass(frozen=True)
+class RampSteps:
+    """Step sizes of a ramp, one entry per size.
+
+    Attributes:
+        first_steps: first step of each size.
+        first_sequences: first sequence of each size.
+        sizes: sequences per step.
+    """
+
+    first_steps: tuple[int, ...]
+    first_sequences: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+    def get_size(self, step: int) -> int:
+        """Return the sequences of step `step`, counted from 0."""
+        return self.sizes[bisect_right(self.first_steps, step) - 1]
+
+    def count_sequences_before(self, step: int) -> int:
+        """Return the sequences of all steps before step `step`."""
+        level = bisect_right(self.first_steps, step) - 1
+        return self.first_sequences[level] + (step - self.first_steps[level]) * self.sizes[level]
+
+    def find_step(self, sequence: int) -> int:
+        """Return the step that contains sequence `sequence`; both are counted from 0."""
+        level = bisect_right(self.first_sequences, sequence) - 1
+        return self.first_steps[level] + (sequence - self.first_sequences[level]) // self.sizes[level]
+
+    def count_steps_for(self, sequences: int) -> int:
+        """Return the smallest number of steps with at least `sequences` sequences."""
+        level = max(0, bisect_left(self.first_sequences, sequences) - 1)
+        return self.first_steps[level] + -(-(sequences - self.first_sequences[level]) // self.sizes[level])
+
+
+@lru_cache(maxsize=64)
+def _build_ramp_steps(start: int, full: int, increment: int, ramp_tokens: int, length: int) -> RampSteps:
+    """Return the step sizes of a ramp of K increments.
+
+    The size of a step is min(full, start + increment · floor(K · tokens before it / ramp_tokens)).
+    """
+    num_increments = (full - start) // increment
+    rows, step, sequence = [], 0, 0
+    for level in range(num_increments + 1):
+        size = start + level * increment
+        # Tokens until the next level, times K: integers have no rounding.
+        remaining = (level + 1) * ramp_tokens - sequence * length * num_increments
+        steps = max(0, -(-remaining // (size * length * num_increments))) if level < num_increments else 1
+        if steps:  # a level that begins and ends within one step has none
+            rows.append((step, sequence, size))
+        step, sequence = step + steps, sequence + steps * size
+    return RampSteps(*(tuple(column) for column in zip(*rows, strict=True)))

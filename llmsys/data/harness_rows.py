@@ -1,0 +1,73 @@
+"""Requests of the evaluation harness as rows: the cuts and lengths of its backend for transformers (lm_eval 0.4)."""
+
+from collections.abc import Iterator, Sequence
+
+from llmsys.data.multiple_choice import ChoiceRow
+from llmsys.tokenizer import TextTokenizer
+
+
+class HarnessTokenizer:
+    """A tokenizer with the rules of the harness about the tokens around a text.
+
+    Args:
+        tokenizer: The tokenizer.
+        prefix_token: Id before a text without a context.
+    """
+
+    def __init__(self, tokenizer: TextTokenizer, prefix_token: int) -> None:
+        self.tokenizer, self.prefix_token = tokenizer, prefix_token
+        controls = tokenizer.get_control_pieces()
+        self._opening = [controls[piece] for piece in getattr(tokenizer, "opening", ())]
+        self._prefix_text = next((piece for piece, token in controls.items() if token == prefix_token), "")
+
+    def encode(self, text: str, opened: bool = True) -> list[int]:
+        """Return the ids of a text, in which control tokens are spelled; `opened`: with what the file puts before."""
+        ids = self.tokenizer.encode_controls(text).ids
+        is_begun = bool(self._prefix_text) and text.startswith(self._prefix_text)
+        return [*self._opening, *ids] if opened and not is_begun else ids
+
+    def encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+        """Return the ids of a context and of its continuation, to which spaces at the end of the context belong."""
+        if not context:
+            ids = self.encode(continuation, opened=False)
+            return ([self.prefix_token], ids) if self.prefix_token != ids[0] else (ids[:1], ids[1:])
+        stripped = context.rstrip()
+        whole = self.encode(context + continuation)
+        before = self.encode(stripped)
+        return before, whole[len(before) :]
+
+
+def build_continuation_row(number: int, context: list[int], continuation: list[int], longest: int) -> ChoiceRow:
+    """Return the row of a request, cut at the left to the model's context.
+
+    Args:
+        number: Number of the request.
+        context: Ids before.
+        continuation: Ids that are scored, at most `longest`.
+        longest: The model's context in tokens.
+
+    Returns:
+        The row.
+    """
+    tokens = [*context, *continuation][-(longest + 1) :]
+    return ChoiceRow(number, 0, tokens, len(tokens) - len(continuation))
+
+
+def iter_rolling_windows(ids: Sequence[int], prefix_token: int, longest: int) -> Iterator[tuple[list[int], list[int]]]:
+    """Divide a text into windows such that every id is scored once.
+
+    Args:
+        ids: The text.
+        prefix_token: Id before the first.
+        longest: The model's context in tokens.
+
+    Yields:
+        Context and scored ids of each window.
+    """
+    if not ids:
+        return
+    yield [prefix_token], list(ids[:longest])
+    for begin in range(longest, len(ids), longest):
+        end = min(begin + longest, len(ids))
+        # The last window is as long as the others: it has more context instead.
+        yield list(ids[end - longest - 1 : begin]), list(ids[begin:end])

@@ -83,6 +83,10 @@ NOT_EXPORTED = {
     "model.moe.routing.kind=capacity",
     "model.moe.routing.kind=expert_choice",
     "model.moe.balance.kind=none",
+    # In weights, by remove_multipliers and scale_weight.
+    "model.parametrization.kind=mup",
+    "model.parametrization.kind=complete_p",
+    "model.parametrization.kind=unit_scaled",
 }
 STEPS = 2
 

@@ -1,4 +1,4 @@
-"""Run `llmsys doctor parity`, `crash` and `device`: check the guarantees of a run, and a device, on this machine."""
+"""Run `llmsys doctor`: check the guarantees of a run, the scaling of a model, and a device, on this machine."""
 
 import argparse
 import json
@@ -21,12 +21,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the check, its number of processes, and its selections."""
     parser.add_argument(
         "check",
-        choices=("parity", "crash", "device"),
+        choices=("parity", "crash", "device", "coordinates"),
         help="parity: compare engines and layouts; crash: inject faults; device: kernels, collectives, memory and "
-        "speed of the accelerators of this machine, in about five minutes",
+        "speed of the accelerators of this machine, in about five minutes; coordinates: sizes of activations over the "
+        "width of a model, under its parametrization and the standard one",
     )
     parser.add_argument(
-        "config", metavar="CONFIG", nargs="?", help="parity: model to check (default: tiny models of every kind)"
+        "config",
+        metavar="CONFIG",
+        nargs="?",
+        help="parity: model to check (default: tiny models of every kind); coordinates: run to check",
     )
     parser.add_argument(
         "overrides", metavar="section.key=value", nargs="*", default=[], help="such as model.num_hidden_layers=2"
@@ -46,6 +50,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--engine", metavar="E,E,…", help="parity: run only these engines, such as fsdp,zero-3,bitwise (default: all)"
     )
+    parser.add_argument(
+        "--widths",
+        type=_parse_widths,
+        metavar="W,W,…",
+        default=[64, 128, 256, 512],
+        help="coordinates: values of model.hidden_size (default: 64,128,256,512)",
+    )
+    parser.add_argument(
+        "--steps", type=int, default=4, metavar="N", help="coordinates: steps of each model (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--html", type=parse_local_path, metavar="FILE", help="coordinates: write a page with the curves"
+    )
     parser.add_argument("--kills", type=int, default=8, metavar="N", help="crash: number of random kills (default: 8)")
     parser.add_argument(
         "--device", metavar="PROFILE", help="device: name or file of its profile (default: by the driver's name)"
@@ -64,12 +81,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the table; status 0 when everything passed, 1 when something failed."""
-    if arguments.check != "parity" and arguments.config is not None:
+    if arguments.check in ("crash", "device") and arguments.config is not None:
         trained = "its own toy run" if arguments.check == "crash" else "models of its own"
         raise ConfigError(f"doctor {arguments.check} trains {trained}, not {arguments.config}. Leave it out.")
     # torch reads it at import; the reference run here then sums on one thread, as the ranks do
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    checks = {"parity": _run_parity_check, "crash": _run_crash_check, "device": _run_device_check}
+    checks = {
+        "parity": _run_parity_check,
+        "crash": _run_crash_check,
+        "device": _run_device_check,
+        "coordinates": _run_coordinate_check,
+    }
     return checks[arguments.check](arguments)
 
 
@@ -183,6 +205,44 @@ def _run_device_check(arguments: argparse.Namespace) -> int:
         f"{good} of {len(report.rows)} checks passed on {counts[0]} ranks in {report.seconds:.0f} s; send {path} back"
     )
     return FAILED if report.failed_rows else 0
+
+
+def _run_coordinate_check(arguments: argparse.Namespace) -> int:
+    from dataclasses import asdict
+
+    from llmsys.config.load import load_run_config
+    from llmsys.doctor.coordinate_check import MAX_EXPONENT, check_coordinates, format_coordinates
+    from llmsys.progress import Progress
+
+    if arguments.config is None:
+        raise ConfigError("llmsys doctor coordinates needs a config. Give one, such as train/mup-tiny.")
+    if arguments.steps < 1:
+        raise ConfigError(f"--steps {arguments.steps}: activations change by steps. Use 1 or more.")
+    config = load_run_config(arguments.config, arguments.overrides)
+    with Progress("coordinates", 2 * len(arguments.widths), "model") as progress:
+        rows = check_coordinates(config, arguments.widths, arguments.steps, lambda name: progress.advance(1, at=name))
+    if arguments.html is not None:
+        from llmsys.report.coordinate_page import write_coordinate_page
+
+        write_coordinate_page(rows, arguments.steps, arguments.html)
+    kind = config.model.parametrization.kind
+    own = [row for row in rows if row.parametrization == kind]
+    passed = kind == "standard" or all(row.is_flat for row in own)
+    if arguments.json:
+        print(json.dumps({"passed": passed, "rows": [asdict(row) for row in rows]}))
+        return 0 if passed else FAILED
+    print(format_coordinates(rows))
+    if kind != "standard":
+        verdict = "flat" if passed else "not flat"
+        print(f"{kind} is {verdict}: an exponent is flat up to {MAX_EXPONENT}")
+    return 0 if passed else FAILED
+
+
+def _parse_widths(text: str) -> list[int]:
+    words = text.split(",")
+    if not all(word.isdigit() and int(word) > 0 for word in words) or len(set(words)) < 2:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of two or more widths. Use, for example, 64,128,256.")
+    return sorted({int(word) for word in words})
 
 
 def _parse_precisions(text: str | None) -> tuple[str, ...]:

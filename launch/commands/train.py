@@ -76,8 +76,9 @@ def require_export(config: "RunConfig", folder: Path | None, dtype: str | None) 
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"--export {folder} exists already. Name another folder, or remove it first.")
     from llmsys.config.hugging_face.write_config_json import build_config_json
+    from llmsys.convert.exported_multipliers import remove_multipliers
 
-    build_config_json(config.model)  # an architecture that no model type of Hugging Face has
+    build_config_json(remove_multipliers(config.model))  # an architecture that no model type of Hugging Face has
 
 
 def prepare_missing_dataset(config: "RunConfig") -> None:

@@ -17,6 +17,7 @@ from llmsys.config.attention_kernel import (
 from llmsys.config.long_attention import LinformerAttentionConfig, LongformerAttentionConfig
 from llmsys.config.lsh_attention import LshAttentionConfig
 from llmsys.config.model import LayerType, ModelConfig
+from llmsys.config.parametrization import MupConfig, StandardParametrizationConfig, UnitScaledConfig
 from llmsys.config.position import RopeConfig, YarnRopeScalingConfig
 from llmsys.config.run import RunConfig
 from llmsys.config.segment_memory import SegmentMemoryAttentionConfig
@@ -68,25 +69,25 @@ def describe_self_attention(
         The traits.
     """
     window = model.sliding_window if layer_type == "sliding_attention" else None
-    attention, head_dim = model.attention, model.head_dim
+    attention, head_dim, position = model.attention, model.head_dim, model.position.kind
     common = AttentionTraits(
-        dtype,
-        head_dim,
-        head_dim,
-        length,
-        "bidirectional" if model.family == "encoder" else "causal",
+        dtype, head_dim, head_dim, length, "bidirectional" if model.family == "encoder" else "causal",
         has_documents=has_documents,
         has_window=window is not None and window < length,
-        bias=BIASES.get(model.position.kind, "none"),
-        has_distance_scores=model.position.kind == "transformer_xl",
+        bias=BIASES.get(position, "none"),
+        has_distance_scores=position == "transformer_xl",
         drops_weights=is_training and model.dropout.attention > 0,
         is_cached=is_cached,
         is_training=is_training,
-    )
+    )  # fmt: skip
     match attention:
         case MultiHeadAttentionConfig():
-            is_capped, is_usual = attention.logit_softcap is not None, _is_usual_scale(attention.scale, head_dim)
-            return replace(common, has_softcap=is_capped, has_sinks=attention.sinks, has_usual_scale=is_usual)
+            return replace(
+                common,
+                has_softcap=attention.logit_softcap is not None,
+                has_sinks=attention.sinks,
+                has_usual_scale=_has_usual_scale(model, attention.scale, head_dim),
+            )
         case LatentAttentionConfig():
             return _describe_latent_attention(model, attention, common)
         case LongformerAttentionConfig():
@@ -135,7 +136,7 @@ def describe_cross_attention(
         "cross",
         has_documents=has_documents,
         has_softcap=attention.logit_softcap is not None,
-        has_usual_scale=_is_usual_scale(attention.scale, model.head_dim),
+        has_usual_scale=_has_usual_scale(model, attention.scale, model.head_dim),
         drops_weights=is_training and model.dropout.attention > 0,
         is_cached=is_cached,
         is_training=is_training,
@@ -192,12 +193,20 @@ def _describe_latent_attention(
     width = attention.qk_nope_head_dim + attention.qk_rope_head_dim
     scaling = model.position.scaling if isinstance(model.position, RopeConfig) else None
     is_sharpened = isinstance(scaling, YarnRopeScalingConfig) and bool(scaling.mscale_all_dim)
-    usual = _is_usual_scale(attention.scale, width) and not is_sharpened
+    usual = _has_usual_scale(model, attention.scale, width) and not is_sharpened
     if common.is_cached:  # queries are projected into the latent space, see llmsys/model/latent_attention.py
         latent = attention.kv_lora_rank
         return replace(common, qk_width=latent + attention.qk_rope_head_dim, v_width=latent, has_usual_scale=False)
     return replace(common, qk_width=width, v_width=attention.v_head_dim, has_usual_scale=usual)
 
 
-def _is_usual_scale(scale: float | None, width: int) -> bool:
-    return scale is None or abs(scale * width**0.5 - 1) < 1e-9
+def _has_usual_scale(model: ModelConfig, scale: float | None, width: int) -> bool:
+    match model.parametrization:
+        case StandardParametrizationConfig():
+            return scale is None or abs(scale * width**0.5 - 1) < 1e-9
+        case MupConfig(base_head_dim=base):
+            return scale is None and base in (None, width)
+        case UnitScaledConfig():
+            return False
+        case unreachable:
+            assert_never(unreachable)

@@ -29,6 +29,8 @@ from llmsys.config.head import (
 from llmsys.config.long_attention import AttentionConfig
 from llmsys.config.moe import MoeConfig
 from llmsys.config.norm import NormConfig, PreNormConfig, ResidualConfig, ReversibleConfig, RmsNormConfig
+from llmsys.config.parametrization import ParametrizationConfig
+from llmsys.config.parametrization import StandardParametrizationConfig as Standard
 from llmsys.config.patches import PatchesConfig
 from llmsys.config.position import PositionConfig, RopeConfig
 from llmsys.config.rnn import RnnConfig
@@ -46,14 +48,6 @@ Family = Literal["decoder", "encoder", "encoder_decoder"]
 LayerType = Literal["full_attention", "sliding_attention"]
 
 
-def _compute_head_dim(values: dict[str, Any]) -> int:
-    return max(1, int(values["hidden_size"]) // int(values["num_attention_heads"]))
-
-
-def _get_key_value_heads(values: dict[str, Any]) -> int:
-    return int(values["num_attention_heads"])
-
-
 class ModelConfig(Section):
     """A Transformer: decoder, encoder or encoder-decoder.
 
@@ -67,10 +61,14 @@ class ModelConfig(Section):
     num_hidden_layers: int = Field(ge=1, le=100_000, description="Number of blocks.")
     num_attention_heads: int = Field(ge=1, description="Query heads of each attention layer.")
     num_key_value_heads: int = Field(
-        default_factory=_get_key_value_heads, ge=1, description="Key and value heads. Default: num_attention_heads."
+        default_factory=lambda values: int(values["num_attention_heads"]),
+        ge=1,
+        description="Key and value heads. Default: num_attention_heads.",
     )
     head_dim: int = Field(
-        default_factory=_compute_head_dim, ge=1, description="Channels per head. Default: hidden_size / heads."
+        default_factory=lambda values: max(1, int(values["hidden_size"]) // int(values["num_attention_heads"])),
+        ge=1,
+        description="Channels per head. Default: hidden_size / heads.",
     )
     max_position_embeddings: int = Field(2048, ge=1, description="Maximum sequence length, in positions.")
     sliding_window: int | None = Field(
@@ -100,6 +98,7 @@ class ModelConfig(Section):
     recurrence: RecurrenceConfig | None = Field(None, description="One block for all layers. null: a block for each.")
     rnn: RnnConfig | None = Field(None, description="Recurrent layers in place of blocks. null: a Transformer.")
     patches: PatchesConfig | None = Field(None, description="Image patches in place of token ids. null: token ids.")
+    parametrization: ParametrizationConfig = Field(Standard(), description="Values and rates by the size of the model.")
 
     @model_validator(mode="after")
     def _check_architecture(self) -> Self:
@@ -183,6 +182,8 @@ def find_model_violations(model: ModelConfig) -> Iterator[Violation]:
     yield from () if model.rnn is None else model.rnn.find_violations(model)
     if isinstance(model.residual, ReversibleConfig):
         yield from model.residual.find_violations(dict(model))
+    if model.parametrization.kind != "standard":
+        yield from model.parametrization.find_violations(dict(model))
     if model.patches is not None:
         yield from model.patches.find_violations(model, model.family, model.head.kind, model.position)
 
@@ -287,9 +288,7 @@ def _find_expert_violations(model: ModelConfig) -> Iterator[Violation]:
 
 
 def _find_recurrence_violations(model: ModelConfig) -> Iterator[Violation]:
-    if model.recurrence is None:
-        return
-    layers = range(model.num_hidden_layers)
+    layers = range(model.num_hidden_layers if model.recurrence is not None else 0)
     parts = {
         "moe": model.moe is not None,
         "multi_token_prediction": model.multi_token_prediction is not None,
@@ -297,4 +296,5 @@ def _find_recurrence_violations(model: ModelConfig) -> Iterator[Violation]:
         "position.layers": len({model.uses_rope(layer) for layer in layers}) > 1,
         "attention.windows": len(getattr(model.attention, "windows", ())) > 1,
     }
-    yield from model.recurrence.find_violations(model.hidden_size, [key for key, found in parts.items() if found])
+    if model.recurrence is not None:
+        yield from model.recurrence.find_violations(model.hidden_size, [key for key, found in parts.items() if found])

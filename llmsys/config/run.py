@@ -16,6 +16,7 @@ from llmsys.config.data import CrawlConfig, DataConfig
 from llmsys.config.engine import EngineConfig, TorchEngineConfig
 from llmsys.config.evaluation import MAX_DEFAULT_SEQUENCES, EvaluationConfig
 from llmsys.config.expert_sharding import find_expert_violations
+from llmsys.config.logit_clip_constraints import find_logit_clip_violations
 from llmsys.config.migration import to_recorded_names
 from llmsys.config.model import ModelConfig
 from llmsys.config.noise_scale_constraints import find_noise_scale_violations
@@ -60,13 +61,9 @@ from llmsys.errors import ConfigError
 
 # Default for a config without a `model:` section: small enough for one laptop core.
 SMALL_MODEL = ModelConfig(
-    vocab_size=8192,
-    hidden_size=256,
-    intermediate_size=704,
-    num_hidden_layers=4,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-)
+    vocab_size=8192, hidden_size=256, intermediate_size=704,
+    num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
+)  # fmt: skip
 
 
 class RunConfig(Section):
@@ -139,6 +136,10 @@ class RunConfig(Section):
             yield from rnn.find_train_violations(self.train, getattr(self.engine, "zero_stage", 0))
         yield from find_average_violations(self.train, self.engine, self.checkpoint)
         yield from find_optimizer_violations(self.optimizer, self.engine, self.train)
+        if self.optimizer.max_attention_logit is not None:
+            yield from find_logit_clip_violations(self.model, self.engine, self.layout, self.train)
+        if self.model.parametrization.kind != "standard":
+            yield from self.model.parametrization.find_run_violations(self.optimizer.kind, self.schedule.kind)
 
     def _find_axis_violations(self) -> Iterator[Violation]:
         layout, model, length = self.layout, self.model, self.batch.sequence_length
@@ -206,8 +207,11 @@ class RunConfig(Section):
         # Stored in checkpoints and compared with them: keys in the spelling of the first version.
         stored = to_recorded_names(self.model_dump(mode="json"))
         sections = {name: stored[name] for name in ("model", "objective", "loss", "optimizer", "schedule")}
-        if sections["optimizer"].get("moments") == "fp32":  # runs of earlier versions have no other
-            del sections["optimizer"]["moments"]
+        for key, default in (("moments", "fp32"), ("max_attention_logit", None)):
+            if sections["optimizer"].get(key) == default:  # runs of earlier versions have no other
+                sections["optimizer"].pop(key, None)
+        if self.model.parametrization.kind == "standard":
+            del sections["model"]["parametrization"]
         batch = {key: stored["batch"][key] for key in ("sequence_length", "length_groups", "attend")}
         train = {key: stored["train"][key] for key in ("tokens", "start_from")}
         train["precision"] = self.train.resolved_precision
@@ -277,11 +281,7 @@ class RunConfig(Section):
         return self.model_copy(update={"train": train.model_copy(update={"compile": chosen})})
 
     def resolve_layout(self, ranks: int) -> ParallelLayout:
-        """Return the layout with every axis resolved for `ranks` ranks.
-
-        Raises:
-            LayoutError: the axes do not divide the ranks or the model, or a pipeline's schedule not the step.
-        """
+        """Return the layout with every axis resolved for `ranks` ranks; LayoutError where the axes do not fit."""
         layout = resolve_layout(self.layout, self.engine, self.model, ranks)
         if (stages := layout.pipeline) > 1:
             require_pipeline_micro_batches(stages, layout.pipeline_schedule, layout.data_parallel_size, self.batch)

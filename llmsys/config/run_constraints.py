@@ -176,19 +176,17 @@ def _find_fp8_violations(key: str, recipe: str, engine: EngineConfig, train: Tra
 def find_optimizer_violations(
     optimizer: OptimizerConfig, engine: EngineConfig, train: TrainConfig
 ) -> Iterator[Violation]:
-    """Yield the violations of an optimizer that needs full matrices, or whose moments are compressed.
-
-    Args:
-        optimizer: the `optimizer:` section.
-        engine: the `engine:` section.
-        train: the `train:` section.
-    """
-    if not optimizer.can_update_flat_shards and engine.kind == "deepspeed":
-        yield Violation(
-            "optimizer.kind",
-            f"{optimizer.kind} is not built by engine.kind=deepspeed, which has elementwise optimizers on flat shards. "
-            "Use engine.kind=torch, or optimizer.kind=adamw.",
-        )
+    """Yield the violations of an optimizer that needs full matrices, or whose moments are compressed."""
+    if optimizer.kind == "schedule_free" and engine.kind == "deepspeed":
+        text = "needs single weights to evaluate their average. Use engine.kind=torch"
+    elif optimizer.kind == "schedule_free" and train.ema_half_life_tokens:
+        text = "evaluates an average of its own. Use train.ema_half_life_tokens=0"
+    elif not optimizer.can_update_flat_shards and engine.kind == "deepspeed" and engine.zero_stage:
+        text = "is not built by engine.kind=deepspeed on flat shards. Use engine.zero_stage=0, or engine.kind=torch"
+    else:
+        text = ""
+    if text:
+        yield Violation("optimizer.kind", f"{optimizer.kind} {text}, or optimizer.kind=adamw.")
     if optimizer.kind == "python" and not (optimizer.elementwise or is_replicated(engine)):
         yield Violation(
             "optimizer.elementwise",

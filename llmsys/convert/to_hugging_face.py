@@ -28,6 +28,7 @@ from llmsys.config.train import GenerationConfig
 from llmsys.convert.checkpoint_stream import AverageReader, CheckpointReader
 from llmsys.convert.conversion_plan import ConversionPlan, Shape, TensorGroup, build_conversion_plan
 from llmsys.convert.conversion_record import NEXT, list_small_files, read_conversion_record
+from llmsys.convert.exported_multipliers import remove_multipliers, scale_weight
 from llmsys.convert.family_mappings import get_family_mapping
 from llmsys.convert.folders import KEPT, RECORD, RUN_CONFIG, UNUSED, find_checkpoint, publish_folder
 from llmsys.convert.image_files import write_image_files
@@ -42,8 +43,9 @@ from llmsys.convert.weight_dtype import DTYPES, cast_weight, choose_dtype
 from llmsys.errors import CheckpointError, ConfigError
 from llmsys.log import get_logger
 from llmsys.progress import Progress
+from llmsys.train.chat_data import get_template_folder
 from llmsys.train.checkpoint_average import list_checkpoints_to_average
-from llmsys.train.run_data import get_template_folder, get_tokenizer_path
+from llmsys.train.run_data import get_tokenizer_path
 
 # Largest file, as transformers has it; a single larger tensor gets a file of its own.
 SHARD_BYTES = 5_000_000_000
@@ -79,7 +81,7 @@ class HuggingFaceExport:
         self.dtype_name = self._find_source_dtype() if dtype == SOURCE_DTYPE else dtype
         self.dtype = None if self.dtype_name is None else DTYPES[self.dtype_name]
         self.plan: ConversionPlan = build_conversion_plan(
-            self.run.model, get_family_mapping(str(self.values["model_type"]), self.run.model)
+            self.model, get_family_mapping(str(self.values["model_type"]), self.model)
         )
         _check_checkpoint(checkpoint, self.plan, self.reader)
         self.copies: dict[str, str] = self.record["copies"] if self.record else {}
@@ -96,8 +98,8 @@ class HuggingFaceExport:
 
     @property
     def model(self) -> ModelConfig:
-        """The architecture."""
-        return self.run.model
+        """The architecture, without the multipliers of a parametrization: they are in the weights."""
+        return remove_multipliers(self.run.model)
 
     def get_written_name(self, theirs: str) -> str:
         """Return the name to write. An imported folder may spell it in an old way."""
@@ -105,7 +107,7 @@ class HuggingFaceExport:
 
     def read_group(self, group: TensorGroup) -> list[Tensor]:
         """Return their tensors of one group."""
-        ours = [self.reader.read(part) for part in group.ours]
+        ours = [scale_weight(self.run.model, part.name, self.reader.read(part)) for part in group.ours]
         if self.dtype is not None:
             named = zip(group.ours, ours, strict=True)
             ours = [cast_weight(part.name, tensor, self.dtype) for part, tensor in named]

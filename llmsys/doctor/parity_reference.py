@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from llmsys.config.model import ModelConfig
 from llmsys.config.optimizer import AdamWConfig
 from llmsys.data.batch import IGNORED, Batch
 from llmsys.doctor.parity_models import ParityModel
@@ -57,7 +58,7 @@ def compute_reference_trajectory(parity_model: ParityModel, steps: int = STEPS) 
     bias_expert_choice(model, parity_model)
     named = dict(model.named_parameters())
     start = {name: parameter.detach().clone() for name, parameter in named.items()}
-    optimizer = _build_adamw(named)
+    optimizer = _build_adamw(named, model.config)
     losses, norms = [], []
     gradients: Tensors = {}
     for step in range(steps):
@@ -127,14 +128,14 @@ def _sum_further_nats(model: Transformer, row: Batch) -> Tensor:
     return config.weight * nats / config.depth
 
 
-def _build_adamw(named: dict[str, nn.Parameter]) -> torch.optim.AdamW:
+def _build_adamw(named: dict[str, nn.Parameter], config: ModelConfig) -> torch.optim.AdamW:
     groups = [
         {
             "params": [named[name] for name in group.names],
             "weight_decay": group.weight_decay,
             "lr": RATE * group.lr_multiplier,
         }
-        for group in build_parameter_groups(named.items(), OPTIMIZER)
+        for group in build_parameter_groups(named.items(), OPTIMIZER, config)
     ]
     # foreach=False: the plain loop of torch is the reference.
     return torch.optim.AdamW(groups, lr=RATE, betas=OPTIMIZER.betas, eps=OPTIMIZER.eps, foreach=False)

@@ -34,6 +34,7 @@ from llmsys.engine.engine import (
     reduce_token_counts,
 )
 from llmsys.engine.grad_scaler import GradScaler
+from llmsys.engine.logit_clip import LogitClip
 from llmsys.engine.micro_batch_loss import compute_loss_share
 from llmsys.errors import ConfigError, LaunchError
 from llmsys.model.initialization import build_initializer
@@ -82,7 +83,9 @@ class AccelerateEngine:
         named = dict(model.named_parameters())
         # Before accelerate wraps the model: DDP then sums the float32 gradients of the parameters themselves.
         cast_parameters(model, compute_dtype)
-        self._optimizer = build_optimizer(named, optimizer, compute_dtype=compute_dtype)
+        limit = optimizer.max_attention_logit
+        self._logit_clip = None if limit is None else LogitClip(model, limit)
+        self._optimizer = build_optimizer(named, optimizer, compute_dtype=compute_dtype, model=model.config)
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, list_unused_parameters(model))
         with warnings.catch_warnings():  # torch has a newer name for a setting that accelerate passes on
             warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated", category=FutureWarning)
@@ -113,6 +116,8 @@ class AccelerateEngine:
         if applied:
             set_rates(self._optimizer.param_groups, learning_rate)
             self._optimizer.step()
+        if self._logit_clip is not None:
+            self._logit_clip.finish_step(applied=applied)
         self._optimizer.zero_grad(set_to_none=True)
         return StepResult(loss, norm, targets, applied, sums)
 

@@ -98,7 +98,7 @@ class BitwiseEngine:
         use_deterministic_kernels(device)
         apply_reproducible_fsdp(model, meshes, compute_dtype)
         materialize_parameters(model, device, build_initializer(model.config, seed, draws=initialize))
-        self._optimizer = BitwiseOptimizer(dict(model.named_parameters()), require_elementwise(optimizer))
+        self._optimizer = BitwiseOptimizer(dict(model.named_parameters()), require_elementwise(optimizer), model.config)
 
     def train_step(
         self, batches: Sequence[Batch], learning_rate: float, accept: Accept = accept_all, extras: Sequence[float] = ()

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 
 from llmsys.config.optimizer import OptimizerConfig
@@ -45,6 +45,7 @@ from llmsys.engine.grad_scaler import GradScaler
 from llmsys.engine.micro_batch_loss import compute_loss_share
 from llmsys.model.initialization import Initializer, build_initializer
 from llmsys.model.transformer import Transformer
+from llmsys.optim.build_optimizer import MOMENTS
 from llmsys.optim.elementwise import STATE_KEYS, build_elementwise_rule, require_elementwise
 from llmsys.optim.lr_schedule import set_rates
 from llmsys.optim.parameter_groups import get_parameter_role
@@ -88,14 +89,16 @@ class DeepSpeedEngine:
             materialize_partitioned_parameters(model, settings, device, compute_dtype, initial)
         else:
             materialize_full_parameters(model, meshes, device, initial)
-        elementwise = require_elementwise(optimizer)
-        self._moments = {name: STATE_KEYS[name] for name in build_elementwise_rule(elementwise).moments}
-        stepper = build_flat_optimizer(dict(model.named_parameters()), self._shapes, meshes, elementwise)
+        named = dict(model.named_parameters())
+        stepper = build_flat_optimizer(named, self._shapes, meshes, optimizer, model.config, compute_dtype)
+        moments: tuple[str, ...] = ()
+        if optimizer.can_update_flat_shards:
+            moments = build_elementwise_rule(require_elementwise(optimizer)).moments
         self._engine = initialize_deepspeed(model, stepper, settings)
         if zero_stage == 0:
             cast_parameters(model, compute_dtype)
         self._state = build_deepspeed_state(
-            self._engine, zero_stage, clip, meshes, moments=tuple(self._moments.values())
+            self._engine, zero_stage, clip, meshes, moments=tuple(STATE_KEYS[name] for name in moments)
         )
         self._set_masters(initial)
 
@@ -163,7 +166,7 @@ class DeepSpeedEngine:
         tensors: dict[str, Tensor] = {}
         for name, parameter in self.module.named_parameters():
             tensors[f"parameter/{name}"] = self._shard_tensor(name, self._state.get_tensor(parameter, None))
-            for ours, theirs in self._moments.items():
+            for ours, theirs in self._list_moments(parameter):
                 tensors[f"{ours}/{name}"] = self._shard_tensor(name, self._state.get_tensor(parameter, theirs))
         tensors |= {f"buffer/{name}": buffer for name, buffer in iter_persistent_buffers(self.module)}
         tensors |= {} if self._scale is None else self._scale.state_dict()
@@ -173,7 +176,7 @@ class DeepSpeedEngine:
         """Implement `Engine.load_state`."""
         for name, parameter in self.module.named_parameters():
             self._state.set_tensor(parameter, self._gather_full_tensor(name, state.tensors[f"parameter/{name}"]), None)
-            for ours, theirs in self._moments.items():
+            for ours, theirs in self._list_moments(parameter):
                 self._state.set_tensor(
                     parameter, self._gather_full_tensor(name, state.tensors[f"{ours}/{name}"]), theirs
                 )
@@ -185,6 +188,11 @@ class DeepSpeedEngine:
         for steps in self._state.get_step_counters():
             steps.fill_(state.steps)
         self._state.sync_weights()
+
+    def _list_moments(self, parameter: nn.Parameter) -> list[tuple[str, str]]:
+        """Return the names of a parameter's moments in a checkpoint, and here."""
+        keys = self._state.list_moments(parameter)
+        return [(ours, theirs) for ours, theirs in MOMENTS.items() if theirs in keys]
 
     def _is_split(self, name: str) -> bool:
         return self._meshes.expert is not None and get_parameter_role(name) == "experts"

@@ -13,12 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from llmsys.config.optimizer import AdamWConfig
+from llmsys.config.model import ModelConfig
+from llmsys.config.optimizer import AdamWConfig, OptimizerConfig
 from llmsys.errors import ConfigError
 from llmsys.model.initialization import Initializer
 from llmsys.model.transformer import Transformer
 from llmsys.model.transformer_block import TransformerBlock
-from llmsys.optim.elementwise import ElementwiseConfig, ElementwiseOptimizer
+from llmsys.optim.build_optimizer import build_optimizer
+from llmsys.optim.elementwise import ElementwiseOptimizer, require_elementwise
 from llmsys.optim.parameter_groups import build_parameter_groups
 from llmsys.parallel.device_mesh import DeviceMeshes
 from llmsys.parallel.expert_parallel import AllToAllTokenDispatcher
@@ -159,15 +161,23 @@ def materialize_partitioned_parameters(
 
 
 def build_flat_optimizer(
-    named: dict[str, nn.Parameter], shapes: dict[str, torch.Size], meshes: DeviceMeshes, config: ElementwiseConfig
+    named: dict[str, nn.Parameter],
+    shapes: dict[str, torch.Size],
+    meshes: DeviceMeshes,
+    config: OptimizerConfig,
+    model: ModelConfig,
+    compute_dtype: torch.dtype,
 ) -> torch.optim.Optimizer:
     """Build an optimizer with the parameter groups of every engine; those of split experts are marked for DeepSpeed.
 
-    `shapes` are those of the full parameters, since a partitioned one has none of its own.
+    `shapes` are those of the full parameters, since a partitioned one has none of its own. Optimizers of full matrices
+    are for stage 0, where every rank has them.
     """
+    if not config.can_update_flat_shards:
+        return build_optimizer(named, config, compute_dtype=compute_dtype, model=model)
     like = {name: nn.Parameter(torch.empty(shape, device="meta")) for name, shape in shapes.items()}
     param_groups: list[dict[str, Any]] = []
-    for group in build_parameter_groups(like.items(), config):
+    for group in build_parameter_groups(like.items(), config, model):
         entry: dict[str, Any] = {
             "params": [named[name] for name in group.names],
             "weight_decay": group.weight_decay,
@@ -177,8 +187,9 @@ def build_flat_optimizer(
         if meshes.expert is not None and group.role == "experts":
             entry |= {"moe": True, "name": f"ep_size_{meshes.expert.size()}"}
         param_groups.append(entry)
-    if not isinstance(config, AdamWConfig):
-        return ElementwiseOptimizer(param_groups, config)
+    elementwise = require_elementwise(config)
+    if not isinstance(elementwise, AdamWConfig):
+        return ElementwiseOptimizer(param_groups, elementwise)
     return torch.optim.AdamW(param_groups, lr=config.learning_rate, betas=config.betas, eps=config.eps, fused=True)
 
 

@@ -10,7 +10,8 @@ from typing import Any, Literal, Protocol, assert_never, cast
 import torch
 from torch import Tensor, nn
 
-from llmsys.engine.engine import Accept, accept_all
+from llmsys.engine.deepspeed_guard import GuardedOptimizer
+from llmsys.engine.engine import Accept
 from llmsys.parallel.device_mesh import DeviceMeshes
 from llmsys.parallel.process_group import all_reduce_sum, get_rank
 
@@ -26,6 +27,10 @@ class DeepSpeedState(Protocol):
 
     def set_tensor(self, parameter: nn.Parameter, value: Tensor, key: str | None) -> None:
         """Store this rank's shard of a full tensor."""
+        ...
+
+    def list_moments(self, parameter: nn.Parameter) -> Sequence[str]:
+        """Return the keys of a parameter's moments."""
         ...
 
     def sync_weights(self) -> None:
@@ -77,57 +82,11 @@ def compute_full_norm(gradients: Iterable[tuple[Tensor, bool]], meshes: DeviceMe
     return total.sqrt()
 
 
-NORMS = {"scaled_global_norm": "ZeRO-1 and ZeRO-2", "_get_norm_groups": "ZeRO-3"}
-
-
-class GuardedOptimizer:
-    """The optimizer that `deepspeed.initialize` made for ZeRO, with a check between gradient norm and step.
-
-    DeepSpeed asks its loss scaler there, and skips the step when gradients overflowed. Here the answer is "overflowed"
-    for a step that `accept` refuses, so that DeepSpeed clears gradients and buffers in its own way.
-    """
-
-    def __init__(self, zero: Any) -> None:
-        self._zero = zero
-        self._loss = 0.0
-        self._accept: Accept = accept_all
-        self._applied = True
-        self._norm = float("nan")
-        name = next(name for name in NORMS if hasattr(zero, name))
-        self._measure = getattr(zero, name)
-        setattr(zero, name, self._record_norm)
-        zero._update_scale = self._update_overflow
-
-    def step(self, engine: Any, loss: float, accept: Accept) -> tuple[float, bool]:
-        """Let DeepSpeed step unless `accept` refuses.
-
-        Returns:
-            The gradient norm before clipping, and whether the step was applied.
-        """
-        self._loss, self._accept = loss, accept
-        self._norm = float("inf")  # unchanged where DeepSpeed finds an overflow and computes no norm
-        engine.step()
-        return self._norm, self._applied
-
-    def _record_norm(self, *arguments: Any, **named: Any) -> Any:
-        result = self._measure(*arguments, **named)
-        norms = result if isinstance(result, list | tuple) else [result]
-        squares = torch.stack([torch.as_tensor(norm, dtype=torch.float64).cpu() for norm in norms]).square()
-        # DeepSpeed writes an overflow inside a group as a norm of -1.
-        overflowed = any(float(norm) < 0 for norm in norms)
-        self._norm = float("inf") if overflowed else float(squares.sum().sqrt()) / float(self._zero.loss_scale)
-        return result
-
-    def _update_overflow(self, has_overflow: bool = False) -> None:
-        self._applied = self._accept(self._loss, self._norm) and not has_overflow
-        self._zero.overflow = not self._applied
-
-
 class Zero3State:
     """Stage 3: every rank has an equal slice of each parameter, its master and moments; the last one is padded."""
 
     def __init__(self, engine: Any, moments: Sequence[str]) -> None:
-        self._engine, self._zero = engine, engine.optimizer
+        self._engine, self._zero, self._moments = engine, engine.optimizer, moments
         for shard in self._zero.fp32_partitioned_groups_flat:
             self._zero.optimizer.state[shard] = build_empty_moments(shard, moments)
         self._guard = GuardedOptimizer(self._zero)
@@ -143,6 +102,10 @@ class Zero3State:
         mine, _ = self._zero._get_fp32_opt_state_partition(parameter, True, key)
         local = value.flatten()[get_rank() * len(mine) : (get_rank() + 1) * len(mine)]
         mine.data.zero_()[: len(local)].copy_(local)
+
+    def list_moments(self, parameter: nn.Parameter) -> Sequence[str]:
+        """Implement `DeepSpeedState.list_moments`."""
+        return self._moments
 
     def sync_weights(self) -> None:
         """Implement `DeepSpeedState.sync_weights`."""
@@ -197,7 +160,8 @@ class Zero0State:
         self._engine, self._clip, self._meshes, self._scale = engine, clip, meshes, 1.0
         self._optimizer: torch.optim.Optimizer = engine.optimizer
         self._parameters = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
-        for parameter in self._parameters:
+        # Optimizers of full matrices have their state already.
+        for parameter in self._parameters if moments else ():
             self._optimizer.state[parameter] = build_empty_moments(parameter, moments)
 
     def get_tensor(self, parameter: nn.Parameter, key: str | None) -> Tensor:
@@ -208,6 +172,10 @@ class Zero0State:
     def set_tensor(self, parameter: nn.Parameter, value: Tensor, key: str | None) -> None:
         """Implement `DeepSpeedState.set_tensor`."""
         self.get_tensor(parameter, key).copy_(value)
+
+    def list_moments(self, parameter: nn.Parameter) -> Sequence[str]:
+        """Implement `DeepSpeedState.list_moments`."""
+        return [key for key in self._optimizer.state[parameter] if key != "step"]
 
     def sync_weights(self) -> None:
         """Do nothing: masters are the weights."""
@@ -244,7 +212,7 @@ class Zero12State:
     shards = "single_partition_of_fp32_groups"
 
     def __init__(self, engine: Any, moments: Sequence[str]) -> None:
-        self._engine, self._zero = engine, engine.optimizer
+        self._engine, self._zero, self._moments = engine, engine.optimizer, moments
         self._shards: list[Tensor] = getattr(self._zero, self.shards)
         for shard in self._shards:
             self._zero.optimizer.state[shard] = build_empty_moments(shard, moments)
@@ -260,6 +228,10 @@ class Zero12State:
     def set_tensor(self, parameter: nn.Parameter, value: Tensor, key: str | None) -> None:
         """Implement `DeepSpeedState.set_tensor`."""
         cast(Any, parameter).set_full_hp_param(value, key)
+
+    def list_moments(self, parameter: nn.Parameter) -> Sequence[str]:
+        """Implement `DeepSpeedState.list_moments`."""
+        return self._moments
 
     def sync_weights(self) -> None:
         """Implement `DeepSpeedState.sync_weights`."""

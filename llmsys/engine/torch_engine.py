@@ -24,6 +24,7 @@ from llmsys.engine.engine import (
     reduce_token_counts,
 )
 from llmsys.engine.grad_scaler import GradScaler
+from llmsys.engine.logit_clip import LogitClip
 from llmsys.engine.micro_batch_loss import compute_loss_share
 from llmsys.engine.pipelined_model import PipelinedModel
 from llmsys.estimate.pipeline_stages import PipelineCut
@@ -36,6 +37,7 @@ from llmsys.parallel.device_mesh import DeviceMeshes
 from llmsys.parallel.distributed_muon import map_full_matrices
 from llmsys.parallel.dtensor_slices import group_by_mesh
 from llmsys.parallel.fsdp import DataParallelModel, FsdpModel, Gradients, Offload
+from llmsys.parallel.full_tensors import build_sharded_zeros, update_full_tensors
 from llmsys.parallel.gradient_clipping import clip_gradients, collect_gradients
 
 
@@ -96,12 +98,17 @@ class TorchEngine:
         first = self.pipeline is None or self.pipeline.is_first_rank
         self._has_own_rows = first and self._data_parallel.sharding.is_first_rank
         self._ranks = meshes.layout.ranks_per_stage
+        limit = optimizer.max_attention_logit
+        self._logit_clip = None if limit is None else LogitClip(model, limit)
         self._optimizer = build_optimizer(
             dict(model.named_parameters()),
             optimizer,
             compute_dtype=compute_dtype,
+            model=model.config,
             apply=map_full_matrices,
             alike=group_by_mesh,
+            update=update_full_tensors,
+            build_zeros=build_sharded_zeros,
         )
 
     def train_step(
@@ -124,6 +131,8 @@ class TorchEngine:
         applied = fits and accept(loss, norm)
         if applied:
             self._step_optimizer(learning_rate)
+        if self._logit_clip is not None:
+            self._logit_clip.finish_step(applied=applied)
         self._optimizer.zero_grad(set_to_none=True)
         return StepResult(loss, norm, targets, applied, sums)
 

@@ -26,7 +26,11 @@ def estimate_optimizer_seconds(config: RunConfig, bench: KernelContext, pipeline
     moved = (dense + sparse) * config.optimizer.moved_bytes
     if getattr(config.engine, "cpu_offload", "none") != "none":
         return moved / bench.device.host_bandwidth
-    return bench.estimate_memory_seconds(moved) + _estimate_orthogonalization_seconds(config, bench, pipeline, spread)
+    # SOAP's matrices are gathered, and every rank repeats the work in float32.
+    flops = sum(row.num_copies * config.optimizer.count_step_flops(row.name, row.shape) for row in rows) / pipeline
+    rotations = flops / (bench.device.get_peak_flops("fp32") * bench.device.efficiency.products) if flops else 0.0
+    matmuls = rotations + _estimate_orthogonalization_seconds(config, bench, pipeline, spread)
+    return bench.estimate_memory_seconds(moved) + matmuls
 
 
 def _estimate_orthogonalization_seconds(config: RunConfig, bench: KernelContext, pipeline: int, spread: int) -> float:
@@ -38,8 +42,9 @@ def _estimate_orthogonalization_seconds(config: RunConfig, bench: KernelContext,
     for row in list_model_tensors(bench.model):
         if optimizer.select_update_rule(row.name, len(row.shape)) != "muon":
             continue
-        flops = count_newton_schulz_flops(*row.shape[-2:], optimizer.newton_schulz_steps)
-        flops *= row.num_elements / (row.shape[-2] * row.shape[-1])
+        height, width = row.shape[-2:]
+        flops = count_newton_schulz_flops(height, width, optimizer.newton_schulz_steps)
+        flops *= row.num_elements / (height * width)
         if row.is_routed:
             sparse += flops  # a stack of experts is sharded into whole matrices
         else:

@@ -197,7 +197,7 @@ def _count_moments(config: RunConfig, row: ParameterTensor) -> int:
 
 def _compute_moment_bytes(config: RunConfig, row: ParameterTensor) -> float:
     """Return the bytes of all moments of one element."""
-    return _count_moments(config, row) * config.optimizer.compute_moment_bytes(row.shape)
+    return config.optimizer.compute_state_bytes(row.name, row.shape)
 
 
 def compute_offloaded_bytes(config: RunConfig, layout: ParallelLayout) -> int:
@@ -230,11 +230,11 @@ def _compute_zero_state_bytes(
     size = get_compute_dtype_bytes(config)
     weights = 0 if stage == 0 else size * (split if stage == 3 else whole)
     share = split if stage >= 1 else whole
-    moments = sum(
-        count * (_compute_padded_share(elements, ranks) if stage >= 1 else elements)
-        for elements, ranks, count in groups
-    )
-    return StateBytes(weights, FP32 * share, FP32 * (split if stage >= 2 else whole), FP32 * moments)
+    moments = FP32 * sum(count * _compute_padded_share(elements, ranks) for elements, ranks, count in groups)
+    if stage == 0:  # no flat vectors: any optimizer
+        full = [(row, count_full_elements(row, layout, config.model) * row.num_copies) for row in rows]
+        moments = round(sum(_compute_moment_bytes(config, row) * elements for row, elements in full))
+    return StateBytes(weights, FP32 * share, FP32 * (split if stage >= 2 else whole), moments)
 
 
 def _iter_parameter_groups(

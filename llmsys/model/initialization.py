@@ -28,6 +28,7 @@ from llmsys.config.norm import (
 )
 from llmsys.model.deepnorm import compute_deepnorm_constants
 from llmsys.model.indexed_normal import draw_normal
+from llmsys.model.parametrization import compute_std, count_init_layers
 from llmsys.model.transformer import Transformer
 
 # Version of the initial values of a config and seed; 1 drew whole tensors with torch's generator.
@@ -95,7 +96,12 @@ def compute_initial_value(
 
 
 def compute_init_std(config: ModelConfig, name: str, shape: tuple[int, ...] | torch.Size) -> float:
-    """Return the standard deviation of the initial values of a matrix or table.
+    """Return the standard deviation of the initial values of a matrix or table, by the configured parametrization."""
+    return compute_std(config, name, _compute_standard_std(config, name, shape))
+
+
+def _compute_standard_std(config: ModelConfig, name: str, shape: tuple[int, ...] | torch.Size) -> float:
+    """Return the standard deviation under the standard parametrization.
 
     normal: `initializer_range`, divided by sqrt(2 · num_hidden_layers) for projections into the residual stream of a
     pre-norm block (Radford 2019, GPT-2, section 2.3). xavier: sqrt(2 / (fan in + fan out)) for matrices (Glorot 2010).
@@ -120,7 +126,7 @@ def compute_init_std(config: ModelConfig, name: str, shape: tuple[int, ...] | to
         case PreNormConfig() | SandwichNormConfig() | OutputNormConfig() | ParallelBlockConfig() | ReversibleConfig():
             # So that the variance of the residual stream does not grow with depth (GPT-2).
             depth_scaled = config.initializer == "normal" and owner.endswith(RESIDUAL_OUTPUTS)
-            return std / math.sqrt(2 * config.num_hidden_layers) if depth_scaled else std
+            return std / math.sqrt(2 * count_init_layers(config)) if depth_scaled else std
         case unreachable:
             assert_never(unreachable)
 

@@ -10,9 +10,11 @@ from torch import Tensor, nn
 from llmsys.config.attention import LatentAttentionConfig
 from llmsys.config.model import ModelConfig
 from llmsys.config.position import RopeConfig, YarnRopeScalingConfig
+from llmsys.model.attention_logits import LogitRecorder
 from llmsys.model.forward_context import ForwardContext
 from llmsys.model.local_tensor import get_local_tensor
 from llmsys.model.normalization import RMSNorm
+from llmsys.model.parametrization import compute_score_factor
 from llmsys.model.rotary_embedding import compute_yarn_mscale
 from llmsys.model.scaled_dot_product import compute_attention
 
@@ -43,6 +45,7 @@ class MultiHeadLatentAttention(nn.Module):
         self.kv_b_proj = nn.Linear(self.latent, self.heads * (self.nope + self.value), bias=False)
         self.o_proj = nn.Linear(self.heads * self.value, width, bias=bias)
         self.has_query_latent = attention.q_lora_rank is not None
+        self.logit_recorder: LogitRecorder | None = None
 
     def forward(self, x_BTD: Tensor, context: ForwardContext) -> Tensor:
         """Mix positions; same shape and dtype as the input."""
@@ -87,6 +90,8 @@ class MultiHeadLatentAttention(nn.Module):
         return torch.einsum("bthc,hvc->bthv", y_BTHC, values_HVC)
 
     def _compute_masked_attention(self, q: Tensor, k: Tensor, v: Tensor, context: ForwardContext) -> Tensor:
+        if self.logit_recorder is not None and self.training:
+            self.logit_recorder.record(q, k, self.scale)
         dropout = self.dropout if self.training else 0.0
         return compute_attention(q, k, v, context.masks[self.layer_type], scale=self.scale, dropout=dropout)
 
@@ -96,9 +101,10 @@ def compute_mla_scale(config: ModelConfig, attention: LatentAttentionConfig) -> 
 
     DeepSeek applies that part of YaRN's factor here, where it reaches the channels without rotation too.
     """
+    width = attention.qk_nope_head_dim + attention.qk_rope_head_dim
     if attention.scale is not None:
-        return attention.scale
-    scale = float((attention.qk_nope_head_dim + attention.qk_rope_head_dim) ** -0.5)
+        return attention.scale * compute_score_factor(config, width, has_own_scale=True)
+    scale = float(width**-0.5) * compute_score_factor(config, width)
     scaling = config.position.scaling if isinstance(config.position, RopeConfig) else None
     if isinstance(scaling, YarnRopeScalingConfig) and scaling.mscale_all_dim:
         scale *= compute_yarn_mscale(scaling.factor, scaling.mscale_all_dim) ** 2

@@ -8,9 +8,11 @@ from torch import Tensor, nn
 
 from llmsys.config.attention import MultiHeadAttentionConfig
 from llmsys.config.model import ModelConfig
+from llmsys.model.attention_logits import LogitRecorder
 from llmsys.model.attention_mask import LayerMask
 from llmsys.model.forward_context import ForwardContext
 from llmsys.model.normalization import build_norm
+from llmsys.model.parametrization import compute_score_factor
 from llmsys.model.scaled_dot_product import compute_attention
 
 # B rows, T query positions, S key positions, D width, H query heads, G key-value heads, K width of a head
@@ -23,7 +25,9 @@ class AttentionProjections(nn.Module):
         super().__init__()
         self.layer = layer
         self.head_dim, self.heads = config.head_dim, config.num_attention_heads
+        has_own_scale = attention.scale is not None
         self.scale = config.head_dim**-0.5 if attention.scale is None else attention.scale
+        self.scale *= compute_score_factor(config, config.head_dim, has_own_scale=has_own_scale)
         self.softcap, self.clip = attention.logit_softcap, attention.clip
         self.dropout = config.dropout.attention
         hidden, groups = config.hidden_size, config.num_key_value_heads
@@ -72,6 +76,7 @@ class MultiHeadAttention(AttentionProjections):
         self.layer_type = config.get_layer_type(layer)
         self.rotates = config.uses_rope(layer)
         self.sinks = nn.Parameter(torch.zeros(self.heads)) if attention.sinks else None
+        self.logit_recorder: LogitRecorder | None = None
 
     def forward(self, x_BTD: Tensor, context: ForwardContext) -> Tensor:
         """Mix positions; same shape and dtype as the input."""
@@ -79,6 +84,8 @@ class MultiHeadAttention(AttentionProjections):
         q_BTHK, k_BSGK, v_BSGK = context.rotate_and_cache(
             self.layer_type, self.layer, self.rotates, q_BTHK, k_BTGK, v_BTGK
         )
+        if self.logit_recorder is not None and self.training:
+            self.logit_recorder.record(q_BTHK, k_BSGK, self.scale)
         sinks_H = None if self.sinks is None else self.sinks[context.heads]
         return self._compute_attention_output(q_BTHK, k_BSGK, v_BSGK, context.masks[self.layer_type], sinks_H)
 

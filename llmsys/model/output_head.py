@@ -17,6 +17,7 @@ from llmsys.config.model import ModelConfig
 from llmsys.model.feed_forward import apply_activation
 from llmsys.model.float32_buffers import Float32BufferModule
 from llmsys.model.normalization import build_norm
+from llmsys.model.parametrization import compute_head_factor
 from llmsys.model.query_stream import MaskEmbedding
 
 # B rows, T positions, D width, V vocabulary
@@ -33,6 +34,7 @@ class LmHead(Float32BufferModule):
         self.softcap = head.softcap
         inverse_sqrt = head.scale == "inverse_sqrt_hidden_size"
         self.scale = config.hidden_size**-0.5 if inverse_sqrt else float(head.scale)
+        self.scale *= compute_head_factor(config)
         self.weight = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size).normal_(std=0.02))
         self.register_parameter(
             "bias", nn.Parameter(torch.zeros(config.vocab_size)) if head.bias == "trained" else None

@@ -34,6 +34,7 @@ from llmsys.model.lsh_attention import LshAttention
 from llmsys.model.moe_layer import MoELayer
 from llmsys.model.multi_head_attention import CrossAttention, MultiHeadAttention
 from llmsys.model.normalization import build_norm
+from llmsys.model.parametrization import compute_branch_factor
 from llmsys.model.relative_attention import RelativeAttention
 from llmsys.model.segment_memory import SegmentMemoryAttention
 
@@ -48,6 +49,7 @@ class TransformerBlock(nn.Module):
     def __init__(self, config: ModelConfig, layer: int, *, alpha: float = 1.0) -> None:
         super().__init__()
         self.residual, self.alpha, self.dropout = config.residual, alpha, config.dropout.residual
+        self.branch_factor = compute_branch_factor(config)
         self.chunk_length = config.feed_forward_chunk
         self._add_norms(config, "attention")
         self.attention = build_attention(config, layer)
@@ -90,12 +92,12 @@ class TransformerBlock(nn.Module):
         feed_BTD = (
             inner_BTD if "feed_forward_norm" not in self._modules else self._apply_norm("feed_forward_norm", x_BTD)
         )
-        y_BTD = self._apply_residual_dropout(self.attention(inner_BTD, context)) + self._apply_residual_dropout(
+        y_BTD = self._finish_branch(self.attention(inner_BTD, context)) + self._finish_branch(
             self._run_feed_forward(feed_BTD, context)
         )
         if self.cross_attention is not None:
             crossed_BTD = self.cross_attention(self._apply_norm("cross_attention_norm", x_BTD), context)
-            y_BTD = y_BTD + self._apply_residual_dropout(crossed_BTD)
+            y_BTD = y_BTD + self._finish_branch(crossed_BTD)
         return x_BTD + y_BTD
 
     def _run_branch(self, name: str, x_BTD: Tensor, branch: Branch) -> Tensor:
@@ -103,7 +105,7 @@ class TransformerBlock(nn.Module):
         match self.residual:
             case PostNormConfig() | DeepNormConfig():
                 stream_BTD = x_BTD if self.alpha == 1.0 else self.alpha * x_BTD
-                return self._apply_norm(f"{name}_norm", stream_BTD + self._apply_residual_dropout(branch(x_BTD)))
+                return self._apply_norm(f"{name}_norm", stream_BTD + self._finish_branch(branch(x_BTD)))
             case PreNormConfig() | ParallelBlockConfig() | ReversibleConfig():
                 y_BTD = branch(self._apply_norm(f"{name}_norm", x_BTD))
             case SandwichNormConfig():
@@ -112,7 +114,7 @@ class TransformerBlock(nn.Module):
                 y_BTD = self._apply_norm(f"{name}_output_norm", branch(x_BTD))
             case unreachable:
                 assert_never(unreachable)
-        return x_BTD + self._apply_residual_dropout(y_BTD)
+        return x_BTD + self._finish_branch(y_BTD)
 
     def _run_feed_forward(self, x_BTD: Tensor, context: ForwardContext) -> Tensor:
         feed = self.feed_forward
@@ -125,8 +127,10 @@ class TransformerBlock(nn.Module):
         normed: Tensor = getattr(self, name)(x_BTD)
         return normed
 
-    def _apply_residual_dropout(self, y_BTD: Tensor) -> Tensor:
-        return apply_dropout(y_BTD, self.dropout, self.training)
+    def _finish_branch(self, y_BTD: Tensor) -> Tensor:
+        """Return the output of a branch as it is added to the stream: with dropout, and times its multiplier."""
+        y_BTD = apply_dropout(y_BTD, self.dropout, self.training)
+        return y_BTD if self.branch_factor == 1.0 else y_BTD * self.branch_factor
 
     def _add_norms(self, config: ModelConfig, branch: str) -> None:
         match config.residual:

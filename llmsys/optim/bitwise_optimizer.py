@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from llmsys.config.model import ModelConfig
 from llmsys.model.local_tensor import get_local_tensor
 from llmsys.optim.elementwise import ElementwiseConfig, build_elementwise_rule, update_parameter
 from llmsys.optim.lr_schedule import get_weight_decay_share
@@ -17,7 +18,9 @@ class BitwiseOptimizer:
     Parameters may be plain tensors or DTensors.
     """
 
-    def __init__(self, named: dict[str, nn.Parameter], config: ElementwiseConfig) -> None:
+    def __init__(
+        self, named: dict[str, nn.Parameter], config: ElementwiseConfig, model: ModelConfig | None = None
+    ) -> None:
         self.named = named
         self.rule = build_elementwise_rule(config)
         self.steps = 0
@@ -25,7 +28,7 @@ class BitwiseOptimizer:
             moment: {name: torch.zeros_like(parameter, requires_grad=False) for name, parameter in named.items()}
             for moment in self.rule.moments
         }
-        groups = build_parameter_groups(named.items(), config)
+        groups = build_parameter_groups(named.items(), config, model)
         self._rules = {name: (group.lr_multiplier, group.weight_decay) for group in groups for name in group.names}
 
     @torch.no_grad()

@@ -6,7 +6,9 @@ from typing import Any, assert_never
 import torch
 from torch import Tensor, nn
 
+from llmsys.config.model import ModelConfig
 from llmsys.config.optimizer import (
+    AdafactorConfig,
     AdamConfig,
     AdamWConfig,
     AdEMAMixConfig,
@@ -14,12 +16,16 @@ from llmsys.config.optimizer import (
     MuonConfig,
     OptimizerConfig,
     PythonOptimizerConfig,
+    ScheduleFreeConfig,
+    SoapConfig,
     UpdateRule,
 )
 from llmsys.log import get_logger
 from llmsys.optim.adamw_kernel import choose_adamw_kernel
 from llmsys.optim.compressed_adamw import CompressedAdamW
 from llmsys.optim.elementwise import STATE_KEYS, ElementwiseOptimizer
+from llmsys.optim.matrix_optimizer import STATE_KEYS as MATRIX_STATE_KEYS
+from llmsys.optim.matrix_optimizer import BuildZeros, MatrixOptimizer, Update, build_plain_zeros, update_plain_tensors
 from llmsys.optim.muon import Apply, Muon, apply_to_each
 from llmsys.optim.parameter_groups import ParameterGroup, build_parameter_groups
 
@@ -27,29 +33,27 @@ log = get_logger(__name__)
 
 # Name of each moment in a checkpoint → in the optimizer's state. A matrix under Muon has no second moment; scales
 # belong to moments of 8 bits.
-MOMENTS = STATE_KEYS | {"scale_of_first_moment": "exp_avg_scale", "scale_of_second_moment": "exp_avg_sq_scale"}
+MOMENTS = (
+    STATE_KEYS
+    | MATRIX_STATE_KEYS
+    | {"scale_of_first_moment": "exp_avg_scale", "scale_of_second_moment": "exp_avg_sq_scale"}
+)
 
 
 Alike = Callable[[Iterable[Tensor]], Iterable[list[Tensor]]]
 
 
-class OptimizersContainer:
+class OptimizersContainer(torch.optim.Optimizer):
     """The optimizers of a config, one per update rule, with the interface of one torch optimizer."""
 
     def __init__(self, members: list[torch.optim.Optimizer]) -> None:
+        # Not the base's, which would make groups and state of its own; DeepSpeed asks for the class only.
         self._members = members
+        self.param_groups = [group for member in members for group in member.param_groups]
+        # Every state exists from the start and is changed in place.
+        self.state: Any = {parameter: state for member in members for parameter, state in member.state.items()}
 
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        """Parameter groups of all optimizers."""
-        return [group for member in self._members for group in member.param_groups]
-
-    @property
-    def state(self) -> dict[Tensor, dict[str, Tensor]]:
-        """State of all optimizers, by parameter."""
-        return {parameter: state for member in self._members for parameter, state in member.state.items()}
-
-    def step(self) -> None:
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Take one step of each optimizer."""
         for group in self.param_groups:
             for parameter in group["params"]:
@@ -59,7 +63,7 @@ class OptimizersContainer:
         for member in self._members:
             member.step()
 
-    def zero_grad(self, *, set_to_none: bool = True) -> None:
+    def zero_grad(self, set_to_none: bool = True) -> None:
         """Discard the gradients."""
         for member in self._members:
             member.zero_grad(set_to_none=set_to_none)
@@ -70,8 +74,11 @@ def build_optimizer(
     config: OptimizerConfig,
     *,
     compute_dtype: torch.dtype,
+    model: ModelConfig | None = None,
     apply: Apply = apply_to_each,
     alike: Alike = lambda parameters: [list(parameters)],
+    update: Update = update_plain_tensors,
+    build_zeros: BuildZeros = build_plain_zeros,
 ) -> OptimizersContainer:
     """Build the optimizers over all parameters, with their state at zero.
 
@@ -79,13 +86,16 @@ def build_optimizer(
         named: Parameters by name; plain tensors or DTensors.
         config: The `optimizer:` section.
         compute_dtype: Dtype of Muon's matmuls; bfloat16 where it is float16.
+        model: The `model:` section, whose parametrization scales rates. None: the standard one.
         apply: Calls a function on full matrices for Muon, gathering shards where parameters are sharded.
         alike: Sorts parameters into lists that one fused kernel can take.
+        update: Changes full tensors in place for Adafactor and SOAP, gathering shards where parameters are sharded.
+        build_zeros: Builds their state, sharded like a parameter.
 
     Returns:
         One container of all optimizers.
     """
-    groups = build_parameter_groups(named.items(), config)
+    groups = build_parameter_groups(named.items(), config, model)
     members: list[torch.optim.Optimizer] = []
     if adamw := list(_iter_param_groups(groups, named, "adamw", alike)):
         members.append(_build_adamw(adamw, config))
@@ -98,7 +108,10 @@ def build_optimizer(
             # fp16 would overflow in the Newton-Schulz products.
             dtype = torch.float32 if compute_dtype == torch.float32 else torch.bfloat16
             members += [Muon(muon, dtype=dtype, apply=apply)] if muon else []
-        case LionConfig() | AdEMAMixConfig() | PythonOptimizerConfig():
+        case AdafactorConfig() | SoapConfig():
+            if matrices := [*_iter_param_groups(groups, named, "matrix", alike)]:
+                members.append(MatrixOptimizer(matrices, config, update=update, build_zeros=build_zeros))
+        case LionConfig() | AdEMAMixConfig() | PythonOptimizerConfig() | ScheduleFreeConfig():
             members.append(ElementwiseOptimizer([*_iter_param_groups(groups, named, "elementwise", alike)], config))
         case unreachable:
             assert_never(unreachable)

@@ -1,4 +1,4 @@
-"""Update rules that treat each element by itself: AdamW, Lion, AdEMAMix; and an optimizer for those that torch lacks.
+"""Update rules that treat each element by itself, and an optimizer for those that torch lacks.
 
 Every operation rounds once (IEEE 754), so an element's bits never depend on its neighbours: any sharding, flat or by
 rows, gives the same numbers. torch's fused AdamW on the CPU takes most elements by vector instructions and the rest one
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from llmsys.config.optimizer import (
     MAX_UPDATED_ELEMENTS,
+    AdafactorConfig,
     AdamConfig,
     AdamWConfig,
     AdEMAMixConfig,
@@ -22,6 +23,8 @@ from llmsys.config.optimizer import (
     MuonConfig,
     OptimizerConfig,
     PythonOptimizerConfig,
+    ScheduleFreeConfig,
+    SoapConfig,
 )
 from llmsys.errors import ConfigError
 from llmsys.model.local_tensor import get_local_tensor
@@ -29,10 +32,15 @@ from llmsys.model.local_tensor import get_local_tensor
 # Elements updated at a time on CPUs, so that they stay in cache: 256 KiB of each of five tensors.
 CACHED_ELEMENTS = 1 << 16
 
-ElementwiseConfig = AdamWConfig | LionConfig | AdEMAMixConfig | PythonOptimizerConfig
+ElementwiseConfig = AdamWConfig | LionConfig | AdEMAMixConfig | ScheduleFreeConfig | PythonOptimizerConfig
 
 # Name of each moment in a checkpoint → in the state of an optimizer.
-STATE_KEYS = {"first_moment": "exp_avg", "second_moment": "exp_avg_sq", "slow_moment": "exp_avg_slow"}
+STATE_KEYS = {
+    "first_moment": "exp_avg",
+    "second_moment": "exp_avg_sq",
+    "slow_moment": "exp_avg_slow",
+    "lookahead_moment": "lookahead",
+}
 
 
 class ElementwiseRule(Protocol):
@@ -118,6 +126,33 @@ class AdEMAMixRule:
         return (first * (rate / (1 - beta1**step))).add_(slow * (rate * alpha)).div_(root)
 
 
+@dataclass(frozen=True)
+class ScheduleFreeRule:
+    """Schedule-free AdamW (Defazio 2024, arXiv:2405.15682, algorithm 1), in terms of the weights y of the gradient.
+
+    The moment is z - y of the paper, which begins at zero; the average is x = y - (1 - β1) / β1 · (z - y). With
+    c = (p + 1) / (t + p), y moves by c (z - y) - γ (1 - β1 (1 - c)) g, and z - y becomes
+    (1 - c) (z - y - γ β1 g), where g is the normalized gradient with weight decay.
+    """
+
+    config: ScheduleFreeConfig
+    moments: tuple[str, ...] = ("second_moment", "lookahead_moment")
+    is_elementwise: bool = True
+
+    def compute_update(
+        self, gradient: Tensor, moments: Sequence[Tensor], step: int, rate: float, decay: Tensor | None = None
+    ) -> Tensor:
+        """Implement `ElementwiseRule.compute_update`; `decay` is weight decay times the weights, averaged likewise."""
+        (beta1, beta2), (second, lookahead) = self.config.betas, moments
+        power = self.config.averaging_power
+        share = (power + 1) / (step + power)
+        root = _update_root(second, gradient, beta2, step).add_(self.config.eps)
+        normalized = gradient / root if decay is None else (gradient / root).add_(decay)
+        update = (normalized * (rate * (1 - beta1 * (1 - share)))).sub_(lookahead * share)
+        lookahead.sub_(normalized.mul_(rate * beta1)).mul_(1 - share)
+        return update
+
+
 def compute_slow_coefficients(config: AdEMAMixConfig, step: int) -> tuple[float, float]:
     """Return weight and decay rate of the slow momentum at a step, counted from 1 (AdEMAMix, section 3).
 
@@ -145,12 +180,12 @@ def require_elementwise(config: OptimizerConfig) -> ElementwiseConfig:
         ConfigError: Another optimizer is chosen.
     """
     match config:
-        case AdamConfig() | MuonConfig():
+        case AdamConfig() | MuonConfig() | AdafactorConfig() | SoapConfig():
             raise ConfigError(
                 f"optimizer.kind={config.kind} is not built by this engine. "
                 "Use optimizer.kind=adamw, or engine.kind=torch with train.reproducibility=fast."
             )
-        case AdamWConfig() | LionConfig() | AdEMAMixConfig() | PythonOptimizerConfig():
+        case AdamWConfig() | LionConfig() | AdEMAMixConfig() | ScheduleFreeConfig() | PythonOptimizerConfig():
             return config
         case unreachable:
             assert_never(unreachable)
@@ -172,6 +207,8 @@ def build_elementwise_rule(config: ElementwiseConfig) -> ElementwiseRule:
             return LionRule(config)
         case AdEMAMixConfig():
             return AdEMAMixRule(config)
+        case ScheduleFreeConfig():
+            return ScheduleFreeRule(config)
         case PythonOptimizerConfig():
             from llmsys.optim.python_optimizer import LoadedPythonOptimizer
 
@@ -208,6 +245,9 @@ def update_parameter(
     pieces = zip(*(one.view(-1).split(size) for one in whole), strict=True) if rule.is_elementwise else [whole]
     for piece, weight, *state in pieces:
         scaled = piece if gradient_scale == 1 else piece * gradient_scale
+        if isinstance(rule, ScheduleFreeRule):
+            weight.sub_(rule.compute_update(scaled, state, step, rate, weight * weight_decay))
+            continue
         update = rule.compute_update(scaled, state, step, rate)
         # Two roundings, as separate operations: add_(update, alpha=...) may fuse them.
         weight.mul_(1 - rate * weight_decay).sub_(update)

@@ -7,10 +7,12 @@ import torch
 
 from llmsys.config.engine import AccelerateEngineConfig, DeepSpeedEngineConfig, TorchEngineConfig
 from llmsys.config.objective import NextSentenceConfig
+from llmsys.config.optimizer import ScheduleFreeConfig
 from llmsys.config.run import RunConfig
 from llmsys.engine.ema_engine import EmaEngine
 from llmsys.engine.engine import Engine
 from llmsys.engine.pipelined_model import PipelinedModel
+from llmsys.engine.schedule_free_engine import ScheduleFreeEngine
 from llmsys.errors import ConfigError
 from llmsys.estimate.model_tensors import count_parameters
 from llmsys.estimate.pipeline_stages import PipelineCut, cut_layers
@@ -65,6 +67,8 @@ def build_engine(
     engine: Engine = _build_base_engine(config, meshes, device, noise, initialize)
     if report_pass is not None and isinstance(pipeline := getattr(engine, "pipeline", None), PipelinedModel):
         pipeline.report_passes(report_pass)
+    if isinstance(config.optimizer, ScheduleFreeConfig):
+        return ScheduleFreeEngine(engine, config.optimizer.betas[0])
     half_life = config.train.ema_half_life_tokens
     return EmaEngine(engine, half_life) if half_life else engine
 

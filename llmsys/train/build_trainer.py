@@ -54,8 +54,9 @@ from llmsys.train.norm_meter import NormMeter
 from llmsys.train.precision import resolve_compile, resolve_precision, set_matmul_numerics
 from llmsys.train.remote_run import lock_run
 from llmsys.train.run_checks import format_bitwise_notice, require_rank_agreement
-from llmsys.train.run_data import RunData, open_run_data, share_dataset_files
+from llmsys.train.run_data import RunData, open_run_data
 from llmsys.train.run_prediction import write_prediction
+from llmsys.train.shared_dataset import share_dataset_files
 from llmsys.train.source_checkpoint import load_initial_weights
 from llmsys.train.step_guard import StepGuard, describe_step_contents
 from llmsys.train.step_metrics import build_step_meter, find_device_profile

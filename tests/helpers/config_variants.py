@@ -183,6 +183,9 @@ MODEL_EXAMPLES: dict[str, Settings] = dict([
             model__position={"kind": "transformer_xl"}),
     *_choose_each("model.recurrence", "fixed", "adaptive"),
     *_choose_each("model.rnn", "elman", "lstm", "gru", **RECURRENT, data=PAIRS, batch=PAIR_BATCH),
+    *_choose_each("model.parametrization", "standard", "unit_scaled"),
+    _choose("model.parametrization", "mup", {"base_hidden_size": 8}),
+    _choose("model.parametrization", "complete_p", {"base_hidden_size": 8, "base_num_hidden_layers": 1}),
     *_choose_each("model.feed_forward", *FEED_FORWARDS),
     *_choose_each("model.moe.expert", *FEED_FORWARDS),
     *_choose_each("model.moe.routing", "token_choice"),
@@ -208,7 +211,7 @@ TRAINING_EXAMPLES: dict[str, Settings] = dict([
     _choose(
         "objective", "classification", model__family="encoder", model__head=LABELS, data=LABELLED, batch=PAIR_BATCH
     ),
-    *_choose_each("optimizer", "adamw", "adam", "muon", "lion", "ademamix"),
+    *_choose_each("optimizer", "adamw", "adam", "muon", "lion", "ademamix", "schedule_free", "adafactor", "soap"),
     *_choose_each("schedule", "cosine", "linear", "constant"),
     _choose("schedule", "wsd", {"decay_tokens": 8 * LENGTH}),
     _choose("schedule", "inverse_sqrt", {"warmup_tokens": 8 * LENGTH}),

@@ -47,3 +47,25 @@ def step_ademamix(
     direction = fast / (1 - beta1**step) + alpha * slow
     direction /= math.sqrt(second / (1 - beta2**step)) + eps
     return weight - rate * (direction + decay * weight), (fast, second, slow)
+
+
+def step_schedule_free(
+    average: float,
+    fast: float,
+    gradient: float,
+    second: float,
+    step: int,
+    *,
+    rate: float,
+    decay: float,
+    betas: tuple[float, float],
+    power: float,
+    eps: float,
+) -> tuple[float, float, float]:
+    """Return the next average x, fast weight z and second moment (Defazio 2024, algorithm 1); gradients are at y."""
+    beta2, trained = betas[1], (1 - betas[0]) * fast + betas[0] * average
+    second = beta2 * second + (1 - beta2) * gradient**2
+    direction = gradient / (math.sqrt(second / (1 - beta2**step)) + eps) + decay * trained
+    fast -= rate * direction
+    share = (power + 1) / (step + power)
+    return (1 - share) * average + share * fast, fast, second

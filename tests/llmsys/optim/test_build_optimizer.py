@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from llmsys.config.optimizer import AdamConfig, MuonConfig
+from llmsys.config.optimizer import AdafactorConfig, AdamConfig, MuonConfig, SoapConfig
 from llmsys.config.run import RunConfig
 from llmsys.errors import ConfigError
 from llmsys.optim.build_optimizer import build_optimizer
@@ -33,8 +33,10 @@ def test_adam_decays_through_its_moments_and_spares_vectors() -> None:
         torch.testing.assert_close(parameter.detach().double(), expected[name], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("config", [AdamConfig(), MuonConfig()])
-def test_an_engine_with_adamw_alone_rejects_others(config: AdamConfig | MuonConfig) -> None:
+@pytest.mark.parametrize("config", [AdamConfig(), MuonConfig(), AdafactorConfig(), SoapConfig()])
+def test_an_engine_with_adamw_alone_rejects_others(
+    config: AdamConfig | MuonConfig | AdafactorConfig | SoapConfig,
+) -> None:
     with pytest.raises(ConfigError, match=f"optimizer.kind={config.kind} is not built by this engine"):
         require_elementwise(config)
     with pytest.raises(ValueError, match=f"{config.kind} is not built by engine.kind=deepspeed"):

@@ -1,4 +1,4 @@
-"""Lion and AdEMAMix take the steps of their papers, in the fast optimizer and, bit for bit, in bitwise mode."""
+"""Lion, AdEMAMix and schedule-free AdamW take the steps of their papers, and bitwise mode the same bit for bit."""
 
 from typing import Any
 
@@ -7,18 +7,20 @@ import torch
 from torch import nn
 
 from llmsys.config.load import load_run_config
-from llmsys.config.optimizer import AdEMAMixConfig, LionConfig
+from llmsys.config.optimizer import AdEMAMixConfig, LionConfig, ScheduleFreeConfig
 from llmsys.errors import ConfigError
 from llmsys.optim.bitwise_optimizer import BitwiseOptimizer
 from llmsys.optim.build_optimizer import build_optimizer
 from llmsys.optim.lr_schedule import LearningRate, set_rates
-from tests.reference.optimizers import step_ademamix, step_lion
+from tests.reference.optimizers import step_ademamix, step_lion, step_schedule_free
 
 RATE, DECAY, STEPS = 1e-2, 0.1, 7
 LION = LionConfig(learning_rate=RATE, weight_decay=DECAY)
 ADEMAMIX = AdEMAMixConfig(
     learning_rate=RATE, weight_decay=DECAY, slow_beta=0.999, slow_weight=4.0, slow_warmup_steps=5, eps=1e-4
 )
+FREE = ScheduleFreeConfig(learning_rate=RATE, weight_decay=DECAY, averaging_power=1.5, eps=1e-4)
+Config = LionConfig | AdEMAMixConfig | ScheduleFreeConfig
 SHAPES = {"blocks.0.up_proj.weight": (3, 2), "blocks.0.norm.weight": (2,)}
 
 
@@ -27,8 +29,22 @@ def build_gradients(step: int) -> dict[str, torch.Tensor]:
     return {name: torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
 
 
-def compute_twin(config: LionConfig | AdEMAMixConfig, start: float, gradients: list[float], decay: float) -> list[Any]:
+def compute_free_twin(config: ScheduleFreeConfig, start: float, gradients: list[float], decay: float) -> list[Any]:
+    """Return the trained weight y after all steps, the second moment, and z - y."""
+    average, fast, second, beta = start, start, 0.0, config.betas[0]
+    common: dict[str, Any] = {"rate": RATE, "decay": decay, "betas": config.betas, "eps": config.eps}
+    for step, gradient in enumerate(gradients, start=1):
+        average, fast, second = step_schedule_free(
+            average, fast, gradient, second, step, power=config.averaging_power, **common
+        )
+    trained = (1 - beta) * fast + beta * average
+    return [trained, second, fast - trained]
+
+
+def compute_twin(config: Config, start: float, gradients: list[float], decay: float) -> list[Any]:
     """Return one weight after all steps, and its moments."""
+    if isinstance(config, ScheduleFreeConfig):
+        return compute_free_twin(config, start, gradients, decay)
     weight, momentum, moments = start, 0.0, (0.0, 0.0, 0.0)
     for step, gradient in enumerate(gradients, start=1):
         common: dict[str, Any] = {"rate": RATE, "decay": decay}
@@ -41,8 +57,8 @@ def compute_twin(config: LionConfig | AdEMAMixConfig, start: float, gradients: l
     return [weight, momentum] if isinstance(config, LionConfig) else [weight, *moments]
 
 
-@pytest.mark.parametrize("config", [LION, ADEMAMIX], ids=["lion", "ademamix"])
-def test_steps_are_those_of_the_paper_and_bitwise_mode_takes_the_same(config: LionConfig | AdEMAMixConfig) -> None:
+@pytest.mark.parametrize("config", [LION, ADEMAMIX, FREE], ids=["lion", "ademamix", "schedule_free"])
+def test_steps_are_those_of_the_paper_and_bitwise_mode_takes_the_same(config: Config) -> None:
     starts = build_gradients(99)
     fast, exact = ({name: nn.Parameter(start.clone()) for name, start in starts.items()} for _ in range(2))
     optimizer = build_optimizer(fast, config, compute_dtype=torch.float32)

@@ -1,0 +1,48 @@
+"""Rules of QK-clip (`optimizer.max_attention_logit`): the logits and the weights of a head are on one rank."""
+
+from collections.abc import Iterator
+
+from llmsys.config.engine import EngineConfig
+from llmsys.config.model import ModelConfig
+from llmsys.config.parallel_layout import ParallelLayout
+from llmsys.config.section import Violation
+from llmsys.config.train import TrainConfig
+
+NONE = "or set optimizer.max_attention_logit=null"
+
+
+def find_logit_clip_violations(
+    model: ModelConfig, engine: EngineConfig, layout: ParallelLayout, train: TrainConfig
+) -> Iterator[Violation]:
+    """Yield a violation for every setting under which logits are not recorded, or weights not clipped.
+
+    Args:
+        model: the `model:` section.
+        engine: the `engine:` section.
+        layout: the `layout:` section.
+        train: the `train:` section.
+    """
+    attention = model.attention
+    if engine.kind == "deepspeed":
+        text = "deepspeed holds masters in vectors, in which the rows of a head cannot be clipped"
+        yield Violation("engine.kind", f"{text}. Use torch or accelerate, {NONE}.")
+    for axis in ("tensor", "context", "pipeline"):
+        if (size := getattr(layout, axis)) > 1:
+            text = f"{size} ranks share the heads, positions or layers whose largest logits are compared"
+            yield Violation(f"layout.{axis}", f"{text}. Use {axis}=1, {NONE}.")
+    if train.reproducibility == "bitwise":
+        yield Violation("train.reproducibility", f"bitwise does not clip attention logits. Use fast, {NONE}.")
+    if train.compile == "block":
+        text = "block compiles attention without the record of its logits"
+        yield Violation("train.compile", f"{text}. Use none, {NONE}.")
+    if model.family != "decoder":
+        yield Violation(
+            "model.family", f"{model.family} has attention that QK-clip does not know. Use decoder, {NONE}."
+        )
+    if model.rnn is not None or attention.kind not in ("multi_head", "latent"):
+        yield Violation(
+            "model.attention.kind", f"{attention.kind} has no logits for QK-clip. Use multi_head or latent, {NONE}."
+        )
+    elif attention.kind == "multi_head" and attention.qk_norm != "none":
+        text = f"{attention.qk_norm} norms bound the logits, whatever the projections are"
+        yield Violation("model.attention.qk_norm", f"{text}. Use none, {NONE}.")

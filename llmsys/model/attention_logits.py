@@ -1,0 +1,60 @@
+"""The largest attention logits of each head, for QK-clip: computed next to attention, whose kernels do not return them.
+
+The maximum is over all pairs of a row, also those that the mask hides: an upper bound of the visible ones.
+"""
+
+import torch
+from torch import Tensor
+
+# B rows, T query positions, S key positions, H query heads, G key heads, R = H / G, K width of a head
+
+# Queries at a time, so that their scores take little memory.
+QUERIES = 512
+
+
+class LogitRecorder:
+    """The running maximum of the logits of one attention layer, by head."""
+
+    def __init__(self) -> None:
+        self.maxima_H: Tensor | None = None
+
+    @torch.no_grad()
+    def record(self, q_BTHK: Tensor, k_BSGK: Tensor, scale: float) -> None:
+        """Include the logits of a forward pass."""
+        found_H = compute_max_logits(q_BTHK, k_BSGK, scale)
+        self.maxima_H = found_H if self.maxima_H is None else torch.maximum(self.maxima_H, found_H)
+
+    def take_maxima(self, heads: int, device: torch.device) -> Tensor:
+        """Return the maxima since the last call, float32 (H,), and begin again.
+
+        Args:
+            heads: H.
+            device: Device of the result.
+
+        Returns:
+            The maxima; -inf where there was no forward pass, as on a rank without rows.
+        """
+        found_H, self.maxima_H = self.maxima_H, None
+        return torch.full((heads,), -torch.inf, device=device) if found_H is None else found_H
+
+
+def compute_max_logits(q_BTHK: Tensor, k_BSGK: Tensor, scale: float) -> Tensor:
+    """Compute the largest logit of each head over all rows and pairs.
+
+    Args:
+        q_BTHK: Queries.
+        k_BSGK: Keys.
+        scale: Factor on the scores.
+
+    Returns:
+        float32 (H,).
+    """
+    groups = k_BSGK.shape[2]
+    found_H = torch.full(q_BTHK.shape[2:3], -torch.inf, device=q_BTHK.device)
+    for q_THK, k_SGK in zip(q_BTHK, k_BSGK, strict=True):
+        k_GKS = k_SGK.permute(1, 2, 0)
+        for q_tHK in q_THK.split(QUERIES):
+            q_GRtK = q_tHK.unflatten(1, (groups, -1)).permute(1, 2, 0, 3)
+            scores_GRtS = q_GRtK @ k_GKS[:, None]
+            found_H = torch.maximum(found_H, scores_GRtS.amax((-2, -1)).flatten().float())
+    return found_H * scale

@@ -50,12 +50,15 @@ EXACT = {"show", "estimate", "scale"}
 PARSED_ONLY = {"plan", "dryrun", "doctor", "launch", "preflight", "demo", "chat"}  # a chat ends with Ctrl-C
 COMPILED_ONLY = ("import AutoModelForCausalLM",)
 # What a small run takes in place of what the pages say.
-TINY = {
-    "my.yaml": "tokenizer.vocab_size=400 model.vocab_size=400 model.hidden_size=16 model.intermediate_size=24 "
+MINE = (
+    "tokenizer.vocab_size=400 model.vocab_size=400 model.hidden_size=16 model.intermediate_size=24 "
     "model.num_hidden_layers=1 model.num_attention_heads=2 model.num_key_value_heads=1 batch.sequence_length=32 "
-    "batch.sequences=2 train.tokens=256 schedule.warmup_tokens=64 schedule.decay_tokens=64 launch.processes=1 "
-    "generation.max_new_tokens=2 data.executor.kind=inline data.split.heldout_fraction=0.2 train.precision=fp32",
-    "cooled.yaml": "train.tokens=384 train.branch_from=runs/mine@4 schedule.warmup_tokens=64 schedule.decay_tokens=64",
+    "batch.sequences=2 schedule.warmup_tokens=64 schedule.decay_tokens=64 launch.processes=1 "
+    "generation.max_new_tokens=2 data.executor.kind=inline data.split.heldout_fraction=0.2 train.precision=fp32"
+)
+TINY = {
+    "my.yaml": f"{MINE} train.tokens=256",
+    "cooled.yaml": f"{MINE} train.tokens=384 train.branch_from=runs/mine@4",
     "chats.yaml": "model.vocab_size=400 model.hidden_size=16 model.intermediate_size=24 model.num_hidden_layers=1 "
     "model.num_attention_heads=2 model.num_key_value_heads=1 batch.sequence_length=32 batch.sequences=2 "
     "train.tokens=512 train.branch_from=runs/cool@6 schedule.warmup_tokens=64 launch.processes=1 "

@@ -52,7 +52,7 @@ def test_every_figure_is_valid_plotly_and_holds_no_tags_of_page_text(tmp_path):
         for part in build_run_sections(record, 0.25) + build_dataset_sections(build_example_manifest())
         for figure in part.figures
     ]
-    assert len({figure.anchor for figure in figures}) == len(figures) == 13
+    assert len({figure.anchor for figure in figures}) == len(figures) == 16
     for figure in figures:
         written = json.dumps({"data": figure.traces, "layout": figure.layout})
         written = written.replace('"theme:even-scale"', '"Viridis"').replace('"theme:blue-fill"', '"#abc"')

@@ -42,7 +42,7 @@ LAUNCHER_REPORTS = "LLMSYS_LAUNCHER_REPORTS"  # set where the launcher prints th
 CAUSE_FIRST_SECONDS = 2.0  # a rank that lost its peer exits later than the peer, so that the launcher sees the cause
 USAGE = "usage: launch/train.py CONFIG [section.key=value …]"
 
-log = get_logger(__name__)
+log = get_logger("launch.train")  # not __name__, which is __main__ in a rank
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -103,6 +103,7 @@ def _wait_as_standby(words: Sequence[str]) -> None:
         import llmsys.train.build_trainer  # noqa: F401
 
     seconds = wait_as_rank(import_everything)
+    configure_logging()  # again: until now this process had no rank
     if _get_rank() == "0":
         log.info("this restart began with processes that had imported torch: %.1f s of imports saved", seconds)
 

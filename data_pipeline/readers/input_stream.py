@@ -107,12 +107,12 @@ def compute_stat_stamp(about: os.stat_result) -> list[int]:
 class _RemoteFile:
     """A file opened by fsspec."""
 
-    def __init__(self, url: str, read_ahead: int = _READ_AHEAD) -> None:
+    def __init__(self, url: str, read_ahead: int | None = None) -> None:
         files, path = open_file_system(url, ASKED_BY)
         files.invalidate_cache(path)  # fsspec caches listings; the file may be newer
         about = files.info(path)
         self.size, self.version = int(about["size"]), f"{about['size']} {get_entity_tag(about)}"
-        self._stream: Any = files.open(path, "rb", block_size=read_ahead, cache_type="readahead")
+        self._stream: Any = files.open(path, "rb", block_size=read_ahead or _READ_AHEAD, cache_type="readahead")
 
     def read_block(self, position: int, size: int) -> bytes:
         self._stream.seek(position)
@@ -134,7 +134,7 @@ class InputStream(io.RawIOBase):
     """
 
     def __init__(
-        self, path: str, max_attempts: int, start: int = 0, stop: int | None = None, read_ahead: int = _READ_AHEAD
+        self, path: str, max_attempts: int, start: int = 0, stop: int | None = None, read_ahead: int | None = None
     ) -> None:
         self.path = redact_url(path) if is_remote(path) else format_file_name(path)
         self._address, self.max_attempts = path, max_attempts
@@ -239,7 +239,7 @@ class InputStream(io.RawIOBase):
 
 
 def open_input_stream(
-    path: str, max_attempts: int = 5, start: int = 0, stop: int | None = None, read_ahead: int = _READ_AHEAD
+    path: str, max_attempts: int = 5, start: int = 0, stop: int | None = None, read_ahead: int | None = None
 ) -> InputStream:
     """Open a path or URL, or a byte range of it that begins and ends between two records.
 
@@ -248,7 +248,7 @@ def open_input_stream(
         max_attempts: attempts in all at reading a remote file.
         start: first byte.
         stop: byte after the last; None reads to the end.
-        read_ahead: bytes that are fetched with each read of a remote file.
+        read_ahead: bytes that are fetched with each read of a remote file; None for 8 MiB.
 
     Returns:
         The open stream of decoded bytes.

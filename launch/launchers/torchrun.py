@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from typing import Any
 
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # read as torch is imported: a lost host is pages of C++ frames
 
@@ -80,8 +81,8 @@ def use_standby_ranks(standby: StandbyRanks) -> None:
         taken = standby.take(args, env) if can_take else None
         return start_process(handler, args, env) if taken is None else taken
 
-    # the method of torch that starts a worker
-    SubprocessHandler._popen = take_or_start
+    handlers: Any = SubprocessHandler
+    handlers._popen = take_or_start  # the method of torch that starts a worker
 
 
 def run_elastic_agent(start: Callable[[], None]) -> int:

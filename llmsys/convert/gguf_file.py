@@ -218,7 +218,8 @@ def _write_tensors(
     sizes = {}
     for name, parts in sources.items():
         shape = parts[0].group.their_shapes[parts[0].number]
-        shape = (len(parts), *shape) if "_exps" in name else shape
+        # Without sides of 1, as llama.cpp writes the gate of a shared expert.
+        shape = (len(parts), *shape) if "_exps" in name else tuple(side for side in shape if side > 1)
         ours = export.reader.dtypes[parts[0].group.ours[0].name] if export.dtype is None else export.dtype
         needs_float32 = len(shape) == 1 or "ffn_gate_inp" in name
         dtype = dtypes.F32 if needs_float32 else dtypes[plan[ours]]

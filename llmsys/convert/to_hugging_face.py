@@ -43,8 +43,9 @@ from llmsys.convert.weight_dtype import DTYPES, cast_weight, choose_dtype
 from llmsys.errors import CheckpointError, ConfigError
 from llmsys.log import get_logger
 from llmsys.progress import Progress
+from llmsys.train.chat_data import get_template_folder
 from llmsys.train.checkpoint_average import list_checkpoints_to_average
-from llmsys.train.run_data import get_template_folder, get_tokenizer_path
+from llmsys.train.run_data import get_tokenizer_path
 
 # Largest file, as transformers has it; a single larger tensor gets a file of its own.
 SHARD_BYTES = 5_000_000_000

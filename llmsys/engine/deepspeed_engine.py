@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from typing import Literal
 
 import torch
-from deepspeed.utils import safe_get_full_grad
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 
@@ -25,6 +24,7 @@ from llmsys.data.batch import Batch
 from llmsys.engine.deepspeed_setup import (
     build_deepspeed_config,
     build_flat_optimizer,
+    gather_full_gradient,
     initialize_deepspeed,
     materialize_full_parameters,
     materialize_partitioned_parameters,
@@ -139,7 +139,7 @@ class DeepSpeedEngine:
 
     def _gather_gradients(self) -> dict[str, Tensor]:
         """Return the full gradient of every parameter, of split experts this rank's as a DTensor. Collective."""
-        found = {name: safe_get_full_grad(parameter) for name, parameter in self.module.named_parameters()}
+        found = {name: gather_full_gradient(parameter) for name, parameter in self.module.named_parameters()}
         return {
             name: torch.zeros(self._shapes[name], device=self.device)
             if gradient is None

@@ -11,7 +11,7 @@ import warnings
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from llmsys.config.model import ModelConfig
 from llmsys.config.optimizer import AdamWConfig, OptimizerConfig
@@ -30,7 +30,7 @@ if not torch.cuda.is_available():
 import deepspeed
 from deepspeed.accelerator import get_accelerator
 from deepspeed.moe.layer import MoE
-from deepspeed.utils import groups
+from deepspeed.utils import groups, safe_get_full_grad
 
 # Users cannot act on DeepSpeed's use of torch's older names.
 warnings.filterwarnings("ignore", message=r".*torch\.distributed\..* is deprecated", category=FutureWarning)
@@ -191,3 +191,9 @@ def build_flat_optimizer(
     if not isinstance(elementwise, AdamWConfig):
         return ElementwiseOptimizer(param_groups, elementwise)
     return torch.optim.AdamW(param_groups, lr=config.learning_rate, betas=config.betas, eps=config.eps, fused=True)
+
+
+def gather_full_gradient(parameter: Tensor) -> Tensor | None:
+    """Return the gradient of a parameter before the optimizer step, in any ZeRO stage; None without one. Collective."""
+    gradient: Tensor | None = safe_get_full_grad(parameter)
+    return gradient

@@ -42,8 +42,9 @@ def _estimate_orthogonalization_seconds(config: RunConfig, bench: KernelContext,
     for row in list_model_tensors(bench.model):
         if optimizer.select_update_rule(row.name, len(row.shape)) != "muon":
             continue
-        flops = count_newton_schulz_flops(row.shape[-2], row.shape[-1], optimizer.newton_schulz_steps)
-        flops *= row.num_elements / (row.shape[-2] * row.shape[-1])
+        height, width = row.shape[-2:]
+        flops = count_newton_schulz_flops(height, width, optimizer.newton_schulz_steps)
+        flops *= row.num_elements / (height * width)
         if row.is_routed:
             sparse += flops  # a stack of experts is sharded into whole matrices
         else:

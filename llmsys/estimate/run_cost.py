@@ -1,16 +1,7 @@
-"""Goodput, money and energy of a long run: failures, checkpoints, restarts.
+"""Hours, accelerator-hours, money and energy of a whole run, each as P10, P50 and P90, with what was assumed.
 
-Machines fail independently, so the time between two failures is exponential with mean M. A run that saves every τ
-seconds, each time for δ seconds, and needs R seconds to be back after a failure, spends per τ of progress
-
-    E(τ) = M · exp(R / M) · (exp((τ + δ) / M) − 1)
-
-seconds (Daly 2006). The best τ is about √(2·δ·M) (Young 1974) or, to higher order, Daly's equation 37.
-
-What a whole run takes: hours, accelerator-hours, money, energy, each as P10, P50 and P90, with what was assumed.
-
-In-step time comes from `time`, the share of time in useful steps from `goodput`; what real runs lost beyond both is in
-the residual of whole runs, calibrated on named published accelerator-hours.
+In-step time comes from `step_time`, the share of time in useful steps from `goodput`. What real runs lost beyond both
+is in the residual of whole runs, calibrated on named published accelerator-hours.
 
 Time, money and energy of a config on a device, as the parts of an estimate that are unknown without one.
 
@@ -18,9 +9,8 @@ Reads a config, a device profile and a cluster's assumptions; gives plain data w
 answers from the estimate's `unknown`.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from math import exp, expm1, log, sqrt
+from math import log
 from typing import Any
 
 from llmsys.config.parallel_layout import ParallelLayout
@@ -28,53 +18,13 @@ from llmsys.config.run import RunConfig
 from llmsys.errors import ConfigError
 from llmsys.estimate.cluster_costs import ClusterCosts
 from llmsys.estimate.device_profile import DeviceProfile
+from llmsys.estimate.full_steps import count_full_steps
+from llmsys.estimate.goodput import Goodput, estimate_goodput
 from llmsys.estimate.model_tensors import list_model_tensors
 from llmsys.estimate.program_run import ProgramRun
 from llmsys.estimate.residual_model import Z90, PercentileInterval, build_log_normal_interval, load_residuals
 from llmsys.estimate.state_memory import resolve_planned_layout
 from llmsys.estimate.step_time import StepTime, estimate_step_time
-
-
-@dataclass(frozen=True)
-class Goodput:
-    """Of one run on `ranks` devices: the share of time in useful steps, and the interval between saves it assumes."""
-
-    fraction: float
-    checkpoint_seconds: float
-    failure_seconds: float
-
-    @property
-    def failures_per_day(self) -> float:
-        """Expected interruptions in 24 hours."""
-        return 86_400 / self.failure_seconds
-
-
-def estimate_goodput(cluster: ClusterCosts, ranks: int, checkpoint_seconds: float | None = None) -> Goodput:
-    """The share of time in useful steps; `checkpoint_seconds` between saves, the best one when left out."""
-    failure = cluster.device_failure_hours * 3600 / ranks
-    # Saves that cost nothing would come without end.
-    every = checkpoint_seconds or max(1.0, compute_daly_interval(cluster.save_seconds, failure))
-    spent = compute_expected_seconds(every, cluster.save_seconds, cluster.restart_seconds, failure)
-    return Goodput(every / spent * (1 - cluster.other_loss), every, failure)
-
-
-def compute_expected_seconds(interval: float, save: float, restart: float, failure: float) -> float:
-    """Seconds that `interval` seconds of progress take on average (Daly 2006)."""
-    # expm1 keeps its digits where failures are rare
-    return failure * exp(restart / failure) * expm1((interval + save) / failure)
-
-
-def compute_young_interval(save: float, failure: float) -> float:
-    """Seconds between saves that cost least, to first order (Young 1974)."""
-    return sqrt(2 * save * failure)
-
-
-def compute_daly_interval(save: float, failure: float) -> float:
-    """Seconds between saves that cost least (Daly 2006, equation 37); the mean time to failure when saving is slow."""
-    if save >= 2 * failure:
-        return failure
-    ratio = save / (2 * failure)
-    return sqrt(2 * save * failure) * (1 + sqrt(ratio) / 3 + ratio / 9) - save
 
 
 @dataclass(frozen=True)
@@ -238,41 +188,12 @@ def add_costs(
     if model_only:
         unknown = dict.fromkeys(("money", "energy"), "a bare model has no token budget: give train.tokens")
         return result | {"time": _build_time_section(step, question, None), "unknown": unknown}
-    steps = count_full_steps(config, step, question, documents)
+    steps = count_full_steps(config, step, question.device, question.resolve_layout, documents)
     cost = estimate_run_cost(config, step, question.device, question.cluster, steps)
     parts = {"time": _build_time_section(step, question, cost), "money": _build_money_section(cost)}
     if cost.energy_kwh is None:
         return result | parts | {"unknown": {"energy": f"the profile of {question.device.name} has no watts"}}
     return result | parts | {"energy": _build_energy_section(cost.energy_kwh, cost, question), "unknown": {}}
-
-
-def count_full_steps(config: RunConfig, step: StepTime, question: PricingRequest, documents: Sequence[int]) -> float:
-    """Count the steps of a run in steps of full sequences: those of `batch.length_stages` take less time.
-
-    Args:
-        config: resolved config of a run.
-        step: time of a step of full sequences.
-        question: device and number of devices.
-        documents: lengths of documents in a window; empty for one.
-
-    Returns:
-        Steps, each counted by its time.
-    """
-    batch, total, first = config.batch, config.num_steps, 0
-    counted = 0.0
-    for stage in batch.length_stages:
-        last = min(total, batch.count_steps_for(stage.until_tokens))
-        if last > first:
-            parts = batch.sequence_length // stage.sequence_length
-            micro = batch.micro_sequences if batch.micro_sequences == "auto" else batch.micro_sequences * parts
-            changes = {"sequence_length": stage.sequence_length, "length_stages": (), "tokens": None, "ramp": None}
-            changes |= {"sequences": batch.sequences_per_step * parts, "micro_sequences": micro}
-            shorter = config.model_copy(update={"batch": batch.model_copy(update=changes)})
-            cut = [min(length, stage.sequence_length) for length in documents]
-            one = estimate_step_time(shorter, question.resolve_layout(shorter), question.device, documents=cut)
-            counted += (last - first) * one.seconds.p50 / step.seconds.p50
-            first = last
-    return counted + total - first
 
 
 def _build_time_section(step: StepTime, question: PricingRequest, cost: RunCost | None) -> dict[str, Any]:

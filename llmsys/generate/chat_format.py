@@ -8,7 +8,7 @@ from llmsys.chat_template import ASSISTANT, ChatTemplate, MessageError, encode_c
 from llmsys.config.run import RunConfig
 from llmsys.errors import ConfigError, DataError
 from llmsys.tokenizer import TextTokenizer
-from llmsys.train.run_data import get_template_folder, load_file_tokenizer
+from llmsys.train.chat_data import get_template_folder, load_file_tokenizer
 
 
 @dataclass(frozen=True)

@@ -39,11 +39,12 @@ from llmsys.train.build_transform import (
     build_transform,
     get_start_token,
 )
+from llmsys.train.chat_data import get_stored_chats
 from llmsys.train.evaluator import ALONE, Evaluator, HeldoutRows, RowRanks, TargetEvaluator
 from llmsys.train.heldout_evaluator import HeldoutEvaluator, MixtureEvaluator, build_heldout_windows
 from llmsys.train.multiple_choice_evaluator import build_task_evaluator
 from llmsys.train.python_metric import load_python_metrics
-from llmsys.train.run_data import RunData, get_mixture, get_stored_chats, open_first_source, open_run_data
+from llmsys.train.run_data import RunData, get_mixture, open_first_source, open_run_data
 
 
 def build_step_batches(config: RunConfig, ranks: int, data_rank: int) -> StepBatches:

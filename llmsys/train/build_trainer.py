@@ -42,7 +42,7 @@ from llmsys.train.auto_micro_batch import resolve_micro_sequences
 from llmsys.train.branch_point import BranchPoint, find_branch_point, load_branch
 from llmsys.train.build_engine import build_engine
 from llmsys.train.build_objective import build_evaluator, build_step_batches
-from llmsys.train.checkpoint_average import average_checkpoints
+from llmsys.train.checkpoint_average import average_checkpoints, require_enough_saves
 from llmsys.train.checkpoint_record import read_record
 from llmsys.train.checkpoint_saver import CheckpointSaver
 from llmsys.train.corruption_check import build_corruption_check, require_comparable_gradients
@@ -54,8 +54,9 @@ from llmsys.train.norm_meter import NormMeter
 from llmsys.train.precision import resolve_compile, resolve_precision, set_matmul_numerics
 from llmsys.train.remote_run import lock_run
 from llmsys.train.run_checks import format_bitwise_notice, require_rank_agreement
-from llmsys.train.run_data import RunData, open_run_data, share_dataset_files
+from llmsys.train.run_data import RunData, open_run_data
 from llmsys.train.run_prediction import write_prediction
+from llmsys.train.shared_dataset import share_dataset_files
 from llmsys.train.source_checkpoint import load_initial_weights
 from llmsys.train.step_guard import StepGuard, describe_step_contents
 from llmsys.train.step_metrics import build_step_meter, find_device_profile
@@ -131,6 +132,7 @@ def check_config(config: RunConfig, ranks: int) -> str:
     for key in ("matmul_dtype", "expert_matmul_dtype"):
         if (recipe := getattr(config.train, key)) != "compute":
             require_fp8(get_local_device(), recipe, f"train.{key}")
+    require_enough_saves(config)
     if config.train.corruption_check_every_steps:
         require_comparable_gradients(config, get_local_device())
     build_step_batches(config, layout.data_parallel_size, 0)

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from llmsys.errors import CheckpointError
+from llmsys.config.run import RunConfig
+from llmsys.errors import CheckpointError, ConfigError
 from llmsys.log import get_logger
 from llmsys.train.checkpoint_load import (
     MAX_READ_ATTEMPTS,
@@ -29,6 +30,25 @@ from llmsys.train.checkpoint_write import publish_weights, save_tensors
 log = get_logger(__name__)
 
 AVERAGED = "averaged"
+
+
+def require_enough_saves(config: RunConfig) -> None:
+    """Raise unless a run saves the checkpoints whose weights it averages at its end.
+
+    Args:
+        config: the config of the run.
+
+    Raises:
+        ConfigError: the budget has fewer saves than `checkpoint.average_last`.
+    """
+    count, every, steps = config.checkpoint.average_last, config.checkpoint.every_steps, config.num_steps
+    saves = -(-steps // every) if every else 1
+    if count > saves:
+        raise ConfigError(
+            f"checkpoint.average_last={count} needs as many checkpoints, and {steps} steps with "
+            f"checkpoint.every_steps={every} save {saves}. Use checkpoint.every_steps={max(1, steps // count)} or "
+            "less, or set checkpoint.average_last=0."
+        )
 
 
 def average_checkpoints(run_folder: Path, count: int) -> Path:

@@ -22,9 +22,9 @@ from llmsys.config.harness import HarnessConfig
 from llmsys.config.run import RunConfig
 from llmsys.data.harness_rows import HarnessTokenizer
 from llmsys.errors import ConfigError, DataError
+from llmsys.train.chat_data import get_template_folder, load_file_tokenizer
 from llmsys.train.evaluator import LogitsFunction, RowRanks
 from llmsys.train.harness_model import HarnessModel
-from llmsys.train.run_data import get_template_folder, load_file_tokenizer
 
 FEWSHOT_SEED = 1234  # the default of the harness
 

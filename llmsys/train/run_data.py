@@ -3,14 +3,10 @@
 Reads manifests, token shards and the tokenizer. Data, tokenizer and model that do not fit each other are rejected.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, assert_never
 
-from llmsys.chat_template import TEMPLATE_NAME
-from llmsys.chat_tokens import StoredChats
 from llmsys.config.data import (
     ChatConfig,
     CrawlConfig,
@@ -33,12 +29,9 @@ from llmsys.config.tokenizer import (
 from llmsys.config.train import GenerationConfig
 from llmsys.data.images import PixelTokenizer
 from llmsys.errors import ConfigError, DataError
-from llmsys.local_files import find_folder_url
-from llmsys.manifest import MANIFEST_NAME, combine_fingerprints, load_manifest
-from llmsys.parallel.process_group import get_world_size, run_on_rank_zero
-from llmsys.received_files import hold_received_files
+from llmsys.manifest import combine_fingerprints, load_manifest
 from llmsys.token_shards import TokenShards, open_tokens
-from llmsys.tokenizer import CODE_NAME, TextTokenizer, Tokenizer, find_model_file, load_tokenizer
+from llmsys.tokenizer import CODE_NAME, Tokenizer, find_model_file, load_tokenizer
 
 
 @dataclass(frozen=True)
@@ -113,72 +106,6 @@ def open_run_data(config: RunConfig, split: str) -> RunData:
     return RunData(tuple(named), tuple(named.values()), tokenizer)
 
 
-def get_stored_chats(config: RunConfig, dataset: RunData) -> StoredChats | None:
-    """Return the meaning of the ids in the token files of chats; None if no source has chats.
-
-    Args:
-        config: the config of the run.
-        dataset: its data.
-
-    Raises:
-        ConfigError: another objective, or windows without borders of documents, would not keep answers apart.
-    """
-    names = [name or config.data.kind for name, one in zip(dataset.names, dataset.sources, strict=True)
-             if one.manifest.answers]  # fmt: skip
-    if not names:
-        return None
-    if config.objective.kind != "next_token":
-        raise ConfigError(
-            f"objective.kind={config.objective.kind} has no loss on answers alone, which the chats of {names[0]} need. "
-            "Use a decoder with objective.kind=next_token, or other data."
-        )
-    if config.batch.attention_scope != "document":
-        raise ConfigError(
-            f"batch.attention_scope={config.batch.attention_scope} would show the chats of {names[0]} each other. "
-            "Use document."
-        )
-    return StoredChats(dataset.tokenizer.vocab_size, dataset.tokenizer.eos_id)
-
-
-@contextmanager
-def share_dataset_files(config: RunConfig) -> Iterator[None]:
-    """Read manifests and indexes on rank 0 and send them to all ranks, for `open_run_data`. Collective.
-
-    A remote dataset is copied to each host by one of its processes.
-
-    Args:
-        config: the config of the run.
-
-    Raises:
-        DataError: on rank 0, a file is missing or damaged; the other ranks exit with status 2.
-    """
-    files = run_on_rank_zero(lambda: read_dataset_files(config)) if get_world_size() > 1 else {}
-    with hold_received_files(files):
-        yield
-
-
-def read_dataset_files(config: RunConfig) -> dict[Path, bytes]:
-    """Read the manifests and the indexes of all local datasets of a run.
-
-    Args:
-        config: the config of the run.
-
-    Returns:
-        Contents by path.
-
-    Raises:
-        DataError: a manifest is missing or damaged.
-    """
-    files: dict[Path, bytes] = {}
-    for folder in list_dataset_folders(config.data):
-        if find_folder_url(folder) is None:
-            splits = load_manifest(folder).splits.values()
-            indexes = [folder / "tokens" / split.index.name for split in splits if split.index is not None]
-            # A missing one is named where it is opened.
-            files |= {path: path.read_bytes() for path in (folder / MANIFEST_NAME, *indexes) if path.exists()}
-    return files
-
-
 def _open_mixture_sources(mixture: MixtureConfig, split: str, tokenizer: Tokenizer) -> dict[str, TokenShards]:
     """Return the sources of a mixture by name. Training needs documents in all of them, evaluation in one."""
     found = {}
@@ -237,28 +164,6 @@ def load_run_tokenizer(config: RunConfig) -> Tokenizer:
     return load_tokenizer(get_tokenizer_path(config), getattr(config.tokenizer, "eos_token", None))
 
 
-def load_file_tokenizer(config: RunConfig, purpose: str) -> TextTokenizer:
-    """Load a tokenizer that is a SentencePiece model or a tokenizer.json.
-
-    Args:
-        config: the config of the run.
-        purpose: the setting that needs one, for the message.
-
-    Returns:
-        The tokenizer, which knows the places of its tokens in a text.
-
-    Raises:
-        ConfigError: the tokenizer is one of Python code, or there is none.
-        DataError: the file is missing.
-    """
-    if isinstance(config.tokenizer, NoTokenizer | PythonTokenizerConfig):
-        raise ConfigError(
-            f"tokenizer.kind={config.tokenizer.kind} has no places of control tokens in a text, which {purpose} needs. "
-            "Use a SentencePiece model or a tokenizer.json, or leave it out."
-        )
-    return load_tokenizer(get_tokenizer_path(config), getattr(config.tokenizer, "eos_token", None))
-
-
 def get_tokenizer_path(config: RunConfig) -> Path:
     """Return the path of the config's tokenizer.
 
@@ -279,20 +184,6 @@ def get_tokenizer_path(config: RunConfig) -> Path:
             return config.data.folder / "tokenizer" / CODE_NAME
         case unreachable:
             assert_never(unreachable)
-
-
-def get_template_folder(config: RunConfig) -> Path:
-    """Find the folder of the run's chat template.
-
-    Args:
-        config: the config of the run.
-
-    Returns:
-        The tokenizer folder of its chats, else of its tokenizer, where there may be no template.
-    """
-    folders = [folder / "tokenizer" for folder in list_dataset_folders(config.data)]
-    own = get_tokenizer_path(config).parent
-    return next((folder for folder in folders if (folder / TEMPLATE_NAME).is_file()), own)
 
 
 def get_prefix_ids(settings: GenerationConfig, tokenizer: Tokenizer) -> list[int]:

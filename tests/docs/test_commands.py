@@ -228,7 +228,7 @@ def test_the_five_commands_of_both_ways_run_on_other_data(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("launch.launchers.local.run_local_ranks", train_in_this_process)
     make_crawl(Path("crawl"), files=1)
-    config = transformers.Qwen3Config(**LLAMA | {"vocab_size": 320, "head_dim": 8})
+    config = transformers.Qwen3Config(**LLAMA | {"vocab_size": 400, "head_dim": 8})
     transformers.Qwen3ForCausalLM(config).save_pretrained("Qwen3-0.6B")
     write_tokenizer_json("gpt2", Path("Qwen3-0.6B"))
     for command in list_page_commands(ROOT / "docs" / "first-hour.md"):

@@ -54,13 +54,10 @@ def run_events(steps: int = 400, layers: int = 4, experts: int = 8, every: int =
                    "memory": {"peak_bytes": 2**31, "instant": "in the loss", "kind": "reserved"},
                    "step_seconds": {"p10": 0.7, "p50": 0.8, "p90": 0.95}})  # fmt: skip
     for step in (100, 200):
-        norms = {
-            "activation": {"blocks.0": 1.5},
-            "gradient": {"blocks.0": 0.01, "embed": 0.0},
-            "update": {"blocks.0": 0.02, "embed": 0.0},
-            "weight": {"blocks.0": 2.0, "embed": 4.0},
-        }
-        events.append({"time": BEGAN + 9.0, "event": "norms", "step": step, "tokens": 1, **norms})
+        events.append({"time": BEGAN + 9.0, "event": "norms", "step": step, "tokens": 1,
+                       "activation": {"blocks.0": 1.5},
+                       "gradient": {"blocks.0": 0.01, "embed": 0.0}, "update": {"blocks.0": 0.02, "embed": 0.0},
+                       "weight": {"blocks.0": 2.0, "embed": 4.0}})  # fmt: skip
     events.append({"time": BEGAN + 9.0, "event": "profile", "step": 10, "seconds": 0.81, "host_wait_seconds": 0.0,
                    "trace": "profile/step-00000010-rank-0.trace.json.gz", "shares": {"matmul": 0.812, "other": 0.188},
                    "kernels": [["aten::mm", 87, 0.812], ["aten::mul", 1030, 0.188]]})  # fmt: skip

@@ -178,7 +178,7 @@ def measure_dataset_reads(ranks: int) -> float:
     from llmsys.manifest import load_manifest
     from llmsys.received_files import hold_received_files
     from llmsys.token_shards import open_tokens
-    from llmsys.train.run_data import read_dataset_files
+    from llmsys.train.shared_dataset import read_dataset_files
 
     opened = []
     with tempfile.TemporaryDirectory() as name:

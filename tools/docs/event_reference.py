@@ -49,7 +49,8 @@ MAPPED = {
     "prediction": "parameters memory device profile world_size step_seconds modelled_seconds why_no_time",
     "step": "tokens loss learning_rate gradient_norm batch_tokens seconds data_wait_seconds tokens_per_second "
     "utilisation utilisation_of memory_bytes memory_allocated_bytes batch_digest epochs attention_imbalance "
-    "attention_imbalance_in_order source_tokens target_tokens padding_share mean_depth encoder_mean_depth "
+    "attention_imbalance_in_order sequence_length source_tokens target_tokens padding_share mean_depth "
+    "encoder_mean_depth "
     "next_sentence_loss next_sentence_accuracy "
     "noise_scale_tokens noise_gradient_squared noise_covariance_trace",
     "experts": "load entropy dead imbalance balance router_z dropped busiest dead_experts",
@@ -137,6 +138,7 @@ FIELDS = {
     "problem": "Why the step was skipped.",
     "profile": "`flops.device`.",
     "profile.seconds": "Busy seconds of the device; without an accelerator those of the operators.",
+    "ranks": "Data-parallel ranks that were compared.",
     "reason": "Why.",
     "reproducibility": "`train.reproducibility`.",
     "resumed_from": "Step of the checkpoint; null for a new run.",
@@ -164,8 +166,10 @@ FIELDS = {
     "tokens_per_step": "Tokens of a full step.",
     "trace": "File of the trace.",
     "unused": "Tensors of the parent that the model lacks.",
+    "update": "Norm of the change of each layer's weights in this step.",
     "utilisation": "Share of the peak FLOP/s of all ranks; null where the device is unknown.",
     "utilisation_of": "FLOPs convention, device and dtype of `utilisation`.",
+    "weight": "Norm of each layer's weights after this step.",
     "why_no_time": "Why there is no predicted time.",
     "world_size": "Number of ranks.",
     "xz_bits_per_byte": "Bits per byte of `xz -9` on the same text.",

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 READMES = (
     "configs/README.md",
     "configs/model/README.md",
+    "configs/recipes/README.md",
     "data_pipeline/README.md",
     "llmsys/README.md",
     "llmsys/model/README.md",

@@ -3,6 +3,7 @@
 import os
 import shlex
 import subprocess
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -118,25 +119,32 @@ def test_a_job_with_spares_asks_for_their_nodes_and_starts_them_in_place_of_a_fa
     assert "--leave-after=2" in task
     assert "scontrol requeue" in task
 
-    # n2 fails, then n3 in its place: n4 trains with n1 to the end
-    bodies = {"n2": "exit 1", "n3": "kill -9 $$", "n4": f"touch {tmp_path}/done"}
+    # n2 leaves the job, at which srun ends with 0, and n3 fails in its place: n4 trains with n1 to the end
+    bodies = {"n2": "exit 0", "n3": "kill -9 $$", "n4": f"touch {tmp_path}/done"}
     srun = "case $1 in " + " ".join(f"--nodelist={name}) {body};;" for name, body in bodies.items())
     srun += f" *) until [ -e {tmp_path}/done ]; do sleep 0.05; done;; esac"
     (tmp_path / "two").mkdir()
-    for name, value in commands_of_slurm(tmp_path / "two", srun=srun).items():
+    nodes_left = {"squeue": "echo n[1,3-4]", "scontrol": 'printf "%s\\n" n1 n3 n4'}
+    for name, value in commands_of_slurm(tmp_path / "two", srun=srun, **nodes_left).items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("launch.launchers.spare_hosts.TOGETHER_SECONDS", 0.1)
-    assert slurm_hosts.run_on_nodes(words[-4:], 2, lambda node: slurm_hosts.start_srun(node, "task")) == 0
-    begun = [line.split()[1] for line in said(tmp_path / "two")]
+    nodes, is_lost = words[-4:], slurm_hosts.is_out_of_job
+    assert slurm_hosts.run_on_nodes(nodes, 2, lambda node: slurm_hosts.start_srun(node, "task"), is_lost) == 0
+    begun = [line.split()[1] for line in said(tmp_path / "two") if line.startswith("srun")]
     assert sorted(begun[:2]) == ["--nodelist=n1", "--nodelist=n2"]
     assert begun[2:] == ["--nodelist=n3", "--nodelist=n4"]
+
+
+def start_command(commands: dict[str, list[str]], node: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(commands[node])
 
 
 def test_a_job_without_spares_left_ends_with_the_status_of_its_nodes(tmp_path: Path) -> None:
     for first, second, status in ((0, 0, 0), (3, STOPPED, STOPPED), (1, 3, 3)):
         ends = {"n1": first, "n2": second, "n3": 9}
         commands = {node: ["sh", "-c", f"exit {end}"] for node, end in ends.items()}
-        assert slurm_hosts.run_on_nodes(list(ends), 2, lambda node, of=commands: subprocess.Popen(of[node])) == status
+        start = partial(start_command, commands)
+        assert slurm_hosts.run_on_nodes(list(ends), 2, start, lambda node: False) == status
 
 
 SHOW_WORDS = 'printf "%s\\n" "$@" > "$SAID.words"; pwd >> "$SAID.words"\n'

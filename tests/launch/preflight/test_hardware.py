@@ -108,7 +108,8 @@ def test_hosts_on_which_all_is_well_have_a_row_for_each_kind_of_hardware(tmp_pat
     ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
 )
 def test_a_variable_that_names_nothing_is_reported(tmp_path: Path, variables: dict[str, str], finding: str) -> None:
-    [(host, found)] = list_problems(a=pretend_host(tmp_path, ports=("ACTIVE",), **variables))
+    facts = pretend_host(tmp_path, ports=("ACTIVE",)) | {"variables": variables}
+    [(host, found)] = list_problems(a=facts)
     assert host == "a"
     assert found.startswith(finding)
 

@@ -1,5 +1,6 @@
 """A standby waits without being a rank, becomes the rank that its environment names, and ends with its starter."""
 
+import logging
 import os
 import signal
 import sys
@@ -13,6 +14,7 @@ from launch.launchers.restart_agent import Rendezvous, run_with_restarts
 from launch.launchers.torchrun import use_standby_ranks
 from launch.process.signal_forwarding import list_descendant_ranks
 from launch.process.standby import IDLE_NAME, StandbyRanks
+from launch.train import _wait_as_standby
 from tests.helpers.paths import ROOT
 from tests.helpers.process import PATIENCE_SECONDS, wait_until
 
@@ -108,6 +110,22 @@ def test_a_restart_begins_with_the_agent_that_was_prepared_while_ranks_ran(
     assert run_with_restarts(command, Rendezvous("127.0.0.1", 1), 2, 100, has_standby=True) == 0
     first, second = (tmp_path / "agents").read_text().split()
     assert second == (tmp_path / "prepared").read_text().split()[0] != first
+
+
+@pytest.mark.parametrize(("rank", "lines"), [("1", 0), ("0", 1)])  # the last one leaves the usual levels
+def test_a_standby_logs_as_the_rank_that_it_became(
+    rank: str, lines: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def become_rank(import_everything: object) -> float:
+        monkeypatch.setenv("RANK", rank)
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        return 8.04
+
+    monkeypatch.setattr("launch.train.wait_as_rank", become_rank)
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    _wait_as_standby(["train/demo"])
+    told = "[rank 0] this restart began with processes that had imported torch: 8.0 s of imports saved\n"
+    assert capfd.readouterr().err == told * lines
 
 
 def test_the_name_of_an_idle_standby_fits_the_kernel() -> None:

@@ -109,6 +109,7 @@ def test_marks_and_packing_are_checked_before_training(tmp_path: Path) -> None:
         f"data.folder={folder}",
         f"model.vocab_size={VOCABULARY}",
         "tokenizer.vocab_size=300",
+        "train.precision=fp32",
     ]
     settings += ["batch.sequence_length=32", "batch.sequences=4"]
     config = load_run_config("train/demo", [*settings, "batch.fill_in_middle={}"])

@@ -10,7 +10,8 @@ from llmsys.config.load import load_run_config
 from llmsys.errors import ConfigError
 from llmsys.estimate.cluster_costs import ClusterCosts
 from llmsys.estimate.device_profile import load_device_profile
-from llmsys.estimate.run_cost import PricingRequest, count_full_steps
+from llmsys.estimate.full_steps import count_full_steps
+from llmsys.estimate.run_cost import PricingRequest
 from llmsys.estimate.step_time import estimate_step_time
 from llmsys.train.build_objective import build_step_batches
 from tests.helpers.dataset import VOCABULARY, make_dataset
@@ -61,8 +62,8 @@ def test_hours_count_short_steps_by_their_own_time() -> None:
     asked = PricingRequest(load_device_profile("h100-sxm"), ClusterCosts(), 1)
     step = estimate_step_time(plain, asked.resolve_layout(plain), asked.device)
     total = plain.num_steps
-    assert count_full_steps(plain, step, asked, ()) == total
-    assert total / 2 < count_full_steps(staged, step, asked, ()) < total
+    assert count_full_steps(plain, step, asked.device, asked.resolve_layout, ()) == total
+    assert total / 2 < count_full_steps(staged, step, asked.device, asked.resolve_layout, ()) < total
 
 
 @pytest.mark.parametrize(

@@ -14,13 +14,15 @@ from llmsys.errors import ConfigError
 from llmsys.estimate.cluster_costs import ClusterCosts
 from llmsys.estimate.communication_time import RankGroup, estimate_all_gather_seconds
 from llmsys.estimate.device_profile import DeviceProfile, load_device_profile
-from llmsys.estimate.residual_model import build_log_normal_interval, load_residuals
-from llmsys.estimate.run_cost import (
-    RunCost,
+from llmsys.estimate.goodput import (
     compute_daly_interval,
     compute_expected_seconds,
     compute_young_interval,
     estimate_goodput,
+)
+from llmsys.estimate.residual_model import build_log_normal_interval, load_residuals
+from llmsys.estimate.run_cost import (
+    RunCost,
     estimate_run_cost,
     estimate_save_seconds,
 )

@@ -5,8 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from llmsys.errors import CheckpointError
-from llmsys.train.checkpoint_average import average_checkpoints
+from llmsys.config.checkpoint import CheckpointConfig
+from llmsys.config.run import RunConfig
+from llmsys.errors import CheckpointError, ConfigError
+from llmsys.train.checkpoint_average import average_checkpoints, require_enough_saves
 from llmsys.train.checkpoint_load import load_tensors
 from llmsys.train.checkpoint_write import publish_weights, save_tensors
 
@@ -49,6 +51,20 @@ def test_an_average_is_made_once_and_again_when_a_checkpoint_changed(tmp_path: P
     publish_weights(tmp_path / "checkpoints", lambda at: save_tensors(tensors(99), at), 30)
     average_checkpoints(tmp_path, 3)
     assert record.stat().st_mtime_ns != before
+
+
+def test_a_budget_with_too_few_saves_is_refused_before_training() -> None:
+    settings = {
+        "train": {"tokens": 500 * 32 * 512},
+        "checkpoint": {"every_steps": 125, "keep_last": 5, "average_last": 5},
+    }
+    config = RunConfig.model_validate({"batch": {"sequences": 32, "sequence_length": 512}, **settings})
+    steps = r"average_last=5 needs as many checkpoints, and 500 steps with checkpoint.every_steps=125 save 4. "
+    with pytest.raises(ConfigError, match=f"{steps}Use checkpoint.every_steps=100 or less"):
+        require_enough_saves(config)
+    require_enough_saves(
+        config.model_copy(update={"checkpoint": CheckpointConfig(every_steps=124, keep_last=5, average_last=5)})
+    )
 
 
 def test_too_few_and_damaged_checkpoints_are_refused(tmp_path: Path) -> None:

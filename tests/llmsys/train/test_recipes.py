@@ -24,8 +24,8 @@ def test_a_recipe_builds_and_learns_what_its_model_is_made_for(name: str) -> Non
 def test_recipes_repeat_their_bits_on_one_process_and_on_two() -> None:
     folder = CONFIGS / "recipes"
     names = sorted(path.stem for path in folder.glob("*.yaml"))
-    assert {run.recipe for run in RUNS} | {"sample"} == set(names)
-    for name in set(names) - {"sample"}:
+    assert {run.recipe for run in RUNS} | {"base"} == set(names)
+    for name in set(names) - {"base"}:
         config = load_run_config(f"recipes/{name}", [])
         assert (config.train.precision, config.train.reproducibility) == ("fp32", "bitwise"), name
         for ranks in (1, 2):

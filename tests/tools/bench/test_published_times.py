@@ -11,7 +11,7 @@ import yaml
 
 from llmsys.estimate.program_profile import list_program_names, load_program_profile
 from llmsys.estimate.residual_model import load_residuals
-from tools.bench.estimates import README, UNSEEN, select_priced_rows
+from tools.bench.estimates import README, select_priced_rows
 from tools.bench.estimates_memory import compute_error, is_calibration
 from tools.bench.estimates_time import (
     KINDS,
@@ -24,7 +24,7 @@ from tools.bench.estimates_time import (
     list_held_out_rows,
     select_peers,
 )
-from tools.bench.published import RUNS, SkippedRow, read_rows
+from tools.bench.published import RUNS, UNSEEN, SkippedRow, read_rows
 from tools.bench.published_row import ROOT, PublishedRow, run_estimate
 
 SOURCES = {"moe": 3, "run": 8, "dense": 12}
@@ -71,7 +71,7 @@ def test_no_row_of_a_source_is_in_the_fit_that_predicts_it() -> None:
     assert held[0].interval != fit_class(steps).predict_interval(steps[0])
 
 
-@pytest.mark.parametrize(("kind", "most", "share"), [("dense", 0.10, 0.5), ("moe", 0.15, 0.5), ("run", 0.16, 0.65)])
+@pytest.mark.parametrize(("kind", "most", "share"), [("dense", 0.10, 0.5), ("moe", 0.15, 0.5), ("run", 0.17, 0.7)])
 def test_held_out_sources_are_covered_and_beat_a_constant_utilisation(kind: str, most: float, share: float) -> None:
     own = [row for row in times() if row.kind == kind]
     held = list_held_out_rows(own, select_peers(own[0].kind, times()))

@@ -10,7 +10,7 @@ from llmsys.config.run import RunConfig
 from llmsys.errors import DataError
 from llmsys.manifest import load_manifest
 from llmsys.token_shards import open_tokens
-from llmsys.train.run_data import share_dataset_files
+from llmsys.train.shared_dataset import share_dataset_files
 from tests.helpers.dataset import make_dataset
 from tests.helpers.ranks import run_ranks
 

@@ -147,3 +147,12 @@ def test_a_schedule_of_ones_own_is_a_part_of_the_trajectory(tmp_path: Path) -> N
     load_python_schedule.cache_clear()
     with pytest.raises(ConfigError, match=r"own\.py:Stairs gives -1\.0 after 20 tokens, but a multiplier"):
         compute_lr_multiplier(schedule, 20, 100)
+
+
+def test_rate_times_decay_of_a_matrix_does_not_depend_on_the_parametrization() -> None:
+    sizes = {"hidden_size": 64, "num_attention_heads": 8, "parametrization": {"kind": "mup", "base_hidden_size": 32}}
+    config = build_tiny_config(**sizes)
+    groups = build_parameter_groups(Transformer(config).named_parameters(), AdamWConfig(weight_decay=0.3), config)
+    products = {group.lr_multiplier * group.weight_decay for group in groups if group.weight_decay}
+    assert products == {0.3}
+    assert {group.rate_factor for group in groups} == {0.5, 1.0}

@@ -18,6 +18,7 @@ from data_pipeline.graph.stage_runner import build_executor
 from data_pipeline.pipelines.prepare_dataset import prepare_dataset
 from data_pipeline.rules.classifier import train_linear_model
 from data_pipeline.rules.hashed_features import FeatureConfig
+from data_pipeline.tokenize.tokenizer_files import load_dataset_tokenizer
 from llmsys.config.harness import HarnessConfig
 from llmsys.config.mixture import MixtureConfig
 from llmsys.config.run import RunConfig
@@ -25,7 +26,6 @@ from llmsys.convert.token_formats import convert_tokens
 from llmsys.data.multiple_choice import read_questions
 from llmsys.errors import ConfigError, LlmsysError
 from llmsys.report.html_page import write_report
-from llmsys.tokenizer import load_tokenizer
 from llmsys.train.harness_evaluator import load_harness_tasks
 from tests.helpers.chats import build_chats, write_chats
 from tests.helpers.config_variants import ConfigVariant, build_settings, list_variants
@@ -124,7 +124,7 @@ def test_tokenizer(variant: ConfigVariant, folder: Path, tmp_path: Path, monkeyp
     if variant.kind == "none":  # images have no text
         assert not (tmp_path / "data" / "tokenizer").exists()
         return
-    tokenizer = load_tokenizer(tmp_path / "data" / "tokenizer")
+    tokenizer = load_dataset_tokenizer(tmp_path / "data" / "tokenizer")
     assert tokenizer.decode(tokenizer.encode("old bridges near water")) == "old bridges near water"
     assert "pieces occur in no document" in write_report(None, tmp_path / "data", tmp_path / "report.html").read_text()
 

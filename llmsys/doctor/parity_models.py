@@ -178,7 +178,7 @@ def build_parity_batch(step: int, rows: range, parity_model: ParityModel = DENSE
     length, padding = parity_model.length, max(1, parity_model.length // 4)
     stored = np.stack([_build_row_tokens(step, row, length, parity_model.model.vocab_size) for row in rows])
     if parity_model.learns_answers:
-        return _build_chats(stored, parity_model.model.vocab_size)
+        return _build_chats(stored, np.array(rows), parity_model.model.vocab_size)
     tokens = torch.tensor(stored)
     tokens_BT, targets_BT = tokens[:, :-1].clone(), tokens[:, 1:].clone()
     documents_BT = torch.zeros_like(tokens_BT)
@@ -193,14 +193,14 @@ def build_parity_batch(step: int, rows: range, parity_model: ParityModel = DENSE
     return Batch(tokens_BT, targets_BT, documents_BT)
 
 
-def _build_chats(ids_NT: Any, vocab_size: int) -> Batch:
+def _build_chats(ids_NT: Any, rows_N: Any, vocab_size: int) -> Batch:
     """Return rows of two chats, of whose tokens two in five have a loss, with padding in every second row."""
-    rows, size = ids_NT.shape
-    has_loss = (np.arange(size) + np.arange(rows)[:, None]) % 5 < 2
+    size = ids_NT.shape[1]
+    has_loss = (np.arange(size) + rows_N[:, None]) % 5 < 2
     stored = np.where(has_loss, ids_NT, ids_NT + vocab_size)
-    documents = np.repeat((np.arange(size) >= size // 2)[None], rows, axis=0).astype(np.int64)
+    documents = np.repeat((np.arange(size) >= size // 2)[None], len(rows_N), axis=0).astype(np.int64)
     stored[:, [0, size // 2]] = 2 * vocab_size
-    documents[1::2, -3:] = PADDING
+    documents[rows_N % 2 == 1, -3:] = PADDING
     return build_batch(WindowBatch(stored, documents), separate_documents=True, chats=StoredChats(vocab_size, 0))
 
 

@@ -132,7 +132,7 @@ DECODERS |= {
 DECODERS["longformer, causal"] = {
     "position": {"kind": "sinusoidal"},
     "num_key_value_heads": 4,
-    "attention": {"kind": "longformer", "windows": [4, 2], "dilations": [1, 1, 2, 3], "num_global_tokens": 0},
+    "attention": {"kind": "longformer", "windows": [6, 4], "dilations": [1, 1, 2, 3], "num_global_tokens": 0},
 }
 
 ENCODERS: dict[str, dict[str, Any]] = {

@@ -126,7 +126,7 @@ def test_a_mistake_on_the_command_line_says_what_would_do(override: str, message
 def test_muon_is_refused_where_matrices_are_in_flat_parts() -> None:
     message = refusal("train/demo", "engine.kind=deepspeed", "optimizer.kind=muon")
     assert (
-        "optimizer.kind: muon is not built by engine.kind=deepspeed, which has elementwise optimizers on flat shards."
+        "optimizer.kind: muon is not built by engine.kind=deepspeed on flat shards. Use engine.zero_stage=0, or "
         in message
     )
 

@@ -62,7 +62,7 @@ def test_files_that_are_not_there_empty_or_broken_are_named(tmp_path: Path) -> N
     (tmp_path / "broken.jsonl.gz").write_bytes(b"no gzip")
     with pytest.raises(DataError, match=r"broken.jsonl.gz cannot be read"):
         read_questions(MinimalPairsConfig(path=tmp_path / "broken.jsonl.gz"))
-    with pytest.raises(ValueError, match="two sets have the name a"):
+    with pytest.raises(ValueError, match="two entries have the name a"):
         EvaluationConfig(
             tasks=(MinimalPairsConfig(path=Path("x/a.jsonl")), MultipleChoiceConfig(path=Path("y/a.jsonl.gz")))
         )

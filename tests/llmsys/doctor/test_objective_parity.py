@@ -4,6 +4,8 @@ Rows of pairs are padded by those beside them, and ranks may have none; one proc
 """
 
 import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
@@ -18,6 +20,7 @@ from llmsys.doctor.parity_matrix import ParityCase
 from llmsys.doctor.parity_models import CHATS, LABELS, MASKED, TRANSLATION, ParityModel
 from llmsys.doctor.parity_reference import Trajectory, compute_reference_trajectory
 from llmsys.doctor.parity_rows import build_micro_batches, list_rows
+from llmsys.estimate import model_tensors
 from llmsys.model.transformer import Transformer
 from tests.helpers.ranks import run_ranks
 
@@ -240,12 +243,17 @@ def weigh_source_by_targets() -> Any:
     return patch.object(Transformer, "compute_auxiliary_share", lambda self, tokens, *_: share(self, tokens, tokens))
 
 
-def put_experts_into_encoders() -> Any:
+@contextmanager
+def put_experts_into_encoders() -> Iterator[None]:
     """An encoder beside a decoder has experts too, which no config asks for yet."""
     shape = ModelConfig.encoder_model.fget  # type: ignore[attr-defined]
-    return patch.object(
-        ModelConfig, "encoder_model", property(lambda self: shape(self).model_copy(update={"moe": self.moe}))
-    )
+    with (
+        patch.object(
+            ModelConfig, "encoder_model", property(lambda self: shape(self).model_copy(update={"moe": self.moe}))
+        ),
+        patch.object(model_tensors, "_list_tensors", model_tensors._list_tensors.__wrapped__),  # without its cache
+    ):
+        yield
 
 
 def measure_bugs(rank: int, pickled: bytes) -> dict[str, TrajectoryDistance]:

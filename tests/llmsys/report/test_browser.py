@@ -103,7 +103,8 @@ def test_buttons_and_slider_change_what_is_drawn(folders, tmp_path, monkeypatch)
         assert re.search(rf'aria-pressed="true">{unit}<', opened.dom)
         assert re.search(rf'class="ytitle"[^>]*>{unit}<', opened.dom)
         assert f"<output>step {step}</output>" in opened.dom
-    heat_maps = [re.search(r'xlink:href="(data:image/png[^"]*)"', opened.dom)[1] for opened in (before, after)]
+    image = re.compile(r'id="plot-experts".*?xlink:href="(data:image/png[^"]*)"', re.DOTALL)
+    heat_maps = [image.search(opened.dom)[1] for opened in (before, after)]
     assert heat_maps[0] != heat_maps[1]
 
 

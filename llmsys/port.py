@@ -1,8 +1,11 @@
 """Find free TCP ports of this machine and describe conflicts."""
 
+import random
 import socket
 
 LOOPBACK, EVERYWHERE = "127.0.0.1", ""
+# Linux and macOS give outgoing connections higher ports, also one that was free when it was chosen for a listener.
+LISTENER_PORTS = range(20_000, 32_768)
 
 
 def find_free_port(address: str = LOOPBACK) -> int:
@@ -14,6 +17,10 @@ def find_free_port(address: str = LOOPBACK) -> int:
     Returns:
         The port number. Another process may take it before the caller does.
     """
+    # not the seeded generator, from which processes of one seed would choose the same port
+    for port in random.SystemRandom().sample(LISTENER_PORTS, 100):
+        if not describe_port_conflict(port, address):
+            return port
     with socket.socket() as probe:
         probe.bind((address, 0))
         return int(probe.getsockname()[1])

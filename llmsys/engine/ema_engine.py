@@ -1,92 +1,58 @@
 """An engine that keeps an exponential moving average (EMA) of its weights, and evaluates with it.
 
-Wraps any engine whose `get_state` returns the tensors themselves. Each step moves the average towards the weights by
-1 - 0.5^(tokens / half-life), so the batch size does not change how much text it covers (Polyak and Juditsky 1992; the
-exponential form as in Kingma 2014, section 7.2).
+Each step moves the average towards the weights by 1 - 0.5^(tokens / half-life), so the batch size does not change how
+much text it covers (Polyak and Juditsky 1992; the exponential form as in Kingma 2014, section 7.2).
 
 Invariants:
 - Every operation rounds once per element: no layout changes the average.
 """
 
 from collections.abc import Sequence
-from typing import cast
 
 import torch
 from torch import Tensor
 
 from llmsys.data.batch import Batch
-from llmsys.engine.engine import Accept, Engine, EngineState, ObserveGradients, RepeatingEngine, StepResult, accept_all
+from llmsys.engine.averaging_engine import AVERAGE, PARAMETER, AveragingEngine
+from llmsys.engine.engine import Accept, Engine, EngineState, StepResult, accept_all
 from llmsys.model.local_tensor import get_local_tensor
-from llmsys.model.transformer import Transformer
-
-PARAMETER, AVERAGE = "parameter/", "average/"
 
 
-class EmaEngine:
+class EmaEngine(AveragingEngine):
     """An engine with an EMA of its weights. `half_life_tokens` counts training targets."""
 
     def __init__(self, engine: Engine, half_life_tokens: int) -> None:
-        self._engine = engine
+        super().__init__(engine)
         self._half_life = half_life_tokens
         self._swapped = False
         self._averages = {name: weights.clone() for name, weights in self._get_weights().items()}
-
-    @property
-    def device(self) -> torch.device:
-        """Device of the wrapped engine."""
-        return self._engine.device
-
-    @property
-    def module(self) -> Transformer:
-        """The model. After an evaluation it holds the average, until the next step."""
-        return self._engine.module
-
-    @property
-    def observe_gradients(self) -> ObserveGradients | None:
-        """Observer of the wrapped engine."""
-        return self._engine.observe_gradients
-
-    @observe_gradients.setter
-    def observe_gradients(self, observe: ObserveGradients | None) -> None:
-        self._engine.observe_gradients = observe
 
     def train_step(
         self, batches: Sequence[Batch], learning_rate: float, accept: Accept = accept_all, extras: Sequence[float] = ()
     ) -> StepResult:
         """Implement `Engine.train_step`, and update the average if the step is applied."""
-        self._swap_weights(wanted=False)
-        result = self._engine.train_step(batches, learning_rate, accept, extras)
+        result = super().train_step(batches, learning_rate, accept, extras)
         if result.is_applied:
             self._update_averages(0.5 ** (result.targets / self._half_life))
         return result
 
-    def repeat_gradients(self, batches: Sequence[Batch], data_rank: int) -> None:
-        """Implement `RepeatingEngine.repeat_gradients` with the weights of the wrapped engine, which implements it."""
-        self._swap_weights(wanted=False)
-        cast(RepeatingEngine, self._engine).repeat_gradients(batches, data_rank)
-
-    def compute_logits(self, batch: Batch) -> Tensor | None:
-        """Implement `Engine.compute_logits` with the average."""
-        self._swap_weights(wanted=True)
-        return self._engine.compute_logits(batch)
-
-    def get_state(self) -> EngineState:
-        """Implement `Engine.get_state`. The average is `average/NAME`."""
-        self._swap_weights(wanted=False)
-        state = self._engine.get_state()
-        means = {name.replace(PARAMETER, AVERAGE, 1): mean for name, mean in self._averages.items()}
-        return EngineState(state.tensors | means, state.steps)
-
     def load_state(self, state: EngineState) -> None:
         """Implement `Engine.load_state`. Before the first step the average equals the weights."""
-        self._swap_weights(wanted=False)
-        rest = {name: tensor for name, tensor in state.tensors.items() if not name.startswith(AVERAGE)}
-        self._engine.load_state(EngineState(rest, state.steps))
+        super().load_state(state)
         weights = self._get_weights()
         for name, mean in self._averages.items():
             loaded = state.tensors[name.replace(PARAMETER, AVERAGE, 1)] if state.steps else weights[name]
             if loaded is not mean:
                 mean.copy_(loaded)
+
+    def _get_averages(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {name.replace(PARAMETER, AVERAGE, 1): mean for name, mean in self._averages.items()}
+
+    def _use_average(self) -> None:
+        self._swap_weights(wanted=True)
+
+    def _use_weights(self) -> None:
+        self._swap_weights(wanted=False)
 
     def _get_weights(self) -> dict[str, Tensor]:
         tensors = self._engine.get_state().tensors

@@ -5,12 +5,14 @@ Reads the package plotly. Writes the packed text into the cache folder, because 
 
 import base64
 import hashlib
+import logging
 import lzma
 from functools import cache
 from typing import NamedTuple
 
 from llmsys.local_files import get_cache_folder, write_bytes_atomically
 
+log = logging.getLogger(__name__)
 # unpack.js has these settings.
 _FILTERS = [{"id": lzma.FILTER_LZMA1, "preset": 6, "lc": 3, "lp": 0, "pb": 0, "dict_size": 1 << 23}]
 
@@ -51,8 +53,10 @@ def load_packed_plotly() -> PackedScript:
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             write_bytes_atomically(file, text.encode())
-        except OSError:
-            pass  # packed again the next time
+        except OSError as error:
+            log.warning(
+                "%s cannot be written (%s), so every command that writes a page packs plotly.js again", file, error
+            )
     return PackedScript(text.strip(), len(script), base64.b64encode(digest.digest()).decode())
 
 

@@ -10,7 +10,7 @@ Invariants:
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -20,6 +20,9 @@ import sentencepiece
 
 from llmsys.errors import DataError
 from llmsys.special_tokens import EncodedSpans
+
+ProtobufValue = int | memoryview
+_EIGHT_BYTES = 1
 
 MODEL_NAME = "tokenizer.model"
 JSON_NAME = "tokenizer.json"
@@ -236,3 +239,38 @@ def find_model_file(path: Path | str) -> Path:
             return path / JSON_NAME
     code = path / CODE_NAME
     return code if code.is_file() and not (path / MODEL_NAME).is_file() else path / MODEL_NAME
+
+
+def iter_protobuf_fields(data: memoryview) -> Iterator[tuple[int, ProtobufValue]]:
+    """Yield (field number, value) of a protocol buffer, as SentencePiece models are: an int, or the bytes of a text or message.
+
+    Args:
+        data: the message. Fields of four and of eight bytes are skipped.
+
+    Raises:
+        IndexError: the message is cut.
+    """
+    position = 0
+    while position < len(data):
+        key, position = _parse_varint(data, position)
+        # A key is the field number, with the type of the value in its lower 3 bits.
+        match key & 7:
+            case 0:
+                value, position = _parse_varint(data, position)
+                yield key >> 3, value
+            case 2:
+                size, position = _parse_varint(data, position)
+                yield key >> 3, data[position : position + size]
+                position += size
+            case wire:
+                position += 8 if wire == _EIGHT_BYTES else 4
+
+
+def _parse_varint(data: memoryview, position: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = data[position]
+        value |= (byte & 0x7F) << shift
+        position, shift = position + 1, shift + 7
+        if byte < 0x80:
+            return value, position

@@ -12,6 +12,8 @@ Invariants:
 """
 
 import io
+import lzma
+import zlib
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -91,7 +93,7 @@ def read_with_python(source: InputStream, limit: int, config: PythonReaderConfig
             number += 1
     except (ReadError, DataError):
         raise
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
         yield SkippedRecord(source.path, number, f"damaged file after {number} documents: {error}")
     except Exception as error:
         raise DataError(

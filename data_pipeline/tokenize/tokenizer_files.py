@@ -11,7 +11,7 @@ Writes `made.json`, the origin of the tokenizer. It is not named tokenizer.json,
 """
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -26,9 +26,11 @@ from llmsys.tokenizer import (
     CODE_NAME,
     JSON_NAME,
     MODEL_NAME,
+    ProtobufValue,
     SentencePieceTokenizer,
     Tokenizer,
     find_model_file,
+    iter_protobuf_fields,
     load_tokenizer,
 )
 
@@ -154,9 +156,7 @@ _TRAINER, _NORMALIZER = 2, 3
 _MODEL_TYPE, _SPACE_AS_SUFFIX, _BYTE_FALLBACK = 3, 24, 35
 _RULES, _DUMMY_PREFIX, _EXTRA_SPACES, _ESCAPE = 2, 3, 4, 5
 _KINDS: dict[int, Literal["unigram", "bpe", "word", "char"]] = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}
-_EIGHT_BYTES, _LENGTH = 1, 2
-
-Value = int | memoryview
+_LENGTH = 2
 
 
 @dataclass(frozen=True)
@@ -184,11 +184,11 @@ class SentencePieceFacts:
 
 def parse_model_facts(model: bytes) -> SentencePieceFacts:
     """Read the settings of a serialized model; absent fields have the library's defaults."""
-    trainer: dict[int, Value] = {}
-    normalizer: dict[int, Value] = {}
-    for field, value in _iter_fields(memoryview(model)):
+    trainer: dict[int, ProtobufValue] = {}
+    normalizer: dict[int, ProtobufValue] = {}
+    for field, value in iter_protobuf_fields(memoryview(model)):
         if field in (_TRAINER, _NORMALIZER) and isinstance(value, memoryview):
-            (trainer if field == _TRAINER else normalizer).update(_iter_fields(value))
+            (trainer if field == _TRAINER else normalizer).update(iter_protobuf_fields(value))
     kind = trainer.get(_MODEL_TYPE, 1)
     rules = normalizer.get(_RULES, b"")
     return SentencePieceFacts(
@@ -209,31 +209,3 @@ def remove_normalizer(model: bytes) -> bytes:
     override = bytes([1 << 3 | _LENGTH, len(name), *name, _RULES << 3 | _LENGTH, 0, _DUMMY_PREFIX << 3, 0])
     override += bytes([_EXTRA_SPACES << 3, 0])
     return model + bytes([_NORMALIZER << 3 | _LENGTH, len(override)]) + override
-
-
-def _iter_fields(data: memoryview) -> Iterator[tuple[int, Value]]:
-    """Yield (field number, value) of one message."""
-    position = 0
-    while position < len(data):
-        key, position = _parse_varint(data, position)
-        # A key is the field number, with the type of the value in its lower 3 bits.
-        match key & 7:
-            case 0:
-                value, position = _parse_varint(data, position)
-                yield key >> 3, value
-            case 2:
-                size, position = _parse_varint(data, position)
-                yield key >> 3, data[position : position + size]
-                position += size
-            case wire:
-                position += 8 if wire == _EIGHT_BYTES else 4
-
-
-def _parse_varint(data: memoryview, position: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = data[position]
-        value |= (byte & 0x7F) << shift
-        position, shift = position + 1, shift + 7
-        if byte < 0x80:
-            return value, position

@@ -39,7 +39,7 @@ def require_layout(config: RunConfig, ranks: int) -> None:
     if config.evaluation.metrics:
         from llmsys.train.python_metric import load_python_metrics
 
-        load_python_metrics(config.evaluation.metrics)
+        load_python_metrics(config.evaluation.metrics, config.model.vocab_size)
     layout = config.resolve_layout(ranks)
     windows = config.objective.uses_windows
     if config.train.reproducibility == "bitwise":

@@ -146,6 +146,9 @@ def _find_violations(model: ModelConfig, model_type: str, kind: _Architecture) -
         yield f"a feed-forward of kind {found}; it has {kind.feed_forward}. {remedy}"
     if getattr(model.attention, "clip", None) is not None or getattr(model.attention, "scale", None) is not None:
         yield f"model.attention.clip or model.attention.scale. {remedy}"
+    caps = (getattr(model.attention, "logit_softcap", None), getattr(model.head, "softcap", None))
+    if kind.name == "gemma2" and None in caps:
+        yield f"a soft cap of null (model.attention.logit_softcap, model.head.softcap): it has defaults. {remedy}"
     if moe is None:
         return
     if model.num_dense_layers:

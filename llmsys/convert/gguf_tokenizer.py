@@ -5,19 +5,25 @@ with bytes, by the scores of pieces) and `gpt2` (BPE of bytes, by merges and the
 """
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import sentencepiece
 
+from llmsys.chat_template import TEMPLATE_NAME
 from llmsys.config.run import RunConfig
 from llmsys.convert.tokenizer_files import PROBE, SPACE
 from llmsys.errors import ConfigError
 from llmsys.hugging_face_tokenizer import HuggingFaceTokenizer
+from llmsys.tokenizer import iter_protobuf_fields
+from llmsys.train.chat_data import get_template_folder
 from llmsys.train.run_data import get_prefix_ids, get_tokenizer_path, load_run_tokenizer
 
+# SentencePiece and GGUF have the same numbers of types.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
+
+_PIECE, _PIECE_TYPE = 1, 3  # fields of SentencePiece's ModelProto
 
 _REMEDY = "Export to Hugging Face's format instead, without --to."
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
@@ -52,6 +58,7 @@ class GgufTokenizer:
     ids: dict[str, int] = field(default_factory=dict)
     adds_begin: bool = False
     adds_space: bool = False
+    chat_template: str | None = None
 
     def add_keys(self, writer: Any) -> None:
         """Add the keys to a GGUFWriter."""
@@ -69,6 +76,8 @@ class GgufTokenizer:
         writer.add_add_eos_token(False)
         if self.model == "llama":
             writer.add_add_space_prefix(self.adds_space)
+        if self.chat_template is not None:
+            writer.add_chat_template(self.chat_template)
 
 
 def read_gguf_tokenizer(run: RunConfig) -> GgufTokenizer:
@@ -96,8 +105,11 @@ def read_gguf_tokenizer(run: RunConfig) -> GgufTokenizer:
     ids = {"eos": tokenizer.eos_id} | ({"bos": prefix[0]} if prefix else {})
     path, rows = get_tokenizer_path(run), run.model.vocab_size
     if isinstance(tokenizer, HuggingFaceTokenizer):
-        return _read_json(tokenizer, path, rows, ids, adds_begin=bool(prefix))
-    return _read_sentencepiece(path, rows, ids, adds_begin=bool(prefix))
+        found = _read_json(tokenizer, path, rows, ids, adds_begin=bool(prefix))
+    else:
+        found = _read_sentencepiece(path, rows, ids, adds_begin=bool(prefix))
+    template = get_template_folder(run) / TEMPLATE_NAME
+    return replace(found, chat_template=template.read_text() if template.is_file() else None)
 
 
 def _fill_rows(pieces: list[str], types: list[int], rows: int) -> tuple[list[str], list[int]]:
@@ -113,7 +125,7 @@ def _read_sentencepiece(path: Path, rows: int, ids: dict[str, int], *, adds_begi
     scores = [float(library.get_score(i)) for i in size]
     if normal not in (prefixed, prefixed[1:]):
         raise ConfigError(f"--to gguf: {path} normalizes texts, and llama.cpp does not. {_REMEDY}")
-    types = [_get_sentencepiece_type(library, i) for i in size]
+    types = _list_sentencepiece_types(path.read_bytes())
     if types.count(BYTE) < 256:
         raise ConfigError(
             f"--to gguf: {path} has no pieces for bytes (tokenizer.byte_fallback), which llama.cpp needs. {_REMEDY}"
@@ -126,14 +138,12 @@ def _read_sentencepiece(path: Path, rows: int, ids: dict[str, int], *, adds_begi
     return GgufTokenizer("llama", pieces, types, scores, ids=ids, adds_begin=adds_begin, adds_space=normal == prefixed)
 
 
-def _get_sentencepiece_type(library: Any, piece: int) -> int:
-    if library.is_unknown(piece):
-        return UNKNOWN
-    if library.is_control(piece):
-        return CONTROL
-    if library.is_unused(piece):
-        return UNUSED
-    return BYTE if library.is_byte(piece) else NORMAL
+def _list_sentencepiece_types(model: bytes) -> list[int]:
+    """Return the type of every piece. The library has no question for those that the user defined."""
+    pieces = [value for field, value in iter_protobuf_fields(memoryview(model)) if field == _PIECE]
+    fields = [dict(iter_protobuf_fields(piece)) for piece in pieces if isinstance(piece, memoryview)]
+    types = (found.get(_PIECE_TYPE, NORMAL) for found in fields)
+    return [kind if isinstance(kind, int) else NORMAL for kind in types]
 
 
 def _read_json(

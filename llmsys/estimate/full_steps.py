@@ -14,6 +14,7 @@ def count_full_steps(
     device: DeviceProfile,
     resolve_layout: Callable[[RunConfig], ParallelLayout],
     documents: Sequence[int],
+    expert_load: float,
 ) -> float:
     """Count the steps of a run in steps of full sequences: those of `batch.length_stages` take less time.
 
@@ -23,6 +24,7 @@ def count_full_steps(
         device: profile of the accelerator.
         resolve_layout: returns the layout of a config.
         documents: lengths of documents in a window; empty for one.
+        expert_load: rows of the fullest rank's experts over the mean, as in the time of the step.
 
     Returns:
         Steps, each counted by its time.
@@ -38,7 +40,7 @@ def count_full_steps(
             changes |= {"sequences": batch.sequences_per_step * parts, "micro_sequences": micro}
             shorter = config.model_copy(update={"batch": batch.model_copy(update=changes)})
             cut = [min(length, stage.sequence_length) for length in documents]
-            one = estimate_step_time(shorter, resolve_layout(shorter), device, documents=cut)
+            one = estimate_step_time(shorter, resolve_layout(shorter), device, documents=cut, expert_load=expert_load)
             counted += (last - first) * one.seconds.p50 / step.seconds.p50
             first = last
     return counted + total - first

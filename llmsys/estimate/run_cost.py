@@ -23,7 +23,7 @@ from llmsys.estimate.goodput import Goodput, estimate_goodput
 from llmsys.estimate.model_tensors import list_model_tensors
 from llmsys.estimate.program_run import ProgramRun
 from llmsys.estimate.residual_model import Z90, PercentileInterval, build_log_normal_interval, load_residuals
-from llmsys.estimate.state_memory import resolve_planned_layout
+from llmsys.estimate.state_memory import FP32, resolve_planned_layout
 from llmsys.estimate.step_time import StepTime, estimate_step_time
 
 
@@ -62,7 +62,7 @@ def estimate_save_seconds(config: RunConfig, step: StepTime, device: DeviceProfi
     if config.checkpoint.mode == "sync":
         return cluster.save_seconds
     rule, rows = config.optimizer, list_model_tensors(config.model)
-    state = sum(4 * row.num_elements * (1 + rule.count_moments(row.name, len(row.shape))) for row in rows)
+    state = sum(row.num_elements * (FP32 + rule.compute_state_bytes(row.name, row.shape)) for row in rows)
     return min(cluster.save_seconds, state / step.ranks / device.host_bandwidth)
 
 
@@ -103,8 +103,11 @@ def estimate_run_cost(
     Raises:
         ConfigError: electricity has a price, and the device's power is unknown.
     """
+    write_seconds, every = cluster.save_seconds, _find_checkpoint_seconds(config, step)
     cluster = cluster.model_copy(update={"save_seconds": estimate_save_seconds(config, step, device, cluster)})
-    good = estimate_goodput(cluster, step.ranks, _find_checkpoint_seconds(config, step))
+    good = estimate_goodput(cluster, step.ranks, every)
+    if every is None and good.checkpoint_seconds < write_seconds:  # a write in the background ends before the next save
+        good = estimate_goodput(cluster, step.ranks, write_seconds)
     overhead = estimate_evaluation_share(config, step)
     full = config.num_steps if full_steps is None else full_steps
     steps = full * (1 + cluster.straggler) * (1 + overhead) / good.fraction
@@ -188,7 +191,7 @@ def add_costs(
     if model_only:
         unknown = dict.fromkeys(("money", "energy"), "a bare model has no token budget: give train.tokens")
         return result | {"time": _build_time_section(step, question, None), "unknown": unknown}
-    steps = count_full_steps(config, step, question.device, question.resolve_layout, documents)
+    steps = count_full_steps(config, step, question.device, question.resolve_layout, documents, load)
     cost = estimate_run_cost(config, step, question.device, question.cluster, steps)
     parts = {"time": _build_time_section(step, question, cost), "money": _build_money_section(cost)}
     if cost.energy_kwh is None:

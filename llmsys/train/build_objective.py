@@ -160,7 +160,7 @@ def _build_source_evaluator(
 
 
 def _build_target_evaluator(config: RunConfig, heldout: HeldoutRows, row_ranks: RowRanks) -> TargetEvaluator:
-    metrics = load_python_metrics(config.evaluation.metrics)
+    metrics = load_python_metrics(config.evaluation.metrics, config.model.vocab_size)
     return TargetEvaluator(heldout, row_ranks, config.evaluation_sequences, metrics)
 
 

@@ -124,7 +124,7 @@ class HeldoutEvaluator:
         self._row_ranks = row_ranks
         self._sequences = config.evaluation_sequences
         self._rows = _build_heldout_rows(config, shards, tokenizer)
-        self._metrics = load_python_metrics(config.evaluation.metrics)
+        self._metrics = load_python_metrics(config.evaluation.metrics, config.model.vocab_size)
         self._compressor_baselines: tuple[float, float] | None = None
 
     def evaluate(self, compute_logits: LogitsFunction, device: torch.device) -> HeldoutEvaluation:

@@ -81,11 +81,12 @@ class LoadedMetric:
         return sums_B.index_add_(0, rows_N, _compute_values(self.metric, logits_NV, targets_BT[valid_BT]))
 
 
-def load_python_metrics(configs: Sequence[PythonMetricConfig]) -> tuple[LoadedMetric, ...]:
+def load_python_metrics(configs: Sequence[PythonMetricConfig], vocab_size: int) -> tuple[LoadedMetric, ...]:
     """Run the user's code and build the metrics.
 
     Args:
         configs: `evaluation.metrics`.
+        vocab_size: number of the model's classes.
 
     Returns:
         One metric for each, tested.
@@ -96,7 +97,7 @@ def load_python_metrics(configs: Sequence[PythonMetricConfig]) -> tuple[LoadedMe
     found = []
     for number, config in enumerate(configs):
         metric = load_python_object(config, PythonMetric, f"evaluation.metrics.{number}")  # type: ignore[type-abstract]
-        check_python_metric(metric)
+        check_python_metric(metric, vocab_size)
         found.append(LoadedMetric(config.title, compute_code_digest(config), metric))
     return tuple(found)
 

@@ -1,7 +1,7 @@
 """Print the ledger of kernels of two runs: where a step goes by first principles, and what lies before the goal.
 
-Reads configs and the profile of a device. Prints the section of llmsys/dryrun/README.md. Seconds are work over rate: no
-measurement of llmsys is in them, and the residual of published steps is left out.
+Reads configs and the profile of a device. Prints the section of llmsys/dryrun/README.md. Seconds are work over the
+rates of the profile, which are measured ones for the H100; the residual of published steps is left out.
 """
 
 import sys

@@ -66,7 +66,13 @@ def test_a_crawl_without_a_reader_keeps_the_keys_of_its_tasks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "message"), [("EOFError('cut')", "damaged file after 2 documents: cut"), ("OSError('crc')", "crc")]
+    ("error", "message"),
+    [
+        ("EOFError('cut')", "damaged file after 2 documents: cut"),
+        ("OSError('crc')", "crc"),
+        ("__import__('zlib').error('invalid block')", "damaged file after 2 documents: invalid block"),
+        ("__import__('lzma').LZMAError('corrupt')", "damaged file after 2 documents: corrupt"),
+    ],
 )
 def test_pages_are_extracted_and_damage_loses_the_rest_of_a_file(error: str, message: str) -> None:
     Path("own.py").write_text(PAGES.format(error=error))

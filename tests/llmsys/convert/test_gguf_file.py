@@ -51,7 +51,7 @@ def tokenizer() -> bytes:
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(write_sentences(random.Random(1), 200)), model_writer=model, vocab_size=400,
         model_type="bpe", byte_fallback=True, normalization_rule_name="identity", remove_extra_whitespaces=False,
-        add_dummy_prefix=False, hard_vocab_limit=False, minloglevel=2,
+        add_dummy_prefix=False, hard_vocab_limit=False, minloglevel=2, user_defined_symbols=["<|user|>"],
     )  # fmt: skip
     return model.getvalue()
 
@@ -145,6 +145,7 @@ def read_key(reader: Any, name: str) -> Any:
 
 def test_a_trained_tokenizer_has_its_pieces_scores_and_the_prompt_of_training(tmp_path: Path, tokenizer: bytes) -> None:
     save_model(tmp_path / "theirs", "llama")
+    (tmp_path / "theirs" / "chat_template.jinja").write_text("{{ messages }}")
     reader = convert(tmp_path, tokenizer)
     library = sentencepiece.SentencePieceProcessor(model_proto=tokenizer)
     size = library.vocab_size()
@@ -153,6 +154,7 @@ def test_a_trained_tokenizer_has_its_pieces_scores_and_the_prompt_of_training(tm
     assert len(read_key(reader, "tokens")) == ROWS
     assert read_key(reader, "scores")[:size] == [library.get_score(i) for i in range(size)]
     types = read_key(reader, "token_type")
+    assert types[library.piece_to_id("<|user|>")] == 4
     assert [types[i] for i in (library.unk_id(), library.bos_id(), library.piece_to_id("<0x0A>"), size - 1)] == [
         2,
         3,
@@ -162,6 +164,7 @@ def test_a_trained_tokenizer_has_its_pieces_scores_and_the_prompt_of_training(tm
     assert types[size:] == [5] * (ROWS - size)
     assert (read_key(reader, "add_bos_token"), read_key(reader, "bos_token_id")) == (True, library.bos_id())
     assert read_key(reader, "add_space_prefix") is False
+    assert reader.fields["tokenizer.chat_template"].contents() == "{{ messages }}"
 
 
 @pytest.mark.parametrize(
@@ -198,6 +201,7 @@ def test_tokenizers_of_other_kinds_are_refused(kind: str, message: str, tmp_path
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
+        ("gemma2", {"attn_logit_softcapping": None}, "gemma2 cannot compute a soft cap of null"),
         ("mistral", {"sliding_window": 8}, r"llama cannot compute model.sliding_window=8 in these layers"),
         ("qwen3", {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "rope_theta": 1e4}}, "scaling.kind=yarn"),
         ("qwen3_moe", {"norm_topk_prob": False}, "model.moe.norm_topk_prob=false"),

@@ -62,8 +62,10 @@ def test_hours_count_short_steps_by_their_own_time() -> None:
     asked = PricingRequest(load_device_profile("h100-sxm"), ClusterCosts(), 1)
     step = estimate_step_time(plain, asked.resolve_layout(plain), asked.device)
     total = plain.num_steps
-    assert count_full_steps(plain, step, asked.device, asked.resolve_layout, ()) == total
-    assert total / 2 < count_full_steps(staged, step, asked.device, asked.resolve_layout, ()) < total
+    assert count_full_steps(plain, step, asked.device, asked.resolve_layout, (), 1.0) == total
+    counted = count_full_steps(staged, step, asked.device, asked.resolve_layout, (), 1.0)
+    assert total / 2 < counted < total
+    assert count_full_steps(staged, step, asked.device, asked.resolve_layout, (), 3.0) > counted  # of the shorter steps
 
 
 @pytest.mark.parametrize(

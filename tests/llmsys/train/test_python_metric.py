@@ -39,7 +39,7 @@ def compute_logits(batch: Batch) -> Tensor:
 
 @pytest.mark.parametrize("sequences", [1, 2, 8])
 def test_it_is_the_mean_over_valid_targets_for_any_batch(sequences: int) -> None:
-    metrics = load_python_metrics([PythonMetricConfig(path=f"{TEMPLATE}:TopK", options={"k": 3}, name="top 3")])
+    metrics = load_python_metrics([PythonMetricConfig(path=f"{TEMPLATE}:TopK", options={"k": 3}, name="top 3")], 64)
     found = TargetEvaluator(Held(), sequences=sequences, metrics=metrics).evaluate(compute_logits, torch.device("cpu"))
     hits = [
         int(TARGETS[row, at]) in sorted(range(VOCABULARY), key=lambda one, r=row, t=at: -LOGITS[r, t, one])[:3]
@@ -85,6 +85,13 @@ def test_the_kit_names_each_fault(body: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         check_python_metric(_Changed(body=body))
     check_python_metric(TopK())
+
+
+def test_a_metric_is_tested_with_the_classes_of_the_model(tmp_path: Path) -> None:
+    config = PythonMetricConfig(path=f"{TEMPLATE}:TopK", options={"k": 100})
+    assert len(load_python_metrics([config], 128)) == 1
+    with pytest.raises(ConfigError, match="out of range"):
+        load_python_metrics([config], 64)
 
 
 def test_two_metrics_of_one_name_are_refused(tmp_path: Path) -> None:

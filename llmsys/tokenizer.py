@@ -242,7 +242,7 @@ def find_model_file(path: Path | str) -> Path:
 
 
 def iter_protobuf_fields(data: memoryview) -> Iterator[tuple[int, ProtobufValue]]:
-    """Yield (field number, value) of a protocol buffer, as SentencePiece models are: an int, or the bytes of a text or message.
+    """Yield (field number, value) of a protocol buffer, as SentencePiece models are: an int, or bytes of a message.
 
     Args:
         data: the message. Fields of four and of eight bytes are skipped.

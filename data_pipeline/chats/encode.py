@@ -32,10 +32,11 @@ _BATCH_CHATS = 2_000
 
 
 class _TokenRow(NamedTuple):
-    """One chat: its line, stored ids, UTF-8 bytes of its text, and tokens with a loss."""
+    """One chat: its line, key of its split, stored ids, UTF-8 bytes of its text, and tokens with a loss."""
 
     number: int
     id: str
+    split_key: str
     stored: NDArray[np.int64]
     text_bytes: int
     answer_tokens: int
@@ -91,7 +92,7 @@ def encode_chats(
             tally.add_amounts(STAGE, bytes_in=size, bytes_out=sum(row.text_bytes for row in rows))
             lengths += np.histogram([row.text_bytes for row in rows], LENGTH_EDGES)[0]
             if rows:
-                held = is_heldout([row.id for row in rows], data.split.heldout_fraction, data.split.seed)
+                held = is_heldout([row.split_key for row in rows], data.split.heldout_fraction, data.split.seed)
                 held = held if is_heldout_file is None else np.full(len(rows), is_heldout_file)
                 kept.write(_build_token_rows(rows, held, file, data, schema))
                 learned = np.array([row.answer_tokens for row in rows])
@@ -119,9 +120,11 @@ def _encode_line(
         return LineProblem("no_answer", None, None, "the chat template renders no text of the assistant")
     if len(ids) > max_tokens:
         return LineProblem("tokens", len(ids), max_tokens, f"the chat has {len(ids)} tokens, more than {max_tokens}")
-    name = hashlib.blake2b(f"{file}\0{line.number}\0{line.text}".encode(), digest_size=16).hexdigest()
+    # By the text alone: equal chats are all trained on or all held out, wherever they are.
+    split_key = hashlib.blake2b(line.text.encode(), digest_size=16).hexdigest()
+    name = hashlib.blake2b(f"{file.name}\0{line.number}\0{line.text}".encode(), digest_size=16).hexdigest()
     stored = join_chat_tokens(ids, is_answer, tokenizer.vocab_size)
-    return _TokenRow(line.number, name, stored, len(chat.text.encode()), sum(is_answer[1:]))
+    return _TokenRow(line.number, name, split_key, stored, len(chat.text.encode()), sum(is_answer[1:]))
 
 
 def _build_dropped(line: ChatLine, problem: LineProblem, file: Path) -> list[dict[str, Any]]:

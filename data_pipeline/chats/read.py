@@ -70,6 +70,10 @@ def _parse_line(number: int, text: str, data: ChatConfig, controls: frozenset[st
         return _reject_line(number, text, "no_answer", "no message is of the assistant")
     if (spelled := _find_control([kept, tools], controls | {BEGIN, END})) is not None:
         return _reject_line(number, text, "control_token", f"a message spells the control token {spelled!r}")
+    try:
+        json.dumps([kept, tools], ensure_ascii=False).encode()
+    except UnicodeEncodeError:  # JSON can hold half of an emoji, as of texts that were cut
+        return _reject_line(number, text, "surrogate", "a text has half of a surrogate pair, which no UTF-8 has")
     return ChatLine(number, text, kept, tools)
 
 

@@ -97,7 +97,7 @@ class FittedWindows:
     def _pack_buffer(self, epoch: int, buffer: int) -> PackedBuffer:
         first, begins, lengths = self._find_documents(epoch, buffer)
         if self.middle is not None:
-            lengths = lengths + MARKS * self.middle.select_documents(first)
+            lengths = lengths + MARKS * self._select_rearranged(self.middle, first, lengths)
         counts = -(-lengths // self.length)
         spans = np.repeat(np.arange(len(lengths)), counts)
         within = np.arange(len(spans)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -170,22 +170,30 @@ class FittedWindows:
     def _read_span(self, buffer: PackedBuffer, span: int) -> NDArray[Any]:
         begin, offset, size = int(buffer.begins[span]), int(buffer.offsets[span]), int(buffer.sizes[span])
         if (filled := self._order_document(buffer, span)) is not None:
-            return filled[offset : offset + size]
+            return filled[:size]
         return self.stream.read_range(begin + offset, begin + offset + size)
 
     def _read_token_before(self, buffer: PackedBuffer, span: int) -> int:
         offset = int(buffer.offsets[span])
-        if offset and (filled := self._order_document(buffer, span)) is not None:
-            return int(filled[offset - 1])
         before = (int(buffer.begins[span]) + offset - 1) % self.tokens
         return int(self.stream.read_range(before, before + 1)[0])
 
     def _order_document(self, buffer: PackedBuffer, span: int) -> NDArray[np.int64] | None:
         """Return the document of a span with its middle last; None where it stays as it is."""
-        document = int(buffer.documents[span])
-        if self.middle is None or not self.middle.select_documents(np.array([document]))[0]:
+        if self.middle is None:
             return None
-        return self.middle.order_parts(self.stream.read_range(*self.stream.get_document_span(document)), document)
+        document = int(buffer.documents[span])
+        begin, end = self.stream.get_document_span(document)
+        if not self._select_rearranged(self.middle, np.array([document]), np.array([end - begin]))[0]:
+            return None
+        return self.middle.order_parts(self.stream.read_range(begin, end), document)
+
+    def _select_rearranged(
+        self, middle: MiddleFiller, documents: NDArray[np.int64], lengths: NDArray[np.int64]
+    ) -> NDArray[np.bool_]:
+        """Return which documents have their middle last. Longer ones would be cut between their marks."""
+        selected: NDArray[np.bool_] = middle.select_documents(documents) & (lengths + MARKS <= self.length)
+        return selected
 
     def compute_attention_cost(self, numbers: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
         """Implement `WindowDataset.compute_attention_cost`."""

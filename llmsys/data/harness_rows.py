@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from llmsys.data.multiple_choice import ChoiceRow
+from llmsys.errors import DataError
 from llmsys.tokenizer import TextTokenizer
 
 
@@ -30,7 +31,7 @@ class HarnessTokenizer:
         """Return the ids of a context and of its continuation, to which spaces at the end of the context belong."""
         if not context:
             ids = self.encode(continuation, opened=False)
-            return ([self.prefix_token], ids) if self.prefix_token != ids[0] else (ids[:1], ids[1:])
+            return (ids[:1], ids[1:]) if ids[:1] == [self.prefix_token] else ([self.prefix_token], ids)
         stripped = context.rstrip()
         whole = self.encode(context + continuation)
         before = self.encode(stripped)
@@ -48,9 +49,18 @@ def build_continuation_row(number: int, context: list[int], continuation: list[i
 
     Returns:
         The row.
+
+    Raises:
+        DataError: Nothing is scored, or it does not fit the context.
     """
     tokens = [*context, *continuation][-(longest + 1) :]
-    return ChoiceRow(number, 0, tokens, len(tokens) - len(continuation))
+    first = len(tokens) - len(continuation)
+    if first < 1 or not continuation:
+        raise DataError(
+            f"evaluation.tasks: a request scores {len(continuation):,} tokens after {len(context):,}, and the model's "
+            f"context has {longest:,} (model.max_position_embeddings). Leave the task out, or use a longer context."
+        )
+    return ChoiceRow(number, 0, tokens, first)
 
 
 def iter_rolling_windows(ids: Sequence[int], prefix_token: int, longest: int) -> Iterator[tuple[list[int], list[int]]]:

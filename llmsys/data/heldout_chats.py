@@ -12,6 +12,7 @@ import torch
 from llmsys.chat_tokens import SplitTokens, StoredChats
 from llmsys.data.batch import IGNORED, Batch
 from llmsys.data.packed_windows import PADDING
+from llmsys.errors import DataError
 from llmsys.token_shards import TokenShards
 from llmsys.tokenizer import Tokenizer
 
@@ -30,7 +31,7 @@ class HeldoutChats:
 
     def __init__(self, shards: TokenShards, tokenizer: Tokenizer, *, length: int, max_tokens: int = 0) -> None:
         chats = StoredChats(tokenizer.vocab_size, tokenizer.eos_id)
-        lengths = shards.lengths
+        lengths, _ = shards.read_leading_sizes(max_tokens)
         count = len(lengths)
         if max_tokens:
             count = max(1, int(np.searchsorted(np.cumsum(lengths), max_tokens, side="right")))
@@ -42,6 +43,11 @@ class HeldoutChats:
         self.num_rows = len(self.rows)
         self.tokens = sum(int(row.has_loss.sum()) for row in self.rows)
         self.text_bytes = sum(map(len, self.iter_texts()))
+        if not self.text_bytes:
+            raise DataError(
+                f"None of {count:,} held-out chats has text of an answer among its first {length:,} "
+                "tokens. Raise evaluation.sequence_length or evaluation.max_tokens, or hold out more chats."
+            )
 
     def get_batch(self, first: int, count: int) -> Batch:
         """Return rows `first` to `first + count - 1`; rows after the last have no targets."""

@@ -34,7 +34,7 @@ class ChatFormat:
             DataError: The template rejects them, or one spells a control token.
         """
         for control in self.tokenizer.get_control_pieces():
-            if any(control in str(message.get("content")) for message in messages):
+            if any(control in str(value) for message in messages for value in message.values()):
                 raise DataError(f"a message spells the control token {control}. Write it in another way.")
         try:
             text = self.template.render_prompt(messages)

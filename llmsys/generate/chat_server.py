@@ -58,7 +58,8 @@ class ChatModel:
         """
         settings = build_generation_settings(self.config.generation, request)
         prompt = str(request.get("text", ""))
-        ids = None if self.chats is None else [self.chats.encode_messages(read_messages(request))]
+        with self._lock:  # the tokenizer takes control tokens as such meanwhile
+            ids = None if self.chats is None else [self.chats.encode_messages(read_messages(request))]
         stream = TextStreamer(self.tokenizer, [prompt], lambda _, piece: pieces.append(piece), ids)
         pieces: list[str] = []
 

@@ -20,6 +20,7 @@ from llmsys.data.multiple_choice import ChoiceRow, ScoredRows
 from llmsys.data.packed_windows import PADDING
 from llmsys.errors import DataError
 from llmsys.parallel.process_group import all_reduce_sum, get_rank, get_world_size
+from llmsys.tokenizer import TextTokenizer
 from llmsys.train.evaluator import LogitsFunction, RowRanks, compute_row_metrics
 
 MAX_NEW_TOKENS = 256  # as the harness, for tasks that set none
@@ -147,10 +148,10 @@ class HarnessModel:
                 if not is_open[row]:
                     continue
                 new[row].append(tokens[row])
-                text = library.decode(new[row])
+                text = _decode_known(library, new[row])
                 is_ended = tokens[row] == library.eos_id or any(stop in text for stop in one.stops if stop)
                 is_open[row] = not is_ended and len(new[row]) < one.max_tokens
-        return [_cut_text(library.decode(ids), one.stops) for one, ids in zip(asked, new, strict=True)]
+        return [_cut_text(_decode_known(library, ids), one.stops) for one, ids in zip(asked, new, strict=True)]
 
     def _choose_next_tokens(self, rows: list[list[int]], per_round: int) -> list[int]:
         """Return the likeliest next token of every row, the same on every rank. Collective."""
@@ -164,6 +165,11 @@ class HarnessModel:
             for number, row in enumerate(own):
                 chosen[first + number] = logits_BTV[number, len(row) - 1].argmax()
         return [int(token) for token in all_reduce_sum(chosen).tolist()[: len(rows)]]
+
+
+def _decode_known(library: TextTokenizer, ids: Sequence[int]) -> str:
+    """Return the text of the ids that the tokenizer has; a model may have more rows."""
+    return library.decode([one for one in ids if one < library.vocab_size])
 
 
 def _cut_text(text: str, stops: Sequence[str]) -> str:

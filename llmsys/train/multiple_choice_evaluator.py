@@ -15,6 +15,7 @@ from llmsys.config.evaluation import MAX_DEFAULT_SEQUENCES, MinimalPairsConfig, 
 from llmsys.config.harness import HarnessConfig
 from llmsys.config.run import RunConfig
 from llmsys.data.multiple_choice import ChoiceRows, MultipleChoiceQuestion, read_questions
+from llmsys.errors import ConfigError
 from llmsys.tokenizer import Tokenizer
 from llmsys.train.evaluator import ALONE, EvaluationResult, Evaluator, LogitsFunction, RowRanks, compute_row_metrics
 from llmsys.train.harness_evaluator import HarnessEvaluator
@@ -108,7 +109,12 @@ class EvaluatorWithTasks:
                 case MultipleChoiceEvaluator():
                     answers[name] = one.evaluate(compute_logits, device)
                 case HarnessEvaluator():
-                    answers |= one.evaluate(compute_logits, device)
+                    found = one.evaluate(compute_logits, device)
+                    if both := answers.keys() & found.keys():
+                        raise ConfigError(
+                            f"evaluation.tasks: two entries score {min(both)}. Set the name of one, or leave it out."
+                        )
+                    answers |= found
                 case unreachable:
                     assert_never(unreachable)
         return EvaluationWithTasks(measured, answers)

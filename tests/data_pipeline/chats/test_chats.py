@@ -69,6 +69,8 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
     folder = tmp_path_factory.mktemp("chats")
     write_inputs(folder, [*build_chats(60), *(row for _, row in BAD_ROWS)])
     with (folder / "chats.jsonl").open("a") as file:
+        half = {"messages": [{"role": "user", "content": "x\ud83d"}, ANSWER]}
+        file.write(json.dumps(half) + "\n")
         file.write('not json\n\n{"messages": [{"from": "human", "value": "x"}, {"from": "gpt", "value": "y"}]}\n')
     config = build_config(folder)
     prepare_dataset(config)
@@ -78,11 +80,11 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
 def test_unusable_lines_are_counted_with_their_reasons(prepared: RunConfig) -> None:
     manifest = load_manifest(prepared.data.folder)
     (stage,) = manifest.funnel
-    expected: dict[str, int] = {"no_messages": 1}
+    expected: dict[str, int] = {"no_messages": 1, "surrogate": 1}
     for test, _ in BAD_ROWS:
         expected[test] = expected.get(test, 0) + 1
     assert {drop.test: drop.documents for drop in stage.dropped} == expected
-    assert (stage.documents_in, stage.documents_out) == (69, 61)
+    assert (stage.documents_in, stage.documents_out) == (70, 61)
     reasons = {drop.test: drop.examples[0].reason for drop in stage.dropped}
     assert "spells the control token '<|im_end|>'" in reasons["control_token"]
     assert "more than 200" in reasons["tokens"]

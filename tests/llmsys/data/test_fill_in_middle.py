@@ -102,6 +102,27 @@ def test_packed_windows_hold_rearranged_documents_whole(tmp_path: Path) -> None:
     )
 
 
+def test_a_document_that_does_not_fit_with_its_marks_keeps_its_order(tmp_path: Path) -> None:
+    sizes = [LENGTH - MARKS, LENGTH - MARKS + 1, 3 * LENGTH] * 20
+    documents = [[*range(10 + 100 * number, 9 + 100 * number + size), EOS] for number, size in enumerate(sizes)]
+    shards = require_paged(
+        open_tokens(write_paged_dataset(tmp_path, documents, rows_per_file=30, rows_per_batch=4), "train")
+    )
+    windows = FittedWindows(shards, length=LENGTH, seed=3, packing="best_fit", middle=build_filler(rate=1.0))
+    rows = [windows.get_rows([number]) for number in range(windows.windows_per_epoch)]
+    marked: set[int] = set()
+    for row in rows:
+        tokens = row.tokens[0, 1:]
+        if {PRE, MID, SUF} & set(tokens.tolist()):
+            assert [int((tokens == mark).sum()) for mark in (PRE, MID, SUF)] == [1, 1, 1]
+            marked.add(int(tokens[tokens > EOS + SUF].min()) // 100)
+        else:
+            body = tokens[tokens > EOS]
+            assert (np.diff(body) == 1)[np.diff(body // 100) == 0].all()
+    assert len(marked) > 15
+    assert {number % 3 for number in marked} == {0}
+
+
 def test_marks_and_packing_are_checked_before_training(tmp_path: Path) -> None:
     folder = make_dataset(tmp_path / "data", symbols=("<fim_prefix>", "<fim_middle>"))
     settings = [

@@ -12,7 +12,7 @@ NONE = "or set optimizer.max_attention_logit=null"
 
 
 def find_logit_clip_violations(
-    model: ModelConfig, engine: EngineConfig, layout: ParallelLayout, train: TrainConfig
+    model: ModelConfig, engine: EngineConfig, layout: ParallelLayout, train: TrainConfig, optimizer: str
 ) -> Iterator[Violation]:
     """Yield a violation for every setting under which logits are not recorded, or weights not clipped.
 
@@ -21,8 +21,12 @@ def find_logit_clip_violations(
         engine: the `engine:` section.
         layout: the `layout:` section.
         train: the `train:` section.
+        optimizer: kind of the optimizer.
     """
     attention = model.attention
+    if optimizer == "schedule_free":
+        text = "schedule_free keeps an average of weights that are not clipped. Use another kind"
+        yield Violation("optimizer.kind", f"{text}, {NONE}.")
     if engine.kind == "deepspeed":
         text = "deepspeed holds masters in vectors, in which the rows of a head cannot be clipped"
         yield Violation("engine.kind", f"{text}. Use torch or accelerate, {NONE}.")
@@ -43,6 +47,9 @@ def find_logit_clip_violations(
         yield Violation(
             "model.attention.kind", f"{attention.kind} has no logits for QK-clip. Use multi_head or latent, {NONE}."
         )
+    elif attention.kind == "multi_head" and attention.clip is not None:
+        text = "clamped queries and keys do not shrink with their projections"
+        yield Violation("model.attention.clip", f"{text}. Use null, {NONE}.")
     elif attention.kind == "multi_head" and attention.qk_norm != "none":
         text = f"{attention.qk_norm} norms bound the logits, whatever the projections are"
         yield Violation("model.attention.qk_norm", f"{text}. Use none, {NONE}.")

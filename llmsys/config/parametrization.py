@@ -22,6 +22,10 @@ class _BaseParametrizationConfig(Section):
         given = [key for key in ("rnn", "recurrence", "patches", "multi_token_prediction") if model[key] is not None]
         for key in given:
             yield Violation(key, f"{name} has no rule for it. Set {key}=null, or use parametrization.kind=standard.")
+        for key in ("embedding", "head"):
+            if isinstance(scale := getattr(model[key], "scale", None), str):
+                text = f"{name} sets what follows the width, and {scale} follows it too. Use a number"
+                yield Violation(f"{key}.scale", f"{text}, or parametrization.kind=standard.")
         choices = {
             "family": ("decoder",) if self.scales_branches else ("decoder", "encoder_decoder"),
             "initializer": ("normal",),

@@ -137,7 +137,7 @@ class RunConfig(Section):
         yield from find_average_violations(self.train, self.engine, self.checkpoint)
         yield from find_optimizer_violations(self.optimizer, self.engine, self.train)
         if self.optimizer.max_attention_logit is not None:
-            yield from find_logit_clip_violations(self.model, self.engine, self.layout, self.train)
+            yield from find_logit_clip_violations(self.model, self.engine, self.layout, self.train, self.optimizer.kind)
         if self.model.parametrization.kind != "standard":
             yield from self.model.parametrization.find_run_violations(self.optimizer.kind, self.schedule.kind)
 

@@ -5,7 +5,7 @@ from torch import Tensor
 from llmsys.config.model import ModelConfig
 from llmsys.config.parametrization import StandardParametrizationConfig
 from llmsys.errors import ConfigError
-from llmsys.model.parametrization import compute_exported_factor, compute_head_factor
+from llmsys.model.parametrization import compute_exported_factor, compute_head_factor, compute_score_factor
 
 
 def remove_multipliers(model: ModelConfig) -> ModelConfig:
@@ -27,6 +27,14 @@ def remove_multipliers(model: ModelConfig) -> ModelConfig:
             f"model.parametrization.kind={model.parametrization.kind} multiplies the input of the tied head, which "
             "norm.unit_offset=true keeps out of the final norm. Use norm.unit_offset=false."
         )
+    has_norms = getattr(model.attention, "qk_norm", "none") != "none"
+    if has_norms and getattr(model.norm, "unit_offset", False):
+        own = getattr(model.attention, "scale", None) is not None
+        if compute_score_factor(model, model.head_dim, has_own_scale=own) != 1:
+            raise ConfigError(
+                f"model.parametrization.kind={model.parametrization.kind} multiplies attention scores, which "
+                "norm.unit_offset=true keeps out of the norms of queries. Use norm.unit_offset=false."
+            )
     if getattr(model.attention, "clip", None) is not None:
         raise ConfigError(
             f"model.attention.clip={model.attention.clip:g} clamps queries, so the score multiplier of "  # type: ignore[union-attr]

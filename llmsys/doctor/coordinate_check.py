@@ -83,8 +83,9 @@ def widen_model(model: ModelConfig, width: int) -> ModelConfig:
     keys = ["num_attention_heads", "num_key_value_heads", "intermediate_size"]
     changes: dict[str, Any] = {key: scale(getattr(model, key), key) for key in keys}
     if model.moe is not None:
-        expert = scale(model.moe.moe_intermediate_size, "moe.moe_intermediate_size")
-        changes["moe"] = model.moe.model_dump() | {"moe_intermediate_size": expert}
+        widths = {key: getattr(model.moe, key) for key in ("moe_intermediate_size", "shared_intermediate_size")}
+        scaled = {key: scale(value, f"moe.{key}") for key, value in widths.items() if value is not None}
+        changes["moe"] = model.moe.model_dump() | scaled
     return ModelConfig.model_validate(model.model_dump() | changes | {"hidden_size": width, "head_dim": model.head_dim})
 
 

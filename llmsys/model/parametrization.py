@@ -134,7 +134,9 @@ def compute_rate_factor(config: ModelConfig, name: str, width_exponent: float = 
         case MupConfig() as mup:
             inputs, factor = find_matrix_inputs(config, name), 1.0
             if inputs is not None:
-                factor = float(_compute_width_ratio(config, mup, inputs.width) ** -width_exponent)
+                # Of a fixed number of outputs each follows the whole update, whose norm grows by sqrt(m) even so.
+                exponent = 1.0 if inputs.has_fixed_outputs else width_exponent
+                factor = float(_compute_width_ratio(config, mup, inputs.width) ** -exponent)
             if isinstance(mup, CompletePConfig) and "blocks." in name:
                 factor *= float((config.num_hidden_layers / mup.base_num_hidden_layers) ** (mup.depth_exponent - 1))
             return factor

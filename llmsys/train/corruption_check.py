@@ -53,6 +53,15 @@ def require_comparable_gradients(config: RunConfig, device: torch.device) -> Non
                 f"{key} compares ranks that compute whole sequences alone, and layout.{axis}={size} splits them. Use "
                 f"layout.{axis}=1, or set the key to 0."
             )
+    if config.train.precision == "fp16":
+        raise ConfigError(
+            f"{key}: train.precision=fp16 skips steps that overflow. Use bf16 or fp32, or set the key to 0."
+        )
+    if config.train.noise_scale_every_steps:
+        raise ConfigError(
+            f"{key}: train.noise_scale_every_steps={config.train.noise_scale_every_steps} takes micro-batches in "
+            "another order. Set one of the two keys to 0."
+        )
     if device.type != "cpu" and config.train.reproducibility != "bitwise":
         raise ConfigError(
             f"{key} compares bits, and the kernels of train.reproducibility={config.train.reproducibility} add in any "

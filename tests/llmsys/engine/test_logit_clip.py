@@ -59,5 +59,9 @@ def test_settings_that_hide_logits_are_refused() -> None:
         load_run_config("train/mup-tiny", [*standard, "layout.tensor=2"])
     with pytest.raises(ConfigError, match=r"model\.attention\.qk_norm: head norms bound the logits"):
         load_run_config("train/mup-tiny", [*standard, "model.attention.qk_norm=head"])
+    with pytest.raises(ConfigError, match=r"model\.attention\.clip: clamped queries and keys do not shrink"):
+        load_run_config("train/mup-tiny", [*standard, "model.attention.clip=8"])
+    with pytest.raises(ConfigError, match=r"optimizer\.kind: schedule_free keeps an average"):
+        load_run_config("train/mup-tiny", [*standard, "optimizer.kind=schedule_free"])
     with pytest.raises(ConfigError, match=r"engine\.kind: deepspeed holds masters in vectors"):
         load_run_config("train/mup-tiny", [*standard, "engine.kind=deepspeed"])

@@ -86,6 +86,9 @@ def test_fixed_latents_are_outputs_and_then_inputs() -> None:
     ]}  # fmt: skip
     for name, (std, rate) in names.items():
         assert found[name][:2] == pytest.approx((std * plain[name][0], rate)), name
+    muon = list_std_and_rates(build_tiny_config(**sizes, parametrization=MUP), MuonConfig())
+    rates = {name: rate if "o_proj" not in name else 0.5 for name, (_, rate) in names.items()}
+    assert {name: muon[name][1] for name in names} == pytest.approx(rates), "a latent channel adds up a whole row"
 
 
 @pytest.mark.parametrize("exponent", [1.0, 0.5])
@@ -151,6 +154,12 @@ def test_exported_weights_compute_the_same_without_multipliers(kind: Settings, c
     torch.testing.assert_close(exported, ours, rtol=1e-4, atol=1e-5)
 
 
+def test_scores_fit_into_no_norm_that_adds_one() -> None:
+    norms = {"norm": {"kind": "rmsnorm", "unit_offset": True}, "attention": {"kind": "multi_head", "qk_norm": "head"}}
+    with pytest.raises(ConfigError, match="keeps out of the norms of queries"):
+        remove_multipliers(build_tiny_config(**norms, parametrization=MUP | {"base_head_dim": 2}))
+
+
 def test_a_model_of_the_base_size_is_the_standard_one() -> None:
     base = MUP | {"base_head_dim": 8, "base_intermediate_size": 48, "base_moe_intermediate_size": 16}
     deep = base | {"kind": "complete_p", "base_num_hidden_layers": 2}
@@ -165,6 +174,7 @@ def test_a_model_of_the_base_size_is_the_standard_one() -> None:
     (["model.parametrization={kind: unit_scaled}", "model.residual.kind=sandwich"],
      r"model\.residual\.kind: parametrization\.kind=unit_scaled has no rule for sandwich\. Use pre or parallel"),
     (["model.parametrization={kind: unit_scaled}", "model.attention.scale=0.1"], r"attention_multiplier"),
+    (["model.embedding.scale=sqrt_hidden_size"], r"model\.embedding\.scale: parametrization\.kind=mup sets what"),
 ])  # fmt: skip
 def test_settings_without_a_rule_are_refused(overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):

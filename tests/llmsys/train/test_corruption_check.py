@@ -105,6 +105,11 @@ def test_a_flipped_bit_names_its_rank_and_changes_no_weight_and_a_check_changes_
     [
         ({"engine": {"kind": "deepspeed"}}, "needs engine.kind=torch, not deepspeed"),
         ({"layout": {"tensor": 2}}, "layout.tensor=2 splits them. Use layout.tensor=1"),
+        ({"train": {"precision": "fp16"}}, "fp16 skips steps that overflow"),
+        (
+            {"train": {"noise_scale_every_steps": 5}, "batch": {"micro_sequences": 1}},
+            "in another order. Set one of the",
+        ),
         ({"train": {"reproducibility": "fast"}}, "add in any order on cuda. Set train.reproducibility=bitwise"),
     ],
 )

@@ -242,10 +242,13 @@ def find_model_file(path: Path | str) -> Path:
 
 
 def iter_protobuf_fields(data: memoryview) -> Iterator[tuple[int, ProtobufValue]]:
-    """Yield (field number, value) of a protocol buffer, as SentencePiece models are: an int, or bytes of a message.
+    """Yield the fields of a protocol buffer, as SentencePiece models are.
 
     Args:
         data: the message. Fields of four and of eight bytes are skipped.
+
+    Yields:
+        Number and value of a field: an int, or the bytes of a text or message.
 
     Raises:
         IndexError: the message is cut.

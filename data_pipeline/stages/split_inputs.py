@@ -143,7 +143,9 @@ def _find_gzip_record_end(source: InputStream, start: int) -> int | None:
             head += data
             length = _parse_record_length(head)
         decoded += len(data)
-        if not block or (length < 0 and len(head) > _LONGEST_HEADER) or decoded > _LONGEST_RECORD:
+        # A member that goes on after its record holds others, and is not read to its end.
+        longest = _LONGEST_RECORD if length < 0 else min(length, _LONGEST_RECORD)
+        if not block or (length < 0 and len(head) > _LONGEST_HEADER) or decoded > longest:
             return None
     return position - len(inflate.unused_data) if decoded == length else None
 

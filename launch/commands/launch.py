@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--standby",
         action="store_true",
-        help="torchrun, slurm: keep processes that have imported torch for the next restart (0.5 GB of memory a rank)",
+        help="torchrun, slurm: keep processes that have imported torch for the next restart (0.35 GB of memory a rank)",
     )
     parser.add_argument(
         "--patience",
@@ -106,6 +106,8 @@ def run(arguments: argparse.Namespace) -> int:
     own, words = split_arguments(arguments.overrides, OWN_NAMES)
     if not own:
         raise LaunchError("A launch needs hosts. Give nodes=first:8,second:8, nodes=HOSTFILE or nodes=COUNT.")
+    if "device" in own and arguments.by != "skypilot":
+        raise LaunchError(f"device={own['device']} is for --by skypilot, which rents it. Leave it out.")
     config, nodes = load_run_config(arguments.config, words), own["nodes"]
     count = int(nodes) if nodes.isdigit() else None
     launcher: Launcher = arguments.launcher or ("slurm" if count is not None else NATURAL[config.engine.kind])
@@ -165,6 +167,10 @@ def _check_cluster_job(arguments: argparse.Namespace, own: dict[str, str]) -> No
             f"nodes={nodes} names hosts, but {by} chooses them. Give their number and the ranks of each: nodes=2 "
             "launch.processes=8."
         )
+    if by == "ray" and arguments.min_hosts:
+        raise LaunchError(f"--min-hosts {arguments.min_hosts}: a Ray job needs all of its nodes. Leave it out.")
+    if arguments.sbatch:
+        raise LaunchError(f"--sbatch is for Slurm, and --by {by} asks another scheduler. Leave it out.")
     if "spares" in own:
         raise LaunchError(
             f"spares={own['spares']}: {by} itself finds another host for one that fails. Leave spares= out."

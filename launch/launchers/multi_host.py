@@ -83,7 +83,10 @@ def run_commands(plan: LaunchPlan, commands: Sequence[HostCommand]) -> int:
             time.sleep(LOOK_SECONDS)
             for remote in processes:
                 others = any(one.status is None for one in processes if one is not remote)
-                reconnect_seconds = min(RECONNECT_SECONDS, plan.patience_seconds) if spares else plan.patience_seconds
+                # the first host, of the rendezvous, is not replaced: it gets all patience
+                is_replaceable = bool(spares) and remote.command.host != replacement.first
+                limit = RECONNECT_SECONDS if is_replaceable else plan.patience_seconds
+                reconnect_seconds = min(limit, plan.patience_seconds)
                 if _update_process(plan, remote, reconnect_seconds if others and not asked else 0.0):
                     replacement.add_failure(remote.command.host or "", remote.status or 0)
             if spares and not asked:

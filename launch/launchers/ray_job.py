@@ -26,7 +26,6 @@ from launch.launchers.host_commands import LaunchPlan, build_torchrun_command, r
 from launch.launchers.multi_host import combine_statuses
 from launch.launchers.run_bundle import build_rank_environment
 from launch.process.parent_watch import build_child_environment
-from launch.train import MENDABLE
 from llmsys.errors import LaunchError, LlmsysError
 
 NUMBERS = {
@@ -188,7 +187,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return run_on_nodes(plan, given.gpus)
     except LlmsysError as error:
         print(f"llmsys: error: {error}", file=sys.stderr, flush=True)
-        return MENDABLE
+        return error.exit_status
 
 
 if __name__ == "__main__":

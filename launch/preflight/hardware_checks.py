@@ -86,6 +86,7 @@ def select_named(value: str, names: Sequence[str], *, prefixes: bool) -> list[st
 
 def _check_settings(hardware: Mapping[str, Mapping[str, Any]]) -> Iterator[HostFinding]:
     """Check that variables of NCCL, gloo and libfabric and NCCL's file of settings are equal on all hosts."""
+    different: set[str] = set()
     for name in sorted({name for one in hardware.values() for name in one["variables"]}):
         values = {host: one["variables"].get(name, "") for host, one in hardware.items()}
         usual = select_most_common(list(values.values()))
@@ -93,13 +94,14 @@ def _check_settings(hardware: Mapping[str, Mapping[str, Any]]) -> Iterator[HostF
         for host, value in values.items() if name not in INTERFACE_VARIABLES else ():
             if value != usual:
                 observation = f"{name} is {value or 'not set'}, on other hosts {usual or 'not set'}"
+                different.add(host)
                 yield HostFinding(host, "settings", observation, f"Set {name} equally on every host, or nowhere.")
     usual = select_most_common([one["nccl_conf"] for one in hardware.values()]) if hardware else ""
     for host, one in hardware.items():
         if one["nccl_conf"] != usual:
             observation = "/etc/nccl.conf differs from that of the other hosts"
             yield HostFinding(host, "settings", observation, "Copy one /etc/nccl.conf to every host, or remove it.")
-        else:
+        elif host not in different:
             given = [f"{name}={value}" for name, value in one["variables"].items()]
             yield HostFinding(host, "settings", ", ".join(given) or "no variable of NCCL, gloo or libfabric is set")
 

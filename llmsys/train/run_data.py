@@ -158,9 +158,16 @@ def load_run_tokenizer(config: RunConfig) -> Tokenizer:
     if isinstance(config.tokenizer, NoTokenizer):
         return PixelTokenizer()
     if isinstance(config.tokenizer, PythonTokenizerConfig):
-        from llmsys.config.python_tokenizer import load_python_tokenizer
+        from llmsys.config.python_tokenizer import load_python_tokenizer, read_python_tokenizer
 
-        return load_python_tokenizer(config.tokenizer)
+        own = load_python_tokenizer(config.tokenizer)
+        for made in (folder / "tokenizer" / CODE_NAME for folder in list_dataset_folders(config.data)):
+            if made.is_file() and read_python_tokenizer(made).fingerprint != own.fingerprint:
+                raise DataError(
+                    f"tokenizer: the options of {config.tokenizer.path} did not prepare {made.parent.parent}. "
+                    "Restore them, or prepare the dataset again: llmsys prepare CONFIG"
+                )
+        return own
     return load_tokenizer(get_tokenizer_path(config), getattr(config.tokenizer, "eos_token", None))
 
 

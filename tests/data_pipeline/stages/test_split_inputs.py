@@ -137,6 +137,15 @@ def test_a_remote_file_is_read_at_its_split_points_only_and_never_split_inside_a
     assert counted.read < 20 * source.size  # a search inside the page gives each of its records up at once
 
 
+def test_a_remote_member_of_many_records_is_read_as_far_as_its_first_record(tmp_path: Path) -> None:
+    path = tmp_path / "a.warc.gz"
+    path.write_bytes(gzip.compress(gzip.decompress(b"".join(make_records(0, 3000))), mtime=0))
+    with open_input_stream(str(path)) as source:
+        counted = CountedPages(source)
+        assert list(split_inputs._iter_probed_points(counted, 100_000)) == []  # type: ignore[arg-type]
+    assert counted.read < source.size / 2
+
+
 def test_a_file_is_cut_at_the_same_places_wherever_it_changes_behind_them(tmp_path: Path) -> None:
     records = make_records(1, 40)
     path = tmp_path / "a.warc.gz"

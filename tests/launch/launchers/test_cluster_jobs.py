@@ -6,6 +6,7 @@ import shlex
 import subprocess
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import jsonschema
 import pytest
@@ -16,6 +17,7 @@ from launch.launchers import kubernetes
 from launch.launchers.kubernetes import IMAGE_CHECKOUT, WORKSPACE, format_dns_label
 from launch.main import main
 from llmsys.config.load import load_run_config
+from llmsys.errors import LostRankError
 from tests.helpers.launch_config import SMALL
 from tests.helpers.paths import ROOT
 
@@ -148,6 +150,8 @@ def test_ray_takes_the_command_and_the_job_takes_what_ray_passes_on(
     assert ray_job.main(entry[3:]) == 0
     [(plan, gpus)] = plans
     assert (len(plan.hosts), plan.hosts[0].slots, gpus, plan.port) == (4, 2, 2, 29500)
+    monkeypatch.setattr(ray_job, "run_on_nodes", Mock(side_effect=LostRankError("node 1 is lost")))
+    assert ray_job.main(entry[3:]) == LostRankError.exit_status == 3  # the same command resumes it
     assert plan.script_arguments[1] == str(Path.cwd() / "runs/toy/launch/config.yaml")
 
 
@@ -161,6 +165,12 @@ def test_ray_takes_the_command_and_the_job_takes_what_ray_passes_on(
             "--by ray starts the ranks of a host by torchrun",
         ),
         (["nodes=2", "spares=1", "--by", "kubernetes", "--print"], "spares=1: kubernetes itself finds another host"),
+        (["nodes=2", "--by", "ray", "--print", "--min-hosts", "1"], "--min-hosts 1: a Ray job needs all of its nodes"),
+        (
+            ["nodes=2", "--by", "ray", "--print", "--sbatch=--time=1"],
+            "--sbatch is for Slurm, and --by ray asks",
+        ),
+        (["nodes=2", "device=H100"], "device=H100 is for --by skypilot"),
         (["nodes=2", "--by", "skypilot", "--print"], "needs the name of the 2 accelerators of a node. Give device="),
         (
             ["nodes=2", "run.folder=/data/run", "--by", "kubernetes", "--print"],

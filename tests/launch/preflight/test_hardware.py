@@ -146,6 +146,13 @@ def test_the_host_with_a_dead_port_or_other_settings_is_named_and_not_the_others
     ]
 
 
+def test_a_host_with_another_setting_has_no_passing_line(tmp_path: Path) -> None:
+    plain = pretend_host(tmp_path / "plain")
+    found = list_findings(a=pretend_host(tmp_path / "a", NCCL_ALGO="Tree"), b=plain, c=plain)
+    lines = [(one[0], bool(one[3])) for one in found if one[1] == "settings"]
+    assert lines == [("a", True), ("b", False), ("c", False)]
+
+
 def test_efa_needs_its_plugin_and_rdma_unlimited_memory(tmp_path: Path) -> None:
     bare = pretend_host(tmp_path / "bare", ports=("ACTIVE",) * 4, driver="efa", FI_PROVIDER="tcp")
     assert list_problems(a=bare | {"memlock_bytes": 64 << 10}) == [

@@ -17,7 +17,7 @@ from llmsys.config.run import RunConfig
 from llmsys.config.tokenizer import PythonTokenizerConfig
 from llmsys.errors import ConfigError, DataError
 from llmsys.tokenizer import load_tokenizer
-from llmsys.train.run_data import open_first_source
+from llmsys.train.run_data import load_run_tokenizer, open_first_source
 from tests.helpers.paths import ROOT
 from tests.helpers.tiny_crawl import make_crawl
 
@@ -48,14 +48,19 @@ def test_a_dataset_has_its_ids_and_an_edit_is_noticed() -> None:
     assert "river" in bytes(ids[:-1]).decode() + tokenizer.decode(shards.get_tokens(1).tolist())
     stored = load_dataset_tokenizer(Path("made/tokenizer")).fingerprint
     assert stored == tokenizer.fingerprint == manifest.tokenizer_fingerprint
+    other = config.tokenizer.model_copy(update={"options": {"lowercase": True}})
+    with pytest.raises(DataError, match=r"the options of own.py:Bytes did not prepare made"):
+        load_run_tokenizer(config.model_copy(update={"tokenizer": other}))
     Path("own.py").write_text(
         TEMPLATE.replace("return list(", "return list(reversed(list(").replace(".encode())", ".encode())))")
     )
     with pytest.raises(DataError, match=r"own.py:Bytes is not the code that prepared made .*prepare the dataset again"):
         load_dataset_tokenizer(Path("made/tokenizer"))
+    with pytest.raises(DataError, match=r"is not the code that prepared made"):
+        load_run_tokenizer(config)
     with pytest.raises(DataError, match="names a tokenizer of your own code"):
         load_tokenizer(Path("made/tokenizer"))
-    with pytest.raises(DataError, match="tokenizer"):
+    with pytest.raises(DataError, match=r"is not the code that prepared made"):
         open_first_source(config, "train")
     again = prepare_dataset(config)
     assert again.fingerprint != manifest.fingerprint

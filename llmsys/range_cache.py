@@ -4,6 +4,7 @@ Reads objects of a remote dataset. Reads/Writes: blocks/ in the cache folder, wh
 
 Invariants:
 - A block is named by the digest of its file: an object that was replaced, or another dataset, never shares a block.
+- A block is written aside, where a sweep of another thread or process leaves it for an hour.
 - Blocks are verified by whoever reads them (checked_file.py); a damaged one is fetched once more.
 - A full disk costs the blocks, never the run.
 """
@@ -12,6 +13,7 @@ import contextlib
 import fcntl
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -25,6 +27,8 @@ from llmsys.object_store import open_object_folder
 # Small beside the time of a request, large beside a window of tokens.
 BLOCK_BYTES = 1 << 18
 DEFAULT_GIB = 16.0
+# A block that was being written for this long belongs to a process that has died.
+ABANDONED_SECONDS = 3600
 
 log = get_logger(__name__)
 
@@ -88,7 +92,11 @@ class RangeCache:
             if not is_locked:
                 return
             with os.scandir(self.folder) as entries:
-                found = [(status.st_mtime_ns, status.st_size, entry.path) for entry, status in _iter_files(entries)]
+                found = [
+                    (status.st_mtime_ns, status.st_size, entry.path)
+                    for entry, status in _iter_files(entries)
+                    if not entry.name.startswith(".") or status.st_mtime < time.time() - ABANDONED_SECONDS
+                ]
             excess = sum(size for _, size, _ in found) - self.max_bytes // 2
             for _, size, path in sorted(found):
                 if excess <= 0:

@@ -108,6 +108,15 @@ def test_the_blocks_used_longest_ago_are_removed_first(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["b", "e"]
 
 
+def test_a_sweep_leaves_blocks_that_are_being_written(tmp_path: Path) -> None:
+    cache = RangeCache(tmp_path, 0)
+    for name in ("block", ".written.1.2.tmp", ".abandoned.1.2.tmp"):
+        (tmp_path / name).write_bytes(b"xxx")
+    os.utime(tmp_path / ".abandoned.1.2.tmp", (0, 0))
+    cache.remove_old_blocks()
+    assert [path.name for path in tmp_path.iterdir()] == [".written.1.2.tmp"]
+
+
 def test_a_damaged_block_is_fetched_again(remote: FakeS3, tmp_path: Path) -> None:
     expected = copy_windows(read_here(tmp_path), BEGINS)
     assert (copy_windows(open_remote(), BEGINS) == expected).all()

@@ -60,11 +60,14 @@ class RangeCache:
 
     def add_block(self, name: str, data: bytes) -> None:
         """Keep a block."""
-        with self._lock:
+        with self._lock:  # threads that wrote at the same time would pass the limit together
             self._room -= len(data)
-            must_sweep, self._room = self._room < 0, self.max_bytes // 16 if self._room < 0 else self._room
-        if must_sweep:
-            self.remove_old_blocks()
+            if self._room < 0:
+                self._room = self.max_bytes // 16
+                self.remove_old_blocks()
+            self._write_block(name, data)
+
+    def _write_block(self, name: str, data: bytes) -> None:
         aside = self.folder / f".{name}.{os.getpid()}.{threading.get_ident()}.tmp"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)

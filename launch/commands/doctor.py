@@ -77,6 +77,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--drills", metavar="D,D,…", help="crash: run only these tests (default: all); --drills list prints their names"
     )
+    parser.add_argument(
+        "--optimizer",
+        metavar="O,O,…",
+        help="crash: kill and resume a run of each of these optimizers instead, such as lion,muon,adamw-int8; all: each",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -143,7 +148,7 @@ def _load_subject(arguments: argparse.Namespace, most_ranks: int) -> "ParityMode
 def _run_crash_check(arguments: argparse.Namespace) -> int:
     # Killed processes cannot give their semaphores back; that is the drill, and no news to anyone.
     os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker")
-    from llmsys.doctor.crash_drills import DRILLS, replace_kill_count, run_drills
+    from llmsys.doctor.crash_drills import DRILLS, OPTIMIZERS, build_optimizer_drills, replace_kill_count, run_drills
     from llmsys.progress import Progress
 
     if arguments.drills == "list":
@@ -154,6 +159,13 @@ def _run_crash_check(arguments: argparse.Namespace) -> int:
     if unknown := set(wanted) - known.keys():
         raise ConfigError(f"--drills {', '.join(sorted(unknown))} is unknown. Use {', '.join(known)}.")
     drills = replace_kill_count([known[name] for name in wanted], max(1, arguments.kills))
+    if arguments.optimizer is not None:
+        if arguments.drills is not None:
+            raise ConfigError("--optimizer has drills of its own. Leave --drills out.")
+        kinds = OPTIMIZERS if arguments.optimizer == "all" else arguments.optimizer.split(",")
+        if unknown := set(kinds) - set(OPTIMIZERS):
+            raise ConfigError(f"--optimizer {', '.join(sorted(unknown))} is unknown. Use {', '.join(OPTIMIZERS)}.")
+        drills = build_optimizer_drills(kinds)
     with Progress("crash drills", len(drills), "drill") as progress:
         outcomes: list[Any] = run_drills(drills, lambda outcome: progress.advance(1, at=outcome.name))
     passed = all(outcome.passed for outcome in outcomes)

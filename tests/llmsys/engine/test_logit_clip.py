@@ -55,8 +55,8 @@ def test_heads_beyond_the_threshold_come_down_to_it_and_others_stay(changes: dic
 
 def test_settings_that_hide_logits_are_refused() -> None:
     standard = ["model.parametrization={kind: standard}", "optimizer.max_attention_logit=50"]
-    with pytest.raises(ConfigError, match=r"layout\.tensor: 2 ranks share the heads"):
-        load_run_config("train/mup-tiny", [*standard, "layout.tensor=2"])
+    with pytest.raises(ConfigError, match=r"layout\.context: 2 ranks share the positions"):
+        load_run_config("train/mup-tiny", [*standard, "layout.context=2"])
     with pytest.raises(ConfigError, match=r"model\.attention\.qk_norm: head norms bound the logits"):
         load_run_config("train/mup-tiny", [*standard, "model.attention.qk_norm=head"])
     with pytest.raises(ConfigError, match=r"model\.attention\.clip: clamped queries and keys do not shrink"):

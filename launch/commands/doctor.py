@@ -63,7 +63,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--html", type=parse_local_path, metavar="FILE", help="coordinates: write a page with the curves"
     )
-    parser.add_argument("--kills", type=int, default=8, metavar="N", help="crash: number of random kills (default: 8)")
     parser.add_argument(
         "--device", metavar="PROFILE", help="device: name or file of its profile (default: by the driver's name)"
     )
@@ -74,13 +73,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FOLDER",
         help="device: folder of device-check.json, which can be sent back (default: %(default)s)",
     )
+    _add_crash_arguments(parser)
+
+
+def _add_crash_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--kills", type=int, default=8, metavar="N", help="crash: number of random kills (default: 8)")
     parser.add_argument(
         "--drills", metavar="D,D,…", help="crash: run only these tests (default: all); --drills list prints their names"
     )
     parser.add_argument(
         "--optimizer",
         metavar="O,O,…",
-        help="crash: kill and resume a run of each of these optimizers instead, such as lion,muon,adamw-int8; all: each",
+        help="crash: kill and resume a run of each of these optimizers instead, such as lion,adamw-int8; all: each",
     )
 
 

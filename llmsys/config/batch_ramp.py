@@ -97,7 +97,9 @@ class NoiseRampConfig(Section):
     kind: Literal["noise_scale"] = "noise_scale"
     start_tokens: int = Field(ge=1, description="Tokens in the first step, over all ranks; full size / a power of two.")
     max_share: float = Field(
-        1.0, gt=0, description="Largest batch, as a share of the noise scale. The batch doubles once twice its size fits."
+        1.0,
+        gt=0,
+        description="Largest batch, as a share of the noise scale. The batch doubles once twice its size fits.",
     )
     min_measurements: int = Field(
         20, ge=1, description="Measurements of the noise scale before the first doubling, and between two."

@@ -26,9 +26,9 @@ from llmsys.train.build_engine import build_engine
 from llmsys.train.build_objective import build_step_batches
 from llmsys.train.build_trainer import check_config, set_num_threads
 from llmsys.train.checkpoint_record import find_checkpoint_error, read_record
+from llmsys.train.dropout_seed import seed_dropout
 from llmsys.train.expert_load import set_balance_factor, update_expert_balance
 from llmsys.train.precision import resolve_precision
-from llmsys.train.dropout_seed import seed_dropout
 from llmsys.train.recorded_doublings import load_doublings
 
 # Relative tolerance of loss and gradient norm: sums in another order, in the dtype of the matmuls.

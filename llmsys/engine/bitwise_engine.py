@@ -160,9 +160,7 @@ class BitwiseEngine:
         return self._compute_norm(self._sums.get_subtree())
 
     def _compute_norm(self, gradients: list[Tensor]) -> float:
-        return compute_gradient_norm(
-            list(self.module.parameters()), gradients, counts=self._first_copy, **self._rows
-        )
+        return compute_gradient_norm(list(self.module.parameters()), gradients, counts=self._first_copy, **self._rows)
 
     def _add_stage_gradients(
         self, pipeline: PipelinedModel, batches: Sequence[Batch], counts: Tensor, numbers: list[Tensor]

@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from llmsys.config.optimizer import MuonConfig, OptimizerConfig
 from llmsys.data.batch import Batch
+from llmsys.engine.deepspeed_matrices import list_flat_matrices
 from llmsys.engine.deepspeed_setup import (
     build_deepspeed_config,
     build_flat_optimizer,
@@ -29,7 +30,6 @@ from llmsys.engine.deepspeed_setup import (
     materialize_full_parameters,
     materialize_partitioned_parameters,
 )
-from llmsys.engine.deepspeed_matrices import list_flat_matrices
 from llmsys.engine.deepspeed_state import ZeroStage, build_deepspeed_state
 from llmsys.engine.engine import (
     Accept,

@@ -1,8 +1,8 @@
 """Muon where a rank holds a flat shard of many parameters: masters and moments of DeepSpeed's ZeRO 1 to 3.
 
 The momentum is updated in the shard. Matrices are then put together, some at a time, each is orthogonalized by one rank
-of its group, and every rank takes the elements of its shard: two all-reduces in the dtype of the products. An element is
-zero on all ranks but one, so these sums round nothing. All other parameters use AdamW in the shard.
+of its group, and every rank takes the elements of its shard: two all-reduces in the dtype of the products. An element
+is zero on all ranks but one, so these sums round nothing. All other parameters use AdamW in the shard.
 
 Invariants:
 - Every rank of a group lists the same matrices in the same order.

@@ -87,7 +87,9 @@ def test_the_ramp_belongs_to_the_trajectory_and_no_ramp_leaves_it_as_it_was() ->
     doubling = {"kind": "noise_scale", "start_tokens": 512}
     given = {"batch": {"ramp": doubling | {"doubled_after_steps": [3]}}}
     measured = {"batch": {"ramp": doubling, "micro_sequences": 1}, "train": {"noise_scale_every_steps": 2}}
-    recorded = [RunConfig.model_validate(one).resolve_precision("fp32").trajectory_settings for one in (given, measured)]
+    recorded = [
+        RunConfig.model_validate(one).resolve_precision("fp32").trajectory_settings for one in (given, measured)
+    ]
     assert [one["batch"]["ramp"].get("every_steps") for one in recorded] == [None, 2]
     assert [one["batch"]["ramp"]["doubled_after_steps"] for one in recorded] == [[3], []]
     with_ramp = RunConfig.model_validate(ramp).resolve_precision("fp32")

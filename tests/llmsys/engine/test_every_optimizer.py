@@ -43,8 +43,8 @@ TABLE: dict[str, tuple[OptimizerConfig, tuple[str, ...]]] = {
     # The basis of a gradient's null space is arbitrary, and this eps keeps rounding errors there from being directions.
     "soap": (SoapConfig(**COMMON, eps=0.1, precondition_every_steps=2), PLAIN),
 }
-"""Engines of each; moments of two bytes or one are rounded by chance, so their steps are compared in
-tests/llmsys/optim/test_compressed_adamw.py. A class of the user's own is in tests/llmsys/optim/test_python_optimizer.py."""
+"""Engines of each; a class of the user's own is in tests/llmsys/optim/test_python_optimizer.py. Moments of 1 or 2 bytes
+are rounded by chance: their steps are compared in tests/llmsys/optim/test_compressed_adamw.py."""
 COMPARED = {label: row for label, row in TABLE.items() if label not in ("adamw", "adamw bf16", "adamw int8")}
 RESUMED = ("torch", "zero0", "bitwise", "zero2", "zero3")
 """Engines that a resume is tried under; the others hold state as one of these does."""

@@ -1,8 +1,8 @@
 """Rules of the gradient noise scale (`train.noise_scale_every_steps`), and of a batch that grows by it.
 
 It compares the gradient of the first micro-batch of a step with that of the full step (McCandlish 2018), in bitwise
-mode that of its first half. A step needs therefore several micro-batches, and the first gradient must be complete before
-the next is added.
+mode that of its first half. A step needs therefore several micro-batches, and the first gradient must be complete
+before the next is added.
 """
 
 from collections.abc import Iterator

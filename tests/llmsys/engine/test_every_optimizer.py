@@ -46,7 +46,7 @@ TABLE: dict[str, tuple[OptimizerConfig, tuple[str, ...]]] = {
 """Engines of each; a class of the user's own is in tests/llmsys/optim/test_python_optimizer.py. Moments of 1 or 2 bytes
 are rounded by chance: their steps are compared in tests/llmsys/optim/test_compressed_adamw.py."""
 COMPARED = {label: row for label, row in TABLE.items() if label not in ("adamw", "adamw bf16", "adamw int8")}
-RESUMED = ("torch", "zero0", "bitwise", "zero2", "zero3")
+RESUMED = ("torch", "bitwise", "zero2", "zero3")
 """Engines that a resume is tried under; the others hold state as one of these does."""
 
 

@@ -33,12 +33,9 @@ LAYOUTS = {
     "tensor=2": ParallelLayout(tensor=2),
     "accelerate": ParallelLayout(replicate=4),
     "zero1 expert=2": ParallelLayout(expert=2),
-    "zero2": ParallelLayout(),
     "zero3": ParallelLayout(),
-    "zero3 offload": ParallelLayout(),
     "clip": ParallelLayout(),
     "clip tensor=2 expert=2": ParallelLayout(tensor=2, expert=2),
-    "clip accelerate": ParallelLayout(replicate=4),
 }
 # Between the largest logits of the heads of the tiny model, which are 0.035 to 0.08: some are clipped, and not all.
 LIMIT = 0.05
@@ -80,7 +77,7 @@ def build(label: str, layout: ParallelLayout) -> Engine:
     if "zero" not in label:
         return TorchEngine(model, **settings)
     stage: Any = int(label[4])
-    return DeepSpeedEngine(model, zero_stage=stage, offload="optimizer" if "offload" in label else "none", **settings)
+    return DeepSpeedEngine(model, zero_stage=stage, **settings)
 
 
 def split(rank: int) -> dict[str, dict[str, Any]]:

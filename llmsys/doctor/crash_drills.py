@@ -141,7 +141,9 @@ def read_final_hash(config: RunConfig) -> str:
     target = config.run.folder / "checkpoints" / f"step-{STEPS:08d}"
     assert target.is_dir(), f"the run has no checkpoint of step {STEPS}"
     record = read_record(target)
-    return str(record.get("state_hash") or xxhash.xxh3_128_hexdigest(json.dumps(record["files"], sort_keys=True)))
+    return str(
+        record.get("state_hash") or xxhash.xxh3_128_hexdigest(json.dumps(record["files"], sort_keys=True).encode())
+    )
 
 
 def replace_kill_count(drills: Sequence[CrashDrill], count: int) -> list[CrashDrill]:

@@ -105,7 +105,7 @@ class DeepSpeedEngine:
 
     def _list_flat_moments(self, optimizer: OptimizerConfig) -> dict[Tensor, tuple[str, ...]]:
         """Return the keys of each parameter's moments in flat shards."""
-        found = {}
+        found: dict[Tensor, tuple[str, ...]] = {}
         for name, parameter in self.module.named_parameters():
             if isinstance(optimizer, MuonConfig):
                 count = optimizer.count_moments(name, len(self._shapes[name]))

@@ -25,7 +25,7 @@ def test_muon_adds_its_products_which_ranks_share_unless_two_axes_shard_a_matrix
     def estimate(layout: ParallelLayout, stage: int | None = None, **optimizer: int) -> float:
         config = run()
         if stage is not None:
-            config = config.model_copy(update={"engine": DeepSpeedEngineConfig(zero_stage=stage)})  # type: ignore[arg-type]
+            config = config.model_copy(update={"engine": DeepSpeedEngineConfig(zero_stage=stage)})
         if optimizer:
             config = config.model_copy(update={"optimizer": MuonConfig(**optimizer)})
         bench = KernelContext(DENSE, layout, H100, SoftwareProfile(), MicroBatchShape(1, 4096, 4096, "bf16"))

@@ -57,7 +57,8 @@ def test_the_batch_doubles_once_twice_its_size_is_at_most_the_share_of_the_noise
     steps = range(1, 2 * len(SERIES) + 1)
     final, records = grow(steps, CONFIG, BatchGrowth(FakeMeter(2, 1, 0)))
     # Measurement n is that of step 2n. 16 tokens double at a noise scale of 64, 32 at 128, 64 at 256, 128 never.
-    wanted, size, last = [], 16, 0
+    wanted: list[int] = []
+    size, last = 16, 0
     for number, noise in enumerate(SERIES, 1):
         if size < 128 and number - last >= 3 and 0.5 * noise >= 2 * size:
             wanted, size, last = [*wanted, 2 * number], 2 * size, number

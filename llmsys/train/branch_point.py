@@ -76,7 +76,9 @@ def find_branch_point(config: RunConfig, identity: dict[str, Any]) -> BranchPoin
     steps = _find_first_step(config, checkpoint, tokens, int(record["steps"]))
     changes = tuple(change for change in format_changes(saved, now) if not SOURCES.match(change))
     # Windows are cut by these settings; steps of pairs are grouped by the whole batch.
-    keys = ("sequence_length", "packing", "fill_in_middle") if config.objective.uses_windows else tuple(now["batch"])
+    keys = ("sequence_length", "packing", "fill_in_middle", "window_order")
+    if not config.objective.uses_windows or "window_order" in now["batch"]:  # rows that are read on are the batch's
+        keys = tuple(now["batch"].keys() | set(keys))
     is_same_cut = all(saved["batch"].get(key) == now["batch"].get(key) for key in keys)
     has_same_data = all(saved.get(key) == now.get(key) for key in DATA_KEYS)
     is_continued = is_same_cut and (has_same_data or _is_parent_first_source(saved, now, tokens))

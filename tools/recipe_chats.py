@@ -117,15 +117,19 @@ def build_files() -> dict[str, str]:
     return lines | {"chat.jinja": TEMPLATE}
 
 
+def write_chats(folder: Path) -> None:
+    """Write every file into a folder, which is made if needed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in build_files().items():
+        (folder / name).write_text(text, encoding="utf-8")
+
+
 def main() -> None:
     """Write the files."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     default = Path("runs", "recipes", "chats")
     parser.add_argument("folder", metavar="FOLDER", type=Path, nargs="?", default=default, help="default: %(default)s")
-    folder: Path = parser.parse_args().folder
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, text in build_files().items():
-        (folder / name).write_text(text, encoding="utf-8")
+    write_chats(parser.parse_args().folder)
 
 
 if __name__ == "__main__":

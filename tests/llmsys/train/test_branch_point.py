@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from llmsys.config.load import load_run_config
+from llmsys.convert.to_hugging_face import convert_to_hugging_face
 from llmsys.errors import CheckpointError, ConfigError
 from llmsys.events import read_latest_events
 from llmsys.report.html_page import write_report
@@ -201,6 +202,16 @@ def test_more_layers_are_copies_of_the_stack(folder: Path) -> None:
     )  # fmt: skip
     assert select(events, "step")[0]["step"] == 1
     assert select(events, "step")[0]["loss"] < 5.5  # of a model that has been trained; ln 384 is 5.95
+    [parent] = select(events, "branch")
+    assert (parent["run"], parent["parent_steps"], parent["tokens"]) == (str(folder / "dense"), 4, 0)
+    assert (parent["data_order"], parent["moments"][:4]) == ("from token 0", "new:")
+    assert "model.num_hidden_layers was 2, now 4" in parent["changes"]
+    page = write_report(folder / "dense", None, folder / "parent.html").read_text()
+    assert "model.num_hidden_layers was 2, now 4" in page  # a child in the family of its parent
+    convert_to_hugging_face(folder / "deeper", folder / "deeper-model")
+    origin = json.loads((folder / "deeper-model" / "llmsys.json").read_text())
+    assert (origin["steps"], origin["checkpoint"][-13:]) == (3, "step-00000003")
+    assert origin["parent"]["checkpoint"] == parent["checkpoint"]
 
 
 @pytest.mark.parametrize(

@@ -199,9 +199,7 @@ class MoELayer(Float32BufferModule):
             )
 
 
-def _count_positions(
-    scope: Literal["sequence", "document"], real_BT: Tensor, documents_BT: Tensor | None
-) -> Tensor:
+def _count_positions(scope: Literal["sequence", "document"], real_BT: Tensor, documents_BT: Tensor | None) -> Tensor:
     """Return positions counted from the start of each group of tokens that share the capacity of experts, (B, T)."""
     if scope == "document" and documents_BT is not None:
         return compute_document_positions(documents_BT)

@@ -29,7 +29,9 @@ def test_no_question_is_in_both_splits_and_answers_are_right() -> None:
         own = exchanges[name] = {}
         for line in files[f"{name}.jsonl"].splitlines():
             messages = [one for one in json.loads(line)["messages"] if one["role"] != "system"]
-            own |= {ask["content"]: answer["content"] for ask, answer in zip(messages[::2], messages[1::2], strict=True)}
+            own |= {
+                ask["content"]: answer["content"] for ask, answer in zip(messages[::2], messages[1::2], strict=True)
+            }
     assert not exchanges["train"].keys() & exchanges["heldout"].keys()
     for question, answer in (exchanges["train"] | exchanges["heldout"]).items():
         if found := re.match(r"What is (\d+) (plus|minus) (\d+)\?", question):

@@ -57,7 +57,11 @@ def build_packed_source(
 def build_read_ahead_source(shards: TokenShards, length: int, sequences: int) -> Next:
     """Return the same through the prefetch thread, as the trainer reads it."""
     batch = BatchConfig(sequence_length=length, sequences=sequences)
-    steps = WindowStepBatches(build_source_windows(shards, BatchConfig(sequence_length=length), 0), RunPlan(batch, 1, 0), separate_documents=True)
+    steps = WindowStepBatches(
+        build_source_windows(shards, BatchConfig(sequence_length=length), 0),
+        RunPlan(batch, 1, 0),
+        separate_documents=True,
+    )
     batches = StepLoader(steps).iter_steps(0, 1 << 40)
     return lambda: next(batches)
 

@@ -125,7 +125,9 @@ def test_balance_without_documents_is_refused() -> None:
 )
 def test_consecutive_windows_need_rows_that_stay(changes: dict[str, object], message: str) -> None:
     given = {"sequence_length": 512, "sequences": 4, "window_order": "consecutive"}
-    assert RunConfig.model_validate({"batch": given} | FP32).trajectory_settings["batch"]["window_order"] == "consecutive"
+    assert (
+        RunConfig.model_validate({"batch": given} | FP32).trajectory_settings["batch"]["window_order"] == "consecutive"
+    )
     with pytest.raises(ValidationError, match=rf"window_order: consecutive rows are {message}.*Use shuffled"):
         RunConfig.model_validate({"batch": given | changes})
 

@@ -1,10 +1,7 @@
 """A run that is tuned on chats: killed and resumed, mixed with documents, answering in its template, and exported."""
 
-import html
 import json
-import re
 import shutil
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +16,14 @@ from llmsys.config.load import load_run_config
 from llmsys.convert.to_hugging_face import convert_to_hugging_face
 from llmsys.errors import ConfigError, DataError
 from llmsys.events import read_events
-from llmsys.generate import chat_server
 from llmsys.generate.chat_format import load_chat_format
-from llmsys.generate.chat_server import ChatModel, ChatServer, read_messages
+from llmsys.generate.chat_server import read_messages
 from llmsys.generate.prompt_completion import complete_prompts
 from llmsys.token_shards import load_manifest
 from llmsys.train.build_objective import build_step_batches
 from llmsys.train.checkpoint_load import load_tensors, read_tensor_metadata
 from llmsys.train.run_data import load_run_tokenizer
 from llmsys.train.trained_model import load_trained_model
-from tests.helpers.browser import needs_chromium, open_page
 from tests.helpers.chats import MARKED_TEMPLATES, build_chats, write_chats
 from tests.helpers.json_tokenizers import write
 
@@ -104,55 +99,6 @@ def test_prompts_are_messages_in_the_template_and_the_export_has_it(config: Path
     assert load_chat_format(plain) is None
     convert_to_hugging_face(config.parent / "calm", tmp_path / "hub")
     assert (tmp_path / "hub" / TEMPLATE_NAME).read_text() == MARKED_TEMPLATES["chatml"]
-
-
-@needs_chromium
-@pytest.mark.browser
-def test_the_page_keeps_a_chat_until_a_new_one_begins(
-    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    use = """
-      (async () => {
-        const shown = [];
-        for (const text of ["What is 2 plus 3?", "Thanks"]) {
-          find("prompt").value = text;
-          await generate();
-          shown.push(find("prompt-shown").textContent);
-        }
-        document.querySelectorAll("#tokens .token")[0].click();
-        const all = [...document.querySelectorAll("body *")];
-        const wide = all.filter((one) => one.getBoundingClientRect().right > innerWidth + 1).length;
-        const saved = { shown, history, wide, top: find("top").children.length, error: find("error").textContent };
-        find("take").click();
-        find("prompt").value = "Once more";
-        await generate();
-        document.body.dataset.seen = JSON.stringify({ ...saved, last: find("prompt-shown").textContent });
-      })();
-    })();
-    </script>"""
-    run = load_run_config(str(config))
-    page = chat_server.read_page()
-    monkeypatch.setattr(chat_server, "read_page", lambda: page.replace("})();\n</script>", use))
-    chat = ChatModel(load_trained_model(run)[0], load_run_tokenizer(run), run)
-    with ChatServer(chat, 0) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        for _ in range(10):  # a busy machine may end the browser's time in the middle of an answer
-            opened = open_page(server.url, tmp_path, "--window-size=390,844")
-            if found := re.search(r'data-seen="([^"]*)"', opened.dom):
-                break
-        server.shutdown()
-    assert opened.console == []
-    assert found is not None
-    seen = json.loads(html.unescape(found[1]))
-    assert (seen["wide"], seen["error"]) == (0, "")
-    assert 1 < seen["top"] <= 6
-    assert [one["role"] for one in seen["history"]] == ["user", "assistant"] * 2
-    first, answer, second, _ = (one["content"] for one in seen["history"])
-    asked = f"user: {first}\nassistant: "
-    assert seen["shown"] == [asked, f"{asked}{answer}\nuser: {second}\nassistant: "]
-    samples = complete_prompts(chat.model, chat.tokenizer, run)
-    assert answer == samples[0]["text"]
-    assert seen["last"] == "user: Once more\nassistant: "
 
 
 def test_requests_of_the_page_are_messages() -> None:

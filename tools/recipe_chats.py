@@ -21,10 +21,11 @@ from typing import Any, NamedTuple
 TRAIN_CHATS, HELDOUT_CHATS, QUESTIONS = 2_000, 200, 200
 # One of so many questions is held out.
 HELDOUT_PART = 8
-WORDS = (
-    "kernel package server window branch commit index table query column cursor string module method class object "
-    "folder driver system socket thread process signal memory buffer editor screen printer mirror archive patch"
-).split()
+WORDS = [
+    "kernel", "package", "server", "window", "branch", "commit", "index", "table", "query", "column", "cursor",
+    "string", "module", "method", "class", "object", "folder", "driver", "system", "socket", "thread", "process",
+    "signal", "memory", "buffer", "editor", "screen", "printer", "mirror", "archive", "patch",
+]  # fmt: skip
 SYSTEM = "Answer in one sentence."
 TEMPLATE = """\
 {% for m in messages %}{{ m['role'] + ':' }}{% if m['role'] == 'assistant' %}
@@ -42,7 +43,7 @@ class Exchange(NamedTuple):
 
     @property
     def is_heldout(self) -> bool:
-        """Whether the question is in the held-out split."""
+        """True where the question is in the held-out split."""
         return hashlib.blake2b(self.question.encode(), digest_size=4).digest()[0] % HELDOUT_PART == 0
 
 

@@ -214,10 +214,8 @@ class MoeConfig(Section):
             yield Violation("groups.groups_per_token", text)
         elif groups.groups_per_token * size < self.num_experts_per_tok:
             needed = -(-self.num_experts_per_tok // size)
-            text = (
-                f"{groups.groups_per_token} groups of {size} experts have fewer than {self.num_experts_per_tok} experts"
-            )
-            yield Violation("groups.groups_per_token", f"{text}. Use at least {needed}.")
+            text = f"{groups.groups_per_token} groups of {size} experts have fewer than {self.num_experts_per_tok}"
+            yield Violation("groups.groups_per_token", f"{text} experts. Use at least {needed}.")
         if groups.score == "top2" and size < 2:
             yield Violation("groups.score", "top2 needs two experts in each group. Use max, or fewer groups.")
 

@@ -133,7 +133,7 @@ def handle_stop_sequences(until: list[str], eos: str | None) -> list[str]:
 
 def install_stand_in(patch: pytest.MonkeyPatch) -> None:
     """Give `import lm_eval` this module until the patch is undone."""
-    names = {
+    names: dict[str, dict[str, Any]] = {
         "lm_eval": {},
         "lm_eval.tasks": {"TaskManager": TaskManager},
         "lm_eval.evaluator": {"evaluate": evaluate},

@@ -25,7 +25,8 @@ class TransformersBackend:
     @torch.no_grad()
     def predict(self, ids: list[int]) -> torch.Tensor:
         """Log-probabilities of the next token after each of the last ids that the model can read, (T, V)."""
-        return self.model(torch.tensor([ids[-self.longest :]])).logits[0].log_softmax(-1)
+        logits: torch.Tensor = self.model(torch.tensor([ids[-self.longest :]])).logits[0]
+        return logits.log_softmax(-1)
 
     def score(self, context: list[int], scored: list[int]) -> tuple[float, bool]:
         """Sum over the scored ids, each predicted from all before it; whether each is the likeliest."""

@@ -100,18 +100,18 @@ def measure_pairs(engine: Engine, config: RunConfig, first: int, count: int, wat
 
     Both steps of a pair have the same batch; the one that comes first changes from pair to pair.
     """
-    seconds: dict[Watch, list[float]] = {watch: [], watch_nothing: []}
+    inside: list[float] = []
+    without: list[float] = []
     for number in range(count):
         batch = make_batch(config, number)
-        order = (watch, watch_nothing) if number % 2 else (watch_nothing, watch)
-        for one in order:
+        for is_inside in (number % 2 == 0, number % 2 == 1):
             began = time.process_time()
-            with one(first + 1 + number):
+            with watch(first + 1 + number) if is_inside else nullcontext():
                 engine.train_step([batch], RATE)
-            seconds[one].append(time.process_time() - began)
-    ratios = [inside / without for inside, without in zip(*seconds.values(), strict=True)]
+            (inside if is_inside else without).append(time.process_time() - began)
+    ratios = [one / other for one, other in zip(inside, without, strict=True)]
     low, middle, high = statistics.quantiles(ratios, n=4)
-    return Pairs(*map(statistics.median, seconds.values()), middle, (low, high))
+    return Pairs(statistics.median(inside), statistics.median(without), middle, (low, high))
 
 
 def watch_nothing(number: int) -> AbstractContextManager[None]:

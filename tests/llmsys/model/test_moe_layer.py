@@ -145,7 +145,7 @@ def test_packed_documents_are_routed_as_if_alone(name: str) -> None:
         parts.append((alone.square().sum(), y[row, begin:end].square().sum()))
     assert float(layer.num_dropped) == dropped
     assert (dropped > 0) == name.startswith("capacity")
-    alone, packed = (torch.autograd.grad(sum(sums), x)[0] for sums in zip(*parts, strict=True))
+    alone, packed = (torch.autograd.grad(torch.stack(sums).sum(), x)[0] for sums in zip(*parts, strict=True))
     assert compute_relative_error(packed, alone) < 1e-6
     # Without document numbers a row is one document.
     assert torch.equal(layer(x), layer_of(CHOICES[name])(x))

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from llmsys import token_stream
+from llmsys.config.batch import BatchConfig
 from llmsys.data.packed_windows import PackedDocuments
 from llmsys.data.stream_windows import StreamWindows
 from llmsys.errors import DataError
@@ -140,7 +141,7 @@ def test_a_dataset_of_the_first_version_is_read_in_the_order_of_its_program(tmp_
     with tarfile.open(ROOT / "tests/data/dataset/version-1.tar.gz") as archive:
         archive.extractall(tmp_path, filter="data")
     shards = open_tokens(tmp_path, "train")
-    rows = build_source_windows(shards, length=32, seed=3).get_rows(range(1_000))
+    rows = build_source_windows(shards, BatchConfig(sequence_length=32), 3).get_rows(range(1_000))
     content = rows.tokens.astype("<i8").tobytes() + rows.documents.astype("<i8").tobytes()
     assert hashlib.sha256(content).hexdigest() == "0d8d5644a1b987df3c1e35e88caaee890f15bd9f30cb355a8da4463851144f6d"
     text = load_tokenizer(tmp_path / "tokenizer").decode(shards.get_tokens(0).tolist())

@@ -65,8 +65,8 @@ def draw_exchange(draw: random.Random) -> Exchange:
         case _:
             said, *others = draw.sample(WORDS, 5)
             pair = f"{said} {others[0]}"
-            wrong = tuple(f"You said {said} {word}." for word in others[1:])
-            return Exchange(f"Repeat after me: {pair}", f"You said {pair}.", wrong)
+            others = [f"You said {said} {word}." for word in others[1:]]
+            return Exchange(f"Repeat after me: {pair}", f"You said {pair}.", tuple(others))
 
 
 def _ask_number(question: str, answer: str, number: int) -> Exchange:

@@ -139,4 +139,5 @@ class RowOrder:
             values // (self.length + 1),
             self.num_longer + (values - longer) // max(self.length, 1),
         )
-        return (values - rows * self.length - np.minimum(rows, self.num_longer)) * self.rows + rows
+        numbers: NDArray[np.int64] = values - rows * self.length - np.minimum(rows, self.num_longer)
+        return numbers * self.rows + rows

@@ -74,7 +74,7 @@ class TransformersBackend:
                 new.append(int(self.predict(ids + new)[-1].argmax()))
                 if new[-1] == self.tokenizer.eos_token_id:
                     break
-                text = self.tokenizer.decode(new, skip_special_tokens=True)
+                text = str(self.tokenizer.decode(new, skip_special_tokens=True))
             for stop in settings["until"]:
                 text = text.split(stop)[0]
             texts.append(text)

@@ -33,7 +33,7 @@ def test_recipes_repeat_their_bits_on_one_process_and_on_two() -> None:
         build_model(config)
     chat, dense = (load_run_config(f"recipes/{name}", []) for name in (CHAT, PREDICTED))
     assert (chat.train.init_from, chat.model) == (dense.run.folder, dense.model)
-    assert chat.tokenizer.path == dense.data.folder / "tokenizer"  # type: ignore[union-attr]
+    assert chat.tokenizer.path == dense.data.folder / "tokenizer"
 
 
 def test_learning_rates_of_the_ladder_follow_the_width() -> None:

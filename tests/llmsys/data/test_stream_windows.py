@@ -25,19 +25,26 @@ DOCUMENTS = [[*range(3, 3 + length), 2] for length in (5, 1, 30, 2, 2, 61, 9, 3,
 
 
 @pytest.fixture(scope="module")
-def shards(tmp_path_factory: pytest.TempPathFactory) -> PagedTokenShards:
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Eleven documents in four files, of record batches with one or two of them."""
-    folder = write_paged_dataset(tmp_path_factory.mktemp("stream"), DOCUMENTS, rows_per_file=3, rows_per_batch=2)
-    return require_paged(open_tokens(folder, "train"))
+    return write_paged_dataset(tmp_path_factory.mktemp("stream"), DOCUMENTS, rows_per_file=3, rows_per_batch=2)
+
+
+@pytest.fixture(scope="module")
+def shards(written: Path) -> PagedTokenShards:
+    return require_paged(open_tokens(written, "train"))
 
 
 @pytest.mark.parametrize("length", [1, 5, 10, 37, 149])
-@pytest.mark.parametrize("small_files", [32, 0], ids=["small", "large"])
+@pytest.mark.parametrize(("files", "cached"), [(32, 1 << 20), (32, 0), (0, 0)], ids=["small", "medium", "large"])
 def test_windows_and_their_documents_equal_the_plain_twin_over_three_epochs(
-    shards: PagedTokenShards, length: int, small_files: int, monkeypatch: pytest.MonkeyPatch
+    written: Path, length: int, files: int, cached: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The documents of a small split stay in memory; those of a large one are found by record batch."""
-    monkeypatch.setattr(token_stream, "MAX_EAGER_FILES", small_files)
+    """Tokens of a small split stay in memory, documents of a medium one too; a large one's are found by batch."""
+    monkeypatch.setattr(token_stream, "MAX_EAGER_FILES", files)
+    monkeypatch.setattr(token_stream, "MAX_CACHED_TOKENS", cached)
+    shards = require_paged(open_tokens(written, "train"))
+    assert shards.stream.is_cached == (cached > 0)
     windows = StreamWindows(shards, length=length, seed=5)
     count = 3 * windows.windows_per_epoch
     rows = windows.get_rows(range(count))

@@ -72,14 +72,14 @@ def open_page(
     """Open a file or a URL, wait until the JavaScript expression `ready` holds, and return what the page became."""
     browser = _start_chromium()
     with browser.open_tab() as tab:
-        tab.call(
-            "Emulation.setDeviceMetricsOverride", width=width, height=844, deviceScaleFactor=1, mobile=False
-        )
+        tab.call("Emulation.setDeviceMetricsOverride", width=width, height=844, deviceScaleFactor=1, mobile=False)
         tab.call("Emulation.setScrollbarsHidden", hidden=True)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         tab.call("Emulation.setEmulatedMedia", features=[scheme])
         tab.navigate(page if isinstance(page, str) else page.as_uri())
-        tab.evaluate(f"new Promise((done) => {{ const look = () => ({ready}) ? done() : setTimeout(look, 20); look(); }})")
+        tab.evaluate(
+            f"new Promise((done) => {{ const look = () => ({ready}) ? done() : setTimeout(look, 20); look(); }})"
+        )
         if picture is not None:
             picture.write_bytes(tab.take_picture())
         dom, defects = tab.evaluate("document.documentElement.outerHTML"), tab.evaluate(FIND_DEFECTS)

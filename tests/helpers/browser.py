@@ -29,6 +29,7 @@ CHROMIUM = find_browser()
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here (Debian: apt-get install chromium)")
 
 PHONE, DESK = 390, 1280
+MAX_PAGE_BYTES = 1_500_000
 LOOKS = ((PHONE, False), (DESK, True))
 """Width in pixels and whether the desktop is dark: every page is fit for both."""
 
@@ -99,8 +100,8 @@ class _Chromium:
         self._profile = tempfile.TemporaryDirectory(prefix="chromium-", ignore_cleanup_errors=True)
         down, self._requests = os.pipe()
         self._replies, up = os.pipe()
-        # the shell moves the two pipes to the descriptors that Chromium uses
-        words = ["sh", "-c", f'exec "$@" 3<&{down} 4>&{up}', "sh", CHROMIUM, *QUIET]
+        # the shell moves the two pipes to the descriptors that Chromium uses; dash copies none above 9 by its number
+        words = ["sh", "-c", f'exec "$@" 3</dev/fd/{down} 4>/dev/fd/{up}', "sh", CHROMIUM, *QUIET]
         self._process = subprocess.Popen(
             [*words, f"--user-data-dir={self._profile.name}"], pass_fds=(down, up),
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
@@ -150,15 +151,17 @@ class _Tab:
         self.console: list[str] = []
 
     def __enter__(self) -> "_Tab":
-        self._target = self.call("Target.createTarget", url="about:blank")["targetId"]
-        self._session = self.call("Target.attachToTarget", targetId=self._target, flatten=True)["sessionId"]
+        # a page must not find what an earlier one stored
+        self._context = self.call("Target.createBrowserContext")["browserContextId"]
+        target = self.call("Target.createTarget", url="about:blank", browserContextId=self._context)["targetId"]
+        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log"):
             self.call(f"{domain}.enable")
         return self
 
     def __exit__(self, *_: object) -> None:
         self._session = None
-        self.call("Target.closeTarget", targetId=self._target)
+        self.call("Target.disposeBrowserContext", browserContextId=self._context)
 
     def call(self, method: str, **params: Any) -> dict[str, Any]:
         """Return the result of a method of the protocol."""

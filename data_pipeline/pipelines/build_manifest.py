@@ -110,7 +110,6 @@ class StageRecords:
             f"{'Loosen data.rules or data.language, or give' if pages else 'Give'} other input in data.inputs."
         )
 
-
     def _describe_languages(self) -> str:
         """Return the most frequent languages of the pages; "" where no language was recognized."""
         found = list(_build_language_counts(self.judged).items())[:3]  # most documents first

@@ -53,7 +53,9 @@ class FoundContents:
             counts = ", ".join(_format_count(name, count) for name, count in self.formats)
             lines.append(f"{counts}, {self.num_bytes / 1e6:,.1f} MB: {' '.join(self.patterns)}")
         if self.left_out:
-            lines.append(f"but left out {', '.join(self.left_out)}: of a folder's formats the one with most bytes is read")
+            lines.append(
+                f"but left out {', '.join(self.left_out)}: of a folder's formats the one with most bytes is read"
+            )
         if self.text_field:
             others = f" (other columns with text: {', '.join(self.other_fields)})" if self.other_fields else ""
             lines.append(f"text in the column {self.text_field!r}{others}")

@@ -1,5 +1,9 @@
 """Laws of order 2: a window is a function of data, seed and number, in memory that does not grow with the documents."""
 
+import hashlib
+import tarfile
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -9,7 +13,10 @@ from llmsys.data.stream_windows import StreamWindows
 from llmsys.errors import DataError
 from llmsys.paged_token_shards import PagedTokenShards, require_paged
 from llmsys.token_shards import open_tokens
+from llmsys.tokenizer import load_tokenizer
+from llmsys.train.build_objective import build_source_windows
 from tests.helpers.dataset import make_dataset
+from tests.helpers.paths import ROOT
 from tests.helpers.token_files import write_paged_dataset
 from tests.reference.packing import build_stream_window
 
@@ -88,3 +95,15 @@ def test_order_1_reads_the_same_windows_from_either_kind_of_file(tmp_path_factor
     )
     assert old.tokens.tolist() == new.tokens.tolist()
     assert old.documents.tolist() == new.documents.tolist()
+
+
+def test_a_dataset_of_the_first_version_is_read_in_the_order_of_its_program(tmp_path: Path) -> None:
+    """The archive was written by `prepare` of the first version, the digest by its loader."""
+    with tarfile.open(ROOT / "tests/data/dataset/version-1.tar.gz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    shards = open_tokens(tmp_path, "train")
+    rows = build_source_windows(shards, length=32, seed=3).get_rows(range(1_000))
+    content = rows.tokens.astype("<i8").tobytes() + rows.documents.astype("<i8").tobytes()
+    assert hashlib.sha256(content).hexdigest() == "0d8d5644a1b987df3c1e35e88caaee890f15bd9f30cb355a8da4463851144f6d"
+    text = load_tokenizer(tmp_path / "tokenizer").decode(shards.get_tokens(0).tolist())
+    assert text.startswith("Under told dinner trees garden")

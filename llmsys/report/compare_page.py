@@ -119,15 +119,15 @@ def _iter_figures(runs: Sequence[RunRecord], titles: Sequence[str]) -> Iterator[
                 "hovermode": "closest",
             }
             caption = "Lines: training loss, long ones as running means. Diamonds: held-out loss."
-            if _differ_in_length(traces):
+            if _has_stub(traces):
                 layout["xaxis"] = {"title": {"text": unit}, "type": "log"}
                 caption += " The runs differ much in length, so the axis is logarithmic."
             yield Figure(f"plot-{name}", title, traces, layout, caption, compute_curves_height(traces))
 
 
-def _differ_in_length(traces: Sequence[Trace]) -> bool:
+def _has_stub(traces: Sequence[Trace]) -> bool:
     """Return whether the shortest curve would be a stub on the axis of the longest."""
-    ends = [trace["x"][-1] for trace in traces if trace["x"]]
+    ends = [float(trace["x"][-1]) for trace in traces if trace["x"]]
     return max(ends) > LENGTH_RATIO * min(ends)
 
 

@@ -180,7 +180,7 @@ def build_tokens_layout(
 
 def compute_curves_height(traces: Sequence[Trace]) -> int:
     """Return the height in pixels of curves whose legend has a line for each name, as it has on a phone."""
-    lines = sum(trace["name"].count("<br>") + 1 for trace in traces if trace.get("showlegend", True))
+    lines = sum(str(trace["name"]).count("<br>") + 1 for trace in traces if trace.get("showlegend", True))
     return 300 + 19 * max(4, lines)
 
 

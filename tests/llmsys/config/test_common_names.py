@@ -14,7 +14,7 @@ def test_a_suggested_key_is_one_of_ours(key: str) -> None:
     for name in key.split("."):
         fields = [field for section in sections for field in list_fields([section], name)]
         assert fields or (name == "kind" and len(sections) > 1), f"{key}: no section has {name}"
-        sections = [one for field in fields for one in list_section_types(field.annotation)]  # type: ignore[misc]
+        sections = [one for field in fields for one in list_section_types(field.annotation)]
 
 
 @pytest.mark.parametrize(

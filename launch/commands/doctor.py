@@ -162,7 +162,9 @@ def _run_crash_check(arguments: argparse.Namespace) -> int:
     known = {drill.name: drill for drill in DRILLS}
     if unknown := set(wanted) - known.keys():
         raise ConfigError(f"--drills {', '.join(sorted(unknown))} is unknown. Use {', '.join(known)}.")
-    drills = replace_kill_count([known[name] for name in wanted], max(1, arguments.kills))
+    if arguments.kills < 1:
+        raise ConfigError(f"--kills {arguments.kills} is not a number of kills. Use 1 or more.")
+    drills = replace_kill_count([known[name] for name in wanted], arguments.kills)
     if arguments.optimizer is not None:
         if arguments.drills is not None:
             raise ConfigError("--optimizer has drills of its own. Leave --drills out.")

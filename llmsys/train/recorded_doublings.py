@@ -1,13 +1,15 @@
 """The doublings that a run has recorded, of a batch that grows by the gradient noise scale. Needs no torch.
 
-Reads `events.jsonl` of runs.
+Reads `events.jsonl` and records of checkpoints of runs.
 """
 
+from pathlib import Path
 from typing import Any
 
 from llmsys.config.batch_ramp import NoiseRampConfig
 from llmsys.config.run import RunConfig
 from llmsys.events import read_latest_events
+from llmsys.train.checkpoint_record import read_record
 
 
 def is_batch_measured(config: RunConfig) -> bool:
@@ -61,3 +63,13 @@ def load_doublings(config: RunConfig) -> RunConfig:
         elif event["event"] == "rewind":
             doubled = [step for step in doubled if step <= event["resumed_from"]]
     return set_doublings(config, {"batch_growth": {"doubled_after_steps": doubled}})
+
+
+def read_growth_record(newest: Path | None, parent: dict[str, Any] | None) -> dict[str, Any]:
+    """Return the record whose doublings of the batch a run continues; empty where it begins with its own.
+
+    Args:
+        newest: the run's newest checkpoint.
+        parent: the record of another run that it begins with, if it has no checkpoint.
+    """
+    return (parent or {}) if newest is None else read_record(newest)

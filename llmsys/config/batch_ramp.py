@@ -122,6 +122,7 @@ class NoiseRampConfig(Section):
             remedy = f"Use {format_choices(legal)}" if legal else "Use an even number of sequences, or set ramp to null"
             text = f"{self.start_tokens} does not become the {full * length} tokens of a full step by doubling"
             yield Violation("ramp.start_tokens", f"{text}. {remedy}.")
+            return
         steps = (0, *self.doubled_after_steps)
         if any(later <= earlier for earlier, later in pairwise(steps)):
             text = f"{list(self.doubled_after_steps)} are not ascending numbers of steps. Use each step once, in order."

@@ -54,7 +54,7 @@ class BranchPoint:
     tokens: int
     changes: tuple[str, ...]
     is_data_continued: bool
-    has_same_batch: bool
+    has_same_batch: bool = False
 
     @property
     def growth_record(self) -> dict[str, Any]:

@@ -170,7 +170,7 @@ def build_trainer(config: RunConfig, stack: contextlib.ExitStack, complete_promp
     newest = find_resume_point(config)
     identity = config.trajectory_settings | dataset.to_identity()
     branch = find_branch_point(config, identity) if newest is None and config.train.branch_from else None
-    config = set_doublings(config, record := read_growth_record(newest, branch and branch.growth_record))
+    config = set_doublings(config, record := read_growth_record(newest, branch.growth_record if branch else None))
     place = layout.data_parallel_size, layout.get_data_rank(get_rank())
     steps = build_step_batches(config, *place)
     growth = control.batch_growth = BatchGrowth(build_noise_scale_meter(config, steps, layout), record)

@@ -17,6 +17,7 @@ from tools.docs import (  # noqa: E402
     config_reference,
     event_reference,
     format_reference,
+    json_reference,
     rule_reference,
     verb_reference,
 )
@@ -84,6 +85,7 @@ def iter_pages() -> Iterator[tuple[str, str]]:
     yield "reference/rules.md", rule_reference.format_page()
     yield "reference/events.md", event_reference.format_page()
     yield "reference/formats.md", format_reference.format_page()
+    yield from json_reference.iter_pages()
     yield "reference/python.md", api_reference.format_page()
     for path in READMES:
         yield to_page(path), read_readme(path)

@@ -48,6 +48,7 @@ def compute_estimate(arguments: argparse.Namespace) -> "tuple[LoadedConfig, dict
         device=device,
         planned=planned,
         expert_load=1.0 if request is None else request.cluster.expert_load,
+        layout=None if request is None or planned is not None else request.resolve_layout(resolved.run),
     )
     if resolved.source.suffix == ".json":
         from llmsys.estimate.counted.transformers_classes import match_transformers_class

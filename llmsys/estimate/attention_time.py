@@ -47,7 +47,7 @@ def estimate_attention_seconds(bench: KernelContext) -> tuple[float, float, floa
     positions = counted.attention / (layers * max(1, shapes.heads * width) * shape.length)
     rate *= compute_fused_rate(positions, shapes.key_channels)
     if bench.software.attention == "native" and getattr(model.attention, "sinks", False):
-        rate *= SINK_RATE
+        rate *= bench.software.sink_rate
     if bench.software.context == "ring":  # the last of n ranks works on all of the others' keys, the first on its own
         operations *= 2 - 1 / bench.layout.context
     forward = operations / (rate * device.efficiency.attention)
@@ -95,10 +95,6 @@ def _list_attention_layers(model: ModelConfig, shape: MicroBatchShape) -> list[t
         found.append((crossed, shape.length * shape.source, model.num_hidden_layers if model.rnn is None else 1))
     return found
 
-
-# cuDNN's kernels with a learned sink over those without. Fitted on published steps of gpt-oss-120b (Megatron-Bridge 25.11
-# to 26.04), which cannot tell it from what the biases of experts cost; NVIDIA/cudnn-frontend issue 256 has such a kernel.
-SINK_RATE = 0.13
 
 # Positions at which a fused kernel reaches half of its rate; the rates of a profile are those of 8,192 positions.
 HALF_RATE_POSITIONS, RATED_POSITIONS = 400, 8192

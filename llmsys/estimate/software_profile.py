@@ -91,6 +91,9 @@ class SoftwareProfile(Section):
         description="fused: torch's kernels. native: kernels for this device. unfused: every score is written to "
         "memory. chosen: by llmsys' table of kernels, where the device has a compute capability.",
     )
+    sink_rate: float = Field(
+        1.0, gt=0, le=1, description="Rate of attention kernels with learned sinks over that without, where native."
+    )
     expert_rows: Literal["node", "rank", "visit"] = Field(
         "node",
         description="Times that a token is sent to its experts. node: once to each machine that has one of them. "

@@ -7,18 +7,24 @@ Invariants:
 - A row is priced by its command line alone.
 """
 
+import atexit
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
 from math import exp, log, sqrt
+from pathlib import Path
+from shutil import rmtree
 from statistics import median
+from tempfile import mkdtemp
 from typing import Literal
 
+from llmsys.config.yaml_files import dump_yaml
 from llmsys.estimate.device_profile import Number, load_device_profile
 from llmsys.estimate.program_profile import ProgramFit
 from llmsys.estimate.residual_model import Z90, PercentileInterval, ResidualModel, build_log_normal_interval
-from tools.bench.published_row import PublishedRow, run_estimate
+from tools.bench.published_row import PublishedRow, read_tables, run_estimate
 
 TimeClass = Literal["dense", "moe", "run"]
 KINDS: tuple[TimeClass, ...] = ("dense", "moe", "run")
@@ -100,6 +106,28 @@ class TimeRow:
         """Natural logarithm of measured over modelled."""
         return log(self.measured / self.modelled_time)
 
+    @cached_property
+    def blind_log_ratio(self) -> float:
+        """The same without constants that were fitted on rows of this model alone."""
+        rules = (rule for rule in read_tables()["blind"] if re.search(rule["pattern"], self.name))
+        rule = next((one for one in rules if one.get("program", self.program) == self.program), None)
+        if rule is None:
+            return self.log_ratio
+        place = self.published.words.index("--program") + 1
+        words = list(self.published.words)
+        words[place] = str(write_blind_program(self.program, tuple(sorted(rule["time"].items()))))
+        return TimeRow(replace(self.published, words=tuple(words))).log_ratio
+
+
+@cache
+def write_blind_program(program: str, changes: tuple[tuple[str, float], ...]) -> Path:
+    """Write the profile of a program with some constants changed, and return its path."""
+    path = Path(mkdtemp()) / f"{program}.yaml"
+    values = {"name": program, "description": "Without constants that rows of one model gave.", "base": program}
+    path.write_text(dump_yaml(values | {"time": dict(changes)}), encoding="utf-8")
+    atexit.register(rmtree, path.parent)
+    return path
+
 
 def build_time_rows(rows: Iterable[PublishedRow]) -> list[TimeRow]:
     """Return the times among published rows."""
@@ -131,7 +159,7 @@ def get_model(row: TimeRow) -> str:
 
 
 def fit_class(rows: Sequence[TimeRow]) -> ClassFit:
-    """Fit the constants of a class; the spread is that of sources, and of models, which the factors do not know.
+    """Fit the constants of a class; the spread is that of sources, and of models, which the fit does not know.
 
     Args:
         rows: rows of one class.
@@ -147,8 +175,10 @@ def fit_class(rows: Sequence[TimeRow]) -> ClassFit:
             if not others:
                 continue
             mean, known = fit_factors(others)
-            held = [row for row in rows if get_group(row) == name]
-            errors += [abs(row.log_ratio - log(known.get(row.program, mean))) for row in held]
+            for row in rows:
+                if get_group(row) == name:
+                    ratio = row.blind_log_ratio if get_group is get_model else row.log_ratio
+                    errors.append(abs(ratio - log(known.get(row.program, mean))))
     return ClassFit(factor, programs, compute_quantile(errors, COVERED) / Z90)
 
 

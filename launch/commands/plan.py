@@ -27,7 +27,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--check", metavar="LAYOUT", help="check one layout, such as tp=8,cp=1,pp=16,dp=64")
     parser.add_argument("--compare", action="store_true", help="with --check: also the layout that a plan would choose")
-    parser.add_argument("--html", type=parse_local_path, metavar="FILE", help="write a page: Pareto front, and memory, roofline and timeline of the best layout")
+    parser.add_argument(
+        "--html",
+        type=parse_local_path,
+        metavar="FILE",
+        help="write a page: Pareto front, and memory, roofline and timeline of the best layout",
+    )
     parser.add_argument("--top", type=int, default=5, help="number of layouts to print (default: 5)")
     parser.add_argument("--output", type=parse_local_path, help="write a config with the fastest layout")
 

@@ -62,4 +62,6 @@ def _estimate_expert_seconds(bench: KernelContext, work: KernelSeconds) -> float
     elements = sum(row.num_elements for row in list_model_tensors(bench.model) if row.is_routed) / bench.layout.expert
     # The weights are read once for each source, and copied to 16 bits for each of them.
     read = 3 * (bench.layout.expert - 1) * elements * bench.shape.value_bytes
-    return max(0.0, kernels * bench.device.efficiency.host_seconds - 3 * work.grouped) + bench.estimate_memory_seconds(read)
+    return max(0.0, kernels * bench.device.efficiency.host_seconds - 3 * work.grouped) + bench.estimate_memory_seconds(
+        read
+    )

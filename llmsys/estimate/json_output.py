@@ -1,4 +1,4 @@
-"""What `llmsys estimate --json`, `plan --json`, `plan --check --json` and `scale --json` print, as types.
+"""Types of the objects that `llmsys estimate --json`, `plan --json` and `plan --check --json` print.
 
 The documentation has a table and a JSON Schema of each (`tools/docs/json_reference.py`).
 

@@ -7,24 +7,19 @@ Invariants:
 - A row is priced by its command line alone.
 """
 
-import atexit
-import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cached_property
 from math import exp, log, sqrt
-from pathlib import Path
-from shutil import rmtree
 from statistics import median
-from tempfile import mkdtemp
 from typing import Literal
 
-from llmsys.config.yaml_files import dump_yaml
 from llmsys.estimate.device_profile import Number, load_device_profile
 from llmsys.estimate.program_profile import ProgramFit
 from llmsys.estimate.residual_model import Z90, PercentileInterval, ResidualModel, build_log_normal_interval
-from tools.bench.published_row import PublishedRow, read_tables, run_estimate
+from tools.bench.blind_programs import find_blind_words
+from tools.bench.published_row import PublishedRow, run_estimate
 
 TimeClass = Literal["dense", "moe", "run"]
 KINDS: tuple[TimeClass, ...] = ("dense", "moe", "run")
@@ -109,24 +104,8 @@ class TimeRow:
     @cached_property
     def blind_log_ratio(self) -> float:
         """The same without constants that were fitted on rows of this model alone."""
-        rules = (rule for rule in read_tables()["blind"] if re.search(rule["pattern"], self.name))
-        rule = next((one for one in rules if one.get("program", self.program) == self.program), None)
-        if rule is None:
-            return self.log_ratio
-        place = self.published.words.index("--program") + 1
-        words = list(self.published.words)
-        words[place] = str(write_blind_program(self.program, tuple(sorted(rule["time"].items()))))
-        return TimeRow(replace(self.published, words=tuple(words))).log_ratio
-
-
-@cache
-def write_blind_program(program: str, changes: tuple[tuple[str, float], ...]) -> Path:
-    """Write the profile of a program with some constants changed, and return its path."""
-    path = Path(mkdtemp()) / f"{program}.yaml"
-    values = {"name": program, "description": "Without constants that rows of one model gave.", "base": program}
-    path.write_text(dump_yaml(values | {"time": dict(changes)}), encoding="utf-8")
-    atexit.register(rmtree, path.parent)
-    return path
+        words = find_blind_words(self.name, self.published.words)
+        return self.log_ratio if words is None else TimeRow(replace(self.published, words=words)).log_ratio
 
 
 def build_time_rows(rows: Iterable[PublishedRow]) -> list[TimeRow]:

@@ -1,4 +1,4 @@
-"""What `llmsys scale --json` prints, as types."""
+"""Types of the object that `llmsys scale --json` prints."""
 
 from pydantic import Field
 
@@ -13,7 +13,7 @@ class Budget(Section):
 
 
 class Extrapolation(Section):
-    """How far a recommendation is outside of what a law was fitted on."""
+    """Distance of a recommendation from the range that a law was fitted on."""
 
     times: float = Field(description="Factor beyond the nearest end of the range.")
     axis: str = Field(description="Parameters, tokens, FLOPs or experts.")

@@ -1,4 +1,4 @@
-"""What estimate, plan and scale print with --json has exactly the keys that the documentation describes."""
+"""Objects that estimate, plan and scale print with --json have exactly the keys that the documentation describes."""
 
 import json
 from typing import Any

@@ -68,25 +68,42 @@ DEEPSEEK = (
     "device=h800",
     "program=hai-llm",
 )
+LLAMA = "Llama 3 (2407.21783), table 4, by its TFLOP/s with causal attention"
 LAYOUTS = (
     PublishedLayout(
-        "Llama 3 405B, 8k", "Llama 3 (2407.21783), table 4", _list_llama_run(8192, 2048, 8192), "tp=8,pp=16,vp=4,dp=64"
+        "Llama 3 405B, 8k, 8,192 H100", LLAMA, _list_llama_run(8192, 2048, 8192), "tp=8,pp=16,vp=4,dp=64", 12.0
     ),
     PublishedLayout(
-        "Llama 3 405B, 128k",
-        "the same",
+        "Llama 3 405B, 128k, 16,384 H100",
+        LLAMA,
         _list_llama_run(131_072, 128, 16_384),
         "tp=8,cp=16,pp=16,vp=4,dp=8",
+        10.9,
     ),
-    PublishedLayout("DeepSeek-V3", "DeepSeek-V3 (2412.19437), 3.2", DEEPSEEK, "pp=16,ep=64,dp=128"),
+    # 180,000 accelerator-hours for a trillion tokens, restarts included.
     PublishedLayout(
-        "MT-NLG 530B, 280 nodes", "Smith 2022, 2.4", _list_gpt_run("530B", 1920, 2240), "tp=8,pp=35,dp=8", 60.1
+        "DeepSeek-V3, 2,048 H800", "DeepSeek-V3 (2412.19437), table 1", DEEPSEEK, "pp=16,ep=64,dp=128", 19.9
     ),
-    PublishedLayout("MT-NLG 530B, 420 nodes", "the same", _list_gpt_run("530B", 1920, 3360), "tp=8,pp=35,dp=12", 44.4),
     PublishedLayout(
-        "Megatron 530B", "Narayanan 2021, table 1", _list_gpt_run("530B", 2520, 2520), "tp=8,pp=35,vp=3,dp=9", 54.1
+        "MT-NLG 530B, 2,240 A100", "Smith 2022, 2.4", _list_gpt_run("530B", 1920, 2240), "tp=8,pp=35,dp=8", 60.1
     ),
-    PublishedLayout("Megatron 1T", "the same", _list_gpt_run("1T", 3072, 3072), "tp=8,pp=64,vp=2,dp=6", 102.4),
+    PublishedLayout(
+        "MT-NLG 530B, 3,360 A100", "Smith 2022, 2.4", _list_gpt_run("530B", 1920, 3360), "tp=8,pp=35,dp=12", 44.4
+    ),
+    PublishedLayout(
+        "Megatron 530B, 2,520 A100",
+        "Narayanan 2021, table 1",
+        _list_gpt_run("530B", 2520, 2520),
+        "tp=8,pp=35,vp=3,dp=9",
+        54.1,
+    ),
+    PublishedLayout(
+        "Megatron 1T, 3,072 A100",
+        "Narayanan 2021, table 1",
+        _list_gpt_run("1T", 3072, 3072),
+        "tp=8,pp=64,vp=2,dp=6",
+        102.4,
+    ),
 )
 
 
@@ -121,7 +138,8 @@ def format_judged_row(row: PublishedLayout, found: dict[str, Any]) -> str:
     size = f"{found['peak_bytes'] / GIB:.1f} GiB, {'fits' if found['fits'] else 'too large'}"
     judged = "legal" if found["legal"] else "illegal"
     measured = "" if row.measured is None else f"{row.measured:g}"
-    columns = (row.name, f"`{row.layout}`", judged, size, seconds, measured, found["own"])
+    chosen = found["own"].removeprefix("llmsys would choose ")
+    columns = (row.name, f"`{row.layout}`", judged, size, seconds, measured, chosen)
     return f"| {' | '.join(columns)} | {found['cpu_seconds']:.0f} |"
 
 

@@ -35,11 +35,16 @@ def build_schema(name: str) -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema"} | OUTPUTS[name].model_json_schema()
 
 
-def iter_pages() -> Iterator[tuple[str, str]]:
-    """Yield the path below docs/ and the text of the page and of each schema."""
+def iter_schemas() -> Iterator[tuple[str, str]]:
+    """Yield the path below docs/ and the text of each schema."""
+    for name in OUTPUTS:
+        yield f"reference/{name}.schema.json", json.dumps(build_schema(name), indent=1) + "\n"
+
+
+def format_page() -> str:
+    """Return the page."""
     parts = [HEAD]
     for name, model in OUTPUTS.items():
         tables = SectionReference({name: [(model, ())]}).format_sections(name).replace("\n## ", "\n### ")
-        parts.append(f"## {name}\n\nSchema: [{name}.schema.json]({name}.schema.json)\n\n#{tables}")
-        yield f"reference/{name}.schema.json", json.dumps(build_schema(name), indent=1) + "\n"
-    yield "reference/json.md", "\n\n".join(parts) + "\n"
+        parts.append(f"## {name}\n\nIts JSON Schema is `{name}.schema.json` in the folder of this page.\n\n#{tables}")
+    return "\n\n".join(parts) + "\n"

@@ -54,7 +54,9 @@ def test_a_plain_all_to_all_waits_for_its_counts_too() -> None:
 
 
 def test_the_shipped_programs_differ_as_their_sources_say() -> None:
-    times = {name: load_program_profile(name).time for name in ("megatron", "megatron-overlap", "megatron-drop", "hai-llm")}
+    times = {
+        name: load_program_profile(name).time for name in ("megatron", "megatron-overlap", "megatron-drop", "hai-llm")
+    }
     assert times["megatron-overlap"].expert_launches > 2 * times["megatron"].expert_launches
     assert (times["megatron-drop"].reads_counts, times["megatron"].reads_counts) == (False, True)
     assert times["hai-llm"].expert_launches == 0

@@ -7,7 +7,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from launch.main import main
-from tools.docs.json_reference import OUTPUTS, build_schema, iter_pages
+from tools.docs.json_reference import OUTPUTS, build_schema, format_page, iter_schemas
 
 BATCH = ["batch.sequence_length=2048", "batch.sequences=16"]
 COMMANDS = {
@@ -21,7 +21,8 @@ COMMANDS = {
         ["estimate", "model/llama3.2-1b", *BATCH, "--program", "megatron", "--layout", "tp=2,pp=2,dp=2", "--device",
          "h100-sxm", "--explain", "--documents", "512"],
     ),
-    "a pair model": ("estimate", ["estimate", "train/attention-is-all-you-need", "--finetune", "rank=8"]),
+    "a pair model": ("estimate", ["estimate", "train/wmt14-base"]),
+    "adapters": ("estimate", ["estimate", "train/llama-8b-8xh100", "--finetune", "rank=8", "--device", "h100-sxm"]),
     "a plan": (
         "plan",
         ["plan", "model/llama3.2-1b", "gpus=2", "device=h100-sxm", "program=megatron", "train.tokens=1e9", *BATCH],
@@ -53,8 +54,8 @@ def test_every_printed_key_is_in_the_schema_and_every_required_one_is_printed(na
 
 
 def test_every_output_has_a_page_and_a_schema_file() -> None:
-    pages = dict(iter_pages())
+    page, schemas = format_page(), dict(iter_schemas())
     for name, model in OUTPUTS.items():
-        assert json.loads(pages[f"reference/{name}.schema.json"])["title"] == model.__name__
-        assert f"]({name}.schema.json)" in pages["reference/json.md"]
-        assert all(f"`{key}`" in pages["reference/json.md"] for key in model.model_fields)
+        assert json.loads(schemas[f"reference/{name}.schema.json"])["title"] == model.__name__
+        assert f"`{name}.schema.json`" in page
+        assert all(f"`{key}`" in page for key in model.model_fields)

@@ -66,7 +66,10 @@ def test_what_is_shipped_was_fitted_on_the_named_rows() -> None:
 
 def test_constants_of_one_model_are_unknown_where_it_is_held_out() -> None:
     own = {row.name: row for row in times() if row.kind == "moe"}
-    sinks, plain = own["26.04 H100 gpt-oss-120b BF16 64 of gbs 1280"], own["26.04 H100 qwen3-235b-a22b FP8 256 of gbs 8192"]
+    sinks, plain = (
+        own["26.04 H100 gpt-oss-120b BF16 64 of gbs 1280"],
+        own["26.04 H100 qwen3-235b-a22b FP8 256 of gbs 8192"],
+    )
     assert sinks.blind_log_ratio > sinks.log_ratio + 0.1, "attention with sinks is slower than without"
     assert plain.blind_log_ratio == plain.log_ratio
     spread = fit_class(list(own.values())).spread

@@ -62,7 +62,7 @@ class StreamWindows(CutWindows):
     def get_rows(self, numbers: Sequence[int] | NDArray[np.int64]) -> WindowBatch:
         """Implement `WindowDataset.get_rows`."""
         starts, size = self._get_starts(np.asarray(numbers, np.int64)), self.length + 1
-        tokens, documents = (np.empty((len(starts), size), np.int64) for _ in range(2))
+        tokens = np.empty((len(starts), size), np.int64)
         wraps = starts + size > self.tokens
         # Windows across the end of the stream are read below.
         self.stream.copy_ranges(np.where(wraps, 0, starts), size, tokens)
@@ -70,15 +70,24 @@ class StreamWindows(CutWindows):
             tokens[row] = np.concatenate(
                 [self.stream.read_range(*part) for part in self._iter_ranges(int(starts[row]), size)]
             )
-        is_read = np.zeros(len(starts), np.bool_)
+        return WindowBatch(tokens, self._number_documents(starts, size))
+
+    def _number_documents(self, starts: NDArray[np.int64], size: int) -> NDArray[np.int64]:
+        """Return the document of each token of some windows, (N, size)."""
+        wraps = starts + size > self.tokens
+        if self.stream.is_cached and not wraps.any():
+            return self.stream.get_documents(starts, size)
+        documents, is_read = np.empty((len(starts), size), np.int64), np.zeros(len(starts), np.bool_)
         for group in self.stream.iter_document_groups(starts, size):
             spans = split_at_documents(group.closings, starts[group.rows], size)
-            inputs = np.repeat(spans.places + group.first_document, spans.ends - spans.begins)
-            documents[group.rows], is_read[group.rows] = inputs.reshape(-1, size), True
+            inputs = np.repeat(spans.places + group.first_document, spans.ends - spans.begins).reshape(-1, size)
+            if len(inputs) == len(starts):  # one group has all windows, in order
+                return inputs
+            documents[group.rows], is_read[group.rows] = inputs, True
         for row in np.flatnonzero(~is_read).tolist():
             counts, first = self._count_document_inputs(int(starts[row]), size)
             documents[row] = np.repeat(np.arange(first, first + len(counts)), counts)
-        return WindowBatch(tokens, documents)
+        return documents
 
     def compute_attention_cost(self, numbers: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
         """Implement `WindowDataset.compute_attention_cost`."""

@@ -1,5 +1,9 @@
 """Laws of order 2: a window is a function of data, seed and number, in memory that does not grow with the documents."""
 
+import hashlib
+import tarfile
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -9,7 +13,10 @@ from llmsys.data.stream_windows import StreamWindows
 from llmsys.errors import DataError
 from llmsys.paged_token_shards import PagedTokenShards, require_paged
 from llmsys.token_shards import open_tokens
+from llmsys.tokenizer import load_tokenizer
+from llmsys.train.build_objective import build_source_windows
 from tests.helpers.dataset import make_dataset
+from tests.helpers.paths import ROOT
 from tests.helpers.token_files import write_paged_dataset
 from tests.reference.packing import build_stream_window
 
@@ -17,19 +24,26 @@ DOCUMENTS = [[*range(3, 3 + length), 2] for length in (5, 1, 30, 2, 2, 61, 9, 3,
 
 
 @pytest.fixture(scope="module")
-def shards(tmp_path_factory: pytest.TempPathFactory) -> PagedTokenShards:
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Eleven documents in four files, of record batches with one or two of them."""
-    folder = write_paged_dataset(tmp_path_factory.mktemp("stream"), DOCUMENTS, rows_per_file=3, rows_per_batch=2)
-    return require_paged(open_tokens(folder, "train"))
+    return write_paged_dataset(tmp_path_factory.mktemp("stream"), DOCUMENTS, rows_per_file=3, rows_per_batch=2)
+
+
+@pytest.fixture(scope="module")
+def shards(written: Path) -> PagedTokenShards:
+    return require_paged(open_tokens(written, "train"))
 
 
 @pytest.mark.parametrize("length", [1, 5, 10, 37, 149])
-@pytest.mark.parametrize("small_files", [32, 0], ids=["small", "large"])
+@pytest.mark.parametrize(("files", "cached"), [(32, 1 << 20), (32, 0), (0, 0)], ids=["small", "medium", "large"])
 def test_windows_and_their_documents_equal_the_plain_twin_over_three_epochs(
-    shards: PagedTokenShards, length: int, small_files: int, monkeypatch: pytest.MonkeyPatch
+    written: Path, length: int, files: int, cached: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The documents of a small split stay in memory; those of a large one are found by record batch."""
-    monkeypatch.setattr(token_stream, "MAX_EAGER_FILES", small_files)
+    """Tokens of a small split stay in memory, documents of a medium one too; a large one's are found by batch."""
+    monkeypatch.setattr(token_stream, "MAX_EAGER_FILES", files)
+    monkeypatch.setattr(token_stream, "MAX_CACHED_TOKENS", cached)
+    shards = require_paged(open_tokens(written, "train"))
+    assert shards.stream.is_cached == (cached > 0)
     windows = StreamWindows(shards, length=length, seed=5)
     count = 3 * windows.windows_per_epoch
     rows = windows.get_rows(range(count))
@@ -88,3 +102,15 @@ def test_order_1_reads_the_same_windows_from_either_kind_of_file(tmp_path_factor
     )
     assert old.tokens.tolist() == new.tokens.tolist()
     assert old.documents.tolist() == new.documents.tolist()
+
+
+def test_a_dataset_of_the_first_version_is_read_in_the_order_of_its_program(tmp_path: Path) -> None:
+    """The archive was written by `prepare` of the first version, the digest by its loader."""
+    with tarfile.open(ROOT / "tests/data/dataset/version-1.tar.gz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    shards = open_tokens(tmp_path, "train")
+    rows = build_source_windows(shards, length=32, seed=3).get_rows(range(1_000))
+    content = rows.tokens.astype("<i8").tobytes() + rows.documents.astype("<i8").tobytes()
+    assert hashlib.sha256(content).hexdigest() == "0d8d5644a1b987df3c1e35e88caaee890f15bd9f30cb355a8da4463851144f6d"
+    text = load_tokenizer(tmp_path / "tokenizer").decode(shards.get_tokens(0).tolist())
+    assert text.startswith("Under told dinner trees garden")

@@ -1,4 +1,4 @@
-"""Price of bitwise mode: sums through memory, gathers in place of reductions, experts one by one, and no change else."""
+"""Price of bitwise mode: sums through memory, gathers in place of reductions, experts one by one, and nothing else."""
 
 import pytest
 

@@ -41,10 +41,13 @@ from tests.helpers.transformers_models import LLAMA
 from tools.docs.event_reference import list_event_fields
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-# Pages whose commands all run, in this order: later ones use the files of earlier ones.
-RUN_PAGES = ("your-crawl.md", "object-storage.md", "hugging-face.md", "languages.md", "python.md", "tuning.md")
+# Pages whose commands run, in this order: later ones use the files of earlier ones.
+RUN_PAGES = (
+    *("your-crawl.md", "../README.md", "report.md", "scaling-out.md", "object-storage.md", "hugging-face.md"),
+    *("languages.md", "python.md", "tuning.md"),
+)
 LANGUAGES = {"console", "yaml", "python", "text"}
-# Verbs that print the same wherever they run; the page shows exactly what they print.
+# Verbs that print the same wherever they run, as does `launch --print`; the page shows exactly what they print.
 EXACT = {"show", "estimate", "scale"}
 # A plan takes seconds; an export of transformers' loading is compared in tests/llmsys/convert.
 PARSED_ONLY = {"plan", "dryrun", "doctor", "launch", "preflight", "demo", "chat"}  # a chat ends with Ctrl-C
@@ -67,6 +70,8 @@ TINY = {
     "launch.processes=1 data.executor.kind=inline data.split.heldout_fraction=0.2 train.precision=fp32",
     "languages.yaml": "tokenizer.vocab_size=400 model.vocab_size=400 data.executor.kind=inline",
     "tokens.yaml": "data.executor.kind=inline",
+    "train/llama-1b-1xh200": f"{MINE.replace('schedule.decay_tokens=64', 'model.head_dim=8')} train.tokens=128 "
+    "data.folder=runs/one-data run.folder=runs/one data.rules=[] batch.micro_sequences=1",
     "runs/cool/config.yaml": "",
     "runs/start/config.yaml": "generation.max_new_tokens=2",
 }
@@ -267,7 +272,8 @@ def run_command(command: Command, capfd: pytest.CaptureFixture[str], tiny: dict[
 def test_pages_show_what_commands_print(path: Path, folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     for command in list_page_commands(path):
         program, *words = command.words
-        if program != "llmsys" or words[0] not in EXACT or words[1:2] == ["continued.yaml"]:
+        is_exact = program == "llmsys" and (words[0] in EXACT or {"launch", "--print"} <= {*words})
+        if not is_exact or words[1:2] == ["continued.yaml"]:
             continue
         capfd.readouterr()
         status = main(words)

@@ -42,7 +42,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _print_error(str(error), error.exit_status)
     except KeyboardInterrupt:
         if words[0] not in UNENDING:
-            follow = "What is done is kept; the same command continues" if words[0] in RESUMED else "Start it again with"
+            follow = (
+                "What is done is kept; the same command continues" if words[0] in RESUMED else "Start it again with"
+            )
             print(f"llmsys: interrupted. {follow}: {shlex.join(['llmsys', *words])}", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:  # `llmsys show … | head`

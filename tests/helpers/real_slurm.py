@@ -102,7 +102,7 @@ class Slurm:
         self._start(name, "slurmd", "-D")
 
     def notice_silence(self, *names: str) -> None:
-        """Tell slurmctld to give up nodes that do not answer, before its SlurmdTimeout: no clock decides what is lost."""
+        """Tell slurmctld to give up nodes that do not answer, long before its SlurmdTimeout: no clock decides."""
         self.said("scontrol", "update", f"NodeName={','.join(names)}", "State=DOWN", "Reason=silence")
 
     def _configure(self) -> None:

@@ -129,8 +129,8 @@ def test_jobs_outlive_lost_nodes_and_time_limits_with_every_bit_and_one_that_is_
     hosts: Hosts, slurm: Slurm
 ) -> None:
     """Three jobs at once, since most of this is waiting. `whole` needs both of its nodes and loses the one where its
-    script runs; `fewer` may go on with what is left and loses the other; `timed` has a spare for the one that it loses,
-    and then nears its time limit."""
+    script runs; `fewer` may go on with what is left and loses the other; `timed` nears its time limit, and then has a
+    spare for the node that it loses."""
     middles = {name: pause_run(hosts.folder / f"middle-{name}", STEPS // 2) for name in ("whole", "fewer")}
     whole = submit(slurm, hosts.folder, "whole", STEPS, before=middles["whole"].words)
     fewer = submit(slurm, hosts.folder, "fewer", STEPS, "--min-hosts", "1", before=middles["fewer"].words)
@@ -149,22 +149,25 @@ def test_jobs_outlive_lost_nodes_and_time_limits_with_every_bit_and_one_that_is_
 
     wait_until(lose_nodes_of_what_stands_still, "no step was made")
     wait_until(lambda: timed.steps("checkpoint"), "no step was made")
-    lost["timed"] = timed.nodes()[1]
-    hosts.crash(lost["timed"])
+    slurm.said("scontrol", "update", f"JobId={timed.number}", "TimeLimit=5")  # its notice is as long
     calm = [sys.executable, str(ROOT / "launch" / "train.py"), str(toy(hosts.folder, "calm", STEPS))]
     in_peace = subprocess.Popen(calm, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     slurm.notice_silence(*lost.values())
     for name in lost.values():
         slurm.start_node(name)
 
-    wait_until(lambda: len(timed.events("start")) == 2, "no spare took the place of a lost node")
-    slurm.said("scontrol", "update", f"JobId={timed.number}", "TimeLimit=5")  # its notice is as long
     timed.start_again()
     assert [event["reason"] for event in timed.events("stopped")] == ["SIGUSR1 came"]
     whole.start_again()
     stopped = timed.steps("stopped")[0]
     wait_until(lambda: timed.steps("checkpoint")[-1] > stopped, "timed did not resume")
-    assert timed.steps("prediction")[::2] == [0, stopped]  # the steps where its starts began; the spare's is between
+    assert timed.steps("prediction") == [0, stopped]  # the steps where its starts began
+    second = timed.nodes()[1]
+    hosts.crash(second)
+    slurm.notice_silence(second)
+    wait_until(lambda: len(timed.events("start")) == 3, "no spare took the place of a lost node")
+    saved = timed.steps("checkpoint")[-1]
+    wait_until(lambda: timed.steps("checkpoint")[-1] > saved, "timed did not continue with its spare")
     assert [event["world_size"] for event in timed.events("start")] == [2, 2, 2]
     slurm.said("scancel", timed.number)
     timed.wait_for("CANCELLED", restarts=1)

@@ -66,6 +66,16 @@ def object_storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
         yield s3
 
 
+@pytest.fixture
+def moto_storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A `MotoS3` that s3://crawl/… of this test lies in."""
+    from tests.helpers.moto_s3 import MotoS3
+
+    with MotoS3() as s3:
+        s3.connect(monkeypatch, tmp_path / "cache")
+        yield s3
+
+
 @pytest.fixture(autouse=True, scope="session")
 def no_network() -> Iterator[None]:
     """A connection to anything but this machine fails with a message instead of waiting for an answer."""

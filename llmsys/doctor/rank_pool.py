@@ -1,7 +1,7 @@
 """Run tasks on a pool of processes of this machine as ranks, and yield each result as soon as it is there.
 
 A rank that fails or hangs ends its group only: the task is yielded as failed with the rank and the reason, and a new
-group continues with the next task.
+group continues with the next task. A group that does not start is started again.
 """
 
 import multiprocessing
@@ -14,10 +14,14 @@ from multiprocessing.connection import Connection
 from multiprocessing.connection import wait as wait_for
 from typing import Any
 
+from llmsys.log import get_logger
 from llmsys.port import find_free_port
 
 # Seconds that ranks get to import and join, on a machine with other work.
 START_SECONDS = 300.0
+
+# A port may be taken before rank 0 binds it, and gloo's connections of a start may break on a busy machine.
+MAX_STARTS = 3
 
 # Tasks of one group of processes: every communicator that a task opens keeps threads, and hundreds slow all tasks.
 MAX_GROUP_TASKS = 32
@@ -26,10 +30,17 @@ MAX_GROUP_TASKS = 32
 Task = Callable[[int], Any]
 
 
+log = get_logger(__name__)
+
+
 class TaskFailure(str):
     """The reason why a task was not finished."""
 
     __slots__ = ()
+
+
+class _StartError(Exception):
+    """The processes of a group did not meet; the text is the reason."""
 
 
 def run_tasks(task: Task, numbers: Sequence[int], ranks: int, timeout_seconds: float) -> Iterator[tuple[int, Any]]:
@@ -44,17 +55,24 @@ def run_tasks(task: Task, numbers: Sequence[int], ranks: int, timeout_seconds: f
     Yields:
         (index, result of rank 0 or TaskFailure) for each task.
     """
-    left = list(numbers)
+    left, starts = list(numbers), 0
     while left:
-        done = 0
-        for number, result in _run_group(task, left[:MAX_GROUP_TASKS], ranks, timeout_seconds):
-            yield number, result
-            done += 1
-        left = left[done:]
+        done, starts = 0, starts + 1
+        try:
+            for number, result in _run_group(task, left[:MAX_GROUP_TASKS], ranks, timeout_seconds):
+                yield number, result
+                done += 1
+        except _StartError as error:
+            if starts < MAX_STARTS:
+                log.warning("%d ranks did not start: %s; starting them again", ranks, error)
+                continue
+            yield left[0], TaskFailure(str(error))
+            done = 1
+        left, starts = left[done:], 0
 
 
 def _run_group(task: Task, numbers: Sequence[int], ranks: int, timeout_seconds: float) -> Iterator[tuple[int, Any]]:
-    """Yield results up to and including the first failure."""
+    """Yield results up to and including the first failure. Raise _StartError if the processes do not meet."""
     # Forked processes would inherit threads and CUDA state of this one.
     context = multiprocessing.get_context("spawn")
     port = find_free_port()
@@ -69,8 +87,10 @@ def _run_group(task: Task, numbers: Sequence[int], ranks: int, timeout_seconds: 
     receivers = [receiver for receiver, _ in pipes]
     try:
         started = _receive_answer(receivers, START_SECONDS)
+        if isinstance(started, TaskFailure):
+            raise _StartError(started)
         for number in numbers:
-            result = started if isinstance(started, TaskFailure) else _receive_answer(receivers, timeout_seconds)
+            result = _receive_answer(receivers, timeout_seconds)
             yield number, result
             if isinstance(result, TaskFailure):
                 return

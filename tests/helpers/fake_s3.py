@@ -33,7 +33,35 @@ _REFUSED = (
 _CHANGED = "2024-05-01T12:00:00.000Z"
 
 
-class FakeS3:
+class StorageServer:
+    """A server that answers as S3, at `url`."""
+
+    url: str
+
+    def connect(self, patch: pytest.MonkeyPatch, cache: Path) -> None:
+        """Make this process, and those it starts, use this storage, with copies in a folder of their own."""
+        for name, value in self.environment().items():
+            patch.setenv(name, value)
+        patch.setenv("LLMSYS_CACHE", str(cache))
+        # Connections and caches are made once in a process.
+        S3FileSystem.clear_instance_cache()
+        for made_once in (open_object_folder, open_cache):
+            made_once.cache_clear()
+
+    def environment(self) -> dict[str, str]:
+        """What a process must have in its environment to read from here."""
+        return {
+            "AWS_ENDPOINT_URL_S3": self.url,
+            "AWS_ACCESS_KEY_ID": ACCESS_KEY,
+            "AWS_SECRET_ACCESS_KEY": "secret",
+            "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_MAX_ATTEMPTS": "1",  # s3fs tries again by itself
+            "AWS_CONFIG_FILE": os.devnull,
+            "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+        }
+
+
+class FakeS3(StorageServer):
     """Two buckets with the same objects.
 
     Attributes:
@@ -59,32 +87,10 @@ class FakeS3:
         self._thread.start()
         return self
 
-    def connect(self, patch: pytest.MonkeyPatch, cache: Path) -> None:
-        """Make this process, and those it starts, use this storage, with copies in a folder of their own."""
-        for name, value in self.environment().items():
-            patch.setenv(name, value)
-        patch.setenv("LLMSYS_CACHE", str(cache))
-        # Connections and caches are made once in a process.
-        S3FileSystem.clear_instance_cache()
-        for made_once in (open_object_folder, open_cache):
-            made_once.cache_clear()
-
     def __exit__(self, *_: object) -> None:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
-
-    def environment(self) -> dict[str, str]:
-        """What a process must have in its environment to read from here."""
-        return {
-            "AWS_ENDPOINT_URL_S3": self.url,
-            "AWS_ACCESS_KEY_ID": ACCESS_KEY,
-            "AWS_SECRET_ACCESS_KEY": "secret",
-            "AWS_DEFAULT_REGION": "us-east-1",
-            "AWS_MAX_ATTEMPTS": "1",  # s3fs tries again by itself
-            "AWS_CONFIG_FILE": os.devnull,
-            "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
-        }
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -3,7 +3,7 @@
     python -m tests.helpers.killed_preparations [--kills 20] [--seed 0] [--kinds all url text …]
 
 Makes a small crawl and prepares it once for each kind of duplicate; prints what 1, 2 and 7 workers, shuffled inputs,
-blocks of another size, a preparation that is killed again and again, and such a one into object storage have made of
+blocks of another size, a preparation that is killed again and again, and such a one into moto's S3 server have made of
 it. The suite does it with few.
 """
 
@@ -24,7 +24,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.helpers.fake_s3 import FakeS3
+from tests.helpers.moto_s3 import MotoS3
 from tests.helpers.paths import ROOT
 from tests.helpers.process import has_ended, wait_until
 from tests.helpers.tiny_crawl import hash_files, make_crawl, read_public_files
@@ -106,12 +106,12 @@ def kill_remote(place: Path, inputs: Sequence[str], undisturbed: Path, kills: in
         objects = {key.removeprefix("data/"): content for key, content in s3.objects.items()}
         return "manifest.json" not in objects or {name: objects.get(name) for name in expected} == expected
 
-    with FakeS3() as s3, pytest.MonkeyPatch.context() as patch:
+    with MotoS3() as s3, pytest.MonkeyPatch.context() as patch:
         s3.connect(patch, place)
         killed, total = 0, count_files(undisturbed) + len(expected)
         for limit in sorted(random.Random(seed).choices(range(3, total - 2), k=kills)):
             process = start(REMOTE, inputs, 2, **data)
-            while process.poll() is None and count_files(place / "prepare") + len(s3.objects) < limit:
+            while process.poll() is None and count_files(place / "prepare") + s3.count_objects() < limit:
                 time.sleep(0.001)
             workers = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
             process.kill()
@@ -174,7 +174,7 @@ def _hold(place: Path, kind: str, kills: int, seed: int) -> bool:
     )
     outcome.append(f"{killed} of {kills} killed: {'same bytes' if same else 'OTHER BYTES'}")
     killed = kill_remote(place / "cache", names, whole, kills, seed, **shared)
-    outcome.append(f"{killed} of {kills} killed in object storage: same bytes")
+    outcome.append(f"{killed} of {kills} killed on an S3 server: same bytes")
     kept = json.loads((whole / "manifest.json").read_text())["funnel"][-1]
     print(f"{kind}: {', '.join(outcome)} ({kept['stage']} left {kept['documents_out']} documents)", flush=True)
     for path in place.iterdir():

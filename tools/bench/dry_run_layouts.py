@@ -22,7 +22,7 @@ from llmsys.estimate.memory_timeline import GIB
 
 LAYOUTS = Path(__file__).resolve().parent / "data" / "dry_run_layouts.txt"
 ADDED = ("device=h100-sxm", "train.precision=bf16")
-# Shares of the estimate: the goal of issue "dry runs and estimates agree within 10 %".
+# Largest difference, as a share of the estimate.
 LIMIT = 0.10
 
 

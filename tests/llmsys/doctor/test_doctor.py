@@ -1,6 +1,7 @@
 """The doctor itself: what its matrix holds, a part of it run for real, drills that pass, and drills that must not."""
 
 import json
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from launch.main import main
 from llmsys.config.attention import MultiHeadAttentionConfig
 from llmsys.config.load import load_model_config
 from llmsys.config.moe import AuxiliaryLossConfig
-from llmsys.doctor import drill_actions, parity_models
+from llmsys.doctor import drill_actions, parity_models, rank_pool
 from llmsys.doctor.crash_drills import DRILLS, CrashDrill, replace_kill_count, run_drills
 from llmsys.doctor.fault_injection import Fault
 from llmsys.doctor.parity_check import format_parity_table, run_parity
@@ -18,6 +19,7 @@ from llmsys.doctor.parity_matrix import ENGINES, ParityCase, iter_parity_cases
 from llmsys.doctor.parity_models import CROWDED, DENSE, EXPERTS, IDLE, PARITY_MODELS, build_parity_model, require_memory
 from llmsys.doctor.rank_pool import TaskFailure, run_tasks
 from llmsys.errors import ConfigError
+from llmsys.port import find_free_port
 
 
 def test_the_matrix_has_every_engine_axis_precision_policy_and_subject() -> None:
@@ -64,8 +66,15 @@ def _run_task(number: int) -> int:
 
 
 @pytest.mark.distributed
-def test_a_task_that_hangs_or_dies_is_told_and_the_others_are_done() -> None:
-    found = dict(run_tasks(_run_task, range(5), ranks=2, timeout_seconds=15))
+def test_a_task_that_hangs_or_dies_is_told_and_the_others_are_done(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first port is taken by the time that rank 0 binds it."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        ports = [taken.getsockname()[1]]
+        monkeypatch.setattr(rank_pool, "find_free_port", lambda: ports.pop() if ports else find_free_port())
+        found = dict(run_tasks(_run_task, range(5), ranks=2, timeout_seconds=15))
+    assert "2 ranks did not start: rank 0 ended without an answer; starting them again" in caplog.text
     assert [found[number] for number in (0, 2, 4)] == [0, 20, 40]
     assert isinstance(found[1], TaskFailure)
     assert "did not answer within 15 s" in found[1]

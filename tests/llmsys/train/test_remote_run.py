@@ -17,6 +17,7 @@ from llmsys.train.checkpoint_write import remove_checkpoint, write_sharded_check
 from llmsys.train.remote_run import RemoteRun, find_remote_run
 from tests.helpers.dataset import VOCABULARY, make_dataset
 from tests.helpers.fake_s3 import FakeS3
+from tests.helpers.moto_s3 import MotoS3
 from tests.helpers.remote_runs import train_ranks
 
 STEPS = 6
@@ -116,9 +117,9 @@ def read_final_hash(state: bytes) -> str:
 
 @pytest.mark.distributed
 def test_a_run_over_remote_tokens_killed_twice_ends_with_the_hash_of_a_calm_local_run(
-    tmp_path: Path, object_storage: FakeS3
+    tmp_path: Path, moto_storage: MotoS3
 ) -> None:
-    config, s3 = tmp_path / "toy.yaml", object_storage
+    config, s3 = tmp_path / "toy.yaml", moto_storage
     config.write_text(json.dumps(SETTINGS))
     toy, calm = make_dataset(tmp_path / "toy"), tmp_path / "calm"
     train_run(load_run_config(str(config), [f"data.folder={toy}", f"run.folder={calm}"]), lambda *_: [])

@@ -13,9 +13,11 @@ from collections.abc import Iterator
 from functools import cached_property
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
+from numpy.typing import NDArray
 
 from llmsys.arrow_file import Integers, Tokens
 from llmsys.checked_file import CheckedFile
@@ -30,6 +32,12 @@ MAX_EAGER_FILES = 32
 MAX_REQUESTS = 16
 # Document ends that stay in memory, 8 bytes each.
 MAX_CACHED_ENDS = 1 << 20
+# Tokens of a local split that stays in memory, with the document of each: 8 bytes each at most.
+MAX_CACHED_TOKENS = 1 << 22
+
+
+def _copy_rows(values: NDArray[Any], begins: Integers, size: int) -> NDArray[Any]:
+    return as_strided(values, (len(values) - size + 1, size), values.strides * 2)[begins]  # no sums of indices
 
 
 class DocumentGroup(NamedTuple):
@@ -61,6 +69,8 @@ class TokenStream:
         self._ends: OrderedDict[tuple[int, int], Integers] = OrderedDict()
         self._num_ends = 0
         self._is_remote = find_folder_url(folder) is not None
+        is_small = self.num_tokens <= MAX_CACHED_TOKENS and self.num_files <= MAX_EAGER_FILES
+        self.is_cached = is_small and not self._is_remote
         # The loader's thread reads while the main thread logs the documents of a step.
         self._lock = threading.RLock()
         for number in range(self.num_files if self.num_files <= MAX_EAGER_FILES else 0):
@@ -117,6 +127,16 @@ class TokenStream:
         before = int(self._first_tokens[number])
         return before + int(file.token_edges[batch]), before + int(file.token_edges[batch + 1])
 
+    @cached_property
+    def _all_tokens(self) -> tuple[NDArray[Any], NDArray[Any]]:
+        # The token that closes a document opens the next one.
+        documents = np.cumsum(np.bincount(self._all_closings, minlength=self.num_tokens), dtype=np.int32)
+        return self.read_range(0, self.num_tokens), documents
+
+    def get_documents(self, begins: Integers, size: int) -> Integers:
+        """Return the document of each token of ranges of a cached split, (N, size) int64."""
+        return _copy_rows(self._all_tokens[1], begins, size).astype(np.int64)
+
     def copy_ranges(self, begins: Integers, size: int, out: Integers) -> None:
         """Fill the rows of `out`, (N, size), with the tokens of ranges of the stream.
 
@@ -128,22 +148,23 @@ class TokenStream:
         Raises:
             DataError: They are damaged, or a file is gone.
         """
-        num_bytes = size * self._dtype.itemsize
         if self._is_remote:
             self._fetch_ranges(begins, size)
         for number, here in self._group_by_file(begins):
             file = self.get_file(number)
             file.require_complete()
+            if self.is_cached:
+                out[here] = _copy_rows(self._all_tokens[0], begins[here], size)
+                continue
             edges, local = file.token_edges, begins[here] - self._first_tokens[number]
             batches = np.searchsorted(edges, local, side="right") - 1
             places = file.batches.values[batches] + (local - edges[batches]) * self._dtype.itemsize
             # Most ranges lie in one record batch, and are one read.
             within = local + size <= edges[batches + 1]
-            for row, place, is_within in zip(here.tolist(), places.tolist(), within.tolist(), strict=True):
-                if is_within:
-                    out[row] = np.frombuffer(file.read(place, place + num_bytes), self._dtype)
-                else:
-                    out[row] = self.read_range(int(begins[row]), int(begins[row]) + size)
+            read = b"".join(file.read_each(places[within].tolist(), size * self._dtype.itemsize))
+            out[here[within]] = np.frombuffer(read, self._dtype).reshape(-1, size)
+            for row in here[~within].tolist():
+                out[row] = self.read_range(int(begins[row]), int(begins[row]) + size)
 
     def _fetch_ranges(self, begins: Integers, size: int) -> None:
         """Fetch the blocks of ranges and of their documents at the same time; later reads find them on this machine."""
@@ -223,9 +244,7 @@ class TokenStream:
             return first, ends[skipped : int(np.searchsorted(ends, end, side="left")) + 1]
         found, reached = [ends[skipped:]], int(ends[-1])
         while reached < end:
-            # The range goes on in the next record batch.
-            following, more = self.find_document_ends(reached, end)
-            assert following == first + sum(map(len, found))
+            _, more = self.find_document_ends(reached, end)
             found.append(more)
             reached = int(more[-1])
         return first, np.concatenate(found)
@@ -239,8 +258,7 @@ class TokenStream:
                 return cached
         ends = self._read_batch_ends(number, batch)
         with self._lock:
-            # Another thread may have read it meanwhile.
-            if key not in self._ends:
+            if key not in self._ends:  # another thread may have read it meanwhile
                 self._ends[key] = ends
                 self._num_ends += len(ends)
             # The one just added stays, however long it is.
@@ -253,8 +271,7 @@ class TokenStream:
         rows = file.batches.rows
         stop = int(rows[batch + 1]) if batch + 1 < len(rows) else self._table.get_column("rows")[number]
         place = int(file.batches.offsets[batch])
-        # int32 offsets, one more than documents.
-        data = file.read(place, place + 4 * (int(stop) - int(rows[batch]) + 1))
+        data = file.read(place, place + 4 * (int(stop) - int(rows[batch]) + 1))  # one offset more than documents
         ends: Integers = np.frombuffer(data, np.int32)[1:].astype(np.int64)
         ends += self.get_batch_tokens(number, file, batch)[0]
         return ends

@@ -151,7 +151,8 @@ def build_batch(rows: WindowBatch, *, separate_documents: bool, chats: StoredCha
         torch.from_numpy(np.ascontiguousarray(array))
         for array in (rows.tokens[:, :-1], rows.tokens[:, 1:], rows.documents[:, :-1])
     )
-    targets_BT = targets_BT.masked_fill(documents_BT == PADDING, IGNORED)
+    if (rows.documents == PADDING).any():  # rarely, and torch would take half of this function's time
+        targets_BT = targets_BT.masked_fill(documents_BT == PADDING, IGNORED)
     return Batch(tokens_BT, targets_BT, documents_BT if separate_documents else None)
 
 

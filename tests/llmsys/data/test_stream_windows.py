@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from llmsys import token_stream
+from llmsys.config.batch import BatchConfig
 from llmsys.data.packed_windows import PackedDocuments
 from llmsys.data.stream_windows import StreamWindows
 from llmsys.errors import DataError
@@ -24,19 +25,26 @@ DOCUMENTS = [[*range(3, 3 + length), 2] for length in (5, 1, 30, 2, 2, 61, 9, 3,
 
 
 @pytest.fixture(scope="module")
-def shards(tmp_path_factory: pytest.TempPathFactory) -> PagedTokenShards:
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Eleven documents in four files, of record batches with one or two of them."""
-    folder = write_paged_dataset(tmp_path_factory.mktemp("stream"), DOCUMENTS, rows_per_file=3, rows_per_batch=2)
-    return require_paged(open_tokens(folder, "train"))
+    return write_paged_dataset(tmp_path_factory.mktemp("stream"), DOCUMENTS, rows_per_file=3, rows_per_batch=2)
+
+
+@pytest.fixture(scope="module")
+def shards(written: Path) -> PagedTokenShards:
+    return require_paged(open_tokens(written, "train"))
 
 
 @pytest.mark.parametrize("length", [1, 5, 10, 37, 149])
-@pytest.mark.parametrize("small_files", [32, 0], ids=["small", "large"])
+@pytest.mark.parametrize(("files", "cached"), [(32, 1 << 20), (32, 0), (0, 0)], ids=["small", "medium", "large"])
 def test_windows_and_their_documents_equal_the_plain_twin_over_three_epochs(
-    shards: PagedTokenShards, length: int, small_files: int, monkeypatch: pytest.MonkeyPatch
+    written: Path, length: int, files: int, cached: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The documents of a small split stay in memory; those of a large one are found by record batch."""
-    monkeypatch.setattr(token_stream, "MAX_EAGER_FILES", small_files)
+    """Tokens of a small split stay in memory, documents of a medium one too; a large one's are found by batch."""
+    monkeypatch.setattr(token_stream, "MAX_EAGER_FILES", files)
+    monkeypatch.setattr(token_stream, "MAX_CACHED_TOKENS", cached)
+    shards = require_paged(open_tokens(written, "train"))
+    assert shards.stream.is_cached == (cached > 0)
     windows = StreamWindows(shards, length=length, seed=5)
     count = 3 * windows.windows_per_epoch
     rows = windows.get_rows(range(count))
@@ -54,6 +62,44 @@ def test_windows_and_their_documents_equal_the_plain_twin_over_three_epochs(
     for document in range(shards.num_documents):
         assert windows.list_windows_with_document(document, count).tolist() == seen.get(document, [])
         assert windows.list_windows_with_document(document, 3).tolist() == [n for n in seen.get(document, []) if n < 3]
+
+
+@pytest.mark.parametrize(("length", "rows"), [(5, 4), (5, 7), (10, 3), (37, 3), (149, 4), (3, 1)])
+def test_consecutive_windows_are_read_on_in_each_row_from_step_to_step(
+    shards: PagedTokenShards, length: int, rows: int
+) -> None:
+    windows, shuffled = (StreamWindows(shards, length=length, seed=5, rows=number) for number in (rows, 0))
+    each = windows.windows_per_epoch
+    for epoch in range(2):
+        numbers = np.arange(epoch * each, (epoch + 1) * each)
+        found = windows.get_rows(numbers).tokens.tolist()
+        # The windows of the shuffled epoch, in another order.
+        assert sorted(found) == sorted(shuffled.get_rows(numbers).tokens.tolist())
+        for place in range(each - rows):
+            # The last target of a window is the first input of the row's next one, but where a row's part of the
+            # epoch ends: once in a row.
+            assert found[place][-1] == found[place + rows][0], (epoch, place)
+    seen: dict[int, list[int]] = {}
+    for index in range(2 * each):
+        for _, document in windows.list_documents(index):
+            seen.setdefault(document, []).append(index)
+    for document, indices in seen.items():
+        assert windows.list_windows_with_document(document, 2 * each).tolist() == indices
+
+
+def test_pieces_of_a_long_document_come_in_order_one_a_step(shards: PagedTokenShards) -> None:
+    """Document 5 has 62 tokens of 150, so it is in two of the three rows of ten windows."""
+    rows, length = 3, 5
+    windows = StreamWindows(shards, length=length, seed=5, rows=rows)
+    text = " ".join(map(str, windows.stream.read_range(*windows.stream.get_document_span(5)).tolist()))
+    numbers = windows.list_windows_with_document(5, windows.windows_per_epoch)
+    for row in np.unique(numbers % rows).tolist():
+        own = numbers[numbers % rows == row]
+        assert (np.diff(own // rows) == 1).all()
+        tokens, documents = windows.get_rows(own)
+        read = tokens[:, :-1][documents[:, :-1] % shards.num_documents == 5].tolist()
+        assert len(read) > 2 * length
+        assert " ".join(map(str, read)).removeprefix("2 ") in text  # the end of the document before opens this one
 
 
 def test_an_epoch_has_every_token_once_and_leaves_others_over_each_time(shards: PagedTokenShards) -> None:
@@ -102,7 +148,7 @@ def test_a_dataset_of_the_first_version_is_read_in_the_order_of_its_program(tmp_
     with tarfile.open(ROOT / "tests/data/dataset/version-1.tar.gz") as archive:
         archive.extractall(tmp_path, filter="data")
     shards = open_tokens(tmp_path, "train")
-    rows = build_source_windows(shards, length=32, seed=3).get_rows(range(1_000))
+    rows = build_source_windows(shards, BatchConfig(sequence_length=32), 3).get_rows(range(1_000))
     content = rows.tokens.astype("<i8").tobytes() + rows.documents.astype("<i8").tobytes()
     assert hashlib.sha256(content).hexdigest() == "0d8d5644a1b987df3c1e35e88caaee890f15bd9f30cb355a8da4463851144f6d"
     text = load_tokenizer(tmp_path / "tokenizer").decode(shards.get_tokens(0).tolist())

@@ -14,8 +14,8 @@ from llmsys.local_files import write_bytes_atomically
 from llmsys.report.estimate_page import CATEGORY_COLOURS, NUM_CATEGORIES
 from llmsys.report.html_markup import Html, build_details, build_section, build_table, format_number
 from llmsys.report.html_page import render_document
-from llmsys.report.plots import Figure, Trace, compute_curves_height
-from llmsys.report.report_section import ReportSection, build_report_section
+from llmsys.report.plots import Figure, Trace
+from llmsys.report.report_section import ReportSection, build_report_section, compute_curves_height
 
 
 def write_dry_run(results: Sequence[dict[str, Any]], folder: Path) -> tuple[Path, Path]:

@@ -178,12 +178,6 @@ def build_tokens_layout(
     }
 
 
-def compute_curves_height(traces: Sequence[Trace]) -> int:
-    """Return the height in pixels of curves whose legend has a line for each name, as it has on a phone."""
-    lines = sum(str(trace["name"]).count("<br>") + 1 for trace in traces if trace.get("showlegend", True))
-    return 300 + 19 * max(4, lines)
-
-
 # --- Bars, histograms, heat maps ---
 
 

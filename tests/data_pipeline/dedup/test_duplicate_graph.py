@@ -71,7 +71,8 @@ def test_stars_that_are_contracted_end_after_the_round_that_finds_it(
         return rounds[-1]
 
     monkeypatch.setattr(duplicate_graph._StarContraction, "_run_large_star", count_round)
-    labels, documents = (np.concatenate(part) for part in zip(*find_labels(iter([pairs]), tmp_path / "near", 300)))
+    found = find_labels(iter([pairs]), tmp_path / "near", 300)
+    labels, documents = (np.concatenate(part) for part in zip(*found, strict=True))
     assert (labels == documents // 40 * 40).all()
     assert len(rounds) == 2
 

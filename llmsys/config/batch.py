@@ -70,7 +70,11 @@ class BatchConfig(Section):
         description="Packing of documents into sequences. concatenate: in order, cut at the end of a sequence. "
         "best_fit, first_fit: whole documents where they fit, and padding; longer ones are cut.",
     )
-
+    window_order: Literal["shuffled", "consecutive"] = Field(
+        "shuffled",
+        description="Order of the windows of an epoch. consecutive: each row of the batch reads on from step to step, "
+        "so the pieces of a document longer than a window come in its order.",
+    )
     length_stages: tuple[LengthStageConfig, ...] = Field(
         (),
         description="Shorter sequences at the beginning of a run: a window is divided into sequences of the stage's "
@@ -112,6 +116,7 @@ class BatchConfig(Section):
             )
 
         yield from self._find_stage_violations()
+        yield from self._find_order_violations()
         if self.fill_in_middle is not None and self.packing == "concatenate":
             yield Violation(
                 "fill_in_middle",
@@ -145,6 +150,17 @@ class BatchConfig(Section):
             text = f"packing={self.packing} keeps documents whole in windows, which stages divide. Use concatenate."
             yield Violation("length_stages", text)
 
+    def _find_order_violations(self) -> Iterator[Violation]:
+        if self.window_order == "shuffled":
+            return
+        others = {
+            f"packing={self.packing} takes documents in an order of its own": self.packing != "concatenate",
+            "length_stages divide a window into sequences of one step": bool(self.length_stages),
+            "ramp changes the number of rows": self.ramp is not None,
+        }
+        for reason in (reason for reason, is_found in others.items() if is_found):
+            yield Violation("window_order", f"consecutive rows are not read on where {reason}. Use shuffled.")
+
     def find_pair_violations(self) -> Iterator[Violation]:
         """Yield the violations of a batch of pairs or texts, which are bucketed by length."""
         if self.length_stages:
@@ -153,6 +169,8 @@ class BatchConfig(Section):
             yield Violation("fill_in_middle", "pairs and texts have no documents to rearrange. Set it to null.")
         if self.packing != "concatenate":
             yield Violation("packing", f"{self.packing} packs documents, not pairs or texts. Use concatenate.")
+        if self.window_order != "shuffled":
+            yield Violation("window_order", "consecutive is for documents cut into windows. Use shuffled.")
         if self.ramp is not None:
             yield Violation("ramp", "pairs and texts are batched in length buckets, which do not grow. Set it to null.")
         if self.assignment != "sequential":

@@ -76,19 +76,24 @@ class TokenChoiceConfig(_BaseRoutingConfig):
     kind: Literal["token_choice"] = "token_choice"
 
 
-class ExpertCapacityConfig(_BaseRoutingConfig):
+class _BaseCapacityConfig(_BaseRoutingConfig):
+    scope: Literal["sequence", "document"] = Field(
+        "sequence", description="Tokens that share the capacity. document: packed documents are routed as if alone."
+    )
+
+
+class ExpertCapacityConfig(_BaseCapacityConfig):
     """Token choice with an expert capacity per sequence; tokens above it are dropped (GShard; Lepikhin et al. 2020)."""
 
     kind: Literal["capacity"] = "capacity"
     factor: float = Field(
         1.25,
         gt=0,
-        description="Capacity per expert and sequence is factor · tokens · experts per token / experts. Evaluation "
-        "drops no tokens.",
+        description="Capacity per expert is factor · tokens · experts per token / experts. Evaluation drops no tokens.",
     )
 
 
-class ExpertChoiceConfig(_BaseRoutingConfig):
+class ExpertChoiceConfig(_BaseCapacityConfig):
     """Expert choice: each expert takes its top tokens of a sequence (Zhou et al. 2022).
 
     The selection sees later tokens, so it suits training and encoders. The weights are the scores themselves:
@@ -174,9 +179,8 @@ class MoeConfig(Section):
     def _find_violations(self) -> Iterator[Violation]:
         experts, visits = self.num_experts, self.num_experts_per_tok
         if visits > experts:
-            yield Violation(
-                "num_experts_per_tok", f"{visits} of {experts} experts cannot be chosen. Use at most {experts}."
-            )
+            text = f"{visits} of {experts} experts cannot be chosen. Use at most {experts}."
+            yield Violation("num_experts_per_tok", text)
         if self.score == "sparsemixer" and visits != 2:
             yield Violation("num_experts_per_tok", f"sparsemixer chooses 2 experts, not {visits}. Use 2.")
         if self.shared_gate and not self.shared_expert_size:
@@ -206,16 +210,12 @@ class MoeConfig(Section):
             return
         size = experts // count
         if groups.groups_per_token > count:
-            yield Violation(
-                "groups.groups_per_token", f"{groups.groups_per_token} of {count} groups. Use at most {count}."
-            )
+            text = f"{groups.groups_per_token} of {count} groups. Use at most {count}."
+            yield Violation("groups.groups_per_token", text)
         elif groups.groups_per_token * size < self.num_experts_per_tok:
             needed = -(-self.num_experts_per_tok // size)
-            yield Violation(
-                "groups.groups_per_token",
-                f"{groups.groups_per_token} groups of {size} experts have fewer than "
-                f"{self.num_experts_per_tok} experts. Use at least {needed}.",
-            )
+            text = f"{groups.groups_per_token} groups of {size} experts have fewer than {self.num_experts_per_tok}"
+            yield Violation("groups.groups_per_token", f"{text} experts. Use at least {needed}.")
         if groups.score == "top2" and size < 2:
             yield Violation("groups.score", "top2 needs two experts in each group. Use max, or fewer groups.")
 

@@ -208,6 +208,10 @@ def find_scope_violations(
     if batch.attention_scope == "document" and (found := [choice for choice, is_mixed in mixes.items() if is_mixed]):
         text = f"document is not kept by {found[0]}, which reads a window as one text. Use window."
         yield Violation("batch.attention_scope", text)
+    routing = None if model.moe is None else model.moe.routing
+    if batch.attention_scope == "window" and getattr(routing, "scope", "sequence") == "document":
+        text = "document has no borders to count by with batch.attention_scope=window. Use sequence, or attention_scope"
+        yield Violation("model.moe.routing.scope", f"{text}=document.")
     if batch.packing != "concatenate" and objective.uses_windows and not isinstance(objective, NextTokenConfig):
         text = f"{batch.packing} pads sequences, which objective.kind={objective.kind} does not know. Use concatenate."
         yield Violation("batch.packing", text)

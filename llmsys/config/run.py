@@ -210,6 +210,8 @@ class RunConfig(Section):
         for key, default in (("moments", "fp32"), ("max_attention_logit", None)):
             if sections["optimizer"].get(key) == default:  # runs of earlier versions have no other
                 sections["optimizer"].pop(key, None)
+        if (routing := (sections["model"]["moe"] or {}).get("routing", {})).get("scope") == "sequence":
+            del routing["scope"]
         if self.model.parametrization.kind == "standard":
             del sections["model"]["parametrization"]
         batch = {key: stored["batch"][key] for key in ("sequence_length", "length_groups", "attend")}
@@ -223,14 +225,9 @@ class RunConfig(Section):
         if self.train.ema_half_life_tokens:
             train["average_half_life_tokens"] = self.train.ema_half_life_tokens
         train |= {key: stored["train"][key] for key in ("branch_from", "grow_model") if stored["train"][key]}
-        if self.batch.packing != "concatenate":
-            batch["packing"] = self.batch.packing
-        if self.batch.length_stages:
-            batch["length_stages"] = stored["batch"]["length_stages"]
-        if self.batch.fill_in_middle is not None:
-            batch["fill_in_middle"] = stored["batch"]["fill_in_middle"]
-        if self.batch.ramp is not None:
-            batch["ramp"] = stored["batch"]["ramp"]
+        for key in ("packing", "window_order", "length_stages", "fill_in_middle", "ramp"):
+            if getattr(self.batch, key) != BatchConfig.model_fields[key].default:
+                batch[key] = stored["batch"][key]
         if self.train.reproducibility == "bitwise":  # the settings that rounding depends on
             sections["bitwise"] = {
                 "threads_per_process": self.train.threads_per_process,

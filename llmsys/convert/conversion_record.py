@@ -1,4 +1,4 @@
-"""Read the record of the Hugging Face folder that a run folder was made from, and the small files that were kept of it.
+"""Read the records of a conversion: the Hugging Face folder that a run was made from, and the run of exported weights.
 
 `hugging_face/record.json` has the names and shards of that folder. A run folder may come from a stranger, so the record
 is checked before anything is written.
@@ -15,6 +15,7 @@ from typing import Any
 from llmsys.convert.folders import KEPT, RECORD, UNUSED
 from llmsys.convert.safetensors_folder import INDEX, is_shard_name, parse_weight_map
 from llmsys.errors import CheckpointError
+from llmsys.train.checkpoint_record import read_record
 
 NEXT = "Do not trust this run folder, or remove its hugging_face/ folder to convert the weights alone."
 
@@ -71,3 +72,20 @@ def list_small_files(run_folder: Path) -> list[Path]:
         if file.name == INDEX or is_shard_name(file.name):
             raise CheckpointError(f"{file} would replace the weights that are written. {NEXT}")
     return found
+
+
+def describe_origin(run: str, checkpoint: Path) -> dict[str, Any]:
+    """Return the run and step of exported weights, with the parent of the run.
+
+    Args:
+        run: Name of the run.
+        checkpoint: The checkpoint that is exported, or the last of those that are averaged.
+
+    Returns:
+        Values for JSON; empty for a model that was imported and not trained.
+    """
+    saved = read_record(checkpoint)
+    if not saved["steps"]:
+        return {}
+    known = {key: saved[key] for key in ("state_hash", "parent") if saved.get(key) is not None}
+    return {"run": run, "checkpoint": str(checkpoint), "steps": saved["steps"], **known}

@@ -1,7 +1,8 @@
 """Export a run as a Hugging Face folder that transformers loads: config.json, shards, index, tokenizer.
 
 Reads a run folder or one of its checkpoints. A run folder that was imported, and whose model section has not changed,
-is exported with the same small files, names and shards. Any other gets a config.json of its family.
+is exported with the same small files, names and shards. Any other gets a config.json of its family. A model that was
+trained gets a llmsys.json with the run, step and parent that it comes from.
 
 Invariants:
 - Memory stays near the largest tensor: shards are written in place, tensor by tensor.
@@ -27,7 +28,7 @@ from llmsys.config.section import format_choices
 from llmsys.config.train import GenerationConfig
 from llmsys.convert.checkpoint_stream import AverageReader, CheckpointReader
 from llmsys.convert.conversion_plan import ConversionPlan, Shape, TensorGroup, build_conversion_plan
-from llmsys.convert.conversion_record import NEXT, list_small_files, read_conversion_record
+from llmsys.convert.conversion_record import NEXT, describe_origin, list_small_files, read_conversion_record
 from llmsys.convert.exported_multipliers import remove_multipliers, scale_weight
 from llmsys.convert.family_mappings import get_family_mapping
 from llmsys.convert.folders import KEPT, RECORD, RUN_CONFIG, UNUSED, find_checkpoint, publish_folder
@@ -50,7 +51,7 @@ from llmsys.train.run_data import get_tokenizer_path
 # Largest file, as transformers has it; a single larger tensor gets a file of its own.
 SHARD_BYTES = 5_000_000_000
 
-GENERATION = "generation_config.json"
+GENERATION, ORIGIN = "generation_config.json", "llmsys.json"
 SOURCE_DTYPE = "source"
 
 log = get_logger(__name__)
@@ -84,6 +85,7 @@ class HuggingFaceExport:
             self.model, get_family_mapping(str(self.values["model_type"]), self.model)
         )
         _check_checkpoint(checkpoint, self.plan, self.reader)
+        self.origin = describe_origin(self.run.run.name, checkpoint)
         self.copies: dict[str, str] = self.record["copies"] if self.record else {}
         self.unused = self._open_unused()
         try:
@@ -197,6 +199,8 @@ def convert_to_hugging_face(
         _write_tensors(folder, writing)
         _write_index(folder, writing)
         _write_small_files(folder, writing)
+        if writing.origin:
+            _write_json(folder / ORIGIN, writing.origin)
     return destination
 
 

@@ -113,3 +113,31 @@ class KeyedPermutation:
     @staticmethod
     def _hash_half(half: NDArray[np.uint64], key: np.uint64) -> NDArray[np.uint64]:
         return hash_splitmix64(half * np.uint64(_GOLDEN) + key)
+
+
+class RowOrder:
+    """The integers below `size` divided into `rows` consecutive runs, of which each place takes the next of its row.
+
+    With `rows` places in a step, row r of step s has number s of run r. The first runs are one longer where `rows` does
+    not divide `size`.
+    """
+
+    def __init__(self, size: int, rows: int) -> None:
+        self.rows = rows
+        self.length, self.num_longer = divmod(size, rows)
+
+    def get_values(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the value at each place, int64 of the same shape."""
+        numbers, rows = np.divmod(places, self.rows)
+        return rows * self.length + np.minimum(rows, self.num_longer) + numbers
+
+    def find_places(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the place of each value, int64 of the same shape: the inverse of `get_values`."""
+        longer = self.num_longer * (self.length + 1)
+        rows = np.where(
+            values < longer,
+            values // (self.length + 1),
+            self.num_longer + (values - longer) // max(self.length, 1),
+        )
+        numbers: NDArray[np.int64] = values - rows * self.length - np.minimum(rows, self.num_longer)
+        return numbers * self.rows + rows

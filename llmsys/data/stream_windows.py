@@ -3,10 +3,11 @@
 Reads token files with page tables. Memory and time per window do not grow with the corpus.
 
 The tokens of all files are one cyclic stream. An epoch rotates it by a number of tokens of its own, cuts it into
-windows, and permutes them. A window has `length + 1` tokens: inputs and, shifted by one, targets.
+windows, and permutes them, or gives each row of the batch consecutive ones. A window has `length + 1` tokens: inputs
+and, shifted by one, targets.
 
 Invariants:
-- Window w of epoch e is a function of (data fingerprint, seed, e, w) alone, and has an inverse.
+- Window w of epoch e is a function of (data fingerprint, seed, rows, e, w) alone, and has an inverse.
 - The end-of-sequence token that closes a document in the files opens the next document here, so every token of a
   document is predicted, the first included.
 """
@@ -19,16 +20,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmsys.data.packed_windows import CutWindows, Window, WindowBatch, build_size_error, split_at_documents
-from llmsys.data.shuffle import KeyedPermutation, derive_order_key
+from llmsys.data.shuffle import KeyedPermutation, RowOrder, derive_order_key
 from llmsys.paged_token_shards import PagedTokenShards
 
 # N windows, T positions
 
 
 class EpochKeys(NamedTuple):
-    """The order of one epoch: the permutation of its windows, and the first token of window 0 in the stream."""
+    """The order of one epoch: the order of its windows, and the first token of window 0 in the stream."""
 
-    windows: KeyedPermutation
+    windows: KeyedPermutation | RowOrder
     shift: int
 
 
@@ -36,11 +37,12 @@ class StreamWindows(CutWindows):
     """Every epoch of a dataset as windows of a fixed length, in order 2 of the manifest.
 
     An epoch has `tokens // length` windows; one of them begins at the end of the stream and ends at its begin. The
-    remainder is `tokens_left_over_per_epoch`: other tokens in each epoch.
+    remainder is `tokens_left_over_per_epoch`: other tokens in each epoch. `rows` is the number of windows in a step
+    whose rows read on from step to step; 0 shuffles the windows.
     """
 
-    def __init__(self, shards: PagedTokenShards, *, length: int, seed: int) -> None:
-        self.stream, self.length, self.seed = shards.stream, length, seed
+    def __init__(self, shards: PagedTokenShards, *, length: int, seed: int, rows: int = 0) -> None:
+        self.stream, self.length, self.seed, self.rows = shards.stream, length, seed, rows
         self.fingerprint = shards.fingerprint
         """Fingerprint of the dataset."""
         self.tokens = self.stream.num_tokens
@@ -51,7 +53,11 @@ class StreamWindows(CutWindows):
 
     def _derive_epoch(self, epoch: int) -> EpochKeys:
         identity = self.fingerprint, self.seed, epoch
-        windows = KeyedPermutation(self.windows_per_epoch, derive_order_key("stream windows", *identity))
+        windows: KeyedPermutation | RowOrder
+        if self.rows:
+            windows = RowOrder(self.windows_per_epoch, self.rows)
+        else:
+            windows = KeyedPermutation(self.windows_per_epoch, derive_order_key("stream windows", *identity))
         return EpochKeys(windows, derive_order_key("stream shift", *identity) % self.tokens)
 
     def get_window(self, index: int) -> Window:

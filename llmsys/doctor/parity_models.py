@@ -101,6 +101,7 @@ _SEQUENCE_LOSS = {"kind": "auxiliary_loss", "weight": 0.5, "scope": "sequence"}
 _BATCH_LOSS = {"kind": "auxiliary_loss", "weight": 0.5, "scope": "batch"}
 _BIAS_AND_LOSS = {"kind": "bias", "rate": 0.01, "sequence_weight": 0.5}
 _CAPACITY = {"kind": "capacity", "factor": 0.7}
+_BY_DOCUMENT = _CAPACITY | {"scope": "document"}
 
 DENSE = ParityModel("dense, tied", _build_model_config(tie_word_embeddings=True))
 EXPERTS = ParityModel("experts", _build_model_config(moe=_build_moe_config(2)))
@@ -116,10 +117,10 @@ LATENT = ParityModel(
     ),
 )
 SINKS = ParityModel(
-    "experts, softmax, sequence loss, capacity, sinks",
+    "experts, softmax, sequence loss, capacity by document, sinks",
     _build_model_config(
         attention={"kind": "multi_head", "sinks": True},
-        moe=_build_moe_config(2, score="softmax", balance=_SEQUENCE_LOSS, routing=_CAPACITY, z_loss_weight=0.1),
+        moe=_build_moe_config(2, score="softmax", balance=_SEQUENCE_LOSS, routing=_BY_DOCUMENT, z_loss_weight=0.1),
     ),
 )
 TRANSLATION = ParityModel(

@@ -86,7 +86,7 @@ def replace_routing(routing: ForcedRouting) -> None:
         attach_known(decision.experts_NK, values)
         return decision
 
-    def choose_forced_tokens(scores: RouterScores, factor: float, real_BT: Tensor) -> RoutingDecision:
+    def choose_forced_tokens(scores: RouterScores, factor: float, real_BT: Tensor, _: Tensor) -> RoutingDecision:
         num_experts = scores.log_scores_NE.shape[-1]
         with leave_fake_mode():
             values = _choose_expert_choice(real_BT.shape, num_experts, factor)

@@ -7,7 +7,7 @@ counted again.
 
 from collections.abc import Callable
 from functools import partial
-from typing import assert_never
+from typing import Literal, assert_never
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from llmsys.config.moe import (
     TokenChoiceConfig,
 )
 from llmsys.errors import ConfigError
+from llmsys.model.attention_mask import compute_document_positions
 from llmsys.model.experts import GroupedExperts
 from llmsys.model.feed_forward import build_feed_forward
 from llmsys.model.float32_buffers import Float32BufferModule
@@ -97,7 +98,7 @@ class MoELayer(Float32BufferModule):
         """Return the sums over the tokens of the step so far: the buffers themselves, not copies."""
         return self.expert_tokens_E, self.probability_sum_E, self.router_z_sum, self.num_tokens, self.num_dropped
 
-    def forward(self, x_BTD: Tensor, real_BT: Tensor | None = None) -> Tensor:
+    def forward(self, x_BTD: Tensor, real_BT: Tensor | None = None, documents_BT: Tensor | None = None) -> Tensor:
         """Return the sum over the chosen and shared experts, in the shape and dtype of the input.
 
         In training mode the counters of the step are updated.
@@ -106,12 +107,13 @@ class MoELayer(Float32BufferModule):
             x_BTD: Activations; each row is one sequence.
             real_BT: False where a token is padding, which is not counted, has no loss and uses no expert capacity.
                 None: no padding.
+            documents_BT: Document numbers, for experts with a capacity per document. None: a row is one document.
         """
         if real_BT is None:
             real_BT = torch.ones(x_BTD.shape[:2], dtype=torch.bool, device=x_BTD.device)
         x_ND = x_BTD.reshape(-1, x_BTD.shape[-1])
         scores = self.router.compute_scores(x_ND)
-        routing = self._route_tokens(scores, real_BT)
+        routing = self._route_tokens(scores, real_BT, documents_BT)
         shared = None if self.shared is None else partial(self._compute_shared, self.shared, x_ND)
         return self.dispatcher(x_ND, routing, self.experts, shared).view_as(x_BTD)
 
@@ -137,18 +139,19 @@ class MoELayer(Float32BufferModule):
         weighted: Tensor = balance * self.balance_factor + z_loss
         return weighted
 
-    def _route_tokens(self, scores: RouterScores, real_BT: Tensor) -> RoutingDecision:
+    def _route_tokens(self, scores: RouterScores, real_BT: Tensor, documents_BT: Tensor | None) -> RoutingDecision:
         match self.config.routing:
             case TokenChoiceConfig():
                 # `asked` has what is dropped below, too: balance is about what the router wants.
                 routing = asked = self._select_experts(scores)
-            case ExpertCapacityConfig(factor=factor):
+            case ExpertCapacityConfig(factor=factor, scope=scope):
                 routing = asked = self._select_experts(scores)
                 # Evaluation drops nothing: a prompt continued token by token would drop others than one read at once.
                 if self.training:
-                    routing = drop_overflow(asked, factor, self.config.num_experts, real_BT)
-            case ExpertChoiceConfig(factor=factor):
-                chosen = choose_tokens(scores, factor, real_BT)
+                    positions_BT = _count_positions(scope, real_BT, documents_BT)
+                    routing = drop_overflow(asked, factor, self.config.num_experts, real_BT, positions_BT)
+            case ExpertChoiceConfig(factor=factor, scope=scope):
+                chosen = choose_tokens(scores, factor, real_BT, _count_positions(scope, real_BT, documents_BT))
                 weights_NK = self.router.scale_weights(chosen.weights_NK)
                 routing = asked = RoutingDecision(chosen.experts_NK, weights_NK, partial=True)
             case unreachable:
@@ -194,6 +197,13 @@ class MoELayer(Float32BufferModule):
                 "torch.utils.checkpoint with use_reentrant=True runs the first forward pass without "
                 "gradients, so balance and z losses would have no gradient. Use use_reentrant=False."
             )
+
+
+def _count_positions(scope: Literal["sequence", "document"], real_BT: Tensor, documents_BT: Tensor | None) -> Tensor:
+    """Return positions counted from the start of each group of tokens that share the capacity of experts, (B, T)."""
+    if scope == "document" and documents_BT is not None:
+        return compute_document_positions(documents_BT)
+    return torch.arange(real_BT.shape[1], device=real_BT.device).expand(real_BT.shape)
 
 
 def _return_counts(counts_BE: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ Expert capacity drops tokens as GShard does (Lepikhin 2020, arXiv:2006.16668, 2.
 
 Invariants:
 - Everything is float32, also under bfloat16 weights: top-k turns a rounding error into another expert.
-- Capacity is counted per sequence, so that routing does not depend on ranks or micro-batches.
+- Capacity is counted per sequence, or per document of it, so that routing does not depend on ranks or micro-batches.
 - Assignments are admitted by position, and a token's best expert before its others. GShard admits every first choice
   before any second one; then a token's output would depend on later tokens, which a decoder must not see.
 - Expert choice looks at all positions of a sequence: for training and encoders, not for generation (KeyValueCache
@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from llmsys.config.moe import GroupLimitedRoutingConfig, MoeConfig
+from llmsys.model.attention_mask import compute_document_positions
 from llmsys.model.host_read import read_once
 
 # N tokens, D width, E experts, K experts per token
@@ -198,23 +199,35 @@ def _compute_choice_weight(logits_NE: Tensor, open_NE: Tensor, chosen_N1: Tensor
 # B rows (sequences), T positions, N = B * T tokens, K experts per token, E experts, A = N * K assignments
 
 
-def drop_overflow(routing: RoutingDecision, factor: float, num_experts: int, real_BT: Tensor) -> RoutingDecision:
-    """Keep the first ceil(factor · T · K / E) assignments of each expert and sequence; T counts real tokens only.
+def drop_overflow(
+    routing: RoutingDecision, factor: float, num_experts: int, real_BT: Tensor, positions_BT: Tensor
+) -> RoutingDecision:
+    """Keep the first ceil(factor · T · K / E) assignments of each expert and group; T counts its real tokens only.
 
-    Padding (False in real_BT) visits no expert and uses no capacity. Dropped assignments become NO_EXPERT with weight
-    0.
+    A group is a sequence, or a document of it: `positions_BT` counts from 0 in each. Padding (False in real_BT) visits
+    no expert and uses no capacity. Dropped assignments become NO_EXPERT with weight 0.
     """
     experts_NK = routing.experts_NK
-    rows, experts_per_token = real_BT.shape[0], experts_NK.shape[1]
-    capacity_B = compute_capacity(real_BT.sum(1), factor * experts_per_token / num_experts)
-    row_NK = torch.arange(rows, device=experts_NK.device).repeat_interleave(real_BT.shape[1])[:, None]
-    queue_A = (row_NK * num_experts + experts_NK).where(real_BT.view(-1, 1), rows * num_experts).flatten()
-    # One queue per sequence and expert; the last queue is padding's, without capacity.
-    capacity_A = torch.cat([capacity_B.repeat_interleave(num_experts), capacity_B.new_zeros(1)])[queue_A]
-    kept_NK = (_compute_queue_positions(queue_A, rows * num_experts + 1) < capacity_A).view_as(experts_NK)
+    first_BT = _find_first_tokens(positions_BT)
+    capacity_BT = _compute_group_capacity(first_BT, real_BT, factor * experts_NK.shape[1] / num_experts)
+    # One queue per group and expert; padding's is without capacity.
+    queue_NK = first_BT.view(-1, 1) * num_experts + experts_NK
+    queue_A = queue_NK.where(real_BT.view(-1, 1), -1).flatten()
+    kept_NK = _compute_queue_positions(queue_A).view_as(experts_NK) < capacity_BT.where(real_BT, 0).view(-1, 1)
     return RoutingDecision(
         experts_NK.where(kept_NK, NO_EXPERT), routing.weights_NK.masked_fill(~kept_NK, 0.0), partial=True
     )
+
+
+def _find_first_tokens(positions_BT: Tensor) -> Tensor:
+    """Return the first token of each token's group, counted over all rows, (B, T)."""
+    return torch.arange(positions_BT.numel(), device=positions_BT.device).view_as(positions_BT) - positions_BT
+
+
+def _compute_group_capacity(first_BT: Tensor, real_BT: Tensor, per_token: float) -> Tensor:
+    """Return the real tokens that an expert takes at most in the group of each token, (B, T)."""
+    tokens_N = torch.zeros_like(first_BT).flatten().scatter_add_(0, first_BT.flatten(), real_BT.flatten().long())
+    return compute_capacity(tokens_N, per_token).minimum(tokens_N)[first_BT]
 
 
 def compute_capacity(tokens_B: Tensor, per_token: float) -> Tensor:
@@ -223,29 +236,26 @@ def compute_capacity(tokens_B: Tensor, per_token: float) -> Tensor:
     return (tokens_B.double() * per_token - 1e-9).ceil().long()
 
 
-def _compute_queue_positions(queue_A: Tensor, num_queues: int) -> Tensor:
+def _compute_queue_positions(queue_A: Tensor) -> Tensor:
     """Count the earlier assignments in the same queue, (A,)."""
     # Stable, so that a queue is in the order of positions.
     order_A = queue_A.argsort(stable=True)
-    lengths = count_bins(queue_A, num_queues)
-    starts = lengths.cumsum(0) - lengths
     position_A = torch.empty_like(queue_A)
-    position_A[order_A] = torch.arange(len(queue_A), device=queue_A.device) - starts[queue_A[order_A]]
+    position_A[order_A] = compute_document_positions(queue_A[order_A][None])[0]  # a queue is a run of equal numbers
     return position_A
 
 
 # Expert choice: K is the largest number of experts of any token.
 
 
-def choose_tokens(scores: RouterScores, factor: float, real_BT: Tensor) -> RoutingDecision:
-    """Let each expert take the ceil(factor · T / E) real tokens of a sequence that score highest with it.
+def choose_tokens(scores: RouterScores, factor: float, real_BT: Tensor, positions_BT: Tensor) -> RoutingDecision:
+    """Let each expert take the ceil(factor · T / E) real tokens of a group that score highest with it.
 
-    Weights are the scores themselves (Zhou 2022, 3.2), whatever `norm_topk_prob` is: the weights of a token may sum to
-    0.
+    A group is a sequence, or a document of it: `positions_BT` counts from 0 in each. Weights are the scores themselves
+    (Zhou 2022, 3.2), whatever `norm_topk_prob` is: the weights of a token may sum to 0.
     """
-    chosen_NE = _compute_choice_mask(
-        scores.log_scores_NE.detach().unflatten(0, real_BT.shape), factor, real_BT
-    ).flatten(0, 1)
+    merit_BTE = scores.log_scores_NE.detach().unflatten(0, real_BT.shape)
+    chosen_NE = _compute_choice_mask(merit_BTE, factor, real_BT, positions_BT).flatten(0, 1)
     most = max(1, read_once(lambda: int(chosen_NE.sum(-1).max()))) if len(chosen_NE) else 1
     # Stable: chosen experts come first, by number.
     experts_NK = chosen_NE.to(torch.uint8).argsort(dim=-1, descending=True, stable=True)[:, :most]
@@ -254,12 +264,14 @@ def choose_tokens(scores: RouterScores, factor: float, real_BT: Tensor) -> Routi
     return RoutingDecision(experts_NK.where(kept_NK, NO_EXPERT), weights_NK, partial=True)
 
 
-def _compute_choice_mask(merit_BTE: Tensor, factor: float, real_BT: Tensor) -> Tensor:
+def _compute_choice_mask(merit_BTE: Tensor, factor: float, real_BT: Tensor, positions_BT: Tensor) -> Tensor:
     """Return True where an expert takes a token, bool (B, T, E)."""
-    length, num_experts = merit_BTE.shape[1:]
-    tokens_B = real_BT.sum(1)
-    capacity_B = compute_capacity(tokens_B, factor / num_experts).minimum(tokens_B)
     best_BTE = merit_BTE.masked_fill(~real_BT[..., None], -torch.inf).argsort(dim=1, descending=True, stable=True)
-    admitted_BT1 = (torch.arange(length, device=merit_BTE.device) < capacity_B[:, None])[..., None]
+    first_BT = _find_first_tokens(positions_BT)
+    # Best first within each group, and groups in order: place t then belongs to the group of token t.
+    first_BTE = first_BT[..., None].expand_as(best_BTE).gather(1, best_BTE)
+    best_BTE = best_BTE.gather(1, first_BTE.argsort(dim=1, stable=True))
+    capacity_BT = _compute_group_capacity(first_BT, real_BT, factor / merit_BTE.shape[-1])
+    admitted_BT1 = (positions_BT < capacity_BT)[..., None]
     chosen_BTE = torch.zeros_like(merit_BTE, dtype=torch.bool)
     return chosen_BTE.scatter_(1, best_BTE, admitted_BT1.expand_as(best_BTE))

@@ -120,7 +120,8 @@ class TransformerBlock(nn.Module):
         feed = self.feed_forward
         if self.chunk_length is not None and not isinstance(feed, MoELayer):
             return _run_in_chunks(feed, x_BTD, self.chunk_length)
-        y_BTD: Tensor = feed(x_BTD, context.real_BT) if isinstance(feed, MoELayer) else feed(x_BTD)
+        given = (context.real_BT, context.documents_BT) if isinstance(feed, MoELayer) else ()
+        y_BTD: Tensor = feed(x_BTD, *given)
         return y_BTD
 
     def _apply_norm(self, name: str, x_BTD: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ Reads the values that `llmsys estimate --json` prints, kernels and a timeline. W
 """
 
 from collections.abc import Iterator, Sequence
+from math import log10
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +31,12 @@ from llmsys.report.report_section import Numbers, ReportSection, build_report_se
 # Categories of memory that have a colour of their own; smaller ones are summed.
 NUM_CATEGORIES = 8
 CATEGORY_COLOURS = (
-    BLUE, ORANGE, GREEN, PURPLE, "theme:note-line", "theme:muted", "theme:ink", "theme:blue-fill", FAINT
+    BLUE, ORANGE, GREEN, PURPLE, "theme:yellow", "theme:sky", "theme:muted", "theme:ink", FAINT
 )  # fmt: skip
 ACTIVITY_COLOURS = {"forward": BLUE, "backward": ORANGE, "exchange": GREEN, "update": PURPLE, "bubble": FAINT}
 GIB = 2**30
+# Kernels of a roofline that are as near as this share one dot.
+DOT_DECADES = 0.1
 
 
 def write_estimate_page(
@@ -169,18 +172,20 @@ def plot_roofline(kernels: Sequence[LayerKernel], device: DeviceProfile) -> Figu
     low = min(0.3, *(one.intensity for one in kernels)) / 2
     high = max(3 * corner, *(2 * one.intensity for one in kernels))
     roof = build_line("roof: peak and memory", [low, corner, high], [low * bandwidth, peak, peak], ORANGE)
-    dots = build_line("kernels", [one.intensity for one in kernels], [one.rate for one in kernels], BLUE) | {
+    groups = _group_kernels(kernels)
+    first = [kernels[group[0]] for group in groups]
+    dots = build_line("kernels", [one.intensity for one in first], [one.rate for one in first], BLUE) | {
         "mode": "markers+text",
-        "text": [str(number) for number in range(1, len(kernels) + 1)],
-        "textposition": ["top center", "bottom center"] * len(kernels),
+        "text": [", ".join(str(number + 1) for number in group) for group in groups],
+        "textposition": ["top center", "bottom center"] * len(groups),
         "textfont": {"size": 10, "color": "theme:ink"},
-        "hovertext": [escape_plot_text(one.name) for one in kernels],
+        "hovertext": ["<br>".join(escape_plot_text(kernels[number].name) for number in group) for group in groups],
         "marker": {"color": BLUE, "size": 9},
         "hovertemplate": "%{hovertext}: %{x:.3g} FLOP/byte, %{y:.3s}FLOP/s<extra></extra>",
     }
     layout = {
         "xaxis": {"title": {"text": "operations per byte"}, "type": "log"},
-        "yaxis": {"title": {"text": "FLOP/s"}, "type": "log", "exponentformat": "SI"},
+        "yaxis": {"title": {"text": "FLOP/s"}, "type": "log", "exponentformat": "power", "dtick": 1},
         "showlegend": True,
         "hovermode": "closest",
     }
@@ -189,6 +194,21 @@ def plot_roofline(kernels: Sequence[LayerKernel], device: DeviceProfile) -> Figu
         "per byte; kernels left of it wait for memory. Rates are from the device profile, numbers as in the table."
     )
     return Figure("plot-roofline", "Roofline", [roof, dots], layout, caption, height=420)
+
+
+def _group_kernels(kernels: Sequence[LayerKernel]) -> list[list[int]]:
+    """Return the numbers of kernels whose dots would lie on each other, from left to right."""
+    groups: list[list[int]] = []
+    for number in sorted(range(len(kernels)), key=lambda one: (kernels[one].intensity, one)):
+        for group in groups:
+            other, one = kernels[group[0]], kernels[number]
+            apart = (log10(one.intensity / other.intensity), log10(one.rate / other.rate))
+            if max(map(abs, apart)) < DOT_DECADES:
+                group.append(number)
+                break
+        else:
+            groups.append([number])
+    return [sorted(group) for group in groups]
 
 
 def _build_kernel_table(kernels: Sequence[LayerKernel]) -> Html:

@@ -1,4 +1,4 @@
-"""Build the section about the family of a run: the runs that it branched from, and the branches next to them.
+"""Build the section about the family of a run: the runs that its weights came from, and the runs that took its weights.
 
 Reads the `branch` events of the run, of its ancestors and of the other run folders in the same place.
 
@@ -21,7 +21,7 @@ MAX_RUNS = 20
 # Folders that are searched for branches.
 MAX_FOLDERS = 500
 
-_BRANCH = re.compile(r"^  branch_from: (.+)@\d+$", re.MULTILINE)
+_SOURCE = re.compile(r"^  (?:branch_from|init_from): (?!null$)(.+?)(?:@\d+)?$", re.MULTILINE)
 COLOURS = (plots.BLUE, plots.ORANGE, plots.GREEN, plots.PURPLE, plots.FAINT)
 
 
@@ -41,9 +41,9 @@ def build_family_section(record: RunRecord) -> ReportSection | None:
     for number, member in enumerate(family):
         curves, colour = member.curves, COLOURS[number % len(COLOURS)]
         traces += plots.build_noisy_curve(member.name, curves.columns["tokens"], curves.columns["loss"], colour)
-    caption = "Training loss of the run, of the runs that it branched from, and of their branches in the same folder."
+    caption = "Training loss of the run, of the runs that it took weights from, and of their branches in its folder."
     layout = plots.build_tokens_layout("nats per token", legend=True)
-    figure = Figure("plot-family", "Loss of the family", traces, layout, caption, 380)
+    figure = Figure("plot-family", "Loss of the family", traces, layout, caption, plots.compute_curves_height(traces))
     head = ("run", "from", "tokens", "data", "moments", "changed")
     table = build_table(head, [_build_row(member) for member in family], numeric=[2])
     return build_report_section("family", "Family", [figure], table)
@@ -75,8 +75,8 @@ def _find_parent(member: RunRecord, branch: Event) -> Path | None:
 
 
 def _find_relative(config: Path, family: set[Path]) -> Path | None:
-    """Return the member of the family that the run of a config.yaml branched from."""
-    match = _BRANCH.search(config.read_text("utf-8", errors="replace"))
+    """Return the member of the family that the run of a config.yaml took its weights from."""
+    match = _SOURCE.search(config.read_text("utf-8", errors="replace"))
     if match is None:
         return None
     named = Path(match[1].strip("'\""))

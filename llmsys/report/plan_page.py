@@ -39,14 +39,14 @@ def write_plan_page(
     """
     best = data["best"][0]
     numbers: Numbers = [
-        ("layouts that fit", f"{data['fitting']:,}", f"{data['considered']:,} combinations considered"),
+        ("micro-batches that fit", f"{data['fitting']:,}", f"of {data['considered']:,} layouts"),
         ("fastest step", f"{best['step_seconds']['p50']:.3g} s", best["choice"]),
         ("peak memory per device", format_gib(best["peak_bytes"]), best["peak_instant"]),
         ("utilisation", f"{best['utilisation']:.1%}", data["device"]),
     ]
-    head = ("layout", "step P50, s", "tokens/s/device", "utilisation", "peak", "fullest")
+    head = ("layout", "step P50, s", "tokens/s/device", "utilisation", "peak", "instant of the peak")
     rows = [
-        (one["choice"], f"{one['step_seconds']['p50']:.3g}", f"{one['tokens_per_second_per_device']:,.0f}",
+        (one["choice"], f"{one['step_seconds']['p50']:#.3g}", f"{one['tokens_per_second_per_device']:,.0f}",
          f"{one['utilisation']:.1%}", format_gib(one["peak_bytes"]), one["peak_instant"])
         for one in _list_shown_layouts(data)
     ]  # fmt: skip

@@ -1,7 +1,7 @@
 """Continue a run in a new folder from one of its steps, with other settings: `train.branch_from: RUN@STEP`.
 
-Reads the checkpoint of that step. The new run knows its parent: its checkpoints have the key `parent`, its events the
-event `branch`.
+Or begin a run at token 0 with the weights of another one: `train.init_from`. Reads a checkpoint of the other run. The
+new run knows its parent: its checkpoints have the key `parent`, its events the event `branch`.
 
 Invariants:
 - The token count continues. Step n of the new run is the step of its own batch size that begins at that token.
@@ -22,8 +22,9 @@ from llmsys.engine.engine import Engine
 from llmsys.errors import CheckpointError
 from llmsys.log import get_logger
 from llmsys.train.checkpoint_load import read_resumable_record
+from llmsys.train.checkpoint_record import read_record
 from llmsys.train.run_checks import format_changes
-from llmsys.train.source_checkpoint import find_source_checkpoint, load_taken_tensors, select_tensors
+from llmsys.train.source_checkpoint import TakenTensors, find_source_checkpoint, load_taken_tensors, select_tensors
 from llmsys.train.step_guard import StepGuard
 
 SOURCES = re.compile(r"train\.(branch_from|init_from|grow_model) ")
@@ -74,9 +75,11 @@ def find_branch_point(config: RunConfig, identity: dict[str, Any]) -> BranchPoin
     saved, now = to_current_names(record["run"]), to_current_names(identity)
     tokens = _count_parent_tokens(checkpoint, saved, int(record["steps"]))
     steps = _find_first_step(config, checkpoint, tokens, int(record["steps"]))
-    changes = tuple(change for change in format_changes(saved, now) if not SOURCES.match(change))
+    changes = _list_changes(saved, now)
     # Windows are cut by these settings; steps of pairs are grouped by the whole batch.
-    keys = ("sequence_length", "packing", "fill_in_middle") if config.objective.uses_windows else tuple(now["batch"])
+    keys = ("sequence_length", "packing", "fill_in_middle", "window_order")
+    if not config.objective.uses_windows or "window_order" in now["batch"]:  # rows that are read on are the batch's
+        keys = tuple(now["batch"].keys() | set(keys))
     is_same_cut = all(saved["batch"].get(key) == now["batch"].get(key) for key in keys)
     has_same_data = all(saved.get(key) == now.get(key) for key in DATA_KEYS)
     is_continued = is_same_cut and (has_same_data or _is_parent_first_source(saved, now, tokens))
@@ -144,20 +147,56 @@ def load_branch(engine: Engine, point: BranchPoint, config: RunConfig, judge: St
     if point.steps == int(point.record["steps"]):
         judge.load_state_dict(point.record.get("judge", {}))
     order = "continued" if point.is_data_continued else "in another order, from the same token count"
-    parent = {
-        "run": str(point.checkpoint.parent.parent),
-        "checkpoint": str(point.checkpoint),
-        "parent_steps": int(point.record["steps"]),
-        "tokens": point.tokens,
-        "moments": f"new: {reason}" if reason else "taken",
-        "data_order": order,
-        "changes": list(point.changes),
-        **taken.to_dict(),
-    }
+    parent = _describe_parent(point, taken, moments=f"new: {reason}" if reason else "taken", order=order)
     log.info("branched from %s: %d tokens done, moments %s, data %s", *_get_shown(parent))
     for change in point.changes or ("nothing",):
         log.info("changed: %s", change)
     return parent
+
+
+def load_initial_weights(engine: Engine, config: RunConfig, identity: dict[str, Any]) -> dict[str, Any]:
+    """Fill parameters and buffers by name from `train.init_from`, for a run from token 0. Collective.
+
+    Args:
+        engine: filled with the tensors that both models have.
+        config: the config of the run.
+        identity: its settings and fingerprints.
+
+    Returns:
+        The parent, as of a branch.
+
+    Raises:
+        CheckpointError: there is no complete checkpoint, no tensor in common, a shape differs, or the tokenizer does.
+    """
+    assert config.train.init_from is not None
+    fingerprint = identity["tokenizer_fingerprint"]
+    checkpoint = find_source_checkpoint(config.train.init_from, "train.init_from", fingerprint)
+    taken = select_tensors(engine, checkpoint, config)
+    # Moments belong to the old run: fine-tuning starts the optimizer anew.
+    load_taken_tensors(engine, checkpoint, taken, config, updates=0)
+    record = read_record(checkpoint)
+    saved = to_current_names(record["run"])
+    # A model that was imported has no settings of a training.
+    changes = _list_changes(saved, to_current_names(identity)) if "train" in saved else ()
+    point = BranchPoint(checkpoint, record, 0, 0, changes, is_data_continued=False)
+    return _describe_parent(point, taken, moments="new: train.init_from takes weights alone", order="from token 0")
+
+
+def _list_changes(saved: dict[str, Any], now: dict[str, Any]) -> tuple[str, ...]:
+    return tuple(change for change in format_changes(saved, now) if not SOURCES.match(change))
+
+
+def _describe_parent(point: BranchPoint, taken: TakenTensors, *, moments: str, order: str) -> dict[str, Any]:
+    return {
+        "run": str(point.checkpoint.parent.parent),
+        "checkpoint": str(point.checkpoint),
+        "parent_steps": int(point.record["steps"]),
+        "tokens": point.tokens,
+        "moments": moments,
+        "data_order": order,
+        "changes": list(point.changes),
+        **taken.to_dict(),
+    }
 
 
 def _get_shown(parent: dict[str, Any]) -> tuple[Any, ...]:

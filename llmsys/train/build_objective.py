@@ -3,8 +3,9 @@
 The one file that maps an objective to its data. Everything is opened and checked before a model is built.
 """
 
-from typing import Literal, assert_never
+from typing import assert_never
 
+from llmsys.config.batch import BatchConfig
 from llmsys.config.bitwise_constraints import list_micro_batch_counts, require_ranks
 from llmsys.config.objective import (
     ClassificationConfig,
@@ -166,10 +167,10 @@ def _build_target_evaluator(config: RunConfig, heldout: HeldoutRows, row_ranks: 
 
 def _build_windows(config: RunConfig, dataset: RunData) -> WindowDataset:
     """Return the training windows of a dataset, or of a mixture; its stages begin at whole sequences."""
-    length, seed = config.batch.sequence_length, config.run.seed
+    length = config.batch.sequence_length
     packed = [
         build_source_windows(
-            shards, length, seed, config.batch.packing, build_middle_filler(config, shards, dataset.tokenizer)
+            shards, config.batch, config.run.seed, build_middle_filler(config, shards, dataset.tokenizer)
         )
         for shards in dataset.sources
     ]
@@ -180,19 +181,14 @@ def _build_windows(config: RunConfig, dataset: RunData) -> WindowDataset:
 
 
 def build_source_windows(
-    shards: TokenShards,
-    length: int,
-    seed: int,
-    packing: Literal["concatenate", "best_fit", "first_fit"] = "concatenate",
-    middle: MiddleFiller | None = None,
+    shards: TokenShards, batch: BatchConfig, seed: int, middle: MiddleFiller | None = None
 ) -> SourceWindows:
     """Build the windows of a dataset in the order of its manifest, which keeps the order of older runs.
 
     Args:
         shards: the training split.
-        length: positions to predict in a window.
+        batch: the `batch:` section.
         seed: seed of the order.
-        packing: `batch.packing`.
         middle: rearranges documents for fill-in-the-middle.
 
     Returns:
@@ -200,20 +196,24 @@ def build_source_windows(
 
     Raises:
         DataError: the split has too few tokens for a window.
-        ConfigError: documents of order 1 are to be packed.
+        ConfigError: documents of order 1 are to be packed or read in consecutive windows.
     """
+    length, packing, rows = batch.sequence_length, batch.packing, 0
+    if batch.window_order == "consecutive":
+        rows = batch.sequences_per_step
+    if shards.manifest.order == 1 and (rows or packing != "concatenate"):
+        key, value, legal = ("window_order", "consecutive", "shuffled") if rows else ("packing", packing, "concatenate")
+        raise ConfigError(
+            f"batch.{key}={value} needs token files with page tables, and {shards.folder} was prepared by an "
+            f"earlier version. Run llmsys prepare CONFIG again, or use batch.{key}={legal}."
+        )
     if packing != "concatenate":
-        if shards.manifest.order == 1:
-            raise ConfigError(
-                f"batch.packing={packing} needs token files with page tables, and {shards.folder} was prepared by an "
-                "earlier version. Run llmsys prepare CONFIG again, or use batch.packing=concatenate."
-            )
         return FittedWindows(require_paged(shards), length=length, seed=seed, packing=packing, middle=middle)
     match shards.manifest.order:
         case 1:
             return PackedDocuments(shards, length=length, seed=seed)
         case 2:
-            return StreamWindows(require_paged(shards), length=length, seed=seed)
+            return StreamWindows(require_paged(shards), length=length, seed=seed, rows=rows)
         case unreachable:
             assert_never(unreachable)
 

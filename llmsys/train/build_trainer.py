@@ -39,7 +39,7 @@ from llmsys.parallel.process_group import (
 from llmsys.tokenizer import Tokenizer
 from llmsys.train import run_folder
 from llmsys.train.auto_micro_batch import resolve_micro_sequences
-from llmsys.train.branch_point import BranchPoint, find_branch_point, load_branch
+from llmsys.train.branch_point import BranchPoint, find_branch_point, load_branch, load_initial_weights
 from llmsys.train.build_engine import build_engine
 from llmsys.train.build_objective import build_evaluator, build_step_batches
 from llmsys.train.checkpoint_average import average_checkpoints, require_enough_saves
@@ -57,7 +57,6 @@ from llmsys.train.run_checks import format_bitwise_notice, require_rank_agreemen
 from llmsys.train.run_data import RunData, open_run_data
 from llmsys.train.run_prediction import write_prediction
 from llmsys.train.shared_dataset import share_dataset_files
-from llmsys.train.source_checkpoint import load_initial_weights
 from llmsys.train.step_guard import StepGuard, describe_step_contents
 from llmsys.train.step_metrics import build_step_meter, find_device_profile
 from llmsys.train.step_profiler import StepProfiler
@@ -181,7 +180,7 @@ def build_trainer(config: RunConfig, stack: contextlib.ExitStack, complete_promp
     start = _load_state(engine, newest, branch, config, identity, control.step_guard)
     report_phase(start.steps, "preparing the first step")
     metric_logger = _build_metric_logger(config, stack, dataset, steps, device, start.resumed)
-    if branch is not None and start.parent is not None:
+    if start.resumed is None and start.parent is not None:
         metric_logger.log_event("branch", start.steps, **start.parent)
     write_prediction(metric_logger, start.steps, config, device, profile)
     trim_allocator(device)  # of initial values and of what a checkpoint was read into
@@ -213,7 +212,7 @@ def build_trainer(config: RunConfig, stack: contextlib.ExitStack, complete_promp
 
 
 class StartState(NamedTuple):
-    """The steps done, the step of the checkpoint that was resumed, and the parent that the run branched from."""
+    """The steps done, the step of the checkpoint that was resumed, and the run whose weights were taken."""
 
     steps: int
     resumed: int | None = None
@@ -235,7 +234,7 @@ def _load_state(
     if branch is not None:
         return StartState(branch.steps, parent=load_branch(engine, branch, config, judge))
     if config.train.init_from is not None:
-        load_initial_weights(engine, config, identity["tokenizer_fingerprint"])
+        return StartState(0, parent=load_initial_weights(engine, config, identity))
     return StartState(0)
 
 

@@ -91,11 +91,26 @@ class HarnessEvaluator:
             )
         assert results is not None  # on its rank 0, which every rank is
         prefix = f"{self.asked.name}/" if self.asked.name else ""
-        counts = results.get("n-samples", {})
         return {
-            f"{prefix}{task}": HarnessScores(_select_metrics(values), int((counts.get(task) or {}).get("effective", 0)))
-            for task, values in results["results"].items()
+            f"{prefix}{name}": HarnessScores(_select_metrics(values), count_questions(results, name))
+            for name, values in results["results"].items()
         }
+
+
+def count_questions(results: dict[str, Any], name: str) -> int:
+    """Count the documents of a task, or of all tasks of a group.
+
+    Args:
+        results: what the harness's `evaluate` returned.
+        name: a task or a group, which may have groups itself.
+
+    Returns:
+        The documents that were scored; those of a task that is in two groups of a group count twice, as in the
+        harness's own means.
+    """
+    if (counts := results["n-samples"].get(name)) is not None:
+        return int(counts["effective"])
+    return sum(count_questions(results, child) for child in results.get("group_subtasks", {}).get(name, ()))
 
 
 def load_harness_tasks(asked: HarnessConfig) -> Any:

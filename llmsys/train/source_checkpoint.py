@@ -1,6 +1,6 @@
 """The checkpoint of another run that a new run starts from, and the tensors that it takes by name.
 
-Reads `train.init_from` (weights, for a run from token 0) or `train.branch_from` (see branch_point.py).
+Reads a checkpoint that `train.init_from` or `train.branch_from` names (see branch_point.py).
 
 Invariants:
 - The checkpoint is complete and of the run's tokenizer before a model is built.
@@ -124,24 +124,6 @@ def _resolve_path(source: Path, key: str) -> Path:
             "Correct the path, or train that run first."
         )
     return found
-
-
-def load_initial_weights(engine: Engine, config: RunConfig, tokenizer_fingerprint: str) -> None:
-    """Fill parameters and buffers by name from `train.init_from`. Collective.
-
-    Args:
-        engine: filled with the tensors that both models have.
-        config: the config of the run.
-        tokenizer_fingerprint: that of the run's data.
-
-    Raises:
-        CheckpointError: there is no complete checkpoint, no tensor in common, a shape differs, or the tokenizer does.
-    """
-    assert config.train.init_from is not None
-    checkpoint = find_source_checkpoint(config.train.init_from, "train.init_from", tokenizer_fingerprint)
-    taken = select_tensors(engine, checkpoint, config)
-    # Moments belong to the old run: fine-tuning starts the optimizer anew.
-    load_taken_tensors(engine, checkpoint, taken, config, updates=0)
 
 
 def select_tensors(engine: Engine, checkpoint: Path, config: RunConfig) -> TakenTensors:

@@ -5,6 +5,7 @@ their configs are resolved. Commands of `RUN_PAGES` run on a tiny crawl with a t
 """
 
 import importlib
+import json
 import re
 import shlex
 import tomllib
@@ -23,9 +24,8 @@ from llmsys.config.load import load_run_config, read_config
 from llmsys.config.run import RunConfig
 from llmsys.config.section import list_fields, list_section_types
 from llmsys.events import iter_events
-from tests.helpers.chats import build_chats, write_chats
 from tests.helpers.fake_s3 import FakeS3
-from tests.helpers.harness_tasks import write_harness_tasks
+from tests.helpers.harness_stand_in import install_stand_in
 from tests.helpers.json_tokenizers import write as write_tokenizer_json
 from tests.helpers.markdown_blocks import (
     Block,
@@ -39,6 +39,7 @@ from tests.helpers.paths import ROOT
 from tests.helpers.tiny_crawl import make_crawl
 from tests.helpers.transformers_models import LLAMA
 from tools.docs.event_reference import list_event_fields
+from tools.recipe_chats import TEMPLATE, iter_chats, iter_questions
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 # Pages whose commands all run, in this order: later ones use the files of earlier ones.
@@ -61,13 +62,15 @@ TINY = {
     "cooled.yaml": f"{MINE} train.tokens=384 train.branch_from=runs/mine@4",
     "chats.yaml": "model.vocab_size=400 model.hidden_size=16 model.intermediate_size=24 model.num_hidden_layers=1 "
     "model.num_attention_heads=2 model.num_key_value_heads=1 batch.sequence_length=32 batch.sequences=2 "
-    "train.tokens=512 train.branch_from=runs/cool@6 schedule.warmup_tokens=64 launch.processes=1 "
+    "train.tokens=512 train.branch_from=runs/cool@6 schedule.warmup_tokens=64 schedule.decay_tokens=64 "
+    "launch.processes=1 data.max_tokens=128 "
     "generation.max_new_tokens=2 data.executor.kind=inline train.precision=fp32",
     "continued.yaml": "batch.sequence_length=32 batch.sequences=2 train.tokens=128 schedule.warmup_tokens=64 "
     "launch.processes=1 data.executor.kind=inline data.split.heldout_fraction=0.2 train.precision=fp32",
     "languages.yaml": "tokenizer.vocab_size=400 model.vocab_size=400 data.executor.kind=inline",
     "tokens.yaml": "data.executor.kind=inline",
     "runs/cool/config.yaml": "",
+    "runs/chats/config.yaml": "",
     "runs/start/config.yaml": "generation.max_new_tokens=2",
 }
 # What `llmsys init` writes, smaller; a verb whose options follow the config takes no overrides here.
@@ -113,10 +116,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A working directory with a crawl and every config that a page shows, and a bucket; one rank trains in here."""
     folder = tmp_path_factory.mktemp("docs")
     make_crawl(folder / "crawl", files=1)
-    write_chats(folder / "chats.jsonl", build_chats(40))
-    (folder / "chat.jinja").write_text(list_blocks_of_kind("tuning.md", "{% for m in messages %}")[0].text)
-    (folder / "tasks").mkdir()
-    write_harness_tasks(folder / "tasks", ["the", "kernel", "is", "a", "file", "system"])
+    write_chats_and_tasks(folder)
     with pytest.MonkeyPatch.context() as patch, FakeS3() as s3:
         s3.connect(patch, folder / "cache")
         patch.chdir(folder)
@@ -126,6 +126,23 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
                 if block.language == "yaml":
                     write_config(block)
         yield folder
+
+
+def write_chats_and_tasks(folder: Path) -> None:
+    """Write what `python tools/recipe_chats.py chats` writes, but fewer chats, and the files that the page shows."""
+    [template] = list_blocks_of_kind("tuning.md", "{% for m in messages %}")
+    [task] = list_blocks_of_kind("tuning.md", "# tasks/")
+    assert template.text == TEMPLATE
+    rows = {
+        "train": iter_chats(40, 0, is_heldout=False),
+        "heldout": iter_chats(8, 1, is_heldout=True),
+        "questions": iter_questions(4, 2),
+    }
+    files = {f"chats/{name}.jsonl": "".join(json.dumps(row) + "\n" for row in lines) for name, lines in rows.items()}
+    files |= {"chats/chat.jinja": template.text, task.text.split("\n", 1)[0].removeprefix("# "): task.text}
+    for name, text in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
 
 
 def list_blocks_of_kind(page: str, opening: str) -> list[Block]:
@@ -169,6 +186,8 @@ def check_command(command: Command, words: list[str]) -> None:
                 assert re.search(rf"^{name} ?[?:]?=" if is_variable else rf"^{name}:", makefile, re.MULTILINE), command
         case ["pip" | "uv", *rest]:
             check_install(command, rest)
+        case ["python", script, *_]:
+            assert (ROOT / script).is_file(), command
         case ["docker" | "apptainer", *rest]:
             files = [word for word in rest if word.startswith("containers/")]
             assert rest[0] in ("build", "run"), command
@@ -212,6 +231,8 @@ def test_the_commands_of_the_tutorials_run_in_order(
         return load_run_config(config, [*TINY.get(config, "").split(), *overrides])
 
     monkeypatch.setattr(llmsys.config.load, "load_run_config", load_tiny_config)  # for the examples in Python
+    if find_spec("lm_eval") is None:  # an optional package
+        install_stand_in(monkeypatch)
     for name in RUN_PAGES:
         variables: dict[str, object] = {}
         for block in list_blocks(ROOT / "docs" / name):
@@ -252,8 +273,6 @@ def check_events(folder: Path) -> None:
 def run_command(command: Command, capfd: pytest.CaptureFixture[str], tiny: dict[str, str] = TINY) -> None:
     program, verb, *words = command.words
     if program != "llmsys" or verb in EXACT | PARSED_ONLY or ("gguf" in words and find_spec("gguf") is None):
-        return
-    if "kind: harness" in command.text and find_spec("lm_eval") is None:  # an optional package
         return
     config = next((word for word in words if word in tiny), "")
     words = [REPLACED.get(word, word) for word in words]

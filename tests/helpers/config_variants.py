@@ -189,7 +189,7 @@ MODEL_EXAMPLES: dict[str, Settings] = dict([
     *_choose_each("model.feed_forward", *FEED_FORWARDS),
     *_choose_each("model.moe.expert", *FEED_FORWARDS),
     *_choose_each("model.moe.routing", "token_choice"),
-    _choose("model.moe.routing", "capacity", {"factor": 1.0}),
+    _choose("model.moe.routing", "capacity", {"factor": 1.0, "scope": "document"}),
     _choose("model.moe.routing", "expert_choice", {"factor": 1.0}, model__moe__balance={"kind": "none"}),
     *_choose_each("model.moe.balance", "bias", "auxiliary_loss", "none"),
     *_choose_each("model.head", "lm"),

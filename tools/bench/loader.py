@@ -48,7 +48,7 @@ def build_packed_source(
     micro = max(1, sequences // 4) if deal == "balanced" else 0
     settings = {"sequence_length": length, "sequences": sequences, "assignment": deal, "micro_sequences": micro}
     batch = BatchConfig.model_validate(settings)
-    packed = build_source_windows(shards, length, 0)
+    packed = build_source_windows(shards, BatchConfig(sequence_length=length), 0)
     steps = WindowStepBatches(packed, RunPlan(batch, 1, 0), separate_documents=masked, deal=batch.assignment)
     numbers = iter(range(1 << 40))
     return lambda: steps.get_micro_batches(next(numbers))
@@ -57,7 +57,11 @@ def build_packed_source(
 def build_read_ahead_source(shards: TokenShards, length: int, sequences: int) -> Next:
     """Return the same through the prefetch thread, as the trainer reads it."""
     batch = BatchConfig(sequence_length=length, sequences=sequences)
-    steps = WindowStepBatches(build_source_windows(shards, length, 0), RunPlan(batch, 1, 0), separate_documents=True)
+    steps = WindowStepBatches(
+        build_source_windows(shards, BatchConfig(sequence_length=length), 0),
+        RunPlan(batch, 1, 0),
+        separate_documents=True,
+    )
     batches = StepLoader(steps).iter_steps(0, 1 << 40)
     return lambda: next(batches)
 
@@ -82,7 +86,7 @@ def build_streaming_source(folder: Path, shards: TokenShards, length: int, seque
         from streaming import MDSWriter, StreamingDataset  # type: ignore[import-not-found]
     except ImportError:
         return None
-    packed = build_source_windows(shards, length, 0)
+    packed = build_source_windows(shards, BatchConfig(sequence_length=length), 0)
     with MDSWriter(out=str(folder), columns={"tokens": "ndarray:uint16"}) as writer:
         for window in range(packed.windows_per_epoch):
             writer.write({"tokens": packed.get_rows([window]).tokens[0].astype(np.uint16)})
@@ -124,7 +128,7 @@ def compute_imbalance(shards: TokenShards) -> list[dict[str, Any]]:
     for length, ranks, per_rank, micro in SHAPES:
         settings = {"sequence_length": length, "sequences": ranks * per_rank, "micro_sequences": micro}
         batch = BatchConfig.model_validate(settings | {"assignment": "balanced"})
-        packed = build_source_windows(shards, length, 0)
+        packed = build_source_windows(shards, BatchConfig(sequence_length=length), 0)
         steps = WindowStepBatches(packed, RunPlan(batch, ranks, 0), separate_documents=True, deal=batch.assignment)
         said = [steps.get_step_metrics(step) for step in range(20)]
         means = [statistics.fmean(one[f"attention_imbalance{end}"] for one in said) for end in ("_in_order", "")]

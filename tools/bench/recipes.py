@@ -4,7 +4,7 @@
 
 A run that has finished is not repeated, and one that was interrupted continues. `--write` puts tables and curves into
 configs/recipes. Times are CPU seconds of all processes, start and evaluation included: other work on the machine
-changes them least. The translation needs Multi30k (configs/README.md).
+changes them least. The translation needs Multi30k (configs/README.md); the chats are written by tools/recipe_chats.py.
 """
 
 import argparse
@@ -24,6 +24,7 @@ from llmsys.estimate.scaling.law_fit import LawFit, fit_law, load_training_runs
 from llmsys.estimate.summary_table import format_count
 from llmsys.events import Event, read_latest_events
 from llmsys.token_shards import open_tokens
+from tools.recipe_chats import write_chats
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "configs" / "recipes" / "README.md"
@@ -31,7 +32,9 @@ LADDER = ("ladder-32", "ladder-48", "ladder-64", "ladder-96", "ladder-128")
 LADDER_TOKENS = (131_072, 262_144, 524_288)
 # Predicted by the law of the ladder, which has not seen it.
 PREDICTED = "dense"
-RECIPES = (PREDICTED, "moe", "mla", "encoder", "translation")
+# Tuned on chats after the run that it takes its weights from; its loss is that of answers.
+CHAT = "chat"
+RECIPES = (PREDICTED, "moe", "mla", "encoder", "translation", CHAT)
 # Pixels of a panel, and of its margins.
 PANEL, MARGIN = 300, 56
 COLOURS = ("#444444", "#1f77b4", "#2ca02c", "#ff7f0e", "#9467bd", "#d62728")
@@ -79,6 +82,8 @@ def train_recipe(run: Run, folder: Path) -> None:
     if (target / "cost.json").exists():
         return
     tokens = [] if run.tokens is None else [f"train.tokens={run.tokens}"]
+    if run.recipe == CHAT:
+        write_chats(Path("runs/recipes/chats"))
     seconds = measure_children_seconds()
     run_llmsys("prepare", f"recipes/{run.recipe}")
     prepared = measure_children_seconds()
@@ -175,6 +180,8 @@ def format_recipe(result: Result) -> str:
     sizes = f"{format_count(start['parameters'])}, {format_count(start['parameters_active'])}"
     if result.run.recipe == "translation":
         score = f"BLEU {result.cost['score']['bleu']:.2f}"
+    elif "sets" in evaluation:
+        score = f"{evaluation['sets']['questions']['accuracy']:.1%} of questions with four choices right"
     elif "bits_per_byte" in evaluation:
         score = f"{evaluation['bits_per_byte']:.3f} bits per byte"
     else:
@@ -215,10 +222,10 @@ def write_results(text: str, folder: Path) -> None:
     before, _, rest = README.read_text(encoding="utf-8").partition("<!-- results -->\n")
     _, _, after = rest.partition("<!-- end of results -->\n")
     README.write_text(f"{before}<!-- results -->\n{text}\n<!-- end of results -->\n{after}", encoding="utf-8")
-    recipes = [load_result(Run(name), folder).build_curve() for name in RECIPES]
+    recipes = [load_result(Run(name), folder).build_curve() for name in RECIPES if name != CHAT]
     longest = [load_result(Run(name, LADDER_TOKENS[-1]), folder).build_curve() for name in LADDER]
     longest.append(load_result(Run(PREDICTED), folder).build_curve())
-    panels = (recipes, longest)
+    panels = (recipes, longest, [load_result(Run(CHAT), folder).build_curve()])
     (README.parent / "curves.svg").write_text(draw_panels(panels), encoding="utf-8")
 
 

@@ -18,7 +18,7 @@ WRITERS = {"log_event", "_log_event"}  # and EventWriter.write
 
 KINDS = {
     "start": "The run began, or began again; `resumed_from` is then the step of its checkpoint.",
-    "branch": "The run began at a step of another run (`train.branch_from`).",
+    "branch": "The run began at a step of another run (`train.branch_from`), or with its weights (`train.init_from`).",
     "prediction": "The estimate of this run on this device.",
     "step": "An optimizer step, every `train.log_every_steps` and at the first and last step.",
     "profile": "A step was recorded with torch's profiler (`train.profile`).",
@@ -79,7 +79,7 @@ FIELDS = {
     "branch.tokens": "Tokens of the parent up to there.",
     "busiest": "Largest `imbalance` of a layer.",
     "changes": "Settings that differ from the parent's.",
-    "checkpoint": "Checkpoint that the run branched from.",
+    "checkpoint": "Checkpoint whose weights the run took.",
     "data": "Fingerprint, documents and tokens of the dataset; of a mixture by dataset.",
     "data_order": "Whether the data continue where the parent stopped.",
     "data_wait_seconds": "Longest wait of a rank for its batch.",

@@ -1,5 +1,7 @@
 """Laws of batch sizes: how large a step is and what came before it, with and without a ramp."""
 
+from typing import Any
+
 import pytest
 from pydantic import ValidationError
 
@@ -9,6 +11,7 @@ from llmsys.config.run import RunConfig
 from llmsys.errors import ConfigError
 
 LENGTH = 8
+FP32 = {"train": {"precision": "fp32"}}
 
 
 def batch(**settings: object) -> BatchConfig:
@@ -110,6 +113,36 @@ def test_balance_without_documents_is_refused() -> None:
         match=r"balanced equalizes the attention cost of documents, .* Use sequential, or attention_scope=document",
     ):
         RunConfig.model_validate({"batch": {"assignment": "balanced", "attention_scope": "window"}})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"packing": "best_fit"}, "not read on where packing=best_fit takes documents in an order of its own"),
+        ({"length_stages": [{"until_tokens": 9, "sequence_length": 256}]}, "not read on where length_stages divide"),
+        ({"ramp": {"start_tokens": 512, "ramp_tokens": 40_000}}, "not read on where ramp changes the number of rows"),
+    ],
+)
+def test_consecutive_windows_need_rows_that_stay(changes: dict[str, object], message: str) -> None:
+    given = {"sequence_length": 512, "sequences": 4, "window_order": "consecutive"}
+    assert (
+        RunConfig.model_validate({"batch": given} | FP32).trajectory_settings["batch"]["window_order"] == "consecutive"
+    )
+    with pytest.raises(ValidationError, match=rf"window_order: consecutive rows are {message}.*Use shuffled"):
+        RunConfig.model_validate({"batch": given | changes})
+
+
+def test_room_by_document_needs_attention_by_document_and_is_in_the_trajectory_where_it_is_set() -> None:
+    def find_routing(scope: str, *words: str) -> Any:
+        config = load_run_config(
+            "train/demo", [f"model.moe.routing={{kind: capacity, scope: {scope}}}", "train.precision=fp32", *words]
+        )
+        return config.trajectory_settings["model"]["moe"]["routing"]
+
+    assert find_routing("sequence") == {"kind": "capacity", "factor": 1.25}
+    assert find_routing("document") == {"kind": "capacity", "factor": 1.25, "scope": "document"}
+    with pytest.raises(ConfigError, match=r"document has no borders to count by.*Use sequence, or attention_scope"):
+        find_routing("document", "batch.attention_scope=window")
 
 
 def test_pairs_refuse_what_is_for_windows() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from llmsys.config.batch import BatchConfig
 from llmsys.config.load import load_run_config
 from llmsys.data import fitted_windows
 from llmsys.data.batch import IGNORED, build_batch
@@ -123,9 +124,12 @@ def test_packing_that_does_not_fit_is_refused(words: list[str], message: str) ->
         load_run_config("train/demo", ["batch.packing=best_fit", *words])
 
 
-def test_an_older_dataset_is_refused_with_the_next_step(tmp_path: Path) -> None:
+@pytest.mark.parametrize("batch", [{"packing": "best_fit"}, {"window_order": "consecutive"}], ids=str)
+def test_an_older_dataset_is_refused_with_the_next_step(batch: dict[str, str], tmp_path: Path) -> None:
     from llmsys.train.build_objective import build_source_windows
 
     shards = open_tokens(make_dataset(tmp_path / "old", order=1), "train")
-    with pytest.raises(ConfigError, match=r"needs token files with page tables.*Run llmsys prepare CONFIG again"):
-        build_source_windows(shards, LENGTH, 0, "best_fit")
+    [(key, value)] = batch.items()
+    text = rf"batch\.{key}={value} needs token files with page tables.*Run llmsys prepare CONFIG again"
+    with pytest.raises(ConfigError, match=text):
+        build_source_windows(shards, BatchConfig.model_validate({"sequence_length": LENGTH} | batch), 0)

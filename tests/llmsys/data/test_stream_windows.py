@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from llmsys import token_stream
+from llmsys.config.batch import BatchConfig
 from llmsys.data.packed_windows import PackedDocuments
 from llmsys.data.stream_windows import StreamWindows
 from llmsys.errors import DataError
@@ -63,6 +64,44 @@ def test_windows_and_their_documents_equal_the_plain_twin_over_three_epochs(
         assert windows.list_windows_with_document(document, 3).tolist() == [n for n in seen.get(document, []) if n < 3]
 
 
+@pytest.mark.parametrize(("length", "rows"), [(5, 4), (5, 7), (10, 3), (37, 3), (149, 4), (3, 1)])
+def test_consecutive_windows_are_read_on_in_each_row_from_step_to_step(
+    shards: PagedTokenShards, length: int, rows: int
+) -> None:
+    windows, shuffled = (StreamWindows(shards, length=length, seed=5, rows=number) for number in (rows, 0))
+    each = windows.windows_per_epoch
+    for epoch in range(2):
+        numbers = np.arange(epoch * each, (epoch + 1) * each)
+        found = windows.get_rows(numbers).tokens.tolist()
+        # The windows of the shuffled epoch, in another order.
+        assert sorted(found) == sorted(shuffled.get_rows(numbers).tokens.tolist())
+        for place in range(each - rows):
+            # The last target of a window is the first input of the row's next one, but where a row's part of the
+            # epoch ends: once in a row.
+            assert found[place][-1] == found[place + rows][0], (epoch, place)
+    seen: dict[int, list[int]] = {}
+    for index in range(2 * each):
+        for _, document in windows.list_documents(index):
+            seen.setdefault(document, []).append(index)
+    for document, indices in seen.items():
+        assert windows.list_windows_with_document(document, 2 * each).tolist() == indices
+
+
+def test_pieces_of_a_long_document_come_in_order_one_a_step(shards: PagedTokenShards) -> None:
+    """Document 5 has 62 tokens of 150, so it is in two of the three rows of ten windows."""
+    rows, length = 3, 5
+    windows = StreamWindows(shards, length=length, seed=5, rows=rows)
+    text = " ".join(map(str, windows.stream.read_range(*windows.stream.get_document_span(5)).tolist()))
+    numbers = windows.list_windows_with_document(5, windows.windows_per_epoch)
+    for row in np.unique(numbers % rows).tolist():
+        own = numbers[numbers % rows == row]
+        assert (np.diff(own // rows) == 1).all()
+        tokens, documents = windows.get_rows(own)
+        read = tokens[:, :-1][documents[:, :-1] % shards.num_documents == 5].tolist()
+        assert len(read) > 2 * length
+        assert " ".join(map(str, read)).removeprefix("2 ") in text  # the end of the document before opens this one
+
+
 def test_an_epoch_has_every_token_once_and_leaves_others_over_each_time(shards: PagedTokenShards) -> None:
     windows = StreamWindows(shards, length=11, seed=1)
     everything = np.concatenate(DOCUMENTS)
@@ -109,7 +148,7 @@ def test_a_dataset_of_the_first_version_is_read_in_the_order_of_its_program(tmp_
     with tarfile.open(ROOT / "tests/data/dataset/version-1.tar.gz") as archive:
         archive.extractall(tmp_path, filter="data")
     shards = open_tokens(tmp_path, "train")
-    rows = build_source_windows(shards, length=32, seed=3).get_rows(range(1_000))
+    rows = build_source_windows(shards, BatchConfig(sequence_length=32), 3).get_rows(range(1_000))
     content = rows.tokens.astype("<i8").tobytes() + rows.documents.astype("<i8").tobytes()
     assert hashlib.sha256(content).hexdigest() == "0d8d5644a1b987df3c1e35e88caaee890f15bd9f30cb355a8da4463851144f6d"
     text = load_tokenizer(tmp_path / "tokenizer").decode(shards.get_tokens(0).tolist())

@@ -6,7 +6,6 @@ import json
 import re
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,10 +13,10 @@ import torch
 
 from llmsys.config.run import RunConfig
 from llmsys.generate import chat_server
-from llmsys.generate.chat_server import ChatModel, ChatServer
+from llmsys.generate.chat_server import ChatModel, ChatServer, Send
 from llmsys.generate.prompt_completion import build_decoding_params
 from llmsys.generate.text_generation import generate_texts
-from tests.helpers.browser import DARK, needs_chromium, open_page
+from tests.helpers.browser import LOOKS, needs_chromium, open_page
 from tests.helpers.tiny_model import build_tiny_config, build_tiny_model
 
 LETTERS = "\0abcdefghijklmnopqrstuvwxyz .,!?\n<>'é"
@@ -112,16 +111,12 @@ def test_no_other_page_and_no_other_machine_can_use_it(server: ChatServer) -> No
 
 @needs_chromium
 @pytest.mark.browser
-def test_the_page_shows_tokens_and_their_alternatives(
-    server: ChatServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_page_shows_tokens_and_their_alternatives(server: ChatServer, monkeypatch: pytest.MonkeyPatch) -> None:
     use = """
       generate().then(() => {
         const token = document.querySelectorAll("#tokens .token")[1];
         token.click();
-        const all = [...document.querySelectorAll("body *")];
-        const wide = all.filter((one) => one.getBoundingClientRect().right > innerWidth + 1);
-        document.body.dataset.wide = wide.length;
+        document.body.dataset.chosen = "1";
       });
     })();
     </script>"""
@@ -131,15 +126,71 @@ def test_the_page_shows_tokens_and_their_alternatives(
     assert len(expected) > 2
     page = chat_server.read_page()
     monkeypatch.setattr(chat_server, "read_page", lambda: page.replace("})();\n</script>", use))
-    for options in (("--window-size=390,844",), ("--window-size=1280,900", *DARK)):
-        for _ in range(10):  # a busy machine may end the browser's time in the middle of an answer
-            opened = open_page(f"{server.url}#text=the+old+river", tmp_path, *options)
-            if 'data-wide="' in opened.dom:
-                break
+    for width, dark in LOOKS:
+        opened = open_page(
+            f"{server.url}#text=the+old+river", width, dark=dark, ready="document.body.dataset.chosen === '1'"
+        )
         assert opened.console == []
+        assert opened.defects == []
         tokens = re.findall(r'class="token"[^>]*>([^<]*)<', opened.dom)
         assert html.unescape("".join(tokens)) == expected
         assert 'data-state="ready"' in opened.dom
-        assert 'data-wide="0"' in opened.dom
         assert opened.dom.count("<tr>") == 6
         assert "<title>tiny &lt;/script&gt;: llmsys chat</title>" in opened.dom
+
+
+class Answers(ChatModel):
+    """A model that was tuned on chats and answers at once, with a space before each answer; it keeps the requests."""
+
+    requests: list[list[dict[str, str]]]
+
+    def continue_text(self, request: dict[str, Any], send: Send) -> None:
+        self.requests.append(request["messages"])
+        for text in (" It is", " 5."):
+            send({"text": text, "probability": 0.75, "top": [[text, 0.75], [" no", 0.25]]})
+        send({"end": ""})
+
+
+@needs_chromium
+@pytest.mark.browser
+def test_the_page_keeps_a_chat_until_a_new_one_begins(chat: ChatModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    use = """
+      (async () => {
+        for (const text of ["What is 2 plus 3?", "Thanks"]) {
+          find("prompt").value = text;
+          await generate();
+        }
+        document.querySelectorAll("#tokens .token")[0].click();
+        const all = [...document.querySelectorAll("body *")];
+        const shown = {
+          wide: all.filter((one) => one.getBoundingClientRect().right > innerWidth + 1).length,
+          words: [...document.querySelectorAll("button, #purpose, label[for]")].map((one) => one.textContent),
+          text: find("text").textContent, top: find("top").textContent,
+        };
+        find("take").click();
+        find("prompt").value = "Once more";
+        await generate();
+        document.body.dataset.shown = JSON.stringify(shown);
+      })();
+    })();
+    </script>"""
+    page = chat_server.read_page()
+    monkeypatch.setattr(chat_server, "read_page", lambda: page.replace("})();\n</script>", use))
+    answers = Answers(chat.model, chat.tokenizer, chat.config)
+    monkeypatch.setattr(answers, "chats", object())
+    answers.requests = []
+    with ChatServer(answers, 0) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        opened = open_page(server.url, 390, ready="document.body.dataset.shown")
+        server.shutdown()
+    assert opened.console == []
+    found = re.search(r'data-shown="([^"]*)"', opened.dom)
+    assert found is not None
+    shown = json.loads(html.unescape(found[1]))
+    assert shown["wide"] == 0
+    assert shown["words"] == ["answers your messages, on this machine", "Your message", "Send", "Stop", "New chat"]
+    turns = "user: What is 2 plus 3?\nassistant: It is 5.\nuser: Thanks\nassistant:  It is 5."
+    assert (shown["text"], shown["top"]) == (turns, " It is75.0 % no25.0 %")
+    first, answer = {"role": "user", "content": "What is 2 plus 3?"}, {"role": "assistant", "content": "It is 5."}
+    second, third = ({"role": "user", "content": text} for text in ("Thanks", "Once more"))
+    assert answers.requests == [[first], [first, answer, second], [third]]

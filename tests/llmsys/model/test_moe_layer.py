@@ -131,6 +131,35 @@ def test_rows_are_on_their_own(name: str) -> None:
     torch.testing.assert_close(loss, parts[0][1] / 4 + parts[1][1] * 3 / 4)
 
 
+@pytest.mark.parametrize("name", ["capacity", "capacity, tight", "expert choice", "expert choice, few"])
+def test_packed_documents_are_routed_as_if_alone(name: str) -> None:
+    layer = layer_of(CHOICES[name] | {"routing": CHOICES[name]["routing"] | {"scope": "document"}})
+    x = torch.randn(2, 12, WIDTH, requires_grad=True)
+    documents = torch.tensor([[4] * 5 + [5] * 6 + [-1], [0] * 1 + [4] * 9 + [5] * 2])  # a number is one document a row
+    y = layer(x, documents >= 0, documents)
+    dropped, parts = float(layer.num_dropped), []
+    layer.reset_counts()
+    for row, begin, end in [(0, 0, 5), (0, 5, 11), (1, 0, 1), (1, 1, 10), (1, 10, 12)]:
+        alone = layer(x[row : row + 1, begin:end])[0]
+        torch.testing.assert_close(y[row, begin:end], alone)
+        parts.append((alone.square().sum(), y[row, begin:end].square().sum()))
+    assert float(layer.num_dropped) == dropped
+    assert (dropped > 0) == name.startswith("capacity")
+    alone, packed = (torch.autograd.grad(torch.stack(sums).sum(), x)[0] for sums in zip(*parts, strict=True))
+    assert compute_relative_error(packed, alone) < 1e-6
+    # Without document numbers a row is one document.
+    assert torch.equal(layer(x), layer_of(CHOICES[name])(x))
+
+
+def test_a_model_gives_packed_documents_the_outputs_that_they_have_alone() -> None:
+    config = build_tiny_moe_config({"routing": {"kind": "capacity", "factor": 0.5, "scope": "document"}})
+    model, tokens = build_tiny_model(config), build_tiny_tokens(1, 12)
+    packed = model(tokens, documents_BT=torch.tensor([[0] * 7 + [1] * 5]))
+    assert float(model.list_moe_layers()[0].num_dropped) > 0
+    alone = torch.cat([model(tokens[:, :7]), model(tokens[:, 7:])], dim=1)
+    assert compute_relative_error(packed, alone) < 1e-6
+
+
 def test_capacity_is_rounded_up_but_not_for_the_error_of_a_product() -> None:
     tokens_B = torch.tensor([0, 1, 9, 10, 11, 50])
     assert compute_capacity(tokens_B, 1.1).tolist() == [0, 2, 10, 11, 13, 55]  # 1.1 · 50 is above 55 in float64

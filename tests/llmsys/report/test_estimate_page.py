@@ -1,4 +1,4 @@
-"""The pages of estimate, plan and scale in a Chromium as wide as a phone: plots are drawn, the console is silent."""
+"""The pages of estimate, plan and scale as wide as a phone and as a desk: plots are drawn, nothing is cut."""
 
 import json
 from pathlib import Path
@@ -7,11 +7,9 @@ from typing import Any
 import pytest
 
 from launch.main import main
-from tests.helpers.browser import needs_chromium, open_page
+from tests.helpers.browser import LOOKS, MAX_PAGE_BYTES, needs_chromium, open_page
 
 pytestmark = [pytest.mark.browser, needs_chromium]
-
-PHONE = ("--window-size=412,915",)
 
 
 def open_printed_page(words: list[str], folder: Path, capsys) -> tuple[dict[str, Any], dict[str, int], str]:
@@ -20,8 +18,11 @@ def open_printed_page(words: list[str], folder: Path, capsys) -> tuple[dict[str,
     assert main([*words, "--html", str(page), "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert printed["page"] == str(page)
-    opened = open_page(page, folder, *PHONE)
-    assert opened.console == []
+    assert page.stat().st_size < MAX_PAGE_BYTES
+    for width, dark in LOOKS:
+        opened = open_page(page, width, dark=dark)
+        assert opened.console == []
+        assert opened.defects == []
     assert 'data-plots="drawn"' in opened.dom
     assert "default-src &#x27;none&#x27;" in page.read_text(), "nothing is loaded"
     return printed, opened.marks(), opened.dom

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from llmsys.config.load import load_run_config
+from llmsys.convert.to_hugging_face import convert_to_hugging_face
 from llmsys.errors import CheckpointError, ConfigError
 from llmsys.events import read_latest_events
 from llmsys.report.html_page import write_report
@@ -68,20 +69,26 @@ def select(events: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
     return [{key: value for key, value in one.items() if not any(word in key for word in own)} for one in chosen]
 
 
-def test_a_branch_with_nothing_changed_follows_its_parent_bit_for_bit_also_when_it_is_killed(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def train_to_step_five(folder: Path, name: str, words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Train a branch of `moe` that ends in the middle of its fifth step."""
+
     def end_at_step_five(trainer: Trainer, *arguments: Any) -> bool:
         if trainer.steps_done == 4:
             raise KeyboardInterrupt
         return real(trainer, *arguments)
 
     real = Trainer._train_step
-    words = [f"train.branch_from={folder / 'moe'}@2", "train.on_bad_step=rewind"]
     with monkeypatch.context() as patched:
         patched.setattr(Trainer, "_train_step", end_at_step_five)
         with pytest.raises(KeyboardInterrupt):
-            train(folder, "moe", "same", *words)
+            train(folder, "moe", name, *words)
+
+
+def test_a_branch_with_nothing_changed_follows_its_parent_bit_for_bit_also_when_it_is_killed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = [f"train.branch_from={folder / 'moe'}@2", "train.on_bad_step=rewind"]
+    train_to_step_five(folder, "same", words, monkeypatch)
     events = train(folder, "moe", "same", *words)
     parent = read_latest_events(folder / "moe" / "events.jsonl")
     assert [event["step"] for event in select(events, "step")] == [3, 4, 5, 6]
@@ -95,9 +102,35 @@ def test_a_branch_with_nothing_changed_follows_its_parent_bit_for_bit_also_when_
     assert record["parent"]["checkpoint"] == str(folder / "moe" / "checkpoints" / "step-00000002")
 
 
+@pytest.mark.parametrize("stages", [True, False], ids=["length stages", "consecutive windows"])
+def test_a_run_with_an_order_of_its_own_that_is_killed_goes_on_with_the_same_bits(
+    folder: Path, stages: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin, end = 3 * STEP_TOKENS, 5 * STEP_TOKENS  # step 5, which is killed, is the second of the second stage
+    words = ["batch.window_order=consecutive", "model.moe.routing={kind: capacity, scope: document}"]
+    if stages:
+        words = [f"batch.length_stages=[{{until_tokens: {begin}, sequence_length: 8}}, "
+                 f"{{until_tokens: {end}, sequence_length: 16}}]"]  # fmt: skip
+    words.append(f"train.branch_from={folder / 'moe'}@2")
+    whole, name = train(folder, "moe", f"whole-{stages}", *words), f"killed-{stages}"
+    train_to_step_five(folder, name, words, monkeypatch)
+    again = train(folder, "moe", name, *words)
+    assert [event.get("resumed_from") for event in select(again, "start")] == [None, 4]
+    for kind in ("step", "experts", "state_hash", "evaluation"):
+        assert select(again, kind) == select(whole, kind), kind
+    lengths = [event.get("sequence_length") for event in select(whole, "step")]
+    assert lengths == ([8, 16, 16, 32] if stages else [None] * 4)
+    [branch] = select(whole, "branch")
+    # A stage divides the windows of the parent; consecutive windows are others.
+    assert branch["data_order"].startswith("continued" if stages else "in another order")
+
+
 @pytest.mark.parametrize(
-    ("batch", "is_continued"), [({}, True), ({"packing": "best_fit"}, False), ({"sequence_length": 64}, False)], ids=str
-)
+    ("batch", "is_continued"),
+    [({}, True), ({"packing": "best_fit"}, False), ({"sequence_length": 64}, False),
+     ({"window_order": "consecutive"}, False)],
+    ids=str,
+)  # fmt: skip
 def test_data_continue_only_where_windows_are_cut_alike(
     folder: Path, batch: dict[str, Any], is_continued: bool
 ) -> None:
@@ -169,6 +202,16 @@ def test_more_layers_are_copies_of_the_stack(folder: Path) -> None:
     )  # fmt: skip
     assert select(events, "step")[0]["step"] == 1
     assert select(events, "step")[0]["loss"] < 5.5  # of a model that has been trained; ln 384 is 5.95
+    [parent] = select(events, "branch")
+    assert (parent["run"], parent["parent_steps"], parent["tokens"]) == (str(folder / "dense"), 4, 0)
+    assert (parent["data_order"], parent["moments"][:4]) == ("from token 0", "new:")
+    assert "model.num_hidden_layers was 2, now 4" in parent["changes"]
+    page = write_report(folder / "dense", None, folder / "parent.html").read_text()
+    assert "model.num_hidden_layers was 2, now 4" in page  # a child in the family of its parent
+    convert_to_hugging_face(folder / "deeper", folder / "deeper-model")
+    origin = json.loads((folder / "deeper-model" / "llmsys.json").read_text())
+    assert (origin["steps"], origin["checkpoint"][-13:]) == (3, "step-00000003")
+    assert origin["parent"]["checkpoint"] == parent["checkpoint"]
 
 
 @pytest.mark.parametrize(

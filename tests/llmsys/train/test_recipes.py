@@ -8,7 +8,7 @@ from llmsys.config.load import load_run_config
 from llmsys.optim.lr_schedule import compute_learning_rate
 from llmsys.train.build_engine import build_model
 from tests.helpers.paths import CONFIGS
-from tools.bench.recipes import LADDER, PREDICTED, RUNS
+from tools.bench.recipes import CHAT, LADDER, PREDICTED, RUNS
 
 RECIPES = ("multi30k", "wmt14-base", "wmt14-big", "bert-small", "bert-small-classify")
 
@@ -31,6 +31,9 @@ def test_recipes_repeat_their_bits_on_one_process_and_on_two() -> None:
         for ranks in (1, 2):
             require_ranks(ranks, list_micro_batch_counts(config.batch, windows=config.objective.uses_windows))
         build_model(config)
+    chat, dense = (load_run_config(f"recipes/{name}", []) for name in (CHAT, PREDICTED))
+    assert (chat.train.init_from, chat.model) == (dense.run.folder, dense.model)
+    assert chat.tokenizer.path == dense.data.folder / "tokenizer"
 
 
 def test_learning_rates_of_the_ladder_follow_the_width() -> None:

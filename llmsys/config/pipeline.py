@@ -53,29 +53,24 @@ class _BaseSchedule(Section):
             return f"at least as many as ranks of the pipeline ({ranks})"
         return None
 
-    def count_in_flight(self, ranks: int, rank: int, micro_batches: int) -> int:
-        """Return the most forward passes of a stage on one rank that wait for their backward pass.
+    def count_held_layers(self, ranks: int, rank: int, micro_batches: int, layers: Sequence[int]) -> tuple[int, int]:
+        """Count the forward passes of single layers on one rank that wait for their backward pass.
 
         Args:
             ranks: size of the pipeline axis.
             rank: index on it.
             micro_batches: micro-batches of a step.
+            layers: layers of each stage on the rank.
 
         Returns:
-            Passes through one stage; with several stages on a rank, over all of them.
+            The most over a step, and the most that wait while the first stage of the rank runs a backward pass.
         """
+        passes = self._count_passes(ranks, rank, micro_batches)
+        return passes * sum(layers), (passes - 1) * sum(layers)
+
+    def _count_passes(self, ranks: int, rank: int, micro_batches: int) -> int:
         # The first gradient comes back after the ranks behind this one have run.
         return min(micro_batches, ranks - rank)
-
-    def count_late_in_flight(self, ranks: int, rank: int, micro_batches: int) -> int:
-        """Return the most passes that wait for their backward pass once the first stage of a rank begins its own.
-
-        Args:
-            ranks: size of the pipeline axis.
-            rank: index on it.
-            micro_batches: micro-batches of a step.
-        """
-        return self.count_in_flight(ranks, rank, micro_batches)
 
 
 class GPipeScheduleConfig(_BaseSchedule):
@@ -83,8 +78,7 @@ class GPipeScheduleConfig(_BaseSchedule):
 
     kind: Literal["gpipe"] = "gpipe"
 
-    def count_in_flight(self, ranks: int, rank: int, micro_batches: int) -> int:
-        """Return all micro-batches."""
+    def _count_passes(self, ranks: int, rank: int, micro_batches: int) -> int:
         return micro_batches
 
 
@@ -114,19 +108,20 @@ class InterleavedScheduleConfig(_BaseSchedule):
             return f"a multiple of the pipeline's {ranks} ranks, or fewer than {2 * ranks}"
         return None
 
-    def count_in_flight(self, ranks: int, rank: int, micro_batches: int) -> int:
-        """Return the warm-up passes and one more."""
-        return self._count_after(0, ranks, rank, micro_batches)
-
-    def count_late_in_flight(self, ranks: int, rank: int, micro_batches: int) -> int:
-        """Return the passes that are left after a round of backward passes of each later stage."""
-        rounds = (self.stages_per_rank - 1) * _get_round_size(ranks, micro_batches)
-        return self._count_after(rounds, ranks, rank, micro_batches)
-
-    def _count_after(self, backwards: int, ranks: int, rank: int, micro_batches: int) -> int:
-        # The forward passes before the first backward pass, as in torch's ScheduleInterleaved1F1B.
-        warmup = (self.stages_per_rank - 1) * _get_round_size(ranks, micro_batches) + 2 * (ranks - rank - 1)
-        return min(warmup + 1 + backwards, micro_batches * self.stages_per_rank) - backwards
+    def count_held_layers(self, ranks: int, rank: int, micro_batches: int, layers: Sequence[int]) -> tuple[int, int]:
+        """Count by torch's ScheduleInterleaved1F1B: rounds of passes of each stage in turn."""
+        size, stages = _get_round_size(ranks, micro_batches), self.stages_per_rank
+        total, warmup = micro_batches * stages, (stages - 1) * size + 2 * (ranks - rank - 1)
+        held = most = waiting = forwards = 0
+        # After a round of each stage the rank holds the same again, or less.
+        for backwards in range(stages * size):
+            while forwards < min(warmup + 1 + backwards, total):
+                held += layers[forwards // size % stages]
+                forwards += 1
+            most, stage = max(most, held), stages - 1 - backwards // size
+            held -= layers[stage]
+            waiting = max(waiting, held) if stage == 0 else waiting
+        return most, waiting
 
 
 def _get_round_size(ranks: int, micro_batches: int) -> int:

@@ -36,11 +36,13 @@ def list_rank_stages(
     for rank in range(cut.ranks):
         stages = cut.list_rank_stages(rank)
         layers = frozenset(layer for stage in stages for layer in cut.stages[stage])
-        passes = schedule.count_in_flight(cut.ranks, rank, micro_batches) / len(stages)
-        late = schedule.count_late_in_flight(cut.ranks, rank, micro_batches) / len(stages)
+        sizes = [len(cut.stages[stage]) for stage in stages]
+        held, waiting = (
+            count / max(1, len(layers)) for count in schedule.count_held_layers(cut.ranks, rank, micro_batches, sizes)
+        )
         first, last = rank == 0, cut.is_last(stages[-1])
         # Each stage receives hidden states, but for the first, and their gradients, but for the last.
-        found.append(PipelineStage(layers, first, last, passes, late, 2 * len(stages) - first - last))
+        found.append(PipelineStage(layers, first, last, held, waiting, 2 * len(stages) - first - last))
     return found
 
 

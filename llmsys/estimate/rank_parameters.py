@@ -26,7 +26,7 @@ SPLIT_BY_INPUTS = {"o_proj", "down_proj"}
 class PipelineStage:
     """Blocks of the decoder that a rank has, what stands around them, and micro-batches whose activations it holds.
 
-    `late_in_flight` are those left when its first block begins its backward. `message_buffers` are hidden states and
+    `waiting` are those that wait while its first block runs a backward pass. `message_buffers` are hidden states and
     gradients of each micro-batch of a step that it has room to receive.
     """
 
@@ -34,7 +34,7 @@ class PipelineStage:
     first: bool
     last: bool
     in_flight: float
-    late_in_flight: float = 1.0
+    waiting: float = 0.0
     message_buffers: int = 0
 
     def iter_parameters(self, model: ModelConfig) -> Iterator[ParameterTensor]:

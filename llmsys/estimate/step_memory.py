@@ -66,7 +66,7 @@ class StepMemory:
     def iter_snapshots(self) -> Iterator[MemorySnapshot]:
         """From the start of a step to the writing of a checkpoint, and an evaluation."""
         last, first, blocks = self._block_groups[-1], self._block_groups[0], self._num_stage_blocks
-        early, kept, waiting = self._early_items, self._list_saved_items(), self._waiting_items
+        early, kept, waiting = self._early_items, self._list_saved_items(self.stage.in_flight), self._waiting_items
         yield self._build_snapshot("between steps", [])
         if self._gathers_blocks:
             yield self._build_snapshot("at the start of forward", [*early, *self._list_weights("start")])
@@ -239,12 +239,11 @@ class StepMemory:
     @cached_property
     def _waiting_items(self) -> list[MemoryItem]:
         """Activations of the micro-batches in flight in our pipeline while another one is in its backward pass."""
-        return self._list_saved_items(1 / self.layout.pipeline_schedule.num_chunks) if self.layout.pipeline > 1 else []
+        return self._list_saved_items(self.stage.waiting) if self.layout.pipeline > 1 else []
 
-    def _list_saved_items(self, finished: float = 0.0) -> list[MemoryItem]:
+    def _list_saved_items(self, held: float) -> list[MemoryItem]:
         several = self.system.pipeline > 1
-        held = self.stage.late_in_flight if finished else self.stage.in_flight
-        micro_batches = (min(held, self._num_micro_batches) if several else 1.0) - finished
+        micro_batches = min(held, self._num_micro_batches) if several else 1.0
         sizes = (self._count_blocks(kind) * self._compute_saved_bytes(kind) for kind in self._block_groups)
         total = micro_batches * sum(sizes)
         if self.system.activations == "host" or self.config.train.activation_checkpoint == "offload":

@@ -102,27 +102,32 @@ def test_ranks_of_a_pipeline_share_rows_and_count_them_once() -> None:
 
 def test_forward_passes_in_flight_are_those_that_torch_holds() -> None:
     """Measured with 4 ranks, 8 micro-batches and 2 stages per rank."""
-    schedules = (GPipeScheduleConfig(), OneForwardOneBackwardConfig(), InterleavedScheduleConfig())
-    held = {one.kind: [one.count_in_flight(4, rank, 8) for rank in range(4)] for one in schedules}
-    assert held == {"gpipe": [8, 8, 8, 8], "1f1b": [4, 3, 2, 1], "interleaved": [11, 9, 7, 5]}
+    for schedule, layers, expected in (
+        (GPipeScheduleConfig(), [1], [8, 8, 8, 8]),
+        (OneForwardOneBackwardConfig(), [1], [4, 3, 2, 1]),
+        (InterleavedScheduleConfig(), [1, 1], [11, 9, 7, 5]),
+    ):
+        assert [schedule.count_held_layers(4, rank, 8, layers)[0] for rank in range(4)] == expected
 
 
+@pytest.mark.parametrize("layers", [[1, 1, 1], [1, 5, 2], [5, 2, 3]], ids=["even", "head last", "more first"])
 @pytest.mark.parametrize(("ranks", "chunks", "micro_batches"), [(4, 2, 4), (4, 2, 16), (4, 3, 8), (2, 2, 3), (4, 2, 3)])
-def test_interleaved_passes_in_flight_follow_from_torchs_order(ranks: int, chunks: int, micro_batches: int) -> None:
+def test_interleaved_layers_in_flight_follow_from_torchs_order(
+    ranks: int, chunks: int, micro_batches: int, layers: list[int]
+) -> None:
     """Over a whole step, and while the first stage of a rank runs its backward passes."""
     schedule, rounds = InterleavedScheduleConfig(stages_per_rank=chunks), max(1, micro_batches // ranks)
     settings = {"pp_group_size": ranks, "n_local_stages": chunks, "_n_microbatches": micro_batches}
     order: Any = SimpleNamespace(**settings, microbatches_per_round=micro_batches // rounds)
     for rank in range(ranks):
-        in_flight, most, late = 0, 0, 0
+        held, most, waiting = 0, 0, 0
         for action in filter(None, ScheduleInterleaved1F1B._calculate_single_rank_operations(order, rank)):
             is_forward = action.computation_type.name == "FORWARD"
+            held += layers[action.stage_index // ranks] * (1 if is_forward else -1)
             if not is_forward and action.stage_index == rank:
-                late = max(late, in_flight)
-            in_flight += 1 if is_forward else -1
-            most = max(most, in_flight)
-        assert schedule.count_in_flight(ranks, rank, micro_batches) == most
-        assert schedule.count_late_in_flight(ranks, rank, micro_batches) == late
+                waiting = max(waiting, held)
+            most = max(most, held)
+        assert schedule.count_held_layers(ranks, rank, micro_batches, layers[:chunks]) == (most, waiting)
 
 
 def test_a_layout_without_a_pipeline_is_what_it_was() -> None:

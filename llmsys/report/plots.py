@@ -20,8 +20,10 @@ THINNING_RULE = (
     f"Curves longer than {MAX_POINTS:,} points are downsampled: the minimum and maximum of each of "
     f"{MAX_POINTS // 2:,} equal intervals are drawn."
 )
-# In a line of a bar's label.
-LABEL_CHARACTERS = 34
+# In a line of a bar's label: half the width of a phone.
+LABEL_CHARACTERS = 24
+# In a line of a legend: the width of a phone.
+LEGEND_CHARACTERS = 40
 # Minimum number of points of a curve with a running mean.
 SMOOTHED_FROM = 200
 
@@ -151,7 +153,7 @@ def build_line(name: str, x: Sequence[float], y: Sequence[float], colour: str, *
     return {
         "type": "scatter",
         "mode": "lines+markers" if markers else "lines",
-        "name": escape_plot_text(name),
+        "name": "<br>".join(map(escape_plot_text, textwrap.wrap(name, LEGEND_CHARACTERS) or [name])),
         "x": list(x),
         "y": list(y),
         "line": {"color": colour, "width": 2},
@@ -183,7 +185,6 @@ def build_bars(
     labels: Sequence[str], values: Sequence[float], texts: Sequence[str], x_title: str, colours: str | list[str] = BLUE
 ) -> tuple[list[Trace], dict[str, Any]]:
     """Return horizontal bars, the first on top, each with its text, and their layout. Labels may be user text."""
-    longest = max(map(len, texts), default=0)
     trace: Trace = {
         "type": "bar",
         "orientation": "h",
@@ -195,9 +196,8 @@ def build_bars(
         "hovertemplate": "%{y}: %{text}<extra></extra>",
         "cliponaxis": False,
     }
-    return [trace], build_bars_layout(x_title) | {
-        "margin": {"r": max(52, 12 + 8 * longest)}
-    }  # room for the text of the longest bar
+    # room for the text of the longest bar
+    return [trace], build_bars_layout(x_title) | {"margin": {"r": max(52, 12 + 8 * max(map(len, texts), default=0))}}
 
 
 def build_bars_layout(x_title: str) -> dict[str, Any]:
@@ -206,7 +206,8 @@ def build_bars_layout(x_title: str) -> dict[str, Any]:
         "xaxis": {"title": {"text": x_title}, "rangemode": "tozero"},
         "showlegend": False,
         "hovermode": "closest",
-        "yaxis": {"type": "category", "autorange": "reversed", "automargin": True},
+        # plotly would leave out labels of low rows
+        "yaxis": {"type": "category", "autorange": "reversed", "automargin": True, "dtick": 1},
     }
 
 
@@ -226,14 +227,14 @@ def select_largest(items: Iterable[tuple[str, float]], limit: int) -> list[tuple
 def build_histogram(
     edges: Sequence[float], counts: Sequence[float], x_title: str, y_title: str
 ) -> tuple[list[Trace], dict[str, Any]]:
-    """Return counts between edges as a filled outline; the axis is logarithmic where edges span over two decades."""
+    """Return counts between edges as a filled outline, without empty ends; over two decades the axis is logarithmic."""
+    filled = [number for number, count in enumerate(counts) if count] or [0]
+    edges, counts = edges[filled[0] : filled[-1] + 2], counts[filled[0] : filled[-1] + 1]
     logarithmic = len(edges) > 1 and edges[-1] > 100 * max(edges[1], 1)
     lowest = min((edge for edge in edges if edge > 0), default=1.0)
     left = [max(edge, lowest / 2) if logarithmic else edge for edge in edges]
-    hovers = [
-        f"{format_amount(a)} to {format_amount(b)}: {format_amount(n)}"
-        for a, b, n in zip(edges, edges[1:], counts, strict=False)
-    ]
+    bins = zip(edges, edges[1:], counts, strict=False)
+    hovers = [f"{format_amount(a)} to {format_amount(b)}: {format_amount(n)}" for a, b, n in bins]
     trace: Trace = {
         "type": "scatter",
         "mode": "lines",
@@ -245,7 +246,10 @@ def build_histogram(
         "text": [*hovers, hovers[-1] if hovers else ""],
         "hovertemplate": "%{text}<extra></extra>",
     }
-    x = {"title": {"text": x_title}, **({"type": "log", "dtick": 1} if logarithmic else {})}
+    x = {
+        "title": {"text": x_title},
+        **({"type": "log", "dtick": 1 if edges[-1] < 1e6 * left[0] else 2} if logarithmic else {}),
+    }
     return [trace], {"xaxis": x, "yaxis": {"title": {"text": y_title}, "rangemode": "tozero"}, "showlegend": False}
 
 
@@ -259,17 +263,11 @@ def build_expert_heatmap(load_LE: list[list[float]]) -> tuple[list[Trace], dict[
         "colorscale": "theme:even-scale",
         "xgap": 1,
         "ygap": 1,
-        "colorbar": {
-            "title": {"text": "× even", "side": "right"},
-            "thickness": 12,
-            "outlinewidth": 0,
-            "len": 1,
-            "tickvals": [0, 0.5, 1, 1.5, 2],
-            "ticktext": ["0", "0.5", "1", "1.5", "≥ 2"],
-        },
+        "colorbar": {"title": {"text": "× even", "side": "right"}, "thickness": 12, "outlinewidth": 0, "len": 1,
+                     "tickvals": [0, 0.5, 1, 1.5, 2], "ticktext": ["0", "0.5", "1", "1.5", "≥ 2"]},
         "hovertemplate": "layer %{y}, expert %{x}: %{z:.2f} × even<extra></extra>",
         "hoverongaps": False,
-    }
+    }  # fmt: skip
     few = {"dtick": 1} if max(map(len, load_LE)) <= 32 else {}
     few_layers = {"dtick": 1} if len(load_LE) <= 32 else {}
     return [trace], {

@@ -52,7 +52,7 @@ def is_projection(name: str, num_dims: int) -> bool:
 class BaseOptimizerConfig(Section):
     """Fields of every optimizer: learning rate, weight decay, clipping, and the AdamW fields used for vectors."""
 
-    can_update_flat_shards: ClassVar[bool] = False  # the DeepSpeed engine, which has flat shards, builds it
+    can_update_flat_shards: ClassVar[bool] = False  # the elements of a flat shard, as DeepSpeed has them, are enough
     is_elementwise: ClassVar[bool] = False  # operations that round once per element, as bitwise mode needs
 
     learning_rate: float = Field(3e-4, gt=0, description="Peak learning rate, scaled by the schedule.")

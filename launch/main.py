@@ -21,8 +21,8 @@ from llmsys.errors import LlmsysError, to_data_error
 # the last two are 128 + SIGINT and 128 + SIGPIPE, as a shell reports them
 MENDABLE, INTERRUPTED, OUTPUT_CLOSED = 2, 130, 141
 
-# Verbs that keep what is done.
-RESUMED = {"prepare", "tokenizer", "train", "launch"}
+# Verbs that keep what is done, and verbs that Ctrl-C ends as planned.
+RESUMED, UNENDING = {"prepare", "tokenizer", "train", "launch"}, {"chat", "watch"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -41,9 +41,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except LlmsysError as error:
         return _print_error(str(error), error.exit_status)
     except KeyboardInterrupt:
-        if words[0] in RESUMED:
-            command = shlex.join(["llmsys", *words])
-            print(f"llmsys: interrupted. What is done is kept; the same command continues: {command}", file=sys.stderr)
+        if words[0] not in UNENDING:
+            follow = (
+                "What is done is kept; the same command continues" if words[0] in RESUMED else "Start it again with"
+            )
+            print(f"llmsys: interrupted. {follow}: {shlex.join(['llmsys', *words])}", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:  # `llmsys show … | head`
         # or the interpreter's own flush at exit would fail once more

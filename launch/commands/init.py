@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
     write_bytes_atomically(output, format_config(found, output).encode())
     try:
         load_run_config(str(output))  # bases are found from the place of the file
-    except ConfigError:
+    except (ConfigError, KeyboardInterrupt):  # or the same command would find the file and refuse
         output.unlink()
         raise
     commands = [shlex.join(command) for command in list_next_commands(found, output)]

@@ -3,7 +3,7 @@
 Reads the values that `llmsys estimate --json` prints, kernels and a timeline. Writes one HTML file.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import log10
 from pathlib import Path
 from typing import Any
@@ -67,32 +67,55 @@ def write_estimate_page(
         ("FLOPs of a step", format_count(flops["forward_backward"]), flops["convention"]),
     ]
     notes = []
-    parts: list[ReportSection] = []
-    if (memory := result["memory"]) is not None:
+    memory, time = result["memory"], result.get("time")
+    if memory is not None:
         numbers.append(("peak memory per rank", format_gib(memory["peak_bytes"]), memory["peak_instant"]))
-        room = None if device is None else device.memory_bytes
-        parts.append(build_report_section("memory", "Memory over one step", [plot_memory(memory, room)]))
     else:
         notes.append("A bare model has no run: no memory of a step, no time.")
-    if device is not None and kernels:
-        parts.append(build_report_section("roofline", "Kernels of a layer", [plot_roofline(kernels, device)],
-                                          _build_kernel_table(kernels)))  # fmt: skip
-    if (time := result.get("time")) is not None:
+    if time is not None:
         step = time["step_seconds"]
         numbers.append(
             ("seconds per step", f"{step['p50']:.3g}", f"P10 to P90: {step['p10']:.3g} to {step['p90']:.3g}")
         )
         numbers.append(("utilisation", f"{time['utilisation']['model_causal']:.1%}", "of the peak, in a step"))
-        if timeline is not None:
-            parts.append(build_report_section("timeline", "Timeline of one step", [plot_timeline(timeline, time)],
-                                              _build_parts_table(time)))  # fmt: skip
     elif device is None:
         notes.append("No device was given: no roofline and no timeline. Add --device NAME.")
     rows = [(name, f"{count:,}", f"{count / counts['total']:.1%}") for name, count in counts["by_component"].items()]
     table = build_table(("component", "parameters", "share"), rows, numeric=(1, 2))
+    parts = list(iter_step_sections(memory, time, device, kernels, timeline))
     parts.append(ReportSection("parameters", "Parameters", build_section("parameters", "Parameters", table)))
     write_bytes_atomically(path, render_document((title, "estimate"), numbers, notes, parts).encode())
     return path
+
+
+def iter_step_sections(
+    memory: dict[str, Any] | None,
+    time: dict[str, Any] | None,
+    device: DeviceProfile | None,
+    kernels: Sequence[LayerKernel],
+    timeline: StepTimeline | None,
+) -> Iterator[ReportSection]:
+    """Yield the sections of one step: memory, the kernels of a layer, and the timeline; those that are known.
+
+    Args:
+        memory: values of `MemoryTimeline.to_dict`.
+        time: values of `StepTime.to_dict`.
+        device: profile that the step is priced on.
+        kernels: kernels of a layer, for the roofline.
+        timeline: the step laid out in time.
+
+    Yields:
+        Sections of a page.
+    """
+    if memory is not None:
+        room = None if device is None else device.memory_bytes
+        yield build_report_section("memory", "Memory over one step", [plot_memory(memory, room)])
+    if device is not None and kernels:
+        table = _build_kernel_table(kernels)
+        yield build_report_section("roofline", "Kernels of a layer", [plot_roofline(kernels, device)], table)
+    if time is not None and timeline is not None:
+        figures = [plot_timeline(timeline, time)]
+        yield build_report_section("timeline", "Timeline of one step", figures, _build_parts_table(time))
 
 
 def plot_memory(memory: dict[str, Any], room: float | None) -> Figure:

@@ -116,8 +116,10 @@ def test_interrupting_ends_with_status_130_and_tells_how_to_continue(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(launch.main, "_run_command", interrupted)
-    assert main(["show", "train/demo"]) == 130
-    assert capsys.readouterr().err == ""
+    assert main(["chat", "my.yaml"]) == 130
+    assert capsys.readouterr().err == ""  # this is how one leaves it
+    assert main(["convert", "from", "to"]) == 130
+    assert capsys.readouterr().err == "llmsys: interrupted. Start it again with: llmsys convert from to\n"
     assert main(["prepare", "my.yaml", "data.inputs=[a b]"]) == 130
     expected = "the same command continues: llmsys prepare my.yaml 'data.inputs=[a b]'"
     assert expected in capsys.readouterr().err

@@ -1,10 +1,11 @@
 """A plan and a checked layout as text and as plain values."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from llmsys.estimate.device_profile import DeviceProfile
-from llmsys.estimate.plan.layout_candidate import EstimatedCandidate
+from llmsys.estimate.plan.layout_candidate import SCHEDULES, EstimatedCandidate
 from llmsys.estimate.plan.layout_search import LayoutPlan
 
 GIB = 2**30
@@ -24,7 +25,8 @@ def plan_to_dict(found: LayoutPlan, device: DeviceProfile, count: int) -> dict[s
     return {
         "device": device.name,
         "considered": found.considered,
-        "fitting": len(found.ranked),
+        # `considered` counts no micro-batches and schedules
+        "fitting": len({replace(one.choice, micro_sequences=0, schedule=SCHEDULES[0]) for one in found.ranked}),
         "best": [convert_candidate_to_dict(one) for one in found.ranked[:count]],
         "pareto": [convert_candidate_to_dict(one) for one in found.pareto],
         "rejected": [{"change": one.change, "reason": one.reason} for one in found.rejected],

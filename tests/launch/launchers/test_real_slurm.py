@@ -29,7 +29,7 @@ pytestmark = [
     pytest.mark.skipif(bool(WHY_NOT), reason=f"no Slurm on several hosts can be made here: {WHY_NOT}"),
 ]
 
-NODES = [f"n{number}" for number in range(1, 7)]
+NODES = [f"n{number}" for number in range(1, 8)]
 wait_until = partial(process.wait_until, patience_seconds=500)
 """Three jobs start at once, each with two torchruns and two ranks: that takes minutes where others work too."""
 STEPS, ENDLESS = 48, 10**5
@@ -129,11 +129,12 @@ def test_jobs_outlive_lost_nodes_and_time_limits_with_every_bit_and_one_that_is_
     hosts: Hosts, slurm: Slurm
 ) -> None:
     """Three jobs at once, since most of this is waiting. `whole` needs both of its nodes and loses the one where its
-    script runs; `fewer` may go on with what is left and loses the other; `timed` nears its time limit."""
+    script runs; `fewer` may go on with what is left and loses the other; `timed` nears its time limit, and then has a
+    spare for the node that it loses."""
     middles = {name: pause_run(hosts.folder / f"middle-{name}", STEPS // 2) for name in ("whole", "fewer")}
     whole = submit(slurm, hosts.folder, "whole", STEPS, before=middles["whole"].words)
     fewer = submit(slurm, hosts.folder, "fewer", STEPS, "--min-hosts", "1", before=middles["fewer"].words)
-    timed = submit(slurm, hosts.folder, "timed", ENDLESS)
+    timed = submit(slurm, hosts.folder, "timed", ENDLESS, "spares=1")
     slurm.said("scontrol", "release", whole.number, fewer.number, timed.number)
     lost: dict[str, str] = {}
 
@@ -161,6 +162,13 @@ def test_jobs_outlive_lost_nodes_and_time_limits_with_every_bit_and_one_that_is_
     stopped = timed.steps("stopped")[0]
     wait_until(lambda: timed.steps("checkpoint")[-1] > stopped, "timed did not resume")
     assert timed.steps("prediction") == [0, stopped]  # the steps where its starts began
+    second = timed.nodes()[1]
+    hosts.crash(second)
+    slurm.notice_silence(second)
+    wait_until(lambda: len(timed.events("start")) == 3, "no spare took the place of a lost node")
+    saved = timed.steps("checkpoint")[-1]
+    wait_until(lambda: timed.steps("checkpoint")[-1] > saved, "timed did not continue with its spare")
+    assert [event["world_size"] for event in timed.events("start")] == [2, 2, 2]
     slurm.said("scancel", timed.number)
     timed.wait_for("CANCELLED", restarts=1)
     assert [event["reason"] for event in timed.events("stopped")] == ["SIGUSR1 came", "SIGTERM came"]

@@ -178,6 +178,7 @@ def test_the_page_keeps_a_chat_until_a_new_one_begins(chat: ChatModel, monkeypat
     monkeypatch.setattr(chat_server, "read_page", lambda: page.replace("})();\n</script>", use))
     answers = Answers(chat.model, chat.tokenizer, chat.config)
     monkeypatch.setattr(answers, "chats", object())
+    answers.requests = []
     with ChatServer(answers, 0) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         opened = open_page(server.url, 390, ready="document.body.dataset.shown")

@@ -49,12 +49,16 @@ def test_a_bare_model_has_a_page_that_says_what_is_missing(tmp_path, capsys) -> 
     assert "Add --device NAME" in text
 
 
-def test_a_plan_shows_the_front(tmp_path, capsys) -> None:
+def test_a_plan_shows_the_front_and_a_step_of_the_best_layout(tmp_path, capsys) -> None:
     printed, marks, dom = open_printed_page(
         ["plan", "train/llama-1b-1xh200", "gpus=2", "device=h100-sxm"], tmp_path, capsys
     )
     assert len(printed["pareto"]) > 1
-    assert marks == {"plot-pareto": 1}, "the front; the fastest layouts are dots"
+    assert set(marks) == {"plot-pareto", "plot-memory", "plot-roofline", "plot-timeline"}
+    assert marks["plot-pareto"] == marks["plot-roofline"] == 1, "a line; layouts and kernels are dots"
+    assert f"▶ {printed['best'][0]['peak_instant']}" in dom
+    assert f"The peak, {printed['best'][0]['peak_bytes'] / 2**30:.1f} GiB" in dom
+    assert "on 1 pipeline rank(s)" in dom
     assert printed["best"][0]["choice"] in dom
     assert all(one["reason"].split("%")[0] in dom for one in printed["rejected"])
 

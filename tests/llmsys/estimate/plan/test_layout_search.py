@@ -23,6 +23,7 @@ from llmsys.estimate.plan.layout_candidate import (
     estimate_candidate,
 )
 from llmsys.estimate.plan.layout_search import search_layouts
+from llmsys.estimate.plan.layout_table import plan_to_dict
 from llmsys.estimate.software_profile import resolve_for_profile
 from tests.helpers.published_layouts import PUBLISHED
 
@@ -105,6 +106,8 @@ def test_every_neighbour_of_the_best_has_the_reason_that_binds_it() -> None:
     assert {"memory", "time"} <= kinds
     ddp = next(one for one in found.rejected if one.change == "ddp")
     assert ddp.reason.startswith("memory: "), "8B parameters, masters and moments do not fit one device"
+    counted = plan_to_dict(found, H100, 1)
+    assert 0 < counted["fitting"] < len(found.ranked), "a layout with several micro-batches is one layout"
 
 
 def test_what_fits_nowhere_says_by_how_much_and_what_would_do() -> None:

@@ -192,13 +192,11 @@ def write_bytes_atomically(path: Path, data: bytes, mode: int | None = None) -> 
     Raises:
         DataError: The file cannot be written. The temporary file is removed.
     """
-    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    aside = path.parent / f".{path.name}.{os.getpid()}.tmp"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         aside.unlink(missing_ok=True)  # one of an earlier process would keep its mode
-        with open(
-            aside, "wb", opener=lambda name, flags: os.open(name, flags, 0o666 if mode is None else mode)
-        ) as file:
+        with open(aside, "wb", opener=lambda name, flags: os.open(name, flags, mode or 0o666)) as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -220,6 +218,8 @@ def describe_write_error(path: Path, error: OSError) -> str:
     Returns:
         The cause and the next step.
     """
+    if path.is_dir():
+        return f"{path} is a folder, not a file. Name a file in it, such as {path / 'page.html'}."
     return (
         f"{path} could not be written: {error.strerror or error}. No partial file was left under that name. "
         "Free space or repair the folder, then run the same command again to continue."

@@ -106,9 +106,15 @@ class StageRecords:
         reasons = ", ".join(f"{count} by {name}" for name, count in largest.most_common(3)) or "there were none"
         files = f"{len(self.inputs)} file{'s' if len(self.inputs) > 1 else ''}"
         raise DataError(
-            f"no document is left of {pages} pages in {files}: {reasons}. "
+            f"no document is left of {pages} pages in {files}: {reasons}. {self._describe_languages()}"
             f"{'Loosen data.rules or data.language, or give' if pages else 'Give'} other input in data.inputs."
         )
+
+    def _describe_languages(self) -> str:
+        """Return the most frequent languages of the pages; "" where no language was recognized."""
+        found = list(_build_language_counts(self.judged).items())[:3]  # most documents first
+        named = ", ".join(f"{code} ({count.documents})" for code, count in found)
+        return f"Their languages: {named}. " if named else ""
 
 
 def build_manifest(data: CrawlConfig, tokenizer: TokenizerConfig, outcome: StageRecords) -> Manifest:

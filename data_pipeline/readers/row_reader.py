@@ -215,29 +215,35 @@ class RowReader:
         columns = {
             name: _get_field_values(batch, getattr(self.config, f"{name}_field"), 2 * self.limit) for name in _FIELDS
         }
+        is_missing = _find_column(batch, self.config.text_field) is None
+        names = list_text_columns(batch.schema) if is_missing else None
         documents: list[Page | SkippedRecord] = []
         for index in range(batch.num_rows):
             values = {name: column[index] for name, column in columns.items()}
-            page = build_document_page(self.row + index, values, self.limit, self.config.text_field)
+            page = build_document_page(self.row + index, values, self.limit, self.config.text_field, names)
             documents.append(SkippedRecord(self.source.path, self.row + index, page) if isinstance(page, str) else page)
         return documents
 
 
 def _get_field_values(batch: pa.RecordBatch, name: str, most: int) -> list[Any]:
     """Return the values of a field; all None without such a field."""
-    found: Any = None
-    if name in batch.schema.names:
-        found = batch.column(name)
-    else:
-        first, *rest = name.split(".")
-        found = batch.column(first) if first in batch.schema.names and rest else None
-        for part in rest:
-            found = _get_struct_field(found, part)
+    found = _find_column(batch, name)
     if found is None:
         return [None] * batch.num_rows
     if pa.types.is_dictionary(found.type):
         found = found.dictionary_decode()
     return _decode_values(found, most)
+
+
+def _find_column(batch: pa.RecordBatch, name: str) -> Any:
+    """Return the column of a field, which may be in structures; None without such a field."""
+    if name in batch.schema.names:
+        return batch.column(name)
+    first, *rest = name.split(".")
+    found = batch.column(first) if first in batch.schema.names and rest else None
+    for part in rest:
+        found = _get_struct_field(found, part)
+    return found
 
 
 def _get_struct_field(column: Any, part: str) -> Any:

@@ -35,6 +35,10 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"--processes {arguments.processes} is not a number of processes. Use 1 or more.")
     if not arguments.output.absolute().parent.is_dir():
         raise ConfigError(f"{arguments.output.parent} is not a folder. Make it, or choose another --output.")
+    if arguments.output.is_dir():
+        raise ConfigError(
+            f"{arguments.output} is a folder. Name a file in it: --output {arguments.output}/device.yaml."
+        )
     # the ranks run this same command, and their launcher has set WORLD_SIZE
     if arguments.processes > 1 and "WORLD_SIZE" not in os.environ:
         return _start_ranks(arguments.processes)

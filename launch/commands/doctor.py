@@ -153,7 +153,9 @@ def _run_crash_check(arguments: argparse.Namespace) -> int:
     known = {drill.name: drill for drill in DRILLS}
     if unknown := set(wanted) - known.keys():
         raise ConfigError(f"--drills {', '.join(sorted(unknown))} is unknown. Use {', '.join(known)}.")
-    drills = replace_kill_count([known[name] for name in wanted], max(1, arguments.kills))
+    if arguments.kills < 1:
+        raise ConfigError(f"--kills {arguments.kills} is not a number of kills. Use 1 or more.")
+    drills = replace_kill_count([known[name] for name in wanted], arguments.kills)
     with Progress("crash drills", len(drills), "drill") as progress:
         outcomes: list[Any] = run_drills(drills, lambda outcome: progress.advance(1, at=outcome.name))
     passed = all(outcome.passed for outcome in outcomes)

@@ -47,6 +47,8 @@ def compute_estimate(arguments: argparse.Namespace) -> "tuple[LoadedConfig, dict
         documents=arguments.documents,
         device=device,
         planned=planned,
+        expert_load=1.0 if request is None else request.cluster.expert_load,
+        layout=None if request is None or planned is not None else request.resolve_layout(resolved.run),
     )
     if resolved.source.suffix == ".json":
         from llmsys.estimate.counted.transformers_classes import match_transformers_class
@@ -121,6 +123,7 @@ def _build_program_run(
         device=None if request is None else request.device,
         num_devices=arguments.gpus,
         matmul_dtype=arguments.matmul_dtype,
+        expert_load=1.0 if request is None else request.cluster.expert_load,
     )
 
 

@@ -97,14 +97,15 @@ def _iter_data_lines(found: FoundContents, name: str) -> Iterator[str]:
     if found.text_field not in ("", "text"):
         others = f"; others with text: {', '.join(found.other_fields)}" if found.other_fields else ""
         yield f"  read: {{text_field: {_quote(found.text_field)}}}   # the column of the documents{others}"
-    yield "  # language: {languages: [en]}   # keep these languages alone; default: all"
     if found.has_html:
+        yield "  language: {languages: []}        # every language that is recognized; [en] keeps English alone"
         yield "  rules:                           # FineWeb's, in its order; llmsys list rules has the others"
         yield "    - kind: gopher_repetition"
         yield "    - kind: gopher_quality"
         yield "    - kind: c4_datatrove"
         yield "      end_marks: []                # keep lines that end without a full stop"
     else:
+        yield "  language: {languages: [], min_score: 0}   # every language; [en] keeps English alone"
         yield "  # rules: [{kind: gopher_quality}]   # texts are kept as they are; llmsys list rules names the rules"
     yield "  deduplicate:"
     yield "    exact: {kind: text}            # of equal texts one stays"

@@ -29,13 +29,14 @@ HEAD_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class FoundContents:
-    """Contents of folders. `patterns` name all input files; `text_field` is that of files with columns."""
+    """Contents of folders. `patterns` name the input files; `text_field` is that of files with columns."""
 
     patterns: tuple[str, ...] = ()
     formats: tuple[tuple[str, int], ...] = ()
     num_bytes: int = 0
     text_field: str = ""
     other_fields: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
     dataset: Path | None = None
     model: Path | None = None
 
@@ -49,12 +50,20 @@ class FoundContents:
         lines = [f"a Hugging Face model in {self.model}"] if self.model else []
         lines += [f"a prepared dataset in {self.dataset}"] if self.dataset else []
         if self.formats:
-            counts = ", ".join(f"{count:,} {name} file{'s' * (count > 1)}" for name, count in self.formats)
+            counts = ", ".join(_format_count(name, count) for name, count in self.formats)
             lines.append(f"{counts}, {self.num_bytes / 1e6:,.1f} MB: {' '.join(self.patterns)}")
+        if self.left_out:
+            lines.append(
+                f"but left out {', '.join(self.left_out)}: of a folder's formats the one with most bytes is read"
+            )
         if self.text_field:
             others = f" (other columns with text: {', '.join(self.other_fields)})" if self.other_fields else ""
             lines.append(f"text in the column {self.text_field!r}{others}")
         return lines
+
+
+def _format_count(name: str, count: int) -> str:
+    return f"{count:,} {name} file{'s' * (count > 1)}"
 
 
 def find_contents(folders: Sequence[Path]) -> FoundContents:
@@ -107,6 +116,7 @@ def _add_inputs(found: FoundContents, folder: Path) -> FoundContents:
     # of several formats the one with most bytes: a page may come as WARC and as text, and a dataset has a README.md
     chosen = sizes.most_common(1)[0][0]
     paths = [(path, end) for name, path, end in files if name == chosen]
+    others = Counter(name for name, _, _ in files if name != chosen)
     is_deep = any(path.parent != folder for path, _ in paths)
     patterns = sorted({str(folder / "**" / f"*{end}") if is_deep else str(folder / f"*{end}") for _, end in paths})
     found = replace(
@@ -114,6 +124,7 @@ def _add_inputs(found: FoundContents, folder: Path) -> FoundContents:
         patterns=(*found.patterns, *patterns),
         formats=(*found.formats, (chosen, len(paths))),
         num_bytes=found.num_bytes + sizes[chosen],
+        left_out=(*found.left_out, *(f"{_format_count(*one)} in {folder}" for one in others.items())),
     )
     if chosen not in ("JSON lines", "parquet", "Arrow") or found.text_field:
         return found
@@ -166,7 +177,10 @@ def _read_first_json(path: Path) -> dict[str, Any]:
         raise ConfigError(
             f"{path} has no JSON object on its first line: {error}. Give JSON lines: one object per line."
         ) from None
-    return row if isinstance(row, dict) else {}
+    if not isinstance(row, dict):
+        kind = "one JSON array" if isinstance(row, list) else f"a {type(row).__name__}"
+        raise ConfigError(f"{path} holds {kind}, but JSON lines are needed. Write one object per line.")
+    return row
 
 
 def _read_first_row(path: Path, form: str) -> dict[str, Any]:

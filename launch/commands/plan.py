@@ -27,7 +27,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--check", metavar="LAYOUT", help="check one layout, such as tp=8,cp=1,pp=16,dp=64")
     parser.add_argument("--compare", action="store_true", help="with --check: also the layout that a plan would choose")
-    parser.add_argument("--html", type=parse_local_path, metavar="FILE", help="write a page with the Pareto front")
+    parser.add_argument(
+        "--html",
+        type=parse_local_path,
+        metavar="FILE",
+        help="write a page: Pareto front, and memory, roofline and timeline of the best layout",
+    )
     parser.add_argument("--top", type=int, default=5, help="number of layouts to print (default: 5)")
     parser.add_argument("--output", type=parse_local_path, help="write a config with the fastest layout")
 
@@ -63,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.html is not None:
         from llmsys.report.plan_page import write_plan_page
 
-        data["page"] = str(write_plan_page(data, arguments.config, arguments.html))
+        data["page"] = str(write_plan_page(data, arguments.config, arguments.html, found.ranked[0], device))
     if arguments.json:
         print(json.dumps(data))
     else:
@@ -113,7 +118,8 @@ def _describe_program(resolved: "LoadedConfig", name: str, cluster: Any) -> dict
     from llmsys.estimate.program_search import plan_program_run
 
     device = cluster.load_device()
-    run = plan_program_run(resolved.run, name, "auto", device=device, num_devices=cluster.devices)
+    options: dict[str, Any] = {"num_devices": cluster.devices, "expert_load": cluster.expert_load}
+    run = plan_program_run(resolved.run, name, "auto", device=device, **options)
     step, memory = run.estimate_step(device), run.estimate_memory()
     return {
         "program": name,

@@ -164,9 +164,25 @@ class VerbParser(argparse.ArgumentParser):
         if unknown := re.search(r"unrecognized arguments: (--?[\w-]+)", message):
             known = [word for action in self._actions for word in action.option_strings]
             close = difflib.get_close_matches(unknown[1], known, n=1)
-            hint = f" Did you mean {close[0]}?" if close else f" Known: {', '.join(sorted(known))}."
+            if close:
+                hint = f" Did you mean {close[0]}?"
+            elif key := self._find_config_key(message.partition(": ")[2]):
+                hint = f" Did you mean {key}? Keys of the config have no dashes."
+            else:
+                hint = f" Known: {', '.join(sorted(known))}."
         elif wrong := re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message):
             close = difflib.get_close_matches(wrong[1], re.findall(r"[\w-]+", wrong[2]), n=1)
             hint = f" Did you mean {close[0]}?" if close else ""
         example = (self.epilog or "").strip().splitlines()[-1]
         raise ConfigError(f"{self.prog}: {message.rstrip('.')}.{hint} {example}. See: {self.prog} --help")
+
+    def _find_config_key(self, words: str) -> str | None:
+        """Return the override that unknown options such as `--temperature 0.5` mean; None without one."""
+        if not any(action.dest == "overrides" for action in self._actions):
+            return None
+        from llmsys.config.run import RunConfig
+        from llmsys.config.validation_errors import find_config_key
+
+        name, _, value = words.replace("=", " ").partition(" ")
+        key = find_config_key(name.lstrip("-").replace("-", "_"), RunConfig)
+        return f"{key}={value.split()[0] if value else '…'}" if key else None

@@ -7,7 +7,7 @@ import difflib
 import re
 from collections.abc import Sequence
 
-# Our key by the last part of the key of another trainer.
+# Our key by that of another trainer, or by the last part of it.
 COMMON_KEYS = {
     "lr": "optimizer.learning_rate",
     "max_lr": "optimizer.learning_rate",
@@ -19,6 +19,8 @@ COMMON_KEYS = {
     "clip_grad_norm": "optimizer.max_grad_norm",
     "max_norm": "optimizer.max_grad_norm",
     "lr_scheduler_type": "schedule.kind",
+    "lr_scheduler": "schedule.kind",
+    "lr_schedule": "schedule.kind",
     "warmup_ratio": "schedule.warmup_tokens",
     "warmup_iters": "schedule.warmup_tokens",
     "batch_size": "batch.sequences",
@@ -33,6 +35,9 @@ COMMON_KEYS = {
     "block_size": "batch.sequence_length",
     "context_length": "batch.sequence_length",
     "max_steps": "train.tokens",
+    "steps": "train.tokens",
+    "train_steps": "train.tokens",
+    "num_epochs": "train.tokens",
     "num_steps": "train.tokens",
     "num_train_epochs": "train.tokens",
     "epochs": "train.tokens",
@@ -45,8 +50,18 @@ COMMON_KEYS = {
     "eval_steps": "evaluation.every_steps",
     "logging_steps": "train.log_every_steps",
     "resume_from_checkpoint": "train.init_from",
+    "checkpoint.folder": "run.folder",
+    "checkpoint.path": "run.folder",
     "num_gpus": "launch.processes",
     "nproc_per_node": "launch.processes",
+    "gpus": "launch.processes",
+    "devices": "launch.processes",
+    "workers": "data.executor.workers",
+    "num_workers": "data.executor.workers",
+    "dp": "layout.replicate",
+    "ddp": "layout.replicate",
+    "fsdp": "layout.shard",
+    "zero_stage": "engine.zero_stage",
     "tp": "layout.tensor",
     "tensor_parallel_size": "layout.tensor",
     "pp": "layout.pipeline",
@@ -60,6 +75,19 @@ COMMON_KEYS = {
     "n_embd": "model.hidden_size",
     "d_model": "model.hidden_size",
     "d_ff": "model.intermediate_size",
+    "rope_theta": "model.position.theta",
+    "activation": "model.feed_forward.kind",
+    "hidden_act": "model.feed_forward.kind",
+    "num_experts": "model.moe.num_experts",
+    "moe.top_k": "model.moe.num_experts_per_tok",
+    "tie_embeddings": "model.tie_word_embeddings",
+    "data.path": "data.inputs",
+    "data.files": "data.inputs",
+    "data.languages": "data.language.languages",
+    "text_column": "data.read.text_field",
+    "heldout_files": "data.heldout_inputs",
+    "validation_files": "data.heldout_inputs",
+    "wandb_project": "tracking.project",
 }
 
 # Our value by that of another trainer, by key; the nearest where there is no equal one.

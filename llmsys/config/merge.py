@@ -18,6 +18,9 @@ from llmsys.config.migration import is_recorded_config, to_current_keys, to_curr
 from llmsys.config.yaml_files import MAX_DEPTH, Keys, find_config, format_path, parse_yaml
 from llmsys.errors import ConfigError
 
+# What a config file may hold in place of a mapping.
+_NAMES = {str: "text", list: "a list", bool: "true or false", int: "a number", float: "a number"}
+
 # Return the default kind of the union at a key path; None where there is no union.
 DefaultKind = Callable[[Keys], str | None]
 
@@ -96,7 +99,9 @@ def read_layer(path: Path, at: Keys, chain: tuple[Path, ...], default_kind: Defa
     if values is None:
         raise ConfigError(f"{name} is empty. Write at least one section, or `base:` and a name.")
     if not isinstance(values, dict):
-        raise ConfigError(f"{name} holds a {type(values).__name__}, not a mapping. Write `section:` and keys below it.")
+        raise ConfigError(
+            f"{name} holds {_NAMES.get(type(values), 'a value')}, not a mapping. Write `section:` and keys below it."
+        )
     origins = {(*at, *keys): f"{name}:{line}" for keys, line in lines.items() if keys}
     if is_recorded_config(path):  # records keep the names of the version that wrote them
         values = to_current_names(values, ".".join(at))
@@ -258,7 +263,9 @@ def _apply_override(override: str, values: dict[str, Any], origins: dict[Keys, s
     path, equals, text = override.partition("=")
     keys = tuple(path.strip().split("."))
     if not equals or not all(keys):
-        raise ConfigError(f"{override!r} is not section.key=value. Write, say, batch.sequence_length=1024.")
+        key, _, value = override.partition(":")
+        meant = f"{key}={value}" if value and "." in key else "batch.sequence_length=1024"
+        raise ConfigError(f"{override!r} is not section.key=value. Write, say, {meant}.")
     if len(keys) > MAX_DEPTH:
         raise ConfigError(
             f"{override[:40]!r}… names a key {len(keys):,} levels deep; the limit is {MAX_DEPTH}. Write, say, "

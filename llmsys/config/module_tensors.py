@@ -154,6 +154,7 @@ class ActivationShape:
         is_stream_sharded: with `tensor`, positions between layers are sharded (sequence parallelism).
         saves_gathered_inputs: with `tensor`, inputs of column-parallel matmuls stay gathered for the backward.
         has_ring: keys and values come round a ring of ranks.
+        expert_load: tokens of this rank's experts over the mean of the ranks.
     """
 
     sequences: int
@@ -170,6 +171,7 @@ class ActivationShape:
     is_stream_sharded: bool
     saves_gathered_inputs: bool
     has_ring: bool = False
+    expert_load: float = 1.0
 
     @property
     def is_on_cpu(self) -> bool:

@@ -244,10 +244,10 @@ class MoeConfig(Section):
 
         Args:
             hidden: channels of the layer's input.
-            shape: the micro-batch of one rank. The load is assumed even over the ranks.
+            shape: the micro-batch of one rank, whose experts have `expert_load` times the mean of the ranks' tokens.
             is_output_saved: the residual branch saves the layer's output.
         """
-        visits, bytes_of = self.visits_per_token, shape.compute_residual_bytes
+        visits, bytes_of = shape.expert_load * self.visits_per_token, shape.compute_residual_bytes
         yield from self._iter_router_tensors(hidden, shape)
         sorted_by: Producer = "collective" if shape.are_experts_sharded else "pointwise"
         yield SavedTensor("sorted visits", bytes_of(visits * hidden), sorted_by)

@@ -68,7 +68,8 @@ class RunNameConfig(Section):
     folder: FolderPath = Field(
         Path("runs/run"), description="Run folder for all outputs, relative to the working directory."
     )
-    seed: int = Field(0, ge=0, description="Seed of the initial weights and of the data order.")
+    # torch.manual_seed takes no larger one
+    seed: int = Field(0, ge=0, lt=2**63, description="Seed of the initial weights and of the data order.")
 
 
 class LaunchConfig(Section):

@@ -167,6 +167,8 @@ def _format_rule(detail: ErrorDetails, value: Any, description: str) -> str:
         message = f"{_format_value(value)} should be a finite number. Use one, such as 0.1"
     elif kind == "too_short":
         message = f"{_format_value(value)} has too few entries. Give at least {context['min_length']}"
+    elif kind == "too_long":
+        message = f"{_format_value(value)} has too many entries. Give at most {context['max_length']}"
     elif kind == "string_pattern_mismatch":
         message = f"{_format_value(value)} does not match {context['pattern']}. Use letters of that pattern"
     elif kind == "string_too_short":
@@ -179,12 +181,12 @@ def _format_rule(detail: ErrorDetails, value: Any, description: str) -> str:
 def _suggest_type(kind: str, value: object) -> str:
     """Return the value in the type that is needed, where it can be one."""
     if kind in ("tuple_type", "list_type"):
-        return f"Use [{'' if value is None else format_inline(value)}]"
+        return f"Use [{'' if value in (None, 'none', False) else format_inline(value)}]"
     if kind == "string_type":
         return "Give a text" if value is None else f'Use "{value}"'
     if kind.startswith("bool"):
         return "Use true or false"
-    if kind == "int_from_float" and isinstance(value, float):
+    if kind == "int_from_float" and isinstance(value, float) and abs(value) >= 1:
         return f"Use {round(value)}"
     if kind.startswith(("int", "float")):
         return f"Use {suggest_number(value, kind.startswith('int')) or 'digits, such as 8 or 1_000'}"
@@ -218,7 +220,7 @@ def _format_unknown_key(keys: Keys, owners: list[SectionType], root: SectionType
     elsewhere = dict(_iter_key_matches(keys[-1], root))
     if kind := elsewhere.get(".".join(keys)):
         return f"unknown key here; it belongs to kind {kind}. Set {keys[0]}.kind={kind}, or remove it."
-    if common := COMMON_KEYS.get(keys[-1]):
+    if common := COMMON_KEYS.get(".".join(keys[-2:])) or COMMON_KEYS.get(keys[-1]):
         return f"unknown key. Did you mean {common}?"
     close = difflib.get_close_matches(keys[-1], known, n=1)
     if close:
@@ -229,6 +231,21 @@ def _format_unknown_key(keys: Keys, owners: list[SectionType], root: SectionType
     if elsewhere:
         return f"unknown key. Did you mean {' or '.join(list(elsewhere)[:2])}?"
     return f"unknown key. Known here: {', '.join(known)}."
+
+
+def find_config_key(name: str, root: SectionType) -> str | None:
+    """Return the dotted key that an option such as --batch.sequences or --temperature probably means.
+
+    Args:
+        name: option without its dashes.
+        root: section class of the whole config.
+
+    Returns:
+        The key; None where no key has that name.
+    """
+    matches = list(dict(_iter_key_matches(name.rpartition(".")[2], root)))
+    same = [key for key in matches if key.endswith(name)]
+    return COMMON_KEYS.get(name) or next(iter([*same, *matches]), None)
 
 
 def _iter_key_matches(key: str, root: SectionType) -> Iterator[tuple[str, str | None]]:

@@ -72,6 +72,7 @@ def build_activation_shape(config: RunConfig, layout: ParallelLayout, system: Me
         is_stream_sharded=system.residual_dtype == "divided",
         saves_gathered_inputs=system.gathered == "kept",
         has_ring=layout.ring_size > 1,
+        expert_load=system.expert_load if layout.expert > 1 else 1.0,
     )
 
 

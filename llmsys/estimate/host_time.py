@@ -9,17 +9,22 @@ from llmsys.estimate.kernel_time import LAUNCHES_MOE, KernelSeconds
 def estimate_host_seconds(
     bench: KernelContext, work: KernelSeconds, passes: PassSeconds, micro_batches: float, pipeline: int
 ) -> float:
-    """Return the seconds that the device waits for the host in eager mode: launches outlast kernels."""
-    moe = bench.model.moe
+    """Return the seconds that the device waits for the host: launches outlast kernels."""
+    moe, second = bench.model.moe, bench.device.efficiency.host_seconds
     if moe is not None and (each := bench.software.expert_launches):
-        # Routing waits for the device in every layer, so nothing hides them; the backward has two for each.
-        kernels = 3 * (each * moe.num_experts / bench.layout.expert + LAUNCHES_MOE)
-        kernels *= bench.model.num_moe_layers / pipeline
-        return micro_batches * kernels * bench.device.efficiency.host_seconds
+        # The backward has two kernels for each one of the forward. Where the host learns the sizes of the experts'
+        # matmuls in every layer, only these matmuls can hide their launches.
+        launches = 3 * each * moe.num_experts / bench.layout.expert * bench.model.num_moe_layers
+        hidden = 3 * work.grouped if bench.software.reads_counts else pipeline * (passes.forward + passes.backward)
+        waited = max(0.0, launches * second - hidden)
+        if bench.software.expert_rows == "visit":
+            # Routing waits for the counts of the all-to-all, so nothing hides its kernels.
+            waited += 3 * LAUNCHES_MOE * bench.model.num_moe_layers * second
+        return micro_batches * waited / pipeline
     if bench.software.launch != "eager":
         return 0.0
     # the backward starts about two kernels for each one of the forward
-    host = 3 * work.launches / pipeline * bench.device.efficiency.host_seconds
+    host = 3 * work.launches / pipeline * second
     return micro_batches * max(0.0, host - passes.forward - passes.backward)
 
 

@@ -1,7 +1,7 @@
 """A run as a program runs it on devices: the config under its engine, the layout of a stage, and the stages."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.run import RunConfig
@@ -28,6 +28,7 @@ class ProgramRun:
         pipeline: stages of the program, 1 for llmsys, whose `layout` has them.
         interleave: chunks of the model on each rank of that pipeline.
         matmul_dtype: type of the inputs of matmuls in blocks; None: that of the config.
+        expert_load: tokens of the fullest rank of experts over the mean.
     """
 
     config: RunConfig
@@ -36,6 +37,7 @@ class ProgramRun:
     pipeline: int = 1
     interleave: int = 1
     matmul_dtype: MatmulDtype | None = None
+    expert_load: float = 1.0
 
     @property
     def num_ranks(self) -> int:
@@ -45,7 +47,8 @@ class ProgramRun:
     @property
     def memory_profile(self) -> MemoryProfile:
         """The program's use of memory under this pipeline."""
-        return self.program.build_memory_profile(self.pipeline, self.interleave)
+        profile = self.program.build_memory_profile(self.pipeline, self.interleave)
+        return replace(profile, expert_load=self.expert_load)
 
     def format_layout(self) -> str:
         """For tables: every axis that is more than 1, the micro-batch and the recomputation."""
@@ -60,10 +63,8 @@ class ProgramRun:
         """Return the timeline of the fullest rank."""
         return estimate_peak_memory(self.config, self.layout, system=self.memory_profile)
 
-    def estimate_step(
-        self, device: DeviceProfile, documents: tuple[int, ...] = (), expert_load: float = 1.0
-    ) -> StepTime:
-        """Return the time of a step on a device, whose fullest rank of experts has `expert_load` times the mean."""
+    def estimate_step(self, device: DeviceProfile, documents: tuple[int, ...] = ()) -> StepTime:
+        """Return the time of a step on a device."""
         return estimate_step_time(
             self.config,
             self.layout,
@@ -73,7 +74,7 @@ class ProgramRun:
             program=self.program,
             matmul_dtype=self.matmul_dtype,
             documents=documents,
-            expert_load=expert_load,
+            expert_load=self.expert_load,
         )
 
 
@@ -83,6 +84,7 @@ def build_program_run(
     named: NamedLayout,
     device: DeviceProfile | None = None,
     matmul_dtype: MatmulDtype | None = None,
+    expert_load: float = 1.0,
 ) -> ProgramRun:
     """Build the run of a program in a named layout.
 
@@ -92,6 +94,7 @@ def build_program_run(
         named: layout that `parse_layout` returned.
         device: profile that resolves train.precision and train.compile; None: the config's.
         matmul_dtype: type of the inputs of matmuls in blocks; None: that of the config.
+        expert_load: tokens of the fullest rank of experts over the mean.
 
     Returns:
         The run. Under a pipeline a micro-batch has one sequence where `batch.micro_sequences` is 0.
@@ -113,7 +116,7 @@ def build_program_run(
     # Not validated: an engine of another program may have layouts that ours has not.
     engine = program.select_engine(config, named.pipeline)
     changed = config.model_copy(update={"engine": engine, "layout": named.layout, "train": train})
-    return ProgramRun(changed, named.layout, program, named.pipeline, named.interleave, matmul_dtype)
+    return ProgramRun(changed, named.layout, program, named.pipeline, named.interleave, matmul_dtype, expert_load)
 
 
 def _iter_micro_violations(config: RunConfig, named: NamedLayout) -> Iterator[str]:

@@ -7,6 +7,7 @@ Invariants:
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 from llmsys.config.run import RunConfig
 from llmsys.config.section import list_divisors
@@ -44,6 +45,7 @@ def plan_program_run(
     device: DeviceProfile | None = None,
     num_devices: int | None = None,
     matmul_dtype: MatmulDtype | None = None,
+    expert_load: float = 1.0,
 ) -> ProgramRun:
     """Build the run that a command line names.
 
@@ -54,6 +56,7 @@ def plan_program_run(
         device: profile of the accelerator; None: none is known.
         num_devices: number of devices; None: that of the layout.
         matmul_dtype: type of the inputs of matmuls in blocks; None: that of the config.
+        expert_load: tokens of the fullest rank of experts over the mean.
 
     Returns:
         The run.
@@ -72,15 +75,16 @@ def plan_program_run(
             )
         resolved = resolve_planned_layout(config) if num_devices is None else config.resolve_layout(num_devices)
         compiled = resolve_compile_for_profile(config, device, resolved)
-        return ProgramRun(compiled, resolved, profile or load_own_program(compiled), matmul_dtype=matmul_dtype)
+        options: dict[str, Any] = {"matmul_dtype": matmul_dtype, "expert_load": expert_load}
+        return ProgramRun(compiled, resolved, profile or load_own_program(compiled), **options)
     if layout is not None and is_searched(layout):
         if device is None or num_devices is None:
             raise ConfigError(f"--layout {layout} needs the devices. Add --device NAME and --gpus N.")
-        return search_program_run(config, profile, layout, device, num_devices, matmul_dtype)
+        return search_program_run(config, profile, layout, device, num_devices, matmul_dtype, expert_load)
     named = _name_config_layout(config, num_devices) if layout is None else parse_layout(layout)
     if num_devices is not None and named.num_devices != num_devices:
         raise LayoutError(format_device_mismatch(named, num_devices))
-    return build_program_run(config, profile, named, device, matmul_dtype)
+    return build_program_run(config, profile, named, device, matmul_dtype, expert_load)
 
 
 def _name_config_layout(config: RunConfig, num_devices: int | None) -> NamedLayout:
@@ -106,6 +110,7 @@ def search_program_run(
     device: DeviceProfile,
     num_devices: int,
     matmul_dtype: MatmulDtype | None = None,
+    expert_load: float = 1.0,
 ) -> ProgramRun:
     """Find the fastest run of a program that fits.
 
@@ -116,6 +121,7 @@ def search_program_run(
         device: profile of the accelerator.
         num_devices: number of devices.
         matmul_dtype: type of the inputs of matmuls in blocks; None: that of the config.
+        expert_load: tokens of the fullest rank of experts over the mean.
 
     Returns:
         The run with the lowest P50 of a step.
@@ -129,7 +135,8 @@ def search_program_run(
     kept = {NAMES[word.partition("=")[0].strip().lower()] for word in words}
     found: list[tuple[float, int, ProgramRun]] = []
     for axes in _iter_layouts(config, device, num_devices, named, kept):
-        for run in _iter_runs(config, program, axes, device, matmul_dtype):
+        for one in _iter_runs(config, program, axes, device, matmul_dtype):
+            run = replace(one, expert_load=expert_load)
             found.append((run.estimate_step(device).seconds.p50, len(found), run))
     if not found:
         raise LayoutError(

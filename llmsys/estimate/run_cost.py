@@ -184,7 +184,7 @@ def add_costs(
     """
     documents, load = result["batch"]["documents"] or (), question.cluster.expert_load
     if question.planned is not None:
-        step = question.planned.estimate_step(question.device, tuple(documents), load)
+        step = question.planned.estimate_step(question.device, tuple(documents))
     else:
         layout = question.resolve_layout(config)
         step = estimate_step_time(config, layout, question.device, documents=documents, expert_load=load)

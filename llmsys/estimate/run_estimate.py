@@ -5,9 +5,10 @@ place. `priced` adds them.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
+from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.run import RunConfig
 from llmsys.estimate.flops import CONVENTIONS, Convention, FlopsCount, count_flops
 from llmsys.estimate.model_tensors import count_parameters, list_model_tensors
@@ -37,6 +38,8 @@ def estimate_run(
     documents: Sequence[int] = (),
     device: "DeviceProfile | None" = None,
     planned: "ProgramRun | None" = None,
+    expert_load: float = 1.0,
+    layout: ParallelLayout | None = None,
 ) -> dict[str, Any]:
     """Estimate parameters, operations, memory and budget as nested plain values.
 
@@ -53,6 +56,8 @@ def estimate_run(
         documents: lengths in tokens of the documents packed into a window, repeated until it is full.
         device: profile that resolves both; None: the one that flops.device names.
         planned: the run of another program; None: of llmsys.
+        expert_load: tokens of the fullest rank of experts over the mean; `planned` has its own.
+        layout: resolved layout of the run; None: on as many devices as the config starts processes.
 
     Returns:
         The values under the keys above.
@@ -63,7 +68,7 @@ def estimate_run(
         "parameters": asdict(count_parameters(config.model)),
         "batch": _build_batch_section(config, documents),
         "flops": _build_flops_section(config, documents),
-        "memory": None if model_only else _build_memory_section(config, planned),
+        "memory": None if model_only else _build_memory_section(config, planned, expert_load, layout),
         "run": _build_run_section(config, documents) if has_budget and not model_only else None,
         "precision": precision,
         "unknown": dict.fromkeys(("time", "money", "energy"), NO_DEVICE),
@@ -127,8 +132,10 @@ def _build_flops_section(config: RunConfig, documents: Sequence[int]) -> dict[st
     return {"convention": chosen, **every[chosen], "conventions": every, "attention_share_by_length": shares}
 
 
-def _build_memory_section(config: RunConfig, planned: "ProgramRun | None") -> dict[str, Any]:
-    layout = resolve_planned_layout(config) if planned is None else planned.layout
+def _build_memory_section(
+    config: RunConfig, planned: "ProgramRun | None", expert_load: float, named: ParallelLayout | None
+) -> dict[str, Any]:
+    layout = (named or resolve_planned_layout(config)) if planned is None else planned.layout
     stages: Sequence[PipelineStage] = ()
     if planned is not None:
         config = planned.config
@@ -140,7 +147,7 @@ def _build_memory_section(config: RunConfig, planned: "ProgramRun | None") -> di
     # The rank that has the most parameters.
     found = [list(stage.iter_parameters(config.model)) for stage in stages]
     rows = max(found, key=lambda tensors: sum(row.num_elements for row in tensors)) if found else None
-    system = OURS if planned is None else planned.memory_profile
+    system = replace(OURS, expert_load=expert_load) if planned is None else planned.memory_profile
     state, activations = compute_state_bytes(config, layout, rows), estimate_activation_bytes(config, layout, system)
     pipeline = {} if planned is None or planned.pipeline == 1 else {"pipeline": planned.pipeline}
     return {

@@ -54,6 +54,7 @@ class MemoryProfile:
         evaluation: logits: held-out sequences pass forward between steps, their logits whole (our measure.py);
             none: the peak is that of training alone.
         measured: reserved: what the allocator holds (max_memory_reserved); allocated: what tensors hold.
+        expert_load: tokens of the fullest rank of experts over the mean of the ranks.
     """
 
     device: Literal["cuda", "cpu"] = "cuda"
@@ -74,6 +75,7 @@ class MemoryProfile:
     activations: Literal["device", "host"] = "device"
     evaluation: Literal["logits", "none"] = "logits"
     measured: Literal["reserved", "allocated"] = "reserved"
+    expert_load: float = 1.0
 
 
 OURS = MemoryProfile()
@@ -88,6 +90,9 @@ class SoftwareProfile(Section):
         "fused",
         description="fused: torch's kernels. native: kernels for this device. unfused: every score is written to "
         "memory. chosen: by llmsys' table of kernels, where the device has a compute capability.",
+    )
+    sink_rate: float = Field(
+        1.0, gt=0, le=1, description="Rate of attention kernels with learned sinks over that without, where native."
     )
     expert_rows: Literal["node", "rank", "visit"] = Field(
         "node",
@@ -110,7 +115,13 @@ class SoftwareProfile(Section):
     expert_launches: int = Field(
         0,
         ge=0,
-        description="Kernels for each local expert of a layer forward, which wait for the host; 0: grouped ones.",
+        description="Kernels that the host launches for each local expert of a layer forward; they show where they "
+        "outlast the matmuls of the experts. 0: grouped ones.",
+    )
+    reads_counts: bool = Field(
+        True,
+        description="The host reads the tokens of each expert from the device in every layer; false: sizes are fixed, "
+        "so all compute hides the launches for experts.",
     )
     compiles: bool = Field(False, description="torch.compile decides what blocks save for the backward.")
     activations: Literal["device", "host"] = Field(

@@ -115,7 +115,9 @@ def estimate_step_time(
     if layout.pipeline > 1:
         pipeline, interleave = layout.pipeline, layout.pipeline_schedule.num_chunks
     shape = _build_micro_batch_shape(config, layout, documents)
-    bench = KernelContext(config.model, layout, device, program.time, shape, *dtypes, expert_load=expert_load)
+    # Without an expert axis every rank has all experts, and so as many tokens as the others.
+    load = expert_load if layout.expert > 1 else 1.0
+    bench = KernelContext(config.model, layout, device, program.time, shape, *dtypes, expert_load=load)
     work = estimate_kernel_seconds(bench)
     micro_batches = max(1.0, config.batch.sequences_per_step / (layout.data_parallel_size * bench.shape.sequences))
     # Weights that stay gathered travel once a step, as those of ZeRO-1.
@@ -192,6 +194,11 @@ def _estimate_part_seconds(
         "offload": (estimate_offload_seconds(bench, pipeline) + estimate_copy_seconds(config, bench, passes))
         * micro_batches,
     }
+    if config.train.reproducibility == "bitwise":
+        # Few estimates open this file.
+        from llmsys.estimate.bitwise_time import estimate_bitwise_seconds
+
+        times["bitwise"] = estimate_bitwise_seconds(config, bench, work, micro_batches, pipeline)
     return times | {"host": estimate_host_seconds(bench, work, passes, micro_batches, pipeline)}
 
 

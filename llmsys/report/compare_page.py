@@ -26,6 +26,7 @@ from llmsys.report.plots import (
     Figure,
     Trace,
     build_line,
+    compute_curves_height,
     compute_running_mean,
     downsample_points,
 )
@@ -39,6 +40,10 @@ MAX_RUNS = len(COLOURS) * len(DASHES)
 # Keys that differ between any two runs and explain no curve.
 NAMES = ("run.name", "run.folder")
 SECONDS_PER_HOUR = 3600.0
+# Names in the card of all runs, and characters of a config value.
+SHOWN_NAMES, VALUE_CHARACTERS = 4, 200
+# Of the longest run to the shortest, from which the horizontal axis is logarithmic.
+LENGTH_RATIO = 8.0
 
 
 def write_comparison(folders: Sequence[Path], output: Path) -> Path:
@@ -69,7 +74,11 @@ def write_comparison(folders: Sequence[Path], output: Path) -> Path:
         ReportSection("config", "Config", build_section("config", "Differing keys", _build_keys_table(runs, titles))),
     ]
     best = _find_best(runs, titles)
-    numbers = [("runs", str(len(runs)), ", ".join(titles)), *([("lowest loss", *best)] if best else [])]
+    more = f" and {len(titles) - SHOWN_NAMES} more" if len(titles) > SHOWN_NAMES else ""
+    numbers = [
+        ("runs", str(len(runs)), ", ".join(titles[:SHOWN_NAMES]) + more),
+        *([("lowest loss", *best)] if best else []),
+    ]
     page = render_document(("comparison", f"{len(runs)} runs"), numbers, [], parts)
     write_bytes_atomically(output, page.encode("utf-8", errors="replace"))
     return output
@@ -110,7 +119,16 @@ def _iter_figures(runs: Sequence[RunRecord], titles: Sequence[str]) -> Iterator[
                 "hovermode": "closest",
             }
             caption = "Lines: training loss, long ones as running means. Diamonds: held-out loss."
-            yield Figure(f"plot-{name}", title, traces, layout, caption, 360)
+            if _has_stub(traces):
+                layout["xaxis"] = {"title": {"text": unit}, "type": "log"}
+                caption += " The runs differ much in length, so the axis is logarithmic."
+            yield Figure(f"plot-{name}", title, traces, layout, caption, compute_curves_height(traces))
+
+
+def _has_stub(traces: Sequence[Trace]) -> bool:
+    """Return whether the shortest curve would be a stub on the axis of the longest."""
+    ends = [float(trace["x"][-1]) for trace in traces if trace["x"]]
+    return max(ends) > LENGTH_RATIO * min(ends)
 
 
 def _get_flops(run: RunRecord) -> float:
@@ -207,4 +225,10 @@ def _build_keys_table(runs: Sequence[RunRecord], titles: Sequence[str]) -> Html:
     rows = list_differing_keys([run.config for run in runs])
     if not rows:
         return build_tag("p", "Their configs are equal, apart from name and folder.")
-    return build_table(("key", *titles), [(key, *values) for key, values in rows])
+    return build_table(("key", *titles), [(key, *map(_shorten_value, values)) for key, values in rows])
+
+
+def _shorten_value(value: str) -> str:
+    """Return the beginning of a long value, such as a list of files."""
+    left = len(value) - VALUE_CHARACTERS
+    return value if left <= 0 else f"{value[:VALUE_CHARACTERS]} … {left:,} more characters"

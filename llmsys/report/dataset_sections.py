@@ -150,10 +150,10 @@ def _build_distributions_section(manifest: Manifest) -> ReportSection | None:
     figures: list[Figure] = []
     if manifest.languages:
         counts = plots.select_largest(((code, one.documents) for code, one in manifest.languages.items()), MAX_BARS)
-        codes, values = [code for code, _ in counts], [value for _, value in counts]
+        codes, values = [_shorten_code(code) for code, _ in counts], [value for _, value in counts]
         traces, layout = plots.build_bars(codes, values, [format_number(value) for value in values], "documents")
         caption = "All extracted documents, before the language filter."
-        height = min(plots.compute_bars_height(len(counts)), 480)
+        height = plots.compute_bars_height(len(counts), codes)
         figures.append(Figure("plot-languages", "Languages", traces, layout, caption, height))
     if sum(manifest.lengths.counts):
         traces, layout = plots.build_histogram(
@@ -167,6 +167,12 @@ def _build_distributions_section(manifest: Manifest) -> ReportSection | None:
         "distributions", "Languages and lengths", build_tag("div", [one.to_html() for one in figures], class_="grid")
     )
     return ReportSection("distributions", "Languages", html, figures)
+
+
+def _shorten_code(code: str) -> str:
+    """Return the name of a language that fits two lines of a label; a model of one's own can name them anyhow."""
+    most = 2 * plots.LABEL_CHARACTERS
+    return code if len(code) <= most else f"{code[: most - 1]}…"
 
 
 # --- Reading ---

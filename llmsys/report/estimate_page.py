@@ -3,7 +3,8 @@
 Reads the values that `llmsys estimate --json` prints, kernels and a timeline. Writes one HTML file.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from math import log10
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +31,12 @@ from llmsys.report.report_section import Numbers, ReportSection, build_report_se
 # Categories of memory that have a colour of their own; smaller ones are summed.
 NUM_CATEGORIES = 8
 CATEGORY_COLOURS = (
-    BLUE, ORANGE, GREEN, PURPLE, "theme:note-line", "theme:muted", "theme:ink", "theme:blue-fill", FAINT
+    BLUE, ORANGE, GREEN, PURPLE, "theme:yellow", "theme:sky", "theme:muted", "theme:ink", FAINT
 )  # fmt: skip
 ACTIVITY_COLOURS = {"forward": BLUE, "backward": ORANGE, "exchange": GREEN, "update": PURPLE, "bubble": FAINT}
 GIB = 2**30
+# Kernels of a roofline that are as near as this share one dot.
+DOT_DECADES = 0.1
 
 
 def write_estimate_page(
@@ -64,32 +67,55 @@ def write_estimate_page(
         ("FLOPs of a step", format_count(flops["forward_backward"]), flops["convention"]),
     ]
     notes = []
-    parts: list[ReportSection] = []
-    if (memory := result["memory"]) is not None:
+    memory, time = result["memory"], result.get("time")
+    if memory is not None:
         numbers.append(("peak memory per rank", format_gib(memory["peak_bytes"]), memory["peak_instant"]))
-        room = None if device is None else device.memory_bytes
-        parts.append(build_report_section("memory", "Memory over one step", [plot_memory(memory, room)]))
     else:
         notes.append("A bare model has no run: no memory of a step, no time.")
-    if device is not None and kernels:
-        parts.append(build_report_section("roofline", "Kernels of a layer", [plot_roofline(kernels, device)],
-                                          _build_kernel_table(kernels)))  # fmt: skip
-    if (time := result.get("time")) is not None:
+    if time is not None:
         step = time["step_seconds"]
         numbers.append(
             ("seconds per step", f"{step['p50']:.3g}", f"P10 to P90: {step['p10']:.3g} to {step['p90']:.3g}")
         )
         numbers.append(("utilisation", f"{time['utilisation']['model_causal']:.1%}", "of the peak, in a step"))
-        if timeline is not None:
-            parts.append(build_report_section("timeline", "Timeline of one step", [plot_timeline(timeline, time)],
-                                              _build_parts_table(time)))  # fmt: skip
     elif device is None:
         notes.append("No device was given: no roofline and no timeline. Add --device NAME.")
     rows = [(name, f"{count:,}", f"{count / counts['total']:.1%}") for name, count in counts["by_component"].items()]
     table = build_table(("component", "parameters", "share"), rows, numeric=(1, 2))
+    parts = list(iter_step_sections(memory, time, device, kernels, timeline))
     parts.append(ReportSection("parameters", "Parameters", build_section("parameters", "Parameters", table)))
     write_bytes_atomically(path, render_document((title, "estimate"), numbers, notes, parts).encode())
     return path
+
+
+def iter_step_sections(
+    memory: dict[str, Any] | None,
+    time: dict[str, Any] | None,
+    device: DeviceProfile | None,
+    kernels: Sequence[LayerKernel],
+    timeline: StepTimeline | None,
+) -> Iterator[ReportSection]:
+    """Yield the sections of one step: memory, the kernels of a layer, and the timeline; those that are known.
+
+    Args:
+        memory: values of `MemoryTimeline.to_dict`.
+        time: values of `StepTime.to_dict`.
+        device: profile that the step is priced on.
+        kernels: kernels of a layer, for the roofline.
+        timeline: the step laid out in time.
+
+    Yields:
+        Sections of a page.
+    """
+    if memory is not None:
+        room = None if device is None else device.memory_bytes
+        yield build_report_section("memory", "Memory over one step", [plot_memory(memory, room)])
+    if device is not None and kernels:
+        table = _build_kernel_table(kernels)
+        yield build_report_section("roofline", "Kernels of a layer", [plot_roofline(kernels, device)], table)
+    if time is not None and timeline is not None:
+        figures = [plot_timeline(timeline, time)]
+        yield build_report_section("timeline", "Timeline of one step", figures, _build_parts_table(time))
 
 
 def plot_memory(memory: dict[str, Any], room: float | None) -> Figure:
@@ -146,18 +172,20 @@ def plot_roofline(kernels: Sequence[LayerKernel], device: DeviceProfile) -> Figu
     low = min(0.3, *(one.intensity for one in kernels)) / 2
     high = max(3 * corner, *(2 * one.intensity for one in kernels))
     roof = build_line("roof: peak and memory", [low, corner, high], [low * bandwidth, peak, peak], ORANGE)
-    dots = build_line("kernels", [one.intensity for one in kernels], [one.rate for one in kernels], BLUE) | {
+    groups = _group_kernels(kernels)
+    first = [kernels[group[0]] for group in groups]
+    dots = build_line("kernels", [one.intensity for one in first], [one.rate for one in first], BLUE) | {
         "mode": "markers+text",
-        "text": [str(number) for number in range(1, len(kernels) + 1)],
-        "textposition": ["top center", "bottom center"] * len(kernels),
+        "text": [", ".join(str(number + 1) for number in group) for group in groups],
+        "textposition": ["top center", "bottom center"] * len(groups),
         "textfont": {"size": 10, "color": "theme:ink"},
-        "hovertext": [escape_plot_text(one.name) for one in kernels],
+        "hovertext": ["<br>".join(escape_plot_text(kernels[number].name) for number in group) for group in groups],
         "marker": {"color": BLUE, "size": 9},
         "hovertemplate": "%{hovertext}: %{x:.3g} FLOP/byte, %{y:.3s}FLOP/s<extra></extra>",
     }
     layout = {
         "xaxis": {"title": {"text": "operations per byte"}, "type": "log"},
-        "yaxis": {"title": {"text": "FLOP/s"}, "type": "log", "exponentformat": "SI"},
+        "yaxis": {"title": {"text": "FLOP/s"}, "type": "log", "exponentformat": "power", "dtick": 1},
         "showlegend": True,
         "hovermode": "closest",
     }
@@ -166,6 +194,21 @@ def plot_roofline(kernels: Sequence[LayerKernel], device: DeviceProfile) -> Figu
         "per byte; kernels left of it wait for memory. Rates are from the device profile, numbers as in the table."
     )
     return Figure("plot-roofline", "Roofline", [roof, dots], layout, caption, height=420)
+
+
+def _group_kernels(kernels: Sequence[LayerKernel]) -> list[list[int]]:
+    """Return the numbers of kernels whose dots would lie on each other, from left to right."""
+    groups: list[list[int]] = []
+    for number in sorted(range(len(kernels)), key=lambda one: (kernels[one].intensity, one)):
+        for group in groups:
+            other, one = kernels[group[0]], kernels[number]
+            apart = (log10(one.intensity / other.intensity), log10(one.rate / other.rate))
+            if max(map(abs, apart)) < DOT_DECADES:
+                group.append(number)
+                break
+        else:
+            groups.append([number])
+    return [sorted(group) for group in groups]
 
 
 def _build_kernel_table(kernels: Sequence[LayerKernel]) -> Html:

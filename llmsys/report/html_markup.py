@@ -64,7 +64,7 @@ def build_section(anchor: str, title: str, *children: Child) -> Html:
 
 
 def build_table(head: Sequence[str], rows: Iterable[Sequence[Child]], numeric: Iterable[int] = ()) -> Html:
-    """Build a table that scrolls sideways on narrow screens.
+    """Build a table. On narrow screens one of numbers scrolls sideways, and rows with text are stacked.
 
     Args:
         head: Titles of the columns.
@@ -75,17 +75,20 @@ def build_table(head: Sequence[str], rows: Iterable[Sequence[Child]], numeric: I
         The element.
     """
     right = set(numeric)
+    is_stacked = not right.issuperset(range(1, len(head)))
 
     def build_row(kind: str, row: Sequence[Child]) -> Html:
-        return build_tag(
-            "tr", [build_tag(kind, cell, class_="number" if i in right else "") for i, cell in enumerate(row)]
-        )
+        classes = ["number" if i in right else "" for i in range(len(row))]
+        if kind == "th" or not is_stacked:
+            return build_tag("tr", [build_tag(kind, cell, class_=one) for cell, one in zip(row, classes, strict=True)])
+        titled = zip(row, classes, head, strict=True)
+        return build_tag("tr", [build_tag(kind, cell, class_=one, data_title=title) for cell, one, title in titled])
 
     body = [build_row("td", row) for row in rows]
     return build_tag(
         "div",
         build_tag("table", build_tag("thead", build_row("th", head)), build_tag("tbody", body)),
-        class_="scroll",
+        class_="scroll stacked" if is_stacked else "scroll",
         tabindex="0",
     )
 

@@ -64,7 +64,7 @@ def build_run_origin(record: RunRecord) -> list[Html]:
         blocks += [build_tag("h3", "Starts"), build_table(head, rows, numeric=[2])]
     if record.checkpoints:
         last = record.checkpoints[max(record.checkpoints)]
-        blocks.append(build_tag("p", f"{len(record.checkpoints)} checkpoints; the last: {last.get('folder', '?')} "))
+        blocks.append(build_tag("p", f"Checkpoints: {len(record.checkpoints)}; the last: {last.get('folder', '?')}"))
     if record.environment:
         blocks.append(
             build_details("Environment of the run", build_definition_list(_flatten_mapping(record.environment)))
@@ -158,7 +158,7 @@ def render_report(
         numbers += build_dataset_numbers(manifest)
         parts += build_dataset_sections(manifest)
         origin += build_dataset_origin(manifest)
-    parts.append(ReportSection("origin", "Where from", build_section("origin", "Origin", origin)))
+    parts.append(ReportSection("origin", "Origin", build_section("origin", "Origin", origin)))
     return render_document(_build_titles(run, manifest), numbers, notes, parts, reload_seconds)
 
 

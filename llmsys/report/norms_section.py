@@ -57,6 +57,7 @@ def _build_figure(record: RunRecord, steps: list[int], kind: str, title: str, me
         "y": [escape_plot_text(layer) for layer in layers],
         "z": [[None if value is None else round(math.log10(value), 3) for value in row] for row in values],
         "text": [["–" if value is None else f"{value:.3g}" for value in row] for row in values],
+        "colorscale": "theme:heat-scale",
         "colorbar": {"title": {"text": "log₁₀", "side": "right"}, "thickness": 12, "outlinewidth": 0, "len": 1},
         "hovertemplate": "%{y}, step %{x}: %{text}<extra></extra>",
         "hoverongaps": False,

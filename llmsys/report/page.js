@@ -16,6 +16,7 @@
       return Object.fromEntries(Object.entries(value).map(([name, item]) => [name, themed(item, name)]));
     }
     if (typeof value !== "string" || !colourKeys.has(key) || !value.startsWith("theme:")) return value;
+    if (value === "theme:heat-scale") return [[0, colour("even")], [1, colour("blue")]];
     if (value === "theme:even-scale") return [[0, colour("under")], [0.5, colour("even")], [1, colour("over")]];
     return colour(value.slice("theme:".length));
   }
@@ -27,16 +28,18 @@
   }
 
   function layout(figure) {
+    // with more ticks plotly turns their labels on a phone
+    const ticks = document.getElementById(figure.id).clientWidth < 450 ? { nticks: 4 } : {};
     const { xaxis, yaxis, margin, ...rest } = themed(figure.layout);
     return {
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
       font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: colour("ink") },
       margin: { l: 20, r: 14, t: rest.showlegend ? 34 : 12, b: 20, ...margin },
-      legend: { orientation: "h", x: 0, y: 1.01, yanchor: "bottom", bgcolor: "rgba(0,0,0,0)", traceorder: "normal" },
+      legend: { orientation: "h", x: 0, y: 1.01, yanchor: "bottom", bgcolor: "rgba(0,0,0,0)", traceorder: "normal", maxheight: 1 },
       modebar: { bgcolor: "rgba(0,0,0,0)", color: colour("faint"), activecolor: colour("ink") },
       hoverlabel: { bgcolor: colour("surface"), bordercolor: colour("line"), font: { color: colour("ink") } },
       dragmode: touch ? false : "zoom", bargap: 0.3,
-      ...rest, xaxis: axis(xaxis), yaxis: axis(yaxis),
+      ...rest, xaxis: { ...ticks, ...axis(xaxis) }, yaxis: axis(yaxis),
     };
   }
 

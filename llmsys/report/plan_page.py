@@ -1,13 +1,19 @@
-"""Render the page of a plan: the Pareto front of time and memory, the best layouts, and what binds the others.
+"""Render the page of a plan: the Pareto front, one step of the best layout, and what binds the others.
 
-Reads the values that `llmsys plan --json` prints. Writes one HTML file.
+Reads the values that `llmsys plan --json` prints, and the best layout. Writes one HTML file.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from llmsys.estimate.device_profile import DeviceProfile
+from llmsys.estimate.plan.layout_candidate import EstimatedCandidate
+from llmsys.estimate.roofline import list_layer_kernels
+from llmsys.estimate.step_timeline import build_timeline_from_estimate, count_rank_micro_batch
 from llmsys.estimate.summary_table import format_gib
 from llmsys.local_files import write_bytes_atomically
+from llmsys.report.estimate_page import iter_step_sections
 from llmsys.report.html_markup import build_section, build_table, build_tag, escape_plot_text
 from llmsys.report.html_page import render_document
 from llmsys.report.plots import BLUE, ORANGE, Figure, Trace, build_line
@@ -16,27 +22,31 @@ from llmsys.report.report_section import Numbers, ReportSection, build_report_se
 GIB = 2**30
 
 
-def write_plan_page(data: dict[str, Any], title: str, path: Path) -> Path:
-    """Write the page of a plan: the Pareto front of time and memory, the best layouts, and what binds the others.
+def write_plan_page(
+    data: dict[str, Any], title: str, path: Path, chosen: EstimatedCandidate, device: DeviceProfile
+) -> Path:
+    """Write the page of a plan: the Pareto front, one step of the best layout, and what binds the others.
 
     Args:
         data: values of `plan_to_dict`.
         title: name of the config.
         path: HTML file to write.
+        chosen: the best layout.
+        device: profile that it is priced on.
 
     Returns:
         `path`.
     """
     best = data["best"][0]
     numbers: Numbers = [
-        ("layouts that fit", f"{data['fitting']:,}", f"{data['considered']:,} combinations considered"),
+        ("micro-batches that fit", f"{data['fitting']:,}", f"of {data['considered']:,} layouts"),
         ("fastest step", f"{best['step_seconds']['p50']:.3g} s", best["choice"]),
         ("peak memory per device", format_gib(best["peak_bytes"]), best["peak_instant"]),
         ("utilisation", f"{best['utilisation']:.1%}", data["device"]),
     ]
-    head = ("layout", "step P50, s", "tokens/s/device", "utilisation", "peak", "fullest")
+    head = ("layout", "step P50, s", "tokens/s/device", "utilisation", "peak", "instant of the peak")
     rows = [
-        (one["choice"], f"{one['step_seconds']['p50']:.3g}", f"{one['tokens_per_second_per_device']:,.0f}",
+        (one["choice"], f"{one['step_seconds']['p50']:#.3g}", f"{one['tokens_per_second_per_device']:,.0f}",
          f"{one['utilisation']:.1%}", format_gib(one["peak_bytes"]), one["peak_instant"])
         for one in _list_shown_layouts(data)
     ]  # fmt: skip
@@ -45,6 +55,7 @@ def write_plan_page(data: dict[str, Any], title: str, path: Path) -> Path:
             "front", "Time and memory", [plot_pareto(data)], build_table(head, rows, numeric=(1, 2, 3, 4))
         )
     ]
+    parts += iter_candidate_sections(chosen, device)
     if data["rejected"]:
         table = build_table(("change", "what binds"), [(one["change"], one["reason"]) for one in data["rejected"]])
         lead = build_tag("p", f"Neighbours of {best['choice']}.")
@@ -52,6 +63,24 @@ def write_plan_page(data: dict[str, Any], title: str, path: Path) -> Path:
     titles = (title, f"plan for {data['device']}")
     write_bytes_atomically(path, render_document(titles, numbers, [], parts).encode())
     return path
+
+
+def iter_candidate_sections(chosen: EstimatedCandidate, device: DeviceProfile) -> Iterator[ReportSection]:
+    """Yield memory, roofline and timeline of one step of a layout.
+
+    Args:
+        chosen: the layout.
+        device: profile that it is priced on.
+
+    Yields:
+        Sections of a page.
+    """
+    config, settings = chosen.config, chosen.choice.layout.to_settings()
+    memory, time = chosen.memory.to_dict() | {"layout": settings}, chosen.step.to_dict()
+    result = {"memory": memory, "time": time}
+    sequences, tensor = count_rank_micro_batch(result, config)
+    kernels = list_layer_kernels(config.model, device, sequences, config.batch.sequence_length, tensor)
+    yield from iter_step_sections(memory, time, device, kernels, build_timeline_from_estimate(result, config))
 
 
 def _list_shown_layouts(data: dict[str, Any]) -> list[dict[str, Any]]:

@@ -20,8 +20,10 @@ THINNING_RULE = (
     f"Curves longer than {MAX_POINTS:,} points are downsampled: the minimum and maximum of each of "
     f"{MAX_POINTS // 2:,} equal intervals are drawn."
 )
-# In a line of a bar's label.
-LABEL_CHARACTERS = 34
+# In a line of a bar's label: half the width of a phone.
+LABEL_CHARACTERS = 24
+# In a line of a legend: the width of a phone.
+LEGEND_CHARACTERS = 40
 # Minimum number of points of a curve with a running mean.
 SMOOTHED_FROM = 200
 
@@ -151,7 +153,7 @@ def build_line(name: str, x: Sequence[float], y: Sequence[float], colour: str, *
     return {
         "type": "scatter",
         "mode": "lines+markers" if markers else "lines",
-        "name": escape_plot_text(name),
+        "name": "<br>".join(map(escape_plot_text, textwrap.wrap(name, LEGEND_CHARACTERS) or [name])),
         "x": list(x),
         "y": list(y),
         "line": {"color": colour, "width": 2},
@@ -174,6 +176,12 @@ def build_tokens_layout(
         "showlegend": legend,
         "hovermode": "x unified",
     }
+
+
+def compute_curves_height(traces: Sequence[Trace]) -> int:
+    """Return the height in pixels of curves whose legend has a line for each name, as it has on a phone."""
+    lines = sum(str(trace["name"]).count("<br>") + 1 for trace in traces if trace.get("showlegend", True))
+    return 300 + 19 * max(4, lines)
 
 
 # --- Bars, histograms, heat maps ---
@@ -206,7 +214,8 @@ def build_bars_layout(x_title: str) -> dict[str, Any]:
         "xaxis": {"title": {"text": x_title}, "rangemode": "tozero"},
         "showlegend": False,
         "hovermode": "closest",
-        "yaxis": {"type": "category", "autorange": "reversed", "automargin": True},
+        # plotly would leave out labels of low rows
+        "yaxis": {"type": "category", "autorange": "reversed", "automargin": True, "dtick": 1},
     }
 
 
@@ -259,17 +268,11 @@ def build_expert_heatmap(load_LE: list[list[float]]) -> tuple[list[Trace], dict[
         "colorscale": "theme:even-scale",
         "xgap": 1,
         "ygap": 1,
-        "colorbar": {
-            "title": {"text": "× even", "side": "right"},
-            "thickness": 12,
-            "outlinewidth": 0,
-            "len": 1,
-            "tickvals": [0, 0.5, 1, 1.5, 2],
-            "ticktext": ["0", "0.5", "1", "1.5", "≥ 2"],
-        },
+        "colorbar": {"title": {"text": "× even", "side": "right"}, "thickness": 12, "outlinewidth": 0, "len": 1,
+                     "tickvals": [0, 0.5, 1, 1.5, 2], "ticktext": ["0", "0.5", "1", "1.5", "≥ 2"]},
         "hovertemplate": "layer %{y}, expert %{x}: %{z:.2f} × even<extra></extra>",
         "hoverongaps": False,
-    }
+    }  # fmt: skip
     few = {"dtick": 1} if max(map(len, load_LE)) <= 32 else {}
     few_layers = {"dtick": 1} if len(load_LE) <= 32 else {}
     return [trace], {

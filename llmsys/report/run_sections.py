@@ -156,7 +156,7 @@ def _build_compressor_section(record: RunRecord) -> ReportSection | None:
     figure = Figure(
         "plot-yardstick", "Against compressors", traces, layout, caption, plots.compute_bars_height(len(shown))
     )
-    return build_report_section("yardstick", "Yardstick", [figure])
+    return build_report_section("yardstick", "Compressors", [figure])
 
 
 def _build_training_section(record: RunRecord, tokens_per_byte: float | None) -> ReportSection | None:
@@ -204,7 +204,7 @@ def _build_loss_figure(record: RunRecord, tokens_per_byte: float | None) -> Figu
     if measured:
         tokens, losses = [event["tokens"] for event in measured], [event["loss"] for event in measured]
         diamonds = {"mode": "lines+markers", "marker": {"color": plots.ORANGE, "size": 9, "symbol": "diamond"}}
-        traces = [*traces, plots.build_line("held back", tokens, losses, plots.ORANGE) | diamonds]
+        traces = [*traces, plots.build_line("held out", tokens, losses, plots.ORANGE) | diamonds]
         bits = [*bits, [event.get("bits_per_byte") for event in measured]]
     views: list[dict[str, Any]] = []
     caption = "Shown in bits per byte once manifest.json or an evaluation has the tokens per byte."

@@ -182,7 +182,8 @@ def write_scale_page(result: dict[str, Any], path: Path) -> Path:
     ]
     rows = [
         (row["law"], format_count(row["parameters"]), format_count(row["tokens"]),
-         "–" if row["loss"] is None else f"{row['loss']:.3f}", "; ".join([*row["remarks"], row["evidence"]]))
+         "–" if row["loss"] is None else f"{row['loss']:.3f}",
+         "; ".join(filter(None, [*row["remarks"], row["evidence"]])))
         for row in laws
     ]  # fmt: skip
     table = build_table(("law", "parameters", "tokens", "loss", "remarks"), rows, numeric=(1, 2, 3))
@@ -206,4 +207,5 @@ def _plot_law_optima(laws: Sequence[dict[str, Any]]) -> Figure:
         "showlegend": False,
         "hovermode": "closest",
     }
-    return Figure("plot-optima", "Size against tokens", [trace], layout, height=360)
+    caption = "A dot for each law, from the smallest recommended model to the largest."
+    return Figure("plot-optima", "Size against tokens", [trace], layout, caption, height=360)

@@ -69,9 +69,10 @@ def main() -> int:
         *iter_energy_lines(arguments.truth, is_foreign),
     ]
     if not is_foreign:
-        unseen, missing = select_priced_rows(UNSEEN)
-        lines += ["### Rows that nothing was fitted on", "", *iter_unseen_notes()]
-        lines += iter_time_lines(build_time_rows(unseen), times, missing, is_foreign=True)
+        for path in UNSEEN:
+            unseen, missing = select_priced_rows(path)
+            lines += ["### Rows that nothing was fitted on", "", *iter_unseen_notes(path)]
+            lines += iter_time_lines(build_time_rows(unseen), times, missing, is_foreign=True)
     if arguments.write:
         write_readme(lines)
     print("\n".join(lines))
@@ -122,9 +123,9 @@ def write_residuals(rows: Sequence[TimeRow]) -> None:
     load_residuals.cache_clear()
 
 
-def iter_unseen_notes() -> Iterator[str]:
-    """Yield what is known of the unseen rows."""
-    source = read_json(UNSEEN)["megatron_bridge"]
+def iter_unseen_notes(path: Path) -> Iterator[str]:
+    """Yield what is known of the unseen rows of a file."""
+    source = read_json(path)["megatron_bridge"]
     yield f"{source['source']}. {source['note']}"
     yield ""
 
@@ -148,8 +149,11 @@ def iter_time_lines(
     yield ""
     yield f"Each row is one command; `python tools/bench/estimates.py --commands` prints them. {how}"
     yield ""
-    yield "| rows | number | P10–P90 covers | median P90 / P10 | median error of P50 | of a constant utilisation |"
-    yield "|---|---|---|---|---|---|"
+    yield (
+        "| rows | number | P10–P90 covers | median P90 / P10 | median error of P50 | of a constant utilisation | "
+        "less than half of it |"
+    )
+    yield "|---|---|---|---|---|---|---|"
     for name, group in iter_summary_groups(held):
         yield format_summary_line(name, group)
     if not is_foreign:
@@ -180,13 +184,14 @@ def iter_summary_groups(held: Sequence[HeldOutRow]) -> Iterator[tuple[str, list[
 def format_summary_line(name: str, group: Sequence[HeldOutRow]) -> str:
     """Return the line of a group of rows."""
     if not group:
-        return f"| {name} | 0 | | | | |"
+        return f"| {name} | 0 | | | | | |"
     covered = sum(one.is_covered for one in group) / len(group)
     width = median(one.interval.p90 / one.interval.p10 for one in group)
     ours, base = (
         median(map(abs, errors)) for errors in zip(*((o.error, o.baseline_error) for o in group), strict=True)
     )
-    return f"| {name} | {len(group)} | {covered:.0%} | {width:.2f} | {ours:.1%} | {base:.1%} |"
+    is_half = "yes" if ours < base / 2 else "no"
+    return f"| {name} | {len(group)} | {covered:.0%} | {width:.2f} | {ours:.1%} | {base:.1%} | {is_half} |"
 
 
 def format_time_row(one: HeldOutRow) -> str:

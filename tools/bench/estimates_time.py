@@ -9,7 +9,7 @@ Invariants:
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import exp, log, sqrt
 from statistics import median
@@ -18,6 +18,7 @@ from typing import Literal
 from llmsys.estimate.device_profile import Number, load_device_profile
 from llmsys.estimate.program_profile import ProgramFit
 from llmsys.estimate.residual_model import Z90, PercentileInterval, ResidualModel, build_log_normal_interval
+from tools.bench.blind_programs import find_blind_words
 from tools.bench.published_row import PublishedRow, run_estimate
 
 TimeClass = Literal["dense", "moe", "run"]
@@ -100,6 +101,12 @@ class TimeRow:
         """Natural logarithm of measured over modelled."""
         return log(self.measured / self.modelled_time)
 
+    @cached_property
+    def blind_log_ratio(self) -> float:
+        """The same without constants that were fitted on rows of this model alone."""
+        words = find_blind_words(self.name, self.published.words)
+        return self.log_ratio if words is None else TimeRow(replace(self.published, words=words)).log_ratio
+
 
 def build_time_rows(rows: Iterable[PublishedRow]) -> list[TimeRow]:
     """Return the times among published rows."""
@@ -131,7 +138,7 @@ def get_model(row: TimeRow) -> str:
 
 
 def fit_class(rows: Sequence[TimeRow]) -> ClassFit:
-    """Fit the constants of a class; the spread is that of sources, and of models, which the factors do not know.
+    """Fit the constants of a class; the spread is that of sources, and of models, which the fit does not know.
 
     Args:
         rows: rows of one class.
@@ -147,8 +154,10 @@ def fit_class(rows: Sequence[TimeRow]) -> ClassFit:
             if not others:
                 continue
             mean, known = fit_factors(others)
-            held = [row for row in rows if get_group(row) == name]
-            errors += [abs(row.log_ratio - log(known.get(row.program, mean))) for row in held]
+            for row in rows:
+                if get_group(row) == name:
+                    ratio = row.blind_log_ratio if get_group is get_model else row.log_ratio
+                    errors.append(abs(ratio - log(known.get(row.program, mean))))
     return ClassFit(factor, programs, compute_quantile(errors, COVERED) / Z90)
 
 

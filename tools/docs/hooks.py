@@ -17,6 +17,7 @@ from tools.docs import (  # noqa: E402
     config_reference,
     event_reference,
     format_reference,
+    json_reference,
     rule_reference,
     verb_reference,
 )
@@ -84,6 +85,7 @@ def iter_pages() -> Iterator[tuple[str, str]]:
     yield "reference/rules.md", rule_reference.format_page()
     yield "reference/events.md", event_reference.format_page()
     yield "reference/formats.md", format_reference.format_page()
+    yield "reference/json.md", json_reference.format_page()
     yield "reference/python.md", api_reference.format_page()
     for path in READMES:
         yield to_page(path), read_readme(path)
@@ -93,6 +95,6 @@ def on_files(files: "Files", config: "MkDocsConfig") -> "Files":
     """Add the generated pages to those of docs/."""
     from mkdocs.structure.files import File
 
-    for path, text in iter_pages():
+    for path, text in (*iter_pages(), *json_reference.iter_schemas()):
         files.append(File.generated(config, path, content=text))
     return files

@@ -3,7 +3,7 @@
 Legality is what the config and `Layout.fit` refuse; nothing is decided twice.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, assert_never
 
 from pydantic import ValidationError
@@ -23,7 +23,7 @@ from llmsys.estimate.cluster_costs import ClusterCosts
 from llmsys.estimate.device_profile import DeviceProfile
 from llmsys.estimate.memory_timeline import GIB, MemoryTimeline
 from llmsys.estimate.peak_memory import estimate_peak_memory
-from llmsys.estimate.software_profile import resolve_compile_for_profile
+from llmsys.estimate.software_profile import OURS, resolve_compile_for_profile
 from llmsys.estimate.state_memory import compute_offloaded_bytes
 from llmsys.estimate.step_time import StepTime, estimate_step_time
 
@@ -127,7 +127,12 @@ class PlanTarget:
 
     def estimate_memory(self, config: RunConfig, layout: ParallelLayout) -> MemoryTimeline:
         """Return the memory of a rank on this device, which decides whether train.compile=auto compiles blocks."""
-        return estimate_peak_memory(resolve_compile_for_profile(config, self.device, layout), layout)
+        system = replace(OURS, expert_load=self.cluster.expert_load)
+        return estimate_peak_memory(resolve_compile_for_profile(config, self.device, layout), layout, system=system)
+
+    def estimate_step(self, config: RunConfig, layout: ParallelLayout) -> StepTime:
+        """Return the time of a step on this device."""
+        return estimate_step_time(config, layout, self.device, expert_load=self.cluster.expert_load)
 
     def explain_memory_rejection(self, memory: MemoryTimeline, config: RunConfig, layout: ParallelLayout) -> str | None:
         """The same before its time is known."""
@@ -238,4 +243,4 @@ def estimate_validated(made: RunConfig, choice: LayoutCandidate, place: PlanTarg
     """
     made = replace_config(made, choice)
     memory = place.estimate_memory(made, choice.layout)
-    return EstimatedCandidate(choice, made, memory, estimate_step_time(made, choice.layout, place.device))
+    return EstimatedCandidate(choice, made, memory, place.estimate_step(made, choice.layout))

@@ -54,7 +54,7 @@ def estimate_layout_fit(
     if program is None:
         resolved = resolve_compile_for_profile(resolve_for_profile(config, device), device, named.layout)
         program = load_program_profile(PIPELINED_PROGRAM) if named.pipeline > 1 else load_own_program(resolved)
-    run = build_program_run(config, program, named, device)
+    run = build_program_run(config, program, named, device, expert_load=cluster.expert_load)
     ledger = run.estimate_memory()
     found = ledger.compute_fit_result(int(device.memory_bytes))
     step = run.estimate_step(device)

@@ -256,7 +256,10 @@ def _format_no_layout_error(
 ) -> str:
     if closest is None:
         devices = place.cluster.devices
-        return f"No layout of {devices} devices is legal for this model and batch. The last violation: {refusal}"
+        return (
+            f"No layout of {devices} devices is legal for this model and batch. The last violation: {refusal}. "
+            "Choose another number of devices, or set batch.sequences to a multiple of it."
+        )
     verdict = closest.memory.compute_fit_result(int(place.device.memory_bytes))
     why = verdict.text if not verdict.fits else f"{place.explain_rejection(closest)}."
     enough = find_sufficient_devices(config, place)

@@ -11,7 +11,6 @@ from llmsys.estimate.plan.layout_candidate import (
     replace_config,
     require_divisible,
 )
-from llmsys.estimate.step_time import estimate_step_time
 
 
 def estimate_lower_bound(config: RunConfig, choice: LayoutCandidate, place: PlanTarget) -> float:
@@ -43,4 +42,4 @@ def estimate_lower_bound(config: RunConfig, choice: LayoutCandidate, place: Plan
         for size in {sizes[0], sizes[min(1, len(sizes) - 1)], sizes[-1]}
         for schedule in schedules
     )
-    return min((estimate_step_time(one, one.layout, place.device).seconds.p50 for one in tried), default=float("inf"))
+    return min((place.estimate_step(one, one.layout).seconds.p50 for one in tried), default=float("inf"))

@@ -146,6 +146,14 @@ def test_chats_are_documents_of_their_messages(tmp_path: Path) -> None:
     table = pa.table({"talk": [[{"role": "user", "content": "Where?"}]], "id": ["a"], "number": [3]})
     pq.write_table(table, tmp_path / "chats.parquet")
     assert read_texts(tmp_path / "chats.parquet", text_field="talk") == ["user: Where?"]
+    table = pa.table({"page": [{"content": "a", "url": "b"}, None]})
+    pq.write_table(table, tmp_path / "nested.parquet")
+    assert read_texts(tmp_path / "nested.parquet", text_field="page.content") == ["a"]
+    config = ReadConfig(text_field="page.contents")
+    (batch,) = read_pages(str(tmp_path / "nested.parquet"), max_page_bytes=10_000, config=config)
+    assert {skip.reason for skip in batch.skipped} == {
+        "no text in field 'page.contents': text is in 'page.content', 'page.url' (data.read.text_field names the field)"
+    }
     (batch,) = read_pages(str(tmp_path / "chats.parquet"), max_page_bytes=10_000)
     assert [skip.reason for skip in batch.skipped] == [
         "no text in field 'text': text is in 'id', 'talk' (data.read.text_field names the field)"

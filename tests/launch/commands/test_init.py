@@ -116,3 +116,22 @@ def test_what_is_there_is_not_overwritten_or_guessed(capsys: pytest.CaptureFixtu
         assert main(["init", *words]) == 2
         assert message in capsys.readouterr().err
     assert sorted(path.name for path in Path().glob("*.yaml")) == ["there.yaml"]
+
+
+def test_texts_of_every_language_are_kept_and_files_that_are_not_read_are_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    Path("texts").mkdir()
+    Path("texts/a.txt").write_text("Järven rannalla seisoi vanha sauna. " * 9)
+    Path("texts/b.jsonl").write_text('{"text": "a"}\n')
+    config, _ = init(capsys, "texts", "--output", "texts.yaml")
+    assert (config.data.language.languages, config.data.language.min_score) == ((), 0)
+    assert main(["init", "texts", "--output", "again.yaml"]) == 0
+    assert "but left out 1 JSON lines file in texts: of a folder's formats" in capsys.readouterr().out
+    make_crawl(Path("crawl"))
+    config, _ = init(capsys, "crawl", "--output", "crawl.yaml")
+    assert (config.data.language.languages, config.data.language.min_score) == ((), 0.65)
+    Path("array").mkdir()
+    Path("array/a.json").write_text('[{"text": "a"}]')
+    assert main(["init", "array"]) == 2
+    assert "array/a.json holds one JSON array, but JSON lines are needed" in capsys.readouterr().err

@@ -85,13 +85,6 @@ def test_a_search_keeps_what_is_named_and_is_no_slower(capsys: pytest.CaptureFix
     assert "--layout auto needs the devices. Add --device NAME and --gpus N." in capsys.readouterr().err
 
 
-def test_every_key_of_the_json_is_documented(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    text = (repository / README).read_text().partition("## JSON")[2]
-    found = price(capsys, "train.tokens=1000000")
-    names = [*found, *found["memory"], *found["time"], *found["time"]["run"], *found["money"], *found["energy"]]
-    assert [name for name in names if name not in text] == []
-
-
 def test_the_readme_names_every_program(repository: Path) -> None:
     text = (repository / README).read_text()
     assert [name for name in list_program_names() if f"`{name}`" not in text] == []

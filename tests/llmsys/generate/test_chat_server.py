@@ -6,7 +6,6 @@ import json
 import re
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ from llmsys.generate import chat_server
 from llmsys.generate.chat_server import ChatModel, ChatServer, Send
 from llmsys.generate.prompt_completion import build_decoding_params
 from llmsys.generate.text_generation import generate_texts
-from tests.helpers.browser import DARK, needs_chromium, open_page
+from tests.helpers.browser import LOOKS, needs_chromium, open_page
 from tests.helpers.tiny_model import build_tiny_config, build_tiny_model
 
 LETTERS = "\0abcdefghijklmnopqrstuvwxyz .,!?\n<>'é"
@@ -112,16 +111,12 @@ def test_no_other_page_and_no_other_machine_can_use_it(server: ChatServer) -> No
 
 @needs_chromium
 @pytest.mark.browser
-def test_the_page_shows_tokens_and_their_alternatives(
-    server: ChatServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_page_shows_tokens_and_their_alternatives(server: ChatServer, monkeypatch: pytest.MonkeyPatch) -> None:
     use = """
       generate().then(() => {
         const token = document.querySelectorAll("#tokens .token")[1];
         token.click();
-        const all = [...document.querySelectorAll("body *")];
-        const wide = all.filter((one) => one.getBoundingClientRect().right > innerWidth + 1);
-        document.body.dataset.wide = wide.length;
+        document.body.dataset.chosen = "1";
       });
     })();
     </script>"""
@@ -131,16 +126,15 @@ def test_the_page_shows_tokens_and_their_alternatives(
     assert len(expected) > 2
     page = chat_server.read_page()
     monkeypatch.setattr(chat_server, "read_page", lambda: page.replace("})();\n</script>", use))
-    for options in (("--window-size=390,844",), ("--window-size=1280,900", *DARK)):
-        for _ in range(10):  # a busy machine may end the browser's time in the middle of an answer
-            opened = open_page(f"{server.url}#text=the+old+river", tmp_path, *options)
-            if 'data-wide="' in opened.dom:
-                break
+    for width, dark in LOOKS:
+        opened = open_page(
+            f"{server.url}#text=the+old+river", width, dark=dark, ready="document.body.dataset.chosen === '1'"
+        )
         assert opened.console == []
+        assert opened.defects == []
         tokens = re.findall(r'class="token"[^>]*>([^<]*)<', opened.dom)
         assert html.unescape("".join(tokens)) == expected
         assert 'data-state="ready"' in opened.dom
-        assert 'data-wide="0"' in opened.dom
         assert opened.dom.count("<tr>") == 6
         assert "<title>tiny &lt;/script&gt;: llmsys chat</title>" in opened.dom
 
@@ -159,9 +153,7 @@ class Answers(ChatModel):
 
 @needs_chromium
 @pytest.mark.browser
-def test_the_page_keeps_a_chat_until_a_new_one_begins(
-    chat: ChatModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_page_keeps_a_chat_until_a_new_one_begins(chat: ChatModel, monkeypatch: pytest.MonkeyPatch) -> None:
     use = """
       (async () => {
         for (const text of ["What is 2 plus 3?", "Thanks"]) {
@@ -186,16 +178,13 @@ def test_the_page_keeps_a_chat_until_a_new_one_begins(
     monkeypatch.setattr(chat_server, "read_page", lambda: page.replace("})();\n</script>", use))
     answers = Answers(chat.model, chat.tokenizer, chat.config)
     monkeypatch.setattr(answers, "chats", object())
-    found = None
+    answers.requests = []
     with ChatServer(answers, 0) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        for _ in range(10):  # a busy machine may end the browser's time before an answer is read
-            answers.requests = []
-            opened = open_page(server.url, tmp_path, "--window-size=390,844")
-            if (found := re.search(r'data-shown="([^"]*)"', opened.dom)) is not None:
-                break
+        opened = open_page(server.url, 390, ready="document.body.dataset.shown")
         server.shutdown()
     assert opened.console == []
+    found = re.search(r'data-shown="([^"]*)"', opened.dom)
     assert found is not None
     shown = json.loads(html.unescape(found[1]))
     assert shown["wide"] == 0

@@ -12,7 +12,7 @@ from llmsys.report.compare_page import compute_training_hours, list_differing_ke
 from llmsys.report.html_page import write_report
 from llmsys.report.run_record import read_run
 from llmsys.report.terminal_view import draw_blocks, format_run_view
-from tests.helpers.browser import DARK, needs_chromium, open_page
+from tests.helpers.browser import LOOKS, MAX_PAGE_BYTES, needs_chromium, open_page
 from tests.helpers.example_run import run_events, write_run
 
 
@@ -39,10 +39,11 @@ def test_the_page_has_curves_over_tokens_time_and_flops_scores_and_differing_key
     assert compute_training_hours(first)[-1] == pytest.approx(sum(size / one for one in speeds) / 3600)
     names = [trace["name"] for trace in by_name["plot-tokens"]]
     assert names == ["demo", "demo, held out", "smaller", "smaller, held out"]
-    assert '<td>extra.key</td><td class="">–</td><td class="">7</td>' in page.replace('<td class="">e', "<td>e")
+    assert re.search(r'>extra\.key</td><td[^>]* data-title="demo">–</td><td[^>]* data-title="smaller">7</td>', page)
+    assert "logarithmic" not in page
     assert "Differing keys" in page
     assert "61.0%" in page
-    assert len(page) < 5_500_000
+    assert len(page) < MAX_PAGE_BYTES
 
 
 def test_equal_configs_and_runs_that_cannot_be_compared(tmp_path: Path) -> None:
@@ -60,13 +61,21 @@ def test_equal_configs_and_runs_that_cannot_be_compared(tmp_path: Path) -> None:
 @needs_chromium
 @pytest.mark.browser
 def test_the_page_is_drawn_on_a_phone_and_a_desk_in_both_colours(tmp_path: Path) -> None:
-    page = write_comparison(write_two_runs(tmp_path), tmp_path / "page.html")
-    for options in (("--window-size=390,844",), ("--window-size=1280,900", *DARK)):
-        opened = open_page(page, tmp_path, *options)
+    runs = write_two_runs(tmp_path)
+    # a run of another length and a long name
+    long = write_run(tmp_path / "c", run_events(steps=8_000, every=20))
+    text = (long / "config.yaml").read_text().replace("name: demo", f"name: {'a-long-name-' * 7}")
+    (long / "config.yaml").write_text(text + f"inputs: {[f'part-{number:05d}.warc.gz' for number in range(99)]}")
+    page = write_comparison([*runs, long], tmp_path / "page.html")
+    for width, dark in LOOKS:
+        opened = open_page(page, width, dark=dark)
         assert opened.console == []
+        assert opened.defects == []
         assert 'data-plots="drawn"' in opened.dom
-        # two lines of training each; diamonds are points and not counted
-        assert opened.marks() == {"plot-tokens": 2, "plot-time": 2, "plot-flops": 2}
+        # three lines of training each; diamonds are points and not counted
+        assert opened.marks() == {"plot-tokens": 3, "plot-time": 3, "plot-flops": 3}
+        assert opened.dom.count("the axis is logarithmic") == 3
+        assert "more characters" in opened.dom
 
 
 def test_a_run_is_shown_in_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""The pages of estimate, plan and scale in a Chromium as wide as a phone: plots are drawn, the console is silent."""
+"""The pages of estimate, plan and scale as wide as a phone and as a desk: plots are drawn, nothing is cut."""
 
 import json
 from pathlib import Path
@@ -7,11 +7,9 @@ from typing import Any
 import pytest
 
 from launch.main import main
-from tests.helpers.browser import needs_chromium, open_page
+from tests.helpers.browser import LOOKS, MAX_PAGE_BYTES, needs_chromium, open_page
 
 pytestmark = [pytest.mark.browser, needs_chromium]
-
-PHONE = ("--window-size=412,915",)
 
 
 def open_printed_page(words: list[str], folder: Path, capsys) -> tuple[dict[str, Any], dict[str, int], str]:
@@ -20,8 +18,11 @@ def open_printed_page(words: list[str], folder: Path, capsys) -> tuple[dict[str,
     assert main([*words, "--html", str(page), "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert printed["page"] == str(page)
-    opened = open_page(page, folder, *PHONE)
-    assert opened.console == []
+    assert page.stat().st_size < MAX_PAGE_BYTES
+    for width, dark in LOOKS:
+        opened = open_page(page, width, dark=dark)
+        assert opened.console == []
+        assert opened.defects == []
     assert 'data-plots="drawn"' in opened.dom
     assert "default-src &#x27;none&#x27;" in page.read_text(), "nothing is loaded"
     return printed, opened.marks(), opened.dom
@@ -48,12 +49,16 @@ def test_a_bare_model_has_a_page_that_says_what_is_missing(tmp_path, capsys) -> 
     assert "Add --device NAME" in text
 
 
-def test_a_plan_shows_the_front(tmp_path, capsys) -> None:
+def test_a_plan_shows_the_front_and_a_step_of_the_best_layout(tmp_path, capsys) -> None:
     printed, marks, dom = open_printed_page(
         ["plan", "train/llama-1b-1xh200", "gpus=2", "device=h100-sxm"], tmp_path, capsys
     )
     assert len(printed["pareto"]) > 1
-    assert marks == {"plot-pareto": 1}, "the front; the fastest layouts are dots"
+    assert set(marks) == {"plot-pareto", "plot-memory", "plot-roofline", "plot-timeline"}
+    assert marks["plot-pareto"] == marks["plot-roofline"] == 1, "a line; layouts and kernels are dots"
+    assert f"▶ {printed['best'][0]['peak_instant']}" in dom
+    assert f"The peak, {printed['best'][0]['peak_bytes'] / 2**30:.1f} GiB" in dom
+    assert "on 1 pipeline rank(s)" in dom
     assert printed["best"][0]["choice"] in dom
     assert all(one["reason"].split("%")[0] in dom for one in printed["rejected"])
 

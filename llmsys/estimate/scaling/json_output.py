@@ -1,0 +1,79 @@
+"""Types of the object that `llmsys scale --json` prints."""
+
+from pydantic import Field
+
+from llmsys.config.section import Section
+
+
+class Budget(Section):
+    """The compute that was asked for."""
+
+    flops: float = Field(description="FLOPs.")
+    assumptions: list[str] = Field(description="How other units became FLOPs.")
+
+
+class Extrapolation(Section):
+    """Distance of a recommendation from the range that a law was fitted on."""
+
+    times: float = Field(description="Factor beyond the nearest end of the range.")
+    axis: str = Field(description="Parameters, tokens, FLOPs or experts.")
+
+
+class LawRow(Section):
+    """The recommendation of one law."""
+
+    law: str = Field(description="Its name.")
+    marked: bool = Field(description="highlight= names it.")
+    source: str = Field(description="Paper.")
+    counts: str = Field(description="Parameters that it counts.")
+    evidence: str = Field(description="Where its constants are from.")
+    parameters: float = Field(description="Parameters, in the convention of the law; active ones of experts.")
+    total_parameters: float | None = Field(description="All parameters of a mixture; null for a dense model.")
+    granularity: float | None = Field(description="Granularity of experts; null where the law has none.")
+    tokens: float = Field(description="Training tokens.")
+    tokens_per_parameter: float = Field(description="Their quotient.")
+    loss: float | None = Field(description="Loss in nats per token; null where the law has none.")
+    epochs: float | None = Field(description="Passes over unique_tokens=; null without it.")
+    outside: Extrapolation | None = Field(description="null inside of the fitted range.")
+    remarks: list[str] = Field(description="What the law leaves out.")
+
+
+class Spread(Section):
+    """Smallest, median and largest recommendation."""
+
+    low: float = Field(description="Smallest.")
+    median: float = Field(description="Median.")
+    high: float = Field(description="Largest.")
+
+
+class RateRow(Section):
+    """Batch and learning rate of one law."""
+
+    law: str = Field(description="Its name.")
+    at_parameters: float | None = Field(description="Model size that it depends on; null: none.")
+    batch_tokens: float | None = Field(description="Tokens of a batch; null where the law has none.")
+    learning_rate: float | None = Field(description="Peak learning rate; null where the law has none.")
+    outside: Extrapolation | None = Field(description="null inside of the fitted range.")
+
+
+class ExpertRow(Section):
+    """Gain of experts by Clark 2022."""
+
+    law: str = Field(description="Kind of routing.")
+    parameters: float = Field(description="Active parameters.")
+    experts: int = Field(description="Experts.")
+    dense_parameters: float = Field(description="Parameters of a dense model with the same loss.")
+    outside: float = Field(description="Factor beyond the fitted range; 1 inside.")
+
+
+class ScaleOutput(Section):
+    """`llmsys scale budget=… --json`."""
+
+    budget: Budget = Field(description="The compute.")
+    unique_tokens: float | None = Field(description="unique_tokens= of the command.")
+    served_tokens: float | None = Field(description="serve_tokens= of the command.")
+    laws: list[LawRow] = Field(description="A row for each law.")
+    spread: dict[str, Spread] = Field(description="Of parameters, tokens and tokens_per_parameter.")
+    rates: list[RateRow] = Field(description="Batch and learning rate.")
+    experts: list[ExpertRow] = Field(description="Gain of experts; empty for dense models.")
+    page: str | None = Field(None, description="With --html: the file.")

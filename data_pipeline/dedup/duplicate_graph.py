@@ -245,7 +245,8 @@ class _StarContraction:
             mixed = (one.astype(np.uint64) * _MIX) ^ other.astype(np.uint64)
             mixed = (mixed ^ (mixed >> np.uint64(29))) * _MIX
             total += int((mixed ^ (mixed >> np.uint64(32))).sum(dtype=np.uint64))
-        return total
+        # As each batch's sum: where batches end depends on the runs.
+        return total % 2**64
 
     def _build_sorter(self) -> ExternalSorter:
         return ExternalSorter(self._output, _PAIR, _PAIR.names, self._rows)

@@ -63,7 +63,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--html", type=parse_local_path, metavar="FILE", help="coordinates: write a page with the curves"
     )
-    parser.add_argument("--kills", type=int, default=8, metavar="N", help="crash: number of random kills (default: 8)")
     parser.add_argument(
         "--device", metavar="PROFILE", help="device: name or file of its profile (default: by the driver's name)"
     )
@@ -74,8 +73,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FOLDER",
         help="device: folder of device-check.json, which can be sent back (default: %(default)s)",
     )
+    _add_crash_arguments(parser)
+
+
+def _add_crash_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--kills", type=int, default=8, metavar="N", help="crash: number of random kills (default: 8)")
     parser.add_argument(
         "--drills", metavar="D,D,…", help="crash: run only these tests (default: all); --drills list prints their names"
+    )
+    parser.add_argument(
+        "--optimizer",
+        metavar="O,O,…",
+        help="crash: kill and resume a run of each of these optimizers instead, such as lion,adamw-int8; all: each",
     )
 
 
@@ -143,7 +152,7 @@ def _load_subject(arguments: argparse.Namespace, most_ranks: int) -> "ParityMode
 def _run_crash_check(arguments: argparse.Namespace) -> int:
     # Killed processes cannot give their semaphores back; that is the drill, and no news to anyone.
     os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker")
-    from llmsys.doctor.crash_drills import DRILLS, replace_kill_count, run_drills
+    from llmsys.doctor.crash_drills import DRILLS, OPTIMIZERS, build_optimizer_drills, replace_kill_count, run_drills
     from llmsys.progress import Progress
 
     if arguments.drills == "list":
@@ -156,6 +165,13 @@ def _run_crash_check(arguments: argparse.Namespace) -> int:
     if arguments.kills < 1:
         raise ConfigError(f"--kills {arguments.kills} is not a number of kills. Use 1 or more.")
     drills = replace_kill_count([known[name] for name in wanted], arguments.kills)
+    if arguments.optimizer is not None:
+        if arguments.drills is not None:
+            raise ConfigError("--optimizer has drills of its own. Leave --drills out.")
+        kinds = OPTIMIZERS if arguments.optimizer == "all" else arguments.optimizer.split(",")
+        if unknown := set(kinds) - set(OPTIMIZERS):
+            raise ConfigError(f"--optimizer {', '.join(sorted(unknown))} is unknown. Use {', '.join(OPTIMIZERS)}.")
+        drills = build_optimizer_drills(kinds)
     with Progress("crash drills", len(drills), "drill") as progress:
         outcomes: list[Any] = run_drills(drills, lambda outcome: progress.advance(1, at=outcome.name))
     passed = all(outcome.passed for outcome in outcomes)

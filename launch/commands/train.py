@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
     if is_finished(config):
         result = read_final_evaluation(config.run.folder)
         message = (
-            f"{format_folder(config.run.folder)} is finished: {config.num_steps} steps. To train longer, raise "
+            f"{format_folder(config.run.folder)} is finished: {count_steps(config)} steps. To train longer, raise "
             "train.tokens in a new run.folder."
         )
     else:
@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
         # a launcher that was killed may exit with 0
         require_finish(config)
         result = read_final_evaluation(config.run.folder)
-        message = f"trained {config.num_steps} steps into {format_folder(config.run.folder)}"
+        message = f"trained {count_steps(config)} steps into {format_folder(config.run.folder)}"
     if arguments.export is not None:
         from llmsys.convert.to_hugging_face import convert_to_hugging_face
 
@@ -99,15 +99,20 @@ def prepare_missing_dataset(config: "RunConfig") -> None:
         get_logger(__name__).info("%s", line)
 
 
+def count_steps(config: "RunConfig") -> int:
+    """Return the steps of a run; of a batch that grows by the noise scale, with the doublings of its events."""
+    from llmsys.train.recorded_doublings import load_doublings
+
+    return load_doublings(config).num_steps
+
+
 def is_finished(config: "RunConfig") -> bool:
     """Return whether the run folder holds the intact last checkpoint of this config and data, evaluated and sampled."""
-    events = config.run.folder / "events.jsonl"
-    checkpoint = config.run.folder / "checkpoints" / f"step-{config.num_steps:08d}"
+    events, num_steps = config.run.folder / "events.jsonl", count_steps(config)
+    checkpoint = config.run.folder / "checkpoints" / f"step-{num_steps:08d}"
     if not events.exists() or not checkpoint.exists():
         return False
-    if not any(
-        event["event"] == "finish" and event["step"] == config.num_steps for event in read_latest_events(events)
-    ):
+    if not any(event["event"] == "finish" and event["step"] == num_steps for event in read_latest_events(events)):
         return False
     from llmsys.config.data import list_dataset_folders
     from llmsys.manifest import combine_fingerprints, load_manifest
@@ -128,11 +133,11 @@ def is_finished(config: "RunConfig") -> bool:
 
 def require_finish(config: "RunConfig") -> None:
     """Raise LostRankError unless the events record the last step. A launcher that is killed may exit with 0."""
-    events = config.run.folder / "events.jsonl"
+    events, num_steps = config.run.folder / "events.jsonl", count_steps(config)
     seen = read_latest_events(events) if events.exists() else []
-    if not any(event["event"] == "finish" and event["step"] == config.num_steps for event in seen):
+    if not any(event["event"] == "finish" and event["step"] == num_steps for event in seen):
         raise LostRankError(
-            f"training stopped: its launcher ended with status 0 before step {config.num_steps}, probably "
+            f"training stopped: its launcher ended with status 0 before step {num_steps}, probably "
             "because it was killed. Checkpoints are intact: run the same command again to continue from the "
             f"newest one in {config.run.folder}."
         )

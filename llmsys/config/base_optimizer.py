@@ -52,7 +52,7 @@ def is_projection(name: str, num_dims: int) -> bool:
 class BaseOptimizerConfig(Section):
     """Fields of every optimizer: learning rate, weight decay, clipping, and the AdamW fields used for vectors."""
 
-    can_update_flat_shards: ClassVar[bool] = False  # the DeepSpeed engine, which has flat shards, builds it
+    can_update_flat_shards: ClassVar[bool] = False  # the elements of a flat shard, as DeepSpeed has them, are enough
     is_elementwise: ClassVar[bool] = False  # operations that round once per element, as bitwise mode needs
 
     learning_rate: float = Field(3e-4, gt=0, description="Peak learning rate, scaled by the schedule.")
@@ -99,12 +99,14 @@ class BaseOptimizerConfig(Section):
         return 0.0
 
     @abstractmethod
-    def count_update_elements(self, elements: int, largest_matrix: int) -> int:
-        """Return the float32 elements that a step allocates.
+    def count_update_bytes(self, elements: int, largest_matrix: int, *, dtype_bytes: int, is_exchanged: bool) -> int:
+        """Return the bytes that a step allocates.
 
         Args:
-            elements: elements of the parameters that a rank updates.
-            largest_matrix: elements of the largest full matrix.
+            elements: elements that a rank has of the parameters that are updated as matrices, or of all.
+            largest_matrix: elements of the largest of them that a rank updates at once.
+            dtype_bytes: bytes of an element of the compute dtype.
+            is_exchanged: whether shards of matrices are sent to the rank that updates a matrix, and back.
         """
 
     @property
@@ -145,9 +147,9 @@ class AdamWConfig(BaseOptimizerConfig):
             case unreachable:
                 assert_never(unreachable)
 
-    def count_update_elements(self, elements: int, largest_matrix: int) -> int:
+    def count_update_bytes(self, elements: int, largest_matrix: int, *, dtype_bytes: int, is_exchanged: bool) -> int:
         """Return 0 where the fused kernel updates in place, else some tensors of one piece of a parameter."""
-        return 0 if self.moments == "fp32" else 6 * min(elements, MAX_UPDATED_ELEMENTS)
+        return 0 if self.moments == "fp32" else 24 * min(elements, MAX_UPDATED_ELEMENTS)
 
     @property
     def moved_bytes(self) -> int:

@@ -5,7 +5,7 @@ the tokens of a step are exact. Pairs and texts are bucketed by length, so the t
 are target tokens where there is a target.
 
 Invariants:
-- The size of step n and the sequences before it are functions of the config alone.
+- The size of step n and the sequences before it are functions of the config alone (see batch_ramp.py).
 - The number of processes never changes the batch.
 """
 
@@ -14,7 +14,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from llmsys.config.batch_ramp import BatchRampConfig, RampSteps
+from llmsys.config.batch_ramp import RampConfig, RampSteps
 from llmsys.config.fill_in_middle import FillInMiddleConfig
 from llmsys.config.section import (
     Section,
@@ -47,7 +47,7 @@ class BatchConfig(Section):
     )
     sequences: int | None = Field(None, ge=1, description="Sequences in one optimizer step, over all ranks.")
     tokens: int | None = Field(None, ge=1, description="Tokens in one optimizer step, over all ranks.")
-    ramp: BatchRampConfig | None = Field(None, description="Batch size warmup. null: full size from the first step.")
+    ramp: RampConfig | None = Field(None, description="Batch size warmup. null: full size from the first step.")
     micro_sequences: Annotated[int, Field(ge=0)] | Literal["auto"] = Field(
         0,
         description="Sequences in one forward pass of one rank. 0: the rank's share of the step. auto: the largest "
@@ -247,8 +247,9 @@ class BatchConfig(Section):
 
     @property
     def step_sizes(self) -> tuple[int, ...]:
-        """Distinct sizes of the steps of a run, in sequences."""
-        return (self.sequences_per_step,) if self.ramp is None else self._ramp_steps.sizes
+        """Distinct sizes that steps of a run can have, in sequences, smallest first."""
+        full = self.sequences_per_step
+        return (full,) if self.ramp is None else self.ramp.list_sizes(self.sequence_length, full)
 
     @property
     def _ramp_steps(self) -> RampSteps:

@@ -1,15 +1,18 @@
 """Configuration of a batch that grows (`batch.ramp:`), and the sizes of its steps.
 
 Invariants:
-- The size of step n and the sequences before it are functions of the config alone.
+- The size of step n and the sequences before it are functions of the config alone: of a ramp by noise scale, with the
+  doublings that the run has recorded in `doubled_after_steps`.
 """
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from llmsys.config.section import (
     Section,
@@ -28,6 +31,7 @@ class BatchRampConfig(Section):
     first 4-12 billion tokens of training".
     """
 
+    kind: Literal["linear"] = "linear"
     start_tokens: int = Field(ge=1, description="Tokens in the first step, over all ranks.")
     ramp_tokens: int = Field(ge=1, description="Training tokens after which the batch has its full size.")
     increment_sequences: int | None = Field(
@@ -73,6 +77,101 @@ class BatchRampConfig(Section):
         return _build_ramp_steps(
             self.start_tokens // length, full, self.compute_increment(length), self.ramp_tokens, length
         )
+
+    def to_recorded(self, stored: dict[str, Any], every_steps: int) -> dict[str, Any]:
+        """Return the settings that checkpoints record, without the kind, which earlier versions did not have."""
+        return {key: value for key, value in stored.items() if key != "kind"}
+
+    def list_sizes(self, length: int, full: int) -> tuple[int, ...]:
+        """Return the sizes that steps of a run can have, in sequences, smallest first."""
+        return self.build_ramp_steps(length, full).sizes
+
+
+class NoiseRampConfig(Section):
+    """`batch.ramp: {kind: noise_scale}` — a batch that doubles as the measured gradient noise scale grows.
+
+    Batches far below the noise scale cost few additional tokens for the same loss, larger ones save steps only at the
+    price of tokens (McCandlish 2018, arXiv:1812.06162). The noise scale grows during training, and the batch follows.
+    """
+
+    kind: Literal["noise_scale"] = "noise_scale"
+    start_tokens: int = Field(ge=1, description="Tokens in the first step, over all ranks; full size / a power of two.")
+    max_share: float = Field(
+        1.0,
+        gt=0,
+        description="Largest batch, as a share of the noise scale. The batch doubles once twice its size fits.",
+    )
+    min_measurements: int = Field(
+        20, ge=1, description="Measurements of the noise scale before the first doubling, and between two."
+    )
+    doubled_after_steps: tuple[int, ...] = Field(
+        (),
+        description="Steps after which the batch has doubled. A run decides and records them. Given: the doublings of "
+        "another run, which are repeated without measurements, in every engine.",
+    )
+
+    def find_violations(self, length: int, full: int) -> Iterator[Violation]:
+        """Yield the violations of doublings to full steps.
+
+        Args:
+            length: tokens per sequence.
+            full: sequences of a full step.
+        """
+        legal = [sequences * length for sequences in _list_halves(full)]
+        if self.start_tokens not in legal:
+            remedy = f"Use {format_choices(legal)}" if legal else "Use an even number of sequences, or set ramp to null"
+            text = f"{self.start_tokens} does not become the {full * length} tokens of a full step by doubling"
+            yield Violation("ramp.start_tokens", f"{text}. {remedy}.")
+            return
+        steps = (0, *self.doubled_after_steps)
+        if any(later <= earlier for earlier, later in pairwise(steps)):
+            text = f"{list(self.doubled_after_steps)} are not ascending numbers of steps. Use each step once, in order."
+            yield Violation("ramp.doubled_after_steps", text)
+        elif self.start_tokens << len(self.doubled_after_steps) > full * length:
+            text = f"{len(self.doubled_after_steps)} doublings of {self.start_tokens} exceed the {full * length} tokens"
+            yield Violation("ramp.doubled_after_steps", f"{text} of a full step. Use fewer, or a larger batch.")
+
+    def compute_increment(self, length: int) -> int:
+        """Return the sequences that every size is a multiple of, for sequences of `length` tokens."""
+        return self.start_tokens // length
+
+    def build_ramp_steps(self, length: int, full: int) -> "RampSteps":
+        """Return the sizes of all steps after the doublings so far."""
+        first_steps, first_sequences, sizes = [0], [0], [self.start_tokens // length]
+        for step in self.doubled_after_steps:
+            first_sequences.append(first_sequences[-1] + (step - first_steps[-1]) * sizes[-1])
+            first_steps.append(step)
+            sizes.append(2 * sizes[-1])
+        return RampSteps(tuple(first_steps), tuple(first_sequences), tuple(sizes))
+
+    def to_recorded(self, stored: dict[str, Any], every_steps: int) -> dict[str, Any]:
+        """Return the settings that checkpoints record: doublings that are measured follow from their interval."""
+        changes = {"every_steps": every_steps, "doubled_after_steps": []} if every_steps else {}
+        return stored | changes
+
+    def list_sizes(self, length: int, full: int) -> tuple[int, ...]:
+        """Return the sizes that steps of a run can have, in sequences, smallest first."""
+        start = self.start_tokens // length
+        return tuple(start << doublings for doublings in range((full // start).bit_length()))
+
+
+def _list_halves(full: int) -> list[int]:
+    """Return the half of a number, its half, and so on while they are whole; largest first."""
+    halves = []
+    while full % 2 == 0:
+        full //= 2
+        halves.append(full)
+    return halves
+
+
+def _get_tag(value: object) -> str:
+    """Return the kind of a ramp; linear where none is given, as in configs of earlier versions."""
+    return str(value.get("kind", "linear") if isinstance(value, dict) else getattr(value, "kind", ""))
+
+
+RampConfig = Annotated[
+    Annotated[BatchRampConfig, Tag("linear")] | Annotated[NoiseRampConfig, Tag("noise_scale")], Discriminator(_get_tag)
+]
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Rules of QK-clip (`optimizer.max_attention_logit`): the logits and the weights of a head are on one rank."""
+"""Rules of QK-clip (`optimizer.max_attention_logit`): all logits of a head are computed on the ranks of its rows."""
 
 from collections.abc import Iterator
 
@@ -30,9 +30,9 @@ def find_logit_clip_violations(
     if engine.kind == "deepspeed":
         text = "deepspeed holds masters in vectors, in which the rows of a head cannot be clipped"
         yield Violation("engine.kind", f"{text}. Use torch or accelerate, {NONE}.")
-    for axis in ("tensor", "context", "pipeline"):
+    for axis in ("context", "pipeline"):
         if (size := getattr(layout, axis)) > 1:
-            text = f"{size} ranks share the heads, positions or layers whose largest logits are compared"
+            text = f"{size} ranks share the positions or layers whose largest logits are compared"
             yield Violation(f"layout.{axis}", f"{text}. Use {axis}=1, {NONE}.")
     if train.reproducibility == "bitwise":
         yield Violation("train.reproducibility", f"bitwise does not clip attention logits. Use fast, {NONE}.")

@@ -29,9 +29,9 @@ class MuonConfig(BaseOptimizerConfig):
         """Return 1 for parameters updated by Muon, 2 for those updated by AdamW."""
         return 1 if self.select_update_rule(name, num_dims) == "muon" else 2
 
-    def count_update_elements(self, elements: int, largest_matrix: int) -> int:
-        """Return one element per update, plus a full matrix and its products during orthogonalization."""
-        return elements + 4 * largest_matrix
+    def count_update_bytes(self, elements: int, largest_matrix: int, *, dtype_bytes: int, is_exchanged: bool) -> int:
+        """Return momenta and updates, what is sent and received of both, and the products of one matrix."""
+        return dtype_bytes * ((6 if is_exchanged else 2) * elements + 5 * largest_matrix)
 
     @property
     def moved_bytes(self) -> int:
@@ -73,9 +73,9 @@ class AdafactorConfig(BaseOptimizerConfig):
         """Return the bytes of one element: of a matrix, those of one row and one column."""
         return 4 if len(shape) < 2 else 4 * sum(shape[-2:]) / prod(shape[-2:])
 
-    def count_update_elements(self, elements: int, largest_matrix: int) -> int:
-        """Return a full weight and gradient with the estimate and the update."""
-        return 4 * largest_matrix
+    def count_update_bytes(self, elements: int, largest_matrix: int, *, dtype_bytes: int, is_exchanged: bool) -> int:
+        """Return a full weight and gradient with the estimate and the update, in float32."""
+        return 16 * largest_matrix
 
     @property
     def moved_bytes(self) -> int:
@@ -129,9 +129,9 @@ class SoapConfig(BaseOptimizerConfig):
         bases = sum((4 + 8 / 3) * side**3 for side in sides) / self.precondition_every_steps
         return prod(shape[:-2]) * (each + bases)
 
-    def count_update_elements(self, elements: int, largest_matrix: int) -> int:
-        """Return the gathered tensors of the largest matrix, with its rotations."""
-        return 12 * largest_matrix
+    def count_update_bytes(self, elements: int, largest_matrix: int, *, dtype_bytes: int, is_exchanged: bool) -> int:
+        """Return the gathered tensors of the largest matrix, with its rotations, in float32."""
+        return 48 * largest_matrix
 
     @property
     def moved_bytes(self) -> int:

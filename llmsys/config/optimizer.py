@@ -44,9 +44,9 @@ class _ElementwiseConfig(BaseOptimizerConfig):
         """Return the moments of the kind."""
         return self.num_moments
 
-    def count_update_elements(self, elements: int, largest_matrix: int) -> int:
+    def count_update_bytes(self, elements: int, largest_matrix: int, *, dtype_bytes: int, is_exchanged: bool) -> int:
         """Return some tensors of one piece of a parameter."""
-        return 4 * min(elements, MAX_UPDATED_ELEMENTS)
+        return 16 * min(elements, MAX_UPDATED_ELEMENTS)
 
     @property
     def moved_bytes(self) -> int:

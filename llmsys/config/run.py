@@ -125,7 +125,7 @@ class RunConfig(Section):
         if self.train.reproducibility == "bitwise":
             sections = self.train, self.engine, self.layout, self.batch
             yield from find_bitwise_violations(*sections, optimizer=self.optimizer, windows=windows)
-        if self.train.noise_scale_every_steps:
+        if self.train.noise_scale_every_steps or getattr(self.batch.ramp, "kind", "linear") == "noise_scale":
             yield from find_noise_scale_violations(self.train, self.engine, self.layout, self.batch, windows=windows)
         if (stages := self.layout.pipeline) > 1:
             parts = self.model, self.engine, self.train, self.generation
@@ -228,6 +228,8 @@ class RunConfig(Section):
         for key in ("packing", "window_order", "length_stages", "fill_in_middle", "ramp"):
             if getattr(self.batch, key) != BatchConfig.model_fields[key].default:
                 batch[key] = stored["batch"][key]
+        if self.batch.ramp is not None:
+            batch["ramp"] = self.batch.ramp.to_recorded(batch["ramp"], self.train.noise_scale_every_steps)
         if self.train.reproducibility == "bitwise":  # the settings that rounding depends on
             sections["bitwise"] = {
                 "threads_per_process": self.train.threads_per_process,

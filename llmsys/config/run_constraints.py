@@ -181,7 +181,7 @@ def find_optimizer_violations(
         text = "needs single weights to evaluate their average. Use engine.kind=torch"
     elif optimizer.kind == "schedule_free" and train.ema_half_life_tokens:
         text = "evaluates an average of its own. Use train.ema_half_life_tokens=0"
-    elif not optimizer.can_update_flat_shards and engine.kind == "deepspeed" and engine.zero_stage:
+    elif not (optimizer.can_update_flat_shards or optimizer.kind == "muon") and getattr(engine, "zero_stage", 0) > 0:
         text = "is not built by engine.kind=deepspeed on flat shards. Use engine.zero_stage=0, or engine.kind=torch"
     else:
         text = ""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from llmsys.config.batch import BatchConfig
+from llmsys.config.batch_ramp import NoiseRampConfig
 from llmsys.errors import ConfigError
 
 
@@ -90,6 +91,12 @@ class RunPlan:
         start = ramp.start_tokens // batch.sequence_length
         if increment % wanted:
             multiple = -(-increment // wanted) * wanted
+            if isinstance(ramp, NoiseRampConfig):
+                raise ConfigError(
+                    f"batch.ramp begins with steps of {start} sequences, which {self.data_ranks} data ranks with "
+                    f"micro-batches of {micro} cannot share evenly. Use a batch.ramp.start_tokens of at least "
+                    f"{multiple * batch.sequence_length}, fewer processes, or a smaller batch.micro_sequences."
+                )
             raise ConfigError(
                 f"batch.ramp grows by {increment} sequences at a time, from {start}, which {self.data_ranks} data "
                 f"ranks with micro-batches of {micro} cannot share evenly. Use "

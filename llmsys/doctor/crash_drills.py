@@ -4,12 +4,15 @@ Every drill ends with a run that is restarted until it is finished, with another
 The runs are in bitwise mode, so the final states are compared by their hash, without tolerance.
 """
 
+import json
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import xxhash
 
 from llmsys.config.run import RunConfig
 from llmsys.doctor import fault_injection
@@ -34,12 +37,14 @@ class CrashDrill:
     Attributes:
         perform: disturbs the run of a config; returns a message or raises AssertionError.
         mode: `checkpoint.mode` of the run.
+        optimizer: kind of its optimizer; in bitwise mode where that is elementwise.
     """
 
     name: str
     promise: str
     perform: Callable[[RunConfig], str]
     mode: str = "sync"
+    optimizer: str = "adamw"
 
 
 @dataclass(frozen=True)
@@ -70,18 +75,33 @@ def run_drills(drills: Sequence[CrashDrill], on_result: Callable[[DrillResult], 
     with tempfile.TemporaryDirectory(prefix="llmsys-drill-") as scratch:
         root = Path(scratch)
         write_toy_dataset(root / "data")
-        calm = read_final_hash(run_until_finished(_build_drill_config(root, "calm", "sync"), ranks=1))
+        calm: dict[str, str] = {}
         for number, drill in enumerate(drills):
-            results.append(_run_drill(drill, _build_drill_config(root, f"drill-{number}", drill.mode), calm))
+            kind = drill.optimizer
+            if kind not in calm:
+                undisturbed = _build_drill_config(root, f"calm-{kind}", "sync", kind)
+                calm[kind] = read_final_hash(run_until_finished(undisturbed, ranks=1))
+            config = _build_drill_config(root, f"drill-{number}", drill.mode, kind)
+            results.append(_run_drill(drill, config, calm[kind]))
             on_result(results[-1])
     return results
 
 
-def _build_drill_config(root: Path, name: str, mode: str) -> RunConfig:
+def _build_drill_config(root: Path, name: str, mode: str, kind: str) -> RunConfig:
     folder = root / name
     folder.mkdir()
+    optimizer, train = {"kind": kind}, {}
+    if kind not in ELEMENTWISE:
+        train = {"reproducibility": "fast"}
+    if kind in MOMENTS:
+        optimizer = {"kind": "adamw", "moments": kind.removeprefix("adamw-")}
     return build_toy_config(
-        folder, data={"folder": root / "data"}, checkpoint={"mode": mode}, run={"folder": folder / "run"}
+        folder,
+        data={"folder": root / "data"},
+        checkpoint={"mode": mode},
+        run={"folder": folder / "run"},
+        optimizer=optimizer,
+        train=train,
     )
 
 
@@ -113,14 +133,17 @@ def _read_last_output(config: RunConfig) -> str:
 
 
 def read_final_hash(config: RunConfig) -> str:
-    """Return the hash of the run's final state.
+    """Return the hash of the run's final state; in fast mode, which has none, of the checksums of its files.
 
     Raises:
         AssertionError: the run has not finished.
     """
     target = config.run.folder / "checkpoints" / f"step-{STEPS:08d}"
     assert target.is_dir(), f"the run has no checkpoint of step {STEPS}"
-    return str(read_record(target)["state_hash"])
+    record = read_record(target)
+    return str(
+        record.get("state_hash") or xxhash.xxh3_128_hexdigest(json.dumps(record["files"], sort_keys=True).encode())
+    )
 
 
 def replace_kill_count(drills: Sequence[CrashDrill], count: int) -> list[CrashDrill]:
@@ -153,6 +176,34 @@ def _build_kill_drills() -> list[CrashDrill]:
                 CrashDrill(name, promise, build_fault_drill(Fault(point, min(count, 2)), after, before), "async")
             )
     return found
+
+
+# Optimizers whose operations are elementwise, and so have the same bits on any number of processes.
+ELEMENTWISE = ("adamw", "lion", "ademamix", "schedule_free")
+MOMENTS = ("adamw-bf16", "adamw-int8")
+OPTIMIZERS = (*ELEMENTWISE, *MOMENTS, "adam", "muon", "adafactor", "soap")
+
+
+def build_optimizer_drills(kinds: Sequence[str]) -> list[CrashDrill]:
+    """Build the drills of `doctor crash --optimizer`: a kill between two saves, and one within a save.
+
+    Args:
+        kinds: some of `OPTIMIZERS`.
+
+    Returns:
+        Two drills for each. Elementwise ones continue on two processes, the others on one, as before the kill.
+    """
+    points = ("between backward and step", 8), ("writing the record", 3)
+    return [
+        CrashDrill(
+            f"{kind}, killed {point}",
+            "moments of every optimizer come back",
+            build_fault_drill(Fault(point, count), 1, 2 if kind in ELEMENTWISE else 1),
+            optimizer=kind,
+        )
+        for kind in kinds
+        for point, count in points
+    ]
 
 
 DRILLS = (

@@ -26,6 +26,7 @@ from llmsys.token_split import SideColumn, TokenShards
 from llmsys.train.build_objective import build_step_batches
 from llmsys.train.checkpoint_load import list_complete_checkpoints
 from llmsys.train.checkpoint_record import read_record
+from llmsys.train.recorded_doublings import load_doublings
 from llmsys.train.run_data import open_run_data
 
 
@@ -41,7 +42,7 @@ class DocumentTracer:
     """The opened data of one run. Steps are counted from 1, as in the log."""
 
     def __init__(self, config: RunConfig) -> None:
-        self.config = config
+        self.config = config = load_doublings(config)
         self.dataset = open_run_data(config, "train")
         self.steps: StepBatches = build_step_batches(
             config.model_copy(update={"batch": _build_single_rank_batch_config(config)}), 1, 0

@@ -26,9 +26,10 @@ from llmsys.train.build_engine import build_engine
 from llmsys.train.build_objective import build_step_batches
 from llmsys.train.build_trainer import check_config, set_num_threads
 from llmsys.train.checkpoint_record import find_checkpoint_error, read_record
+from llmsys.train.dropout_seed import seed_dropout
 from llmsys.train.expert_load import set_balance_factor, update_expert_balance
 from llmsys.train.precision import resolve_precision
-from llmsys.train.trainer import seed_dropout
+from llmsys.train.recorded_doublings import load_doublings
 
 # Relative tolerance of loss and gradient norm: sums in another order, in the dtype of the matmuls.
 TOLERANCE = {"fp32": 1e-4, "bf16": 2e-2, "fp16": 2e-2}
@@ -62,7 +63,7 @@ def replay_step(config: RunConfig, step: int) -> list[ReplayCheck]:
         CheckpointError: no checkpoint before it is complete, and the run did not start from its seed.
     """
     recorded = _read_step_events(config.run.folder, step)
-    alone = _build_single_process_config(resolve_precision(config))
+    alone = _build_single_process_config(load_doublings(resolve_precision(config)))
     with init_process_group():
         check_config(alone, 1)
         set_num_threads(alone)

@@ -11,12 +11,11 @@ from typing import Any
 from llmsys.dryrun.summary import format_compiled_saving, format_fit
 from llmsys.estimate.memory_timeline import GIB
 from llmsys.local_files import write_bytes_atomically
-from llmsys.report.html_markup import Html, build_section, build_table, format_number
+from llmsys.report.estimate_page import CATEGORY_COLOURS, NUM_CATEGORIES
+from llmsys.report.html_markup import Html, build_details, build_section, build_table, format_number
 from llmsys.report.html_page import render_document
-from llmsys.report.plots import BLUE, FAINT, GREEN, ORANGE, PURPLE, Figure, Trace
-from llmsys.report.report_section import ReportSection, build_report_section
-
-COLOURS = (BLUE, ORANGE, GREEN, PURPLE, FAINT)
+from llmsys.report.plots import Figure, Trace
+from llmsys.report.report_section import ReportSection, build_report_section, compute_curves_height
 
 
 def write_dry_run(results: Sequence[dict[str, Any]], folder: Path) -> tuple[Path, Path]:
@@ -49,7 +48,7 @@ def render_dry_run(results: Sequence[dict[str, Any]]) -> str:
         ("imbalance", f"{parameters['imbalance']:.3f}", "parameters of the largest rank over the mean"),
     ]
     parts = [
-        build_report_section("memory", "Memory", [plot_memory(first)], _build_owner_table(first)),
+        build_report_section("memory", "Memory", [plot_memory(first)], _build_phases(first), _build_owner_table(first)),
         _build_part("estimate", "Estimate", _build_estimate_table(first["estimate"])),
         _build_part("collectives", "Collectives", _build_collective_table(first)),
         _build_part("waits", "Waits", _build_wait_table(first)),
@@ -72,6 +71,10 @@ def plot_memory(result: dict[str, Any]) -> Figure:
         {name for point in timeline for name in point["bytes"]},
         key=lambda name: -max(point["bytes"].get(name, 0) for point in timeline),
     )
+    # each shown category has a colour of its own
+    groups = [(name, [name]) for name in names[:NUM_CATEGORIES]]
+    if rest := names[NUM_CATEGORIES:]:
+        groups.append(("everything else", rest))
     events = [point["event"] for point in timeline]
     traces: list[Trace] = [
         {
@@ -80,14 +83,23 @@ def plot_memory(result: dict[str, Any]) -> Figure:
             "stackgroup": "memory",
             "name": name,
             "x": events,
-            "y": [round(point["bytes"].get(name, 0) / GIB, 4) for point in timeline],
-            "line": {"width": 0.5, "color": COLOURS[number % len(COLOURS)]},
+            "y": [round(sum(point["bytes"].get(one, 0) for one in members) / GIB, 4) for point in timeline],
+            "line": {"width": 0.5, "color": colour},
         }
-        for number, name in enumerate(names)
+        for (name, members), colour in zip(groups, CATEGORY_COLOURS, strict=False)
     ]
-    layout = {"xaxis": {"title": {"text": "allocations and frees, in order"}}, "yaxis": {"title": {"text": "GiB"}}}
-    caption = "; ".join(f"{phase['name']} from {phase['event']:,}" for phase in result["memory"]["phases"])
-    return Figure("memory-over-time", "Memory over time, by category", traces, layout, caption, height=420)
+    layout = {
+        "xaxis": {"title": {"text": "allocations and frees, in order"}},
+        "yaxis": {"title": {"text": "GiB"}},
+        "showlegend": True,
+    }
+    height = compute_curves_height(traces)
+    return Figure("memory-over-time", "Memory over time, by category", traces, layout, height=height)
+
+
+def _build_phases(result: dict[str, Any]) -> Html:
+    rows = [(phase["name"], format_number(phase["event"])) for phase in result["memory"]["phases"]]
+    return build_details("Phases of the run", build_table(("phase", "first allocation or free"), rows, numeric=(1,)))
 
 
 def _build_part(anchor: str, title: str, *content: Html) -> ReportSection:

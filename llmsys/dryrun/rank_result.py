@@ -25,7 +25,7 @@ from llmsys.estimate.peak_memory import OUTSIDE_BYTES, estimate_peak_memory
 from llmsys.estimate.software_profile import MemoryProfile
 from llmsys.estimate.step_memory import ALLOCATOR_SLACK
 
-TIMELINE_POINTS, MAX_OWNERS, MAX_PHASE_OWNERS, MAX_OPERATIONS = 1_000, 24, 12, 16
+TIMELINE_POINTS, MAX_OWNERS, MAX_PHASE_OWNERS, MAX_OPERATIONS = 500, 24, 12, 16
 ATTENTION_WORDS = ("attention", "attn", "flex")
 
 

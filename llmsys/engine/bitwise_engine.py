@@ -14,7 +14,7 @@ step. Compared machines must have the same kind of device, the same libraries an
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate, pairwise, starmap
 from typing import Any
@@ -80,6 +80,8 @@ class BitwiseEngine:
         self.device = device
         self.module = model
         self.observe_gradients: ObserveGradients | None = None
+        self.after_micro_batch: Callable[[int], None] | None = None
+        self._sums = StreamingTreeSum()
         self._loss = loss
         self._seed = seed
         self._clip = optimizer.max_grad_norm
@@ -115,7 +117,7 @@ class BitwiseEngine:
             gradients = self._add_stage_gradients(self.pipeline, batches, counts, numbers)
         if self.observe_gradients is not None:
             self.observe_gradients(self._wrap_gradients(gradients), 1.0)
-        norm = compute_gradient_norm(list(self.module.parameters()), gradients, counts=self._first_copy, **self._rows)
+        norm = self._compute_norm(gradients)
         nats, extra_sums = self._sum_step_numbers(numbers, extras)
         loss = nats / float(counts[0])
         applied = accept(loss, norm)
@@ -142,14 +144,23 @@ class BitwiseEngine:
         self, batches: Sequence[Batch], counts: Tensor, numbers: list[Tensor], data_rank: int
     ) -> list[Tensor]:
         """Return the gradients of the step, and write the J metrics of each micro-batch."""
-        sums, parameters = StreamingTreeSum(), list(self.module.parameters())
+        self._sums, parameters = StreamingTreeSum(), list(self.module.parameters())
         for index, (batch, numbers_J) in enumerate(zip(batches, numbers, strict=True)):
             self._seed_dropout(index * self._layout.data_parallel_size + data_rank)
             share, nats = compute_loss_share(self.module, self.module, batch, self._loss, counts)
             share.backward()
             self._take_numbers(numbers_J, self.module.list_auxiliary_layers(), nats)
-            sums.add_leaf(_take_gradients(parameters))
-        return sums.compute_total()
+            self._sums.add_leaf(_take_gradients(parameters))
+            if self.after_micro_batch is not None:
+                self.after_micro_batch(index)
+        return self._sums.compute_total()
+
+    def compute_partial_norm(self) -> float:
+        """Return the norm of the gradients of the step's micro-batches so far, a full subtree. Collective."""
+        return self._compute_norm(self._sums.get_subtree())
+
+    def _compute_norm(self, gradients: list[Tensor]) -> float:
+        return compute_gradient_norm(list(self.module.parameters()), gradients, counts=self._first_copy, **self._rows)
 
     def _add_stage_gradients(
         self, pipeline: PipelinedModel, batches: Sequence[Batch], counts: Tensor, numbers: list[Tensor]

@@ -19,8 +19,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 
-from llmsys.config.optimizer import OptimizerConfig
+from llmsys.config.optimizer import MuonConfig, OptimizerConfig
 from llmsys.data.batch import Batch
+from llmsys.engine.deepspeed_matrices import list_flat_matrices
 from llmsys.engine.deepspeed_setup import (
     build_deepspeed_config,
     build_flat_optimizer,
@@ -45,12 +46,13 @@ from llmsys.engine.grad_scaler import GradScaler
 from llmsys.engine.micro_batch_loss import compute_loss_share
 from llmsys.model.initialization import Initializer, build_initializer
 from llmsys.model.transformer import Transformer
-from llmsys.optim.build_optimizer import MOMENTS
+from llmsys.optim.build_optimizer import MOMENTS, OptimizersContainer
 from llmsys.optim.elementwise import STATE_KEYS, build_elementwise_rule, require_elementwise
 from llmsys.optim.lr_schedule import set_rates
 from llmsys.optim.parameter_groups import get_parameter_role
 from llmsys.parallel.device_mesh import DeviceMeshes
 from llmsys.parallel.dtensor_slices import to_dtensor_shard
+from llmsys.parallel.flat_muon import FlatMuon
 from llmsys.parallel.mixed_precision import cast_parameters
 from llmsys.parallel.process_group import get_world_size
 
@@ -90,17 +92,28 @@ class DeepSpeedEngine:
         else:
             materialize_full_parameters(model, meshes, device, initial)
         named = dict(model.named_parameters())
-        stepper = build_flat_optimizer(named, self._shapes, meshes, optimizer, model.config, compute_dtype)
-        moments: tuple[str, ...] = ()
-        if optimizer.can_update_flat_shards:
-            moments = build_elementwise_rule(require_elementwise(optimizer)).moments
+        sections = meshes, optimizer, model.config, compute_dtype
+        stepper = build_flat_optimizer(named, self._shapes, *sections, has_matrices=zero_stage == 0)
         self._engine = initialize_deepspeed(model, stepper, settings)
         if zero_stage == 0:
             cast_parameters(model, compute_dtype)
-        self._state = build_deepspeed_state(
-            self._engine, zero_stage, clip, meshes, moments=tuple(STATE_KEYS[name] for name in moments)
-        )
+        moments = {} if isinstance(stepper, OptimizersContainer) else self._list_flat_moments(optimizer)
+        self._state = build_deepspeed_state(self._engine, zero_stage, clip, meshes, moments=moments)
+        if isinstance(stepper, FlatMuon):
+            stepper.matrices = list_flat_matrices(self._engine.optimizer, device)
         self._set_masters(initial)
+
+    def _list_flat_moments(self, optimizer: OptimizerConfig) -> dict[Tensor, tuple[str, ...]]:
+        """Return the keys of each parameter's moments in flat shards."""
+        found: dict[Tensor, tuple[str, ...]] = {}
+        for name, parameter in self.module.named_parameters():
+            if isinstance(optimizer, MuonConfig):
+                count = optimizer.count_moments(name, len(self._shapes[name]))
+                moments = ("first_moment", "second_moment")[:count]
+            else:
+                moments = build_elementwise_rule(require_elementwise(optimizer)).moments
+            found[parameter] = tuple(STATE_KEYS[moment] for moment in moments)
+        return found
 
     def _set_masters(self, initial: Initializer) -> None:
         """Set float32 masters to the initial values of every engine, not to those rounded to the compute dtype."""

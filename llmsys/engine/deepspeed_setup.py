@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from llmsys.config.model import ModelConfig
-from llmsys.config.optimizer import AdamWConfig, OptimizerConfig
+from llmsys.config.optimizer import AdamWConfig, MuonConfig, OptimizerConfig
 from llmsys.errors import ConfigError
 from llmsys.model.initialization import Initializer
 from llmsys.model.transformer import Transformer
@@ -24,6 +24,7 @@ from llmsys.optim.elementwise import ElementwiseOptimizer, require_elementwise
 from llmsys.optim.parameter_groups import build_parameter_groups
 from llmsys.parallel.device_mesh import DeviceMeshes
 from llmsys.parallel.expert_parallel import AllToAllTokenDispatcher
+from llmsys.parallel.flat_muon import FlatMuon
 
 if not torch.cuda.is_available():
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
@@ -167,13 +168,15 @@ def build_flat_optimizer(
     config: OptimizerConfig,
     model: ModelConfig,
     compute_dtype: torch.dtype,
+    *,
+    has_matrices: bool,
 ) -> torch.optim.Optimizer:
     """Build an optimizer with the parameter groups of every engine; those of split experts are marked for DeepSpeed.
 
-    `shapes` are those of the full parameters, since a partitioned one has none of its own. Optimizers of full matrices
-    are for stage 0, where every rank has them.
+    `shapes` are those of the full parameters, since a partitioned one has none of its own. With `has_matrices` every
+    rank has them in full (stage 0), as optimizers of full matrices need them.
     """
-    if not config.can_update_flat_shards:
+    if has_matrices and not config.can_update_flat_shards:
         return build_optimizer(named, config, compute_dtype=compute_dtype, model=model)
     like = {name: nn.Parameter(torch.empty(shape, device="meta")) for name, shape in shapes.items()}
     param_groups: list[dict[str, Any]] = []
@@ -183,10 +186,14 @@ def build_flat_optimizer(
             "weight_decay": group.weight_decay,
             "rate_scale": group.lr_multiplier,
             "name": group.name,
+            "algorithm": group.algorithm,
         }
         if meshes.expert is not None and group.role == "experts":
             entry |= {"moe": True, "name": f"ep_size_{meshes.expert.size()}"}
         param_groups.append(entry)
+    if isinstance(config, MuonConfig):
+        # fp16 would overflow in the Newton-Schulz products.
+        return FlatMuon(param_groups, config, torch.float32 if compute_dtype == torch.float32 else torch.bfloat16)
     elementwise = require_elementwise(config)
     if not isinstance(elementwise, AdamWConfig):
         return ElementwiseOptimizer(param_groups, elementwise)

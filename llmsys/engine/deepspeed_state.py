@@ -4,7 +4,7 @@ ZeRO-0 holds them unsharded on every rank, ZeRO-1 and 2 in flat vectors that all
 parameter. A master or moment is read and written as a full tensor, one at a time.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, Protocol, assert_never, cast
 
 import torch
@@ -16,6 +16,8 @@ from llmsys.parallel.device_mesh import DeviceMeshes
 from llmsys.parallel.process_group import all_reduce_sum, get_rank
 
 ZeroStage = Literal[0, 1, 2, 3]
+# Keys of each parameter's moments; empty where the optimizer has its state already.
+MomentKeys = Mapping[Tensor, Sequence[str]]
 
 
 class DeepSpeedState(Protocol):
@@ -85,10 +87,10 @@ def compute_full_norm(gradients: Iterable[tuple[Tensor, bool]], meshes: DeviceMe
 class Zero3State:
     """Stage 3: every rank has an equal slice of each parameter, its master and moments; the last one is padded."""
 
-    def __init__(self, engine: Any, moments: Sequence[str]) -> None:
+    def __init__(self, engine: Any, moments: MomentKeys) -> None:
         self._engine, self._zero, self._moments = engine, engine.optimizer, moments
-        for shard in self._zero.fp32_partitioned_groups_flat:
-            self._zero.optimizer.state[shard] = build_empty_moments(shard, moments)
+        for shard, group in zip(self._zero.fp32_partitioned_groups_flat, self._zero.fp16_groups, strict=True):
+            self._zero.optimizer.state[shard] = build_empty_moments(shard, moments[group[0]])
         self._guard = GuardedOptimizer(self._zero)
 
     def get_tensor(self, parameter: nn.Parameter, key: str | None) -> Tensor:
@@ -105,7 +107,7 @@ class Zero3State:
 
     def list_moments(self, parameter: nn.Parameter) -> Sequence[str]:
         """Implement `DeepSpeedState.list_moments`."""
-        return self._moments
+        return self._moments[parameter]
 
     def sync_weights(self) -> None:
         """Implement `DeepSpeedState.sync_weights`."""
@@ -137,7 +139,7 @@ class Zero3State:
 
 
 def build_deepspeed_state(
-    engine: Any, zero_stage: ZeroStage, clip: float, meshes: DeviceMeshes, *, moments: Sequence[str]
+    engine: Any, zero_stage: ZeroStage, clip: float, meshes: DeviceMeshes, *, moments: MomentKeys
 ) -> DeepSpeedState:
     """Return the accessor of the state of DeepSpeed's engine, with moments that exist from the start."""
     match zero_stage:
@@ -156,13 +158,13 @@ def build_deepspeed_state(
 class Zero0State:
     """Stage 0: every rank has every master, moment and, after the reduction, gradient."""
 
-    def __init__(self, engine: Any, clip: float, meshes: DeviceMeshes, moments: Sequence[str]) -> None:
+    def __init__(self, engine: Any, clip: float, meshes: DeviceMeshes, moments: MomentKeys) -> None:
         self._engine, self._clip, self._meshes, self._scale = engine, clip, meshes, 1.0
         self._optimizer: torch.optim.Optimizer = engine.optimizer
         self._parameters = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
         # Optimizers of full matrices have their state already.
         for parameter in self._parameters if moments else ():
-            self._optimizer.state[parameter] = build_empty_moments(parameter, moments)
+            self._optimizer.state[parameter] = build_empty_moments(parameter, moments[parameter])
 
     def get_tensor(self, parameter: nn.Parameter, key: str | None) -> Tensor:
         """Implement `DeepSpeedState.get_tensor`."""
@@ -209,13 +211,13 @@ class Zero0State:
 class Zero12State:
     """Stages 1 and 2: each group of parameters is one flat vector of masters, split evenly over the ranks."""
 
-    shards = "single_partition_of_fp32_groups"
+    shards, groups = "single_partition_of_fp32_groups", "bit16_groups"
 
-    def __init__(self, engine: Any, moments: Sequence[str]) -> None:
+    def __init__(self, engine: Any, moments: MomentKeys) -> None:
         self._engine, self._zero, self._moments = engine, engine.optimizer, moments
         self._shards: list[Tensor] = getattr(self._zero, self.shards)
-        for shard in self._shards:
-            self._zero.optimizer.state[shard] = build_empty_moments(shard, moments)
+        for shard, group in zip(self._shards, getattr(self._zero, self.groups), strict=True):
+            self._zero.optimizer.state[shard] = build_empty_moments(shard, moments[group[0]])
         # DeepSpeed links parameters to moments in the first step, and a checkpoint is loaded before it.
         self._zero._lazy_init_hp_params_optimizer_state()
         self._guard = GuardedOptimizer(self._zero) if type(self) is Zero12State else None
@@ -231,7 +233,7 @@ class Zero12State:
 
     def list_moments(self, parameter: nn.Parameter) -> Sequence[str]:
         """Implement `DeepSpeedState.list_moments`."""
-        return self._moments
+        return self._moments[parameter]
 
     def sync_weights(self) -> None:
         """Implement `DeepSpeedState.sync_weights`."""
@@ -255,9 +257,9 @@ class Zero12State:
 class Zero1Bf16State(Zero12State):
     """Stage 1 in bfloat16: DeepSpeed uses another optimizer there, whose gradients are unsharded on every rank."""
 
-    shards = "fp32_groups_flat_partition"
+    shards, groups = "fp32_groups_flat_partition", "bf16_groups"
 
-    def __init__(self, engine: Any, meshes: DeviceMeshes, moments: Sequence[str]) -> None:
+    def __init__(self, engine: Any, meshes: DeviceMeshes, moments: MomentKeys) -> None:
         super().__init__(engine, moments)
         self._meshes = meshes
 

@@ -37,14 +37,14 @@ class LogitClip:
         self._threshold = threshold
         self.layers = [one for one in model.modules() if isinstance(one, MultiHeadAttention | MultiHeadLatentAttention)]
         for layer in self.layers:
-            layer.logit_recorder = LogitRecorder()
+            layer.logit_recorder = LogitRecorder(layer.heads)
 
     def take_maxima(self) -> Tensor:
-        """Return this rank's largest logits since the last call, (layers, H), and begin again."""
+        """Return the largest logits of this rank's heads since the last call, (layers, H), and begin again."""
         recorders = [layer.logit_recorder for layer in self.layers]
         return torch.stack(
             [
-                recorder.take_maxima(layer.heads, layer.o_proj.weight.device)
+                recorder.take_maxima(layer.o_proj.weight.device)
                 for layer, recorder in zip(self.layers, recorders, strict=True)
                 if recorder is not None
             ]

@@ -175,6 +175,11 @@ class TorchEngine:
         (share * scale).backward()
         return nats
 
+    def compute_partial_norm(self) -> float:
+        """Return the norm of the gradients of the step's micro-batches so far, over all ranks. Collective."""
+        # A limit of 0 clips nothing.
+        return float(clip_gradients(self.module.parameters(), 0.0))
+
     def _step_optimizer(self, learning_rate: float) -> None:
         set_rates(self._optimizer.param_groups, learning_rate)
         self._optimizer.step()

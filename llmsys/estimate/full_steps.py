@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
+from llmsys.config.batch_ramp import NoiseRampConfig
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.run import RunConfig
 from llmsys.estimate.device_profile import DeviceProfile
@@ -30,6 +31,9 @@ def count_full_steps(
         Steps, each counted by its time.
     """
     batch, total, first = config.batch, config.num_steps, 0
+    if isinstance(batch.ramp, NoiseRampConfig) and not batch.ramp.doubled_after_steps:
+        # The doublings are not known before the run; a small step takes less time by about its share of tokens.
+        total = batch.count_tokens_before(total) // batch.tokens_per_step
     counted = 0.0
     for stage in batch.length_stages:
         last = min(total, batch.count_steps_for(stage.until_tokens))

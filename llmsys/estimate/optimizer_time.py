@@ -1,7 +1,7 @@
 """Seconds of the optimizer step of one rank: its bytes through memory, and the products of Muon's orthogonalization."""
 
 from llmsys.config.run import RunConfig
-from llmsys.estimate.communication_time import RankGroup, estimate_all_to_all_seconds
+from llmsys.estimate.communication_time import RankGroup, estimate_all_reduce_seconds, estimate_all_to_all_seconds
 from llmsys.estimate.kernel_context import KernelContext
 from llmsys.estimate.model_tensors import list_model_tensors
 
@@ -34,10 +34,14 @@ def estimate_optimizer_seconds(config: RunConfig, bench: KernelContext, pipeline
 
 
 def _estimate_orthogonalization_seconds(config: RunConfig, bench: KernelContext, pipeline: int, spread: int) -> float:
-    """Seconds of Newton-Schulz steps. Each matrix is sent to one rank of its shards and back (distributed_muon.py)."""
+    """Seconds of Newton-Schulz steps. Each matrix is sent to one rank of its shards and back (distributed_muon.py).
+
+    In flat shards it is put together and taken apart by two all-reduces (flat_muon.py).
+    """
     optimizer, layout, device = config.optimizer, bench.layout, bench.device
     if optimizer.kind != "muon":
         return 0.0
+    is_flat = getattr(config.engine, "zero_stage", 0) > 0
     dense = sparse = elements = 0.0
     for row in list_model_tensors(bench.model):
         if optimizer.select_update_rule(row.name, len(row.shape)) != "muon":
@@ -49,12 +53,17 @@ def _estimate_orthogonalization_seconds(config: RunConfig, bench: KernelContext,
             sparse += flops  # a stack of experts is sharded into whole matrices
         else:
             dense += flops
+        if is_flat or not row.is_routed:
             elements += row.num_elements
     # Ranks of a tensor axis repeat what is sharded along both.
     ranks = spread if layout.tensor == 1 else 1
     flops = dense / (pipeline * ranks) + sparse / (pipeline * max(layout.expert, spread * layout.tensor))
     sent = elements / (pipeline * layout.tensor * spread) * bench.shape.value_bytes
-    exchange = 2 * estimate_all_to_all_seconds(RankGroup(spread, layout.tensor), sent, device)
+    group = RankGroup(spread, layout.tensor)
+    if is_flat:
+        exchange = 2 * estimate_all_reduce_seconds(group, sent * spread, device)
+    else:
+        exchange = 2 * estimate_all_to_all_seconds(group, sent, device)
     return flops / (device.get_peak_flops(bench.shape.dtype) * device.efficiency.products) + exchange
 
 

@@ -87,12 +87,30 @@ def list_state_items(config: RunConfig, sizes: "StateBytes", whole: GatheredWeig
     return [*items, _compute_gradient_buckets(config, whole)]
 
 
-def compute_update_bytes(config: RunConfig, sizes: "StateBytes", rows: list[ParameterTensor]) -> int:
+def compute_update_bytes(
+    config: RunConfig, layout: ParallelLayout, sizes: "StateBytes", rows: list[ParameterTensor]
+) -> int:
     """Return the bytes that the optimizer allocates on the device for its step."""
     if is_state_offloaded(config):  # the step runs in host memory
         return 0
-    matrix = max(row.elements_per_copy // (row.shape[0] if row.is_routed else 1) for row in rows)
-    return FP32 * config.optimizer.count_update_elements(sizes.masters // FP32, matrix)
+    rules = ("muon", "matrix")
+    matrices = [row for row in rows if config.optimizer.select_update_rule(row.name, len(row.shape)) in rules] or rows
+    share = sizes.masters // FP32 / sum(row.num_elements for row in rows)
+    # A rank updates its experts at once, and other matrices one by one.
+    largest = max(
+        max(row.elements_per_copy // row.shape[0], int(share * row.elements_per_copy))
+        if row.is_routed
+        else row.elements_per_copy
+        for row in matrices
+    )
+    # Over two axes matrices are gathered on every rank instead.
+    is_split_once = (layout.shard * layout.context > 1) != (layout.tensor > 1)
+    return config.optimizer.count_update_bytes(
+        int(share * sum(row.num_elements for row in matrices)),
+        largest,
+        dtype_bytes=get_compute_dtype_bytes(config),
+        is_exchanged=isinstance(config.engine, TorchEngineConfig) and is_split_once,
+    )
 
 
 def is_state_offloaded(config: RunConfig) -> bool:

@@ -181,7 +181,7 @@ class StepMemory:
     @cached_property
     def _update_item(self) -> MemoryItem:
         """Tensors that the optimizer allocates for its step."""
-        size = compute_update_bytes(self.config, self._state_bytes, self._parameter_tensors)
+        size = compute_update_bytes(self.config, self.layout, self._state_bytes, self._parameter_tensors)
         return MemoryItem("updates of matrices", size)
 
     @cached_property

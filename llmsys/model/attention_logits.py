@@ -13,29 +13,31 @@ QUERIES = 512
 
 
 class LogitRecorder:
-    """The running maximum of the logits of one attention layer, by head."""
+    """The running maximum of the logits of one attention layer, by head of the whole layer."""
 
-    def __init__(self) -> None:
-        self.maxima_H: Tensor | None = None
+    def __init__(self, num_heads: int) -> None:
+        self._num_heads = num_heads
+        self._maxima_H: Tensor | None = None
 
     @torch.no_grad()
-    def record(self, q_BTHK: Tensor, k_BSGK: Tensor, scale: float) -> None:
-        """Include the logits of a forward pass."""
-        found_H = compute_max_logits(q_BTHK, k_BSGK, scale)
-        self.maxima_H = found_H if self.maxima_H is None else torch.maximum(self.maxima_H, found_H)
+    def record(self, q_BTHK: Tensor, k_BSGK: Tensor, scale: float, heads: slice) -> None:
+        """Include the logits of a forward pass; `heads` are those of this rank, which the queries have."""
+        if self._maxima_H is None:
+            self._maxima_H = torch.full((self._num_heads,), -torch.inf, device=q_BTHK.device)
+        own = self._maxima_H[heads]
+        torch.maximum(own, compute_max_logits(q_BTHK, k_BSGK, scale), out=own)
 
-    def take_maxima(self, heads: int, device: torch.device) -> Tensor:
+    def take_maxima(self, device: torch.device) -> Tensor:
         """Return the maxima since the last call, float32 (H,), and begin again.
 
         Args:
-            heads: H.
             device: Device of the result.
 
         Returns:
-            The maxima; -inf where there was no forward pass, as on a rank without rows.
+            The maxima; -inf where there was no forward pass, as on a rank without rows, and for heads of other ranks.
         """
-        found_H, self.maxima_H = self.maxima_H, None
-        return torch.full((heads,), -torch.inf, device=device) if found_H is None else found_H
+        found_H, self._maxima_H = self._maxima_H, None
+        return torch.full((self._num_heads,), -torch.inf, device=device) if found_H is None else found_H
 
 
 def compute_max_logits(q_BTHK: Tensor, k_BSGK: Tensor, scale: float) -> Tensor:

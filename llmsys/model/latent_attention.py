@@ -91,7 +91,7 @@ class MultiHeadLatentAttention(nn.Module):
 
     def _compute_masked_attention(self, q: Tensor, k: Tensor, v: Tensor, context: ForwardContext) -> Tensor:
         if self.logit_recorder is not None and self.training:
-            self.logit_recorder.record(q, k, self.scale)
+            self.logit_recorder.record(q, k, self.scale, context.heads)
         dropout = self.dropout if self.training else 0.0
         return compute_attention(q, k, v, context.masks[self.layer_type], scale=self.scale, dropout=dropout)
 

@@ -85,7 +85,7 @@ class MultiHeadAttention(AttentionProjections):
             self.layer_type, self.layer, self.rotates, q_BTHK, k_BTGK, v_BTGK
         )
         if self.logit_recorder is not None and self.training:
-            self.logit_recorder.record(q_BTHK, k_BSGK, self.scale)
+            self.logit_recorder.record(q_BTHK, k_BSGK, self.scale, context.heads)
         sinks_H = None if self.sinks is None else self.sinks[context.heads]
         return self._compute_attention_output(q_BTHK, k_BSGK, v_BSGK, context.masks[self.layer_type], sinks_H)
 

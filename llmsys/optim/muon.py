@@ -27,7 +27,15 @@ Apply = Callable[[Sequence[Tensor], Orthogonal], list[Tensor]]
 
 
 def orthogonalize_matrices(update_MN: Tensor, steps: int) -> Tensor:
-    """Return roughly U Vᵀ of the singular value decomposition: singular values of 0.7 to 1.2, same dtype and shape."""
+    """Orthogonalize a matrix, or each of a stack.
+
+    Args:
+        update_MN: matrices in the last two dims.
+        steps: Newton-Schulz iterations.
+
+    Returns:
+        Roughly U Vᵀ of the singular value decomposition: singular values of 0.7 to 1.2, same dtype and shape.
+    """
     a, b, c = COEFFICIENTS
     tall = update_MN.shape[-2] > update_MN.shape[-1]  # the Gram matrix of the shorter side is the smaller one
     x: Tensor = update_MN.mT if tall else update_MN

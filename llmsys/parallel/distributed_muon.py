@@ -50,7 +50,8 @@ def map_full_matrices(parts: Sequence[Tensor], function: Function) -> list[Tenso
         elif axis is not None:
             by_axis[part.device_mesh, axis].append(index)
         else:
-            results[index] = _to_dtensor_like(get_local_slice(function(part.full_tensor()), part), part)
+            # Copied: a view would keep every full result until the last one is there.
+            results[index] = _to_dtensor_like(get_local_slice(function(part.full_tensor()), part).clone(), part)
     for (mesh, axis), indices in by_axis.items():
         members = [parts[index] for index in indices]
         shards = [_list_row_shards(part, axis) for part in members]  # type: ignore[arg-type]

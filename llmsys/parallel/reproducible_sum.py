@@ -50,6 +50,11 @@ class StreamingTreeSum:
             leaf, level = earlier, level + 1
         self._sums.append((level, leaf))
 
+    def get_subtree(self) -> list[Tensor]:
+        """Return the sum of the leaves so far, whose number is a power of two; the next leaf may overwrite it."""
+        [(_, gradients)] = self._sums
+        return gradients
+
     def compute_total(self) -> list[Tensor]:
         """Return the sum of all leaves; unfinished sums are added from the smallest on."""
         _, total = self._sums.pop()

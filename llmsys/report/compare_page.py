@@ -26,11 +26,10 @@ from llmsys.report.plots import (
     Figure,
     Trace,
     build_line,
-    compute_curves_height,
     compute_running_mean,
     downsample_points,
 )
-from llmsys.report.report_section import ReportSection, build_report_section
+from llmsys.report.report_section import ReportSection, build_report_section, compute_curves_height
 from llmsys.report.run_record import MISSING, RunRecord, is_finite, read_run
 from llmsys.report.run_sections import describe_run_state
 

@@ -182,8 +182,8 @@ def _build_reading_section(manifest: Manifest) -> ReportSection | None:
     read = manifest.read
     skipped = sum(skip.count for skip in read.skipped)
     facts = (
-        f"{format_number(read.files)} files, {format_number(read.records)} records, {describe_input(manifest)}; "
-        f"{format_number(skipped)} records could not be used."
+        f"Files: {format_number(read.files)}, records: {format_number(read.records)}, {describe_input(manifest)}; "
+        f"records that could not be used: {format_number(skipped)}."
     )
     return build_report_section(
         "reading", "Reading", [], build_tag("p", facts), _build_skips_table(read.skipped) if read.skipped else None

@@ -13,7 +13,7 @@ from llmsys.events import Event
 from llmsys.report import plots
 from llmsys.report.html_markup import Html, build_table, build_tag, format_amount
 from llmsys.report.plots import Figure
-from llmsys.report.report_section import ReportSection, build_report_section
+from llmsys.report.report_section import ReportSection, build_report_section, compute_curves_height
 from llmsys.report.run_record import RunRecord, read_run
 
 # Runs that one page draws.
@@ -43,7 +43,7 @@ def build_family_section(record: RunRecord) -> ReportSection | None:
         traces += plots.build_noisy_curve(member.name, curves.columns["tokens"], curves.columns["loss"], colour)
     caption = "Training loss of the run, of the runs that it took weights from, and of their branches in its folder."
     layout = plots.build_tokens_layout("nats per token", legend=True)
-    figure = Figure("plot-family", "Loss of the family", traces, layout, caption, plots.compute_curves_height(traces))
+    figure = Figure("plot-family", "Loss of the family", traces, layout, caption, compute_curves_height(traces))
     head = ("run", "from", "tokens", "data", "moments", "changed")
     table = build_table(head, [_build_row(member) for member in family], numeric=[2])
     return build_report_section("family", "Family", [figure], table)

@@ -99,7 +99,16 @@ def build_definition_list(pairs: Iterable[tuple[str, Child]]) -> Html:
 
 
 def build_details(summary: Child, *children: Child, opened: bool = False) -> Html:
-    """Return a collapsed block."""
+    """Return a block that its reader opens.
+
+    Args:
+        summary: What is shown of a closed block; text is escaped.
+        children: Content; text is escaped.
+        opened: Show the content from the start.
+
+    Returns:
+        The element.
+    """
     return build_tag("details", build_tag("summary", summary), *children, open=opened)
 
 

@@ -178,12 +178,6 @@ def build_tokens_layout(
     }
 
 
-def compute_curves_height(traces: Sequence[Trace]) -> int:
-    """Return the height in pixels of curves whose legend has a line for each name, as it has on a phone."""
-    lines = sum(str(trace["name"]).count("<br>") + 1 for trace in traces if trace.get("showlegend", True))
-    return 300 + 19 * max(4, lines)
-
-
 # --- Bars, histograms, heat maps ---
 
 
@@ -191,7 +185,6 @@ def build_bars(
     labels: Sequence[str], values: Sequence[float], texts: Sequence[str], x_title: str, colours: str | list[str] = BLUE
 ) -> tuple[list[Trace], dict[str, Any]]:
     """Return horizontal bars, the first on top, each with its text, and their layout. Labels may be user text."""
-    longest = max(map(len, texts), default=0)
     trace: Trace = {
         "type": "bar",
         "orientation": "h",
@@ -203,9 +196,8 @@ def build_bars(
         "hovertemplate": "%{y}: %{text}<extra></extra>",
         "cliponaxis": False,
     }
-    return [trace], build_bars_layout(x_title) | {
-        "margin": {"r": max(52, 12 + 8 * longest)}
-    }  # room for the text of the longest bar
+    # room for the text of the longest bar
+    return [trace], build_bars_layout(x_title) | {"margin": {"r": max(52, 12 + 8 * max(map(len, texts), default=0))}}
 
 
 def build_bars_layout(x_title: str) -> dict[str, Any]:
@@ -235,14 +227,14 @@ def select_largest(items: Iterable[tuple[str, float]], limit: int) -> list[tuple
 def build_histogram(
     edges: Sequence[float], counts: Sequence[float], x_title: str, y_title: str
 ) -> tuple[list[Trace], dict[str, Any]]:
-    """Return counts between edges as a filled outline; the axis is logarithmic where edges span over two decades."""
+    """Return counts between edges as a filled outline, without empty ends; over two decades the axis is logarithmic."""
+    filled = [number for number, count in enumerate(counts) if count] or [0]
+    edges, counts = edges[filled[0] : filled[-1] + 2], counts[filled[0] : filled[-1] + 1]
     logarithmic = len(edges) > 1 and edges[-1] > 100 * max(edges[1], 1)
     lowest = min((edge for edge in edges if edge > 0), default=1.0)
     left = [max(edge, lowest / 2) if logarithmic else edge for edge in edges]
-    hovers = [
-        f"{format_amount(a)} to {format_amount(b)}: {format_amount(n)}"
-        for a, b, n in zip(edges, edges[1:], counts, strict=False)
-    ]
+    bins = zip(edges, edges[1:], counts, strict=False)
+    hovers = [f"{format_amount(a)} to {format_amount(b)}: {format_amount(n)}" for a, b, n in bins]
     trace: Trace = {
         "type": "scatter",
         "mode": "lines",
@@ -254,7 +246,10 @@ def build_histogram(
         "text": [*hovers, hovers[-1] if hovers else ""],
         "hovertemplate": "%{text}<extra></extra>",
     }
-    x = {"title": {"text": x_title}, **({"type": "log", "dtick": 1} if logarithmic else {})}
+    x = {
+        "title": {"text": x_title},
+        **({"type": "log", "dtick": 1 if edges[-1] < 1e6 * left[0] else 2} if logarithmic else {}),
+    }
     return [trace], {"xaxis": x, "yaxis": {"title": {"text": y_title}, "rangemode": "tozero"}, "showlegend": False}
 
 

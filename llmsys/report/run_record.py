@@ -152,6 +152,8 @@ class RunRecord:
             self.finish = event
         elif kind == "branch":
             self.branch = event
+        elif kind == "batch_growth" and self.starts:
+            self.starts[-1] = self.starts[-1] | {"steps": event["steps"]}  # fewer, larger steps remain
         elif kind == "prediction":
             self._set_prediction(event)
         elif kind == "measured":

@@ -253,9 +253,9 @@ def _build_experts_section(record: RunRecord) -> ReportSection | None:
 
 
 def _build_samples_section(record: RunRecord) -> ReportSection | None:
-    if not record.samples:
+    steps = sorted((step for step, event in record.samples.items() if event.get("samples")), reverse=True)
+    if not steps:
         return None
-    steps = sorted(record.samples, reverse=True)
     shown = _format_samples(record.samples[steps[0]])
     earlier = [
         build_details(f"Samples of step {format_number(step)}", _format_samples(record.samples[step]))

@@ -23,6 +23,7 @@ from llmsys.errors import CheckpointError
 from llmsys.log import get_logger
 from llmsys.train.checkpoint_load import read_resumable_record
 from llmsys.train.checkpoint_record import read_record
+from llmsys.train.recorded_doublings import set_doublings
 from llmsys.train.run_checks import format_changes
 from llmsys.train.source_checkpoint import TakenTensors, find_source_checkpoint, load_taken_tensors, select_tensors
 from llmsys.train.step_guard import StepGuard
@@ -44,6 +45,7 @@ class BranchPoint:
         tokens: Training tokens that are done.
         changes: Differences from the parent's settings.
         is_data_continued: False where the data have another order than the parent's.
+        has_same_batch: Whether the new run has the parent's batch, and so continues its growth.
     """
 
     checkpoint: Path
@@ -52,6 +54,12 @@ class BranchPoint:
     tokens: int
     changes: tuple[str, ...]
     is_data_continued: bool
+    has_same_batch: bool = False
+
+    @property
+    def growth_record(self) -> dict[str, Any]:
+        """The record whose doublings of the batch continue; empty for another batch."""
+        return self.record if self.has_same_batch else {}
 
 
 def find_branch_point(config: RunConfig, identity: dict[str, Any]) -> BranchPoint:
@@ -73,7 +81,9 @@ def find_branch_point(config: RunConfig, identity: dict[str, Any]) -> BranchPoin
     checkpoint = find_source_checkpoint(config.train.branch_from, "train.branch_from", fingerprint)
     record = read_resumable_record(checkpoint)
     saved, now = to_current_names(record["run"]), to_current_names(identity)
-    tokens = _count_parent_tokens(checkpoint, saved, int(record["steps"]))
+    tokens = _count_parent_tokens(checkpoint, saved, record)
+    has_same_batch = saved["batch"] == now["batch"]
+    config = set_doublings(config, record) if has_same_batch else config
     steps = _find_first_step(config, checkpoint, tokens, int(record["steps"]))
     changes = _list_changes(saved, now)
     # Windows are cut by these settings; steps of pairs are grouped by the whole batch.
@@ -83,13 +93,16 @@ def find_branch_point(config: RunConfig, identity: dict[str, Any]) -> BranchPoin
     is_same_cut = all(saved["batch"].get(key) == now["batch"].get(key) for key in keys)
     has_same_data = all(saved.get(key) == now.get(key) for key in DATA_KEYS)
     is_continued = is_same_cut and (has_same_data or _is_parent_first_source(saved, now, tokens))
-    return BranchPoint(checkpoint, record, steps, tokens, changes, is_continued)
+    return BranchPoint(checkpoint, record, steps, tokens, changes, is_continued, has_same_batch)
 
 
-def _count_parent_tokens(checkpoint: Path, saved: dict[str, Any], steps: int) -> int:
+def _count_parent_tokens(checkpoint: Path, saved: dict[str, Any], record: dict[str, Any]) -> int:
     try:
         batch = {key: saved["batch"].get(key) for key in ("sequence_length", "tokens", "ramp")}
-        return BatchConfig.model_validate(batch).count_tokens_before(steps)
+        if growth := record.get("batch_growth"):
+            kept = {key: value for key, value in batch["ramp"].items() if key != "every_steps"}
+            batch["ramp"] = kept | {"doubled_after_steps": growth["doubled_after_steps"]}
+        return BatchConfig.model_validate(batch).count_tokens_before(int(record["steps"]))
     except (KeyError, TypeError, AttributeError, ValueError):
         raise CheckpointError(
             f"{checkpoint} does not record the batch that it was trained with, so its token count is unknown. "

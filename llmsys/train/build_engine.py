@@ -112,7 +112,10 @@ def _build_base_engine(
         case TorchEngineConfig() if config.train.reproducibility == "bitwise":
             from llmsys.engine.bitwise_engine import BitwiseEngine
 
-            return BitwiseEngine(model, **common, cut=_cut_stages(config, meshes))
+            bitwise = BitwiseEngine(model, **common, cut=_cut_stages(config, meshes))
+            if noise is not None:
+                noise.engine = bitwise
+            return bitwise
         case TorchEngineConfig() as settings:
             from llmsys.engine.torch_engine import TorchEngine
 

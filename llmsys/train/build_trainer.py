@@ -10,7 +10,6 @@ Invariants:
 import contextlib
 import os
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,6 +38,7 @@ from llmsys.parallel.process_group import (
 from llmsys.tokenizer import Tokenizer
 from llmsys.train import run_folder
 from llmsys.train.auto_micro_batch import resolve_micro_sequences
+from llmsys.train.batch_growth import BatchGrowth
 from llmsys.train.branch_point import BranchPoint, find_branch_point, load_branch, load_initial_weights
 from llmsys.train.build_engine import build_engine
 from llmsys.train.build_objective import build_evaluator, build_step_batches
@@ -52,6 +52,7 @@ from llmsys.train.initial_state import find_resume_point, resume_from_checkpoint
 from llmsys.train.metric_logger import MetricLogger, Trackers
 from llmsys.train.norm_meter import NormMeter
 from llmsys.train.precision import resolve_compile, resolve_precision, set_matmul_numerics
+from llmsys.train.recorded_doublings import read_growth_record, set_doublings
 from llmsys.train.remote_run import lock_run
 from llmsys.train.run_checks import format_bitwise_notice, require_rank_agreement
 from llmsys.train.run_data import RunData, open_run_data
@@ -146,8 +147,8 @@ def set_num_threads(config: RunConfig) -> None:
     Args:
         config: `train.threads_per_process` overrides the number of threads.
     """
-    local_processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    torch.set_num_threads(config.train.threads_per_process or max(1, (os.cpu_count() or 1) // local_processes))
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    torch.set_num_threads(config.train.threads_per_process or max(1, (os.cpu_count() or 1) // processes))
 
 
 def build_trainer(config: RunConfig, stack: contextlib.ExitStack, complete_prompts: PromptCompleter) -> Trainer:
@@ -162,19 +163,20 @@ def build_trainer(config: RunConfig, stack: contextlib.ExitStack, complete_promp
     report_phase = control.watchdog.report_phase
     report_phase(0, "opening the data")
     device, layout = get_local_device(), config.resolve_layout(get_world_size())
-    dataset = open_run_data(config, "train")
-    steps = build_step_batches(config, layout.data_parallel_size, layout.get_data_rank(get_rank()))
-    profile = find_device_profile(config, device)
+    dataset, profile = open_run_data(config, "train"), find_device_profile(config, device)
     step_meter = build_step_meter(config, device, profile)  # before the model, to subtract the memory in use now
     meshes = build_device_meshes(layout, device)
-    noise_scale_meter = build_noise_scale_meter(config, steps, layout)
     report_phase(0, "looking for a checkpoint")
     newest = find_resume_point(config)
     identity = config.trajectory_settings | dataset.to_identity()
     branch = find_branch_point(config, identity) if newest is None and config.train.branch_from else None
+    config = set_doublings(config, record := read_growth_record(newest, branch.growth_record if branch else None))
+    place = layout.data_parallel_size, layout.get_data_rank(get_rank())
+    steps = build_step_batches(config, *place)
+    growth = control.batch_growth = BatchGrowth(build_noise_scale_meter(config, steps, layout), record)
     report_phase(0, "building the model")
     options: dict[str, Any] = {"initialize": newest is None, "report_pass": control.watchdog.report_work}
-    engine = build_engine(config, meshes, device, noise_scale_meter, **options)
+    engine = build_engine(config, meshes, device, growth.meter, **options)
     report_phase(0, "loading the checkpoint")
     evaluator = build_evaluator(config, RowRanks(layout.sequence_parallel_size, layout.pipeline))
     start = _load_state(engine, newest, branch, config, identity, control.step_guard)
@@ -184,7 +186,6 @@ def build_trainer(config: RunConfig, stack: contextlib.ExitStack, complete_promp
         metric_logger.log_event("branch", start.steps, **start.parent)
     write_prediction(metric_logger, start.steps, config, device, profile)
     trim_allocator(device)  # of initial values and of what a checkpoint was read into
-
     profiler = StepProfiler(config.train.profile, config.run.folder, get_rank(), device)
     stack.enter_context(profiler.handle_signal())
     check = build_corruption_check(config, engine, layout)
@@ -198,14 +199,15 @@ def build_trainer(config: RunConfig, stack: contextlib.ExitStack, complete_promp
         config=config,
         engine=engine,
         data=TrainingData(
-            loader=StepLoader(steps, pinned=device.type == "cuda"),
-            describe_step=partial(describe_step_contents, steps, dataset.sources),
+            loader=(loader := StepLoader(steps, pinned=device.type == "cuda")),
+            describe_step=lambda step: describe_step_contents(loader.source, dataset.sources, step),
+            build_steps=lambda changed: build_step_batches(changed, *place),
             has_own_rows=layout.has_own_rows(get_rank()),
         ),
         evaluation=Evaluation(evaluator, sample_prompts),
         checkpointing=Checkpointing(_build_saver(config, stack, engine, start.resumed), identity, start.parent),
         control=control,
-        observability=Observability(metric_logger, step_meter, noise_scale_meter, profiler, norm_meter, check),
+        observability=Observability(metric_logger, step_meter, growth.meter, profiler, norm_meter, check),
         steps_done=start.steps,
         is_resumed=start.resumed is not None,
     )

@@ -26,6 +26,7 @@ from llmsys.train.checkpoint_load import (
 )
 from llmsys.train.checkpoint_record import find_checkpoint_error, read_record
 from llmsys.train.checkpoint_write import publish_weights, save_tensors
+from llmsys.train.recorded_doublings import is_batch_measured
 
 log = get_logger(__name__)
 
@@ -42,6 +43,8 @@ def require_enough_saves(config: RunConfig) -> None:
         ConfigError: the budget has fewer saves than `checkpoint.average_last`.
     """
     count, every, steps = config.checkpoint.average_last, config.checkpoint.every_steps, config.num_steps
+    if is_batch_measured(config):  # fewest steps: the batch may double early
+        steps = -(-config.train.tokens // config.batch.tokens_per_step)
     saves = -(-steps // every) if every else 1
     if count > saves:
         raise ConfigError(

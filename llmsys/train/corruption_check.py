@@ -121,7 +121,7 @@ class CorruptionCheck:
         data_rank = (self._data_rank + distance) % self._ranks
         batches = self._read_batches(step, data_rank)
         self._hash.start()
-        torch.manual_seed(derive_order_key("dropout", self._seed, step, data_rank) >> 1)  # as trainer.seed_dropout
+        torch.manual_seed(derive_order_key("dropout", self._seed, step, data_rank) >> 1)  # as seed_dropout
         self._engine.repeat_gradients(batches, data_rank)
         return self._hash.finish()
 

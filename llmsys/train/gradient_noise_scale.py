@@ -4,6 +4,9 @@ McCandlish 2018 (arXiv:1812.06162), 2.2 and A.1: B = tr(Σ) / |G|² with Σ the 
 mean. The expected squared norm of a mean over b tokens is |G|² + tr(Σ) / b. Two such norms, of the first micro-batch of
 all ranks and of the whole step, give unbiased estimates of |G|² and tr(Σ). Both are noisy, so they are averaged over
 steps before the division. Tokens of one sequence are not independent: B counts tokens of such sequences.
+
+In bitwise mode the smaller batch is the first half of the step, or the largest power of two of its micro-batches: one
+subtree of its sum, with the same bits on any number of ranks.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,6 +15,7 @@ from typing import Protocol
 
 import torch
 
+from llmsys.config.batch_ramp import NoiseRampConfig
 from llmsys.config.noise_scale_constraints import require_micro_batches
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.run import RunConfig
@@ -19,8 +23,6 @@ from llmsys.data.batch import Batch
 from llmsys.data.shuffle import build_permutation, derive_order_key
 from llmsys.data.step_batches import StepBatches
 from llmsys.engine.engine import StepResult
-from llmsys.model.transformer import Transformer
-from llmsys.parallel.gradient_clipping import clip_gradients
 from llmsys.parallel.process_group import all_reduce_sum, run_on_rank_zero
 
 # Weight of the running averages in each update: about the last 20 measurements count.
@@ -34,6 +36,7 @@ class GradientNoiseScale:
     gradient_squared: float = 0.0
     covariance_trace: float = 0.0
     weight: float = 0.0
+    measurements: int = 0
 
     def update(self, small_squared: float, small_tokens: float, large_squared: float, large_tokens: float) -> None:
         """Add one measurement (A.1, equations A.2 and A.3).
@@ -51,6 +54,7 @@ class GradientNoiseScale:
         self.covariance_trace += (1 - DECAY) * (trace - self.covariance_trace)
         # From 0 to 1, for a correction of the start as in Adam.
         self.weight += (1 - DECAY) * (1 - self.weight)
+        self.measurements += 1
 
     @property
     def tokens(self) -> float | None:
@@ -74,8 +78,12 @@ class GradientNoiseScale:
 class GradientHookEngine(Protocol):
     """An engine with a hook after each micro-batch."""
 
-    module: Transformer
+    device: torch.device
     after_micro_batch: Callable[[int], None] | None
+
+    def compute_partial_norm(self) -> float:
+        """Return the norm of the gradients of the step's micro-batches so far, over all ranks. Collective."""
+        ...
 
 
 class NoiseScaleMeter:
@@ -83,15 +91,16 @@ class NoiseScaleMeter:
 
     A measured step costs one more gradient norm and one more reduction. The first micro-batch is drawn by (seed, step):
     an assignment by length would otherwise always measure the same kind. The order changes the step's sum by rounding
-    only.
+    only. With `keeps_order` (bitwise mode) nothing is drawn, and the first half of the step is measured.
     """
 
-    def __init__(self, every_steps: int, sequence_ranks: int, seed: int) -> None:
+    def __init__(self, every_steps: int, sequence_ranks: int, seed: int, *, keeps_order: bool = False) -> None:
         """Measure every `every_steps` steps; `sequence_ranks` neighbouring ranks hold the same micro-batches."""
         self.scale = GradientNoiseScale()
-        self._every_steps, self._seed = every_steps, seed
+        self._every_steps, self._seed, self._keeps_order = every_steps, seed, keeps_order
         self._sequence_ranks = sequence_ranks
         self.engine: GradientHookEngine | None = None
+        self._last_small = 0
         self._targets: int | None = None
         self._small: tuple[float, float] | None = None
 
@@ -100,24 +109,32 @@ class NoiseScaleMeter:
         assert self.engine is not None
         self._targets = self._small = self.engine.after_micro_batch = None
         # The two norms must be of different numbers of tokens.
-        if (step + 1) % self._every_steps or len(batches) < 2:
+        if not self.is_due(step + 1) or len(batches) < 2:
             return list(batches)
         self.engine.after_micro_batch = self._record_gradient
-        order = build_permutation(len(batches), derive_order_key("noise", self._seed, step))
-        batches = [batches[place] for place in order.tolist()]
-        self._targets = batches[0].num_valid_targets
-        return batches
+        num_small = 1
+        if self._keeps_order:
+            num_small = 1 << (len(batches) - 1).bit_length() - 1  # the largest power of two below their number
+        else:
+            order = build_permutation(len(batches), derive_order_key("noise", self._seed, step))
+            batches = [batches[place] for place in order.tolist()]
+        self._last_small = num_small - 1
+        self._targets = sum(batch.num_valid_targets for batch in batches[:num_small])
+        return list(batches)
+
+    def is_due(self, number: int) -> bool:
+        """Return whether step `number`, counted from 1, is measured."""
+        return number % self._every_steps == 0
 
     @torch.no_grad()
     def _record_gradient(self, number: int) -> None:
-        """Record the norm of the gradient after the first micro-batch. Collective."""
-        if number or self._targets is None or self.engine is None:
+        """Record the norm of the gradient after the smaller batch. Collective."""
+        if number != self._last_small or self._targets is None or self.engine is None:
             return
-        # A limit of 0 computes the norm over all ranks and clips nothing.
-        norm = clip_gradients(self.engine.module.parameters(), 0.0)
-        # Neighbouring ranks hold the same micro-batch.
-        targets = all_reduce_sum(norm.new_tensor(float(self._targets))) / self._sequence_ranks
-        self._small = float(norm), float(targets)
+        norm = self.engine.compute_partial_norm()
+        # Neighbouring ranks hold the same micro-batch. Counts are exact in float64.
+        count = torch.tensor(float(self._targets), dtype=torch.float64, device=self.engine.device)
+        self._small = norm, float(all_reduce_sum(count)) / self._sequence_ranks
 
     def format_noise_scale(self, batch_tokens: int) -> dict[str, str]:
         """Return the batch size and the noise scale in tokens, for the progress line."""
@@ -143,5 +160,7 @@ def build_noise_scale_meter(config: RunConfig, steps: StepBatches, layout: Paral
     every_steps = config.train.noise_scale_every_steps
     if not every_steps:
         return None
-    run_on_rank_zero(lambda: require_micro_batches(steps.count_micro_batches(config.num_steps - 1), config.batch))
-    return NoiseScaleMeter(every_steps, layout.sequence_parallel_size, config.run.seed)
+    first = 0 if isinstance(config.batch.ramp, NoiseRampConfig) else config.num_steps - 1
+    run_on_rank_zero(lambda: require_micro_batches(steps.count_micro_batches(first), config.batch))
+    keeps_order = config.train.reproducibility == "bitwise"
+    return NoiseScaleMeter(every_steps, layout.sequence_parallel_size, config.run.seed, keeps_order=keeps_order)

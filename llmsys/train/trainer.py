@@ -11,19 +11,18 @@ import time
 from dataclasses import dataclass
 from typing import Any, Literal, assert_never
 
-import torch
 from torch import Tensor
 
 from llmsys.config.run import RunConfig
 from llmsys.data.batch import Batch
-from llmsys.data.shuffle import derive_order_key
 from llmsys.engine.engine import Engine, StepResult
 from llmsys.errors import StopRequested
 from llmsys.log import get_logger
 from llmsys.optim.lr_schedule import compute_balance_factor, compute_learning_rate
 from llmsys.parallel.device_setup import trim_allocator
-from llmsys.parallel.process_group import all_gather_object, get_rank
+from llmsys.parallel.process_group import all_gather_object
 from llmsys.progress import Progress
+from llmsys.train.dropout_seed import seed_dropout
 from llmsys.train.evaluator import EvaluationResult
 from llmsys.train.expert_load import (
     ExpertLoad,
@@ -33,20 +32,11 @@ from llmsys.train.expert_load import (
     set_balance_factor,
     update_expert_balance,
 )
+from llmsys.train.recorded_doublings import set_doublings
 from llmsys.train.run_checks import hash_state_if_bitwise
 from llmsys.train.trainer_components import Checkpointing, Evaluation, Observability, RunControl, TrainingData
 
 log = get_logger(__name__)
-
-
-def seed_dropout(seed: int, step: int) -> None:
-    """Seed this rank's dropout for one step, so that a resumed run draws the same masks.
-
-    Args:
-        seed: `run.seed`.
-        step: index of the step, counted from 0.
-    """
-    torch.manual_seed(derive_order_key("dropout", seed, step, get_rank()) >> 1)  # torch takes 63 bits
 
 
 @dataclass(kw_only=True)
@@ -87,9 +77,10 @@ class Trainer:
         began = time.perf_counter()
         if self.config.train.on_bad_step == "rewind" and not self.is_resumed:
             self._save_checkpoint()  # a rewind from the first step needs a checkpoint to return to
-        with self._build_progress() as progress:
+        total = self.config.batch.count_tokens_before(self.config.num_steps)
+        with Progress("train", total, "tok", done=self.tokens_done) as progress:
             while self.steps_done < self.config.num_steps:
-                self._train_until_rewind(progress)
+                self._train_until_restart(progress)
         self._finish_saves()
         self._log_measurements()
         final = self._evaluate()
@@ -104,12 +95,8 @@ class Trainer:
         """Tokens trained on so far."""
         return self.config.batch.count_tokens_before(self.steps_done)
 
-    def _build_progress(self) -> Progress:
-        total = self.config.batch.count_tokens_before(self.config.num_steps)
-        return Progress("train", total, "tok", done=self.tokens_done)
-
-    def _train_until_rewind(self, progress: Progress) -> None:
-        """Train until the last step, or until a rewind needs the loader to start from an earlier step."""
+    def _train_until_restart(self, progress: Progress) -> None:
+        """Train until the last step, or until the loader must start again: after a rewind, or for a larger batch."""
         for step, batches in self.data.loader.iter_steps(self.steps_done, self.config.num_steps):
             is_stop_requested = False
             if step + 1 in self.control.step_guard.skipped_steps:
@@ -119,7 +106,22 @@ class Trainer:
             # After a rewind the loader begins again, at an earlier step.
             if self.steps_done != step + 1:
                 return
+            has_grown = self._grow_batch()
             self._handle_step_end(is_stop_requested)
+            if has_grown:
+                return
+
+    def _grow_batch(self) -> bool:
+        """Double the batch from the next step on where the noise scale asks for it. Collective."""
+        if (grown := self.control.batch_growth.find_growth(self.config, self.steps_done)) is not None:
+            self._set_config(grown)
+            self._log_event("batch_growth", **self.control.batch_growth.describe(grown, self.steps_done))
+        return grown is not None
+
+    def _set_config(self, config: RunConfig) -> None:
+        if config is not self.config:  # steps have other sizes
+            self.data.loader.source = self.data.build_steps(config)
+        self.config = self.observability.step_meter.config = config
 
     def _train_step(self, step: int, batches: list[Batch], progress: Progress) -> bool:
         """Train on one step, counted from 0, and return whether any rank was asked to stop. Collective."""
@@ -192,8 +194,6 @@ class Trainer:
         self._log_event("evaluation", tokens=self.tokens_done, **result.to_dict(), **further)
         return result
 
-    # Checkpoints
-
     def _save_checkpoint(self, evaluated: EvaluationResult | None = None) -> None:
         self.control.watchdog.report_phase(self.steps_done, "saving")
         self.observability.step_meter.mark_other_work()
@@ -206,6 +206,7 @@ class Trainer:
             self.steps_done,
             evaluation=None if evaluated is None else evaluated.to_dict(),
             judge=self.control.step_guard.state_dict(),
+            **self.control.batch_growth.build_record(self.config),
             **hashes,
         )
 
@@ -219,8 +220,6 @@ class Trainer:
             # The time reserved before the end of a Slurm job grows with the slowest save.
             request.longest_save_seconds = max(request.longest_save_seconds, save.seconds)
             self.observability.metric_logger.log_save(save)
-
-    # Skipped steps and stops
 
     def _handle_skipped_step(self, number: int, result: StepResult, progress: Progress) -> None:
         """Record a step that changed no weight, and rewind where `train.on_bad_step` asks for it."""
@@ -250,7 +249,10 @@ class Trainer:
     def _rewind_to_checkpoint(self, number: int, progress: Progress) -> None:
         """Load the newest complete checkpoint; the steps that were skipped since stay skipped."""
         before = self.tokens_done
-        self.steps_done = self.checkpointing.rewind(self.engine, self.control.step_guard, number)
+        record = self.checkpointing.rewind(self.engine, self.control.step_guard, number)
+        self.steps_done = int(record["steps"])
+        self.control.batch_growth.load_record(record)
+        self._set_config(set_doublings(self.config, record))
         progress.advance(self.tokens_done - before)
         self.observability.metric_logger.log_event("rewind", number, resumed_from=self.steps_done)
 
@@ -263,8 +265,6 @@ class Trainer:
             f"{reason}: saved after step {self.steps_done} of {self.config.num_steps} into {self.config.run.folder}. "
             f"Run the same command again to continue."
         )
-
-    # Events
 
     def _log_event(self, event: str, **fields: Any) -> None:
         self.observability.metric_logger.log_event(event, self.steps_done, **fields)

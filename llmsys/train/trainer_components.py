@@ -2,17 +2,20 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from llmsys.config.run import RunConfig
 from llmsys.data.batch import Batch, compute_batch_digest, format_digest
 from llmsys.data.dataloader import StepLoader
+from llmsys.data.step_batches import StepBatches
 from llmsys.engine.engine import Engine, EngineState, StepResult
 from llmsys.errors import CheckpointError
 from llmsys.parallel.process_group import all_reduce_sum
 from llmsys.train import checkpoint_load
+from llmsys.train.batch_growth import BatchGrowth
 from llmsys.train.checkpoint_record import read_record
 from llmsys.train.checkpoint_saver import CheckpointSaver
 from llmsys.train.corruption_check import CorruptionCheck
@@ -34,11 +37,13 @@ class TrainingData:
     Attributes:
         loader: yields (step, micro-batches), steps counted from 0.
         describe_step: returns the sequences and documents of a step over all ranks, for the record of a skipped step.
+        build_steps: builds the micro-batches of this rank for a config with other steps.
         has_own_rows: whether this rank counts for those that hold the same rows.
     """
 
     loader: StepLoader
     describe_step: Callable[[int], dict[str, Any]]
+    build_steps: Callable[[RunConfig], StepBatches]
     has_own_rows: bool = True
 
     def hash_batches(self, batches: list[Batch], device: torch.device) -> str:
@@ -81,8 +86,8 @@ class Checkpointing:
         parent = {} if self.parent is None else {"parent": self.parent}
         self.saver.save_state(state, steps_done, self.run_state, **parent, **record)
 
-    def rewind(self, engine: Engine, step_guard: StepGuard, step: int) -> int:
-        """Load the newest complete checkpoint after step `step` was skipped; return the step it was saved at.
+    def rewind(self, engine: Engine, step_guard: StepGuard, step: int) -> dict[str, Any]:
+        """Load the newest complete checkpoint after step `step` was skipped; return its record.
 
         Steps that were skipped since it was saved stay skipped. Collective.
 
@@ -96,16 +101,17 @@ class Checkpointing:
         checkpoint_load.load_checkpoint(engine, newest)
         record = read_record(newest)
         step_guard.load_state_dict(record.get("judge", {}), known=step_guard.skipped_steps)
-        return int(record["steps"])
+        return record
 
 
 @dataclass
 class RunControl:
-    """Objects that may skip a step or end the run: the step guard, the stop request and the watchdog."""
+    """Objects that change the course of a run: step guard, stop request, watchdog and the growth of its batch."""
 
     step_guard: StepGuard
     stop_request: StopRequest
     watchdog: Watchdog
+    batch_growth: BatchGrowth = field(default_factory=BatchGrowth)
 
 
 @dataclass

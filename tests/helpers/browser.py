@@ -176,7 +176,8 @@ class _Tab:
     def navigate(self, url: str) -> None:
         """Go to a page and wait for its load event."""
         self._is_loaded = False
-        self.call("Page.navigate", url=url)
+        found = self.call("Page.navigate", url=url)
+        assert "errorText" not in found, f"{url}: {found['errorText']}"
         messages = self._browser.read_messages()
         while not self._is_loaded:  # the event may come before the reply
             self._note(next(messages))

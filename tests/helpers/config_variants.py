@@ -200,6 +200,8 @@ MODEL_EXAMPLES: dict[str, Settings] = dict([
 ])  # fmt: skip
 
 TRAINING_EXAMPLES: dict[str, Settings] = dict([
+    _choose("batch.ramp", "linear", {"start_tokens": 512, "ramp_tokens": 4096}),
+    _choose("batch.ramp", "noise_scale", {"start_tokens": 512, "doubled_after_steps": [2]}),
     *_choose_each("objective", "next_token"),
     _choose("objective", "translation", model__family="encoder_decoder", data=PAIRS, batch=PAIR_BATCH),
     _choose("objective", "masked", model__family="encoder", model__head={"kind": "mlm"}),

@@ -23,6 +23,7 @@ KINDS = {
     "step": "An optimizer step, every `train.log_every_steps` and at the first and last step.",
     "profile": "A step was recorded with torch's profiler (`train.profile`).",
     "norms": "Norms by layer of a measured step (`train.norms_every_steps`), over all ranks.",
+    "batch_growth": "The batch doubles from the next step on (`batch.ramp: {kind: noise_scale}`).",
     "corruption_check": "A step was repeated on other ranks, and all gradients were equal "
     "(`train.corruption_check_every_steps`).",
     "experts": "Load of the experts in a logged step; lists have an entry per layer.",
@@ -45,6 +46,7 @@ MAPPED = {
     "branch": "run checkpoint parent_steps tokens moments data_order changes grown new unused",
     "profile": "trace seconds shares kernels host_wait_seconds",
     "norms": "activation gradient update weight",
+    "batch_growth": "tokens batch_tokens noise_scale_tokens doubled_after_steps steps",
     "corruption_check": "hash ranks",
     "prediction": "parameters memory device profile world_size step_seconds modelled_seconds why_no_time",
     "step": "tokens loss learning_rate gradient_norm batch_tokens seconds data_wait_seconds tokens_per_second "
@@ -88,6 +90,7 @@ FIELDS = {
     "device": "Device of the ranks, or the name of its profile.",
     "documents": "Documents of the step, by id.",
     "dropped": "Share of requests beyond the capacity of experts.",
+    "doubled_after_steps": "All steps after which the batch has doubled, so far.",
     "encoder_mean_depth": "The same of the encoder.",
     "engine": "`engine.kind`.",
     "entropy": "Entropy of the load over that of an even one; 1 is even.",

@@ -1,6 +1,7 @@
 """Laws of sorting and clustering beyond memory: the same rows and clusters as in memory, and no file is left."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -55,6 +56,25 @@ def test_components_of_stars_are_those_of_union_find(tmp_path: Path, seed: int) 
     assert documents.tolist() == expected.tolist()
     assert labels.tolist() == first.tolist()
     assert not list(tmp_path.iterdir())
+
+
+def test_stars_that_are_contracted_end_after_the_round_that_finds_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows come in batches that end elsewhere in each round: the runs differ."""
+    monkeypatch.setattr(duplicate_graph, "_BLOCK_ROWS", 64)
+    pairs = np.random.default_rng(0).permutation(np.stack([np.arange(2_000) // 40 * 40, np.arange(2_000)], axis=1))
+    run, rounds = duplicate_graph._StarContraction._run_large_star, list[int]()
+
+    def count_round(*arguments: Any) -> int:
+        rounds.append(run(*arguments))
+        return rounds[-1]
+
+    monkeypatch.setattr(duplicate_graph._StarContraction, "_run_large_star", count_round)
+    found = find_labels(iter([pairs]), tmp_path / "near", 300)
+    labels, documents = (np.concatenate(part) for part in zip(*found, strict=True))
+    assert (labels == documents // 40 * 40).all()
+    assert len(rounds) == 2
 
 
 def test_the_join_of_near_copies_is_the_same_in_any_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

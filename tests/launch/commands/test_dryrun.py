@@ -12,6 +12,7 @@ from launch.main import build_parser, main
 from llmsys.config.load import read_config
 from llmsys.errors import ConfigError
 from llmsys.estimate.device_profile import FOLDER
+from tests.helpers.browser import MAX_PAGE_BYTES
 from tests.helpers.dry_runs import RANKS, run_tiny, write_tiny_config
 
 VOID = {"meta", "link", "input", "br"}
@@ -60,7 +61,10 @@ def test_a_rank_that_does_not_fit_is_printed_written_and_exits_with_1(
     text = " ".join(page.text)
     assert f"{result['parameters']['own']:,}" in text
     assert all(wait["line"] in text for wait in result["waits"])
-    assert "memory-over-time" in (output / "dryrun.html").read_text()
+    written = (output / "dryrun.html").read_text()
+    assert "memory-over-time" in written
+    assert "Phases of the run" in written
+    assert len(written) < MAX_PAGE_BYTES
 
 
 def test_a_timeline_ends_where_the_peak_of_its_phases_says() -> None:

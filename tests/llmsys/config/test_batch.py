@@ -24,9 +24,13 @@ RAMPS = [
     batch(sequences=40, ramp={"start_tokens": 8, "ramp_tokens": 500}),  # more sizes than steps: some are left out
     batch(sequences=64, ramp={"start_tokens": 256, "ramp_tokens": 1}),
 ]
+DOUBLED = [
+    batch(sequences=16, ramp={"kind": "noise_scale", "start_tokens": 16}),
+    batch(sequences=16, ramp={"kind": "noise_scale", "start_tokens": 16, "doubled_after_steps": (3, 4, 90)}),
+]
 
 
-@pytest.mark.parametrize("config", [batch(sequences=5), batch(tokens=48), *RAMPS])
+@pytest.mark.parametrize("config", [batch(sequences=5), batch(tokens=48), *RAMPS, *DOUBLED])
 def test_steps_follow_each_other_without_gap_or_overlap(config: BatchConfig) -> None:
     sequences = 0
     for step in range(200):
@@ -53,6 +57,13 @@ def test_a_ramp_is_the_straight_line_in_tokens_on_whole_quanta(config: BatchConf
     assert config.get_step_sequences(config.count_steps_for(over)) == full
 
 
+def test_a_batch_doubles_after_the_recorded_steps() -> None:
+    unknown, known = DOUBLED
+    assert {unknown.get_step_sequences(step) for step in range(200)} == {2}
+    assert [known.get_step_sequences(step) for step in (0, 2, 3, 4, 89, 90)] == [2, 2, 4, 8, 8, 16]
+    assert unknown.step_sizes == known.step_sizes == (2, 4, 8, 16)
+
+
 def test_the_ramp_of_gpt3_is_quick_to_ask_about() -> None:
     ramp = {"start_tokens": 32_768, "ramp_tokens": 4_000_000_000}
     config = BatchConfig(sequence_length=2048, tokens=3_145_728, ramp=ramp)
@@ -76,7 +87,17 @@ def test_the_budget_of_a_run_counts_the_small_steps_at_its_start() -> None:
 
 def test_the_ramp_belongs_to_the_trajectory_and_no_ramp_leaves_it_as_it_was() -> None:
     ramp = {"batch": {"ramp": {"start_tokens": 512, "ramp_tokens": 10_000}}}
+    doubling = {"kind": "noise_scale", "start_tokens": 512}
+    given = {"batch": {"ramp": doubling | {"doubled_after_steps": [3]}}}
+    measured = {"batch": {"ramp": doubling, "micro_sequences": 1}, "train": {"noise_scale_every_steps": 2}}
+    recorded = [
+        RunConfig.model_validate(one).resolve_precision("fp32").trajectory_settings for one in (given, measured)
+    ]
+    assert [one["batch"]["ramp"].get("every_steps") for one in recorded] == [None, 2]
+    assert [one["batch"]["ramp"]["doubled_after_steps"] for one in recorded] == [[3], []]
     with_ramp = RunConfig.model_validate(ramp).resolve_precision("fp32")
+    names = {"start_tokens", "over_tokens", "quantum_sequences"}
+    assert with_ramp.trajectory_settings["batch"]["ramp"].keys() == names
     assert with_ramp.trajectory_settings["batch"]["ramp"]["over_tokens"] == 10_000
     without = RunConfig().resolve_precision("fp32")
     assert set(without.trajectory_settings["batch"]) == {

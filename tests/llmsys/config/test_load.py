@@ -123,10 +123,10 @@ def test_a_mistake_on_the_command_line_says_what_would_do(override: str, message
     assert message in refusal("train/demo", override)
 
 
-def test_muon_is_refused_where_matrices_are_in_flat_parts() -> None:
-    message = refusal("train/demo", "engine.kind=deepspeed", "optimizer.kind=muon")
+def test_soap_is_refused_where_matrices_are_in_flat_parts() -> None:
+    message = refusal("train/demo", "engine.kind=deepspeed", "optimizer.kind=soap")
     assert (
-        "optimizer.kind: muon is not built by engine.kind=deepspeed on flat shards. Use engine.zero_stage=0, or "
+        "optimizer.kind: soap is not built by engine.kind=deepspeed on flat shards. Use engine.zero_stage=0, or "
         in message
     )
 

@@ -129,6 +129,8 @@ def test_a_drill_fails_when_the_trajectory_is_another_one() -> None:
             ["parity", "model/bert-base", "model.head={kind: features}", "--processes", "1"],
             "model.head.kind=features of model/bert-base has no loss",
         ),
+        (["crash", "--optimizer", "sgd"], "--optimizer sgd is unknown. Use adamw, lion, ademamix, schedule_free,"),
+        (["crash", "--optimizer", "all", "--drills", "random kills"], "--optimizer has drills of its own. Leave"),
         (["crash", "--drills", "nothing"], "--drills nothing is unknown. Use killed before the backward pass,"),
     ],
 )

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from llmsys.config.load import load_run_config
+from llmsys.engine import logit_clip
 from llmsys.engine.logit_clip import LogitClip
 from llmsys.errors import ConfigError
-from llmsys.model.attention_logits import compute_max_logits
 from llmsys.model.initialization import initialize_parameters
 from llmsys.model.transformer import Transformer
 from tests.helpers.tiny_training import LENGTH, build_tiny_config
@@ -20,13 +20,6 @@ LATENT: dict[str, Any] = {
     "num_key_value_heads": 4,
 }  # fmt: skip
 BIASED: dict[str, Any] = {"attention": {"kind": "multi_head", "qkv_bias": True}}
-
-
-def test_the_maximum_is_that_of_all_pairs_of_a_row() -> None:
-    torch.manual_seed(0)
-    q_BTHK, k_BSGK = torch.randn(2, 5, 4, 3), torch.randn(2, 5, 2, 3)
-    scores = torch.einsum("bthk,bshk->bhts", q_BTHK, k_BSGK.repeat_interleave(2, dim=2)) * 0.7
-    torch.testing.assert_close(compute_max_logits(q_BTHK, k_BSGK, 0.7), scores.amax((0, 2, 3)))
 
 
 @pytest.mark.parametrize("changes", [BIASED, LATENT], ids=["grouped keys", "latent"])
@@ -53,10 +46,27 @@ def test_heads_beyond_the_threshold_come_down_to_it_and_others_stay(changes: dic
     torch.testing.assert_close(measure(), before_H.clamp(max=clip._threshold), rtol=1e-4, atol=1e-5)
 
 
+def test_the_largest_logits_of_all_ranks_decide(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Transformer(build_tiny_config(num_hidden_layers=1, initializer_range=0.4))
+    initialize_parameters(model, 3)
+    tokens_BT = torch.randint(0, 64, (3, LENGTH), generator=torch.Generator().manual_seed(0))
+    clip = LogitClip(model, 1.0)
+    model(tokens_BT)
+    before_H = clip.take_maxima()[0]
+    clip._threshold = float(before_H.max())
+    # Another rank saw logits four times as large, which this rank would not clip.
+    monkeypatch.setattr(logit_clip, "all_reduce_max", lambda maxima_LH: 4 * maxima_LH)
+    model(tokens_BT)
+    clip.finish_step(applied=True)
+    model(tokens_BT)
+    gamma_H = (clip._threshold / (4 * before_H)).clamp(max=1)
+    torch.testing.assert_close(clip.take_maxima()[0], before_H * gamma_H, rtol=1e-4, atol=1e-5)
+
+
 def test_settings_that_hide_logits_are_refused() -> None:
     standard = ["model.parametrization={kind: standard}", "optimizer.max_attention_logit=50"]
-    with pytest.raises(ConfigError, match=r"layout\.tensor: 2 ranks share the heads"):
-        load_run_config("train/mup-tiny", [*standard, "layout.tensor=2"])
+    with pytest.raises(ConfigError, match=r"layout\.context: 2 ranks share the positions"):
+        load_run_config("train/mup-tiny", [*standard, "layout.context=2"])
     with pytest.raises(ConfigError, match=r"model\.attention\.qk_norm: head norms bound the logits"):
         load_run_config("train/mup-tiny", [*standard, "model.attention.qk_norm=head"])
     with pytest.raises(ConfigError, match=r"model\.attention\.clip: clamped queries and keys do not shrink"):

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from llmsys.config.engine import DeepSpeedEngineConfig
 from llmsys.config.optimizer import MuonConfig
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.estimate.kernel_context import KernelContext, MicroBatchShape
@@ -21,8 +22,10 @@ def test_newton_schulz_counts_what_torch_counts(shape: tuple[int, int]) -> None:
 
 
 def test_muon_adds_its_products_which_ranks_share_unless_two_axes_shard_a_matrix() -> None:
-    def estimate(layout: ParallelLayout, **optimizer: int) -> float:
+    def estimate(layout: ParallelLayout, stage: int | None = None, **optimizer: int) -> float:
         config = run()
+        if stage is not None:
+            config = config.model_copy(update={"engine": DeepSpeedEngineConfig(zero_stage=stage)})
         if optimizer:
             config = config.model_copy(update={"optimizer": MuonConfig(**optimizer)})
         bench = KernelContext(DENSE, layout, H100, SoftwareProfile(), MicroBatchShape(1, 4096, 4096, "bf16"))
@@ -41,4 +44,8 @@ def test_muon_adds_its_products_which_ranks_share_unless_two_axes_shard_a_matrix
         for layout in (ParallelLayout(shard=8), ParallelLayout(shard=4, tensor=2))
     )
     assert many / 8 < shared < many / 6
+    # Put together by all ranks in flat shards; every rank has each matrix in stage 0.
+    shard = ParallelLayout(shard=8)
+    flat, whole = (estimate(shard, stage, newton_schulz_steps=6) - estimate(shard, stage) for stage in (1, 0))
+    assert shared < flat < whole == pytest.approx(many)
     assert repeated > many

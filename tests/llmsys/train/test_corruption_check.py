@@ -13,8 +13,8 @@ from llmsys.engine.ema_engine import EmaEngine
 from llmsys.engine.state_hash import hash_state
 from llmsys.errors import ConfigError, LlmsysError
 from llmsys.train.corruption_check import CorruptionCheck, require_comparable_gradients
+from llmsys.train.dropout_seed import seed_dropout
 from llmsys.train.expert_load import update_expert_balance
-from llmsys.train.trainer import seed_dropout
 from tests.helpers.parity_runs import LEARNING_RATE, build_engine, select_rank_batches
 from tests.helpers.ranks import run_ranks
 from tests.helpers.tiny_training import build_tiny_config

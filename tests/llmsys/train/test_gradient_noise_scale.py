@@ -98,7 +98,8 @@ class Engine:
 
 def test_only_every_so_manieth_step_is_measured_and_a_refused_one_is_not_taken() -> None:
     meter = NoiseScaleMeter(every_steps=3, sequence_ranks=1, seed=0)
-    meter.engine = watched = Engine()
+    watched = Engine()
+    meter.engine = watched  # type: ignore[assignment]  # what the meter uses of an engine
     batches = [build_sequences(0, micro, 1) for micro in range(2)]
     for step, due in enumerate([False, False, True, False]):
         ordered = meter.begin_step(step, batches)

@@ -155,7 +155,7 @@ def build_trainer(one: RunConfig, bad: Callable[[int], bool], wish: StopRequest 
     return Trainer(
         config=one,
         engine=run,
-        data=TrainingData(loader, lambda step: {}),
+        data=TrainingData(loader, lambda step: {}, lambda config: loader),
         evaluation=Evaluation(NoEvaluation(), list),
         checkpointing=Checkpointing(CheckpointSaver(folder, one.checkpoint), {}),
         control=RunControl(judged, wish or StopRequest(environment={}), Watchdog(one.run.folder, 0)),

@@ -16,7 +16,7 @@ Invariants:
 
 import os
 from collections.abc import Iterator, Sequence
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -215,7 +215,7 @@ class _StarContraction:
     def find_labels(self, first: Indices, more: Iterator[Indices]) -> Iterator[tuple[Indices, Indices]]:
         """Contract until a round changes nothing, then yield labels and documents."""
         sorter = self._build_sorter()
-        for pairs in (first, *more):
+        for pairs in chain([first], more):
             _add_pairs(sorter, pairs[:, 0], pairs[:, 1])
         state, before = 0, -1
         while state != before:

@@ -39,7 +39,7 @@ def write_plan_page(
     """
     best = data["best"][0]
     numbers: Numbers = [
-        ("micro-batches that fit", f"{data['fitting']:,}", f"of {data['considered']:,} layouts"),
+        ("layouts that fit", f"{data['fitting']:,}", f"of {data['considered']:,}"),
         ("fastest step", f"{best['step_seconds']['p50']:.3g} s", best["choice"]),
         ("peak memory per device", format_gib(best["peak_bytes"]), best["peak_instant"]),
         ("utilisation", f"{best['utilisation']:.1%}", data["device"]),

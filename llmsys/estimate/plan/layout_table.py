@@ -64,7 +64,7 @@ def format_plan(data: dict[str, Any]) -> str:
 
 
 def _iter_plan_lines(data: dict[str, Any]) -> Iterator[str]:
-    yield f"{data['device']}: {data['considered']} layouts considered; {data['fitting']} of their micro-batches fit"
+    yield f"{data['device']}: {data['considered']} layouts considered, {data['fitting']} fit"
     yield ""
     yield from _iter_candidate_lines("fastest", data["best"])
     shown = {one["choice"] for one in data["best"]}

@@ -1,5 +1,7 @@
 """Laws of sorting and clustering beyond memory: the same rows and clusters as in memory, and no file is left."""
 
+import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +77,21 @@ def test_stars_that_are_contracted_end_after_the_round_that_finds_it(
     labels, documents = (np.concatenate(part) for part in zip(*found, strict=True))
     assert (labels == documents // 40 * 40).all()
     assert len(rounds) == 2
+
+
+def test_pairs_are_sorted_as_they_come_and_not_held(tmp_path: Path) -> None:
+    drawn, most = list[weakref.ref[Any]](), 0
+
+    def draw() -> Iterator[Any]:
+        nonlocal most
+        for part in np.array_split(draw_links(0), 20):
+            most = max(most, sum(one() is not None for one in drawn))
+            pairs = part.copy()
+            drawn.append(weakref.ref(pairs))
+            yield pairs
+
+    assert list(find_labels(draw(), tmp_path / "near", 16))
+    assert most <= 2
 
 
 def test_the_join_of_near_copies_is_the_same_in_any_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

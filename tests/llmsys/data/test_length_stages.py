@@ -53,13 +53,13 @@ def test_hours_count_short_steps_by_their_own_time() -> None:
         "batch.sequences=8",
         "model.max_position_embeddings=8192",
         "train.tokens=10_000_000",
-        "layout.expert=1",
+        "layout.expert=2",
     ]
     plain = load_run_config("train/demo", long)
     staged = load_run_config(
         "train/demo", [*long, "batch.length_stages=[{until_tokens: 5_000_000, sequence_length: 512}]"]
     )
-    asked = PricingRequest(load_device_profile("h100-sxm"), ClusterCosts(), 1)
+    asked = PricingRequest(load_device_profile("h100-sxm"), ClusterCosts(), 2)
     step = estimate_step_time(plain, asked.resolve_layout(plain), asked.device)
     total = plain.num_steps
     assert count_full_steps(plain, step, asked.device, asked.resolve_layout, (), 1.0) == total

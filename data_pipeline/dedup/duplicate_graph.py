@@ -81,7 +81,9 @@ class ExternalSorter:
             return
         self._runs += [self._write_run(iter(last))] if last else []
         while len(self._runs) > FAN_IN:
-            merged, self._runs = self._runs[:FAN_IN], self._runs[FAN_IN:]
+            # As few as leave FAN_IN runs to the last merge.
+            number = min(FAN_IN, len(self._runs) - FAN_IN + 1)
+            merged, self._runs = self._runs[:number], self._runs[number:]
             self._runs.append(self._write_run(self._merge_runs(merged)))
             for path in merged:
                 path.unlink()

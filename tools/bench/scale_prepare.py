@@ -4,9 +4,8 @@
 
 Full size: 5.8 million blocks of 90,000 crawl files, 10^10 documents, 14 million chunks of tensors on 4,096 ranks of 512
 hosts. The journal, the planning and the merging are those of a preparation; its workers are simulated, and return at
-once what judged blocks returned. The join of near duplicates is measured up to 10^8 documents with a tenth of the rows
-that a task sorts in memory: it sorts in files at small sizes too. Times are CPU seconds of one thread; memory is
-the peak of the whole process, imports included.
+once what judged blocks returned. The join of near duplicates is measured with 10^7 and 10^8 documents. Times are CPU
+seconds of one thread; memory is the peak of the whole process, imports included.
 """
 
 import resource
@@ -112,7 +111,7 @@ def measure_join(documents: int) -> dict[str, float]:
     """Return peak memory, CPU seconds and bytes written when finding clusters: two thirds of documents have a copy."""
     from data_pipeline.dedup.duplicate_graph import find_labels
 
-    rows = 200_000  # of the 2,000,000 that a task holds: so the sort is external at small sizes too
+    rows = 2_000_000  # as in a task
 
     def draw_pairs() -> Iterator[Any]:
         choose = np.random.default_rng(0)
@@ -213,7 +212,7 @@ def measure_index_read(chunks: int) -> float:
 
 
 MAX_PASSES_EXPONENT = 0.2  # rounds and merges grow with the logarithm
-JOIN = (1e-4, 1e-3, 1e-2)  # of 10^10 documents
+JOIN = (1e-3, 1e-2)  # of 10^10 documents: at fewer the pairs fit into memory
 QUANTITIES = (
     Quantity("driver_seconds", "s", BLOCKS, "blocks", BLOCKS / 1_000, MAX_TIME_EXPONENT, 1e-2, measure_driver),
     Quantity("driver_memory", "MiB", BLOCKS, "blocks", 1_024, MAX_MEMORY_EXPONENT, 1, measure_driver),

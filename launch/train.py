@@ -3,7 +3,8 @@
 Reads the config and the launcher's environment variables; prints one message for an error that the user can fix.
 
 Exit status: 0 finished, 1 a bug (with its traceback), 2 an error that the user can fix, 3 a lost peer, 4 a hung peer,
-5 a launcher whose hosts did not meet, 75 (EX_TEMPFAIL) stopped on request after a save: start it again.
+5 a launcher whose hosts did not meet, 75 (EX_TEMPFAIL) stopped on request after a save: start it again, 130 Ctrl-C
+before the first step.
 `llmsys train` and `llmsys launch` end with the same statuses.
 """
 
@@ -29,7 +30,7 @@ from llmsys.local_files import write_bytes_atomically
 from llmsys.log import configure_logging, get_logger
 from llmsys.train.stop_request import HANGUP, HANGUP_SAVES
 
-CRASHED, MENDABLE, LOST_PEER, HUNG, UNMET, STOPPED = 1, 2, 3, 4, 5, 75
+CRASHED, MENDABLE, LOST_PEER, HUNG, UNMET, STOPPED, INTERRUPTED = 1, 2, 3, 4, 5, 75, 130
 # gloo and NCCL raise plain RuntimeErrors, which only their text tells apart
 LOST_PEER_WORDS = (
     "Connection closed by peer", "Connection reset by peer", "Connection refused", "Connection was likely closed",
@@ -74,6 +75,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if _get_rank() == "0":
             print(f"llmsys: stopped: {stopped}", file=sys.stderr, flush=True)
         return STOPPED
+    except KeyboardInterrupt:  # before the run handles signals; who started the ranks prints how to continue
+        return INTERRUPTED
     except LlmsysError as error:
         return _print_error(error)
     except OSError as error:

@@ -125,24 +125,6 @@ class CheckedFile:
             self._verified[first:last] = b"\1" * (last - first)
         return data[begin - place[1] : end - place[1]]
 
-    def read_each(self, begins: Sequence[int], size: int) -> Iterator[bytes | memoryview]:
-        """Yield `size` bytes from each of some places, as `read` returns them.
-
-        Raises:
-            DataError: As `read`.
-        """
-        verified, read_bytes = self._verified, self._file.read
-        for begin in begins:
-            if (
-                0 <= begin <= self.size - size
-                and verified.find(0, begin // PAGE_BYTES, -(-(begin + size) // PAGE_BYTES)) < 0
-            ):
-                exact = read_bytes(size, begin)
-                if len(exact) == size:
-                    yield exact
-                    continue
-            yield self.read(begin, begin + size)
-
     def _read_pages(self, size: int, offset: int) -> tuple[memoryview, int | None]:
         """Return the bytes of some pages and the number of the first that is damaged."""
         data, first = memoryview(self._file.read(size, offset)), offset // PAGE_BYTES

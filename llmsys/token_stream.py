@@ -159,10 +159,10 @@ class TokenStream:
             edges, local = file.token_edges, begins[here] - self._first_tokens[number]
             batches = np.searchsorted(edges, local, side="right") - 1
             places = file.batches.values[batches] + (local - edges[batches]) * self._dtype.itemsize
-            # Most ranges lie in one record batch, and are one read.
-            within = local + size <= edges[batches + 1]
-            read = b"".join(file.read_each(places[within].tolist(), size * self._dtype.itemsize))
-            out[here[within]] = np.frombuffer(read, self._dtype).reshape(-1, size)
+            within = local + size <= edges[batches + 1]  # most ranges: one record batch, and one read
+            num_bytes = size * self._dtype.itemsize
+            joined = b"".join([file.read(place, place + num_bytes) for place in places[within].tolist()])
+            out[here[within]] = np.frombuffer(joined, self._dtype).reshape(-1, size)
             for row in here[~within].tolist():
                 out[row] = self.read_range(int(begins[row]), int(begins[row]) + size)
 

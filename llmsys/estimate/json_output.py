@@ -183,7 +183,18 @@ class EstimateOutput(Section):
     page: str | None = Field(None, description="With --html: the file.")
 
 
-class PricedLayout(Section):
+class LayoutPrice(Section):
+    """Time and memory of a layout."""
+
+    step_seconds: Percentiles = Field(description="Seconds of a step.")
+    tokens_per_second_per_device: float = Field(description="At the P50.")
+    utilisation: float = Field(description="Model FLOPs with causal attention over the peak.")
+    peak_bytes: int = Field(description="Most bytes of the fullest rank.")
+    driver_bytes: int = Field(description="Bytes that come on top.")
+    peak_instant: str = Field(description="When.")
+
+
+class PricedLayout(LayoutPrice):
     """A layout that fits."""
 
     choice: str = Field(description="Its axes, micro-batch and recomputation in one line.")
@@ -191,12 +202,6 @@ class PricedLayout(Section):
     layout: dict[str, Any] = Field(description="As `layout.*` of a config.")
     recompute: str = Field(description="As `train.activation_checkpoint`.")
     micro_sequences: int = Field(description="As `batch.micro_sequences`.")
-    step_seconds: Percentiles = Field(description="Seconds of a step.")
-    tokens_per_second_per_device: float = Field(description="At the P50.")
-    utilisation: float = Field(description="Model FLOPs with causal attention over the peak.")
-    peak_bytes: int = Field(description="Most bytes of the fullest rank.")
-    driver_bytes: int = Field(description="Bytes that come on top.")
-    peak_instant: str = Field(description="When.")
     largest: dict[str, int] = Field(description="The three largest items of that instant.")
 
 
@@ -216,17 +221,11 @@ class PlannedRun(Section):
     currency: str = Field(description="Currency of the cluster file.")
 
 
-class PlannedProgram(Section):
+class PlannedProgram(LayoutPrice):
     """The fastest layout of another program."""
 
     program: str = Field(description="Its name.")
     layout: str = Field(description="Axes in one line.")
-    step_seconds: Percentiles = Field(description="Seconds of a step.")
-    tokens_per_second_per_device: float = Field(description="At the P50.")
-    utilisation: float = Field(description="Model FLOPs with causal attention over the peak.")
-    peak_bytes: int = Field(description="Most bytes of the fullest rank.")
-    driver_bytes: int = Field(description="Bytes that come on top.")
-    peak_instant: str = Field(description="When.")
 
 
 class PlanOutput(Section):

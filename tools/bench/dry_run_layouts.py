@@ -2,7 +2,7 @@
 
 Reads lines of `llmsys dryrun`. Prints a table, with the largest difference last.
 
-    python tools/bench/dry_run_layouts.py                    all layouts, some ten CPU minutes
+    python tools/bench/dry_run_layouts.py                    all layouts, some twenty CPU minutes
     python tools/bench/dry_run_layouts.py --only pipeline    those whose line has this word
 """
 

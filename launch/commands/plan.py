@@ -257,7 +257,8 @@ def _print_layout_check(arguments: argparse.Namespace, resolved: "LoadedConfig",
         print(json.dumps(data))
     else:
         print(f"{'legal' if data['legal'] else 'illegal'}: {arguments.check} on {devices or named.num_devices} devices")
-        for line in (*problems, *data["remarks"], *filter(None, [data.get(key) for key in ("memory", "time", "own")])):
+        priced = [data.get("memory"), *data.get("assumed", []), data.get("time"), data.get("own")]
+        for line in (*problems, *data["remarks"], *filter(None, priced)):
             print(f"  {line}")
     return ILLEGAL if problems else TOO_LARGE if data.get("fits") is False else 0
 

@@ -256,6 +256,9 @@ class LayoutCheckOutput(Section):
     fits: bool | None = Field(None, description="The fullest rank fits the device.")
     peak_bytes: int | None = Field(None, description="Bytes of the fullest rank, with those of the driver.")
     memory: str | None = Field(None, description="The same as a sentence.")
+    assumed: list[str] | None = Field(
+        None, description="What the memory of the program rests on and no source gives, with the memory without it."
+    )
     step_seconds: Percentiles | None = Field(None, description="Seconds of a step.")
     time: str | None = Field(None, description="The same as a sentence.")
     own: str | None = Field(None, description="With --compare: the layout that a plan chooses.")

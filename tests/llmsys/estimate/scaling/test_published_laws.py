@@ -211,6 +211,11 @@ def test_money_and_energy_buy_hours_at_stated_assumptions() -> None:
     [
         (["budget=20q"], "'20q' is not a budget. Write FLOPs (1e21), hours (5000h)"),
         (["budget=-1"], "-1 is not positive"),
+        (["budget="], "1 problem in llmsys scale:\n  command line: budget: '' is not a budget. Write FLOPs (1e21)"),
+        (["budget=1e400"], "1 problem in llmsys scale:\n  command line: budget: 'inf' is not a budget. Write FLOPs"),
+        (["budget=1e300"], "1e+300 FLOPs is no budget of a run. Use 1e+12 to 1e+36."),
+        (["budget=1e21", "granularity=8"], "granularity: 8 is of experts. Add num_experts=64, or leave it out."),
+        (["budget=1e21", "num_experts=10_000_000"], "num_experts: 10000000 is too large: the maximum is 1e+06"),
         (["budget=50h"], "device: is missing: 50h needs a device"),
         (
             ["budget=9EUR", "device=h100"],

@@ -101,7 +101,8 @@ def list_pipeline_stages(model: ModelConfig, system: MemoryProfile) -> list[Pipe
 
 def _cut_evenly(layers: int, system: MemoryProfile) -> list[range]:
     """Return the layers of every stage; with short ends, embedding and head take the place of a layer each."""
-    stages, ends = system.pipeline * system.pipeline_chunks, int(system.stages == "short_ends")
+    stages = system.pipeline * system.pipeline_chunks
+    ends = int(system.stages == "short_ends" and layers + 2 >= stages)
     least, rest = divmod(layers + 2 * ends, stages)
     sizes = [least + (stage < rest) - ends * (stage in (0, stages - 1)) for stage in range(stages)]
     return [range(end - size, end) for end, size in zip(accumulate(sizes), sizes, strict=True)]
@@ -131,7 +132,8 @@ def _list_short_ended_stages(stages: list[range], ranks: int) -> list[PipelineSt
         layers = frozenset(chain(*own))
         # Once a pipeline is full, more micro-batches hold no more.
         held, _ = schedule.count_held_layers(ranks, rank, 2 * ranks, [len(stage) for stage in own])
-        found.append(PipelineStage(layers, rank == 0, rank == ranks - 1, held / max(1, len(layers))))
+        if layers:  # a rank with the embedding or the head alone is never the fullest
+            found.append(PipelineStage(layers, rank == 0, rank == ranks - 1, held / len(layers)))
     return found
 
 

@@ -67,7 +67,7 @@ DEEPSEEK = (
     "train.activation_checkpoint=selective",
     "gpus=2048",
     "device=h800",
-    "program=hai-llm",
+    "program=hai-llm-v3",
 )
 # The first chunk has only the embedding and the last one only the head, each in place of one block: 128 chunks on 16
 # ranks (section 3.3.2).

@@ -224,7 +224,7 @@ def list_saved_tensors(config: RunConfig, layout: ParallelLayout, system: Memory
 def test_a_layer_keeps_what_deepseek_v3_describes() -> None:
     """Section 3.2.3: norms and up-projections are computed again. 3.3.3: inputs of linear layers in 8 bits."""
     layout, tokens, fp8, e5m6 = ParallelLayout(shard=1, expert=64), 4096, 1 + 4 / 128, 1.5 + 4 / 128
-    system = load_program_profile("hai-llm").build_memory_profile(16)
+    system = load_program_profile("hai-llm-v3").build_memory_profile(16)
     kept = list_saved_tensors(build_deepseek_run(), layout, system)
     per_token = {
         "block input": 2 * 7168,

@@ -63,6 +63,11 @@ def test_a_wrong_profile_is_rejected_with_its_line(text: str, message: str, tmp_
         (("--program", "megatron", "--layout", "tp=2,dp=8"), "is 16 devices, and there are 8"),
         (("--program", "megatron", "--layout", "tp=3,dp=1", "--gpus", "3"), "attention heads cannot be divided"),
         (("--program", "megatron", "--layout", "vp=2,dp=8"), "vp=2 stages on each rank need a pipeline. Add pp=2"),
+        (
+            ("--program", "hai-llm-v3", "--layout", "pp=3,dp=1", "--gpus", "3"),
+            "pipeline=3 cannot be divided into pairs of",
+        ),
+        (("--program", "hai-llm-v3", "--layout", "pp=2,vp=2,dp=4"), "has two stages on each rank, and no interleave=2"),
         (("--program", "megatron", "batch.micro_sequences=3"), "does not divide the 8 sequences of a rank. Use 2."),
         (("train.tokens=200000", "--documents", "200001"), "a document is longer than the 200000 tokens of the run"),
         (("hidden_size=99999999999999999999",), "99999999999999999999 is too large for a size that is divided"),

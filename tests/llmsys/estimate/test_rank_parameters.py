@@ -4,7 +4,7 @@ import pytest
 
 from llmsys.config.load import load_model_config
 from llmsys.config.model import ModelConfig
-from llmsys.estimate.rank_parameters import PipelineStage, list_pipeline_stages
+from llmsys.estimate.rank_parameters import PipelineStage, _cut_evenly, list_pipeline_stages
 from llmsys.estimate.software_profile import MemoryProfile
 
 LLAMA = load_model_config("model/llama3.1-405b")
@@ -54,3 +54,10 @@ def test_equal_stages_of_both_directions_cover_neighbouring_layers() -> None:
     assert [sorted(layers)[0] for layers, _ in ends.held_layers] == [0, 119]
     (early, _), (late, _) = middle.held_layers
     assert (max(early) + 1, len(early), len(late)) == (min(late), 8, 8)
+
+
+@pytest.mark.parametrize("ranks", [2, 7, 32, 126, 128])
+def test_short_ends_have_every_layer_once_and_no_rank_without_layers_counts(ranks: int) -> None:
+    program = MemoryProfile(pipeline=ranks, stages="short_ends")
+    assert [layer for stage in _cut_evenly(LLAMA.num_hidden_layers, program) for layer in stage] == list(range(126))
+    assert all(stage.layers for stage in list_pipeline_stages(LLAMA, program))

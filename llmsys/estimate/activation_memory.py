@@ -117,13 +117,20 @@ def list_branch_activations(
 ) -> list[MemoryItem]:
     """Return what a block's backward holds of activations and their gradients, before or after one of its branches."""
     left = [tensor for branch in branches[: number + (not is_over)] for tensor in branch]
-    # What a program computes again, or kept in 8 bits, is whole while its block runs.
-    recomputed: Literal["nothing", "fused"] = "nothing" if policy[2].recomputed == "nothing" else "fused"
-    whole = replace(policy[2], recomputed=recomputed, linear_inputs="compute", expert_weights="outputs")
-    again = compute_saved_bytes(left, "none", policy[1], whole) - compute_saved_bytes(left, *policy)
+    again = compute_saved_bytes(left, "none", policy[1], _ignore_savings(policy[2])) - compute_saved_bytes(
+        left, *policy
+    )
     inside = (1 if is_over else 2) * max(one.bytes for one in branches[number])
     inside += 2 * shape.compute_gathered_bytes(model.hidden_size)
     return [MemoryItem("recomputed block", max(0, again)), MemoryItem("gradients inside a block", inside)]
+
+
+def _ignore_savings(system: MemoryProfile) -> MemoryProfile:
+    """Return a program that keeps everything, as it is in memory while its block runs."""
+    if system.saves_plainly:
+        return system
+    recomputed: Literal["nothing", "fused"] = "nothing" if system.recomputed == "nothing" else "fused"
+    return replace(system, recomputed=recomputed, linear_inputs="compute", expert_weights="outputs")
 
 
 def compute_offloaded_activations(config: RunConfig, layout: ParallelLayout) -> int:

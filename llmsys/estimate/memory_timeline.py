@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from llmsys.config.module_tensors import SavedTensor
-from llmsys.estimate.software_profile import OURS, MemoryProfile
+from llmsys.estimate.software_profile import MemoryProfile
 
 GIB = 2**30
 
@@ -151,7 +151,7 @@ def select_saved_tensors(
 ) -> list[SavedTensor]:
     """Return the tensors that a block saves under a recompute policy, with the bytes that the program keeps of them."""
     found = _select_by_policy(list(tensors), policy, compiled, system)
-    if policy == "full" or system == OURS:
+    if policy == "full" or system.saves_plainly:
         return found
     return [_reduce_tensor_bytes(tensor, system) for tensor in found if not _is_computed_again(tensor, system)]
 

@@ -97,6 +97,11 @@ class MemoryProfile:
     measured: Literal["reserved", "allocated"] = "reserved"
     expert_load: float = 1.0
 
+    @property
+    def saves_plainly(self) -> bool:
+        """True where blocks keep what autograd saves: neither computed again nor in another type."""
+        return (self.recomputed, self.linear_inputs, self.expert_weights) == ("nothing", "compute", "outputs")
+
 
 OURS = MemoryProfile()
 

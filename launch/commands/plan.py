@@ -55,11 +55,12 @@ def run(arguments: argparse.Namespace) -> int:
     from llmsys.estimate.plan.layout_search import search_layouts
     from llmsys.estimate.plan.layout_table import format_plan, plan_to_dict
 
+    programs = _list_programs(own)  # an unknown one is an error before the search
     found = _search(resolved, PlanTarget(cluster, device), search_layouts)
     data = plan_to_dict(found, device, arguments.top)
     if "tokens" in resolved.run.train.model_fields_set:
         data["run"] = _describe_run(found.ranked[0], device, cluster)
-    data["programs"] = [_describe_program(resolved, name, cluster) for name in _list_programs(own)]
+    data["programs"] = [_describe_program(resolved, name, cluster) for name in programs]
     data["launch"] = _format_launch_command(arguments, words, data["best"][0], cluster.devices, device.node_devices)
     if arguments.output is not None:
         write_bytes_atomically(
@@ -99,7 +100,12 @@ def _search(resolved: "LoadedConfig", place: Any, search_layouts: Any) -> Any:
 
 
 def _list_programs(own: dict[str, str]) -> list[str]:
-    return [name for name in own.get("program", "").split(",") if name]
+    names = [name for name in own.get("program", "").split(",") if name]
+    if "program" in own and not names:
+        raise ConfigError("program= names no program. Give one, such as program=megatron, or leave it out.")
+    for name in names:
+        _load_program({"program": name})
+    return names
 
 
 def _describe_run(best: Any, device: Any, cluster: Any) -> dict[str, Any]:

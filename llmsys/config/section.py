@@ -41,6 +41,9 @@ class Violation(NamedTuple):
 def raise_violations(problems: Iterable[Violation]) -> None:
     """Raise one validation error with all violations, if there are any.
 
+    Args:
+        problems: violations of a section.
+
     Raises:
         PydanticCustomError: type `rules`; the context holds (key, message) pairs.
     """

@@ -8,7 +8,7 @@ Invariants:
 """
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
@@ -19,7 +19,7 @@ from pydantic import Field, TypeAdapter, ValidationError, model_validator
 from llmsys.config.engine import DeepSpeedEngineConfig, EngineConfig, TorchEngineConfig
 from llmsys.config.merge import ConfigLayer
 from llmsys.config.run import RunConfig
-from llmsys.config.section import Section
+from llmsys.config.section import Section, Violation, raise_violations
 from llmsys.config.validation_errors import build_config_error
 from llmsys.config.yaml_files import parse_yaml
 from llmsys.errors import ConfigError
@@ -71,13 +71,15 @@ class ProgramProfile(Section):
 
     @model_validator(mode="after")
     def _check_memory(self) -> Self:
-        for key, values in (("memory", self.memory), ("pipelined_memory", self.pipelined_memory)):
-            check_memory_values(key, values)
-        for name in self.assumed.keys() - self.memory.keys() - self.pipelined_memory.keys():
-            raise ValueError(
-                f"assumed.{name} names no value of memory or pipelined_memory. Give the value, or remove it."
-            )
+        raise_violations(self._find_violations())
         return self
+
+    def _find_violations(self) -> Iterator[Violation]:
+        for key, values in (("memory", self.memory), ("pipelined_memory", self.pipelined_memory)):
+            yield from find_memory_violations(key, values)
+        for name in sorted(self.assumed.keys() - self.memory.keys() - self.pipelined_memory.keys()):
+            text = f"assumed.{name} names no value of memory or pipelined_memory. Give the value, or remove it."
+            yield Violation(f"assumed.{name}", text)
 
     @property
     def is_own(self) -> bool:
@@ -105,19 +107,21 @@ class ProgramProfile(Section):
         return TorchEngineConfig() if choice == "fsdp" else DeepSpeedEngineConfig(zero_stage=1)
 
 
-def check_memory_values(key: str, values: Mapping[str, str]) -> None:
-    """Raise ValueError for an unknown name or value among fields of MemoryProfile."""
+def find_memory_violations(key: str, values: Mapping[str, str]) -> Iterator[Violation]:
+    """Yield a violation for each unknown name or value among fields of MemoryProfile."""
     known = sorted(
         field.name for field in fields(MemoryProfile) if field.type is not int and field.name != "capability"
     )
-    for name in values:
-        if name not in known:
-            raise ValueError(f"{key}.{name} is no field of a memory profile. Use {', '.join(known)}.")
+    unknown = [name for name in values if name not in known]
+    for name in unknown:
+        text = f"{key}.{name} is no field of a memory profile. Use {', '.join(known)}."
+        yield Violation(f"{key}.{name}", text)
     try:
-        TypeAdapter(MemoryProfile).validate_python(dict(values))
+        TypeAdapter(MemoryProfile).validate_python({name: values[name] for name in values if name not in unknown})
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        raise ValueError(f"{key}.{first['loc'][0]}={first['input']}: {first['msg']}.") from None
+        for one in error.errors(include_url=False):
+            rule = one["msg"].replace("Input should be", "is not one of its values. Use")
+            yield Violation(f"{key}.{one['loc'][0]}", f"{one['input']} {rule}.")
 
 
 def list_program_names() -> list[str]:

@@ -39,7 +39,10 @@ def test_a_person_adds_a_program_over_a_shipped_one(tmp_path: Path, capsys: pyte
     ("text", "message"),
     [
         ("name: x\ndescription: y\nmemory: {lost: whole}", "memory.lost is no field of a memory profile. Use "),
-        ("name: x\ndescription: y\nmemory: {loss: gone}", "memory.loss=gone"),
+        (
+            "name: x\ndescription: y\nmemory: {loss: gone}",
+            "mine.yaml:3: memory.loss: gone is not one of its values. Use 'kernel', ",
+        ),
         ("name: x\ndescription: y\ntime: {traffic: 0.5}", "traffic"),
         ("name: x\ndescription: y\nassumed: {loss: seen}", "assumed.loss names no value of memory or pipelined_memory"),
         ("base: megatrom\nname: x", "'megatrom' has no program profile, and no other profile is used instead"),

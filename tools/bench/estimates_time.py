@@ -1,7 +1,8 @@
 """Compare published times with `llmsys estimate`: signed errors, coverage of P10 to P90, and a constant utilisation.
 
-Fitted are one factor for each program and class of model, and a spread for each class. Whole sources are held out: the
-error of a row is that of a fit without any row of its source, spread and baseline included.
+Fitted are one factor for each program and class of model, and a spread for each class, which is wider for a program of
+few rows. Whole sources are held out: the error of a row is that of a fit without any row of its source, spread and
+baseline included.
 
 Invariants:
 - A row is priced by its command line alone.
@@ -25,7 +26,7 @@ TimeClass = Literal["dense", "moe", "run"]
 KINDS: tuple[TimeClass, ...] = ("dense", "moe", "run")
 # Share of held-out rows that P10 to P90 is widened to hold: between the 80 % it is named for and 90 %.
 COVERED = 0.87
-# Rows of a typical program that the mean of its class counts for.
+# Rows of a typical program that the mean of its class counts for: the variance of a row over that between programs.
 PRIOR_ROWS = 2.0
 
 
@@ -114,16 +115,33 @@ def build_time_rows(rows: Iterable[PublishedRow]) -> list[TimeRow]:
 
 
 @dataclass(frozen=True)
-class ClassFit:
-    """Constants of one class: a factor for each program, one for all others, and a spread."""
+class ProgramFactor:
+    """The factor of measured over modelled times of a program, and what it is known from."""
 
     factor: float
-    programs: Mapping[str, float]
+    weight: float = 0.0  # rows that it was fitted on, those of one source counted by their square root
+
+    @property
+    def widening(self) -> float:
+        """Standard deviation of the next row over that of a row around a program whose factor is known exactly.
+
+        The predictive deviation of the model that draws factors towards the mean: 1 + 1 / (PRIOR_ROWS + weight) variances.
+        """
+        return sqrt(1 + 1 / (PRIOR_ROWS + self.weight))
+
+
+@dataclass(frozen=True)
+class ClassFit:
+    """Constants of one class: a factor for each program, one for all others, and the spread around a known factor."""
+
+    other: ProgramFactor
+    programs: Mapping[str, ProgramFactor]
     spread: float
 
     def predict_interval(self, row: TimeRow) -> PercentileInterval:
         """Return the interval of a row."""
-        return build_log_normal_interval(row.modelled_time * self.programs.get(row.program, self.factor), self.spread)
+        found = self.programs.get(row.program, self.other)
+        return build_log_normal_interval(row.modelled_time * found.factor, self.spread * found.widening)
 
 
 def get_source(row: TimeRow) -> str:
@@ -146,7 +164,7 @@ def fit_class(rows: Sequence[TimeRow]) -> ClassFit:
     Returns:
         The fit.
     """
-    factor, programs = fit_factors(rows)
+    other, programs = fit_factors(rows)
     errors = []
     for get_group in (get_source, get_model):
         for name in {get_group(row) for row in rows}:
@@ -157,11 +175,12 @@ def fit_class(rows: Sequence[TimeRow]) -> ClassFit:
             for row in rows:
                 if get_group(row) == name:
                     ratio = row.blind_log_ratio if get_group is get_model else row.log_ratio
-                    errors.append(abs(ratio - log(known.get(row.program, mean))))
-    return ClassFit(factor, programs, compute_quantile(errors, COVERED) / Z90)
+                    found = known.get(row.program, mean)
+                    errors.append(abs(ratio - log(found.factor)) / found.widening)
+    return ClassFit(other, programs, compute_quantile(errors, COVERED) / Z90)
 
 
-def fit_factors(rows: Sequence[TimeRow]) -> tuple[float, dict[str, float]]:
+def fit_factors(rows: Sequence[TimeRow]) -> tuple[ProgramFactor, dict[str, ProgramFactor]]:
     """Return the mean factor of measured over modelled times, and that of each program, drawn towards the mean.
 
     A source of n rows counts as √n: rows of one table share its errors.
@@ -181,9 +200,10 @@ def fit_factors(rows: Sequence[TimeRow]) -> tuple[float, dict[str, float]]:
     found = {}
     for program in {row.program for row in rows if row.kind != "run"}:
         own = [(w, e) for row, w, e in zip(rows, weights, errors, strict=True) if row.program == program]
+        weight = sum(w for w, _ in own)
         total = PRIOR_ROWS * mean + sum(w * e for w, e in own)
-        found[program] = exp(total / (PRIOR_ROWS + sum(w for w, _ in own)))
-    return exp(mean), found
+        found[program] = ProgramFactor(exp(total / (PRIOR_ROWS + weight)), weight)
+    return ProgramFactor(exp(mean)), found
 
 
 def clip_outliers(values: Sequence[float]) -> list[float]:
@@ -271,7 +291,8 @@ def build_residuals(rows: Sequence[TimeRow]) -> dict[TimeClass, ResidualModel]:
     for kind in KINDS:
         own = [row for row in rows if row.kind == kind]
         fit, names = fit_class(own), tuple(row.name for row in own)
-        found[kind] = ResidualModel(factor=round(fit.factor, 3), spread=round(fit.spread, 3), rows=names)
+        spread = fit.spread * fit.other.widening
+        found[kind] = ResidualModel(factor=round(fit.other.factor, 3), spread=round(spread, 3), rows=names)
     return found
 
 
@@ -281,10 +302,11 @@ def build_program_fits(rows: Sequence[TimeRow]) -> dict[str, dict[str, ProgramFi
     for kind in KINDS[:2]:
         own = [row for row in rows if row.kind == kind]
         fit, held = fit_class(own), list_held_out_rows(own, own)
-        for program, factor in sorted(fit.programs.items()):
+        for program, one_fit in sorted(fit.programs.items()):
             group = [one for one in held if one.row.program == program]
             found[program][kind] = ProgramFit(
-                factor=round(factor, 3),
+                factor=round(one_fit.factor, 3),
+                spread=round(fit.spread * one_fit.widening, 3),
                 rows=tuple(one.row.name for one in group),
                 held_out_error=round(median(abs(one.error) for one in group), 3),
                 held_out_coverage=round(sum(one.is_covered for one in group) / len(group), 3),

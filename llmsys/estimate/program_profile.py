@@ -41,6 +41,9 @@ class ProgramFit(Section):
     """
 
     factor: float = Field(gt=0, description="Measured / modelled time of a step.")
+    spread: float | None = Field(
+        None, ge=0, description="Standard deviation of the logarithm of measured / modelled; none: that of the class."
+    )
     rows: tuple[str, ...] = Field(description="Published rows that the factor was fitted on.")
     held_out_error: float | None = Field(
         None, ge=0, description="Median error of P50 on rows of sources left out of the fit, one source at a time."

@@ -112,15 +112,16 @@ def build_program_run(
     ]
     if problems:
         raise LayoutError(" ".join(problems))
+    layout = named.build_layout(config.layout)
     compiled = "block" if program.time.compiles else "none"
     train = config.train.model_copy(update={"compile": compiled})
     if program.is_own:
-        config = resolve_compile_for_profile(config, device, named.layout)
+        config = resolve_compile_for_profile(config, device, layout)
         train = config.train
     # Not validated: an engine of another program may have layouts that ours has not.
     engine = program.select_engine(config, named.pipeline)
-    changed = config.model_copy(update={"engine": engine, "layout": named.layout, "train": train})
-    return ProgramRun(changed, named.layout, program, named.pipeline, named.interleave, matmul_dtype, expert_load)
+    changed = config.model_copy(update={"engine": engine, "layout": layout, "train": train})
+    return ProgramRun(changed, layout, program, named.pipeline, named.interleave, matmul_dtype, expert_load)
 
 
 def _iter_micro_violations(config: RunConfig, named: NamedLayout) -> Iterator[str]:

@@ -116,6 +116,9 @@ class SoftwareProfile(Section):
         description="fused: torch's kernels. native: kernels for this device. unfused: every score is written to "
         "memory. chosen: by llmsys' table of kernels, where the device has a compute capability.",
     )
+    attention_rate: float = Field(
+        1.0, gt=0, le=1, description="Rate of its fused attention kernels over those that a device's profile measured."
+    )
     sink_rate: float = Field(
         1.0, gt=0, le=1, description="Rate of attention kernels with learned sinks over that without, where native."
     )

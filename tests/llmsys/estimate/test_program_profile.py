@@ -35,6 +35,24 @@ def test_a_person_adds_a_program_over_a_shipped_one(tmp_path: Path, capsys: pyte
     assert "dense" in load_program_profile("megatron").fit
 
 
+def test_the_rate_of_a_programs_attention_is_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("base: megatron\nname: mine\ndescription: Older kernels.\ntime: {attention_rate: 0.5}\n")
+    slow, shipped = (price(capsys, "--program", name, "--layout", "dp=8") for name in (str(mine), "megatron"))
+    seconds = [one["time"]["parts_seconds"]["attention"] / one["time"]["residual_factor"] for one in (slow, shipped)]
+    assert seconds[0] == pytest.approx(2 * seconds[1])
+
+
+def test_a_named_layout_takes_the_kind_of_context_parallelism_of_the_config(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ("--program", "megatron", "--layout", "tp=8,cp=8,dp=1", "batch.sequence_length=8192")
+    assert main([*WORDS, "--gpus", "64", *words]) != 0
+    assert "32 attention heads cannot be divided over context=8 × tensor=8 ranks" in capsys.readouterr().err
+    assert main([*WORDS, "--gpus", "64", "--json", *words, "layout.context_kind=ring"]) == 0
+    assert json.loads(capsys.readouterr().out)["time"]["ranks"] == 64
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -128,7 +128,8 @@ def find_layout_violations(
     sequences, ranks = config.batch.sequences_per_step, named.replicate * named.shard
     if with_batch and sequences % ranks:
         near = max(1, round(sequences / ranks)) * ranks
-        yield f"{sequences} sequences of a step cannot be divided evenly over {ranks} data ranks. Use {near}."
+        rule = f"{sequences} sequences of a step cannot be divided evenly over {ranks} data ranks"
+        yield f"{rule}. Use batch.sequences={near}."
 
 
 def format_device_mismatch(named: NamedLayout, devices: int) -> str:

@@ -67,11 +67,19 @@ class ProgramProfile(Section):
         {}, description="Fitted constants by class of model; a class without one uses that of all programs."
     )
     sources: dict[str, str] = Field({}, description="Sources of the values, by field.")
+    assumed: dict[str, str] = Field(
+        {},
+        description="Fields of memory whose value no source gives, with the reason for it; `plan --check` prints them.",
+    )
 
     @model_validator(mode="after")
     def _check_memory(self) -> Self:
         for key, values in (("memory", self.memory), ("pipelined_memory", self.pipelined_memory)):
             check_memory_values(key, values)
+        for name in self.assumed.keys() - self.memory.keys() - self.pipelined_memory.keys():
+            raise ValueError(
+                f"assumed.{name} names no value of memory or pipelined_memory. Give the value, or remove it."
+            )
         return self
 
     @property

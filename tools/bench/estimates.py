@@ -75,6 +75,8 @@ def main() -> int:
         summary = list_summary_lines(times, [row for _, priced, _ in unseen for row in build_time_rows(priced)])
         for path, priced, missing in unseen:
             lines += ["### Rows that nothing was fitted on", "", *iter_unseen_notes(path)]
+            if peaks := [one for one in priced if one.kind == "memory"]:
+                lines += iter_memory_lines(peaks, is_foreign=True)
             lines += iter_time_lines(build_time_rows(priced), times, missing, is_foreign=True)
         if arguments.write:
             write_section(README, summary)
@@ -131,7 +133,7 @@ def write_residuals(rows: Sequence[TimeRow]) -> None:
 def iter_unseen_notes(path: Path) -> Iterator[str]:
     """Yield what is known of the unseen rows of a file."""
     for table in read_json(path).values():
-        yield f"{table['source']}. {table['note']}"
+        yield f"{table['source']}. {table['note']}".rstrip()
         yield ""
 
 
@@ -145,7 +147,7 @@ def list_summary_lines(rows: Sequence[TimeRow], unseen: Sequence[TimeRow]) -> li
     held = list_held_out_rows(mixtures, select_peers("moe", rows), get_model)
     found.append(format_summary_line("moe, model left out", held))
     never = list_printed_rows(unseen, rows)
-    for kind in KINDS[:2]:
+    for kind in KINDS:
         found.append(format_summary_line(f"{kind}, never fitted", [one for one in never if one.row.kind == kind]))
     return found
 

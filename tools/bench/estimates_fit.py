@@ -85,7 +85,8 @@ def fit_factors(rows: Sequence[TimeRow]) -> tuple[ProgramFactor, dict[str, Progr
         rows: rows of one class.
 
     Returns:
-        Two kinds of factors. Whole runs have one only: programs of most of them are guesses.
+        Two kinds of factors. Whole runs have one only, their median: programs of most of them are guesses, and what is
+        lost outside of steps has no upper bound.
     """
     sizes: dict[str, int] = defaultdict(int)
     for row in rows:
@@ -93,9 +94,11 @@ def fit_factors(rows: Sequence[TimeRow]) -> tuple[ProgramFactor, dict[str, Progr
     weights = [1 / sqrt(sizes[row.published.source]) for row in rows]
     ratios = [row.log_ratio for row in rows]
     errors = clip_outliers(ratios)
+    if rows[0].kind == "run":
+        return ProgramFactor(exp(compute_weighted_median(ratios, weights))), {}
     mean = sum(w * e for w, e in zip(weights, errors, strict=True)) / sum(weights)
     found = {}
-    for program in {row.program for row in rows if row.kind != "run"}:
+    for program in {row.program for row in rows}:
         # A row out of line is of another program than it was taken for, or wrong: it tells nothing of this one.
         own = [
             (w, e)
@@ -106,6 +109,17 @@ def fit_factors(rows: Sequence[TimeRow]) -> tuple[ProgramFactor, dict[str, Progr
         total = PRIOR_ROWS * mean + sum(w * e for w, e in own)
         found[program] = ProgramFactor(exp(total / (PRIOR_ROWS + weight)), weight)
     return ProgramFactor(exp(mean)), found
+
+
+def compute_weighted_median(values: Sequence[float], weights: Sequence[float]) -> float:
+    """Return the first value up to which half of the weights lie."""
+    ordered = sorted(zip(values, weights, strict=True))
+    middle, reached = sum(weights) / 2, 0.0
+    for value, weight in ordered:
+        reached += weight
+        if reached >= middle:
+            return value
+    raise AssertionError("weights are positive")
 
 
 def clip_outliers(values: Sequence[float]) -> list[float]:

@@ -19,7 +19,7 @@ from tools.bench.published_table import iter_table_rows, load_tables
 
 RUNS = DATA / "published_runs.json"
 # Rows that nothing is fitted on; each table has a note on what was known of its errors when rules were written.
-UNSEEN = (DATA / "unseen_runs.json", DATA / "later_runs.json", DATA / "recipe_runs.json")
+UNSEEN = tuple(DATA / f"{name}_runs.json" for name in ("unseen", "later", "recipe", "sibling"))
 
 
 @dataclass(frozen=True)

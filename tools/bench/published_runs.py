@@ -42,6 +42,7 @@ def build_full_run(table: str, row: Row) -> PublishedRow:
     precision = "fp16" if row["hardware"] == "V100" else "bf16"
     words = list_run_words(model, length, sequences, precision=precision, tokens=row["tokens"])
     words += ["--program", choose_program(row), "--layout", layout, "--device", device, "--gpus", str(ranks)]
+    words += ["--matmul-dtype", row["matmul_dtype"]] if "matmul_dtype" in row else []
     source = re.split(r"[-.\d]", row["id"])[0]
     return PublishedRow(f"{table} {row['id']}", f"run of {source}", tuple(words), float(row["accel_hours"]), "run")
 
@@ -68,6 +69,8 @@ def _choose_batch_tokens(row: Row) -> float:
 
 def choose_program(row: Row) -> str:
     """Return the program of a run. TPU, V100 and pipelined A100 runs predate fused attention."""
+    if "program" in row:
+        return str(row["program"])
     if row["hardware"] == "A100":
         return "megatron-2021" if row.get("layout") else "pytorch-2022"
     if row["hardware"].startswith("TPU"):

@@ -25,7 +25,7 @@ from tools.bench.estimates_fit import (
 )
 from tools.bench.estimates_memory import compute_error, is_calibration
 from tools.bench.estimates_time import KINDS, TimeRow, build_time_rows, get_model
-from tools.bench.published import RUNS, UNSEEN, SkippedRow, read_rows
+from tools.bench.published import RUNS, UNSEEN, SkippedRow, list_rows, read_rows
 from tools.bench.published_row import ROOT, PublishedRow, read_json, run_estimate
 
 SOURCES = {"moe": 3, "run": 8, "dense": 12}
@@ -80,6 +80,18 @@ def test_constants_of_one_model_are_unknown_where_it_is_held_out() -> None:
 @cache
 def list_never_fitted_rows() -> list[TimeRow]:
     return [row for path in UNSEEN for row in build_time_rows(select_priced_rows(path)[0])]
+
+
+def test_runs_that_nothing_was_fitted_on_are_covered() -> None:
+    held = [one for one in list_printed_rows(list_never_fitted_rows(), times()) if one.row.kind == "run"]
+    assert 0.8 <= mean(one.is_covered for one in held) <= 0.9
+
+
+def test_peaks_that_nothing_was_fitted_on_are_within_a_tenth_and_never_five_per_cent_under() -> None:
+    errors = [compute_error(row) for path in UNSEEN for row in select_priced_rows(path)[0] if row.kind == "memory"]
+    assert len(errors) == 10
+    assert median(map(abs, errors)) <= 0.05
+    assert -0.05 < min(errors) < max(errors) < 0.1
 
 
 @pytest.mark.parametrize(("kind", "most"), [("dense", 0.10), ("moe", 0.15)])
@@ -165,7 +177,7 @@ def test_rows_of_unknown_models_and_devices_are_named_and_not_guessed(tmp_path: 
 
 def test_rows_that_nothing_was_fitted_on_are_no_rows_of_the_fit_and_the_page_has_their_errors() -> None:
     files = [[json.dumps(row) for row in list_file_rows(path)] for path in (RUNS, *UNSEEN)]
-    assert [len(file) for file in files[1:]] == [58, 59, 113]
+    assert [len(file) for file in files[1:]] == [58, 59, 113, 37]
     everything = [row for file in files for row in file]
     assert len(set(everything)) == len(everything)
     text = PAGE.read_text(encoding="utf-8")
@@ -174,8 +186,8 @@ def test_rows_that_nothing_was_fitted_on_are_no_rows_of_the_fit_and_the_page_has
 
 
 def list_file_rows(path: Path) -> list[dict[str, Any]]:
-    file, names = read_json(path), ("megatron_bridge", "nvidia_recipes", "llm_foundry")
-    return [row for name in names for row in file.get(name, {"rows": []})["rows"]]
+    tables = ("megatron_bridge", "nvidia_recipes", "llm_foundry", "full_runs", "torchtitan", "megatron_sc21")
+    return [row for name in tables for row in list_rows(read_json(path).get(name, []))]
 
 
 def test_a_dispatcher_of_experts_is_that_of_the_published_config() -> None:

@@ -50,9 +50,10 @@ def repeat_interrupt(unraisable: "sys.UnraisableHookArgs") -> None:
     if not issubclass(unraisable.exc_type, KeyboardInterrupt):
         sys.__unraisablehook__(unraisable)
         return
-    import _thread
     import threading
 
-    timer = threading.Timer(REPEAT_SECONDS, _thread.interrupt_main)
+    main_thread = threading.main_thread().ident
+    assert main_thread is not None
+    timer = threading.Timer(REPEAT_SECONDS, signal.pthread_kill, (main_thread, signal.SIGINT))
     timer.daemon = True
     timer.start()

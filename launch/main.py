@@ -2,8 +2,8 @@
 
 Reads the command line. Imports only the module that the verb names, so that `llmsys --help` is fast.
 
-Exit status: 2 after an error that the user can fix, with one message; 75 after a SIGTERM that a preparation handled; 130
-after Ctrl-C. `train` and `launch` end with the statuses of launch/train.py.
+Exit status: 2 after an error that the user can fix, with one message; 75 after a SIGTERM that a preparation handled;
+130 after Ctrl-C. `train` and `launch` end with the statuses of launch/train.py.
 """
 
 import argparse

@@ -141,7 +141,7 @@ def _read_metadata(checkpoint: Path, wanted: dict[str, Boxes] | None = None) -> 
 
 @contextmanager
 def convert_read_errors(checkpoint: Path) -> Iterator[None]:
-    """Raise UnreadableCheckpointError for what the system cannot read now; leave other errors and Ctrl-C as they are."""
+    """Raise UnreadableCheckpointError for what the system cannot read now; leave the rest, and Ctrl-C, as it is."""
     try:
         yield
     except (CheckpointException, OSError) as error:

@@ -271,7 +271,7 @@ COMMANDS = [
     ("estimate train/demo --cluster nowhere.yaml", "cluster file nowhere.yaml does not exist", ""),
     ("plan model/llama-7b", "A plan needs a cluster. Give gpus=64 device=h100-sxm", ""),
     ("plan model/llama-7b gpus=8 device=a100", "Did you mean a100-40gb or a100-80gb?", ""),
-    ("plan model/llama-7b gpus=eight device=h100-sxm", "gpus=eight is not a number of devices. Use 1 or more", ""),
+    ("plan model/llama-7b gpus=eight device=h100-sxm", "gpus=eight is not a number of devices. Use 1 to 10000000", ""),
     ("plan model/llama-7b gpus=8 gpus=16 device=h100-sxm", "gpus=8 and gpus=16 were both given. Give gpus= once", ""),
     ("plan train/demo gpus=7 device=h100-sxm",
      "4 sequences of a step cannot be divided evenly over 7 data ranks. Choose another number of devices",

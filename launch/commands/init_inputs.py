@@ -158,8 +158,8 @@ def _add_dataset_folder(found: FoundContents, folder: Path, dataset: "DatasetFol
 
     where = "llmsys init"
     names = list_split_files(dataset, "", "", where, [end for ends in FORMATS.values() for end in ends])
-    forms = Counter(form for name in names if (form := _find_format(name)) is not None)
-    form = forms.most_common(1)[0][0][0]
+    forms = Counter(known[0] for name in names if (known := _find_format(name)) is not None)
+    form = forms.most_common(1)[0][0]
     splits = list_splits(dataset, "", where)
     found = replace(
         found,

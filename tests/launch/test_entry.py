@@ -25,6 +25,8 @@ launch.main._run_command = run_command
 sys.argv = ["llmsys", {verb!r}, "a b.yaml"]
 sys.exit(launch.entry.main())
 """
+# A library that turns exceptions of its imports into its own.
+WRAPPED = "try: os.kill(os.getpid(), signal.SIGINT)\n    except BaseException: raise ImportError"
 AGAIN = "llmsys: interrupted. Start it again with: llmsys show 'a b.yaml'\n"
 CONTINUES = "What is done is kept; the same command continues: llmsys prepare 'a b.yaml'\n"
 
@@ -32,15 +34,23 @@ CONTINUES = "What is done is kept; the same command continues: llmsys prepare 'a
 @pytest.mark.parametrize(
     ("verb", "body", "status", "printed"),
     [
-        # a library that turns exceptions of its imports into its own
-        ("show", "try: os.kill(os.getpid(), signal.SIGINT)\n    except BaseException: raise ImportError", 130, AGAIN),
+        ("show", WRAPPED, 130, AGAIN),
         ("show", "before_verb(name); os.kill(os.getpid(), signal.SIGINT)", 130, AGAIN),
         ("prepare", "before_verb(name); os.kill(os.getpid(), signal.SIGINT)", 130, f"llmsys: interrupted. {CONTINUES}"),
         ("prepare", "before_verb(name); os.kill(os.getpid(), signal.SIGTERM)", 75, f"llmsys: stopped. {CONTINUES}"),
         ("show", "before_verb(name); os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM, ""),
         ("show", "before_verb(name); Dropping()", 130, AGAIN),
+        (
+            "show",
+            f"before_verb(name)\n    {WRAPPED}",
+            130,
+            AGAIN,
+        ),
     ],
-    ids=["ctrl-c while importing", "ctrl-c", "ctrl-c in prepare", "sigterm in prepare", "sigterm", "dropped ctrl-c"],
+    ids=[
+        *("ctrl-c while importing", "ctrl-c", "ctrl-c in prepare", "sigterm in prepare", "sigterm", "dropped ctrl-c"),
+        "ctrl-c in an import of a verb",
+    ],
 )
 def test_a_signal_ends_a_verb_with_the_way_to_continue(
     verb: str, body: str, status: int, printed: str, repository: Path

@@ -2,8 +2,8 @@
 
 Reads the command line. Imports only the module that the verb names, so that `llmsys --help` is fast.
 
-Exit status: 2 after an error that the user can fix, with one message; 130 after Ctrl-C. `train` and `launch` end with
-the statuses of launch/train.py.
+Exit status: 2 after an error that the user can fix, with one message; 75 after a SIGTERM that a preparation handled;
+130 after Ctrl-C. `train` and `launch` end with the statuses of launch/train.py.
 """
 
 import argparse
@@ -11,22 +11,31 @@ import difflib
 import importlib
 import os
 import shlex
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from launch.commands.verbs import CONFIG_HELP, OVERRIDE_HELP, VERBS, VerbParser
 from llmsys import __version__
 from llmsys.errors import LlmsysError, to_data_error
 
 # the last two are 128 + SIGINT and 128 + SIGPIPE, as a shell reports them
-MENDABLE, INTERRUPTED, OUTPUT_CLOSED = 2, 130, 141
+MENDABLE, STOPPED, INTERRUPTED, OUTPUT_CLOSED = 2, 75, 130, 141
 
 # Verbs that keep what is done, and verbs that Ctrl-C ends as planned.
 RESUMED, UNENDING = {"prepare", "tokenizer", "train", "launch"}, {"chat", "watch"}
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one verb and return the exit status."""
+def main(arguments: Sequence[str] | None = None, before_verb: Callable[[str], None] = lambda verb: None) -> int:
+    """Run one verb and return the exit status.
+
+    Args:
+        arguments: the words after `llmsys`; default: those of this process.
+        before_verb: called with the name of the verb once its arguments are parsed.
+
+    Returns:
+        The exit status.
+    """
     words = list(sys.argv[1:] if arguments is None else arguments)
     if not words or words[0] in ("-h", "--help", "help"):
         print(format_help(), end="")
@@ -37,16 +46,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if words[0] not in VERBS:
         return _print_error(f"{words[0]!r} is not a verb.{_suggest_command(words[0])} See: llmsys --help")
     try:
-        return _run_command(words[0], words[1:])
+        return _run_command(words[0], words[1:], before_verb)
     except LlmsysError as error:
         return _print_error(str(error), error.exit_status)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
+        is_request = signal.SIGTERM in interrupt.args
         if words[0] not in UNENDING:
             follow = (
                 "What is done is kept; the same command continues" if words[0] in RESUMED else "Start it again with"
             )
-            print(f"llmsys: interrupted. {follow}: {shlex.join(['llmsys', *words])}", file=sys.stderr)
-        return INTERRUPTED
+            cause = "stopped" if is_request else "interrupted"
+            print(f"llmsys: {cause}. {follow}: {shlex.join(['llmsys', *words])}", file=sys.stderr)
+        return STOPPED if is_request else INTERRUPTED
     except BrokenPipeError:  # `llmsys show … | head`
         # or the interpreter's own flush at exit would fail once more
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -101,7 +112,7 @@ def build_parser(name: str) -> argparse.ArgumentParser:
     return parser
 
 
-def _run_command(name: str, words: Sequence[str]) -> int:
+def _run_command(name: str, words: Sequence[str], before_verb: Callable[[str], None]) -> int:
     parser = build_parser(name)
     # parse_args takes no overrides behind an option that follows CONFIG
     arguments = parser.parse_intermixed_args(words)
@@ -112,6 +123,7 @@ def _run_command(name: str, words: Sequence[str]) -> int:
     from llmsys.log import configure_logging
 
     configure_logging()
+    before_verb(name)
     status: int = importlib.import_module(f"launch.commands.{name}").run(arguments)
     # a closed pipe must show while its error can still be caught
     sys.stdout.flush()

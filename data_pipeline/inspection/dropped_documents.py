@@ -62,21 +62,23 @@ def iter_matches(folder: Path, wanted: dict[str, str]) -> Iterator[pa.RecordBatc
 
 
 def parse_wanted(text: str) -> dict[str, str]:
-    """Parse rule=gopher_quality or rule=gopher_quality,test=words.
+    """Parse rule=gopher_quality or rule=gopher_quality,test=words, or `all`.
 
     Args:
-        text: comma-separated pairs of stage, rule or test and a value.
+        text: comma-separated pairs of stage, rule or test and a value, or `all`.
 
     Returns:
-        Values by name.
+        Values by name; none for `all`.
 
     Raises:
         DataError: for any other form.
     """
+    if text == "all":
+        return {}
     parts = [part.partition("=") for part in text.split(",") if part]
     if not parts or any(name not in FIELDS or not value for name, _, value in parts):
         raise DataError(
-            f"--dropped {text!r} cannot be parsed. Write stage=, rule= or test= and a value, "
+            f"--dropped {text!r} cannot be parsed. Write all, or stage=, rule= or test= and a value, "
             f"such as rule=gopher_quality or rule=gopher_quality,test=words."
         )
     return {name: value for name, _, value in parts}
@@ -111,6 +113,8 @@ def _format_row(row: dict[str, Any]) -> str:
 
 def describe_no_match(folder: Path, wanted: dict[str, str]) -> str:
     """Return an error message with what the dataset dropped, for values that match nothing."""
+    if not wanted:
+        return f"{folder} has dropped no document. Read those that were kept in {folder}/documents."
     asked = ", ".join(f"{name}={value}" for name, value in wanted.items())
     funnel = load_manifest(folder).funnel
     found = sorted({f"rule={drop.rule},test={drop.test}" for stage in funnel for drop in stage.dropped})

@@ -17,7 +17,7 @@ import yaml
 from llmsys.errors import DataError
 
 README, DICT, STATE = "README.md", "dataset_dict.json", "state.json"
-_ABOUT = (README, DICT, STATE, "dataset_info.json", "dataset_infos.json")
+ABOUT = (README, DICT, STATE, "dataset_info.json", "dataset_infos.json")
 TRAIN = "train"
 _WORDS = {
     **dict.fromkeys(("train", "training"), TRAIN),
@@ -59,7 +59,14 @@ class DatasetFolder:
 
 
 def open_local_folder(path: str) -> DatasetFolder:
-    """Return the files of a local folder, hidden ones excepted."""
+    """Return the files of a local folder, hidden ones excepted.
+
+    Args:
+        path: the folder.
+
+    Returns:
+        Names of its files and of those below it, and how to read them.
+    """
     names = [os.path.relpath(os.path.join(parent, name), path) for parent, name in _iter_files(path)]
 
     def read_text(name: str) -> str:
@@ -91,7 +98,7 @@ def list_split_files(folder: DatasetFolder, split: str, subset: str, where: str,
     Raises:
         DataError: there is no such split or subset, or no file of it can be read.
     """
-    splits = _list_splits(folder, subset, where)
+    splits = list_splits(folder, subset, where)
     chosen = split or (TRAIN if TRAIN in splits or len(splits) != 1 else next(iter(splits)))
     if chosen not in splits:
         known = ", ".join(sorted(splits)) or "none"
@@ -109,8 +116,20 @@ def list_split_files(folder: DatasetFolder, split: str, subset: str, where: str,
     )
 
 
-def _list_splits(folder: DatasetFolder, subset: str, where: str) -> dict[str, list[str]]:
-    """Return the files of each split of a subset."""
+def list_splits(folder: DatasetFolder, subset: str, where: str) -> dict[str, list[str]]:
+    """Return the files of each split of a subset.
+
+    Args:
+        folder: the files of a dataset.
+        subset: name of the subset; "" for the default one.
+        where: key of the input, for messages.
+
+    Returns:
+        Names relative to the folder, by split.
+
+    Raises:
+        DataError: there is no such subset, or the folder is incomplete.
+    """
     if DICT in folder.names or STATE in folder.names:
         if subset:
             raise DataError(
@@ -188,7 +207,7 @@ def _split_by_name(names: Sequence[str]) -> dict[str, list[str]]:
     for name in names:
         if split := _find_split_word(name):
             splits.setdefault(split, []).append(name)
-    return splits or {TRAIN: [name for name in names if name not in _ABOUT]}
+    return splits or {TRAIN: [name for name in names if name not in ABOUT]}
 
 
 def _find_split_word(name: str) -> str | None:

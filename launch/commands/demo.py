@@ -74,7 +74,7 @@ class VerbError(Exception):
 
         ending = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
         if status == STOPPED:
-            ending = "was stopped and has saved a checkpoint"
+            ending = "was stopped, and what it did is kept"
         super().__init__(f"demo: `llmsys {verb}` {ending}; run the same command again to continue where it stopped")
         self.status = status if status > 0 else 128 - status
 

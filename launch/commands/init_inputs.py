@@ -9,10 +9,13 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llmsys.config.config_folders import MANIFEST, RUN_CONFIG, find_folder_config
 from llmsys.errors import ConfigError
+
+if TYPE_CHECKING:
+    from data_pipeline.readers.dataset_folders import DatasetFolder
 
 FORMATS = {
     "WARC": (".warc.gz", ".warc", ".warc.zst", ".wet.gz", ".wet", ".arc.gz", ".arc"),
@@ -37,6 +40,7 @@ class FoundContents:
     text_field: str = ""
     other_fields: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
+    other_splits: tuple[str, ...] = ()
     dataset: Path | None = None
     model: Path | None = None
 
@@ -55,6 +59,11 @@ class FoundContents:
         if self.left_out:
             lines.append(
                 f"but left out {', '.join(self.left_out)}: of a folder's formats the one with most bytes is read"
+            )
+        if self.other_splits:
+            known = ", ".join(self.other_splits)
+            lines.append(
+                f"splits that are not read: {known} (data.inputs and data.heldout_inputs take {{path: …, split: …}})"
             )
         if self.text_field:
             others = f" (other columns with text: {', '.join(self.other_fields)})" if self.other_fields else ""
@@ -103,7 +112,19 @@ def _require_first(first: Path | None, folder: Path, sort: str) -> Path:
 
 
 def _add_inputs(found: FoundContents, folder: Path) -> FoundContents:
+    from data_pipeline.readers.dataset_folders import ABOUT, open_local_folder
+
+    if any((folder / name).is_file() for name in ABOUT) and (dataset := open_local_folder(str(folder))).is_dataset():
+        return _add_dataset_folder(found, folder, dataset)
     files = list(_iter_input_files(folder))
+    indexes = [path for path in folder.glob("*.idx") if path.with_suffix(".bin").is_file()]
+    if indexes:
+        largest = max(indexes, key=lambda path: path.stat().st_size)
+        raise ConfigError(
+            f"{folder} holds token ids of Megatron-LM, and llmsys init writes configs for texts. Read them with data: "
+            f"{{kind: tokens, inputs: [{largest}]}}, and tokenizer: {{kind: file, path: FOLDER}} for the tokenizer "
+            "that made them."
+        )
     if not files:
         known = ", ".join(f"{name} ({', '.join(ends[:2])})" for name, ends in FORMATS.items())
         raise ConfigError(
@@ -131,6 +152,31 @@ def _add_inputs(found: FoundContents, folder: Path) -> FoundContents:
     return _add_text_field(found, paths[0][0], chosen)
 
 
+def _add_dataset_folder(found: FoundContents, folder: Path, dataset: "DatasetFolder") -> FoundContents:
+    """Add the training split of a folder of Hugging Face's datasets, or its only one."""
+    from data_pipeline.readers.dataset_folders import list_split_files, list_splits
+
+    where = "llmsys init"
+    names = list_split_files(dataset, "", "", where, [end for ends in FORMATS.values() for end in ends])
+    forms = Counter(known[0] for name in names if (known := _find_format(name)) is not None)
+    form = forms.most_common(1)[0][0]
+    splits = list_splits(dataset, "", where)
+    found = replace(
+        found,
+        patterns=(*found.patterns, str(folder)),
+        formats=(*found.formats, (form, len(names))),
+        num_bytes=found.num_bytes + sum((folder / name).stat().st_size for name in names),
+        other_splits=(*found.other_splits, *(name for name in splits if not {*splits[name]} & {*names})),
+    )
+    return found if found.text_field else _add_text_field(found, folder / names[0], form)
+
+
+def _find_format(name: str) -> tuple[str, str] | None:
+    """Return the format and the ending of a file name; of several endings the longest: .warc.gz before .gz."""
+    endings = ((form, end) for form, ends in FORMATS.items() for end in ends if name.lower().endswith(end))
+    return max(endings, key=lambda pair: len(pair[1]), default=None)
+
+
 def _iter_input_files(folder: Path) -> Iterator[tuple[str, Path, str]]:
     """Yield (format, path, ending) of the input files below a folder, in the order of their names."""
     seen = 0
@@ -142,9 +188,7 @@ def _iter_input_files(folder: Path) -> Iterator[tuple[str, Path, str]]:
                 return
             if name.startswith(".") or name in CONFIG_FILES:
                 continue
-            endings = ((form, end) for form, ends in FORMATS.items() for end in ends if name.lower().endswith(end))
-            # the longest ending: .warc.gz before .gz
-            if best := max(endings, key=lambda pair: len(pair[1]), default=None):
+            if best := _find_format(name):
                 yield best[0], Path(parent) / name, best[1]
 
 

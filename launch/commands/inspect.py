@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dropped",
         metavar="rule=NAME",
-        help="show dropped documents with value, threshold and text: rule=, stage= or test=, joined by commas",
+        help="show dropped documents with value, threshold and text: rule=, stage= or test=, joined by commas, or all",
     )
     parser.add_argument(
         "--limit",
@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.dropped is not None:
         return _print_dropped(folders[0], arguments)
     if arguments.output is not None:
-        raise ConfigError("--output writes dropped documents. Say which: --dropped rule=NAME, or --dropped stage=NAME.")
+        raise ConfigError("--output writes dropped documents. Say which: --dropped all, rule=NAME or stage=NAME.")
     return max(_print_inspection(folder, arguments.samples, arguments.json) for folder in folders)
 
 

@@ -141,13 +141,15 @@ def _read_metadata(checkpoint: Path, wanted: dict[str, Boxes] | None = None) -> 
 
 @contextmanager
 def convert_read_errors(checkpoint: Path) -> Iterator[None]:
-    """Raise UnreadableCheckpointError for what the system cannot read now; leave other errors as they are."""
+    """Raise UnreadableCheckpointError for what the system cannot read now; leave the rest, and Ctrl-C, as it is."""
     try:
         yield
     except (CheckpointException, OSError) as error:
         # torch wraps the errors of all ranks into one CheckpointException.
         causes = [cause for cause, _ in error.failures.values()] if isinstance(error, CheckpointException) else [error]
         for cause in causes:
+            if isinstance(cause, KeyboardInterrupt):
+                raise cause from None
             if isinstance(cause, OSError) and cause.errno not in DAMAGE_ERRORS:
                 raise build_unreadable_error(Path(cause.filename or checkpoint), cause) from error
         raise

@@ -71,7 +71,11 @@ TINY = {
     "generation.max_new_tokens=2 data.executor.kind=inline train.precision=fp32",
     "continued.yaml": "batch.sequence_length=32 batch.sequences=2 train.tokens=128 schedule.warmup_tokens=64 "
     "launch.processes=1 data.executor.kind=inline data.split.heldout_fraction=0.2 train.precision=fp32",
-    "languages.yaml": "tokenizer.vocab_size=400 model.vocab_size=400 data.executor.kind=inline",
+    "languages.yaml": "tokenizer.vocab_size=400 model.vocab_size=400 data.executor.kind=inline "
+    "data.split.heldout_fraction=0.2",
+    # the tiny crawl has one German page, too few for two splits; another split, because equal datasets are rejected
+    "german.yaml": "data.executor.kind=inline data.language.languages=[en] data.split.heldout_fraction=0.4",
+    "mixed.yaml": f"{MINE.replace(' data.executor.kind=inline data.split.heldout_fraction=0.2', '')} train.tokens=256",
     "tokens.yaml": "data.executor.kind=inline",
     "train/llama-1b-1xh200": f"{MINE.replace('schedule.decay_tokens=64', 'model.head_dim=8')} train.tokens=128 "
     "data.folder=runs/one-data run.folder=runs/one data.rules=[] batch.micro_sequences=1",

@@ -31,7 +31,7 @@ def test_wheel_holds_three_rooms_and_the_configs(wheel: zipfile.ZipFile, reposit
 def test_wheel_has_the_licence_and_the_command(wheel: zipfile.ZipFile) -> None:
     metadata = {Path(name).name: name for name in wheel.namelist() if ".dist-info/" in name}
     assert "LICENSE" in metadata
-    assert "llmsys = launch.main:main" in wheel.read(metadata["entry_points.txt"]).decode()
+    assert "llmsys = launch.entry:main" in wheel.read(metadata["entry_points.txt"]).decode()
 
 
 def test_the_installed_package_finds_its_configs_from_any_folder(wheel: zipfile.ZipFile, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from data_pipeline.pipelines.prepare_dataset import prepare_dataset
 from launch.main import main
 from llmsys.config.data import CrawlConfig
 from llmsys.errors import ConfigError, DataError
+from llmsys.manifest import load_manifest
 from tests.helpers.tiny_crawl import build_tiny_config, make_crawl
 
 
@@ -109,8 +110,11 @@ def test_dropped_documents_are_shown_with_value_and_threshold(
     assert {row["test"] for row in shown["documents"]} == {"language"}
     with pytest.raises(DataError, match=r"has no dropped document with rule=nothing. It has: rule="):
         find_dropped_documents(dataset.folder, {"rule": "nothing"}, 1)
-    with pytest.raises(DataError, match=r"cannot be parsed\. Write stage=, rule= or test="):
+    with pytest.raises(DataError, match=r"cannot be parsed\. Write all, or stage=, rule= or test="):
         parse_wanted("words")
+    assert find_dropped_documents(dataset.folder, parse_wanted("all"), 1)[0] == sum(
+        drop.documents for stage in load_manifest(dataset.folder).funnel for drop in stage.dropped
+    )
 
 
 def test_every_page_is_explained_as_it_was_decided(dataset: CrawlConfig) -> None:

@@ -21,22 +21,8 @@ from llmsys.config.data import CrawlConfig
 from llmsys.config.load import load_run_config
 from llmsys.errors import ConfigError, DataError
 from llmsys.token_shards import read_batches
+from tests.helpers.saved_dataset import save_to_disk
 from tests.helpers.tiny_crawl import build_tiny_config, write_sentences
-
-
-def save_to_disk(folder: Path, split: str, rows: list[dict[str, Any]]) -> None:
-    """Write a split as `Dataset.save_to_disk` does: streams of Arrow, and state.json with their names."""
-    folder.mkdir(parents=True)
-    table = pa.Table.from_pylist(rows)
-    with (
-        pa.OSFile(str(folder / "data-00000-of-00001.arrow"), "wb") as file,
-        pa.ipc.new_stream(file, table.schema) as out,
-    ):
-        out.write_table(table)
-    (folder / "dataset_info.json").write_text("{}")
-    (folder / "state.json").write_text(
-        json.dumps({"_data_files": [{"filename": "data-00000-of-00001.arrow"}], "_split": split})
-    )
 
 
 def read_texts(path: Path, **fields: str) -> list[str]:

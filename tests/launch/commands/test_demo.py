@@ -159,7 +159,7 @@ def test_a_demo_that_is_asked_to_stop_saves(number: signal.Signals, tmp_path: Pa
     assert demo.returncode == 75
     assert (tmp_path / "saved").read_text() == number.name
     said = (
-        "demo: `llmsys train` was stopped and has saved a checkpoint; run the same command again to continue "
+        "demo: `llmsys train` was stopped, and what it did is kept; run the same command again to continue "
         "where it stopped"
     )
     assert errors.splitlines() == [said]

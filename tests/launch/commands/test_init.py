@@ -15,6 +15,7 @@ from launch.main import build_parser, main
 from llmsys.config.load import load_run_config
 from llmsys.config.run import RunConfig
 from tests.helpers.example_run import write_dataset, write_run
+from tests.helpers.saved_dataset import save_to_disk
 from tests.helpers.tiny_crawl import make_crawl
 
 HUGGING_FACE = {
@@ -100,15 +101,33 @@ def test_templates_run_as_they_are_written(capsys: pytest.CaptureFixture[str]) -
     assert "Add --output my_rules.py" in capsys.readouterr().err
 
 
+def test_a_saved_dataset_is_named_as_a_folder_so_that_its_test_split_is_not_trained_on(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for split in ("train", "test"):
+        save_to_disk(Path("both") / split, split, [{"body": f"some text for the split {split}", "url": "u"}])
+    Path("both/dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    config, _ = init(capsys, "both", "--output", "both.yaml")
+    assert [str(one) for one in config.data.inputs] == ["both"]
+    assert config.data.read.text_field == "body"
+    assert main(["init", "both", "--output", "again.yaml"]) == 0
+    printed = capsys.readouterr().out
+    assert "found 1 Arrow file, 0.0 MB: both\nfound splits that are not read: test (" in printed
+
+
 def test_what_is_there_is_not_overwritten_or_guessed(capsys: pytest.CaptureFixture[str]) -> None:
     Path("empty").mkdir()
     write_run(Path("run"))
     Path("odd").mkdir()
     Path("odd/a.jsonl").write_text('{"messages": [{"role": "user"}]}\n')
+    Path("megatron").mkdir()
+    for name, size in (("heldout.idx", 1), ("heldout.bin", 1), ("train.idx", 2), ("train.bin", 2)):
+        Path("megatron", name).write_bytes(bytes(size))
     Path("there.yaml").write_text("run: {}\n")
     for words, message in (
         (["empty"], "empty has no files that llmsys reads"),
         (["nowhere"], "nowhere does not exist"),
+        (["megatron"], "Read them with data: {kind: tokens, inputs: [megatron/train.idx]}"),
         (["run"], "run is a run folder, which is a config already. Use it: llmsys train run"),
         (["odd"], "has no column with text (columns: messages)"),
         (["odd", "--output", "there.yaml"], "there.yaml exists, and a config is not overwritten"),

@@ -85,6 +85,17 @@ def test_a_pickle_beside_the_metadata_is_never_read(checkpoint: Path, tmp_path: 
     assert not (tmp_path / "ran").exists()
 
 
+def test_ctrl_c_while_a_checkpoint_is_read_is_not_taken_for_damage(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(CheckpointStorageReader, "read_data", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        read(checkpoint)
+
+
 @pytest.mark.parametrize("content", ["pickle", "bytes", "list"])
 def test_tensor_files_that_hold_something_else_are_refused_and_not_run(
     checkpoint: Path, tmp_path: Path, content: str

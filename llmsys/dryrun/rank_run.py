@@ -57,12 +57,18 @@ def resolve_request(request: DryRunRequest) -> "tuple[DeviceProfile, RunConfig]"
     """Return the profile and the config that a request names.
 
     Raises:
-        ConfigError: one of them cannot be read, the rank is none of the cluster, or the engine cannot be run.
+        ConfigError: one of them cannot be read, the device has no CUDA, the rank is none of the cluster, or the engine
+            cannot be run.
     """
     from llmsys.config.load import read_config
     from llmsys.estimate.device_profile import load_device_profile
 
     profile = load_device_profile(request.device)
+    if profile.compute_capability is None:
+        raise ConfigError(
+            f"The profile of {profile.name} has no compute_capability, and a dry run pretends CUDA devices only. Use a "
+            f"profile such as h100-sxm, or give compute_capability in the profile."
+        )
     config = read_config(request.config, list(request.overrides)).run  # a bare model will do: no data are read
     require_supported_engine(config)
     if not 0 <= request.rank < request.world_size:

@@ -20,14 +20,15 @@ from launch.main import build_parser, format_help, main
 from tests.helpers.paths import ROOT
 
 HEAVY = ("torch", "pydantic", "numpy", "pyarrow", "yaml")
+NEED_CONFIGS = ("scale",)
 
 
-def imported_by(*arguments: str) -> set[str]:
-    """Top-level modules that a fresh process has imported after running `llmsys` with these arguments."""
+def imported_by(*commands: tuple[str, ...]) -> set[str]:
+    """Top-level modules that a fresh process has imported after running `llmsys` with each of these arguments."""
     code = (
-        "import sys, launch.main\n"
-        f"try: launch.main.main({list(arguments)!r})\n"
-        "except SystemExit: pass\n"
+        "import contextlib, sys, launch.main\n"
+        f"for words in {commands!r}:\n"
+        "    with contextlib.suppress(SystemExit): launch.main.main(list(words))\n"
         "print('\\n'.join(sys.modules), file=sys.stderr)"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -36,12 +37,19 @@ def imported_by(*arguments: str) -> set[str]:
 
 
 def test_help_imports_nothing_heavy() -> None:
-    assert not imported_by("--help") & set(HEAVY)
+    assert not imported_by(("--help",)) & set(HEAVY)
+
+
+def test_help_of_the_verbs_imports_no_torch_arrays_or_tables() -> None:
+    """The help of scale lists the keys of its config, which is of pydantic."""
+    light = [(name, "--help") for name in VERBS if name not in NEED_CONFIGS]
+    assert not imported_by(*light) & set(HEAVY)
+    assert not imported_by(*((name, "--help") for name in NEED_CONFIGS)) & {"torch", "numpy", "pyarrow"}
 
 
 @pytest.mark.parametrize("arguments", [("estimate", "train/demo"), ("show", "train/demo")], ids=" ".join)
 def test_what_needs_no_tensors_imports_no_torch(arguments: tuple[str, ...]) -> None:
-    assert not imported_by(*arguments) & {"torch", "deepspeed", "accelerate", "transformers"}
+    assert not imported_by(arguments) & {"torch", "deepspeed", "accelerate", "transformers"}
 
 
 def test_help_names_every_verb_with_what_it_does() -> None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -146,6 +147,16 @@ def test_a_full_disk_is_one_message_and_status_2(
     said = capsys.readouterr().err
     assert "llmsys: error: runs/x/events.jsonl could not be read or written: No space left on device. Free" in said
     assert said.count("\n") == 1
+
+
+def test_a_removed_working_directory_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert main(["show", "train/demo"]) == 2
+    assert "the working directory was removed. Change to a folder that exists" in capsys.readouterr().err
 
 
 def test_an_error_of_the_system_that_nobody_can_mend_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,7 +92,9 @@ def _read_profile_file(path: Path, changed: int) -> LanguageProfile:
     try:
         values, lines = parse_yaml(path.read_text(encoding="utf-8"), format_path(path))
     except UnicodeDecodeError:
-        raise ConfigError(f"{format_path(path)} is not UTF-8 text. Give a YAML file, such as data/languages/zh.") from None
+        raise ConfigError(
+            f"{format_path(path)} is not UTF-8 text. Give a YAML file, such as data/languages/zh."
+        ) from None
     try:
         return LanguageProfile.model_validate(values or {})
     except ValidationError as error:

@@ -144,7 +144,8 @@ def build_pricing_request(arguments: argparse.Namespace) -> "PricingRequest | No
 
     cluster = resolve_cluster(arguments)
     gpus = arguments.gpus if arguments.device is not None else arguments.gpus or cluster.devices
-    return PricingRequest(load_device_profile(arguments.device or cluster.device), cluster, gpus)
+    device = cluster.device if arguments.device is None else arguments.device
+    return PricingRequest(load_device_profile(device), cluster, gpus)
 
 
 def resolve_cluster(arguments: argparse.Namespace) -> "ClusterCosts":

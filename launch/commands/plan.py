@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launch.commands.arguments import parse_count, split_arguments
-from launch.commands.estimate_request import has_batch
+from launch.commands.estimate_request import MAX_ASKED, has_batch
 from llmsys.errors import ConfigError
 from llmsys.local_files import parse_local_path, require_local_path, write_bytes_atomically
 
@@ -41,6 +41,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the plan and return 0. With --check: 0 when the layout fits, 1 when it does not, 2 when it is illegal."""
     from llmsys.config.load import read_config
 
+    if arguments.top < 1:
+        raise ConfigError(f"--top {arguments.top} is too small: the minimum is 1. Use 1 or more.")
     own, words = split_arguments(arguments.overrides, OWN_NAMES)
     resolved = read_config(arguments.config, words)
     if arguments.check is not None:
@@ -140,8 +142,8 @@ def _resolve_cluster(own: dict[str, str]) -> Any:
     if "cluster" not in own and "gpus" not in own:
         raise ConfigError("A plan needs a cluster. Give gpus=64 device=h100-sxm, or cluster=FILE.")
     gpus = own.get("gpus", str(cluster.devices))
-    if not gpus.isdigit() or int(gpus) < 1:
-        raise ConfigError(f"gpus={gpus} is not a number of devices. Use 1 or more.")
+    if not gpus.isdigit() or not 1 <= int(gpus) <= MAX_ASKED:
+        raise ConfigError(f"gpus={gpus} is not a number of devices. Use 1 to {MAX_ASKED}.")
     return cluster.model_copy(update={"devices": int(gpus), "device": own.get("device", cluster.device)})
 
 
@@ -257,7 +259,8 @@ def _print_layout_check(arguments: argparse.Namespace, resolved: "LoadedConfig",
         print(json.dumps(data))
     else:
         print(f"{'legal' if data['legal'] else 'illegal'}: {arguments.check} on {devices or named.num_devices} devices")
-        for line in (*problems, *data["remarks"], *filter(None, [data.get(key) for key in ("memory", "time", "own")])):
+        priced = [data.get("memory"), *data.get("assumed", []), data.get("time"), data.get("own")]
+        for line in (*problems, *data["remarks"], *filter(None, priced)):
             print(f"  {line}")
     return ILLEGAL if problems else TOO_LARGE if data.get("fits") is False else 0
 

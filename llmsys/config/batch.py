@@ -45,8 +45,8 @@ class BatchConfig(Section):
     target_sequence_length: int | None = Field(
         None, ge=1, description="Maximum target length of an encoder-decoder, in tokens. null: sequence_length."
     )
-    sequences: int | None = Field(None, ge=1, description="Sequences in one optimizer step, over all ranks.")
-    tokens: int | None = Field(None, ge=1, description="Tokens in one optimizer step, over all ranks.")
+    sequences: int | None = Field(None, ge=1, le=10**12, description="Sequences in one optimizer step, over all ranks.")
+    tokens: int | None = Field(None, ge=1, le=10**15, description="Tokens in one optimizer step, over all ranks.")
     ramp: RampConfig | None = Field(None, description="Batch size warmup. null: full size from the first step.")
     micro_sequences: Annotated[int, Field(ge=0)] | Literal["auto"] = Field(
         0,

@@ -55,9 +55,9 @@ class ModelConfig(Section):
     """
 
     family: Family = Field("decoder", description="Causal decoder, bidirectional encoder, or both.")
-    vocab_size: int = Field(ge=2, description="Vocabulary size: rows of the token embedding and of the head.")
+    vocab_size: int = Field(ge=2, le=10**12, description="Vocabulary: rows of the token embedding and of the head.")
     hidden_size: int = Field(ge=1, description="Width of the residual stream, in channels.")
-    intermediate_size: int = Field(0, ge=0, description="Width of a dense feed-forward layer, in channels.")
+    intermediate_size: int = Field(0, ge=0, le=10**12, description="Width of a dense feed-forward layer, in channels.")
     num_hidden_layers: int = Field(ge=1, le=100_000, description="Number of blocks.")
     num_attention_heads: int = Field(ge=1, description="Query heads of each attention layer.")
     num_key_value_heads: int = Field(

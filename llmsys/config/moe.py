@@ -129,9 +129,9 @@ class GroupLimitedRoutingConfig(Section):
 class MoeConfig(Section):
     """Mixture-of-experts layers: routed experts, shared experts and the router."""
 
-    num_experts: int = Field(ge=1, description="Number of routed experts per layer.")
+    num_experts: int = Field(ge=1, le=10**12, description="Number of routed experts per layer.")
     num_experts_per_tok: int = Field(ge=1, description="Number of routed experts per token.")
-    moe_intermediate_size: int = Field(ge=1, description="Width of one expert, in channels.")
+    moe_intermediate_size: int = Field(ge=1, le=10**12, description="Width of one expert, in channels.")
     expert: FeedForwardConfig = Field(SwigluConfig(), description="Activation of routed and shared experts.")
     num_shared_experts: int = Field(
         0,

@@ -1,14 +1,17 @@
 """Options of `llmsys scale`: a budget in FLOPs, hours, money or energy, and the limits on its use."""
 
+import math
 import re
 from collections.abc import Iterator
 from typing import Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from llmsys.config.section import Section, Violation, raise_violations
 
 CURRENCIES = ("USD", "EUR", "GBP", "CHF", "JPY", "CNY")
+# A thousandth of the smallest run that a law was fitted on, and far beyond any machine.
+LEAST_FLOPS, MOST_FLOPS = 1e12, 1e36
 # Units of energy, in kWh.
 ENERGY = {"KWH": 1.0, "MWH": 1e3, "GWH": 1e6}
 
@@ -33,12 +36,21 @@ class ScalingLawConfig(Section):
         1.2, ge=1, description="Power usage effectiveness: energy of the site / energy of the accelerators."
     )
     num_experts: int = Field(
-        1, ge=1, description="Routed experts per layer; more than one adds the scaling laws for mixtures of experts."
+        1,
+        ge=1,
+        le=10**6,
+        description="Routed experts per layer; more than one adds the scaling laws for mixtures of experts.",
     )
     granularity: float | None = Field(
         None, ge=1, description="Width of the dense feed-forward layer / width of one expert (default: the best)."
     )
     highlight: str | None = Field(None, description="Scaling law to highlight in the table.")
+
+    @field_validator("budget", mode="before")
+    @classmethod
+    def _convert_no_number_to_text(cls, value: object) -> object:
+        # YAML reads nothing as null and 1e400 as infinity; both are no budget, as any other text.
+        return "" if value is None else str(value) if value in (math.inf, -math.inf) else value
 
     @model_validator(mode="after")
     def _check_budget(self) -> Self:
@@ -57,6 +69,11 @@ class ScalingLawConfig(Section):
             return
         if amount <= 0:
             yield Violation("budget", f"{amount:g} is not positive. Use a positive budget.")
+        elif unit == "FLOPs" and not LEAST_FLOPS <= amount <= MOST_FLOPS:
+            limits = f"{LEAST_FLOPS:g} to {MOST_FLOPS:g}"
+            yield Violation("budget", f"{amount:g} FLOPs is no budget of a run. Use {limits}.")
+        if self.granularity is not None and self.num_experts == 1:
+            yield Violation("granularity", f"{self.granularity:g} is of experts. Add num_experts=64, or leave it out.")
         if unit != "FLOPs" and self.device is None:
             yield Violation("device", f"is missing: {self.budget} needs a device. Set, for example, device=h100-sxm.")
         if unit in CURRENCIES and self.price_per_hour is None:

@@ -163,6 +163,8 @@ def _format_rule(detail: ErrorDetails, value: Any, description: str) -> str:
         message = f"{_format_value(value)} {text.format(f'{context[name]:g}')}"
     elif kind in _NOT_A:
         message = f"{_format_value(value)} {_NOT_A[kind]}. {_suggest_type(kind, value)}"
+    elif kind == "int_parsing_size":
+        message = f"{_format_value(value)} is too large for a whole number: the maximum has 18 digits. Use less"
     elif kind == "finite_number":
         message = f"{_format_value(value)} should be a finite number. Use one, such as 0.1"
     elif kind == "too_short":

@@ -128,9 +128,7 @@ def _receive_answer(receivers: list[Connection], timeout_seconds: float) -> Any:
     return answer
 
 
-def _run_rank(
-    sender: Connection, task_bytes: bytes, numbers: list[int], rank: int, ranks: int, port: int
-) -> None:
+def _run_rank(sender: Connection, task_bytes: bytes, numbers: list[int], rank: int, ranks: int, port: int) -> None:
     local = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_PORT": port}
     os.environ |= {name: str(value) for name, value in local.items()}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}

@@ -8,6 +8,7 @@ a rank has all positions of its sequences, whatever axes divide them in training
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Literal
 
 from llmsys.config.attention_kernel import AttentionDevice
 from llmsys.config.model import ModelConfig
@@ -116,7 +117,10 @@ def list_branch_activations(
 ) -> list[MemoryItem]:
     """Return what a block's backward holds of activations and their gradients, before or after one of its branches."""
     left = [tensor for branch in branches[: number + (not is_over)] for tensor in branch]
-    again = compute_saved_bytes(left, "none", *policy[1:]) - compute_saved_bytes(left, *policy)
+    # What a program computes again, or kept in 8 bits, is whole while its block runs.
+    recomputed: Literal["nothing", "fused"] = "nothing" if policy[2].recomputed == "nothing" else "fused"
+    whole = replace(policy[2], recomputed=recomputed, linear_inputs="compute", expert_weights="outputs")
+    again = compute_saved_bytes(left, "none", policy[1], whole) - compute_saved_bytes(left, *policy)
     inside = (1 if is_over else 2) * max(one.bytes for one in branches[number])
     inside += 2 * shape.compute_gathered_bytes(model.hidden_size)
     return [MemoryItem("recomputed block", max(0, again)), MemoryItem("gradients inside a block", inside)]

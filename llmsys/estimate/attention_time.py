@@ -45,7 +45,7 @@ def estimate_attention_seconds(bench: KernelContext) -> tuple[float, float, floa
     shapes = model.attention.build_score_shape(model, 0, is_causal=True)
     layers, width = max(1, model.num_hidden_layers), shapes.key_channels + shapes.value_channels
     positions = counted.attention / (layers * max(1, shapes.heads * width) * shape.length)
-    rate *= compute_fused_rate(positions, shapes.key_channels)
+    rate *= compute_fused_rate(positions, shapes.key_channels) * bench.software.attention_rate
     if bench.software.attention == "native" and getattr(model.attention, "sinks", False):
         rate *= bench.software.sink_rate
     if bench.software.context == "ring":  # the last of n ranks works on all of the others' keys, the first on its own

@@ -13,7 +13,13 @@ from llmsys.config.merge import ConfigLayer
 from llmsys.config.section import Section
 from llmsys.config.validation_errors import build_config_error
 from llmsys.errors import ConfigError
-from llmsys.estimate.device_profile import DeviceProfile, Interconnect, OuterLink, load_device_profile, read_profile_values
+from llmsys.estimate.device_profile import (
+    DeviceProfile,
+    Interconnect,
+    OuterLink,
+    load_device_profile,
+    read_profile_values,
+)
 
 
 class NetworkLevel(Section):

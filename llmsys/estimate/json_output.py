@@ -12,14 +12,7 @@ from typing import Any
 from pydantic import Field
 
 from llmsys.config.section import Section
-
-
-class Percentiles(Section):
-    """A number that is not known exactly."""
-
-    p10: float = Field(description="One in ten is below.")
-    p50: float = Field(description="Half are below.")
-    p90: float = Field(description="One in ten is above.")
+from llmsys.estimate.serving_output import FinetuneOutput, Percentiles
 
 
 class ActiveParameters(Section):
@@ -179,7 +172,7 @@ class EstimateOutput(Section):
     money: RunMoney | None = Field(None, description="With a device and a token budget: money.")
     energy: RunEnergy | None = Field(None, description="The same: energy.")
     tensors: list[dict[str, Any]] | None = Field(None, description="With --explain: every tensor.")
-    finetune: dict[str, Any] | None = Field(None, description="With --finetune: memory and time of adapters.")
+    finetune: FinetuneOutput | None = Field(None, description="With --finetune: memory and time of adapters.")
     page: str | None = Field(None, description="With --html: the file.")
 
 
@@ -256,6 +249,9 @@ class LayoutCheckOutput(Section):
     fits: bool | None = Field(None, description="The fullest rank fits the device.")
     peak_bytes: int | None = Field(None, description="Bytes of the fullest rank, with those of the driver.")
     memory: str | None = Field(None, description="The same as a sentence.")
+    assumed: list[str] | None = Field(
+        None, description="What the memory of the program rests on and no source gives, with the memory without it."
+    )
     step_seconds: Percentiles | None = Field(None, description="Seconds of a step.")
     time: str | None = Field(None, description="The same as a sentence.")
     own: str | None = Field(None, description="With --compare: the layout that a plan chooses.")

@@ -7,11 +7,11 @@ Some items are the tensors that a policy of recomputation saves.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from llmsys.config.module_tensors import SavedTensor
-from llmsys.estimate.software_profile import MemoryProfile
+from llmsys.estimate.software_profile import OURS, MemoryProfile
 
 GIB = 2**30
 
@@ -127,6 +127,14 @@ def _format_suggested_fixes(remedies: tuple[SuggestedFix, ...], missing_bytes: i
     return f"{'; '.join(told)}{'' if enough else '; none of them is enough alone'}."
 
 
+# Names of what a program may compute again, or keep in 8 bits.
+CHEAP_OUTPUTS = ("normed input of ", "normed query latent", "normed key-value latent", "gate times up")
+UP_PROJECTIONS = ("keys and values", "whole queries", "whole keys")
+LINEAR_INPUTS = (*CHEAP_OUTPUTS, "gate", "up", "sorted visits")
+# A byte, or 12 bits, and a float32 scale for 128 values, over the 2 bytes of a value.
+FP8_SHARE, WIDE_FP8_SHARE = (1 + 4 / 128) / 2, (1.5 + 4 / 128) / 2
+
+
 def compute_saved_bytes(tensors: Iterable[SavedTensor], policy: str, compiled: bool, system: MemoryProfile) -> int:
     """Return the bytes that a block saves under a recompute policy: none, selective or block."""
     return sum(tensor.bytes for tensor in select_saved_tensors(tensors, policy, compiled, system))
@@ -141,8 +149,39 @@ def compute_temporary_bytes(branch: list[SavedTensor], policy: str, compiled: bo
 def select_saved_tensors(
     tensors: Iterable[SavedTensor], policy: str, compiled: bool, system: MemoryProfile
 ) -> list[SavedTensor]:
-    """Return the tensors that a block saves under a recompute policy."""
-    tensors = list(tensors)
+    """Return the tensors that a block saves under a recompute policy, with the bytes that the program keeps of them."""
+    found = _select_by_policy(list(tensors), policy, compiled, system)
+    if policy == "full" or system == OURS:
+        return found
+    return [_reduce_tensor_bytes(tensor, system) for tensor in found if not _is_computed_again(tensor, system)]
+
+
+def _is_computed_again(tensor: SavedTensor, system: MemoryProfile) -> bool:
+    """Return whether the program frees a tensor that autograd would save."""
+    if tensor.name == "expert outputs":
+        return system.expert_weights == "inputs"
+    if tensor.name in UP_PROJECTIONS:
+        return system.recomputed == "latent"
+    if tensor.producer == "fused":
+        return system.recomputed != "nothing"
+    is_gathered = tensor.producer == "gather" and system.gathered == "kept"
+    is_cheap = tensor.name.startswith(CHEAP_OUTPUTS) and not is_gathered
+    return is_cheap and system.recomputed in ("elementwise", "latent")
+
+
+def _reduce_tensor_bytes(tensor: SavedTensor, system: MemoryProfile) -> SavedTensor:
+    """Return a saved tensor in the type that the program keeps it in."""
+    if system.linear_inputs == "compute":
+        return tensor
+    if tensor.name == "attention output":
+        return replace(tensor, bytes=int(WIDE_FP8_SHARE * tensor.bytes))
+    is_input = tensor.name.startswith(LINEAR_INPUTS)
+    return replace(tensor, bytes=int(FP8_SHARE * tensor.bytes)) if is_input else tensor
+
+
+def _select_by_policy(
+    tensors: list[SavedTensor], policy: str, compiled: bool, system: MemoryProfile
+) -> list[SavedTensor]:
     if policy == "full":
         return [tensor for tensor in tensors if tensor.producer == "input"]
     if policy == "selective":

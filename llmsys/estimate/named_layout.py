@@ -58,6 +58,10 @@ class NamedLayout:
             replicate=self.replicate, shard=self.shard, context=self.context, tensor=self.tensor, expert=self.expert
         )
 
+    def build_layout(self, given: ParallelLayout) -> ParallelLayout:
+        """Build the axes of one stage with the kind of context parallelism that a config gives."""
+        return self.layout.model_copy(update={"context_kind": given.context_kind, "ring": given.ring})
+
 
 def parse_layout(text: str) -> NamedLayout:
     """Parse a layout such as `tp=8,pp=16,dp=64`.
@@ -108,7 +112,9 @@ def find_layout_violations(
     if devices is not None and named.num_devices != devices:
         yield format_device_mismatch(named, devices)
     yield from _find_pipeline_violations(config.model, named)
-    yield from (broken.message for broken in find_model_sharding_violations(named.tensor, named.context, config.model))
+    ring = named.build_layout(config.layout).ring_size
+    broken = find_model_sharding_violations(named.tensor, named.context, config.model, ring)
+    yield from (one.message for one in broken)
     yield from find_expert_violations(named.expert, config.model)
     copy = named.shard * named.context * named.tensor
     if config.model.moe is not None and (copy * named.replicate) % named.expert:
@@ -122,7 +128,8 @@ def find_layout_violations(
     sequences, ranks = config.batch.sequences_per_step, named.replicate * named.shard
     if with_batch and sequences % ranks:
         near = max(1, round(sequences / ranks)) * ranks
-        yield f"{sequences} sequences of a step cannot be divided evenly over {ranks} data ranks. Use {near}."
+        rule = f"{sequences} sequences of a step cannot be divided evenly over {ranks} data ranks"
+        yield f"{rule}. Use batch.sequences={near}."
 
 
 def format_device_mismatch(named: NamedLayout, devices: int) -> str:

@@ -40,6 +40,9 @@ class ProgramFit(Section):
     """
 
     factor: float = Field(gt=0, description="Measured / modelled time of a step.")
+    spread: float | None = Field(
+        None, ge=0, description="Standard deviation of the logarithm of measured / modelled; none: that of the class."
+    )
     rows: tuple[str, ...] = Field(description="Published rows that the factor was fitted on.")
     held_out_error: float | None = Field(
         None, ge=0, description="Median error of P50 on rows of sources left out of the fit, one source at a time."
@@ -63,11 +66,19 @@ class ProgramProfile(Section):
         {}, description="Fitted constants by class of model; a class without one uses that of all programs."
     )
     sources: dict[str, str] = Field({}, description="Sources of the values, by field.")
+    assumed: dict[str, str] = Field(
+        {},
+        description="Fields of memory whose value no source gives, with the reason for it; `plan --check` prints them.",
+    )
 
     @model_validator(mode="after")
     def _check_memory(self) -> Self:
         for key, values in (("memory", self.memory), ("pipelined_memory", self.pipelined_memory)):
             check_memory_values(key, values)
+        for name in self.assumed.keys() - self.memory.keys() - self.pipelined_memory.keys():
+            raise ValueError(
+                f"assumed.{name} names no value of memory or pipelined_memory. Give the value, or remove it."
+            )
         return self
 
     @property

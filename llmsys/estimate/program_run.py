@@ -105,18 +105,23 @@ def build_program_run(
     config = resolve_for_profile(config, device)
     if named.pipeline > 1 and not config.batch.micro_sequences:
         config = config.model_copy(update={"batch": config.batch.model_copy(update={"micro_sequences": 1})})
-    problems = [*find_layout_violations(config, named, None, with_batch=True), *_iter_micro_violations(config, named)]
+    problems = [
+        *find_layout_violations(config, named, None, with_batch=True),
+        *_iter_micro_violations(config, named),
+        *find_schedule_violations(program, named),
+    ]
     if problems:
         raise LayoutError(" ".join(problems))
+    layout = named.build_layout(config.layout)
     compiled = "block" if program.time.compiles else "none"
     train = config.train.model_copy(update={"compile": compiled})
     if program.is_own:
-        config = resolve_compile_for_profile(config, device, named.layout)
+        config = resolve_compile_for_profile(config, device, layout)
         train = config.train
     # Not validated: an engine of another program may have layouts that ours has not.
     engine = program.select_engine(config, named.pipeline)
-    changed = config.model_copy(update={"engine": engine, "layout": named.layout, "train": train})
-    return ProgramRun(changed, named.layout, program, named.pipeline, named.interleave, matmul_dtype, expert_load)
+    changed = config.model_copy(update={"engine": engine, "layout": layout, "train": train})
+    return ProgramRun(changed, layout, program, named.pipeline, named.interleave, matmul_dtype, expert_load)
 
 
 def _iter_micro_violations(config: RunConfig, named: NamedLayout) -> Iterator[str]:
@@ -126,3 +131,22 @@ def _iter_micro_violations(config: RunConfig, named: NamedLayout) -> Iterator[st
     if isinstance(wanted, int) and wanted and not rest and share % wanted:
         legal = [size for size in list_divisors(share) if size < wanted]
         yield f"batch.micro_sequences={wanted} does not divide the {share} sequences of a rank. Use {legal[-1]}."
+
+
+def find_schedule_violations(program: ProgramProfile, named: NamedLayout) -> Iterator[str]:
+    """Yield the violations of a bidirectional pipeline, which has a stage of each half on every rank.
+
+    Args:
+        program: profile of the program.
+        named: layout that `parse_layout` returned.
+
+    Returns:
+        An iterator over sentences.
+    """
+    if named.pipeline == 1 or program.build_memory_profile(named.pipeline).schedule != "bidirectional":
+        return
+    if named.pipeline % 2:
+        pairs = f"pipeline={named.pipeline} cannot be divided into pairs of ranks"
+        yield f"{pairs}, as {program.name} needs. Use an even number."
+    if named.interleave > 1:
+        yield f"{program.name} has two stages on each rank, and no interleave={named.interleave}. Use interleave=1."

@@ -27,7 +27,7 @@ from llmsys.estimate.program_profile import (
     load_own_program,
     load_program_profile,
 )
-from llmsys.estimate.program_run import ProgramRun, build_program_run
+from llmsys.estimate.program_run import ProgramRun, build_program_run, find_schedule_violations
 from llmsys.estimate.software_profile import resolve_compile_for_profile, resolve_for_profile
 from llmsys.estimate.state_memory import resolve_planned_layout
 
@@ -134,7 +134,7 @@ def search_program_run(
     named = parse_layout(",".join(words)) if words else NamedLayout()
     kept = {NAMES[word.partition("=")[0].strip().lower()] for word in words}
     found: list[tuple[float, int, ProgramRun]] = []
-    for axes in _iter_layouts(config, device, num_devices, named, kept):
+    for axes in _iter_layouts(config, program, device, num_devices, named, kept):
         for one in _iter_runs(config, program, axes, device, matmul_dtype):
             run = replace(one, expert_load=expert_load)
             found.append((run.estimate_step(device).seconds.p50, len(found), run))
@@ -156,7 +156,12 @@ def search_program_run(
 
 
 def _iter_layouts(
-    config: RunConfig, device: DeviceProfile, num_devices: int, named: NamedLayout, kept: set[str]
+    config: RunConfig,
+    program: ProgramProfile,
+    device: DeviceProfile,
+    num_devices: int,
+    named: NamedLayout,
+    kept: set[str],
 ) -> Iterator[NamedLayout]:
     """Yield the legal layouts of a number of devices that have the named axes."""
     model, length = config.model, config.batch.sequence_length
@@ -177,7 +182,8 @@ def _iter_layouts(
                 for expert in [named.expert] if "expert" in kept else experts:
                     for chunks in _list_chunks(config, pipeline, named, kept):
                         one = NamedLayout(tensor, context, pipeline, expert, named.replicate, shard, chunks)
-                        if not any(find_layout_violations(config, one, num_devices, with_batch=True)):
+                        problems = find_layout_violations(config, one, num_devices, with_batch=True)
+                        if not any((*problems, *find_schedule_violations(program, one))):
                             yield one
 
 
@@ -187,7 +193,7 @@ def _list_chunks(config: RunConfig, pipeline: int, named: NamedLayout, kept: set
         return [named.interleave]
     layers = config.model.num_hidden_layers
     slots = layers if layers % pipeline == 0 else layers + 2
-    return [size for size in INTERLEAVED if pipeline > 1 and slots % (pipeline * size) == 0] or [1]
+    return [1, *(size for size in INTERLEAVED if size > 1 and pipeline > 1 and slots % (pipeline * size) == 0)]
 
 
 def _iter_runs(

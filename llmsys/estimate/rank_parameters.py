@@ -4,8 +4,9 @@ Of other systems two stages are looked at: the first, which holds most micro-bat
 One stage is both. Those of our pipeline are in pipeline_stages.py.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import accumulate, chain
 from math import ceil, prod
 from typing import NamedTuple
 
@@ -27,7 +28,8 @@ class PipelineStage:
     """Blocks of the decoder that a rank has, what stands around them, and micro-batches whose activations it holds.
 
     `waiting` are those that wait while its first block runs a backward pass. `message_buffers` are hidden states and
-    gradients of each micro-batch of a step that it has room to receive.
+    gradients of each micro-batch of a step that it has room to receive. `parts` are layers with the micro-batches of
+    which they hold activations, where not all hold those of `in_flight`.
     """
 
     layers: frozenset[int]
@@ -36,6 +38,30 @@ class PipelineStage:
     in_flight: float
     waiting: float = 0.0
     message_buffers: int = 0
+    parts: tuple[tuple[frozenset[int], float], ...] = ()
+
+    @property
+    def held_layers(self) -> tuple[tuple[frozenset[int], float], ...]:
+        """Layers, and the micro-batches of which they hold activations."""
+        return self.parts or ((self.layers, self.in_flight),)
+
+    def count_blocks(self, prefix: str, layers: Collection[int], own: frozenset[int]) -> int:
+        """Count the blocks with parameters of a prefix that are in, before or after some of its layers.
+
+        Args:
+            prefix: prefix of names, such as `blocks.`.
+            layers: numbers of these blocks.
+            own: layers of one of its parts, or all of them.
+
+        Returns:
+            Their number. An encoder is before all layers of a first stage, prediction modules after those of a last.
+        """
+        if prefix == "blocks.":
+            return len(own.intersection(layers))
+        if prefix.startswith("encoder"):
+            return len(layers) if self.first else 0
+        ends = (self.layers, *(part for part, _ in self.parts[-1:]))
+        return len(layers) if self.last and own in ends else 0
 
     def iter_parameters(self, model: ModelConfig) -> Iterator[ParameterTensor]:
         """The parameter tensors of this stage."""
@@ -62,11 +88,53 @@ def list_pipeline_stages(model: ModelConfig, system: MemoryProfile) -> list[Pipe
     count, layers = system.pipeline, model.num_hidden_layers
     if count == 1:
         return [PipelineStage(frozenset(range(layers)), True, True, 1.0)]
+    if system.schedule == "bidirectional":
+        return _list_bidirectional_stages(_cut_evenly(layers, system))
+    if system.stages == "short_ends":
+        return _list_short_ended_stages(_cut_evenly(layers, system), count)
     own = -(-layers // count)
     interleaved = (count - 1) / system.pipeline_chunks if system.pipeline_chunks > 1 else 0.0
     held = system.in_flight or count + interleaved
     last = PipelineStage(frozenset(range(layers - own, layers)), False, True, min(held, 1 + interleaved))
     return [PipelineStage(frozenset(range(own)), True, False, held), last]
+
+
+def _cut_evenly(layers: int, system: MemoryProfile) -> list[range]:
+    """Return the layers of every stage; with short ends, embedding and head take the place of a layer each."""
+    stages = system.pipeline * system.pipeline_chunks
+    ends = int(system.stages == "short_ends" and layers + 2 >= stages)
+    least, rest = divmod(layers + 2 * ends, stages)
+    sizes = [least + (stage < rest) - ends * (stage in (0, stages - 1)) for stage in range(stages)]
+    return [range(end - size, end) for end, size in zip(accumulate(sizes), sizes, strict=True)]
+
+
+def _list_bidirectional_stages(stages: list[range]) -> list[PipelineStage]:
+    """Return the first rank, which has both ends, and one in the middle: stage r and its counterpart from the end.
+
+    Stage r holds as many micro-batches as under 1F1B, so that a rank holds one more than there are ranks.
+    """
+    ranks, found = len(stages), []
+    for rank in sorted({0, ranks // 2 - 1}):
+        early, late = frozenset(stages[rank]), frozenset(stages[-1 - rank])
+        parts = ((early, float(ranks - rank)), (late, rank + 1.0))
+        found.append(PipelineStage(early | late, rank == 0, rank == 0, ranks + 1.0, parts=parts))
+    return found
+
+
+def _list_short_ended_stages(stages: list[range], ranks: int) -> list[PipelineStage]:
+    """Return the first two ranks and the last one; the second is as full as the first without the embedding."""
+    from llmsys.config.pipeline import InterleavedScheduleConfig, OneForwardOneBackwardConfig  # few programs
+
+    chunks, found = len(stages) // ranks, []
+    schedule = InterleavedScheduleConfig(stages_per_rank=chunks) if chunks > 1 else OneForwardOneBackwardConfig()
+    for rank in sorted({0, 1, ranks - 1}):
+        own = stages[rank::ranks]
+        layers = frozenset(chain(*own))
+        # Once a pipeline is full, more micro-batches hold no more.
+        held, _ = schedule.count_held_layers(ranks, rank, 2 * ranks, [len(stage) for stage in own])
+        if layers:  # a rank with the embedding or the head alone is never the fullest
+            found.append(PipelineStage(layers, rank == 0, rank == ranks - 1, held / len(layers)))
+    return found
 
 
 def count_tensor_shards(row: ParameterTensor, layout: ParallelLayout, model: ModelConfig) -> int:

@@ -93,7 +93,7 @@ def get_residual(
 ) -> ResidualModel:
     """Return the class of a measurement: of what was measured on the device, else of published rows.
 
-    A program that was fitted has a factor of its own.
+    A program that was fitted has a factor and a spread of its own.
     """
     if kind == "run":
         return load_residuals().run
@@ -102,7 +102,8 @@ def get_residual(
         return ResidualModel(factor=own.factor, spread=own.spread, rows=tuple(own.runs))
     found = load_residuals().moe if model.moe is not None else load_residuals().dense
     if program is not None and (fit := program.fit.get(name)) is not None:
-        return ResidualModel(factor=fit.factor, spread=found.spread, rows=fit.rows)
+        spread = found.spread if fit.spread is None else fit.spread
+        return ResidualModel(factor=fit.factor, spread=spread, rows=fit.rows)
     return found
 
 

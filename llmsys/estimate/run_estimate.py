@@ -148,7 +148,8 @@ def _build_memory_section(
     found = [list(stage.iter_parameters(config.model)) for stage in stages]
     rows = max(found, key=lambda tensors: sum(row.num_elements for row in tensors)) if found else None
     system = replace(OURS, expert_load=expert_load) if planned is None else planned.memory_profile
-    state, activations = compute_state_bytes(config, layout, rows), estimate_activation_bytes(config, layout, system)
+    state = compute_state_bytes(config, layout, rows, system)
+    activations = estimate_activation_bytes(config, layout, system)
     pipeline = {} if planned is None or planned.pipeline == 1 else {"pipeline": planned.pipeline}
     return {
         "ranks": layout.world_size if planned is None else planned.num_ranks,

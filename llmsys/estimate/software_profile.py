@@ -53,6 +53,19 @@ class MemoryProfile:
         activations: where they wait for the backward; of host, two blocks' are on their way at a time.
         evaluation: logits: held-out sequences pass forward between steps, their logits whole (our measure.py);
             none: the peak is that of training alone.
+        schedule: 1f1b, interleaved with chunks; bidirectional: a rank has a stage of each half, and micro-batches enter
+            at both ends, so weights are there twice (DualPipe; DeepSeek-V3, arXiv:2412.19437, 3.2.1).
+        stages: equal: as many blocks on the first and last rank as on others; short_ends: embedding and head count as
+            a block each (Llama 3, arXiv:2407.21783, 3.3.2).
+        boundaries: kept: a stage keeps what it sent for the backward; freed: the next one has it (Korthikanti 2022, B).
+        recomputed: what the backward computes again although no checkpoint asks for it. fused: what is between the
+            operations of a kernel; elementwise: outputs of norms and gated activations too; latent: also
+            up-projections of latent attention.
+        linear_inputs: what linear layers and gated activations keep of their 16-bit inputs. fp8: a byte, and a float32
+            scale for 128 values; of the output of attention, which attention reads too, 12 bits (DeepSeek-V3, 3.3.3).
+        expert_weights: where the router's weights multiply. outputs: those of the experts, which are kept; inputs: what
+            their down-projection reads.
+        moments: type of the moments where ZeRO shards them.
         measured: reserved: what the allocator holds (max_memory_reserved); allocated: what tensors hold.
         expert_load: tokens of the fullest rank of experts over the mean of the ranks.
     """
@@ -74,6 +87,13 @@ class MemoryProfile:
     gradients: Literal["sharded", "whole"] = "sharded"
     activations: Literal["device", "host"] = "device"
     evaluation: Literal["logits", "none"] = "logits"
+    schedule: Literal["1f1b", "bidirectional"] = "1f1b"
+    stages: Literal["equal", "short_ends"] = "equal"
+    boundaries: Literal["kept", "freed"] = "kept"
+    recomputed: Literal["nothing", "fused", "elementwise", "latent"] = "nothing"
+    linear_inputs: Literal["compute", "fp8"] = "compute"
+    expert_weights: Literal["outputs", "inputs"] = "outputs"
+    moments: Literal["fp32", "bf16"] = "fp32"
     measured: Literal["reserved", "allocated"] = "reserved"
     expert_load: float = 1.0
 
@@ -90,6 +110,9 @@ class SoftwareProfile(Section):
         "fused",
         description="fused: torch's kernels. native: kernels for this device. unfused: every score is written to "
         "memory. chosen: by llmsys' table of kernels, where the device has a compute capability.",
+    )
+    attention_rate: float = Field(
+        1.0, gt=0, le=1, description="Rate of its fused attention kernels over those that a device's profile measured."
     )
     sink_rate: float = Field(
         1.0, gt=0, le=1, description="Rate of attention kernels with learned sinks over that without, where native."

@@ -10,10 +10,11 @@ casts its master weights for every matmul. ZeRO sums gradients in buckets.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, assert_never
 
 from llmsys.config.engine import AccelerateEngineConfig, DeepSpeedEngineConfig, TorchEngineConfig
+from llmsys.config.model import ModelConfig
 from llmsys.config.module_tensors import ParameterTensor
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.run import RunConfig
@@ -21,7 +22,7 @@ from llmsys.config.run_constraints import is_replicated
 from llmsys.estimate.memory_timeline import MemoryItem
 from llmsys.estimate.model_tensors import list_model_tensors
 from llmsys.estimate.rank_parameters import GatheredWeights, count_full_elements, count_local_elements
-from llmsys.estimate.software_profile import MemoryProfile
+from llmsys.estimate.software_profile import OURS, MemoryProfile
 
 BUCKET = 1 << 28  # elements of one bucket of ZeRO's reductions, llmsys/engine/deepspeed_setup.py
 LIVE = 10**9  # elements that ZeRO-3 leaves gathered when they are soon used again (stage3_max_live_parameters)
@@ -169,13 +170,17 @@ class StateBytes:
 
 
 def compute_state_bytes(
-    config: RunConfig, layout: ParallelLayout, rows: list[ParameterTensor] | None = None
+    config: RunConfig,
+    layout: ParallelLayout,
+    rows: list[ParameterTensor] | None = None,
+    system: MemoryProfile = OURS,
 ) -> StateBytes:
     """State of the configured engine under a resolved layout; of `rows` only, where a stage has a part of the model."""
     rows = list_model_tensors(config.model) if rows is None else rows
     match config.engine:
         case DeepSpeedEngineConfig(zero_stage=stage):
-            return _compute_zero_state_bytes(config, layout, stage, rows)
+            state = _compute_zero_state_bytes(config, layout, stage, rows)
+            return state if system.moments == "fp32" else replace(state, moments=state.moments // 2)
         case TorchEngineConfig() | AccelerateEngineConfig():
             # FSDP's shards are the fp32 masters; full weights exist only while they are used.
             count = count_local_elements if config.engine.shards_weights else count_full_elements
@@ -240,9 +245,10 @@ def _compute_zero_state_bytes(
     """ZeRO flattens each parameter group, pads it to twice the number of ranks, and splits it evenly over them.
 
     Groups: with and without weight decay; experts, embeddings, the rest. Dealt experts are split over their own
-    replicas only. Stage 0 splits nothing, and its parameters are the fp32 masters themselves.
+    replicas only. Stage 0 splits nothing, and its parameters are the fp32 masters themselves. Programs with tensor
+    parallelism divide embedding and head by columns of the vocabulary.
     """
-    whole = sum(count_full_elements(row, layout, config.model) * row.num_copies for row in rows)
+    whole = sum(_count_zero_elements(row, layout, config.model) for row in rows)
     groups = list(_iter_parameter_groups(config, layout, rows))
     split = sum(_compute_padded_share(elements, ranks) for elements, ranks, _ in groups)
     size = get_compute_dtype_bytes(config)
@@ -250,7 +256,7 @@ def _compute_zero_state_bytes(
     share = split if stage >= 1 else whole
     moments = FP32 * sum(count * _compute_padded_share(elements, ranks) for elements, ranks, count in groups)
     if stage == 0:  # no flat vectors: any optimizer
-        full = [(row, count_full_elements(row, layout, config.model) * row.num_copies) for row in rows]
+        full = [(row, _count_zero_elements(row, layout, config.model)) for row in rows]
         moments = round(sum(_compute_moment_bytes(config, row) * elements for row, elements in full))
     return StateBytes(weights, FP32 * share, FP32 * (split if stage >= 2 else whole), moments)
 
@@ -265,10 +271,17 @@ def _iter_parameter_groups(
         # stacked biases of experts have two dims, and do not decay
         decays = len(row.shape) >= 2 and not row.name.endswith("_bias")
         key = (role, decays, _count_moments(config, row))
-        groups[key] = groups.get(key, 0) + count_full_elements(row, layout, config.model) * row.num_copies
+        groups[key] = groups.get(key, 0) + _count_zero_elements(row, layout, config.model)
     for (role, _, moments), elements in groups.items():
-        sharded = layout.expert if role == "experts" else 1
+        # Ranks with the same elements.
+        sharded = layout.expert if role == "experts" else layout.tensor
         yield elements, max(1, layout.world_size // sharded), moments
+
+
+def _count_zero_elements(row: ParameterTensor, layout: ParallelLayout, model: ModelConfig) -> int:
+    """Return the elements of all copies of a tensor that a rank computes with."""
+    columns = layout.tensor if row.name in ("embed.weight", "head.weight") else 1
+    return -(-count_full_elements(row, layout, model) * row.num_copies // columns)
 
 
 def _compute_padded_share(elements: int, ranks: int) -> int:

@@ -1,6 +1,6 @@
 """The instants of a training step on one rank, in their order, each with all that is in memory then."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
@@ -66,7 +66,7 @@ class StepMemory:
     def iter_snapshots(self) -> Iterator[MemorySnapshot]:
         """From the start of a step to the writing of a checkpoint, and an evaluation."""
         last, first, blocks = self._block_groups[-1], self._block_groups[0], self._num_stage_blocks
-        early, kept, waiting = self._early_items, self._list_saved_items(self.stage.in_flight), self._waiting_items
+        early, kept, waiting = self._early_items, self._list_saved_items(self.stage.held_layers), self._waiting_items
         yield self._build_snapshot("between steps", [])
         if self._gathers_blocks:
             yield self._build_snapshot("at the start of forward", [*early, *self._list_weights("start")])
@@ -124,7 +124,7 @@ class StepMemory:
 
     @cached_property
     def _state_bytes(self) -> StateBytes:
-        return compute_state_bytes(self.config, self.layout, self._parameter_tensors)
+        return compute_state_bytes(self.config, self.layout, self._parameter_tensors, self.system)
 
     @cached_property
     def _gathered_weights(self) -> GatheredWeights:
@@ -149,10 +149,8 @@ class StepMemory:
         """Kinds of blocks of this stage, in the order of the forward pass."""
         return [kind for kind in iter_block_groups(self.config, self._activation_shape) if self._count_blocks(kind)]
 
-    def _count_blocks(self, kind: BlockGroup) -> int:
-        if kind.prefix == "blocks.":
-            return len(self.stage.layers.intersection(kind.layers))
-        return len(kind.layers) if (self.stage.first if kind.prefix.startswith("encoder") else self.stage.last) else 0
+    def _count_blocks(self, kind: BlockGroup, layers: frozenset[int] | None = None) -> int:
+        return self.stage.count_blocks(kind.prefix, kind.layers, self.stage.layers if layers is None else layers)
 
     @cached_property
     def _state_items(self) -> list[MemoryItem]:
@@ -239,20 +237,21 @@ class StepMemory:
     @cached_property
     def _waiting_items(self) -> list[MemoryItem]:
         """Activations of the micro-batches in flight in our pipeline while another one is in its backward pass."""
-        return self._list_saved_items(self.stage.waiting) if self.layout.pipeline > 1 else []
+        return self._list_saved_items(((self.stage.layers, self.stage.waiting),)) if self.layout.pipeline > 1 else []
 
-    def _list_saved_items(self, held: float) -> list[MemoryItem]:
+    def _list_saved_items(self, parts: Sequence[tuple[frozenset[int], float]]) -> list[MemoryItem]:
         several = self.system.pipeline > 1
-        micro_batches = min(held, self._num_micro_batches) if several else 1.0
-        sizes = (self._count_blocks(kind) * self._compute_saved_bytes(kind) for kind in self._block_groups)
-        total = micro_batches * sum(sizes)
+        held = [(layers, min(count, self._num_micro_batches) if several else 1.0) for layers, count in parts]
+        sizes = [(kind, self._compute_saved_bytes(kind)) for kind in self._block_groups]
+        total = sum(count * self._count_blocks(kind, own) * size for own, count in held for kind, size in sizes)
         if self.system.activations == "host" or self.config.train.activation_checkpoint == "offload":
             # two blocks' activations are on their way to or from the host at a time
-            total = min(total, 2 * max(self._compute_saved_bytes(kind) for kind in self._block_groups))
+            total = min(total, 2 * max(size for _, size in sizes))
+        sent = sum(count for _, count in held) if several and self.system.boundaries == "kept" else 0
         return [
             MemoryItem(SAVED, int(total)),
             MemoryItem("attention mask", compute_mask_bytes(self.config.model, self._activation_shape)),
-            MemoryItem("stage output", int(micro_batches * self._stream_bytes) if several else 0),
+            MemoryItem("stage output", int(sent * self._stream_bytes)),
         ]
 
     @cached_property

@@ -3,7 +3,7 @@
 python tools/bench/estimates.py                      print the tables
 python tools/bench/estimates.py --truth FILE         the same for other rows of the same form
 python tools/bench/estimates.py --commands           print the command line of every row
-python tools/bench/estimates.py --write              fit, and write residual.yaml, programs/ and the README
+python tools/bench/estimates.py --write              fit, and write residual.yaml, programs/, the page and the README
 """
 
 import argparse
@@ -21,23 +21,25 @@ from llmsys.estimate.program_profile import FOLDER, load_packaged_profiles_again
 from llmsys.estimate.residual_model import FILE, load_residuals
 from tools.bench.estimates_count import list_count_lines
 from tools.bench.estimates_energy import build_energy_rows, fit_energy
-from tools.bench.estimates_memory import iter_memory_lines
-from tools.bench.estimates_time import (
-    KINDS,
+from tools.bench.estimates_fit import (
     HeldOutRow,
-    TimeRow,
     build_program_fits,
     build_residuals,
-    build_time_rows,
-    get_model,
     list_held_out_rows,
     list_printed_rows,
     select_peers,
 )
+from tools.bench.estimates_memory import iter_memory_lines
+from tools.bench.estimates_time import KINDS, TimeRow, build_time_rows, get_model
 from tools.bench.published import RUNS, UNSEEN, SkippedRow, read_rows
 from tools.bench.published_row import PublishedRow, read_json, run_estimate
 
 README = Path(__file__).resolve().parents[2] / "llmsys" / "estimate" / "README.md"
+PAGE = README.with_name("published_errors.md")
+SUMMARY_HEAD = (
+    "| rows | number | P10–P90 covers | median P90 / P10 | median error of P50 | of a constant utilisation | "
+    "less than half of it |\n|---|---|---|---|---|---|---|"
+)
 BEGIN, END = "<!-- published errors: begin -->", "<!-- published errors: end -->"
 
 
@@ -45,7 +47,7 @@ def main() -> int:
     """Print the tables; with --write, fit the constants and write them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--truth", type=Path, default=RUNS, help="rows of published runs (default: the tests' copy)")
-    parser.add_argument("--write", action="store_true", help="fit on all rows, and write constants and README")
+    parser.add_argument("--write", action="store_true", help="fit on all rows, and write constants, page and README")
     parser.add_argument("--commands", action="store_true", help="print the command line of every row, and nothing else")
     arguments = parser.parse_args()
     if arguments.commands:
@@ -69,12 +71,15 @@ def main() -> int:
         *iter_energy_lines(arguments.truth, is_foreign),
     ]
     if not is_foreign:
-        for path in UNSEEN:
-            unseen, missing = select_priced_rows(path)
+        unseen = [(path, *select_priced_rows(path)) for path in UNSEEN]
+        summary = list_summary_lines(times, [row for _, priced, _ in unseen for row in build_time_rows(priced)])
+        for path, priced, missing in unseen:
             lines += ["### Rows that nothing was fitted on", "", *iter_unseen_notes(path)]
-            lines += iter_time_lines(build_time_rows(unseen), times, missing, is_foreign=True)
-    if arguments.write:
-        write_readme(lines)
+            lines += iter_time_lines(build_time_rows(priced), times, missing, is_foreign=True)
+        if arguments.write:
+            write_section(README, summary)
+            write_section(PAGE, lines)
+        lines += ["### Summary", "", *summary]
     print("\n".join(lines))
     return 0
 
@@ -125,9 +130,24 @@ def write_residuals(rows: Sequence[TimeRow]) -> None:
 
 def iter_unseen_notes(path: Path) -> Iterator[str]:
     """Yield what is known of the unseen rows of a file."""
-    source = read_json(path)["megatron_bridge"]
-    yield f"{source['source']}. {source['note']}"
-    yield ""
+    for table in read_json(path).values():
+        yield f"{table['source']}. {table['note']}"
+        yield ""
+
+
+def list_summary_lines(rows: Sequence[TimeRow], unseen: Sequence[TimeRow]) -> list[str]:
+    """Return a line for each class: sources left out of the fit, and rows that nothing was fitted on."""
+    found = [SUMMARY_HEAD]
+    for kind in KINDS:
+        own = [row for row in rows if row.kind == kind]
+        found.append(format_summary_line(f"{kind}, source left out", list_held_out_rows(own, select_peers(kind, rows))))
+    mixtures = [row for row in rows if row.kind == "moe"]
+    held = list_held_out_rows(mixtures, select_peers("moe", rows), get_model)
+    found.append(format_summary_line("moe, model left out", held))
+    never = list_printed_rows(unseen, rows)
+    for kind in KINDS[:2]:
+        found.append(format_summary_line(f"{kind}, never fitted", [one for one in never if one.row.kind == kind]))
+    return found
 
 
 def iter_time_lines(
@@ -149,17 +169,9 @@ def iter_time_lines(
     yield ""
     yield f"Each row is one command; `python tools/bench/estimates.py --commands` prints them. {how}"
     yield ""
-    yield (
-        "| rows | number | P10–P90 covers | median P90 / P10 | median error of P50 | of a constant utilisation | "
-        "less than half of it |"
-    )
-    yield "|---|---|---|---|---|---|---|"
+    yield SUMMARY_HEAD
     for name, group in iter_summary_groups(held):
         yield format_summary_line(name, group)
-    if not is_foreign:
-        mixtures = [row for row in rows if row.kind == "moe"]
-        strict = list_held_out_rows(mixtures, select_peers("moe", rows), get_model)
-        yield format_summary_line("moe, whole models held out", strict)
     yield ""
     yield "| row | program | measured | P10 | P50 | P90 | error | covered | constant utilisation |"
     yield "|---|---|---|---|---|---|---|---|---|"
@@ -221,12 +233,10 @@ def iter_energy_lines(path: Path, foreign: bool) -> Iterator[str]:
     yield ""
 
 
-def write_readme(lines: Sequence[str]) -> None:
-    """Write the tables between the two marks of the README."""
-    text = README.read_text(encoding="utf-8") if README.is_file() else f"# Estimate\n\n{BEGIN}\n{END}\n"
-    before, rest = text.split(BEGIN)
-    after = rest.split(END)[1]
-    README.write_text(f"{before}{BEGIN}\n\n" + "\n".join(lines) + f"\n{END}{after}", encoding="utf-8")
+def write_section(path: Path, lines: Sequence[str]) -> None:
+    """Write lines between the two marks of a file."""
+    before, rest = path.read_text(encoding="utf-8").split(BEGIN)
+    path.write_text(f"{before}{BEGIN}\n\n" + "\n".join(lines) + f"\n\n{END}{rest.split(END)[1]}", encoding="utf-8")
 
 
 if __name__ == "__main__":

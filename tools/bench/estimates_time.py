@@ -1,32 +1,22 @@
-"""Compare published times with `llmsys estimate`: signed errors, coverage of P10 to P90, and a constant utilisation.
-
-Fitted are one factor for each program and class of model, and a spread for each class. Whole sources are held out: the
-error of a row is that of a fit without any row of its source, spread and baseline included.
+"""A published time, what its command prints, and the groups that are held out together.
 
 Invariants:
 - A row is priced by its command line alone.
 """
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import exp, log, sqrt
-from statistics import median
+from math import log
 from typing import Literal
 
 from llmsys.estimate.device_profile import Number, load_device_profile
-from llmsys.estimate.program_profile import ProgramFit
-from llmsys.estimate.residual_model import Z90, PercentileInterval, ResidualModel, build_log_normal_interval
+from llmsys.estimate.residual_model import PercentileInterval
 from tools.bench.blind_programs import find_blind_words
 from tools.bench.published_row import PublishedRow, run_estimate
 
 TimeClass = Literal["dense", "moe", "run"]
 KINDS: tuple[TimeClass, ...] = ("dense", "moe", "run")
-# Share of held-out rows that P10 to P90 is widened to hold: between the 80 % it is named for and 90 %.
-COVERED = 0.87
-# Rows of a typical program that the mean of its class counts for.
-PRIOR_ROWS = 2.0
 
 
 @dataclass(frozen=True)
@@ -113,19 +103,6 @@ def build_time_rows(rows: Iterable[PublishedRow]) -> list[TimeRow]:
     return [TimeRow(row) for row in rows if row.kind != "memory"]
 
 
-@dataclass(frozen=True)
-class ClassFit:
-    """Constants of one class: a factor for each program, one for all others, and a spread."""
-
-    factor: float
-    programs: Mapping[str, float]
-    spread: float
-
-    def predict_interval(self, row: TimeRow) -> PercentileInterval:
-        """Return the interval of a row."""
-        return build_log_normal_interval(row.modelled_time * self.programs.get(row.program, self.factor), self.spread)
-
-
 def get_source(row: TimeRow) -> str:
     """Return the report that a row is from."""
     return row.published.source
@@ -135,158 +112,3 @@ def get_model(row: TimeRow) -> str:
     """Return CONFIG and the overrides of its sizes: all words before those of the batch."""
     words = row.published.words
     return " ".join(words[1 : next(i for i, word in enumerate(words) if word.startswith("batch."))])
-
-
-def fit_class(rows: Sequence[TimeRow]) -> ClassFit:
-    """Fit the constants of a class; the spread is that of sources, and of models, which the fit does not know.
-
-    Args:
-        rows: rows of one class.
-
-    Returns:
-        The fit.
-    """
-    factor, programs = fit_factors(rows)
-    errors = []
-    for get_group in (get_source, get_model):
-        for name in {get_group(row) for row in rows}:
-            others = [row for row in rows if get_group(row) != name]
-            if not others:
-                continue
-            mean, known = fit_factors(others)
-            for row in rows:
-                if get_group(row) == name:
-                    ratio = row.blind_log_ratio if get_group is get_model else row.log_ratio
-                    errors.append(abs(ratio - log(known.get(row.program, mean))))
-    return ClassFit(factor, programs, compute_quantile(errors, COVERED) / Z90)
-
-
-def fit_factors(rows: Sequence[TimeRow]) -> tuple[float, dict[str, float]]:
-    """Return the mean factor of measured over modelled times, and that of each program, drawn towards the mean.
-
-    A source of n rows counts as √n: rows of one table share its errors.
-
-    Args:
-        rows: rows of one class.
-
-    Returns:
-        Two kinds of factors. Whole runs have one only: programs of most of them are guesses.
-    """
-    sizes: dict[str, int] = defaultdict(int)
-    for row in rows:
-        sizes[row.published.source] += 1
-    weights = [1 / sqrt(sizes[row.published.source]) for row in rows]
-    errors = clip_outliers([row.log_ratio for row in rows])
-    mean = sum(w * e for w, e in zip(weights, errors, strict=True)) / sum(weights)
-    found = {}
-    for program in {row.program for row in rows if row.kind != "run"}:
-        own = [(w, e) for row, w, e in zip(rows, weights, errors, strict=True) if row.program == program]
-        total = PRIOR_ROWS * mean + sum(w * e for w, e in own)
-        found[program] = exp(total / (PRIOR_ROWS + sum(w for w, _ in own)))
-    return exp(mean), found
-
-
-def clip_outliers(values: Sequence[float]) -> list[float]:
-    """Return values with those beyond Tukey's outer fences (three quartile distances) on the fence."""
-    low, high = compute_quantile(values, 0.25), compute_quantile(values, 0.75)
-    reach = 3 * (high - low)
-    return [min(max(value, low - reach), high + reach) for value in values]
-
-
-def compute_quantile(values: Sequence[float], share: float) -> float:
-    """Return a quantile, linear between the values."""
-    ordered = sorted(values)
-    place = share * (len(ordered) - 1)
-    low = int(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
-
-
-@dataclass(frozen=True)
-class HeldOutRow:
-    """A row, the interval of a fit without its source, and the baseline of the same fit."""
-
-    row: TimeRow
-    interval: PercentileInterval
-    baseline: float
-
-    @property
-    def error(self) -> float:
-        """Signed relative error of P50."""
-        return self.interval.p50 / self.row.measured - 1
-
-    @property
-    def baseline_error(self) -> float:
-        """The same of a constant utilisation."""
-        return self.baseline / self.row.measured - 1
-
-    @property
-    def is_covered(self) -> bool:
-        """True where the measurement is between P10 and P90."""
-        return self.interval.contains(self.row.measured)
-
-
-def list_held_out_rows(
-    rows: Sequence[TimeRow], peers: Sequence[TimeRow], get_group: Callable[[TimeRow], str] | None = None
-) -> list[HeldOutRow]:
-    """Predict every row of a class by a fit without its source.
-
-    Args:
-        rows: rows of one class.
-        peers: rows whose median utilisation is the baseline; those of the source are left out.
-        get_group: what is left out together; None: the rows of a source.
-
-    Returns:
-        Predictions in the order of the rows.
-    """
-    group = get_group or get_source
-    fits: dict[str, tuple[ClassFit, float]] = {}
-    for name in {group(row) for row in rows}:
-        fit = fit_class([row for row in rows if group(row) != name])
-        fits[name] = fit, median(row.ideal_time / row.measured for row in peers if group(row) != name)
-    found = []
-    for row in rows:
-        fit, utilisation = fits[group(row)]
-        found.append(HeldOutRow(row, fit.predict_interval(row), row.ideal_time / utilisation))
-    return found
-
-
-def list_printed_rows(rows: Sequence[TimeRow], known: Sequence[TimeRow]) -> list[HeldOutRow]:
-    """Return rows of another file with the intervals that their commands print, and the baseline of the known rows."""
-    found = []
-    for row in rows:
-        utilisation = median(one.ideal_time / one.measured for one in select_peers(row.kind, known))
-        found.append(HeldOutRow(row, row.printed_interval, row.ideal_time / utilisation))
-    return found
-
-
-def select_peers(kind: TimeClass, rows: Sequence[TimeRow]) -> list[TimeRow]:
-    """Return the rows that share the constant of the baseline: all steps, or all runs."""
-    return [row for row in rows if (row.kind == "run") == (kind == "run")]
-
-
-def build_residuals(rows: Sequence[TimeRow]) -> dict[TimeClass, ResidualModel]:
-    """Return what residual.yaml has: factor and spread of every class, fitted on all rows."""
-    found: dict[TimeClass, ResidualModel] = {}
-    for kind in KINDS:
-        own = [row for row in rows if row.kind == kind]
-        fit, names = fit_class(own), tuple(row.name for row in own)
-        found[kind] = ResidualModel(factor=round(fit.factor, 3), spread=round(fit.spread, 3), rows=names)
-    return found
-
-
-def build_program_fits(rows: Sequence[TimeRow]) -> dict[str, dict[str, ProgramFit]]:
-    """Return the `fit` section of every program with published steps."""
-    found: dict[str, dict[str, ProgramFit]] = defaultdict(dict)
-    for kind in KINDS[:2]:
-        own = [row for row in rows if row.kind == kind]
-        fit, held = fit_class(own), list_held_out_rows(own, own)
-        for program, factor in sorted(fit.programs.items()):
-            group = [one for one in held if one.row.program == program]
-            found[program][kind] = ProgramFit(
-                factor=round(factor, 3),
-                rows=tuple(one.row.name for one in group),
-                held_out_error=round(median(abs(one.error) for one in group), 3),
-                held_out_coverage=round(sum(one.is_covered for one in group) / len(group), 3),
-            )
-    return found

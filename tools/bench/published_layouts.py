@@ -55,29 +55,32 @@ def _list_gpt_run(shape: str, sequences: int, gpus: int) -> tuple[str, ...]:
 
 def _list_llama_run(length: int, sequences: int, gpus: int) -> tuple[str, ...]:
     batch = (f"batch.sequence_length={length}", f"batch.sequences={sequences}", "batch.micro_sequences=1")
-    return ("model/llama3.1-405b", *batch, f"gpus={gpus}", "device=h100-sxm", "program=megatron")
+    return ("model/llama3.1-405b", *batch, f"gpus={gpus}", "device=h100-sxm", "program=llama3")
 
 
 DEEPSEEK = (
     "model/deepseek-v3",
+    "model.multi_token_prediction.depth=1",
     "batch.sequence_length=4096",
     "batch.sequences=15360",
     "batch.micro_sequences=1",
     "train.activation_checkpoint=selective",
     "gpus=2048",
     "device=h800",
-    "program=hai-llm",
+    "program=hai-llm-v3",
 )
+# The first chunk has only the embedding and the last one only the head, each in place of one block: 128 chunks on 16
+# ranks (section 3.3.2).
 LLAMA = "Llama 3 (2407.21783), table 4, by its TFLOP/s with causal attention"
 LAYOUTS = (
     PublishedLayout(
-        "Llama 3 405B, 8k, 8,192 H100", LLAMA, _list_llama_run(8192, 2048, 8192), "tp=8,pp=16,vp=4,dp=64", 12.0
+        "Llama 3 405B, 8k, 8,192 H100", LLAMA, _list_llama_run(8192, 2048, 8192), "tp=8,pp=16,vp=8,dp=64", 12.0
     ),
     PublishedLayout(
         "Llama 3 405B, 128k, 16,384 H100",
         LLAMA,
         _list_llama_run(131_072, 128, 16_384),
-        "tp=8,cp=16,pp=16,vp=4,dp=8",
+        "tp=8,cp=16,pp=16,vp=8,dp=8",
         10.9,
     ),
     # 180,000 accelerator-hours for a trillion tokens, restarts included.

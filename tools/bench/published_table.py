@@ -72,6 +72,7 @@ class PublishedTable(BaseModel):
     tensor: Value = 1
     pipeline: Value = 1
     context: Value = 1
+    context_kind: str | None = None  # layout.context_kind, where context is above 1
     expert: Value = 1
     interleave: Value = 1  # stages per pipeline rank
     recompute: str = "none"
@@ -135,6 +136,8 @@ def _iter_row_numbers(name: str, table: PublishedTable, row: Row) -> Iterator[Pu
     }
     one = micro[table.micro] if table.micro in micro else _get_count(row, table.micro)
     run = list_run_words(model, length, sequences, micro=one, recompute=table.recompute, precision=table.precision)
+    if table.context_kind is not None and context > 1:
+        run.append(f"layout.context_kind={table.context_kind}")
     axes = {"tp": tensor, "cp": context, "pp": pipeline, "vp": interleave, "ep": expert, "dp": shard}
     layout = ",".join(f"{key}={size}" for key, size in axes.items() if size > 1 or key == "dp")
     words = [*run, "--program", table.program, "--layout", layout]

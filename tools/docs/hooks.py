@@ -40,6 +40,7 @@ READMES = (
     "llmsys/engine/README.md",
     "llmsys/train/README.md",
     "llmsys/estimate/README.md",
+    "llmsys/estimate/published_errors.md",
     "llmsys/dryrun/README.md",
     "llmsys/doctor/README.md",
     "launch/README.md",

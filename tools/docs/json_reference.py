@@ -6,20 +6,24 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from llmsys.estimate.counted.json_output import CountedOutput
 from llmsys.estimate.json_output import EstimateOutput, LayoutCheckOutput, PlanOutput
-from llmsys.estimate.scaling.json_output import ScaleOutput
+from llmsys.estimate.scaling.json_output import FitOutput, ScaleOutput
+from llmsys.estimate.serving_output import ServingOutput
 from tools.docs.config_reference import SectionReference
 
 OUTPUTS: dict[str, type[BaseModel]] = {
     "estimate": EstimateOutput,
+    "estimate-counted": CountedOutput,
+    "estimate-serve": ServingOutput,
     "plan": PlanOutput,
     "plan-check": LayoutCheckOutput,
     "scale": ScaleOutput,
+    "scale-fit": FitOutput,
 }
 HEAD = """# JSON output
 
 What `--json` prints, one object each. Keys stay; new ones may come. Bytes, FLOPs and seconds are plain numbers.
-`llmsys estimate --serve` and `llmsys scale fit` print other objects, which are not described here.
 """
 
 

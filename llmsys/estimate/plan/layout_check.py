@@ -4,14 +4,17 @@ What a legal layout takes: whether its fullest rank fits, and the time of a step
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from llmsys.config.run import RunConfig
 from llmsys.estimate.cluster_costs import ClusterCosts
+from llmsys.estimate.memory_timeline import GIB
 from llmsys.estimate.named_layout import NamedLayout
+from llmsys.estimate.peak_memory import estimate_peak_memory
 from llmsys.estimate.program_profile import ProgramProfile, load_own_program, load_program_profile
-from llmsys.estimate.program_run import build_program_run
-from llmsys.estimate.software_profile import resolve_compile_for_profile, resolve_for_profile
+from llmsys.estimate.program_run import ProgramRun, build_program_run
+from llmsys.estimate.software_profile import OURS, resolve_compile_for_profile, resolve_for_profile
 
 # The program of a pipeline where none is named: most published ones are its.
 PIPELINED_PROGRAM = "megatron"
@@ -48,7 +51,7 @@ def estimate_layout_fit(
         program: who runs it; None: megatron for a pipeline, else llmsys.
 
     Returns:
-        Keys: program, fits, memory (a sentence), time (a sentence), step_seconds, peak_bytes.
+        Keys: program, fits, memory (a sentence), time (a sentence), step_seconds, peak_bytes, assumed (sentences).
     """
     device = cluster.load_device()
     if program is None:
@@ -64,9 +67,21 @@ def estimate_layout_fit(
         "fits": found.fits,
         "peak_bytes": ledger.peak_bytes + ledger.driver_bytes,
         "memory": found.text,
+        "assumed": list(_iter_assumptions(run)),
         "step_seconds": seconds.to_dict(),
         "time": (
             f"under {program.name} a step takes {seconds.p50:.3g} s ({seconds.p10:.3g} to {seconds.p90:.3g}), "
             f"{step.tokens_per_second_per_device:,.0f} tokens/s/device, utilisation {step.mfu:.1%}"
         ),
     }
+
+
+def _iter_assumptions(run: ProgramRun) -> Iterator[str]:
+    """Yield what the memory of a program rests on and no source gives, each with the memory without it."""
+    profile = run.memory_profile
+    for name, reason in run.program.assumed.items():
+        value, other = getattr(profile, name), getattr(OURS, name)
+        if value != other:
+            changed = estimate_peak_memory(run.config, run.layout, system=replace(profile, **{name: other}))
+            size = (changed.peak_bytes + changed.driver_bytes) / GIB
+            yield f"assumed: memory.{name}={value}, because {reason}; with {other} it is {size:.1f} GiB"

@@ -77,3 +77,43 @@ class ScaleOutput(Section):
     rates: list[RateRow] = Field(description="Batch and learning rate.")
     experts: list[ExpertRow] = Field(description="Gain of experts; empty for dense models.")
     page: str | None = Field(None, description="With --html: the file.")
+
+
+class FittedConstants(Section):
+    """E + A / N^alpha + B / D^beta, in nats per token."""
+
+    E: float = Field(description="Loss of infinite size and data.")
+    A: float = Field(description="Factor of the size.")
+    B: float = Field(description="Factor of the data.")
+    alpha: float = Field(description="Exponent of the size.")
+    beta: float = Field(description="Exponent of the data.")
+
+
+class FittedInterval(Section):
+    """A recommendation, and 5 and 95 % of those of resampled runs."""
+
+    best: float = Field(description="By the fitted law.")
+    low: float = Field(description="One in twenty is below.")
+    high: float = Field(description="One in twenty is above.")
+
+
+class FittedOptimum(Section):
+    """The recommendation for a budget."""
+
+    flops: float = Field(description="The budget.")
+    parameters: FittedInterval = Field(description="Parameters.")
+    tokens: FittedInterval = Field(description="Training tokens.")
+    loss: FittedInterval = Field(description="Nats per token.")
+    times_beyond: float = Field(description="Budget over that of the largest run; 1 inside.")
+
+
+class FitOutput(Section):
+    """`llmsys scale fit RUN RUN… --json`."""
+
+    law: FittedConstants = Field(description="The fitted constants.")
+    intervals: dict[str, tuple[float, float]] = Field(description="5 and 95 % of each constant.")
+    runs: int = Field(description="Runs that were fitted.")
+    largest_residual: float = Field(description="Largest error of log loss.")
+    largest_flops: float = Field(description="FLOPs of the largest run.")
+    optima: list[FittedOptimum] = Field(description="A row for each budget=.")
+    report: str = Field(description="File with three plots.")

@@ -23,11 +23,20 @@ COMMANDS = {
     ),
     "a pair model": ("estimate", ["estimate", "train/wmt14-base"]),
     "adapters": ("estimate", ["estimate", "train/llama-8b-8xh100", "--finetune", "rank=8", "--device", "h100-sxm"]),
+    "serving without a device": ("estimate-serve", ["estimate", "model/gpt2-small", "--serve", "prompt=100,output=10"]),
+    "serving": (
+        "estimate-serve",
+        ["estimate", "model/llama3.1-8b", "--serve", "batch=2,weights=fp8", "--device", "h100-sxm", "--gpus", "2"],
+    ),
     "a plan": (
         "plan",
         ["plan", "model/llama3.2-1b", "gpus=2", "device=h100-sxm", "program=megatron", "train.tokens=1e9", *BATCH],
     ),
     "an illegal layout": ("plan-check", ["plan", "model/llama3.1-405b", "gpus=16384", "--check", "tp=8,dp=4"]),
+    "a layout that rests on an assumption": (
+        "plan-check",
+        ["plan", "model/llama3.2-1b", "gpus=4", "device=h100-sxm", "program=llama3", *BATCH, "--check", "pp=2,dp=2"],
+    ),
     "a layout that is compared": (
         "plan-check",
         ["plan", "model/llama3.2-1b", "gpus=2", "device=h100-sxm", *BATCH, "--check", "dp=2", "--compare"],

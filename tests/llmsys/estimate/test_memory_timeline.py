@@ -1,6 +1,7 @@
 """The ledger of a rank: its verdict on a device, and how it answers to changes of a config."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,10 +9,22 @@ import pytest
 from llmsys.config.load import load_model_config
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.run import RunConfig
-from llmsys.estimate.memory_timeline import GIB, MemorySnapshot, MemoryTimeline
+from llmsys.estimate.activation_memory import build_activation_shape, iter_block_groups
+from llmsys.estimate.memory_timeline import (
+    CHEAP_OUTPUTS,
+    GIB,
+    LINEAR_INPUTS,
+    UP_PROJECTIONS,
+    MemorySnapshot,
+    MemoryTimeline,
+    select_saved_tensors,
+)
+from llmsys.estimate.model_tensors import list_model_tensors
 from llmsys.estimate.peak_memory import estimate_peak_memory
+from llmsys.estimate.program_profile import load_program_profile
 from llmsys.estimate.run_estimate import estimate_run
 from llmsys.estimate.software_profile import MemoryProfile
+from llmsys.estimate.state_memory import compute_state_bytes
 from llmsys.estimate.summary_table import format_estimate
 from tools.bench.memory_korthikanti import iter_analytical_rows
 
@@ -195,3 +208,74 @@ def test_gradients_of_weights_appear_while_activations_are_freed() -> None:
     down = 2 * 4096 * 14_336  # the first product of the backward
     assert items["gradients in the compute dtype"] == down
     assert items["recomputed block"] > 5 * down
+
+
+def build_deepseek_run(**train: str) -> RunConfig:
+    batch = {"sequence_length": 4096, "sequences": 64, "micro_sequences": 1, "attention_scope": "window"}
+    settings = {"model": load_model_config("model/deepseek-v3"), "batch": batch, "train": {"precision": "bf16"} | train}
+    return RunConfig.model_validate(settings)
+
+
+def list_saved_tensors(config: RunConfig, layout: ParallelLayout, system: MemoryProfile) -> dict[str, int]:
+    *_, mixture = iter_block_groups(config, build_activation_shape(config, layout, system))
+    return {one.name: one.bytes for one in select_saved_tensors(mixture.saved_tensors, "none", False, system)}
+
+
+def test_a_layer_keeps_what_deepseek_v3_describes() -> None:
+    """Section 3.2.3: norms and up-projections are computed again. 3.3.3: inputs of linear layers in 8 bits."""
+    layout, tokens, fp8, e5m6 = ParallelLayout(shard=1, expert=64), 4096, 1 + 4 / 128, 1.5 + 4 / 128
+    system = load_program_profile("hai-llm-v3").build_memory_profile(16)
+    kept = list_saved_tensors(build_deepseek_run(), layout, system)
+    per_token = {
+        "block input": 2 * 7168,
+        "query latent": 2 * 1536,
+        "key-value latent": 2 * (512 + 64),
+        "logsumexp": 4 * 128,
+        "attention output": e5m6 * 128 * 128,
+        "stream before feed_forward": 2 * 7168,
+        "sorted visits": fp8 * 8 * 7168,
+        "gate of experts": fp8 * 8 * 2048,
+        "up of experts": fp8 * 8 * 2048,
+        "gate of shared experts": fp8 * 2048,
+        "up of shared experts": fp8 * 2048,
+        "router scores": 4 * 256,
+        "chosen experts and weights": 8 * (8 + 8 + 8 + 4),
+    }
+    small = {name: kept.pop(name) for name in list(kept) if name.startswith(("statistics", "visits of"))}
+    assert kept == {name: round(tokens * size) for name, size in per_token.items()}
+    assert sum(small.values()) == 4 * 4 * tokens + 4 * 256  # of four norms, and the counts of experts
+
+
+def test_what_a_program_computes_again_is_whole_while_its_block_runs() -> None:
+    config, layout = build_deepseek_run(), ParallelLayout(shard=64, expert=64)
+    shares = {}
+    for name, system in {"plain": MemoryProfile(), "again": MemoryProfile(recomputed="latent")}.items():
+        ledger = estimate_peak_memory(config, layout, system=replace(system, measured="allocated", evaluation="none"))
+        items = {item.name: item.bytes for item in find_instant(ledger, "in the backward of the first block").items}
+        shares[name] = items.get("recomputed block", 0)
+    # The latents' norms, queries, keys, and keys with values, of a dense layer, whose feed-forward is over by then.
+    assert shares["plain"] == 0
+    assert shares["again"] == 2 * 4096 * (7168 + 1536 + 512 + 128 * (192 + 192 + 256))
+
+
+@pytest.mark.parametrize(
+    "names", [CHEAP_OUTPUTS, UP_PROJECTIONS, LINEAR_INPUTS], ids=["cheap", "projections", "inputs"]
+)
+def test_each_name_of_a_tensor_that_a_program_shrinks_is_that_of_one(names: tuple[str, ...]) -> None:
+    config, plain = build_deepseek_run(), MemoryProfile()
+    tensors = list_saved_tensors(config, ParallelLayout(shard=1, expert=64), plain)
+    assert all(any(tensor.startswith(name) for tensor in tensors) for name in names)
+
+
+def test_moments_in_16_bits_are_half_and_tensor_ranks_share_the_vocabulary() -> None:
+    """ZeRO-1 over 8 tensor ranks by 4: 16-bit weights, float32 masters, moments of 4 or 2 bytes."""
+    config = run_of(engine={"kind": "deepspeed", "zero_stage": 1})
+    layout, rows = ParallelLayout(shard=4, tensor=8), list_model_tensors(LLAMA)
+    usual, small = (
+        compute_state_bytes(config, layout, rows, MemoryProfile(moments=number)) for number in ("fp32", "bf16")
+    )
+    vocabulary, norms = 2 * 128_256 * 4096, 65 * 4096
+    own = (8_030_261_248 - norms) // 8 + norms
+    assert vocabulary + sum(row.num_elements for row in rows if "blocks" in row.name) + 4096 == 8_030_261_248
+    assert usual.weights == 2 * own
+    assert (usual.masters, usual.moments, small.moments) == (own, 2 * own, own)

@@ -2,32 +2,31 @@
 
 import json
 from functools import cache
-from math import log
+from math import exp, log, sqrt
 from pathlib import Path
 from statistics import mean, median
+from typing import Any
 
 import pytest
 import yaml
 
 from llmsys.estimate.program_profile import list_program_names, load_program_profile
 from llmsys.estimate.residual_model import load_residuals
-from tools.bench.estimates import README, select_priced_rows
-from tools.bench.estimates_memory import compute_error, is_calibration
-from tools.bench.estimates_time import (
-    KINDS,
-    TimeRow,
+from tools.bench.estimates import PAGE, select_priced_rows
+from tools.bench.estimates_fit import (
     build_program_fits,
     build_residuals,
-    build_time_rows,
     clip_outliers,
     fit_class,
-    get_model,
+    fit_factors,
     list_held_out_rows,
     list_printed_rows,
     select_peers,
 )
+from tools.bench.estimates_memory import compute_error, is_calibration
+from tools.bench.estimates_time import KINDS, TimeRow, build_time_rows, get_model
 from tools.bench.published import RUNS, UNSEEN, SkippedRow, read_rows
-from tools.bench.published_row import ROOT, PublishedRow, run_estimate
+from tools.bench.published_row import ROOT, PublishedRow, read_json, run_estimate
 
 SOURCES = {"moe": 3, "run": 8, "dense": 12}
 
@@ -78,17 +77,29 @@ def test_constants_of_one_model_are_unknown_where_it_is_held_out() -> None:
     assert spread > fit_class([row for name, row in own.items() if name not in blind]).spread
 
 
-@pytest.mark.parametrize("path", UNSEEN, ids=lambda path: path.stem)
+@cache
+def list_never_fitted_rows() -> list[TimeRow]:
+    return [row for path in UNSEEN for row in build_time_rows(select_priced_rows(path)[0])]
+
+
 @pytest.mark.parametrize(("kind", "most"), [("dense", 0.10), ("moe", 0.15)])
-def test_unseen_steps_are_covered_and_beat_half_of_a_constant_utilisation(path: Path, kind: str, most: float) -> None:
-    priced, _ = select_priced_rows(path)
-    held = [one for one in list_printed_rows(build_time_rows(priced), times()) if one.row.kind == kind]
+def test_steps_that_nothing_was_fitted_on_are_covered_and_beat_half_of_a_constant_utilisation(
+    kind: str, most: float
+) -> None:
+    held = [one for one in list_printed_rows(list_never_fitted_rows(), times()) if one.row.kind == kind]
     error, base = (
         median(map(abs, errors)) for errors in zip(*((o.error, o.baseline_error) for o in held), strict=True)
     )
     assert error <= most
     assert error < base / 2
-    assert mean(one.is_covered for one in held) >= 0.8
+    assert 0.8 <= mean(one.is_covered for one in held) <= 0.9
+
+
+def test_one_factor_fits_attention_of_one_program_from_short_to_a_million_positions() -> None:
+    own = [row for row in list_never_fitted_rows() if row.program == "megatron-2023"]
+    ratios = [exp(row.log_ratio) for row in own]
+    assert [min(row.length for row in own), max(row.length for row in own)] == [4096, 2**20]
+    assert max(ratios) / min(ratios) < 1.05
 
 
 def test_no_row_of_a_source_is_in_the_fit_that_predicts_it() -> None:
@@ -105,7 +116,7 @@ def test_held_out_sources_are_covered_and_beat_a_constant_utilisation(kind: str,
     own = [row for row in times() if row.kind == kind]
     # Most mixtures are of one report, whose releases repeat their rows: what is held out is a model.
     held = list_held_out_rows(own, select_peers(own[0].kind, times()), get_model if kind == "moe" else None)
-    assert 0.8 <= mean(one.is_covered for one in held) <= 0.9
+    assert 0.8 <= mean(one.is_covered for one in held) <= (0.95 if kind == "moe" else 0.9)
     error, base = (
         median(map(abs, errors)) for errors in zip(*((o.error, o.baseline_error) for o in held), strict=True)
     )
@@ -125,9 +136,7 @@ def test_a_row_prints_what_its_fit_predicts() -> None:
     fit = load_program_profile("megatron-2021").fit["dense"]
     assert row.name in fit.rows
     assert row.printed_interval.p50 == pytest.approx(row.modelled_time * fit.factor)
-    assert log(row.printed_interval.p90 / row.printed_interval.p50) / 1.2816 == pytest.approx(
-        load_residuals().dense.spread, rel=1e-3
-    )
+    assert log(row.printed_interval.p90 / row.printed_interval.p50) / 1.2816 == pytest.approx(fit.spread, rel=1e-3)
 
 
 def test_the_truth_is_the_papers_own_numbers() -> None:
@@ -154,15 +163,19 @@ def test_rows_of_unknown_models_and_devices_are_named_and_not_guessed(tmp_path: 
     assert "has no peak for nvfp4 matmuls" in skipped[-1].reason
 
 
-def test_unseen_rows_are_no_rows_of_the_fit_and_the_readme_has_their_errors() -> None:
-    files = [json.loads(path.read_text())["megatron_bridge"]["rows"] for path in (RUNS, *UNSEEN)]
-    keys = [{(row["release"], row["system"], row["model"], row["tok_s_gpu"]) for row in file} for file in files]
-    assert [len(file) for file in keys[1:]] == [len(file) for file in files[1:]] == [58, 59]
-    assert not keys[0] & keys[1]
-    assert not (keys[0] | keys[1]) & keys[2]
-    text = README.read_text(encoding="utf-8")
+def test_rows_that_nothing_was_fitted_on_are_no_rows_of_the_fit_and_the_page_has_their_errors() -> None:
+    files = [[json.dumps(row) for row in list_file_rows(path)] for path in (RUNS, *UNSEEN)]
+    assert [len(file) for file in files[1:]] == [58, 59, 113]
+    everything = [row for file in files for row in file]
+    assert len(set(everything)) == len(everything)
+    text = PAGE.read_text(encoding="utf-8")
     unseen = [row for path in UNSEEN for row in read_rows(path) if isinstance(row, PublishedRow)]
     assert [row.name for row in unseen if row.name not in text] == []
+
+
+def list_file_rows(path: Path) -> list[dict[str, Any]]:
+    file, names = read_json(path), ("megatron_bridge", "nvidia_recipes", "llm_foundry")
+    return [row for name in names for row in file.get(name, {"rows": []})["rows"]]
 
 
 def test_a_dispatcher_of_experts_is_that_of_the_published_config() -> None:
@@ -172,6 +185,25 @@ def test_a_dispatcher_of_experts_is_that_of_the_published_config() -> None:
     assert programs["25.09 H100 qwen3-235b-a22b tokendrop FP8 256 of gbs 2048"] == "megatron-drop"
     assert programs["26.04 B200 gpt-oss-120b BF16 64 of gbs 1280"] == "megatron-flex"
     assert not any("H100 gpt-oss" in name for name in programs)
+
+
+def test_a_row_out_of_line_counts_for_the_mean_and_not_for_its_program() -> None:
+    own = [row for row in times() if row.kind == "dense"]
+    outlier = next(row for row in own if row.name.startswith("full_runs bloomberggpt"))
+    assert outlier.program == "pytorch-2022"
+    mean_factor, known = fit_factors(own)
+    without, same = fit_factors([row for row in own if row is not outlier])
+    assert known["pytorch-2022"].weight == same["pytorch-2022"].weight
+    assert mean_factor.factor > without.factor
+
+
+def test_the_interval_of_a_program_is_wider_the_fewer_rows_it_is_known_from() -> None:
+    fit = fit_class([row for row in times() if row.kind == "dense"])
+    widths = {name: one.widening for name, one in fit.programs.items()}
+    assert fit.other.widening == sqrt(1.5)
+    assert 1 < widths["megatron"] < widths["torchtitan-eager"] < fit.other.widening
+    shipped = {name: load_program_profile(name).fit["dense"].spread for name in fit.programs}
+    assert shipped == {name: round(fit.spread * width, 3) for name, width in widths.items()}
 
 
 def test_outliers_count_as_if_on_the_fence() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from jsonschema import Draft202012Validator
 from torch.utils.flop_counter import FlopCounterMode
 
 from launch.main import main
@@ -15,6 +16,7 @@ from llmsys.config.hugging_face.read_config_json import COUNTED_TYPES
 from llmsys.estimate.counted.counted_estimate import build_counted_model, estimate_counted_model
 from llmsys.estimate.counted.families import COUNTED_FAMILIES
 from llmsys.estimate.model_tensors import count_parameters
+from tools.docs.json_reference import build_schema
 
 Draw = random.Random
 
@@ -200,7 +202,13 @@ def test_published_sizes(name: str) -> None:
 
 def test_estimate_counts_a_folder_and_others_refuse_it(tmp_path, capsys) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gemma", "num_hidden_layers": 2}))
-    assert main(["estimate", str(tmp_path), "batch.sequence_length=8192", "batch.sequences=3", "--json"]) == 0
+    words = ["estimate", str(tmp_path), "batch.sequence_length=8192", "batch.sequences=3"]
+    assert main([*words, "--explain", "--json"]) == 0
+    schema = Draft202012Validator(build_schema("estimate-counted"))
+    printed = json.loads(capsys.readouterr().out)
+    assert [error.message for error in schema.iter_errors(printed)] == []
+    assert not schema.is_valid(printed | {"surprise": 1})
+    assert main([*words, "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["batch"]["tokens"] == 3 * 8192
     assert result["weights_bytes"]["bf16"] == 2 * result["parameters"]["total"]

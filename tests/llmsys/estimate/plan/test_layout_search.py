@@ -58,7 +58,7 @@ def test_the_misprinted_layout_of_llama_3_is_caught_with_what_it_should_say(caps
         ("pp=64", "32 blocks cannot be divided over pipeline=64 stages. Use pipeline=4, 8, 16 or 32."),
         ("ep=2,dp=8", "A dense model has no experts to split over expert=2"),
         ("cp=16,dp=1", "batch.sequence_length=8200 positions cannot be divided over context=16"),
-        ("dp=48", "64 sequences of a step cannot be divided evenly over 48 data ranks. Use 48."),
+        ("dp=48", "64 sequences of a step cannot be divided evenly over 48 data ranks. Use batch.sequences=48."),
     ],
 )
 def test_a_layout_that_cannot_work_says_which_number_binds(layout, message) -> None:
@@ -181,6 +181,8 @@ def test_the_written_config_is_what_was_priced(tmp_path: Path, capsys) -> None:
     [
         ([], "A plan needs a cluster. Give gpus=64 device=h100-sxm, or cluster=FILE."),
         (["gpus=many"], "gpus=many is not a number of devices"),
+        (["gpus=99999999999999999999"], "gpus=99999999999999999999 is not a number of devices. Use 1 to 10000000."),
+        (["gpus=8", "--top", "0"], "--top 0 is too small: the minimum is 1"),
         (["gpus=8", "device=h101"], "'h101' has no device profile"),
         (["cluster=nowhere.yaml"], "cluster file nowhere.yaml does not exist"),
         (["gpus=8"], "is a bare model without a batch, and the fastest layout depends on it. Give one, such as"),

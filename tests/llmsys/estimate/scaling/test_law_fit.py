@@ -5,12 +5,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from jsonschema import Draft202012Validator
 
 from launch.main import main
 from llmsys.errors import DataError
 from llmsys.estimate.scaling.law import BudgetRequest
 from llmsys.estimate.scaling.law_fit import TrainingRun, _predict_log_losses, fit_law, load_training_runs
 from llmsys.estimate.scaling.published_laws import BESIROGLU
+from tools.docs.json_reference import build_schema
 
 SIZES, RATIOS = (5e7, 1e8, 2e8, 4e8, 8e8), (5, 10, 20, 40, 80)
 
@@ -27,7 +29,7 @@ def ladder(noise: float = 0.0) -> list[TrainingRun]:
 
 
 def test_points_without_noise_give_their_law_to_many_digits() -> None:
-    law = fit_law(ladder(), resamples=20).law
+    law = fit_law(ladder(), resamples=1).law
     found = (law.irreducible, law.parameter_factor, law.token_factor, law.alpha, law.beta)
     assert found == pytest.approx((1.8172, 482.01, 2085.43, 0.3478, 0.3658), rel=1e-4)
 
@@ -95,6 +97,9 @@ def test_the_verb_fits_recommends_and_draws(tmp_path: Path, capsys) -> None:
     words = ["scale", "fit", str(table), "budget=1e21", "--output", str(page), "--resamples", "20", "--json"]
     assert main(words) == 0
     answer = json.loads(capsys.readouterr().out)
+    schema = Draft202012Validator(build_schema("scale-fit"))
+    assert [error.message for error in schema.iter_errors(answer)] == []
+    assert not schema.is_valid(answer | {"surprise": 1})
     assert answer["optima"][0]["times_beyond"] == pytest.approx(1e21 / 3.072e20)
     html = page.read_text()
     for title in ("Loss against compute", "Loss against parameters", "Loss against tokens"):

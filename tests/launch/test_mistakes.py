@@ -354,7 +354,7 @@ COMMANDS = [
     ("estimate run/events.jsonl", "run/events.jsonl:2: not YAML", ""),
     ("estimate train/demo --device h100-sxm --price-per-hour lots", "invalid float value: 'lots'. Use digits", ""),
     ("plan model/llama-7b gpus=8 device=h100-sxm --top 0", "--top: 0 is too small: the minimum is 1", ""),
-    ("plan model/llama-7b gpus=-8 device=h100-sxm", "gpus=-8 is not a number of devices. Use 1 or more", ""),
+    ("plan model/llama-7b gpus=-8 device=h100-sxm", "gpus=-8 is not a number of devices. Use 1 to 10000000", ""),
     ("dryrun train/demo nodes=2:8 device=h100-sxm rank=99", "rank=99 is not a rank of 2 nodes", ""),
     ("dryrun train/demo nodes=2:8 device=v99", "'v99' has no device profile", ""),
     ("dryrun train/demo nodes=2:8 device=tpu-v4", "has no compute_capability", ""),

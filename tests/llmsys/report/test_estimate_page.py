@@ -77,8 +77,10 @@ def test_a_fitted_law_shows_its_runs_and_one_with_a_long_name(tmp_path) -> None:
     points = [TrainingRun(f"{n:.0e}", n, n * ratio, BESIROGLU.predict_loss(n, n * ratio))
               for n in sizes for ratio in (5, 20, 80)]  # fmt: skip
     points[0] = TrainingRun("a-long-name-" * 7, points[0].parameters, points[0].tokens, points[0].loss)
-    ends = {"parameters": (5e7, 8e8), "tokens": (2.5e8, 6.4e10), "FLOPs": (7.5e16, 3e20)}
-    spans = tuple(FittedRange(axis, low, high) for axis, (low, high) in ends.items())
+    spans = (
+        *(FittedRange("parameters", 5e7, 8e8), FittedRange("tokens", 2.5e8, 6.4e10)),
+        FittedRange("FLOPs", 7.5e16, 3e20),
+    )
     law = replace(BESIROGLU, origin=replace(BESIROGLU.origin, spans=spans))
     fit = LawFit(law, dict.fromkeys(UNKNOWNS, (0.1, 1_234.5)), (), (0.001,) * len(points))
     *_, opened = open_in_both_looks(write_scaling_report(points, fit, tmp_path / "law.html"))

@@ -75,14 +75,17 @@ class StopRequested(LlmsysError):  # noqa: N818  # being asked to stop is no err
 
 
 def to_data_error(error: OSError) -> DataError | None:
-    """Return the DataError for a full, read-only or forbidden disk.
+    """Return the DataError for a full, read-only or forbidden disk, or a removed working directory.
 
     Args:
         error: The error of the system.
 
     Returns:
-        The error with the next step. None when the cause is not in `DISK_ERRORS`.
+        The error with the next step. None when the cause is neither in `DISK_ERRORS` nor the working directory.
     """
+    # only os.getcwd() names no file
+    if error.errno == errno.ENOENT and error.filename is None:
+        return DataError("the working directory was removed. Change to a folder that exists, such as with: cd ~")
     if error.errno not in DISK_ERRORS:
         return None
     return DataError(

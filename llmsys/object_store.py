@@ -52,11 +52,13 @@ def open_file_system(url: str, asked_by: str, **options: Any) -> tuple[Any, str]
         The file system, which is shared in this process, and the path.
 
     Raises:
-        DataError: The protocol is unknown or its package is missing.
+        DataError: The URL names no bucket, its protocol is unknown or its package is missing.
     """
     from fsspec.core import url_to_fs  # type: ignore[import-untyped]
 
-    protocol = url.split("://", 1)[0]
+    protocol, _, rest = url.partition("://")
+    if protocol in _PACKAGES and (not rest or rest.startswith("/")):
+        raise DataError(f"{asked_by}: {url} names no bucket. Write {protocol}://BUCKET/FOLDER/FILE.")
     try:
         return url_to_fs(url, **options)  # type: ignore[no-any-return]
     except ImportError as error:

@@ -89,7 +89,12 @@ def read_profile(name: str) -> LanguageProfile:
 
 @lru_cache(maxsize=256)
 def _read_profile_file(path: Path, changed: int) -> LanguageProfile:
-    values, lines = parse_yaml(path.read_text(encoding="utf-8"), format_path(path))
+    try:
+        values, lines = parse_yaml(path.read_text(encoding="utf-8"), format_path(path))
+    except UnicodeDecodeError:
+        raise ConfigError(
+            f"{format_path(path)} is not UTF-8 text. Give a YAML file, such as data/languages/zh."
+        ) from None
     try:
         return LanguageProfile.model_validate(values or {})
     except ValidationError as error:

@@ -6,6 +6,7 @@ import os
 import sys
 from pathlib import Path
 
+from launch.commands.arguments import parse_positive_number
 from llmsys.errors import ConfigError
 from llmsys.local_files import parse_local_path
 
@@ -26,7 +27,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="existing profile of this device: peak FLOP/s, memory and interconnect are copied from it",
     )
-    parser.add_argument("--watts", type=float, help="power limit of one device, in watts (default: from its driver)")
+    parser.add_argument(
+        "--watts",
+        type=parse_positive_number,
+        help="power limit of one device, in watts (default: from its driver)",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -55,10 +55,12 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"convert {arguments.source} needs a DESTINATION. Name a folder that does not exist yet.")
     if arguments.tokens is not None:
         return _convert_tokens(arguments)
-    from llmsys.convert.folders import is_hugging_face_folder, require_absent
+    from llmsys.convert.folders import is_hugging_face_folder, require_absent, require_run_folder
 
     require_absent(arguments.destination)
     is_import = is_hugging_face_folder(arguments.source)
+    if not is_import:
+        require_run_folder(arguments.source)  # before torch is imported
     if arguments.to == "gguf":
         return _convert_to_gguf(arguments, is_import)
     if is_import and shard_bytes is not None:

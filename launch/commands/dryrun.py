@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launch.commands.arguments import split_arguments
+from launch.commands.arguments import parse_positive_number, split_arguments
 from launch.commands.estimate import parse_lengths
 from llmsys.errors import ConfigError
 from llmsys.local_files import parse_local_path
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--expert-skew",
-        type=float,
+        type=parse_positive_number,
         default=1.0,
         metavar="F",
         help="load of this rank's experts over the mean load (default: %(default)s, even)",

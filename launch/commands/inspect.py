@@ -5,6 +5,7 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
+from launch.commands.arguments import parse_count
 from llmsys.errors import ConfigError, DataError
 from llmsys.local_files import parse_local_path, require_local_path
 
@@ -17,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("overrides", metavar="section.key=value", nargs="*", help="override values of that config")
     parser.add_argument(
         "--samples",
-        type=int,
+        type=parse_count(1),
         default=64,
         metavar="N",
         help="number of documents to decode and compare (default: %(default)s)",
@@ -34,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--limit",
-        type=int,
+        type=parse_count(1),
         default=20,
         metavar="N",
         help="with --dropped: maximum number of documents (default: %(default)s)",

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launch.commands.arguments import split_arguments
+from launch.commands.arguments import parse_count, split_arguments
 from launch.commands.train import require_finish
 from launch.hosts.hostfile import ANONYMOUS, PATIENCE_SECONDS, Host, parse_nodes
 from llmsys.errors import LaunchError
@@ -48,12 +48,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--min-hosts",
         metavar="COUNT",
-        type=int,
+        type=parse_count(0),
         default=0,
         help="torchrun, slurm: minimum hosts to continue with (default: all)",
     )
     parser.add_argument(
-        "--restarts", type=int, default=3, help="torchrun, slurm: restarts of lost ranks per host (default: 3)"
+        "--restarts",
+        type=parse_count(0),
+        default=3,
+        help="torchrun, slurm: restarts of lost ranks per host (default: 3)",
     )
     parser.add_argument(
         "--standby",
@@ -62,12 +65,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--patience",
-        type=int,
+        type=parse_count(1),
         default=PATIENCE_SECONDS,
         metavar="SECONDS",
         help="torchrun, slurm: seconds to wait for lost hosts (default: %(default)s)",
     )
-    parser.add_argument("--gpus", type=int, help="slurm, --by: accelerators per node (default: its ranks; 0: none)")
+    parser.add_argument(
+        "--gpus", type=parse_count(0), help="slurm, --by: accelerators per node (default: its ranks; 0: none)"
+    )
     parser.add_argument(
         "--sbatch",
         action="append",

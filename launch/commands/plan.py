@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launch.commands.arguments import split_arguments
+from launch.commands.arguments import parse_count, split_arguments
 from launch.commands.estimate_request import MAX_ASKED, has_batch
 from llmsys.errors import ConfigError
 from llmsys.local_files import parse_local_path, require_local_path, write_bytes_atomically
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="write a page: Pareto front, and memory, roofline and timeline of the best layout",
     )
-    parser.add_argument("--top", type=int, default=5, help="number of layouts to print (default: 5)")
+    parser.add_argument("--top", type=parse_count(1), default=5, help="number of layouts to print (default: 5)")
     parser.add_argument("--output", type=parse_local_path, help="write a config with the fastest layout")
 
 

@@ -5,7 +5,7 @@ import json
 import time
 from typing import TYPE_CHECKING
 
-from launch.commands.arguments import split_arguments
+from launch.commands.arguments import parse_count, split_arguments
 from launch.hosts.hostfile import parse_nodes
 from llmsys.errors import ConfigError
 
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the time limit and the dry run. nodes= and device= are given among the overrides."""
     parser.add_argument(
         "--patience",
-        type=int,
+        type=parse_count(1),
         default=PATIENCE_SECONDS,
         metavar="SECONDS",
         help="seconds to wait for a host's answer (default: %(default)s)",

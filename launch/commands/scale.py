@@ -28,7 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=Path("scaling.html"),
         help="fit: HTML file for the plots (default: %(default)s)",
     )
-    parser.add_argument("--html", type=parse_local_path, metavar="FILE", help="write a page of all laws")
+    parser.add_argument(
+        "--html", type=parse_local_path, metavar="FILE", help="write a page of all laws; fit: another name of --output"
+    )
     parser.add_argument(
         "--resamples",
         type=int,
@@ -103,7 +105,7 @@ def _fit_law(arguments: argparse.Namespace) -> int:
     found = fit_law(points, arguments.resamples)
     from llmsys.report.scaling_page import write_scaling_report
 
-    page = write_scaling_report(points, found, arguments.output)
+    page = write_scaling_report(points, found, arguments.html or arguments.output)
     result = fit_to_dict(found, [flops for flops, _ in budgets]) | {"report": str(page)}
     print(json.dumps(result) if arguments.json else format_fit(result))
     return 0

@@ -163,7 +163,8 @@ class VerbParser(argparse.ArgumentParser):
         hint = ""
         if unknown := re.search(r"unrecognized arguments: (--?[\w-]+)", message):
             known = [word for action in self._actions for word in action.option_strings]
-            close = difflib.get_close_matches(unknown[1], known, n=1)
+            # --step is no misspelled --help
+            close = difflib.get_close_matches(unknown[1], [word for word in known if word != "--help"], n=1)
             if close:
                 hint = f" Did you mean {close[0]}?"
             elif key := self._find_config_key(message.partition(": ")[2]):
@@ -173,6 +174,8 @@ class VerbParser(argparse.ArgumentParser):
         elif wrong := re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message):
             close = difflib.get_close_matches(wrong[1], re.findall(r"[\w-]+", wrong[2]), n=1)
             hint = f" Did you mean {close[0]}?" if close else ""
+        elif number := re.search(r"invalid (int|float) value", message):
+            hint = f" Use digits, such as {8 if number[1] == 'int' else 0.5}."
         example = (self.epilog or "").strip().splitlines()[-1]
         raise ConfigError(f"{self.prog}: {message.rstrip('.')}.{hint} {example}. See: {self.prog} --help")
 

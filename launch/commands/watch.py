@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import sys
 import time
 from pathlib import Path
@@ -32,7 +33,9 @@ def run(arguments: argparse.Namespace) -> int:
     folder: Path = arguments.run_folder
     if not folder.is_dir():
         raise ConfigError(f"{folder} is not a folder (in {Path.cwd()}). Give the folder of a run.")
-    if arguments.every <= 0:
+    if (folder / "manifest.json").exists() and not (folder / "events.jsonl").exists():
+        raise ConfigError(f"{folder} is a dataset folder, and a run is watched. Give the folder of a run.")
+    if not 0 < arguments.every < math.inf:
         raise ConfigError(f"--every {arguments.every:g} is not a time. Give seconds above 0, such as 2.")
     from llmsys.report.run_record import read_run
 

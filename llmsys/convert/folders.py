@@ -30,6 +30,22 @@ def is_hugging_face_folder(source: Path) -> bool:
     return (source / "config.json").is_file() and not (source / RUN_CONFIG).exists()
 
 
+def require_run_folder(source: Path) -> None:
+    """Check that a folder is a run or one of its checkpoints.
+
+    Args:
+        source: An existing folder.
+
+    Raises:
+        ConfigError: It is neither.
+    """
+    if not any((source / name).is_file() for name in (CHECKPOINT_RECORD, RUN_CONFIG)):
+        raise ConfigError(
+            f"{source} is neither a Hugging Face folder (no config.json) nor a run folder (no {RUN_CONFIG}). "
+            f"Name one of these, or one checkpoint of a run."
+        )
+
+
 def find_checkpoint(source: Path) -> tuple[Path, Path]:
     """Return (run folder, checkpoint) of a run folder (its newest complete checkpoint) or of one of its checkpoints.
 
@@ -38,16 +54,12 @@ def find_checkpoint(source: Path) -> tuple[Path, Path]:
     from llmsys.train.checkpoint_load import find_newest_checkpoint
     from llmsys.train.checkpoint_record import find_checkpoint_error
 
+    require_run_folder(source)
     if (source / CHECKPOINT_RECORD).is_file():
         problem = find_checkpoint_error(source)
         if problem is not None:
             raise CheckpointError(f"{source} cannot be used: {problem}. Use another checkpoint.")
         return source.resolve().parent.parent, source
-    if not (source / RUN_CONFIG).is_file():
-        raise ConfigError(
-            f"{source} is neither a Hugging Face folder (no config.json) nor a run folder (no {RUN_CONFIG}). "
-            f"Name one of these, or one checkpoint of a run."
-        )
     found = find_newest_checkpoint(source / CHECKPOINTS)
     if found is None:
         raise CheckpointError(f"{source / CHECKPOINTS} has no complete checkpoint. Train first, or name another run.")

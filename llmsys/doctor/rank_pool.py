@@ -6,6 +6,7 @@ group continues with the next task. A group that does not start is started again
 
 import multiprocessing
 import os
+import pickle
 import signal
 import time
 import traceback
@@ -75,10 +76,12 @@ def _run_group(task: Task, numbers: Sequence[int], ranks: int, timeout_seconds: 
     """Yield results up to and including the first failure. Raise _StartError if the processes do not meet."""
     # Forked processes would inherit threads and CUDA state of this one.
     context = multiprocessing.get_context("spawn")
+    # Plain pickle copies tensors. torch's reducers would share each one by an open file, of which 1,024 are allowed.
+    task_bytes = pickle.dumps(task)
     port = find_free_port()
     pipes = [context.Pipe(duplex=False) for _ in range(ranks)]
     processes = [
-        context.Process(target=_run_rank, args=(sender, task, list(numbers), rank, ranks, port), daemon=True)
+        context.Process(target=_run_rank, args=(sender, task_bytes, list(numbers), rank, ranks, port), daemon=True)
         for rank, (_, sender) in enumerate(pipes)
     ]
     for process, (_, sender) in zip(processes, pipes, strict=True):
@@ -125,7 +128,7 @@ def _receive_answer(receivers: list[Connection], timeout_seconds: float) -> Any:
     return answer
 
 
-def _run_rank(sender: Connection, task: Task, numbers: list[int], rank: int, ranks: int, port: int) -> None:
+def _run_rank(sender: Connection, task_bytes: bytes, numbers: list[int], rank: int, ranks: int, port: int) -> None:
     local = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_PORT": port}
     os.environ |= {name: str(value) for name, value in local.items()}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}
@@ -141,6 +144,7 @@ def _run_rank(sender: Connection, task: Task, numbers: list[int], rank: int, ran
     if not torch.cuda.is_available():
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     with init_process_group():
+        task: Task = pickle.loads(task_bytes)
         sender.send(("result", "started"))
         for number in numbers:
             try:

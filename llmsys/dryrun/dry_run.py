@@ -17,6 +17,7 @@ from typing import Any
 from llmsys.config.load import read_config
 from llmsys.dryrun.dry_run_request import DryRunRequest
 from llmsys.dryrun.estimate_comparison import compare_with_estimate
+from llmsys.dryrun.rank_run import resolve_request
 from llmsys.errors import ConfigError, LaunchError
 
 REJECTED = 2
@@ -35,6 +36,8 @@ def run_dry_run(request: DryRunRequest) -> dict[str, Any]:
         ConfigError: the config cannot be run on a pretended device.
         LaunchError: the process failed; the message ends with its output.
     """
+    # in this process first: a mistake is answered without starting another
+    _, config = resolve_request(request)
     # One thread: tensors have no numbers. No real device: the driver of a CUDA wheel would be asked for it.
     environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     for name in ("RANK", "WORLD_SIZE"):
@@ -57,7 +60,6 @@ def run_dry_run(request: DryRunRequest) -> dict[str, Any]:
                 f"or in its versions of torch. Report it with this output:\n{finished.stderr[-4_000:]}"
             )
         result: dict[str, Any] = json.loads(path.read_text())
-    config = read_config(request.config, list(request.overrides)).run
     return result | {"estimate": compare_with_estimate(result, config)}
 
 

@@ -55,7 +55,7 @@ def build_guard_library(torch_folder: Path) -> Path:
     """Return the path of the compiled library.
 
     Raises:
-        ConfigError: there is no compiler, or it fails.
+        ConfigError: there is no compiler, it fails, or the cache folder cannot be made.
     """
     key = hashlib.sha256(SOURCE.read_bytes() + (torch_folder / "version.py").read_bytes()).hexdigest()[:16]
     library = get_cache_folder() / f"pretended_device_{key}.so"
@@ -67,7 +67,13 @@ def build_guard_library(torch_folder: Path) -> Path:
             f"The C++ compiler {compiler!r} is not on PATH, and a dry run compiles a device guard of 80 lines once. "
             f"Install one (Debian and Ubuntu: apt install g++), or set {COMPILER_VARIABLE} to another."
         )
-    library.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        library.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"{library.parent}, where a dry run keeps its compiled device guard, cannot be made: {error.strerror}. "
+            "Set XDG_CACHE_HOME to a folder that you may write."
+        ) from None
     partial = library.with_suffix(f".{os.getpid()}")
     flags = ("-O1", "-std=c++20", "-shared", "-fPIC", f"-I{torch_folder / 'include'}")
     compiled = subprocess.run(

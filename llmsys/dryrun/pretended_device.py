@@ -13,7 +13,6 @@ from typing import Any, ClassVar
 import torch
 
 from llmsys.dryrun.host_waits import HostWaitLog
-from llmsys.errors import ConfigError
 from llmsys.estimate.device_profile import DeviceProfile
 
 DEVICE = torch.device("cuda", 0)
@@ -31,16 +30,8 @@ class DeviceProperties:
 
 
 def build_device_properties(profile: DeviceProfile) -> DeviceProperties:
-    """Return the properties of a profile's device.
-
-    Raises:
-        ConfigError: the profile is of no CUDA device.
-    """
-    if profile.compute_capability is None:
-        raise ConfigError(
-            f"The profile of {profile.name} has no compute_capability, and a dry run pretends CUDA devices only. Use a "
-            f"profile such as h100-sxm, or give compute_capability in the profile."
-        )
+    """Return the properties of a profile's device."""
+    assert profile.compute_capability is not None, "resolve_request rejects other devices"
     name = profile.driver_names[0] if profile.driver_names else profile.name
     return DeviceProperties(name, *profile.compute_capability, int(profile.memory_bytes))
 

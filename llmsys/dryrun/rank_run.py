@@ -16,6 +16,7 @@ from llmsys.errors import ConfigError, LlmsysError
 
 if TYPE_CHECKING:
     from llmsys.config.run import RunConfig
+    from llmsys.estimate.device_profile import DeviceProfile
 
 FAILED = 2
 
@@ -38,17 +39,7 @@ def run_rank(request: DryRunRequest) -> dict[str, Any]:
     Raises:
         LlmsysError: the config, the device or the engine cannot be run.
     """
-    from llmsys.config.load import read_config
-    from llmsys.estimate.device_profile import load_device_profile
-
-    profile = load_device_profile(request.device)
-    config = read_config(request.config, list(request.overrides)).run  # a bare model will do: no data are read
-    require_supported_engine(config)
-    if not 0 <= request.rank < request.world_size:
-        raise ConfigError(
-            f"rank={request.rank} is not a rank of {request.nodes} nodes with {request.node_devices} devices. "
-            f"Use rank=0 to rank={request.world_size - 1}."
-        )
+    profile, config = resolve_request(request)
     guard = load_guard_library()
     os.environ |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": str(request.node_devices)}
     import torch
@@ -60,6 +51,32 @@ def run_rank(request: DryRunRequest) -> dict[str, Any]:
 
     session = RankSession(request, config, profile)
     return build_rank_result(session, session.run())
+
+
+def resolve_request(request: DryRunRequest) -> "tuple[DeviceProfile, RunConfig]":
+    """Return the profile and the config that a request names.
+
+    Raises:
+        ConfigError: one of them cannot be read, the device has no CUDA, the rank is none of the cluster, or the engine
+            cannot be run.
+    """
+    from llmsys.config.load import read_config
+    from llmsys.estimate.device_profile import load_device_profile
+
+    profile = load_device_profile(request.device)
+    if profile.compute_capability is None:
+        raise ConfigError(
+            f"The profile of {profile.name} has no compute_capability, and a dry run pretends CUDA devices only. Use a "
+            f"profile such as h100-sxm, or give compute_capability in the profile."
+        )
+    config = read_config(request.config, list(request.overrides)).run  # a bare model will do: no data are read
+    require_supported_engine(config)
+    if not 0 <= request.rank < request.world_size:
+        raise ConfigError(
+            f"rank={request.rank} is not a rank of {request.nodes} nodes with {request.node_devices} devices. "
+            f"Use rank=0 to rank={request.world_size - 1}."
+        )
+    return profile, config
 
 
 def require_supported_engine(config: "RunConfig") -> None:

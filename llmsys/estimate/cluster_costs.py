@@ -12,9 +12,14 @@ from pydantic import Field, ValidationError, model_validator
 from llmsys.config.merge import ConfigLayer
 from llmsys.config.section import Section
 from llmsys.config.validation_errors import build_config_error
-from llmsys.config.yaml_files import parse_yaml
 from llmsys.errors import ConfigError
-from llmsys.estimate.device_profile import DeviceProfile, Interconnect, OuterLink, load_device_profile
+from llmsys.estimate.device_profile import (
+    DeviceProfile,
+    Interconnect,
+    OuterLink,
+    load_device_profile,
+    read_profile_values,
+)
 
 
 class NetworkLevel(Section):
@@ -130,9 +135,11 @@ def load_cluster_costs(path: Path) -> ClusterCosts:
     """
     if not path.is_file():
         raise ConfigError(f"cluster file {path} does not exist. Write one with the keys device and devices.")
-    values, lines = parse_yaml(path.read_text(encoding="utf-8"), path.name)
+    values, lines = read_profile_values(path)
+    if values is None:
+        raise ConfigError(f"cluster file {path} is empty. Write at least the keys device and devices.")
     try:
-        return ClusterCosts.model_validate(values or {})
+        return ClusterCosts.model_validate(values)
     except ValidationError as error:
         origins = {keys: f"{path.name}:{line}" for keys, line in lines.items()}
         given = values if isinstance(values, dict) else {}

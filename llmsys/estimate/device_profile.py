@@ -7,14 +7,14 @@ device nobody described is refused by name; numbers of another device never stan
 import difflib
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
 from llmsys.config.merge import ConfigLayer
 from llmsys.config.section import Section, format_choices
 from llmsys.config.validation_errors import build_config_error
-from llmsys.config.yaml_files import parse_yaml
+from llmsys.config.yaml_files import Keys, parse_yaml
 from llmsys.errors import ConfigError
 from llmsys.local_files import require_local_path
 
@@ -174,7 +174,7 @@ def _load_packaged_profile(name: str) -> DeviceProfile:
 
 
 def _load_profile(path: Path) -> DeviceProfile:
-    values, lines = parse_yaml(path.read_text(encoding="utf-8"), path.name)
+    values, lines = read_profile_values(path)
     if not isinstance(values, dict):
         raise ConfigError(f"{path.name} is not a device profile. Write one with `llmsys calibrate --output {path}`.")
     try:
@@ -182,6 +182,26 @@ def _load_profile(path: Path) -> DeviceProfile:
     except ValidationError as error:
         origins = {keys: f"{path.name}:{line}" for keys, line in lines.items()}
         raise build_config_error(error, DeviceProfile, ConfigLayer(values, origins), path.name) from None
+
+
+def read_profile_values(path: Path) -> tuple[Any, dict[Keys, int]]:
+    """Read the values of a profile, a cluster or a program.
+
+    Args:
+        path: YAML file.
+
+    Returns:
+        The value (None for an empty file), and the line of every key path, counted from 1.
+
+    Raises:
+        ConfigError: the file is not text, or not YAML.
+    """
+    try:
+        return parse_yaml(path.read_text(encoding="utf-8"), path.name)
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{path.name} is not UTF-8 text: {error.reason} at byte {error.start}. Give a YAML file."
+        ) from None
 
 
 def _format_unknown_device(name: str) -> str:

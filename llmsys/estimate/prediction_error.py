@@ -85,6 +85,12 @@ def format_memory_size(count: float) -> str:
 
 UNKNOWN = "unknown"
 OLDER = "It was trained by a version without predictions"
+# Fields of the two events.
+PREDICTED = (
+    *("device", "memory.instant", "memory.kind", "memory.peak_bytes"),
+    *("parameters", "step_seconds", "world_size"),
+)
+MEASURED = ("peak_bytes", "step_seconds", "steps")
 
 
 @dataclass(frozen=True)
@@ -162,7 +168,22 @@ def load_run_comparison(folder: Path) -> RunComparison:
             f"{folder} has no measurement, which is written at the end of a run. Let it finish, or stop it "
             "with SIGTERM."
         )
+    for event, names in zip(found, (PREDICTED, MEASURED), strict=True):
+        if missing := [name for name in names if not _has_field(event, name)]:
+            raise DataError(
+                f"{folder}/events.jsonl: the {event['event']} event has no {' and no '.join(missing)}. Another version "
+                "or program wrote it: train the run with this version."
+            )
     return RunComparison(folder, load_run_config(str(folder / "config.yaml")), *found)
+
+
+def _has_field(event: Event, name: str) -> bool:
+    value: Any = event
+    for key in name.split("."):
+        if not isinstance(value, dict) or key not in value:
+            return False
+        value = value[key]
+    return True
 
 
 def load_run_comparisons(folders: Sequence[Path]) -> tuple[list[RunComparison], list[str]]:

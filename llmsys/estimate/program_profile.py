@@ -21,9 +21,8 @@ from llmsys.config.merge import ConfigLayer
 from llmsys.config.run import RunConfig
 from llmsys.config.section import Section, Violation, raise_violations
 from llmsys.config.validation_errors import build_config_error
-from llmsys.config.yaml_files import parse_yaml
 from llmsys.errors import ConfigError
-from llmsys.estimate.device_profile import ModelClass
+from llmsys.estimate.device_profile import ModelClass, read_profile_values
 from llmsys.estimate.software_profile import MemoryProfile, SoftwareProfile
 from llmsys.local_files import require_local_path
 
@@ -188,7 +187,7 @@ def _load_profile(path: Path) -> ProgramProfile:
 
 def _read_values(path: Path, bases: int) -> tuple[dict[str, Any], dict[Any, int]]:
     """Return the values of a profile over those of its base, and the lines of its own."""
-    values, lines = parse_yaml(path.read_text(encoding="utf-8"), path.name)
+    values, lines = read_profile_values(path)
     if not isinstance(values, dict):
         raise ConfigError(f"{path.name} is not a program profile. Start with `base: llmsys` and `name: MINE`.")
     base = values.pop("base", None)

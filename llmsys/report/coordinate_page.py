@@ -67,9 +67,11 @@ def _plot_curves(kind: str, values: str, rows: Sequence[CoordinateCurves]) -> Fi
     for row, colour in zip(rows, COLOURS, strict=False):
         points: Mapping[int, float] = getattr(row, values)
         traces.append(build_line(row.part, list(points), list(points.values()), colour, markers=True))
+    widths = sorted({width for row in rows for width in row.changes})
     layout = {
-        "xaxis": {"title": {"text": "hidden_size"}, "type": "log"},
-        "yaxis": {"title": {"text": "root mean square"}, "type": "log"},
+        "xaxis": {"title": {"text": "hidden_size"}, "type": "log", "tickvals": widths, "ticktext": [*map(str, widths)]},
+        # more ticks make plotly label every digit, and 9 covers 10
+        "yaxis": {"title": {"text": "root mean square"}, "type": "log", "nticks": 5},
         "showlegend": True,
         "hovermode": "closest",
     }

@@ -170,7 +170,8 @@ def plot_roofline(kernels: Sequence[LayerKernel], device: DeviceProfile) -> Figu
     peak, bandwidth = device.get_peak_flops("bf16"), device.memory_bandwidth
     corner = peak / bandwidth
     low = min(0.3, *(one.intensity for one in kernels)) / 2
-    high = max(3 * corner, *(2 * one.intensity for one in kernels))
+    # room for half a label right of the last dot on a phone
+    high = max(3 * corner, *(4 * one.intensity for one in kernels))
     roof = build_line("roof: peak and memory", [low, corner, high], [low * bandwidth, peak, peak], ORANGE)
     groups = _group_kernels(kernels)
     first = [kernels[group[0]] for group in groups]

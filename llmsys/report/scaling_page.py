@@ -112,8 +112,9 @@ def _build_dots(name: str, x: Sequence[float], points: Sequence[TrainingRun], co
 
 def _build_axes_layout(x_title: str) -> dict[str, Any]:
     return {
-        "xaxis": {"title": {"text": x_title}, "type": "log"},
-        "yaxis": {"title": {"text": "loss, nats per token"}, "type": "log"},
+        # more ticks make plotly label every digit
+        "xaxis": {"title": {"text": x_title}, "type": "log", "nticks": 5},
+        "yaxis": {"title": {"text": "loss, nats per token"}, "type": "log", "nticks": 5},
         "showlegend": True,
         "hovermode": "closest",
     }

@@ -50,7 +50,7 @@ RUN_PAGES = (
 LANGUAGES = {"console", "yaml", "python", "text"}
 # Verbs that print the same wherever they run; the page shows exactly what they print.
 EXACT = {"show", "estimate", "scale"}
-# Plans of more than 8 GPUs take 5 s of CPU time or more.
+# Plans of more than 8 GPUs take 5 s of CPU time or more; test_plans.py holds what pages show of them.
 PARSED_ONLY = {"plan", "dryrun", "doctor", "launch", "preflight", "demo", "chat"}  # a chat ends with Ctrl-C
 # An export is compared with what transformers loads in tests/llmsys/convert.
 COMPILED_ONLY = ("import AutoModelForCausalLM",)

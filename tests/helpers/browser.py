@@ -87,6 +87,17 @@ def open_page(
         return OpenedPage(dom, tab.console, defects)
 
 
+def open_in_both_looks(page: Path) -> Iterator[OpenedPage]:
+    """Yield a page as wide as a phone and as a desk, light and dark, which has no defect and is not too large."""
+    assert page.stat().st_size < MAX_PAGE_BYTES
+    for width, dark in LOOKS:
+        opened = open_page(page, width, dark=dark)
+        assert not opened.console, opened.console
+        assert not opened.defects, opened.defects
+        assert 'data-plots="drawn"' in opened.dom
+        yield opened
+
+
 @functools.cache
 def _start_chromium() -> "_Chromium":
     return _Chromium()

@@ -65,6 +65,13 @@
     const texts = [...plot.querySelectorAll("svg text")].filter((one) => one.textContent.trim() && isShown(one))
       .map((one) => ({ text: one.textContent, rect: one.getBoundingClientRect(), style: getComputedStyle(one), element: one }))
       .filter(({ rect }) => rect.width > 0 && rect.height > 0);
+    // plotly clips the labels of dots at the axes
+    const area = plot.querySelector(".nsewdrag")?.getBoundingClientRect();
+    for (const { text, rect, element } of texts) {
+      if (area && element.closest(".textpoint") && (rect.left < area.left - 1 || rect.right > area.right + 1)) {
+        found.push(`${plot.id}: ${name(text)} is cut by the axes`);
+      }
+    }
     for (const { text, rect, style } of texts) {
       if (rect.left < box.left - 1 || rect.right > box.right + 1 || rect.top < box.top - 1 || rect.bottom > box.bottom + 1) {
         found.push(`${plot.id}: ${name(text)} leaves the plot`);

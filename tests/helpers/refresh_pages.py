@@ -33,7 +33,12 @@ def choose_lines(shown: Sequence[str], printed: Sequence[str]) -> list[str]:
 def refresh_page(path: Path) -> None:
     for command in list_page_commands(path):
         program, *words = command.words
-        if program != "llmsys" or not is_exact(words) or words[1:2] in ([one] for one in LATER) or not command.output:
+        if (
+            program != "llmsys"
+            or not (is_exact(words) or words[0] == "plan")
+            or words[1:2] in ([one] for one in LATER)
+            or not command.output
+        ):
             continue
         output = io.StringIO()
         with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -20,14 +21,15 @@ from launch.main import build_parser, format_help, main
 from tests.helpers.paths import ROOT
 
 HEAVY = ("torch", "pydantic", "numpy", "pyarrow", "yaml")
+NEED_CONFIGS = ("scale",)
 
 
-def imported_by(*arguments: str) -> set[str]:
-    """Top-level modules that a fresh process has imported after running `llmsys` with these arguments."""
+def imported_by(*commands: tuple[str, ...]) -> set[str]:
+    """Top-level modules that a fresh process has imported after running `llmsys` with each of these arguments."""
     code = (
-        "import sys, launch.main\n"
-        f"try: launch.main.main({list(arguments)!r})\n"
-        "except SystemExit: pass\n"
+        "import contextlib, sys, launch.main\n"
+        f"for words in {commands!r}:\n"
+        "    with contextlib.suppress(SystemExit): launch.main.main(list(words))\n"
         "print('\\n'.join(sys.modules), file=sys.stderr)"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -36,12 +38,19 @@ def imported_by(*arguments: str) -> set[str]:
 
 
 def test_help_imports_nothing_heavy() -> None:
-    assert not imported_by("--help") & set(HEAVY)
+    assert not imported_by(("--help",)) & set(HEAVY)
+
+
+def test_help_of_the_verbs_imports_no_torch_arrays_or_tables() -> None:
+    """The help of scale lists the keys of its config, which is of pydantic."""
+    light = [(name, "--help") for name in VERBS if name not in NEED_CONFIGS]
+    assert not imported_by(*light) & set(HEAVY)
+    assert not imported_by(*((name, "--help") for name in NEED_CONFIGS)) & {"torch", "numpy", "pyarrow"}
 
 
 @pytest.mark.parametrize("arguments", [("estimate", "train/demo"), ("show", "train/demo")], ids=" ".join)
 def test_what_needs_no_tensors_imports_no_torch(arguments: tuple[str, ...]) -> None:
-    assert not imported_by(*arguments) & {"torch", "deepspeed", "accelerate", "transformers"}
+    assert not imported_by(arguments) & {"torch", "deepspeed", "accelerate", "transformers"}
 
 
 def test_help_names_every_verb_with_what_it_does() -> None:
@@ -138,6 +147,16 @@ def test_a_full_disk_is_one_message_and_status_2(
     said = capsys.readouterr().err
     assert "llmsys: error: runs/x/events.jsonl could not be read or written: No space left on device. Free" in said
     assert said.count("\n") == 1
+
+
+def test_a_removed_working_directory_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert main(["show", "train/demo"]) == 2
+    assert "the working directory was removed. Change to a folder that exists" in capsys.readouterr().err
 
 
 def test_an_error_of_the_system_that_nobody_can_mend_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -333,6 +333,49 @@ COMMANDS = [
     ("completion tcsh", "invalid choice: 'tcsh'", "completion zsh"),
     ("init nowhere", "nowhere does not exist", ""),
     ("init empty", "empty has no files that llmsys reads", "list configs"),
+    ("inspect dataset --samples -1", "--samples: -1 is too small: the minimum is 1. Use 1 or more", ""),
+    ("inspect dataset --samples 0", "--samples: 0 is too small: the minimum is 1", ""),
+    ("inspect dataset --limit all", "'all' is not a whole number. Use digits, such as 8", ""),
+    ("inspect dataset --document -1", "unrecognized arguments: --document -1. Known: --dropped", ""),
+    ("prepare train/demo data.inputs=[s3://]", "s3:// names no bucket. Write s3://BUCKET/FOLDER/FILE", ""),
+    ("prepare train/demo data.inputs=[s3:///a.warc.gz]", "s3:///a.warc.gz names no bucket. Write s3://BUCKET", ""),
+    ("prepare train/demo data.inputs=['größe/*.gz']", "no file matches 'größe/*.gz'", ""),
+    ("reconcile run", "the prediction event has no parameters and no world_size. Another version or program", ""),
+    ("reconcile bytes.yaml", "bytes.yaml/events.jsonl: the event file does not exist", ""),
+    ("show 'with space/config.yaml' run.nme=a", "with space/config.yaml:\n  command line: run.nme: unknown key. Did",
+     "show 'with space/config.yaml' run.name=a"),
+    ("show größe/config.yml", "config 'größe/config.yml' was not found", "list configs"),
+    ("show -", "config '-' was not found: neither a file nor a name", "list configs"),
+    ("estimate train/demo --device bytes.yaml", "bytes.yaml is not UTF-8 text", ""),
+    ("estimate train/demo --device nothing.yaml", "nothing.yaml is not a device profile. Write one with", ""),
+    ("estimate train/demo --device empty", "'empty' has no device profile", ""),
+    ("estimate train/demo --device h100-sxm --cluster bytes.yaml", "bytes.yaml is not UTF-8 text", ""),
+    ("estimate train/demo --device h100-sxm --cluster nothing.yaml", "nothing.yaml is empty. Write at least the", ""),
+    ("estimate run/events.jsonl", "run/events.jsonl:2: not YAML", ""),
+    ("estimate train/demo --device h100-sxm --price-per-hour lots", "invalid float value: 'lots'. Use digits", ""),
+    ("plan model/llama-7b gpus=8 device=h100-sxm --top 0", "--top: 0 is too small: the minimum is 1", ""),
+    ("plan model/llama-7b gpus=-8 device=h100-sxm", "gpus=-8 is not a number of devices. Use 1 to 10000000", ""),
+    ("dryrun train/demo nodes=2:8 device=h100-sxm rank=99", "rank=99 is not a rank of 2 nodes", ""),
+    ("dryrun train/demo nodes=2:8 device=v99", "'v99' has no device profile", ""),
+    ("dryrun train/demo nodes=2:8 device=tpu-v4", "has no compute_capability", ""),
+    ("dryrun train/demo nodes=2:8 device=h100-sxm --expert-skew much", "'much' is not a number above 0", ""),
+    ("launch train/demo nodes=127.0.0.1:2 --restarts -1", "--restarts: -1 is too small: the minimum is 0", ""),
+    ("launch train/demo nodes=127.0.0.1:2 --patience 0", "--patience: 0 is too small: the minimum is 1", ""),
+    ("launch train/demo nodes=127.0.0.1:2,127.0.0.1:2", "127.0.0.1 is listed 2 times. List each host once", ""),
+    ("launch train/demo nodes=2 --print --by kubernets", "Did you mean kubernetes?", ""),
+    ("preflight train/demo nodes=127.0.0.1:2 --patience soon", "'soon' is not a whole number. Use digits", ""),
+    ("evaluate run --step 3", "unrecognized arguments: --step 3. Known: --help", ""),
+    ("watch dataset", "dataset is a dataset folder, and a run is watched. Give the folder of a run", ""),
+    ("watch run --every nan", "--every nan is not a time. Give seconds above 0, such as 2", ""),
+    ("compare run dataset", "dataset has no logged step, so there is nothing to compare. Leave it out", ""),
+    ("scale fit bytes.yaml", "bytes.yaml cannot be read", ""),
+    ("scale fit table.csv", "needs the columns parameters, tokens, loss, and at least one row. Write", ""),
+    ("scale budget=-1", "-1 is not positive. Use a positive budget", ""),
+    ("calibrate --watts -5", "--watts: '-5' is not a number above 0. Use digits", ""),
+    ("chat run --port 99999999", "--port 99999999 is no port. Give one from 1 to 65535", ""),
+    ("convert bytes.yaml out", "bytes.yaml is not a folder. Name a Hugging Face folder or a run folder", ""),
+    ("init bytes.yaml", "bytes.yaml is a file", ""),
+    ("init parquets --output empty", "empty exists, and a config is not overwritten. Choose another file", ""),
     ("init run", "run is a run folder, which is a config already. Use it: llmsys train run", "show run"),
 ]  # fmt: skip
 
@@ -345,6 +388,8 @@ FILES = {
     "word": b"run\n",
     "nothing": b"",
     "bytes": b"\xff\xfe\x00\x01",
+    "with space/config": b"base: train/demo\n",
+    "größe/config": b"base: train/demo\n",
 }
 
 
@@ -354,11 +399,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("mistakes"))
         Path("configs").symlink_to(CONFIGS)
-        for name in ("empty", "parquets", "run/checkpoints/step-00000050"):
+        for name in ("empty", "parquets", "run/checkpoints/step-00000050", "with space", "größe"):
             Path(name).mkdir(parents=True)
         pq.write_table(pa.table({"text": ["one text"]}), "parquets/a.parquet")
         (write_run(Path("run")) / "config.yaml").write_text("run: {folder: run}\n")
         write_dataset(Path("dataset"))
+        Path("table.csv").touch()
         for name, text in FILES.items():
             Path(f"{name}.yaml").write_bytes(text)
         yield

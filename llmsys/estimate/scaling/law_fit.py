@@ -85,7 +85,7 @@ def _iter_csv_runs(path: Path) -> Iterator[TrainingRun]:
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path} cannot be read: {error}. Name a run folder or a CSV file.") from error
     if not rows or not set(COLUMNS) <= rows[0].keys():
-        raise DataError(f"{path} needs the columns {', '.join(COLUMNS)}, and at least one row.")
+        raise DataError(f"{path} needs the columns {', '.join(COLUMNS)}, and at least one row. Write names in line 1.")
     for number, row in enumerate(rows, 2):
         yield _parse_run(row.get("name") or f"{path.name}:{number}", row, f"{path}:{number}")
 

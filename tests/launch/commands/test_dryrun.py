@@ -10,9 +10,11 @@ import pytest
 from launch.commands.dryrun import build_request, parse_cluster
 from launch.main import build_parser, main
 from llmsys.config.load import read_config
+from llmsys.dryrun.page import write_dry_run
 from llmsys.errors import ConfigError
 from llmsys.estimate.device_profile import FOLDER
-from tests.helpers.browser import MAX_PAGE_BYTES
+from llmsys.report.estimate_page import NUM_CATEGORIES
+from tests.helpers.browser import MAX_PAGE_BYTES, needs_chromium, open_in_both_looks
 from tests.helpers.dry_runs import RANKS, run_tiny, write_tiny_config
 
 VOID = {"meta", "link", "input", "br"}
@@ -65,6 +67,17 @@ def test_a_rank_that_does_not_fit_is_printed_written_and_exits_with_1(
     assert "memory-over-time" in written
     assert "Phases of the run" in written
     assert len(written) < MAX_PAGE_BYTES
+
+
+@needs_chromium
+@pytest.mark.browser
+def test_the_page_of_two_ranks_is_drawn_and_nothing_is_cut(tmp_path: Path) -> None:
+    result = run_tiny()
+    page, _ = write_dry_run([result | {"fits": False}, result | {"rank": 1}], tmp_path)
+    *_, opened = open_in_both_looks(page)
+    categories = {name for point in result["memory"]["timeline"] for name in point["bytes"]}
+    assert opened.marks() == {"memory-over-time": min(len(categories), NUM_CATEGORIES + 1)}
+    assert opened.dom.count("does not fit") >= 2
 
 
 def test_a_timeline_ends_where_the_peak_of_its_phases_says() -> None:

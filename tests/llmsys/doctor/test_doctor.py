@@ -2,10 +2,12 @@
 
 import json
 import socket
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from launch.main import main
 from llmsys.config.attention import MultiHeadAttentionConfig
@@ -69,7 +71,7 @@ def test_cells_with_adversarial_routing_agree_and_a_cell_that_dies_fails_alone()
     assert "FAIL" in format_parity_table(outcomes)
 
 
-def _run_task(number: int) -> int:
+def _run_task(factor: torch.Tensor, number: int) -> int:
     import os
     import time
 
@@ -77,7 +79,7 @@ def _run_task(number: int) -> int:
         time.sleep(60)
     if number == 3 and os.environ["RANK"] == "1":
         os._exit(9)
-    return number * 10
+    return number * int(factor)
 
 
 @pytest.mark.distributed
@@ -88,7 +90,9 @@ def test_a_task_that_hangs_or_dies_is_told_and_the_others_are_done(
     with socket.create_server(("127.0.0.1", 0)) as taken:
         ports = [taken.getsockname()[1]]
         monkeypatch.setattr(rank_pool, "find_free_port", lambda: ports.pop() if ports else find_free_port())
-        found = dict(run_tasks(_run_task, range(5), ranks=2, timeout_seconds=15))
+        task = partial(_run_task, tensor := torch.tensor([10]))
+        found = dict(run_tasks(task, range(5), ranks=2, timeout_seconds=15))
+    assert not tensor.is_shared(), "a shared tensor keeps a file open, and the parity check sends more than 1,024"
     assert "2 ranks did not start: rank 0 ended without an answer; starting them again" in caplog.text
     assert [found[number] for number in (0, 2, 4)] == [0, 20, 40]
     assert isinstance(found[1], TaskFailure)

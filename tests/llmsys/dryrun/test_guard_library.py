@@ -30,6 +30,13 @@ def test_a_compiler_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.Mon
     assert not list((tmp_path / "llmsys").glob("*.so"))
 
 
+def test_a_cache_folder_that_cannot_be_made_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(ConfigError, match=r"file/llmsys, where .*: Not a directory\. Set XDG_CACHE_HOME to a folder"):
+        build_guard_library(find_torch_folder())
+
+
 def test_the_library_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     library = build_guard_library(find_torch_folder())
     monkeypatch.setenv("CXX", "no-such-compiler")

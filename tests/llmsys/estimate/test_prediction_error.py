@@ -109,18 +109,20 @@ def test_no_device_learns_from_another(tmp_path: Path) -> None:
 
 def test_runs_that_cannot_be_reconciled_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     good = write_run(tmp_path / "good", step_seconds=None, why_no_time="the device is unknown", device="unknown")
+    write_run(tmp_path / "foreign", memory={"peak_bytes": 1, "kind": "reserved"})
     for name, kind in (("old", "start"), ("killed", "prediction")):
         (tmp_path / name).mkdir()
         with EventWriter(tmp_path / name / "events.jsonl") as events:
             events.write(kind, step=0)
     with pytest.raises(DataError, match="old has no prediction"):
         load_run_comparison(tmp_path / "old")
-    assert main(["reconcile", *(str(tmp_path / name) for name in ("good", "old", "killed", "none"))]) == 0
+    assert main(["reconcile", *(str(tmp_path / name) for name in ("good", "old", "killed", "foreign", "none"))]) == 0
     said = capsys.readouterr().out
     for part in (
         "the device is unknown",
         "old has no prediction",
         "killed has no measurement",
+        "foreign/events.jsonl: the prediction event has no memory.instant. Another version or program wrote it: train",
         "none/events.jsonl",
     ):
         assert part in said

@@ -12,7 +12,7 @@ from llmsys.report.compare_page import compute_training_hours, list_differing_ke
 from llmsys.report.html_page import write_report
 from llmsys.report.run_record import read_run
 from llmsys.report.terminal_view import draw_blocks, format_run_view
-from tests.helpers.browser import LOOKS, MAX_PAGE_BYTES, needs_chromium, open_page
+from tests.helpers.browser import MAX_PAGE_BYTES, needs_chromium, open_in_both_looks
 from tests.helpers.example_run import run_events, write_run
 
 
@@ -67,11 +67,7 @@ def test_the_page_is_drawn_on_a_phone_and_a_desk_in_both_colours(tmp_path: Path)
     text = (long / "config.yaml").read_text().replace("name: demo", f"name: {'a-long-name-' * 7}")
     (long / "config.yaml").write_text(text + f"inputs: {[f'part-{number:05d}.warc.gz' for number in range(99)]}")
     page = write_comparison([*runs, long], tmp_path / "page.html")
-    for width, dark in LOOKS:
-        opened = open_page(page, width, dark=dark)
-        assert opened.console == []
-        assert opened.defects == []
-        assert 'data-plots="drawn"' in opened.dom
+    for opened in open_in_both_looks(page):
         # three lines of training each; diamonds are points and not counted
         assert opened.marks() == {"plot-tokens": 3, "plot-time": 3, "plot-flops": 3}
         assert opened.dom.count("the axis is logarithmic") == 3

@@ -1,13 +1,20 @@
-"""The pages of estimate, plan and scale as wide as a phone and as a desk: plots are drawn, nothing is cut."""
+"""The pages of estimate, plan, scale and doctor as wide as a phone and a desk: plots are drawn, nothing is cut."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from launch.main import main
-from tests.helpers.browser import LOOKS, MAX_PAGE_BYTES, needs_chromium, open_page
+from llmsys.doctor.coordinate_check import CoordinateRow
+from llmsys.estimate.scaling.law import FittedRange
+from llmsys.estimate.scaling.law_fit import UNKNOWNS, LawFit, TrainingRun
+from llmsys.estimate.scaling.published_laws import BESIROGLU
+from llmsys.report.coordinate_page import write_coordinate_page
+from llmsys.report.scaling_page import write_scaling_report
+from tests.helpers.browser import needs_chromium, open_in_both_looks
 
 pytestmark = [pytest.mark.browser, needs_chromium]
 
@@ -18,12 +25,7 @@ def open_printed_page(words: list[str], folder: Path, capsys) -> tuple[dict[str,
     assert main([*words, "--html", str(page), "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert printed["page"] == str(page)
-    assert page.stat().st_size < MAX_PAGE_BYTES
-    for width, dark in LOOKS:
-        opened = open_page(page, width, dark=dark)
-        assert opened.console == []
-        assert opened.defects == []
-    assert 'data-plots="drawn"' in opened.dom
+    *_, opened = open_in_both_looks(page)
     assert "default-src &#x27;none&#x27;" in page.read_text(), "nothing is loaded"
     return printed, opened.marks(), opened.dom
 
@@ -68,3 +70,31 @@ def test_scale_shows_every_law(tmp_path, capsys) -> None:
     printed, marks, dom = open_printed_page(words, tmp_path, capsys)
     assert marks == {"plot-optima": 1, "plot-ratio": len(printed["laws"])}
     assert all(row["law"] in dom for row in printed["laws"])
+
+
+def test_a_fitted_law_shows_its_runs_and_one_with_a_long_name(tmp_path) -> None:
+    sizes = (5e7, 1e8, 2e8, 4e8, 8e8)
+    points = [TrainingRun(f"{n:.0e}", n, n * ratio, BESIROGLU.predict_loss(n, n * ratio))
+              for n in sizes for ratio in (5, 20, 80)]  # fmt: skip
+    points[0] = TrainingRun("a-long-name-" * 7, points[0].parameters, points[0].tokens, points[0].loss)
+    spans = (
+        *(FittedRange("parameters", 5e7, 8e8), FittedRange("tokens", 2.5e8, 6.4e10)),
+        FittedRange("FLOPs", 7.5e16, 3e20),
+    )
+    law = replace(BESIROGLU, origin=replace(BESIROGLU.origin, spans=spans))
+    fit = LawFit(law, dict.fromkeys(UNKNOWNS, (0.1, 1_234.5)), (), (0.001,) * len(points))
+    *_, opened = open_in_both_looks(write_scaling_report(points, fit, tmp_path / "law.html"))
+    # runs are dots; a line of the law inside and beyond the runs, and one for each of four sizes or lengths
+    assert opened.marks() == {"by-compute": 2, "by-parameters": 4, "by-tokens": 4}
+    assert "a-long-name-a-long-name" in opened.dom
+
+
+def test_a_coordinate_check_shows_sizes_and_changes_of_each_parametrization(tmp_path) -> None:
+    widths = (64, 128, 256, 512)
+    rows = [CoordinateRow(kind, part, dict.fromkeys(widths, 1.0), {width: width**slope for width in widths}, slope)
+            for kind, slope in (("mup", 0.02), ("standard", 0.9))
+            for part in ("embedding", "attention", "feed_forward", "logits")]  # fmt: skip
+    *_, opened = open_in_both_looks(write_coordinate_page(rows, 4, tmp_path / "coordinates.html"))
+    plots = [f"{kind}-{values}" for kind in ("mup", "standard") for values in ("changes", "sizes")]
+    assert opened.marks() == dict.fromkeys(plots, 4)
+    assert "+0.90" in opened.dom

@@ -53,7 +53,7 @@ class WorkerProcess:
         # The lock outlives a killed driver until its last worker is gone.
         held = DupFd(lock) if lock is not None else None
         self.process: SpawnProcess = context.Process(target=_serve_jobs, args=(theirs, lifeline, held), daemon=True)
-        with _limit_threads(), _block_interrupts():
+        with _limit_threads(), _ignore_interrupts():
             self.process.start()
         # Our copies must close, or the pipes would not break when the worker dies.
         theirs.close()
@@ -71,8 +71,8 @@ class WorkerProcess:
 
 
 @contextmanager
-def _block_interrupts() -> Iterator[None]:
-    """Start children with SIGINT blocked: one that is still importing would print a traceback at Ctrl-C."""
+def _ignore_interrupts() -> Iterator[None]:
+    """Start children with SIGINT blocked for good: one that is still importing would print a traceback at Ctrl-C."""
     resource_tracker.ensure_running()  # its own start unblocks SIGINT
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
     try:

@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from multiprocessing.reduction import DupFd
@@ -52,7 +53,7 @@ class WorkerProcess:
         # The lock outlives a killed driver until its last worker is gone.
         held = DupFd(lock) if lock is not None else None
         self.process: SpawnProcess = context.Process(target=_serve_jobs, args=(theirs, lifeline, held), daemon=True)
-        with _limit_threads():
+        with _limit_threads(), _ignore_interrupts():
             self.process.start()
         # Our copies must close, or the pipes would not break when the worker dies.
         theirs.close()
@@ -67,6 +68,17 @@ class WorkerProcess:
         self.process.join()
         self.connection.close()
         self.lifeline.close()
+
+
+@contextmanager
+def _ignore_interrupts() -> Iterator[None]:
+    """Start children with SIGINT blocked for good: one that is still importing would print a traceback at Ctrl-C."""
+    resource_tracker.ensure_running()  # its own start unblocks SIGINT
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager

@@ -1,6 +1,9 @@
 """Laws of working ahead: who has done a job of a later stage does the next one, and nothing is lost or done twice."""
 
 import json
+import re
+import signal
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -23,7 +26,7 @@ from data_pipeline.executors.base import (
     TaskFailed,
     TaskProgress,
 )
-from data_pipeline.executors.local import MAX_WAITING_PER_WORKER, LocalExecutor
+from data_pipeline.executors.local import MAX_WAITING_PER_WORKER, LocalExecutor, WorkerProcess
 from data_pipeline.graph import tasks as module
 from data_pipeline.graph.quarantine import read_quarantine
 from data_pipeline.graph.stage_runner import StageProgress, StageRunner
@@ -347,3 +350,15 @@ def test_a_preparation_judges_and_signs_ahead_and_makes_the_same_bytes(
     events = {event["stage"]: event for event in lines if event["event"] == "stage"}
     assert events["survey"]["ahead"] == (1 + len(stages)) * events["survey"]["tasks"]
     assert not {"extract", *stages} & events.keys()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_ctrl_c_never_reaches_a_worker_that_is_still_importing() -> None:
+    """Blocked from its first instruction, or it would print a traceback over the message of the command."""
+    worker = WorkerProcess(None)
+    try:
+        masks = re.findall(r"SigBlk:\s*(\w+)", Path(f"/proc/{worker.process.pid}/status").read_text())
+        assert int(masks[0], 16) >> (signal.SIGINT - 1) & 1
+        assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    finally:
+        worker.kill()

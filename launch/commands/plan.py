@@ -41,8 +41,6 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the plan and return 0. With --check: 0 when the layout fits, 1 when it does not, 2 when it is illegal."""
     from llmsys.config.load import read_config
 
-    if arguments.top < 1:
-        raise ConfigError(f"--top {arguments.top} is too small: the minimum is 1. Use 1 or more.")
     own, words = split_arguments(arguments.overrides, OWN_NAMES)
     resolved = read_config(arguments.config, words)
     if arguments.check is not None:

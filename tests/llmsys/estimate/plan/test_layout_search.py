@@ -182,7 +182,7 @@ def test_the_written_config_is_what_was_priced(tmp_path: Path, capsys) -> None:
         ([], "A plan needs a cluster. Give gpus=64 device=h100-sxm, or cluster=FILE."),
         (["gpus=many"], "gpus=many is not a number of devices"),
         (["gpus=99999999999999999999"], "gpus=99999999999999999999 is not a number of devices. Use 1 to 10000000."),
-        (["gpus=8", "--top", "0"], "--top 0 is too small: the minimum is 1"),
+        (["gpus=8", "--top", "0"], "--top: 0 is too small: the minimum is 1"),
         (["gpus=8", "batch.sequences=8", "program="], "program= names no program. Give one, such as program=megatron"),
         (["gpus=8", "device=h101"], "'h101' has no device profile"),
         (["cluster=nowhere.yaml"], "cluster file nowhere.yaml does not exist"),

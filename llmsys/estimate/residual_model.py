@@ -57,7 +57,9 @@ Kind = Literal["step", "run"]
 class ResidualModel(Section):
     """Of one class."""
 
-    factor: float = Field(gt=0, description="Measured / estimated time, median of the calibration rows.")
+    factor: float = Field(
+        gt=0, description="Measured / estimated time: weighted mean of the rows, of runs their median."
+    )
     spread: float = Field(ge=0, description="Standard deviation of its natural logarithm.")
     rows: tuple[str, ...] = Field(description="Published rows used for calibration.")
 

@@ -185,7 +185,7 @@ def iter_time_lines(
 
 
 def iter_summary_groups(held: Sequence[HeldOutRow]) -> Iterator[tuple[str, list[HeldOutRow]]]:
-    """Yield the rows of each class, of long sequences, and of each program of dense steps."""
+    """Yield the rows of each class, the steps of long sequences, and the steps of each program."""
     for kind in KINDS:
         yield kind, [one for one in held if one.row.kind == kind]
     steps = [one for one in held if one.row.kind != "run"]

@@ -8,6 +8,7 @@ baseline included.
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from math import exp, log, sqrt
 from statistics import median
 
@@ -77,7 +78,7 @@ def fit_class(rows: Sequence[TimeRow]) -> ClassFit:
 
 
 def fit_factors(rows: Sequence[TimeRow]) -> tuple[ProgramFactor, dict[str, ProgramFactor]]:
-    """Return the mean factor of measured over modelled times, and that of each program, drawn towards the mean.
+    """Return the typical factor of measured over modelled times, and that of each program, drawn towards it.
 
     A source of n rows counts as √n: rows of one table share its errors.
 
@@ -85,8 +86,8 @@ def fit_factors(rows: Sequence[TimeRow]) -> tuple[ProgramFactor, dict[str, Progr
         rows: rows of one class.
 
     Returns:
-        Two kinds of factors. Whole runs have one only, their median: programs of most of them are guesses, and what is
-        lost outside of steps has no upper bound.
+        The mean of steps and the factors of their programs. Whole runs have one factor, their median: programs of most
+        of them are guesses, and what is lost outside of steps has no upper bound.
     """
     sizes: dict[str, int] = defaultdict(int)
     for row in rows:
@@ -114,12 +115,8 @@ def fit_factors(rows: Sequence[TimeRow]) -> tuple[ProgramFactor, dict[str, Progr
 def compute_weighted_median(values: Sequence[float], weights: Sequence[float]) -> float:
     """Return the first value up to which half of the weights lie."""
     ordered = sorted(zip(values, weights, strict=True))
-    middle, reached = sum(weights) / 2, 0.0
-    for value, weight in ordered:
-        reached += weight
-        if reached >= middle:
-            return value
-    raise AssertionError("weights are positive")
+    reached = accumulate(weight for _, weight in ordered)
+    return next(value for (value, _), sum_ in zip(ordered, reached, strict=True) if sum_ >= sum(weights) / 2)
 
 
 def clip_outliers(values: Sequence[float]) -> list[float]:

@@ -1,9 +1,10 @@
 """The program `llmsys`: signals from its first import to its verb, which may handle them otherwise.
 
-- Until the verb runs, Ctrl-C ends the process at once. There is nothing to undo, and imports and argparse answer an
-  exception inside them with errors of their own.
-- An interrupt that Python dropped, because it was raised in a callback, is repeated. One that a library turned into an
-  error of its own, as imports of compiled modules do, ends the process like any other.
+- Until the verb runs, Ctrl-C ends the process at once. There is nothing to undo, and imports and
+  argparse answer an exception inside them with errors of their own.
+- An interrupt that Python dropped, because it was raised in a callback, is repeated. One that a
+  library turned into an error of its own, as imports of compiled modules do, ends the process like
+  any other.
 - SIGTERM ends a preparation as Ctrl-C does: workers are killed, and the way to continue is printed.
 """
 
@@ -24,7 +25,7 @@ def main() -> int:
     sys.unraisablehook = repeat_interrupt
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # it is ignored under nohup
         signal.signal(signal.SIGINT, exit_at_once)
-    from launch.main import main as run_command_line
+    from llmsys.launch.main import main as run_command_line
 
     try:
         return run_command_line(before_verb=raise_on_signals)
@@ -49,7 +50,9 @@ def exit_at_once(number: int, frame: FrameType | None) -> None:
 
 
 def raise_on_signals(verb: str) -> None:
-    """Raise KeyboardInterrupt at Ctrl-C, and at SIGTERM in verbs that resume and do not handle it themselves."""
+    """Raise KeyboardInterrupt at Ctrl-C, and at SIGTERM in verbs that resume and do not handle
+    it themselves.
+    """
     if signal.getsignal(signal.SIGINT) is exit_at_once:
         signal.signal(signal.SIGINT, raise_interrupt)
     if verb in ("prepare", "tokenizer") and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
@@ -63,7 +66,9 @@ def raise_interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def repeat_interrupt(unraisable: "sys.UnraisableHookArgs") -> None:
-    """Interrupt the main thread again after a moment, when this hook has returned; print anything else."""
+    """Interrupt the main thread again after a moment, when this hook has returned; print
+    anything else.
+    """
     if not issubclass(unraisable.exc_type, KeyboardInterrupt):
         sys.__unraisablehook__(unraisable)
         return

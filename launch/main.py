@@ -1,9 +1,11 @@
 """The `llmsys` command: `llmsys VERB CONFIG [section.key=value …]`, one grammar for every verb.
 
-Reads the command line. Imports only the module that the verb names, so that `llmsys --help` is fast.
+Reads the command line. Imports only the module that the verb names, so that `llmsys --help` is
+fast.
 
-Exit status: 2 after an error that the user can fix, with one message; 75 after a SIGTERM that a preparation handled;
-130 after Ctrl-C. `train` and `launch` end with the statuses of launch/train.py.
+Exit status: 2 after an error that the user can fix, with one message; 75 after a SIGTERM that a
+preparation handled; 130 after Ctrl-C. `train` and `launch` end with the statuses of
+launch/train.py.
 """
 
 import argparse
@@ -15,9 +17,9 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 
-from launch.commands.verbs import CONFIG_HELP, OVERRIDE_HELP, VERBS, VerbParser
 from llmsys import __version__
 from llmsys.errors import LlmsysError, to_data_error
+from llmsys.launch.commands.verbs import CONFIG_HELP, OVERRIDE_HELP, VERBS, VerbParser
 
 # the last two are 128 + SIGINT and 128 + SIGPIPE, as a shell reports them
 MENDABLE, STOPPED, INTERRUPTED, OUTPUT_CLOSED = 2, 75, 130, 141
@@ -26,7 +28,9 @@ MENDABLE, STOPPED, INTERRUPTED, OUTPUT_CLOSED = 2, 75, 130, 141
 RESUMED, UNENDING = {"prepare", "tokenizer", "train", "launch"}, {"chat", "watch"}
 
 
-def main(arguments: Sequence[str] | None = None, before_verb: Callable[[str], None] = lambda verb: None) -> int:
+def main(
+    arguments: Sequence[str] | None = None, before_verb: Callable[[str], None] = lambda verb: None
+) -> int:
     """Run one verb and return the exit status.
 
     Args:
@@ -44,7 +48,9 @@ def main(arguments: Sequence[str] | None = None, before_verb: Callable[[str], No
         print(f"llmsys {__version__}")
         return 0
     if words[0] not in VERBS:
-        return _print_error(f"{words[0]!r} is not a verb.{_suggest_command(words[0])} See: llmsys --help")
+        return _print_error(
+            f"{words[0]!r} is not a verb.{_suggest_command(words[0])} See: llmsys --help"
+        )
     try:
         return _run_command(words[0], words[1:], before_verb)
     except LlmsysError as error:
@@ -53,7 +59,9 @@ def main(arguments: Sequence[str] | None = None, before_verb: Callable[[str], No
         is_request = signal.SIGTERM in interrupt.args
         if words[0] not in UNENDING:
             follow = (
-                "What is done is kept; the same command continues" if words[0] in RESUMED else "Start it again with"
+                "What is done is kept; the same command continues"
+                if words[0] in RESUMED
+                else "Start it again with"
             )
             cause = "stopped" if is_request else "interrupted"
             print(f"llmsys: {cause}. {follow}: {shlex.join(['llmsys', *words])}", file=sys.stderr)
@@ -103,10 +111,17 @@ def build_parser(name: str) -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     if verb.takes_config:
-        parser.add_argument("config", metavar="CONFIG", help=CONFIG_HELP, nargs="?" if verb.config_optional else None)
-        parser.add_argument("overrides", metavar="section.key=value", nargs="*", default=[], help=OVERRIDE_HELP)
+        parser.add_argument(
+            "config",
+            metavar="CONFIG",
+            help=CONFIG_HELP,
+            nargs="?" if verb.config_optional else None,
+        )
+        parser.add_argument(
+            "overrides", metavar="section.key=value", nargs="*", default=[], help=OVERRIDE_HELP
+        )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
-    importlib.import_module(f"launch.commands.{name}").add_arguments(parser)
+    importlib.import_module(f"llmsys.launch.commands.{name}").add_arguments(parser)
     if name == "completion":  # it completes the options of all verbs, and is below this module
         parser.set_defaults(build_parser=build_parser)
     return parser
@@ -117,14 +132,14 @@ def _run_command(name: str, words: Sequence[str], before_verb: Callable[[str], N
     # parse_args takes no overrides behind an option that follows CONFIG
     arguments = parser.parse_intermixed_args(words)
     if os.environ.get("LLMSYS_PARENT"):
-        from launch.process.parent_watch import die_with_parent
+        from llmsys.launch.process.parent_watch import die_with_parent
 
         die_with_parent()
     from llmsys.log import configure_logging
 
     configure_logging()
     before_verb(name)
-    status: int = importlib.import_module(f"launch.commands.{name}").run(arguments)
+    status: int = importlib.import_module(f"llmsys.launch.commands.{name}").run(arguments)
     # a closed pipe must show while its error can still be caught
     sys.stdout.flush()
     return status

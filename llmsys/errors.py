@@ -25,7 +25,9 @@ DISK_ERRORS = frozenset(
 
 
 class LlmsysError(Exception):
-    """An error that a user can fix. Printed as one message without the secrets of URLs, exit status 2."""
+    """An error that a user can fix. Printed as one message without the secrets of URLs, exit
+    status 2.
+    """
 
     def __str__(self) -> str:
         """Return the message."""
@@ -69,7 +71,9 @@ class LostRankError(LaunchError):
 
 
 class StopRequested(LlmsysError):  # noqa: N818  # being asked to stop is no error
-    """A run that was asked to end before its last step and has saved. The same command resumes it. Exit status 75."""
+    """A run that was asked to end before its last step and has saved. The same command resumes
+    it. Exit status 75.
+    """
 
     exit_status = 75
 
@@ -81,14 +85,18 @@ def to_data_error(error: OSError) -> DataError | None:
         error: The error of the system.
 
     Returns:
-        The error with the next step. None when the cause is neither in `DISK_ERRORS` nor the working directory.
+        The error with the next step. None when the cause is neither in `DISK_ERRORS` nor the
+        working directory.
     """
     # only os.getcwd() names no file
     if error.errno == errno.ENOENT and error.filename is None:
-        return DataError("the working directory was removed. Change to a folder that exists, such as with: cd ~")
+        return DataError(
+            "the working directory was removed. Change to a folder that exists, such as with: cd ~"
+        )
     if error.errno not in DISK_ERRORS:
         return None
     return DataError(
-        f"{error.filename or 'a file'} could not be read or written: {error.strerror}. Free space, correct the "
-        "permissions, or name another folder; then run the same command again to continue."
+        f"{error.filename or 'a file'} could not be read or written: {error.strerror}. Free "
+        "space, correct the permissions, or name another folder; then run the same command again "
+        "to continue."
     )

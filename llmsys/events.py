@@ -24,13 +24,17 @@ Event = dict[str, Any]
 
 
 class EventWriter:
-    """A writer that appends events to a file, one JSON object per line: {"time": unix seconds, "event": kind, …}.
+    """A writer that appends events to a file, one JSON object per line: {"time": unix seconds,
+    "event": kind, …}.
 
-    Several processes may append to one file. Numbers that are not finite are written as null, because JSON has no nan.
+    Several processes may append to one file. Numbers that are not finite are written as null,
+    because JSON has no nan.
     """
 
     def __init__(self, path: Path | str) -> None:
-        """Open the file at `path`, or create it with its folder; a half-written last line is closed off."""
+        """Open the file at `path`, or create it with its folder; a half-written last line is
+        closed off.
+        """
         self.path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         # O_APPEND: every write goes to the end, also where several processes write
@@ -41,15 +45,20 @@ class EventWriter:
             os.write(self._descriptor, b"\n")
 
     def write(self, event: str, **fields: Any) -> None:
-        """Append one event with the time of now (3 decimals). Raises OSError when the disk is full."""
+        """Append one event with the time of now (3 decimals). Raises OSError when the disk is
+        full.
+        """
         record = {"time": round(time.time(), 3), "event": event, **fields}
-        text = json.dumps(_to_json_value(record), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        text = json.dumps(
+            _to_json_value(record), ensure_ascii=False, allow_nan=False, separators=(",", ":")
+        )
         # text of pages and models may hold lone surrogates, which UTF-8 has not
         line = text.encode("utf-8", errors="replace") + b"\n"
         try:
             written = os.write(self._descriptor, line)
         except OSError as error:
-            raise OSError(error.errno, error.strerror, str(self.path)) from None  # os.write does not know its file
+            # os.write does not know its file
+            raise OSError(error.errno, error.strerror, str(self.path)) from None
         # a disk that is almost full takes part of a write without an error
         if written != len(line):
             raise OSError(errno.ENOSPC, "partially written event", str(self.path))
@@ -65,14 +74,19 @@ class EventWriter:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         """Close the file."""
         self.close()
 
 
 def _to_json_value(value: Any) -> Any:
-    """Return `value` as strict JSON: nan and inf become null, paths become text, arrays become plain numbers."""
+    """Return `value` as strict JSON: nan and inf become null, paths become text, arrays become
+    plain numbers.
+    """
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, str):
@@ -105,7 +119,10 @@ def iter_events(path: Path | str) -> Iterator[Event]:
     """
     path = Path(path)
     if not path.is_file():
-        raise DataError(f"{path}: the event file does not exist. `llmsys train CONFIG` writes it to the run folder.")
+        raise DataError(
+            f"{path}: the event file does not exist. `llmsys train CONFIG` writes it to the run "
+            "folder."
+        )
     broken = 0
     last_was_broken = False
     with path.open("rb") as lines:
@@ -121,8 +138,8 @@ def iter_events(path: Path | str) -> Iterator[Event]:
     broken -= last_was_broken
     if broken:
         get_logger(__name__).warning(
-            "%s: skipped %d invalid line(s) before the end: a writer was killed or the file was edited. All "
-            "other lines were read.",
+            "%s: skipped %d invalid line(s) before the end: a writer was killed or the file was "
+            "edited. All other lines were read.",
             path,
             broken,
         )
@@ -137,15 +154,17 @@ def _parse_event(line: bytes) -> Event | None:
 
 
 def read_events(path: Path | str) -> list[Event]:
-    """Return all events of a file in the order written. Broken lines are skipped as in `iter_events`."""
+    """Return all events of a file in the order written. Broken lines are skipped as in
+    `iter_events`.
+    """
     return list(iter_events(path))
 
 
 def read_latest_events(path: Path | str) -> list[Event]:
     """Return the last event for each (event, step): after a crash, steps are logged again.
 
-    A `start` event that resumed from step s (null: from nothing) removes every earlier event of a later step, because
-    that part of the trajectory was lost.
+    A `start` event that resumed from step s (null: from nothing) removes every earlier event of a
+    later step, because that part of the trajectory was lost.
 
     Args:
         path: The event file.
@@ -160,7 +179,11 @@ def read_latest_events(path: Path | str) -> list[Event]:
     for number, event in enumerate(iter_events(path)):
         if event["event"] == "start":
             resumed_from = event.get("resumed_from") or 0
-            kept = {key: old for key, old in kept.items() if "step" not in old or old["step"] <= resumed_from}
+            kept = {
+                key: old
+                for key, old in kept.items()
+                if "step" not in old or old["step"] <= resumed_from
+            }
         key = (event["event"], event.get("step", f"record {number}"))
         # To the end: a dictionary keeps the place of a key that is replaced.
         kept.pop(key, None)

@@ -1,10 +1,11 @@
-"""Configure and get the loggers of a run, and redact secrets in everything that is printed or written to a file.
+"""Configure and get the loggers of a run, and redact secrets in everything that is printed or
+written to a file.
 
 Reads: RANK and WORLD_SIZE from the environment, never torch.
 
 Invariants:
-- The result of `redact_secrets` holds no password of a URL, no token or signature of its query, no value assigned to a
-  variable with a secret name, and no key of a known shape.
+- The result of `redact_secrets` holds no password of a URL, no token or signature of its query, no
+  value assigned to a variable with a secret name, and no key of a known shape.
 - Redacting twice changes nothing more.
 """
 
@@ -38,7 +39,9 @@ def configure_logging(level: int = logging.INFO, stream: TextIO | None = None) -
     """
     rank, world_size = _read_rank_and_world_size()
     handler = _LineHandler(stream)
-    handler.setFormatter(logging.Formatter(f"[rank {rank}] %(message)s" if world_size > 1 else "%(message)s"))
+    handler.setFormatter(
+        logging.Formatter(f"[rank {rank}] %(message)s" if world_size > 1 else "%(message)s")
+    )
     root = logging.getLogger()
     for previous in [handler for handler in root.handlers if isinstance(handler, _LineHandler)]:
         root.removeHandler(previous)
@@ -80,11 +83,25 @@ class _LineHandler(logging.Handler):
 REDACTED = "REDACTED"
 
 # Words that make a name secret wherever they occur in it.
-_SECRET_WORDS = re.compile(r"TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|APIKEY|ACCESSKEY|KEYS?$", re.IGNORECASE)
+_SECRET_WORDS = re.compile(
+    r"TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|APIKEY|ACCESSKEY|KEYS?$", re.IGNORECASE
+)
 # Words that make a name secret only as a whole part of it: PATH is not PAT.
 _SECRET_PARTS = frozenset(
     (
-        *("auth", "authorization", "bearer", "cookie", "cookies", "dsn", "jwt", "key", "keys", "pass", "passcode"),
+        *(
+            "auth",
+            "authorization",
+            "bearer",
+            "cookie",
+            "cookies",
+            "dsn",
+            "jwt",
+            "key",
+            "keys",
+            "pass",
+            "passcode",
+        ),
         *("pat", "pats", "pwd", "sas", "sig", "signature"),
     )
 )
@@ -96,7 +113,9 @@ _PARAMETER = re.compile(r"(?P<name>[?&;#][^=&;#?]+)=(?P<value>[^&;#]*)")
 _SECRET_PARAMETERS = frozenset(["policy", "googleaccessid", "awsaccesskeyid"])
 # Azure writes container@account, which is no secret.
 _CONTAINER_SCHEMES = frozenset(("abfs", "abfss", "wasb", "wasbs", "az", "adl"))
-_ASSIGNMENT = re.compile(r"(?<![\w.])(?P<name>[A-Z][A-Z0-9_]+)=(?P<value>\"[^\"]*\"|'[^']*'|[^\s,;'\"\]]+)")
+_ASSIGNMENT = re.compile(
+    r"(?<![\w.])(?P<name>[A-Z][A-Z0-9_]+)=(?P<value>\"[^\"]*\"|'[^']*'|[^\s,;'\"\]]+)"
+)
 _PLURAL_TOKENS = re.compile(r"TOKENS$|TOKENIZERS?(?=_|$)")
 _SHAPES = re.compile(
     r"(?<![\w\-])(?:hf_[A-Za-z0-9]{20,}|gh[opsur]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w\-]{16,}"
@@ -161,7 +180,9 @@ def redact_url(url: str) -> str:
         begin = len(re.sub(r"[A-Za-z][A-Za-z0-9+.\-]*$", "", rest[:inner]))
         rest = rest[:begin] + redact_url(rest[begin:])
     user = _USER.match(rest)
-    if user is not None and (":" in user.group() or scheme.lower() not in _CONTAINER_SCHEMES | {"ssh", "sftp"}):
+    if user is not None and (
+        ":" in user.group() or scheme.lower() not in _CONTAINER_SCHEMES | {"ssh", "sftp"}
+    ):
         rest = f"{REDACTED}@{rest[user.end() :]}"
     return scheme + separator + _PARAMETER.sub(_redact_parameter, rest)
 
@@ -191,5 +212,6 @@ def _redact_parameter(found: re.Match[str]) -> str:
 
 
 def _redact_assignment(found: re.Match[str]) -> str:
-    name = _PLURAL_TOKENS.sub("", found["name"])  # MAX_TOKENS=512 and TOKENIZERS_PARALLELISM=false are settings
+    # MAX_TOKENS=512 and TOKENIZERS_PARALLELISM=false are settings
+    name = _PLURAL_TOKENS.sub("", found["name"])
     return f"{found['name']}={REDACTED}" if is_secret_name(name) else found.group()

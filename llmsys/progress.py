@@ -12,7 +12,8 @@ PLAIN_LINE_SECONDS = 5.0
 
 
 class Progress:
-    """The progress of one stage: done, rate, time left. A bar on a terminal, otherwise a line every few seconds.
+    """The progress of one stage: done, rate, time left. A bar on a terminal, otherwise a line every
+    few seconds.
 
         with Progress("extract", total=len(pages), unit="page") as progress:
             for page in pages:
@@ -36,7 +37,8 @@ class Progress:
         Args:
             stage: The name of the stage, as printed.
             total: The amount in `unit`. None when it is unknown.
-            unit: "page", "step", …; "B" counts bytes and is shown as MB; "tok" and others are scaled by thousands.
+            unit: "page", "step", …; "B" counts bytes and is shown as MB; "tok" and others are
+                scaled by thousands.
             done: The amount done before (a resumed run). It does not count for the rate.
             stream: The output. None means standard error.
             clock: Return seconds. Tests replace it.
@@ -68,7 +70,9 @@ class Progress:
         return self
 
     def advance(self, amount: float = 1, **details: object) -> None:
-        """Count `amount` more as done and show `details` (dropped=12, loss=3.2) after the numbers."""
+        """Count `amount` more as done and show `details` (dropped=12, loss=3.2) after the
+        numbers.
+        """
         self.done += amount
         self._details.update(details)
         if self._bar is not None:
@@ -85,7 +89,9 @@ class Progress:
         parts = [_format_amount(self.done, self.unit)]
         if self.total:
             done = _format_amount(self.done, "B" if self.unit == "B" else "")
-            parts = [f"{done} of {_format_amount(self.total, self.unit)} ({self.done / self.total:.0%})"]
+            parts = [
+                f"{done} of {_format_amount(self.total, self.unit)} ({self.done / self.total:.0%})"
+            ]
         if seconds >= 0.1 and rate > 0:  # a rate over less time says nothing
             parts.append(f"{_format_amount(rate, self.unit)}/s")
             if self.total is not None and self.done < self.total:
@@ -102,18 +108,26 @@ class Progress:
         self._printed = self._clock()
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         """Print the final state: the amount and the time, or that the stage stopped early."""
         if self._bar is not None:
             self._bar.close()
         elif not self._silent:
             ending = "done" if kind is None else "stopped"
-            self._print_line(f"{self.format_line()}, {ending} after {format_duration(self._clock() - self._began)}")
+            self._print_line(
+                f"{self.format_line()}, {ending} after "
+                f"{format_duration(self._clock() - self._began)}"
+            )
 
 
 def _count_columns(stream: TextIO) -> int:
-    """Return the columns of the terminal of `stream`. 0 when there is none or its size is unknown."""
+    """Return the columns of the terminal of `stream`. 0 when there is none or its size is
+    unknown.
+    """
     try:
         return os.get_terminal_size(stream.fileno()).columns if stream.isatty() else 0
     except OSError:
@@ -122,7 +136,8 @@ def _count_columns(stream: TextIO) -> int:
 
 def _format_details(details: dict[str, object]) -> str:
     return ", ".join(
-        f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}" for key, value in details.items()
+        f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}"
+        for key, value in details.items()
     )
 
 

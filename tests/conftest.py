@@ -1,4 +1,6 @@
-"""What every test may rely on: one thread per process, no network, no trace of the shell that started pytest."""
+"""What every test may rely on: one thread per process, no network, no trace of the shell that
+started pytest.
+"""
 
 import os
 import signal
@@ -10,7 +12,8 @@ from typing import Any
 
 import pytest
 
-# Before any test imports a library that reads these, and inherited by the processes that tests start.
+# Before any test imports a library that reads these, and inherited by the processes that tests
+# start.
 os.environ.update(
     {
         "OMP_NUM_THREADS": "1",
@@ -21,11 +24,20 @@ os.environ.update(
         "WANDB_SILENT": "true",
     }
 )
-for variable in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LLMSYS_PARENT"):
+for variable in (
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "LLMSYS_PARENT",
+):
     os.environ.pop(variable, None)
 
-# A shell's `&` and `nohup` ignore signals, and what is ignored stays so in every child. A handler that does nothing
-# keeps pytest as deaf as it was, and is the default again in the processes that tests start.
+# A shell's `&` and `nohup` ignore signals, and what is ignored stays so in every child. A handler
+# that does nothing keeps pytest as deaf as it was, and is the default again in the processes that
+# tests start.
 for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, lambda *_: None)
@@ -47,7 +59,9 @@ def sample_crawl() -> Path:
 
 @pytest.fixture(autouse=True, scope="module")
 def nothing_left_behind() -> Iterator[None]:
-    """What a run inside the test process sets for its process (threads, LOCAL_RANK, …) ends with the module."""
+    """What a run inside the test process sets for its process (threads, LOCAL_RANK, …) ends with
+    the module.
+    """
     before = dict(os.environ)
     yield
     os.environ.clear()
@@ -78,7 +92,9 @@ def moto_storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[An
 
 @pytest.fixture(autouse=True, scope="session")
 def no_network() -> Iterator[None]:
-    """A connection to anything but this machine fails with a message instead of waiting for an answer."""
+    """A connection to anything but this machine fails with a message instead of waiting for an
+    answer.
+    """
     connect = socket.socket.connect
 
     def connect_locally(self: socket.socket, address: Any) -> None:

@@ -1,8 +1,9 @@
 """Every variant of every tagged union passes show, build, train step, estimate, convert and report.
 
-A variant that is added and forgotten somewhere fails here, under the name of the stage and of the variant: it has no
-example, trains exactly as another one, or is estimated otherwise than PyTorch counts and the process measures.
-tests/test_every_data_variant.py prepares the variants of `data`, `tokenizer` and `evaluation`.
+A variant that is added and forgotten somewhere fails here, under the name of the stage and of the
+variant: it has no example, trains exactly as another one, or is estimated otherwise than PyTorch
+counts and the process measures. tests/test_every_data_variant.py prepares the variants of `data`,
+`tokenizer` and `evaluation`.
 """
 
 from dataclasses import dataclass
@@ -12,9 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from llmsys.config.format_yaml import format_yaml
-from llmsys.config.hugging_face.write_config_json import build_config_json
-from llmsys.config.load import build_model_config, load_run_config
+from llmsys.config.loading.format_yaml import format_yaml
+from llmsys.config.loading.load import build_model_config, load_run_config
 from llmsys.config.model import ModelConfig
 from llmsys.config.run import RunConfig
 from llmsys.convert.conversion_plan import build_conversion_plan
@@ -26,6 +26,7 @@ from llmsys.estimate.run_estimate import estimate_run
 from llmsys.estimate.state_memory import compute_state_bytes
 from llmsys.estimate.step_time import estimate_step_time
 from llmsys.estimate.summary_table import format_estimate
+from llmsys.hugging_face.write_config_json import build_config_json
 from llmsys.optim.lr_schedule import compute_learning_rate
 from llmsys.parallel.device_mesh import build_device_meshes
 from llmsys.report.html_page import build_run_origin
@@ -97,7 +98,9 @@ model_variant = pytest.mark.parametrize("variant", OF_MODEL, ids=str)
 
 def get_config(variant: ConfigVariant) -> RunConfig:
     if str(variant) not in EXAMPLES:
-        pytest.fail(f"{variant} has no example. Add its smallest settings to EXAMPLES in {EXAMPLES_FILE}.")
+        pytest.fail(
+            f"{variant} has no example. Add its smallest settings to EXAMPLES in {EXAMPLES_FILE}."
+        )
     return build_config(variant)
 
 
@@ -106,7 +109,9 @@ EXAMPLES_FILE = "tests/helpers/config_variants.py"
 
 def test_every_variant_has_an_example_and_every_example_a_variant() -> None:
     known = {str(variant) for variant in VARIANTS}
-    assert sorted(known - EXAMPLES.keys()) == [], f"add their smallest settings to EXAMPLES in {EXAMPLES_FILE}"
+    assert sorted(known - EXAMPLES.keys()) == [], (
+        f"add their smallest settings to EXAMPLES in {EXAMPLES_FILE}"
+    )
     assert sorted(EXAMPLES.keys() - known) == [], f"remove them from EXAMPLES in {EXAMPLES_FILE}"
 
 
@@ -149,7 +154,9 @@ def build_step_batch(config: RunConfig, step: int) -> Batch:
 def train(config: RunConfig) -> Training:
     device = torch.device("cpu")
     engine = build_engine(config, build_device_meshes(config.resolve_layout(1), device), device)
-    rates = tuple(float(compute_learning_rate(config, step)) for step in range(1, config.num_steps + 1))
+    rates = tuple(
+        float(compute_learning_rate(config, step)) for step in range(1, config.num_steps + 1)
+    )
     results = []
     for step in range(STEPS):
         results.append(engine.train_step([build_step_batch(config, step)], rates[step]))
@@ -177,8 +184,12 @@ def train_each(rank: int, configs: dict[str, RunConfig]) -> dict[str, Training |
 
 @pytest.fixture(scope="module")
 def trainings() -> dict[str, Training | str]:
-    """Two steps of every variant, all in one process: most of the time is the start of torch and DeepSpeed."""
-    configs = {str(variant): build_config(variant) for variant in TRAINED if str(variant) in EXAMPLES}
+    """Two steps of every variant, all in one process: most of the time is the start of torch and
+    DeepSpeed.
+    """
+    configs = {
+        str(variant): build_config(variant) for variant in TRAINED if str(variant) in EXAMPLES
+    }
     found: dict[str, Training | str] = run_ranks(train_each, 1, configs)[0]
     return found
 
@@ -195,20 +206,26 @@ def test_train_step(variant: ConfigVariant, trainings: dict[str, Training | str]
         for other in TRAINED
         if other.path == variant.path and other != variant and trainings.get(str(other)) == found
     ]
-    assert not same, f"{variant} trains exactly as {', '.join(same)}: the code that trains does not know it"
+    assert not same, (
+        f"{variant} trains exactly as {', '.join(same)}: the code that trains does not know it"
+    )
 
 
 @model_variant
 def test_estimate_of_flops(variant: ConfigVariant) -> None:
     model = get_config(variant).model
     counted = count_flops(model, SOURCE, SEQUENCES, "full", target_length=TARGET).forward
-    assert counted == count_forward_flops(model), f"the estimate counts other operations for {variant} than PyTorch"
+    assert counted == count_forward_flops(model), (
+        f"the estimate counts other operations for {variant} than PyTorch"
+    )
 
 
 @model_variant
 def test_estimate_of_saved_bytes(variant: ConfigVariant) -> None:
     get_config(variant)
-    measured, estimated = compare_saved_bytes(build_settings(variant)["model"], torch.float32, "none", documents=False)
+    measured, estimated = compare_saved_bytes(
+        build_settings(variant)["model"], torch.float32, "none", documents=False
+    )
     assert estimated == pytest.approx(measured, rel=0.08), f"the estimate of {variant} is off"
 
 
@@ -222,11 +239,15 @@ def test_estimate_of_a_run(variant: ConfigVariant, trainings: dict[str, Training
     found = trainings[str(variant)]
     if isinstance(found, Training):
         estimated = compute_state_bytes(config, layout).moments
-        assert estimated == found.moments_bytes, f"the estimate of {variant} has other moments than its training"
+        assert estimated == found.moments_bytes, (
+            f"the estimate of {variant} has other moments than its training"
+        )
 
 
 def find_exported_models() -> dict[str, ModelConfig]:
-    """Return a model of the tiny Hugging Face families for each `path.kind=kind` that one of them has."""
+    """Return a model of the tiny Hugging Face families for each `path.kind=kind` that one of
+    them has.
+    """
     found: dict[str, ModelConfig] = {}
     for model_type, _, values in FAMILIES.values():
         model = build_model_config({"model_type": model_type} | values)
@@ -234,7 +255,11 @@ def find_exported_models() -> dict[str, ModelConfig]:
         while pending:
             path, section = pending.pop()
             found.setdefault(f"{path}.kind={section.get('kind')}", model)
-            pending += [(f"{path}.{key}", value) for key, value in section.items() if isinstance(value, dict)]
+            pending += [
+                (f"{path}.{key}", value)
+                for key, value in section.items()
+                if isinstance(value, dict)
+            ]
     return found
 
 
@@ -243,20 +268,29 @@ EXPORTED = find_exported_models()
 
 @model_variant
 def test_convert(variant: ConfigVariant) -> None:
-    """A model type of Hugging Face has it and its tensors are mapped, or the export is rejected and names it."""
+    """A model type of Hugging Face has it and its tensors are mapped, or the export is rejected
+    and names it.
+    """
     model = EXPORTED.get(str(variant)) or get_config(variant).model
     try:
         values = build_config_json(model)
     except ConfigError as error:
         if str(variant) not in NOT_EXPORTED:
-            pytest.fail(f"{variant} is in no model type of Hugging Face: {error} Give one, or list it in NOT_EXPORTED.")
+            pytest.fail(
+                f"{variant} is in no model type of Hugging Face: {error} Give one, or list it in "
+                "NOT_EXPORTED."
+            )
         return
     assert str(variant) not in NOT_EXPORTED
     section: Any = build_model_config(values)
     for key in variant.path.split(".")[1:]:
         section = getattr(section, key)
-    assert section.kind == variant.kind, f"{variant} is lost in config.json, which reads back as {section.kind}"
-    assert build_conversion_plan(model, get_family_mapping(values["model_type"], model)).their_shapes
+    assert section.kind == variant.kind, (
+        f"{variant} is lost in config.json, which reads back as {section.kind}"
+    )
+    assert build_conversion_plan(
+        model, get_family_mapping(values["model_type"], model)
+    ).their_shapes
 
 
 @trained_variant

@@ -1,20 +1,25 @@
-"""The table of sources in configs/model/README.md: every named system has a config, its true count, and a training."""
+"""The table of sources in configs/model/README.md: every named system has a config, its true
+count, and a training.
+"""
 
 import re
 from collections.abc import Iterator
 
 import pytest
 
-from llmsys.config.load import load_model_config, load_run_config
+from llmsys.config.loading.load import load_model_config, load_run_config
 from llmsys.estimate.model_tensors import count_parameters
 from tests.helpers.paths import CONFIGS, ROOT
 
 README = (CONFIGS / "model" / "README.md").read_text()
 # Named in the lecture notes and design documents that the project implements.
 SYSTEMS = (
-    "RNN", "LSTM", "GRU", "Transformer base", "big", "Universal Transformer", "BERT base", "large", "RoBERTa large",
-    "XLNet large", "Transformer-XL", "T5", "Longformer", "Linformer", "Reformer", "ViT", "GPT-1", "GPT-2",
-    "Megatron-LM", "Turing-NLG", "GPT-3", "LLaMA-3.1", "DeepSeek 67B", "DeepSeek-V2", "DeepSeek-V3", "PaLM",
+    "RNN", "LSTM", "GRU", "Transformer base", "big", "Universal Transformer", "BERT base", "large",
+    "RoBERTa large",
+    "XLNet large", "Transformer-XL", "T5", "Longformer", "Linformer", "Reformer", "ViT", "GPT-1",
+    "GPT-2",
+    "Megatron-LM", "Turing-NLG", "GPT-3", "LLaMA-3.1", "DeepSeek 67B", "DeepSeek-V2", "DeepSeek-V3",
+    "PaLM",
     "GLM-130B", "Gopher", "Chinchilla",
 )  # fmt: skip
 UNITS = {"M": 10**6, "B": 10**9}
@@ -58,4 +63,6 @@ def test_a_row_has_a_config_its_count_and_a_training(row: list[str]) -> None:
 def test_commands_in_files_of_tiny_runs_name_the_file() -> None:
     for path in sorted((CONFIGS / "train").glob("*-tiny.yaml")):
         words = path.read_text()
-        assert f"llmsys train train/{path.stem}" in words or path.stem == "named-tiny", path.relative_to(ROOT)
+        assert f"llmsys train train/{path.stem}" in words or path.stem == "named-tiny", (
+            path.relative_to(ROOT)
+        )

@@ -2,9 +2,10 @@
 
     python tools/derive_profiles.py SENTENCES.jsonl.gz
 
-SENTENCES has one {"lang": …, "text": …} a line. Writes a profile for every language without one, and rewrites those
-that it wrote before (their first line says so). Stop words are the words that occur in most sentences. The limits of
-the mean word length are scaled from Gopher's 3 and 10 by the language's own mean.
+SENTENCES has one {"lang": …, "text": …} a line. Writes a profile for every language without one,
+and rewrites those that it wrote before (their first line says so). Stop words are the words that
+occur in most sentences. The limits of the mean word length are scaled from Gopher's 3 and 10 by the
+language's own mean.
 """
 
 import argparse
@@ -17,14 +18,15 @@ from typing import get_args
 
 import regex  # type: ignore[import-untyped]
 
-from data_pipeline.text.spacy_tokenizer import SpacyTokenizer
 from llmsys.config.quality_rules import Script
+from llmsys.data_pipeline.text.spacy_tokenizer import SpacyTokenizer
 
 FOLDER = Path(__file__).resolve().parent.parent / "configs" / "data" / "languages"
 MARK = "# Derived by tools/derive_profiles.py from"
 SOURCE = "the sentences of lingua's accuracy report (Wortschatz Leipzig, CC BY)"
 LEAST_SHARE, FEWEST, MOST = 0.05, 8, 16  # stop words: of the sentences, and how many
-ENGLISH_MEAN, ENGLISH_LIMITS = 4.9, (3, 10)  # characters per word of the English sentences; Gopher's limits
+# characters per word of the English sentences; Gopher's limits
+ENGLISH_MEAN, ENGLISH_LIMITS = 4.9, (3, 10)
 SCRIPT_SHARE = 0.05  # of the letters, for a script to be the language's own
 END_MARKS = {
     "Arabic": "؟۔",
@@ -38,24 +40,37 @@ END_MARKS = {
 }
 ALSO = {"sr": ["Latin"], "az": ["Cyrillic"]}  # scripts of a language that the sentences do not show
 NAMES = {
-    "af": "Afrikaans", "am": "Amharic", "ar": "Arabic", "az": "Azerbaijani", "be": "Belarusian", "bg": "Bulgarian",
-    "bn": "Bengali", "bs": "Bosnian", "ca": "Catalan", "cs": "Czech", "cy": "Welsh", "da": "Danish", "el": "Greek",
-    "eo": "Esperanto", "et": "Estonian", "eu": "Basque", "fa": "Persian", "fi": "Finnish", "ga": "Irish",
-    "gu": "Gujarati", "he": "Hebrew", "hi": "Hindi", "hr": "Croatian", "hu": "Hungarian", "hy": "Armenian",
-    "id": "Indonesian", "is": "Icelandic", "it": "Italian", "ka": "Georgian", "kk": "Kazakh", "la": "Latin",
-    "lg": "Ganda", "lt": "Lithuanian", "lv": "Latvian", "mi": "Maori", "mk": "Macedonian", "mn": "Mongolian",
-    "mr": "Marathi", "ms": "Malay", "nb": "Norwegian Bokmål", "nl": "Dutch", "nn": "Norwegian Nynorsk", "om": "Oromo",
-    "pa": "Punjabi", "pl": "Polish", "pt": "Portuguese", "ro": "Romanian", "si": "Sinhala", "sk": "Slovak",
-    "sl": "Slovene", "sn": "Shona", "so": "Somali", "sq": "Albanian", "sr": "Serbian", "st": "Sotho", "sv": "Swedish",
-    "sw": "Swahili", "ta": "Tamil", "te": "Telugu", "ti": "Tigrinya", "tl": "Tagalog", "tn": "Tswana",
-    "tr": "Turkish", "ts": "Tsonga", "uk": "Ukrainian", "ur": "Urdu", "vi": "Vietnamese", "xh": "Xhosa",
+    "af": "Afrikaans", "am": "Amharic", "ar": "Arabic", "az": "Azerbaijani", "be": "Belarusian",
+    "bg": "Bulgarian",
+    "bn": "Bengali", "bs": "Bosnian", "ca": "Catalan", "cs": "Czech", "cy": "Welsh", "da": "Danish",
+    "el": "Greek",
+    "eo": "Esperanto", "et": "Estonian", "eu": "Basque", "fa": "Persian", "fi": "Finnish",
+    "ga": "Irish",
+    "gu": "Gujarati", "he": "Hebrew", "hi": "Hindi", "hr": "Croatian", "hu": "Hungarian",
+    "hy": "Armenian",
+    "id": "Indonesian", "is": "Icelandic", "it": "Italian", "ka": "Georgian", "kk": "Kazakh",
+    "la": "Latin",
+    "lg": "Ganda", "lt": "Lithuanian", "lv": "Latvian", "mi": "Maori", "mk": "Macedonian",
+    "mn": "Mongolian",
+    "mr": "Marathi", "ms": "Malay", "nb": "Norwegian Bokmål", "nl": "Dutch",
+    "nn": "Norwegian Nynorsk", "om": "Oromo",
+    "pa": "Punjabi", "pl": "Polish", "pt": "Portuguese", "ro": "Romanian", "si": "Sinhala",
+    "sk": "Slovak",
+    "sl": "Slovene", "sn": "Shona", "so": "Somali", "sq": "Albanian", "sr": "Serbian",
+    "st": "Sotho", "sv": "Swedish",
+    "sw": "Swahili", "ta": "Tamil", "te": "Telugu", "ti": "Tigrinya", "tl": "Tagalog",
+    "tn": "Tswana",
+    "tr": "Turkish", "ts": "Tsonga", "uk": "Ukrainian", "ur": "Urdu", "vi": "Vietnamese",
+    "xh": "Xhosa",
     "yo": "Yoruba", "zu": "Zulu",
 }  # fmt: skip
 
 
 def main() -> None:
     """Read the sentences and write the profiles."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("sentences", type=Path)
     by_code: defaultdict[str, list[str]] = defaultdict(list)
     text = gzip.decompress(parser.parse_args().sentences.read_bytes()).decode()
@@ -72,7 +87,9 @@ def main() -> None:
 def format_profile(code: str, sentences: Sequence[str]) -> str:
     """Return the YAML of one language."""
     rules, chunks = build_splitter(code)
-    words = [[word for found in chunks.split_words(text.split()) for word in found] for text in sentences]
+    words = [
+        [word for found in chunks.split_words(text.split()) for word in found] for text in sentences
+    ]
     mean = compute_mean_length([word for sentence in words for word in sentence])
     own = select_scripts("".join(sentences))
     own += [script for script in ALSO.get(code, []) if script not in own]
@@ -100,7 +117,9 @@ def format_profile(code: str, sentences: Sequence[str]) -> str:
 
 
 def build_splitter(code: str) -> tuple[str, SpacyTokenizer]:
-    """Return spaCy's rules for a language, or the multilingual ones where these need further packages."""
+    """Return spaCy's rules for a language, or the multilingual ones where these need further
+    packages.
+    """
     for rules in (code, "xx"):
         chunks = SpacyTokenizer(rules)
         try:
@@ -119,7 +138,9 @@ def compute_mean_length(words: Sequence[str]) -> float:
 
 def select_stop_words(sentences: Sequence[Sequence[str]]) -> list[str]:
     """Return the words that occur in most sentences, without those that begin with a capital."""
-    counts = Counter(word for words in sentences for word in sorted(set(words)) if word.lower() == word)
+    counts = Counter(
+        word for words in sentences for word in sorted(set(words)) if word.lower() == word
+    )
     common = [(word, count) for word, count in counts.most_common(60) if all(map(_is_letter, word))]
     least = LEAST_SHARE * len(sentences)
     return [word for i, (word, count) in enumerate(common[:MOST]) if i < FEWEST or count >= least]
@@ -133,7 +154,9 @@ def select_scripts(text: str) -> list[str]:
     """Return the scripts with at least SCRIPT_SHARE of the letters, the largest first."""
     letters = regex.findall(r"\p{L}", text)
     joined = "".join(letters)
-    counts = {script: len(regex.findall(rf"\p{{Script={script}}}", joined)) for script in get_args(Script)}
+    counts = {
+        script: len(regex.findall(rf"\p{{Script={script}}}", joined)) for script in get_args(Script)
+    }
     chosen = [script for script, count in counts.items() if count >= SCRIPT_SHARE * len(letters)]
     return sorted(chosen, key=lambda script: -counts[script])
 

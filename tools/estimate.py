@@ -1,4 +1,5 @@
-"""Run `llmsys estimate` from a checkout without the command installed: `python tools/estimate.py CONFIG [key=value
+"""Run `llmsys estimate` from a checkout without the command installed: `python tools/estimate.py
+CONFIG [key=value
 …]`.
 """
 
@@ -7,7 +8,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from launch.main import main
+from llmsys.launch.main import main
 
 if __name__ == "__main__":
     sys.exit(main(["estimate", *sys.argv[1:]]))

@@ -1,12 +1,15 @@
-"""Install this checkout and every pinned dependency into `.venv`; do nothing when it is installed already.
+"""Install this checkout and every pinned dependency into `.venv`; do nothing when it is installed
+already.
 
-Reads pyproject.toml and constraints.txt, writes `.venv`. `make install` runs it with any Python 3.11 or newer before
-anything is installed, so it uses the standard library alone.
+Reads pyproject.toml and constraints.txt, writes `.venv`. `make install` runs it with any Python
+3.11 or newer before anything is installed, so it uses the standard library alone.
 
 Invariants:
 - A finished install is recognized by a hash of its inputs, and costs nothing.
-- An extra that was installed once (`--extra docs`) is installed again with every later change of the inputs.
-- An install that was killed is deleted and repeated, because a half-copied package looks complete to pip.
+- An extra that was installed once (`--extra docs`) is installed again with every later change of
+  the inputs.
+- An install that was killed is deleted and repeated, because a half-copied package looks complete
+  to pip.
 - Two installs at the same time wait for each other.
 """
 
@@ -25,12 +28,15 @@ from typing import IO, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 EXTRAS = "dev,test,track"
-LOCK, LOG, STATE = "install.lock", "install.log", "install.state"  # the three files of ours inside .venv
+# the three files of ours inside .venv
+LOCK, LOG, STATE = "install.lock", "install.log", "install.state"
 PROGRESS_SECONDS = 1.0 if sys.stdout.isatty() else 15.0  # between two lines about a running step
 
 
 class InstallState(NamedTuple):
-    """Inputs of an environment: its path, the hash of the files that list its content, and extras besides EXTRAS."""
+    """Inputs of an environment: its path, the hash of the files that list its content, and
+    extras besides EXTRAS.
+    """
 
     place: str
     content: str
@@ -43,11 +49,15 @@ UNKNOWN = InstallState("", "")  # an environment this script did not make, or no
 
 def compute_digest(*parts: bytes) -> str:
     """Return a short hash of a list of byte strings, borders included."""
-    return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()[:32]
+    return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()[
+        :32
+    ]
 
 
 def compute_wanted_state(root: Path, extras: Iterable[str] = ()) -> InstallState:
-    """Return the state of a finished install of the checkout at `root`. Scripts in .venv/bin hold absolute paths."""
+    """Return the state of a finished install of the checkout at `root`. Scripts in .venv/bin
+    hold absolute paths.
+    """
     files = [(root / name).read_bytes() for name in ("pyproject.toml", "constraints.txt")]
     content = compute_digest(EXTRAS.encode(), *files)
     return InstallState(compute_digest(str(root).encode()), content, frozenset(extras))
@@ -71,7 +81,11 @@ def write_state(venv: Path, state: InstallState) -> None:
 
 def can_start(venv: Path) -> bool:
     """Return whether the environment's Python and pip run; its base Python may be gone."""
-    command = [str(venv / "bin" / "python"), "-c", "import sys, pip; sys.exit(sys.version_info < (3, 11))"]
+    command = [
+        str(venv / "bin" / "python"),
+        "-c",
+        "import sys, pip; sys.exit(sys.version_info < (3, 11))",
+    ]
     try:
         return subprocess.run(command, stderr=subprocess.DEVNULL, check=False).returncode == 0
     except OSError:
@@ -97,18 +111,23 @@ def hold_lock(venv: Path) -> Iterator[int]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            print("install: another install of this checkout is running; waiting for it", flush=True)
+            print(
+                "install: another install of this checkout is running; waiting for it", flush=True
+            )
             fcntl.flock(lock, fcntl.LOCK_EX)
         except OSError as error:
             raise SystemExit(
-                f"install: {venv} lies on a file system where flock does not work ({error.strerror}), and without a "
-                f"lock two installs could mix. Mount it with locks, or put the checkout on another file system."
+                f"install: {venv} lies on a file system where flock does not work "
+                f"({error.strerror}), and without a lock two installs could mix. Mount it with "
+                "locks, or put the checkout on another file system."
             ) from None
         yield lock.fileno()
 
 
 def describe_progress(written: str) -> str:
-    """Return what pip does now, in a few words, from what it wrote; empty before it found a package."""
+    """Return what pip does now, in a few words, from what it wrote; empty before it found a
+    package.
+    """
     lines = written.splitlines()
     if installing := [line for line in lines if line.startswith("Installing collected packages:")]:
         return f"writing {installing[-1].count(',') + 1} packages"
@@ -116,12 +135,17 @@ def describe_progress(written: str) -> str:
     found = sum(line.startswith(("Collecting ", "Processing ")) for line in lines)
     # pip names the size after the file: `Downloading torch-2.13.0-cp311-….whl (183.2 MB)`
     loads = [line.split()[1:] for line in lines if line.lstrip().startswith("Downloading ")]
-    now = f", now {loads[-1][0].rpartition('/')[2]} {' '.join(loads[-1][1:])}".rstrip() if loads else ""
+    now = (
+        f", now {loads[-1][0].rpartition('/')[2]} {' '.join(loads[-1][1:])}".rstrip()
+        if loads
+        else ""
+    )
     return f"{found} packages found{now}" if found else ""
 
 
 def wait_for_command(process: "subprocess.Popen[bytes]", log: Path, start: int) -> int:
-    """Return the exit status of a command, and print its progress until then, from its log after `start`.
+    """Return the exit status of a command, and print its progress until then, from its log after
+    `start`.
 
     A terminal shows one line that changes every second; elsewhere a line appears every 15 seconds.
     """
@@ -143,9 +167,12 @@ def wait_for_command(process: "subprocess.Popen[bytes]", log: Path, start: int) 
 
 
 def run_command(command: list[str], root: Path, lock: int, log: IO[str]) -> None:
-    """Run one command with its output in the log; on failure print the end of the log and exit with status 1."""
-    # DS_BUILD_OPS=0: deepspeed compiles no kernel, so neither gcc nor a second torch is needed to build it.
-    # The constraints also hold for what builds it: pip before 25.3 reads the first variable for that, later the second.
+    """Run one command with its output in the log; on failure print the end of the log and exit
+    with status 1.
+    """
+    # DS_BUILD_OPS=0: deepspeed compiles no kernel, so neither gcc nor a second torch is needed to
+    # build it. The constraints also hold for what builds it: pip before 25.3 reads the first
+    # variable for that, later the second.
     environment = os.environ | {
         "DS_BUILD_OPS": "0",
         "PIP_CONSTRAINT": "constraints.txt",
@@ -155,20 +182,32 @@ def run_command(command: list[str], root: Path, lock: int, log: IO[str]) -> None
     }
     start = log.tell()
     process = subprocess.Popen(
-        command, cwd=root, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=[lock]
+        command,
+        cwd=root,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        pass_fds=[lock],
     )
     status = wait_for_command(process, Path(log.name), start)
     if status == 0:
         return
-    print("\n".join(Path(log.name).read_bytes()[start:].decode(errors="replace").splitlines()[-30:]), file=sys.stderr)
+    print(
+        "\n".join(Path(log.name).read_bytes()[start:].decode(errors="replace").splitlines()[-30:]),
+        file=sys.stderr,
+    )
     sys.exit(
         f"install: `{' '.join(command)}` ended with status {status}; the whole log is {log.name}. "
-        "Check that a package index can be reached and that the disk has 10 GB free, then run `make install` again."
+        "Check that a package index can be reached and that the disk has 10 GB free, then run "
+        "`make install` again."
     )
 
 
 def build_environment(root: Path, present: InstallState, wanted: InstallState, lock: int) -> None:
-    """Create the environment where needed, and install into it. It is marked unfinished before it starts."""
+    """Create the environment where needed, and install into it. It is marked unfinished before
+    it starts.
+    """
     venv, pip = root / ".venv", [".venv/bin/python", "-m", "pip", "install"]
     with (venv / LOG).open("w") as log:
         if present.place not in ("", wanted.place) or not can_start(venv):
@@ -176,9 +215,15 @@ def build_environment(root: Path, present: InstallState, wanted: InstallState, l
             write_state(venv, UNFINISHED)
             clear_environment(venv)
             # The real path: this very Python may be the one in .venv, when that is active.
-            run_command([str(Path(sys.executable).resolve()), "-m", "venv", ".venv"], root, lock, log)
+            run_command(
+                [str(Path(sys.executable).resolve()), "-m", "venv", ".venv"], root, lock, log
+            )
         write_state(venv, UNFINISHED)
-        print("install: the packages of constraints.txt (one to three minutes; log in .venv/install.log)", flush=True)
+        print(
+            "install: the packages of constraints.txt (one to three minutes; log in "
+            ".venv/install.log)",
+            flush=True,
+        )
         extras = ",".join([EXTRAS, *sorted(wanted.extras)])
         run_command([*pip, "--no-compile", "--use-pep517", "-e", f".[{extras}]"], root, lock, log)
     write_state(venv, wanted)
@@ -196,13 +241,20 @@ def install_checkout(root: Path = ROOT, extras: Sequence[str] = ()) -> None:
         started = time.monotonic()
         build_environment(root, present, wanted, lock)
         size = sum(path.lstat().st_size for path in venv.rglob("*"))
-        print(f"install: done in {time.monotonic() - started:.0f} s, {size / 1e9:.1f} GB in .venv", flush=True)
+        print(
+            f"install: done in {time.monotonic() - started:.0f} s, {size / 1e9:.1f} GB in .venv",
+            flush=True,
+        )
 
 
 def main() -> None:
     """Parse the command line and install."""
-    parser = argparse.ArgumentParser(description="Create .venv with llmsys and its pinned dependencies.")
-    parser.add_argument("--extra", action="append", default=[], help="an extra of pyproject.toml to install as well")
+    parser = argparse.ArgumentParser(
+        description="Create .venv with llmsys and its pinned dependencies."
+    )
+    parser.add_argument(
+        "--extra", action="append", default=[], help="an extra of pyproject.toml to install as well"
+    )
     install_checkout(extras=parser.parse_args().extra)
 
 

@@ -1,14 +1,17 @@
-"""Check the language of the code: `python tools/lint.py [--stats] [FILE ...]`, part of `make check`.
+"""Check the language of the code: `python tools/lint.py [--stats] [FILE ...]`, part of `make
+check`.
 
-ruff, mypy and import-linter check form, types and import directions. This script checks what they do not: names,
-docstrings and dispatch. Each finding is printed as `file:line: CODE message`; the exit status is 1 if there is one.
+ruff, mypy and import-linter check form, types and import directions. This script checks what they
+do not: names, docstrings and dispatch. Each finding is printed as `file:line: CODE message`; the
+exit status is 1 if there is one.
 
 LS001  a function name begins with a verb from `VERBS` (see CONTRIBUTING.md to add one)
 LS002  a function name is not a lone participle (`priced`)
 LS003  a function name does not end in `_of` or `_at`
 LS004  a docstring does not open with What, Whether, Which, How, Where, Who or Why
 LS005  a function that another package imports documents its `Args:` and `Returns:`
-LS006  a `match` over classes, or over a `kind`, ends with `case unreachable: assert_never(unreachable)`
+LS006  a `match` over classes, or over a `kind`, ends with `case unreachable:
+assert_never(unreachable)`
 LS007  a file has at most 300 lines, a function at most 60
 """
 
@@ -24,42 +27,82 @@ ROOT = Path(__file__).parent.parent
 PACKAGES = ("llmsys", "data_pipeline", "launch", "tools")
 MAX_FILE_LINES, MAX_FUNCTION_LINES = 300, 60
 
-# First words of function names. One meaning per verb: build_ object from config, compute_ work, get_ cheap, find_ may
-# be None.
+# First words of function names. One meaning per verb: build_ object from config, compute_ work,
+# get_ cheap, find_ may be None.
 VERBS = frozenset(
     """
-    abort accept accumulate acquire add adjust adopt advance align all allocate allow announce append apply archive
-    ask assemble assert assign attach average barrier begin bias bind bound branch break broadcast build cache
-    calibrate call cancel cap capture cast catch change check choose claim classify clean clear clip close cluster
-    collate collect combine compare compile complete compose compute concat configure connect consume continue convert
-    copy correct count create cut damage deactivate decide decode decontaminate delay delete dequantize derive describe
-    detach detect die discard dispatch divide double download downsample draw drill drop dump embed emit encode end
-    enter erase escape estimate evaluate evict exchange execute exit expand explain export extend extract feed fetch
-    fill filter find finish fit flatten flip flush fold follow format forward gather generate get group grow guard guess
-    halt handle hash hide highlight hold identify ignore import index infer inflate inherit init initialize inject
-    insert inspect install interpolate interrupt invert iter join judge keep kill label launch learn leave limit
-    link list load localize locate lock log look make map mark mask match materialize measure merge minimize mix
-    move name nest normalize notify number observe open optimize order orthogonalize overwrite pack pad parse
-    partition pause peek permute pick pin place plan plot poll pool pop predict prefetch prefill prepare prepend
-    preserve print process profile project propagate protect prune publish pull push put quantize quarantine query
-    queue quote raise rank read receive recompute reconcile record recover recreate redact redirect reduce refresh
-    register reject relax relay release reload remove render repair repeat replace replay report request require
-    rerun reserve reset reshape reshard resolve restart restore resume resynchronize retry return reveal reverse
-    revert rewind rewrite rotate round route run sample saturate save say scale scan schedule score search seed
-    seek select send serialize serve set settle shard share shift shorten show shuffle shut signal simplify
-    simulate skip sleep slice smooth sort space spawn spell split stack start step stop store stream strip submit
-    subtract suggest sum summarize suppress suspend swap sweep switch sync synchronize take tell test tie tokenize
-    touch trace track train transform translate transpose trigger trim truncate trust try tune unescape unlock
-    unpack unpickle unstack unwrap update upload use validate verify view visit wait wake walk warm warn watch
+    abort accept accumulate acquire add adjust adopt advance align all allocate allow announce
+    append apply archive
+    ask assemble assert assign attach average barrier begin bias bind bound branch break broadcast
+    build cache
+    calibrate call cancel cap capture cast catch change check choose claim classify clean clear clip
+    close cluster
+    collate collect combine compare compile complete compose compute concat configure connect
+    consume continue convert
+    copy correct count create cut damage deactivate decide decode decontaminate delay delete
+    dequantize derive describe
+    detach detect die discard dispatch divide double download downsample draw drill drop dump embed
+    emit encode end
+    enter erase escape estimate evaluate evict exchange execute exit expand explain export extend
+    extract feed fetch
+    fill filter find finish fit flatten flip flush fold follow format forward gather generate get
+    group grow guard guess
+    halt handle hash hide highlight hold identify ignore import index infer inflate inherit init
+    initialize inject
+    insert inspect install interpolate interrupt invert iter join judge keep kill label launch learn
+    leave limit
+    link list load localize locate lock log look make map mark mask match materialize measure merge
+    minimize mix
+    move name nest normalize notify number observe open optimize order orthogonalize overwrite pack
+    pad parse
+    partition pause peek permute pick pin place plan plot poll pool pop predict prefetch prefill
+    prepare prepend
+    preserve print process profile project propagate protect prune publish pull push put quantize
+    quarantine query
+    queue quote raise rank read receive recompute reconcile record recover recreate redact redirect
+    reduce refresh
+    register reject relax relay release reload remove render repair repeat replace replay report
+    request require
+    rerun reserve reset reshape reshard resolve restart restore resume resynchronize retry return
+    reveal reverse
+    revert rewind rewrite rotate round route run sample saturate save say scale scan schedule score
+    search seed
+    seek select send serialize serve set settle shard share shift shorten show shuffle shut signal
+    simplify
+    simulate skip sleep slice smooth sort space spawn spell split stack start step stop store stream
+    strip submit
+    subtract suggest sum summarize suppress suspend swap sweep switch sync synchronize take tell
+    test tie tokenize
+    touch trace track train transform translate transpose trigger trim truncate trust try tune
+    unescape unlock
+    unpack unpickle unstack unwrap update upload use validate verify view visit wait wake walk warm
+    warn watch
     weigh widen withdraw wrap write zero
     """.split()  # noqa: SIM905 -- a list of words reads as prose
 )
 # Predicates and conversions, and `iter`-like words that Python itself uses as verbs.
-PREFIXES = frozenset({"is", "are", "has", "can", "must", "may", "uses", "needs", "contains", "from", "to", "as", "on"})
+PREFIXES = frozenset(
+    {
+        "is",
+        "are",
+        "has",
+        "can",
+        "must",
+        "may",
+        "uses",
+        "needs",
+        "contains",
+        "from",
+        "to",
+        "as",
+        "on",
+    }
+)
 # Names that torch, the standard library or another library calls.
 FOREIGN = frozenset(
     """
-    main error forward backward backward_one_chunk extra_repr state_dict readable seekable writable readinto tolist
+    main error forward backward backward_one_chunk extra_repr state_dict readable seekable writable
+    readinto tolist
     loglikelihood loglikelihood_rolling chat_template
     do_GET do_POST
     """.split()  # noqa: SIM905 -- a list of words reads as prose
@@ -68,7 +111,9 @@ QUESTION = re.compile(r"(What|Whether|Which|How|Where|Who|Why)\b")
 PARTICIPLE = re.compile(
     r"(?:[a-z]+ed|told|said|kept|dealt|made|heard|found|left|lost|taken|given|known|sent|built|cut|put)$"
 )
-IMPERATIVES_IN_ED = frozenset({"embed", "feed", "seed", "need", "shed", "speed", "proceed", "cut", "put"})
+IMPERATIVES_IN_ED = frozenset(
+    {"embed", "feed", "seed", "need", "shed", "speed", "proceed", "cut", "put"}
+)
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -89,7 +134,8 @@ class Violation:
 def is_property(node: Function) -> bool:
     """Return whether a decorator makes the function an attribute, which is named by a noun."""
     return any(
-        "property" in ast.unparse(decorator) or ".setter" in ast.unparse(decorator) for decorator in node.decorator_list
+        "property" in ast.unparse(decorator) or ".setter" in ast.unparse(decorator)
+        for decorator in node.decorator_list
     )
 
 
@@ -101,7 +147,10 @@ def find_name_violations(path: Path, node: Function) -> Iterator[Violation]:
     first = name.split("_")[0]
     if "_" not in name and PARTICIPLE.match(name) and name not in IMPERATIVES_IN_ED:
         yield Violation(
-            path, node.lineno, "LS002", f"`{node.name}` is a lone participle. Name the action: verb_object."
+            path,
+            node.lineno,
+            "LS002",
+            f"`{node.name}` is a lone participle. Name the action: verb_object.",
         )
     elif first not in VERBS | PREFIXES:
         yield Violation(
@@ -126,23 +175,37 @@ def find_docstring_violations(path: Path, node: ast.AST) -> Iterator[Violation]:
     if found := QUESTION.match(docstring):
         line = getattr(node, "lineno", 1)
         yield Violation(
-            path, line, "LS004", f"the docstring opens with {found.group()}. Begin with an imperative, such as Return."
+            path,
+            line,
+            "LS004",
+            f"the docstring opens with {found.group()}. Begin with an imperative, such as Return.",
         )
 
 
 def find_section_violations(path: Path, node: Function) -> Iterator[Violation]:
     """Yield LS005 for a function that is imported by another package."""
     docstring = ast.get_docstring(node) or ""
-    if any(argument.arg != "self" for argument in _list_arguments(node)) and "Args:" not in docstring:
+    if (
+        any(argument.arg != "self" for argument in _list_arguments(node))
+        and "Args:" not in docstring
+    ):
         yield Violation(
-            path, node.lineno, "LS005", f"`{node.name}` is used by another package and has no `Args:` section."
+            path,
+            node.lineno,
+            "LS005",
+            f"`{node.name}` is used by another package and has no `Args:` section.",
         )
     returned = ast.unparse(node.returns) if node.returns is not None else "None"
     generates = returned.startswith(("Iterator", "Generator", "Iterable"))
     section = ("Yields:", "Returns:") if generates else ("Returns:",)
-    if returned not in ("None", "NoReturn", "Never") and not any(word in docstring for word in section):
+    if returned not in ("None", "NoReturn", "Never") and not any(
+        word in docstring for word in section
+    ):
         yield Violation(
-            path, node.lineno, "LS005", f"`{node.name}` is used by another package and has no `Returns:` section."
+            path,
+            node.lineno,
+            "LS005",
+            f"`{node.name}` is used by another package and has no `Returns:` section.",
         )
 
 
@@ -158,14 +221,22 @@ def find_match_violations(path: Path, node: ast.Match) -> Iterator[Violation]:
         return
     last = ast.unparse(node.cases[-1])
     if "assert_never" not in last:
-        yield Violation(path, node.lineno, "LS006", "this match has no `case unreachable: assert_never(unreachable)`.")
+        yield Violation(
+            path,
+            node.lineno,
+            "LS006",
+            "this match has no `case unreachable: assert_never(unreachable)`.",
+        )
 
 
 def find_size_violations(path: Path, tree: ast.Module, num_lines: int) -> Iterator[Violation]:
     """Yield LS007 for a file and its functions."""
     if num_lines > MAX_FILE_LINES:
         yield Violation(
-            path, num_lines, "LS007", f"{num_lines} lines are more than {MAX_FILE_LINES}. Split the file by idea."
+            path,
+            num_lines,
+            "LS007",
+            f"{num_lines} lines are more than {MAX_FILE_LINES}. Split the file by idea.",
         )
     for node in ast.walk(tree):
         if isinstance(node, Function):
@@ -205,7 +276,9 @@ def list_shared_functions(trees: dict[Path, ast.Module]) -> set[tuple[Path, str]
     return shared
 
 
-def find_violations(path: Path, tree: ast.Module, shared: set[tuple[Path, str]]) -> Iterator[Violation]:
+def find_violations(
+    path: Path, tree: ast.Module, shared: set[tuple[Path, str]]
+) -> Iterator[Violation]:
     """Yield every finding of one file, in no special order."""
     yield from find_size_violations(path, tree, path.read_text().count("\n"))
     for node in ast.walk(tree):
@@ -221,7 +294,9 @@ def find_violations(path: Path, tree: ast.Module, shared: set[tuple[Path, str]])
 
 
 def print_stats(trees: dict[Path, ast.Module]) -> None:
-    """Print the shares that the rules hold: verbs, participles, `_of`, question docstrings, comments."""
+    """Print the shares that the rules hold: verbs, participles, `_of`, question docstrings,
+    comments.
+    """
     functions = [
         node
         for tree in trees.values()
@@ -230,7 +305,10 @@ def print_stats(trees: dict[Path, ast.Module]) -> None:
     ]
     names = [node.name.strip("_") for node in functions]
     verbs = sum(name.split("_")[0] in VERBS | PREFIXES or name in FOREIGN for name in names)
-    lone = sum("_" not in name and bool(PARTICIPLE.match(name)) and name not in IMPERATIVES_IN_ED for name in names)
+    lone = sum(
+        "_" not in name and bool(PARTICIPLE.match(name)) and name not in IMPERATIVES_IN_ED
+        for name in names
+    )
     documented = [
         ast.get_docstring(node) or ""
         for tree in trees.values()
@@ -245,14 +323,19 @@ def print_stats(trees: dict[Path, ast.Module]) -> None:
         f"verb first {verbs / len(names):.1%}, lone participles {lone}, "
         f"_of {sum(name.endswith('_of') for name in names)}"
     )
-    print(f"question docstrings {questions / len(documented):.1%}, comments {comments / len(lines):.1%} of lines")
+    print(
+        f"question docstrings {questions / len(documented):.1%}, comments "
+        f"{comments / len(lines):.1%} of lines"
+    )
 
 
 def main() -> int:
     """Check the named files, or all; return the exit status."""
     parser = argparse.ArgumentParser(description="Check names, docstrings and dispatch.")
     parser.add_argument("files", nargs="*", type=Path, help="files to check (default: the product)")
-    parser.add_argument("--stats", action="store_true", help="print the measured shares and check nothing")
+    parser.add_argument(
+        "--stats", action="store_true", help="print the measured shares and check nothing"
+    )
     arguments = parser.parse_args()
     trees = {path: ast.parse(path.read_text()) for path in list_files()}
     if arguments.stats:
@@ -261,7 +344,9 @@ def main() -> int:
     shared = list_shared_functions(trees)
     wanted = [path.resolve() for path in arguments.files] or list(trees)
     violations = [
-        one for path in wanted for one in find_violations(path, trees.get(path) or ast.parse(path.read_text()), shared)
+        one
+        for path in wanted
+        for one in find_violations(path, trees.get(path) or ast.parse(path.read_text()), shared)
     ]
     for violation in sorted(violations, key=lambda one: (one.path, one.line, one.code)):
         print(violation)

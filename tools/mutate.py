@@ -1,11 +1,14 @@
-"""Plant small bugs one at a time and print those that no test notices: `python tools/mutate.py [--only PATTERN]`.
+"""Plant small bugs one at a time and print those that no test notices: `python tools/mutate.py
+[--only PATTERN]`.
 
-Reads `mutations.yaml`: groups of bugs with the file they are planted in and the tests that must fail. Tests run in a
-temporary copy of the checkout, so the working tree is never changed. The exit status is 1 if a bug is not caught.
+Reads `mutations.yaml`: groups of bugs with the file they are planted in and the tests that must
+fail. Tests run in a temporary copy of the checkout, so the working tree is never changed. The exit
+status is 1 if a bug is not caught.
 
 Invariants:
 - A bug is tested by tests of its own package alone.
-- A test that fails without any bug catches nothing: the tests that failed run once more in the clean copy.
+- A test that fails without any bug catches nothing: the tests that failed run once more in the
+  clean copy.
 """
 
 import argparse
@@ -35,7 +38,14 @@ OWN_FOLDERS = (ROOT, ROOT / "tools")
 MUTATIONS = Path(__file__).with_name("mutations.yaml")
 TIMEOUT_SECONDS = 300
 # Libraries that are imported before a process is forked for each bug.
-PRELOADED = ("numpy", "pyarrow", "pydantic", "torch", "torch.distributed.fsdp", "torch.distributed.tensor")
+PRELOADED = (
+    "numpy",
+    "pyarrow",
+    "pydantic",
+    "torch",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor",
+)
 # Lines of pytest's summary that name a test; an error outside of a test names a file alone.
 SUMMARY = re.compile(r"^(?:FAILED|ERROR) (.+?\.py::.+?)(?: - .*)?$", re.MULTILINE)
 
@@ -48,7 +58,9 @@ class MutantError(Exception):
 
 @dataclass(frozen=True)
 class Mutant:
-    """A bug: `old`, which occurs once in `file`, becomes `new`. At least one of `tests` must fail."""
+    """A bug: `old`, which occurs once in `file`, becomes `new`. At least one of `tests` must
+    fail.
+    """
 
     title: str
     file: str
@@ -60,15 +72,17 @@ class Mutant:
         """Return the source with the bug. Raises MutantError unless the old text occurs once."""
         if (count := source.count(self.old)) != 1:
             raise MutantError(
-                f"{self.file} has {count} times the text {self.old!r} of the mutant {self.title!r}, and must have it "
-                f"once. Adapt {MUTATIONS.name} to the source."
+                f"{self.file} has {count} times the text {self.old!r} of the mutant "
+                f"{self.title!r}, and must have it once. Adapt {MUTATIONS.name} to the source."
             )
         return source.replace(self.old, self.new)
 
 
 @dataclass(frozen=True)
 class MutantResult:
-    """The result of one mutant: `test` is the one that failed first, `output` the end of pytest's."""
+    """The result of one mutant: `test` is the one that failed first, `output` the end of
+    pytest's.
+    """
 
     mutant: Mutant
     status: Status
@@ -94,7 +108,9 @@ def select_mutants(mutants: Sequence[Mutant], pattern: str) -> list[Mutant]:
 def copy_checkout(root: Path, target: Path) -> None:
     """Copy the files that git tracks or does not ignore."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
-    names = subprocess.run(command, cwd=root, check=True, capture_output=True, text=True).stdout.split("\0")
+    names = subprocess.run(
+        command, cwd=root, check=True, capture_output=True, text=True
+    ).stdout.split("\0")
     for name in filter(None, names):
         if (root / name).is_file():
             (target / name).parent.mkdir(parents=True, exist_ok=True)
@@ -107,7 +123,8 @@ def apply_mutant(mutant: Mutant, folder: Path, number: int) -> Iterator[None]:
     path = folder / mutant.file
     source, before = path.read_text(encoding="utf-8"), path.stat()
     path.write_text(mutant.apply_to_source(source), encoding="utf-8")
-    # Bytecode is found by size and whole seconds, which must therefore differ between mutants of one file.
+    # Bytecode is found by size and whole seconds, which must therefore differ between mutants of
+    # one file.
     os.utime(path, (number, number))
     try:
         yield
@@ -116,8 +133,12 @@ def apply_mutant(mutant: Mutant, folder: Path, number: int) -> Iterator[None]:
         os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
-def run_pytest(tests: Sequence[str], folder: Path, timeout: float, *options: str) -> tuple[int | None, str]:
-    """Run tests in a copy of the checkout, and return the exit status (None after a timeout) and the output."""
+def run_pytest(
+    tests: Sequence[str], folder: Path, timeout: float, *options: str
+) -> tuple[int | None, str]:
+    """Run tests in a copy of the checkout, and return the exit status (None after a timeout) and
+    the output.
+    """
     arguments = ["-q", "-p", "no:cacheprovider", "-rfE", "--tb=short", *options, *tests]
     with tempfile.TemporaryFile() as output:
         # Forked, because importing torch takes longer than most tests.
@@ -137,7 +158,10 @@ def _run_pytest_in_child(arguments: list[str], folder: Path, output: int) -> NoR
         os.dup2(output, 2)
         os.chdir(folder)
         os.environ |= {"PYTHONPATH": str(folder), "COLUMNS": "200"}
-        sys.path[:] = [str(folder), *(entry for entry in sys.path if Path(entry or ".").resolve() not in OWN_FOLDERS)]
+        sys.path[:] = [
+            str(folder),
+            *(entry for entry in sys.path if Path(entry or ".").resolve() not in OWN_FOLDERS),
+        ]
         status = int(pytest.main(arguments))
         sys.stdout.flush()
     except BaseException:
@@ -148,7 +172,9 @@ def _run_pytest_in_child(arguments: list[str], folder: Path, output: int) -> NoR
 
 
 def _wait_for_child(child: int, timeout: float) -> int | None:
-    """Return the exit status of a child, None after a timeout, and end the processes that it has started."""
+    """Return the exit status of a child, None after a timeout, and end the processes that it has
+    started.
+    """
     end, found = time.monotonic() + timeout, (0, 0)
     while not found[0] and time.monotonic() < end:
         time.sleep(0.05)
@@ -174,7 +200,9 @@ def run_mutant(mutant: Mutant, folder: Path, number: int, timeout: float) -> Mut
         verdict = "survived"
     elif failed:
         verdict = "caught"
-    return MutantResult(mutant, verdict, time.perf_counter() - began, failed[1] if failed else "", output[-4000:])
+    return MutantResult(
+        mutant, verdict, time.perf_counter() - began, failed[1] if failed else "", output[-4000:]
+    )
 
 
 def run_mutants(
@@ -194,7 +222,10 @@ def run_mutants(
     os.environ["OMP_NUM_THREADS"] = "1"  # as in tests/conftest.py, which comes after torch here
     for library in PRELOADED:
         importlib.import_module(library)
-    with tempfile.TemporaryDirectory(prefix="mutate-") as temporary, ThreadPoolExecutor(jobs) as pool:
+    with (
+        tempfile.TemporaryDirectory(prefix="mutate-") as temporary,
+        ThreadPoolExecutor(jobs) as pool,
+    ):
         folders: queue.SimpleQueue[Path] = queue.SimpleQueue()
         for job in range(jobs):
             copy_checkout(root, Path(temporary) / str(job))
@@ -207,14 +238,20 @@ def run_mutants(
             finally:
                 folders.put(folder)
             caught_by = f" ({result.test})" if result.test else ""
-            print(f"{result.status:8} {result.seconds:4.0f} s  {mutant.file}: {mutant.title}{caught_by}", flush=True)
+            print(
+                f"{result.status:8} {result.seconds:4.0f} s  {mutant.file}: "
+                f"{mutant.title}{caught_by}",
+                flush=True,
+            )
             return result
 
         results = list(pool.map(run_in_free_folder, range(1, len(mutants) + 1), mutants))
         return _mark_unsound_results(results, Path(temporary) / "0", timeout)
 
 
-def _mark_unsound_results(results: list[MutantResult], folder: Path, timeout: float) -> list[MutantResult]:
+def _mark_unsound_results(
+    results: list[MutantResult], folder: Path, timeout: float
+) -> list[MutantResult]:
     """Mark the results whose test fails without any bug too."""
     tests = sorted({result.test for result in results if result.status == "caught"})
     if not tests:
@@ -222,18 +259,28 @@ def _mark_unsound_results(results: list[MutantResult], folder: Path, timeout: fl
     status, output = run_pytest(tests, folder, timeout * len(tests))
     failed = set(SUMMARY.findall(output))
     if status not in (0, 1):
-        raise MutantError(f"the tests that failed could not be run again without a bug:\n{output[-4000:]}")
-    return [replace(result, status="unsound") if result.test in failed else result for result in results]
+        raise MutantError(
+            f"the tests that failed could not be run again without a bug:\n{output[-4000:]}"
+        )
+    return [
+        replace(result, status="unsound") if result.test in failed else result for result in results
+    ]
 
 
 def format_summary(results: Sequence[MutantResult]) -> str:
-    """Format the bugs that were not caught, each with its location and the end of pytest's output."""
+    """Format the bugs that were not caught, each with its location and the end of pytest's
+    output.
+    """
     missed = [result for result in results if result.status != "caught"]
     lines = [f"{len(results) - len(missed)} of {len(results)} bugs were caught."]
     for result in missed:
         mutant = result.mutant
-        lines.append(f"\n{result.status}: {mutant.title} ({mutant.file})\n  - {mutant.old}\n  + {mutant.new}")
-        lines.append(f"  tests: {' '.join(mutant.tests)}{f'; {result.test}' if result.test else ''}")
+        lines.append(
+            f"\n{result.status}: {mutant.title} ({mutant.file})\n  - {mutant.old}\n  + {mutant.new}"
+        )
+        lines.append(
+            f"  tests: {' '.join(mutant.tests)}{f'; {result.test}' if result.test else ''}"
+        )
         if result.status in ("broken", "timeout"):
             lines.append(result.output)
     return "\n".join(lines)
@@ -243,7 +290,11 @@ def format_markdown(results: Sequence[MutantResult]) -> str:
     """Format the table of CONTRIBUTING.md."""
     lines = ["| Bug | Planted in | Test that fails |", "|---|---|---|"]
     for result in results:
-        test = re.sub(r"\[.*", "", result.test).rpartition("::")[2] if result.status == "caught" else result.status
+        test = (
+            re.sub(r"\[.*", "", result.test).rpartition("::")[2]
+            if result.status == "caught"
+            else result.status
+        )
         lines.append(f"| {result.mutant.title} | `{result.mutant.file}` | `{test}` |")
     return "\n".join(lines)
 
@@ -251,11 +302,19 @@ def format_markdown(results: Sequence[MutantResult]) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the mutants that the command line chooses, and return the exit status."""
     parser = argparse.ArgumentParser(prog="mutate.py", description=__doc__.partition("\n")[0])
-    parser.add_argument("--only", default="", metavar="PATTERN", help="bugs whose file or title has this expression")
+    parser.add_argument(
+        "--only", default="", metavar="PATTERN", help="bugs whose file or title has this expression"
+    )
     parser.add_argument("--list", action="store_true", help="print the bugs and run nothing")
-    parser.add_argument("--jobs", type=int, default=1, help="bugs that are tested at the same time (default: 1)")
-    parser.add_argument("--timeout", type=float, default=TIMEOUT_SECONDS, help="seconds for the tests of one bug")
-    parser.add_argument("--markdown", action="store_true", help="print the table of CONTRIBUTING.md at the end")
+    parser.add_argument(
+        "--jobs", type=int, default=1, help="bugs that are tested at the same time (default: 1)"
+    )
+    parser.add_argument(
+        "--timeout", type=float, default=TIMEOUT_SECONDS, help="seconds for the tests of one bug"
+    )
+    parser.add_argument(
+        "--markdown", action="store_true", help="print the table of CONTRIBUTING.md at the end"
+    )
     options = parser.parse_args(arguments)
     mutants = select_mutants(load_mutants(MUTATIONS), options.only)
     if not mutants:

@@ -1,10 +1,11 @@
-"""Write the chats of recipes/chat: questions whose answers a program knows, so anybody may have them.
+"""Write the chats of recipes/chat: questions whose answers a program knows, so anybody may have
+them.
 
     python tools/recipe_chats.py [FOLDER]
 
-Sums, differences, comparisons, neighbours of numbers and words to repeat, in chats of one to three questions. Writes
-`train.jsonl` and `heldout.jsonl` (chats), `chat.jinja` (their template), and `questions.jsonl` (held-out questions
-with four choices, for `evaluation.tasks`).
+Sums, differences, comparisons, neighbours of numbers and words to repeat, in chats of one to three
+questions. Writes `train.jsonl` and `heldout.jsonl` (chats), `chat.jinja` (their template), and
+`questions.jsonl` (held-out questions with four choices, for `evaluation.tasks`).
 
 Invariants:
 - The same files on every machine. A question is in one of the two splits.
@@ -22,8 +23,10 @@ TRAIN_CHATS, HELDOUT_CHATS, QUESTIONS = 2_000, 200, 200
 # One of so many questions is held out.
 HELDOUT_PART = 8
 WORDS = [
-    "kernel", "package", "server", "window", "branch", "commit", "index", "table", "query", "column", "cursor",
-    "string", "module", "method", "class", "object", "folder", "driver", "system", "socket", "thread", "process",
+    "kernel", "package", "server", "window", "branch", "commit", "index", "table", "query",
+    "column", "cursor",
+    "string", "module", "method", "class", "object", "folder", "driver", "system", "socket",
+    "thread", "process",
     "signal", "memory", "buffer", "editor", "screen", "printer", "mirror", "archive", "patch",
 ]  # fmt: skip
 SYSTEM = "Answer in one sentence."
@@ -44,7 +47,9 @@ class Exchange(NamedTuple):
     @property
     def is_heldout(self) -> bool:
         """True where the question is in the held-out split."""
-        return hashlib.blake2b(self.question.encode(), digest_size=4).digest()[0] % HELDOUT_PART == 0
+        return (
+            hashlib.blake2b(self.question.encode(), digest_size=4).digest()[0] % HELDOUT_PART == 0
+        )
 
 
 def draw_exchange(draw: random.Random) -> Exchange:
@@ -61,7 +66,9 @@ def draw_exchange(draw: random.Random) -> Exchange:
             wrong = (f"{low} is larger.", f"{high + 1} is larger.", f"{high + 10} is larger.")
             return Exchange(f"Which is larger, {first} or {second}?", f"{high} is larger.", wrong)
         case 3:
-            return _ask_number(f"Which number comes after {one * 3}?", f"After {one * 3} comes {{}}.", one * 3 + 1)
+            return _ask_number(
+                f"Which number comes after {one * 3}?", f"After {one * 3} comes {{}}.", one * 3 + 1
+            )
         case _:
             said, *others = draw.sample(WORDS, 5)
             pair = f"{said} {others[0]}"
@@ -95,7 +102,9 @@ def draw_exchanges(draw: random.Random, count: int, *, is_heldout: bool) -> list
 
 
 def iter_questions(count: int, seed: int) -> Iterator[dict[str, Any]]:
-    """Yield held-out questions with four choices, each once: as the template renders them, and as they were asked."""
+    """Yield held-out questions with four choices, each once: as the template renders them, and
+    as they were asked.
+    """
     draw, asked = random.Random(seed), set[str]()
     while len(asked) < count:
         [exchange] = draw_exchanges(draw, 1, is_heldout=True)
@@ -103,7 +112,8 @@ def iter_questions(count: int, seed: int) -> Iterator[dict[str, Any]]:
             asked.add(exchange.question)
             choices = draw.sample((exchange.answer, *exchange.wrong), 4)
             rendered = f"user: {exchange.question}\nassistant:"
-            yield {"question": rendered, "choices": choices, "answer": choices.index(exchange.answer),
+            yield {"question": rendered, "choices": choices,
+                "answer": choices.index(exchange.answer),
                    "message": exchange.question}  # fmt: skip
 
 
@@ -114,7 +124,9 @@ def build_files() -> dict[str, str]:
         "heldout.jsonl": iter_chats(HELDOUT_CHATS, 1, is_heldout=True),
         "questions.jsonl": iter_questions(QUESTIONS, 2),
     }
-    lines = {name: "".join(json.dumps(row) + "\n" for row in chosen) for name, chosen in rows.items()}
+    lines = {
+        name: "".join(json.dumps(row) + "\n" for row in chosen) for name, chosen in rows.items()
+    }
     return lines | {"chat.jinja": TEMPLATE}
 
 
@@ -127,9 +139,18 @@ def write_chats(folder: Path) -> None:
 
 def main() -> None:
     """Write the files."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     default = Path("runs", "recipes", "chats")
-    parser.add_argument("folder", metavar="FOLDER", type=Path, nargs="?", default=default, help="default: %(default)s")
+    parser.add_argument(
+        "folder",
+        metavar="FOLDER",
+        type=Path,
+        nargs="?",
+        default=default,
+        help="default: %(default)s",
+    )
     write_chats(parser.parse_args().folder)
 
 

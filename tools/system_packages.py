@@ -1,11 +1,13 @@
-"""Install the Debian packages that tests need and pip does not provide: a browser, network tools, OpenSSH and Slurm.
+"""Install the Debian packages that tests need and pip does not provide: a browser, network tools,
+OpenSSH and Slurm.
 
-`make test` runs it. It never fails: missing packages are named in one line, and their tests are skipped with the same
-reason.
+`make test` runs it. It never fails: missing packages are named in one line, and their tests are
+skipped with the same reason.
 
 Invariants:
 - Chromium is installed where apt-get is available and the user is root.
-- Packages with a server (OpenSSH, Slurm) are installed only where CI is set, because apt starts their servers.
+- Packages with a server (OpenSSH, Slurm) are installed only where CI is set, because apt starts
+  their servers.
 """
 
 import os
@@ -41,13 +43,18 @@ def find_browser() -> str | None:
 def install_browser() -> None:
     """Find a browser, else install one, else print which tests will be skipped."""
     if find_browser() is None and os.geteuid() == 0 and shutil.which("apt-get"):
-        print("test: installing Chromium, for the test that opens the report in a browser", flush=True)
+        print(
+            "test: installing Chromium, for the test that opens the report in a browser", flush=True
+        )
         try:
             install_packages("chromium")
         except (OSError, subprocess.SubprocessError) as error:
             print(f"test: apt-get did not finish: {error}", file=sys.stderr)
     if find_browser() is None:
-        print("test: no Chromium on the path; the test that opens the report in a browser is skipped", file=sys.stderr)
+        print(
+            "test: no Chromium on the path; the test that opens the report in a browser is skipped",
+            file=sys.stderr,
+        )
 
 
 HOSTS = {"ip": "iproute2", "sshd": "openssh-server", "ssh": "openssh-client", "pdsh": "pdsh"}
@@ -57,21 +64,32 @@ SYSTEM_PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 
 def list_missing_packages(wanted: dict[str, str]) -> list[str]:
     """Return the packages whose programs are not installed."""
-    return [package for program, package in wanted.items() if shutil.which(program, path=SYSTEM_PATH) is None]
+    return [
+        package
+        for program, package in wanted.items()
+        if shutil.which(program, path=SYSTEM_PATH) is None
+    ]
 
 
 def install_host_programs() -> None:
-    """Install missing network tools and servers where allowed, and print which tests will be skipped."""
+    """Install missing network tools and servers where allowed, and print which tests will be
+    skipped.
+    """
     may_install = os.environ.get("CI") and os.geteuid() == 0 and shutil.which("apt-get")
     for wanted in (HOSTS, SLURM):  # apart: where apt does not know one, it installs none
         if may_install and (missing := list_missing_packages(wanted)):
-            print(f"test: installing {', '.join(missing)}, for the tests on several hosts", flush=True)
+            print(
+                f"test: installing {', '.join(missing)}, for the tests on several hosts", flush=True
+            )
             try:
                 install_packages(*missing)
             except (OSError, subprocess.SubprocessError) as error:
                 print(f"test: apt-get did not finish: {error}", file=sys.stderr)
     if missing := list_missing_packages(HOSTS | SLURM):
-        print(f"test: without {', '.join(missing)}, tests on several hosts are skipped", file=sys.stderr)
+        print(
+            f"test: without {', '.join(missing)}, tests on several hosts are skipped",
+            file=sys.stderr,
+        )
 
 
 if __name__ == "__main__":

@@ -4,7 +4,8 @@ Arrow writers of documents buffer rows in memory until their block ends.
 
 Invariants:
 - An id depends on URL, date and payload only.
-- Shard, split, sample and shuffle position follow from ids and seeds, never from the order of files.
+- Shard, split, sample and shuffle position follow from ids and seeds, never from the order of
+  files.
 """
 
 from __future__ import annotations
@@ -20,14 +21,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from llmsys.token_shards import ArrowFileWriter
+from llmsys.dataset.token_shards import ArrowFileWriter
 
 if TYPE_CHECKING:
     from llmsys.config.data import HeldoutSplitConfig
 
 
 class BlockWriter(ABC):
-    """A file that is published with its buffered rows when its block ends. A failed block publishes nothing."""
+    """A file that is published with its buffered rows when its block ends. A failed block
+    publishes nothing.
+    """
 
     def __init__(self, writer: ArrowFileWriter) -> None:
         self._writer = writer
@@ -42,7 +45,10 @@ class BlockWriter(ABC):
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         """Publish the file. Leave nothing when the block failed."""
         if kind is None:
@@ -140,14 +146,17 @@ def hash_positions(ids: Sequence[str], purpose: str, seed: int) -> Positions:
 
     Args:
         ids: Document ids.
-        purpose: Name of the decision, such as `shard`. Positions of different purposes are independent.
+        purpose: Name of the decision, such as `shard`. Positions of different purposes are
+            independent.
         seed: Number that gives another set of positions for the same purpose.
 
     Returns:
         uint64 of shape (len(ids),).
     """
     key = f"{purpose}:{seed}".encode()
-    digests = b"".join(hashlib.blake2b(name.encode(), key=key, digest_size=8).digest() for name in ids)
+    digests = b"".join(
+        hashlib.blake2b(name.encode(), key=key, digest_size=8).digest() for name in ids
+    )
     return np.frombuffer(digests, ">u8").astype(np.uint64)
 
 
@@ -164,7 +173,9 @@ def assign_shards(ids: Sequence[str], shards: int) -> np.ndarray[Any, np.dtype[n
     return (hash_positions(ids, "shard", 0) % np.uint64(shards)).astype(np.int64)
 
 
-def is_heldout(ids: Sequence[str], fraction: float, seed: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
+def is_heldout(
+    ids: Sequence[str], fraction: float, seed: int
+) -> np.ndarray[Any, np.dtype[np.bool_]]:
     """Return a mask of the documents that are held out from training.
 
     Args:
@@ -187,13 +198,16 @@ def select_heldout(
     Args:
         documents: Batch with the columns `id` and `file`.
         split: Share and seed.
-        files: Files whose documents are held out, as the column names them; with any, the share is not used.
+        files: Files whose documents are held out, as the column names them; with any, the share is
+            not used.
 
     Returns:
         bool of shape (rows,).
     """
     if files:
-        held = pc.is_in(documents.column("file"), value_set=pa.array(files, documents.schema.field("file").type))
+        held = pc.is_in(
+            documents.column("file"), value_set=pa.array(files, documents.schema.field("file").type)
+        )
         return np.asarray(held.to_numpy(zero_copy_only=False), np.bool_)
     return is_heldout(documents.column("id").to_pylist(), split.heldout_fraction, split.seed)
 
@@ -208,13 +222,16 @@ def count_text_bytes(texts: pa.Array) -> np.ndarray[Any, np.dtype[np.int64]]:
         UTF-8 bytes, int64 of shape (len(texts),).
     """
     # Offsets of the Arrow buffer: no text is copied or decoded.
-    offsets = np.frombuffer(texts.buffers()[1], np.int64)[texts.offset : texts.offset + len(texts) + 1]
+    offsets = np.frombuffer(texts.buffers()[1], np.int64)[
+        texts.offset : texts.offset + len(texts) + 1
+    ]
     lengths: np.ndarray[Any, np.dtype[np.int64]] = np.diff(offsets)
     return lengths
 
 
 def concat_batches(pieces: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    """Concatenate record batches into one that owns its buffers, so that equal rows are written as equal bytes.
+    """Concatenate record batches into one that owns its buffers, so that equal rows are written as
+    equal bytes.
 
     Args:
         pieces: At least one batch; all have the same schema.
@@ -228,7 +245,8 @@ def concat_batches(pieces: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 class PartitionWriter(BlockWriter):
-    """Writer that splits batches by document file. `batches` holds [document file, rows] per written batch, in file
+    """Writer that splits batches by document file. `batches` holds [document file, rows] per
+    written batch, in file
     order.
     """
 

@@ -8,8 +8,8 @@ Invariants:
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from data_pipeline.core.document_schema import EXCERPT_CHARACTERS
-from llmsys.manifest import DropCount, DropExample, FunnelStage
+from llmsys.data_pipeline.core.document_schema import EXCERPT_CHARACTERS
+from llmsys.dataset.manifest import DropCount, DropExample, FunnelStage
 
 EXAMPLES = 3  # per test, which bounds the manifest
 EXAMPLE_CHARACTERS = 400
@@ -28,7 +28,9 @@ class FunnelCounts:
         self.changes: dict[str, dict[str, int]] = {
             stage: dict(counts) for stage, counts in plain.get("changes", {}).items()
         }
-        self.stages: dict[str, dict[str, int]] = {stage: dict(counts) for stage, counts in plain["stages"].items()}
+        self.stages: dict[str, dict[str, int]] = {
+            stage: dict(counts) for stage, counts in plain["stages"].items()
+        }
         self.drops: dict[tuple[str, str, str], dict[str, Any]] = {
             (drop["stage"], drop["rule"], drop["test"]): dict(drop) for drop in plain["drops"]
         }
@@ -42,14 +44,18 @@ class FunnelCounts:
     def add_drops(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Count dropped documents, given as rows of `DROPPED_SCHEMA`."""
         for row in rows:
-            self._add_drops(row["stage"], row["rule"], row["test"], 1, row["bytes"], [_build_example(row)])
+            self._add_drops(
+                row["stage"], row["rule"], row["test"], 1, row["bytes"], [_build_example(row)]
+            )
 
     def add_drop_count(self, stage: str, test: str, documents: int) -> None:
         """Count drops that have neither id nor size, such as unreadable records."""
         self._add_drops(stage, stage, test, documents, 0, [])
 
     def add_changes(self, stage: str, amounts: Mapping[str, int]) -> None:
-        """Count changes to documents that stay, such as removed lines, by the name of the change."""
+        """Count changes to documents that stay, such as removed lines, by the name of the
+        change.
+        """
         counts = self.changes.setdefault(stage, {})
         for name, amount in amounts.items():
             counts[name] = counts.get(name, 0) + amount
@@ -62,19 +68,39 @@ class FunnelCounts:
             self.add_changes(stage, amounts)
         for drop in other.drops.values():
             self._add_drops(
-                drop["stage"], drop["rule"], drop["test"], drop["documents"], drop["bytes"], drop["examples"]
+                drop["stage"],
+                drop["rule"],
+                drop["test"],
+                drop["documents"],
+                drop["bytes"],
+                drop["examples"],
             )
 
     def _add_drops(
-        self, stage: str, rule: str, test: str, documents: int, size: int, examples: Sequence[dict[str, Any]]
+        self,
+        stage: str,
+        rule: str,
+        test: str,
+        documents: int,
+        size: int,
+        examples: Sequence[dict[str, Any]],
     ) -> None:
-        empty = {"stage": stage, "rule": rule, "test": test, "documents": 0, "bytes": 0, "examples": []}
+        empty = {
+            "stage": stage,
+            "rule": rule,
+            "test": test,
+            "documents": 0,
+            "bytes": 0,
+            "examples": [],
+        }
         drop = self.drops.setdefault((stage, rule, test), empty)
         drop["documents"] += documents
         drop["bytes"] += size
         # The smallest ids, so that examples do not depend on the order of tasks.
         candidates = [*drop["examples"], *examples]
-        drop["examples"] = sorted(candidates, key=lambda example: (example["id"], example["url"]))[:EXAMPLES]
+        drop["examples"] = sorted(candidates, key=lambda example: (example["id"], example["url"]))[
+            :EXAMPLES
+        ]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the counts as values that JSON can hold."""
@@ -89,7 +115,9 @@ class FunnelCounts:
         self.add_amounts(stage)
         drops = [drop for drop in self.drops.values() if drop["stage"] == stage]
         drops.sort(key=lambda drop: (-drop["documents"], drop["rule"], drop["test"]))
-        changed = {name: amount for name, amount in sorted(self.changes.get(stage, {}).items()) if amount}
+        changed = {
+            name: amount for name, amount in sorted(self.changes.get(stage, {}).items()) if amount
+        }
         dropped = tuple(_build_drop(drop) for drop in drops)
         return FunnelStage(stage=stage, **self.stages[stage], dropped=dropped, changed=changed)
 
@@ -101,10 +129,15 @@ def _build_example(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def _build_drop(drop: Mapping[str, Any]) -> DropCount:
     examples = tuple(
-        DropExample(**{name: value for name, value in example.items() if name != "id"}) for example in drop["examples"]
+        DropExample(**{name: value for name, value in example.items() if name != "id"})
+        for example in drop["examples"]
     )
     return DropCount(
-        rule=drop["rule"], test=drop["test"], documents=drop["documents"], bytes=drop["bytes"], examples=examples
+        rule=drop["rule"],
+        test=drop["test"],
+        documents=drop["documents"],
+        bytes=drop["bytes"],
+        examples=examples,
     )
 
 
@@ -121,7 +154,9 @@ def sort_in_file_order(drops: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def build_dropped_rows(
-    documents: Iterable[Mapping[str, Any]], stage: str, verdicts: Iterable[tuple[str, float | None, float | None, str]]
+    documents: Iterable[Mapping[str, Any]],
+    stage: str,
+    verdicts: Iterable[tuple[str, float | None, float | None, str]],
 ) -> list[dict[str, Any]]:
     """Build the rows of `DROPPED_SCHEMA` for dropped documents.
 
@@ -149,15 +184,19 @@ def build_dropped_rows(
     ]
 
 
-def format_reason(rule: str, test: str, value: float | None, threshold: float | None, match: str | None = None) -> str:
-    """Format the reason for a drop in one line, such as `gopher_quality: mean word length 11.2 > 10`.
+def format_reason(
+    rule: str, test: str, value: float | None, threshold: float | None, match: str | None = None
+) -> str:
+    """Format the reason for a drop in one line, such as `gopher_quality: mean word length 11.2 >
+    10`.
 
     Args:
         rule: name of the rule.
-        test: name of the failed test: the measured quantity, or a description such as `curly bracket` if it has no
-            value.
+        test: name of the failed test: the measured quantity, or a description such as `curly
+            bracket` if it has no value.
         value: the measured value; None if nothing is measured.
-        threshold: its limit; a value above it was dropped for being too large, one below for being too small.
+        threshold: its limit; a value above it was dropped for being too large, one below for being
+            too small.
         match: the match of the test, shown in brackets.
 
     Returns:
@@ -166,7 +205,10 @@ def format_reason(rule: str, test: str, value: float | None, threshold: float | 
     found = f" ({match})" if match else ""
     if value is None or threshold is None:
         return f"{rule}: {test}{found}"
-    return f"{rule}: {test} {format_measured_value(value)} {'>' if value > threshold else '<'} {threshold:.10g}{found}"
+    return (
+        f"{rule}: {test} {format_measured_value(value)} {'>' if value > threshold else '<'} "
+        f"{threshold:.10g}{found}"
+    )
 
 
 def format_measured_value(value: float) -> str:

@@ -1,11 +1,13 @@
 """Journal of finished tasks, which makes a preparation resumable.
 
-Reads and writes journal/records.sqlite of a dataset folder. A record holds the key of its task, which is a digest of
-configuration, inputs and code version, and the size, time and digest of each output.
+Reads and writes journal/records.sqlite of a dataset folder. A record holds the key of its task,
+which is a digest of configuration, inputs and code version, and the size, time and digest of each
+output.
 
 Invariants:
     - A task runs again when its key changed or an output is missing or different.
-    - A killed process loses no record that was saved; a record is saved after its outputs are published.
+    - A killed process loses no record that was saved; a record is saved after its outputs are
+      published.
     - Memory does not grow with the number of records.
     - Records hold file times. Only their bytes and those of events.jsonl differ between equal runs.
 """
@@ -20,10 +22,10 @@ from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
-from data_pipeline.core.staging import JOURNAL, LISTS, discard_stale, find_output
-from data_pipeline.core.task_record import TaskOutput, TaskRecord
+from llmsys.data_pipeline.core.staging import JOURNAL, LISTS, discard_stale, find_output
+from llmsys.data_pipeline.core.task_record import TaskOutput, TaskRecord
+from llmsys.dataset.token_shards import compute_file_digest
 from llmsys.errors import DataError
-from llmsys.token_shards import compute_file_digest
 
 RECORDS = "records.sqlite"
 _TABLES = """
@@ -45,7 +47,9 @@ class Journal:
         self._stays_open = True
 
     def has_record(self, name: str, key: str, position: int) -> bool:
-        """Return whether a task is done: its key matches and its outputs are unchanged. Note its position if it is."""
+        """Return whether a task is done: its key matches and its outputs are unchanged. Note its
+        position if it is.
+        """
         row = self._find_row(name, "key, outputs, is_provisional, position")
         if row is None or not self._is_current(key, *row[:3]):
             return False
@@ -55,9 +59,15 @@ class Journal:
         return True
 
     def find_record(self, name: str, key: str) -> TaskRecord | None:
-        """Return the record of a task if its key matches and its outputs are unchanged, else None."""
+        """Return the record of a task if its key matches and its outputs are unchanged, else
+        None.
+        """
         row = self._find_row(name, "key, outputs, is_provisional, result")
-        return _build_record(row[0], row[1], row[3]) if row is not None and self._is_current(key, *row[:3]) else None
+        return (
+            _build_record(row[0], row[1], row[3])
+            if row is not None and self._is_current(key, *row[:3])
+            else None
+        )
 
     def save_input_digest(self, path: str, stamp: Sequence[Any]) -> None:
         """Remember size, time, inode and digest of an input file."""
@@ -75,12 +85,16 @@ class Journal:
         result: dict[str, Any],
         position: int | None = None,
     ) -> TaskRecord:
-        """Record a finished task. `position` is its place in its stage; None if its stage has not begun."""
+        """Record a finished task. `position` is its place in its stage; None if its stage has
+        not begun.
+        """
         record = TaskRecord.from_result(key, outputs, result)
         self.insert_record(name, record, bool(result.get("again")), position)
         return record
 
-    def insert_record(self, name: str, record: TaskRecord, is_provisional: bool, position: int | None) -> None:
+    def insert_record(
+        self, name: str, record: TaskRecord, is_provisional: bool, position: int | None
+    ) -> None:
         """Record a finished task. A provisional record is found by no later run."""
         with self._open_journal() as journal:
             # In one transaction: a record without a position would be removed as stale.
@@ -91,7 +105,9 @@ class Journal:
             journal.execute("commit")
 
     def get_input_digest(self, path: Path) -> str:
-        """Return the digest of an input file, "" if it is unreadable. Unchanged files are not hashed again."""
+        """Return the digest of an input file, "" if it is unreadable. Unchanged files are not
+        hashed again.
+        """
         with self._open_journal() as journal:
             query = "select size, modified_ns, inode, digest from input where path = ?"
             known = journal.execute(query, (os.fsencode(path),)).fetchone()
@@ -111,27 +127,34 @@ class Journal:
         """Remove the records of a stage that are none of its `count` tasks."""
         with self._open_journal() as journal:
             journal.execute(
-                "delete from record where stage = ? and (position is null or position >= ?)", (stage, count)
+                "delete from record where stage = ? and (position is null or position >= ?)",
+                (stage, count),
             )
 
     def read_records(self, stage: str, first: int, count: int) -> list[TaskRecord]:
         """Read records of consecutive tasks of a stage, in order of position."""
         with self._open_journal() as journal:
             rows = journal.execute(
-                "select key, outputs, result from record where stage = ? and position >= ? and position < ?"
-                " order by position",
+                "select key, outputs, result from record where stage = ? and position >= ? and "
+                "position < ? order by position",
                 (stage, first, first + count),
             ).fetchall()
         return [_build_record(*row) for row in rows]
 
     def list_unfinished(self, stage: str) -> list[str]:
-        """List the names of the tasks of a stage whose record has no key, because they were quarantined."""
+        """List the names of the tasks of a stage whose record has no key, because they were
+        quarantined.
+        """
         with self._open_journal() as journal:
-            rows = journal.execute("select item from record where stage = ? and key = ''", (stage,)).fetchall()
+            rows = journal.execute(
+                "select item from record where stage = ? and key = ''", (stage,)
+            ).fetchall()
         return [f"{stage}/{os.fsdecode(item)}" for (item,) in rows]
 
     def close(self) -> None:
-        """Close the file. A later call opens it for its own time, so that another run may use it."""
+        """Close the file. A later call opens it for its own time, so that another run may use
+        it.
+        """
         self._stays_open = False
         self._close_connection()
 
@@ -156,7 +179,10 @@ class Journal:
             remedy = (
                 "Free space or repair the folder, then run the same command again to continue"
                 if full
-                else "It is damaged: delete it and run the same command again, which makes every task again"
+                else (
+                    "It is damaged: delete it and run the same command again, which makes every "
+                    "task again"
+                )
             )
             raise DataError(f"{path} could not be read or written: {error}. {remedy}.") from error
         finally:
@@ -166,9 +192,12 @@ class Journal:
     def _import_earlier_format(self, folder: Path) -> None:
         stages = sorted(path for path in folder.iterdir() if path.is_dir() and path.name != LISTS)
         if stages:
-            from data_pipeline.core.journal_files import import_record_files  # most folders are newer
+            # most folders are newer
+            from llmsys.data_pipeline.core.journal_files import import_record_files
 
-            import_record_files(stages, folder / "inputs.json", self.save_record, self.save_input_digest)
+            import_record_files(
+                stages, folder / "inputs.json", self.save_record, self.save_input_digest
+            )
 
     def _find_row(self, name: str, columns: str) -> Any:
         with self._open_journal() as journal:
@@ -177,7 +206,11 @@ class Journal:
             ).fetchone()
 
     def _is_current(self, key: str, found: str, outputs: str, is_provisional: int) -> bool:
-        return found == key and not is_provisional and all(map(self._is_unchanged, _parse_outputs(outputs)))
+        return (
+            found == key
+            and not is_provisional
+            and all(map(self._is_unchanged, _parse_outputs(outputs)))
+        )
 
     def _is_unchanged(self, output: TaskOutput) -> bool:
         staged, path = find_output(self.folder, output.name), self.folder / output.name
@@ -191,25 +224,32 @@ class Journal:
 
 def _connect(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, isolation_level=None)
-    # One process has the journal, and a lock of its own needs no shared memory: network file systems have none.
+    # One process has the journal, and a lock of its own needs no shared memory: network file
+    # systems have none.
     connection.execute("pragma locking_mode = exclusive")
     connection.execute("pragma journal_mode = wal")
-    # A power failure may lose the last records, whose tasks then run again. A killed process loses none.
+    # A power failure may lose the last records, whose tasks then run again. A killed process loses
+    # none.
     connection.execute("pragma synchronous = normal")
     connection.executescript(_TABLES)
     return connection
 
 
 def _split_name(name: str) -> tuple[str, bytes]:
-    """Return the stage and the item of a task. Names of input files may hold bytes that are not UTF-8."""
+    """Return the stage and the item of a task. Names of input files may hold bytes that are not
+    UTF-8.
+    """
     stage, item = name.split("/", 1)
     return stage, os.fsencode(item)
 
 
-def _insert_record(journal: sqlite3.Connection, name: str, record: TaskRecord, is_provisional: bool) -> None:
+def _insert_record(
+    journal: sqlite3.Connection, name: str, record: TaskRecord, is_provisional: bool
+) -> None:
     # The storage of a provisional one failed midway: the next run reads the input again.
     journal.execute(
-        "insert or replace into record (stage, item, key, outputs, result, is_provisional) values (?, ?, ?, ?, ?, ?)",
+        "insert or replace into record (stage, item, key, outputs, result, is_provisional) values "
+        "(?, ?, ?, ?, ?, ?)",
         (
             *_split_name(name),
             record.key,
@@ -223,8 +263,12 @@ def _insert_record(journal: sqlite3.Connection, name: str, record: TaskRecord, i
 def _take_position(journal: sqlite3.Connection, name: str, position: int) -> None:
     """Give a position of a stage to one of its records, and to no other."""
     stage, item = _split_name(name)
-    journal.execute("update record set position = null where stage = ? and position = ?", (stage, position))
-    journal.execute("update record set position = ? where stage = ? and item = ?", (position, stage, item))
+    journal.execute(
+        "update record set position = null where stage = ? and position = ?", (stage, position)
+    )
+    journal.execute(
+        "update record set position = ? where stage = ? and item = ?", (position, stage, item)
+    )
 
 
 def _is_same(path: Path, output: TaskOutput) -> bool:
@@ -234,7 +278,9 @@ def _is_same(path: Path, output: TaskOutput) -> bool:
         if status.st_size != output.size:
             return False
         # Copied folders have other times: compare contents before running the task again.
-        return status.st_mtime_ns == output.modified_ns or compute_file_digest(path) == output.digest
+        return (
+            status.st_mtime_ns == output.modified_ns or compute_file_digest(path) == output.digest
+        )
     except OSError:
         return False
 
@@ -261,7 +307,8 @@ def compute_json_digest(*values: Any) -> str:
 
 
 def compute_sequence_digest(values: Iterable[Any]) -> str:
-    """Hash any number of values that JSON can hold, one at a time, for the key of a task that reads many files.
+    """Hash any number of values that JSON can hold, one at a time, for the key of a task that reads
+    many files.
 
     Args:
         values: Plain values; their order counts.

@@ -14,11 +14,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from data_pipeline.core.task_record import TaskOutput
+from llmsys.data_pipeline.core.task_record import TaskOutput
 
 
 def import_record_files(
-    stages: Iterable[Path], inputs: Path, save_record: Callable[..., Any], save_input_digest: Callable[..., None]
+    stages: Iterable[Path],
+    inputs: Path,
+    save_record: Callable[..., Any],
+    save_input_digest: Callable[..., None],
 ) -> None:
     """Save the records of the files in a journal, and remove the files.
 

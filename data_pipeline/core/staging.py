@@ -1,6 +1,7 @@
 """Keep a published dataset complete while its next version is made in staging/.
 
-Reads and writes below a dataset folder. Without a manifest nothing is published, and files are written in place.
+Reads and writes below a dataset folder. Without a manifest nothing is published, and files are
+written in place.
 
 Invariants:
     - While manifest.json exists, no file that it names changes.
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from llmsys.manifest import MANIFEST_NAME
+from llmsys.dataset.manifest import MANIFEST_NAME
 
 STAGING, JOURNAL, LISTS = "staging", "journal", "lists"
 PUBLIC_FOLDERS = frozenset({"documents", "dropped", "decontamination", "tokenizer", "tokens"})
@@ -70,7 +71,8 @@ def begin_change(folder: Path) -> None:
 
 
 def is_change_unfinished(folder: Path) -> bool:
-    """Return whether a preparation began to change a published dataset and did not publish the next version.
+    """Return whether a preparation began to change a published dataset and did not publish the next
+    version.
 
     Args:
         folder: Dataset folder.
@@ -82,7 +84,8 @@ def is_change_unfinished(folder: Path) -> bool:
 
 
 def finish_interrupted_publication(folder: Path) -> None:
-    """Move every staged file into place if no manifest exists, because a publication was interrupted.
+    """Move every staged file into place if no manifest exists, because a publication was
+    interrupted.
 
     Args:
         folder: Dataset folder, whose lock is held.
@@ -104,13 +107,16 @@ def publish_staged(folder: Path, is_output: Callable[[str], bool]) -> None:
         name = staged.relative_to(folder / STAGING)
         if is_output(str(name)):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.move(staged, folder / name)  # rename fails across disks, and a folder may be a link
+            # rename fails across disks, and a folder may be a link
+            shutil.move(staged, folder / name)
     # Last: the next run completes a publication that was interrupted before.
     shutil.rmtree(folder / STAGING)
 
 
 class OutputNames:
-    """The names of the outputs of a run, 8 bytes each in files without a name: a set of them would fill the memory."""
+    """The names of the outputs of a run, 8 bytes each in files without a name: a set of them
+    would fill the memory.
+    """
 
     def __init__(self, folder: Path) -> None:
         """Keep the files in `folder`, which is created with the first name."""

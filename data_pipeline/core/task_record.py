@@ -1,13 +1,15 @@
-"""Records of finished tasks, and lists of files, kept in Arrow files so that they do not grow in memory.
+"""Records of finished tasks, and lists of files, kept in Arrow files so that they do not grow in
+memory.
 
 Records of finished tasks, and the job that describes what it wrote.
 
 Lists of files that tasks read, kept in a file of their own.
 
-A task that reads every file of a stage is pickled with the name of the list, and millions of tasks and files take no
-memory in the driver.
+A task that reads every file of a stage is pickled with the name of the list, and millions of tasks
+and files take no memory in the driver.
 
-Reads and writes uncompressed Arrow files, which are mapped. Names are relative to the folder of the dataset.
+Reads and writes uncompressed Arrow files, which are mapped. Names are relative to the folder of the
+dataset.
 """
 
 import filecmp
@@ -24,10 +26,10 @@ from typing import Any, overload
 import numpy as np
 import pyarrow as pa
 
-from data_pipeline.core.staging import JOURNAL, LISTS, find_output
-from data_pipeline.executors.base import Job, Report
-from llmsys.arrow_file import ArrowFileWriter, map_file, open_arrow
-from llmsys.token_shards import compute_file_digest
+from llmsys.data_pipeline.core.staging import JOURNAL, LISTS, find_output
+from llmsys.data_pipeline.executors.base import Job, Report
+from llmsys.dataset.token_shards import compute_file_digest
+from llmsys.storage.arrow_file import ArrowFileWriter, map_file, open_arrow
 
 ROWS_PER_BATCH = 4_096
 LIST_FOLDER = f"{JOURNAL}/{LISTS}"
@@ -49,7 +51,11 @@ class FileRows(Sequence[dict[str, Any]]):
     @cached_property
     def _length(self) -> int:
         batches = self._arrow.num_record_batches
-        return (batches - 1) * ROWS_PER_BATCH + self._arrow.get_batch(batches - 1).num_rows if batches else 0
+        return (
+            (batches - 1) * ROWS_PER_BATCH + self._arrow.get_batch(batches - 1).num_rows
+            if batches
+            else 0
+        )
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -71,7 +77,9 @@ class FileRows(Sequence[dict[str, Any]]):
     def read_numbers(self, column: str) -> np.ndarray[Any, np.dtype[np.int64]]:
         """Return a column of numbers, (rows,) int64."""
         batches = [self._arrow.get_batch(index) for index in range(self._arrow.num_record_batches)]
-        return np.concatenate([np.zeros(0, np.int64), *(batch.column(column).to_numpy() for batch in batches)])
+        return np.concatenate(
+            [np.zeros(0, np.int64), *(batch.column(column).to_numpy() for batch in batches)]
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the name alone."""
@@ -167,13 +175,19 @@ class TaskRecord:
     packed: bytes
 
     @classmethod
-    def from_result(cls, key: str, outputs: Sequence[TaskOutput], result: dict[str, Any]) -> "TaskRecord":
+    def from_result(
+        cls, key: str, outputs: Sequence[TaskOutput], result: dict[str, Any]
+    ) -> "TaskRecord":
         """Return the record of a task from the return value of its function."""
-        return cls(key, outputs, zlib.compress(json.dumps(result, separators=(",", ":")).encode(), 1))
+        return cls(
+            key, outputs, zlib.compress(json.dumps(result, separators=(",", ":")).encode(), 1)
+        )
 
     @property
     def result(self) -> dict[str, Any]:
-        """The return value of the task. It is parsed at each call: a list of records then stays small."""
+        """The return value of the task. It is parsed at each call: a list of records then stays
+        small.
+        """
         content: dict[str, Any] = json.loads(zlib.decompress(self.packed))
         return content
 
@@ -200,7 +214,9 @@ def describe_output(folder: Path, name: str) -> TaskOutput:
 
 @dataclass(frozen=True)
 class RecordedJob:
-    """A job that also describes its outputs: the worker that wrote them hashes them, and the driver reads no output."""
+    """A job that also describes its outputs: the worker that wrote them hashes them, and the
+    driver reads no output.
+    """
 
     job: Job
     folder: Path
@@ -221,10 +237,15 @@ def pack_result(result: dict[str, Any], outputs: Sequence[TaskOutput]) -> dict[s
         outputs: The files it published.
 
     Returns:
-        Values that JSON can hold: `packed`, `again` (whether the storage failed midway) and `outputs`.
+        Values that JSON can hold: `packed`, `again` (whether the storage failed midway) and
+        `outputs`.
     """
     packed = b64encode(TaskRecord.from_result("", (), result).packed).decode()
-    return {"packed": packed, "again": bool(result.get("again")), "outputs": [vars(output) for output in outputs]}
+    return {
+        "packed": packed,
+        "again": bool(result.get("again")),
+        "outputs": [vars(output) for output in outputs],
+    }
 
 
 def unpack_result(key: str, returned: dict[str, Any]) -> TaskRecord:
@@ -237,4 +258,6 @@ def unpack_result(key: str, returned: dict[str, Any]) -> TaskRecord:
     Returns:
         The record.
     """
-    return TaskRecord(key, [TaskOutput(**output) for output in returned["outputs"]], b64decode(returned["packed"]))
+    return TaskRecord(
+        key, [TaskOutput(**output) for output in returned["outputs"]], b64decode(returned["packed"])
+    )

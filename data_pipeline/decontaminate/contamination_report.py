@@ -1,11 +1,11 @@
 """Decide about documents that match evaluation items, and report the matches.
 
-Returns a verdict per document and a report row per document and item: which n-gram, where, how many. Writes the rows as
-JSON lines.
+Returns a verdict per document and a report row per document and item: which n-gram, where, how
+many. Writes the rows as JSON lines.
 
-`cut_spans` removes matches from a text as GPT-3 did (Brown et al. 2020, appendix C). Each match is removed with a
-margin on both sides, short remaining pieces are removed too, and a text that falls into too many pieces is dropped.
-Pieces are joined by a blank line; margins end at white space."""
+`cut_spans` removes matches from a text as GPT-3 did (Brown et al. 2020, appendix C). Each match is
+removed with a margin on both sides, short remaining pieces are removed too, and a text that falls
+into too many pieces is dropped. Pieces are joined by a blank line; margins end at white space."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,23 +16,25 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from data_pipeline.core.funnel import DECONTAMINATE
-from data_pipeline.decontaminate.ngram_index import PARTS, NgramIndex, read_item_names
 from llmsys.config.decontamination import NgramDecontaminationConfig
-from llmsys.local_files import write_bytes_atomically
-from llmsys.manifest_section import (
+from llmsys.data_pipeline.core.funnel import DECONTAMINATE
+from llmsys.data_pipeline.decontaminate.ngram_index import PARTS, NgramIndex, read_item_names
+from llmsys.dataset.manifest_section import (
     ContaminatedDocument,
     DecontaminationSummary,
     SetContamination,
     SparedDocument,
     SparedItem,
 )
+from llmsys.storage.local_files import write_bytes_atomically
 
 Span = tuple[int, int]
 
 
 class CutResult(NamedTuple):
-    """The remaining text, or the reason why there is none (`failure`), with the number of pieces."""
+    """The remaining text, or the reason why there is none (`failure`), with the number of
+    pieces.
+    """
 
     text: str
     pieces: int
@@ -56,10 +58,15 @@ def cut_spans(text: str, spans: Iterable[Span], config: NgramDecontaminationConf
 
 
 def merge_spans(text: str, spans: Iterable[Span], margin: int) -> list[Span]:
-    """Return the spans with their margins, sorted; touching ones are merged, and each ends between words."""
+    """Return the spans with their margins, sorted; touching ones are merged, and each ends
+    between words.
+    """
     found: list[Span] = []
     for begin, end in sorted(spans):
-        begin, end = _find_word_start(text, max(0, begin - margin)), _find_word_end(text, min(len(text), end + margin))
+        begin, end = (
+            _find_word_start(text, max(0, begin - margin)),
+            _find_word_end(text, min(len(text), end + margin)),
+        )
         if found and begin <= found[-1][1]:
             found[-1] = (found[-1][0], max(found[-1][1], end))
         else:
@@ -67,7 +74,8 @@ def merge_spans(text: str, spans: Iterable[Span], margin: int) -> list[Span]:
     return found
 
 
-_LONGEST_WORD = 100  # characters; a margin that ends in a longer run without spaces ends right there
+# characters; a margin that ends in a longer run without spaces ends right there
+_LONGEST_WORD = 100
 
 
 def _find_word_start(text: str, position: int) -> int:
@@ -92,7 +100,9 @@ _MATCH_CHARACTERS = 400  # of an n-gram or excerpt in a report row
 
 
 class ContaminationResult(NamedTuple):
-    """The result for a document: its new text, or the verdict that drops it, or neither; and its report rows."""
+    """The result for a document: its new text, or the verdict that drops it, or neither; and its
+    report rows.
+    """
 
     text: str | None
     verdict: tuple[str, float | None, float | None, str] | None
@@ -106,10 +116,17 @@ class ContaminationJudge:
         self._config, self._index = config, index
         self._names = read_item_names(items)
 
-    def judge_document(self, document: dict[str, Any], matches: pa.RecordBatch) -> ContaminationResult:
-        """Judge a document (its columns id, url, text) by its matches; spared matches are only reported."""
+    def judge_document(
+        self, document: dict[str, Any], matches: pa.RecordBatch
+    ) -> ContaminationResult:
+        """Judge a document (its columns id, url, text) by its matches; spared matches are only
+        reported.
+        """
         is_spared = matches.column("spared")
-        spared = [{**row, "action": SPARED} for row in self._build_rows(document, matches.filter(is_spared))]
+        spared = [
+            {**row, "action": SPARED}
+            for row in self._build_rows(document, matches.filter(is_spared))
+        ]
         matches = matches.filter(pc.invert(is_spared))
         if not matches.num_rows:
             return ContaminationResult(None, None, spared)
@@ -120,30 +137,57 @@ class ContaminationJudge:
         verdict: tuple[str, float | None, float | None, str] | None
         text, verdict = (
             None,
-            ("matches", count, 0.0, f"{DECONTAMINATE}: matches {count:g} > 0 ({where}: {first['ngram']!r})"),
+            (
+                "matches",
+                count,
+                0.0,
+                f"{DECONTAMINATE}: matches {count:g} > 0 ({where}: {first['ngram']!r})",
+            ),
         )
         if self._config.action == "cut":
-            spans = zip(matches.column("begin").to_pylist(), matches.column("end").to_pylist(), strict=True)
+            spans = zip(
+                matches.column("begin").to_pylist(), matches.column("end").to_pylist(), strict=True
+            )
             cut = cut_spans(document["text"], spans, self._config)
             text, verdict = (
-                (None, self._build_cut_verdict(cut.failure, cut.pieces, where)) if cut.failure else (cut.text, None)
+                (None, self._build_cut_verdict(cut.failure, cut.pieces, where))
+                if cut.failure
+                else (cut.text, None)
             )
         rows = [{**row, "action": "dropped" if verdict else "cut"} for row in rows]
-        return ContaminationResult(text, verdict, rows if verdict else [*rows, *_drop_reported_items(spared, rows)])
+        return ContaminationResult(
+            text, verdict, rows if verdict else [*rows, *_drop_reported_items(spared, rows)]
+        )
 
-    def _build_cut_verdict(self, test: str, pieces: int, where: str) -> tuple[str, float | None, float | None, str]:
+    def _build_cut_verdict(
+        self, test: str, pieces: int, where: str
+    ) -> tuple[str, float | None, float | None, str]:
         if test == "pieces":
             limit = self._config.max_pieces
-            return test, float(pieces), float(limit), f"{DECONTAMINATE}: pieces {pieces} > {limit} ({where} cut out)"
+            return (
+                test,
+                float(pieces),
+                float(limit),
+                f"{DECONTAMINATE}: pieces {pieces} > {limit} ({where} cut out)",
+            )
         return test, None, None, f"{DECONTAMINATE}: {test} ({where} cut out)"
 
-    def _build_rows(self, document: dict[str, Any], matches: pa.RecordBatch) -> list[dict[str, Any]]:
+    def _build_rows(
+        self, document: dict[str, Any], matches: pa.RecordBatch
+    ) -> list[dict[str, Any]]:
         """Build one row per item, in text order."""
         which, held, parts = self._index.get_items(matches.column("gram").to_numpy())
         items, first, counts = np.unique(held, return_index=True, return_counts=True)
         order = np.argsort(first).tolist()
         return [
-            self._build_row(document, matches, int(which[at]), PARTS[parts[at]], self._get_set_and_name(item), count)
+            self._build_row(
+                document,
+                matches,
+                int(which[at]),
+                PARTS[parts[at]],
+                self._get_set_and_name(item),
+                count,
+            )
             for item, at, count in ((int(items[i]), int(first[i]), int(counts[i])) for i in order)
         ]
 
@@ -152,7 +196,13 @@ class ContaminationJudge:
         return self._names.column("set")[item].as_py(), self._names.column("item")[item].as_py()
 
     def _build_row(
-        self, document: dict[str, Any], matches: pa.RecordBatch, row: int, part: str, name: tuple[str, str], count: int
+        self,
+        document: dict[str, Any],
+        matches: pa.RecordBatch,
+        row: int,
+        part: str,
+        name: tuple[str, str],
+        count: int,
     ) -> dict[str, Any]:
         begin, end = matches.column("begin")[row].as_py(), matches.column("end")[row].as_py()
         gram = matches.column("gram")[row].as_py()
@@ -166,11 +216,15 @@ class ContaminationJudge:
             "ngram": " ".join(text[begin:end].split())[:_MATCH_CHARACTERS],
             "url": document["url"],
             "id": document["id"],
-            "excerpt": text[max(0, begin - _EXCERPT_CHARACTERS) : end + _EXCERPT_CHARACTERS][:_MATCH_CHARACTERS],
+            "excerpt": text[max(0, begin - _EXCERPT_CHARACTERS) : end + _EXCERPT_CHARACTERS][
+                :_MATCH_CHARACTERS
+            ],
         }
 
 
-def _drop_reported_items(rows: Sequence[dict[str, Any]], others: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _drop_reported_items(
+    rows: Sequence[dict[str, Any]], others: Sequence[dict[str, Any]]
+) -> list[dict[str, Any]]:
     """Return the rows whose items are in none of the other rows."""
     named = {(row["set"], row["item"]) for row in others}
     return [row for row in rows if (row["set"], row["item"]) not in named]
@@ -183,11 +237,14 @@ def summarize_rows(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
         rows: report rows of `ContaminationResult`.
 
     Returns:
-        Per set: numbers of documents `dropped` and `cut`, the `items` found, the items `spared`, and `examples`.
+        Per set: numbers of documents `dropped` and `cut`, the `items` found, the items `spared`,
+        and `examples`.
     """
     sets: dict[str, dict[str, Any]] = {}
     for row in rows:
-        counts = sets.setdefault(row["set"], {"dropped": set(), "cut": set(), "items": set(), "rows": [], SPARED: {}})
+        counts = sets.setdefault(
+            row["set"], {"dropped": set(), "cut": set(), "items": set(), "rows": [], SPARED: {}}
+        )
         if row["action"] == SPARED:
             _count_spared(counts[SPARED], row)
             continue
@@ -208,19 +265,31 @@ def summarize_rows(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 def _count_spared(items: dict[str, dict[str, Any]], row: Mapping[str, Any]) -> None:
     """Count a document of a spared item; the documents with the smallest ids are the examples."""
-    new = {"documents": 1, "ngram": row["ngram"], "examples": [{"id": row["id"], "url": row["url"]}]}
+    new = {
+        "documents": 1,
+        "ngram": row["ngram"],
+        "examples": [{"id": row["id"], "url": row["url"]}],
+    }
     items[row["item"]] = _join_spared(items[row["item"]], new) if row["item"] in items else new
 
 
 def _join_spared(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
     """Join the summaries of two groups of documents for one spared item."""
-    examples = sorted([*one["examples"], *other["examples"]], key=lambda example: str(example["id"]))[:EXAMPLES]
+    examples = sorted(
+        [*one["examples"], *other["examples"]], key=lambda example: str(example["id"])
+    )[:EXAMPLES]
     ngram = min(one["ngram"], other["ngram"])
-    return {"documents": one["documents"] + other["documents"], "ngram": ngram, "examples": examples}
+    return {
+        "documents": one["documents"] + other["documents"],
+        "ngram": ngram,
+        "examples": examples,
+    }
 
 
 def _build_spared_items(summaries: Iterable[Mapping[str, Any]]) -> list[SparedItem]:
-    """Return the spared items of a set from the summaries of all files, those with most documents first."""
+    """Return the spared items of a set from the summaries of all files, those with most
+    documents first.
+    """
     items: dict[str, dict[str, Any]] = {}
     for summary in summaries:
         for name, item in summary.get(SPARED, {}).items():

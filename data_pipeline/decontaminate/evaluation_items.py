@@ -1,8 +1,8 @@
 """Read evaluation sets and extract the n-grams of their items.
 
-Reads JSON lines, plain, gzip or zstd; an item has queries and labels. A part (query, label, or their overlap) of at
-least n words yields its n-grams. A shorter part is an n-gram of its own length. A part that is too short yields none
-and is counted.
+Reads JSON lines, plain, gzip or zstd; an item has queries and labels. A part (query, label, or
+their overlap) of at least n words yields its n-grams. A shorter part is an n-gram of its own
+length. A part that is too short yields none and is counted.
 """
 
 import gzip
@@ -15,8 +15,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import zstandard
 
-from data_pipeline.text.word_hashes import Hashes, WordHasher, iter_joined_readings, iter_ngram_hashes
 from llmsys.config.decontamination import EvaluationSetConfig, NgramDecontaminationConfig, Part
+from llmsys.data_pipeline.text.word_hashes import (
+    Hashes,
+    WordHasher,
+    iter_joined_readings,
+    iter_ngram_hashes,
+)
 from llmsys.errors import DataError
 
 
@@ -48,9 +53,14 @@ def read_items(dataset: EvaluationSetConfig) -> Iterator[EvaluationItem]:
                 continue
             where = f"evaluation set {dataset.name}, {path}, line {number}"
             row = _parse_row(line, where)
-            name = _get_texts(row, dataset.id_field, where)[0] if dataset.id_field else f"{path.name}:{number}"
+            name = (
+                _get_texts(row, dataset.id_field, where)[0]
+                if dataset.id_field
+                else f"{path.name}:{number}"
+            )
             queries, labels = (
-                [text for key in keys for text in _get_texts(row, key, where)] for keys in _get_field_names(dataset)
+                [text for key in keys for text in _get_texts(row, key, where)]
+                for keys in _get_field_names(dataset)
             )
             yield EvaluationItem(name, queries, labels)
 
@@ -71,16 +81,23 @@ def _read_bytes(path: Path) -> bytes:
         reason = error.strerror or str(error)
     except (EOFError, zlib.error, zstandard.ZstdError) as error:
         reason = f"it is damaged ({error})"
-    raise DataError(f"evaluation file {path} cannot be read: {reason}. Correct data.decontaminate.sets.")
+    raise DataError(
+        f"evaluation file {path} cannot be read: {reason}. Correct data.decontaminate.sets."
+    )
 
 
 def _parse_row(line: bytes, where: str) -> Any:
     try:
         row = json.loads(line)
     except ValueError as error:
-        raise DataError(f"{where}: not JSON ({error}). Give a file with one JSON object per line.") from None
+        raise DataError(
+            f"{where}: not JSON ({error}). Give a file with one JSON object per line."
+        ) from None
     if not isinstance(row, dict):
-        raise DataError(f"{where}: a {type(row).__name__}, not an object. Give a file with one JSON object per line.")
+        raise DataError(
+            f"{where}: a {type(row).__name__}, not an object. Give a file with one JSON object "
+            "per line."
+        )
     return row
 
 
@@ -90,10 +107,16 @@ def _get_texts(row: Any, key: str, where: str) -> list[str]:
     for name in key.split("."):
         if not isinstance(value, dict) or name not in value:
             fields = ", ".join(sorted(map(str, row)))
-            raise DataError(f"{where}: no field {key!r}; its fields are {fields}. Correct data.decontaminate.sets.")
+            raise DataError(
+                f"{where}: no field {key!r}; its fields are {fields}. Correct "
+                "data.decontaminate.sets."
+            )
         value = value[name]
     values = value if isinstance(value, list) else [value]
-    return [value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for value in values]
+    return [
+        value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        for value in values
+    ]
 
 
 def extract_item_ngrams(
@@ -101,10 +124,13 @@ def extract_item_ngrams(
 ) -> tuple[list[ItemNgrams], int]:
     """Return the n-grams of an item, and the number of its parts that are too short to search for.
 
-    An item whose words are broken at line ends yields the n-grams of the broken and of the joined words.
+    An item whose words are broken at line ends yields the n-grams of the broken and of the joined
+    words.
     """
     found, short = _extract_part_ngrams(item, config, words)
-    joined = EvaluationItem(item.name, *(list(map(_join_broken_words, texts)) for texts in (item.queries, item.labels)))
+    joined = EvaluationItem(
+        item.name, *(list(map(_join_broken_words, texts)) for texts in (item.queries, item.labels))
+    )
     if joined != item:
         found = found + _extract_part_ngrams(joined, config, words)[0]
     return found, short
@@ -138,10 +164,14 @@ def _build_ngrams(words: Hashes, config: NgramDecontaminationConfig, part: Part)
     return ItemNgrams(dict(iter_ngram_hashes(words, n))[n], n, part)
 
 
-def _build_overlap_ngrams(query: Hashes, label: Hashes, config: NgramDecontaminationConfig) -> ItemNgrams:
+def _build_overlap_ngrams(
+    query: Hashes, label: Hashes, config: NgramDecontaminationConfig
+) -> ItemNgrams:
     """Return the n-grams with words of both query and label."""
     # One word less than n, so that every n-gram has words of both.
     reach = min(config.ngram_words - 1, len(query) * len(label))  # 0 if one of them is empty
     return _build_ngrams(
-        np.concatenate([query[len(query) - min(reach, len(query)) :], label[:reach]]), config, "overlap"
+        np.concatenate([query[len(query) - min(reach, len(query)) :], label[:reach]]),
+        config,
+        "overlap",
     )

@@ -1,7 +1,8 @@
 """An index of all n-grams of all evaluation sets, sorted by hash, with the items of each n-gram.
 
-`write_ngram_index` reads the sets and writes two Arrow files, n-grams and items. `NgramIndex` loads them and finds
-matches in columns of words. Memory: about 20 bytes per distinct n-gram, once per process.
+`write_ngram_index` reads the sets and writes two Arrow files, n-grams and items. `NgramIndex` loads
+them and finds matches in columns of words. Memory: about 20 bytes per distinct n-gram, once per
+process.
 """
 
 from collections.abc import Sequence
@@ -13,21 +14,31 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from data_pipeline.decontaminate.evaluation_items import ItemNgrams, extract_item_ngrams, read_items
-from data_pipeline.executors.base import Report
-from data_pipeline.text.ragged_arrays import Integers, compute_positions
-from data_pipeline.text.word_hashes import HashedWords, Hashes, WordHasher, iter_ngram_hashes
 from llmsys.config.decontamination import NgramDecontaminationConfig
+from llmsys.data_pipeline.decontaminate.evaluation_items import (
+    ItemNgrams,
+    extract_item_ngrams,
+    read_items,
+)
+from llmsys.data_pipeline.executors.base import Report
+from llmsys.data_pipeline.text.ragged_arrays import Integers, compute_positions
+from llmsys.data_pipeline.text.word_hashes import HashedWords, Hashes, WordHasher, iter_ngram_hashes
+from llmsys.dataset.token_shards import ArrowFileWriter, read_batches
 from llmsys.errors import DataError
-from llmsys.token_shards import ArrowFileWriter, read_batches
 
 PARTS = ("query", "label", "overlap")
 GRAM_SCHEMA = pa.schema(
-    [("hash", pa.uint64()), ("words", pa.uint8()), ("items", pa.list_(pa.int32())), ("parts", pa.list_(pa.uint8()))]
+    [
+        ("hash", pa.uint64()),
+        ("words", pa.uint8()),
+        ("items", pa.list_(pa.int32())),
+        ("parts", pa.list_(pa.uint8())),
+    ]
 )
 ITEM_SCHEMA = pa.schema([("set", pa.string()), ("item", pa.string())])
 
-NAMED_ITEMS = 4  # items stored per n-gram and set: enough for twins, without all items that share an opening
+# items stored per n-gram and set: enough for twins, without all items that share an opening
+NAMED_ITEMS = 4
 _BITS_PER_GRAM = 16  # of the filter that rejects most n-grams of a text
 
 
@@ -64,8 +75,9 @@ def write_ngram_index(
         report(1, 0)
     if not found:
         raise DataError(
-            f"no item of {', '.join(counts)} has {config.min_item_words} words (data.decontaminate.min_item_words). "
-            f"Lower it, or name other fields in data.decontaminate.sets."
+            f"no item of {', '.join(counts)} has {config.min_item_words} words "
+            "(data.decontaminate.min_item_words). Lower it, or name other fields in "
+            "data.decontaminate.sets."
         )
     sets = np.repeat(np.arange(len(counts)), [count["items"] for count in counts.values()])
     _write_ngrams(grams, found, sets)
@@ -75,7 +87,9 @@ def write_ngram_index(
 
 
 def _write_ngrams(path: Path, found: Sequence[tuple[int, ItemNgrams]], sets: Integers) -> None:
-    """Write each n-gram once, with the first items of each set that have it and in which part; `sets` is by item."""
+    """Write each n-gram once, with the first items of each set that have it and in which part;
+    `sets` is by item.
+    """
     sizes = [len(part.hashes) for _, part in found]
     hashes = np.concatenate([part.hashes for _, part in found])
     items = np.repeat(np.array([item for item, _ in found], np.int32), sizes)
@@ -84,7 +98,9 @@ def _write_ngrams(path: Path, found: Sequence[tuple[int, ItemNgrams]], sets: Int
     order = np.lexsort((items, hashes))  # stable: of two parts of an item the first is kept
     same_gram = hashes[order[1:]] == hashes[order[:-1]]
     order = order[np.append(True, ~same_gram | (items[order[1:]] != items[order[:-1]]))]
-    same_set = (hashes[order[1:]] == hashes[order[:-1]]) & (sets[items[order[1:]]] == sets[items[order[:-1]]])
+    same_set = (hashes[order[1:]] == hashes[order[:-1]]) & (
+        sets[items[order[1:]]] == sets[items[order[:-1]]]
+    )
     begins = np.flatnonzero(np.append(True, ~same_set))
     # The position of an item among those of its n-gram and set.
     rank = np.arange(len(order)) - np.repeat(begins, np.diff(np.append(begins, len(order))))
@@ -105,14 +121,19 @@ class NgramIndex:
         self._hashes = batch.column("hash").to_numpy()
         self.words = batch.column("words").to_numpy()
         self._ends = batch.column("items").offsets.to_numpy()
-        self._items, self._parts = (batch.column(name).values.to_numpy() for name in ("items", "parts"))
+        self._items, self._parts = (
+            batch.column(name).values.to_numpy() for name in ("items", "parts")
+        )
         self._lengths = frozenset(np.unique(self.words).tolist())
-        # One bit per slot of the upper hash bits: most n-grams are rejected without a binary search.
+        # One bit per slot of the upper hash bits: most n-grams are rejected without a binary
+        # search.
         bits = max(16, (len(self._hashes) * _BITS_PER_GRAM).bit_length())
         self._shift = np.uint64(64 - bits)
         slots = self._hashes >> self._shift
         self._filter = np.zeros(1 << (bits - 3), np.uint8)
-        np.bitwise_or.at(self._filter, (slots >> np.uint64(3)).astype(np.int64), _compute_bit_masks(slots))
+        np.bitwise_or.at(
+            self._filter, (slots >> np.uint64(3)).astype(np.int64), _compute_bit_masks(slots)
+        )
 
     def find_matches(self, words: HashedWords) -> tuple[Integers, Integers]:
         """Return (position, n-gram) of every match, sorted by position, longer ones first."""
@@ -133,11 +154,17 @@ class NgramIndex:
         return position[order], number[order]
 
     def get_items(self, numbers: Integers) -> tuple[Integers, Integers, Integers]:
-        """Return the items of n-grams as three arrays: index into `numbers`, item, index into `PARTS`."""
+        """Return the items of n-grams as three arrays: index into `numbers`, item, index into
+        `PARTS`.
+        """
         starts, counts = self._ends[numbers], self._ends[numbers + 1] - self._ends[numbers]
         which = np.repeat(np.arange(len(numbers)), counts)
         positions = compute_positions(starts, counts)
-        return which, self._items[positions].astype(np.int64), self._parts[positions].astype(np.int64)
+        return (
+            which,
+            self._items[positions].astype(np.int64),
+            self._parts[positions].astype(np.int64),
+        )
 
     def _query_filter(self, hashes: Hashes) -> npt.NDArray[np.bool_]:
         slots = hashes >> self._shift

@@ -1,10 +1,13 @@
-"""A counting Bloom filter that finds the keys that may occur twice, in memory that does not grow with the keys.
+"""A counting Bloom filter that finds the keys that may occur twice, in memory that does not grow
+with the keys.
 
-Two bitmaps hold whether a counter was hit at least once and at least twice (Bloom 1970; Fan et al. 2000).
+Two bitmaps hold whether a counter was hit at least once and at least twice (Bloom 1970; Fan et al.
+2000).
 
 Invariants:
 - All keys are counted before any is queried; the order of counting does not matter.
-- A key that occurs twice is always found. About `error_rate` of the keys that occur once are found too.
+- A key that occurs twice is always found. About `error_rate` of the keys that occur once are found
+  too.
 """
 
 import math
@@ -20,7 +23,9 @@ _HALF = np.uint64(32)
 
 
 def compute_filter_size(keys: int, error_rate: float) -> tuple[int, int]:
-    """Return the number of counters and of hashes per key for an error rate: -n ln p / (ln 2)^2, -log2 p."""
+    """Return the number of counters and of hashes per key for an error rate: -n ln p / (ln 2)^2,
+    -log2 p.
+    """
     counters = max(64, math.ceil(-max(1, keys) * math.log(error_rate) / math.log(2) ** 2))
     return counters, max(1, round(-math.log2(error_rate)))
 
@@ -38,7 +43,8 @@ class CountingBloomFilter:
         """Count keys; equal keys count each time they occur."""
         for places in self._iter_counter_positions(keys):
             places = np.sort(places)
-            again = places[1:] == places[:-1]  # bitwise_or.at would lose a second hit within one call
+            # bitwise_or.at would lose a second hit within one call
+            again = places[1:] == places[:-1]
             distinct = places[np.concatenate([[True], ~again])] if len(places) else places
             met = distinct[_get_bits(self._once, distinct)]
             _set_bits(self._twice, met)
@@ -53,7 +59,9 @@ class CountingBloomFilter:
         return mask
 
     def _iter_counter_positions(self, keys: Hashes) -> Any:
-        """Yield the counters of each key, one array per hash (Kirsch and Mitzenmacher 2006: two hashes make all)."""
+        """Yield the counters of each key, one array per hash (Kirsch and Mitzenmacher 2006: two
+        hashes make all).
+        """
         other = (keys ^ (keys >> _HALF)) * _MIX
         other ^= other >> _HALF
         for number in range(self.hashes):
@@ -67,4 +75,6 @@ def _get_bits(bitmap: Any, places: Any) -> Any:
 
 
 def _set_bits(bitmap: Any, places: Any) -> None:
-    np.bitwise_or.at(bitmap, places >> np.uint64(3), np.uint8(1) << (places & np.uint64(7)).astype(np.uint8))
+    np.bitwise_or.at(
+        bitmap, places >> np.uint64(3), np.uint8(1) << (places & np.uint64(7)).astype(np.uint8)
+    )

@@ -1,11 +1,14 @@
 """The deduplication index of a dataset, with which later datasets compare their documents.
 
-Reads `index/`: the ids of the documents that were kept, numbered in order, and their sorted keys of URL, text and
-MinHash buckets, one file per range. `index.json` names all files with their digests and the MinHash parameters.
+Reads `index/`: the ids of the documents that were kept, numbered in order, and their sorted keys of
+URL, text and MinHash buckets, one file per range. `index.json` names all files with their digests
+and the MinHash parameters.
 
-Look up the ids of documents by number: those of this dataset by input file and row, those of earlier ones by index.
+Look up the ids of documents by number: those of this dataset by input file and row, those of
+earlier ones by index.
 
-Reads the files of document columns that the signing stage wrote. They are memory-mapped, not loaded.
+Reads the files of document columns that the signing stage wrote. They are memory-mapped, not
+loaded.
 
 Invariants:
 - A file that does not match its digest in the index is rejected before it is used.
@@ -21,12 +24,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from data_pipeline.core.task_record import FileRows
-from data_pipeline.dedup.keys import Columns, compute_group_size, read_range, take_rows
-from data_pipeline.text.ragged_arrays import compute_offsets
 from llmsys.config.deduplication import DeduplicationConfig, MinHashDedupConfig
+from llmsys.data_pipeline.core.task_record import FileRows
+from llmsys.data_pipeline.dedup.keys import Columns, compute_group_size, read_range, take_rows
+from llmsys.data_pipeline.text.ragged_arrays import compute_offsets
+from llmsys.dataset.token_shards import read_batches
 from llmsys.errors import DataError
-from llmsys.token_shards import read_batches
 
 INDEX = "index"
 INDEX_FILE = "index.json"
@@ -42,7 +45,8 @@ class EarlierDataset:
         name: the name of the dataset.
         documents: files of ids, whose documents are numbered across files.
         rows: number of documents.
-        keys: the key files of each relation ("url", "text", "near"); their rows are document numbers.
+        keys: the key files of each relation ("url", "text", "near"); their rows are document
+            numbers.
         digest: digest of its `index.json`, on which the tasks that read it depend.
     """
 
@@ -69,7 +73,8 @@ def describe_index(
         keys: names of the key files, by relation.
         digests: digest of every file of the index, by file name.
         config: the deduplication, for its MinHash parameters.
-        by_characters: per language, whether near duplicates are found by characters instead of words.
+        by_characters: per language, whether near duplicates are found by characters instead of
+            words.
 
     Returns:
         A JSON-serializable mapping.
@@ -85,21 +90,26 @@ def describe_index(
 
 
 def load_earlier_dataset(
-    folder: Path, config: DeduplicationConfig, by_characters: Mapping[str, bool], digest_of_file: Callable[[Path], str]
+    folder: Path,
+    config: DeduplicationConfig,
+    by_characters: Mapping[str, bool],
+    digest_of_file: Callable[[Path], str],
 ) -> EarlierDataset:
     """Load the index of an earlier dataset.
 
     Args:
         folder: the dataset's folder.
         config: the deduplication that will use the index.
-        by_characters: per language, whether near duplicates are found by characters instead of words.
+        by_characters: per language, whether near duplicates are found by characters instead of
+            words.
         digest_of_file: computes the digest of a file.
 
     Returns:
         The description of the earlier dataset.
 
     Raises:
-        DataError: if there is no index, a file differs from its digest, or the index was built with other parameters.
+        DataError: if there is no index, a file differs from its digest, or the index was built with
+            other parameters.
     """
     path = folder / INDEX / INDEX_FILE
     try:
@@ -107,58 +117,85 @@ def load_earlier_dataset(
         if content["format"] != _FORMAT:
             raise ValueError
         name, files, theirs = content["dataset"], content["files"], dict(content["by_characters"])
-        documents = {folder / INDEX / part["name"]: int(part["rows"]) for part in content["documents"]}
-        keys = {kind: tuple(folder / INDEX / name for name in names) for kind, names in content["keys"].items()}
+        documents = {
+            folder / INDEX / part["name"]: int(part["rows"]) for part in content["documents"]
+        }
+        keys = {
+            kind: tuple(folder / INDEX / name for name in names)
+            for kind, names in content["keys"].items()
+        }
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise DataError(
-            f"{folder} has no index for data.deduplicate.earlier_datasets (format {_FORMAT}). Prepare it with "
-            "data.deduplicate.index.kind=kept, or take it out of the list."
+            f"{folder} has no index for data.deduplicate.earlier_datasets (format {_FORMAT}). "
+            "Prepare it with data.deduplicate.index.kind=kept, or take it out of the list."
         ) from None
     _require_relations(folder, content, config)
     _require_same_words(folder, theirs, by_characters)
     for file, digest in files.items():
         if digest_of_file(folder / INDEX / file) != digest:
             raise DataError(
-                f"{folder / INDEX / file} does not match {path}: it was corrupted or changed. Delete it and "
-                "run llmsys prepare again with the config of that dataset."
+                f"{folder / INDEX / file} does not match {path}: it was corrupted or changed. "
+                "Delete it and run llmsys prepare again with the config of that dataset."
             )
-    return EarlierDataset(name, tuple(documents), sum(documents.values()), keys, digest_of_file(path))
+    return EarlierDataset(
+        name, tuple(documents), sum(documents.values()), keys, digest_of_file(path)
+    )
 
 
 def _require_relations(folder: Path, content: dict[str, Any], config: DeduplicationConfig) -> None:
     """Reject an index that lacks a configured relation or has other MinHash parameters."""
     wanted = {"url": config.url.kind, "text": config.exact.kind, "near": config.minhash.kind}
-    missing = [relation for relation, kind in wanted.items() if kind != "none" and relation not in content["keys"]]
+    missing = [
+        relation
+        for relation, kind in wanted.items()
+        if kind != "none" and relation not in content["keys"]
+    ]
     if missing:
         raise DataError(
-            f"the index of {folder} holds {', '.join(sorted(content['keys'])) or 'nothing'}, but no {missing[0]} keys. "
-            f"Prepare that dataset with the same data.deduplicate, or turn this comparison off."
+            f"the index of {folder} holds {', '.join(sorted(content['keys'])) or 'nothing'}, but "
+            f"no {missing[0]} keys. Prepare that dataset with the same data.deduplicate, or turn "
+            "this comparison off."
         )
-    if isinstance(config.minhash, MinHashDedupConfig) and content["minhash"] != get_minhash_parameters(config):
+    if isinstance(config.minhash, MinHashDedupConfig) and content[
+        "minhash"
+    ] != get_minhash_parameters(config):
         raise DataError(
-            f"the index of {folder} was made with data.deduplicate.minhash {content['minhash']}, but this "
-            f"config has {get_minhash_parameters(config)}. Use the same values in both."
+            f"the index of {folder} was made with data.deduplicate.minhash {content['minhash']}, "
+            f"but this config has {get_minhash_parameters(config)}. Use the same values in both."
         )
 
 
 def _require_same_words(folder: Path, theirs: Mapping[str, bool], ours: Mapping[str, bool]) -> None:
-    """Reject an index that compared a language by characters where this config compares by words, or the reverse."""
+    """Reject an index that compared a language by characters where this config compares by
+    words, or the reverse.
+    """
     other = [code for code in sorted(theirs.keys() & ours.keys()) if theirs[code] != ours[code]]
     if other:
         raise DataError(
             f"the index of {folder} was made with near duplicates in {', '.join(other)} found by "
-            f"{'characters' if theirs[other[0]] else 'words'}, and this config's data.language.profiles ask for "
-            f"{'characters' if ours[other[0]] else 'words'}. Use the same profiles in both."
+            f"{'characters' if theirs[other[0]] else 'words'}, and this config's "
+            f"data.language.profiles ask for {'characters' if ours[other[0]] else 'words'}. Use "
+            "the same profiles in both."
         )
 
 
 def get_minhash_parameters(config: DeduplicationConfig) -> dict[str, Any] | None:
-    """Return the parameters that must be equal for MinHash keys to be comparable; None without MinHash."""
-    return config.minhash.model_dump(mode="json") if isinstance(config.minhash, MinHashDedupConfig) else None
+    """Return the parameters that must be equal for MinHash keys to be comparable; None without
+    MinHash.
+    """
+    return (
+        config.minhash.model_dump(mode="json")
+        if isinstance(config.minhash, MinHashDedupConfig)
+        else None
+    )
 
 
 def read_earlier_items(
-    earlier: Sequence[EarlierDataset], relation: str, number: int, ranges: int, wanted: np.ndarray[Any, Any]
+    earlier: Sequence[EarlierDataset],
+    relation: str,
+    number: int,
+    ranges: int,
+    wanted: np.ndarray[Any, Any],
 ) -> Columns:
     """Read the items of one key range of earlier datasets whose keys are wanted.
 
@@ -170,8 +207,8 @@ def read_earlier_items(
         wanted: uint64 keys.
 
     Returns:
-        Columns of `ITEM_SCHEMA`, with `source` (number of the dataset) and `age` (0). `row` is the number of the
-        document in its dataset.
+        Columns of `ITEM_SCHEMA`, with `source` (number of the dataset) and `age` (0). `row` is the
+        number of the document in its dataset.
     """
     wanted = np.unique(wanted)
     parts: list[Columns] = []
@@ -182,14 +219,23 @@ def read_earlier_items(
                 for found in read_range(path, number, ranges)
             ]
     names = ("high", "low", "rank", "tie", "row", "place", "source", "age")
-    return {name: np.concatenate([np.zeros(0, np.uint8), *(part[name] for part in parts)]) for name in names}
+    return {
+        name: np.concatenate([np.zeros(0, np.uint8), *(part[name] for part in parts)])
+        for name in names
+    }
 
 
 def _to_items(found: Columns, dataset: int) -> Columns:
     count = len(found["high"])
     zeros = np.zeros(count, np.uint64)
     return {
-        **{"high": found["high"], "low": found["low"], "rank": zeros, "tie": zeros, "row": found["row"]},
+        **{
+            "high": found["high"],
+            "low": found["low"],
+            "rank": zeros,
+            "tie": zeros,
+            "row": found["row"],
+        },
         # Age 0 puts an earlier document first in its group: it stays.
         **{"place": zeros, "source": np.full(count, dataset), "age": np.zeros(count, np.uint8)},
     }
@@ -218,14 +264,22 @@ class DocumentTable:
     """
 
     def __init__(self, files: DocumentFiles | Sequence[Path]) -> None:
-        """Number the documents of filtered files, or of plain files, which are opened to count their rows."""
+        """Number the documents of filtered files, or of plain files, which are opened to count
+        their rows.
+        """
         if isinstance(files, DocumentFiles):
             self._paths = files.paths
             self.starts = compute_offsets(files.counts.read_numbers("rows"))
-            step = 1 if len(files.counts) == len(files.paths) else compute_group_size(len(files.counts))
+            step = (
+                1
+                if len(files.counts) == len(files.paths)
+                else compute_group_size(len(files.counts))
+            )
         else:
             self._paths, step = files, 1
-            self.starts = compute_offsets([sum(batch.num_rows for batch in read_batches(path)) for path in files])
+            self.starts = compute_offsets(
+                [sum(batch.num_rows for batch in read_batches(path)) for path in files]
+            )
         self._file_starts = np.append(self.starts[:-1:step], self.starts[-1])
 
     def take_column(self, documents: Integers, column: str) -> pa.Array:
@@ -236,7 +290,9 @@ class DocumentTable:
         pieces = [pa.array([], pa.string() if column == "id" else pa.int64())]
         for number in np.flatnonzero(np.diff(edges)).tolist():
             rows = wanted[edges[number] : edges[number + 1]] - self._file_starts[number]
-            found = pa.chunked_array([batch.column(column) for batch in read_batches(self._paths[number])])
+            found = pa.chunked_array(
+                [batch.column(column) for batch in read_batches(self._paths[number])]
+            )
             pieces += found.take(pa.array(rows)).chunks
         inverse = np.empty(len(order), np.int64)
         inverse[order] = np.arange(len(order))

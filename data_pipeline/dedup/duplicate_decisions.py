@@ -1,7 +1,9 @@
-"""Decisions of deduplication: which rows of a source file to drop and why, and which spans to remove from their texts.
+"""Decisions of deduplication: which rows of a source file to drop and why, and which spans to
+remove from their texts.
 
-Reads and writes Arrow files sorted by the number of the source file, so that a reader of some source files finds its
-rows by bisection. Every stage that reads a filtered file after a comparison applies them with `DuplicateFilter`.
+Reads and writes Arrow files sorted by the number of the source file, so that a reader of some
+source files finds its rows by bisection. Every stage that reads a filtered file after a comparison
+applies them with `DuplicateFilter`.
 """
 
 from bisect import bisect_left
@@ -12,11 +14,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from data_pipeline.core.document_schema import BlockWriter, concat_batches, count_text_bytes
-from data_pipeline.core.funnel import FunnelCounts, build_dropped_rows
-from llmsys.arrow_file import map_file, open_arrow, read_batch, read_schema
 from llmsys.config.deduplication import DeduplicationConfig
-from llmsys.token_shards import ArrowFileWriter
+from llmsys.data_pipeline.core.document_schema import BlockWriter, concat_batches, count_text_bytes
+from llmsys.data_pipeline.core.funnel import FunnelCounts, build_dropped_rows
+from llmsys.dataset.token_shards import ArrowFileWriter
+from llmsys.storage.arrow_file import map_file, open_arrow, read_batch, read_schema
 
 _COLUMNS = ("row", "rule", "kept", "earlier", "size")
 
@@ -24,18 +26,30 @@ _COLUMNS = ("row", "rule", "kept", "earlier", "size")
 class DuplicateFilter:
     """Removes the rows that decisions drop from the batches of one filtered file."""
 
-    def __init__(self, decisions: Sequence[Path], source: int, rules: Sequence[str], tally: FunnelCounts) -> None:
-        """Read the decisions about file number `source`. `rules` are the rules of the decisions, in order."""
+    def __init__(
+        self, decisions: Sequence[Path], source: int, rules: Sequence[str], tally: FunnelCounts
+    ) -> None:
+        """Read the decisions about file number `source`. `rules` are the rules of the decisions,
+        in order.
+        """
         table = read_decisions(decisions, source)
         self._rows = table.column("row").to_numpy() if table is not None else np.zeros(0, np.int64)
         self._table, self._rules, self._tally = table, rules, tally
 
-    def filter_batch(self, batch: pa.RecordBatch, start: int) -> tuple[pa.RecordBatch, Any, list[dict[str, Any]]]:
-        """Return the remaining rows of a batch that begins at row `start`, a mask of them, and the dropped rows."""
+    def filter_batch(
+        self, batch: pa.RecordBatch, start: int
+    ) -> tuple[pa.RecordBatch, Any, list[dict[str, Any]]]:
+        """Return the remaining rows of a batch that begins at row `start`, a mask of them, and
+        the dropped rows.
+        """
         first, last = np.searchsorted(self._rows, [start, start + batch.num_rows]).tolist()
         stays = np.ones(batch.num_rows, np.bool_)
         stays[self._rows[first:last] - start] = False
-        found = self._table.slice(first, last - first) if self._table is not None and last > first else None
+        found = (
+            self._table.slice(first, last - first)
+            if self._table is not None and last > first
+            else None
+        )
         rule_per_row = np.array(found.column("rule").to_pylist() if found else [], object)
         gone = batch.take(pa.array(self._rows[first:last] - start))
         drops: list[dict[str, Any]] = []
@@ -49,7 +63,9 @@ class DuplicateFilter:
             self._tally.add_amounts(rule, documents_out=documents, bytes_out=size)
             if flags.any() and found is not None:
                 mask = pa.array(flags)
-                drops += build_dropped_rows(gone.filter(mask).to_pylist(), rule, _build_verdicts(found.filter(mask)))
+                drops += build_dropped_rows(
+                    gone.filter(mask).to_pylist(), rule, _build_verdicts(found.filter(mask))
+                )
         self._tally.add_drops(drops)
         return batch.filter(pa.array(stays)), stays, drops
 
@@ -57,7 +73,8 @@ class DuplicateFilter:
 def _build_verdicts(decisions: pa.RecordBatch) -> list[tuple[str, float | None, float | None, str]]:
     columns = [decisions.column(name).to_pylist() for name in _COLUMNS[1:]]
     return [
-        build_duplicate_verdict(rule, kept, earlier, size) for rule, kept, earlier, size in zip(*columns, strict=True)
+        build_duplicate_verdict(rule, kept, earlier, size)
+        for rule, kept, earlier, size in zip(*columns, strict=True)
     ]
 
 
@@ -102,8 +119,15 @@ def build_duplicate_verdict(
     """
     test = _TESTS[rule]
     if earlier:
-        test = f"{test} as an earlier dataset" if rule != NEAR else f"{test} with an earlier dataset"
-        return test, float(size), 1.0, f"{rule}: {_TESTS[rule]} with {kept} of the earlier dataset {earlier}"
+        test = (
+            f"{test} as an earlier dataset" if rule != NEAR else f"{test} with an earlier dataset"
+        )
+        return (
+            test,
+            float(size),
+            1.0,
+            f"{rule}: {_TESTS[rule]} with {kept} of the earlier dataset {earlier}",
+        )
     return test, float(size), 1.0, f"{rule}: {test} with {kept}, which stays of {size} documents"
 
 
@@ -128,7 +152,8 @@ def build_too_short_verdict(
     return None
 
 
-# kept: the id of the kept document; earlier: its dataset, "" for this one; size: number of documents in the group.
+# kept: the id of the kept document; earlier: its dataset, "" for this one; size: number of
+# documents in the group.
 DROP_SCHEMA = pa.schema(
     [
         ("row", pa.int64()),
@@ -147,7 +172,9 @@ ROWS_PER_BATCH = 65_536
 
 
 class DecisionWriter(BlockWriter):
-    """A writer of decisions in the order of source and row, whatever the sizes of the batches that it is given."""
+    """A writer of decisions in the order of source and row, whatever the sizes of the batches
+    that it is given.
+    """
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
         """Write the column `source` and those of a schema to `path`."""
@@ -190,13 +217,19 @@ def write_decisions(path: Path, schema: pa.Schema, source: Any, columns: Mapping
         source: (N,) number of the source file of each row.
         columns: numpy or Arrow arrays of N values, by name.
     """
-    keys = [np.asarray(columns[field.name]) for field in reversed(schema) if not pa.types.is_string(field.type)]
+    keys = [
+        np.asarray(columns[field.name])
+        for field in reversed(schema)
+        if not pa.types.is_string(field.type)
+    ]
     order = np.lexsort([*keys, source])
     indices = pa.array(order)
     with DecisionWriter(path, schema) as writer:
         writer.write(
             {
-                name: column.take(indices) if isinstance(column, pa.Array) else np.asarray(column)[order]
+                name: column.take(indices)
+                if isinstance(column, pa.Array)
+                else np.asarray(column)[order]
                 for name, column in ({"source": np.asarray(source, np.int64), **columns}).items()
             }
         )
@@ -243,7 +276,8 @@ def read_decisions(paths: Sequence[Path], source: int) -> pa.RecordBatch | None:
     table = pa.Table.from_batches(batches, read_schema(paths[0])).drop_columns("source")
     table = table.sort_by([(name, "ascending") for name in table.schema.names]).combine_chunks()
     return pa.record_batch(
-        [pa.concat_arrays([pa.array([], each.type), *each.chunks]) for each in table.columns], schema=table.schema
+        [pa.concat_arrays([pa.array([], each.type), *each.chunks]) for each in table.columns],
+        schema=table.schema,
     )
 
 
@@ -276,9 +310,15 @@ def read_dropped_rows(
     Returns:
         (N,) row numbers, sorted; with `last`, numbers of `number_rows`.
     """
-    batches = [batch for path in paths for batch in iter_source_rows(path, first, first + 1 if last is None else last)]
+    batches = [
+        batch
+        for path in paths
+        for batch in iter_source_rows(path, first, first + 1 if last is None else last)
+    ]
     rows = [
-        batch.column("row").to_numpy() if last is None else number_rows(batch.column("source"), batch.column("row"))
+        batch.column("row").to_numpy()
+        if last is None
+        else number_rows(batch.column("source"), batch.column("row"))
         for batch in batches
     ]
     return np.sort(np.concatenate([np.zeros(0, np.int64), *rows]))

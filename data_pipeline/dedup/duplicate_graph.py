@@ -1,17 +1,20 @@
 """Sort rows and find connected components of near duplicates in bounded memory.
 
-Components do not depend on the order of the pairs. They are found in memory by union-find while the pairs are few; else
-by alternating large and small stars (Kiveris et al. 2014, "Connected components in MapReduce and beyond") over
-externally sorted pairs: sorted runs in files, which are merged block by block.
+Components do not depend on the order of the pairs. They are found in memory by union-find while the
+pairs are few; else by alternating large and small stars (Kiveris et al. 2014, "Connected components
+in MapReduce and beyond") over externally sorted pairs: sorted runs in files, which are merged block
+by block.
 
-Writes temporary files next to the output of a task, under names that the next preparation removes after a crash.
+Writes temporary files next to the output of a task, under names that the next preparation removes
+after a crash.
 
 Invariants:
-- Memory does not grow with the number of pairs. A spanning forest of pairs (the fewest pairs with the same components)
-  replaces them after every batch.
+- Memory does not grow with the number of pairs. A spanning forest of pairs (the fewest pairs with
+  the same components) replaces them after every batch.
 - The label of a component is its smallest document.
 - Memory holds one run, or one block of each of `FAN_IN` runs.
-- Rows with equal keys come in an order that depends on `run_rows`: keys that decide an output are unique.
+- Rows with equal keys come in an order that depends on `run_rows`: keys that decide an output are
+  unique.
 """
 
 import os
@@ -24,7 +27,7 @@ from typing import Any, Self
 import numpy as np
 import pyarrow as pa
 
-from llmsys.arrow_file import ArrowFileWriter, read_copied_batches
+from llmsys.storage.arrow_file import ArrowFileWriter, read_copied_batches
 
 # Runs merged at once: each costs an open file and a block in memory.
 FAN_IN = 64
@@ -49,7 +52,8 @@ class ExternalSorter:
         self._rows = 0
         self._runs: list[Path] = []
         self._names = (
-            output.with_name(f".{output.name}.{os.getpid()}.{next(_NUMBERS)}.{number}.tmp") for number in count()
+            output.with_name(f".{output.name}.{os.getpid()}.{next(_NUMBERS)}.{number}.tmp")
+            for number in count()
         )
 
     def __enter__(self) -> Self:
@@ -57,7 +61,10 @@ class ExternalSorter:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         """Remove the runs."""
         for path in self._runs:
@@ -157,7 +164,8 @@ def find_components(pairs: Indices) -> tuple[Indices, Indices]:
         pairs: (P, 2) document numbers, in any order.
 
     Returns:
-        The distinct documents (D,), sorted, and for each the smallest document of its component (D,).
+        The distinct documents (D,), sorted, and for each the smallest document of its component
+        (D,).
     """
     from scipy.sparse import coo_array  # slow to import, and only clustering needs it
     from scipy.sparse.csgraph import connected_components
@@ -165,7 +173,9 @@ def find_components(pairs: Indices) -> tuple[Indices, Indices]:
     documents, indices = np.unique(pairs, return_inverse=True)
     indices = indices.reshape(-1, 2)
     size = len(documents)
-    links = coo_array((np.ones(len(indices), np.int8), (indices[:, 0], indices[:, 1])), shape=(size, size))
+    links = coo_array(
+        (np.ones(len(indices), np.int8), (indices[:, 0], indices[:, 1])), shape=(size, size)
+    )
     _, labels = connected_components(links, directed=False)
     first = np.zeros(0 if not size else int(labels.max()) + 1, np.int64)
     first[labels[::-1]] = documents[::-1]  # the last write per label wins: the smallest document
@@ -179,20 +189,24 @@ def build_spanning_forest(pairs: Indices) -> Indices:
         pairs: (P, 2) document numbers, in any order.
 
     Returns:
-        (F, 2) pairs of the smallest document of a component and another of its documents; at most one per document.
+        (F, 2) pairs of the smallest document of a component and another of its documents; at most
+        one per document.
     """
     documents, first = find_components(pairs)
     linked = documents != first
     return np.stack([first[linked], documents[linked]], axis=1)
 
 
-def find_labels(pairs: Iterator[Indices], output: Path, rows_in_memory: int) -> Iterator[tuple[Indices, Indices]]:
+def find_labels(
+    pairs: Iterator[Indices], output: Path, rows_in_memory: int
+) -> Iterator[tuple[Indices, Indices]]:
     """Find the components of any number of pairs.
 
     Args:
         pairs: (P, 2) document numbers each.
         output: File of the task; temporary files are written to its folder.
-        rows_in_memory: Pairs of a spanning forest that are held, and rows that are sorted, in memory.
+        rows_in_memory: Pairs of a spanning forest that are held, and rows that are sorted, in
+            memory.
 
     Yields:
         Labels (D,) and documents (D,), by rising document; every linked document once.
@@ -208,20 +222,28 @@ def find_labels(pairs: Iterator[Indices], output: Path, rows_in_memory: int) -> 
 
 
 class _StarContraction:
-    """Rounds of large stars (larger neighbours move to the smallest) and small stars (smaller ones do)."""
+    """Rounds of large stars (larger neighbours move to the smallest) and small stars (smaller
+    ones do).
+    """
 
     def __init__(self, output: Path, rows_in_memory: int) -> None:
         self._output, self._rows = output, rows_in_memory
         self._labels = output.with_name(f".{output.name}.labels.tmp")
 
-    def find_labels(self, first: Indices, more: Iterator[Indices]) -> Iterator[tuple[Indices, Indices]]:
+    def find_labels(
+        self, first: Indices, more: Iterator[Indices]
+    ) -> Iterator[tuple[Indices, Indices]]:
         """Contract until a round changes nothing, then yield labels and documents."""
         sorter = self._build_sorter()
         for pairs in chain([first], more):
             _add_pairs(sorter, pairs[:, 0], pairs[:, 1])
         state, before = 0, -1
         while state != before:
-            with sorter, self._build_sorter() as small, ArrowFileWriter(self._labels, _LABEL) as labels:
+            with (
+                sorter,
+                self._build_sorter() as small,
+                ArrowFileWriter(self._labels, _LABEL) as labels,
+            ):
                 before, state = state, self._run_large_star(sorter, small, labels)
                 sorter = self._build_sorter()
                 for one, other, smallest, is_first in _iter_groups(small):
@@ -233,8 +255,12 @@ class _StarContraction:
             yield batch.column("label").to_numpy(), batch.column("document").to_numpy()
         self._labels.unlink()
 
-    def _run_large_star(self, sorter: ExternalSorter, small: ExternalSorter, labels: ArrowFileWriter) -> int:
-        """Give the small stars their pairs, write the smallest neighbour of each document, and digest the pairs."""
+    def _run_large_star(
+        self, sorter: ExternalSorter, small: ExternalSorter, labels: ArrowFileWriter
+    ) -> int:
+        """Give the small stars their pairs, write the smallest neighbour of each document, and
+        digest the pairs.
+        """
         total = 0
         for one, other, smallest, is_first in _iter_groups(sorter):
             # Of a document and its neighbours.
@@ -264,7 +290,9 @@ def _add_pairs(sorter: ExternalSorter, one: Indices, other: Indices) -> None:
 def _iter_groups(
     sorter: ExternalSorter,
 ) -> Iterator[tuple[Indices, Indices, Indices, np.ndarray[Any, np.dtype[np.bool_]]]]:
-    """Yield distinct pairs in order, the smallest neighbour of each `one`, and whether a pair is its first."""
+    """Yield distinct pairs in order, the smallest neighbour of each `one`, and whether a pair is
+    its first.
+    """
     last = (-1, -1, -1)  # one, other and smallest neighbour of the row before
     for table in sorter.iter_sorted():
         one, other = table.column("one").to_numpy(), table.column("other").to_numpy()

@@ -1,13 +1,15 @@
-"""Keys by which documents, spans and strings are compared: hashing, sorted key files, and groups of equal keys.
+"""Keys by which documents, spans and strings are compared: hashing, sorted key files, and groups of
+equal keys.
 
-Reads and writes uncompressed Arrow files of runs sorted by key. A task that compares one key range maps its slice of
-every run and reads nothing else.
+Reads and writes uncompressed Arrow files of runs sorted by key. A task that compares one key range
+maps its slice of every run and reads nothing else.
 
 Invariants:
 - 128-bit hashes: 10^12 documents collide with probability 10^-15.
 - Writing holds one run in memory.
 - The number of key ranges does not change what is found, only how many tasks find it.
-- The first item of a group is the one with the smallest (age, rank, tie, source, row, place), whatever the input order.
+- The first item of a group is the one with the smallest (age, rank, tie, source, row, place),
+  whatever the input order.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,8 +20,8 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from data_pipeline.core.document_schema import BlockWriter
-from llmsys.token_shards import ArrowFileWriter, read_batches
+from llmsys.data_pipeline.core.document_schema import BlockWriter
+from llmsys.dataset.token_shards import ArrowFileWriter, read_batches
 
 Hashes = np.ndarray[Any, np.dtype[np.uint64]]
 
@@ -51,11 +53,12 @@ def compute_group_size(num_files: int) -> int:
     """Return the number of filtered files whose keys, ids and decisions are gathered in one file.
 
     Args:
-        num_files: Number of all filtered files, which are grouped if they are more than `FILES_PER_GROUP`.
+        num_files: Number of all filtered files, which are grouped if they are more than
+            `FILES_PER_GROUP`.
 
     Returns:
-        A multiple of `FILES_PER_GROUP`. Ranges grow with the files, so that groups may not: all ranges together open
-        O(files + ranges) files.
+        A multiple of `FILES_PER_GROUP`. Ranges grow with the files, so that groups may not: all
+        ranges together open O(files + ranges) files.
     """
     return FILES_PER_GROUP * -(-num_files // (FILES_PER_GROUP * MAX_GROUPS))
 
@@ -95,7 +98,10 @@ class KeyWriter(BlockWriter):
     def _flush(self) -> None:
         if not self._size:
             return
-        columns = {name: np.concatenate([part[name] for part in self._waiting]) for name in self._schema.names}
+        columns = {
+            name: np.concatenate([part[name] for part in self._waiting])
+            for name in self._schema.names
+        }
         # Readers bisect by `high` alone.
         order = np.argsort(columns["high"], kind="stable")
         arrays = [pa.array(columns[field.name][order], field.type) for field in self._schema]
@@ -143,7 +149,9 @@ def concat_columns(parts: list[Columns], schema: pa.Schema) -> Columns:
     """
     types = {field.name: field.type.to_pandas_dtype() for field in schema}
     return {
-        name: np.concatenate([np.zeros(0, kind), *(part[name] for part in parts)], dtype=kind, casting="unsafe")
+        name: np.concatenate(
+            [np.zeros(0, kind), *(part[name] for part in parts)], dtype=kind, casting="unsafe"
+        )
         for name, kind in types.items()
     }
 
@@ -182,19 +190,24 @@ def mask_repeated_keys(high: np.ndarray[Any, np.dtype[np.uint64]]) -> Any:
     return mask
 
 
-def find_later_items(items: Columns) -> tuple[Columns, Columns, np.ndarray[Any, np.dtype[np.int64]]]:
+def find_later_items(
+    items: Columns,
+) -> tuple[Columns, Columns, np.ndarray[Any, np.dtype[np.int64]]]:
     """Find the items after the first of their group of equal (high, low).
 
     Args:
-        items: columns of `ITEM_SCHEMA` with `source` and `age`. Items of earlier datasets have age 0.
+        items: columns of `ITEM_SCHEMA` with `source` and `age`. Items of earlier datasets have age
+            0.
 
     Returns:
-        The L later items, all of age 1; the first item of the group of each; and the size of each group (L,) int64, in
-        which all items of earlier datasets count as one.
+        The L later items, all of age 1; the first item of the group of each; and the size of each
+        group (L,) int64, in which all items of earlier datasets count as one.
     """
     # Cheap and first: only keys that occur more than once need the sort by all columns.
     items = take_rows(items, mask_repeated_keys(items["high"]))
-    items = take_rows(items, np.lexsort([items[name] for name in (*reversed(ORDER), "low", "high")]))
+    items = take_rows(
+        items, np.lexsort([items[name] for name in (*reversed(ORDER), "low", "high")])
+    )
     fresh = np.ones(len(items["high"]), np.bool_)
     fresh[1:] = (items["high"][1:] != items["high"][:-1]) | (items["low"][1:] != items["low"][:-1])
     starts = np.flatnonzero(fresh)

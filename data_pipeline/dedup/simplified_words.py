@@ -1,13 +1,15 @@
 """Split texts into the words of their simplified form, as columns of hashes or spellings.
 
-Simplification works between white space, and spaCy splits there too. So the words of a text are the runs between the
-spaces of its folded characters, and the pieces of the few runs that are several words. A run such as "state" in
-"State-of-the-art," is nearly always one word. Runs that may be several (contractions without apostrophe, numbers with a
-unit, symbols) are passed to spaCy, each once.
+Simplification works between white space, and spaCy splits there too. So the words of a text are the
+runs between the spaces of its folded characters, and the pieces of the few runs that are several
+words. A run such as "state" in "State-of-the-art," is nearly always one word. Runs that may be
+several (contractions without apostrophe, numbers with a unit, symbols) are passed to spaCy, each
+once.
 
 Rolling hashes of spans of characters: of arbitrary spans, or of all windows of one length.
 
-The 64-bit hash of c1…cn is the sum of (code point + 1) · base^(n-i) modulo 2^64 (Karp and Rabin 1987).
+The 64-bit hash of c1…cn is the sum of (code point + 1) · base^(n-i) modulo 2^64 (Karp and Rabin
+1987).
 
 Invariants:
 - Nothing about a text is cached: an unseen text costs as much as any other.
@@ -23,8 +25,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from data_pipeline.text.ragged_arrays import Integers, compute_offsets
-from data_pipeline.text.simplify_text import (
+from llmsys.data_pipeline.text.ragged_arrays import Integers, compute_offsets
+from llmsys.data_pipeline.text.simplify_text import (
     SPACE,
     WHITE_SPACE,
     ZERO,
@@ -35,8 +37,8 @@ from data_pipeline.text.simplify_text import (
     from_code_points,
     to_code_points,
 )
-from data_pipeline.text.spacy_tokenizer import SpacyTokenizer
-from data_pipeline.text.vocabulary import HASH_BASE
+from llmsys.data_pipeline.text.spacy_tokenizer import SpacyTokenizer
+from llmsys.data_pipeline.text.vocabulary import HASH_BASE
 
 Hashes = np.ndarray[Any, np.dtype[np.uint64]]
 
@@ -60,7 +62,9 @@ class RollingHasher:
         return hashes
 
     def hash_windows(self, length: int) -> Hashes:
-        """Return the hash of every window of `length` characters, by its start. `length` is at least 1."""
+        """Return the hash of every window of `length` characters, by its start. `length` is at
+        least 1.
+        """
         hashes: Hashes = (self._sums[length:] - self._sums[:-length]) * self._powers[length - 1 :]
         return hashes
 
@@ -83,7 +87,9 @@ _MAX_ASKED = 200_000  # maximum number of cached runs
 
 
 class CharacterRuns(NamedTuple):
-    """Starts and ends of the runs of folded characters between spaces, or of the words they are split into."""
+    """Starts and ends of the runs of folded characters between spaces, or of the words they are
+    split into.
+    """
 
     starts: Integers
     ends: Integers
@@ -91,7 +97,9 @@ class CharacterRuns(NamedTuple):
     def insert_cuts(self, places: Integers) -> "CharacterRuns":
         """Return the runs with further cuts at sorted positions."""
         indices = np.searchsorted(self.starts, places)
-        return CharacterRuns(np.insert(self.starts, indices, places), np.insert(self.ends, indices - 1, places))
+        return CharacterRuns(
+            np.insert(self.starts, indices, places), np.insert(self.ends, indices - 1, places)
+        )
 
 
 def find_character_runs(codes: Codes) -> CharacterRuns:
@@ -116,14 +124,22 @@ class RunSplitter:
         if len(self._cuts) > _MAX_ASKED:
             self._cuts = {}
         text = from_code_points(folded.codes)
-        spellings = [text[start:end] for start, end in zip(starts, runs.ends[unsure].tolist(), strict=True)]
+        spellings = [
+            text[start:end] for start, end in zip(starts, runs.ends[unsure].tolist(), strict=True)
+        ]
         self._cache_cuts([part for part in dict.fromkeys(spellings) if part not in self._cuts])
         cuts = self._cuts
-        found = [start + cut for start, part in zip(starts, spellings, strict=True) for cut in cuts[part]]
+        found = [
+            start + cut for start, part in zip(starts, spellings, strict=True) for cut in cuts[part]
+        ]
         return np.array(found, np.int64)
 
-    def _find_unsure_runs(self, folded: FoldedText, runs: CharacterRuns, hashes: Hashes) -> Integers:
-        """Return the runs that may be several words: those with non-letters (except "0"), or exceptions of spaCy."""
+    def _find_unsure_runs(
+        self, folded: FoldedText, runs: CharacterRuns, hashes: Hashes
+    ) -> Integers:
+        """Return the runs that may be several words: those with non-letters (except "0"), or
+        exceptions of spaCy.
+        """
         odd = np.flatnonzero(folded.irregular)
         owners = np.searchsorted(runs.starts, odd, side="right") - 1
         # A number, folded to a single 0, is one word.
@@ -145,10 +161,14 @@ class RunSplitter:
             self._cuts[part] = tuple(accumulate(map(len, words[:-1])))
 
     def _is_word(self, part: str) -> bool:
-        """Return whether spaCy surely keeps a run whole: letters only, or ASCII letters and digits without a unit."""
+        """Return whether spaCy surely keeps a run whole: letters only, or ASCII letters and
+        digits without a unit.
+        """
         if part in self._english.exceptions:
             return False
-        return part.isalpha() or (part.isascii() and part.isalnum() and _UNIT_AT_END.search(part) is None)
+        return part.isalpha() or (
+            part.isascii() and part.isalnum() and _UNIT_AT_END.search(part) is None
+        )
 
     @cached_property
     def _exceptions(self) -> tuple[Hashes, Mask]:
@@ -172,7 +192,8 @@ class SimplifiedWords:
     Attributes:
         offsets: (D + 1,) index of each document's first word, and W.
         hashes_W: 64-bit hash of each word's spelling.
-        spellings: the words in UTF-8, each followed by a space; empty unless spellings were asked for.
+        spellings: the words in UTF-8, each followed by a space; empty unless spellings were asked
+            for.
         ends_W: end of each word in `spellings`, its space included.
     """
 
@@ -193,7 +214,8 @@ class SimplifiedWordSplitter:
     def split_words(self, texts: Sequence[str] | pa.Array) -> SimplifiedWords:
         """Return the words of each text; texts must not hold lone surrogates."""
         pieces_per_text = [
-            _split_long_text(text) for text in (texts.to_pylist() if isinstance(texts, pa.Array) else texts)
+            _split_long_text(text)
+            for text in (texts.to_pylist() if isinstance(texts, pa.Array) else texts)
         ]
         counts, hashes, spellings = [np.zeros(0, np.int64)], [np.zeros(0, np.uint64)], [b""]
         for block in _iter_blocks([piece for pieces in pieces_per_text for piece in pieces]):

@@ -1,9 +1,10 @@
-"""Split texts into paragraphs, lines or sentences, and key the runs of these segments by which they are compared.
+"""Split texts into paragraphs, lines or sentences, and key the runs of these segments by which they
+are compared.
 
-Sentences end where datatrove's reference ends them. spaCy's sentencizer starts a sentence at the first word after an
-end mark that is neither punctuation nor an end mark. The effect of a whitespace chunk on that rule is cached, so that
-spaCy sees each chunk once. A run of white space other than one U+0020 is a word for the sentencizer, and is not counted
-as a word.
+Sentences end where datatrove's reference ends them. spaCy's sentencizer starts a sentence at the
+first word after an end mark that is neither punctuation nor an end mark. The effect of a whitespace
+chunk on that rule is cached, so that spaCy sees each chunk once. A run of white space other than
+one U+0020 is a word for the sentencizer, and is not counted as a word.
 """
 
 import re
@@ -13,9 +14,9 @@ from functools import lru_cache
 from itertools import islice
 from typing import NamedTuple
 
-from data_pipeline.text.simplify_text import simplify_texts
-from data_pipeline.text.spacy_tokenizer import SpacyTokenizer
 from llmsys.config.deduplication import LineDedupConfig, ParagraphDedupConfig, SentenceDedupConfig
+from llmsys.data_pipeline.text.simplify_text import simplify_texts
+from llmsys.data_pipeline.text.spacy_tokenizer import SpacyTokenizer
 
 # Chunks, and the white space that counts: runs that do not begin with U+0020, or continue after it.
 _CHUNK_OR_SPACE = re.compile(r"\S+| \s+|[^\S ]\s*")
@@ -23,7 +24,9 @@ _MAX_CHUNKS = 300_000
 
 
 class SentenceBoundaries(NamedTuple):
-    """Ends of sentences in characters of the text (the last is the end of the last word), and the number of words."""
+    """Ends of sentences in characters of the text (the last is the end of the last word), and
+    the number of words.
+    """
 
     ends: list[int]
     words: int
@@ -34,7 +37,8 @@ class _Chunk(NamedTuple):
 
     Attributes:
         words: its number of words.
-        first: offset of the word that starts a sentence if an end mark is open before the chunk, or -1.
+        first: offset of the word that starts a sentence if an end mark is open before the chunk, or
+            -1.
         inner: offsets of words that start a sentence in any case.
         leaves_open: whether an end mark is open after it; None if as before it.
     """
@@ -164,7 +168,9 @@ def cut_at_ends(text: str, ends: Sequence[int]) -> list[str]:
     return [text[begin:end] for begin, end in zip([0, *ends[:-1]], ends, strict=True)]
 
 
-def remove_segment_runs(text: str, segments: TextSegments, first: Sequence[int], length: int) -> str:
+def remove_segment_runs(
+    text: str, segments: TextSegments, first: Sequence[int], length: int
+) -> str:
     """Remove runs of segments from a text.
 
     Args:
@@ -177,7 +183,11 @@ def remove_segment_runs(text: str, segments: TextSegments, first: Sequence[int],
         The remaining text without leading white space.
     """
     removed = {index for begin in first for index in range(begin, begin + length)}
-    kept = [piece for index, piece in enumerate(cut_at_ends(text, segments.ends)) if index not in removed]
+    kept = [
+        piece
+        for index, piece in enumerate(cut_at_ends(text, segments.ends))
+        if index not in removed
+    ]
     return "".join(kept).lstrip()
 
 
@@ -188,20 +198,29 @@ def _split_by_separator(
     pieces = [piece.strip() for piece in cut_at_ends(text, ends)]
     if isinstance(config, LineDedupConfig):
         pieces = [piece.lower() for piece in pieces]
-    return TextSegments(ends, [piece if len(piece) >= max(1, config.min_characters) else None for piece in pieces])
+    return TextSegments(
+        ends, [piece if len(piece) >= max(1, config.min_characters) else None for piece in pieces]
+    )
 
 
 def _split_sentences(texts: Sequence[str], config: SentenceDedupConfig) -> list[TextSegments]:
-    """Return runs of sentences, simplified and joined; white space after the last sentence is no segment."""
+    """Return runs of sentences, simplified and joined; white space after the last sentence is no
+    segment.
+    """
     ends_per_text = [found.ends for found in get_sentence_splitter().find_boundaries(texts)]
     sentences_per_text = [
         [stripped for piece in cut_at_ends(text, ends) if (stripped := piece.strip())]
         for text, ends in zip(texts, ends_per_text, strict=True)
     ]
-    simple = iter(simplify_texts([sentence for sentences in sentences_per_text for sentence in sentences]))
+    simple = iter(
+        simplify_texts([sentence for sentences in sentences_per_text for sentence in sentences])
+    )
     found = []
     for ends, sentences in zip(ends_per_text, sentences_per_text, strict=True):
         parts = list(islice(simple, len(sentences)))
-        runs = [" ".join(run) for run in zip(*(parts[start:] for start in range(config.sentences)), strict=False)]
+        runs = [
+            " ".join(run)
+            for run in zip(*(parts[start:] for start in range(config.sentences)), strict=False)
+        ]
         found.append(TextSegments(ends, [run if run.strip() else None for run in runs]))
     return found

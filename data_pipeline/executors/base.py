@@ -1,7 +1,7 @@
 """Interface between the task graph and executors: jobs, events and the `Executor` protocol.
 
-`InlineExecutor` runs jobs one after another in this process: for debugging, for tests, and as the reference for other
-executors. An exception of a job fails this job only.
+`InlineExecutor` runs jobs one after another in this process: for debugging, for tests, and as the
+reference for other executors. An exception of a job fails this job only.
 """
 
 import errno
@@ -17,7 +17,8 @@ from llmsys.errors import LlmsysError, to_data_error
 from llmsys.log import redact_secrets
 
 Item = TypeVar("Item")
-Report = Callable[[float, int], None]  # amount done since the last call (in the stage's unit), documents dropped
+# amount done since the last call (in the stage's unit), documents dropped
+Report = Callable[[float, int], None]
 Job = Callable[[Report], dict[str, Any]]  # picklable, because another process may run it
 
 # Kinds of failure: the user must act, an exception, a dead process, a timeout.
@@ -43,7 +44,9 @@ class TaskDone:
 
 @dataclass(frozen=True, slots=True)
 class TaskFailed:
-    """An attempt failed. `message` is for the user, `traceback` for developers ("" if the failure is no bug)."""
+    """An attempt failed. `message` is for the user, `traceback` for developers ("" if the
+    failure is no bug).
+    """
 
     index: int
     message: str
@@ -66,7 +69,9 @@ Queue = deque[tuple[int, Job]]
 
 
 class LazySequence(Sequence[Item]):
-    """Items that are built each time they are asked for: a stage of millions of tasks takes no memory."""
+    """Items that are built each time they are asked for: a stage of millions of tasks takes no
+    memory.
+    """
 
     def __init__(self, length: int, build: Callable[[int], Item]) -> None:
         """Have `length` items; `build` returns one from its index."""
@@ -121,7 +126,8 @@ class JobQueue:
 
 @dataclass
 class EagerJobs:
-    """Queues of jobs of later stages that can start early. The reader of a stage's events fills them.
+    """Queues of jobs of later stages that can start early. The reader of a stage's events fills
+    them.
 
     Attributes:
         next_jobs: Jobs of the next stage.
@@ -142,16 +148,21 @@ class Executor(Protocol):
 
     @property
     def eager_jobs(self) -> EagerJobs | None:
-        """Queues for jobs of later stages while a stage runs. None if stages run strictly in order."""
+        """Queues for jobs of later stages while a stage runs. None if stages run strictly in
+        order.
+        """
 
     def run_jobs(self, jobs: Sequence[Job], seconds: float = 0) -> Iterator[Event | EagerTaskEvent]:
-        """Yield events until every job is done or failed. `seconds` limits each job of `jobs`; 0 means no limit."""
+        """Yield events until every job is done or failed. `seconds` limits each job of `jobs`; 0
+        means no limit.
+        """
 
     def close(self) -> None:
         """Stop all workers."""
 
 
-# A retry cannot fix these, and no input causes them: disk full, quota, file too large, read-only file system.
+# A retry cannot fix these, and no input causes them: disk full, quota, file too large, read-only
+# file system.
 _PLACE_ERRORS = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS))
 
 
@@ -166,7 +177,10 @@ class InlineExecutor:
             progress: list[TaskProgress] = []
 
             def report_progress(
-                amount: float, dropped: int, index: int = index, progress: list[TaskProgress] = progress
+                amount: float,
+                dropped: int,
+                index: int = index,
+                progress: list[TaskProgress] = progress,
             ) -> None:
                 progress.append(TaskProgress(index, amount, dropped))
 
@@ -188,14 +202,19 @@ def try_job(index: int, job: Job, report: Report) -> TaskDone | TaskFailed:
         report: Progress callback of the job.
 
     Returns:
-        `TaskDone`, or `TaskFailed`. Errors that a user can fix have a message only, others also a traceback.
+        `TaskDone`, or `TaskFailed`. Errors that a user can fix have a message only, others also a
+        traceback.
     """
     try:
         return TaskDone(index, job(report))
     except LlmsysError as error:
         return TaskFailed(index, str(error), "", "mend")
     except Exception as error:
-        if isinstance(error, OSError) and error.errno in _PLACE_ERRORS and (problem := to_data_error(error)):
+        if (
+            isinstance(error, OSError)
+            and error.errno in _PLACE_ERRORS
+            and (problem := to_data_error(error))
+        ):
             return TaskFailed(index, str(problem), "", "mend")
         message, stack = f"{type(error).__name__}: {error}", traceback.format_exc()
         return TaskFailed(index, redact_secrets(message), redact_secrets(stack))

@@ -1,14 +1,16 @@
 """Run jobs in worker processes on this machine.
 
-Jobs of the next stage prefer workers that have run such jobs before, because each worker loads models and learns words
-anew. Jobs of later stages go to idle workers, so that no worker waits for the slowest job of a stage until the end.
+Jobs of the next stage prefer workers that have run such jobs before, because each worker loads
+models and learns words anew. Jobs of later stages go to idle workers, so that no worker waits for
+the slowest job of a stage until the end.
 
 A worker process receives jobs through a pipe and sends events back.
 
 Invariants:
     - Results do not depend on the number of workers.
     - A worker that dies or exceeds the time limit is replaced; only the attempt of its job fails.
-    - A worker ends with the process that started it, even if that is killed, and holds its lock until then.
+    - A worker ends with the process that started it, even if that is killed, and holds its lock
+      until then.
 """
 
 import ctypes
@@ -26,7 +28,7 @@ from multiprocessing.context import SpawnProcess
 from multiprocessing.reduction import DupFd
 from typing import Any
 
-from data_pipeline.executors.base import (
+from llmsys.data_pipeline.executors.base import (
     EagerJobs,
     EagerTaskEvent,
     Event,
@@ -52,7 +54,9 @@ class WorkerProcess:
         lifeline, self.lifeline = context.Pipe(duplex=False)
         # The lock outlives a killed driver until its last worker is gone.
         held = DupFd(lock) if lock is not None else None
-        self.process: SpawnProcess = context.Process(target=_serve_jobs, args=(theirs, lifeline, held), daemon=True)
+        self.process: SpawnProcess = context.Process(
+            target=_serve_jobs, args=(theirs, lifeline, held), daemon=True
+        )
         with _limit_threads(), _ignore_interrupts():
             self.process.start()
         # Our copies must close, or the pipes would not break when the worker dies.
@@ -60,7 +64,8 @@ class WorkerProcess:
         lifeline.close()
         self.index: int | None = None
         self.since = 0.0
-        self.early = self.experienced = False  # it runs an early job; it has run a job of the next stage
+        # it runs an early job; it has run a job of the next stage
+        self.early = self.experienced = False
 
     def kill(self) -> None:
         """Kill the process. Its files are published by rename, so nothing needs to finish."""
@@ -72,7 +77,9 @@ class WorkerProcess:
 
 @contextmanager
 def _ignore_interrupts() -> Iterator[None]:
-    """Start children with SIGINT blocked for good: one that is still importing would print a traceback at Ctrl-C."""
+    """Start children with SIGINT blocked for good: one that is still importing would print a
+    traceback at Ctrl-C.
+    """
     resource_tracker.ensure_running()  # its own start unblocks SIGINT
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
     try:
@@ -83,8 +90,12 @@ def _ignore_interrupts() -> Iterator[None]:
 
 @contextmanager
 def _limit_threads() -> Iterator[None]:
-    """Start children with one thread per numeric library, because processes are the unit of parallelism."""
-    before = {name: os.environ.pop(name, None) for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
+    """Start children with one thread per numeric library, because processes are the unit of
+    parallelism.
+    """
+    before = {
+        name: os.environ.pop(name, None) for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+    }
     os.environ.update(dict.fromkeys(before, "1"))
     try:
         yield
@@ -99,8 +110,11 @@ def _limit_threads() -> Iterator[None]:
 
 
 def _serve_jobs(connection: Connection, lifeline: Connection, lock: Any) -> None:
-    """Run jobs until the pipe closes. `lock` becomes a duplicate of the parent's lock file, open until the end."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent receives ctrl-c too and kills its workers
+    """Run jobs until the pipe closes. `lock` becomes a duplicate of the parent's lock file, open
+    until the end.
+    """
+    # the parent receives ctrl-c too and kills its workers
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     _die_with_parent(lifeline)
     held = lock.detach() if lock is not None else None
     try:
@@ -128,7 +142,8 @@ def _die_with_parent(lifeline: Connection) -> None:
     threading.Thread(target=exit_with_parent, daemon=True).start()
 
 
-# Early jobs that may queue per worker that has run one; the first such job of another worker takes about as long.
+# Early jobs that may queue per worker that has run one; the first such job of another worker takes
+# about as long.
 MAX_WAITING_PER_WORKER = 3
 
 
@@ -141,14 +156,19 @@ class LocalExecutor:
     """Worker processes that live through all stages of a run."""
 
     def __init__(self, workers: int, lock: int | None = None) -> None:
-        """Start no process yet. `workers` 0 means one per core; workers inherit the file descriptor `lock`."""
+        """Start no process yet. `workers` 0 means one per core; workers inherit the file
+        descriptor `lock`.
+        """
         self.limit = workers or count_available_cores()
         self.lock = lock
-        self.eager_jobs = EagerJobs() if self.limit > 1 else None  # a single worker gains nothing by it
+        # a single worker gains nothing by it
+        self.eager_jobs = EagerJobs() if self.limit > 1 else None
         self._workers: list[WorkerProcess] = []
 
     def run_jobs(self, jobs: Sequence[Job], seconds: float = 0) -> Iterator[Event | EagerTaskEvent]:
-        """Yield events until every job is done or failed, and every eager job too while workers live."""
+        """Yield events until every job is done or failed, and every eager job too while workers
+        live.
+        """
         # Experience counts per stage: another stage loads other models.
         waiting = JobQueue(jobs)
         for worker in self._workers:
@@ -158,11 +178,15 @@ class LocalExecutor:
             self._assign_jobs(waiting)
             for worker in self._wait_for_workers(seconds):
                 event = self._receive_event(worker)
-                yield _wrap_event(worker, event if event is not None else self._remove_lost_worker(worker))
+                yield _wrap_event(
+                    worker, event if event is not None else self._remove_lost_worker(worker)
+                )
             for worker in self._list_busy_workers():
                 limit = self._get_limit(worker, seconds)
                 if limit and time.monotonic() - worker.since > limit:
-                    failed = TaskFailed(self._remove_worker(worker), format_timeout(limit), "", "slow")
+                    failed = TaskFailed(
+                        self._remove_worker(worker), format_timeout(limit), "", "slow"
+                    )
                     yield _wrap_event(worker, failed)
 
     def close(self) -> None:
@@ -172,7 +196,9 @@ class LocalExecutor:
         self._workers.clear()
 
     def _assign_jobs(self, waiting: JobQueue) -> None:
-        """Give a job to every idle worker that should have one. Start workers while there are jobs for them."""
+        """Give a job to every idle worker that should have one. Start workers while there are
+        jobs for them.
+        """
         for worker in self._workers:
             if worker.index is None:
                 self._assign_job(worker, waiting)
@@ -181,7 +207,9 @@ class LocalExecutor:
             self._assign_job(self._workers[-1], waiting)
 
     def _assign_job(self, worker: WorkerProcess, waiting: JobQueue) -> None:
-        """Give an idle worker its best job. Give none if a job that suits it better will come soon."""
+        """Give an idle worker its best job. Give none if a job that suits it better will come
+        soon.
+        """
         queue = self._select_queue(worker, waiting)
         if not queue:
             return
@@ -189,7 +217,8 @@ class LocalExecutor:
         worker.experienced |= self.eager_jobs is not None and queue is self.eager_jobs.next_jobs
         worker.index, job = queue.pop_next() if isinstance(queue, JobQueue) else queue.popleft()
         worker.since = time.monotonic()
-        with suppress(BrokenPipeError, ConnectionResetError):  # died while idle: _wait_for_workers will see it
+        # died while idle: _wait_for_workers will see it
+        with suppress(BrokenPipeError, ConnectionResetError):
             worker.connection.send((worker.index, job))
 
     def _select_queue(self, worker: WorkerProcess, waiting: JobQueue) -> Queue | JobQueue:
@@ -197,30 +226,49 @@ class LocalExecutor:
         ahead = self.eager_jobs
         if ahead is None:
             return waiting
-        if worker.experienced and len(ahead.later_jobs) > MAX_WAITING_PER_WORKER * len(self._workers):
+        if worker.experienced and len(ahead.later_jobs) > MAX_WAITING_PER_WORKER * len(
+            self._workers
+        ):
             return ahead.later_jobs  # otherwise they would all be left for the end
         experienced = sum(each.experienced for each in self._workers)
-        if ahead.next_jobs and (worker.experienced or len(ahead.next_jobs) > MAX_WAITING_PER_WORKER * experienced):
+        if ahead.next_jobs and (
+            worker.experienced or len(ahead.next_jobs) > MAX_WAITING_PER_WORKER * experienced
+        ):
             return ahead.next_jobs
         others = sum(each.index is not None and not each.early for each in self._workers)
-        last = worker.experienced and len(waiting) <= others  # of the stage: the other workers take them
+        # of the stage: the other workers take them
+        last = worker.experienced and len(waiting) <= others
         return waiting if waiting and not last else ahead.later_jobs
 
     def _list_busy_workers(self) -> list[WorkerProcess]:
         return [worker for worker in self._workers if worker.index is not None]
 
     def _get_limit(self, worker: WorkerProcess, seconds: float) -> float:
-        """Return the seconds that the job of a worker may take: `seconds` for one of the stage itself."""
+        """Return the seconds that the job of a worker may take: `seconds` for one of the stage
+        itself.
+        """
         return self.eager_jobs.seconds if worker.early and self.eager_jobs is not None else seconds
 
     def _wait_for_workers(self, seconds: float) -> list[WorkerProcess]:
         """Wait until a busy worker sends an event, ends, or exceeds its limit."""
         busy = self._list_busy_workers()
-        ends = [worker.since + limit for worker in busy if (limit := self._get_limit(worker, seconds))]
+        ends = [
+            worker.since + limit for worker in busy if (limit := self._get_limit(worker, seconds))
+        ]
         # 0.01 s later, so that the limit has passed when the wait returns.
         patience = max(0.0, min(ends) + 0.01 - time.monotonic()) if ends else None
-        ready = wait([*(worker.connection for worker in busy), *(worker.process.sentinel for worker in busy)], patience)
-        return [worker for worker in busy if worker.connection in ready or worker.process.sentinel in ready]
+        ready = wait(
+            [
+                *(worker.connection for worker in busy),
+                *(worker.process.sentinel for worker in busy),
+            ],
+            patience,
+        )
+        return [
+            worker
+            for worker in busy
+            if worker.connection in ready or worker.process.sentinel in ready
+        ]
 
     def _receive_event(self, worker: WorkerProcess) -> Event | None:
         """Return the next event of a worker, or None if it is dead and its pipe is empty."""
@@ -235,7 +283,9 @@ class LocalExecutor:
     def _remove_lost_worker(self, worker: WorkerProcess) -> TaskFailed:
         """Remove a worker that died and return the failure of its job."""
         index = self._remove_worker(worker)
-        return TaskFailed(index, format_worker_loss(_format_exit_status(worker.process.exitcode)), "", "lost")
+        return TaskFailed(
+            index, format_worker_loss(_format_exit_status(worker.process.exitcode)), "", "lost"
+        )
 
     def _remove_worker(self, worker: WorkerProcess) -> int:
         """Remove a worker and return the index of its job."""
@@ -258,11 +308,15 @@ def _format_exit_status(status: int | None) -> str:
 def format_worker_loss(ending: str) -> str:
     """Return the message for a lost process, with a suggested fix."""
     return (
-        f"its process {ending}. If the machine ran out of memory, use fewer workers (data.executor.workers=1) "
-        "or smaller blocks (data.executor.block_bytes, data.documents.batch_bytes)."
+        f"its process {ending}. If the machine ran out of memory, use fewer workers "
+        "(data.executor.workers=1) or smaller blocks (data.executor.block_bytes, "
+        "data.documents.batch_bytes)."
     )
 
 
 def format_timeout(seconds: float) -> str:
     """Return the message for an attempt that exceeded the time limit."""
-    return f"took longer than {seconds:g} s, so its process was terminated (data.executor.task_seconds)."
+    return (
+        f"took longer than {seconds:g} s, so its process was terminated "
+        "(data.executor.task_seconds)."
+    )

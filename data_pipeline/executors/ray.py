@@ -1,7 +1,7 @@
 """Run jobs on a Ray cluster.
 
-All nodes see the inputs and the dataset folder under the same paths and have llmsys installed. Progress within a job
-is reported when the job ends.
+All nodes see the inputs and the dataset folder under the same paths and have llmsys installed.
+Progress within a job is reported when the job ends.
 
 Invariants:
     - At most `workers` jobs are submitted at a time, which bounds the memory of the driver.
@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from data_pipeline.executors.base import (
+from llmsys.data_pipeline.executors.base import (
     EagerJobs,
     EagerTaskEvent,
     Event,
@@ -26,11 +26,11 @@ from data_pipeline.executors.base import (
     TaskProgress,
     try_job,
 )
-from data_pipeline.executors.local import format_timeout, format_worker_loss
+from llmsys.data_pipeline.executors.local import format_timeout, format_worker_loss
 from llmsys.errors import ConfigError, DataError
 
-# Keep-alive of a silent host. Ray's default is five minutes: a run then waits for a task on a host that was cut off,
-# although its node was declared dead long before. Ray reads it at import.
+# Keep-alive of a silent host. Ray's default is five minutes: a run then waits for a task on a host
+# that was cut off, although its node was declared dead long before. Ray reads it at import.
 for _limit in ("time", "timeout"):
     os.environ.setdefault(f"RAY_grpc_client_keepalive_{_limit}_ms", "20000")
 
@@ -39,7 +39,8 @@ try:
     from ray.exceptions import RayError
 except ImportError:
     raise ConfigError(
-        "data.executor.kind=ray needs Ray, which is not installed. Install it with: pip install 'llmsys[ray]'"
+        "data.executor.kind=ray needs Ray, which is not installed. Install it with: pip install "
+        "'llmsys[ray]'"
     ) from None
 
 _POLL_SECONDS = 1.0
@@ -47,7 +48,9 @@ _ENDING_SECONDS = 60.0
 
 
 class _RunningJob(NamedTuple):
-    """A job on some node: its number, when it was submitted, and whether it is one of a later stage."""
+    """A job on some node: its number, when it was submitted, and whether it is one of a later
+    stage.
+    """
 
     number: int
     since: float
@@ -58,7 +61,9 @@ class RayExecutor:
     """A connection to a cluster. Jobs of other users are not touched."""
 
     def __init__(self, address: str, workers: int) -> None:
-        """Connect to the cluster at `address`, or start one on this machine. Raise DataError if nothing answers."""
+        """Connect to the cluster at `address`, or start one on this machine. Raise DataError if
+        nothing answers.
+        """
         self._own = not ray.is_initialized()
         if self._own:
             try:
@@ -69,10 +74,12 @@ class RayExecutor:
                     include_dashboard=False,
                     logging_level=logging.ERROR,
                 )
-            except Exception as error:  # of many types, plain Exception among them where a node does not come up
+            # of many types, plain Exception among them where a node does not come up
+            except Exception as error:
                 raise DataError(
-                    f"no Ray cluster responds at data.executor.address={address or 'local'}: {error}. Start "
-                    "one with `ray start --head`, correct the address, or use data.executor.kind=local."
+                    f"no Ray cluster responds at data.executor.address={address or 'local'}: "
+                    f"{error}. Start one with `ray start --head`, correct the address, or use "
+                    "data.executor.kind=local."
                 ) from error
         self.limit = workers or max(1, int(ray.cluster_resources().get("CPU", 1)))
         self.eager_jobs = EagerJobs()
@@ -91,7 +98,9 @@ class RayExecutor:
                 reference = self._attempt.remote(os.getcwd(), index, job)
                 running[reference] = _RunningJob(index, time.monotonic(), queue is not waiting)
             polls = seconds or self.eager_jobs.seconds
-            ready, _ = ray.wait(list(running), num_returns=1, timeout=_POLL_SECONDS if polls else None)
+            ready, _ = ray.wait(
+                list(running), num_returns=1, timeout=_POLL_SECONDS if polls else None
+            )
             for reference in ready:
                 ended = running.pop(reference)
                 for event in self._fetch_events(reference, ended.number):
@@ -100,13 +109,16 @@ class RayExecutor:
                 limit = self.eager_jobs.seconds if slow.is_early else seconds
                 if limit and time.monotonic() - slow.since > limit:
                     ray.cancel(reference, force=True)
-                    ray.wait([reference], timeout=_ENDING_SECONDS)  # the next attempt must not overlap this one
+                    # the next attempt must not overlap this one
+                    ray.wait([reference], timeout=_ENDING_SECONDS)
                     del running[reference]
                     failed = TaskFailed(slow.number, format_timeout(limit), "", "slow")
                     yield EagerTaskEvent(failed) if slow.is_early else failed
 
     def _select_queue(self, waiting: JobQueue) -> Queue | JobQueue:
-        """Return the queue of the next job: of the stage itself, unless none is left or many eager jobs wait."""
+        """Return the queue of the next job: of the stage itself, unless none is left or many
+        eager jobs wait.
+        """
         if waiting and len(self.eager_jobs) <= self.limit:
             return waiting
         return self.eager_jobs.next_jobs or self.eager_jobs.later_jobs
@@ -129,10 +141,19 @@ class RayExecutor:
 # --- inside the process on some node ---
 
 
-def _try_job_on_node(directory: str, index: int, job: Job) -> tuple[str, float, int, TaskDone | TaskFailed]:
-    """Run one job in the working directory of the driver, where relative paths start, and return the id of the node."""
+def _try_job_on_node(
+    directory: str, index: int, job: Job
+) -> tuple[str, float, int, TaskDone | TaskFailed]:
+    """Run one job in the working directory of the driver, where relative paths start, and return
+    the id of the node.
+    """
     os.chdir(directory)
     reports: list[tuple[float, int]] = []
     outcome = try_job(index, job, lambda amount, dropped: reports.append((amount, dropped)))
     node: str = ray.get_runtime_context().get_node_id()
-    return node, sum(amount for amount, _ in reports), sum(dropped for _, dropped in reports), outcome
+    return (
+        node,
+        sum(amount for amount, _ in reports),
+        sum(dropped for _, dropped in reports),
+        outcome,
+    )

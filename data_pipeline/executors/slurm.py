@@ -1,10 +1,12 @@
-"""Run jobs as Slurm job arrays, several at a time: an array for every part of a stage, a few jobs per array task.
+"""Run jobs as Slurm job arrays, several at a time: an array for every part of a stage, a few jobs
+per array task.
 
-An array is submitted as soon as an eighth of the tasks that may be in Slurm is free, so that no node waits for the
-slowest task of an array. Jobs of later stages get arrays of their own while the stage runs.
+An array is submitted as soon as an eighth of the tasks that may be in Slurm is free, so that no
+node waits for the slowest task of an array. Jobs of later stages get arrays of their own while the
+stage runs.
 
-Writes slurm/ of the dataset folder, and there a folder per array: NUMBER.job per job, and the batch script. Array tasks
-read their jobs there and write NUMBER.result.
+Writes slurm/ of the dataset folder, and there a folder per array: NUMBER.job per job, and the batch
+script. Array tasks read their jobs there and write NUMBER.result.
 
 Invariants:
     - A task is lost only when Slurm no longer knows it and no result has appeared.
@@ -25,7 +27,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from data_pipeline.executors.base import (
+from llmsys.config.executor import SlurmExecutorConfig
+from llmsys.data_pipeline.executors.base import (
     EagerJobs,
     EagerTaskEvent,
     Event,
@@ -35,11 +38,10 @@ from data_pipeline.executors.base import (
     TaskFailed,
     TaskProgress,
 )
-from data_pipeline.executors.local import format_timeout, format_worker_loss
-from llmsys.config.executor import SlurmExecutorConfig
+from llmsys.data_pipeline.executors.local import format_timeout, format_worker_loss
 from llmsys.errors import DataError
-from llmsys.local_files import PRIVATE, write_bytes_atomically
 from llmsys.log import get_logger
+from llmsys.storage.local_files import PRIVATE, write_bytes_atomically
 
 _log = get_logger(__name__)
 _GRACE_POLLS = 3  # network file systems show a result with a delay
@@ -71,17 +73,21 @@ class SlurmExecutor:
     """Job arrays submitted with sbatch, observed through result files and squeue."""
 
     def __init__(self, config: SlurmExecutorConfig, folder: Path) -> None:
-        """Use `folder` for jobs and results. Raise DataError without sbatch, or if an old array cannot be cancelled."""
+        """Use `folder` for jobs and results. Raise DataError without sbatch, or if an old array
+        cannot be cancelled.
+        """
         self.config, self.folder = config, folder.absolute()
         self.eager_jobs = EagerJobs()
         self._submitted = 0
         # The name follows from the folder, so that a later run finds the arrays of a killed one.
-        self.name = f"llmsys-{hashlib.blake2b(str(self.folder).encode(), digest_size=6).hexdigest()}"
+        self.name = (
+            f"llmsys-{hashlib.blake2b(str(self.folder).encode(), digest_size=6).hexdigest()}"
+        )
         for command in ("sbatch", "squeue", "scancel"):
             if shutil.which(command) is None:
                 raise DataError(
-                    f"data.executor.kind=slurm needs {command}, which is not on the PATH of this machine. Run "
-                    "llmsys on a submit host, or use data.executor.kind=local."
+                    f"data.executor.kind=slurm needs {command}, which is not on the PATH of this "
+                    "machine. Run llmsys on a submit host, or use data.executor.kind=local."
                 )
         self._cancel_leftover_jobs()
 
@@ -105,7 +111,9 @@ class SlurmExecutor:
         """Cancel all running arrays of this dataset folder."""
         self._cancel_leftover_jobs()
 
-    def _submit_arrays(self, waiting: JobQueue, arrays: Sequence[_JobArray], seconds: float) -> Iterator[_JobArray]:
+    def _submit_arrays(
+        self, waiting: JobQueue, arrays: Sequence[_JobArray], seconds: float
+    ) -> Iterator[_JobArray]:
         """Submit arrays of the jobs that wait, as far as tasks are free."""
         each, limit = self.config.jobs_per_task, self.config.workers or 2 * self.config.array_tasks
         free = limit - sum(len({number // each for number in array.polls}) for array in arrays)
@@ -114,10 +122,14 @@ class SlurmExecutor:
             is_early = len(self.eager_jobs) >= each or not waiting
             most = min(free, self.config.array_tasks) * each
             jobs = (
-                self._pop_eager_jobs(most) if is_early else [waiting.pop_next() for _ in range(min(most, len(waiting)))]
+                self._pop_eager_jobs(most)
+                if is_early
+                else [waiting.pop_next() for _ in range(min(most, len(waiting)))]
             )
             free -= -(-len(jobs) // each)
-            yield self._submit_array(jobs, self.eager_jobs.seconds if is_early else seconds, is_early)
+            yield self._submit_array(
+                jobs, self.eager_jobs.seconds if is_early else seconds, is_early
+            )
 
     def _pop_eager_jobs(self, most: int) -> list[tuple[int, Job]]:
         jobs: list[tuple[int, Job]] = []
@@ -125,7 +137,9 @@ class SlurmExecutor:
             jobs.append((self.eager_jobs.later_jobs or self.eager_jobs.next_jobs).popleft())
         return jobs
 
-    def _submit_array(self, jobs: Sequence[tuple[int, Job]], seconds: float, is_early: bool = False) -> _JobArray:
+    def _submit_array(
+        self, jobs: Sequence[tuple[int, Job]], seconds: float, is_early: bool = False
+    ) -> _JobArray:
         """Write numbered jobs and submit an array of them. A later run finds it by its job name."""
         folder, each = self.folder / str(self._submitted), self.config.jobs_per_task
         self._submitted += 1
@@ -135,17 +149,25 @@ class SlurmExecutor:
         logs, tasks = str(folder).replace("%", "%%"), -(-len(jobs) // each)  # Slurm expands %a
         arguments = [
             # A requeued task would overlap with our own retry.
-            "sbatch", "--parsable", "--no-requeue", f"--job-name={self.name}", f"--chdir={os.getcwd()}",
-            f"--array=0-{tasks - 1}", f"--output={logs}/%a.log", *limit, *self.config.sbatch_options,
+            "sbatch", "--parsable", "--no-requeue", f"--job-name={self.name}",
+            f"--chdir={os.getcwd()}",
+            f"--array=0-{tasks - 1}", f"--output={logs}/%a.log", *limit,
+            *self.config.sbatch_options,
             str(folder / "script.sh"),
         ]  # fmt: skip
         array = _run_command(arguments).strip().split(";")[0]
         _log.info("submitted array %s of %d tasks to Slurm", array, tasks)
         numbers = [number for number, _ in jobs]
-        return _JobArray(array, folder, numbers, seconds, is_early, dict.fromkeys(range(len(jobs)), 0))
+        return _JobArray(
+            array, folder, numbers, seconds, is_early, dict.fromkeys(range(len(jobs)), 0)
+        )
 
-    def _collect_events(self, array: _JobArray, queued: set[tuple[str, int]] | None) -> Iterator[Event]:
-        """Yield results that have appeared, and a loss after Slurm has not listed a task for some polls."""
+    def _collect_events(
+        self, array: _JobArray, queued: set[tuple[str, int]] | None
+    ) -> Iterator[Event]:
+        """Yield results that have appeared, and a loss after Slurm has not listed a task for
+        some polls.
+        """
         for position, absent in list(array.polls.items()):
             task, number = position // self.config.jobs_per_task, array.numbers[position]
             result = array.folder / f"{position}.result"
@@ -161,9 +183,13 @@ class SlurmExecutor:
                 yield _build_lost_event(array, number, task)
 
     def _query_queued_tasks(self) -> set[tuple[str, int]] | None:
-        """Return the tasks that Slurm still lists, by array and number. None if Slurm does not answer."""
+        """Return the tasks that Slurm still lists, by array and number. None if Slurm does not
+        answer.
+        """
         asked = subprocess.run(
-            ["squeue", "--noheader", "--array", f"--name={self.name}", "--format=%F %K"], capture_output=True, text=True
+            ["squeue", "--noheader", "--array", f"--name={self.name}", "--format=%F %K"],
+            capture_output=True,
+            text=True,
         )
         if asked.returncode != 0:
             return None
@@ -171,14 +197,17 @@ class SlurmExecutor:
         return {(row[0], int(row[1])) for row in rows if len(row) == 2 and row[1].isdigit()}
 
     def _cancel_leftover_jobs(self) -> None:
-        """Cancel the arrays of an earlier run and wait for their end: two drivers must not write one folder."""
+        """Cancel the arrays of an earlier run and wait for their end: two drivers must not write
+        one folder.
+        """
         deadline = time.monotonic() + 120
         while found := self._list_own_jobs():
             subprocess.run(["scancel", f"--name={self.name}"], capture_output=True)
             if time.monotonic() > deadline:
                 raise DataError(
-                    f"Slurm still has tasks {', '.join(found[:3])}, which an earlier run of this folder submitted. "
-                    f"End them with `scancel --name={self.name}`, then run the same command again."
+                    f"Slurm still has tasks {', '.join(found[:3])}, which an earlier run of this "
+                    f"folder submitted. End them with `scancel --name={self.name}`, then run the "
+                    "same command again."
                 )
             time.sleep(min(self.config.poll_seconds, 1.0))
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -199,11 +228,20 @@ def _run_command(arguments: Sequence[str]) -> str:
 
 
 def _write_jobs(folder: Path, jobs: Sequence[Job], jobs_per_task: int) -> None:
-    folder.mkdir(mode=0o700, parents=True)  # jobs are pickles: whoever writes one runs code as this user
+    # jobs are pickles: whoever writes one runs code as this user
+    folder.mkdir(mode=0o700, parents=True)
     for number, job in enumerate(jobs):
         # Private: a URL in a job may hold a password.
         write_bytes_atomically(folder / f"{number}.job", pickle.dumps(job), PRIVATE)
-    command = shlex.join([sys.executable, "-m", "data_pipeline.executors.slurm_task", str(folder), str(jobs_per_task)])
+    command = shlex.join(
+        [
+            sys.executable,
+            "-m",
+            "llmsys.data_pipeline.executors.slurm_task",
+            str(folder),
+            str(jobs_per_task),
+        ]
+    )
     # The checkout of the driver: nodes may have another version installed.
     root = Path(__file__).resolve().parents[2]
     write_bytes_atomically(
@@ -221,7 +259,10 @@ def _build_lost_event(array: _JobArray, number: int, task: int) -> TaskFailed:
     log = array.folder / f"{task}.log"
     tail = log.read_text(errors="replace")[-2_000:] if log.exists() else ""
     return TaskFailed(
-        number, format_worker_loss(f"ended without a result (Slurm state: {state or 'unknown'})"), tail, "lost"
+        number,
+        format_worker_loss(f"ended without a result (Slurm state: {state or 'unknown'})"),
+        tail,
+        "lost",
     )
 
 

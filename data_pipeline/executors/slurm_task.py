@@ -1,8 +1,9 @@
 """Run the jobs of one Slurm array task.
 
-    python -m data_pipeline.executors.slurm_task FOLDER JOBS_PER_TASK NUMBER
+    python -m llmsys.data_pipeline.executors.slurm_task FOLDER JOBS_PER_TASK NUMBER
 
-Reads pickled jobs from FOLDER, which only the driver of the same dataset folder writes, and writes their results there.
+Reads pickled jobs from FOLDER, which only the driver of the same dataset folder writes, and writes
+their results there.
 """
 
 import json
@@ -11,8 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from data_pipeline.executors.base import TaskDone, try_job
-from llmsys.local_files import write_bytes_atomically
+from llmsys.data_pipeline.executors.base import TaskDone, try_job
+from llmsys.storage.local_files import write_bytes_atomically
 
 
 def main(folder: Path, jobs: int, task: int) -> int:
@@ -35,7 +36,11 @@ def _run_job(folder: Path, number: int) -> None:
     if isinstance(outcome, TaskDone):
         result["result"] = outcome.result
     else:
-        result |= {"message": outcome.message, "traceback": outcome.traceback, "cause": outcome.cause}
+        result |= {
+            "message": outcome.message,
+            "traceback": outcome.traceback,
+            "cause": outcome.cause,
+        }
     write_bytes_atomically(folder / f"{number}.result", json.dumps(result).encode())
 
 

@@ -1,10 +1,13 @@
-"""Mark the runs of text that are boilerplate by the tag, class, id or role of an element around them.
+"""Mark the runs of text that are boilerplate by the tag, class, id or role of an element around
+them.
 
-The words are those that authors and page builders use all over the web; no site is named. A word matches only between
-hyphens, underscores, spaces or changes of case: `ad` matches in `top-ad` and `topAd`, not in `header`.
+The words are those that authors and page builders use all over the web; no site is named. A word
+matches only between hyphens, underscores, spaces or changes of case: `ad` matches in `top-ad` and
+`topAd`, not in `header`.
 
 Invariants:
-- An element with a large share of the page, or most of its paragraphs, is never boilerplate because of its name.
+- An element with a large share of the page, or most of its paragraphs, is never boilerplate because
+  of its name.
 - If names would leave next to nothing, they are not trusted.
 """
 
@@ -12,9 +15,10 @@ import re
 from functools import lru_cache
 from itertools import accumulate
 
-from data_pipeline.extract.html_tree import HtmlTree
+from llmsys.data_pipeline.extract.html_tree import HtmlTree
 
-# Flags of an element; several can hold at once. Plain integers, not enum.Flag: they are computed for every element.
+# Flags of an element; several can hold at once. Plain integers, not enum.Flag: they are computed
+# for every element.
 NOTHING = 0
 SIDE = 1  # probably not content
 MAIN = 2  # may hold content, whatever its other flags
@@ -24,22 +28,42 @@ TEASER = 16  # summarizes the content in a sentence
 GUTTER = 32  # line numbers of code, and link marks of headings
 
 _SIDE = [
-    "ad", "ads", "adv", "advert", "advertisement", "advertising", "adsense", "banner", "breadcrumb", "breadcrumbs",
-    "byline", "author", "authors", "bio", "comment", "comments", "community", "cookie", "cookies", "consent", "gdpr",
-    "credit", "credits", "disqus", "disclaimer", "footer", "foot", "infinite", "login", "masthead", "menu", "meta",
-    "metadata", "modal", "nav", "navbar", "navfooter", "navheader", "navigation", "newsletter", "outbrain", "pager",
-    "pagination", "paywall", "popup", "popular", "privacy", "promo", "promoted", "promotion", "recirc", "recommend",
-    "recommended", "recommendation", "recommendations", "related", "replies", "respond", "rss", "share", "sharing",
-    "shares", "sharedaddy", "shoutbox", "sidebar", "signup", "social", "sponsor", "sponsored", "sponsors", "subscribe",
-    "subscription", "survey", "taboola", "tag", "tags", "taxonomy", "timestamp", "toc", "toolbar", "tooltip",
-    "trending", "widget", "teaser", "teasers", "utility", "skip", "also", "dateline", "pubdate", "date", "caption",
+    "ad", "ads", "adv", "advert", "advertisement", "advertising", "adsense", "banner", "breadcrumb",
+    "breadcrumbs",
+    "byline", "author", "authors", "bio", "comment", "comments", "community", "cookie", "cookies",
+    "consent", "gdpr",
+    "credit", "credits", "disqus", "disclaimer", "footer", "foot", "infinite", "login", "masthead",
+    "menu", "meta",
+    "metadata", "modal", "nav", "navbar", "navfooter", "navheader", "navigation", "newsletter",
+    "outbrain", "pager",
+    "pagination", "paywall", "popup", "popular", "privacy", "promo", "promoted", "promotion",
+    "recirc", "recommend",
+    "recommended", "recommendation", "recommendations", "related", "replies", "respond", "rss",
+    "share", "sharing",
+    "shares", "sharedaddy", "shoutbox", "sidebar", "signup", "social", "sponsor", "sponsored",
+    "sponsors", "subscribe",
+    "subscription", "survey", "taboola", "tag", "tags", "taxonomy", "timestamp", "toc", "toolbar",
+    "tooltip",
+    "trending", "widget", "teaser", "teasers", "utility", "skip", "also", "dateline", "pubdate",
+    "date", "caption",
     "latest", "recent",
 ]  # fmt: skip
 _MAIN = [
-    "article", "body", "content", "entry", "main", "page", "post", "story", "text", "blog", "column", "hentry",
+    "article", "body", "content", "entry", "main", "page", "post", "story", "text", "blog",
+    "column", "hentry",
     "document", "section", "wrapper", "container",
 ]  # fmt: skip
-_TEASER = ["dek", "standfirst", "blurb", "summary", "abstract", "description", "subhead", "subheading", "subtitle"]
+_TEASER = [
+    "dek",
+    "standfirst",
+    "blurb",
+    "summary",
+    "abstract",
+    "description",
+    "subhead",
+    "subheading",
+    "subtitle",
+]
 _GUTTER = ["lineno", "linenos", "linenumber", "linenumbers", "gutter", "headerlink", "anchorjs"]
 _FLAGS = (
     dict.fromkeys(_SIDE, SIDE)
@@ -77,7 +101,8 @@ def classify_attributes(attributes: str) -> int:
 @lru_cache(maxsize=1 << 14)
 def _classify_names(names: str) -> int:
     """Return the flags of the words in names."""
-    words = _split_words(names.replace("elementor-widget", ""))  # a page builder that gives every element this class
+    # a page builder that gives every element this class
+    words = _split_words(names.replace("elementor-widget", ""))
     flags = NOTHING
     for word in words:
         if word in _FLAGS:
@@ -104,9 +129,12 @@ PARAGRAPH = 80  # minimum characters of a run that counts as a paragraph
 _SIDE_FLAGS = HIDDEN | GUTTER | SIDE
 _SIDE_TAGS = frozenset(["footer", "menu", "figcaption", "aside", "form"])
 _NEVER = frozenset(["#", "body", "html", "article", "main"])
-_LARGEST_SIDE = 0.4  # share of the characters of the page; a larger element is content, whatever its name
-_MAX_PARAGRAPHS = 0.5  # share of the characters in paragraphs; more is content that a script reveals
-_LEAST_PARAGRAPHS = 400  # characters in paragraphs; below, a footer notice may have the larger share
+# share of the characters of the page; a larger element is content, whatever its name
+_LARGEST_SIDE = 0.4
+# share of the characters in paragraphs; more is content that a script reveals
+_MAX_PARAGRAPHS = 0.5
+# characters in paragraphs; below, a footer notice may have the larger share
+_LEAST_PARAGRAPHS = 400
 _LARGEST_NAMED_MAIN = 0.15  # the same for elements that also have the flag MAIN
 _ENOUGH = 250  # minimum of remaining characters; below, names are trusted less
 
@@ -116,12 +144,16 @@ def mark_boilerplate_runs(tree: HtmlTree, lengths: list[int], paragraphs: list[i
     total = sum(lengths)
     for trust_names in (True, False):
         out = _mark_runs(tree, lengths, paragraphs, total, trust_names)
-        if sum(length for length, gone in zip(lengths, out, strict=True) if not gone) >= min(_ENOUGH, total):
+        if sum(length for length, gone in zip(lengths, out, strict=True) if not gone) >= min(
+            _ENOUGH, total
+        ):
             return out
     return [False] * len(lengths)
 
 
-def _mark_runs(tree: HtmlTree, lengths: list[int], paragraphs: list[int], total: int, trust_names: bool) -> list[bool]:
+def _mark_runs(
+    tree: HtmlTree, lengths: list[int], paragraphs: list[int], total: int, trust_names: bool
+) -> list[bool]:
     """Mark the runs in one pass over the elements; elements inside boilerplate are skipped."""
     out = [False] * len(lengths)
     before, paragraphs_before = [0, *accumulate(lengths)], [0, *accumulate(paragraphs)]

@@ -1,24 +1,33 @@
 """Find the element that holds the main content of a page.
 
-Each run that reads like a sentence adds weight to the elements around it, less to the farther ones. The element with
-the most weight is the root (an idea of Readability, Arc90 2009). The root grows to an enclosing element as long as that
-adds much text in paragraphs.
+Each run that reads like a sentence adds weight to the elements around it, less to the farther ones.
+The element with the most weight is the root (an idea of Readability, Arc90 2009). The root grows to
+an enclosing element as long as that adds much text in paragraphs.
 
-`ElementStats` counts the characters of each element, in all, in links and in paragraphs. The counts are prefix sums
-over runs, so that the count of an element is the difference of two numbers. Boilerplate runs (`extract.boilerplate`)
-count as empty."""
+`ElementStats` counts the characters of each element, in all, in links and in paragraphs. The counts
+are prefix sums over runs, so that the count of an element is the difference of two numbers.
+Boilerplate runs (`extract.boilerplate`) count as empty."""
 
 import re
 from itertools import accumulate
 
-from data_pipeline.extract.boilerplate import BODY, PARAGRAPH, classify_attributes, mark_boilerplate_runs
-from data_pipeline.extract.html_tree import HEADINGS, HtmlTree, parse_tree
+from llmsys.data_pipeline.extract.boilerplate import (
+    BODY,
+    PARAGRAPH,
+    classify_attributes,
+    mark_boilerplate_runs,
+)
+from llmsys.data_pipeline.extract.html_tree import HEADINGS, HtmlTree, parse_tree
 
 
 class ElementStats:
-    """A tree, the lengths of its runs, which of them are boilerplate (`out`), and prefix sums of the others."""
+    """A tree, the lengths of its runs, which of them are boilerplate (`out`), and prefix sums of
+    the others.
+    """
 
-    def __init__(self, tree: HtmlTree, lengths: list[int], paragraphs: list[int], out: list[bool]) -> None:
+    def __init__(
+        self, tree: HtmlTree, lengths: list[int], paragraphs: list[int], out: list[bool]
+    ) -> None:
         self.tree, self.lengths, self.out = tree, lengths, out
         self._characters = _compute_prefix_sums(lengths, out)
         self._linked = _compute_prefix_sums(tree.linked, out)
@@ -26,7 +35,9 @@ class ElementStats:
 
     def count_characters(self, element: int) -> int:
         """Return the characters in an element."""
-        return self._characters[self.tree.last[element]] - self._characters[self.tree.first[element]]
+        return (
+            self._characters[self.tree.last[element]] - self._characters[self.tree.first[element]]
+        )
 
     def count_link_characters(self, element: int) -> int:
         """Return the characters in links in an element."""
@@ -34,7 +45,9 @@ class ElementStats:
 
     def count_paragraph_characters(self, element: int) -> int:
         """Return the characters in paragraphs in an element."""
-        return self._paragraphs[self.tree.last[element]] - self._paragraphs[self.tree.first[element]]
+        return (
+            self._paragraphs[self.tree.last[element]] - self._paragraphs[self.tree.first[element]]
+        )
 
     def is_body(self, element: int) -> bool:
         """Return whether an element is named as the one that holds the content and little else."""
@@ -50,7 +63,9 @@ def parse_page(html: bytes) -> ElementStats:
 
 
 def _compute_run_lengths(tree: HtmlTree) -> tuple[list[int], list[int]]:
-    """Return the characters of each run, and again only for paragraphs: long runs, not made of links, no headings."""
+    """Return the characters of each run, and again only for paragraphs: long runs, not made of
+    links, no headings.
+    """
     lengths = list(map(len, tree.text))
     tag, runs = tree.tag, zip(lengths, tree.linked, tree.owner, strict=True)
     return lengths, [
@@ -67,13 +82,15 @@ def _compute_prefix_sums(counts: list[int], out: list[bool]) -> list[int]:
 
 # Elements that shape text; the weight of a run goes to the element around them.
 _SHAPES = frozenset([
-    "li", "ul", "ol", "dl", "dd", "dt", "tr", "tbody", "thead", "tfoot", "table", "blockquote", "p", "pre", "figure",
+    "li", "ul", "ol", "dl", "dd", "dt", "tr", "tbody", "thead", "tfoot", "table", "blockquote", "p",
+    "pre", "figure",
     "details",
 ])  # fmt: skip
 _MARKS = ",.;!?"
 _OTHER_MARKS = "،，、。"
 _SENTENCE = 25  # minimum characters of a run with weight
-_SHARES = (1, 2, 6, 9, 12, 15)  # divisors of a run's weight for each enclosing element, innermost first
+# divisors of a run's weight for each enclosing element, innermost first
+_SHARES = (1, 2, 6, 9, 12, 15)
 _BODY_WEIGHT = 1.3  # factor for elements with the flag BODY
 _GROWTH = 0.25  # minimum share of added text for the root to grow
 _POST_OF_PAGE = re.compile(r'\sclass="[^"]*\bpostid-(\d+)\b')
@@ -100,8 +117,13 @@ def score_elements(page: ElementStats) -> list[float]:
             continue
         # As in Readability: a point for the run, one per mark, one per 100 characters up to three.
         weight = 1 + count_punctuation(tree.text[run]) + min(length / 100, 3)
-        # An element with one run is taken for a paragraph: its text counts for the element around it.
-        alone = tree.last[owner] - tree.first[owner] == 1 and tag[owner] not in ("body", "article", "main")
+        # An element with one run is taken for a paragraph: its text counts for the element around
+        # it.
+        alone = tree.last[owner] - tree.first[owner] == 1 and tag[owner] not in (
+            "body",
+            "article",
+            "main",
+        )
         element = containers[parent[owner] if alone else owner]
         for share in _SHARES:
             if element == 0:
@@ -127,12 +149,17 @@ def find_root(page: ElementStats, weights: list[float]) -> int:
     """Return the heaviest element, grown, or the post in it that the page names."""
     heaviest = weights.index(max(weights))
     return _find_named_post(
-        page, _find_twin_ancestor(page, heaviest) if page.is_body(heaviest) else _grow_root(page, heaviest)
+        page,
+        _find_twin_ancestor(page, heaviest)
+        if page.is_body(heaviest)
+        else _grow_root(page, heaviest),
     )
 
 
 def _grow_root(page: ElementStats, root: int) -> int:
-    """Return the root, or the enclosing element that adds a quarter or more of text in paragraphs."""
+    """Return the root, or the enclosing element that adds a quarter or more of text in
+    paragraphs.
+    """
     own, element = page.count_paragraph_characters(root), root
     while element > 0:
         element = page.tree.parent[element]
@@ -143,7 +170,9 @@ def _grow_root(page: ElementStats, root: int) -> int:
 
 
 def _find_twin_ancestor(page: ElementStats, root: int) -> int:
-    """Return the nearest element around all elements with the root's tag and name: an article in several pieces."""
+    """Return the nearest element around all elements with the root's tag and name: an article in
+    several pieces.
+    """
     tree = page.tree
     first, last = tree.first[root], tree.last[root]
     for element, attributes in enumerate(tree.attributes):
@@ -156,7 +185,9 @@ def _find_twin_ancestor(page: ElementStats, root: int) -> int:
 
 
 def _find_named_post(page: ElementStats, root: int) -> int:
-    """Return the post inside the root that the page names (WordPress: half of the web), or the root."""
+    """Return the post inside the root that the page names (WordPress: half of the web), or the
+    root.
+    """
     tree = page.tree
     # WordPress names the post in the class of the body, one of the first elements.
     named = next(filter(None, map(_POST_OF_PAGE.search, tree.attributes[1:3])), None)

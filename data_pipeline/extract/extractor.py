@@ -1,17 +1,18 @@
-"""Extract plain text from HTML pages: one paragraph or list item per line, blank lines between blocks.
+"""Extract plain text from HTML pages: one paragraph or list item per line, blank lines between
+blocks.
 
 The article extractor is `extract.main_content`; resiliparse and trafilatura are called here.
 
-resiliparse: a page nested deeper than the config allows, or with many deep elements, is extracted without searching for
-its main content, which takes time quadratic in the depth.
+resiliparse: a page nested deeper than the config allows, or with many deep elements, is extracted
+without searching for its main content, which takes time quadratic in the depth.
 
-trafilatura: readers' comments are left out, as in FineWeb. Its cache of repeated texts, which makes a text depend on
-earlier pages, is off.
+trafilatura: readers' comments are left out, as in FineWeb. Its cache of repeated texts, which makes
+a text depend on earlier pages, is off.
 
 Invariants:
 - Text is valid UTF-8 in Unicode's NFC, without control characters other than tab and newline.
-- A page that would take more work than the config allows is reported with the limit it exceeds. Limits are counted,
-  not timed, so that the load of the machine changes nothing.
+- A page that would take more work than the config allows is reported with the limit it exceeds.
+  Limits are counted, not timed, so that the load of the machine changes nothing.
 """
 
 import re
@@ -25,7 +26,6 @@ import numpy as np
 import pyarrow as pa
 from resiliparse.extract.html2text import extract_plain_text
 
-from data_pipeline.extract.page_limits import LimitViolation, Nesting, find_limit_violation
 from llmsys.config.cleaning import (
     ArticleExtractorConfig,
     ExtractConfig,
@@ -33,9 +33,11 @@ from llmsys.config.cleaning import (
     ResiliparseExtractorConfig,
     TrafilaturaExtractorConfig,
 )
+from llmsys.data_pipeline.extract.page_limits import LimitViolation, Nesting, find_limit_violation
 from llmsys.errors import ConfigError
 
-_STEPS = 20_000_000  # tags times depth, above which the search for the main content takes many seconds
+# tags times depth, above which the search for the main content takes many seconds
+_STEPS = 20_000_000
 _TAG = re.compile(rb"<(/?)([a-zA-Z][a-zA-Z0-9]*)")
 # Elements that never nest in themselves: void ones, and those that the next of their kind closes.
 _FLAT = frozenset(
@@ -50,8 +52,12 @@ def build_resiliparse_extractor(config: ResiliparseExtractorConfig) -> Callable[
     def extract_text(html: bytes) -> str:
         # The search for the main content takes time quadratic in the depth.
         depth = estimate_nesting_depth(html) if config.main_content else 0
-        main_content = config.main_content and depth <= config.max_depth and depth * html.count(b"<") <= _STEPS
-        return extract_plain_text(html.decode(), main_content=main_content, alt_texts=False, comments=False)
+        main_content = (
+            config.main_content and depth <= config.max_depth and depth * html.count(b"<") <= _STEPS
+        )
+        return extract_plain_text(
+            html.decode(), main_content=main_content, alt_texts=False, comments=False
+        )
 
     return extract_text
 
@@ -97,7 +103,11 @@ def build_trafilatura_extractor(config: TrafilaturaExtractorConfig) -> Callable[
 
     def extract_text(html: bytes) -> str:
         text = extract(
-            html.decode(), favor_precision=precise, favor_recall=complete, include_comments=False, deduplicate=False
+            html.decode(),
+            favor_precision=precise,
+            favor_recall=complete,
+            include_comments=False,
+            deduplicate=False,
         )
         return text or ""
 
@@ -124,14 +134,18 @@ def get_trafilatura_version() -> str:
 
 _BLANK_LINES = re.compile(r"\n{3,}")
 # Controls are noise in text; carriage returns were converted to newlines before.
-_NOISE = dict.fromkeys([*range(0, 9), 11, 12, *range(14, 32), *range(127, 160), 0xFEFF, 0xFFFE, 0xFFFF])
+_NOISE = dict.fromkeys(
+    [*range(0, 9), 11, 12, *range(14, 32), *range(127, 160), 0xFEFF, 0xFFFE, 0xFFFF]
+)
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufeff\ufffe\uffff]")
 
 Extractor = Callable[[bytes], str]  # HTML as valid UTF-8, without NUL
 
 
 class ExtractionResult(NamedTuple):
-    """Texts of a batch of pages, null without text, and the limit that each page exceeds, if any."""
+    """Texts of a batch of pages, null without text, and the limit that each page exceeds, if
+    any.
+    """
 
     texts: pa.LargeStringArray
     limit_hits: list[LimitViolation | None]
@@ -146,7 +160,8 @@ def extract_pages(pages: pa.RecordBatch, config: ExtractConfig) -> ExtractionRes
     """Extract the text of a batch of pages.
 
     Args:
-        pages: record batch with the columns `payload` and `charset` of `readers.page_batch.PAGE_SCHEMA`.
+        pages: record batch with the columns `payload` and `charset` of
+            `readers.page_batch.PAGE_SCHEMA`.
         config: extractor and limits.
 
     Returns:
@@ -163,16 +178,22 @@ def extract_pages(pages: pa.RecordBatch, config: ExtractConfig) -> ExtractionRes
         html = _convert_to_utf8(payloads[row : row + 1], charset, config.max_page_bytes)
         violation = html if isinstance(html, LimitViolation) else _find_page_violation(html, config)
         violations.append(violation)
-        texts.append(None if violation or isinstance(html, LimitViolation) else clean_text(extract(html)) or None)
+        texts.append(
+            None
+            if violation or isinstance(html, LimitViolation)
+            else clean_text(extract(html)) or None
+        )
     return ExtractionResult(pa.array(texts, pa.large_string()), violations)
 
 
 @lru_cache(maxsize=8)
 def build_extractor(config: ExtractConfig) -> Extractor:
-    """Build the extractor of a config; its library is imported here, since few processes extract."""
+    """Build the extractor of a config; its library is imported here, since few processes
+    extract.
+    """
     match config:
         case ArticleExtractorConfig():
-            from data_pipeline.extract.main_content import extract_article
+            from llmsys.data_pipeline.extract.main_content import extract_article
 
             return extract_article
         case ResiliparseExtractorConfig():
@@ -180,25 +201,33 @@ def build_extractor(config: ExtractConfig) -> Extractor:
         case TrafilaturaExtractorConfig():
             return build_trafilatura_extractor(config)
         case PythonExtractorConfig():
-            from data_pipeline.extract.python_extractor import build_python_extractor
+            from llmsys.data_pipeline.extract.python_extractor import build_python_extractor
 
             return build_python_extractor(config)
         case unreachable:
             assert_never(unreachable)
 
 
-def _convert_to_utf8(page: pa.LargeBinaryArray, charset: str, max_bytes: int) -> bytes | LimitViolation:
+def _convert_to_utf8(
+    page: pa.LargeBinaryArray, charset: str, max_bytes: int
+) -> bytes | LimitViolation:
     """Return the only page of an array in UTF-8 without NULs, which the parsers do not accept."""
     payload: bytes = page[0].as_py()
     if len(payload) > max_bytes:
         return LimitViolation("bytes", len(payload), max_bytes)
     payload_is_utf8 = charset == "utf-8" and (payload.isascii() or _is_utf8(page))
-    html = payload if payload_is_utf8 else payload.decode(charset, "replace").encode("utf-8", "replace")
+    html = (
+        payload
+        if payload_is_utf8
+        else payload.decode(charset, "replace").encode("utf-8", "replace")
+    )
     return html.replace(b"\0", b"")
 
 
 def _is_utf8(page: pa.LargeBinaryArray) -> bool:
-    """Return whether the page is valid UTF-8; Arrow's check is several times as fast as decoding."""
+    """Return whether the page is valid UTF-8; Arrow's check is several times as fast as
+    decoding.
+    """
     try:
         page.cast(pa.large_string())
     except pa.ArrowInvalid:
@@ -207,15 +236,22 @@ def _is_utf8(page: pa.LargeBinaryArray) -> bool:
 
 
 def _find_page_violation(html: bytes, config: ExtractConfig) -> LimitViolation | None:
-    """Return the limit that a page exceeds; the time of resiliparse's parser does not grow with nesting."""
+    """Return the limit that a page exceeds; the time of resiliparse's parser does not grow with
+    nesting.
+    """
     nesting: Nesting = "linear" if isinstance(config, ResiliparseExtractorConfig) else "square"
-    return find_limit_violation(html, nesting=nesting, max_nodes=config.max_nodes, max_attributes=config.max_attributes)
+    return find_limit_violation(
+        html, nesting=nesting, max_nodes=config.max_nodes, max_attributes=config.max_attributes
+    )
 
 
 def clean_text(text: str) -> str:
-    """Return the text normalized for the rest of the pipeline: valid, NFC, without stray white space."""
+    """Return the text normalized for the rest of the pipeline: valid, NFC, without stray white
+    space.
+    """
     if not text.isascii():
-        text = text.encode("utf-8", "replace").decode("utf-8")  # a lone surrogate becomes a question mark
+        # a lone surrogate becomes a question mark
+        text = text.encode("utf-8", "replace").decode("utf-8")
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     if _CONTROL.search(text):
         text = text.translate(_NOISE)

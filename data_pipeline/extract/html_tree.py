@@ -1,9 +1,10 @@
-"""Parse an HTML page into two flat lists: its block elements, and the runs of text between their tags.
+"""Parse an HTML page into two flat lists: its block elements, and the runs of text between their
+tags.
 
-lexbor parses the page with HTML's own algorithm, so that unclosed tags and broken entities mean what they mean in a
-browser. Elements without readable text are removed, and the rest is serialized again. In this regular form every block
-has its end tag, and `<` and `>` occur in tags and comments only, so one pass over tags and texts builds the tree, with
-no call per node.
+lexbor parses the page with HTML's own algorithm, so that unclosed tags and broken entities mean
+what they mean in a browser. Elements without readable text are removed, and the rest is serialized
+again. In this regular form every block has its end tag, and `<` and `>` occur in tags and comments
+only, so one pass over tags and texts builds the tree, with no call per node.
 
 Invariants:
 - Time and memory are linear in the page.
@@ -16,15 +17,20 @@ from typing import Final
 
 from selectolax.lexbor import LexborHTMLParser
 
-# Scripts, pictures, forms and navigation. Each name costs time on every page, so that this lists only frequent elements
-# and those whose text lexbor does not escape; the parser below skips the others that are not read.
-_UNREAD_SELECTOR = "script,style,noscript,template,iframe,noembed,noframes,svg,nav,select,button,img,input"
+# Scripts, pictures, forms and navigation. Each name costs time on every page, so that this lists
+# only frequent elements and those whose text lexbor does not escape; the parser below skips the
+# others that are not read.
+_UNREAD_SELECTOR = (
+    "script,style,noscript,template,iframe,noembed,noframes,svg,nav,select,button,img,input"
+)
 # Text that lexbor does not escape, and comments that may hold such tags.
 _RAW = re.compile("<!--.*?-->|<xmp[^>]*>(.*?)</xmp>|<plaintext[^>]*>(.*)</plaintext>", re.DOTALL)
 
 
 def normalize_html(html: bytes) -> str:
-    """Return the body of a page in the regular form; the caller has checked the limits of `extract.page_limits`."""
+    """Return the body of a page in the regular form; the caller has checked the limits of
+    `extract.page_limits`.
+    """
     page = LexborHTMLParser(html)
     body = page.body or page.root
     if body is None:
@@ -43,22 +49,27 @@ def _escape_raw_text(raw: re.Match[str]) -> str:
     return f"<pre>{text.replace('<', '&lt;').replace('>', '&gt;')}</pre>" if text else ""
 
 
-# Splits into (text, name with "/" for an end tag, attributes) repeatedly; a comment has no name. lexbor escapes `>` in
-# attributes.
+# Splits into (text, name with "/" for an end tag, attributes) repeatedly; a comment has no name.
+# lexbor escapes `>` in attributes.
 _TAGS = re.compile(r"<(?:!--.*?--|([^\s>]*)([^>]*))>", re.DOTALL)
 _BLOCKS = [
-    "address", "article", "aside", "blockquote", "body", "caption", "center", "dd", "details", "dir", "div", "dl",
-    "dt", "fieldset", "figcaption", "figure", "footer", "form", "h1", "h2", "h3", "h4", "h5", "h6", "header", "hgroup",
-    "html", "legend", "li", "main", "menu", "ol", "p", "pre", "section", "summary", "table", "tbody", "td", "tfoot",
+    "address", "article", "aside", "blockquote", "body", "caption", "center", "dd", "details",
+    "dir", "div", "dl",
+    "dt", "fieldset", "figcaption", "figure", "footer", "form", "h1", "h2", "h3", "h4", "h5", "h6",
+    "header", "hgroup",
+    "html", "legend", "li", "main", "menu", "ol", "p", "pre", "section", "summary", "table",
+    "tbody", "td", "tfoot",
     "th", "thead", "tr", "ul",
 ]  # fmt: skip
 _UNREAD = [
-    "annotation", "annotation-xml", "applet", "audio", "canvas", "datalist", "dialog", "head", "map", "object",
+    "annotation", "annotation-xml", "applet", "audio", "canvas", "datalist", "dialog", "head",
+    "map", "object",
     "picture", "rp", "textarea", "video",
 ]  # fmt: skip
 HEADINGS = frozenset(["h1", "h2", "h3", "h4", "h5", "h6"])
 _LINE_BREAK = "\0"  # in no page: the extractor removes NULs
-_KEPT_EMPTY = frozenset(["/td", "/th", "/tr"])  # the column of a cell follows from the cells before it
+# the column of a cell follows from the cells before it
+_KEPT_EMPTY = frozenset(["/td", "/th", "/tr"])
 
 _OPENS: Final = 1
 _CLOSES: Final = 2
@@ -78,7 +89,8 @@ _EFFECTS = (
 
 @dataclass(slots=True)
 class HtmlTree:
-    """Block elements with text and runs of text, both in document order; element 0 is above all others.
+    """Block elements with text and runs of text, both in document order; element 0 is above all
+    others.
 
     Attributes:
         tag: name of each element.
@@ -136,7 +148,11 @@ def parse_tree(html: bytes) -> HtmlTree:
                         preformatted -= 1
                     last[current] = len(texts)
                     # The element held no text and no other element.
-                    if first[current] == len(texts) and current == len(tag) - 1 and name not in _KEPT_EMPTY:
+                    if (
+                        first[current] == len(texts)
+                        and current == len(tag) - 1
+                        and name not in _KEPT_EMPTY
+                    ):
                         del tag[-1], all_attributes[-1], first[-1], last[-1]
                         current = parent.pop()
                     else:

@@ -1,40 +1,63 @@
 """Extract the main content of a page.
 
-Runs in boilerplate elements (`extract.boilerplate`) are ignored. Runs that read like paragraphs locate the root of the
-content (`extract.content_score`). Siblings of the root with content and an introduction after the headline are added.
-Boxes of links, phrases about the page (calls to subscribe or share, copyright notices, picture credits) and headings
-without text are dropped. `extract.text_layout` renders the rest.
+Runs in boilerplate elements (`extract.boilerplate`) are ignored. Runs that read like paragraphs
+locate the root of the content (`extract.content_score`). Siblings of the root with content and an
+introduction after the headline are added. Boxes of links, phrases about the page (calls to
+subscribe or share, copyright notices, picture credits) and headings without text are dropped.
+`extract.text_layout` renders the rest.
 """
 
 import re
 
-from data_pipeline.extract.boilerplate import PARAGRAPH, TEASER, classify_attributes
-from data_pipeline.extract.content_score import ElementStats, count_punctuation, find_root, parse_page, score_elements
-from data_pipeline.extract.html_tree import HEADINGS, HtmlTree
-from data_pipeline.extract.text_layout import render_text
+from llmsys.data_pipeline.extract.boilerplate import PARAGRAPH, TEASER, classify_attributes
+from llmsys.data_pipeline.extract.content_score import (
+    ElementStats,
+    count_punctuation,
+    find_root,
+    parse_page,
+    score_elements,
+)
+from llmsys.data_pipeline.extract.html_tree import HEADINGS, HtmlTree
+from llmsys.data_pipeline.extract.text_layout import render_text
 
 LONGEST = 160  # characters; longer runs are not tested for phrases
 # Patterns of the text after the first word, by first word; `.` allows anything.
 _FOLLOWED = {
-    "read": r"(?:more|also|next)\b", "see": r"(?:more|also)\b", "watch": r"(?:more|next|now|also)\b",
-    "listen": r"now\b", "discover": r"more\b", "find": r"out more\b", "learn": r"more\b", "click": r"here\b",
-    "also": r"(?:read|on|see|watch|check)\b", "more": r"(?:from|on|stories|news)\b", "related": ".", "related:": ".",
-    "recommended": ".", "subscribe": ".", "sign": r"up\b", "signup": ".", "follow": r"(?:us|me|him|her|@)",
+    "read": r"(?:more|also|next)\b", "see": r"(?:more|also)\b",
+    "watch": r"(?:more|next|now|also)\b",
+    "listen": r"now\b", "discover": r"more\b", "find": r"out more\b", "learn": r"more\b",
+    "click": r"here\b",
+    "also": r"(?:read|on|see|watch|check)\b", "more": r"(?:from|on|stories|news)\b", "related": ".",
+    "related:": ".",
+    "recommended": ".", "subscribe": ".", "sign": r"up\b", "signup": ".",
+    "follow": r"(?:us|me|him|her|@)",
     "share": r"(?:this|on|with|your)\b", "advertisement": ".", "sponsored": ".",
     "like": r"this (?:story|article|post)\b", "love": r"this (?:story|article|post)\b",
-    "enjoyed": r"this (?:story|article|post)\b", "get": r"(?:the|our) (?:latest|newsletter|best|app)\b",
-    "have": r"a (?:news )?tip\b", "got": r"a (?:news )?tip\b", "image": r"(?:credit|by|courtesy|source|via|©|:)",
-    "photo": r"(?:credit|by|courtesy|source|via|©|:)", "image:": ".", "photo:": ".", "photos:": ".", "picture:": ".",
-    "©": ".", "(c)": ".", "copyright": ".", "all": r"rights reserved", "tags:": ".", "tag:": ".", "filed": r"under\b",
-    "posted": r"(?:in|by|on)\b", "leave": r"a (?:comment|reply)\b", "last": r"(?:updated|modified)\b",
-    "download": r"(?:the|our) app\b", "join": r"(?:us|our)\b", "source:": ".", "lesen": r"sie auch\b",
-    "mehr": r"zum thema\b", "weitere": r"(?:infos|informationen|artikel|themen)\b", "auch": r"interessant\b",
-    "das": r"könnte sie\b", "teilen": ".", "foto:": ".", "fotos:": ".", "bild:": ".", "bilder:": ".", "quelle:": ".",
-    "anzeige": ".", "lea": r"también\b", "lee": r"también\b", "ver": r"también\b", "suscríbete": ".",
-    "leia": r"(?:também|mais)\b", "lire": r"aussi\b", "voir": r"aussi\b", "czytaj": r"też\b", "zobacz": r"też\b",
+    "enjoyed": r"this (?:story|article|post)\b",
+    "get": r"(?:the|our) (?:latest|newsletter|best|app)\b",
+    "have": r"a (?:news )?tip\b", "got": r"a (?:news )?tip\b",
+    "image": r"(?:credit|by|courtesy|source|via|©|:)",
+    "photo": r"(?:credit|by|courtesy|source|via|©|:)", "image:": ".", "photo:": ".", "photos:": ".",
+    "picture:": ".",
+    "©": ".", "(c)": ".", "copyright": ".", "all": r"rights reserved", "tags:": ".", "tag:": ".",
+    "filed": r"under\b",
+    "posted": r"(?:in|by|on)\b", "leave": r"a (?:comment|reply)\b",
+    "last": r"(?:updated|modified)\b",
+    "download": r"(?:the|our) app\b", "join": r"(?:us|our)\b", "source:": ".",
+    "lesen": r"sie auch\b",
+    "mehr": r"zum thema\b", "weitere": r"(?:infos|informationen|artikel|themen)\b",
+    "auch": r"interessant\b",
+    "das": r"könnte sie\b", "teilen": ".", "foto:": ".", "fotos:": ".", "bild:": ".",
+    "bilder:": ".", "quelle:": ".",
+    "anzeige": ".", "lea": r"también\b", "lee": r"también\b", "ver": r"también\b",
+    "suscríbete": ".",
+    "leia": r"(?:também|mais)\b", "lire": r"aussi\b", "voir": r"aussi\b", "czytaj": r"też\b",
+    "zobacz": r"też\b",
     "leggi": r"anche\b",
 }  # fmt: skip
-_PATTERNS = {word: re.compile(rest, re.IGNORECASE) for word, rest in _FOLLOWED.items() if rest != "."}
+_PATTERNS = {
+    word: re.compile(rest, re.IGNORECASE) for word, rest in _FOLLOWED.items() if rest != "."
+}
 _GLUED = ("©", "相关阅读", "相关文章", "责任编辑", "責任編輯", "関連記事")
 _AROUND = " \t\n-–—•*>»|[\"“'#+👉"
 
@@ -74,23 +97,35 @@ def find_content_siblings(page: ElementStats, weights: list[float], root: int) -
         if tree.parent[element] != parent or element == root:
             continue
         size = page.count_characters(element)
-        paragraph = tree.tag[element] == "p" and size > PARAGRAPH and page.count_link_characters(element) * 4 < size
+        paragraph = (
+            tree.tag[element] == "p"
+            and size > PARAGRAPH
+            and page.count_link_characters(element) * 4 < size
+        )
         if weights[element] >= least or paragraph:
             found.append(element)
     return found
 
 
 def add_lead(page: ElementStats, root: int, keep: list[bool]) -> None:
-    """Keep runs that read like an introduction between headline and root, unless they are named as a summary."""
+    """Keep runs that read like an introduction between headline and root, unless they are named
+    as a summary.
+    """
     tree = page.tree
     if root == 0 or page.is_body(root):
         return
     start = tree.first[root]
-    headline = next((run for run in range(start - 1, -1, -1) if tree.tag[tree.owner[run]] == "h1"), start)
+    headline = next(
+        (run for run in range(start - 1, -1, -1) if tree.tag[tree.owner[run]] == "h1"), start
+    )
     for run in range(headline + 1, start):
         length, owner = page.lengths[run], tree.owner[run]
-        flags = classify_attributes(tree.attributes[owner]) | classify_attributes(tree.attributes[tree.parent[owner]])
-        is_lead = length >= _LEAD and tree.linked[run] * 4 <= length and count_punctuation(tree.text[run])
+        flags = classify_attributes(tree.attributes[owner]) | classify_attributes(
+            tree.attributes[tree.parent[owner]]
+        )
+        is_lead = (
+            length >= _LEAD and tree.linked[run] * 4 <= length and count_punctuation(tree.text[run])
+        )
         if is_lead and not page.out[run] and not flags & TEASER:
             keep[run] = True
 
@@ -127,7 +162,9 @@ def select_kept_runs(tree: HtmlTree, keep: list[bool]) -> list[int]:
         if not keep[run]:
             continue
         tag = tree.tag[tree.owner[run]]
-        if tag in HEADINGS and (following == len(keep) or (following > run + 1 and "" < level <= tag)):
+        if tag in HEADINGS and (
+            following == len(keep) or (following > run + 1 and "" < level <= tag)
+        ):
             continue
         following, level = run, tag if tag in HEADINGS else ""
         kept.append(run)
@@ -135,7 +172,9 @@ def select_kept_runs(tree: HtmlTree, keep: list[bool]) -> list[int]:
 
 
 def extract_article(html: bytes) -> str:
-    """Return the text of a page's main content, "" without any; the caller has checked the limits of the page."""
+    """Return the text of a page's main content, "" without any; the caller has checked the
+    limits of the page.
+    """
     page = parse_page(html)
     return render_text(page.tree, find_main_content(page))
 

@@ -1,8 +1,9 @@
-"""Bound the work that a page can cause in a parser, before it is parsed: bytes, nodes, nesting, attributes.
+"""Bound the work that a page can cause in a parser, before it is parsed: bytes, nodes, nesting,
+attributes.
 
-30 kB of HTML can take gigabytes: unclosed formatting elements are reopened in every following paragraph (WHATWG HTML,
-13.2.4.3), end tags search all open elements, and every attribute is a node and is compared with those before it in its
-element.
+30 kB of HTML can take gigabytes: unclosed formatting elements are reopened in every following
+paragraph (WHATWG HTML, 13.2.4.3), end tags search all open elements, and every attribute is a node
+and is compared with those before it in its element.
 
 Invariants:
 - Time is linear in the bytes.
@@ -18,13 +19,16 @@ import numpy.typing as npt
 
 _START_TAG = re.compile(rb"<[a-zA-Z][^\s/>]*")
 _NO_ATTRIBUTES = 8_192  # a shorter tag has few attributes
-_ATTRIBUTE = re.compile(rb"[\s/]*+=?[^\s/>=]++(?:\s*+=\s*+(?:\"[^\"]*+\"|'[^']*+'|[^\s>]*+))?|[\s/]*+=")
+_ATTRIBUTE = re.compile(
+    rb"[\s/]*+=?[^\s/>=]++(?:\s*+=\s*+(?:\"[^\"]*+\"|'[^']*+'|[^\s>]*+))?|[\s/]*+="
+)
 
 
 def count_attributes_over_limit(html: bytes, limit: int) -> int:
     """Return `limit` + 1 if an element has more than `limit` attributes, else 0.
 
-    Tags are searched only where `_NO_ATTRIBUTES` bytes hold no other one; shorter tags have few attributes.
+    Tags are searched only where `_NO_ATTRIBUTES` bytes hold no other one; shorter tags have few
+    attributes.
     """
     start = 0
     while len(html) - start > _NO_ATTRIBUTES:
@@ -52,7 +56,9 @@ def _find_next_tag(html: bytes, start: int, end: int) -> int:
 
 
 def count_attributes(html: bytes, limit: int) -> int:
-    """Count the attributes of all elements, up to `limit` + 1; those in comments and scripts count too."""
+    """Count the attributes of all elements, up to `limit` + 1; those in comments and scripts
+    count too.
+    """
     count = 0
     tag = _START_TAG.search(html)
     while tag and count <= limit:
@@ -78,7 +84,8 @@ _FORMATTING = frozenset(b"b big code em font i nobr s small strike strong tt u".
 _WELL_FORMED = rb'(?:\s++[a-z:-]++(?:="[^"<>]*+")?)*+\s*+>[^<]*+'
 # A formatting element around text and spans only: its end tag always closes it.
 _CLOSED_AT_ONCE = re.compile(
-    rb"<(%b)%b(?:</?span%b)*+</\1>" % (b"|".join(sorted(_FORMATTING)), _WELL_FORMED, _WELL_FORMED), re.IGNORECASE
+    rb"<(%b)%b(?:</?span%b)*+</\1>" % (b"|".join(sorted(_FORMATTING)), _WELL_FORMED, _WELL_FORMED),
+    re.IGNORECASE,
 )
 # Void elements, and those that the next one of their kind closes.
 _FLAT = frozenset(
@@ -87,7 +94,8 @@ _FLAT = frozenset(
 )
 # No end tag inside one of these closes what was opened outside (13.2.4.2, scopes).
 _SCOPES = frozenset(b"table template applet marquee object svg math select button".split())
-_BLOCKS_MOVED = 7  # an end tag moves its formatting element through at most so many blocks (13.2.6.4.7)
+# an end tag moves its formatting element through at most so many blocks (13.2.6.4.7)
+_BLOCKS_MOVED = 7
 _FEW = 4_000_000  # pairs of tags; the worst page with fewer has a quarter as many nodes
 _SHORTEST_ATTRIBUTE = 2  # bytes, with the separator before it
 _OPTION_STEPS = 16  # cost of an open <option> relative to another element
@@ -110,8 +118,8 @@ def find_limit_violation(
 
     Args:
         html: the page; the caller has checked its length.
-        nesting: growth of the parser's time with the depth of elements. With `square`, a page may take
-            `_STEPS_PER_NODE` steps for each of its allowed nodes.
+        nesting: growth of the parser's time with the depth of elements. With `square`, a page may
+            take `_STEPS_PER_NODE` steps for each of its allowed nodes.
         max_nodes: limit of elements, texts and attributes of the page.
         max_attributes: limit of attributes of one element.
     """
@@ -122,7 +130,9 @@ def find_limit_violation(
         nodes += count_attributes(html, max_nodes - nodes)
     if nodes > max_nodes:
         return LimitViolation("nodes", nodes, max_nodes)
-    if tags * tags > _FEW and (tags > max_nodes // 32 or tags * _count_open_formatting(html, is_tag) > _FEW):
+    if tags * tags > _FEW and (
+        tags > max_nodes // 32 or tags * _count_open_formatting(html, is_tag) > _FEW
+    ):
         depth, reopened, options = count_open_elements(html)
         nodes += tags * reopened
         if nodes > max_nodes:
@@ -136,7 +146,9 @@ def find_limit_violation(
 
 
 def _count_open_formatting(html: bytes, is_tag: npt.NDArray[np.bool_]) -> int:
-    """Return an upper bound of the formatting elements that stay open, by the first two letters of their names."""
+    """Return an upper bound of the formatting elements that stay open, by the first two letters
+    of their names.
+    """
     data = np.frombuffer(html + b"  ", np.uint8)
     start = np.flatnonzero(is_tag) + 1
     starts = int(np.count_nonzero(_FORMATTING_STARTS[data[start], data[start + 1]]))
@@ -156,9 +168,11 @@ _FORMATTING_STARTS = _build_formatting_starts()
 
 
 def count_open_elements(html: bytes) -> tuple[int, int, int]:
-    """Return the maximum of open elements, of reopened formatting elements, and the weight of open options.
+    """Return the maximum of open elements, of reopened formatting elements, and the weight of open
+    options.
 
-    An end tag closes its element only where HTML's rules certainly close it, so that the counts are upper bounds.
+    An end tag closes its element only where HTML's rules certainly close it, so that the counts are
+    upper bounds.
     """
     page = _OpenElements()
     options = most_options = 0
@@ -176,13 +190,16 @@ def count_open_elements(html: bytes) -> tuple[int, int, int]:
 
 
 class _OpenElements:
-    """The open elements at a position of the page, and the formatting elements that would be reopened."""
+    """The open elements at a position of the page, and the formatting elements that would be
+    reopened.
+    """
 
     def __init__(self) -> None:
         self.names: list[bytes] = []
         self.positions: dict[bytes, list[int]] = {}  # indices in `names` of each name
         self.scopes: list[int] = [-1]  # indices of the elements that end tags do not leave
-        self.formatting: dict[bytes, list[int]] = {}  # how many elements were open when each was opened
+        # how many elements were open when each was opened
+        self.formatting: dict[bytes, list[int]] = {}
         self.num_formatting = self.deepest = self.most_formatting = 0
 
     def open_element(self, name: bytes) -> None:

@@ -1,6 +1,7 @@
 """Extractors of the user's own code: the class to extend, and its place in the extraction.
 
-Limits of bytes, nodes and attributes are checked before, and the text is normalized after, as for any extractor.
+Limits of bytes, nodes and attributes are checked before, and the text is normalized after, as for
+any extractor.
 
 Invariants:
 - A text depends on its page and the options alone.
@@ -22,7 +23,9 @@ class PythonExtractor(Section):
 
     @abstractmethod
     def extract(self, html: str) -> str:
-        """Return the text of a page: a paragraph or list item per line, blank lines between blocks; "" for none."""
+        """Return the text of a page: a paragraph or list item per line, blank lines between
+        blocks; "" for none.
+        """
 
 
 def load_python_extractor(config: PythonExtractorConfig) -> PythonExtractor:
@@ -45,7 +48,8 @@ def build_python_extractor(config: PythonExtractorConfig) -> Callable[[bytes], s
     loaded: dict[str, PythonExtractor] = {}
 
     def extract_text(html: bytes) -> str:
-        digest = compute_code_digest(config)  # extractors are cached by config, and a process may outlive an edit
+        # extractors are cached by config, and a process may outlive an edit
+        digest = compute_code_digest(config)
         if digest not in loaded:
             loaded.clear()
             loaded[digest] = load_python_extractor(config)

@@ -1,18 +1,20 @@
 """Render runs of text as plain text: paragraphs, lists, tables and code, in page order.
 
-Blocks are separated by one blank line. List items are lines after `- `, indented by their nesting. The cells of a table
-row are one line with ` | ` between them. Code keeps its lines and its indentation.
+Blocks are separated by one blank line. List items are lines after `- `, indented by their nesting.
+The cells of a table row are one line with ` | ` between them. Code keeps its lines and its
+indentation.
 """
 
 from collections import Counter
 from typing import NamedTuple
 
-from data_pipeline.extract.html_tree import HtmlTree
+from llmsys.data_pipeline.extract.html_tree import HtmlTree
 
 _LISTS = frozenset(("ul", "ol", "menu", "dir"))
 _SHAPING = _LISTS | {"dl", "li", "table", "tr", "pre", "td", "th"}
 _DEEPEST = 8  # levels of indentation; deeper items are not indented further
-_LONGEST_CELL = 500  # characters; a table with a longer cell is page layout, and its cells are paragraphs
+# characters; a table with a longer cell is page layout, and its cells are paragraphs
+_LONGEST_CELL = 500
 
 
 class _BlockContext(NamedTuple):
@@ -62,12 +64,16 @@ def _compute_contexts(tree: HtmlTree, kept: list[int]) -> dict[int, _BlockContex
     for element in sorted(wanted)[1:]:
         around = contexts[tree.parent[element]]
         contexts[element] = (
-            _derive_context(tree.tag[element], element, around, cells) if tree.tag[element] in _SHAPING else around
+            _derive_context(tree.tag[element], element, around, cells)
+            if tree.tag[element] in _SHAPING
+            else around
         )
     return contexts
 
 
-def _derive_context(tag: str, element: int, around: _BlockContext, cells: dict[int, int]) -> _BlockContext:
+def _derive_context(
+    tag: str, element: int, around: _BlockContext, cells: dict[int, int]
+) -> _BlockContext:
     """Return the context inside an element that shapes text."""
     if tag in _LISTS:
         return around._replace(level=around.level + 1, outer_list=around.outer_list or element)
@@ -97,14 +103,20 @@ def _number_cells(tree: HtmlTree, wanted: set[int]) -> dict[int, int]:
     return cells
 
 
-def _find_layout_tables(tree: HtmlTree, kept: list[int], contexts: dict[int, _BlockContext]) -> set[int]:
-    """Return the tables used for layout: with a cell of several blocks or of much text, or with code."""
+def _find_layout_tables(
+    tree: HtmlTree, kept: list[int], contexts: dict[int, _BlockContext]
+) -> set[int]:
+    """Return the tables used for layout: with a cell of several blocks or of much text, or with
+    code.
+    """
     layout: set[int] = set()
     last = (0, 0)
     for run in kept:
         context = contexts[tree.owner[run]]
         cell = (context.row, context.cell)
-        if context.table and (context.code or (context.cell and cell == last) or len(tree.text[run]) > _LONGEST_CELL):
+        if context.table and (
+            context.code or (context.cell and cell == last) or len(tree.text[run]) > _LONGEST_CELL
+        ):
             layout.add(context.table)
         last = cell
     return layout

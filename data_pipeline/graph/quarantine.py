@@ -1,10 +1,12 @@
 """Quarantine of tasks that failed every attempt.
 
-Reads and writes quarantine/ of a dataset folder: one JSON file per task, with the number of attempts and the traceback.
+Reads and writes quarantine/ of a dataset folder: one JSON file per task, with the number of
+attempts and the traceback.
 
 Invariants:
     - A task that succeeds later removes its file.
-    - A quarantined input is missing from the dataset, counted in the manifest, and tried again by the next run.
+    - A quarantined input is missing from the dataset, counted in the manifest, and tried again by
+      the next run.
 """
 
 import json
@@ -13,15 +15,15 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from data_pipeline.core.document_schema import compute_document_id
-from data_pipeline.core.funnel import FunnelCounts
-from data_pipeline.core.task_record import TaskRecord
-from data_pipeline.executors.base import TaskFailed, select_items
-from data_pipeline.graph.tasks import Task
-from data_pipeline.stages.split_inputs import InputBlock
+from llmsys.data_pipeline.core.document_schema import compute_document_id
+from llmsys.data_pipeline.core.funnel import FunnelCounts
+from llmsys.data_pipeline.core.task_record import TaskRecord
+from llmsys.data_pipeline.executors.base import TaskFailed, select_items
+from llmsys.data_pipeline.graph.tasks import Task
+from llmsys.data_pipeline.stages.split_inputs import InputBlock
 from llmsys.errors import DataError
-from llmsys.local_files import write_bytes_atomically
 from llmsys.log import get_logger, redact_secrets
+from llmsys.storage.local_files import write_bytes_atomically
 
 QUARANTINE = "quarantine"
 
@@ -34,10 +36,24 @@ class Quarantine:
     def __init__(self, folder: Path) -> None:
         self.folder = folder / QUARANTINE
 
-    def add_task(self, task: str, failed: TaskFailed, attempts: int, result: dict[str, Any]) -> None:
-        """Record a task that failed every attempt, with the location in the input that its fallback result names."""
-        location = {name: skip[name] for skip in result.get("skipped", [])[:1] for name in ("file", "offset")}
-        entry = {"task": task, **location, "tries": attempts, "cause": failed.cause, "message": failed.message}
+    def add_task(
+        self, task: str, failed: TaskFailed, attempts: int, result: dict[str, Any]
+    ) -> None:
+        """Record a task that failed every attempt, with the location in the input that its
+        fallback result names.
+        """
+        location = {
+            name: skip[name]
+            for skip in result.get("skipped", [])[:1]
+            for name in ("file", "offset")
+        }
+        entry = {
+            "task": task,
+            **location,
+            "tries": attempts,
+            "cause": failed.cause,
+            "message": failed.message,
+        }
         # File names in messages may hold bytes that are not UTF-8.
         text = json.dumps({**entry, "traceback": failed.traceback}, indent=1, ensure_ascii=False)
         write_bytes_atomically(self._get_entry_path(task), (text + "\n").encode("utf-8", "replace"))
@@ -60,7 +76,8 @@ def read_quarantine(folder: Path) -> list[dict[str, Any]]:
         folder: Dataset folder.
 
     Returns:
-        One mapping per task (task, tries, cause, message, traceback, often file and offset), sorted by task.
+        One mapping per task (task, tries, cause, message, traceback, often file and offset), sorted
+        by task.
     """
     return [json.loads(path.read_bytes()) for path in sorted((folder / QUARANTINE).glob("*.json"))]
 
@@ -95,7 +112,9 @@ def _build_dropped_row(entry: dict[str, Any]) -> dict[str, Any]:
 
 
 def format_quarantine_reason(message: str, attempts: int) -> str:
-    """Return one line that says why an input is not in the dataset. It does not depend on the executor."""
+    """Return one line that says why an input is not in the dataset. It does not depend on the
+    executor.
+    """
     first = message.splitlines()[0] if message else "no message"
     return f"quarantined after {attempts} {'tries' if attempts > 1 else 'try'}: {first}"
 
@@ -123,8 +142,9 @@ class FailureSummary:
             return DataError(first.message)
         message = first.message if first.message.endswith(".") else f"{first.message}."
         return DataError(
-            f"{self.count} of {tasks} tasks of stage {stage} failed, the first is {name}: {message} Results of the "
-            "other tasks are kept: run the same command again to run only the missing ones."
+            f"{self.count} of {tasks} tasks of stage {stage} failed, the first is {name}: "
+            f"{message} Results of the other tasks are kept: run the same command again to run "
+            "only the missing ones."
         )
 
 
@@ -141,7 +161,12 @@ def build_empty_extraction(block: InputBlock, reason: str) -> dict[str, Any]:
     Returns:
         A result as of `extract_file`, without pages.
     """
-    skip = {"file": redact_secrets(block.source), "offset": block.start, "reason": reason, "count": 1}
+    skip = {
+        "file": redact_secrets(block.source),
+        "offset": block.start,
+        "reason": reason,
+        "count": 1,
+    }
     return {"records": 0, "pages": 0, "html_bytes": 0, "skipped": [skip], "noted": []}
 
 
@@ -181,8 +206,8 @@ def drop_quarantined(
     remaining = array("q", (index for index, record in enumerate(records) if record.outputs))
     if not remaining:
         raise DataError(
-            "every input was quarantined. Read the tracebacks in quarantine/ of the dataset folder, fix the "
-            "cause, then run the same command again to retry them."
+            "every input was quarantined. Read the tracebacks in quarantine/ of the dataset "
+            "folder, fix the cause, then run the same command again to retry them."
         )
     if len(remaining) == len(records):
         return records, names, range(len(records))

@@ -1,4 +1,5 @@
-"""Resource files and libraries that a config names: lists, models, evaluation sets and their versions.
+"""Resource files and libraries that a config names: lists, models, evaluation sets and their
+versions.
 
 Invariants:
     - A missing file or library is reported before the crawl is read, not hours later.
@@ -10,9 +11,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, assert_never
 
-from data_pipeline.core.journal import Journal
-from data_pipeline.language.rules_by_language import list_dictionaries
-from data_pipeline.rules.python_rule import load_python_rule
 from llmsys.config.cleaning import PythonExtractorConfig, TrafilaturaExtractorConfig
 from llmsys.config.custom_rules import (
     ANY_LANGUAGE,
@@ -23,7 +21,12 @@ from llmsys.config.custom_rules import (
     PythonRuleConfig,
 )
 from llmsys.config.data import CrawlConfig
-from llmsys.config.line_rules import C4Config, C4DatatroveConfig, C4DolmaConfig, LineCorrectionsConfig
+from llmsys.config.line_rules import (
+    C4Config,
+    C4DatatroveConfig,
+    C4DolmaConfig,
+    LineCorrectionsConfig,
+)
 from llmsys.config.python_code import compute_code_digest
 from llmsys.config.quality_rules import (
     FinewebQualityConfig,
@@ -32,6 +35,9 @@ from llmsys.config.quality_rules import (
     NativeTextConfig,
     RuleConfig,
 )
+from llmsys.data_pipeline.core.journal import Journal
+from llmsys.data_pipeline.language.rules_by_language import list_dictionaries
+from llmsys.data_pipeline.rules.python_rule import load_python_rule
 from llmsys.errors import ConfigError, DataError
 
 
@@ -83,7 +89,10 @@ def list_rule_libraries(data: CrawlConfig) -> list[str]:
     found = [found for rule in data.rules for found in _iter_rule_libraries(rule)]
     for name in list_dictionaries(data):
         packages, extra = _DICTIONARIES[name]
-        found += [_require_package_version(package, f"the dictionary {name}", extra) for package in packages]
+        found += [
+            _require_package_version(package, f"the dictionary {name}", extra)
+            for package in packages
+        ]
     return found
 
 
@@ -92,7 +101,11 @@ def _iter_rule_libraries(rule: RuleConfig) -> Iterator[str]:
         case FastTextClassifierConfig():
             package, extra, instead = "fasttext-predict", "fasttext", ""
         case PerplexityConfig(backend="kenlm"):
-            package, extra, instead = "kenlm", "kenlm", " (cmake and a C++ compiler build it), or set reader: arpa"
+            package, extra, instead = (
+                "kenlm",
+                "kenlm",
+                " (cmake and a C++ compiler build it), or set reader: arpa",
+            )
         case (
             PerplexityConfig()
             | BadWordsConfig()
@@ -114,25 +127,27 @@ def _iter_rule_libraries(rule: RuleConfig) -> Iterator[str]:
 
 
 def list_extractor_versions(data: CrawlConfig) -> list[str]:
-    """Return the versions of libraries that only the configured extractor needs, or the digest of the user's own code.
+    """Return the versions of libraries that only the configured extractor needs, or the digest of
+    the user's own code.
 
     Args:
         data: The crawl section of a run.
 
     Returns:
-        `package==version` entries for the key of the extract tasks. Empty for extractors that are always installed.
+        `package==version` entries for the key of the extract tasks. Empty for extractors that are
+        always installed.
 
     Raises:
         ConfigError: If the library is not installed, or the user's class cannot be used.
     """
     if isinstance(data.extract, PythonExtractorConfig):
-        from data_pipeline.extract.python_extractor import load_python_extractor
+        from llmsys.data_pipeline.extract.python_extractor import load_python_extractor
 
         load_python_extractor(data.extract)
         return [compute_code_digest(data.extract)]
     if not isinstance(data.extract, TrafilaturaExtractorConfig):
         return []
-    from data_pipeline.extract.extractor import get_trafilatura_version
+    from llmsys.data_pipeline.extract.extractor import get_trafilatura_version
 
     return [get_trafilatura_version()]
 
@@ -164,14 +179,20 @@ def require_languages(data: CrawlConfig, codes: Collection[str]) -> None:
         codes: Languages with a profile.
 
     Raises:
-        ConfigError: For the first list that would never be used. Only if `data.language.keep` is empty.
+        ConfigError: For the first list that would never be used. Only if `data.language.keep` is
+            empty.
     """
     for number, rule in enumerate(data.rules):
-        for word_list in rule.word_lists if isinstance(rule, BadWordsConfig) and not data.language.languages else ():
+        for word_list in (
+            rule.word_lists
+            if isinstance(rule, BadWordsConfig) and not data.language.languages
+            else ()
+        ):
             if word_list.language not in (*codes, ANY_LANGUAGE):
                 raise ConfigError(
-                    f"data.rules.{number}.words: no document is judged as {word_list.language!r}, so its list "
-                    "would never be asked. Add a profile in data.language.profiles, or use language: any."
+                    f"data.rules.{number}.words: no document is judged as {word_list.language!r}, "
+                    "so its list would never be asked. Add a profile in data.language.profiles, "
+                    "or use language: any."
                 )
 
 
@@ -189,15 +210,15 @@ def require_resource_files(data: CrawlConfig) -> None:
     list_extractor_versions(data)
     for entry in (*data.inputs, *data.heldout_inputs, data.read):
         if not isinstance(entry, str) and entry.reader is not None:
-            from data_pipeline.readers.python_reader import load_python_reader
+            from llmsys.data_pipeline.readers.python_reader import load_python_reader
 
             load_python_reader(entry.reader)
     for key, path in iter_resource_files(data):
         if not path.is_file():
             what = "is a folder" if path.is_dir() else "does not exist"
             raise DataError(
-                f"{key}: {path} {what} (in {Path.cwd()}). Correct the path; relative paths start in the "
-                "working directory."
+                f"{key}: {path} {what} (in {Path.cwd()}). Correct the path; relative paths start "
+                "in the working directory."
             )
     for rule in data.rules:
         if isinstance(rule, PythonRuleConfig):

@@ -18,10 +18,17 @@ from typing import Any, assert_never
 
 import numpy as np
 
-from data_pipeline.core.journal import Journal
-from data_pipeline.core.staging import JOURNAL, OutputNames, begin_change, publish_staged
-from data_pipeline.core.task_record import TaskRecord
-from data_pipeline.executors.base import (
+from llmsys.config.executor import (
+    ExecutorConfig,
+    InlineExecutorConfig,
+    LocalExecutorConfig,
+    RayExecutorConfig,
+    SlurmExecutorConfig,
+)
+from llmsys.data_pipeline.core.journal import Journal
+from llmsys.data_pipeline.core.staging import JOURNAL, OutputNames, begin_change, publish_staged
+from llmsys.data_pipeline.core.task_record import TaskRecord
+from llmsys.data_pipeline.executors.base import (
     EagerTaskEvent,
     Event,
     Executor,
@@ -32,9 +39,13 @@ from data_pipeline.executors.base import (
     TaskProgress,
     select_items,
 )
-from data_pipeline.executors.local import LocalExecutor
-from data_pipeline.graph.quarantine import FailureSummary, Quarantine, format_quarantine_reason
-from data_pipeline.graph.tasks import (
+from llmsys.data_pipeline.executors.local import LocalExecutor
+from llmsys.data_pipeline.graph.quarantine import (
+    FailureSummary,
+    Quarantine,
+    format_quarantine_reason,
+)
+from llmsys.data_pipeline.graph.tasks import (
     EagerTasks,
     NextStage,
     RecordList,
@@ -43,16 +54,9 @@ from data_pipeline.graph.tasks import (
     run_with_retries,
     save_task_result,
 )
-from llmsys.config.executor import (
-    ExecutorConfig,
-    InlineExecutorConfig,
-    LocalExecutorConfig,
-    RayExecutorConfig,
-    SlurmExecutorConfig,
-)
+from llmsys.dataset.manifest import MANIFEST_NAME
 from llmsys.events import EventWriter
 from llmsys.log import get_logger
-from llmsys.manifest import MANIFEST_NAME
 from llmsys.progress import Progress
 
 
@@ -73,11 +77,11 @@ def build_executor(config: ExecutorConfig, folder: Path, lock: int) -> Executor:
         case InlineExecutorConfig():
             return InlineExecutor()
         case RayExecutorConfig():
-            from data_pipeline.executors.ray import RayExecutor  # ray is an extra
+            from llmsys.data_pipeline.executors.ray import RayExecutor  # ray is an extra
 
             return RayExecutor(config.address, config.workers)
         case SlurmExecutorConfig():
-            from data_pipeline.executors.slurm import SlurmExecutor
+            from llmsys.data_pipeline.executors.slurm import SlurmExecutor
 
             return SlurmExecutor(config, folder / "slurm")
         case unreachable:
@@ -87,7 +91,8 @@ def build_executor(config: ExecutorConfig, folder: Path, lock: int) -> Executor:
 class StageProgress:
     """Progress line of a stage. A failed attempt is subtracted, and a finished task counts in full.
 
-    Early tasks show drops, and progress if `get_early_amount` is not 0. They are numbered downwards from -1.
+    Early tasks show drops, and progress if `get_early_amount` is not 0. They are numbered downwards
+    from -1.
     """
 
     def __init__(
@@ -113,7 +118,9 @@ class StageProgress:
                 self.retries += 1
                 self._revert_progress(index)
             case EagerTaskEvent(TaskProgress(index, amount, dropped)):
-                self._add_progress(-1 - index, amount if self._get_early_amount(index) else 0, dropped)
+                self._add_progress(
+                    -1 - index, amount if self._get_early_amount(index) else 0, dropped
+                )
             case EagerTaskEvent(TaskDone(index)):
                 self._complete(-1 - index, self._get_early_amount(index))
             case EagerTaskEvent(TaskFailed(index)):
@@ -156,26 +163,36 @@ class StageRunner:
         self.num_run = self.num_reused = 0
         self._early: Counter[str] = Counter()  # tasks that ran before their stage, by stage
         self._config = executor
-        self._task_seconds = 0.0 if isinstance(executor, InlineExecutorConfig) else executor.task_seconds
+        self._task_seconds = (
+            0.0 if isinstance(executor, InlineExecutorConfig) else executor.task_seconds
+        )
         self._quarantine = Quarantine(folder)
         self._outputs = OutputNames(folder / JOURNAL)
         self._events = EventWriter(folder / "events.jsonl")
         self._executor = build_executor(executor, folder, lock)
 
     def run_stage(
-        self, name: str, tasks: Sequence[Task], *, unit: str, code: str, next_stage: NextStage | None = None
+        self,
+        name: str,
+        tasks: Sequence[Task],
+        *,
+        unit: str,
+        code: str,
+        next_stage: NextStage | None = None,
     ) -> Sequence[TaskRecord]:
         """Run the missing tasks of a stage.
 
         Args:
             name: Name of the stage.
-            tasks: All its tasks, done or not. Each is built again where it is needed if the sequence is lazy.
+            tasks: All its tasks, done or not. Each is built again where it is needed if the
+                sequence is lazy.
             unit: Unit of the progress line, such as `B`.
             code: Version of the stage's code, see `pipelines/stage_code.py`.
             next_stage: Stage whose tasks may start early. None: no task starts early.
 
         Returns:
-            The records of all tasks, in their order. They stay in the journal until they are asked for.
+            The records of all tasks, in their order. They stay in the journal until they are asked
+            for.
 
         Raises:
             DataError: If a task failed for good.
@@ -191,7 +208,9 @@ class StageRunner:
         if stage.missing:
             begin_change(self.folder)
             queues = self._executor.eager_jobs
-            self._run_tasks(stage, EagerTasks(self.folder, self.journal, next_stage, queues, self._task_seconds))
+            self._run_tasks(
+                stage, EagerTasks(self.folder, self.journal, next_stage, queues, self._task_seconds)
+            )
         self._quarantine.remove_others(name, self.journal.list_unfinished(name))
         self.journal.remove_stale_records(name, len(tasks))
         return RecordList(self.journal, name, len(tasks))
@@ -201,26 +220,40 @@ class StageRunner:
         (self.folder / MANIFEST_NAME).unlink(missing_ok=True)
 
     def find_orphaned_files(self) -> list[Path]:
-        """Return files in output folders that no task of this run makes, such as those of stages no longer configured.
+        """Return files in output folders that no task of this run makes, such as those of stages no
+        longer configured.
 
-        Encoded documents are no orphans: a run that ends before the tokens does not list them; the next run needs
-        them.
+        Encoded documents are no orphans: a run that ends before the tokens does not list them; the
+        next run needs them.
         """
         folders = {self.folder / folder for folder in self._outputs.folders}
         work = self.folder / "work"
-        folders |= {folder for folder in work.iterdir() if folder.name != "encoded"} if work.is_dir() else set()
-        folders |= {self.folder / "decontamination"} if (self.folder / "decontamination").is_dir() else set()
-        folders = {folder for folder in folders if folder.is_dir()}  # unpublished outputs are in staging/
+        folders |= (
+            {folder for folder in work.iterdir() if folder.name != "encoded"}
+            if work.is_dir()
+            else set()
+        )
+        folders |= (
+            {self.folder / "decontamination"}
+            if (self.folder / "decontamination").is_dir()
+            else set()
+        )
+        # unpublished outputs are in staging/
+        folders = {folder for folder in folders if folder.is_dir()}
         return [
             path
             for folder in sorted(folders)
             for path in sorted(
-                path for path in folder.iterdir() if str(path.relative_to(self.folder)) not in self._outputs
+                path
+                for path in folder.iterdir()
+                if str(path.relative_to(self.folder)) not in self._outputs
             )
         ]
 
     def publish_files(self) -> None:
-        """Move the new versions of this run's outputs into place. The manifest must be withdrawn."""
+        """Move the new versions of this run's outputs into place. The manifest must be
+        withdrawn.
+        """
         publish_staged(self.folder, self._outputs.__contains__)
 
     def _run_tasks(self, stage: "_StageTasks", eager_tasks: EagerTasks) -> None:
@@ -229,7 +262,9 @@ class StageRunner:
         order = np.argsort(-np.array(stage.amounts), kind="stable")
         missing, amounts = np.array(stage.missing)[order], np.array(stage.amounts)[order]
         tasks = select_items(stage.tasks, missing)
-        jobs = LazySequence(len(missing), lambda number: tasks[number].build_recorded_job(self.folder))
+        jobs = LazySequence(
+            len(missing), lambda number: tasks[number].build_recorded_job(self.folder)
+        )
         failures = FailureSummary()
         # Without the input of a slow task the dataset must still be possible.
         seconds = self._task_seconds if stage.has_fallbacks else 0
@@ -244,11 +279,17 @@ class StageRunner:
                         eager_tasks.record_early_result(event)
                     case TaskDone():
                         index, task = int(missing[event.index]), tasks[event.index]
-                        record = save_task_result(self.journal, task, stage.code, event.result, index)
+                        record = save_task_result(
+                            self.journal, task, stage.code, event.result, index
+                        )
                         self.num_run += 1
                         eager_tasks.submit_next(task, record)
                     case TaskRetry():
-                        _log.warning("task %s will be retried: %s", tasks[event.index].name, event.failed.message)
+                        _log.warning(
+                            "task %s will be retried: %s",
+                            tasks[event.index].name,
+                            event.failed.message,
+                        )
                     # Where the user must act, no input is to blame, and none is quarantined.
                     case TaskFailed() if stage.has_fallbacks and event.cause != "mend":
                         self._quarantine_task(tasks[event.index], event, int(missing[event.index]))
@@ -263,12 +304,16 @@ class StageRunner:
         self._early.update(eager_tasks.done)
         counts = {"tasks": len(tasks), "failed": failures.count, "again": display.retries}
         counts["ahead"] = sum(eager_tasks.done.values())
-        self._events.write("stage", stage=stage.name, **counts, seconds=round(time.monotonic() - began, 3))
+        self._events.write(
+            "stage", stage=stage.name, **counts, seconds=round(time.monotonic() - began, 3)
+        )
         if failures.first is not None:
             raise failures.build_error(stage.name, len(stage.tasks))
 
     def _quarantine_task(self, task: Task, failed: TaskFailed, index: int) -> None:
-        """Quarantine an input. Its record has neither key nor files, so that the next run tries it again."""
+        """Quarantine an input. Its record has neither key nor files, so that the next run tries
+        it again.
+        """
         assert task.fallback_result is not None
         reason = format_quarantine_reason(failed.message, self._config.max_attempts)
         result = task.fallback_result(reason)

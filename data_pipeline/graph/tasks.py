@@ -1,19 +1,22 @@
-"""Tasks of the graph: their journal keys, retries with back-off, and tasks of later stages that start early.
+"""Tasks of the graph: their journal keys, retries with back-off, and tasks of later stages that
+start early.
 
 Run tasks of later stages early, while the current stage still has work.
 
-Reads the records of a stage as they arrive, queues jobs for the executor, and writes finished results to the journal.
+Reads the records of a stage as they arrive, queues jobs for the executor, and writes finished
+results to the journal.
 
 A task of the graph: its outputs, its inputs and its job.
 
 Retry failed tasks in rounds, with exponential back-off between rounds.
 
-A round holds every task that failed in the round before. So a storage outage of a minute costs each task one attempt,
-and a task that ran out of memory competes with fewer others.
+A round holds every task that failed in the round before. So a storage outage of a minute costs each
+task one attempt, and a task that ran out of memory competes with fewer others.
 
 Invariants:
 - Only tasks that depend on exactly one task of the stage before start early.
-- The next stage reuses journaled results and retries failed early tasks with the full number of attempts.
+- The next stage reuses journaled results and retries failed early tasks with the full number of
+  attempts.
 """
 
 import time
@@ -23,9 +26,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, overload
 
-from data_pipeline.core.journal import Journal, compute_json_digest
-from data_pipeline.core.task_record import RecordedJob, TaskRecord, unpack_result
-from data_pipeline.executors.base import (
+from llmsys.config.executor import ExecutorConfig
+from llmsys.data_pipeline.core.journal import Journal, compute_json_digest
+from llmsys.data_pipeline.core.task_record import RecordedJob, TaskRecord, unpack_result
+from llmsys.data_pipeline.executors.base import (
     EagerJobs,
     EagerTaskEvent,
     Event,
@@ -35,7 +39,6 @@ from data_pipeline.executors.base import (
     TaskProgress,
     select_items,
 )
-from llmsys.config.executor import ExecutorConfig
 from llmsys.log import get_logger
 
 _PAGE = 500  # records that are read at a time
@@ -44,7 +47,9 @@ MAX_QUEUED = 10_000  # early tasks of an executor: a survey makes many of every 
 
 
 class RecordList(Sequence[TaskRecord]):
-    """The records of the tasks of a stage, in their order. They stay in the journal; one page of them is in memory."""
+    """The records of the tasks of a stage, in their order. They stay in the journal; one page of
+    them is in memory.
+    """
 
     def __init__(self, journal: Journal, stage: str, count: int) -> None:
         self._journal, self._stage, self._count = journal, stage, count
@@ -66,7 +71,9 @@ class RecordList(Sequence[TaskRecord]):
         end = self._first + len(self._page)
         if not self._first <= index < end:
             # A page pays only where the records are read in order.
-            self._page = self._journal.read_records(self._stage, index, _PAGE if index == end else 1)
+            self._page = self._journal.read_records(
+                self._stage, index, _PAGE if index == end else 1
+            )
             self._first = index
         return self._page[index - self._first]
 
@@ -81,7 +88,8 @@ class Task:
         outputs: Files it publishes, relative to the dataset folder.
         job: The call; picklable.
         progress_amount: Its share of the stage's progress, in the unit of the stage.
-        fallback_result: Builds the result for a quarantined input from a reason. None if the stage needs the task.
+        fallback_result: Builds the result for a quarantined input from a reason. None if the stage
+            needs the task.
     """
 
     name: str
@@ -152,7 +160,8 @@ def run_with_retries(
         sleep: Waits between rounds; tests replace it.
 
     Yields:
-        Events by job index. `TaskFailed` means that no attempt is left or that the user must act first.
+        Events by job index. `TaskFailed` means that no attempt is left or that the user must act
+        first.
     """
     remaining: Sequence[int] = range(len(jobs))
     for number in range(1, config.max_attempts + 1):
@@ -189,10 +198,11 @@ class NextStage:
     Attributes:
         stage: Name of the stage.
         code: Version of its code.
-        tasks: Builds the tasks that a finished task of the current stage enables, from the item of its name and its
-            record.
+        tasks: Builds the tasks that a finished task of the current stage enables, from the item of
+            its name and its record.
         then: The stage after it.
-        is_counted: Its early tasks count in the progress of the current stage, which has the same unit and amounts.
+        is_counted: Its early tasks count in the progress of the current stage, which has the same
+            unit and amounts.
     """
 
     stage: str
@@ -211,10 +221,17 @@ class _SubmittedTask:
 
 
 class EagerTasks:
-    """Early tasks of later stages during one stage. Does nothing without a next stage or without queues."""
+    """Early tasks of later stages during one stage. Does nothing without a next stage or without
+    queues.
+    """
 
     def __init__(
-        self, folder: Path, journal: Journal, next_stage: NextStage | None, queues: EagerJobs | None, seconds: float
+        self,
+        folder: Path,
+        journal: Journal,
+        next_stage: NextStage | None,
+        queues: EagerJobs | None,
+        seconds: float,
     ) -> None:
         """Fill `queues`, the executor's, with tasks that may take `seconds` each (0: any time)."""
         self.folder, self.journal, self.queues = folder, journal, queues
@@ -231,7 +248,9 @@ class EagerTasks:
         self._enabled: deque[tuple[NextStage, Iterator[Task]]] = deque()  # not yet built
 
     def format_title(self, stage: str) -> str:
-        """Return the names of the stage and of the stages that start early, for the progress line."""
+        """Return the names of the stage and of the stages that start early, for the progress
+        line.
+        """
         names, next_stage = [stage], self.next_stage
         while next_stage is not None:
             names.append(next_stage.stage)
@@ -239,9 +258,13 @@ class EagerTasks:
         return ", ".join(names)
 
     def get_progress_amount(self, number: int) -> float:
-        """Return the progress of the current stage that a queued task makes, by its number; 0 if it is not counted."""
+        """Return the progress of the current stage that a queued task makes, by its number; 0 if
+        it is not counted.
+        """
         step = self._steps[number]
-        return step.task.progress_amount if self.is_counted and step.stage is self.next_stage else 0.0
+        return (
+            step.task.progress_amount if self.is_counted and step.stage is self.next_stage else 0.0
+        )
 
     def submit_next(self, task: Task, record: TaskRecord) -> None:
         """Queue the tasks of the next stage that a finished task enables."""
@@ -254,7 +277,9 @@ class EagerTasks:
             return
         step = self._steps.pop(early.event.index)
         if isinstance(early.event, TaskFailed):
-            _log.warning("task %s will be retried by its own stage: %s", step.task.name, early.event.message)
+            _log.warning(
+                "task %s will be retried by its own stage: %s", step.task.name, early.event.message
+            )
         else:
             record = save_task_result(self.journal, step.task, step.stage.code, early.event.result)
             self.done[step.stage.stage] += 1
@@ -264,7 +289,9 @@ class EagerTasks:
     def _add_enabled(self, stage: NextStage | None, before: Task, record: TaskRecord) -> None:
         if stage is not None:
             # In front: a task of a later stage waits for no other one.
-            self._enabled.appendleft((stage, iter(stage.tasks(before.name.partition("/")[2], record))))
+            self._enabled.appendleft(
+                (stage, iter(stage.tasks(before.name.partition("/")[2], record)))
+            )
 
     def _fill_queues(self) -> None:
         """Queue enabled tasks that have no result yet, as many as fit."""
@@ -274,11 +301,15 @@ class EagerTasks:
             if task is None:
                 self._enabled.popleft()
             elif found := self.journal.find_record(task.name, task.compute_key(stage.code)):
-                self.reused_amount += task.progress_amount if self.is_counted and stage is self.next_stage else 0
+                self.reused_amount += (
+                    task.progress_amount if self.is_counted and stage is self.next_stage else 0
+                )
                 self._add_enabled(stage.then, task, found)
             else:
                 # Executors prefer the next stage: its results enable later ones.
-                queue = self.queues.next_jobs if stage is self.next_stage else self.queues.later_jobs
+                queue = (
+                    self.queues.next_jobs if stage is self.next_stage else self.queues.later_jobs
+                )
                 queue.append((self._submitted, task.build_recorded_job(self.folder)))
                 self._steps[self._submitted] = _SubmittedTask(task, stage)
                 self._submitted += 1

@@ -1,6 +1,8 @@
-"""Write labelled images as two token files: the bytes of each image as its source, the number of its label as target.
+"""Write labelled images as two token files: the bytes of each image as its source, the number of
+its label as target.
 
-Writes token files in the format of pairs. A source has the values of an image, channel by channel and row by row.
+Writes token files in the format of pairs. A source has the values of an image, channel by channel
+and row by row.
 """
 
 import hashlib
@@ -12,14 +14,19 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from data_pipeline.core.document_schema import DROPPED_SCHEMA
-from data_pipeline.core.funnel import FunnelCounts, build_dropped_rows
-from data_pipeline.executors.base import Report
-from data_pipeline.images.read import ImagePart, LabelledImage, iter_images
-from data_pipeline.tokenize.encode_documents import build_list_array
 from llmsys.config.images import ImagesConfig
 from llmsys.config.patches import BYTE_VALUES
-from llmsys.token_shards import ArrowFileWriter, build_token_schema, choose_token_dtype, describe_token_file
+from llmsys.data_pipeline.core.document_schema import DROPPED_SCHEMA
+from llmsys.data_pipeline.core.funnel import FunnelCounts, build_dropped_rows
+from llmsys.data_pipeline.executors.base import Report
+from llmsys.data_pipeline.images.read import ImagePart, LabelledImage, iter_images
+from llmsys.data_pipeline.tokenize.encode_documents import build_list_array
+from llmsys.dataset.token_shards import (
+    ArrowFileWriter,
+    build_token_schema,
+    choose_token_dtype,
+    describe_token_file,
+)
 
 STAGE = "images"
 # Values of a record batch; bounds memory.
@@ -27,7 +34,12 @@ BATCH_VALUES = 1 << 24
 
 
 def encode_images(
-    report: Report, *, part: ImagePart, data: ImagesConfig, labels: tuple[str, ...], outputs: tuple[Path, ...]
+    report: Report,
+    *,
+    part: ImagePart,
+    data: ImagesConfig,
+    labels: tuple[str, ...],
+    outputs: tuple[Path, ...],
 ) -> dict[str, Any]:
     """Write the images of one part. Progress is in images.
 
@@ -42,19 +54,26 @@ def encode_images(
         Descriptions of both token files, and funnel counts.
     """
     schema, tally = build_token_schema(choose_token_dtype(BYTE_VALUES)), FunnelCounts()
-    images, rows = iter_images(part, data), max(1, BATCH_VALUES // (data.num_channels * data.image_size**2))
+    images, rows = (
+        iter_images(part, data),
+        max(1, BATCH_VALUES // (data.num_channels * data.image_size**2)),
+    )
     with (
         ArrowFileWriter(outputs[0], schema) as targets,
         ArrowFileWriter(outputs[1], schema) as sources,
         ArrowFileWriter(outputs[2], DROPPED_SCHEMA, "zstd") as rejected,
     ):
         while batch := list(islice(images, rows)):
-            pairs = [(image, image.pixels_CHW.ravel()) for image in batch if image.pixels_CHW is not None]
+            pairs = [
+                (image, image.pixels_CHW.ravel()) for image in batch if image.pixels_CHW is not None
+            ]
             good, pixels = [image for image, _ in pairs], [values for _, values in pairs]
             bad = [_build_dropped_row(image) for image in batch if image.pixels_CHW is None]
             tally.add_drops(bad)
             tally.add_amounts(STAGE, documents_in=len(batch), documents_out=len(good))
-            tally.add_amounts(STAGE, bytes_in=0, bytes_out=sum(_count_bytes(image) for image in good))
+            tally.add_amounts(
+                STAGE, bytes_in=0, bytes_out=sum(_count_bytes(image) for image in good)
+            )
             if good:
                 numbers = [np.array([labels.index(image.label)]) for image in good]
                 targets.write(_build_rows(good, numbers, schema))
@@ -70,8 +89,12 @@ def _count_bytes(image: LabelledImage) -> int:
     return 0 if image.pixels_CHW is None else image.pixels_CHW.size
 
 
-def _build_rows(images: Sequence[LabelledImage], tokens: Sequence[Any], schema: pa.Schema) -> pa.RecordBatch:
-    """Build token rows of some images. `offset` is the number of an image in its part of the input."""
+def _build_rows(
+    images: Sequence[LabelledImage], tokens: Sequence[Any], schema: pa.Schema
+) -> pa.RecordBatch:
+    """Build token rows of some images. `offset` is the number of an image in its part of the
+    input.
+    """
     lengths = np.array([len(one) for one in tokens])
     values = np.concatenate(tokens).astype(schema.field("tokens").type.value_type.to_pandas_dtype())
     columns = [
@@ -91,5 +114,11 @@ def _compute_image_id(image: LabelledImage) -> str:
 
 def _build_dropped_row(image: LabelledImage) -> dict[str, Any]:
     file = str(image.file)
-    document = {"id": _compute_image_id(image), "url": file, "file": file, "offset": image.number, "text": image.label}
+    document = {
+        "id": _compute_image_id(image),
+        "url": file,
+        "file": file,
+        "offset": image.number,
+        "text": image.label,
+    }
     return build_dropped_rows([document], STAGE, [("unreadable", None, None, image.problem)])[0]

@@ -1,10 +1,12 @@
 """Read labelled images: a folder with one subfolder per label, or an .npz file.
 
-Reads .png, .jpg, .jpeg, .bmp and .webp files with Pillow, and the arrays `images` and `labels` of .npz files.
+Reads .png, .jpg, .jpeg, .bmp and .webp files with Pillow, and the arrays `images` and `labels` of
+.npz files.
 
 Invariants:
     - Images come in the order of their paths, or of the arrays.
-    - An image file that cannot be read is a problem of that image; a wrong folder or array is an error.
+    - An image file that cannot be read is a problem of that image; a wrong folder or array is an
+      error.
 """
 
 from collections.abc import Iterator
@@ -45,7 +47,9 @@ class ImagePart:
 
 @dataclass(frozen=True)
 class LabelledImage:
-    """One image, (C, H, W) uint8, or the reason why there is none. `number` counts in the input, from 0."""
+    """One image, (C, H, W) uint8, or the reason why there is none. `number` counts in the input,
+    from 0.
+    """
 
     file: Path
     number: int
@@ -69,7 +73,10 @@ def list_parts(path: Path, shard_images: int) -> list[ImagePart]:
     """
     if path.is_dir():
         files = _list_image_files(path)
-        return [ImagePart(files[start : start + shard_images]) for start in range(0, len(files), shard_images)]
+        return [
+            ImagePart(files[start : start + shard_images])
+            for start in range(0, len(files), shard_images)
+        ]
     labels = tuple(str(label) for label in _load_arrays(path)[1].tolist())
     starts = range(0, len(labels), shard_images)
     return [ImagePart((), path, start, labels[start : start + shard_images]) for start in starts]
@@ -85,7 +92,9 @@ def _list_image_files(folder: Path) -> tuple[tuple[Path, str], ...]:
     if strange:
         raise DataError(f"{strange[0]} is none of {', '.join(SUFFIXES)}. Convert or remove it.")
     if not files:
-        raise DataError(f"{folder} has no images. Give a folder with one subfolder of images for each label.")
+        raise DataError(
+            f"{folder} has no images. Give a folder with one subfolder of images for each label."
+        )
     return tuple(files)
 
 
@@ -94,14 +103,25 @@ def _load_arrays(path: Path) -> tuple[Pixels, NDArray[Any]]:
         with np.load(path, allow_pickle=False) as arrays:
             images, labels = arrays["images"], arrays["labels"]
     except KeyError as error:
-        text = f"{path} has no array {error}. Save images and labels: numpy.savez(path, images=…, labels=…)."
+        text = (
+            f"{path} has no array {error}. Save images and labels: numpy.savez(path, images=…, "
+            "labels=…)."
+        )
         raise DataError(text) from None
     except (OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be read as .npz: {error}. Give an .npz file, or a folder of images.") from None
-    if images.dtype != np.uint8 or images.ndim not in (3, 4) or labels.shape != images.shape[:1] or not len(images):
         raise DataError(
-            f"{path} has images of {images.dtype} {images.shape} with labels of {labels.dtype} {labels.shape}. Save "
-            "uint8 images (N, H, W) or (N, H, W, C), one or more, with N labels."
+            f"{path} cannot be read as .npz: {error}. Give an .npz file, or a folder of images."
+        ) from None
+    if (
+        images.dtype != np.uint8
+        or images.ndim not in (3, 4)
+        or labels.shape != images.shape[:1]
+        or not len(images)
+    ):
+        raise DataError(
+            f"{path} has images of {images.dtype} {images.shape} with labels of {labels.dtype} "
+            f"{labels.shape}. Save uint8 images (N, H, W) or (N, H, W, C), one or more, with N "
+            "labels."
         )
     return images, labels
 
@@ -128,8 +148,9 @@ def iter_images(part: ImagePart, data: ImagesConfig) -> Iterator[LabelledImage]:
     images = images[..., None] if images.ndim == 3 else images
     if images.shape[1:] != (size, size, channels):
         raise DataError(
-            f"{part.archive} has images of {images.shape[1:]} pixels, but data.image_size={size} with "
-            f"data.num_channels={channels} is {(size, size, channels)}. Correct these settings, or the file."
+            f"{part.archive} has images of {images.shape[1:]} pixels, but data.image_size={size} "
+            f"with data.num_channels={channels} is {(size, size, channels)}. Correct these "
+            "settings, or the file."
         )
     for number, label in enumerate(part.labels, start=part.start):
         yield LabelledImage(part.archive, number, label, images[number].transpose(2, 0, 1))
@@ -140,7 +161,8 @@ def _read_image(file: Path, number: int, label: str, data: ImagesConfig) -> Labe
         from PIL import Image
     except ImportError:
         raise ConfigError(
-            f"{file} needs the package pillow, which is not installed. Run pip install pillow, or give .npz files."
+            f"{file} needs the package pillow, which is not installed. Run pip install pillow, or "
+            "give .npz files."
         ) from None
     try:
         with Image.open(file) as opened:
@@ -150,4 +172,6 @@ def _read_image(file: Path, number: int, label: str, data: ImagesConfig) -> Labe
     except (OSError, SyntaxError, Image.DecompressionBombError) as error:
         return LabelledImage(file, number, label, None, f"it cannot be read: {error}")
     pixels = np.asarray(resized)
-    return LabelledImage(file, number, label, (pixels[..., None] if pixels.ndim == 2 else pixels).transpose(2, 0, 1))
+    return LabelledImage(
+        file, number, label, (pixels[..., None] if pixels.ndim == 2 else pixels).transpose(2, 0, 1)
+    )

@@ -8,8 +8,8 @@ from pydantic import ValidationError
 from llmsys.config.data import CrawlConfig
 from llmsys.config.input_files import sort_inputs
 from llmsys.config.migration import to_current_names
+from llmsys.dataset.manifest import Manifest
 from llmsys.errors import DataError
-from llmsys.manifest import Manifest
 
 MAX_SHOWN_DIFFERENCES = 8
 
@@ -28,8 +28,8 @@ def read_dataset_config(manifest: Manifest, data: CrawlConfig) -> CrawlConfig:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise DataError(
-            f"{data.folder} was prepared with a config that this version cannot read: data.{where}: "
-            f"{first['msg']}. Prepare it again with: llmsys prepare CONFIG"
+            f"{data.folder} was prepared with a config that this version cannot read: "
+            f"data.{where}: {first['msg']}. Prepare it again with: llmsys prepare CONFIG"
         ) from None
 
 
@@ -49,10 +49,17 @@ def describe_config_differences(manifest: Manifest, data: CrawlConfig) -> str:
     for values in pairs:
         for name in ("inputs", "heldout_inputs"):
             values[name] = sort_inputs(values[name])
-    found = [f"data.{name} was {was!r} and is {now!r}" for name, was, now in _iter_differences("", *pairs)]
+    found = [
+        f"data.{name} was {was!r} and is {now!r}"
+        for name, was, now in _iter_differences("", *pairs)
+    ]
     if not found:
         return ""
-    more = f", and {len(found) - MAX_SHOWN_DIFFERENCES} more" if len(found) > MAX_SHOWN_DIFFERENCES else ""
+    more = (
+        f", and {len(found) - MAX_SHOWN_DIFFERENCES} more"
+        if len(found) > MAX_SHOWN_DIFFERENCES
+        else ""
+    )
     return (
         f"{data.folder} was prepared with another config, which is used here: "
         f"{', '.join(found[:MAX_SHOWN_DIFFERENCES])}{more}."
@@ -65,6 +72,8 @@ def _iter_differences(name: str, one: Any, other: Any) -> Iterator[tuple[str, An
         one, other = (dict(enumerate(values)) for values in (one, other))
     if isinstance(one, dict) and isinstance(other, dict):
         for key in [*one, *(key for key in other if key not in one)]:
-            yield from _iter_differences(f"{name}.{key}" if name else str(key), one.get(key, "-"), other.get(key, "-"))
+            yield from _iter_differences(
+                f"{name}.{key}" if name else str(key), one.get(key, "-"), other.get(key, "-")
+            )
     elif one != other:
         yield name, one, other

@@ -1,8 +1,8 @@
 """Compare dialects of the same rules on the documents of a config.
 
-Reads the texts that an earlier preparation extracted, or extracts them from the inputs. Applies URL filter, Unicode
-repair and language identification as preparation does, then each rule in each dialect, with the words and the profile
-of the document's language.
+Reads the texts that an earlier preparation extracted, or extracts them from the inputs. Applies URL
+filter, Unicode repair and language identification as preparation does, then each rule in each
+dialect, with the words and the profile of the document's language.
 
 Invariants:
 - Counts and examples do not depend on the order of the inputs.
@@ -18,21 +18,21 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from data_pipeline.core.funnel import format_reason
-from data_pipeline.graph.resource_files import list_rule_libraries
-from data_pipeline.language.rules_by_language import serialize_rules_by_language
-from data_pipeline.readers.input_files import InputFiles, find_input_files
-from data_pipeline.rules.chain import build_rule
-from data_pipeline.rules.dialects import translate_rules
-from data_pipeline.rules.rule import DocumentBatch, Rule, RuleVerdicts, WordSplitters
-from data_pipeline.stages.apply_rules import prepare_rule_input
-from data_pipeline.stages.extract_text import extract_file
-from data_pipeline.text.word_columns import WordSplitter
-from data_pipeline.text.word_tokenizers import build_word_tokenizer
 from llmsys.config.data import CrawlConfig
 from llmsys.config.language import DEFAULT, Words, parse_language_rules
+from llmsys.data_pipeline.core.funnel import format_reason
+from llmsys.data_pipeline.graph.resource_files import list_rule_libraries
+from llmsys.data_pipeline.language.rules_by_language import serialize_rules_by_language
+from llmsys.data_pipeline.readers.input_files import InputFiles, find_input_files
+from llmsys.data_pipeline.rules.chain import build_rule
+from llmsys.data_pipeline.rules.dialects import translate_rules
+from llmsys.data_pipeline.rules.rule import DocumentBatch, Rule, RuleVerdicts, WordSplitters
+from llmsys.data_pipeline.stages.apply_rules import prepare_rule_input
+from llmsys.data_pipeline.stages.extract_text import extract_file
+from llmsys.data_pipeline.text.word_columns import WordSplitter
+from llmsys.data_pipeline.text.word_tokenizers import build_word_tokenizer
+from llmsys.dataset.token_shards import read_batches
 from llmsys.errors import ConfigError
-from llmsys.token_shards import read_batches
 
 KEPT = "kept"
 ANY = "all together"
@@ -56,7 +56,8 @@ class DialectDifference:
         rule: name of the family of rules.
         dialects: the two dialects.
         verdicts: number of documents by (kept by the first, kept by the second).
-        tests: number of differing documents by (test of the first, test of the second), `kept` where one keeps.
+        tests: number of differing documents by (test of the first, test of the second), `kept`
+            where one keeps.
         examples: some documents for each pair of tests, those with the smallest ids.
     """
 
@@ -104,7 +105,8 @@ def compare_dialects(data: CrawlConfig, dialects: Sequence[str]) -> list[Dialect
     """
     if len(set(dialects)) < 2:
         raise ConfigError(
-            f"{','.join(dialects)} names {len(set(dialects))} dialect. Give two, such as datatrove,dolma."
+            f"{','.join(dialects)} names {len(set(dialects))} dialect. Give two, such as "
+            "datatrove,dolma."
         )
     list_rule_libraries(data)  # fails early if a rule's library is not installed
     judges = _DialectJudge(data, dialects)
@@ -116,12 +118,19 @@ def compare_dialects(data: CrawlConfig, dialects: Sequence[str]) -> list[Dialect
     }
     for documents in _iter_language_batches(_iter_documents(data)):
         verdicts = judges.judge_documents(documents)
-        names = list(zip(documents.column("id").to_pylist(), documents.column("url").to_pylist(), strict=True))
+        names = list(
+            zip(
+                documents.column("id").to_pylist(), documents.column("url").to_pylist(), strict=True
+            )
+        )
         for (other, family), difference in differences.items():
             first, second = verdicts[dialects[0]][family], verdicts[other][family]
             for row, (name, url) in enumerate(names):
                 tests = (first.tests[row], second.tests[row])
-                sentences = (first.format_sentence(row, tests[1]), second.format_sentence(row, tests[0]))
+                sentences = (
+                    first.format_sentence(row, tests[1]),
+                    second.format_sentence(row, tests[0]),
+                )
                 difference.add_document(tests, DisagreementExample(name, url, sentences))
     return list(differences.values())
 
@@ -147,14 +156,19 @@ class _DialectJudge:
         self._built: dict[str, dict[str, dict[str, Rule]]] = {}
         self._splitters: dict[Words, WordSplitters] = {}
 
-    def judge_documents(self, documents: pa.RecordBatch) -> dict[str, dict[str, "_DialectVerdicts"]]:
+    def judge_documents(
+        self, documents: pa.RecordBatch
+    ) -> dict[str, dict[str, "_DialectVerdicts"]]:
         """Return the verdicts of each dialect and family on documents of one language."""
         code = documents.column("language")[0].as_py()
-        rules = {dialect: own.get(code, own[DEFAULT]) for dialect, own in self._rules_by_language.items()}
+        rules = {
+            dialect: own.get(code, own[DEFAULT]) for dialect, own in self._rules_by_language.items()
+        }
         if code not in self._built:
             self._built[code] = {
                 dialect: {
-                    name: build_rule(rule, code) for name, rule in zip(self._names[dialect], own.rules, strict=True)
+                    name: build_rule(rule, code)
+                    for name, rule in zip(self._names[dialect], own.rules, strict=True)
                 }
                 for dialect, own in rules.items()
             }
@@ -173,17 +187,26 @@ class _DialectVerdicts:
     tests: list[str]
 
     def format_sentence(self, row: int, asked: str) -> str:
-        """Format the reason of a drop; for a kept document, the value that the other dialect's test measures."""
+        """Format the reason of a drop; for a kept document, the value that the other dialect's
+        test measures.
+        """
         for rule, verdicts in self.rules:
             number = int(verdicts.failed_D[row])
             if number >= 0:
-                value, threshold = (float(column[row]) for column in (verdicts.values_D, verdicts.thresholds_D))
-                return format_reason(rule.kind, verdicts.tests[number], *_replace_nan_with_none(value, threshold))
+                value, threshold = (
+                    float(column[row]) for column in (verdicts.values_D, verdicts.thresholds_D)
+                )
+                return format_reason(
+                    rule.kind, verdicts.tests[number], *_replace_nan_with_none(value, threshold)
+                )
         for rule, verdicts in self.rules:
             for limit in rule.limits:
                 if limit.test == asked.removeprefix(f"{rule.kind}: "):
                     value = float(verdicts.statistics[limit.statistic][row])
-                    return f"{KEPT}: {limit.test} {value:.4g}, drops {limit.drop_side} {limit.threshold:g}"
+                    return (
+                        f"{KEPT}: {limit.test} {value:.4g}, drops {limit.drop_side} "
+                        f"{limit.threshold:g}"
+                    )
         return KEPT if asked == KEPT else f"{KEPT}: has no such test"
 
 
@@ -196,13 +219,23 @@ def _judge_batch(rules: Mapping[str, Rule], batch: DocumentBatch) -> dict[str, _
     judged = [(family, rule, rule.apply(batch)) for family, rule in rules.items()]
     tests = {family: _list_failed_tests(verdicts, "") for family, _, verdicts in judged}
     named = [_list_failed_tests(verdicts, f"{rule.kind}: ") for _, rule, verdicts in judged]
-    together = [next((test for test in row if test != KEPT), KEPT) for row in zip(*named, strict=True)]
-    alone = {family: _DialectVerdicts([(rule, verdicts)], tests[family]) for family, rule, verdicts in judged}
-    return alone | {ANY: _DialectVerdicts([(rule, verdicts) for _, rule, verdicts in judged], together)}
+    together = [
+        next((test for test in row if test != KEPT), KEPT) for row in zip(*named, strict=True)
+    ]
+    alone = {
+        family: _DialectVerdicts([(rule, verdicts)], tests[family])
+        for family, rule, verdicts in judged
+    }
+    return alone | {
+        ANY: _DialectVerdicts([(rule, verdicts) for _, rule, verdicts in judged], together)
+    }
 
 
 def _list_failed_tests(verdicts: RuleVerdicts, prefix: str) -> list[str]:
-    return [KEPT if number < 0 else prefix + verdicts.tests[number] for number in verdicts.failed_D.tolist()]
+    return [
+        KEPT if number < 0 else prefix + verdicts.tests[number]
+        for number in verdicts.failed_D.tolist()
+    ]
 
 
 def _iter_documents(data: CrawlConfig) -> Iterator[pa.RecordBatch]:

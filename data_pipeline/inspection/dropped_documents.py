@@ -1,7 +1,7 @@
 """List the documents that a dataset dropped: the test, its value and threshold, and the text.
 
-Reads dropped/ and quarantine/ of a dataset folder; rows are sorted by id. A record that could not be read is a row
-without address and text. An input in quarantine is a row with its traceback.
+Reads dropped/ and quarantine/ of a dataset folder; rows are sorted by id. A record that could not
+be read is a row without address and text. An input in quarantine is a row with its traceback.
 """
 
 import heapq
@@ -12,17 +12,19 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from data_pipeline.graph.quarantine import read_quarantine_rows
+from llmsys.data_pipeline.graph.quarantine import read_quarantine_rows
+from llmsys.dataset.manifest import load_manifest
+from llmsys.dataset.manifest_section import format_record_place
+from llmsys.dataset.token_shards import read_batches
 from llmsys.errors import DataError
-from llmsys.manifest import load_manifest
-from llmsys.manifest_section import format_record_place
-from llmsys.token_shards import read_batches
 
 FIELDS = ("stage", "rule", "test")
 EXCERPT_CHARACTERS = 600
 
 
-def find_dropped_documents(folder: Path, wanted: dict[str, str], limit: int) -> tuple[int, list[dict[str, Any]]]:
+def find_dropped_documents(
+    folder: Path, wanted: dict[str, str], limit: int
+) -> tuple[int, list[dict[str, Any]]]:
     """Find dropped documents.
 
     Args:
@@ -42,7 +44,9 @@ def find_dropped_documents(folder: Path, wanted: dict[str, str], limit: int) -> 
         total += found.num_rows
         kept = heapq.nsmallest(limit, [*kept, *found.to_pylist()], key=lambda row: row["id"])
     given_up = [
-        row for row in read_quarantine_rows(folder) if all(row[name] == value for name, value in wanted.items())
+        row
+        for row in read_quarantine_rows(folder)
+        if all(row[name] == value for name, value in wanted.items())
     ]
     total += len(given_up)
     kept = heapq.nsmallest(limit, [*kept, *given_up], key=lambda row: row["id"])
@@ -78,8 +82,8 @@ def parse_wanted(text: str) -> dict[str, str]:
     parts = [part.partition("=") for part in text.split(",") if part]
     if not parts or any(name not in FIELDS or not value for name, _, value in parts):
         raise DataError(
-            f"--dropped {text!r} cannot be parsed. Write all, or stage=, rule= or test= and a value, "
-            f"such as rule=gopher_quality or rule=gopher_quality,test=words."
+            f"--dropped {text!r} cannot be parsed. Write all, or stage=, rule= or test= and a "
+            "value, such as rule=gopher_quality or rule=gopher_quality,test=words."
         )
     return {name: value for name, _, value in parts}
 
@@ -100,7 +104,11 @@ def format_dropped_documents(total: int, rows: list[dict[str, Any]]) -> str:
 def _format_row(row: dict[str, Any]) -> str:
     value = "" if row["value"] is None else f", value {row['value']:.10g}"
     threshold = "" if row["threshold"] is None else f", threshold {row['threshold']:.10g}"
-    why = f"\n  {row['reason']}" if row["reason"] not in (row["test"], f"{row['rule']}: {row['test']}") else ""
+    why = (
+        f"\n  {row['reason']}"
+        if row["reason"] not in (row["test"], f"{row['rule']}: {row['test']}")
+        else ""
+    )
     text = row["text"][:EXCERPT_CHARACTERS]
     shown = "\n".join(f"    {line}" for line in text.splitlines())
     more = f"\n    … ({row['bytes']:,} bytes)" if row["bytes"] > len(text.encode()) else ""
@@ -117,6 +125,8 @@ def describe_no_match(folder: Path, wanted: dict[str, str]) -> str:
         return f"{folder} has dropped no document. Read those that were kept in {folder}/documents."
     asked = ", ".join(f"{name}={value}" for name, value in wanted.items())
     funnel = load_manifest(folder).funnel
-    found = sorted({f"rule={drop.rule},test={drop.test}" for stage in funnel for drop in stage.dropped})
+    found = sorted(
+        {f"rule={drop.rule},test={drop.test}" for stage in funnel for drop in stage.dropped}
+    )
     there = "; ".join(found[:12]) or "nothing at all"
     return f"{folder} has no dropped document with {asked}. It has: {there}. Use one of these."

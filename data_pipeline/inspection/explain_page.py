@@ -1,8 +1,8 @@
 """Explain what every stage did with one page, with the measured values.
 
-Reads work/extracted, documents/ and dropped/ of a prepared dataset, and applies language identification and rules to
-the page again, by the config of the dataset and not by that of a file. Returns a step per stage, for every capture of
-the URL. Changes nothing.
+Reads work/extracted, documents/ and dropped/ of a prepared dataset, and applies language
+identification and rules to the page again, by the config of the dataset and not by that of a file.
+Returns a step per stage, for every capture of the URL. Changes nothing.
 """
 
 import textwrap
@@ -14,27 +14,29 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from data_pipeline.core.document_schema import select_heldout
-from data_pipeline.core.funnel import format_measured_value
-from data_pipeline.core.staging import is_change_unfinished
-from data_pipeline.graph.resource_files import require_resource_files
-from data_pipeline.inspection.dataset_config import read_dataset_config
-from data_pipeline.language.rules_by_language import serialize_rules_by_language
-from data_pipeline.readers.input_files import find_heldout_files
-from data_pipeline.stages.apply_rules import explain_one_page
-from data_pipeline.stages.near_thresholds import LanguageThresholds
 from llmsys.config.data import CrawlConfig
+from llmsys.data_pipeline.core.document_schema import select_heldout
+from llmsys.data_pipeline.core.funnel import format_measured_value
+from llmsys.data_pipeline.core.staging import is_change_unfinished
+from llmsys.data_pipeline.graph.resource_files import require_resource_files
+from llmsys.data_pipeline.inspection.dataset_config import read_dataset_config
+from llmsys.data_pipeline.language.rules_by_language import serialize_rules_by_language
+from llmsys.data_pipeline.readers.input_files import find_heldout_files
+from llmsys.data_pipeline.stages.apply_rules import explain_one_page
+from llmsys.data_pipeline.stages.near_thresholds import LanguageThresholds
+from llmsys.dataset.manifest import load_manifest
+from llmsys.dataset.manifest_section import format_record_place
+from llmsys.dataset.token_shards import read_batches
 from llmsys.errors import DataError
-from llmsys.manifest import load_manifest
-from llmsys.manifest_section import format_record_place
-from llmsys.token_shards import read_batches
 
 EXCERPT_CHARACTERS = 1_000
 
 
 @dataclass
 class CaptureExplanation:
-    """One capture of the page; `steps` are stage, verdict and details, in the order of the stages."""
+    """One capture of the page; `steps` are stage, verdict and details, in the order of the
+    stages.
+    """
 
     id: str
     url: str
@@ -61,22 +63,25 @@ def explain_url(data: CrawlConfig, url: str) -> list[CaptureExplanation]:
     manifest = load_manifest(data.folder)
     if is_change_unfinished(data.folder):
         raise DataError(
-            f"{data.folder} cannot be explained now: an unfinished preparation with other settings or inputs "
-            "has replaced a part of work/, which no longer matches the published dataset. Finish llmsys "
-            "prepare CONFIG first."
+            f"{data.folder} cannot be explained now: an unfinished preparation with other "
+            "settings or inputs has replaced a part of work/, which no longer matches the "
+            "published dataset. Finish llmsys prepare CONFIG first."
         )
     data = read_dataset_config(manifest, data)
     require_resource_files(data)
     rules = serialize_rules_by_language(data)
     limits = LanguageThresholds(data.language, rules)
     captures = []
-    for page in _iter_matching_pages(sorted((data.folder / "work" / "extracted").glob("*.arrow")), "url", url):
+    for page in _iter_matching_pages(
+        sorted((data.folder / "work" / "extracted").glob("*.arrow")), "url", url
+    ):
         captures.append(_explain_capture(page, data, rules, limits))
     if not captures:
         skipped = sum(skip.count for skip in manifest.read.skipped)
         raise DataError(
-            f"{url} is not among the pages of {data.folder}. Write the URL as in the crawl. {skipped:,} "
-            "records could not be used (see llmsys report), and nothing can be shown without work/."
+            f"{url} is not among the pages of {data.folder}. Write the URL as in the crawl. "
+            f"{skipped:,} records could not be used (see llmsys report), and nothing can be shown "
+            "without work/."
         )
     for capture in captures:
         _add_dataset_steps(capture, data)
@@ -90,7 +95,11 @@ def _explain_capture(
     capture = CaptureExplanation(*(row[name] for name in ("id", "url", "date", "file", "offset")))
     stages, left, drops = explain_one_page(page, data, rules)
     capture.steps.append(
-        ("read", "read", f"{row['bytes_html']:,} bytes of {format_record_place(row['file'], row['offset'])}")
+        (
+            "read",
+            "read",
+            f"{row['bytes_html']:,} bytes of {format_record_place(row['file'], row['offset'])}",
+        )
     )
     for stage, counts in stages.items():
         if not counts["documents_in"]:
@@ -98,18 +107,31 @@ def _explain_capture(
         if not counts["documents_out"]:
             capture.steps.append((stage, "dropped", drops[0]["reason"]))
             break
-        capture.steps.append((stage, "stays", _format_stage_details(stage, counts, left.get(stage, {}), limits)))
+        capture.steps.append(
+            (stage, "stays", _format_stage_details(stage, counts, left.get(stage, {}), limits))
+        )
     last = next(reversed(left.values()), row)
     capture.excerpt = (last["text"] or "")[:EXCERPT_CHARACTERS]
     return capture
 
 
-def _format_stage_details(stage: str, counts: dict[str, int], left: dict[str, Any], limits: LanguageThresholds) -> str:
-    """Format the values that a stage measured, with their allowed ranges; otherwise the bytes in and out."""
+def _format_stage_details(
+    stage: str, counts: dict[str, int], left: dict[str, Any], limits: LanguageThresholds
+) -> str:
+    """Format the values that a stage measured, with their allowed ranges; otherwise the bytes in
+    and out.
+    """
     ranges = _format_ranges(limits, left["language"]) if "language" in left else {}
     if stage == "language" and left:
-        return f"{left['language']}, score {left['language_score']:.3f}{ranges.get('language_score', '')}"
-    own = {name: value for name, value in left.items() if name.startswith(f"{stage}.") and value is not None}
+        return (
+            f"{left['language']}, score "
+            f"{left['language_score']:.3f}{ranges.get('language_score', '')}"
+        )
+    own = {
+        name: value
+        for name, value in left.items()
+        if name.startswith(f"{stage}.") and value is not None
+    }
     if own:
         measured = (
             f"{name.partition('.')[2]} {format_measured_value(value)}{ranges.get(name, '')}"
@@ -120,12 +142,16 @@ def _format_stage_details(stage: str, counts: dict[str, int], left: dict[str, An
 
 
 def _format_ranges(limits: LanguageThresholds, code: str) -> dict[str, str]:
-    """Format the allowed ranges for a language by column: ` [50 to 100000]`, ` [to 0.1]`, ` [from 2]`."""
+    """Format the allowed ranges for a language by column: ` [50 to 100000]`, ` [to 0.1]`, `
+    [from 2]`.
+    """
     ends: dict[str, dict[str, str]] = {}
     for (_, _, drops), column, threshold in limits.get_thresholds(code):
         ends.setdefault(column, {})["to" if drops == "above" else "from"] = f"{threshold:.10g}"
     return {
-        column: f" [{own['from']} to {own['to']}]" if len(own) == 2 else f" [{' '.join(*own.items())}]"
+        column: f" [{own['from']} to {own['to']}]"
+        if len(own) == 2
+        else f" [{' '.join(*own.items())}]"
         for column, own in ends.items()
     }
 
@@ -135,7 +161,9 @@ def _add_dataset_steps(capture: CaptureExplanation, data: CrawlConfig) -> None:
     if capture.steps[-1][1] == "dropped":
         return
     folder = data.folder
-    for page in _iter_matching_pages(sorted((folder / "dropped").glob("*.arrow")), "id", capture.id):
+    for page in _iter_matching_pages(
+        sorted((folder / "dropped").glob("*.arrow")), "id", capture.id
+    ):
         row = page.to_pylist()[0]
         capture.steps.append((row["stage"], "dropped", row["reason"]))
         return
@@ -145,10 +173,14 @@ def _add_dataset_steps(capture: CaptureExplanation, data: CrawlConfig) -> None:
             split = "held out for evaluation" if heldout else "for training"
             capture.steps.append(("documents", "kept", f"{path.name}, {split}"))
             return
-    capture.steps.append(("documents", "missing", "documents/ and dropped/ lack it; run llmsys inspect"))
+    capture.steps.append(
+        ("documents", "missing", "documents/ and dropped/ lack it; run llmsys inspect")
+    )
 
 
-def _iter_matching_pages(paths: Sequence[Path], column: str, value: str) -> Iterator[pa.RecordBatch]:
+def _iter_matching_pages(
+    paths: Sequence[Path], column: str, value: str
+) -> Iterator[pa.RecordBatch]:
     """Yield the rows with a value in a column, each as a batch of one."""
     for path in paths:
         for batch in read_batches(path):
@@ -172,7 +204,8 @@ def format_explanation(captures: Sequence[CaptureExplanation]) -> str:
 def _format_capture(capture: CaptureExplanation) -> str:
     lines = [
         capture.url,
-        f"  captured {capture.date}, {format_record_place(capture.file, capture.offset)}, id {capture.id}",
+        f"  captured {capture.date}, {format_record_place(capture.file, capture.offset)}, id "
+        f"{capture.id}",
     ]
     lines += [_format_step(*step) for step in capture.steps]
     return "\n".join([*lines, *(f"    {line}" for line in capture.excerpt.splitlines())])
@@ -180,4 +213,6 @@ def _format_capture(capture: CaptureExplanation) -> str:
 
 def _format_step(stage: str, verdict: str, details: str) -> str:
     head = f"  {stage:<21} {verdict:<8} "
-    return textwrap.fill(details, 120, initial_indent=head, subsequent_indent=" " * len(head), break_long_words=False)
+    return textwrap.fill(
+        details, 120, initial_indent=head, subsequent_indent=" " * len(head), break_long_words=False
+    )

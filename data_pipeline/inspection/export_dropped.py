@@ -1,19 +1,20 @@
 """Write dropped documents with their whole texts to one file: parquet, or JSON lines.
 
-Reads dropped/ of a dataset folder, whose texts are excerpts, and work/extracted/, which has whole texts as they were
-extracted: before lines were removed and Unicode repaired. A page that was never extracted has no text.
+Reads dropped/ of a dataset folder, whose texts are excerpts, and work/extracted/, which has whole
+texts as they were extracted: before lines were removed and Unicode repaired. A page that was never
+extracted has no text.
 """
 
 from pathlib import Path
 
 import pyarrow as pa
 
-from data_pipeline.core.document_schema import DROPPED_SCHEMA
-from data_pipeline.inspection.dropped_documents import describe_no_match, iter_matches
-from data_pipeline.stages.export_documents import open_document_writer
+from llmsys.data_pipeline.core.document_schema import DROPPED_SCHEMA
+from llmsys.data_pipeline.inspection.dropped_documents import describe_no_match, iter_matches
+from llmsys.data_pipeline.stages.export_documents import open_document_writer
+from llmsys.dataset.token_shards import read_batches
 from llmsys.errors import ConfigError, DataError
 from llmsys.progress import Progress
-from llmsys.token_shards import read_batches
 
 FORMATS = ("parquet", "jsonl.zst", "jsonl")
 _BATCH_ROWS = 1_000
@@ -28,7 +29,8 @@ def export_dropped_documents(folder: Path, wanted: dict[str, str], output: Path)
         output: file to write; its ending is the format.
 
     Returns:
-        Number of documents, and how many of them have no text because nothing was extracted from their page.
+        Number of documents, and how many of them have no text because nothing was extracted from
+        their page.
 
     Raises:
         ConfigError: the ending is no format, or the file exists.
@@ -36,9 +38,14 @@ def export_dropped_documents(folder: Path, wanted: dict[str, str], output: Path)
     """
     form = next((form for form in FORMATS if output.name.endswith(f".{form}")), None)
     if form is None:
-        raise ConfigError(f"--output {output} ends in no format. Use .{', .'.join(FORMATS[:-1])} or .{FORMATS[-1]}.")
+        raise ConfigError(
+            f"--output {output} ends in no format. Use .{', .'.join(FORMATS[:-1])} or "
+            f".{FORMATS[-1]}."
+        )
     if output.exists():
-        raise ConfigError(f"--output {output} exists already. Name another file, or remove it first.")
+        raise ConfigError(
+            f"--output {output} exists already. Name another file, or remove it first."
+        )
     rows = {}
     for found in iter_matches(folder, wanted):
         for row in found.to_pylist():
@@ -48,17 +55,32 @@ def export_dropped_documents(folder: Path, wanted: dict[str, str], output: Path)
     sources = sorted((folder / "work" / "extracted").glob("*.arrow"))
     if not sources:
         raise DataError(
-            f"{folder}/work/extracted is gone, which has the whole texts. Make it again: llmsys prepare CONFIG"
+            f"{folder}/work/extracted is gone, which has the whole texts. Make it again: llmsys "
+            "prepare CONFIG"
         )
     total, missing = len(rows), len(rows)
     schema = pa.schema([*DROPPED_SCHEMA])
-    with open_document_writer(output, form, schema) as write, Progress("export", total=total, unit="document") as shown:
+    with (
+        open_document_writer(output, form, schema) as write,
+        Progress("export", total=total, unit="document") as shown,
+    ):
         for source in sources:
             for batch in read_batches(source):
-                names = zip(batch.column("file").to_pylist(), batch.column("offset").to_pylist(), strict=True)
+                names = zip(
+                    batch.column("file").to_pylist(),
+                    batch.column("offset").to_pylist(),
+                    strict=True,
+                )
                 chosen = [number for number, name in enumerate(names) if name in rows]
-                picked = batch.take(pa.array(chosen, pa.int64())).select(["file", "offset", "text"]).to_pylist()
-                full = [rows.pop((one["file"], one["offset"])) | {"text": one["text"] or ""} for one in picked]
+                picked = (
+                    batch.take(pa.array(chosen, pa.int64()))
+                    .select(["file", "offset", "text"])
+                    .to_pylist()
+                )
+                full = [
+                    rows.pop((one["file"], one["offset"])) | {"text": one["text"] or ""}
+                    for one in picked
+                ]
                 missing -= sum(bool(one["text"]) for one in full)
                 write(pa.RecordBatch.from_pylist(full, schema))
                 shown.advance(len(full))

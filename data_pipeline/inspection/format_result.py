@@ -3,10 +3,10 @@
 from dataclasses import asdict
 from typing import Any
 
-from data_pipeline.inspection.token_samples import DocumentSample
-from data_pipeline.inspection.verify_dataset import InspectionResult
-from data_pipeline.inspection.verify_files import format_findings
-from llmsys.manifest import LanguageUsage, TokenizerUsage
+from llmsys.data_pipeline.inspection.token_samples import DocumentSample
+from llmsys.data_pipeline.inspection.verify_dataset import InspectionResult
+from llmsys.data_pipeline.inspection.verify_files import format_findings
+from llmsys.dataset.manifest import LanguageUsage, TokenizerUsage
 
 SHOWN_SAMPLES, EXCERPT = 3, 160
 
@@ -49,17 +49,30 @@ def format_inspection(inspection: InspectionResult) -> str:
         Lines with counts, the tokenizer's fit, some samples, and the findings.
     """
     manifest = inspection.manifest
-    lines = [f"{inspection.folder}: {inspection.files} files, {inspection.bytes:,} bytes read and hashed"]
+    lines = [
+        f"{inspection.folder}: {inspection.files} files, {inspection.bytes:,} bytes read and hashed"
+    ]
     for name, split in manifest.splits.items():
-        lines.append(f"  {name:<10} {split.documents:>12,} documents {split.tokens:>15,} tokens in {split.num_files}")
+        lines.append(
+            f"  {name:<10} {split.documents:>12,} documents {split.tokens:>15,} tokens in "
+            f"{split.num_files}"
+        )
     for subfolder, listing in (("documents", manifest.documents), ("dropped", manifest.dropped)):
-        lines.append(f"  {subfolder:<10} {sum(file.rows for file in listing.files):>12,} in {len(listing.files)} files")
+        lines.append(
+            f"  {subfolder:<10} {sum(file.rows for file in listing.files):>12,} in "
+            f"{len(listing.files)} files"
+        )
     if manifest.usage is not None:
         lines += ["", *format_tokenizer_usage(manifest.usage)]
     if inspection.samples:
         lines += ["", *_format_samples(inspection.samples)]
     if inspection.findings:
-        lines += ["", format_findings(inspection.findings), "", _format_next_step(len(inspection.findings))]
+        lines += [
+            "",
+            format_findings(inspection.findings),
+            "",
+            _format_next_step(len(inspection.findings)),
+        ]
     else:
         lines += ["", f"everything matches the manifest (fingerprint {manifest.fingerprint})"]
     return "\n".join(lines)
@@ -71,7 +84,10 @@ def _format_samples(samples: list[DocumentSample]) -> list[str]:
     if same < len(samples):
         why = "the tokenizer normalizes text, or decodes U+2581 as a space"
         others = f", {len(samples) - same} another ({why})"
-    head = f"{len(samples)} documents encoded again with equal ids, and decoded; {same} decode to their text"
+    head = (
+        f"{len(samples)} documents encoded again with equal ids, and decoded; {same} decode to "
+        "their text"
+    )
     lines = [f"{head}{others}:"]
     for sample in samples[:SHOWN_SAMPLES]:
         origin = f"{sample.file} at {sample.offset}"
@@ -87,9 +103,13 @@ def format_tokenizer_usage(usage: TokenizerUsage) -> list[str]:
     return [
         f"{head}{'unknown':>10}{'as bytes':>10}",
         *rows,
-        f"{usage.dead_pieces:,} of {usage.pieces:,} pieces occur in no document; {usage.checked_documents:,} "
-        "documents were also encoded by the library, with equal ids",
-        *([f"every document was encoded by the tokenizer's library: {usage.by_library}"] if usage.by_library else []),
+        f"{usage.dead_pieces:,} of {usage.pieces:,} pieces occur in no document; "
+        f"{usage.checked_documents:,} documents were also encoded by the library, with equal ids",
+        *(
+            [f"every document was encoded by the tokenizer's library: {usage.by_library}"]
+            if usage.by_library
+            else []
+        ),
     ]
 
 
@@ -103,4 +123,7 @@ def _format_usage_row(name: str, usage: LanguageUsage) -> str:
 
 def _format_next_step(count: int) -> str:
     things = "1 thing is" if count == 1 else f"{count} things are"
-    return f"{things} wrong. Delete the files named, and run llmsys prepare CONFIG, which makes only missing files."
+    return (
+        f"{things} wrong. Delete the files named, and run llmsys prepare CONFIG, which makes only "
+        "missing files."
+    )

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from data_pipeline.tokenize.tokenizer_files import load_dataset_tokenizer
-from llmsys.chat_tokens import StoredChats
+from llmsys.data_pipeline.tokenize.tokenizer_files import load_dataset_tokenizer
+from llmsys.dataset.chat_tokens import StoredChats
+from llmsys.dataset.manifest import load_manifest
+from llmsys.dataset.manifest_section import format_record_place
+from llmsys.dataset.token_shards import open_tokens, read_batches
 from llmsys.errors import DataError
-from llmsys.manifest import load_manifest
-from llmsys.manifest_section import format_record_place
-from llmsys.token_shards import open_tokens, read_batches
 
 # Context tokens to show on each side.
 AROUND = 40
@@ -19,7 +19,9 @@ AROUND = 40
 
 @dataclass(frozen=True)
 class TokenLineage:
-    """A token by its number in a split; `url` is None if its document is missing, and "" if that has none."""
+    """A token by its number in a split; `url` is None if its document is missing, and "" if that
+    has none.
+    """
 
     split: str
     token: int
@@ -40,7 +42,8 @@ def locate_token(folder: Path, name: str) -> TokenLineage:
 
     Args:
         folder: the dataset folder.
-        name: split and number of the token, such as "train:12345"; counted from 0 over all files of the split.
+        name: split and number of the token, such as "train:12345"; counted from 0 over all files of
+            the split.
 
     Returns:
         The document, crawl record and text around the token.
@@ -50,16 +53,26 @@ def locate_token(folder: Path, name: str) -> TokenLineage:
     """
     split, _, number = name.partition(":")
     if not number.isdigit():
-        raise DataError(f"--token {name} cannot be parsed. Write the split and a number from 0, such as train:12345.")
+        raise DataError(
+            f"--token {name} cannot be parsed. Write the split and a number from 0, such as "
+            "train:12345."
+        )
     shards, token = open_tokens(folder, split), int(number)
     ends = np.cumsum(shards.lengths)
     if token >= ends[-1]:
-        raise DataError(f"--token {name}: split {split} has {int(ends[-1]):,} tokens. Use a smaller number.")
+        raise DataError(
+            f"--token {name}: split {split} has {int(ends[-1]):,} tokens. Use a smaller number."
+        )
     document = int(np.searchsorted(ends, token, side="right"))
     index = token - int(ends[document] - shards.lengths[document])
-    tokenizer, tokens = load_dataset_tokenizer(folder / "tokenizer"), shards.get_tokens(document).tolist()
+    tokenizer, tokens = (
+        load_dataset_tokenizer(folder / "tokenizer"),
+        shards.get_tokens(document).tolist(),
+    )
     if shards.manifest.answers:
-        tokens = StoredChats(tokenizer.vocab_size, tokenizer.eos_id).split(np.array(tokens)).ids.tolist()
+        tokens = (
+            StoredChats(tokenizer.vocab_size, tokenizer.eos_id).split(np.array(tokens)).ids.tolist()
+        )
     decode = tokenizer.decode
     lineage = shards.get_lineage(document)
     return TokenLineage(
@@ -109,5 +122,9 @@ def _find_url(folder: Path, name: str) -> str | None:
         for batch in read_batches(path) if path.is_file() and path.suffix == ".arrow" else ():
             row: Any = batch.column("id").index(name).as_py()
             if row >= 0:
-                return str(batch.column("url")[row].as_py() or "") if "url" in batch.schema.names else ""
+                return (
+                    str(batch.column("url")[row].as_py() or "")
+                    if "url" in batch.schema.names
+                    else ""
+                )
     return None

@@ -1,7 +1,7 @@
 """Compare the tokens of sampled documents with their texts and lineage.
 
-Reads documents/ and tokens/. The sample is the documents with the smallest hashes of their ids, so it is the same for
-everybody. The two sides of a pair are compared with the two token files.
+Reads documents/ and tokens/. The sample is the documents with the smallest hashes of their ids, so
+it is the same for everybody. The two sides of a pair are compared with the two token files.
 """
 
 import heapq
@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from data_pipeline.core.document_schema import hash_positions
-from data_pipeline.inspection.verify_files import DatasetFinding
-from llmsys.manifest import Manifest
-from llmsys.token_shards import TokenShards, open_tokens, read_batches
-from llmsys.tokenizer import Tokenizer
+from llmsys.data_pipeline.core.document_schema import hash_positions
+from llmsys.data_pipeline.inspection.verify_files import DatasetFinding
+from llmsys.dataset.manifest import Manifest
+from llmsys.dataset.token_shards import TokenShards, open_tokens, read_batches
+from llmsys.vocabulary.tokenizer import Tokenizer
 
 Row = dict[str, Any]
 
@@ -24,7 +24,8 @@ class DocumentSample:
     """One sampled document: its index among the tokens, its lineage, and its decoded text.
 
     Attributes:
-        same_text: whether the decoded text equals the document's. A tokenizer that normalizes text returns another one.
+        same_text: whether the decoded text equals the document's. A tokenizer that normalizes text
+            returns another one.
     """
 
     split: str
@@ -55,13 +56,23 @@ def verify_samples(
             found.add(row["id"])
             tokens = shards.get_tokens(number).tolist()
             samples.append(
-                _build_sample(shards, split, number, row, _decode_tokens(tokens, split, tokenizer, manifest.labels))
+                _build_sample(
+                    shards,
+                    split,
+                    number,
+                    row,
+                    _decode_tokens(tokens, split, tokenizer, manifest.labels),
+                )
             )
-            problems = _compare_sample(tokens[:-1], samples[-1], row, tokenizer, bool(manifest.labels))
+            problems = _compare_sample(
+                tokens[:-1], samples[-1], row, tokenizer, bool(manifest.labels)
+            )
             findings += [
-                DatasetFinding(f"tokens ({name})", f"document {row['id']}", problem) for name, problem in problems
+                DatasetFinding(f"tokens ({name})", f"document {row['id']}", problem)
+                for name, problem in problems
             ]
-    if not manifest.labels and "train_source" not in manifest.splits:  # of pairs, long ones may be left out
+    # of pairs, long ones may be left out
+    if not manifest.labels and "train_source" not in manifest.splits:
         findings += [
             DatasetFinding("tokens", f"document {name}", "it is in documents/ but in no token file")
             for name in rows
@@ -71,7 +82,9 @@ def verify_samples(
 
 
 def _read_sample_rows(folder: Path, manifest: Manifest, count: int) -> list[Row]:
-    """Return the rows of the documents with the smallest hashes, without reading the texts of the others."""
+    """Return the rows of the documents with the smallest hashes, without reading the texts of
+    the others.
+    """
     smallest: list[tuple[int, str, int, int]] = []
     for entry in manifest.documents.files:
         for index, batch in enumerate(read_batches(folder / "documents" / entry.name)):
@@ -89,14 +102,18 @@ def _find_document_indices(shards: TokenShards, ids: Sequence[str]) -> list[int]
     return shards.select_documents("id", *ids) if ids else []
 
 
-def _decode_tokens(tokens: list[int], split: str, tokenizer: Tokenizer, labels: Sequence[str]) -> str:
+def _decode_tokens(
+    tokens: list[int], split: str, tokenizer: Tokenizer, labels: Sequence[str]
+) -> str:
     """Return the text of tokens; the target of a labelled text is its label."""
     if labels and not split.endswith("_source"):
         return labels[tokens[0]]
     return tokenizer.decode(tokens)
 
 
-def _build_sample(shards: TokenShards, split: str, number: int, row: Row, text: str) -> DocumentSample:
+def _build_sample(
+    shards: TokenShards, split: str, number: int, row: Row, text: str
+) -> DocumentSample:
     lineage, tokens = shards.get_lineage(number), shards.get_tokens(number)
     return DocumentSample(
         split=split,
@@ -114,18 +131,27 @@ def _build_sample(shards: TokenShards, split: str, number: int, row: Row, text: 
 def _compare_sample(
     tokens: list[int], sample: DocumentSample, row: Row, tokenizer: Tokenizer, labelled: bool
 ) -> Iterator[tuple[str, str]]:
-    """Yield (split, problem) where the tokens of a document do not match its text, or its lineage is wrong."""
+    """Yield (split, problem) where the tokens of a document do not match its text, or its
+    lineage is wrong.
+    """
     source = sample.split.endswith("_source")
     expected = tokenizer.encode(_get_expected_text(row, sample.split))
     if source:  # the source of a pair may have been cut at its limit
         expected = expected[: len(tokens)]
     if tokens != expected and not (labelled and not source):  # the target of a label is its number
-        index = next((at for at, (a, b) in enumerate(zip(tokens, expected, strict=False)) if a != b), len(tokens))
+        index = next(
+            (at for at, (a, b) in enumerate(zip(tokens, expected, strict=False)) if a != b),
+            len(tokens),
+        )
         yield sample.split, f"from token {index:,} on its ids differ from the encoding of its text"
     place_of_row = row["file"], row["offset"] if "offset" in row else row["line"]
     if (sample.file, sample.offset) != place_of_row:
         theirs = " at ".join(map(str, place_of_row))
-        yield sample.split, f"its lineage is {sample.file} at {sample.offset}, but that of its document is {theirs}"
+        yield (
+            sample.split,
+            f"its lineage is {sample.file} at {sample.offset}, but that of its document is "
+            f"{theirs}",
+        )
 
 
 def _get_expected_text(row: Row, split: str) -> str:

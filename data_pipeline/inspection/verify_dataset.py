@@ -1,4 +1,5 @@
-"""Verify a dataset folder against its manifest: hash every file, count every row, decode some documents.
+"""Verify a dataset folder against its manifest: hash every file, count every row, decode some
+documents.
 
 Reads every file and changes nothing. Progress is in bytes of files.
 """
@@ -7,16 +8,27 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from data_pipeline.inspection.token_samples import DocumentSample, verify_samples
-from data_pipeline.inspection.verify_files import DatasetFinding, verify_document_file, verify_token_file
-from data_pipeline.tokenize.tokenizer_files import load_dataset_tokenizer
-from llmsys.chat_tokens import count_stored_ids
+from llmsys.data_pipeline.inspection.token_samples import DocumentSample, verify_samples
+from llmsys.data_pipeline.inspection.verify_files import (
+    DatasetFinding,
+    verify_document_file,
+    verify_token_file,
+)
+from llmsys.data_pipeline.tokenize.tokenizer_files import load_dataset_tokenizer
+from llmsys.dataset.chat_tokens import count_stored_ids
+from llmsys.dataset.manifest import (
+    DocumentFile,
+    Manifest,
+    Split,
+    TokenFile,
+    compute_dataset_fingerprint,
+    load_manifest,
+)
+from llmsys.dataset.token_file import get_page_table_path
+from llmsys.dataset.token_split import iter_token_files
 from llmsys.errors import DataError
-from llmsys.manifest import DocumentFile, Manifest, Split, TokenFile, compute_dataset_fingerprint, load_manifest
 from llmsys.progress import Progress
-from llmsys.token_file import get_page_table_path
-from llmsys.token_split import iter_token_files
-from llmsys.tokenizer import Tokenizer
+from llmsys.vocabulary.tokenizer import Tokenizer
 
 SUBFOLDERS = ("documents", "dropped", "tokens")
 
@@ -71,7 +83,9 @@ def verify_dataset(folder: Path, samples: int) -> InspectionResult:
 def _list_entries(
     folder: Path, manifest: Manifest, findings: list[DatasetFinding]
 ) -> list[tuple[str, TokenFile | DocumentFile]]:
-    """Return (folder, entry) of every file that the manifest or an index lists. An unusable index is a finding."""
+    """Return (folder, entry) of every file that the manifest or an index lists. An unusable
+    index is a finding.
+    """
     entries: list[tuple[str, TokenFile | DocumentFile]] = []
     for split in manifest.splits.values():
         try:
@@ -93,7 +107,11 @@ def _verify_entry(
 ) -> list[DatasetFinding]:
     path = folder / subfolder / entry.name
     if not path.is_file():
-        return [DatasetFinding(f"{subfolder}/{entry.name}", "", "it is missing, but the manifest lists it")]
+        return [
+            DatasetFinding(
+                f"{subfolder}/{entry.name}", "", "it is missing, but the manifest lists it"
+            )
+        ]
     try:
         if isinstance(entry, TokenFile):
             return list(verify_token_file(path, entry, vocab_size, end))
@@ -108,16 +126,25 @@ def _verify_manifest(
     """Yield wrong sums and a wrong fingerprint of the manifest itself."""
     tokens = [entry for _, entry in entries if isinstance(entry, TokenFile)]
     for name, split in manifest.splits.items():
-        yield from _verify_split_sums(name, split, [file for file in tokens if file.name.startswith(f"{name}-")])
+        yield from _verify_split_sums(
+            name, split, [file for file in tokens if file.name.startswith(f"{name}-")]
+        )
     # A dataset without tokens is identified by its documents.
     files = tokens or manifest.documents.files
-    expected = compute_dataset_fingerprint(manifest.tokenizer_fingerprint, [entry.digest for entry in files])
+    expected = compute_dataset_fingerprint(
+        manifest.tokenizer_fingerprint, [entry.digest for entry in files]
+    )
     if manifest.fingerprint != expected:
-        problem = f"it is {manifest.fingerprint}, but the files and tokenizer that it lists have {expected}"
+        problem = (
+            f"it is {manifest.fingerprint}, but the files and tokenizer that it lists have "
+            f"{expected}"
+        )
         yield DatasetFinding("manifest.json", "fingerprint", problem)
 
 
-def _verify_split_sums(name: str, split: Split, files: Sequence[TokenFile]) -> Iterator[DatasetFinding]:
+def _verify_split_sums(
+    name: str, split: Split, files: Sequence[TokenFile]
+) -> Iterator[DatasetFinding]:
     sums = {
         "documents": (split.documents, sum(file.rows for file in files)),
         "tokens": (split.tokens, sum(file.tokens for file in files)),
@@ -126,11 +153,15 @@ def _verify_split_sums(name: str, split: Split, files: Sequence[TokenFile]) -> I
     for unit, (listed, found) in sums.items():
         if listed != found:
             yield DatasetFinding(
-                "manifest.json", f"splits.{name}", f"it lists {listed:,} {unit}, but its files have {found:,}"
+                "manifest.json",
+                f"splits.{name}",
+                f"it lists {listed:,} {unit}, but its files have {found:,}",
             )
 
 
-def _load_dataset_tokenizer(folder: Path, manifest: Manifest, findings: list[DatasetFinding]) -> Tokenizer | None:
+def _load_dataset_tokenizer(
+    folder: Path, manifest: Manifest, findings: list[DatasetFinding]
+) -> Tokenizer | None:
     """Return the dataset's tokenizer if it is the one that encoded the tokens."""
     if manifest.tokenizer_fingerprint is None:
         return None
@@ -142,7 +173,8 @@ def _load_dataset_tokenizer(folder: Path, manifest: Manifest, findings: list[Dat
     if tokenizer.fingerprint == manifest.tokenizer_fingerprint:
         return tokenizer
     problem = (
-        f"its fingerprint is {tokenizer.fingerprint}, expected from the manifest: {manifest.tokenizer_fingerprint}"
+        f"its fingerprint is {tokenizer.fingerprint}, expected from the manifest: "
+        f"{manifest.tokenizer_fingerprint}"
     )
     findings.append(DatasetFinding("tokenizer", "", problem))
     return None
@@ -156,7 +188,11 @@ def _find_unlisted_files(
     for _, entry in entries:
         if isinstance(entry, TokenFile) and entry.page_root:
             named.add(f"tokens/{get_page_table_path(Path(entry.name))}")
-    named |= {f"tokens/{split.index.name}" for split in manifest.splits.values() if split.index is not None}
+    named |= {
+        f"tokens/{split.index.name}"
+        for split in manifest.splits.values()
+        if split.index is not None
+    }
     for subfolder in SUBFOLDERS if manifest.splits else SUBFOLDERS[:2]:
         for path in sorted((folder / subfolder).glob("*")):
             if (name := f"{subfolder}/{path.name}") not in named and not path.name.startswith("."):

@@ -13,23 +13,23 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from llmsys.arrow_file import (
-    get_document_lengths,
-    get_text_bytes,
-    map_file,
-    open_arrow,
-    read_batch,
-)
-from llmsys.checked_file import CheckedFile
-from llmsys.errors import DataError
-from llmsys.manifest import DocumentFile, TokenFile
-from llmsys.manifest_section import TokenBatch
-from llmsys.token_file import (
+from llmsys.dataset.checked_file import CheckedFile
+from llmsys.dataset.manifest import DocumentFile, TokenFile
+from llmsys.dataset.manifest_section import TokenBatch
+from llmsys.dataset.token_file import (
     PAGE_BYTES,
     compute_file_digest,
     compute_frame_checksum,
     describe_batch,
     describe_document_file,
+)
+from llmsys.errors import DataError
+from llmsys.storage.arrow_file import (
+    get_document_lengths,
+    get_text_bytes,
+    map_file,
+    open_arrow,
+    read_batch,
 )
 
 
@@ -55,16 +55,24 @@ def format_findings(findings: Sequence[DatasetFinding]) -> str:
         *((finding.file, finding.where, finding.problem) for finding in findings),
     ]
     widths = [max(len(row[column]) for row in rows) for column in range(2)]
-    return "\n".join(f"{row[0]:<{widths[0]}}  {row[1]:<{widths[1]}}  {row[2]}".rstrip() for row in rows)
+    return "\n".join(
+        f"{row[0]:<{widths[0]}}  {row[1]:<{widths[1]}}  {row[2]}".rstrip() for row in rows
+    )
 
 
-def verify_document_file(path: Path, subfolder: str, entry: DocumentFile) -> Iterator[DatasetFinding]:
+def verify_document_file(
+    path: Path, subfolder: str, entry: DocumentFile
+) -> Iterator[DatasetFinding]:
     """Yield the problems of one file of `subfolder` ("documents" or "dropped")."""
     name = f"{subfolder}/{entry.name}"
     if (size := path.stat().st_size) != entry.size:
-        yield DatasetFinding(name, "", f"it has {size:,} bytes, expected from the manifest: {entry.size:,}")
+        yield DatasetFinding(
+            name, "", f"it has {size:,} bytes, expected from the manifest: {entry.size:,}"
+        )
     elif (digest := compute_file_digest(path)) != entry.digest:
-        yield DatasetFinding(name, "", f"its digest is {digest}, expected from the manifest: {entry.digest}")
+        yield DatasetFinding(
+            name, "", f"its digest is {digest}, expected from the manifest: {entry.digest}"
+        )
     elif path.suffix == ".arrow":
         yield from _verify_row_count(path, name, entry)
 
@@ -76,7 +84,9 @@ def _verify_row_count(path: Path, name: str, entry: DocumentFile) -> Iterator[Da
         yield DatasetFinding(name, "", f"it cannot be read: {error}")
         return
     if rows != entry.rows:
-        yield DatasetFinding(name, "", f"it has {rows:,} documents, expected from the manifest: {entry.rows:,}")
+        yield DatasetFinding(
+            name, "", f"it has {rows:,} documents, expected from the manifest: {entry.rows:,}"
+        )
 
 
 _FIELD_NAMES = {
@@ -90,11 +100,17 @@ _FIELD_NAMES = {
 }
 
 
-def verify_token_file(path: Path, entry: TokenFile, vocab_size: int, end: int | None) -> Iterator[DatasetFinding]:
-    """Yield the problems of one token file; `end` is the last id of every document, None if there is none."""
+def verify_token_file(
+    path: Path, entry: TokenFile, vocab_size: int, end: int | None
+) -> Iterator[DatasetFinding]:
+    """Yield the problems of one token file; `end` is the last id of every document, None if
+    there is none.
+    """
     name = f"tokens/{entry.name}"
     if (size := path.stat().st_size) != entry.size:
-        yield DatasetFinding(name, "", f"it has {size:,} bytes, expected from the manifest: {entry.size:,}")
+        yield DatasetFinding(
+            name, "", f"it has {size:,} bytes, expected from the manifest: {entry.size:,}"
+        )
         return
     if entry.page_root:
         damage = list(_verify_pages(path, name, entry))
@@ -102,16 +118,25 @@ def verify_token_file(path: Path, entry: TokenFile, vocab_size: int, end: int | 
         if damage:
             return
     data = map_file(path)
-    if not entry.page_root and (frame := compute_frame_checksum(data, entry.batches)) != entry.frame_checksum:
+    if (
+        not entry.page_root
+        and (frame := compute_frame_checksum(data, entry.batches)) != entry.frame_checksum
+    ):
         yield DatasetFinding(
-            name, "headers", f"their checksum is {frame}, expected from the manifest: {entry.frame_checksum}"
+            name,
+            "headers",
+            f"their checksum is {frame}, expected from the manifest: {entry.frame_checksum}",
         )
         return  # Arrow must not parse wrong headers
     arrow = open_arrow(path, data)
     batches = [read_batch(path, arrow, index) for index in range(arrow.num_record_batches)]
     damaged = False
     for index, batch in enumerate(batches):
-        found = [] if entry.page_root else list(_verify_batch(name, index, describe_batch(data, batch), entry))
+        found = (
+            []
+            if entry.page_root
+            else list(_verify_batch(name, index, describe_batch(data, batch), entry))
+        )
         damaged |= bool(found)
         yield from found or _verify_tokens(name, index, batch, vocab_size, end)
     if not damaged:
@@ -127,10 +152,14 @@ def _verify_pages(path: Path, name: str, entry: TokenFile) -> Iterator[DatasetFi
         return
     for page in damaged:
         begin, end = page * PAGE_BYTES, min((page + 1) * PAGE_BYTES, entry.size)
-        yield DatasetFinding(name, f"page {page}", f"its checksum differs (bytes {begin:,} to {end:,})")
+        yield DatasetFinding(
+            name, f"page {page}", f"its checksum differs (bytes {begin:,} to {end:,})"
+        )
 
 
-def _verify_batch(name: str, index: int, found: TokenBatch, entry: TokenFile) -> Iterator[DatasetFinding]:
+def _verify_batch(
+    name: str, index: int, found: TokenBatch, entry: TokenFile
+) -> Iterator[DatasetFinding]:
     expected = entry.batches[index]
     for field, name_of_field in _FIELD_NAMES.items():
         ours, theirs = getattr(found, field), getattr(expected, field)
@@ -143,34 +172,50 @@ def _verify_batch(name: str, index: int, found: TokenBatch, entry: TokenFile) ->
 def _verify_tokens(
     name: str, index: int, batch: pa.RecordBatch, vocab_size: int, end: int | None
 ) -> Iterator[DatasetFinding]:
-    """Yield problems that a checksum cannot show: ids above the vocabulary, documents without an end token."""
+    """Yield problems that a checksum cannot show: ids above the vocabulary, documents without an
+    end token.
+    """
     column = batch.column("tokens")
     values, offsets = column.values.to_numpy(zero_copy_only=True), column.offsets.to_numpy()
     where = f"record batch {index}"
     if len(values) and (highest := int(values.max())) >= vocab_size:
-        yield DatasetFinding(name, where, f"it has the id {highest:,}, but the vocabulary ends at {vocab_size - 1:,}")
+        yield DatasetFinding(
+            name, where, f"it has the id {highest:,}, but the vocabulary ends at {vocab_size - 1:,}"
+        )
     if end is None:
         return
     lengths = np.diff(offsets)
     whole = lengths > 0
     open_ended = int((~whole).sum() + (values[offsets[1:][whole] - 1] != end).sum())
     if open_ended:
-        yield DatasetFinding(name, where, f"{open_ended:,} documents do not end with the end-of-sequence id {end}")
+        yield DatasetFinding(
+            name, where, f"{open_ended:,} documents do not end with the end-of-sequence id {end}"
+        )
 
 
-def _verify_totals(name: str, entry: TokenFile, batches: list[pa.RecordBatch], digest: str) -> Iterator[DatasetFinding]:
+def _verify_totals(
+    name: str, entry: TokenFile, batches: list[pa.RecordBatch], digest: str
+) -> Iterator[DatasetFinding]:
     """Yield wrong totals and a wrong digest of a file whose batches are right."""
     counted = {
         "documents": (sum(batch.num_rows for batch in batches), entry.rows),
         "tokens": (int(sum(get_document_lengths(batch).sum() for batch in batches)), entry.tokens),
-        "bytes of text": (int(sum(get_text_bytes(batch).sum() for batch in batches)), entry.text_bytes),
+        "bytes of text": (
+            int(sum(get_text_bytes(batch).sum() for batch in batches)),
+            entry.text_bytes,
+        ),
     }
     for unit, (found, expected) in counted.items():
         if found != expected:
-            yield DatasetFinding(name, "", f"it has {found:,} {unit}, expected from the manifest: {expected:,}")
+            yield DatasetFinding(
+                name, "", f"it has {found:,} {unit}, expected from the manifest: {expected:,}"
+            )
     if digest != entry.digest:
         yield DatasetFinding(
-            name, "padding", f"its digest is {digest}, not {entry.digest}: bytes between columns changed, no token did"
+            name,
+            "padding",
+            f"its digest is {digest}, not {entry.digest}: bytes between columns changed, no token "
+            "did",
         )
 
 

@@ -1,8 +1,9 @@
 """Score py3langid's naive Bayes model for a whole batch of texts at once.
 
-The model counts byte n-grams with an automaton and adds, per language, log(1 + count) times a weight (Lui and Baldwin
-2012). The state of the automaton depends on the last few bytes alone (Aho and Corasick 1975), so texts are cut into
-short segments that are scanned in parallel, each from a few bytes before its beginning.
+The model counts byte n-grams with an automaton and adds, per language, log(1 + count) times a
+weight (Lui and Baldwin 2012). The state of the automaton depends on the last few bytes alone (Aho
+and Corasick 1975), so texts are cut into short segments that are scanned in parallel, each from a
+few bytes before its beginning.
 
 Invariants:
 - Codes and probabilities are those of the library.
@@ -22,7 +23,8 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 
-# D documents, L labels of the model, F features (byte n-grams), T steps, S segments scanned in parallel.
+# D documents, L labels of the model, F features (byte n-grams), T steps, S segments scanned in
+# parallel.
 _SLICE_BYTES = 1 << 21  # bytes of text scanned together; the tables take about eight times as much
 _SLICE_TEXTS = 1 << 12
 _SHORTEST_SEGMENT, _LONGEST_SEGMENT = 16, 256
@@ -36,7 +38,8 @@ class NaiveBayesModel:
         moves: next state, at row base + byte.
         row_base: start of each state's row in `moves`.
         feature: index of the n-gram that ends in a state, -1 for none.
-        weights_FL: float32, without the mean of each row, on which no probability depends and which costs precision.
+        weights_FL: float32, without the mean of each row, on which no probability depends and which
+            costs precision.
         prior_L: log prior.
         labels: code of each column; columns of equal codes are added.
     """
@@ -50,14 +53,17 @@ class NaiveBayesModel:
 
     @cached_property
     def num_context_bytes(self) -> int:
-        """Number of preceding bytes that decide the state: the longest path from the first state to any other."""
+        """Number of preceding bytes that decide the state: the longest path from the first state
+        to any other.
+        """
         rows, row_of = self.moves.reshape(-1, 256), self.row_base >> 8
         seen, read = np.zeros(len(row_of), np.bool_), np.zeros(len(rows), np.bool_)
         states, steps = np.zeros(1, np.int64), -1
         while len(states):
             seen[states] = True
             steps += 1
-            # Masks instead of sorted sets, and each shared row once: this runs at the start of every process.
+            # Masks instead of sorted sets, and each shared row once: this runs at the start of
+            # every process.
             new, following = np.zeros_like(read), np.zeros_like(seen)
             new[row_of[states]] = True
             following[rows[new & ~read]] = True
@@ -68,7 +74,8 @@ class NaiveBayesModel:
     def predict_languages(self, texts: Sequence[str]) -> tuple[list[str], Floats]:
         """Return the most probable code of each text, and its probability.
 
-        Equal to py3langid's `predict_languages` with `norm_probs`. A text without features has no language above 1 / L.
+        Equal to py3langid's `predict_languages` with `norm_probs`. A text without features has no
+        language above 1 / L.
         """
         codes: list[str] = []
         parts: list[Floats] = [np.zeros(0)]
@@ -83,14 +90,18 @@ class NaiveBayesModel:
         """Return the probability that each text is in one of these languages."""
         chosen = np.array([label in codes for label in self.labels])
         parts = [
-            self._compute_label_probabilities(encoded)[:, chosen].sum(axis=1) for encoded in _iter_encoded_slices(texts)
+            self._compute_label_probabilities(encoded)[:, chosen].sum(axis=1)
+            for encoded in _iter_encoded_slices(texts)
         ]
         return np.concatenate([np.zeros(0), *parts])
 
     def _compute_label_probabilities(self, encoded: Sequence[bytes]) -> Floats:
         lengths_D = np.fromiter(map(len, encoded), np.int64, len(encoded))
-        scores_DL = self._compute_log_posteriors(_count_features(self, encoded, lengths_D), len(encoded))
-        # Dividing by the root of the length in bytes makes the probabilities of short and long texts comparable.
+        scores_DL = self._compute_log_posteriors(
+            _count_features(self, encoded, lengths_D), len(encoded)
+        )
+        # Dividing by the root of the length in bytes makes the probabilities of short and long
+        # texts comparable.
         scores_DL /= np.sqrt(np.maximum(lengths_D, 1))[:, None]
         np.exp(scores_DL - scores_DL.max(axis=1, keepdims=True), out=scores_DL)
         scores_DL /= scores_DL.sum(axis=1, keepdims=True)
@@ -103,7 +114,9 @@ class NaiveBayesModel:
         return scores_DL
 
     def _compute_log_posteriors(
-        self, counts: tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], Integers], num_documents: int
+        self,
+        counts: tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], Integers],
+        num_documents: int,
     ) -> Floats:
         """Return the log posteriors (D, L), all 0 for a document without features."""
         from scipy.sparse import csr_array  # slow to import
@@ -159,21 +172,28 @@ def _iter_encoded_slices(texts: Sequence[str]) -> Iterator[list[bytes]]:
 def _count_features(
     model: NaiveBayesModel, encoded: Sequence[bytes], lengths_D: Integers
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], Integers]:
-    """Return document, feature and count of every feature that occurs, sorted by document and feature."""
+    """Return document, feature and count of every feature that occurs, sorted by document and
+    feature.
+    """
     # About as many segments as steps: each step is one call for all segments.
     segment = min(_LONGEST_SEGMENT, max(_SHORTEST_SEGMENT, isqrt(int(lengths_D.sum()))))
     segments_D = -(-lengths_D // segment)
     document_S = np.repeat(np.arange(len(encoded), dtype=np.int32), segments_D)
-    number_S = np.arange(len(document_S)) - np.repeat(np.cumsum(segments_D) - segments_D, segments_D)
+    number_S = np.arange(len(document_S)) - np.repeat(
+        np.cumsum(segments_D) - segments_D, segments_D
+    )
     starts_S = np.repeat(np.cumsum(lengths_D) - lengths_D, segments_D) + number_S * segment
     lengths_S = np.minimum(lengths_D[document_S] - number_S * segment, segment)
 
-    features_TS = model.feature[_compute_states(model, b"".join(encoded), starts_S, number_S == 0, segment)]
+    features_TS = model.feature[
+        _compute_states(model, b"".join(encoded), starts_S, number_S == 0, segment)
+    ]
     # The last segment of a text is shorter: what it read after its end belongs to the next.
     features_TS[np.arange(segment)[:, None] >= lengths_S] = -1
     step, lane = np.nonzero(features_TS >= 0)
     shift = len(model.weights_FL).bit_length()
-    keys = (document_S[lane] << shift) | features_TS[step, lane]  # 32 bits hold both, and sort faster than 64
+    # 32 bits hold both, and sort faster than 64
+    keys = (document_S[lane] << shift) | features_TS[step, lane]
     keys.sort()
     new = np.flatnonzero(np.diff(keys, prepend=np.int32(-1)))
     distinct, count = keys[new], np.diff(new, append=len(keys))
@@ -181,9 +201,15 @@ def _count_features(
 
 
 def _compute_states(
-    model: NaiveBayesModel, joined: bytes, starts_S: Integers, is_first_S: npt.NDArray[np.bool_], segment: int
+    model: NaiveBayesModel,
+    joined: bytes,
+    starts_S: Integers,
+    is_first_S: npt.NDArray[np.bool_],
+    segment: int,
 ) -> npt.NDArray[np.uint32]:
-    """Return the automaton's states (T, S) after each byte of each segment; undefined after a segment's end."""
+    """Return the automaton's states (T, S) after each byte of each segment; undefined after a
+    segment's end.
+    """
     reach = model.num_context_bytes
     # Padded, so that the first segment has a context and the last one can be read to its end.
     letters = np.frombuffer(bytes(reach) + joined + bytes(segment), np.uint8)

@@ -1,7 +1,7 @@
 """Resolve the config of a dataset into rules per language.
 
-Reads the config and its language profiles, once and in the first process; tasks get the result as text. A language that
-no document can have, or one without a profile, is rejected.
+Reads the config and its language profiles, once and in the first process; tasks get the result as
+text. A language that no document can have, or one without a profile, is rejected.
 """
 
 import difflib
@@ -20,12 +20,20 @@ from llmsys.config.language import (
     list_known_codes,
     serialize_language_rules,
 )
+from llmsys.config.loading.yaml_files import (
+    PROFILES,
+    find_config,
+    format_path,
+    list_config_roots,
+    parse_yaml,
+)
 from llmsys.config.quality_rules import RuleConfig
-from llmsys.config.yaml_files import PROFILES, find_config, format_path, list_config_roots, parse_yaml
 from llmsys.errors import ConfigError
 
 
-def serialize_rules_by_language(data: CrawlConfig, rules: Sequence[RuleConfig] | None = None) -> str:
+def serialize_rules_by_language(
+    data: CrawlConfig, rules: Sequence[RuleConfig] | None = None
+) -> str:
     """Serialize the words and rules of every language that can be kept.
 
     Args:
@@ -42,7 +50,8 @@ def serialize_rules_by_language(data: CrawlConfig, rules: Sequence[RuleConfig] |
 
 
 def get_character_dedup_flags(data: CrawlConfig) -> dict[str, bool]:
-    """Return the languages whose near duplicates are found by characters, because they are written without spaces.
+    """Return the languages whose near duplicates are found by characters, because they are written
+    without spaces.
 
     Args:
         data: the config.
@@ -50,7 +59,10 @@ def get_character_dedup_flags(data: CrawlConfig) -> dict[str, bool]:
     Returns:
         A flag for each language with a profile.
     """
-    return {code: profile.words.kind != "spaces" for code, profile in sorted(_load_profiles(data).items())}
+    return {
+        code: profile.words.kind != "spaces"
+        for code, profile in sorted(_load_profiles(data).items())
+    }
 
 
 def list_dictionaries(data: CrawlConfig) -> list[str]:
@@ -63,7 +75,9 @@ def list_dictionaries(data: CrawlConfig) -> list[str]:
         Sorted names of dictionaries.
     """
     words = [profile.words for profile in _load_profiles(data).values()]
-    return sorted({splitter.dictionary for splitter in words if isinstance(splitter, DictionaryWordsConfig)})
+    return sorted(
+        {splitter.dictionary for splitter in words if isinstance(splitter, DictionaryWordsConfig)}
+    )
 
 
 def _load_profiles(data: CrawlConfig) -> dict[str, LanguageProfile]:
@@ -100,11 +114,17 @@ def _read_profile_file(path: Path, changed: int) -> LanguageProfile:
     except ValidationError as error:
         first = error.errors()[0]
         keys = tuple(str(key) for key in first["loc"])
-        line = next((lines[keys[:end]] for end in range(len(keys), 0, -1) if keys[:end] in lines), 1)
-        raise ConfigError(f"{format_path(path)}:{line}: {'.'.join(keys) or 'profile'}: {first['msg']}.") from None
+        line = next(
+            (lines[keys[:end]] for end in range(len(keys), 0, -1) if keys[:end] in lines), 1
+        )
+        raise ConfigError(
+            f"{format_path(path)}:{line}: {'.'.join(keys) or 'profile'}: {first['msg']}."
+        ) from None
 
 
-def load_language_profiles(config: LanguageConfig, known: Collection[str]) -> dict[str, LanguageProfile]:
+def load_language_profiles(
+    config: LanguageConfig, known: Collection[str]
+) -> dict[str, LanguageProfile]:
     """Return the profiles of the languages to keep.
 
     Args:
@@ -123,13 +143,17 @@ def load_language_profiles(config: LanguageConfig, known: Collection[str]) -> di
             raise ConfigError(_format_unknown_code(code, config, known))
         if code not in own and code not in config.profiles:
             raise ConfigError(
-                f"data.language.languages: {code} has no profile in configs/{PROFILES}, and English thresholds "
-                f"do not apply. {_format_closest_codes(code, own)} Write a profile, or use the default one: "
-                f"data.language.profiles: {{{code}: {PROFILES}/{DEFAULT}}}."
+                f"data.language.languages: {code} has no profile in configs/{PROFILES}, and "
+                f"English thresholds do not apply. {_format_closest_codes(code, own)} Write a "
+                f"profile, or use the default one: data.language.profiles: {{{code}: "
+                f"{PROFILES}/{DEFAULT}}}."
             )
     codes = config.languages or sorted({*own, *config.profiles} & set(known))
     named = {code: config.profiles.get(code, f"{PROFILES}/{code}") for code in codes}
-    return {code: read_profile(name) for code, name in {**named, DEFAULT: f"{PROFILES}/{DEFAULT}"}.items()}
+    return {
+        code: read_profile(name)
+        for code, name in {**named, DEFAULT: f"{PROFILES}/{DEFAULT}"}.items()
+    }
 
 
 def _format_unknown_code(code: str, config: LanguageConfig, known: Collection[str]) -> str:
@@ -145,10 +169,16 @@ def _format_closest_codes(code: str, codes: Collection[str]) -> str:
     if code == "no":
         return "Norwegian is nb (Bokmål) or nn (Nynorsk)."
     named = [
-        known for known in list_profile_codes() if read_profile(f"{PROFILES}/{known}").name.lower() == code.lower()
+        known
+        for known in list_profile_codes()
+        if read_profile(f"{PROFILES}/{known}").name.lower() == code.lower()
     ]
     if named:
         return f"{code.capitalize()} is {named[0]}."
     close = difflib.get_close_matches(code.lower(), sorted(codes), n=3, cutoff=0.3)
-    close = close or [known for known in sorted(codes) if known[:1] == code[:1].lower()][:3] or sorted(codes)[:3]
+    close = (
+        close
+        or [known for known in sorted(codes) if known[:1] == code[:1].lower()][:3]
+        or sorted(codes)[:3]
+    )
     return f"The nearest codes are {', '.join(close)}."

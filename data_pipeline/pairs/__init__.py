@@ -1,1 +1,3 @@
-"""Read translations and labelled texts from files of lines, and encode them as pairs of token sequences."""
+"""Read translations and labelled texts from files of lines, and encode them as pairs of token
+sequences.
+"""

@@ -1,7 +1,8 @@
 """Encode pairs into two token files, with row n of one belonging to row n of the other.
 
-Reads record batches of pairs. Writes a target file and a source file in the format of all token files. Both sequences
-end with the end-of-sequence id. The target of a labelled text is the number of its label instead.
+Reads record batches of pairs. Writes a target file and a source file in the format of all token
+files. Both sequences end with the end-of-sequence id. The target of a labelled text is the number
+of its label instead.
 """
 
 from collections.abc import Sequence
@@ -13,20 +14,20 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from data_pipeline.core.document_schema import DROPPED_SCHEMA
-from data_pipeline.core.funnel import FunnelCounts
-from data_pipeline.executors.base import Report
-from data_pipeline.pairs.read import LineProblem, TextPair, build_dropped_pair_row
-from data_pipeline.tokenize.encode_documents import build_list_array
-from data_pipeline.tokenize.tokenizer_files import load_dataset_tokenizer
-from llmsys.token_shards import (
+from llmsys.data_pipeline.core.document_schema import DROPPED_SCHEMA
+from llmsys.data_pipeline.core.funnel import FunnelCounts
+from llmsys.data_pipeline.executors.base import Report
+from llmsys.data_pipeline.pairs.read import LineProblem, TextPair, build_dropped_pair_row
+from llmsys.data_pipeline.tokenize.encode_documents import build_list_array
+from llmsys.data_pipeline.tokenize.tokenizer_files import load_dataset_tokenizer
+from llmsys.dataset.token_shards import (
     ArrowFileWriter,
     build_token_schema,
     choose_token_dtype,
     describe_token_file,
     read_batches,
 )
-from llmsys.tokenizer import Tokenizer
+from llmsys.vocabulary.tokenizer import Tokenizer
 
 STAGE = "tokens"
 Tokens = list[list[int]]
@@ -34,7 +35,9 @@ Tokens = list[list[int]]
 
 @dataclass(frozen=True)
 class PairLengthLimits:
-    """Limit on the tokens of a pair (`max_length`, 0: none). A longer pair is dropped, or its source is cut (`cut`)."""
+    """Limit on the tokens of a pair (`max_length`, 0: none). A longer pair is dropped, or its
+    source is cut (`cut`).
+    """
 
     max_length: int
     cut: bool
@@ -96,7 +99,9 @@ def encode_pairs(
 class _EncodedBatch:
     """One record batch of pairs with the tokens of both sides."""
 
-    def __init__(self, batch: pa.RecordBatch, tokenizer: Tokenizer, labels: tuple[str, ...] | None) -> None:
+    def __init__(
+        self, batch: pa.RecordBatch, tokenizer: Tokenizer, labels: tuple[str, ...] | None
+    ) -> None:
         self.batch = batch
         self.texts = {side: batch.column(side).to_pylist() for side in ("source", "target")}
         self.tokens = {"source": _encode_with_eos(tokenizer, self.texts["source"])}
@@ -110,7 +115,11 @@ class _EncodedBatch:
         """Cut long sources before their end-of-sequence id. Return the number of cut sources."""
         if not limits.cut:
             return 0
-        long = [row for row, tokens in enumerate(self.tokens["source"]) if len(tokens) > limits.max_length]
+        long = [
+            row
+            for row, tokens in enumerate(self.tokens["source"])
+            if len(tokens) > limits.max_length
+        ]
         for row in long:
             tokens = self.tokens["source"][row]
             self.tokens["source"][row] = [*tokens[: limits.max_length - 1], tokens[-1]]
@@ -124,7 +133,9 @@ class _EncodedBatch:
             if problem is None:
                 good.append(row)
                 continue
-            number, file, name = (self.batch.column(key)[row].as_py() for key in ("line", "file", "id"))
+            number, file, name = (
+                self.batch.column(key)[row].as_py() for key in ("line", "file", "id")
+            )
             line = TextPair(number, self.texts["source"][row], self.texts["target"][row], problem)
             bad.append(build_dropped_pair_row(line, name, file, STAGE))
         return good, bad
@@ -134,7 +145,10 @@ class _EncodedBatch:
             length = len(self.tokens[side][row])
             if max_length and length > max_length:
                 return LineProblem(
-                    f"{side}_tokens", length, max_length, f"the {side} has {length} tokens, more than {max_length}"
+                    f"{side}_tokens",
+                    length,
+                    max_length,
+                    f"the {side} has {length} tokens, more than {max_length}",
                 )
         return None
 

@@ -1,4 +1,5 @@
-"""Read pairs from text files: line n of one file translates line n of another, or each line has a label.
+"""Read pairs from text files: line n of one file translates line n of another, or each line has a
+label.
 
 Reads UTF-8 files, plain or .gz. Writes usable pairs and dropped lines in the order of the lines.
 
@@ -20,12 +21,12 @@ from typing import Any, BinaryIO, NamedTuple, cast
 import numpy as np
 import pyarrow as pa
 
-from data_pipeline.core.document_schema import DROPPED_SCHEMA
-from data_pipeline.core.funnel import FunnelCounts, build_dropped_rows
-from data_pipeline.executors.base import Report
-from data_pipeline.stages.collect import LENGTH_EDGES
+from llmsys.data_pipeline.core.document_schema import DROPPED_SCHEMA
+from llmsys.data_pipeline.core.funnel import FunnelCounts, build_dropped_rows
+from llmsys.data_pipeline.executors.base import Report
+from llmsys.data_pipeline.stages.collect import LENGTH_EDGES
+from llmsys.dataset.token_shards import ArrowFileWriter
 from llmsys.errors import DataError
-from llmsys.token_shards import ArrowFileWriter
 
 LABELLED_SUFFIXES = (".tsv", ".jsonl")
 
@@ -41,7 +42,9 @@ class LineProblem(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TextPair:
-    """A source and its target, or a text and its label. `number` counts lines from 1, as editors do."""
+    """A source and its target, or a text and its label. `number` counts lines from 1, as editors
+    do.
+    """
 
     number: int
     source: str
@@ -63,7 +66,9 @@ def iter_text_pairs(files: tuple[Path, ...]) -> Iterator[TextPair]:
 def _iter_parallel_pairs(source: Path, target: Path) -> Iterator[TextPair]:
     number = 0
     # zip_longest: a shorter file must be noticed.
-    for number, (left, right) in enumerate(zip_longest(iter_raw_lines(source), iter_raw_lines(target)), start=1):
+    for number, (left, right) in enumerate(
+        zip_longest(iter_raw_lines(source), iter_raw_lines(target)), start=1
+    ):
         if left is None or right is None:
             raise DataError(_describe_length_mismatch(source, target, number - 1))
         yield _build_pair(number, left, right)
@@ -74,9 +79,9 @@ def _iter_parallel_pairs(source: Path, target: Path) -> Iterator[TextPair]:
 def _describe_length_mismatch(source: Path, target: Path, common: int) -> str:
     counts = [sum(1 for _ in iter_raw_lines(path)) for path in (source, target)]
     return (
-        f"{source} has {counts[0]:,} lines and {target} has {counts[1]:,}: line n of one must be the "
-        f"translation of line n of the other, but one ends after line {common:,}. Give files with equal "
-        "numbers of lines."
+        f"{source} has {counts[0]:,} lines and {target} has {counts[1]:,}: line n of one must be "
+        f"the translation of line n of the other, but one ends after line {common:,}. Give files "
+        "with equal numbers of lines."
     )
 
 
@@ -93,29 +98,39 @@ def _decode_line(side: str, raw: bytes) -> tuple[str, LineProblem | None]:
         text = raw.decode().strip()
     except UnicodeDecodeError as error:
         reason = f"the {side} is not UTF-8: byte {error.start} is 0x{raw[error.start]:02x}"
-        return raw.decode(errors="replace").strip(), LineProblem(f"{side}_not_utf8", error.start, None, reason)
-    return text, None if text else LineProblem(f"{side}_empty", 0, 1, f"the {side} has 0 characters, less than 1")
+        return raw.decode(errors="replace").strip(), LineProblem(
+            f"{side}_not_utf8", error.start, None, reason
+        )
+    return text, None if text else LineProblem(
+        f"{side}_empty", 0, 1, f"the {side} has 0 characters, less than 1"
+    )
 
 
 def _iter_labelled_texts(path: Path) -> Iterator[TextPair]:
     suffix = Path(path.name.removesuffix(".gz")).suffix
     if suffix not in LABELLED_SUFFIXES:
         raise DataError(
-            f"{path}: labelled texts are read from .tsv and .jsonl, not from '{suffix}'. Rename or convert."
+            f"{path}: labelled texts are read from .tsv and .jsonl, not from '{suffix}'. Rename "
+            "or convert."
         )
     for number, raw in enumerate(iter_raw_lines(path), start=1):
         text, problem = _decode_line("line", raw)
         if problem is not None:
             yield TextPair(number, text, "", problem)
             continue
-        yield _parse_json_line(number, text) if suffix == ".jsonl" else _parse_tsv_line(number, text)
+        yield (
+            _parse_json_line(number, text) if suffix == ".jsonl" else _parse_tsv_line(number, text)
+        )
 
 
 def _parse_tsv_line(number: int, text: str) -> TextPair:
     label, tab, body = text.partition("\t")
     if not tab or not body.strip():
         return TextPair(
-            number, text, "", LineProblem("no_label_and_text", None, None, "the line is not label<TAB>text")
+            number,
+            text,
+            "",
+            LineProblem("no_label_and_text", None, None, "the line is not label<TAB>text"),
         )
     return TextPair(number, body.strip(), label.strip())
 
@@ -152,7 +167,8 @@ def iter_raw_lines(path: Path) -> Iterator[bytes]:
     except (OSError, EOFError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise DataError(
-            f"{path} cannot be read: {reason}. Correct the path (relative paths start in the working directory)."
+            f"{path} cannot be read: {reason}. Correct the path (relative paths start in the "
+            "working directory)."
         ) from None
 
 
@@ -171,7 +187,12 @@ PAIR_SCHEMA = pa.schema(
 
 
 def read_pairs(
-    report: Report, *, files: tuple[Path, ...], output: Path, dropped: Path, labels: tuple[str, ...] | None
+    report: Report,
+    *,
+    files: tuple[Path, ...],
+    output: Path,
+    dropped: Path,
+    labels: tuple[str, ...] | None,
 ) -> dict[str, Any]:
     """Read a source and a target file, or one labelled file. Progress is in files.
 
@@ -183,7 +204,8 @@ def read_pairs(
         labels: Known labels. None for translations.
 
     Returns:
-        Rows of each record batch, funnel counts, histogram of source lengths, and occurrences by label.
+        Rows of each record batch, funnel counts, histogram of source lengths, and occurrences by
+        label.
     """
     tally, found, lines = FunnelCounts(), dict.fromkeys(labels or (), 0), iter_text_pairs(files)
     lengths = np.zeros(len(LENGTH_EDGES) - 1, np.int64)
@@ -214,7 +236,9 @@ def read_pairs(
 
 def compute_pair_id(file: Path, number: int, source: str, target: str) -> str:
     """Return 32 hex digits that identify one line of one file."""
-    return hashlib.blake2b(f"{file.name}\0{number}\0{source}\0{target}".encode(), digest_size=16).hexdigest()
+    return hashlib.blake2b(
+        f"{file.name}\0{number}\0{source}\0{target}".encode(), digest_size=16
+    ).hexdigest()
 
 
 def _count_bytes(lines: list[TextPair]) -> int:
@@ -229,7 +253,9 @@ def _build_batch(lines: list[TextPair], file: Path) -> pa.RecordBatch:
         [line.source for line in lines],
         [line.target for line in lines],
     ]
-    arrays = [pa.array(column, field.type) for column, field in zip(columns, PAIR_SCHEMA, strict=True)]
+    arrays = [
+        pa.array(column, field.type) for column, field in zip(columns, PAIR_SCHEMA, strict=True)
+    ]
     return pa.record_batch(arrays, schema=PAIR_SCHEMA)
 
 
@@ -241,9 +267,17 @@ def _iter_dropped_rows(lines: list[TextPair], file: Path) -> Iterator[dict[str, 
             )
 
 
-def build_dropped_pair_row(line: TextPair, name: str, file: Path | str, stage: str) -> dict[str, Any]:
+def build_dropped_pair_row(
+    line: TextPair, name: str, file: Path | str, stage: str
+) -> dict[str, Any]:
     """Build a row of `DROPPED_SCHEMA` for a line with a problem."""
     assert line.problem is not None
     text = f"{line.source} ||| {line.target}"
-    document = {"id": name, "url": f"{file}:{line.number}", "file": str(file), "offset": line.number, "text": text}
+    document = {
+        "id": name,
+        "url": f"{file}:{line.number}",
+        "file": str(file),
+        "offset": line.number,
+        "text": text,
+    }
     return build_dropped_rows([document], stage, [line.problem])[0]

@@ -9,16 +9,21 @@ from typing import Any
 
 import numpy as np
 
-from data_pipeline.core.document_schema import count_text_bytes, hash_positions
-from data_pipeline.executors.base import Report
-from data_pipeline.tokenize.train_sentencepiece import fit_tokenizer
 from llmsys.config.tokenizer import TrainedTokenizerConfig
+from llmsys.data_pipeline.core.document_schema import count_text_bytes, hash_positions
+from llmsys.data_pipeline.executors.base import Report
+from llmsys.data_pipeline.tokenize.train_sentencepiece import fit_tokenizer
+from llmsys.dataset.token_shards import read_batches
 from llmsys.errors import DataError
-from llmsys.token_shards import read_batches
 
 
 def train_pair_tokenizer(
-    report: Report, *, sources: Sequence[Path], folder: Path, config: TrainedTokenizerConfig, sides: Sequence[str]
+    report: Report,
+    *,
+    sources: Sequence[Path],
+    folder: Path,
+    config: TrainedTokenizerConfig,
+    sides: Sequence[str],
 ) -> dict[str, Any]:
     """Train a tokenizer on pairs and publish the model. Progress is in pairs.
 
@@ -38,18 +43,26 @@ def train_pair_tokenizer(
     limit, sample = _select_sample(sources, config.sample_bytes, sides)
     if not sample["documents"]:
         raise DataError(
-            "no training pair is left to train a tokenizer on. Give more input, or correct the dropped pairs."
+            "no training pair is left to train a tokenizer on. Give more input, or correct the "
+            "dropped pairs."
         )
     return fit_tokenizer(_iter_sample_texts(report, sources, limit, sides), folder, config, sample)
 
 
-def _select_sample(files: Sequence[Path], limit_bytes: int, sides: Sequence[str]) -> tuple[int, dict[str, int]]:
+def _select_sample(
+    files: Sequence[Path], limit_bytes: int, sides: Sequence[str]
+) -> tuple[int, dict[str, int]]:
     """Return the largest hash position in the sample, and the pairs and bytes of the sample."""
     places, sizes = [np.zeros(0, np.uint64)], [np.zeros(0, np.int64)]
     for file in files:
         for batch in read_batches(file):
             places.append(hash_positions(batch.column("id").to_pylist(), "tokenizer", 0))
-            sizes.append(sum((count_text_bytes(batch.column(side)) for side in sides), start=np.zeros(1, np.int64)))
+            sizes.append(
+                sum(
+                    (count_text_bytes(batch.column(side)) for side in sides),
+                    start=np.zeros(1, np.int64),
+                )
+            )
     # By hash of the id, so that the sample does not depend on the order of files.
     place, size = np.concatenate(places), np.concatenate(sizes)
     order = np.argsort(place, kind="stable")
@@ -60,7 +73,9 @@ def _select_sample(files: Sequence[Path], limit_bytes: int, sides: Sequence[str]
     return int(place[order[pairs - 1]]), {"documents": pairs, "bytes": int(total[pairs - 1])}
 
 
-def _iter_sample_texts(report: Report, files: Sequence[Path], limit: int, sides: Sequence[str]) -> Iterator[str]:
+def _iter_sample_texts(
+    report: Report, files: Sequence[Path], limit: int, sides: Sequence[str]
+) -> Iterator[str]:
     for file in files:
         for batch in read_batches(file):
             places = hash_positions(batch.column("id").to_pylist(), "tokenizer", 0)

@@ -3,8 +3,8 @@
 Reads journal records. Writes manifest.json of the dataset folder.
 
 Invariants:
-    - The manifest holds nothing that differs between two runs of the same configuration over the same input: no clock,
-      no folder, no number of workers.
+    - The manifest holds nothing that differs between two runs of the same configuration over the
+      same input: no clock, no folder, no number of workers.
 """
 
 from collections import Counter
@@ -16,24 +16,22 @@ from typing import Any
 
 import numpy as np
 
-from data_pipeline.core.funnel import DECONTAMINATE, PII, FunnelCounts
-from data_pipeline.core.journal import compute_json_digest
-from data_pipeline.core.staging import find_output, is_change_unfinished
-from data_pipeline.core.task_record import TaskRecord
-from data_pipeline.dedup.duplicate_decisions import list_dedup_rules
-from data_pipeline.graph.stage_runner import StageRunner
-from data_pipeline.pipelines.output_stages import build_splits
-from data_pipeline.stages.apply_rules import list_stage_names
-from data_pipeline.stages.collect import LENGTH_EDGES
-from data_pipeline.tokenize.encode_documents import collect_usage
-from data_pipeline.tokenize.tokenizer_files import load_dataset_tokenizer
 from llmsys.config.data import CrawlConfig
 from llmsys.config.input_files import sort_inputs
 from llmsys.config.migration import to_recorded_names
 from llmsys.config.tokenizer import TokenizerConfig
-from llmsys.errors import DataError
-from llmsys.log import get_logger, redact_values
-from llmsys.manifest import (
+from llmsys.data_pipeline.core.funnel import DECONTAMINATE, PII, FunnelCounts
+from llmsys.data_pipeline.core.journal import compute_json_digest
+from llmsys.data_pipeline.core.staging import find_output, is_change_unfinished
+from llmsys.data_pipeline.core.task_record import TaskRecord
+from llmsys.data_pipeline.dedup.duplicate_decisions import list_dedup_rules
+from llmsys.data_pipeline.graph.stage_runner import StageRunner
+from llmsys.data_pipeline.pipelines.output_stages import build_splits
+from llmsys.data_pipeline.stages.apply_rules import list_stage_names
+from llmsys.data_pipeline.stages.collect import LENGTH_EDGES
+from llmsys.data_pipeline.tokenize.encode_documents import collect_usage
+from llmsys.data_pipeline.tokenize.tokenizer_files import load_dataset_tokenizer
+from llmsys.dataset.manifest import (
     DocumentFile,
     DocumentFiles,
     Histogram,
@@ -46,8 +44,10 @@ from llmsys.manifest import (
     load_manifest,
     write_manifest,
 )
-from llmsys.manifest_section import DecontaminationSummary, ThresholdReport
-from llmsys.token_shards import choose_token_dtype
+from llmsys.dataset.manifest_section import DecontaminationSummary, ThresholdReport
+from llmsys.dataset.token_shards import choose_token_dtype
+from llmsys.errors import DataError
+from llmsys.log import get_logger, redact_values
 
 _log = get_logger(__name__)
 
@@ -88,7 +88,9 @@ class StageRecords:
         for record in self.extracted:
             result = record.result
             skipped = sum(skip["count"] for skip in result["skipped"])
-            tally.add_amounts("read", documents_in=result["pages"] + skipped, bytes_in=result["html_bytes"])
+            tally.add_amounts(
+                "read", documents_in=result["pages"] + skipped, bytes_in=result["html_bytes"]
+            )
             tally.add_amounts("read", documents_out=result["pages"], bytes_out=result["html_bytes"])
             for skip in result["skipped"]:
                 tally.add_drop_count("read", skip["reason"], skip["count"])
@@ -102,12 +104,18 @@ class StageRecords:
             return
         tally = self.sum_counts()
         pages = tally.stages.get("read", {}).get("documents_out", 0)
-        largest = Counter({f"{drop['rule']} ({drop['test']})": drop["documents"] for drop in tally.drops.values()})
-        reasons = ", ".join(f"{count} by {name}" for name, count in largest.most_common(3)) or "there were none"
+        largest = Counter(
+            {f"{drop['rule']} ({drop['test']})": drop["documents"] for drop in tally.drops.values()}
+        )
+        reasons = (
+            ", ".join(f"{count} by {name}" for name, count in largest.most_common(3))
+            or "there were none"
+        )
         files = f"{len(self.inputs)} file{'s' if len(self.inputs) > 1 else ''}"
         raise DataError(
-            f"no document is left of {pages} pages in {files}: {reasons}. {self._describe_languages()}"
-            f"{'Loosen data.rules or data.language, or give' if pages else 'Give'} other input in data.inputs."
+            f"no document is left of {pages} pages in {files}: {reasons}. "
+            f"{self._describe_languages()}{'Loosen data.rules or data.language, or give' if pages else 'Give'} "
+            "other input in data.inputs."
         )
 
     def _describe_languages(self) -> str:
@@ -117,7 +125,9 @@ class StageRecords:
         return f"Their languages: {named}. " if named else ""
 
 
-def build_manifest(data: CrawlConfig, tokenizer: TokenizerConfig, outcome: StageRecords) -> Manifest:
+def build_manifest(
+    data: CrawlConfig, tokenizer: TokenizerConfig, outcome: StageRecords
+) -> Manifest:
     """Build the manifest of a dataset of documents.
 
     Args:
@@ -138,14 +148,18 @@ def build_manifest(data: CrawlConfig, tokenizer: TokenizerConfig, outcome: Stage
     tokenizer_result: dict[str, Any] = outcome.tokenizer.result if outcome.tokenizer else {}
     splits = build_splits(outcome.indexes)
     documents = _build_document_files(outcome.collected, 0, "documents_rows")
-    digests = [record.digests[0] for record in outcome.tokens or ()] or [file.digest for file in documents.files]
+    digests = [record.digests[0] for record in outcome.tokens or ()] or [
+        file.digest for file in documents.files
+    ]
     return Manifest(
         name=data.name,
         fingerprint=compute_dataset_fingerprint(tokenizer_result.get("fingerprint"), digests),
         config=config,
         config_digest=compute_json_digest(config),
         vocab_size=tokenizer_result.get("vocab_size"),
-        token_dtype=choose_token_dtype(tokenizer_result["vocab_size"]) if tokenizer_result else None,
+        token_dtype=choose_token_dtype(tokenizer_result["vocab_size"])
+        if tokenizer_result
+        else None,
         tokenizer_fingerprint=tokenizer_result.get("fingerprint"),
         splits=splits,
         documents=documents,
@@ -172,7 +186,11 @@ def publish_manifest(runner: StageRunner, manifest: Manifest) -> Manifest:
     Returns:
         The published manifest. A dataset that is complete already is not touched.
     """
-    folder, leftovers, present = runner.folder, runner.find_orphaned_files(), _find_manifest(runner.folder)
+    folder, leftovers, present = (
+        runner.folder,
+        runner.find_orphaned_files(),
+        _find_manifest(runner.folder),
+    )
     if present is not None and present.fingerprint == manifest.fingerprint:
         # The same tokens: runs over them continue in the order that they began with.
         manifest = manifest.model_copy(update={"order": present.order})
@@ -193,11 +211,21 @@ def publish_manifest(runner: StageRunner, manifest: Manifest) -> Manifest:
 
 
 def _is_up_to_date(present: Manifest, manifest: Manifest) -> bool:
-    """Return whether the present manifest contains the new one. It may also have tokens that this run did not make."""
+    """Return whether the present manifest contains the new one. It may also have tokens that
+    this run did not make.
+    """
     if present == manifest:
         return True
     # A run up to the documents must not withdraw tokens that are still valid.
-    later = {"fingerprint", "vocab_size", "token_dtype", "tokenizer_fingerprint", "splits", "usage", "order"}
+    later = {
+        "fingerprint",
+        "vocab_size",
+        "token_dtype",
+        "tokenizer_fingerprint",
+        "splits",
+        "usage",
+        "order",
+    }
     same_documents = present.model_dump(exclude=later) == manifest.model_dump(exclude=later)
     asked_tokenizer = manifest.tokenizer_fingerprint in (None, present.tokenizer_fingerprint)
     return same_documents and asked_tokenizer and not manifest.splits
@@ -230,7 +258,9 @@ def _build_document_files(collected: Sequence[TaskRecord], output: int, rows: st
     for record in collected:
         file = record.outputs[output]
         name = Path(file.name).name
-        files.append(DocumentFile(name=name, rows=record.result[rows], size=file.size, digest=file.digest))
+        files.append(
+            DocumentFile(name=name, rows=record.result[rows], size=file.size, digest=file.digest)
+        )
     return DocumentFiles(files=tuple(files))
 
 
@@ -255,7 +285,9 @@ def _build_read_summary(outcome: StageRecords) -> ReadSummary:
     skipped, noted = _SkipSums(), _SkipSums()
     for record in outcome.extracted:
         result = record.result
-        counts.update({name: result.get(name, 0) for name in ("records", "html_bytes", "given_text_bytes")})
+        counts.update(
+            {name: result.get(name, 0) for name in ("records", "html_bytes", "given_text_bytes")}
+        )
         skipped.add(result["skipped"])
         noted.add(result["noted"])
     return ReadSummary(
@@ -269,12 +301,18 @@ def _build_read_summary(outcome: StageRecords) -> ReadSummary:
 
 
 def _build_decontamination_summary(final: Sequence[TaskRecord]) -> DecontaminationSummary | None:
-    about = next((record.result["contamination"] for record in final if "contamination" in record.result), None)
+    about = next(
+        (record.result["contamination"] for record in final if "contamination" in record.result),
+        None,
+    )
     if about is None:
         return None
-    from data_pipeline.decontaminate.contamination_report import merge_summaries  # only where it is configured
+    # only where it is configured
+    from llmsys.data_pipeline.decontaminate.contamination_report import merge_summaries
 
-    return merge_summaries(about["sets"], about["exempt"], [record.result["decontamination"] for record in final])
+    return merge_summaries(
+        about["sets"], about["exempt"], [record.result["decontamination"] for record in final]
+    )
 
 
 class _SkipSums:

@@ -1,7 +1,7 @@
 """Stages from chats to token files, and the manifest.
 
-Reads the `data` and `tokenizer` sections of a run, with data.kind=chat. Writes tokenizer/ with its chat template,
-dropped/ and tokens/.
+Reads the `data` and `tokenizer` sections of a run, with data.kind=chat. Writes tokenizer/ with its
+chat template, dropped/ and tokens/.
 
 Invariants:
     - The bytes do not depend on the number of workers or on interruptions.
@@ -15,35 +15,51 @@ from typing import Any
 
 import numpy as np
 
-from data_pipeline.chats.encode import STAGE, encode_chats
-from data_pipeline.core.funnel import FunnelCounts
-from data_pipeline.core.journal import compute_json_digest
-from data_pipeline.core.staging import find_output, get_write_path
-from data_pipeline.core.task_record import TaskRecord
-from data_pipeline.executors.base import Report
-from data_pipeline.graph.stage_runner import StageRunner
-from data_pipeline.graph.tasks import Stage, Task
-from data_pipeline.pipelines.copy_tokenizer import build_copy_task
-from data_pipeline.pipelines.output_stages import build_splits, run_index_stage, run_token_stage
-from data_pipeline.pipelines.pair_manifest import build_file_entry
-from data_pipeline.pipelines.stage_code import CHAT_STAGE, DOCUMENT_STAGES, compute_code_version
-from data_pipeline.stages.collect import LENGTH_EDGES
-from data_pipeline.tokenize.shuffle_documents import SPLITS
-from llmsys.chat_template import TEMPLATE_NAME, ChatTemplate, load_chat_template
-from llmsys.chat_tokens import count_stored_ids
 from llmsys.config.data import ChatConfig
 from llmsys.config.tokenizer import FileTokenizerConfig
+from llmsys.data_pipeline.chats.encode import STAGE, encode_chats
+from llmsys.data_pipeline.core.funnel import FunnelCounts
+from llmsys.data_pipeline.core.journal import compute_json_digest
+from llmsys.data_pipeline.core.staging import find_output, get_write_path
+from llmsys.data_pipeline.core.task_record import TaskRecord
+from llmsys.data_pipeline.executors.base import Report
+from llmsys.data_pipeline.graph.stage_runner import StageRunner
+from llmsys.data_pipeline.graph.tasks import Stage, Task
+from llmsys.data_pipeline.pipelines.copy_tokenizer import build_copy_task
+from llmsys.data_pipeline.pipelines.output_stages import (
+    build_splits,
+    run_index_stage,
+    run_token_stage,
+)
+from llmsys.data_pipeline.pipelines.pair_manifest import build_file_entry
+from llmsys.data_pipeline.pipelines.stage_code import (
+    CHAT_STAGE,
+    DOCUMENT_STAGES,
+    compute_code_version,
+)
+from llmsys.data_pipeline.stages.collect import LENGTH_EDGES
+from llmsys.data_pipeline.tokenize.shuffle_documents import SPLITS
+from llmsys.dataset.chat_tokens import count_stored_ids
+from llmsys.dataset.manifest import (
+    DocumentFiles,
+    Histogram,
+    Manifest,
+    ReadSummary,
+    compute_dataset_fingerprint,
+)
+from llmsys.dataset.token_shards import choose_token_dtype
 from llmsys.errors import DataError
-from llmsys.local_files import write_bytes_atomically
 from llmsys.log import redact_values
-from llmsys.manifest import DocumentFiles, Histogram, Manifest, ReadSummary, compute_dataset_fingerprint
-from llmsys.token_shards import choose_token_dtype
-from llmsys.tokenizer import find_model_file, load_tokenizer
+from llmsys.storage.local_files import write_bytes_atomically
+from llmsys.vocabulary.chat_template import TEMPLATE_NAME, ChatTemplate, load_chat_template
+from llmsys.vocabulary.tokenizer import find_model_file, load_tokenizer
 
 TEMPLATE_STAGE = "chat_template"
 
 
-def prepare_chats(data: ChatConfig, tokenizer: FileTokenizerConfig, runner: StageRunner) -> Manifest:
+def prepare_chats(
+    data: ChatConfig, tokenizer: FileTokenizerConfig, runner: StageRunner
+) -> Manifest:
     """Write the token files of a dataset of chats.
 
     Args:
@@ -62,8 +78,15 @@ def prepare_chats(data: ChatConfig, tokenizer: FileTokenizerConfig, runner: Stag
     copied = stage("tokenizer", [build_copy_task(runner, data.folder, tokenizer)], "file")[0]
     stage(TEMPLATE_STAGE, [_build_template_task(data, template)], "file")
     model = find_output(data.folder, copied.outputs[0].name)
-    meaning = [copied.result["fingerprint"], copied.result["eos_id"], template.source, dict(template.special_tokens)]
-    settings = data.model_dump(mode="json", exclude={"name", "folder", "inputs", "heldout_inputs", "executor"})
+    meaning = [
+        copied.result["fingerprint"],
+        copied.result["eos_id"],
+        template.source,
+        dict(template.special_tokens),
+    ]
+    settings = data.model_dump(
+        mode="json", exclude={"name", "folder", "inputs", "heldout_inputs", "executor"}
+    )
     tasks = []
     for number, (path, held) in enumerate(files):
         outputs = [f"work/encoded/chats-{number:05d}.arrow", f"dropped/chats-{number:05d}.arrow"]
@@ -102,7 +125,9 @@ def _build_manifest(
     }
     return Manifest(
         name=data.name,
-        fingerprint=compute_dataset_fingerprint(copied.result["fingerprint"], [record.digests[0] for record in tokens]),
+        fingerprint=compute_dataset_fingerprint(
+            copied.result["fingerprint"], [record.digests[0] for record in tokens]
+        ),
         config=redact_values(config),
         config_digest=compute_json_digest(config),
         vocab_size=copied.result["vocab_size"],
@@ -111,14 +136,22 @@ def _build_manifest(
         splits=splits,
         documents=DocumentFiles(),
         dropped=DocumentFiles(
-            files=tuple(build_file_entry(record.outputs[1], _count_drops(record)) for record in encoded)
+            files=tuple(
+                build_file_entry(record.outputs[1], _count_drops(record)) for record in encoded
+            )
         ),
         funnel=_sum_counts(encoded).build_funnel([STAGE]),
         languages={},
         lengths=_sum_lengths(encoded),
-        read=ReadSummary(files=num_files, records=_sum_counts(encoded).stages[STAGE]["documents_in"], html_bytes=0),
+        read=ReadSummary(
+            files=num_files,
+            records=_sum_counts(encoded).stages[STAGE]["documents_in"],
+            html_bytes=0,
+        ),
         order=2,
-        answers={split: sum(record.result["answers"][split] for record in encoded) for split in SPLITS},
+        answers={
+            split: sum(record.result["answers"][split] for record in encoded) for split in SPLITS
+        },
     )
 
 
@@ -136,7 +169,9 @@ def load_template(data: ChatConfig, tokenizer: FileTokenizerConfig) -> ChatTempl
         DataError: It is missing, or no template.
     """
     file = find_model_file(tokenizer.path)
-    template = load_chat_template(file.parent, load_tokenizer(file, tokenizer.eos_token), data.template)
+    template = load_chat_template(
+        file.parent, load_tokenizer(file, tokenizer.eos_token), data.template
+    )
     template.check()
     return template
 
@@ -150,7 +185,9 @@ def write_template(report: Report, *, output: Path, source: str) -> dict[str, An
 
 def _build_template_task(data: ChatConfig, template: ChatTemplate) -> Task:
     output = f"tokenizer/{TEMPLATE_NAME}"
-    job = partial(write_template, output=get_write_path(data.folder, output), source=template.source)
+    job = partial(
+        write_template, output=get_write_path(data.folder, output), source=template.source
+    )
     return Task(f"{TEMPLATE_STAGE}/file", [template.source], [output], job, 1)
 
 
@@ -165,13 +202,18 @@ def _build_stage(runner: StageRunner) -> Stage:
 def _list_files(data: ChatConfig) -> list[tuple[Path, bool | None]]:
     """List the files, and whether they are held out; None where the share of the config decides."""
     if not data.inputs:
-        raise DataError("data.inputs is empty. Name JSON lines of chats, such as data.inputs='[chats.jsonl]'.")
+        raise DataError(
+            "data.inputs is empty. Name JSON lines of chats, such as data.inputs='[chats.jsonl]'."
+        )
     if both := sorted(set(data.inputs) & set(data.heldout_inputs)):
-        raise DataError(f"data.heldout_inputs: {both[0]} is also in data.inputs. Name it in one of them.")
+        raise DataError(
+            f"data.heldout_inputs: {both[0]} is also in data.inputs. Name it in one of them."
+        )
     for path in (*data.inputs, *data.heldout_inputs):
         if not path.is_file():
             raise DataError(
-                f"{path} does not exist. Correct data.inputs (relative paths start in the working directory)."
+                f"{path} does not exist. Correct data.inputs (relative paths start in the working "
+                "directory)."
             )
     files: list[tuple[Path, bool | None]] = [(path, True) for path in data.heldout_inputs]
     files += [(path, False if data.heldout_inputs else None) for path in data.inputs]
@@ -185,7 +227,10 @@ def _require_chats(encoded: Sequence[TaskRecord]) -> None:
     drops = sorted(tally.drops.values(), key=lambda drop: -drop["documents"])
     reasons = "; ".join(f"{drop['documents']} by {drop['test']} ({drop['examples'][0]['reason']}, "
                         f"{drop['examples'][0]['url']})" for drop in drops)  # fmt: skip
-    raise DataError(f"no chat is left: {reasons or 'the files have no lines'}. Correct the files or data.template.")
+    raise DataError(
+        f"no chat is left: {reasons or 'the files have no lines'}. Correct the files or "
+        "data.template."
+    )
 
 
 def _sum_counts(encoded: Sequence[TaskRecord]) -> FunnelCounts:

@@ -2,23 +2,24 @@
 
     collect ─ index ─ contamination ─ matches ─ clean
 
-Reads the sections `decontaminate` and `pii` of the config. They add no stage if they are not configured.
+Reads the sections `decontaminate` and `pii` of the config. They add no stage if they are not
+configured.
 """
 
 from collections.abc import Sequence
 from functools import partial
 
-from data_pipeline.core.staging import get_write_path
-from data_pipeline.core.task_record import TaskRecord
-from data_pipeline.decontaminate.ngram_index import write_ngram_index
-from data_pipeline.graph.resource_files import compute_file_digests
-from data_pipeline.graph.stage_runner import StageRunner
-from data_pipeline.graph.tasks import Stage, Task
-from data_pipeline.stages.clean import ContaminationInput, clean_file
-from data_pipeline.stages.find_contamination import filter_matches, write_matches
 from llmsys.config.data import CrawlConfig
 from llmsys.config.decontamination import NgramDecontaminationConfig
 from llmsys.config.migration import to_recorded_names
+from llmsys.data_pipeline.core.staging import get_write_path
+from llmsys.data_pipeline.core.task_record import TaskRecord
+from llmsys.data_pipeline.decontaminate.ngram_index import write_ngram_index
+from llmsys.data_pipeline.graph.resource_files import compute_file_digests
+from llmsys.data_pipeline.graph.stage_runner import StageRunner
+from llmsys.data_pipeline.graph.tasks import Stage, Task
+from llmsys.data_pipeline.stages.clean import ContaminationInput, clean_file
+from llmsys.data_pipeline.stages.find_contamination import filter_matches, write_matches
 
 INDEX = ("work/decontamination/ngrams.arrow", "work/decontamination/items.arrow")
 MATCHES = "work/decontamination/matches.arrow"
@@ -36,7 +37,8 @@ def run_cleaning_stages(
         collected: Records of collecting.
 
     Returns:
-        Records of the final documents. Outputs: documents, dropped documents and, with decontamination, the report.
+        Records of the final documents. Outputs: documents, dropped documents and, with
+        decontamination, the report.
     """
     # Without decontamination there is no report.
     reports = isinstance(data.decontaminate, NgramDecontaminationConfig)
@@ -44,8 +46,12 @@ def run_cleaning_stages(
     contamination: Sequence[ContaminationInput | None] = [None] * len(collected)
     digests: list[str] = []
     if isinstance(data.decontaminate, NgramDecontaminationConfig):
-        contamination, digests = _run_contamination_stages(data.decontaminate, runner, stage, collected)
-    settings = to_recorded_names(data.model_dump(mode="json", include={"decontaminate", "pii"}), "data")
+        contamination, digests = _run_contamination_stages(
+            data.decontaminate, runner, stage, collected
+        )
+    settings = to_recorded_names(
+        data.model_dump(mode="json", include={"decontaminate", "pii"}), "data"
+    )
     tasks = []
     for record, found in zip(collected, contamination, strict=True):
         documents, dropped = (runner.folder / output.name for output in record.outputs[:2])
@@ -59,7 +65,11 @@ def run_cleaning_stages(
             config=data,
         )
         depends_on = [record.digests, digests, settings]
-        tasks.append(Task(f"clean/{documents.stem}", depends_on, outputs, job, record.result["documents_rows"]))
+        tasks.append(
+            Task(
+                f"clean/{documents.stem}", depends_on, outputs, job, record.result["documents_rows"]
+            )
+        )
     return stage("clean", tasks, "document")
 
 
@@ -68,9 +78,14 @@ REPORTS = "decontamination"
 
 
 def _run_contamination_stages(
-    config: NgramDecontaminationConfig, runner: StageRunner, stage: Stage, collected: Sequence[TaskRecord]
+    config: NgramDecontaminationConfig,
+    runner: StageRunner,
+    stage: Stage,
+    collected: Sequence[TaskRecord],
 ) -> tuple[list[ContaminationInput | None], list[str]]:
-    """Find the matches in all documents. Return their location per file, and the digests that decide them."""
+    """Find the matches in all documents. Return their location per file, and the digests that
+    decide them.
+    """
     folder = runner.folder
     index = _run_index_stage(config, runner, stage)
     ngrams, items = (folder / output.name for output in index.outputs)
@@ -78,14 +93,32 @@ def _run_contamination_stages(
     for record in collected:
         source = folder / record.outputs[0].name
         output = f"work/contamination/{source.name}"
-        job = partial(write_matches, source=source, output=folder / output, index=ngrams, digest=index.digests[0])
+        job = partial(
+            write_matches,
+            source=source,
+            output=folder / output,
+            index=ngrams,
+            digest=index.digests[0],
+        )
         depends_on = [record.digests[0], index.digests[0]]
-        tasks.append(Task(f"contamination/{source.stem}", depends_on, [output], job, record.result["documents_rows"]))
+        tasks.append(
+            Task(
+                f"contamination/{source.stem}",
+                depends_on,
+                [output],
+                job,
+                record.result["documents_rows"],
+            )
+        )
     scanned = stage("contamination", tasks, "document")
     sources = [folder / record.outputs[0].name for record in scanned]
-    job = partial(filter_matches, sources=sources, output=folder / MATCHES, max_documents=config.max_documents)
+    job = partial(
+        filter_matches, sources=sources, output=folder / MATCHES, max_documents=config.max_documents
+    )
     decided_by = [[record.digests for record in scanned], config.max_documents]
-    matches = stage("matches", [Task("matches/all", decided_by, [MATCHES], job, len(sources))], "file")[0]
+    matches = stage(
+        "matches", [Task("matches/all", decided_by, [MATCHES], job, len(sources))], "file"
+    )[0]
     about = {"sets": index.result["sets"], "exempt": matches.result["exempt"]}
     inputs: list[ContaminationInput | None] = [
         ContaminationInput(folder / MATCHES, number, ngrams, items, index.digests[0], about)
@@ -94,9 +127,20 @@ def _run_contamination_stages(
     return inputs, [*index.digests, *matches.digests]
 
 
-def _run_index_stage(config: NgramDecontaminationConfig, runner: StageRunner, stage: Stage) -> TaskRecord:
-    settings = config.model_dump(mode="json", include={"sets", "ngram_words", "min_item_words", "parts"})
+def _run_index_stage(
+    config: NgramDecontaminationConfig, runner: StageRunner, stage: Stage
+) -> TaskRecord:
+    settings = config.model_dump(
+        mode="json", include={"sets", "ngram_words", "min_item_words", "parts"}
+    )
     settings = to_recorded_names(settings, "data.decontaminate")
     depends_on = [settings, compute_file_digests(runner.journal, config.files)]
-    job = partial(write_ngram_index, grams=runner.folder / INDEX[0], items=runner.folder / INDEX[1], config=config)
-    return stage("index", [Task("index/all", depends_on, list(INDEX), job, len(config.sets))], "set")[0]
+    job = partial(
+        write_ngram_index,
+        grams=runner.folder / INDEX[0],
+        items=runner.folder / INDEX[1],
+        config=config,
+    )
+    return stage(
+        "index", [Task("index/all", depends_on, list(INDEX), job, len(config.sets))], "set"
+    )[0]

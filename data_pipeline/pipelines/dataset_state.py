@@ -1,4 +1,6 @@
-"""State of a dataset's files between filtering and collecting: remaining documents, drops and pending decisions."""
+"""State of a dataset's files between filtering and collecting: remaining documents, drops and
+pending decisions.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -6,14 +8,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from data_pipeline.core.journal import compute_json_digest, compute_sequence_digest
-from data_pipeline.core.task_record import LIST_FOLDER, FileList, TaskRecord, write_rows
-from data_pipeline.dedup import keys
-from data_pipeline.dedup.dedup_index import DocumentFiles
-from data_pipeline.stages.collect import SOURCE_SCHEMA, SourceList, build_source_row
 from llmsys.config.cleaning import NoPiiReplacement
 from llmsys.config.data import CrawlConfig
 from llmsys.config.decontamination import NoDecontamination
+from llmsys.data_pipeline.core.journal import compute_json_digest, compute_sequence_digest
+from llmsys.data_pipeline.core.task_record import LIST_FOLDER, FileList, TaskRecord, write_rows
+from llmsys.data_pipeline.dedup import keys
+from llmsys.data_pipeline.dedup.dedup_index import DocumentFiles
+from llmsys.data_pipeline.stages.collect import SOURCE_SCHEMA, SourceList, build_source_row
 
 
 @dataclass(frozen=True)
@@ -24,8 +26,8 @@ class DatasetState:
         names: Names of the files.
         kept: Per file, the record of the last stage that wrote its documents, as first output.
         dropped: Per stage, one record per file, whose second output holds dropped documents.
-        decisions: Per rule, the records whose first output lists rows of `kept` to drop: one per group of files if
-            `is_grouped`. They are not applied yet.
+        decisions: Per rule, the records whose first output lists rows of `kept` to drop: one per
+            group of files if `is_grouped`. They are not applied yet.
         rules: Rules of these decisions, in order.
     """
 
@@ -63,11 +65,19 @@ class DatasetState:
 
     def select_decisions(self, number: int) -> list[TaskRecord]:
         """Return the records of the pending decisions about one file."""
-        return [record for records in self.decisions for record in self.select_records(records, number)]
+        return [
+            record for records in self.decisions for record in self.select_records(records, number)
+        ]
 
     def select_records(self, records: Sequence[TaskRecord], number: int) -> Sequence[TaskRecord]:
-        """Return those records of a comparison that are about one file: that of its group, or all of them."""
-        return [records[number // keys.compute_group_size(len(self.names))]] if self.is_grouped else records
+        """Return those records of a comparison that are about one file: that of its group, or
+        all of them.
+        """
+        return (
+            [records[number // keys.compute_group_size(len(self.names))]]
+            if self.is_grouped
+            else records
+        )
 
     def write_sources(self, folder: Path) -> SourceList:
         """Write the list of the inputs of collecting."""
@@ -114,7 +124,9 @@ class SignedFiles:
 
 def has_cleaning(data: CrawlConfig) -> bool:
     """Return whether the config removes anything from collected documents."""
-    return not isinstance(data.decontaminate, NoDecontamination) or not isinstance(data.pii, NoPiiReplacement)
+    return not isinstance(data.decontaminate, NoDecontamination) or not isinstance(
+        data.pii, NoPiiReplacement
+    )
 
 
 def get_collected_names(data: CrawlConfig, shard: int) -> list[str]:

@@ -1,9 +1,11 @@
 """Stages between filtering and collecting that find duplicates.
 
-    sign ─ same_url ─ same_text ─ (units ─ same_units ─ take_out) ─ link ─ near ─ (anchors … take_out_strings) ─ collect
+    sign ─ same_url ─ same_text ─ (units ─ same_units ─ take_out) ─ link ─ near ─ (anchors …
+    take_out_strings) ─ collect
 
-Every comparison is a map over files, which writes keys, and a shuffle: one task per range of all keys. Comparisons that
-are not configured add no stage. The result is the remaining documents and the decisions that collecting still applies.
+Every comparison is a map over files, which writes keys, and a shuffle: one task per range of all
+keys. Comparisons that are not configured add no stage. The result is the remaining documents and
+the decisions that collecting still applies.
 """
 
 import math
@@ -14,26 +16,49 @@ from typing import Any
 
 import pyarrow as pa
 
-from data_pipeline.core.journal import compute_sequence_digest
-from data_pipeline.core.task_record import LIST_FOLDER, FileList, TaskRecord, write_file_list, write_rows
-from data_pipeline.dedup.dedup_index import INDEX, INDEX_FILE, DocumentFiles, load_earlier_dataset
-from data_pipeline.dedup.duplicate_decisions import EXACT, NEAR, URL
-from data_pipeline.dedup.keys import BUCKET_SCHEMA, ITEM_SCHEMA, compute_group_size
-from data_pipeline.executors.base import LazySequence
-from data_pipeline.graph.stage_runner import StageRunner
-from data_pipeline.graph.tasks import Stage, Task
-from data_pipeline.language.rules_by_language import get_character_dedup_flags
-from data_pipeline.pipelines.dataset_state import DatasetState, SignedFiles
-from data_pipeline.stages.compute_signatures import DOCUMENT_SCHEMA, write_group_documents, write_signatures
-from data_pipeline.stages.find_equal_keys import (
+from llmsys.config.data import CrawlConfig
+from llmsys.config.deduplication import (
+    DedupIndexConfig,
+    MinHashDedupConfig,
+    NoDeduplication,
+    UrlDedupConfig,
+)
+from llmsys.data_pipeline.core.journal import compute_sequence_digest
+from llmsys.data_pipeline.core.task_record import (
+    LIST_FOLDER,
+    FileList,
+    TaskRecord,
+    write_file_list,
+    write_rows,
+)
+from llmsys.data_pipeline.dedup.dedup_index import (
+    INDEX,
+    INDEX_FILE,
+    DocumentFiles,
+    load_earlier_dataset,
+)
+from llmsys.data_pipeline.dedup.duplicate_decisions import EXACT, NEAR, URL
+from llmsys.data_pipeline.dedup.keys import BUCKET_SCHEMA, ITEM_SCHEMA, compute_group_size
+from llmsys.data_pipeline.executors.base import LazySequence
+from llmsys.data_pipeline.graph.stage_runner import StageRunner
+from llmsys.data_pipeline.graph.tasks import Stage, Task
+from llmsys.data_pipeline.language.rules_by_language import get_character_dedup_flags
+from llmsys.data_pipeline.pipelines.dataset_state import DatasetState, SignedFiles
+from llmsys.data_pipeline.stages.compute_signatures import (
+    DOCUMENT_SCHEMA,
+    write_group_documents,
+    write_signatures,
+)
+from llmsys.data_pipeline.stages.find_equal_keys import (
     KeyRange,
     write_equal_duplicates,
     write_group_decisions,
     write_group_keys,
 )
-from data_pipeline.stages.join_near_duplicates import write_link_forest, write_near_duplicates
-from llmsys.config.data import CrawlConfig
-from llmsys.config.deduplication import DedupIndexConfig, MinHashDedupConfig, NoDeduplication, UrlDedupConfig
+from llmsys.data_pipeline.stages.join_near_duplicates import (
+    write_link_forest,
+    write_near_duplicates,
+)
 
 _RULES = {"url": URL, "text": EXACT}
 _SORTED_DECISIONS = "sorted"  # format of the decisions: tasks that wrote the earlier one run again
@@ -46,9 +71,12 @@ class DeduplicationStages:
         self.data, self.config, self.name = data, data.deduplicate, data.name
         self.runner, self.folder, self._run_stage = runner, data.folder, stage
         digest = runner.journal.get_input_digest
-        self.by_characters = get_character_dedup_flags(data) if self.config.minhash.kind != "none" else {}
+        self.by_characters = (
+            get_character_dedup_flags(data) if self.config.minhash.kind != "none" else {}
+        )
         self.earlier = [
-            load_earlier_dataset(one, self.config, self.by_characters, digest) for one in self.config.earlier_datasets
+            load_earlier_dataset(one, self.config, self.by_characters, digest)
+            for one in self.config.earlier_datasets
         ]
         self.cuts = not isinstance(self.config.repeated_segments, NoDeduplication)
         self.near = ["near"] if self.config.minhash.kind != "none" else []
@@ -71,10 +99,14 @@ class DeduplicationStages:
             signed = self._run_signature_stage("sign", state, self._initial_relations)
             for relation in self.exact:
                 found = self._run_equal_key_stage(relation, _RULES[relation], state, signed)
-                state = state.add_decisions(_RULES[relation], self.group_decisions(f"same_{relation}", state, found))
+                state = state.add_decisions(
+                    _RULES[relation], self.group_decisions(f"same_{relation}", state, found)
+                )
             states = [(state, signed)]
         if self.cuts:
-            from data_pipeline.pipelines.repeat_removal_stages import remove_repeated_segments
+            from llmsys.data_pipeline.pipelines.repeat_removal_stages import (
+                remove_repeated_segments,
+            )
 
             state = remove_repeated_segments(self, state)
             states = (
@@ -88,26 +120,30 @@ class DeduplicationStages:
             # The index holds no near duplicate either.
             states[-1] = (state, states[-1][1])
         if isinstance(self.config.index, DedupIndexConfig):
-            from data_pipeline.pipelines.index_stages import run_index_stages
+            from llmsys.data_pipeline.pipelines.index_stages import run_index_stages
 
             run_index_stages(self, states)
         else:
             (self.folder / INDEX / INDEX_FILE).unlink(missing_ok=True)  # of an earlier config
         if isinstance(self.config.substring, NoDeduplication):
             return state
-        from data_pipeline.pipelines.repeat_removal_stages import remove_repeated_substrings
+        from llmsys.data_pipeline.pipelines.repeat_removal_stages import remove_repeated_substrings
 
         return remove_repeated_substrings(self, state)
 
     def build_first_task_factory(self) -> Callable[[TaskRecord, str], Task] | None:
-        """Return a function (record, name) → task of the first stage, or None if that stage needs all files first."""
+        """Return a function (record, name) → task of the first stage, or None if that stage
+        needs all files first.
+        """
         if not self._initial_relations:
             return None
         return partial(self._build_signature_task_factory("sign", self._initial_relations), 0, ())
 
     @property
     def _initial_relations(self) -> list[str]:
-        """Relations on unchanged texts. Near duplicates are compared after the stages that change texts."""
+        """Relations on unchanged texts. Near duplicates are compared after the stages that
+        change texts.
+        """
         return self.exact if self.cuts else [*self.exact, *self.near]
 
     def run_stage(self, name: str, tasks: Sequence[Task], unit: str) -> Sequence[TaskRecord]:
@@ -122,11 +158,15 @@ class DeduplicationStages:
         """Return the path of an output of each record."""
         return [self.get_output_path(record, output) for record in records]
 
-    def _run_signature_stage(self, stage: str, state: DatasetState, relations: Sequence[str]) -> SignedFiles:
+    def _run_signature_stage(
+        self, stage: str, state: DatasetState, relations: Sequence[str]
+    ) -> SignedFiles:
         signing = self._build_signature_task_factory(stage, relations)
 
         def build_task(number: int) -> Task:
-            return signing(number, state.select_decisions(number), state.kept[number], state.names[number])
+            return signing(
+                number, state.select_decisions(number), state.kept[number], state.names[number]
+            )
 
         records = self.run_stage(stage, LazySequence(len(state.names), build_task), "document")
         counts = write_rows(
@@ -134,36 +174,61 @@ class DeduplicationStages:
             pa.schema([("rows", pa.int64())]),
             ({"rows": record.result["rows"]} for record in records),
         )
-        documents = DocumentFiles(self.group_files(f"{stage}.documents", state, records, 0, DOCUMENT_SCHEMA), counts)
+        documents = DocumentFiles(
+            self.group_files(f"{stage}.documents", state, records, 0, DOCUMENT_SCHEMA), counts
+        )
         keys = {
-            relation: self.group_files(f"{stage}.{relation}", state, records, output, _get_key_schema(relation))
+            relation: self.group_files(
+                f"{stage}.{relation}", state, records, output, _get_key_schema(relation)
+            )
             for output, relation in enumerate(relations, 1)
         }
         return SignedFiles(records, relations, documents, keys)
 
     def group_files(
-        self, name: str, state: DatasetState, records: Sequence[TaskRecord], output: int, schema: pa.Schema
+        self,
+        name: str,
+        state: DatasetState,
+        records: Sequence[TaskRecord],
+        output: int,
+        schema: pa.Schema,
     ) -> FileList:
-        """Return the files of documents or keys in an output of records. Gather thousands of them by groups."""
-        files = write_file_list(self.folder, name, (record.outputs[output].name for record in records))
+        """Return the files of documents or keys in an output of records. Gather thousands of
+        them by groups.
+        """
+        files = write_file_list(
+            self.folder, name, (record.outputs[output].name for record in records)
+        )
         if not state.is_grouped:
             return files
         size = compute_group_size(len(files))
-        gather = write_group_documents if schema == DOCUMENT_SCHEMA else partial(write_group_keys, schema=schema)
+        gather = (
+            write_group_documents
+            if schema == DOCUMENT_SCHEMA
+            else partial(write_group_keys, schema=schema)
+        )
 
         def build_task(group: int) -> Task:
             first = group * size
             path, sources = f"work/groups/{name}-{group:05d}.arrow", files[first : first + size]
             job = partial(gather, sources=sources, first=first, output=self.folder / path)
-            digest = compute_sequence_digest(record.digests[output] for record in records[first : first + size])
+            digest = compute_sequence_digest(
+                record.digests[output] for record in records[first : first + size]
+            )
             return Task(f"groups.{name}/{group:05d}", [digest, first], [path], job, len(sources))
 
         tasks = LazySequence(-(-len(files) // size), build_task)
         grouped = self._run_stage(f"groups.{name}", tasks, "file")
-        return write_file_list(self.folder, f"{name}.groups", (record.outputs[0].name for record in grouped))
+        return write_file_list(
+            self.folder, f"{name}.groups", (record.outputs[0].name for record in grouped)
+        )
 
-    def group_decisions(self, stage: str, state: DatasetState, records: Sequence[TaskRecord]) -> Sequence[TaskRecord]:
-        """Gather the decisions about each group of files, so that a file's task opens one file per rule."""
+    def group_decisions(
+        self, stage: str, state: DatasetState, records: Sequence[TaskRecord]
+    ) -> Sequence[TaskRecord]:
+        """Gather the decisions about each group of files, so that a file's task opens one file
+        per rule.
+        """
         if not state.is_grouped:
             return records
         size = compute_group_size(len(state.names))
@@ -188,23 +253,36 @@ class DeduplicationStages:
     def _build_signature_task_factory(
         self, stage: str, relations: Sequence[str]
     ) -> Callable[[int, Sequence[TaskRecord], TaskRecord, str], Task]:
-        """Return a function that builds the task of one file from its number, pending decisions, record and name."""
+        """Return a function that builds the task of one file from its number, pending decisions,
+        record and name.
+        """
         config = self.config
         settings: dict[str, Any] = {"relations": list(relations)}
         settings |= {"url": config.url.model_dump(mode="json")} if "url" in relations else {}
         near = "near" in relations
         unspaced = [code for code, by_characters in self.by_characters.items() if by_characters]
-        settings |= {"minhash": config.minhash.model_dump(mode="json"), "unspaced": unspaced} if near else {}
+        settings |= (
+            {"minhash": config.minhash.model_dump(mode="json"), "unspaced": unspaced}
+            if near
+            else {}
+        )
 
-        def build_task(number: int, decisions: Sequence[TaskRecord], record: TaskRecord, name: str) -> Task:
-            outputs = [f"work/{stage}/{name}.{relation}.arrow" for relation in ("documents", *relations)]
+        def build_task(
+            number: int, decisions: Sequence[TaskRecord], record: TaskRecord, name: str
+        ) -> Task:
+            outputs = [
+                f"work/{stage}/{name}.{relation}.arrow" for relation in ("documents", *relations)
+            ]
             job = partial(
                 write_signatures,
                 source=self.get_output_path(record),
                 number=number,
                 dropped=self.get_output_paths(decisions),
                 documents=self.folder / outputs[0],
-                keys={relation: self.folder / path for relation, path in zip(relations, outputs[1:], strict=True)},
+                keys={
+                    relation: self.folder / path
+                    for relation, path in zip(relations, outputs[1:], strict=True)
+                },
                 url=config.url if isinstance(config.url, UrlDedupConfig) else None,
                 minhash=config.minhash if isinstance(config.minhash, MinHashDedupConfig) else None,
                 unspaced=unspaced,
@@ -216,7 +294,11 @@ class DeduplicationStages:
         return build_task
 
     def compare_key_ranges(
-        self, stage: str, keys: int, inputs: Sequence[Any], build_job: Callable[[int, int, Path], Callable[..., Any]]
+        self,
+        stage: str,
+        keys: int,
+        inputs: Sequence[Any],
+        build_job: Callable[[int, int, Path], Callable[..., Any]],
     ) -> Sequence[TaskRecord]:
         """Run one task per range of keys. `build_job` gets number, ranges and output."""
         # The number of ranges follows from the data, never from the number of workers.
@@ -230,26 +312,44 @@ class DeduplicationStages:
 
         return self.run_stage(stage, LazySequence(ranges, build_task), "range")
 
-    def build_range_factory(self, keys: FileList, schema: pa.Schema, state: DatasetState) -> Callable[..., KeyRange]:
-        """Return a function that builds the ranges of keys, without the rows that pending decisions drop."""
+    def build_range_factory(
+        self, keys: FileList, schema: pa.Schema, state: DatasetState
+    ) -> Callable[..., KeyRange]:
+        """Return a function that builds the ranges of keys, without the rows that pending
+        decisions drop.
+        """
         gone = [
-            write_file_list(self.folder, f"{keys.name}.{rule}", (record.outputs[0].name for record in records))
+            write_file_list(
+                self.folder, f"{keys.name}.{rule}", (record.outputs[0].name for record in records)
+            )
             for rule, records in zip(state.rules, state.decisions, strict=True)
         ]
-        return partial(KeyRange, keys, len(state.names), schema, gone, config=self.config.key_filter)
+        return partial(
+            KeyRange, keys, len(state.names), schema, gone, config=self.config.key_filter
+        )
 
     def _build_relation_range_factory(
         self, relation: str, state: DatasetState, signed: SignedFiles
     ) -> tuple[Callable[..., KeyRange], list[Any]]:
-        """Return a factory of the key ranges of a relation, here and in earlier datasets, and the inputs they depend
+        """Return a factory of the key ranges of a relation, here and in earlier datasets, and the
+        inputs they depend
         on.
         """
         output = 1 + list(signed.relations).index(relation)
-        build_range = self.build_range_factory(signed.keys[relation], _get_key_schema(relation), state)
+        build_range = self.build_range_factory(
+            signed.keys[relation], _get_key_schema(relation), state
+        )
         inputs: list[Any] = [
-            compute_sequence_digest([record.digests[0], record.digests[output]] for record in signed.records)
+            compute_sequence_digest(
+                [record.digests[0], record.digests[output]] for record in signed.records
+            )
         ]
-        inputs += [[compute_sequence_digest(record.digests for record in records) for records in state.decisions]]
+        inputs += [
+            [
+                compute_sequence_digest(record.digests for record in records)
+                for records in state.decisions
+            ]
+        ]
         inputs += [[dataset.digest for dataset in self.earlier]]
         return partial(build_range, earlier=self.earlier, relation=relation), inputs
 
@@ -261,29 +361,47 @@ class DeduplicationStages:
         def build_job(number: int, ranges: int, output: Path) -> Callable[..., Any]:
             key_range = build_range(number=number, ranges=ranges)
             return partial(
-                write_equal_duplicates, rule=rule, key_range=key_range, documents=signed.documents, output=output
+                write_equal_duplicates,
+                rule=rule,
+                key_range=key_range,
+                documents=signed.documents,
+                output=output,
             )
 
-        return self.compare_key_ranges(f"same_{relation}", signed.count_keys(relation), [inputs, rule], build_job)
+        return self.compare_key_ranges(
+            f"same_{relation}", signed.count_keys(relation), [inputs, rule], build_job
+        )
 
-    def _run_near_duplicate_stages(self, state: DatasetState, signed: SignedFiles) -> Sequence[TaskRecord]:
+    def _run_near_duplicate_stages(
+        self, state: DatasetState, signed: SignedFiles
+    ) -> Sequence[TaskRecord]:
         build_range, inputs = self._build_relation_range_factory("near", state, signed)
 
         def build_job(number: int, ranges: int, output: Path) -> Callable[..., Any]:
             key_range = build_range(number=number, ranges=ranges)
-            return partial(write_link_forest, key_range=key_range, documents=signed.documents, output=output)
+            return partial(
+                write_link_forest, key_range=key_range, documents=signed.documents, output=output
+            )
 
         links = self.compare_key_ranges("link", signed.count_keys("near"), inputs, build_job)
         output = "work/near/near.arrow"
         job = partial(
             write_near_duplicates,
-            links=write_file_list(self.folder, "link", (record.outputs[0].name for record in links)),
+            links=write_file_list(
+                self.folder, "link", (record.outputs[0].name for record in links)
+            ),
             documents=signed.documents,
             earlier=self.earlier,
             output=self.folder / output,
         )
-        depends_on = [_SORTED_DECISIONS, compute_sequence_digest(record.digests for record in links), inputs]
-        return self.run_stage("near", [Task("near/all", depends_on, [output], job, len(links))], "range")
+        depends_on = [
+            _SORTED_DECISIONS,
+            compute_sequence_digest(record.digests for record in links),
+            inputs,
+        ]
+        return self.run_stage(
+            "near", [Task("near/all", depends_on, [output], job, len(links))], "range"
+        )
 
 
 def _get_key_schema(relation: str) -> pa.Schema:

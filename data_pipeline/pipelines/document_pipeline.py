@@ -10,12 +10,22 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache, cached_property, partial
 from typing import Any, Literal
 
-from data_pipeline.core.journal import compute_json_digest
-from data_pipeline.core.staging import get_write_path
-from data_pipeline.core.task_record import TaskRecord
-from data_pipeline.executors.base import LazySequence, select_items
-from data_pipeline.graph.quarantine import build_empty_extraction, build_empty_judgement, drop_quarantined
-from data_pipeline.graph.resource_files import (
+from llmsys.config.cleaning import ReadConfig
+from llmsys.config.data import CrawlConfig
+from llmsys.config.language import parse_language_rules
+from llmsys.config.migration import to_recorded_names
+from llmsys.config.python_code import compute_code_digest
+from llmsys.config.tokenizer import TokenizerConfig
+from llmsys.data_pipeline.core.journal import compute_json_digest
+from llmsys.data_pipeline.core.staging import get_write_path
+from llmsys.data_pipeline.core.task_record import TaskRecord
+from llmsys.data_pipeline.executors.base import LazySequence, select_items
+from llmsys.data_pipeline.graph.quarantine import (
+    build_empty_extraction,
+    build_empty_judgement,
+    drop_quarantined,
+)
+from llmsys.data_pipeline.graph.resource_files import (
     compute_file_digests,
     list_extractor_versions,
     list_rule_files,
@@ -23,13 +33,17 @@ from data_pipeline.graph.resource_files import (
     list_url_files,
     require_languages,
 )
-from data_pipeline.graph.stage_runner import StageRunner
-from data_pipeline.graph.tasks import NextStage, Task
-from data_pipeline.language.rules_by_language import serialize_rules_by_language
-from data_pipeline.pipelines.build_manifest import StageRecords, list_funnel_stages
-from data_pipeline.pipelines.dataset_state import DatasetState, get_collected_names, has_cleaning
-from data_pipeline.pipelines.deduplication_stages import DeduplicationStages
-from data_pipeline.pipelines.output_stages import (
+from llmsys.data_pipeline.graph.stage_runner import StageRunner
+from llmsys.data_pipeline.graph.tasks import NextStage, Task
+from llmsys.data_pipeline.language.rules_by_language import serialize_rules_by_language
+from llmsys.data_pipeline.pipelines.build_manifest import StageRecords, list_funnel_stages
+from llmsys.data_pipeline.pipelines.dataset_state import (
+    DatasetState,
+    get_collected_names,
+    has_cleaning,
+)
+from llmsys.data_pipeline.pipelines.deduplication_stages import DeduplicationStages
+from llmsys.data_pipeline.pipelines.output_stages import (
     run_encoding_stage,
     run_export_stage,
     run_index_stage,
@@ -37,25 +51,24 @@ from data_pipeline.pipelines.output_stages import (
     run_token_stage,
     run_tokenizer_stage,
 )
-from data_pipeline.pipelines.stage_code import DOCUMENT_STAGES, compute_code_version
-from data_pipeline.readers.input_files import (
+from llmsys.data_pipeline.pipelines.stage_code import DOCUMENT_STAGES, compute_code_version
+from llmsys.data_pipeline.readers.input_files import (
     InputFiles,
     compute_file_stamp,
     compute_input_identity,
     get_input_name,
     get_input_size,
 )
-from data_pipeline.stages.apply_rules import apply_rules_to_file
-from data_pipeline.stages.collect import collect_shard
-from data_pipeline.stages.extract_text import extract_file
-from data_pipeline.stages.split_inputs import InputBlock, InputBlockList, list_input_blocks, split_input_file
-from llmsys.config.cleaning import ReadConfig
-from llmsys.config.data import CrawlConfig
-from llmsys.config.language import parse_language_rules
-from llmsys.config.migration import to_recorded_names
-from llmsys.config.python_code import compute_code_digest
-from llmsys.config.tokenizer import TokenizerConfig
-from llmsys.local_files import is_remote
+from llmsys.data_pipeline.stages.apply_rules import apply_rules_to_file
+from llmsys.data_pipeline.stages.collect import collect_shard
+from llmsys.data_pipeline.stages.extract_text import extract_file
+from llmsys.data_pipeline.stages.split_inputs import (
+    InputBlock,
+    InputBlockList,
+    list_input_blocks,
+    split_input_file,
+)
+from llmsys.storage.local_files import is_remote
 
 Until = Literal["documents", "tokenizer", "tokens"]
 
@@ -68,7 +81,9 @@ class DocumentPipeline:
         self.folder = data.folder
 
     def run_stages(self, files: InputFiles, until: Until) -> StageRecords:
-        """Run the stages up to `until` and return their records. Raise DataError if no document remains."""
+        """Run the stages up to `until` and return their records. Raise DataError if no document
+        remains.
+        """
         inputs = files.paths
         deduplication = DeduplicationStages(self.data, self.runner, self._run_stage)
         build_extract_task = self._build_extract_task_factory(files)
@@ -77,7 +92,9 @@ class DocumentPipeline:
         judge = self._build_next_stage("judge", self._judge_task_factory, sign)
         blocks = self._run_survey_stage(files, build_extract_task, judge)
         extract_tasks = LazySequence(len(blocks), lambda index: build_extract_task(blocks[index]))
-        outcome = StageRecords(inputs=inputs, extracted=self._run_stage("extract", extract_tasks, "B", judge))
+        outcome = StageRecords(
+            inputs=inputs, extracted=self._run_stage("extract", extract_tasks, "B", judge)
+        )
         names: Sequence[str] = LazySequence(len(blocks), lambda index: blocks[index].name)
         extracted, names, _ = drop_quarantined(outcome.extracted, names)
         outcome.judged = self._run_judge_stage(extracted, names)
@@ -87,9 +104,11 @@ class DocumentPipeline:
         state = state.add_unread(select_items(extracted, remaining))
         outcome.collected = self._run_collect_stage(state, outcome)
         if has_cleaning(self.data):
-            from data_pipeline.pipelines.cleaning_stages import run_cleaning_stages
+            from llmsys.data_pipeline.pipelines.cleaning_stages import run_cleaning_stages
 
-            outcome.collected = run_cleaning_stages(self.data, self.runner, self._run_stage, outcome.collected)
+            outcome.collected = run_cleaning_stages(
+                self.data, self.runner, self._run_stage, outcome.collected
+            )
         outcome.require_documents()
         outcome.copies = run_export_stage(self.data, self._run_stage, outcome.collected)
         outcome.borders = run_threshold_stage(
@@ -98,7 +117,12 @@ class DocumentPipeline:
         if until == "documents":
             return outcome
         outcome.tokenizer = run_tokenizer_stage(
-            self.data, self.tokenizer, self.runner, self._run_stage, outcome.collected, files.heldout
+            self.data,
+            self.tokenizer,
+            self.runner,
+            self._run_stage,
+            outcome.collected,
+            files.heldout,
         )
         if until == "tokenizer":
             return outcome
@@ -122,13 +146,21 @@ class DocumentPipeline:
         return self.runner.run_stage(name, tasks, unit=unit, code=code, next_stage=next_stage)
 
     def _run_survey_stage(
-        self, files: InputFiles, build_extract_task: Callable[[InputBlock], Task], judge: NextStage | None
+        self,
+        files: InputFiles,
+        build_extract_task: Callable[[InputBlock], Task],
+        judge: NextStage | None,
     ) -> Sequence[InputBlock]:
         """Split long files into blocks. A remote file is identified by its tag or time."""
         inputs = files.paths
         # The digest tells apart files of one name in different folders.
-        named = [(path, f"{get_input_name(path)}-{compute_json_digest(path)[:8]}") for path in inputs]
-        size, sizes = self.data.executor.block_bytes, {path: get_input_size(path) for path in inputs if is_remote(path)}
+        named = [
+            (path, f"{get_input_name(path)}-{compute_json_digest(path)[:8]}") for path in inputs
+        ]
+        size, sizes = (
+            self.data.executor.block_bytes,
+            {path: get_input_size(path) for path in inputs if is_remote(path)},
+        )
         uncut = {path for path, length in sizes.items() if length <= size}
         for path in inputs:  # only the user's own reader knows where a record ends
             if files.get_read_config(path, self.data.read).reader is not None:
@@ -140,7 +172,15 @@ class DocumentPipeline:
             identity = compute_input_identity(self.runner.journal, path) if is_remote(path) else ""
             job = partial(split_input_file, source=path, block_bytes=size, identity=identity)
             stamp = identity or compute_file_stamp(path)
-            tasks.append(Task(f"survey/{name}", [path, stamp, size], [], job, sizes.get(path) or get_input_size(path)))
+            tasks.append(
+                Task(
+                    f"survey/{name}",
+                    [path, stamp, size],
+                    [],
+                    job,
+                    sizes.get(path) or get_input_size(path),
+                )
+            )
         paths = {name: path for path, name in surveyed}
 
         def build_extract_tasks(name: str, record: TaskRecord) -> Iterator[Task]:
@@ -151,7 +191,8 @@ class DocumentPipeline:
         records = self._run_stage("survey", tasks, "B", extract) if tasks else []
         positions = {path: position for position, (path, _) in enumerate(surveyed)}
         whole = {
-            path: {"blocks": [[0, sizes[path], compute_input_identity(self.runner.journal, path)]]} for path in uncut
+            path: {"blocks": [[0, sizes[path], compute_input_identity(self.runner.journal, path)]]}
+            for path in uncut
         }
 
         def find_result(index: int) -> dict[str, Any]:
@@ -169,7 +210,9 @@ class DocumentPipeline:
         @cache
         def get_settings(read: ReadConfig) -> tuple[ReadConfig, list[Any]]:
             data = self.data.model_copy(update={"read": read})
-            dumped = to_recorded_names(data.model_dump(mode="json", include={"extract", "read", "url"}), "data")
+            dumped = to_recorded_names(
+                data.model_dump(mode="json", include={"extract", "read", "url"}), "data"
+            )
             code = [] if read.reader is None else [compute_code_digest(read.reader)]
             return read, [dumped["extract"], dumped["read"], dumped["url"], *versions, *code]
 
@@ -190,19 +233,26 @@ class DocumentPipeline:
             )
             depends_on = [block.source, block.digest, block.start, settings, lists]
             build_fallback = partial(build_empty_extraction, block)
-            return Task(f"extract/{block.name}", depends_on, outputs, job, block.size, build_fallback)
+            return Task(
+                f"extract/{block.name}", depends_on, outputs, job, block.size, build_fallback
+            )
 
         return build_task
 
     def _build_next_stage(
-        self, stage: str, task: Callable[[TaskRecord, str], Task] | None, then: NextStage | None = None
+        self,
+        stage: str,
+        task: Callable[[TaskRecord, str], Task] | None,
+        then: NextStage | None = None,
     ) -> NextStage | None:
         if task is None:
             return None
         code = compute_code_version(DOCUMENT_STAGES[stage])
         return NextStage(stage, code, lambda name, record: [task(record, name)], then)
 
-    def _run_judge_stage(self, extracted: Sequence[TaskRecord], names: Sequence[str]) -> Sequence[TaskRecord]:
+    def _run_judge_stage(
+        self, extracted: Sequence[TaskRecord], names: Sequence[str]
+    ) -> Sequence[TaskRecord]:
         def build_task(index: int) -> Task:
             return self._judge_task_factory(extracted[index], names[index])
 
@@ -238,17 +288,25 @@ class DocumentPipeline:
             # The second output, the unreadable places, decides nothing here.
             depends_on = [extracted.digests[:1], settings]
             return Task(
-                f"judge/{name}", depends_on, outputs, job, pages, partial(build_empty_judgement, pages, html_bytes)
+                f"judge/{name}",
+                depends_on,
+                outputs,
+                job,
+                pages,
+                partial(build_empty_judgement, pages, html_bytes),
             )
 
         return build_task
 
-    def _run_collect_stage(self, state: DatasetState, outcome: StageRecords) -> Sequence[TaskRecord]:
+    def _run_collect_stage(
+        self, state: DatasetState, outcome: StageRecords
+    ) -> Sequence[TaskRecord]:
         digest, rows = state.digest, state.count_rows(self.data.documents.num_shards)
         sources, rules = state.write_sources(self.folder), state.rules
         decisions = [self.folder / record.outputs[0].name for record in state.select_decisions(0)]
         if state.is_grouped:
-            from data_pipeline.pipelines.gather_stage import run_gather_stage  # only for thousands of blocks
+            # only for thousands of blocks
+            from llmsys.data_pipeline.pipelines.gather_stage import run_gather_stage
 
             sources, gathered = run_gather_stage(self.data, self._run_stage, state, sources)
             # Gathering has applied them.
@@ -268,6 +326,10 @@ class DocumentPipeline:
                 batch_bytes=self.data.documents.batch_bytes,
             )
             depends_on = [digest, self.data.documents.batch_bytes]
-            return Task(f"collect/part-{shard:05d}", [shard, depends_on, outputs], outputs, job, rows[shard])
+            return Task(
+                f"collect/part-{shard:05d}", [shard, depends_on, outputs], outputs, job, rows[shard]
+            )
 
-        return self._run_stage("collect", LazySequence(self.data.documents.num_shards, build_task), "document")
+        return self._run_stage(
+            "collect", LazySequence(self.data.documents.num_shards, build_task), "document"
+        )

@@ -1,17 +1,24 @@
-"""The stage before collecting where there are thousands of input blocks: it gathers them by groups."""
+"""The stage before collecting where there are thousands of input blocks: it gathers them by
+groups.
+"""
 
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from data_pipeline.core.journal import compute_json_digest, compute_sequence_digest
-from data_pipeline.core.task_record import LIST_FOLDER, TaskRecord, write_rows
-from data_pipeline.dedup.keys import FILES_PER_GROUP
-from data_pipeline.executors.base import LazySequence
-from data_pipeline.graph.tasks import Stage, Task
-from data_pipeline.pipelines.dataset_state import DatasetState
-from data_pipeline.stages.collect import SOURCE_SCHEMA, SourceList, build_source_row, gather_sources
 from llmsys.config.data import CrawlConfig
+from llmsys.data_pipeline.core.journal import compute_json_digest, compute_sequence_digest
+from llmsys.data_pipeline.core.task_record import LIST_FOLDER, TaskRecord, write_rows
+from llmsys.data_pipeline.dedup.keys import FILES_PER_GROUP
+from llmsys.data_pipeline.executors.base import LazySequence
+from llmsys.data_pipeline.graph.tasks import Stage, Task
+from llmsys.data_pipeline.pipelines.dataset_state import DatasetState
+from llmsys.data_pipeline.stages.collect import (
+    SOURCE_SCHEMA,
+    SourceList,
+    build_source_row,
+    gather_sources,
+)
 
 
 def run_gather_stage(
@@ -26,7 +33,8 @@ def run_gather_stage(
         sources: The input blocks.
 
     Returns:
-        The sources of collecting, one per group, and the records, whose results count what was dropped.
+        The sources of collecting, one per group, and the records, whose results count what was
+        dropped.
     """
     folder, num_files = data.folder, len(state.dropped) + 1
     settings = [data.documents.num_shards, data.documents.batch_bytes, list(state.rules)]
@@ -34,7 +42,10 @@ def run_gather_stage(
     def build_task(group: int) -> Task:
         first = group * FILES_PER_GROUP
         last = min(first + FILES_PER_GROUP, len(sources))
-        outputs = [f"work/gather/{group:05d}.{name}.arrow" for name in ("kept", *map(str, range(num_files)))]
+        outputs = [
+            f"work/gather/{group:05d}.{name}.arrow"
+            for name in ("kept", *map(str, range(num_files)))
+        ]
         decisions = state.select_decisions(first)
         job = partial(
             gather_sources,
@@ -49,7 +60,9 @@ def run_gather_stage(
         )
         files = [state.kept[first:last], *(records[first:last] for records in state.dropped)]
         depends_on = [
-            compute_json_digest(*(compute_sequence_digest(record.digests for record in each) for each in files)),
+            compute_json_digest(
+                *(compute_sequence_digest(record.digests for record in each) for each in files)
+            ),
             [record.digests for record in decisions],
             settings,
         ]
@@ -57,7 +70,8 @@ def run_gather_stage(
 
     records = stage("gather", LazySequence(-(-len(sources) // FILES_PER_GROUP), build_task), "file")
     return SourceList(
-        folder, write_rows(folder / LIST_FOLDER / "gathered.arrow", SOURCE_SCHEMA, _iter_rows(records))
+        folder,
+        write_rows(folder / LIST_FOLDER / "gathered.arrow", SOURCE_SCHEMA, _iter_rows(records)),
     ), records
 
 
@@ -65,4 +79,6 @@ def _iter_rows(records: Sequence[TaskRecord]) -> Iterator[dict[str, Any]]:
     for record in records:
         kept, *dropped = [output.name for output in record.outputs]
         result = record.result
-        yield build_source_row(kept, result["kept_batches"], list(zip(dropped, result["dropped_batches"], strict=True)))
+        yield build_source_row(
+            kept, result["kept_batches"], list(zip(dropped, result["dropped_batches"], strict=True))
+        )

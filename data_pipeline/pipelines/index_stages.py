@@ -11,22 +11,35 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from data_pipeline.core.journal import compute_sequence_digest
-from data_pipeline.core.task_record import LIST_FOLDER, FileRows, TaskRecord, write_file_list, write_rows
-from data_pipeline.dedup.dedup_index import INDEX, INDEX_FILE, describe_index
-from data_pipeline.dedup.keys import BUCKET_SCHEMA, ITEM_SCHEMA
-from data_pipeline.executors.base import LazySequence
-from data_pipeline.graph.tasks import Task
-from data_pipeline.pipelines.dataset_state import DatasetState, SignedFiles
-from data_pipeline.pipelines.repeat_removal_stages import ComparisonStages
-from data_pipeline.stages.write_dedup_index import write_index, write_index_documents, write_index_ids, write_index_keys
 from llmsys.config.deduplication import ExactKeyFilterConfig
+from llmsys.data_pipeline.core.journal import compute_sequence_digest
+from llmsys.data_pipeline.core.task_record import (
+    LIST_FOLDER,
+    FileRows,
+    TaskRecord,
+    write_file_list,
+    write_rows,
+)
+from llmsys.data_pipeline.dedup.dedup_index import INDEX, INDEX_FILE, describe_index
+from llmsys.data_pipeline.dedup.keys import BUCKET_SCHEMA, ITEM_SCHEMA
+from llmsys.data_pipeline.executors.base import LazySequence
+from llmsys.data_pipeline.graph.tasks import Task
+from llmsys.data_pipeline.pipelines.dataset_state import DatasetState, SignedFiles
+from llmsys.data_pipeline.pipelines.repeat_removal_stages import ComparisonStages
+from llmsys.data_pipeline.stages.write_dedup_index import (
+    write_index,
+    write_index_documents,
+    write_index_ids,
+    write_index_keys,
+)
 
 # As many as a comparison task reads at once by default.
 KEYS_PER_FILE = 2_000_000
 
 
-def run_index_stages(plan: ComparisonStages, states: Sequence[tuple[DatasetState, SignedFiles]]) -> None:
+def run_index_stages(
+    plan: ComparisonStages, states: Sequence[tuple[DatasetState, SignedFiles]]
+) -> None:
     """Write the index of the documents that remain in each state."""
     path = f"{INDEX}/{INDEX_FILE}"
     rows: dict[str, int] = {}
@@ -55,11 +68,17 @@ def run_index_stages(plan: ComparisonStages, states: Sequence[tuple[DatasetState
 def _run_document_stages(
     plan: ComparisonStages, output: str, state_number: int, state: DatasetState, signed: SignedFiles
 ) -> tuple[Sequence[TaskRecord], TaskRecord]:
-    """Write the remaining documents in crawl order. Return the records per file and the record of all ids."""
+    """Write the remaining documents in crawl order. Return the records per file and the record
+    of all ids.
+    """
     stage = f"keep_documents_{state_number}"
 
     def build_task(number: int) -> Task:
-        record, name, decisions = signed.records[number], state.names[number], state.select_decisions(number)
+        record, name, decisions = (
+            signed.records[number],
+            state.names[number],
+            state.select_decisions(number),
+        )
         output_path = f"work/{stage}/{name}.arrow"
         job = partial(
             write_index_documents,
@@ -92,7 +111,9 @@ def _run_key_stage(
     output = 1 + list(signed.relations).index(relation)
     schema = BUCKET_SCHEMA if relation == "near" else ITEM_SCHEMA
     build_range = plan.build_range_factory(signed.keys[relation], schema, state)
-    files = write_file_list(plan.folder, f"keep_{relation}", (record.outputs[0].name for record in kept))
+    files = write_file_list(
+        plan.folder, f"keep_{relation}", (record.outputs[0].name for record in kept)
+    )
     ranges = max(1, math.ceil(signed.count_keys(relation) / KEYS_PER_FILE))
     depends_on = [
         compute_sequence_digest(record.digests[output] for record in signed.records),
@@ -105,7 +126,9 @@ def _run_key_stage(
         path = f"{INDEX}/{name}.arrow"
         job = partial(
             write_index_keys,
-            key_range=replace(build_range(number=number, ranges=ranges), config=ExactKeyFilterConfig()),
+            key_range=replace(
+                build_range(number=number, ranges=ranges), config=ExactKeyFilterConfig()
+            ),
             kept=files,
             counts=counts,
             first=first,

@@ -1,28 +1,40 @@
-"""Stages after final documents: export, near thresholds, tokenizer, token ids of each document, token files."""
+"""Stages after final documents: export, near thresholds, tokenizer, token ids of each document,
+token files.
+"""
 
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from data_pipeline.core.staging import find_output, get_write_path
-from data_pipeline.core.task_record import TaskRecord
-from data_pipeline.graph.stage_runner import StageRunner
-from data_pipeline.graph.tasks import Stage, Task
-from data_pipeline.stages.near_thresholds import (
+from llmsys.config.data import ChatConfig, CrawlConfig, TokensConfig
+from llmsys.config.migration import to_recorded_names
+from llmsys.config.tokenizer import (
+    FileTokenizerConfig,
+    NoTokenizer,
+    PythonTokenizerConfig,
+    TokenizerConfig,
+)
+from llmsys.data_pipeline.core.staging import find_output, get_write_path
+from llmsys.data_pipeline.core.task_record import TaskRecord
+from llmsys.data_pipeline.graph.stage_runner import StageRunner
+from llmsys.data_pipeline.graph.tasks import Stage, Task
+from llmsys.data_pipeline.stages.near_thresholds import (
     LanguageThresholds,
     merge_threshold_reports,
     summarize_near_thresholds,
 )
-from data_pipeline.tokenize.encode_documents import encode_file
-from data_pipeline.tokenize.shuffle_documents import SPLITS, plan_files, write_index, write_token_file
-from data_pipeline.tokenize.tokenizer_files import list_tokenizer_files
-from data_pipeline.tokenize.train_sentencepiece import train_document_tokenizer
-from llmsys.config.data import ChatConfig, CrawlConfig, TokensConfig
-from llmsys.config.migration import to_recorded_names
-from llmsys.config.tokenizer import FileTokenizerConfig, NoTokenizer, PythonTokenizerConfig, TokenizerConfig
-from llmsys.manifest import Split, SplitName
-from llmsys.manifest_section import ThresholdReport, TokenIndex
-from llmsys.token_file import get_page_table_path
+from llmsys.data_pipeline.tokenize.encode_documents import encode_file
+from llmsys.data_pipeline.tokenize.shuffle_documents import (
+    SPLITS,
+    plan_files,
+    write_index,
+    write_token_file,
+)
+from llmsys.data_pipeline.tokenize.tokenizer_files import list_tokenizer_files
+from llmsys.data_pipeline.tokenize.train_sentencepiece import train_document_tokenizer
+from llmsys.dataset.manifest import Split, SplitName
+from llmsys.dataset.manifest_section import ThresholdReport, TokenIndex
+from llmsys.dataset.token_file import get_page_table_path
 
 
 def run_tokenizer_stage(
@@ -33,9 +45,11 @@ def run_tokenizer_stage(
     collected: Sequence[TaskRecord],
     heldout_files: tuple[str, ...],
 ) -> TaskRecord:
-    """Copy the tokenizer that the config names, or train one on the documents. Return its record."""
+    """Copy the tokenizer that the config names, or train one on the documents. Return its
+    record.
+    """
     if isinstance(config, FileTokenizerConfig | PythonTokenizerConfig):
-        from data_pipeline.pipelines.copy_tokenizer import build_copy_task
+        from llmsys.data_pipeline.pipelines.copy_tokenizer import build_copy_task
 
         return stage("tokenizer", [build_copy_task(runner, data.folder, config)], "file")[0]
     assert not isinstance(config, NoTokenizer)  # a config of texts has one
@@ -53,9 +67,15 @@ def run_tokenizer_stage(
         split=split,
         heldout_files=heldout_files,
     )
-    depends_on = [settings, split.model_dump(mode="json") | own, [record.digests[0] for record in collected]]
+    depends_on = [
+        settings,
+        split.model_dump(mode="json") | own,
+        [record.digests[0] for record in collected],
+    ]
     rows = sum(record.result["documents_rows"] for record in collected)
-    return stage("tokenizer", [Task("tokenizer/model", depends_on, outputs, job, rows)], "document")[0]
+    return stage(
+        "tokenizer", [Task("tokenizer/model", depends_on, outputs, job, rows)], "document"
+    )[0]
 
 
 def run_encoding_stage(
@@ -66,7 +86,8 @@ def run_encoding_stage(
     heldout_files: tuple[str, ...],
 ) -> Sequence[TaskRecord]:
     """Encode every document. Return one record per document file."""
-    meaning = f"{tokenizer.result['fingerprint']} {tokenizer.result['eos_id']}"  # decides the token ids
+    # decides the token ids
+    meaning = f"{tokenizer.result['fingerprint']} {tokenizer.result['eos_id']}"
     own = {"heldout_files": heldout_files} if heldout_files else {}
     settings = data.model_dump(mode="json", include={"split": True, "tokens": {"seed"}}) | own
     tasks = []
@@ -84,12 +105,17 @@ def run_encoding_stage(
             heldout_files=heldout_files,
         )
         depends_on = [record.digests[0], meaning, settings]
-        tasks.append(Task(f"encode/{source.stem}", depends_on, outputs, job, record.result["text_bytes"]))
+        tasks.append(
+            Task(f"encode/{source.stem}", depends_on, outputs, job, record.result["text_bytes"])
+        )
     return stage("encode", tasks, "B")
 
 
 def run_token_stage(
-    data: CrawlConfig | TokensConfig | ChatConfig, stage: Stage, encoded: Sequence[TaskRecord], vocab_size: int
+    data: CrawlConfig | TokensConfig | ChatConfig,
+    stage: Stage,
+    encoded: Sequence[TaskRecord],
+    vocab_size: int,
 ) -> Sequence[TaskRecord]:
     """Write the token files, in an order given by hashes. Return one record per file."""
     sources = [data.folder / record.outputs[0].name for record in encoded]
@@ -123,7 +149,11 @@ def run_index_stage(
         output = f"tokens/{split}.index"
         entries = [record.result for record in own]
         job = partial(write_index, output=get_write_path(data.folder, output), entries=entries)
-        tasks.append(Task(f"token_index/{split}", [record.digests for record in own], [output], job, len(own)))
+        tasks.append(
+            Task(
+                f"token_index/{split}", [record.digests for record in own], [output], job, len(own)
+            )
+        )
     return stage("token_index", tasks, "file")
 
 
@@ -139,13 +169,18 @@ def build_splits(indexes: Sequence[TaskRecord]) -> dict[SplitName, Split]:
     splits: dict[SplitName, Split] = {}
     for name, record in zip(SPLITS, indexes, strict=True) if indexes else ():
         output, sums = record.outputs[0], dict(record.result)
-        index = TokenIndex(name=Path(output.name).name, files=sums.pop("files"), digest=output.digest)
+        index = TokenIndex(
+            name=Path(output.name).name, files=sums.pop("files"), digest=output.digest
+        )
         splits[name] = Split(**sums, index=index)
     return splits
 
 
-def run_export_stage(data: CrawlConfig, stage: Stage, documents: Sequence[TaskRecord]) -> Sequence[TaskRecord]:
-    """Write final documents in the formats of `data.documents.export_formats`; no stage if there are none.
+def run_export_stage(
+    data: CrawlConfig, stage: Stage, documents: Sequence[TaskRecord]
+) -> Sequence[TaskRecord]:
+    """Write final documents in the formats of `data.documents.export_formats`; no stage if there
+    are none.
 
     Args:
         data: The crawl section of a run.
@@ -157,7 +192,7 @@ def run_export_stage(data: CrawlConfig, stage: Stage, documents: Sequence[TaskRe
     """
     if not data.documents.export_formats:
         return []
-    from data_pipeline.stages.export_documents import export_documents
+    from llmsys.data_pipeline.stages.export_documents import export_documents
 
     tasks = []
     for format in data.documents.export_formats:
@@ -192,7 +227,9 @@ def run_threshold_stage(
     depends_on = [to_recorded_names(language, "data.language"), rules]
     tasks = []
     for record in final:
-        documents, dropped = (find_output(data.folder, output.name) for output in record.outputs[:2])
+        documents, dropped = (
+            find_output(data.folder, output.name) for output in record.outputs[:2]
+        )
         output = f"work/thresholds/{documents.stem}.json"
         job = partial(
             summarize_near_thresholds,
@@ -203,8 +240,18 @@ def run_threshold_stage(
             rules=rules,
         )
         rows = record.result["documents_rows"] + record.result["dropped_rows"]
-        tasks.append(Task(f"thresholds/{documents.stem}", [record.digests[:2], depends_on], [output], job, rows))
+        tasks.append(
+            Task(
+                f"thresholds/{documents.stem}",
+                [record.digests[:2], depends_on],
+                [output],
+                job,
+                rows,
+            )
+        )
     records = stage("thresholds", tasks, "document")
     return merge_threshold_reports(
-        [data.folder / record.outputs[0].name for record in records], LanguageThresholds(data.language, rules), stages
+        [data.folder / record.outputs[0].name for record in records],
+        LanguageThresholds(data.language, rules),
+        stages,
     )

@@ -6,18 +6,16 @@ from typing import Any
 
 import numpy as np
 
-from data_pipeline.core.funnel import FunnelCounts
-from data_pipeline.core.journal import compute_json_digest
-from data_pipeline.core.task_record import TaskOutput, TaskRecord
-from data_pipeline.pairs import encode, read
-from data_pipeline.pipelines.pair_pipeline import SPLITS, PairStageRecords
-from data_pipeline.stages.collect import LENGTH_EDGES
 from llmsys.config.data import LabelledTextConfig, PairsConfig
 from llmsys.config.migration import to_recorded_names
 from llmsys.config.tokenizer import TokenizerConfig
-from llmsys.errors import DataError
-from llmsys.log import redact_values
-from llmsys.manifest import (
+from llmsys.data_pipeline.core.funnel import FunnelCounts
+from llmsys.data_pipeline.core.journal import compute_json_digest
+from llmsys.data_pipeline.core.task_record import TaskOutput, TaskRecord
+from llmsys.data_pipeline.pairs import encode, read
+from llmsys.data_pipeline.pipelines.pair_pipeline import SPLITS, PairStageRecords
+from llmsys.data_pipeline.stages.collect import LENGTH_EDGES
+from llmsys.dataset.manifest import (
     DocumentFile,
     DocumentFiles,
     Histogram,
@@ -28,7 +26,9 @@ from llmsys.manifest import (
     TokenFile,
     compute_dataset_fingerprint,
 )
-from llmsys.token_shards import choose_token_dtype
+from llmsys.dataset.token_shards import choose_token_dtype
+from llmsys.errors import DataError
+from llmsys.log import redact_values
 
 
 def build_pairs_manifest(
@@ -57,7 +57,9 @@ def build_pairs_manifest(
     made: dict[str, Any] = outcome.tokenizer.result if outcome.tokenizer else {}
     splits = dict(iter_pair_splits(outcome.encoded))
     if splits and not splits["train"].documents:
-        raise DataError(f"every training pair is longer than data.max_tokens={data.max_tokens}. Raise it.")
+        raise DataError(
+            f"every training pair is longer than data.max_tokens={data.max_tokens}. Raise it."
+        )
     documents = _build_document_files(outcome.read)
     digests = [file.digest for split in splits.values() for file in split.files]
     return Manifest(
@@ -73,18 +75,24 @@ def build_pairs_manifest(
         splits=splits,
         documents=documents,
         dropped=_build_dropped_files(outcome),
-        funnel=_merge_counts(outcome).build_funnel([read.STAGE, *([encode.STAGE] if splits else [])]),
+        funnel=_merge_counts(outcome).build_funnel(
+            [read.STAGE, *([encode.STAGE] if splits else [])]
+        ),
         languages={},
         lengths=_build_length_histogram(outcome.read),
         read=ReadSummary(
-            files=sum(len(one) for one in outcome.files.values()), records=_count_lines(outcome), html_bytes=0
+            files=sum(len(one) for one in outcome.files.values()),
+            records=_count_lines(outcome),
+            html_bytes=0,
         ),
         labels=outcome.labels or (),
     )
 
 
 def iter_pair_splits(encoded: dict[str, list[TaskRecord]]) -> Iterator[tuple[SplitName, Split]]:
-    """Yield the splits of targets and of sources with their token files; nothing before there are tokens."""
+    """Yield the splits of targets and of sources with their token files; nothing before there
+    are tokens.
+    """
     names: tuple[tuple[SplitName, str, str], ...] = (
         ("train", "train", "targets"),
         ("heldout", "heldout", "targets"),
@@ -107,15 +115,21 @@ def iter_pair_splits(encoded: dict[str, list[TaskRecord]]) -> Iterator[tuple[Spl
 def _build_document_files(found: dict[str, list[TaskRecord]]) -> DocumentFiles:
     records = [record for split in SPLITS for record in found[split]]
     return DocumentFiles(
-        files=tuple(build_file_entry(record.outputs[0], sum(record.result["rows"])) for record in records)
+        files=tuple(
+            build_file_entry(record.outputs[0], sum(record.result["rows"])) for record in records
+        )
     )
 
 
 def _build_dropped_files(outcome: PairStageRecords) -> DocumentFiles:
     read_files = [(record.outputs[1], record) for split in SPLITS for record in outcome.read[split]]
-    encoded = [(record.outputs[2], record) for records in outcome.encoded.values() for record in records]
+    encoded = [
+        (record.outputs[2], record) for records in outcome.encoded.values() for record in records
+    ]
     return DocumentFiles(
-        files=tuple(build_file_entry(made, _count_drops(record)) for made, record in [*read_files, *encoded])
+        files=tuple(
+            build_file_entry(made, _count_drops(record)) for made, record in [*read_files, *encoded]
+        )
     )
 
 

@@ -4,8 +4,8 @@
                                                              │         tokens ─ manifest
                                                              └ tokenizer (before encode)
 
-Reads the `data` and `tokenizer` sections of a run. Writes the dataset folder. Token ids, chats, pairs
-and images have pipelines of their own, such as `pair_pipeline.py`.
+Reads the `data` and `tokenizer` sections of a run. Writes the dataset folder. Token ids, chats,
+pairs and images have pipelines of their own, such as `pair_pipeline.py`.
 
 Invariants:
     - The bytes do not depend on the number of workers, the order of the inputs, or crashes.
@@ -15,21 +15,21 @@ Invariants:
 from pathlib import Path
 from typing import cast
 
-from data_pipeline.core.staging import finish_interrupted_publication, remove_partial_files
-from data_pipeline.graph.resource_files import require_resource_files
-from data_pipeline.graph.stage_runner import StageRunner
-from data_pipeline.pipelines.build_manifest import build_manifest, publish_manifest
-from data_pipeline.pipelines.document_pipeline import DocumentPipeline, Until
-from data_pipeline.readers.input_files import InputFiles, find_input_files
 from llmsys.config.data import ChatConfig, CrawlConfig, TokensConfig
 from llmsys.config.images import ImagesConfig
 from llmsys.config.mixture import MixtureConfig
 from llmsys.config.run import RunConfig
 from llmsys.config.tokenizer import FileTokenizerConfig, PythonTokenizerConfig
+from llmsys.data_pipeline.core.staging import finish_interrupted_publication, remove_partial_files
+from llmsys.data_pipeline.graph.resource_files import require_resource_files
+from llmsys.data_pipeline.graph.stage_runner import StageRunner
+from llmsys.data_pipeline.pipelines.build_manifest import build_manifest, publish_manifest
+from llmsys.data_pipeline.pipelines.document_pipeline import DocumentPipeline, Until
+from llmsys.data_pipeline.readers.input_files import InputFiles, find_input_files
+from llmsys.dataset.manifest import Manifest
 from llmsys.errors import ConfigError
-from llmsys.local_files import find_folder_url, lock_folder
-from llmsys.manifest import Manifest
-from llmsys.tokenizer import find_model_file, load_tokenizer
+from llmsys.storage.local_files import find_folder_url, lock_folder
+from llmsys.vocabulary.tokenizer import find_model_file, load_tokenizer
 
 
 def prepare_dataset(config: RunConfig, until: str = "tokens") -> Manifest:
@@ -43,21 +43,25 @@ def prepare_dataset(config: RunConfig, until: str = "tokens") -> Manifest:
         The manifest of the published dataset.
 
     Raises:
-        DataError: If there is no input, a task fails for good, or another process writes the folder.
+        DataError: If there is no input, a task fails for good, or another process writes the
+            folder.
         ConfigError: For a mixture: its sources have configs of their own.
     """
     data = config.data
     if isinstance(data, MixtureConfig):
         folders = ", ".join(str(source.folder) for source in data.sources)
         raise ConfigError(
-            f"data.kind=mixture refers to prepared datasets: {folders}. Run llmsys prepare with the config of "
-            "each, all with the same tokenizer."
+            f"data.kind=mixture refers to prepared datasets: {folders}. Run llmsys prepare with "
+            "the config of each, all with the same tokenizer."
         )
     if (url := find_folder_url(data.folder)) is not None:
-        from data_pipeline.pipelines.remote_dataset import open_work_folder  # most datasets are local
+        # most datasets are local
+        from llmsys.data_pipeline.pipelines.remote_dataset import open_work_folder
 
         with open_work_folder(url) as work:
-            return prepare_dataset(config.model_copy(update={"data": data.model_copy(update={"folder": work})}), until)
+            return prepare_dataset(
+                config.model_copy(update={"data": data.model_copy(update={"folder": work})}), until
+            )
     inputs = find_input_files(data) if isinstance(data, CrawlConfig) else InputFiles([], {})
     if isinstance(data, CrawlConfig):
         require_resource_files(data)
@@ -65,7 +69,7 @@ def prepare_dataset(config: RunConfig, until: str = "tokens") -> Manifest:
         # A missing tokenizer is reported before the crawl is read, not hours later.
         load_tokenizer(config.tokenizer.path, config.tokenizer.eos_token)
     if until != "documents" and isinstance(config.tokenizer, PythonTokenizerConfig):
-        from llmsys.config.python_tokenizer import load_python_tokenizer
+        from llmsys.vocabulary.python_tokenizer import load_python_tokenizer
 
         load_python_tokenizer(config.tokenizer)
     with lock_folder(data.folder) as lock:
@@ -80,30 +84,37 @@ def prepare_dataset(config: RunConfig, until: str = "tokens") -> Manifest:
         return publish_manifest(runner, manifest)
 
 
-def _run_pipeline(config: RunConfig, runner: StageRunner, inputs: InputFiles, until: Until) -> Manifest:
+def _run_pipeline(
+    config: RunConfig, runner: StageRunner, inputs: InputFiles, until: Until
+) -> Manifest:
     """Run the stages of this kind of data and build the manifest."""
     data, tokenizer = config.data, config.tokenizer
     if isinstance(data, CrawlConfig):
-        return build_manifest(data, tokenizer, DocumentPipeline(data, tokenizer, runner).run_stages(inputs, until))
+        return build_manifest(
+            data, tokenizer, DocumentPipeline(data, tokenizer, runner).run_stages(inputs, until)
+        )
     assert not isinstance(data, MixtureConfig)  # prepare_dataset rejects it
     if isinstance(data, TokensConfig):
-        from data_pipeline.pipelines.token_pipeline import prepare_tokens
+        from llmsys.data_pipeline.pipelines.token_pipeline import prepare_tokens
 
         assert isinstance(tokenizer, FileTokenizerConfig)  # a constraint of the config
         return prepare_tokens(data, tokenizer, runner)
     if isinstance(data, ChatConfig):
-        from data_pipeline.pipelines.chat_pipeline import prepare_chats
+        from llmsys.data_pipeline.pipelines.chat_pipeline import prepare_chats
 
         assert isinstance(tokenizer, FileTokenizerConfig)  # a constraint of the config
         return prepare_chats(data, tokenizer, runner)
     if isinstance(data, ImagesConfig):
-        from data_pipeline.pipelines.image_pipeline import prepare_images
+        from llmsys.data_pipeline.pipelines.image_pipeline import prepare_images
 
         return prepare_images(data, runner)
-    from data_pipeline.pipelines.pair_manifest import build_pairs_manifest  # most runs have no pairs
-    from data_pipeline.pipelines.pair_pipeline import PairPipeline
+    # most runs have no pairs
+    from llmsys.data_pipeline.pipelines.pair_manifest import build_pairs_manifest
+    from llmsys.data_pipeline.pipelines.pair_pipeline import PairPipeline
 
-    return build_pairs_manifest(data, tokenizer, PairPipeline(data, tokenizer, runner).run_stages(until))
+    return build_pairs_manifest(
+        data, tokenizer, PairPipeline(data, tokenizer, runner).run_stages(until)
+    )
 
 
 def train_tokenizer(config: RunConfig) -> Path:

@@ -1,26 +1,30 @@
 """Publish a dataset in object storage, where nothing can be renamed.
 
-Reads the folder on this machine in which the dataset is prepared. Writes its public files as objects.
+Reads the folder on this machine in which the dataset is prepared. Writes its public files as
+objects.
 
 Invariants:
-    - The manifest is deleted before an object changes and written after all others: without it nothing counts.
-    - One command at a time writes a remote folder, and a command that lost its lock writes no manifest.
-    - Objects have the bytes and names that a local folder would have. A second run uploads only what changed.
+    - The manifest is deleted before an object changes and written after all others: without it
+      nothing counts.
+    - One command at a time writes a remote folder, and a command that lost its lock writes no
+      manifest.
+    - Objects have the bytes and names that a local folder would have. A second run uploads only
+      what changed.
 """
 
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from data_pipeline.core.staging import PUBLIC_FOLDERS
-from data_pipeline.dedup.dedup_index import INDEX
-from data_pipeline.graph.quarantine import QUARANTINE
-from llmsys.folder_upload import UploadRecord, list_changed, upload_files
-from llmsys.local_files import get_cache_folder, lock_folder
+from llmsys.data_pipeline.core.staging import PUBLIC_FOLDERS
+from llmsys.data_pipeline.dedup.dedup_index import INDEX
+from llmsys.data_pipeline.graph.quarantine import QUARANTINE
+from llmsys.dataset.manifest import MANIFEST_NAME
 from llmsys.log import get_logger
-from llmsys.manifest import MANIFEST_NAME
-from llmsys.object_lock import ObjectLock
-from llmsys.object_store import open_object_folder
+from llmsys.storage.folder_upload import UploadRecord, list_changed, upload_files
+from llmsys.storage.local_files import get_cache_folder, lock_folder
+from llmsys.storage.object_lock import ObjectLock
+from llmsys.storage.object_store import open_object_folder
 
 # What readers of a dataset use, and other preparations.
 _PUBLISHED = PUBLIC_FOLDERS | {INDEX}
@@ -34,7 +38,8 @@ def get_work_folder(url: str) -> Path:
         url: The URL of the dataset folder.
 
     Returns:
-        A path in the cache folder. Another preparation of the same dataset finds its finished tasks there.
+        A path in the cache folder. Another preparation of the same dataset finds its finished tasks
+        there.
     """
     return get_cache_folder() / "prepare" / url.partition("://")[2]
 
@@ -65,7 +70,9 @@ def _publish_files(work: Path, lock: ObjectLock) -> None:
     names = _list_files(work, _PUBLISHED)
     changed = list_changed(record, names, objects)
     listed = {*names, MANIFEST_NAME}
-    stale = [name for name in objects if name.partition("/")[0] in _PUBLISHED and name not in listed]
+    stale = [
+        name for name in objects if name.partition("/")[0] in _PUBLISHED and name not in listed
+    ]
     manifest = (work / MANIFEST_NAME).read_bytes()
     if changed or stale or remote.find_bytes(MANIFEST_NAME) != manifest:
         lock.require_held()

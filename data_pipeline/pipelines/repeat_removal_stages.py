@@ -13,16 +13,29 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from data_pipeline.core.journal import compute_sequence_digest
-from data_pipeline.core.task_record import FileList, TaskRecord
-from data_pipeline.dedup.keys import ITEM_SCHEMA, VALUE_SCHEMA
-from data_pipeline.executors.base import LazySequence
-from data_pipeline.graph.tasks import Task
-from data_pipeline.pipelines.dataset_state import DatasetState
-from data_pipeline.stages.cut_repeats import SegmentCutter, TextCutter, cut_repeats_from_file, write_segment_keys
-from data_pipeline.stages.find_equal_keys import KeyRange, write_repeat_positions, write_repeated_keys
-from data_pipeline.stages.find_substrings import SubstringCutter, write_anchors, write_repeated_windows
 from llmsys.config.deduplication import DeduplicationConfig, NoDeduplication, SubstringDedupConfig
+from llmsys.data_pipeline.core.journal import compute_sequence_digest
+from llmsys.data_pipeline.core.task_record import FileList, TaskRecord
+from llmsys.data_pipeline.dedup.keys import ITEM_SCHEMA, VALUE_SCHEMA
+from llmsys.data_pipeline.executors.base import LazySequence
+from llmsys.data_pipeline.graph.tasks import Task
+from llmsys.data_pipeline.pipelines.dataset_state import DatasetState
+from llmsys.data_pipeline.stages.cut_repeats import (
+    SegmentCutter,
+    TextCutter,
+    cut_repeats_from_file,
+    write_segment_keys,
+)
+from llmsys.data_pipeline.stages.find_equal_keys import (
+    KeyRange,
+    write_repeat_positions,
+    write_repeated_keys,
+)
+from llmsys.data_pipeline.stages.find_substrings import (
+    SubstringCutter,
+    write_anchors,
+    write_repeated_windows,
+)
 
 
 class ComparisonStages(Protocol):
@@ -40,19 +53,34 @@ class ComparisonStages(Protocol):
         """Return the path of an output of each record."""
 
     def compare_key_ranges(
-        self, stage: str, keys: int, inputs: Sequence[Any], build_job: Callable[[int, int, Path], Callable[..., Any]]
+        self,
+        stage: str,
+        keys: int,
+        inputs: Sequence[Any],
+        build_job: Callable[[int, int, Path], Callable[..., Any]],
     ) -> Sequence[TaskRecord]:
         """Run one task per range of keys."""
 
-    def build_range_factory(self, keys: FileList, schema: pa.Schema, state: DatasetState) -> Callable[..., KeyRange]:
-        """Return a function that builds the ranges of keys, without the rows that pending decisions drop."""
+    def build_range_factory(
+        self, keys: FileList, schema: pa.Schema, state: DatasetState
+    ) -> Callable[..., KeyRange]:
+        """Return a function that builds the ranges of keys, without the rows that pending
+        decisions drop.
+        """
 
     def group_files(
-        self, name: str, state: DatasetState, records: Sequence[TaskRecord], output: int, schema: pa.Schema
+        self,
+        name: str,
+        state: DatasetState,
+        records: Sequence[TaskRecord],
+        output: int,
+        schema: pa.Schema,
     ) -> FileList:
         """Return the files in an output of records. Gather thousands of them by groups."""
 
-    def group_decisions(self, stage: str, state: DatasetState, records: Sequence[TaskRecord]) -> Sequence[TaskRecord]:
+    def group_decisions(
+        self, stage: str, state: DatasetState, records: Sequence[TaskRecord]
+    ) -> Sequence[TaskRecord]:
         """Gather the decisions about each group of files."""
 
 
@@ -61,9 +89,15 @@ def remove_repeated_segments(plan: ComparisonStages, state: DatasetState) -> Dat
     config = plan.config.repeated_segments
     assert not isinstance(config, NoDeduplication)
     segments = _run_map_stage(
-        plan, "units", state, partial(write_segment_keys, config=config), config.model_dump(mode="json")
+        plan,
+        "units",
+        state,
+        partial(write_segment_keys, config=config),
+        config.model_dump(mode="json"),
     )
-    places = _run_compare_stage(plan, "same_units", state, segments, ITEM_SCHEMA, write_repeat_positions)
+    places = _run_compare_stage(
+        plan, "same_units", state, segments, ITEM_SCHEMA, write_repeat_positions
+    )
     return _run_cut_stage(plan, "take_out", state, places, SegmentCutter(config))
 
 
@@ -73,10 +107,16 @@ def remove_repeated_substrings(plan: ComparisonStages, state: DatasetState) -> D
     assert isinstance(config, SubstringDedupConfig)
     length = config.min_characters
     anchors = _run_map_stage(plan, "anchors", state, partial(write_anchors, length=length), length)
-    repeated = _run_compare_stage(plan, "repeated", state, anchors, VALUE_SCHEMA, write_repeated_keys)
+    repeated = _run_compare_stage(
+        plan, "repeated", state, anchors, VALUE_SCHEMA, write_repeated_keys
+    )
     # Two passes: only windows near a repeated anchor are hashed in full.
-    windows = _run_map_stage(plan, "windows", state, partial(write_repeated_windows, length=length), length, repeated)
-    places = _run_compare_stage(plan, "same_windows", state, windows, ITEM_SCHEMA, write_repeat_positions)
+    windows = _run_map_stage(
+        plan, "windows", state, partial(write_repeated_windows, length=length), length, repeated
+    )
+    places = _run_compare_stage(
+        plan, "same_windows", state, windows, ITEM_SCHEMA, write_repeat_positions
+    )
     return _run_cut_stage(plan, "take_out_strings", state, places, SubstringCutter(config))
 
 
@@ -91,14 +131,23 @@ def _run_map_stage(
     """Write a file of keys per remaining file, of `repeated` keys if they are given."""
 
     def build_task(number: int) -> Task:
-        record, name, decisions = state.kept[number], state.names[number], state.select_decisions(number)
+        record, name, decisions = (
+            state.kept[number],
+            state.names[number],
+            state.select_decisions(number),
+        )
         output = f"work/{stage}/{name}.arrow"
         file_inputs: dict[str, Any] = {
             "source": plan.get_output_paths([record])[0],
             "number": number,
             "dropped": plan.get_output_paths(decisions),
         }
-        inputs = [record.digests[0], [decision.digests for decision in decisions], number, depends_on]
+        inputs = [
+            record.digests[0],
+            [decision.digests for decision in decisions],
+            number,
+            depends_on,
+        ]
         if repeated is not None:
             found = state.select_records(repeated, number)
             file_inputs["repeated"] = plan.get_output_paths(found)
@@ -126,14 +175,24 @@ def _run_compare_stage(
 
     count = sum(record.result["keys"] for record in keys)
     digest = compute_sequence_digest(record.digests for record in keys)
-    return plan.group_decisions(stage, state, plan.compare_key_ranges(stage, count, [digest], build_job))
+    return plan.group_decisions(
+        stage, state, plan.compare_key_ranges(stage, count, [digest], build_job)
+    )
 
 
 def _run_cut_stage(
-    plan: ComparisonStages, stage: str, state: DatasetState, places: Sequence[TaskRecord], cutter: TextCutter
+    plan: ComparisonStages,
+    stage: str,
+    state: DatasetState,
+    places: Sequence[TaskRecord],
+    cutter: TextCutter,
 ) -> DatasetState:
     """Apply all pending decisions and cuts. Return the new state."""
-    config = plan.config.repeated_segments if isinstance(cutter, SegmentCutter) else plan.config.substring
+    config = (
+        plan.config.repeated_segments
+        if isinstance(cutter, SegmentCutter)
+        else plan.config.substring
+    )
     settings = [config.model_dump(mode="json"), list(state.rules), cutter.rule]
 
     def build_task(number: int) -> Task:

@@ -1,18 +1,18 @@
 """Code version of each stage: a part of every task key in the journal.
 
-A version is a number that is raised by hand when the outputs of a stage change. Hashing the source instead would make
-every dataset again after a rename or a corrected comment.
+A version is a number that is raised by hand when the outputs of a stage change. Hashing the source
+instead would make every dataset again after a rename or a corrected comment.
 
 Invariants:
     - The same version, configuration, inputs and package versions give the same bytes.
-    - tests/data_pipeline/pipelines/test_stage_code.py fails when a source listed here changed in substance and nobody
-      has decided about the version.
+    - tests/data_pipeline/pipelines/test_stage_code.py fails when a source listed here changed in
+      substance and nobody has decided about the version.
 """
 
 from dataclasses import dataclass
 from importlib import metadata
 
-from data_pipeline.core.journal import compute_json_digest
+from llmsys.data_pipeline.core.journal import compute_json_digest
 
 
 @dataclass(frozen=True)
@@ -20,8 +20,10 @@ class StageCode:
     """The code that the outputs of one stage depend on.
 
     Attributes:
-        version: Raise it when the same inputs and settings give other bytes. Datasets then make the stage again.
-        sources: Our files and folders behind the outputs, relative to the repository root. Only the test reads them.
+        version: Raise it when the same inputs and settings give other bytes. Datasets then make the
+            stage again.
+        sources: Our files and folders behind the outputs, relative to the repository root. Only the
+            test reads them.
         packages: Libraries behind the outputs. Their installed versions are part of the key.
     """
 
@@ -32,9 +34,9 @@ class StageCode:
 
 _COMMON = (
     "data_pipeline/core/document_schema.py",
-    "llmsys/token_file.py",
-    "llmsys/arrow_file.py",
-    "llmsys/manifest_section.py",
+    "llmsys/dataset/token_file.py",
+    "llmsys/storage/arrow_file.py",
+    "llmsys/dataset/manifest_section.py",
 )
 _TOKENIZER = (
     "tokenize/train_sentencepiece.py",
@@ -76,11 +78,17 @@ _COMPARING = tuple(
 
 
 def _describe_code(version: int, sources: tuple[str, ...], packages: str) -> StageCode:
-    return StageCode(version, (*_COMMON, *(f"data_pipeline/{source}" for source in sources)), tuple(packages.split()))
+    return StageCode(
+        version,
+        (*_COMMON, *(f"data_pipeline/{source}" for source in sources)),
+        tuple(packages.split()),
+    )
 
 
 # One entry for all comparisons: they share keys, decisions and text segments.
-_DEDUPLICATION = _describe_code(1, ("dedup", "rules", "text", *_COMPARING), "pyarrow numpy spacy xxhash scipy")
+_DEDUPLICATION = _describe_code(
+    1, ("dedup", "rules", "text", *_COMPARING), "pyarrow numpy spacy xxhash scipy"
+)
 _DEDUPLICATION_STAGES = (
     *("sign", "same_url", "same_text", "sign_left", "link", "near"),
     *("units", "same_units", "take_out"),
@@ -113,18 +121,28 @@ DOCUMENT_STAGES = {
         1, ("core/funnel.py", "stages/collect.py", "dedup/duplicate_decisions.py"), "pyarrow numpy"
     ),
     "copies": _describe_code(1, ("stages/export_documents.py",), "pyarrow zstandard"),
-    "thresholds": _describe_code(1, ("stages/near_thresholds.py", "core/funnel.py", "rules", "text"), "pyarrow numpy"),
+    "thresholds": _describe_code(
+        1, ("stages/near_thresholds.py", "core/funnel.py", "rules", "text"), "pyarrow numpy"
+    ),
     "index": _describe_code(1, _CONTAMINATION, "numpy pyarrow xxhash"),
     "contamination": _describe_code(1, _CONTAMINATION, "numpy pyarrow xxhash"),
     "matches": _describe_code(1, ("stages/find_contamination.py",), "numpy pyarrow"),
-    "clean": _describe_code(1, ("decontaminate", "text", "core/funnel.py", "stages/clean.py"), "numpy pyarrow"),
+    "clean": _describe_code(
+        1, ("decontaminate", "text", "core/funnel.py", "stages/clean.py"), "numpy pyarrow"
+    ),
     "tokenizer": _describe_code(1, _TOKENIZER, "sentencepiece tokenizers"),
-    "encode": _describe_code(1, (*_ENCODE, _ARRAYS), "pyarrow numpy sentencepiece tokenizers xxhash"),
+    "encode": _describe_code(
+        1, (*_ENCODE, _ARRAYS), "pyarrow numpy sentencepiece tokenizers xxhash"
+    ),
     "tokens": _describe_code(
-        2, ("tokenize/shuffle_documents.py", "tokenize/encode_documents.py", _ARRAYS), "pyarrow numpy xxhash"
+        2,
+        ("tokenize/shuffle_documents.py", "tokenize/encode_documents.py", _ARRAYS),
+        "pyarrow numpy xxhash",
     ),
     "token_index": StageCode(
-        1, (*_COMMON, "llmsys/token_split.py", "data_pipeline/tokenize/shuffle_documents.py"), ("pyarrow",)
+        1,
+        (*_COMMON, "llmsys/dataset/token_split.py", "data_pipeline/tokenize/shuffle_documents.py"),
+        ("pyarrow",),
     ),
 }
 
@@ -141,12 +159,15 @@ PAIR_STAGES = {
     ),
 }
 
-# The one stage of a dataset of images. The version of Pillow, which is optional, is in the keys of its tasks.
+# The one stage of a dataset of images. The version of Pillow, which is optional, is in the keys of
+# its tasks.
 IMAGE_STAGE = _describe_code(1, ("core/funnel.py", "images"), "pyarrow numpy")
 
 
 # The first stage of a dataset of token ids; its others are those of documents.
-TOKENS_STAGE = _describe_code(1, ("tokenize/megatron_files.py",), "pyarrow numpy sentencepiece tokenizers")
+TOKENS_STAGE = _describe_code(
+    1, ("tokenize/megatron_files.py",), "pyarrow numpy sentencepiece tokenizers"
+)
 
 # The first stages of a dataset of chats; its others are those of documents.
 CHAT_STAGE = _describe_code(
@@ -158,4 +179,6 @@ CHAT_STAGE = _describe_code(
 
 def compute_code_version(code: StageCode) -> str:
     """Return a digest of the version of a stage and of the installed versions of its packages."""
-    return compute_json_digest(code.version, {package: metadata.version(package) for package in code.packages})
+    return compute_json_digest(
+        code.version, {package: metadata.version(package) for package in code.packages}
+    )

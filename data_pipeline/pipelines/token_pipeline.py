@@ -1,6 +1,7 @@
 """Stages from token ids that another program made to token files, and the manifest.
 
-Reads the `data` and `tokenizer` sections of a run, with data.kind=tokens. Writes tokenizer/ and tokens/.
+Reads the `data` and `tokenizer` sections of a run, with data.kind=tokens. Writes tokenizer/ and
+tokens/.
 
 Invariants:
     - The bytes do not depend on the number of workers or on interruptions.
@@ -11,28 +12,44 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from data_pipeline.core.funnel import FunnelCounts
-from data_pipeline.core.journal import compute_json_digest
-from data_pipeline.core.staging import find_output
-from data_pipeline.core.task_record import TaskRecord
-from data_pipeline.graph.stage_runner import StageRunner
-from data_pipeline.graph.tasks import Stage, Task
-from data_pipeline.pipelines.copy_tokenizer import build_copy_task
-from data_pipeline.pipelines.output_stages import build_splits, run_index_stage, run_token_stage
-from data_pipeline.pipelines.stage_code import DOCUMENT_STAGES, TOKENS_STAGE, compute_code_version
-from data_pipeline.stages.collect import LENGTH_EDGES
-from data_pipeline.tokenize.megatron_files import TokenPart, list_parts, read_token_part
 from llmsys.config.data import TokensConfig
 from llmsys.config.tokenizer import FileTokenizerConfig
+from llmsys.data_pipeline.core.funnel import FunnelCounts
+from llmsys.data_pipeline.core.journal import compute_json_digest
+from llmsys.data_pipeline.core.staging import find_output
+from llmsys.data_pipeline.core.task_record import TaskRecord
+from llmsys.data_pipeline.graph.stage_runner import StageRunner
+from llmsys.data_pipeline.graph.tasks import Stage, Task
+from llmsys.data_pipeline.pipelines.copy_tokenizer import build_copy_task
+from llmsys.data_pipeline.pipelines.output_stages import (
+    build_splits,
+    run_index_stage,
+    run_token_stage,
+)
+from llmsys.data_pipeline.pipelines.stage_code import (
+    DOCUMENT_STAGES,
+    TOKENS_STAGE,
+    compute_code_version,
+)
+from llmsys.data_pipeline.stages.collect import LENGTH_EDGES
+from llmsys.data_pipeline.tokenize.megatron_files import TokenPart, list_parts, read_token_part
+from llmsys.dataset.manifest import (
+    DocumentFiles,
+    Histogram,
+    Manifest,
+    ReadSummary,
+    compute_dataset_fingerprint,
+)
+from llmsys.dataset.token_shards import choose_token_dtype
 from llmsys.errors import DataError
 from llmsys.log import redact_values
-from llmsys.manifest import DocumentFiles, Histogram, Manifest, ReadSummary, compute_dataset_fingerprint
-from llmsys.token_shards import choose_token_dtype
 
 STAGE = "ids"
 
 
-def prepare_tokens(data: TokensConfig, tokenizer: FileTokenizerConfig, runner: StageRunner) -> Manifest:
+def prepare_tokens(
+    data: TokensConfig, tokenizer: FileTokenizerConfig, runner: StageRunner
+) -> Manifest:
     """Write the token files of a dataset of token ids.
 
     Args:
@@ -55,15 +72,30 @@ def prepare_tokens(data: TokensConfig, tokenizer: FileTokenizerConfig, runner: S
     tasks = []
     for number, part in enumerate(parts):
         output = f"work/encoded/part-{number:05d}.arrow"
-        job = partial(read_token_part, part=part, output=data.folder / output, model=model, data=data)
-        digests = [runner.journal.get_input_digest(path) for path in (part.path, part.path.with_suffix(".bin"))]
+        job = partial(
+            read_token_part, part=part, output=data.folder / output, model=model, data=data
+        )
+        digests = [
+            runner.journal.get_input_digest(path)
+            for path in (part.path, part.path.with_suffix(".bin"))
+        ]
         # ids of documents are hashes of their file's path
-        depends_on = [str(part.path), digests, part.first, part.last, part.is_heldout, meaning, settings]
+        depends_on = [
+            str(part.path),
+            digests,
+            part.first,
+            part.last,
+            part.is_heldout,
+            meaning,
+            settings,
+        ]
         tasks.append(Task(f"{STAGE}/part-{number:05d}", depends_on, [output], job, part.tokens))
     read = stage(STAGE, tasks, "tok")
     tokens = run_token_stage(data, stage, read, copied.result["vocab_size"])
     splits = build_splits(run_index_stage(data, stage, tokens))
-    fingerprint = compute_dataset_fingerprint(copied.result["fingerprint"], [record.digests[0] for record in tokens])
+    fingerprint = compute_dataset_fingerprint(
+        copied.result["fingerprint"], [record.digests[0] for record in tokens]
+    )
     config: dict[str, Any] = {
         "data": data.model_dump(mode="json", exclude={"folder", "executor"}),
         "tokenizer": tokenizer.model_dump(mode="json"),
@@ -82,7 +114,9 @@ def prepare_tokens(data: TokensConfig, tokenizer: FileTokenizerConfig, runner: S
         languages={},
         lengths=Histogram(edges=LENGTH_EDGES, counts=(0,) * (len(LENGTH_EDGES) - 1)),
         order=2,
-        **_sum_counts(read, sum(split.bytes for split in splits.values()), len({part.path for part in parts})),
+        **_sum_counts(
+            read, sum(split.bytes for split in splits.values()), len({part.path for part in parts})
+        ),
     )
 
 
@@ -96,7 +130,10 @@ def _sum_counts(read: Sequence[TaskRecord], text_bytes: int, files: int) -> dict
             tally.add_drop_count(STAGE, "no tokens", empty)
     tally.add_amounts(STAGE, bytes_in=text_bytes, bytes_out=text_bytes)
     records = tally.stages[STAGE]["documents_in"]
-    return {"funnel": tally.build_funnel([STAGE]), "read": ReadSummary(files=files, records=records, html_bytes=0)}
+    return {
+        "funnel": tally.build_funnel([STAGE]),
+        "read": ReadSummary(files=files, records=records, html_bytes=0),
+    }
 
 
 def _build_stage(runner: StageRunner) -> Stage:
@@ -110,10 +147,17 @@ def _build_stage(runner: StageRunner) -> Stage:
 def _list_parts(data: TokensConfig) -> list[TokenPart]:
     if not data.inputs:
         raise DataError(
-            "data.inputs is empty. Name index files of Megatron-LM, such as data.inputs='[tokens_text_document.idx]'."
+            "data.inputs is empty. Name index files of Megatron-LM, such as "
+            "data.inputs='[tokens_text_document.idx]'."
         )
     files: list[tuple[Path, bool | None]] = [(path, True) for path in data.heldout_inputs]
     if both := sorted(set(data.inputs) & set(data.heldout_inputs)):
-        raise DataError(f"data.heldout_inputs: {both[0]} is also in data.inputs. Name it in one of them.")
+        raise DataError(
+            f"data.heldout_inputs: {both[0]} is also in data.inputs. Name it in one of them."
+        )
     files += [(path, False if data.heldout_inputs else None) for path in data.inputs]
-    return [part for path, held in sorted(files, key=lambda file: str(file[0])) for part in list_parts(path, held)]
+    return [
+        part
+        for path, held in sorted(files, key=lambda file: str(file[0]))
+        for part in list_parts(path, held)
+    ]

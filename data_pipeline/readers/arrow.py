@@ -1,11 +1,13 @@
 """Read documents from Arrow files (Feather included) and Arrow streams, a few rows at a time.
 
-Message headers and the footer are parsed first (flatbuffers), so that the decoded size is known before pyarrow decodes.
+Message headers and the footer are parsed first (flatbuffers), so that the decoded size is known
+before pyarrow decodes.
 
 Reads only the columns that the configuration names.
 
 Invariants:
-- A damaged record batch, or one over the memory limit, loses its own rows only; in a stream it ends the reading.
+- A damaged record batch, or one over the memory limit, loses its own rows only; in a stream it ends
+  the reading.
 - A header that cannot be parsed counts as size 0 here. pyarrow reports the error when it decodes.
 """
 
@@ -16,9 +18,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from data_pipeline.readers.input_stream import InputStream
-from data_pipeline.readers.page_batch import Page, SkippedRecord
-from data_pipeline.readers.row_reader import (
+from llmsys.config.cleaning import ReadConfig
+from llmsys.data_pipeline.readers.input_stream import InputStream
+from llmsys.data_pipeline.readers.page_batch import Page, SkippedRecord
+from llmsys.data_pipeline.readers.row_reader import (
     DAMAGE,
     ROWS,
     DecodeLimitError,
@@ -27,7 +30,6 @@ from data_pipeline.readers.row_reader import (
     has_text_column,
     list_columns,
 )
-from llmsys.config.cleaning import ReadConfig
 
 _MAX_METADATA = 16 << 20
 _RECORD_BATCH, _DICTIONARY = 3, 2  # MessageHeader in Message.fbs of Apache Arrow
@@ -53,15 +55,22 @@ class _IllegibleError(Exception):
 
 
 def read_file_messages(source: InputStream) -> list[ArrowMessage]:
-    """Return the messages listed in the footer of an Arrow file, dictionaries first; [] if the footer is invalid."""
+    """Return the messages listed in the footer of an Arrow file, dictionaries first; [] if the
+    footer is invalid.
+    """
     # An Arrow file ends with the length of its footer and the six bytes ARROW1.
     size = int.from_bytes(source.read_block(source.size - 10, 4), "little")
     try:
         if not 0 < size <= _MAX_METADATA:
             return []
-        # File.fbs: field 2 lists the dictionaries, 3 the record batches; a Block takes 24 bytes, its offset is first.
+        # File.fbs: field 2 lists the dictionaries, 3 the record batches; a Block takes 24 bytes,
+        # its offset is first.
         footer = _FlatbufferTable(source.read_block(source.size - 10 - size, size))
-        blocks = [struct.unpack_from("<q", block)[0] for field in (2, 3) for block in footer.read_structs(field, 24)]
+        blocks = [
+            struct.unpack_from("<q", block)[0]
+            for field in (2, 3)
+            for block in footer.read_structs(field, 24)
+        ]
         return [_read_message(source, offset)[1] for offset in blocks]
     except (_IllegibleError, IndexError, struct.error):
         return []
@@ -87,7 +96,11 @@ def _read_message(source: InputStream, position: int) -> tuple[int, ArrowMessage
         raise _IllegibleError
     message = _FlatbufferTable(source.read_block(position + 8, size))
     # Message.fbs: field 1 is the kind of header, 2 the header, 3 the length of the body.
-    length, kind, begin = message.read_number(3, "q"), message.read_number(1, "B"), position + 8 + size
+    length, kind, begin = (
+        message.read_number(3, "q"),
+        message.read_number(1, "B"),
+        position + 8 + size,
+    )
     if length < 0:
         raise _IllegibleError
     if kind not in (_RECORD_BATCH, _DICTIONARY):
@@ -96,10 +109,15 @@ def _read_message(source: InputStream, position: int) -> tuple[int, ArrowMessage
     batch = message.read_table(2) if kind == _RECORD_BATCH else message.read_table(2).read_table(1)
     buffers = [struct.unpack("<qq", buffer) for buffer in batch.read_structs(2, 16)]
     unpacked = sum(max(0, size) for _, size in buffers)
-    if batch.has_field(3):  # compressed: each buffer is preceded by its decompressed size, -1 if it is uncompressed
+    # compressed: each buffer is preceded by its decompressed size, -1 if it is uncompressed
+    if batch.has_field(3):
         prefixes = [source.read_block(begin + start, 8) for start, packed in buffers if packed >= 8]
-        unpacked += sum(max(0, int.from_bytes(prefix, "little", signed=True)) for prefix in prefixes)
-    return 8 + size + length, ArrowMessage(kind == _RECORD_BATCH, max(0, batch.read_number(0, "q")), unpacked)
+        unpacked += sum(
+            max(0, int.from_bytes(prefix, "little", signed=True)) for prefix in prefixes
+        )
+    return 8 + size + length, ArrowMessage(
+        kind == _RECORD_BATCH, max(0, batch.read_number(0, "q")), unpacked
+    )
 
 
 class _FlatbufferTable:
@@ -111,7 +129,8 @@ class _FlatbufferTable:
 
     def _get_field_offset(self, number: int) -> int:
         vtable = self.position - self._read_scalar(self.position, "i")
-        # A vtable holds its own size, that of the table, and the offset of each field: two bytes each.
+        # A vtable holds its own size, that of the table, and the offset of each field: two bytes
+        # each.
         if 4 + 2 * number >= self._read_scalar(vtable, "H"):
             return 0  # an optional field that was not written
         return self._read_scalar(vtable + 4 + 2 * number, "H")
@@ -132,7 +151,9 @@ class _FlatbufferTable:
         field = self._get_field_offset(number)
         if not field:
             raise _IllegibleError
-        return _FlatbufferTable(self.data, self.position + field + self._read_scalar(self.position + field, "I"))
+        return _FlatbufferTable(
+            self.data, self.position + field + self._read_scalar(self.position + field, "I")
+        )
 
     def read_structs(self, number: int, size: int) -> list[bytes]:
         field = self._get_field_offset(number)
@@ -146,10 +167,13 @@ class _FlatbufferTable:
 
 
 _MAX_BATCH = 128 << 20  # decompressed bytes of one record batch, and of all dictionaries
-_SHARED_BYTES = 64 << 20  # limit of a slice whose rows can share bytes: each row may decode to the whole buffer
+# limit of a slice whose rows can share bytes: each row may decode to the whole buffer
+_SHARED_BYTES = 64 << 20
 
 
-def read_arrow(source: InputStream, max_text_bytes: int, config: ReadConfig) -> Iterator[Page | SkippedRecord]:
+def read_arrow(
+    source: InputStream, max_text_bytes: int, config: ReadConfig
+) -> Iterator[Page | SkippedRecord]:
     """Yield the documents of an Arrow file (Feather included) or stream."""
     reader = RowReader(source, max_text_bytes, config)
     is_file = source.read_block(0, 6) == b"ARROW1"
@@ -178,7 +202,11 @@ def read_arrow(source: InputStream, max_text_bytes: int, config: ReadConfig) -> 
         )
     else:
         for index in range(batches):
-            message = record_batches[index] if len(record_batches) == batches else ArrowMessage(True, 1, 0)
+            message = (
+                record_batches[index]
+                if len(record_batches) == batches
+                else ArrowMessage(True, 1, 0)
+            )
             part = _iter_batch_slices(_iter_file_batch(arrow, index, message), columns)
             yield from reader.iter_documents(part, "record batch", message.rows)
 
@@ -186,7 +214,9 @@ def read_arrow(source: InputStream, max_text_bytes: int, config: ReadConfig) -> 
 def _iter_file_batch(arrow: Any, index: int, message: ArrowMessage) -> Iterator[pa.RecordBatch]:
     """Yield one record batch of a file, if it is within the memory limit."""
     if message.size > _MAX_BATCH:
-        raise DecodeLimitError(f"a record batch of {message.size} bytes, more than {_MAX_BATCH}: write smaller ones")
+        raise DecodeLimitError(
+            f"a record batch of {message.size} bytes, more than {_MAX_BATCH}: write smaller ones"
+        )
     yield arrow.get_batch(index)
 
 
@@ -201,7 +231,8 @@ def _iter_stream_batches(source: InputStream, arrow: Any) -> Iterator[pa.RecordB
             if max(shared, message.size) > _MAX_BATCH:
                 size = max(shared, message.size)
                 raise DecodeLimitError(
-                    f"{size} bytes at once, more than {_MAX_BATCH}: the rest of the stream is not read"
+                    f"{size} bytes at once, more than {_MAX_BATCH}: the rest of the stream is not "
+                    "read"
                 )
             if message.is_batch:
                 break
@@ -211,12 +242,20 @@ def _iter_stream_batches(source: InputStream, arrow: Any) -> Iterator[pa.RecordB
         yield batch
 
 
-def _iter_batch_slices(batches: Iterator[pa.RecordBatch], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Yield slices of batches, with fewer rows where rows can share bytes (dictionaries, views, nested types)."""
+def _iter_batch_slices(
+    batches: Iterator[pa.RecordBatch], columns: Sequence[str]
+) -> Iterator[pa.RecordBatch]:
+    """Yield slices of batches, with fewer rows where rows can share bytes (dictionaries, views,
+    nested types).
+    """
     for batch in batches:
         batch = batch.select(columns)
         simple = all(_has_unshared_bytes(column.type) for column in batch.columns)
-        step = ROWS if simple else max(1, min(ROWS, _SHARED_BYTES // max(1, batch.get_total_buffer_size())))
+        step = (
+            ROWS
+            if simple
+            else max(1, min(ROWS, _SHARED_BYTES // max(1, batch.get_total_buffer_size())))
+        )
         for start in range(0, batch.num_rows, step):
             yield batch.slice(start, step)
 
@@ -225,5 +264,10 @@ def _has_unshared_bytes(kind: pa.DataType) -> bool:
     """Return whether no two rows of a column can share bytes."""
     return bool(pa.types.is_primitive(kind)) or any(
         test(kind)
-        for test in (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
+        for test in (
+            pa.types.is_string,
+            pa.types.is_large_string,
+            pa.types.is_binary,
+            pa.types.is_large_binary,
+        )
     )

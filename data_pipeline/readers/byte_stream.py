@@ -1,4 +1,5 @@
-"""Decoded bytes of a file with look-ahead: by position for a plain file, member by member for a compressed one.
+"""Decoded bytes of a file with look-ahead: by position for a plain file, member by member for a
+compressed one.
 
 Invariants:
 - Memory is bounded by the bytes that were peeked at.
@@ -8,8 +9,12 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Protocol
 
-from data_pipeline.readers.compressed_members import CompressedMembers, DamagedMember, MemberChunk
-from data_pipeline.readers.input_stream import InputStream
+from llmsys.data_pipeline.readers.compressed_members import (
+    CompressedMembers,
+    DamagedMember,
+    MemberChunk,
+)
+from llmsys.data_pipeline.readers.input_stream import InputStream
 
 _STEP = 1 << 16
 
@@ -19,20 +24,25 @@ class ByteStream(Protocol):
 
     Attributes:
         offset: byte of the file where the current byte lies, or where its compressed member begins.
-        damage: the damage that ends the bytes that can be peeked at; None at the end of the file and before it.
+        damage: the damage that ends the bytes that can be peeked at; None at the end of the file
+            and before it.
     """
 
     offset: int
     damage: DamagedMember | None
 
     def peek(self, size: int, begin: int = 0) -> bytes:
-        """Return up to `size` bytes, `begin` bytes after the current one; fewer only before damage or the end."""
+        """Return up to `size` bytes, `begin` bytes after the current one; fewer only before
+        damage or the end.
+        """
 
     def advance(self, size: int) -> None:
         """Move forward by `size` bytes, or up to damage or the end."""
 
     def find_next_member(self, size: int) -> int | None:
-        """Return the distance to the next member that begins within the next `size` peeked bytes."""
+        """Return the distance to the next member that begins within the next `size` peeked
+        bytes.
+        """
 
     def is_at_member(self) -> bool:
         """Return whether the current byte is one at which another reader could start."""
@@ -41,7 +51,9 @@ class ByteStream(Protocol):
         """Continue after the damage."""
 
     def peek_far(self, distance: int, size: int) -> bytes | None:
-        """Return `size` bytes `distance` bytes ahead without reading those between; None where that is impossible."""
+        """Return `size` bytes `distance` bytes ahead without reading those between; None where
+        that is impossible.
+        """
 
 
 class PlainByteStream:
@@ -82,7 +94,8 @@ class CompressedByteStream:
         self._pieces: Iterator[MemberChunk | DamagedMember] = members.iter_chunks(start)
         self._buffer = bytearray()
         self._used = 0  # consumed bytes at the front of the buffer
-        self._begins: deque[tuple[int, int]] = deque()  # (index in the buffer, offset of the member)
+        # (index in the buffer, offset of the member)
+        self._begins: deque[tuple[int, int]] = deque()
         self.offset = start
         self.damage: DamagedMember | None = None
         self._ended = False

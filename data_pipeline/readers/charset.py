@@ -2,9 +2,10 @@
 
 Invariants:
 - A declared charset is accepted only if almost nothing of the page has to be replaced.
-- A page that is valid UTF-8 throughout is UTF-8, whatever it declares: other charsets do not produce that by accident.
-- A declared charset that decodes the page without an error is overruled only on strong evidence (`charset_likelihood`),
-  and the page gets a note.
+- A page that is valid UTF-8 throughout is UTF-8, whatever it declares: other charsets do not
+  produce that by accident.
+- A declared charset that decodes the page without an error is overruled only on strong evidence
+  (`charset_likelihood`), and the page gets a note.
 """
 
 import codecs
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from resiliparse.parse.encoding import map_encoding_to_html5
 
-from data_pipeline.readers.charset_likelihood import (
+from llmsys.data_pipeline.readers.charset_likelihood import (
     WIDE,
     compute_mean_likelihood,
     extract_non_ascii_words,
@@ -23,9 +24,11 @@ from data_pipeline.readers.charset_likelihood import (
 
 FALLBACK = "cp1252"
 
-_META_BYTES = 4_096  # browsers look at the first 1,024; real pages put scripts before their meta elements
+# browsers look at the first 1,024; real pages put scripts before their meta elements
+_META_BYTES = 4_096
 _META = re.compile(
-    rb"""<(?:meta|\?xml)[^>]{0,512}?(?:charset|encoding)\s*=\s*["']?\s*([A-Za-z0-9_:.\-]{2,40})""", re.IGNORECASE
+    rb"""<(?:meta|\?xml)[^>]{0,512}?(?:charset|encoding)\s*=\s*["']?\s*([A-Za-z0-9_:.\-]{2,40})""",
+    re.IGNORECASE,
 )
 
 # Pages that name a subset use the superset: browsers decode it so (WHATWG Encoding).
@@ -49,9 +52,39 @@ _ALIASES = {
     "hz-gb-2312": "hz",
 }
 _NARROW = (
-    *("cp1250", "cp1251", "cp1252", "cp1253", "cp1254", "cp1255", "cp1256", "cp1257", "cp1258", "cp874", "cp866"),
-    *("iso8859-2", "iso8859-3", "iso8859-4", "iso8859-5", "iso8859-6", "iso8859-7", "iso8859-8", "iso8859-10"),
-    *("iso8859-13", "iso8859-15", "iso8859-16", "koi8-r", "koi8-u", "mac_cyrillic", "mac_roman", "cp850"),
+    *(
+        "cp1250",
+        "cp1251",
+        "cp1252",
+        "cp1253",
+        "cp1254",
+        "cp1255",
+        "cp1256",
+        "cp1257",
+        "cp1258",
+        "cp874",
+        "cp866",
+    ),
+    *(
+        "iso8859-2",
+        "iso8859-3",
+        "iso8859-4",
+        "iso8859-5",
+        "iso8859-6",
+        "iso8859-7",
+        "iso8859-8",
+        "iso8859-10",
+    ),
+    *(
+        "iso8859-13",
+        "iso8859-15",
+        "iso8859-16",
+        "koi8-r",
+        "koi8-u",
+        "mac_cyrillic",
+        "mac_roman",
+        "cp850",
+    ),
 )
 # Python codecs that a page may declare. Those of the last line are never guessed.
 _CLAIMABLE = frozenset(
@@ -60,12 +93,23 @@ _CLAIMABLE = frozenset(
         *_NARROW,
         *WIDE,
         *("utf-8", "utf-16-le", "utf-16-be", "utf-16", "utf-32", "hz", "iso2022_jp", "iso2022_kr"),
-        *("iso8859-14", "cp437", "cp852", "cp855", "cp862", "koi8-t", "kz1048", "mac_latin2", "mac_greek"),
+        *(
+            "iso8859-14",
+            "cp437",
+            "cp852",
+            "cp855",
+            "cp862",
+            "koi8-t",
+            "kz1048",
+            "mac_latin2",
+            "mac_greek",
+        ),
     )
 )
 _MAX_REPLACED = 0.02  # of the non-ASCII bytes
-# Weights of the declarations against the likelihood of the content, in natural logarithms. The content weighs more the
-# longer it is, up to _MAX_EVIDENCE bytes. "default": servers declare Western charsets that nobody configured.
+# Weights of the declarations against the likelihood of the content, in natural logarithms. The
+# content weighs more the longer it is, up to _MAX_EVIDENCE bytes. "default": servers declare
+# Western charsets that nobody configured.
 _CLAIM = {
     "meta": 9.0,
     "header": 7.0,
@@ -82,7 +126,8 @@ _RAREST = ("iso8859-3", "iso8859-4", "iso8859-10", "iso8859-16", "cp850", "johab
 _MAX_EVIDENCE = 120
 _NEVER = -1e9
 _MAX_DAMAGED = 100
-_CONTROLS = re.compile("[\x80-\x84\x86-\x9f]")  # C1 controls, never intended in a page; \x85 ends lines
+# C1 controls, never intended in a page; \x85 ends lines
+_CONTROLS = re.compile("[\x80-\x84\x86-\x9f]")
 _HUNGARIAN_CODECS = ("cp1250", "iso8859-2")
 _HUNGARIAN = frozenset("áéíóöőúüűÁÉÍÓÖŐÚÜŰ".encode("cp1250"))
 _HUNGARIAN_ALL = [
@@ -92,7 +137,9 @@ _HUNGARIAN_ALL = [
 
 @dataclass(frozen=True, slots=True)
 class FoundCharset:
-    """The Python codec that decodes a page, and a note if it overrules a declared charset that fits too."""
+    """The Python codec that decodes a page, and a note if it overrules a declared charset that
+    fits too.
+    """
 
     codec: str
     note: str = ""
@@ -112,7 +159,9 @@ def detect_charset(payload: bytes, http_charset: str) -> str:
 
 
 def decide_charset(payload: bytes, http_charset: str) -> FoundCharset:
-    """Return the codec of a page, with a note on the charset it overrules; arguments as in `detect_charset`."""
+    """Return the codec of a page, with a note on the charset it overrules; arguments as in
+    `detect_charset`.
+    """
     header, meta = _resolve_codec(http_charset), _resolve_codec(_find_meta_charset(payload))
     shown = detect_marked_charset(payload) or ("utf-8" if _is_utf8(payload) else "")
     codec = shown or _guess_codec(payload, header, meta)
@@ -124,18 +173,26 @@ def decide_charset(payload: bytes, http_charset: str) -> FoundCharset:
 
 
 def _is_overruled(payload: bytes, codec: str, declared: str) -> bool:
-    """Return whether a declared charset decodes the page cleanly to a text other than the one of `codec`."""
+    """Return whether a declared charset decodes the page cleanly to a text other than the one of
+    `codec`.
+    """
     if codec == declared or not can_decode_cleanly(payload, declared):
         return False
     return payload.decode(codec, "replace") != payload.decode(declared, "replace")
 
 
 def _guess_codec(payload: bytes, header: str, meta: str) -> str:
-    """Return the likeliest codec; a declared one that decodes the page yields only to strong evidence."""
+    """Return the likeliest codec; a declared one that decodes the page yields only to strong
+    evidence.
+    """
     words = extract_non_ascii_words(payload)
     scores = _score(payload, words, header, meta)
     best = max(scores, key=lambda codec: (scores[codec], codec == FALLBACK))
-    declared = [codec for codec in (header, meta) if codec and codec != best and can_decode_cleanly(payload, codec)]
+    declared = [
+        codec
+        for codec in (header, meta)
+        if codec and codec != best and can_decode_cleanly(payload, codec)
+    ]
     if declared and best not in (header, meta):
         likelier = max(declared, key=lambda codec: scores.get(codec, _NEVER))
         is_known = _is_hungarian(words) and best in _HUNGARIAN_CODECS
@@ -147,32 +204,45 @@ def _guess_codec(payload: bytes, header: str, meta: str) -> str:
 
 
 def _score(payload: bytes, words: bytes, header: str, meta: str) -> dict[str, float]:
-    """Return the log score of each codec: the likelihood of the content plus the weight of header and meta element."""
+    """Return the log score of each codec: the likelihood of the content plus the weight of
+    header and meta element.
+    """
     evidence = min(len(words) - words.count(b" "), _MAX_EVIDENCE)
     weights: dict[str, float] = dict.fromkeys((*_NARROW, *WIDE), 0.0)
     for codec, kind in ((meta, "meta"), (header, "header")):
         if codec not in ("", "utf-8", "hz", "iso2022_jp"):
-            weights[codec] = weights.get(codec, 0.0) + _CLAIM["default" if codec == FALLBACK else kind]
-            weights[codec] += _CLAIM["wide"] if codec in WIDE and can_decode(payload, codec) else 0.0
+            weights[codec] = (
+                weights.get(codec, 0.0) + _CLAIM["default" if codec == FALLBACK else kind]
+            )
+            weights[codec] += (
+                _CLAIM["wide"] if codec in WIDE and can_decode(payload, codec) else 0.0
+            )
     for kind, members in (("usual", _USUAL), ("rare", _RARE), ("rarest", _RAREST)):
         for codec in members:
-            if kind == "usual" or codec not in (meta, header):  # nobody declares a rare one by mistake
+            # nobody declares a rare one by mistake
+            if kind == "usual" or codec not in (meta, header):
                 weights[codec] += _CLAIM[kind]
     if _is_hungarian(words):
         for codec in _HUNGARIAN_CODECS:
             weights[codec] += _CLAIM["alphabet"]
-    return {codec: weight + evidence * compute_mean_likelihood(words, codec) for codec, weight in weights.items()}
+    return {
+        codec: weight + evidence * compute_mean_likelihood(words, codec)
+        for codec, weight in weights.items()
+    }
 
 
 def _is_hungarian(words: bytes) -> bool:
-    """Return whether the non-ASCII letters are Hungarian, with the two that Western charsets read as õ and û.
+    """Return whether the non-ASCII letters are Hungarian, with the two that Western charsets read
+    as õ and û.
 
-    Pairs of letters cannot decide: õ is common in Estonian and Portuguese, û in French. No other language has all of
-    these letters and only these.
+    Pairs of letters cannot decide: õ is common in Estonian and Portuguese, û in French. No other
+    language has all of these letters and only these.
     """
     letters = [byte for byte in words if byte >= 0xC0]
     others = sum(byte not in _HUNGARIAN for byte in letters)
-    return others * 50 <= len(letters) and all(any(byte in group for byte in letters) for group in _HUNGARIAN_ALL)
+    return others * 50 <= len(letters) and all(
+        any(byte in group for byte in letters) for group in _HUNGARIAN_ALL
+    )
 
 
 def can_decode_cleanly(payload: bytes, codec: str) -> bool:
@@ -187,7 +257,9 @@ def can_decode_cleanly(payload: bytes, codec: str) -> bool:
 
 
 def can_decode(payload: bytes, codec: str) -> bool:
-    """Return whether a codec decodes a page with at most `_MAX_REPLACED` of the non-ASCII bytes replaced."""
+    """Return whether a codec decodes a page with at most `_MAX_REPLACED` of the non-ASCII bytes
+    replaced.
+    """
     replaced = payload.decode(codec, "replace").count("�") - payload.count("�".encode())
     beyond_ascii = int(np.count_nonzero(np.frombuffer(payload, np.uint8) >= 128))
     return replaced <= beyond_ascii * _MAX_REPLACED
@@ -221,7 +293,9 @@ def _is_utf8(payload: bytes) -> bool:
 
 
 def decode_text(content: bytes, charset: str) -> str:
-    """Decode bytes as UTF-8 if they are, else in the charset of the header, else in the detected one."""
+    """Decode bytes as UTF-8 if they are, else in the charset of the header, else in the detected
+    one.
+    """
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError:
@@ -237,11 +311,17 @@ _MARKS = (
 )
 _SAMPLE_BYTES = 65_536
 _SIGNS = np.frombuffer(b" \n\r\t<>/=\"'.,:;-", np.uint8)
-_ESCAPES = ((b"\x1b$B", "iso2022_jp"), (b"\x1b$@", "iso2022_jp"), (b"\x1b(J", "iso2022_jp"), (b"\x1b$)C", "iso2022_kr"))
+_ESCAPES = (
+    (b"\x1b$B", "iso2022_jp"),
+    (b"\x1b$@", "iso2022_jp"),
+    (b"\x1b(J", "iso2022_jp"),
+    (b"\x1b$)C", "iso2022_kr"),
+)
 
 
 def detect_marked_charset(payload: bytes) -> str:
-    """Return the codec that shows without scoring the content: a byte order mark, zero bytes, escapes, or ASCII only.
+    """Return the codec that shows without scoring the content: a byte order mark, zero bytes,
+    escapes, or ASCII only.
 
     Returns:
         A Python codec; "" if the non-ASCII bytes have to be scored.
@@ -255,17 +335,26 @@ def detect_marked_charset(payload: bytes) -> str:
 
 
 def _detect_escaped_charset(payload: bytes) -> str:
-    """Return the codec of an ASCII-only page: one that switches charsets by escapes, otherwise UTF-8."""
+    """Return the codec of an ASCII-only page: one that switches charsets by escapes, otherwise
+    UTF-8.
+    """
     for escape, codec in _ESCAPES if b"\x1b" in payload else ():
         if escape in payload and _can_decode_strictly(payload, codec):
             return codec
-    if b"~{" in payload and b"~}" in payload and _can_decode_strictly(payload, "hz") and _is_chinese_hz(payload):
+    if (
+        b"~{" in payload
+        and b"~}" in payload
+        and _can_decode_strictly(payload, "hz")
+        and _is_chinese_hz(payload)
+    ):
         return "hz"
     return "utf-8"
 
 
 def _is_chinese_hz(payload: bytes) -> bool:
-    """Return whether the HZ sequences decode to common Chinese: a page about `~{` and `~}` would not."""
+    """Return whether the HZ sequences decode to common Chinese: a page about `~{` and `~}` would
+    not.
+    """
     found = re.findall(rb"~\{((?:[!-~]{2})+?)~\}", payload[:_SAMPLE_BYTES])
     words = b"".join(bytes(byte | 0x80 for byte in word) for word in found)
     return bool(words) and compute_mean_likelihood(words, "gb18030") > -9.0
@@ -283,7 +372,8 @@ def _can_decode_strictly(payload: bytes, codec: str) -> bool:
 def _detect_wide_charset(payload: bytes) -> str:
     """Return UTF-16 or UTF-32 without a byte order mark, "" if the page is neither.
 
-    UTF-32 has zeros in the same bytes of every four. UTF-16 has them next to ASCII punctuation and markup.
+    UTF-32 has zeros in the same bytes of every four. UTF-16 has them next to ASCII punctuation and
+    markup.
     """
     start = np.frombuffer(payload[: min(_SAMPLE_BYTES, len(payload)) & ~3], np.uint8).reshape(-1, 4)
     zeros = np.count_nonzero(start == 0, axis=0) * 10

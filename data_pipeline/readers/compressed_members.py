@@ -1,14 +1,16 @@
 """Decode a compressed file member by member, and resume at the next readable member after damage.
 
-Reads gzip members, zstd frames and lz4 frames; yields decoded `MemberChunk`s and a `DamagedMember` per damage.
+Reads gzip members, zstd frames and lz4 frames; yields decoded `MemberChunk`s and a `DamagedMember`
+per damage.
 
-The end of a zstd or lz4 frame is found without decoding it, by block headers (RFC 8878, 3.1.1; LZ4 frame format 1.6).
+The end of a zstd or lz4 frame is found without decoding it, by block headers (RFC 8878, 3.1.1; LZ4
+frame format 1.6).
 
 Invariants:
 - Memory is bounded, whatever a member decodes to.
 - Everything between two readable members is named by one `DamagedMember`.
-- Time is linear in the bytes of the file. The cost of damage is counted, and a file that nests undecodable members
-  (never by accident) ends with one `DamagedMember` for the rest.
+- Time is linear in the bytes of the file. The cost of damage is counted, and a file that nests
+  undecodable members (never by accident) ends with one `DamagedMember` for the rest.
 - Steps are bounded by the size of the file.
 - An invalid or truncated frame raises `FrameError`.
 """
@@ -23,12 +25,13 @@ from typing import Any
 import zstandard
 from fastwarc.stream_io import Lz4Reader
 
-from data_pipeline.readers.input_stream import InputStream, ReadError
+from llmsys.data_pipeline.readers.input_stream import InputStream, ReadError
 
 ZSTD = b"\x28\xb5\x2f\xfd"
 LZ4 = b"\x04\x22\x4d\x18"
 _SKIPPABLE = b"\x2a\x4d\x18"  # after a byte from 0x50 to 0x5f
-_DICTIONARY = b"\x5d\x2a\x4d\x18"  # WARC files in zstd carry theirs in the first frame (IIPC, Zstandard for WARC, 4)
+# WARC files in zstd carry theirs in the first frame (IIPC, Zstandard for WARC, 4)
+_DICTIONARY = b"\x5d\x2a\x4d\x18"
 _DICTIONARY_BYTES = 64 << 20
 
 
@@ -43,7 +46,9 @@ def is_skippable(head: bytes) -> bool:
 
 def find_skippable_frame_end(source: InputStream, start: int) -> int:
     """Return the offset of the end of the skippable frame at `start`."""
-    return _require_within_file(source, start + 8 + int.from_bytes(source.read_block(start + 4, 4), "little"))
+    return _require_within_file(
+        source, start + 8 + int.from_bytes(source.read_block(start + 4, 4), "little")
+    )
 
 
 def find_zstd_frame_end(source: InputStream, start: int) -> int:
@@ -52,8 +57,14 @@ def find_zstd_frame_end(source: InputStream, start: int) -> int:
     if not descriptor:
         raise FrameError("truncated")
     flags = descriptor[0]
-    # RFC 8878, 3.1.1.1.1: bits of the frame header descriptor, and the sizes of the fields they announce
-    content_size, single, checksum, dictionary = flags >> 6, flags >> 5 & 1, flags >> 2 & 1, flags & 3
+    # RFC 8878, 3.1.1.1.1: bits of the frame header descriptor, and the sizes of the fields they
+    # announce
+    content_size, single, checksum, dictionary = (
+        flags >> 6,
+        flags >> 5 & 1,
+        flags >> 2 & 1,
+        flags & 3,
+    )
     position = start + 5 + (1 - single) + (0, 1, 2, 4)[dictionary] + (single, 2, 4, 8)[content_size]
     while True:
         header = int.from_bytes(_read_exactly(source, position, 3), "little")
@@ -74,12 +85,16 @@ def find_lz4_frame_end(source: InputStream, start: int) -> int:
     # Magic, FLG, BD and the header's checksum; content size and dictionary are optional.
     position = start + 7 + 8 * (flags >> 3 & 1) + 4 * (flags & 1)
     while size := int.from_bytes(_read_exactly(source, position, 4), "little"):
-        # The highest bit marks a block that is not compressed; bit 4 of the flags, a checksum after each block.
+        # The highest bit marks a block that is not compressed; bit 4 of the flags, a checksum after
+        # each block.
         position += 4 + (size & 0x7FFF_FFFF) + 4 * (flags >> 4 & 1)
     return _require_within_file(source, position + 4 + 4 * (flags >> 2 & 1))
 
 
-ENDS: dict[bytes, Callable[[InputStream, int], int]] = {ZSTD: find_zstd_frame_end, LZ4: find_lz4_frame_end}
+ENDS: dict[bytes, Callable[[InputStream, int], int]] = {
+    ZSTD: find_zstd_frame_end,
+    LZ4: find_lz4_frame_end,
+}
 
 
 def read_dictionary(source: InputStream) -> bytes | None:
@@ -112,9 +127,11 @@ def _require_within_file(source: InputStream, end: int) -> int:
 GZIP = b"\x1f\x8b\x08"
 _BLOCK = 1 << 14  # zlib discards the output of a call that meets damage
 _PIECE = 1 << 17
-_HEAD = 1 << 10  # compressed bytes that must decode for a position to count as the start of a member
+# compressed bytes that must decode for a position to count as the start of a member
+_HEAD = 1 << 10
 _FIRST = 1 << 9  # first step of a search: the next member is usually near
-_MAX_WASTE, _EXTRA_WASTE = 32, 64 << 20  # bytes that searches may waste: a multiple of the file size, and a constant
+# bytes that searches may waste: a multiple of the file size, and a constant
+_MAX_WASTE, _EXTRA_WASTE = 32, 64 << 20
 _DECODED_COSTS = 64  # decoding so many bytes costs as much as reading one
 _ENOUGH = "more damage than is searched: the rest is not read"
 _MAGIC = {
@@ -128,7 +145,9 @@ Plausible = Callable[[bytes], bool]
 
 @dataclass(frozen=True, slots=True)
 class MemberChunk:
-    """Decoded bytes of the member at byte `offset` of the file; `is_first` marks its first chunk."""
+    """Decoded bytes of the member at byte `offset` of the file; `is_first` marks its first
+    chunk.
+    """
 
     offset: int
     data: bytes
@@ -137,7 +156,9 @@ class MemberChunk:
 
 @dataclass(frozen=True, slots=True)
 class DamagedMember:
-    """The member at `offset` is damaged: the chunks so far are all of it, and the last of them may be wrong."""
+    """The member at `offset` is damaged: the chunks so far are all of it, and the last of them
+    may be wrong.
+    """
 
     offset: int
     reason: str
@@ -148,7 +169,10 @@ def detect_compression(source: InputStream) -> bytes:
     head = source.read_block(0, 4)
     if is_skippable(head):
         return ZSTD
-    return next((magic for magic in _MAGIC if head.startswith(magic) or (head and magic.startswith(head))), b"")
+    return next(
+        (magic for magic in _MAGIC if head.startswith(magic) or (head and magic.startswith(head))),
+        b"",
+    )
 
 
 class CompressedMembers:
@@ -160,12 +184,14 @@ class CompressedMembers:
         Args:
             source: the file.
             magic: magic bytes of its compression, from `detect_compression`.
-            plausible: returns whether decoded bytes look like the start of a member; used to resume after damage.
+            plausible: returns whether decoded bytes look like the start of a member; used to resume
+                after damage.
         """
         self.source, self.magic, self.plausible = source, magic, plausible
         self._zstd = _build_decompressor(source) if magic == ZSTD else None
         self._decoded = 0  # bytes of the current member
-        self._left = _MAX_WASTE * source.size + _EXTRA_WASTE  # remaining bytes that searches may waste
+        # remaining bytes that searches may waste
+        self._left = _MAX_WASTE * source.size + _EXTRA_WASTE
 
     def iter_chunks(self, start: int) -> Iterator[MemberChunk | DamagedMember]:
         """Decode from the member at byte `start` to the end of the file."""
@@ -183,7 +209,9 @@ class CompressedMembers:
                     return
 
     def _find_next_member(self, position: int) -> int | None:
-        """Return the offset of the next plausible member, or where the search was given up; None if there is none."""
+        """Return the offset of the next plausible member, or where the search was given up; None
+        if there is none.
+        """
         pattern, size = _MAGIC[self.magic], _FIRST
         while position < self.source.size:
             began = self.source.work
@@ -191,7 +219,9 @@ class CompressedMembers:
             block = self.source.read_block(position, size + 8)
             for match in pattern.finditer(block):
                 start = position + match.start()
-                if match.start() < size and (self._is_member_start(start) or self.source.work - began > self._left):
+                if match.start() < size and (
+                    self._is_member_start(start) or self.source.work - began > self._left
+                ):
                     self._left -= self.source.work - began
                     return start
             self._left -= self.source.work - began
@@ -202,9 +232,12 @@ class CompressedMembers:
     def _is_member_start(self, position: int) -> bool:
         try:
             if self.magic != GZIP:
-                end = ENDS[self.magic](self.source, position)  # lz4 would read into damage after the frame
+                # lz4 would read into damage after the frame
+                end = ENDS[self.magic](self.source, position)
                 return self.plausible(next(self._decode_frame(position, end)).data[:_HEAD])
-            return self.plausible(zlib.decompressobj(31).decompress(self.source.read_block(position, _HEAD), _HEAD))
+            return self.plausible(
+                zlib.decompressobj(31).decompress(self.source.read_block(position, _HEAD), _HEAD)
+            )
         except (FrameError, zlib.error, StopIteration):
             return False
 
@@ -214,7 +247,11 @@ class CompressedMembers:
         if self.magic == ZSTD and is_skippable(head):
             return find_skippable_frame_end(self.source, position)
         if not head.startswith(self.magic):
-            raise FrameError("truncated" if self.magic.startswith(head) else f"damaged: no {_NAMES[self.magic]} here")
+            raise FrameError(
+                "truncated"
+                if self.magic.startswith(head)
+                else f"damaged: no {_NAMES[self.magic]} here"
+            )
         if self.magic == GZIP:
             return (yield from self._decode_gzip(position))
         try:
@@ -237,7 +274,9 @@ class CompressedMembers:
                 # At most _PIECE bytes at a time, whatever a member decodes to.
                 data = inflate.decompress(block, _PIECE)
             except zlib.error as error:
-                raise FrameError(f"damaged gzip member: {str(error).rpartition(': ')[2]}") from error
+                raise FrameError(
+                    f"damaged gzip member: {str(error).rpartition(': ')[2]}"
+                ) from error
             if data:
                 self._decoded += len(data)
                 yield MemberChunk(start, data, begins)
@@ -267,7 +306,9 @@ def _build_decompressor(source: InputStream) -> zstandard.ZstdDecompressor:
     """Build a decompressor with the dictionary of the file, if it has one."""
     content = read_dictionary(source)
     try:
-        return zstandard.ZstdDecompressor(zstandard.ZstdCompressionDict(content) if content else None)
+        return zstandard.ZstdDecompressor(
+            zstandard.ZstdCompressionDict(content) if content else None
+        )
     except zstandard.ZstdError:  # a damaged dictionary: each frame then reports its own error
         return zstandard.ZstdDecompressor()
 
@@ -285,12 +326,16 @@ class _StreamSlice(io.RawIOBase):
         return self._position - self._start
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: self._start, io.SEEK_CUR: self._position, io.SEEK_END: self._end}[whence]
+        base = {io.SEEK_SET: self._start, io.SEEK_CUR: self._position, io.SEEK_END: self._end}[
+            whence
+        ]
         self._position = max(self._start, min(base + offset, self._end))
         return self.tell()
 
     def read(self, size: int | None = -1) -> bytes:
         left = self._end - self._position
-        data = self._source.read_block(self._position, left if size is None or size < 0 else min(size, left))
+        data = self._source.read_block(
+            self._position, left if size is None or size < 0 else min(size, left)
+        )
         self._position += len(data)
         return data

@@ -1,8 +1,10 @@
-"""Find the files of a split in a folder of Hugging Face's datasets, local or remote (hf://datasets/OWNER/NAME).
+"""Find the files of a split in a folder of Hugging Face's datasets, local or remote
+(hf://datasets/OWNER/NAME).
 
-Reads the names of the files, and dataset_dict.json and state.json of a folder that `save_to_disk` wrote, or the
-`configs` in the head of README.md of a repository of the hub. Without them splits follow from names, as in the library:
-train-00000-of-00003.parquet, or a folder or word such as `validation`.
+Reads the names of the files, and dataset_dict.json and state.json of a folder that `save_to_disk`
+wrote, or the `configs` in the head of README.md of a repository of the hub. Without them splits
+follow from names, as in the library: train-00000-of-00003.parquet, or a folder or word such as
+`validation`.
 """
 
 import json
@@ -67,7 +69,9 @@ def open_local_folder(path: str) -> DatasetFolder:
     Returns:
         Names of its files and of those below it, and how to read them.
     """
-    names = [os.path.relpath(os.path.join(parent, name), path) for parent, name in _iter_files(path)]
+    names = [
+        os.path.relpath(os.path.join(parent, name), path) for parent, name in _iter_files(path)
+    ]
 
     def read_text(name: str) -> str:
         with open(os.path.join(path, name), encoding="utf-8", errors="replace") as file:
@@ -82,7 +86,9 @@ def _iter_files(top: str) -> Iterator[tuple[str, str]]:
         yield from ((parent, name) for name in names if not name.startswith("."))
 
 
-def list_split_files(folder: DatasetFolder, split: str, subset: str, where: str, endings: Sequence[str]) -> list[str]:
+def list_split_files(
+    folder: DatasetFolder, split: str, subset: str, where: str, endings: Sequence[str]
+) -> list[str]:
     """Return the files of one split.
 
     Args:
@@ -107,12 +113,14 @@ def list_split_files(folder: DatasetFolder, split: str, subset: str, where: str,
             f"{{path: {folder.title}, split: {min(splits, default=TRAIN)}}}."
         )
     names = sorted(splits[chosen])
-    if readable := [name for name in names if any(end in os.path.basename(name) for end in endings)]:
+    if readable := [
+        name for name in names if any(end in os.path.basename(name) for end in endings)
+    ]:
         return readable
     there = names[0] if names else "no files"
     raise DataError(
-        f"{where}: split {chosen!r} of {folder.title} has no files to read: {there}. Write it as parquet or JSON "
-        "lines, such as with to_parquet of the datasets library."
+        f"{where}: split {chosen!r} of {folder.title} has no files to read: {there}. Write it as "
+        "parquet or JSON lines, such as with to_parquet of the datasets library."
     )
 
 
@@ -133,19 +141,25 @@ def list_splits(folder: DatasetFolder, subset: str, where: str) -> dict[str, lis
     if DICT in folder.names or STATE in folder.names:
         if subset:
             raise DataError(
-                f"{where}: {folder.title} was written by save_to_disk and has no subsets. Leave subset out."
+                f"{where}: {folder.title} was written by save_to_disk and has no subsets. Leave "
+                "subset out."
             )
         return _list_saved_splits(folder, where)
     subsets = folder.read_subsets()
     if not subsets:
         if subset:
             raise DataError(
-                f"{where}: {folder.title} names no subsets in its {README}. Give the files of {subset!r} as a pattern."
+                f"{where}: {folder.title} names no subsets in its {README}. Give the files of "
+                f"{subset!r} as a pattern."
             )
         return _split_by_name(folder.names)
     by_name = {str(one.get("config_name", "default")): one for one in subsets}
     default = next((name for name, one in by_name.items() if one.get("default")), None)
-    name = subset or default or ("default" if "default" in by_name or len(by_name) > 1 else next(iter(by_name)))
+    name = (
+        subset
+        or default
+        or ("default" if "default" in by_name or len(by_name) > 1 else next(iter(by_name)))
+    )
     if name not in by_name:
         known = ", ".join(by_name)
         raise DataError(
@@ -166,11 +180,14 @@ def _list_saved_splits(folder: DatasetFolder, where: str) -> dict[str, list[str]
 
 def _list_saved_files(folder: DatasetFolder, prefix: str, where: str) -> list[str]:
     if prefix + STATE not in folder.names:
-        raise DataError(f"{where}: {folder.title} lacks {prefix}{STATE}, so it is incomplete. Write it again.")
+        raise DataError(
+            f"{where}: {folder.title} lacks {prefix}{STATE}, so it is incomplete. Write it again."
+        )
     state = json.loads(folder.read_text(prefix + STATE))
     if state.get("_indices_data_files") or state.get("_indices_files"):
         raise DataError(
-            f"{where}: {folder.title} holds rows and a selection of them (indices). Save it after flatten_indices()."
+            f"{where}: {folder.title} holds rows and a selection of them (indices). Save it after "
+            "flatten_indices()."
         )
     return [prefix + str(file["filename"]) for file in state["_data_files"]]
 
@@ -185,12 +202,17 @@ def _match_data_files(names: Sequence[str], subset: dict[str, Any]) -> dict[str,
         pairs = list(data_files.items())
     else:
         listed = data_files if isinstance(data_files, list) else [data_files]
-        pairs = [(one.get("split", TRAIN), one["path"]) if isinstance(one, dict) else (TRAIN, one) for one in listed]
+        pairs = [
+            (one.get("split", TRAIN), one["path"]) if isinstance(one, dict) else (TRAIN, one)
+            for one in listed
+        ]
     splits: dict[str, list[str]] = {}
     for split, patterns in pairs:
         for pattern in patterns if isinstance(patterns, list) else [patterns]:
             match = _compile_pattern(prefix + str(pattern).removeprefix("./"))
-            splits.setdefault(str(split), []).extend(name for name in names if match.fullmatch(name))
+            splits.setdefault(str(split), []).extend(
+                name for name in names if match.fullmatch(name)
+            )
     return splits
 
 
@@ -198,11 +220,17 @@ def _compile_pattern(pattern: str) -> re.Pattern[str]:
     """Return a glob pattern as an expression: `**/` any folders, `*` and `?` within a name."""
     tokens = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
     parts = re.split(r"(\*\*/|\*\*|\*|\?|\[[^\]]*\])", pattern)
-    return re.compile("".join(tokens.get(part) or (part if part[:1] == "[" else re.escape(part)) for part in parts))
+    return re.compile(
+        "".join(
+            tokens.get(part) or (part if part[:1] == "[" else re.escape(part)) for part in parts
+        )
+    )
 
 
 def _split_by_name(names: Sequence[str]) -> dict[str, list[str]]:
-    """Return the files of each split by words in their paths; all are `train` where no path has such a word."""
+    """Return the files of each split by words in their paths; all are `train` where no path has
+    such a word.
+    """
     splits: dict[str, list[str]] = {}
     for name in names:
         if split := _find_split_word(name):

@@ -1,8 +1,9 @@
-"""Match files by glob patterns, in which `**` enters every folder once, whatever symbolic links lead to it.
+"""Match files by glob patterns, in which `**` enters every folder once, whatever symbolic links
+lead to it.
 
 Invariants:
-- `**` enters a folder by a path without symbolic links where there is one, otherwise by the first link in alphabetical
-  order. Links that form a cycle therefore end.
+- `**` enters a folder by a path without symbolic links where there is one, otherwise by the first
+  link in alphabetical order. Links that form a cycle therefore end.
 - Without `**` the result is that of `glob.glob`.
 """
 
@@ -15,7 +16,9 @@ ANY_DEPTH = "**"
 
 
 def match_files(pattern: str) -> list[str]:
-    """Return the paths that a pattern with `*`, `?`, `[…]` and `**` matches, as `glob.glob` does."""
+    """Return the paths that a pattern with `*`, `?`, `[…]` and `**` matches, as `glob.glob`
+    does.
+    """
     parts = pattern.split(os.sep)
     if ANY_DEPTH not in parts:
         return glob.glob(pattern)
@@ -34,7 +37,8 @@ def match_files(pattern: str) -> list[str]:
 def _iter_folders(top: str) -> Iterator[str]:
     """Yield a folder and all folders below it, each once; those reached by symbolic links last."""
     real = Path(top).resolve()
-    seen = {(about.st_dev, about.st_ino) for about in map(Path.stat, real.parents)}  # a link to a parent is a cycle
+    # a link to a parent is a cycle
+    seen = {(about.st_dev, about.st_ino) for about in map(Path.stat, real.parents)}
     waiting = [top]
     while waiting:
         links: list[str] = []

@@ -4,8 +4,8 @@ Named fields have one syntax in WARC records and HTTP responses (ISO 28500, 4; R
 
 Invariants:
 - The decoded body is bounded by a limit.
-- Wrong headers are tolerated: many crawlers store the decoded body under the header of the coded one, so a body that
-  cannot be decoded as declared is returned unchanged.
+- Wrong headers are tolerated: many crawlers store the decoded body under the header of the coded
+  one, so a body that cannot be decoded as declared is returned unchanged.
 - A coded body that ends early is returned up to its end, with a note.
 """
 
@@ -23,7 +23,9 @@ _FOLD = re.compile(r"\n[ \t]+")  # a value continued in the next line
 
 
 def parse_header_fields(header: str) -> dict[str, str]:
-    """Return the first value of each field by its lower-case name; the first line of `header` is skipped."""
+    """Return the first value of each field by its lower-case name; the first line of `header` is
+    skipped.
+    """
     fields: dict[str, str] = {}
     for line in _FOLD.sub(" ", header.replace("\r", "")).split("\n")[1:]:
         name, colon, value = line.partition(":")
@@ -151,15 +153,20 @@ def _find_cut_chunk(response: HttpResponse) -> str:
 
 
 def _has_end(body: bytes, decoded: bytes) -> bool:
-    """Return whether the body ends with the trailer that gzip (RFC 1952) or zlib (RFC 1950) writes for this content."""
+    """Return whether the body ends with the trailer that gzip (RFC 1952) or zlib (RFC 1950)
+    writes for this content.
+    """
     end = len(decoded) & 0xFFFFFFFF
     return body[-4:] == (
-        end.to_bytes(4, "little") if body[:2] == b"\x1f\x8b" else zlib.adler32(decoded).to_bytes(4, "big")
+        end.to_bytes(4, "little")
+        if body[:2] == b"\x1f\x8b"
+        else zlib.adler32(decoded).to_bytes(4, "big")
     )
 
 
 def decode_zlib_members(body: bytes, limit: int) -> tuple[bytes, bool]:
-    """Decode gzip, zlib or raw deflate up to its end or damage; return the bytes and whether the end was reached.
+    """Decode gzip, zlib or raw deflate up to its end or damage; return the bytes and whether the
+    end was reached.
 
     Raises:
         BodyTooLargeError: if that is more than `limit` bytes.
@@ -203,7 +210,9 @@ def _read_limited_body(stream: Any, limit: int) -> tuple[bytes, bool]:
 
 
 def _join_chunks(body: bytes) -> bytes | None:
-    """Return the chunks of a chunked body joined (RFC 9112, 7.1), with a cut last one; None if it is not chunked."""
+    """Return the chunks of a chunked body joined (RFC 9112, 7.1), with a cut last one; None if
+    it is not chunked.
+    """
     parts: list[bytes] = []
     position = 0
     while match := _CHUNK_HEADER.match(body, position):

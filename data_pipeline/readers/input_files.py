@@ -1,8 +1,10 @@
 """Find the input files that a configuration names: paths, URLs, patterns and lists of them.
 
-Reads `data.inputs`; returns each existing file once, sorted, and an identity per file that changes when the file does.
+Reads `data.inputs`; returns each existing file once, sorted, and an identity per file that changes
+when the file does.
 
-Patterns may lead through symbolic links. A folder of Hugging Face's datasets is replaced by the files of one split.
+Patterns may lead through symbolic links. A folder of Hugging Face's datasets is replaced by the
+files of one split.
 """
 
 import os
@@ -10,23 +12,27 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from data_pipeline.core.journal import Journal
-from data_pipeline.readers.dataset_folders import list_split_files, open_local_folder
-from data_pipeline.readers.file_patterns import ANY_DEPTH, match_files
-from data_pipeline.readers.input_stream import compute_stat_stamp, format_file_name, open_input_stream
-from data_pipeline.readers.remote_file import (
+from llmsys.config.cleaning import ReadConfig
+from llmsys.config.data import CrawlConfig
+from llmsys.config.input_files import FIELDS, InputEntry, InputFilesConfig
+from llmsys.data_pipeline.core.journal import Journal
+from llmsys.data_pipeline.readers.dataset_folders import list_split_files, open_local_folder
+from llmsys.data_pipeline.readers.file_patterns import ANY_DEPTH, match_files
+from llmsys.data_pipeline.readers.input_stream import (
+    compute_stat_stamp,
+    format_file_name,
+    open_input_stream,
+)
+from llmsys.data_pipeline.readers.remote_file import (
     compute_remote_digest,
     get_remote_identity,
     get_remote_size,
     list_remote_files,
     open_remote_folder,
 )
-from llmsys.config.cleaning import ReadConfig
-from llmsys.config.data import CrawlConfig
-from llmsys.config.input_files import FIELDS, InputEntry, InputFilesConfig
 from llmsys.errors import DataError
-from llmsys.local_files import is_remote
 from llmsys.log import REDACTED, redact_url
+from llmsys.storage.local_files import is_remote
 
 _DATA_FILE = (
     ".warc",
@@ -85,10 +91,12 @@ def find_input_files(data: CrawlConfig) -> InputFiles:
     heldout = _find_entries(data.heldout_inputs, "data.heldout_inputs", entries)
     if both := sorted(train & heldout):
         raise DataError(
-            f"data.heldout_inputs: '{both[0]}' is also in data.inputs, so its documents would be in training. Name it "
-            "in one of them."
+            f"data.heldout_inputs: '{both[0]}' is also in data.inputs, so its documents would be "
+            "in training. Name it in one of them."
         )
-    return InputFiles(sorted(train | heldout), entries, tuple(sorted(map(get_document_file, heldout))))
+    return InputFiles(
+        sorted(train | heldout), entries, tuple(sorted(map(get_document_file, heldout)))
+    )
 
 
 def find_heldout_files(data: CrawlConfig) -> tuple[str, ...]:
@@ -100,13 +108,23 @@ def find_heldout_files(data: CrawlConfig) -> tuple[str, ...]:
     Returns:
         Names as documents have them in the column `file`, sorted.
     """
-    return tuple(sorted(map(get_document_file, _find_entries(data.heldout_inputs, "data.heldout_inputs", {}))))
+    return tuple(
+        sorted(
+            map(get_document_file, _find_entries(data.heldout_inputs, "data.heldout_inputs", {}))
+        )
+    )
 
 
-def _find_entries(inputs: Sequence[InputEntry], where: str, entries: dict[str, InputFilesConfig]) -> set[str]:
+def _find_entries(
+    inputs: Sequence[InputEntry], where: str, entries: dict[str, InputFilesConfig]
+) -> set[str]:
     """Return the files of some inputs, and add the entries with fields to `entries`."""
     plain = [entry for entry in inputs if isinstance(entry, str)]
-    found = set(find_inputs(plain, where)) if plain or (where == "data.inputs" and not inputs) else set[str]()
+    found = (
+        set(find_inputs(plain, where))
+        if plain or (where == "data.inputs" and not inputs)
+        else set[str]()
+    )
     owners = dict.fromkeys(found, InputFilesConfig(path="-"))
     for number, entry in enumerate(inputs):
         if isinstance(entry, str):
@@ -116,7 +134,8 @@ def _find_entries(inputs: Sequence[InputEntry], where: str, entries: dict[str, I
             other = owners.setdefault(path, entry)
             if any(getattr(other, field) != getattr(entry, field) for field in FIELDS):
                 raise DataError(
-                    f"{where}.{number}: '{path}' is in another entry too, with other fields. Name a file in one entry."
+                    f"{where}.{number}: '{path}' is in another entry too, with other fields. Name "
+                    "a file in one entry."
                 )
         found.update(paths)
         if any(getattr(entry, field) is not None for field in FIELDS):
@@ -129,14 +148,17 @@ def get_document_file(path: str) -> str:
     return redact_url(path) if is_remote(path) else format_file_name(path)
 
 
-def find_inputs(patterns: Sequence[str], where: str = "data.inputs", split: str = "", subset: str = "") -> list[str]:
+def find_inputs(
+    patterns: Sequence[str], where: str = "data.inputs", split: str = "", subset: str = ""
+) -> list[str]:
     """Return the files that the patterns match, sorted and each once.
 
     Args:
-        patterns: paths or URLs, with `*`, `?`, `[…]` and `**`; or `@` and the path of a list, one pattern a line. `**`
-            enters each folder once, whatever symbolic links lead to it.
+        patterns: paths or URLs, with `*`, `?`, `[…]` and `**`; or `@` and the path of a list, one
+            pattern a line. `**` enters each folder once, whatever symbolic links lead to it.
         where: key of the patterns, for messages.
-        split: split of a folder of Hugging Face's datasets; "" for `train`. With a split every folder is one.
+        split: split of a folder of Hugging Face's datasets; "" for `train`. With a split every
+            folder is one.
         subset: its subset; "" for the default one.
 
     Returns:
@@ -146,13 +168,15 @@ def find_inputs(patterns: Sequence[str], where: str = "data.inputs", split: str 
         DataError: if a pattern matches no file, a list cannot be read, or a URL is redacted.
     """
     if not patterns:
-        raise DataError(f"{where} is empty. Name crawl files, such as data.inputs='[crawl/*.warc.gz]'.")
+        raise DataError(
+            f"{where} is empty. Name crawl files, such as data.inputs='[crawl/*.warc.gz]'."
+        )
     found: set[str] = set()
     for pattern, line in _iter_patterns(patterns, where, 0):
         if is_remote(pattern) and REDACTED in pattern:
             raise DataError(
-                f"{line}: '{pattern}' comes from the stored config of an earlier run, without its secrets. "
-                "Give the URL again, with its password, token or signature."
+                f"{line}: '{pattern}' comes from the stored config of an earlier run, without its "
+                "secrets. Give the URL again, with its password, token or signature."
             )
         list_files = _list_remote_files if is_remote(pattern) else _list_local_files
         found.update(list_files(pattern, line, split, subset))
@@ -186,7 +210,8 @@ def get_input_size(path: str) -> int:
 
 
 def compute_file_stamp(path: str) -> list[int]:
-    """Return size, modification time and inode of a local file: a file with an unchanged stamp is not read again.
+    """Return size, modification time and inode of a local file: a file with an unchanged stamp is
+    not read again.
 
     Args:
         path: a path.
@@ -210,7 +235,11 @@ def compute_input_identity(journal: Journal, path: str) -> str:
     Returns:
         The digest of a local file; the entity tag or modification time of a remote one.
     """
-    return get_remote_identity(path, compute_remote_digest) if is_remote(path) else journal.get_input_digest(Path(path))
+    return (
+        get_remote_identity(path, compute_remote_digest)
+        if is_remote(path)
+        else journal.get_input_digest(Path(path))
+    )
 
 
 def _iter_patterns(patterns: Sequence[str], where: str, depth: int) -> Iterator[tuple[str, str]]:
@@ -223,7 +252,9 @@ def _iter_patterns(patterns: Sequence[str], where: str, depth: int) -> Iterator[
             raise DataError(f"{where}: '{pattern}' is nested in {depth} lists. Use fewer levels.")
         for number, line in enumerate(_read_list_lines(pattern[1:], where), 1):
             if line.strip() and not line.lstrip().startswith("#"):
-                yield from _iter_patterns([line.strip()], f"{pattern[1:]}, line {number}", depth + 1)
+                yield from _iter_patterns(
+                    [line.strip()], f"{pattern[1:]}, line {number}", depth + 1
+                )
 
 
 def _read_list_lines(path: str, where: str) -> list[str]:
@@ -236,7 +267,8 @@ def _read_list_lines(path: str, where: str) -> list[str]:
             return content.decode("utf-8", "surrogateescape").splitlines()
     except OSError as error:
         raise DataError(
-            f"{where}: the list '@{path}' cannot be read: {error}. Give a text file with one path per line."
+            f"{where}: the list '@{path}' cannot be read: {error}. Give a text file with one path "
+            "per line."
         ) from error
 
 
@@ -244,7 +276,11 @@ def _list_local_files(pattern: str, where: str, split: str, subset: str) -> list
     matches = [os.path.normpath(match) for match in match_files(pattern)]
     if not matches and os.path.exists(pattern):
         matches = [os.path.normpath(pattern)]  # a name with brackets in it
-    files = [match for match in matches if not os.path.isdir(match) or _is_folder_named_like_file(match, pattern)]
+    files = [
+        match
+        for match in matches
+        if not os.path.isdir(match) or _is_folder_named_like_file(match, pattern)
+    ]
     if not files and len(matches) == 1:  # a folder, which no wildcard matched by chance
         folder = open_local_folder(matches[0])
         if split or subset or folder.is_dataset():
@@ -256,7 +292,9 @@ def _list_local_files(pattern: str, where: str, split: str, subset: str) -> list
 
 
 def _is_folder_named_like_file(folder: str, pattern: str) -> bool:
-    """Return whether a wildcard matched a folder that is named like a data file: reading it reports the error."""
+    """Return whether a wildcard matched a folder that is named like a data file: reading it
+    reports the error.
+    """
     return folder.endswith(_DATA_FILE) and os.path.normpath(pattern) != folder
 
 
@@ -268,16 +306,24 @@ def _list_remote_files(pattern: str, where: str, split: str, subset: str) -> lis
             names = list_split_files(folder, split, subset, where, _DATA_FILE)
             return [f"{pattern.rstrip('/')}/{name}" for name in names]
     if not files:
-        raise DataError(_format_no_match(pattern, [pattern.rstrip("/")] if is_folder else [], where))
+        raise DataError(
+            _format_no_match(pattern, [pattern.rstrip("/")] if is_folder else [], where)
+        )
     return files
 
 
 def _find_pattern(folder: str) -> str | None:
-    """Return the pattern of the first data file of a folder, such as /*.parquet; None if there is none."""
+    """Return the pattern of the first data file of a folder, such as /*.parquet; None if there
+    is none.
+    """
     for parent, below, names in os.walk(folder):
         below.sort()
         for name in sorted(names):
-            if ends := [end for end in _DATA_FILE if end in name and name.endswith((end, ".gz", ".zst", ".lz4"))]:
+            if ends := [
+                end
+                for end in _DATA_FILE
+                if end in name and name.endswith((end, ".gz", ".zst", ".lz4"))
+            ]:
                 deep = "" if os.path.samefile(parent, folder) else f"/{ANY_DEPTH}"
                 return f"{deep}/*{name[name.index(ends[0]) :]}"
     return None
@@ -287,8 +333,14 @@ def _format_no_match(pattern: str, folders: Sequence[str], where: str) -> str:
     if folders:
         inside = "/*.warc.gz" if is_remote(pattern) else _find_pattern(folders[0])
         if inside is None:
-            return f"{where}: '{pattern}' is a folder without files to read. Give one with {', '.join(_DATA_FILE)}."
-        return f"{where}: '{pattern}' is a folder, not a file. Give the files in it: '{folders[0]}{inside}'."
+            return (
+                f"{where}: '{pattern}' is a folder without files to read. Give one with "
+                f"{', '.join(_DATA_FILE)}."
+            )
+        return (
+            f"{where}: '{pattern}' is a folder, not a file. Give the files in it: "
+            f"'{folders[0]}{inside}'."
+        )
     working_directory = "" if is_remote(pattern) else f" (in {Path.cwd()})"
     fix = (
         "Correct the address."

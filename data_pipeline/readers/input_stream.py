@@ -1,10 +1,11 @@
-"""Random-access bytes of one local or remote file; failed reads are retried with exponential back-off.
+"""Random-access bytes of one local or remote file; failed reads are retried with exponential
+back-off.
 
 An `InputStream` is a binary file for FastWARC, Arrow and the readers of this package.
 
 Invariants:
-- Every read is complete and of one version of the file (size, modification time and inode locally, entity tag
-  remotely), or raises `ReadError`.
+- Every read is complete and of one version of the file (size, modification time and inode locally,
+  entity tag remotely), or raises `ReadError`.
 - A stream that ends before the size of the file is an error and retried like any other.
 - Retries change when bytes arrive, never which.
 """
@@ -20,12 +21,13 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from data_pipeline.readers.remote_file import ASKED_BY
-from llmsys.local_files import is_remote
+from llmsys.data_pipeline.readers.remote_file import ASKED_BY
 from llmsys.log import redact_secrets, redact_url
-from llmsys.object_store import get_entity_tag, open_file_system
+from llmsys.storage.local_files import is_remote
+from llmsys.storage.object_store import get_entity_tag, open_file_system
 
-_UNDECODED = re.compile("[\udc80-\udcff]")  # os.fsdecode's surrogates for bytes that are not UTF-8 (PEP 383)
+# os.fsdecode's surrogates for bytes that are not UTF-8 (PEP 383)
+_UNDECODED = re.compile("[\udc80-\udcff]")
 
 
 def format_file_name(path: str) -> str:
@@ -48,11 +50,15 @@ class ReadError(OSError):
     def __init__(self, position: int, attempts: int, cause: Exception) -> None:
         self.position = position
         reason = redact_secrets(str(cause))
-        super().__init__(f"unreadable after {attempts} {'tries' if attempts > 1 else 'try'}: {reason}")
+        super().__init__(
+            f"unreadable after {attempts} {'tries' if attempts > 1 else 'try'}: {reason}"
+        )
 
 
 class FileChangedError(OSError):
-    """The file is not the one that was opened first: its bytes do not belong to those read before."""
+    """The file is not the one that was opened first: its bytes do not belong to those read
+    before.
+    """
 
 
 class NotRegularError(OSError):
@@ -61,7 +67,14 @@ class NotRegularError(OSError):
 
 _CHANGED = "the file changed while it was read"
 # Retrying does not help.
-_FINAL = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, NotRegularError, FileChangedError)
+_FINAL = (
+    FileNotFoundError,
+    PermissionError,
+    IsADirectoryError,
+    NotADirectoryError,
+    NotRegularError,
+    FileChangedError,
+)
 
 
 class _OpenFile(Protocol):
@@ -77,7 +90,8 @@ class _OpenFile(Protocol):
 class _LocalFile:
     """A local file, read by absolute position.
 
-    Each read is followed by a check that the file is still the one opened: one rewritten in place mixes two versions.
+    Each read is followed by a check that the file is still the one opened: one rewritten in place
+    mixes two versions.
     """
 
     def __init__(self, path: str) -> None:
@@ -100,7 +114,9 @@ class _LocalFile:
 
 
 def compute_stat_stamp(about: os.stat_result) -> list[int]:
-    """Return size, modification time (ns) and inode: a local file with other values is another file."""
+    """Return size, modification time (ns) and inode: a local file with other values is another
+    file.
+    """
     return [about.st_size, about.st_mtime_ns, about.st_ino]
 
 
@@ -112,7 +128,9 @@ class _RemoteFile:
         files.invalidate_cache(path)  # fsspec caches listings; the file may be newer
         about = files.info(path)
         self.size, self.version = int(about["size"]), f"{about['size']} {get_entity_tag(about)}"
-        self._stream: Any = files.open(path, "rb", block_size=read_ahead or _READ_AHEAD, cache_type="readahead")
+        self._stream: Any = files.open(
+            path, "rb", block_size=read_ahead or _READ_AHEAD, cache_type="readahead"
+        )
 
     def read_block(self, position: int, size: int) -> bytes:
         self._stream.seek(position)
@@ -134,7 +152,12 @@ class InputStream(io.RawIOBase):
     """
 
     def __init__(
-        self, path: str, max_attempts: int, start: int = 0, stop: int | None = None, read_ahead: int | None = None
+        self,
+        path: str,
+        max_attempts: int,
+        start: int = 0,
+        stop: int | None = None,
+        read_ahead: int | None = None,
     ) -> None:
         self.path = redact_url(path) if is_remote(path) else format_file_name(path)
         self._address, self.max_attempts = path, max_attempts
@@ -185,12 +208,17 @@ class InputStream(io.RawIOBase):
         return len(data)
 
     def read_block(self, position: int, size: int) -> bytes:
-        """Return `size` bytes at `position`: fewer at the end of the file, none before its beginning.
+        """Return `size` bytes at `position`: fewer at the end of the file, none before its
+        beginning.
 
         The position of `read` does not change.
         """
         wanted = max(0, min(size, self.size - position)) if position >= 0 else 0
-        data = self._call_with_retries(position, lambda: self._read_complete(position, wanted)) if wanted else b""
+        data = (
+            self._call_with_retries(position, lambda: self._read_complete(position, wanted))
+            if wanted
+            else b""
+        )
         self._bytes += wanted
         self.work += wanted + _READ_COSTS
         return data
@@ -239,7 +267,11 @@ class InputStream(io.RawIOBase):
 
 
 def open_input_stream(
-    path: str, max_attempts: int = 5, start: int = 0, stop: int | None = None, read_ahead: int | None = None
+    path: str,
+    max_attempts: int = 5,
+    start: int = 0,
+    stop: int | None = None,
+    read_ahead: int | None = None,
 ) -> InputStream:
     """Open a path or URL, or a byte range of it that begins and ends between two records.
 

@@ -12,12 +12,16 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from data_pipeline.readers.charset import can_decode
-from data_pipeline.readers.compressed_members import CompressedMembers, DamagedMember, MemberChunk
-from data_pipeline.readers.input_stream import InputStream
-from data_pipeline.readers.page_batch import Page, SkippedRecord
-from data_pipeline.readers.row_reader import build_document_page, find_text_fields, get_field
 from llmsys.config.cleaning import ReadConfig
+from llmsys.data_pipeline.readers.charset import can_decode
+from llmsys.data_pipeline.readers.compressed_members import (
+    CompressedMembers,
+    DamagedMember,
+    MemberChunk,
+)
+from llmsys.data_pipeline.readers.input_stream import InputStream
+from llmsys.data_pipeline.readers.page_batch import Page, SkippedRecord
+from llmsys.data_pipeline.readers.row_reader import build_document_page, find_text_fields, get_field
 
 _ESCAPED = 6  # bytes of an escaped one-byte character, such as \u0041
 _OTHER_FIELDS_BYTES = 1 << 16
@@ -28,7 +32,9 @@ _MARK = b"\xef\xbb\xbf"
 def read_json_lines(
     source: InputStream, magic: bytes, max_text_bytes: int, config: ReadConfig
 ) -> Iterator[Page | SkippedRecord]:
-    """Yield the documents of one file, and a `SkippedRecord` for each line or damage without one."""
+    """Yield the documents of one file, and a `SkippedRecord` for each line or damage without
+    one.
+    """
     limit = max_text_bytes * _ESCAPED + _OTHER_FIELDS_BYTES
     lines = _LineSplitter(source.path, limit)
     for piece in _iter_chunks(source, magic):
@@ -60,7 +66,9 @@ class _LineSplitter:
         self.size = 0
 
     def split_lines(self, data: bytes) -> Iterator[tuple[int, bytes | None]]:
-        """Yield the offset of each line that ends in `data`, and the line; None for a line that is too long."""
+        """Yield the offset of each line that ends in `data`, and the line; None for a line that
+        is too long.
+        """
         *ended, last = data.split(b"\n")
         for line in ended:
             yield self._end_line(line)
@@ -109,7 +117,10 @@ def _iter_line_documents(
     if isinstance(row, str):
         yield SkippedRecord(path, offset, row)
         return
-    values = {name: get_field(row, getattr(config, f"{name}_field")) for name in ("text", "url", "id", "date")}
+    values = {
+        name: get_field(row, getattr(config, f"{name}_field"))
+        for name in ("text", "url", "id", "date")
+    }
     names = None if isinstance(values["text"], str) else find_text_fields(row)
     page = build_document_page(offset, values, limit, config.text_field, names)
     yield SkippedRecord(path, offset, page) if isinstance(page, str) else page

@@ -1,7 +1,8 @@
 """Format the messages of a chat as the text of one document, for pretraining.
 
-Reads lists of `{role, content}` (OpenAI, Hugging Face) or of `{from, value}` (ShareGPT). `content` is text, or a list
-of parts of which each has `text`. A message becomes `role: content`; messages are separated by an empty line.
+Reads lists of `{role, content}` (OpenAI, Hugging Face) or of `{from, value}` (ShareGPT). `content`
+is text, or a list of parts of which each has `text`. A message becomes `role: content`; messages
+are separated by an empty line.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +28,9 @@ def is_chat(value: object) -> bool:
     return (
         isinstance(value, list)
         and bool(value)
-        and all(isinstance(one, Mapping) and find_message_keys(list(one)) is not None for one in value)
+        and all(
+            isinstance(one, Mapping) and find_message_keys(list(one)) is not None for one in value
+        )
     )
 
 

@@ -10,18 +10,22 @@ import pyarrow as pa
 
 PAGE_SCHEMA = pa.schema(
     [
-        pa.field("id", pa.string()),  # id in the file; null if it is derived from url, date and content
+        # id in the file; null if it is derived from url, date and content
+        pa.field("id", pa.string()),
         pa.field("url", pa.string(), nullable=False),
         pa.field("date", pa.string(), nullable=False),  # as in the crawl: 2024-05-01T12:00:00Z
         pa.field("file", pa.string(), nullable=False),  # path as given to the reader
-        # Bytes of the file before the record, or before the compressed member that it begins in; of jsonl, decoded
-        # bytes before the line; of parquet and Arrow, rows before the row.
+        # Bytes of the file before the record, or before the compressed member that it begins in; of
+        # jsonl, decoded bytes before the line; of parquet and Arrow, rows before the row.
         pa.field("offset", pa.int64(), nullable=False),
-        pa.field("content_type", pa.string(), nullable=False),  # of the HTTP header, lower case, "" when absent
+        # of the HTTP header, lower case, "" when absent
+        pa.field("content_type", pa.string(), nullable=False),
         pa.field("charset", pa.string(), nullable=False),  # Python codec of the payload
-        pa.field("payload", pa.large_binary(), nullable=False),  # HTML bytes after transfer and content decoding
+        # HTML bytes after transfer and content decoding
+        pa.field("payload", pa.large_binary(), nullable=False),
         pa.field("text", pa.large_string()),  # text that needs no extraction; null for HTML
-        pa.field("note", pa.string()),  # defects of a page that is kept, separated by "; "; null for none
+        # defects of a page that is kept, separated by "; "; null for none
+        pa.field("note", pa.string()),
     ]
 )
 _BATCH_BYTES = 32 << 20  # a few long pages fill a batch, so that memory is bounded
@@ -37,7 +41,8 @@ class SkippedRecord:
         offset: position in the file, as `PAGE_SCHEMA` defines it.
         reason: reason.
         count: number of records that this entry represents.
-        is_retryable: whether another attempt may succeed, because the storage failed and not the file.
+        is_retryable: whether another attempt may succeed, because the storage failed and not the
+            file.
     """
 
     file: str
@@ -68,7 +73,8 @@ class Page:
         return tuple(dict.fromkeys(note for note in (self.note, *self.more_notes) if note))
 
 
-@dataclass(slots=True)  # not frozen: there are millions, and a frozen one takes four times as long to create
+# not frozen: there are millions, and a frozen one takes four times as long to create
+@dataclass(slots=True)
 class NonPageRecord:
     """A record that is not a page and need not be one, such as a request."""
 
@@ -128,10 +134,16 @@ class PageCollector:
         pages = self._pages
         columns = [
             pa.array([page.id for page in pages], pa.string()),
-            *(pa.array([getattr(page, name) for page in pages], pa.string()) for name in ("url", "date")),
+            *(
+                pa.array([getattr(page, name) for page in pages], pa.string())
+                for name in ("url", "date")
+            ),
             pa.array([self.file] * len(pages), pa.string()),
             pa.array([page.offset for page in pages], pa.int64()),
-            *(pa.array([getattr(page, name) for page in pages], pa.string()) for name in ("content_type", "charset")),
+            *(
+                pa.array([getattr(page, name) for page in pages], pa.string())
+                for name in ("content_type", "charset")
+            ),
             _build_binary_array([page.payload for page in pages]),
             pa.array([page.text for page in pages], pa.large_string()),
             pa.array(["; ".join(page.notes) or None for page in pages], pa.string()),
@@ -150,7 +162,9 @@ def _build_binary_array(payloads: list[bytes]) -> pa.Array:
 
 
 def remove_invalid_characters(text: str) -> str:
-    """Return the text without NULs and with lone surrogates, which UTF-8 cannot encode, replaced by question marks."""
+    """Return the text without NULs and with lone surrogates, which UTF-8 cannot encode, replaced
+    by question marks.
+    """
     if "\0" in text:
         text = text.replace("\0", "")
     try:

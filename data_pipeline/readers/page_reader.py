@@ -1,24 +1,40 @@
 """Read the pages of one file of any supported format: the entry point of this package.
 
-Formats: WARC, WET, ARC, JSON lines, parquet, Arrow, plain text; all but text and tables may be compressed with gzip,
-zstd or lz4; a path or a URL. The format is detected from the first bytes, and from the name only where they do not
-decide.
+Formats: WARC, WET, ARC, JSON lines, parquet, Arrow, plain text; all but text and tables may be
+compressed with gzip, zstd or lz4; a path or a URL. The format is detected from the first bytes, and
+from the name only where they do not decide.
 
 Invariants:
-- No input raises. A failure is a `SkippedRecord` with file, offset and reason, and reading continues after it.
+- No input raises. A failure is a `SkippedRecord` with file, offset and reason, and reading
+  continues after it.
 """
 
 import os
 from collections.abc import Iterator
 
-from data_pipeline.readers.compressed_members import CompressedMembers, MemberChunk, detect_compression
-from data_pipeline.readers.input_stream import InputStream, ReadError, format_file_name, open_input_stream
-from data_pipeline.readers.page_batch import NonPageRecord, Page, PageBatch, PageCollector, SkippedRecord
-from data_pipeline.readers.warc_pages import PageExtractor
-from data_pipeline.readers.warc_records import ArcDialect, iter_dialect_records, iter_records
 from llmsys.config.cleaning import ReadConfig
-from llmsys.local_files import is_remote
+from llmsys.data_pipeline.readers.compressed_members import (
+    CompressedMembers,
+    MemberChunk,
+    detect_compression,
+)
+from llmsys.data_pipeline.readers.input_stream import (
+    InputStream,
+    ReadError,
+    format_file_name,
+    open_input_stream,
+)
+from llmsys.data_pipeline.readers.page_batch import (
+    NonPageRecord,
+    Page,
+    PageBatch,
+    PageCollector,
+    SkippedRecord,
+)
+from llmsys.data_pipeline.readers.warc_pages import PageExtractor
+from llmsys.data_pipeline.readers.warc_records import ArcDialect, iter_dialect_records, iter_records
 from llmsys.log import redact_secrets, redact_url
+from llmsys.storage.local_files import is_remote
 
 _PACKED = (".gz", ".zst", ".zstd", ".lz4")
 _BY_NAME = {
@@ -48,7 +64,8 @@ def read_pages(
 
     Args:
         path: a path or URL.
-        max_page_bytes: longer pages and texts are skipped, before and after their codings are undone.
+        max_page_bytes: longer pages and texts are skipped, before and after their codings are
+            undone.
         batch_pages: pages per batch; a batch also ends when its pages take 32 MiB.
         config: names of fields, policy on wrong digests and cut pages, number of read attempts.
         start: byte at which to begin; with `stop`, a range from `split_file`.
@@ -80,7 +97,9 @@ def read_pages(
 
 def _format_os_error(error: OSError) -> str:
     """Return the reason of a system error; some storages only name the path."""
-    return error.strerror or ("No such file or directory" if isinstance(error, FileNotFoundError) else str(error))
+    return error.strerror or (
+        "No such file or directory" if isinstance(error, FileNotFoundError) else str(error)
+    )
 
 
 def _iter_file_records(
@@ -89,7 +108,7 @@ def _iter_file_records(
     if source.size == 0:
         return
     if config.reader is not None:
-        from data_pipeline.readers.python_reader import read_with_python
+        from llmsys.data_pipeline.readers.python_reader import read_with_python
 
         yield from read_with_python(source, limit, config.reader)
         return
@@ -97,25 +116,29 @@ def _iter_file_records(
     kind = _detect_format(source, magic)
     extractor = PageExtractor(source.path, limit, config)
     if kind == "lines":
-        from data_pipeline.readers.json_lines import read_json_lines
+        from llmsys.data_pipeline.readers.json_lines import read_json_lines
 
         yield from read_json_lines(source, magic, limit, config)
     elif kind in ("parquet", "arrow", "text") and magic:
-        yield SkippedRecord(source.path, 0, f"a {kind} file inside another compression: decompress it first")
+        yield SkippedRecord(
+            source.path, 0, f"a {kind} file inside another compression: decompress it first"
+        )
     elif kind == "parquet":
-        from data_pipeline.readers.parquet import read_parquet
+        from llmsys.data_pipeline.readers.parquet import read_parquet
 
         yield from read_parquet(source, limit, config)
     elif kind == "arrow":
-        from data_pipeline.readers.arrow import read_arrow
+        from llmsys.data_pipeline.readers.arrow import read_arrow
 
         yield from read_arrow(source, limit, config)
     elif kind == "text":
-        from data_pipeline.readers.text_file import read_text_file
+        from llmsys.data_pipeline.readers.text_file import read_text_file
 
         yield from read_text_file(source, limit)
     elif kind == "arc":
-        yield from iter_dialect_records(source, ArcDialect(), extractor.extract_page, extractor.keep_bytes)
+        yield from iter_dialect_records(
+            source, ArcDialect(), extractor.extract_page, extractor.keep_bytes
+        )
     else:
         yield from iter_records(source, extractor.extract_page, extractor.keep_bytes)
 

@@ -1,11 +1,12 @@
 """Read documents from parquet files, a few rows at a time.
 
-Page headers are parsed first (PageHeader in Thrift's compact protocol), so that the decoded size of a page is known
-before pyarrow decodes it. Reads only the columns that the configuration names.
+Page headers are parsed first (PageHeader in Thrift's compact protocol), so that the decoded size of
+a page is known before pyarrow decodes it. Reads only the columns that the configuration names.
 
 Invariants:
 - A damaged row group, or one with a page over the memory limit, loses its own rows only.
-- A page header that cannot be parsed counts as size 0 here. pyarrow reports the error when it decodes.
+- A page header that cannot be parsed counts as size 0 here. pyarrow reports the error when it
+  decodes.
 """
 
 from collections.abc import Iterator
@@ -14,9 +15,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from data_pipeline.readers.input_stream import InputStream
-from data_pipeline.readers.page_batch import Page, SkippedRecord
-from data_pipeline.readers.row_reader import (
+from llmsys.config.cleaning import ReadConfig
+from llmsys.data_pipeline.readers.input_stream import InputStream
+from llmsys.data_pipeline.readers.page_batch import Page, SkippedRecord
+from llmsys.data_pipeline.readers.row_reader import (
     DAMAGE,
     ROWS,
     DecodeLimitError,
@@ -25,7 +27,6 @@ from data_pipeline.readers.row_reader import (
     has_text_column,
     list_columns,
 )
-from llmsys.config.cleaning import ReadConfig
 
 MAX_PAGE_BYTES = 192 << 20  # decompressed size of one page
 _ROWS_BYTES = 64 << 20  # decompressed size of the pages that are decoded at once
@@ -43,10 +44,11 @@ class _IllegibleError(Exception):
 
 
 def compute_largest_page(source: InputStream, column: Any, most_rows: int) -> tuple[int, int]:
-    """Return the decompressed size of the largest page of a column chunk, and how many rows can be decoded at once.
+    """Return the decompressed size of the largest page of a column chunk, and how many rows can be
+    decoded at once.
 
-    The pages that hold those rows take at most 64 MiB. Where a dictionary or `DELTA_BYTE_ARRAY` can repeat a stored
-    value in every row, the limit is 64 MiB of repeated pages.
+    The pages that hold those rows take at most 64 MiB. Where a dictionary or `DELTA_BYTE_ARRAY` can
+    repeat a stored value in every row, the limit is 64 MiB of repeated pages.
 
     Args:
         source: the parquet file.
@@ -56,7 +58,10 @@ def compute_largest_page(source: InputStream, column: Any, most_rows: int) -> tu
     Returns:
         Bytes and rows.
     """
-    starts = [column.data_page_offset, *([column.dictionary_page_offset] if column.has_dictionary_page else [])]
+    starts = [
+        column.data_page_offset,
+        *([column.dictionary_page_offset] if column.has_dictionary_page else []),
+    ]
     position, left, largest, rows = min(starts), column.num_values, 0, most_rows
     end = min(position + column.total_compressed_size, source.size)
     while position < end and left > 0:
@@ -75,7 +80,9 @@ def compute_largest_page(source: InputStream, column: Any, most_rows: int) -> tu
 
 
 def _read_page_header(source: InputStream, position: int) -> tuple[int, int, int, int]:
-    """Return the bytes of the header, of the page decompressed and compressed, and the number of its values."""
+    """Return the bytes of the header, of the page decompressed and compressed, and the number of
+    its values.
+    """
     # Few headers need the second, larger read.
     for size in (_HEADER, _LONGEST_HEADER):
         try:
@@ -85,16 +92,21 @@ def _read_page_header(source: InputStream, position: int) -> tuple[int, int, int
         except IndexError:
             if size == _LONGEST_HEADER:
                 raise
-    # PageHeader in parquet.thrift: 2 and 3 are the sizes, 5 and 8 the headers of data pages (field 1: num_values).
+    # PageHeader in parquet.thrift: 2 and 3 are the sizes, 5 and 8 the headers of data pages (field
+    # 1: num_values).
     unpacked, packed = fields.get(2, -1), fields.get(3, -1)
     data = fields.get(5) or fields.get(8) or {}
-    if not (isinstance(unpacked, int) and isinstance(packed, int) and unpacked >= 0 and packed >= 0):
+    if not (
+        isinstance(unpacked, int) and isinstance(packed, int) and unpacked >= 0 and packed >= 0
+    ):
         raise _IllegibleError
     return reader.position, unpacked, packed, data.get(1, 0) if isinstance(data, dict) else 0
 
 
 class _ThriftCompactReader:
-    """Reader of structs in Thrift's compact protocol; integers and structs are kept by field number."""
+    """Reader of structs in Thrift's compact protocol; integers and structs are kept by field
+    number.
+    """
 
     def __init__(self, data: bytes) -> None:
         self.data, self.position = data, 0
@@ -105,7 +117,8 @@ class _ThriftCompactReader:
         fields: dict[int, Any] = {}
         number = 0
         while head := self._read_byte():
-            # The high bits are the distance to the field before; 0 means that the full number follows.
+            # The high bits are the distance to the field before; 0 means that the full number
+            # follows.
             number = number + (head >> 4) if head >> 4 else self._read_zigzag()
             fields[number] = self._read_value(head & 15, depth)
         return fields
@@ -153,15 +166,24 @@ _BATCH_BYTES = 4 << 20
 _MAX_FOOTER = 64 << 20
 
 
-def read_parquet(source: InputStream, max_text_bytes: int, config: ReadConfig) -> Iterator[Page | SkippedRecord]:
+def read_parquet(
+    source: InputStream, max_text_bytes: int, config: ReadConfig
+) -> Iterator[Page | SkippedRecord]:
     """Yield the documents of a parquet file."""
     # The file ends with the length of the footer and the magic bytes.
     if (footer := int.from_bytes(source.read_block(source.size - 8, 4), "little")) > _MAX_FOOTER:
-        yield SkippedRecord(source.path, 0, f"a parquet file with a footer of {footer} bytes, more than {_MAX_FOOTER}")
+        yield SkippedRecord(
+            source.path,
+            0,
+            f"a parquet file with a footer of {footer} bytes, more than {_MAX_FOOTER}",
+        )
         return
     try:
         file = pq.ParquetFile(
-            pa.PythonFile(source, mode="r"), pre_buffer=False, buffer_size=1 << 20, page_checksum_verification=True
+            pa.PythonFile(source, mode="r"),
+            pre_buffer=False,
+            buffer_size=1 << 20,
+            page_checksum_verification=True,
         )
         rows = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
         columns = list_columns(file.schema_arrow, config)
@@ -173,7 +195,9 @@ def read_parquet(source: InputStream, max_text_bytes: int, config: ReadConfig) -
         yield reader.build_missing_text_skip(sum(rows), file.schema_arrow)
         return
     for group, count in enumerate(rows):
-        yield from reader.iter_documents(_iter_row_group_batches(file, source, group, columns), "row group", count)
+        yield from reader.iter_documents(
+            _iter_row_group_batches(file, source, group, columns), "row group", count
+        )
 
 
 def _iter_row_group_batches(
@@ -183,11 +207,15 @@ def _iter_row_group_batches(
     about = file.metadata.row_group(group)
     chunks = [about.column(number) for number in range(about.num_columns)]
     pages = [
-        compute_largest_page(source, chunk, ROWS) for chunk in chunks if _is_column_leaf(chunk.path_in_schema, columns)
+        compute_largest_page(source, chunk, ROWS)
+        for chunk in chunks
+        if _is_column_leaf(chunk.path_in_schema, columns)
     ]
     largest, most = max(page for page, _ in pages), min(rows for _, rows in pages)
     if largest > MAX_PAGE_BYTES:
-        raise DecodeLimitError(f"a page of {largest} bytes, more than {MAX_PAGE_BYTES}: write smaller ones")
+        raise DecodeLimitError(
+            f"a page of {largest} bytes, more than {MAX_PAGE_BYTES}: write smaller ones"
+        )
     step = max(1, min(most, _BATCH_BYTES * max(about.num_rows, 1) // max(1, about.total_byte_size)))
     yield from file.iter_batches(step, row_groups=[group], columns=columns, use_threads=False)
 

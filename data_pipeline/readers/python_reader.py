@@ -7,8 +7,8 @@
 
 Invariants:
 - Documents depend on the bytes of the file and the options alone; `check_python_reader` tests it.
-- Damage that the code reports as OSError or EOFError loses the rest of its file, and is counted. Any other error ends
-  the task and names the line of the code.
+- Damage that the code reports as OSError or EOFError loses the rest of its file, and is counted.
+  Any other error ends the task and names the line of the code.
 """
 
 import io
@@ -19,12 +19,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import BinaryIO, cast
 
-from data_pipeline.readers.input_stream import InputStream, ReadError
-from data_pipeline.readers.page_batch import Page, SkippedRecord
-from data_pipeline.readers.row_reader import build_document_page
 from llmsys.config.cleaning import PythonReaderConfig
 from llmsys.config.python_code import describe_error, load_python_object
 from llmsys.config.section import Section
+from llmsys.data_pipeline.readers.input_stream import InputStream, ReadError
+from llmsys.data_pipeline.readers.page_batch import Page, SkippedRecord
+from llmsys.data_pipeline.readers.row_reader import build_document_page
 from llmsys.errors import ConfigError, DataError
 
 
@@ -52,7 +52,9 @@ class PythonReader(Section):
 
     @abstractmethod
     def read(self, file: BinaryIO) -> Iterator[Document]:
-        """Yield the documents of a file, of which `file` gives the bytes as they are stored; gzip.open takes it."""
+        """Yield the documents of a file, of which `file` gives the bytes as they are stored;
+        gzip.open takes it.
+        """
 
 
 def load_python_reader(config: PythonReaderConfig) -> PythonReader:
@@ -70,7 +72,9 @@ def load_python_reader(config: PythonReaderConfig) -> PythonReader:
     return load_python_object(config, PythonReader, "data.read.reader")  # type: ignore[type-abstract]
 
 
-def read_with_python(source: InputStream, limit: int, config: PythonReaderConfig) -> Iterator[Page | SkippedRecord]:
+def read_with_python(
+    source: InputStream, limit: int, config: PythonReaderConfig
+) -> Iterator[Page | SkippedRecord]:
     """Yield the documents of one file; their offsets are their numbers, counted from 0.
 
     Args:
@@ -79,7 +83,8 @@ def read_with_python(source: InputStream, limit: int, config: PythonReaderConfig
         config: the section of the reader.
 
     Yields:
-        Pages, and a `SkippedRecord` for a document that is too long, and for the rest of a damaged file.
+        Pages, and a `SkippedRecord` for a document that is too long, and for the rest of a damaged
+        file.
 
     Raises:
         DataError: the user's code failed, or yielded anything but documents.
@@ -106,9 +111,15 @@ def _build_page(document: object, number: int, limit: int, path: str) -> Page | 
     """Return the page of a document, or the reason why it is none."""
     if not isinstance(document, Document) or (document.text is None) == (document.html is None):
         raise DataError(
-            f"{path} yielded {document!r:.80} as document {number}. Yield Document(text=…) or Document(html=…)."
+            f"{path} yielded {document!r:.80} as document {number}. Yield Document(text=…) or "
+            "Document(html=…)."
         )
-    values = {"text": document.html or document.text, "url": document.url, "id": document.id, "date": document.date}
+    values = {
+        "text": document.html or document.text,
+        "url": document.url,
+        "id": document.id,
+        "date": document.date,
+    }
     page = build_document_page(number, values, limit, "text")
     if document.html is None or isinstance(page, str):
         return page
@@ -129,7 +140,12 @@ def check_python_reader(reader: PythonReader, content: bytes, texts: Sequence[st
     name = type(reader).__name__
     first, again = (list(reader.read(io.BytesIO(content))) for _ in range(2))
     if first != again:
-        raise ConfigError(f"{name} yields other documents when it reads a file again. Keep nothing between two files.")
+        raise ConfigError(
+            f"{name} yields other documents when it reads a file again. Keep nothing between two "
+            "files."
+        )
     found = [document.text if document.html is None else document.html for document in first]
     if found != list(texts):
-        raise ConfigError(f"{name} yields {found}, not {list(texts)}. Correct read, or the expected texts.")
+        raise ConfigError(
+            f"{name} yields {found}, not {list(texts)}. Correct read, or the expected texts."
+        )

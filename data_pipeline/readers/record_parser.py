@@ -16,8 +16,8 @@ from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from data_pipeline.readers.byte_stream import ByteStream
-from data_pipeline.readers.page_batch import SkippedRecord
+from llmsys.data_pipeline.readers.byte_stream import ByteStream
+from llmsys.data_pipeline.readers.page_batch import SkippedRecord
 
 _HEADER_BYTES = 1 << 16
 _SEPARATORS = b"\r\n"
@@ -75,14 +75,16 @@ class RecordDialect(Protocol):
 def parse_records(
     stream: ByteStream, file: str, dialect: RecordDialect, keep_bytes: int, *, return_after: int = 0
 ) -> Generator[ParsedRecord | SkippedRecord, None, int | None]:
-    """Yield every record from the current byte of the stream, and a `SkippedRecord` for anything else.
+    """Yield every record from the current byte of the stream, and a `SkippedRecord` for anything
+    else.
 
     Args:
         stream: the decoded bytes.
         file: path for the skipped records.
         dialect: WARC or ARC.
         keep_bytes: blocks of longer records are not read.
-        return_after: number of records after which to stop where a faster reader can start; 0 for never.
+        return_after: number of records after which to stop where a faster reader can start; 0 for
+            never.
 
     Returns:
         The offset at which a faster reader can continue; None at the end of the file.
@@ -104,7 +106,9 @@ def parse_records(
 
 
 class _RecordParser:
-    def __init__(self, stream: ByteStream, file: str, dialect: RecordDialect, keep_bytes: int) -> None:
+    def __init__(
+        self, stream: ByteStream, file: str, dialect: RecordDialect, keep_bytes: int
+    ) -> None:
         self.stream, self.file, self.dialect, self.keep = stream, file, dialect, keep_bytes
 
     def has_more(self) -> bool:
@@ -130,12 +134,18 @@ class _RecordParser:
             yield ParsedRecord(offset, last.kind, last.headers, 0, b"")
         elif isinstance(header, RecordHeader):
             fits = header.size + header.length <= self.keep
-            yield self._read_record(offset, header) if fits else self._read_long_record(offset, header)
+            yield (
+                self._read_record(offset, header)
+                if fits
+                else self._read_long_record(offset, header)
+            )
         else:
             yield self._skip_illegible_record(offset, head, header)
 
     def _parse_last_header(self, head: bytes) -> RecordHeader | None:
-        """Return the header of the last record of a file if it lacks only the blank line after it."""
+        """Return the header of the last record of a file if it lacks only the blank line after
+        it.
+        """
         if len(head) == _HEADER_BYTES or self.stream.damage or not head.endswith(b"\n"):
             return None
         header = self.dialect.parse_header(head + b"\n")
@@ -162,7 +172,9 @@ class _RecordParser:
         return SkippedRecord(self.file, damage.offset, damage.reason)
 
     def _read_record(self, offset: int, header: RecordHeader) -> ParsedRecord | SkippedRecord:
-        """Read a record whose length is within the limit; its block is read only once the length is verified."""
+        """Read a record whose length is within the limit; its block is read only once the length
+        is verified.
+        """
         size = header.size + header.length
         end = self.stream.peek(1 + _AHEAD, size - 1)
         member = self.stream.find_next_member(size)
@@ -178,8 +190,13 @@ class _RecordParser:
         following = end[1:]
         # Only line ends are left in the file.
         is_last = len(following) < _AHEAD and not following.strip(_SEPARATORS)
-        # What follows is no record: the length is wrong, so the block would be part of a page, or more than one.
-        if not (is_last or self._is_record_end(following) or self.stream.find_next_member(size + 1) == size):
+        # What follows is no record: the length is wrong, so the block would be part of a page, or
+        # more than one.
+        if not (
+            is_last
+            or self._is_record_end(following)
+            or self.stream.find_next_member(size + 1) == size
+        ):
             self._seek_next_record(header.size)
             return SkippedRecord(self.file, offset, _OTHER)
         block = self.stream.peek(header.length, header.size)
@@ -191,7 +208,11 @@ class _RecordParser:
     def _is_record_end(self, following: bytes) -> bool:
         """Return whether a record can end before these bytes."""
         rest = following.lstrip(_SEPARATORS)
-        return not rest or self.dialect.is_record_start(rest) or following.startswith(self.dialect.separator)
+        return (
+            not rest
+            or self.dialect.is_record_start(rest)
+            or following.startswith(self.dialect.separator)
+        )
 
     def _skip_truncated_record(self, offset: int, header: RecordHeader) -> SkippedRecord:
         """Skip a record whose end is missing."""
@@ -203,7 +224,9 @@ class _RecordParser:
         return SkippedRecord(self.file, offset, _TOO_LONG if damage else "truncated")
 
     def _read_long_record(self, offset: int, header: RecordHeader) -> ParsedRecord | SkippedRecord:
-        """Return a record longer than the limit without its block, or the reason if its length is wrong."""
+        """Return a record longer than the limit without its block, or the reason if its length
+        is wrong.
+        """
         size = header.size + header.length
         # A plain file can be looked at behind the block without reading it.
         ahead = self.stream.peek_far(size - 1, _AHEAD)
@@ -241,9 +264,11 @@ class _RecordParser:
         return honest
 
     def _seek_next_record(self, begin: int) -> bool:
-        """Advance to the next record start after `begin` bytes, or to damage or the end; return whether there is one.
+        """Advance to the next record start after `begin` bytes, or to damage or the end; return
+        whether there is one.
 
-        The search window starts small: in files of many short records, each search costs its whole window.
+        The search window starts small: in files of many short records, each search costs its whole
+        window.
         """
         self.stream.advance(begin - 1)  # keep one byte before: a record may have to begin a line
         window = _FIRST

@@ -1,12 +1,14 @@
-"""List and identify remote inputs: URLs of any protocol of fsspec, such as s3://, gs://, https:// and memory://."""
+"""List and identify remote inputs: URLs of any protocol of fsspec, such as s3://, gs://,
+https:// and memory://.
+"""
 
 import hashlib
 from collections.abc import Callable
 from typing import Any
 
-from data_pipeline.readers.dataset_folders import DatasetFolder
+from llmsys.data_pipeline.readers.dataset_folders import DatasetFolder
 from llmsys.errors import DataError
-from llmsys.object_store import get_entity_tag, open_file_system, suggest_storage_fix
+from llmsys.storage.object_store import get_entity_tag, open_file_system, suggest_storage_fix
 
 _BLOCK = 1 << 20
 ASKED_BY = "data.inputs"
@@ -28,7 +30,11 @@ def list_remote_files(pattern: str) -> tuple[list[str], bool]:
         return [], False
     except Exception as error:  # every storage has errors of its own
         raise _build_list_error(pattern, files, error) from error
-    return [str(files.unstrip_protocol(name)) for name, about in found.items() if about["type"] == "file"], False
+    return [
+        str(files.unstrip_protocol(name))
+        for name, about in found.items()
+        if about["type"] == "file"
+    ], False
 
 
 def open_remote_folder(url: str) -> DatasetFolder:
@@ -52,7 +58,9 @@ def open_remote_folder(url: str) -> DatasetFolder:
 
 def _build_list_error(url: str, files: Any, error: Exception) -> DataError:
     reason = str(error).rstrip(".")
-    return DataError(f"data.inputs: {url} cannot be listed: {reason}. {suggest_storage_fix(files, error)}")
+    return DataError(
+        f"data.inputs: {url} cannot be listed: {reason}. {suggest_storage_fix(files, error)}"
+    )
 
 
 def get_remote_size(url: str) -> int:
@@ -65,7 +73,8 @@ def get_remote_size(url: str) -> int:
 
 
 def get_remote_identity(url: str, content: Callable[[str], str]) -> str:
-    """Return the entity tag or modification time with the size; `content(url)` if the storage reports neither.
+    """Return the entity tag or modification time with the size; `content(url)` if the storage
+    reports neither.
 
     "" if the file cannot be described: reading it reports the error.
     """

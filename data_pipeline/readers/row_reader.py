@@ -1,11 +1,14 @@
 """Build documents from rows of columns, whatever the file format.
 
-Reads record batches with the configured columns; yields one page with text per row. Offsets are row numbers.
+Reads record batches with the configured columns; yields one page with text per row. Offsets are row
+numbers.
 
-Fields are found by name and converted to text; text over the limit is rejected. Such pages need no extraction.
+Fields are found by name and converted to text; text over the limit is rejected. Such pages need no
+extraction.
 
 Invariants:
-- Damage, or rows over the memory limit, lose one row group or record batch, with the number of rows in its header.
+- Damage, or rows over the memory limit, lose one row group or record batch, with the number of rows
+  in its header.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -14,10 +17,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from data_pipeline.readers.input_stream import InputStream, ReadError
-from data_pipeline.readers.messages import find_message_keys, format_chat, is_chat
-from data_pipeline.readers.page_batch import Page, SkippedRecord, remove_invalid_characters
 from llmsys.config.cleaning import ReadConfig
+from llmsys.data_pipeline.readers.input_stream import InputStream, ReadError
+from llmsys.data_pipeline.readers.messages import find_message_keys, format_chat, is_chat
+from llmsys.data_pipeline.readers.page_batch import Page, SkippedRecord, remove_invalid_characters
 
 TOO_LONG = object()  # placeholder for a text that is too long to decode
 _SHOWN_FIELDS, _NAME_CHARACTERS = 8, 40
@@ -25,7 +28,8 @@ _ID_CHARACTERS = 256  # longer ids are ignored: ids are kept in memory for every
 
 
 def get_field(row: Mapping[str, Any], name: str) -> Any:
-    """Return the value of a field; `a.b` is the field b of the mapping a, unless a field has that literal name.
+    """Return the value of a field; `a.b` is the field b of the mapping a, unless a field has that
+    literal name.
 
     Args:
         row: values by field.
@@ -45,7 +49,8 @@ def get_field(row: Mapping[str, Any], name: str) -> Any:
 
 
 def find_text_fields(row: Mapping[str, Any]) -> list[str]:
-    """Return the names of the fields that hold text or a chat; fields of a mapping a are named `a.b`.
+    """Return the names of the fields that hold text or a chat; fields of a mapping a are named
+    `a.b`.
 
     Args:
         row: values by field.
@@ -56,24 +61,38 @@ def find_text_fields(row: Mapping[str, Any]) -> list[str]:
     names = [name for name, value in row.items() if isinstance(value, str) or is_chat(value)]
     mappings = [(name, value) for name, value in row.items() if isinstance(value, Mapping)]
     return names + [
-        f"{name}.{inner}" for name, mapping in mappings for inner, value in mapping.items() if isinstance(value, str)
+        f"{name}.{inner}"
+        for name, mapping in mappings
+        for inner, value in mapping.items()
+        if isinstance(value, str)
     ]
 
 
 def describe_missing_text(text_field: str, names: Collection[str] | None = None) -> str:
-    """Return the reason why a row is no document, with the fields that hold text; `names` None means unknown."""
+    """Return the reason why a row is no document, with the fields that hold text; `names` None
+    means unknown.
+    """
     if names is None:
         return f"no text in field '{text_field}'"
-    shown = [f"'{remove_invalid_characters(name)[:_NAME_CHARACTERS]}'" for name in sorted(names)[:_SHOWN_FIELDS]]
+    shown = [
+        f"'{remove_invalid_characters(name)[:_NAME_CHARACTERS]}'"
+        for name in sorted(names)[:_SHOWN_FIELDS]
+    ]
     more = f" and {len(names) - _SHOWN_FIELDS} more" if len(names) > _SHOWN_FIELDS else ""
     found = (
-        f"text is in {', '.join(shown)}{more} (data.read.text_field names the field)" if shown else "no field has text"
+        f"text is in {', '.join(shown)}{more} (data.read.text_field names the field)"
+        if shown
+        else "no field has text"
     )
     return f"no text in field '{text_field}': {found}"
 
 
 def build_document_page(
-    offset: int, values: Mapping[str, Any], limit: int, text_field: str, names: Collection[str] | None = None
+    offset: int,
+    values: Mapping[str, Any],
+    limit: int,
+    text_field: str,
+    names: Collection[str] | None = None,
 ) -> Page | str:
     """Build the page of one row.
 
@@ -121,12 +140,23 @@ ROWS = 128  # rows that become pages at once
 # Limits of the row count, because a header can claim any number and nulls take no bytes.
 _FEW_ROWS = 1 << 20  # allowed in any file
 _ROWS_PER_BYTE = 8  # allowed in longer files
-DAMAGE = (pa.ArrowException, OSError, ValueError, KeyError, IndexError, MemoryError, OverflowError, TypeError)
+DAMAGE = (
+    pa.ArrowException,
+    OSError,
+    ValueError,
+    KeyError,
+    IndexError,
+    MemoryError,
+    OverflowError,
+    TypeError,
+)
 _FIELDS = ("text", "url", "id", "date")
 
 
 def list_columns(schema: pa.Schema, config: ReadConfig) -> list[str]:
-    """Return the columns that hold the configured fields; a dot may be part of a name or lead into a structure."""
+    """Return the columns that hold the configured fields; a dot may be part of a name or lead
+    into a structure.
+    """
     wanted = {getattr(config, f"{name}_field") for name in _FIELDS}
     wanted |= {name.split(".")[0] for name in wanted}
     return [name for name in schema.names if name in wanted]
@@ -138,22 +168,33 @@ def has_text_column(columns: list[str], config: ReadConfig) -> bool:
 
 
 def list_text_columns(schema: pa.Schema) -> list[str]:
-    """Return the names of the columns that hold text or chats; fields of a structure a are named `a.b`."""
+    """Return the names of the columns that hold text or chats; fields of a structure a are named
+    `a.b`.
+    """
     names = [field.name for field in schema if _is_text(field.type) or _is_chat_column(field.type)]
     structures = [field for field in schema if pa.types.is_struct(field.type)]
     return names + [
-        f"{field.name}.{inner.name}" for field in structures for inner in field.type if _is_text(inner.type)
+        f"{field.name}.{inner.name}"
+        for field in structures
+        for inner in field.type
+        if _is_text(inner.type)
     ]
 
 
 def _is_chat_column(kind: pa.DataType) -> bool:
     is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
-    return is_list and pa.types.is_struct(kind.value_type) and find_message_keys(kind.value_type.names) is not None
+    return (
+        is_list
+        and pa.types.is_struct(kind.value_type)
+        and find_message_keys(kind.value_type.names) is not None
+    )
 
 
 def _is_text(kind: pa.DataType) -> bool:
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+    return bool(
+        pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    )
 
 
 class DecodeLimitError(Exception):
@@ -193,17 +234,23 @@ class RowReader:
                 batch = next(batches, None)
                 self._read += batch.num_rows if batch else 0
                 if self._read > self.most:
-                    raise DecodeLimitError(f"more than {self.most} rows in a file of {self.source.size} bytes")
+                    raise DecodeLimitError(
+                        f"more than {self.most} rows in a file of {self.source.size} bytes"
+                    )
                 found = [] if batch is None else self._build_documents(batch)
             except ReadError:
                 # The storage failed, not the file: read_pages reports it as retryable.
                 raise
             except DecodeLimitError as error:
-                yield SkippedRecord(self.source.path, self.row, str(error), max(1, begin + count - self.row))
+                yield SkippedRecord(
+                    self.source.path, self.row, str(error), max(1, begin + count - self.row)
+                )
                 self.row = max(self.row, begin + count)
                 return
             except DAMAGE as error:
-                yield build_damage_skip(self.source, self.row, part, error, max(1, begin + count - self.row))
+                yield build_damage_skip(
+                    self.source, self.row, part, error, max(1, begin + count - self.row)
+                )
                 self.row = max(self.row, begin + count)
                 return
             if batch is None:
@@ -213,15 +260,22 @@ class RowReader:
 
     def _build_documents(self, batch: pa.RecordBatch) -> list[Page | SkippedRecord]:
         columns = {
-            name: _get_field_values(batch, getattr(self.config, f"{name}_field"), 2 * self.limit) for name in _FIELDS
+            name: _get_field_values(batch, getattr(self.config, f"{name}_field"), 2 * self.limit)
+            for name in _FIELDS
         }
         is_missing = _find_column(batch, self.config.text_field) is None
         names = list_text_columns(batch.schema) if is_missing else None
         documents: list[Page | SkippedRecord] = []
         for index in range(batch.num_rows):
             values = {name: column[index] for name, column in columns.items()}
-            page = build_document_page(self.row + index, values, self.limit, self.config.text_field, names)
-            documents.append(SkippedRecord(self.source.path, self.row + index, page) if isinstance(page, str) else page)
+            page = build_document_page(
+                self.row + index, values, self.limit, self.config.text_field, names
+            )
+            documents.append(
+                SkippedRecord(self.source.path, self.row + index, page)
+                if isinstance(page, str)
+                else page
+            )
         return documents
 
 
@@ -247,13 +301,19 @@ def _find_column(batch: pa.RecordBatch, name: str) -> Any:
 
 
 def _get_struct_field(column: Any, part: str) -> Any:
-    if column is None or not pa.types.is_struct(column.type) or column.type.get_field_index(part) < 0:
+    if (
+        column is None
+        or not pa.types.is_struct(column.type)
+        or column.type.get_field_index(part) < 0
+    ):
         return None
     return pc.struct_field(column, part)
 
 
 def _decode_values(column: Any, most: int) -> list[Any]:
-    """Return values as Python objects: `TOO_LONG` for texts over `most` bytes; invalid UTF-8 is replaced."""
+    """Return values as Python objects: `TOO_LONG` for texts over `most` bytes; invalid UTF-8 is
+    replaced.
+    """
     kind = column.type
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         # As bytes: pyarrow would raise on the first text that is not UTF-8.
@@ -266,11 +326,17 @@ def _decode_values(column: Any, most: int) -> list[Any]:
     if pc.any(is_long).as_py():
         # Long texts never become Python objects.
         column = pc.if_else(is_long, pa.scalar(None, column.type), column)
-    texts = [None if value is None else value.decode("utf-8", "replace") for value in column.to_pylist()]
-    return [TOO_LONG if long else text for long, text in zip(is_long.to_pylist(), texts, strict=True)]
+    texts = [
+        None if value is None else value.decode("utf-8", "replace") for value in column.to_pylist()
+    ]
+    return [
+        TOO_LONG if long else text for long, text in zip(is_long.to_pylist(), texts, strict=True)
+    ]
 
 
-def build_damage_skip(source: InputStream, row: int, part: str, error: BaseException, count: int = 1) -> SkippedRecord:
+def build_damage_skip(
+    source: InputStream, row: int, part: str, error: BaseException, count: int = 1
+) -> SkippedRecord:
     """Return a skip with pyarrow's error message.
 
     Raises:

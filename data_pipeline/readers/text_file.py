@@ -5,9 +5,9 @@ Reads UTF-8, with or without a byte order mark.
 
 from collections.abc import Iterator
 
-from data_pipeline.readers.input_stream import InputStream
-from data_pipeline.readers.page_batch import Page, SkippedRecord
-from data_pipeline.readers.row_reader import build_document_page
+from llmsys.data_pipeline.readers.input_stream import InputStream
+from llmsys.data_pipeline.readers.page_batch import Page, SkippedRecord
+from llmsys.data_pipeline.readers.row_reader import build_document_page
 
 _MARK = b"\xef\xbb\xbf"
 
@@ -15,12 +15,16 @@ _MARK = b"\xef\xbb\xbf"
 def read_text_file(source: InputStream, max_text_bytes: int) -> Iterator[Page | SkippedRecord]:
     """Yield the document of a file, or the reason why it is none."""
     if source.size > max_text_bytes + len(_MARK):
-        yield SkippedRecord(source.path, 0, f"longer than {max_text_bytes} bytes: split it, one document per file")
+        yield SkippedRecord(
+            source.path, 0, f"longer than {max_text_bytes} bytes: split it, one document per file"
+        )
         return
     try:
         text = source.read_block(0, source.size).removeprefix(_MARK).decode()
     except UnicodeDecodeError as error:
-        yield SkippedRecord(source.path, error.start, "not UTF-8: convert it, such as with iconv -t UTF-8")
+        yield SkippedRecord(
+            source.path, error.start, "not UTF-8: convert it, such as with iconv -t UTF-8"
+        )
         return
     values = {"text": text, "url": "", "id": "", "date": ""}
     found = build_document_page(0, values, max_text_bytes, "text")

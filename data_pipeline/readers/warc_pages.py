@@ -1,12 +1,15 @@
-"""Extract pages from WARC and ARC records: HTML of HTTP responses and resources, and the texts of WET files.
+"""Extract pages from WARC and ARC records: HTML of HTTP responses and resources, and the texts of
+WET files.
 
-Reads one record at a time; returns a page with its charset and without its codings, or the reason why it is none.
+Reads one record at a time; returns a page with its charset and without its codings, or the reason
+why it is none.
 
 Invariants:
-- Block and payload digests are verified (ISO 28500, 5.8 and 5.9); the configuration decides about mismatches.
+- Block and payload digests are verified (ISO 28500, 5.8 and 5.9); the configuration decides about
+  mismatches.
 - A digest in an unknown algorithm or encoding passes.
-- Writers disagree on the payload of a coded HTTP body. Its digest may be that of the body as stored, without its
-  transfer coding, or without both codings.
+- Writers disagree on the payload of a coded HTTP body. Its digest may be that of the body as
+  stored, without its transfer coding, or without both codings.
 """
 
 import hashlib
@@ -15,8 +18,9 @@ from typing import Any
 
 from resiliparse.parse.encoding import detect_mime
 
-from data_pipeline.readers.charset import decide_charset, decode_text
-from data_pipeline.readers.http_response import (
+from llmsys.config.cleaning import ReadConfig
+from llmsys.data_pipeline.readers.charset import decide_charset, decode_text
+from llmsys.data_pipeline.readers.http_response import (
     BodyTooLargeError,
     DecodedBody,
     HttpResponse,
@@ -24,14 +28,27 @@ from data_pipeline.readers.http_response import (
     decode_chunked,
     parse_response,
 )
-from data_pipeline.readers.page_batch import NonPageRecord, Page, SkippedRecord, remove_invalid_characters
-from data_pipeline.readers.record_parser import ParsedRecord
-from llmsys.config.cleaning import ReadConfig
+from llmsys.data_pipeline.readers.page_batch import (
+    NonPageRecord,
+    Page,
+    SkippedRecord,
+    remove_invalid_characters,
+)
+from llmsys.data_pipeline.readers.record_parser import ParsedRecord
 
-_KNOWN = {"sha1": "sha1", "sha-1": "sha1", "md5": "md5", "sha256": "sha256", "sha-256": "sha256", "sha512": "sha512"}
+_KNOWN = {
+    "sha1": "sha1",
+    "sha-1": "sha1",
+    "md5": "md5",
+    "sha256": "sha256",
+    "sha-256": "sha256",
+    "sha512": "sha512",
+}
 _SIZES = {"sha1": 20, "md5": 16, "sha256": 32, "sha512": 64}  # bytes
 # The digits of RFC 4648 to those of int(digits, 32).
-_BASE32 = str.maketrans("ABCDEFGHIJKLMNOPQRSTUVWXYZ234567", "0123456789abcdefghijklmnopqrstuv", "0189")
+_BASE32 = str.maketrans(
+    "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567", "0123456789abcdefghijklmnopqrstuv", "0189"
+)
 
 
 def find_block_mismatch(declared: str | None, block: bytes) -> str:
@@ -40,19 +57,27 @@ def find_block_mismatch(declared: str | None, block: bytes) -> str:
 
 
 def find_payload_mismatch(declared: str | None, forms: Iterable[bytes | memoryview]) -> str:
-    """Return the problem with the payload digest of a record, "" if it is that of any of `forms`."""
+    """Return the problem with the payload digest of a record, "" if it is that of any of
+    `forms`.
+    """
     return _find_digest_mismatch("WARC-Payload-Digest", declared, forms)
 
 
-def _find_digest_mismatch(name: str, declared: str | None, forms: Iterable[bytes | memoryview]) -> str:
+def _find_digest_mismatch(
+    name: str, declared: str | None, forms: Iterable[bytes | memoryview]
+) -> str:
     algorithm, wanted = _parse_digest(declared or "")
-    if not wanted or any(hashlib.new(algorithm, form, usedforsecurity=False).digest() == wanted for form in forms):
+    if not wanted or any(
+        hashlib.new(algorithm, form, usedforsecurity=False).digest() == wanted for form in forms
+    ):
         return ""
     return f"{name} differs"
 
 
 def _parse_digest(declared: str) -> tuple[str, bytes]:
-    """Return algorithm and digest of `sha1:BASE32` or `sha1:hex`; empty values for any other form."""
+    """Return algorithm and digest of `sha1:BASE32` or `sha1:hex`; empty values for any other
+    form.
+    """
     label, _, value = declared.strip().partition(":")
     algorithm = _KNOWN.get(label.strip().lower(), "")
     if not algorithm:
@@ -103,7 +128,11 @@ class PageExtractor:
         block = _require_block(record)
         response = parse_response(block)
         if response is None:
-            return "no HTTP response" if "msgtype" not in (get("content-type") or "") else "unreadable HTTP header"
+            return (
+                "no HTTP response"
+                if "msgtype" not in (get("content-type") or "")
+                else "unreadable HTTP header"
+            )
         if response.status not in _OK:
             return f"HTTP status {response.status}"
         declared = (get("warc-identified-payload-type") or response.content_type).lower()
@@ -114,25 +143,35 @@ class PageExtractor:
         body = decode_body(response, self.limit)
         if not body.is_text:
             return f"damaged {response.headers.get('content-encoding', '')[:20]} coding"
-        return self._build_page(record, url, body, declared, response.charset, response.content_type, response)
+        return self._build_page(
+            record, url, body, declared, response.charset, response.content_type, response
+        )
 
     def extract_resource(self, record: ParsedRecord) -> Page | str | None:
-        """Return a page that was stored without an HTTP response; None if it is not declared as HTML."""
+        """Return a page that was stored without an HTTP response; None if it is not declared as
+        HTML.
+        """
         declared, _, parameters = (record.headers.get("content-type") or "").partition(";")
         url = (record.headers.get("warc-target-uri") or "").strip("<> ")
         if declared.strip().lower() not in _HTML or not url:
             return None
         body = DecodedBody(_require_block(record))
         charset = parameters.rpartition("charset=")[2].strip(" \"'")
-        return self._build_page(record, url, body, declared.strip().lower(), charset, declared.strip().lower(), None)
+        return self._build_page(
+            record, url, body, declared.strip().lower(), charset, declared.strip().lower(), None
+        )
 
     def extract_conversion(self, record: ParsedRecord) -> Page | str | None:
         """Return the text of a WET record, which needs no extraction."""
-        declared, _, parameters = (record.headers.get("content-type") or "text/plain").partition(";")
+        declared, _, parameters = (record.headers.get("content-type") or "text/plain").partition(
+            ";"
+        )
         if declared.strip().lower() != "text/plain":
             return f"not text: {declared[:80]}"
         block = _require_block(record)
-        reason, notes = self._check(record, "", self._find_record_mismatch(record, block, lambda: [block]))
+        reason, notes = self._check(
+            record, "", self._find_record_mismatch(record, block, lambda: [block])
+        )
         if reason:
             return reason
         text = decode_text(block, parameters.rpartition("charset=")[2].strip(" \"'"))
@@ -166,7 +205,9 @@ class PageExtractor:
         if problem:
             return problem
         block = record.block or b""
-        problem = self._find_record_mismatch(record, block, lambda: _iter_payload_forms(block, payload, response))
+        problem = self._find_record_mismatch(
+            record, block, lambda: _iter_payload_forms(block, payload, response)
+        )
         reason, notes = self._check(record, body.cut, problem)
         if reason:
             return reason
@@ -182,10 +223,15 @@ class PageExtractor:
         )
 
     def _check(self, record: ParsedRecord, cut: str, digest: str) -> tuple[str, tuple[str, ...]]:
-        """Return the reason why the config drops a page, "" if it does not, and the notes of a page that is kept."""
+        """Return the reason why the config drops a page, "" if it does not, and the notes of a
+        page that is kept.
+        """
         truncated = (record.headers.get("warc-truncated") or "").strip()
         cuts = tuple(filter(None, (f"WARC-Truncated: {truncated[:40]}" if truncated else "", cut)))
-        found = [(self.config.on_digest_mismatch, (digest,) if digest else ()), (self.config.on_truncation, cuts)]
+        found = [
+            (self.config.on_digest_mismatch, (digest,) if digest else ()),
+            (self.config.on_truncation, cuts),
+        ]
         for policy, problems in found:
             if policy == "drop" and problems:
                 return problems[0], ()
@@ -223,7 +269,9 @@ def _require_block(record: ParsedRecord) -> bytes:
     return record.block
 
 
-def _iter_payload_forms(block: bytes, payload: bytes, response: HttpResponse | None) -> Iterator[bytes | memoryview]:
+def _iter_payload_forms(
+    block: bytes, payload: bytes, response: HttpResponse | None
+) -> Iterator[bytes | memoryview]:
     """Yield the byte strings that writers digest as the payload, the most usual first."""
     if response is None:
         yield block

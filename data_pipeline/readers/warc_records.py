@@ -1,12 +1,15 @@
-"""Iterate over the records of a WARC file: with FastWARC, and with `record_parser` wherever FastWARC fails.
+"""Iterate over the records of a WARC file: with FastWARC, and with `record_parser` wherever
+FastWARC fails.
 
-FastWARC reads at the speed of zlib. It stops at the first damaged byte, does not report a cut end, and does not know
-record offsets in a file that is compressed as a whole. So `record_parser` reads the last record of every file and
-every record that FastWARC rejects, and hands back after the damage.
+FastWARC reads at the speed of zlib. It stops at the first damaged byte, does not report a cut end,
+and does not know record offsets in a file that is compressed as a whole. So `record_parser` reads
+the last record of every file and every record that FastWARC rejects, and hands back after the
+damage.
 
-Headers are those of WARC (ISO 28500, 4) or of ARC, the format before WARC (Internet Archive, "Arc File Format", 1996).
-A WARC header is a version line, named fields and a blank line. An ARC header is one line of five fields (version 1) or
-ten (version 2) with the length last; it is returned under WARC's field names.
+Headers are those of WARC (ISO 28500, 4) or of ARC, the format before WARC (Internet Archive, "Arc
+File Format", 1996). A WARC header is a version line, named fields and a blank line. An ARC header
+is one line of five fields (version 1) or ten (version 2) with the length last; it is returned under
+WARC's field names.
 """
 
 import re
@@ -15,12 +18,27 @@ from typing import Any
 
 from fastwarc.warc import ArchiveIterator, WarcRecord, any_type
 
-from data_pipeline.readers.byte_stream import ByteStream, CompressedByteStream, PlainByteStream
-from data_pipeline.readers.compressed_members import LZ4, CompressedMembers, detect_compression, read_dictionary
-from data_pipeline.readers.http_response import parse_header_fields
-from data_pipeline.readers.input_stream import InputStream, ReadError
-from data_pipeline.readers.page_batch import NonPageRecord, Page, SkippedRecord
-from data_pipeline.readers.record_parser import UNENDED, ParsedRecord, RecordDialect, RecordHeader, parse_records
+from llmsys.data_pipeline.readers.byte_stream import (
+    ByteStream,
+    CompressedByteStream,
+    PlainByteStream,
+)
+from llmsys.data_pipeline.readers.compressed_members import (
+    LZ4,
+    CompressedMembers,
+    detect_compression,
+    read_dictionary,
+)
+from llmsys.data_pipeline.readers.http_response import parse_header_fields
+from llmsys.data_pipeline.readers.input_stream import InputStream, ReadError
+from llmsys.data_pipeline.readers.page_batch import NonPageRecord, Page, SkippedRecord
+from llmsys.data_pipeline.readers.record_parser import (
+    UNENDED,
+    ParsedRecord,
+    RecordDialect,
+    RecordHeader,
+    parse_records,
+)
 
 _START = rb"WARC/(?:1\.[01]|0\.1[78])\r?\n[A-Za-z\-]+:"
 _INNER = re.compile(b"\n" + _START)  # no field of a header begins like a record
@@ -50,13 +68,17 @@ class WarcDialect:
         except ValueError:
             length = -1
         if length < 0:
-            problem = "Content-Length is no number" if "content-length" in fields else "no Content-Length"
+            problem = (
+                "Content-Length is no number" if "content-length" in fields else "no Content-Length"
+            )
             return f"damaged record: {problem}"
         return RecordHeader(end + size, fields.get("warc-type", ""), fields, length)
 
 
 def _find_blank_line(head: bytes) -> tuple[int, int]:
-    """Return the end of the line before the first blank one, and the bytes of both line ends; (0, 0) without one."""
+    """Return the end of the line before the first blank one, and the bytes of both line ends;
+    (0, 0) without one.
+    """
     found = [(index, len(ends)) for ends in (b"\n\r\n", b"\n\n") if (index := head.find(ends)) >= 0]
     return min(found, default=(0, 0))
 
@@ -64,7 +86,9 @@ def _find_blank_line(head: bytes) -> tuple[int, int]:
 _LINE_BYTES = 4_096
 _FIELDS = (5, 10)
 # An address with spaces is followed by an IP address (or a placeholder) and a date.
-_SPACED = re.compile(r"([^\n]+?) ([\d.]{7,15}|[0-9A-Fa-f.]*:[0-9A-Fa-f:.]+|unknown|-) (\d{8,18}) ([^\n]+)")
+_SPACED = re.compile(
+    r"([^\n]+?) ([\d.]{7,15}|[0-9A-Fa-f.]*:[0-9A-Fa-f:.]+|unknown|-) (\d{8,18}) ([^\n]+)"
+)
 
 
 class ArcDialect:
@@ -102,7 +126,9 @@ class ArcDialect:
 
 
 def _split_fields(line: str) -> list[str]:
-    """Split a header line into its fields, which may hold spaces in the address and the media type."""
+    """Split a header line into its fields, which may hold spaces in the address and the media
+    type.
+    """
     parts = line.split()
     if len(parts) in _FIELDS and parts[2].isdigit():
         return parts
@@ -119,7 +145,9 @@ def _format_warc_date(digits: str) -> str:
     """Format 20140216050221 as a WARC date; shorter dates are returned unchanged."""
     if len(digits) < 14:
         return digits
-    return f"{digits[:4]}-{digits[4:6]}-{digits[6:8]}T{digits[8:10]}:{digits[10:12]}:{digits[12:14]}Z"
+    return (
+        f"{digits[:4]}-{digits[4:6]}-{digits[6:8]}T{digits[8:10]}:{digits[10:12]}:{digits[12:14]}Z"
+    )
 
 
 Found = Page | SkippedRecord | NonPageRecord
@@ -131,12 +159,14 @@ _KINDS_BY_FASTWARC_TYPE = {4: "response", 8: "resource", 128: "conversion", 256:
 _OTHER_KINDS = {2, 16, 32, 64}  # warcinfo, request, metadata, revisit
 _UNKNOWN = "unknown WARC-Type"
 _STAY, _LONGEST_STAY = 2, 1 << 12  # records to parse after damage; doubled each time
-_TRUSTED = 64 << 20  # FastWARC skips any declared length without a check: only shorter records are left to it
+# FastWARC skips any declared length without a check: only shorter records are left to it
+_TRUSTED = 64 << 20
 WARC = WarcDialect()
 
 
 def iter_records(source: InputStream, convert: ConvertRecord, keep_bytes: int) -> Iterator[Found]:
-    """Apply `convert` to each record of a WARC file that can be a page; yield the results and a skip per damage.
+    """Apply `convert` to each record of a WARC file that can be a page; yield the results and a
+    skip per damage.
 
     Args:
         source: the open file, plain or compressed.
@@ -156,7 +186,9 @@ def iter_records(source: InputStream, convert: ConvertRecord, keep_bytes: int) -
             stay = min(stay * 2, _LONGEST_STAY)
     else:
         stream = open_byte_stream(source, magic, source.start, WARC)
-        yield from _iter_parsed_records(stream, source.path, WARC, convert, keep_bytes, return_after=0)
+        yield from _iter_parsed_records(
+            stream, source.path, WARC, convert, keep_bytes, return_after=0
+        )
 
 
 def iter_dialect_records(
@@ -164,18 +196,30 @@ def iter_dialect_records(
 ) -> Iterator[Found]:
     """Iterate over the records of a file of any dialect without FastWARC."""
     stream = open_byte_stream(source, detect_compression(source), 0, dialect)
-    yield from _iter_parsed_records(stream, source.path, dialect, convert, keep_bytes, return_after=0)
+    yield from _iter_parsed_records(
+        stream, source.path, dialect, convert, keep_bytes, return_after=0
+    )
 
 
-def open_byte_stream(source: InputStream, magic: bytes, start: int, dialect: RecordDialect) -> ByteStream:
+def open_byte_stream(
+    source: InputStream, magic: bytes, start: int, dialect: RecordDialect
+) -> ByteStream:
     """Open the decoded bytes of a file from byte `start` of it."""
     if not magic:
         return PlainByteStream(source, start)
-    return CompressedByteStream(CompressedMembers(source, magic, lambda head: bool(dialect.start.match(head))), start)
+    return CompressedByteStream(
+        CompressedMembers(source, magic, lambda head: bool(dialect.start.match(head))), start
+    )
 
 
 def _iter_parsed_records(
-    stream: ByteStream, path: str, dialect: RecordDialect, convert: ConvertRecord, keep_bytes: int, *, return_after: int
+    stream: ByteStream,
+    path: str,
+    dialect: RecordDialect,
+    convert: ConvertRecord,
+    keep_bytes: int,
+    *,
+    return_after: int,
 ) -> Any:  # a generator of Found that returns where to go on
     records = parse_records(stream, path, dialect, keep_bytes, return_after=return_after)
     while True:
@@ -192,10 +236,17 @@ def _iter_parsed_records(
 def _take_parsed_record(record: ParsedRecord, path: str, convert: ConvertRecord) -> Found:
     if record.kind in KINDS:
         return convert(record)
-    return NonPageRecord(record.offset) if record.kind in _NO_PAGES else SkippedRecord(path, record.offset, _UNKNOWN)
+    return (
+        NonPageRecord(record.offset)
+        if record.kind in _NO_PAGES
+        else SkippedRecord(path, record.offset, _UNKNOWN)
+    )
 
 
-def _iter_fastwarc_records(source: InputStream, start: int, convert: ConvertRecord, keep_bytes: int) -> Any:  # as above
+# as above
+def _iter_fastwarc_records(
+    source: InputStream, start: int, convert: ConvertRecord, keep_bytes: int
+) -> Any:
     """Yield the records that FastWARC can read, except the last; return the offset of that one."""
     held: Found | None = None
     anchor, trusted = start, max(keep_bytes, _TRUSTED)
@@ -240,7 +291,9 @@ def _take_fastwarc_record(
 
 
 def _has_record_offsets(source: InputStream, magic: bytes) -> bool:
-    """Return whether FastWARC's positions are record offsets: each record has its own member, or the file is plain."""
+    """Return whether FastWARC's positions are record offsets: each record has its own member, or
+    the file is plain.
+    """
     if not magic:
         return True
     if magic == LZ4 or read_dictionary(source) is not None:

@@ -1,7 +1,9 @@
-"""Drop pages, or remove lines, with words from the user's lists, matched as in C4's code (Raffel et al. 2020).
+"""Drop pages, or remove lines, with words from the user's lists, matched as in C4's code (Raffel et
+al. 2020).
 
-A listed word matches in any letter case where no letter, digit or underscore touches it. In Japanese, Thai and Chinese,
-which put no spaces between words, it matches anywhere. An entry may be several words.
+A listed word matches in any letter case where no letter, digit or underscore touches it. In
+Japanese, Thai and Chinese, which put no spaces between words, it matches anywhere. An entry may be
+several words.
 
 Invariants:
 - Time is linear in the text, however many words are listed.
@@ -15,9 +17,9 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from data_pipeline.rules.entry_lists import build_alternation, read_entries
-from data_pipeline.rules.rule import DocumentBatch, RuleVerdicts, ThresholdTest
 from llmsys.config.custom_rules import ANY_LANGUAGE, BadWordsConfig
+from llmsys.data_pipeline.rules.entry_lists import build_alternation, read_entries
+from llmsys.data_pipeline.rules.rule import DocumentBatch, RuleVerdicts, ThresholdTest
 
 _WITHOUT_SPACES = ("ja", "th", "zh")
 _TEST = "share of listed words"
@@ -53,13 +55,19 @@ class BadWordsRule:
 
     def apply(self, batch: DocumentBatch) -> RuleVerdicts:
         """Return the verdicts and, if lines are removed, the remaining texts."""
-        return self._drop_lines(batch) if self._config.action == "drop_line" else self._drop_pages(batch)
+        return (
+            self._drop_lines(batch)
+            if self._config.action == "drop_line"
+            else self._drop_pages(batch)
+        )
 
     def _drop_pages(self, batch: DocumentBatch) -> RuleVerdicts:
         found = [self._pattern.findall(text.lower()) for text in batch.texts]
         hits = batch.to_counts(map(len, found)).astype(np.float64)
         # Counting words is slow, and a page without a match needs no count.
-        words = batch.to_counts(len(text.split()) if some else 1 for text, some in zip(batch.texts, found, strict=True))
+        words = batch.to_counts(
+            len(text.split()) if some else 1 for text, some in zip(batch.texts, found, strict=True)
+        )
         shares = hits / np.maximum(words, 1)
         fails = shares > self._config.max_share
         for row in np.flatnonzero(fails).tolist() if self._config.keep_fraction else []:
@@ -70,13 +78,19 @@ class BadWordsRule:
             np.where(fails, shares, np.nan),
             np.where(fails, self._config.max_share, np.nan),
             {"share": shares, "count": hits},
-            matches={row: _format_found_words(found[row]) for row in np.flatnonzero(fails).tolist()},
+            matches={
+                row: _format_found_words(found[row]) for row in np.flatnonzero(fails).tolist()
+            },
         )
 
     def _is_kept_by_hash(self, text: str) -> bool:
-        """Return whether a page with listed words is in the kept fraction, by the hash of its text."""
+        """Return whether a page with listed words is in the kept fraction, by the hash of its
+        text.
+        """
         key = str(self._config.seed).encode()
-        digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8, key=key).digest()
+        digest = hashlib.blake2b(
+            text.encode("utf-8", "surrogatepass"), digest_size=8, key=key
+        ).digest()
         return int.from_bytes(digest, "big") / 2.0**64 < self._config.keep_fraction
 
     def _drop_lines(self, batch: DocumentBatch) -> RuleVerdicts:
@@ -85,7 +99,9 @@ class BadWordsRule:
             text.count("\n") + 1 - len(lines) for text, lines in zip(batch.texts, kept, strict=True)
         )
         texts = ["\n".join(lines) for lines in kept]
-        empty: npt.NDArray[np.bool_] = (taken > 0) & (batch.to_counts(bool(text.strip()) for text in texts) == 0)
+        empty: npt.NDArray[np.bool_] = (taken > 0) & (
+            batch.to_counts(bool(text.strip()) for text in texts) == 0
+        )
         return RuleVerdicts(
             ("no line left",),
             np.where(empty, 0, -1).astype(np.int8),
@@ -110,6 +126,8 @@ class BadWordsRule:
 def _format_found_words(found: Sequence[str]) -> str:
     """Format the matches, each word once with its count, in text order."""
     counts = Counter(found)
-    named = [word if count == 1 else f"{word} × {count}" for word, count in list(counts.items())[:_NAMED]]
+    named = [
+        word if count == 1 else f"{word} × {count}" for word, count in list(counts.items())[:_NAMED]
+    ]
     more = len(counts) - len(named)
     return ", ".join([*named, *([f"{more} more"] if more else [])])

@@ -1,10 +1,11 @@
 """Apply a configured list of rules to a batch of texts.
 
-Returns one `RuleOutcome` per rule, in order. A rule sees only the documents that the rules before it kept, as they
-rewrote them.
+Returns one `RuleOutcome` per rule, in order. A rule sees only the documents that the rules before
+it kept, as they rewrote them.
 
 Invariants:
-- The outcome of a document depends on its text and the configuration, not on its neighbours in the batch.
+- The outcome of a document depends on its text and the configuration, not on its neighbours in the
+  batch.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,7 +14,6 @@ from typing import Any, assert_never
 import numpy as np
 import pyarrow as pa
 
-from data_pipeline.rules.rule import DocumentBatch, Rule, RuleOutcome, RuleVerdicts, ThresholdTest, WordSplitters
 from llmsys.config.custom_rules import (
     ANY_LANGUAGE,
     BadWordsConfig,
@@ -22,7 +22,12 @@ from llmsys.config.custom_rules import (
     PerplexityConfig,
     PythonRuleConfig,
 )
-from llmsys.config.line_rules import C4Config, C4DatatroveConfig, C4DolmaConfig, LineCorrectionsConfig
+from llmsys.config.line_rules import (
+    C4Config,
+    C4DatatroveConfig,
+    C4DolmaConfig,
+    LineCorrectionsConfig,
+)
 from llmsys.config.quality_rules import (
     FinewebQualityConfig,
     GopherQualityConfig,
@@ -30,8 +35,17 @@ from llmsys.config.quality_rules import (
     NativeTextConfig,
     RuleConfig,
 )
+from llmsys.data_pipeline.rules.rule import (
+    DocumentBatch,
+    Rule,
+    RuleOutcome,
+    RuleVerdicts,
+    ThresholdTest,
+    WordSplitters,
+)
 
-_SLICE_BYTES = 2 << 20  # texts measured together: enough to hide the cost of a call, and few enough for the CPU cache
+# texts measured together: enough to hide the cost of a call, and few enough for the CPU cache
+_SLICE_BYTES = 2 << 20
 
 
 class RuleChain:
@@ -41,7 +55,8 @@ class RuleChain:
         rules: the rules, in order; may be empty.
         splitters: split the words; English by default.
         language: language of the documents, which selects word lists.
-        models: rules that hold a model, by config; chains with the same mapping load each model once.
+        models: rules that hold a model, by config; chains with the same mapping load each model
+            once.
     """
 
     def __init__(
@@ -55,7 +70,9 @@ class RuleChain:
         self._splitters = splitters or WordSplitters()
 
     def apply(self, texts: pa.Array) -> list[RuleOutcome]:
-        """Apply the rules to texts (string or large_string without nulls); the first outcome covers all of them."""
+        """Apply the rules to texts (string or large_string without nulls); the first outcome
+        covers all of them.
+        """
         parts: list[list[RuleOutcome]] = [[] for _ in self._rules]
         for piece in _iter_slices(texts):
             batch = DocumentBatch(piece, self._splitters)
@@ -69,7 +86,9 @@ class RuleChain:
         return [_join_outcomes(outcomes) for outcomes in parts]
 
 
-def build_rule(config: RuleConfig, language: str = ANY_LANGUAGE, models: dict[RuleConfig, Rule] | None = None) -> Rule:
+def build_rule(
+    config: RuleConfig, language: str = ANY_LANGUAGE, models: dict[RuleConfig, Rule] | None = None
+) -> Rule:
     """Build the rule of a configuration.
 
     Args:
@@ -86,43 +105,43 @@ def build_rule(config: RuleConfig, language: str = ANY_LANGUAGE, models: dict[Ru
     models = {} if models is None else models
     match config:  # each rule is imported where a config names it: workers start faster
         case BadWordsConfig():
-            from data_pipeline.rules.bad_words import BadWordsRule
+            from llmsys.data_pipeline.rules.bad_words import BadWordsRule
 
             return BadWordsRule(config, language)
         case FastTextClassifierConfig() | LinearClassifierConfig():
-            from data_pipeline.rules.classifier import ClassifierRule
+            from llmsys.data_pipeline.rules.classifier import ClassifierRule
 
             return models.get(config) or models.setdefault(config, ClassifierRule(config))
         case PerplexityConfig():
-            from data_pipeline.rules.perplexity import PerplexityRule
+            from llmsys.data_pipeline.rules.perplexity import PerplexityRule
 
             return models.get(config) or models.setdefault(config, PerplexityRule(config))
         case GopherRepetitionConfig():
-            from data_pipeline.rules.gopher_repetition import GopherRepetitionRule
+            from llmsys.data_pipeline.rules.gopher_repetition import GopherRepetitionRule
 
             return GopherRepetitionRule(config)
         case GopherQualityConfig():
-            from data_pipeline.rules.gopher_quality import GopherQualityRule
+            from llmsys.data_pipeline.rules.gopher_quality import GopherQualityRule
 
             return GopherQualityRule(config)
         case C4Config() | C4DatatroveConfig():
-            from data_pipeline.rules.c4 import C4Rule
+            from llmsys.data_pipeline.rules.c4 import C4Rule
 
             return C4Rule(config)
         case C4DolmaConfig():
-            from data_pipeline.rules.c4 import C4DolmaRule
+            from llmsys.data_pipeline.rules.c4 import C4DolmaRule
 
             return C4DolmaRule(config)
         case LineCorrectionsConfig():
-            from data_pipeline.rules.line_corrections import LineCorrectionsRule
+            from llmsys.data_pipeline.rules.line_corrections import LineCorrectionsRule
 
             return LineCorrectionsRule(config)
         case FinewebQualityConfig():
-            from data_pipeline.rules.fineweb_quality import FinewebQualityRule
+            from llmsys.data_pipeline.rules.fineweb_quality import FinewebQualityRule
 
             return FinewebQualityRule(config)
         case NativeTextConfig():
-            from data_pipeline.rules.native_text import NativeTextRule
+            from llmsys.data_pipeline.rules.native_text import NativeTextRule
 
             return NativeTextRule(config)
         case PythonRuleConfig():
@@ -132,13 +151,14 @@ def build_rule(config: RuleConfig, language: str = ANY_LANGUAGE, models: dict[Ru
 
 
 def _load_python_rule(config: PythonRuleConfig) -> Rule:
-    from data_pipeline.rules.python_rule import LoadedPythonRule
+    from llmsys.data_pipeline.rules.python_rule import LoadedPythonRule
 
     return LoadedPythonRule(config)
 
 
 def list_thresholds(config: RuleConfig, language: str = ANY_LANGUAGE) -> Sequence[ThresholdTest]:
-    """List the tests of a rule that compare a statistic with a threshold, without loading its models and lists.
+    """List the tests of a rule that compare a statistic with a threshold, without loading its
+    models and lists.
 
     Args:
         config: the rule and its thresholds.
@@ -149,11 +169,11 @@ def list_thresholds(config: RuleConfig, language: str = ANY_LANGUAGE) -> Sequenc
     """
     match config:
         case FastTextClassifierConfig() | LinearClassifierConfig():
-            from data_pipeline.rules.classifier import list_classifier_thresholds
+            from llmsys.data_pipeline.rules.classifier import list_classifier_thresholds
 
             return list_classifier_thresholds(config)
         case PerplexityConfig():
-            from data_pipeline.rules.perplexity import list_perplexity_thresholds
+            from llmsys.data_pipeline.rules.perplexity import list_perplexity_thresholds
 
             return list_perplexity_thresholds(config)
         case BadWordsConfig():
@@ -175,7 +195,9 @@ def list_thresholds(config: RuleConfig, language: str = ANY_LANGUAGE) -> Sequenc
 
 
 def _iter_slices(texts: pa.Array) -> Iterator[list[str]]:
-    """Yield at least one list of consecutive texts, of a bounded number of bytes or one longer text."""
+    """Yield at least one list of consecutive texts, of a bounded number of bytes or one longer
+    text.
+    """
     piece: list[str] = []
     size = 0
     for text in texts.to_pylist():
@@ -200,7 +222,10 @@ def _build_outcome(name: str, verdicts: RuleVerdicts, texts: Sequence[str]) -> R
         threshold=pa.array(verdicts.thresholds_D, from_pandas=True),
         match=_build_match_column(verdicts),
         texts=pa.array(texts, pa.large_string()),
-        statistics={name: pa.array(column[keep], pa.float32()) for name, column in verdicts.statistics.items()},
+        statistics={
+            name: pa.array(column[keep], pa.float32())
+            for name, column in verdicts.statistics.items()
+        },
         changes={name: int(column[keep].sum()) for name, column in verdicts.changes.items()},
     )
 
@@ -230,7 +255,10 @@ def _join_outcomes(outcomes: Sequence[RuleOutcome]) -> RuleOutcome:
         match=concat_column("match"),
         texts=concat_column("texts"),
         statistics={
-            name: pa.concat_arrays([outcome.statistics[name] for outcome in outcomes]) for name in first.statistics
+            name: pa.concat_arrays([outcome.statistics[name] for outcome in outcomes])
+            for name in first.statistics
         },
-        changes={name: sum(outcome.changes[name] for outcome in outcomes) for name in first.changes},
+        changes={
+            name: sum(outcome.changes[name] for outcome in outcomes) for name in first.changes
+        },
     )

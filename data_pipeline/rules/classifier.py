@@ -5,9 +5,9 @@ the text as one line, as in datatrove and DCLM. The score is a statistic of the 
 
 `LinearModel` is multinomial logistic regression over hashed features.
 
-Reads and writes one .npz file with `weights` (float32, 2^bits x labels), `bias` (float32, labels) and `header`: JSON as
-bytes with format, version, labels and features. A score is softmax(bias + EMA of the weights of the text's features).
-Training minimizes the loss with an L2 penalty by L-BFGS.
+Reads and writes one .npz file with `weights` (float32, 2^bits x labels), `bias` (float32, labels)
+and `header`: JSON as bytes with format, version, labels and features. A score is softmax(bias + EMA
+of the weights of the text's features). Training minimizes the loss with an L2 penalty by L-BFGS.
 
 Invariants:
 - The length of a text does not matter: each of its features counts 1 / their number.
@@ -24,9 +24,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from data_pipeline.rules.hashed_features import FeatureConfig, FeatureHasher
-from data_pipeline.rules.rule import DocumentBatch, RuleVerdicts, ThresholdTest, apply_thresholds
 from llmsys.config.custom_rules import FastTextClassifierConfig, LinearClassifierConfig
+from llmsys.data_pipeline.rules.hashed_features import FeatureConfig, FeatureHasher
+from llmsys.data_pipeline.rules.rule import (
+    DocumentBatch,
+    RuleVerdicts,
+    ThresholdTest,
+    apply_thresholds,
+)
 from llmsys.errors import DataError
 
 FORMAT = "llmsys-linear"
@@ -45,7 +50,12 @@ class LinearModel:
 
     def save(self, path: Path) -> None:
         """Write the model; equal models give equal bytes."""
-        header = {"format": FORMAT, "version": VERSION, "labels": self.labels, **self.features._asdict()}
+        header = {
+            "format": FORMAT,
+            "version": VERSION,
+            "labels": self.labels,
+            **self.features._asdict(),
+        }
         coded = np.frombuffer(json.dumps(header).encode(), np.uint8)
         with open(path, "wb") as file:
             np.savez_compressed(file, weights=self.weights, bias=self.bias, header=coded)
@@ -70,14 +80,19 @@ def load_linear_model(path: Path) -> LinearModel:
         if header["format"] != FORMAT or header["version"] != VERSION:
             raise ValueError(f"it is {header['format']} version {header['version']}")
         shortest, longest = header["char_ngrams"]
-        features = FeatureConfig(int(header["bits"]), int(header["word_ngrams"]), (int(shortest), int(longest)))
+        features = FeatureConfig(
+            int(header["bits"]), int(header["word_ngrams"]), (int(shortest), int(longest))
+        )
         labels = tuple(map(str, header["labels"]))
-        if not 1 <= features.bits <= _MAX_BITS or weights.shape != (1 << features.bits, len(labels)):
+        if not 1 <= features.bits <= _MAX_BITS or weights.shape != (
+            1 << features.bits,
+            len(labels),
+        ):
             raise ValueError(f"its weights have shape {weights.shape}")
     except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile, EOFError) as error:
         raise DataError(
-            f"{path} is not a valid linear model: {error}. Train one with: python tools/train_classifier.py "
-            f"LABELLED... --output {path}"
+            f"{path} is not a valid linear model: {error}. Train one with: python "
+            f"tools/train_classifier.py LABELLED... --output {path}"
         ) from None
     return LinearModel(weights.astype(np.float32), bias.astype(np.float32), labels, features)
 
@@ -94,7 +109,8 @@ class LinearScorer:
         features = self._features.extract_features(texts)
         counts = np.maximum(np.bincount(features.documents, minlength=len(texts)), 1)
         columns = [
-            np.bincount(features.documents, self.model.weights[features.numbers, label], len(texts)) / counts
+            np.bincount(features.documents, self.model.weights[features.numbers, label], len(texts))
+            / counts
             for label in range(len(self.model.labels))
         ]
         logits = np.stack(columns, axis=1) + self.model.bias
@@ -106,7 +122,11 @@ _SLICE_TEXTS = 1_000
 
 
 def train_linear_model(
-    texts: Sequence[str], labels: Sequence[str], features: FeatureConfig, penalty: float = 1e-6, steps: int = 200
+    texts: Sequence[str],
+    labels: Sequence[str],
+    features: FeatureConfig,
+    penalty: float = 1e-6,
+    steps: int = 200,
 ) -> LinearModel:
     """Train a model.
 
@@ -124,7 +144,9 @@ def train_linear_model(
     matrix, used = _build_feature_matrix(texts, features)
     wanted = np.eye(len(names))[targets]
 
-    def compute_loss_and_gradient(flat: npt.NDArray[np.float64]) -> tuple[float, npt.NDArray[np.float64]]:
+    def compute_loss_and_gradient(
+        flat: npt.NDArray[np.float64],
+    ) -> tuple[float, npt.NDArray[np.float64]]:
         weights = flat.reshape(-1, len(names))
         logits = matrix @ weights
         logits -= logits.max(axis=1, keepdims=True)  # keeps exp finite
@@ -143,16 +165,23 @@ def train_linear_model(
     return LinearModel(weights, found[-1].astype(np.float32), names, features)
 
 
-def _build_feature_matrix(texts: Sequence[str], config: FeatureConfig) -> tuple[Any, npt.NDArray[np.int64]]:
-    """Return the shares of the features that occur with a last column of ones, and the numbers of those features."""
+def _build_feature_matrix(
+    texts: Sequence[str], config: FeatureConfig
+) -> tuple[Any, npt.NDArray[np.int64]]:
+    """Return the shares of the features that occur with a last column of ones, and the numbers
+    of those features.
+    """
     from scipy.sparse import csr_matrix, hstack
 
     finder = FeatureHasher(config)
     parts = [
-        finder.extract_features(texts[first : first + _SLICE_TEXTS]) for first in range(0, len(texts), _SLICE_TEXTS)
+        finder.extract_features(texts[first : first + _SLICE_TEXTS])
+        for first in range(0, len(texts), _SLICE_TEXTS)
     ]
     numbers = np.concatenate([part.numbers for part in parts])
-    documents = np.concatenate([part.documents + _SLICE_TEXTS * index for index, part in enumerate(parts)])
+    documents = np.concatenate(
+        [part.documents + _SLICE_TEXTS * index for index, part in enumerate(parts)]
+    )
     used, columns = np.unique(numbers, return_inverse=True)
     share = 1.0 / np.maximum(np.bincount(documents, minlength=len(texts)), 1)
     matrix = csr_matrix((share[documents], (documents, columns)), shape=(len(texts), len(used)))
@@ -168,15 +197,23 @@ class ClassifierRule:
     def __init__(self, config: FastTextClassifierConfig | LinearClassifierConfig) -> None:
         self.kind = config.kind
         self._model: _FasttextModel | _LinearModel
-        self._model = _LinearModel(config) if isinstance(config, LinearClassifierConfig) else _FasttextModel(config)
+        self._model = (
+            _LinearModel(config)
+            if isinstance(config, LinearClassifierConfig)
+            else _FasttextModel(config)
+        )
         self.limits = list_classifier_thresholds(config)
 
     def apply(self, batch: DocumentBatch) -> RuleVerdicts:
         """Return the verdicts by score."""
-        return apply_thresholds(self.limits, {"score": self._model.predict_scores(batch.texts)}, len(batch))
+        return apply_thresholds(
+            self.limits, {"score": self._model.predict_scores(batch.texts)}, len(batch)
+        )
 
 
-def list_classifier_thresholds(config: FastTextClassifierConfig | LinearClassifierConfig) -> list[ThresholdTest]:
+def list_classifier_thresholds(
+    config: FastTextClassifierConfig | LinearClassifierConfig,
+) -> list[ThresholdTest]:
     """Return the minimum and maximum score of a kept document."""
     return [
         ThresholdTest(f"score of {config.label}", "score", "below", config.min_score),
@@ -203,7 +240,8 @@ class _FasttextModel:
 
     def predict_scores(self, texts: Sequence[str]) -> npt.NDArray[np.float64]:
         found = (_predict_label_scores(self._model, text).get(self._label, 0.0) for text in texts)
-        return np.fromiter(found, np.float64, len(texts)).clip(0.0, 1.0)  # fastText's probabilities may be 1.00001
+        # fastText's probabilities may be 1.00001
+        return np.fromiter(found, np.float64, len(texts)).clip(0.0, 1.0)
 
 
 def _load_fasttext(path: Path) -> Any:
@@ -212,7 +250,9 @@ def _load_fasttext(path: Path) -> Any:
     try:
         return fasttext.load_model(str(path))
     except ValueError as error:
-        raise DataError(f"{path} is not a valid fastText model: {error}. Give a .bin or .ftz file.") from None
+        raise DataError(
+            f"{path} is not a valid fastText model: {error}. Give a .bin or .ftz file."
+        ) from None
 
 
 def _predict_label_scores(model: Any, text: str) -> dict[str, float]:
@@ -224,6 +264,7 @@ def _predict_label_scores(model: Any, text: str) -> dict[str, float]:
 def _get_label_index(label: str, labels: Sequence[str], model: Path) -> int:
     if label not in labels:
         raise DataError(
-            f"{model} has no label {label!r}; its labels are {', '.join(labels)}. Set label to one of them."
+            f"{model} has no label {label!r}; its labels are {', '.join(labels)}. Set label to "
+            "one of them."
         )
     return list(labels).index(label)

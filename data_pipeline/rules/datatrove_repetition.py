@@ -1,10 +1,10 @@
 """Measure repetition as datatrove's implementation of Gopher's rule does.
 
-Second and later occurrences count; the denominator is the whole text. N-grams are compared as concatenated words, so
-`ab c` equals `a bc`.
+Second and later occurrences count; the denominator is the whole text. N-grams are compared as
+concatenated words, so `ab c` equals `a bc`.
 
-Speed: for n >= 5 a repeat requires equal leading bytes without white space, so one hash of those bytes selects the
-candidate positions for every n.
+Speed: for n >= 5 a repeat requires equal leading bytes without white space, so one hash of those
+bytes selects the candidate positions for every n.
 """
 
 import re
@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from data_pipeline.rules.gopher_quality import split_at_newline_runs
-from data_pipeline.rules.repeated_ngrams import (
+from llmsys.data_pipeline.rules.gopher_quality import split_at_newline_runs
+from llmsys.data_pipeline.rules.repeated_ngrams import (
     Hashes,
     Indices,
     compute_salts,
@@ -24,19 +24,23 @@ from data_pipeline.rules.repeated_ngrams import (
     select_candidate_duplicates,
     select_top_ngrams,
 )
-from data_pipeline.rules.rule import DocumentBatch, Floats, compute_share
-from data_pipeline.text.ragged_arrays import Integers, compute_offsets
+from llmsys.data_pipeline.rules.rule import DocumentBatch, Floats, compute_share
+from llmsys.data_pipeline.text.ragged_arrays import Integers, compute_offsets
 
 _PREFIX_BYTES = 16
-_FEWEST_WORDS = 5  # n-grams of so many words usually have 16 bytes; shorter ones are always candidates
+# n-grams of so many words usually have 16 bytes; shorter ones are always candidates
+_FEWEST_WORDS = 5
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 
 
-def count_duplicate_ngram_characters(batch: DocumentBatch, shortest: int, longest: int) -> dict[int, Integers]:
-    """Count the characters in repeated n-grams per document, for n from `shortest` (at least 5) to `longest`.
+def count_duplicate_ngram_characters(
+    batch: DocumentBatch, shortest: int, longest: int
+) -> dict[int, Integers]:
+    """Count the characters in repeated n-grams per document, for n from `shortest` (at least 5) to
+    `longest`.
 
-    The scan goes from left to right. A repeated n-gram is counted and skipped; after a new one the scan advances by a
-    word.
+    The scan goes from left to right. A repeated n-gram is counted and skipped; after a new one the
+    scan advances by a word.
     """
     words = batch.words
     starts = _select_start_positions(batch)
@@ -47,9 +51,15 @@ def count_duplicate_ngram_characters(batch: DocumentBatch, shortest: int, longes
     found: dict[int, Integers] = {}
     for n in range(1, longest + 1):
         inside = remaining >= n
-        starts, remaining, own_salt, hashes = starts[inside], remaining[inside], own_salt[inside], hashes[inside]
+        starts, remaining, own_salt, hashes = (
+            starts[inside],
+            remaining[inside],
+            own_salt[inside],
+            hashes[inside],
+        )
         last = words.ids_W[starts + n - 1]
-        # A polynomial hash of the characters, so that it depends on the words joined and not on their number.
+        # A polynomial hash of the characters, so that it depends on the words joined and not on
+        # their number.
         hashes = hashes * words.vocabulary.powers[last] + words.vocabulary.hashes[last]
         if n < shortest:
             continue
@@ -57,12 +67,16 @@ def count_duplicate_ngram_characters(batch: DocumentBatch, shortest: int, longes
         counted = _select_repeated_positions(starts[groups.members], groups.leaders, n)
         sizes = characters[counted + n] - characters[counted]
         documents = words.document_of_word[counted]
-        found[n] = np.bincount(documents, weights=sizes, minlength=len(words.counts)).astype(np.int64)
+        found[n] = np.bincount(documents, weights=sizes, minlength=len(words.counts)).astype(
+            np.int64
+        )
     return found
 
 
 def _select_start_positions(batch: DocumentBatch) -> Indices:
-    """Return the positions at which an n-gram that occurs more than once in its document may start."""
+    """Return the positions at which an n-gram that occurs more than once in its document may
+    start.
+    """
     words = batch.words
     starts = compute_offsets(words.vocabulary.sizes[words.ids_W])
     joined = batch.bytes_without_space
@@ -82,13 +96,18 @@ def _hash_prefixes(joined: bytes, starts: Integers) -> Hashes:
     # Padding, so that 16 bytes can be read from every start.
     padded = np.frombuffer(joined + bytes(2 * _PREFIX_BYTES), np.uint8)
     eight: npt.NDArray[np.uint64] = np.lib.stride_tricks.as_strided(
-        padded[: len(padded) // 8 * 8].view(np.uint64), (len(joined) + _PREFIX_BYTES,), (1,), writeable=False
+        padded[: len(padded) // 8 * 8].view(np.uint64),
+        (len(joined) + _PREFIX_BYTES,),
+        (1,),
+        writeable=False,
     )
     return mix_hashes(eight[starts]) + eight[starts + 8] * _ODD
 
 
 def _select_repeated_positions(positions: Integers, names: Integers, n: int) -> Integers:
-    """Return the positions at which the scan meets a seen n-gram; no n-gram crosses a document boundary."""
+    """Return the positions at which the scan meets a seen n-gram; no n-gram crosses a document
+    boundary.
+    """
     seen = bytearray(int(names.max()) + 1 if len(names) else 0)
     counted: list[int] = []
     following = 0
@@ -126,7 +145,9 @@ def measure_top_ngrams(batch: DocumentBatch) -> dict[str, Floats]:
     for n, groups in iter_repeated_ngrams(words, _TOP):
         top = select_top_ngrams(words, groups, once=True)
         # With the n - 1 spaces between its words.
-        statistics[f"top_{n}gram_share"] = compute_share((top.characters + n - 1) * top.counts, batch.character_counts)
+        statistics[f"top_{n}gram_share"] = compute_share(
+            (top.characters + n - 1) * top.counts, batch.character_counts
+        )
     return statistics
 
 
@@ -134,7 +155,8 @@ def measure_repeated_ngrams(batch: DocumentBatch) -> dict[str, Floats]:
     """Return the character shares of repeated n-grams."""
     found = count_duplicate_ngram_characters(batch, _SHORTEST, _LONGEST)
     return {
-        f"duplicate_{n}gram_share": compute_share(characters, batch.character_counts) for n, characters in found.items()
+        f"duplicate_{n}gram_share": compute_share(characters, batch.character_counts)
+        for n, characters in found.items()
     }
 
 

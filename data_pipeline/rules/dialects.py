@@ -1,6 +1,7 @@
 """Translate rules into the dialect of another tool, with the thresholds of the config.
 
-Gopher's two rules and C4 have dialects. C4 in the dialect `paper` is the original's published code, which DCLM repeats.
+Gopher's two rules and C4 have dialects. C4 in the dialect `paper` is the original's published code,
+which DCLM repeats.
 """
 
 from collections.abc import Sequence
@@ -13,7 +14,12 @@ from llmsys.config.custom_rules import (
     PerplexityConfig,
     PythonRuleConfig,
 )
-from llmsys.config.line_rules import C4Config, C4DatatroveConfig, C4DolmaConfig, LineCorrectionsConfig
+from llmsys.config.line_rules import (
+    C4Config,
+    C4DatatroveConfig,
+    C4DolmaConfig,
+    LineCorrectionsConfig,
+)
 from llmsys.config.quality_rules import (
     Dialect,
     FinewebQualityConfig,
@@ -27,7 +33,11 @@ from llmsys.errors import ConfigError
 DIALECTS: tuple[str, ...] = get_args(Dialect)
 C4Reading = C4Config | C4DatatroveConfig | C4DolmaConfig
 
-_ALL: tuple[RuleConfig, ...] = (GopherRepetitionConfig(), GopherQualityConfig(), C4DatatroveConfig())
+_ALL: tuple[RuleConfig, ...] = (
+    GopherRepetitionConfig(),
+    GopherQualityConfig(),
+    C4DatatroveConfig(),
+)
 _SYMBOLS = {"max_hash_ratio", "max_ellipsis_ratio", "max_symbol_ratio"}
 
 
@@ -39,8 +49,8 @@ def translate_rules(rules: Sequence[RuleConfig], dialect: str) -> dict[str, Rule
         dialect: one of `DIALECTS`.
 
     Returns:
-        Each rule that has dialects, translated, by name (`c4` for any dialect of it); the published rules if there is
-        none.
+        Each rule that has dialects, translated, by name (`c4` for any dialect of it); the published
+        rules if there is none.
 
     Raises:
         ConfigError: if there is no such dialect.
@@ -77,7 +87,9 @@ def _translate_to_dialect(rules: Sequence[RuleConfig], dialect: str) -> dict[str
 
 
 def _translate_gopher_quality(rule: GopherQualityConfig, dialect: str) -> GopherQualityConfig:
-    """Translate the rule; limits on symbols are the published ones if the dialect measures symbols differently."""
+    """Translate the rule; limits on symbols are the published ones if the dialect measures
+    symbols differently.
+    """
     values = rule.model_dump() | {"dialect": dialect}
     merged = {"dolma", "dclm"}  # they count all symbols together
     if (dialect in merged) != (rule.dialect in merged):

@@ -3,10 +3,10 @@
 Reads the files of `EntryListConfig`s.
 
 Invariants:
-- A pattern of `build_alternation` matches in time linear in the text: words share common prefixes, so a position costs
-  as many steps as the longest word that begins there.
-- An `EntrySet` takes about 40 bytes per entry and the bytes of the list. It compares whole entries: hash collisions do
-  not produce false matches.
+- A pattern of `build_alternation` matches in time linear in the text: words share common prefixes,
+  so a position costs as many steps as the longest word that begins there.
+- An `EntrySet` takes about 40 bytes per entry and the bytes of the list. It compares whole entries:
+  hash collisions do not produce false matches.
 """
 
 import gzip
@@ -27,7 +27,9 @@ _END = ""  # marks where a word ends; no character is the empty string
 
 
 def build_alternation(words: Iterable[str]) -> str:
-    """Return the source of a pattern that matches each of the words and nothing else, longer ones first."""
+    """Return the source of a pattern that matches each of the words and nothing else, longer
+    ones first.
+    """
     root: dict[str, Any] = {}
     for word in words:
         node = root
@@ -53,7 +55,11 @@ def _build_tree_pattern(root: dict[str, Any]) -> str:
 
 
 def _build_node_pattern(node: dict[str, Any], done: dict[int, str]) -> str:
-    branches = [re.escape(letter) + done.get(id(child), "") for letter, child in node.items() if letter != _END]
+    branches = [
+        re.escape(letter) + done.get(id(child), "")
+        for letter, child in node.items()
+        if letter != _END
+    ]
     if not branches:
         return ""
     if len(branches) == 1 and _END not in node:
@@ -119,9 +125,14 @@ class EntrySet:
         ends = np.cumsum(lengths)
         self._hashes, first = np.unique(hashes, return_index=True)
         self._starts, self._ends = (ends - lengths)[first], ends[first]
-        # Entries whose hash another entry has: repeated entries, and collisions, which are none in practice.
-        again = np.flatnonzero(first[np.searchsorted(self._hashes, hashes)] != np.arange(len(hashes)))
-        twins = (self._blob[ends[number] - lengths[number] : ends[number]] for number in again.tolist())
+        # Entries whose hash another entry has: repeated entries, and collisions, which are none in
+        # practice.
+        again = np.flatnonzero(
+            first[np.searchsorted(self._hashes, hashes)] != np.arange(len(hashes))
+        )
+        twins = (
+            self._blob[ends[number] - lengths[number] : ends[number]] for number in again.tolist()
+        )
         self._others = frozenset(twins)
 
     def __len__(self) -> int:

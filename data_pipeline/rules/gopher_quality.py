@@ -1,7 +1,8 @@
-"""Gopher's quality rule (Rae et al. 2021, A.1.1) in four dialects: equal thresholds, different measurements.
+"""Gopher's quality rule (Rae et al. 2021, A.1.1) in four dialects: equal thresholds, different
+measurements.
 
-Measures word counts, word lengths, symbols, bullets, ellipses, letters and stop words, and drops texts that do not
-resemble prose. The first failed test, in the order of the dialect, is the reason.
+Measures word counts, word lengths, symbols, bullets, ellipses, letters and stop words, and drops
+texts that do not resemble prose. The first failed test, in the order of the dialect, is the reason.
 
 | | datatrove | paper | dolma (gopher_v2) | dclm |
 |---|---|---|---|---|
@@ -24,10 +25,17 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from data_pipeline.rules.rule import DocumentBatch, Floats, RuleVerdicts, ThresholdTest, apply_thresholds, compute_share
-from data_pipeline.text.vocabulary import ALPHABETIC, NOT_SYMBOL
-from data_pipeline.text.word_columns import WordColumns
 from llmsys.config.quality_rules import GopherQualityConfig
+from llmsys.data_pipeline.rules.rule import (
+    DocumentBatch,
+    Floats,
+    RuleVerdicts,
+    ThresholdTest,
+    apply_thresholds,
+    compute_share,
+)
+from llmsys.data_pipeline.text.vocabulary import ALPHABETIC, NOT_SYMBOL
+from llmsys.data_pipeline.text.word_columns import WordColumns
 
 
 @dataclass(frozen=True)
@@ -37,9 +45,9 @@ class LineMarkDialect:
     Attributes:
         bullets: prefixes that count as bullets.
         ellipses: suffixes that count as ellipses.
-        lines: `splitlines` are Python's lines, stripped where marks are searched. `not blank` are stripped lines
-            between newlines. `runs of newlines` keeps lines unchanged and counts an empty one at either end of the
-            text.
+        lines: `splitlines` are Python's lines, stripped where marks are searched. `not blank` are
+            stripped lines between newlines. `runs of newlines` keeps lines unchanged and counts an
+            empty one at either end of the text.
     """
 
     bullets: tuple[str, ...]
@@ -52,17 +60,26 @@ def measure_line_marks(batch: DocumentBatch, marks: LineMarkDialect) -> dict[str
     lines_of = _LINES[marks.lines]
     documents = [lines_of(text) for text in batch.texts]
     strips = marks.lines == "splitlines"
-    bullets = batch.to_counts(_count_bullet_lines(lines, marks.bullets, strips) for lines in documents)
+    bullets = batch.to_counts(
+        _count_bullet_lines(lines, marks.bullets, strips) for lines in documents
+    )
     ellipses = batch.to_counts(
-        _count_ellipsis_lines(lines, marks.ellipses, strips) if any(mark in text for mark in marks.ellipses) else 0
+        _count_ellipsis_lines(lines, marks.ellipses, strips)
+        if any(mark in text for mark in marks.ellipses)
+        else 0
         for text, lines in zip(batch.texts, documents, strict=True)
     )
     counts = batch.to_counts(map(len, documents))
-    return {"bullet_line_share": compute_share(bullets, counts), "ellipsis_line_share": compute_share(ellipses, counts)}
+    return {
+        "bullet_line_share": compute_share(bullets, counts),
+        "ellipsis_line_share": compute_share(ellipses, counts),
+    }
 
 
 def split_at_newline_runs(text: str) -> list[str]:
-    """Split a text at runs of newlines; a newline at either end of the text adds an empty line at the end."""
+    """Split a text at runs of newlines; a newline at either end of the text adds an empty line
+    at the end.
+    """
     lines = list(filter(None, text.split("\n")))
     lines += [""] * (text.startswith("\n") + text.endswith("\n"))
     return lines or [""]
@@ -116,7 +133,9 @@ def mask_words_containing(words: WordColumns, parts: tuple[str, ...]) -> Mask:
     return _mask_words(words, lambda word: any(part in word for part in parts))
 
 
-def mask_words_in(words: WordColumns, wanted: tuple[str, ...], *, ignore_case: bool = False) -> Mask:
+def mask_words_in(
+    words: WordColumns, wanted: tuple[str, ...], *, ignore_case: bool = False
+) -> Mask:
     """Mask the words that are among the wanted ones."""
     among = frozenset(wanted)
     return _mask_words(words, lambda word: (word.lower() if ignore_case else word) in among)
@@ -131,7 +150,9 @@ def count_distinct_words(words: WordColumns, wanted: tuple[str, ...]) -> Floats:
     found_W = numbers[words.ids_W]
     hits = np.flatnonzero(found_W)
     # One number for each document and wanted word.
-    pairs = np.unique(words.document_of_word[hits].astype(np.int64) * (len(wanted) + 1) + found_W[hits])
+    pairs = np.unique(
+        words.document_of_word[hits].astype(np.int64) * (len(wanted) + 1) + found_W[hits]
+    )
     return np.bincount(pairs // (len(wanted) + 1), minlength=len(words.counts)).astype(np.float64)
 
 
@@ -194,16 +215,25 @@ def _build_limits(config: GopherQualityConfig) -> list[ThresholdTest]:
     if config.dialect in ("datatrove", "paper"):
         symbols = [
             ThresholdTest("hash signs per word", "hash_ratio", "above", config.max_hash_ratio),
-            ThresholdTest("ellipses per word", "ellipsis_ratio", "above", config.max_ellipsis_ratio),
+            ThresholdTest(
+                "ellipses per word", "ellipsis_ratio", "above", config.max_ellipsis_ratio
+            ),
         ]
     bullets, ellipses = config.max_bullet_line_share, config.max_ellipsis_line_share
     lines = [
-        ThresholdTest("share of lines that start with a bullet", "bullet_line_share", "above", bullets),
-        ThresholdTest("share of lines that end with an ellipsis", "ellipsis_line_share", "above", ellipses),
+        ThresholdTest(
+            "share of lines that start with a bullet", "bullet_line_share", "above", bullets
+        ),
+        ThresholdTest(
+            "share of lines that end with an ellipsis", "ellipsis_line_share", "above", ellipses
+        ),
     ]
     letters = [
         ThresholdTest(
-            "share of words with a letter", "alphabetic_word_share", "below", config.min_alphabetic_word_share
+            "share of words with a letter",
+            "alphabetic_word_share",
+            "below",
+            config.min_alphabetic_word_share,
         ),
         ThresholdTest("stop words", "stop_words", "below", config.min_stop_words),
     ]
@@ -211,13 +241,17 @@ def _build_limits(config: GopherQualityConfig) -> list[ThresholdTest]:
     return [*words, *symbols, *(letters + lines if config.dialect == "dolma" else lines + letters)]
 
 
-def _compute_datatrove_statistics(batch: DocumentBatch, stop_words: tuple[str, ...]) -> dict[str, Floats]:
+def _compute_datatrove_statistics(
+    batch: DocumentBatch, stop_words: tuple[str, ...]
+) -> dict[str, Floats]:
     words = batch.words
     counted_W = (words.word_flags & NOT_SYMBOL) != 0
     counts = words.count_per_document(counted_W)
     return {
         "words": counts.astype(np.float64),
-        "mean_word_length": compute_share(words.sum_per_document(words.word_lengths * counted_W), counts),
+        "mean_word_length": compute_share(
+            words.sum_per_document(words.word_lengths * counted_W), counts
+        ),
         "hash_ratio": compute_share(batch.count_occurrences("#"), words.counts),
         "ellipsis_ratio": compute_share(batch.count_occurrences(*_ELLIPSES), words.counts),
         **measure_line_marks(batch, _DATATROVE),
@@ -226,7 +260,9 @@ def _compute_datatrove_statistics(batch: DocumentBatch, stop_words: tuple[str, .
     }
 
 
-def _compute_paper_statistics(batch: DocumentBatch, stop_words: tuple[str, ...]) -> dict[str, Floats]:
+def _compute_paper_statistics(
+    batch: DocumentBatch, stop_words: tuple[str, ...]
+) -> dict[str, Floats]:
     words = batch.whitespace_words
     return {
         "words": words.counts.astype(np.float64),
@@ -239,29 +275,41 @@ def _compute_paper_statistics(batch: DocumentBatch, stop_words: tuple[str, ...])
     }
 
 
-def _compute_dolma_statistics(batch: DocumentBatch, stop_words: tuple[str, ...]) -> dict[str, Floats]:
+def _compute_dolma_statistics(
+    batch: DocumentBatch, stop_words: tuple[str, ...]
+) -> dict[str, Floats]:
     words = batch.whitespace_words
     return {
         "words": words.counts.astype(np.float64),
         "median_word_length": compute_median_word_lengths(words),
-        "symbol_ratio": compute_share(words.count_per_document(mask_words_containing(words, ("#", "…"))), words.counts),
+        "symbol_ratio": compute_share(
+            words.count_per_document(mask_words_containing(words, ("#", "…"))), words.counts
+        ),
         "alphabetic_word_share": _compute_alphabetic_share(words),
         "stop_words": words.count_per_document(mask_words_in(words, stop_words)).astype(np.float64),
         **measure_line_marks(batch, _DOLMA),
     }
 
 
-def _compute_dclm_statistics(batch: DocumentBatch, stop_words: tuple[str, ...]) -> dict[str, Floats]:
+def _compute_dclm_statistics(
+    batch: DocumentBatch, stop_words: tuple[str, ...]
+) -> dict[str, Floats]:
     words = batch.whitespace_words
     return {
         "words": batch.to_counts(map(count_ascii_words, batch.texts)).astype(np.float64),
         "mean_word_length": compute_share(words.sum_per_document(words.word_lengths), words.counts),
-        "symbol_ratio": compute_share(batch.count_occurrences("#", *_SPACED_ELLIPSES), words.counts),
+        "symbol_ratio": compute_share(
+            batch.count_occurrences("#", *_SPACED_ELLIPSES), words.counts
+        ),
         **measure_line_marks(batch, _DCLM),
         "alphabetic_word_share": _compute_alphabetic_share(words),
-        "stop_words": words.count_per_document(mask_words_in(words, stop_words, ignore_case=True)).astype(np.float64),
+        "stop_words": words.count_per_document(
+            mask_words_in(words, stop_words, ignore_case=True)
+        ).astype(np.float64),
     }
 
 
 def _compute_alphabetic_share(words: WordColumns) -> Floats:
-    return compute_share(words.count_per_document((words.word_flags & ALPHABETIC) != 0), words.counts)
+    return compute_share(
+        words.count_per_document((words.word_flags & ALPHABETIC) != 0), words.counts
+    )

@@ -1,7 +1,8 @@
-"""Gopher's repetition rule (Rae et al. 2021, table A1) in four dialects: equal thresholds, different measurements.
+"""Gopher's repetition rule (Rae et al. 2021, table A1) in four dialects: equal thresholds,
+different measurements.
 
-Measures the shares of repeated paragraphs, lines and word n-grams, and drops texts that repeat too much. Lengths are
-code points.
+Measures the shares of repeated paragraphs, lines and word n-grams, and drops texts that repeat too
+much. Lengths are code points.
 
 | | datatrove | paper | dolma (gopher_v2) | dclm |
 |---|---|---|---|---|
@@ -16,7 +17,8 @@ of equals | | repeated n-grams | left to right, skipping repeats | words in late
 
 The paper leaves most of this open; its column is our plainest interpretation.
 
-Measure repetition for the dialects paper, dolma and dclm of Gopher's rule; `gopher_repetition` compares them.
+Measure repetition for the dialects paper, dolma and dclm of Gopher's rule; `gopher_repetition`
+compares them.
 """
 
 import re
@@ -26,10 +28,15 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from data_pipeline.rules.datatrove_repetition import measure_repeated_lines, measure_repeated_ngrams, measure_top_ngrams
-from data_pipeline.rules.gopher_quality import split_at_newline_runs, split_nonblank_lines
-from data_pipeline.rules.repeated_ngrams import iter_repeated_ngrams, select_top_ngrams
-from data_pipeline.rules.rule import (
+from llmsys.config.quality_rules import GopherRepetitionConfig
+from llmsys.data_pipeline.rules.datatrove_repetition import (
+    measure_repeated_lines,
+    measure_repeated_ngrams,
+    measure_top_ngrams,
+)
+from llmsys.data_pipeline.rules.gopher_quality import split_at_newline_runs, split_nonblank_lines
+from llmsys.data_pipeline.rules.repeated_ngrams import iter_repeated_ngrams, select_top_ngrams
+from llmsys.data_pipeline.rules.rule import (
     DocumentBatch,
     Floats,
     RuleVerdicts,
@@ -38,9 +45,8 @@ from data_pipeline.rules.rule import (
     compute_share,
     prepend_test,
 )
-from data_pipeline.text.ragged_arrays import Integers, compute_offsets
-from data_pipeline.text.word_columns import WordColumns
-from llmsys.config.quality_rules import GopherRepetitionConfig
+from llmsys.data_pipeline.text.ragged_arrays import Integers, compute_offsets
+from llmsys.data_pipeline.text.word_columns import WordColumns
 
 _TOP = (2, 3, 4)
 _LONGEST = 10
@@ -72,27 +78,36 @@ def measure_paper_repetition(batch: DocumentBatch) -> dict[str, Floats]:
 
 def measure_dolma_repetition(batch: DocumentBatch) -> dict[str, Floats]:
     """Return dolma's statistics: every occurrence counts, white space does not."""
-    lines = _RepeatedParts([split_at_newline_runs(text) for text in batch.texts], first_is_free=False)
+    lines = _RepeatedParts(
+        [split_at_newline_runs(text) for text in batch.texts], first_is_free=False
+    )
     words = batch.whitespace_words
     characters = np.maximum(words.sum_per_document(words.word_lengths), 1)
     statistics = lines.measure_shares("line", characters)
     for n, groups in iter_repeated_ngrams(words, _LONGEST):
         if n in _TOP:
             top = select_top_ngrams(words, groups, once=True)
-            statistics[f"top_{n}gram_share"] = compute_share(top.characters * top.counts, characters)
+            statistics[f"top_{n}gram_share"] = compute_share(
+                top.characters * top.counts, characters
+            )
         else:
             sizes = _compute_ngram_lengths(words, groups.positions, n)
             repeated = _sum_per_document(words, groups.positions, sizes)
-            statistics[f"duplicate_{n}gram_share"] = compute_share(repeated, _count_ngram_characters(words, n))
+            statistics[f"duplicate_{n}gram_share"] = compute_share(
+                repeated, _count_ngram_characters(words, n)
+            )
     return statistics
 
 
 def measure_dclm_repetition(batch: DocumentBatch) -> dict[str, Floats]:
-    """Return DCLM's statistics: every occurrence counts; of equally frequent n-grams the longest is the top one.
+    """Return DCLM's statistics: every occurrence counts; of equally frequent n-grams the longest is
+    the top one.
 
     A text of a single line or paragraph has no repeated one.
     """
-    lines = _RepeatedParts([split_nonblank_lines(text) for text in batch.texts], first_is_free=False)
+    lines = _RepeatedParts(
+        [split_nonblank_lines(text) for text in batch.texts], first_is_free=False
+    )
     paragraphs = _RepeatedParts(
         [_strip_parts(text.split(_PAIR_OF_NEWLINES)) for text in batch.texts], first_is_free=False
     )
@@ -104,7 +119,9 @@ def measure_dclm_repetition(batch: DocumentBatch) -> dict[str, Floats]:
     for n, groups in iter_repeated_ngrams(words, _LONGEST):
         if n in _TOP:
             top = select_top_ngrams(words, groups, longest=True)
-            statistics[f"top_{n}gram_share"] = compute_share(top.characters * top.counts, characters)
+            statistics[f"top_{n}gram_share"] = compute_share(
+                top.characters * top.counts, characters
+            )
         else:
             covered = _count_covered_characters(words, groups.positions, n)
             statistics[f"duplicate_{n}gram_share"] = compute_share(covered, characters)
@@ -112,7 +129,9 @@ def measure_dclm_repetition(batch: DocumentBatch) -> dict[str, Floats]:
 
 
 class _RepeatedParts:
-    """Counts of lines or paragraphs per document: all, repeated ones, and the characters of both."""
+    """Counts of lines or paragraphs per document: all, repeated ones, and the characters of
+    both.
+    """
 
     def __init__(self, documents: Sequence[list[str]], *, first_is_free: bool) -> None:
         measured = [_count_repeats(parts, first_is_free) for parts in documents]
@@ -120,10 +139,14 @@ class _RepeatedParts:
         self.parts, self.repeated, self.characters, self.repeated_characters = columns.T
 
     def measure_shares(self, part: str, characters: Integers) -> dict[str, Floats]:
-        """Return the share of repeated parts, and of their characters in `characters`, the dialect's denominator."""
+        """Return the share of repeated parts, and of their characters in `characters`, the
+        dialect's denominator.
+        """
         return {
             f"duplicate_{part}_share": compute_share(self.repeated, self.parts),
-            f"duplicate_{part}_character_share": compute_share(self.repeated_characters, characters),
+            f"duplicate_{part}_character_share": compute_share(
+                self.repeated_characters, characters
+            ),
         }
 
 
@@ -157,15 +180,20 @@ def _sum_per_document(words: WordColumns, positions: Integers, sizes: Integers) 
 
 
 def _count_ngram_characters(words: WordColumns, n: int) -> Integers:
-    """Return the characters of all n-grams of each document, at least 1; a word counts in each n-gram it is in."""
+    """Return the characters of all n-grams of each document, at least 1; a word counts in each
+    n-gram it is in.
+    """
     positions = np.arange(max(len(words.ids_W) - n + 1, 0))
     positions = positions[positions + n <= words.offsets[1:][words.document_of_word[positions]]]
-    return np.maximum(_sum_per_document(words, positions, _compute_ngram_lengths(words, positions, n)), 1)
+    return np.maximum(
+        _sum_per_document(words, positions, _compute_ngram_lengths(words, positions, n)), 1
+    )
 
 
 def _count_covered_characters(words: WordColumns, positions: Integers, n: int) -> Integers:
     """Return the characters of the words that lie in at least one of the n-grams."""
-    edges = np.bincount(positions, minlength=len(words.ids_W) + n + 1)  # +1 where an n-gram begins, -1 where it ends
+    # +1 where an n-gram begins, -1 where it ends
+    edges = np.bincount(positions, minlength=len(words.ids_W) + n + 1)
     edges[n:] -= edges[:-n].copy()
     covered_W = np.cumsum(edges)[: len(words.ids_W)] > 0
     return words.sum_per_document(words.word_lengths * covered_W)
@@ -178,8 +206,14 @@ _PARTS = {
     "duplicate_line_character_share": "share of characters in duplicate lines",
 }
 _NGRAMS = {
-    **{f"top_{n}gram_share": f"share of characters in the most frequent {n}-gram" for n in range(2, 5)},
-    **{f"duplicate_{n}gram_share": f"share of characters in duplicate {n}-grams" for n in range(5, 11)},
+    **{
+        f"top_{n}gram_share": f"share of characters in the most frequent {n}-gram"
+        for n in range(2, 5)
+    },
+    **{
+        f"duplicate_{n}gram_share": f"share of characters in duplicate {n}-grams"
+        for n in range(5, 11)
+    },
 }
 # Table A1 lists the shares before the characters, and lines before paragraphs.
 _TABLE_A1 = (
@@ -189,7 +223,12 @@ _TABLE_A1 = (
     "duplicate_paragraph_character_share",
 )
 # dolma does not test paragraphs.
-_ORDER = {"datatrove": tuple(_PARTS), "paper": _TABLE_A1, "dclm": _TABLE_A1, "dolma": tuple(_PARTS)[2:]}
+_ORDER = {
+    "datatrove": tuple(_PARTS),
+    "paper": _TABLE_A1,
+    "dclm": _TABLE_A1,
+    "dolma": tuple(_PARTS)[2:],
+}
 _TOP_NGRAMS = len(_PARTS)  # index of the first of these among datatrove's tests
 _ALL_NGRAMS = _TOP_NGRAMS + 3
 
@@ -203,10 +242,15 @@ class GopherRepetitionRule:
         self._dialect = config.dialect
         names = (*_ORDER[config.dialect], *_NGRAMS)
         tests = _PARTS | _NGRAMS
-        self.limits = [ThresholdTest(tests[name], name, "above", getattr(config, f"max_{name}")) for name in names]
+        self.limits = [
+            ThresholdTest(tests[name], name, "above", getattr(config, f"max_{name}"))
+            for name in names
+        ]
 
     def apply(self, batch: DocumentBatch) -> RuleVerdicts:
-        """Return the verdicts, tested in the order lines and paragraphs, most frequent n-grams, repeated n-grams."""
+        """Return the verdicts, tested in the order lines and paragraphs, most frequent n-grams,
+        repeated n-grams.
+        """
         verdicts = apply_thresholds(self.limits, self._compute_statistics(batch), len(batch))
         return prepend_test(verdicts, "empty text", self._mask_empty_texts(batch))
 
@@ -222,7 +266,9 @@ class GopherRepetitionRule:
                 return measure_dclm_repetition(batch)
 
     def _compute_in_stages(self, batch: DocumentBatch) -> dict[str, Floats]:
-        """Return datatrove's statistics; those of a stage are NaN for documents that failed an earlier stage."""
+        """Return datatrove's statistics; those of a stage are NaN for documents that failed an
+        earlier stage.
+        """
         _ = batch.words  # split all documents at once: the following rules need their words too
         statistics = measure_repeated_lines(batch)
         for first, last, measure in (

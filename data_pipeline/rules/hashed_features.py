@@ -1,8 +1,8 @@
 """Hash texts into features: words, runs of words, and runs of characters within a word.
 
-Words are simplified (lower case, numbers as 0, no punctuation, no accents); in scripts without spaces each character is
-one. Runs of characters are those of `<word>`, marks included (Bojanowski et al. 2017). A feature is a number below
-2^bits; different ones may collide.
+Words are simplified (lower case, numbers as 0, no punctuation, no accents); in scripts without
+spaces each character is one. Runs of characters are those of `<word>`, marks included (Bojanowski
+et al. 2017). A feature is a number below 2^bits; different ones may collide.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,9 +11,9 @@ from typing import NamedTuple
 import numpy as np
 import xxhash
 
-from data_pipeline.text.ragged_arrays import GrowableArray, Integers, compute_positions
-from data_pipeline.text.simplify_text import simplify_text
-from data_pipeline.text.word_hashes import Hashes, WordHasher, iter_ngram_hashes
+from llmsys.data_pipeline.text.ragged_arrays import GrowableArray, Integers, compute_positions
+from llmsys.data_pipeline.text.simplify_text import simplify_text
+from llmsys.data_pipeline.text.word_hashes import Hashes, WordHasher, iter_ngram_hashes
 
 
 class FeatureConfig(NamedTuple):
@@ -43,7 +43,9 @@ class FeatureHasher:
     def __init__(self, config: FeatureConfig) -> None:
         self._config = config
         self._words = WordHasher(ignores_disguise=False)  # models were trained on these words
-        self._characters = _CharacterNgramHasher(config.char_ngrams) if any(config.char_ngrams) else None
+        self._characters = (
+            _CharacterNgramHasher(config.char_ngrams) if any(config.char_ngrams) else None
+        )
 
     def extract_features(self, texts: Sequence[str]) -> HashedFeatureBatch:
         """Return the features of each text."""
@@ -61,13 +63,17 @@ class FeatureHasher:
             numbers.append(hashes)
             documents.append(owners)
         shift = np.uint64(64 - self._config.bits)
-        return HashedFeatureBatch((np.concatenate(numbers) >> shift).view(np.int64), np.concatenate(documents))
+        return HashedFeatureBatch(
+            (np.concatenate(numbers) >> shift).view(np.int64), np.concatenate(documents)
+        )
 
 
 class _CharacterNgramHasher:
     """Hashes of the character runs of words, cached per chunk up to a bound."""
 
-    def __init__(self, lengths: tuple[int, int], memo_chunks: int = 200_000, memo_runs: int = 8_000_000) -> None:
+    def __init__(
+        self, lengths: tuple[int, int], memo_chunks: int = 200_000, memo_runs: int = 8_000_000
+    ) -> None:
         self._lengths, self._limits = lengths, (memo_chunks, memo_runs)
         self._reset_cache()
 
@@ -87,7 +93,8 @@ class _CharacterNgramHasher:
         if found is None:
             found = self._memo[chunk] = len(self._memo)
             hashes = [
-                xxhash.xxh3_64_intdigest(run.encode("utf-8", "surrogatepass")) for run in self._iter_ngrams(chunk)
+                xxhash.xxh3_64_intdigest(run.encode("utf-8", "surrogatepass"))
+                for run in self._iter_ngrams(chunk)
             ]
             self._starts.extend([len(self._runs)])
             self._counts.extend([len(hashes)])

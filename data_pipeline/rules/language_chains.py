@@ -1,7 +1,8 @@
-"""Rule chains per language: each document is judged by the word splitter and thresholds of its language.
+"""Rule chains per language: each document is judged by the word splitter and thresholds of its
+language.
 
-Reads a column of texts and a column of language codes; returns outcomes in the order of the documents, as `RuleChain`
-does. Languages with the same word splitter share its cache.
+Reads a column of texts and a column of language codes; returns outcomes in the order of the
+documents, as `RuleChain` does. Languages with the same word splitter share its cache.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,16 +12,23 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from data_pipeline.rules.chain import RuleChain
-from data_pipeline.rules.rule import Rule, RuleOutcome, WordSplitters
-from data_pipeline.text.word_columns import WordSplitter
-from data_pipeline.text.word_tokenizers import build_word_tokenizer
-from llmsys.config.language import DEFAULT, LanguageRules, SpacedWordsConfig, Words, parse_language_rules
+from llmsys.config.language import (
+    DEFAULT,
+    LanguageRules,
+    SpacedWordsConfig,
+    Words,
+    parse_language_rules,
+)
 from llmsys.config.quality_rules import RuleConfig
+from llmsys.data_pipeline.rules.chain import RuleChain
+from llmsys.data_pipeline.rules.rule import Rule, RuleOutcome, WordSplitters
+from llmsys.data_pipeline.text.word_columns import WordSplitter
+from llmsys.data_pipeline.text.word_tokenizers import build_word_tokenizer
 
 Rows = npt.NDArray[np.int64]
 
-# Word caches are bounded for all languages together; a single language has the default cache of `WordSplitter`.
+# Word caches are bounded for all languages together; a single language has the default cache of
+# `WordSplitter`.
 _MEMO_CHUNKS, _FEWEST_CHUNKS, _CHUNK_CHARACTERS = 500_000, 20_000, 16
 
 NO_RULES = {DEFAULT: LanguageRules(words=SpacedWordsConfig(), rules=())}
@@ -28,7 +36,8 @@ NO_RULES = {DEFAULT: LanguageRules(words=SpacedWordsConfig(), rules=())}
 
 @lru_cache(maxsize=1)
 def get_language_chains(rules: str, files: tuple[str, ...] = ()) -> "LanguageRuleChains":
-    """Return the rule chains of a process, cached across files because they cache how words are split.
+    """Return the rule chains of a process, cached across files because they cache how words are
+    split.
 
     Args:
         rules: the rules per language, as `serialize_language_rules` writes them.
@@ -56,7 +65,9 @@ class LanguageRuleChains:
         self._models: dict[RuleConfig, Rule] = {}
 
     def list_statistics(self) -> list[str]:
-        """Return the names of the statistics, such as gopher_quality.words, in the order of the rules."""
+        """Return the names of the statistics, such as gopher_quality.words, in the order of the
+        rules.
+        """
         outcomes = self._get_chain(next(iter(self._rules))).apply(pa.array([], pa.large_string()))
         return [f"{outcome.rule}.{name}" for outcome in outcomes for name in outcome.statistics]
 
@@ -68,25 +79,37 @@ class LanguageRuleChains:
             return self._get_chain(names[0] if names else next(iter(self._rules))).apply(texts)
         language = np.array([names.index(code) for code in known], np.int64)
         rows = [np.flatnonzero(language == number) for number in range(len(names))]
-        parts = [self._get_chain(name).apply(texts.take(pa.array(own))) for name, own in zip(names, rows, strict=True)]
+        parts = [
+            self._get_chain(name).apply(texts.take(pa.array(own)))
+            for name, own in zip(names, rows, strict=True)
+        ]
         return _merge_outcomes(parts, rows)
 
     def _get_chain(self, code: str) -> RuleChain:
         if code not in self._chains:
             own = self._rules[code]
-            if own.words not in self._splitters:  # languages with equal word settings share a splitter and its cache
+            # languages with equal word settings share a splitter and its cache
+            if own.words not in self._splitters:
                 self._splitters[own.words] = self._build_splitters(own.words)
-            self._chains[code] = RuleChain(own.rules, self._splitters[own.words], code, self._models)
+            self._chains[code] = RuleChain(
+                own.rules, self._splitters[own.words], code, self._models
+            )
         return self._chains[code]
 
     def _build_splitters(self, words: Words) -> WordSplitters:
         characters = self._memo_chunks * _CHUNK_CHARACTERS
         chunks = build_word_tokenizer(words)
-        return WordSplitters(WordSplitter(chunks, memo_chunks=self._memo_chunks, memo_characters=characters))
+        return WordSplitters(
+            WordSplitter(chunks, memo_chunks=self._memo_chunks, memo_characters=characters)
+        )
 
 
-def _merge_outcomes(parts: Sequence[Sequence[RuleOutcome]], rows: Sequence[Rows]) -> list[RuleOutcome]:
-    """Merge the outcomes of each language, for documents at `rows`, into outcomes in document order."""
+def _merge_outcomes(
+    parts: Sequence[Sequence[RuleOutcome]], rows: Sequence[Rows]
+) -> list[RuleOutcome]:
+    """Merge the outcomes of each language, for documents at `rows`, into outcomes in document
+    order.
+    """
     merged: list[RuleOutcome] = []
     for outcomes in zip(*parts, strict=True):
         order = np.argsort(np.concatenate(rows))
@@ -97,7 +120,9 @@ def _merge_outcomes(parts: Sequence[Sequence[RuleOutcome]], rows: Sequence[Rows]
 
 
 def _join_outcomes(outcomes: Sequence[RuleOutcome], order: Rows, kept_order: Rows) -> RuleOutcome:
-    """Join outcomes of one rule; `order` sorts its rows and `kept_order` those of kept documents."""
+    """Join outcomes of one rule; `order` sorts its rows and `kept_order` those of kept
+    documents.
+    """
 
     def concat_column(arrays: Sequence[pa.Array], rows: Rows) -> pa.Array:
         return pa.concat_arrays(arrays).take(pa.array(rows))
@@ -115,7 +140,10 @@ def _join_outcomes(outcomes: Sequence[RuleOutcome], order: Rows, kept_order: Row
             name: concat_column([outcome.statistics[name] for outcome in outcomes], kept_order)
             for name in first.statistics
         },
-        changes={name: sum(outcome.changes.get(name, 0) for outcome in outcomes) for name in first.changes},
+        changes={
+            name: sum(outcome.changes.get(name, 0) for outcome in outcomes)
+            for name in first.changes
+        },
     )
 
 

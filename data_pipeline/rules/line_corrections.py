@@ -1,8 +1,9 @@
-"""Remove lines that are not prose (RefinedWeb's line-wise corrections, Penedo et al. 2023, G.2, in DCLM's version).
+"""Remove lines that are not prose (RefinedWeb's line-wise corrections, Penedo et al. 2023, G.2, in
+DCLM's version).
 
-Removes lines in capitals, of digits, counters such as `3 likes` and lines of one word. Cuts navigation out of short
-lines. Drops pages that lose more than a small share of their words. Every changed line is counted by its reason; the
-reasons are tested in this order.
+Removes lines in capitals, of digits, counters such as `3 likes` and lines of one word. Cuts
+navigation out of short lines. Drops pages that lose more than a small share of their words. Every
+changed line is counted by its reason; the reasons are tested in this order.
 """
 
 import re
@@ -12,7 +13,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from data_pipeline.rules.rule import (
+from llmsys.config.line_rules import LineCorrectionsConfig
+from llmsys.data_pipeline.rules.rule import (
     DocumentBatch,
     RuleVerdicts,
     ThresholdTest,
@@ -20,10 +22,10 @@ from data_pipeline.rules.rule import (
     compute_share,
     prepend_test,
 )
-from llmsys.config.line_rules import LineCorrectionsConfig
 
 _UPPER, _DIGITS, _COUNTER, _SHORT, _NAVIGATION = (
-    f"line taken out: {reason}" for reason in ("upper case", "numeric", "counter", "too few words", "navigation")
+    f"line taken out: {reason}"
+    for reason in ("upper case", "numeric", "counter", "too few words", "navigation")
 )
 _CUT = "line without its navigation"
 _NOTHING = re.compile(r"(?!)")
@@ -31,7 +33,9 @@ _SplitWords = Callable[[str], list[str]]
 
 
 class LineCorrectionsRule:
-    """A rule that removes lines, cuts navigation out of others, and drops pages that lose too much."""
+    """A rule that removes lines, cuts navigation out of others, and drops pages that lose too
+    much.
+    """
 
     kind = "line_corrections"
 
@@ -39,7 +43,10 @@ class LineCorrectionsRule:
         self._config = config
         self._counter = _build_counter_pattern(config.counter_words)
         self._phrases = tuple(
-            map(str.lower, config.navigation_anywhere + config.navigation_end + config.navigation_start)
+            map(
+                str.lower,
+                config.navigation_anywhere + config.navigation_end + config.navigation_start,
+            )
         )
         self._navigation = [
             _build_phrase_pattern(config.navigation_anywhere, r"\s?{}"),
@@ -47,7 +54,12 @@ class LineCorrectionsRule:
             _build_phrase_pattern(config.navigation_start, r"^{}\s?"),
         ]
         self.limits = [
-            ThresholdTest("share of words taken out", "removed_word_share", "above", config.max_removed_word_share)
+            ThresholdTest(
+                "share of words taken out",
+                "removed_word_share",
+                "above",
+                config.max_removed_word_share,
+            )
         ]
 
     def apply(self, batch: DocumentBatch) -> RuleVerdicts:
@@ -63,13 +75,15 @@ class LineCorrectionsRule:
         after = batch.to_counts(len(cut(text)) for text in texts)
         statistics = {
             "removed_word_share": compute_share(before - after, before),
-            "lines_taken_out": batch.to_counts(counts.total() - counts[_CUT] for _, counts in corrected).astype(
-                np.float64
-            ),
+            "lines_taken_out": batch.to_counts(
+                counts.total() - counts[_CUT] for _, counts in corrected
+            ).astype(np.float64),
             "lines_cut": changes[_CUT].astype(np.float64),
         }
         verdicts = apply_thresholds(self.limits, statistics, len(batch))
-        return replace(prepend_test(verdicts, "no line left", after == 0), texts=texts, changes=changes)
+        return replace(
+            prepend_test(verdicts, "no line left", after == 0), texts=texts, changes=changes
+        )
 
     def _correct_text(self, text: str, cut: _SplitWords) -> tuple[str, Counter[str]]:
         """Return the remaining text, and the number of changed lines by reason."""
@@ -114,11 +128,15 @@ def _build_counter_pattern(words: tuple[str, ...]) -> re.Pattern[str]:
     """Build a pattern of a number, with an optional k, m or b, and a counted word."""
     if not words:
         return _NOTHING
-    return re.compile(rf"\W*\d[,.\d]*[kmb]?\s+(?:{'|'.join(map(re.escape, map(str.lower, words)))})\W*$")
+    return re.compile(
+        rf"\W*\d[,.\d]*[kmb]?\s+(?:{'|'.join(map(re.escape, map(str.lower, words)))})\W*$"
+    )
 
 
 def _build_phrase_pattern(phrases: tuple[str, ...], template: str) -> re.Pattern[str]:
-    """Build a case-insensitive pattern of any of the phrases; `template` sets its position in the line."""
+    """Build a case-insensitive pattern of any of the phrases; `template` sets its position in
+    the line.
+    """
     if not phrases:
         return _NOTHING
     return re.compile(template.format(f"(?:{'|'.join(map(re.escape, phrases))})"), re.IGNORECASE)

@@ -1,8 +1,9 @@
-"""Drop texts that are not written in their identified language, by letters, decoding damage and common words.
+"""Drop texts that are not written in their identified language, by letters, decoding damage and
+common words.
 
-Drops pages in another script, pages decoded with the wrong charset, keyword lists and Chinese pages of mixed variants,
-of all of which a language identifier is sure. Shares of letters follow MNBVC, which keeps pages with 70 % Chinese
-characters.
+Drops pages in another script, pages decoded with the wrong charset, keyword lists and Chinese pages
+of mixed variants, of all of which a language identifier is sure. Shares of letters follow MNBVC,
+which keeps pages with 70 % Chinese characters.
 """
 
 from collections.abc import Callable, Iterable
@@ -12,11 +13,18 @@ import numpy as np
 import numpy.typing as npt
 import regex  # type: ignore[import-untyped]
 
-from data_pipeline.rules.rule import DocumentBatch, Floats, RuleVerdicts, ThresholdTest, apply_thresholds, compute_share
-from data_pipeline.text.ragged_arrays import Integers, compute_offsets
-from data_pipeline.text.vocabulary import NOT_SYMBOL
-from data_pipeline.text.word_columns import WordColumns
 from llmsys.config.quality_rules import NativeTextConfig
+from llmsys.data_pipeline.rules.rule import (
+    DocumentBatch,
+    Floats,
+    RuleVerdicts,
+    ThresholdTest,
+    apply_thresholds,
+    compute_share,
+)
+from llmsys.data_pipeline.text.ragged_arrays import Integers, compute_offsets
+from llmsys.data_pipeline.text.vocabulary import NOT_SYMBOL
+from llmsys.data_pipeline.text.word_columns import WordColumns
 
 _LETTER, _OWN, _GARBAGE, _SIMPLIFIED, _TRADITIONAL = 1, 2, 4, 8, 16
 _ALL_CHARACTERS = 0x110000
@@ -35,7 +43,10 @@ class NativeTextRule:
         self._scripts = config.scripts
         self.limits = [
             ThresholdTest(
-                "share of characters from wrong decoding", "garbage_share", "above", config.max_garbage_share
+                "share of characters from wrong decoding",
+                "garbage_share",
+                "above",
+                config.max_garbage_share,
             ),
             ThresholdTest(
                 f"share of letters that are {' or '.join(config.scripts)}",
@@ -43,7 +54,9 @@ class NativeTextRule:
                 "below",
                 config.min_script_share if config.scripts else 0,
             ),
-            ThresholdTest("share of stop words", "stop_word_share", "below", config.min_stop_word_share),
+            ThresholdTest(
+                "share of stop words", "stop_word_share", "below", config.min_stop_word_share
+            ),
             ThresholdTest(
                 "share of the rarer of simplified and traditional",
                 "mixed_variant_share",
@@ -57,7 +70,8 @@ class NativeTextRule:
         flags = _build_flag_table(self._scripts)[_encode_code_points(batch.texts)]
         ends = np.cumsum(batch.character_counts)
         letters, own, garbage, simplified, traditional = (
-            _count_per_document(flags & bit != 0, ends) for bit in (_LETTER, _OWN, _GARBAGE, _SIMPLIFIED, _TRADITIONAL)
+            _count_per_document(flags & bit != 0, ends)
+            for bit in (_LETTER, _OWN, _GARBAGE, _SIMPLIFIED, _TRADITIONAL)
         )
         garbage = garbage + batch.to_counts(
             sum(text.count(broken) * len(broken) for broken in _BROKEN_HAN) for text in batch.texts
@@ -66,7 +80,9 @@ class NativeTextRule:
             "garbage_share": compute_share(garbage, batch.character_counts),
             "script_share": compute_share(own, letters),
             "stop_word_share": _compute_stop_word_share(batch.words, self._stop_words),
-            "mixed_variant_share": compute_share(np.minimum(simplified, traditional), simplified + traditional),
+            "mixed_variant_share": compute_share(
+                np.minimum(simplified, traditional), simplified + traditional
+            ),
         }
         return apply_thresholds(self.limits, statistics, len(batch))
 
@@ -85,9 +101,13 @@ def _compute_stop_word_share(words: WordColumns, stop_words: frozenset[str]) -> 
     """Return stop words / words that are not punctuation alone."""
     documents = len(words.counts)
     chosen = np.zeros(len(words.vocabulary), np.bool_)
-    chosen[[number for word in stop_words if (number := words.vocabulary.index.get(word)) is not None]] = True
+    chosen[
+        [number for word in stop_words if (number := words.vocabulary.index.get(word)) is not None]
+    ] = True
     found = np.bincount(words.document_of_word[chosen[words.ids_W]], minlength=documents)
-    counted = np.bincount(words.document_of_word[(words.word_flags & NOT_SYMBOL) != 0], minlength=documents)
+    counted = np.bincount(
+        words.document_of_word[(words.word_flags & NOT_SYMBOL) != 0], minlength=documents
+    )
     return compute_share(found, counted)
 
 
@@ -97,7 +117,8 @@ def _build_flag_table(scripts: tuple[str, ...]) -> npt.NDArray[np.uint8]:
     flags = _build_shared_flag_table().copy()
     for script in scripts:
         flags[_list_code_points(rf"\p{{Script={script}}}")] |= _OWN
-    flags[flags & _LETTER == 0] &= ~np.uint8(_OWN)  # scripts have marks and digits too; shares are of letters
+    # scripts have marks and digits too; shares are of letters
+    flags[flags & _LETTER == 0] &= ~np.uint8(_OWN)
     return flags
 
 
@@ -105,17 +126,25 @@ def _build_flag_table(scripts: tuple[str, ...]) -> npt.NDArray[np.uint8]:
 def _build_shared_flag_table() -> npt.NDArray[np.uint8]:
     flags = np.zeros(_ALL_CHARACTERS, np.uint8)
     flags[_list_code_points(r"\p{L}")] = _LETTER
-    # Private use, surrogates, unassigned, the replacement character, controls other than white space.
-    flags[_list_code_points(r"[\p{Co}\p{Cs}\p{Cn}\uFFFD\x00-\x08\x0E-\x1F\x7F-\x84\x86-\x9F]")] = _GARBAGE
+    # Private use, surrogates, unassigned, the replacement character, controls other than white
+    # space.
+    flags[_list_code_points(r"[\p{Co}\p{Cs}\p{Cn}\uFFFD\x00-\x08\x0E-\x1F\x7F-\x84\x86-\x9F]")] = (
+        _GARBAGE
+    )
     for point in _HAN:
-        in_simplified, in_traditional = _can_encode(chr(point), "gb2312"), _can_encode(chr(point), "big5")
+        in_simplified, in_traditional = (
+            _can_encode(chr(point), "gb2312"),
+            _can_encode(chr(point), "big5"),
+        )
         if in_simplified != in_traditional:
             flags[point] |= _SIMPLIFIED if in_simplified else _TRADITIONAL
     return flags
 
 
 def _can_encode(character: str, charset: str) -> bool:
-    """Return whether a charset has the character; GB 2312 is simplified Chinese, Big5 traditional, both share most."""
+    """Return whether a charset has the character; GB 2312 is simplified Chinese, Big5
+    traditional, both share most.
+    """
     return bool(character.encode(charset, "ignore"))
 
 

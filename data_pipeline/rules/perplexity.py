@@ -1,10 +1,13 @@
-"""Keep or drop documents by their perplexity under a user's language model (CCNet, Wenzek et al. 2020).
+"""Keep or drop documents by their perplexity under a user's language model (CCNet, Wenzek et al.
+2020).
 
-Texts are scored line by line, each normalized and, if configured, split into pieces. Perplexity is 10^(-log10 p /
-(words + lines)): the end of each line counts as a word. Two limits divide documents into CCNet's head, middle and tail.
+Texts are scored line by line, each normalized and, if configured, split into pieces. Perplexity is
+10^(-log10 p / (words + lines)): the end of each line counts as a word. Two limits divide documents
+into CCNet's head, middle and tail.
 
-Reads .arpa or .arpa.gz into dictionaries, about 150 bytes per n-gram (back-off as in Katz 1987). Use KenLM for large
-models; the scores agree to float32 precision. An unknown word is <unk>, and costs 100 if the model has no <unk>.
+Reads .arpa or .arpa.gz into dictionaries, about 150 bytes per n-gram (back-off as in Katz 1987).
+Use KenLM for large models; the scores agree to float32 precision. An unknown word is <unk>, and
+costs 100 if the model has no <unk>.
 """
 
 import gzip
@@ -18,8 +21,13 @@ from typing import Any
 
 import numpy as np
 
-from data_pipeline.rules.rule import DocumentBatch, RuleVerdicts, ThresholdTest, apply_thresholds
 from llmsys.config.custom_rules import PerplexityConfig
+from llmsys.data_pipeline.rules.rule import (
+    DocumentBatch,
+    RuleVerdicts,
+    ThresholdTest,
+    apply_thresholds,
+)
 from llmsys.errors import DataError
 
 _UNKNOWN, _BEGIN, _END = "<unk>", "<s>", "</s>"
@@ -47,7 +55,8 @@ class ArpaModel:
                 self._read_ngrams(path, enumerate(file, 1))
         except (OSError, UnicodeDecodeError, EOFError, zlib.error) as error:
             raise DataError(
-                f"{path} cannot be read as an ARPA model: {error}. Give a complete .arpa or .arpa.gz file."
+                f"{path} cannot be read as an ARPA model: {error}. Give a complete .arpa or "
+                ".arpa.gz file."
             ) from None
         if not self.order:
             raise DataError(f"{path} has no n-grams. Give a complete .arpa or .arpa.gz file.")
@@ -68,8 +77,9 @@ class ArpaModel:
                         self._backoff[words] = float(fields[2])
                 except (ValueError, IndexError):
                     raise DataError(
-                        f"{path}, line {number}: {text[:80]!r} is not a probability and {self.order} words, "
-                        "separated by tabs. Give a complete .arpa or .arpa.gz file."
+                        f"{path}, line {number}: {text[:80]!r} is not a probability and "
+                        f"{self.order} words, separated by tabs. Give a complete .arpa or "
+                        ".arpa.gz file."
                     ) from None
 
     def score_line(self, line: str) -> float:
@@ -85,7 +95,9 @@ class ArpaModel:
         return total
 
     def _score_word(self, context: list[str], word: str) -> float:
-        """Return the log10 probability of the longest known n-gram plus the back-off of each longer context."""
+        """Return the log10 probability of the longest known n-gram plus the back-off of each
+        longer context.
+        """
         penalty = 0.0
         for start in range(len(context) + 1):
             history = " ".join(islice(context, start, None))
@@ -104,7 +116,13 @@ def _split_fields(text: str, order: int) -> list[str]:
 
 # Moses' replacements of punctuation, which CCNet adopted.
 _PUNCTUATION = str.maketrans(
-    dict(zip("，。、„”“«»」「《》´∶：？！（）；–～’━〈〉【】％►", ',.,"""""""""\'::?!();-~\'-<>[]%-', strict=True))
+    dict(
+        zip(
+            "，。、„”“«»」「《》´∶：？！（）；–～’━〈〉【】％►",
+            ',.,"""""""""\'::?!();-~\'-<>[]%-',
+            strict=True,
+        )
+    )
     | {"—": " - ", "．": ". ", "…": "..."}
 )
 _DIGIT = re.compile(r"\d")
@@ -119,14 +137,20 @@ class PerplexityRule:
     def __init__(self, config: PerplexityConfig) -> None:
         self._config = config
         self._score = _load_scorer(config)
-        self._pieces = _load_piece_splitter(config.sentencepiece_model) if config.sentencepiece_model else None
+        self._pieces = (
+            _load_piece_splitter(config.sentencepiece_model) if config.sentencepiece_model else None
+        )
         self.limits = list_perplexity_thresholds(config)
 
     def apply(self, batch: DocumentBatch) -> RuleVerdicts:
-        """Return the verdicts by bucket; the statistics are the perplexity, and the bucket as 0, 1 or 2."""
+        """Return the verdicts by bucket; the statistics are the perplexity, and the bucket as 0,
+        1 or 2.
+        """
         values = np.fromiter(map(self.compute_perplexity, batch.texts), np.float64, len(batch))
         head, tail = self._config.head_max_perplexity, self._config.tail_min_perplexity
-        bucket = np.searchsorted([head, np.nextafter(tail, np.inf)], values, side="right").astype(np.float64)
+        bucket = np.searchsorted([head, np.nextafter(tail, np.inf)], values, side="right").astype(
+            np.float64
+        )
         return apply_thresholds(self.limits, {"perplexity": values, "bucket": bucket}, len(batch))
 
     def compute_perplexity(self, text: str) -> float:
@@ -146,7 +170,9 @@ class PerplexityRule:
 
 
 def normalize_line(line: str) -> str:
-    """Return CCNet's normal form: lower case, no accents, each digit 0, plain punctuation, no control characters."""
+    """Return CCNet's normal form: lower case, no accents, each digit 0, plain punctuation, no
+    control characters.
+    """
     text = line.strip().lower()
     if not text.isascii():
         marks = unicodedata.normalize("NFD", text)
@@ -158,10 +184,14 @@ def list_perplexity_thresholds(config: PerplexityConfig) -> list[ThresholdTest]:
     """Return the limits of the kept buckets; a value equal to a limit is kept."""
     limits = []
     if "head" not in config.keep:
-        lowest = config.head_max_perplexity if "middle" in config.keep else config.tail_min_perplexity
+        lowest = (
+            config.head_max_perplexity if "middle" in config.keep else config.tail_min_perplexity
+        )
         limits.append(ThresholdTest("perplexity", "perplexity", "below", lowest))
     if "tail" not in config.keep:
-        highest = config.tail_min_perplexity if "middle" in config.keep else config.head_max_perplexity
+        highest = (
+            config.tail_min_perplexity if "middle" in config.keep else config.head_max_perplexity
+        )
         limits.append(ThresholdTest("perplexity", "perplexity", "above", highest))
     return limits
 
@@ -174,7 +204,9 @@ def _load_scorer(config: PerplexityConfig) -> Callable[[str], float]:
     try:
         model = kenlm.Model(str(config.model))
     except (OSError, RuntimeError) as error:
-        raise DataError(f"{config.model} is not a valid language model: {error}. Give a complete file.") from None
+        raise DataError(
+            f"{config.model} is not a valid language model: {error}. Give a complete file."
+        ) from None
     return lambda line: float(model.score(line))
 
 
@@ -184,5 +216,7 @@ def _load_piece_splitter(path: Path) -> Callable[[str], list[str]]:
     try:
         model: Any = sentencepiece.SentencePieceProcessor(model_file=str(path))
     except (OSError, RuntimeError) as error:
-        raise DataError(f"{path} is not a valid SentencePiece model: {error}. Give a complete .model file.") from None
+        raise DataError(
+            f"{path} is not a valid SentencePiece model: {error}. Give a complete .model file."
+        ) from None
     return lambda text: model.encode(text, out_type=str)

@@ -4,13 +4,15 @@
         max_recipe_share: float = 0.02
 
         def measure(self, text: str) -> dict[str, float]:
-            words = text.lower().split()
-            return {"recipe_share": sum(word in RECIPE_WORDS for word in words) / max(1, len(words))}
+            words = text.lower().split() return {"recipe_share": sum(word in RECIPE_WORDS for word
+            in words) / max(1, len(words))}
 
         def list_limits(self) -> list[ThresholdTest]:
-            return [ThresholdTest("share of recipe words", "recipe_share", "above", self.max_recipe_share)]
+            return [ThresholdTest("share of recipe words", "recipe_share", "above",
+            self.max_recipe_share)]
 
-Statistics and thresholds are those of any rule: they are stored, swept, explained and reported by name.
+Statistics and thresholds are those of any rule: they are stored, swept, explained and reported by
+name.
 
 Invariants:
 - A document is judged by its text and the options alone; `check_python_rule` tests it.
@@ -22,17 +24,25 @@ from pathlib import Path
 
 import numpy as np
 
-from data_pipeline.rules.rule import DocumentBatch, Floats, RuleVerdicts, ThresholdTest, apply_thresholds
 from llmsys.config.custom_rules import PythonRuleConfig
 from llmsys.config.python_code import describe_error, load_python_object
 from llmsys.config.section import Section
+from llmsys.data_pipeline.rules.rule import (
+    DocumentBatch,
+    Floats,
+    RuleVerdicts,
+    ThresholdTest,
+    apply_thresholds,
+)
 from llmsys.errors import ConfigError, DataError
 
 _SHOWN_CHARACTERS = 60
 
 
 class PythonRule(Section):
-    """Base class of a rule: fields are options, `measure` gives statistics, `list_limits` the thresholds."""
+    """Base class of a rule: fields are options, `measure` gives statistics, `list_limits` the
+    thresholds.
+    """
 
     @abstractmethod
     def measure(self, text: str) -> Mapping[str, float]:
@@ -40,13 +50,19 @@ class PythonRule(Section):
 
     @abstractmethod
     def list_limits(self) -> Sequence[ThresholdTest]:
-        """Return the tests in order; each names a statistic, the side that is dropped, and the threshold."""
+        """Return the tests in order; each names a statistic, the side that is dropped, and the
+        threshold.
+        """
 
     def measure_all(self, texts: Sequence[str]) -> Mapping[str, Sequence[float]]:
-        """Return the statistics of several documents, as columns. Override it where arrays are faster."""
+        """Return the statistics of several documents, as columns. Override it where arrays are
+        faster.
+        """
         rows = [self.measure(text) for text in texts]
         if wrong := [row for row in rows if set(row) != set(rows[0])]:
-            raise ValueError(f"documents have the statistics {sorted(rows[0])} and {sorted(wrong[0])}")
+            raise ValueError(
+                f"documents have the statistics {sorted(rows[0])} and {sorted(wrong[0])}"
+            )
         return {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
 
 
@@ -67,11 +83,13 @@ def load_python_rule(config: PythonRuleConfig) -> PythonRule:
         limits = list(rule.list_limits())
     except Exception as error:
         raise ConfigError(
-            f"{config.path}: list_limits failed: {describe_error(error, config.files[0])}. Correct it."
+            f"{config.path}: list_limits failed: {describe_error(error, config.files[0])}. "
+            "Correct it."
         ) from error
     if not limits or not all(isinstance(limit, ThresholdTest) for limit in limits):
         raise ConfigError(
-            f"{config.path}: list_limits returned {limits!r}, which drops nothing. Return at least one ThresholdTest."
+            f"{config.path}: list_limits returned {limits!r}, which drops nothing. Return at "
+            "least one ThresholdTest."
         )
     return rule
 
@@ -101,13 +119,16 @@ class LoadedPythonRule:
         except Exception as error:
             raise DataError(
                 f"{self._path} failed on {len(texts)} documents, the first of which begins "
-                f"{texts[0][:_SHOWN_CHARACTERS]!r}: {describe_error(error, Path(self._file))}. Correct the code; "
-                "check_python_rule runs it on texts of your own."
+                f"{texts[0][:_SHOWN_CHARACTERS]!r}: {describe_error(error, Path(self._file))}. "
+                "Correct the code; check_python_rule runs it on texts of your own."
             ) from error
-        if set(columns) != set(names) or any(column.shape != (len(texts),) for column in columns.values()):
+        if set(columns) != set(names) or any(
+            column.shape != (len(texts),) for column in columns.values()
+        ):
             raise DataError(
-                f"{self._path} measured {', '.join(sorted(columns)) or 'nothing'}, but its limits use "
-                f"{', '.join(names)}. Return one number of each for every document, and no others."
+                f"{self._path} measured {', '.join(sorted(columns)) or 'nothing'}, but its limits "
+                f"use {', '.join(names)}. Return one number of each for every document, and no "
+                "others."
             )
         return columns
 
@@ -124,14 +145,21 @@ def check_python_rule(rule: PythonRule, *, kept: Sequence[str], dropped: Sequenc
         AssertionError: a verdict is another one; names the text and the statistics.
     """
     limits, texts = list(rule.list_limits()), [*kept, *dropped]
-    together = {name: np.asarray(values, np.float64) for name, values in rule.measure_all(texts).items()}
+    together = {
+        name: np.asarray(values, np.float64) for name, values in rule.measure_all(texts).items()
+    }
     failed = apply_thresholds(limits, together, len(texts)).failed_D
     for number, text in enumerate(texts):
-        alone = {name: np.asarray(values, np.float64) for name, values in rule.measure_all([text]).items()}
+        alone = {
+            name: np.asarray(values, np.float64)
+            for name, values in rule.measure_all([text]).items()
+        }
         row = {name: float(column[number]) for name, column in together.items()}
         shown = text[:_SHOWN_CHARACTERS]
         if row != {name: float(column[0]) for name, column in alone.items()}:
             raise AssertionError(f"{shown!r} measures {row} among other texts and {alone} alone")
         if (failed[number] < 0) != (number < len(kept)):
-            verdict = "kept" if failed[number] < 0 else f"dropped by {limits[failed[number]].test!r}"
+            verdict = (
+                "kept" if failed[number] < 0 else f"dropped by {limits[failed[number]].test!r}"
+            )
             raise AssertionError(f"{shown!r} is {verdict}: it measures {row}")

@@ -2,8 +2,8 @@
 
 Find the 64-bit hashes that occur more than once, without sorting.
 
-Hashes are first counted in a hash table; one that is alone in its slot occurs once. The others go into a table of
-positions, in which the first of each hash stores its own.
+Hashes are first counted in a hash table; one that is alone in its slot occurs once. The others go
+into a table of positions, in which the first of each hash stores its own.
 
 Invariants:
 - Equal hashes are taken for equal n-grams.
@@ -15,14 +15,17 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from data_pipeline.text.ragged_arrays import Integers, compute_offsets
-from data_pipeline.text.word_columns import WordColumns
+from llmsys.data_pipeline.text.ragged_arrays import Integers, compute_offsets
+from llmsys.data_pipeline.text.word_columns import WordColumns
 
 Hashes = npt.NDArray[np.uint64]
 Indices = npt.NDArray[np.int64]
 
-# Odd multipliers for Fibonacci hashing; each round uses the next, so that hashes that collided are separated.
-_MULTIPLIERS = tuple(map(np.uint64, (0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93)))
+# Odd multipliers for Fibonacci hashing; each round uses the next, so that hashes that collided are
+# separated.
+_MULTIPLIERS = tuple(
+    map(np.uint64, (0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93))
+)
 _FEWEST_BITS = 10
 
 
@@ -51,7 +54,9 @@ def group_duplicates(hashes: Hashes) -> DuplicateGroups:
 
 
 def select_candidate_duplicates(hashes: Hashes) -> Indices:
-    """Return the ascending indices of hashes that may occur more than once; all others occur once."""
+    """Return the ascending indices of hashes that may occur more than once; all others occur
+    once.
+    """
     suspects = _select_colliding(hashes, 0)
     return suspects[_select_colliding(hashes[suspects], 1)]
 
@@ -120,14 +125,18 @@ class RepeatedNgrams:
 
 @dataclass(frozen=True, slots=True)
 class TopNgrams:
-    """The most frequent n-gram of each document: its number of occurrences, and its characters without spaces."""
+    """The most frequent n-gram of each document: its number of occurrences, and its characters
+    without spaces.
+    """
 
     counts: Integers
     characters: Integers
 
 
 def iter_repeated_ngrams(words: WordColumns, longest: int) -> Iterator[tuple[int, RepeatedNgrams]]:
-    """Yield the repeated n-grams for n = 2 … longest; words are compared one by one, not concatenated."""
+    """Yield the repeated n-grams for n = 2 … longest; words are compared one by one, not
+    concatenated.
+    """
     word_hashes = mix_hashes(words.ids_W.astype(np.uint64))
     hashes = word_hashes + compute_salts(words)
     positions = np.arange(len(words.ids_W))
@@ -146,14 +155,19 @@ def iter_repeated_ngrams(words: WordColumns, longest: int) -> Iterator[tuple[int
 def select_top_ngrams(
     words: WordColumns, groups: RepeatedNgrams, *, once: bool = False, longest: bool = False
 ) -> TopNgrams:
-    """Return the most frequent n-gram per document; of equally frequent ones the first, or the longest.
+    """Return the most frequent n-gram per document; of equally frequent ones the first, or the
+    longest.
 
     A document without repeats has a count of 0 or, with `once`, its first n-gram.
     """
     first = np.flatnonzero(~groups.is_later)
     starts, sizes = groups.positions[first], groups.sizes[first]
     characters = compute_offsets(words.word_lengths)
-    rank = characters[starts + groups.n] - characters[starts] if longest else (1 << _FIRST_BITS) - 1 - starts
+    rank = (
+        characters[starts + groups.n] - characters[starts]
+        if longest
+        else (1 << _FIRST_BITS) - 1 - starts
+    )
     best = np.zeros(len(words.counts), np.int64)
     # The count in the high bits decides; the rank below breaks ties.
     np.maximum.at(best, words.document_of_word[starts], (sizes << _FIRST_BITS) | rank)
@@ -174,7 +188,10 @@ def mix_hashes(numbers: Hashes) -> Hashes:
 
 
 def compute_salts(words: WordColumns) -> Hashes:
-    """Return a number per word that differs between documents, so that n-grams are equal only within a document."""
-    # Offset from the word ids, or word a in document b would add up to the same as word b in document a.
+    """Return a number per word that differs between documents, so that n-grams are equal only
+    within a document.
+    """
+    # Offset from the word ids, or word a in document b would add up to the same as word b in
+    # document a.
     documents = np.arange(len(words.counts), dtype=np.uint64)
     return mix_hashes(documents + (np.uint64(1) << np.uint64(_FIRST_BITS)))[words.document_of_word]

@@ -1,7 +1,7 @@
 """Interface of rules: they get a `DocumentBatch` and return `RuleVerdicts`.
 
-A batch has columns that several rules share, computed on first use. A verdict tells which documents are kept, and for
-each dropped one the first test it failed.
+A batch has columns that several rules share, computed on first use. A verdict tells which documents
+are kept, and for each dropped one the first test it failed.
 
 Invariants:
 - Limits are tested in order; the first one that a document breaks is the reason for its drop.
@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from data_pipeline.text.ragged_arrays import Integers, join_without_whitespace
-from data_pipeline.text.word_columns import WordColumns, WordSplitter
-from data_pipeline.text.word_tokenizers import UnicodeTokenizer, WhitespaceTokenizer
+from llmsys.data_pipeline.text.ragged_arrays import Integers, join_without_whitespace
+from llmsys.data_pipeline.text.word_columns import WordColumns, WordSplitter
+from llmsys.data_pipeline.text.word_tokenizers import UnicodeTokenizer, WhitespaceTokenizer
 
 
 class WordSplitters:
@@ -53,7 +53,9 @@ class DocumentBatch:
         word_counts: (D,) words of each document, if known.
     """
 
-    def __init__(self, texts: Sequence[str], splitters: WordSplitters, word_counts: Integers | None = None) -> None:
+    def __init__(
+        self, texts: Sequence[str], splitters: WordSplitters, word_counts: Integers | None = None
+    ) -> None:
         self.texts = texts
         self.splitters = splitters
         if word_counts is not None:
@@ -89,7 +91,9 @@ class DocumentBatch:
 
     @cached_property
     def bytes_without_space(self) -> bytes:
-        """All texts concatenated in UTF-8, without the characters that Python considers white space."""
+        """All texts concatenated in UTF-8, without the characters that Python considers white
+        space.
+        """
         return join_without_whitespace(self.texts)
 
     def count_occurrences(self, *parts: str) -> Integers:
@@ -131,10 +135,13 @@ class RuleOutcome:
     Attributes:
         rule: name of the rule in its configuration: its `kind` unless it was given another.
         keep: boolean per input document.
-        test: string per input document, the first failed test; null if kept. `format_reason` formats it.
-        value: float64 per input document, the value measured by that test; null if kept or nothing is measured.
+        test: string per input document, the first failed test; null if kept. `format_reason`
+            formats it.
+        value: float64 per input document, the value measured by that test; null if kept or nothing
+            is measured.
         threshold: float64 per input document, the limit of the value; null like `value`.
-        match: string per input document, the match of the test, such as listed words; null if its name is complete.
+        match: string per input document, the match of the test, such as listed words; null if its
+            name is complete.
         texts: large_string per kept document, perhaps rewritten.
         statistics: float32 per kept document, by name of the statistic.
         changes: number of lines (or other pieces) removed from kept documents, by test.
@@ -176,7 +183,8 @@ class RuleVerdicts:
         statistics: columns of D values.
         texts: the rewritten texts; None if the rule rewrites none.
         changes: columns of D counts of the pieces removed from each text.
-        matches: match of the failed test by index of the document, if it adds to the name of the test.
+        matches: match of the failed test by index of the document, if it adds to the name of the
+            test.
         words: number of words of the rewritten texts, None if unknown.
     """
 
@@ -214,12 +222,16 @@ def apply_thresholds(
     values, thresholds = np.full(num_documents, np.nan), np.full(num_documents, np.nan)
     for number, limit in enumerate(limits):
         measured = statistics[limit.statistic]
-        breaks = measured > limit.threshold if limit.drop_side == "above" else measured < limit.threshold
+        breaks = (
+            measured > limit.threshold if limit.drop_side == "above" else measured < limit.threshold
+        )
         breaks &= failed < 0  # an earlier limit decides
         failed[breaks] = number
         values[breaks] = measured[breaks]
         thresholds[breaks] = limit.threshold
-    return RuleVerdicts(tuple(limit.test for limit in limits), failed, values, thresholds, statistics)
+    return RuleVerdicts(
+        tuple(limit.test for limit in limits), failed, values, thresholds, statistics
+    )
 
 
 def prepend_test(verdicts: RuleVerdicts, test: str, fails_D: npt.NDArray[np.bool_]) -> RuleVerdicts:

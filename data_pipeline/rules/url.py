@@ -1,8 +1,9 @@
 """Reject pages by URL, with the entry of the list that matched.
 
-The tests and their order are datatrove's: registered domain, host, whole URL, hard words, soft words, substrings.
-Differences: hosts are compared in lower case, and blank lines of word lists are not entries. Registered domains follow
-the public suffix list bundled with tldextract; nothing is fetched.
+The tests and their order are datatrove's: registered domain, host, whole URL, hard words, soft
+words, substrings. Differences: hosts are compared in lower case, and blank lines of word lists are
+not entries. Registered domains follow the public suffix list bundled with tldextract; nothing is
+fetched.
 """
 
 import re
@@ -10,9 +11,9 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from data_pipeline.rules.entry_lists import EntrySet, build_alternation, read_entries
 from llmsys.config.cleaning import UrlFilterConfig
 from llmsys.config.custom_rules import EntryListConfig
+from llmsys.data_pipeline.rules.entry_lists import EntrySet, build_alternation, read_entries
 
 TESTS = ("domain", "subdomain", "url", "hard word", "soft words", "substring")
 _SYMBOLS = re.compile(r"[^a-zA-Z0-9]+")
@@ -20,7 +21,9 @@ _CACHED_HOSTS = 1 << 16
 
 
 class UrlRejection(NamedTuple):
-    """The reason for rejecting a URL: the test, the match, and for counts the value and the threshold."""
+    """The reason for rejecting a URL: the test, the match, and for counts the value and the
+    threshold.
+    """
 
     test: str
     match: str
@@ -53,7 +56,8 @@ class UrlFilter:
         names = [parse_host_names(url) for url in urls]
         domains, hosts = [name[0] for name in names], [name[1] for name in names]
         listed = list(
-            zip(self._hosts.contains(domains), self._hosts.contains(hosts), self._urls.contains(urls), strict=True)
+            zip(self._hosts.contains(domains), self._hosts.contains(hosts),
+                self._urls.contains(urls), strict=True)
         )  # fmt: skip
         allowed = [
             self._allowed_hosts.contains(domains),
@@ -62,10 +66,14 @@ class UrlFilter:
         ]
         return [
             None if any(free) else self._find_rejection(url, matches, name)
-            for url, matches, name, free in zip(urls, listed, names, zip(*allowed, strict=True), strict=True)
+            for url, matches, name, free in zip(
+                urls, listed, names, zip(*allowed, strict=True), strict=True
+            )
         ]
 
-    def _find_rejection(self, url: str, listed: tuple[bool, bool, bool], names: tuple[str, str]) -> UrlRejection | None:
+    def _find_rejection(
+        self, url: str, listed: tuple[bool, bool, bool], names: tuple[str, str]
+    ) -> UrlRejection | None:
         for test, hit, match in zip(TESTS, listed, (*names, url), strict=False):
             if hit:
                 return UrlRejection(test, match)
@@ -80,7 +88,9 @@ class UrlFilter:
             return UrlRejection("hard word", hard)
         soft = [word for word in words if word in self._soft]
         if len(soft) > self._max_soft_words:
-            return UrlRejection("soft words", ", ".join(soft), float(len(soft)), float(self._max_soft_words))
+            return UrlRejection(
+                "soft words", ", ".join(soft), float(len(soft)), float(self._max_soft_words)
+            )
         return None
 
     def _find_substring_rejection(self, url: str) -> UrlRejection | None:
@@ -106,7 +116,9 @@ def load_url_filter(config: UrlFilterConfig, digests: tuple[str, ...]) -> UrlFil
 
 
 def parse_host_names(url: str) -> tuple[str, str]:
-    """Return the registered domain and the host of a URL, "" where it has none (an IP address, localhost)."""
+    """Return the registered domain and the host of a URL, "" where it has none (an IP address,
+    localhost).
+    """
     parts = url.split("/", 3)
     # Only scheme and host are looked up, so that pages of one host share a cache entry.
     whole = len(parts) > 3 and not parts[1] and parts[0].endswith(":")

@@ -1,10 +1,11 @@
 """Filter extracted texts by language and rules.
 
-Reads one file of extracted texts. Writes the kept documents with the statistics of the rules, and the dropped ones with
-the test that dropped each.
+Reads one file of extracted texts. Writes the kept documents with the statistics of the rules, and
+the dropped ones with the test that dropped each.
 
 Invariants:
-    - Each record batch holds documents of one document file, so that collecting reads only the batches it needs.
+    - Each record batch holds documents of one document file, so that collecting reads only the
+      batches it needs.
     - Memory is bounded by the bytes of buffered text.
 """
 
@@ -17,23 +18,28 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from data_pipeline.core.document_schema import (
+from llmsys.config.cleaning import NoUnicodeRepair, NoUrlFilter, UnicodeConfig
+from llmsys.config.data import CrawlConfig
+from llmsys.config.language import LanguageConfig
+from llmsys.data_pipeline.core.document_schema import (
     DROPPED_SCHEMA,
     PartitionWriter,
     build_document_schema,
     count_text_bytes,
 )
-from data_pipeline.core.funnel import FunnelCounts, build_dropped_rows, format_reason, sort_in_file_order
-from data_pipeline.executors.base import Report
-from data_pipeline.stages.extract_text import URL_STAGE as URL
-from llmsys.config.cleaning import NoUnicodeRepair, NoUrlFilter, UnicodeConfig
-from llmsys.config.data import CrawlConfig
-from llmsys.config.language import LanguageConfig
-from llmsys.token_shards import read_batches
+from llmsys.data_pipeline.core.funnel import (
+    FunnelCounts,
+    build_dropped_rows,
+    format_reason,
+    sort_in_file_order,
+)
+from llmsys.data_pipeline.executors.base import Report
+from llmsys.data_pipeline.stages.extract_text import URL_STAGE as URL
+from llmsys.dataset.token_shards import read_batches
 
 if TYPE_CHECKING:
-    from data_pipeline.rules.language_chains import LanguageRuleChains
-    from data_pipeline.rules.rule import RuleOutcome
+    from llmsys.data_pipeline.rules.language_chains import LanguageRuleChains
+    from llmsys.data_pipeline.rules.rule import RuleOutcome
 
 
 UNICODE = "unicode"
@@ -59,25 +65,35 @@ def apply_rules_to_file(
         dropped: File to write the dropped documents to.
         config: The crawl section of a run.
         rules: Rules of each language, as `serialize_language_rules` writes them.
-        files: Digests of the lists and models that the rules name. They key the cache of loaded rules.
+        files: Digests of the lists and models that the rules name. They key the cache of loaded
+            rules.
 
     Returns:
-        Funnel counts (`tally`), documents and bytes per language, and [document file, rows] of the batches in both
-        files.
+        Funnel counts (`tally`), documents and bytes per language, and [document file, rows] of the
+        batches in both files.
     """
-    from data_pipeline.rules.language_chains import get_language_chains  # not where the stage is only planned
+    # not where the stage is only planned
+    from llmsys.data_pipeline.rules.language_chains import get_language_chains
 
-    document_filter = _DocumentFilter(get_language_chains(rules, files), config.language, config.unicode)
+    document_filter = _DocumentFilter(
+        get_language_chains(rules, files), config.language, config.unicode
+    )
     names = document_filter.chains.list_statistics()
     limit = config.documents.batch_bytes
     with (
-        PartitionWriter(kept, build_document_schema(names), config.documents.num_shards, limit) as kept_writer,
-        PartitionWriter(dropped, DROPPED_SCHEMA, config.documents.num_shards, limit) as dropped_writer,
+        PartitionWriter(
+            kept, build_document_schema(names), config.documents.num_shards, limit
+        ) as kept_writer,
+        PartitionWriter(
+            dropped, DROPPED_SCHEMA, config.documents.num_shards, limit
+        ) as dropped_writer,
     ):
         for texts in read_batches(source):
             kept_batch, drops = document_filter.filter_batch(texts)
             kept_writer.write(kept_batch)
-            dropped_writer.write(pa.RecordBatch.from_pylist(sort_in_file_order(drops), DROPPED_SCHEMA))
+            dropped_writer.write(
+                pa.RecordBatch.from_pylist(sort_in_file_order(drops), DROPPED_SCHEMA)
+            )
             document_filter.tally.add_drops(drops)
             report(texts.num_rows, len(drops))
     documents, sizes = document_filter.language_documents, document_filter.language_bytes
@@ -99,9 +115,11 @@ def prepare_rule_input(texts: pa.RecordBatch, config: CrawlConfig) -> pa.RecordB
     Returns:
         Documents after URL filter, extraction failures, Unicode repair and language filter.
     """
-    from data_pipeline.rules.language_chains import NO_RULES, LanguageRuleChains
+    from llmsys.data_pipeline.rules.language_chains import NO_RULES, LanguageRuleChains
 
-    return _DocumentFilter(LanguageRuleChains(NO_RULES), config.language, config.unicode).filter_batch(texts)[0]
+    return _DocumentFilter(
+        LanguageRuleChains(NO_RULES), config.language, config.unicode
+    ).filter_batch(texts)[0]
 
 
 def explain_one_page(
@@ -115,11 +133,14 @@ def explain_one_page(
         rules: Rules of each language, as `serialize_language_rules` writes them.
 
     Returns:
-        Counts by stage in order, the document as it left each stage, and its row of `DROPPED_SCHEMA` if it was dropped.
+        Counts by stage in order, the document as it left each stage, and its row of
+        `DROPPED_SCHEMA` if it was dropped.
     """
-    from data_pipeline.rules.language_chains import get_language_chains
+    from llmsys.data_pipeline.rules.language_chains import get_language_chains
 
-    document_filter = _TracingDocumentFilter(get_language_chains(rules, ()), config.language, config.unicode)
+    document_filter = _TracingDocumentFilter(
+        get_language_chains(rules, ()), config.language, config.unicode
+    )
     _, drops = document_filter.filter_batch(page)
     return document_filter.tally.stages, document_filter.left, drops
 
@@ -127,7 +148,9 @@ def explain_one_page(
 class _DocumentFilter:
     """Passes batches through extraction failures, language and rules, and counts."""
 
-    def __init__(self, chains: LanguageRuleChains, language: LanguageConfig, unicode: UnicodeConfig) -> None:
+    def __init__(
+        self, chains: LanguageRuleChains, language: LanguageConfig, unicode: UnicodeConfig
+    ) -> None:
         self.chains, self.language, self.unicode = chains, language, unicode
         self.tally = FunnelCounts()
         self.language_documents: Counter[str] = Counter()
@@ -136,7 +159,9 @@ class _DocumentFilter:
     def filter_batch(self, texts: pa.RecordBatch) -> tuple[pa.RecordBatch, list[dict[str, Any]]]:
         """Return the documents that stay and the rows of those that do not."""
         drops: list[dict[str, Any]] = []
-        batch = self._repair_unicode(self._drop_failed_extractions(self._drop_rejected_urls(texts, drops), drops))
+        batch = self._repair_unicode(
+            self._drop_failed_extractions(self._drop_rejected_urls(texts, drops), drops)
+        )
         batch = self._filter_by_language(batch, drops)
         for outcome in self.chains.apply(batch.column("text"), batch.column("language")):
             batch = self._apply_outcome(outcome, batch, drops)
@@ -145,28 +170,38 @@ class _DocumentFilter:
         schema = build_document_schema(names)
         return pa.record_batch([batch.column(name) for name in schema.names], schema=schema), drops
 
-    def _drop_rejected_urls(self, texts: pa.RecordBatch, drops: list[dict[str, Any]]) -> pa.RecordBatch:
+    def _drop_rejected_urls(
+        self, texts: pa.RecordBatch, drops: list[dict[str, Any]]
+    ) -> pa.RecordBatch:
         """Remove the pages that the URL filter rejected."""
         if "url_test" not in texts.schema.names:
             return texts
         sizes = np.asarray(texts.column("bytes_html"))
         rejected = texts.column("url_test").is_valid()
         gone = texts.filter(rejected).to_pylist()
-        rows = build_dropped_rows(gone, URL, [tuple(row[f"url_{name}"] for name in _VERDICT) for row in gone])
+        rows = build_dropped_rows(
+            gone, URL, [tuple(row[f"url_{name}"] for name in _VERDICT) for row in gone]
+        )
         # A page without text counts by its HTML.
-        drops += [{**drop, "bytes": row["bytes_html"]} for drop, row in zip(rows, gone, strict=True)]
+        drops += [
+            {**drop, "bytes": row["bytes_html"]} for drop, row in zip(rows, gone, strict=True)
+        ]
         stays = _invert_mask(rejected)
         left = int(sizes[np.asarray(stays)].sum())
         self.tally.add_amounts(URL, documents_in=len(sizes), bytes_in=int(sizes.sum()))
         self.tally.add_amounts(URL, documents_out=len(sizes) - len(gone), bytes_out=left)
         return texts.filter(stays)
 
-    def _drop_failed_extractions(self, texts: pa.RecordBatch, drops: list[dict[str, Any]]) -> pa.RecordBatch:
+    def _drop_failed_extractions(
+        self, texts: pa.RecordBatch, drops: list[dict[str, Any]]
+    ) -> pa.RecordBatch:
         found = texts.column("text").is_valid()
         html = np.asarray(texts.column("bytes_html"))
         self.tally.add_amounts("extract", documents_in=texts.num_rows, bytes_in=int(html.sum()))
         failed = texts.filter(_invert_mask(found)).to_pylist()
-        drops += build_dropped_rows(failed, "extract", [_build_extract_verdict(row) for row in failed])
+        drops += build_dropped_rows(
+            failed, "extract", [_build_extract_verdict(row) for row in failed]
+        )
         # A page without text counts by its HTML.
         for row, drop in zip(failed, drops[len(drops) - len(failed) :], strict=True):
             drop["bytes"] = row["bytes_html"]
@@ -176,7 +211,8 @@ class _DocumentFilter:
         if isinstance(self.unicode, NoUnicodeRepair):
             return batch
         self._add_input_counts(UNICODE, batch)
-        from data_pipeline.text.unicode_repair import repair_texts  # ftfy: only where repair is configured
+        # ftfy: only where repair is configured
+        from llmsys.data_pipeline.text.unicode_repair import repair_texts
 
         repaired = repair_texts(batch.column("text"), self.unicode)
         self.tally.add_changes(UNICODE, repaired.changes)
@@ -184,27 +220,40 @@ class _DocumentFilter:
             UNICODE, batch.set_column(batch.schema.get_field_index("text"), "text", repaired.texts)
         )
 
-    def _filter_by_language(self, batch: pa.RecordBatch, drops: list[dict[str, Any]]) -> pa.RecordBatch:
-        from data_pipeline.language.identify import (  # not where it is only planned
+    def _filter_by_language(
+        self, batch: pa.RecordBatch, drops: list[dict[str, Any]]
+    ) -> pa.RecordBatch:
+        from llmsys.data_pipeline.language.identify import (  # not where it is only planned
             compute_keep_mask,
             identify_languages,
         )
 
         self._add_input_counts("language", batch)
         codes, scores = identify_languages(batch.column("text"), self.language)
-        for code, size in zip(codes.to_pylist(), count_text_bytes(batch.column("text")).tolist(), strict=True):
+        for code, size in zip(
+            codes.to_pylist(), count_text_bytes(batch.column("text")).tolist(), strict=True
+        ):
             self.language_documents[code] += 1
             self.language_bytes[code] += size
         keep = compute_keep_mask(codes, scores, self.language)
         batch = batch.append_column("language", codes).append_column("language_score", scores)
         failed = batch.filter(_invert_mask(keep)).to_pylist()
-        drops += build_dropped_rows(failed, "language", [self._build_language_verdict(row) for row in failed])
+        drops += build_dropped_rows(
+            failed, "language", [self._build_language_verdict(row) for row in failed]
+        )
         return self._add_output_counts("language", batch.filter(keep))
 
-    def _build_language_verdict(self, row: dict[str, Any]) -> tuple[str, float | None, float | None, str]:
+    def _build_language_verdict(
+        self, row: dict[str, Any]
+    ) -> tuple[str, float | None, float | None, str]:
         code, score, wanted = row["language"], row["language_score"], self.language.languages
         if wanted and code not in wanted:
-            return "language", None, None, f"language: {code} (score {score:.2f}) is not among {', '.join(wanted)}"
+            return (
+                "language",
+                None,
+                None,
+                f"language: {code} (score {score:.2f}) is not among {', '.join(wanted)}",
+            )
         return (
             "score",
             score,
@@ -219,10 +268,15 @@ class _DocumentFilter:
         self._add_input_counts(outcome.rule, batch)
         self.tally.add_changes(outcome.rule, outcome.changes)
         gone = _invert_mask(outcome.keep)
-        columns = [column.filter(gone) for column in (outcome.test, outcome.value, outcome.threshold, outcome.match)]
+        columns = [
+            column.filter(gone)
+            for column in (outcome.test, outcome.value, outcome.threshold, outcome.match)
+        ]
         verdicts = [
             (test, value, threshold, format_reason(outcome.rule, test, value, threshold, match))
-            for test, value, threshold, match in zip(*(column.to_pylist() for column in columns), strict=True)
+            for test, value, threshold, match in zip(
+                *(column.to_pylist() for column in columns), strict=True
+            )
         ]
         drops += build_dropped_rows(batch.filter(gone).to_pylist(), outcome.rule, verdicts)
         batch = batch.filter(outcome.keep)
@@ -244,7 +298,9 @@ class _DocumentFilter:
 class _TracingDocumentFilter(_DocumentFilter):
     """Filters one document and records how it left each stage."""
 
-    def __init__(self, chains: LanguageRuleChains, language: LanguageConfig, unicode: UnicodeConfig) -> None:
+    def __init__(
+        self, chains: LanguageRuleChains, language: LanguageConfig, unicode: UnicodeConfig
+    ) -> None:
         super().__init__(chains, language, unicode)
         self.left: dict[str, dict[str, Any]] = {}
 
@@ -257,7 +313,12 @@ class _TracingDocumentFilter(_DocumentFilter):
 def _build_extract_verdict(row: dict[str, Any]) -> tuple[str, float | None, float | None, str]:
     """Return the verdict of a page without text: the limit it exceeds, or `no text`."""
     test, value, threshold = row["extract_test"], row["extract_value"], row["extract_threshold"]
-    return test or "no text", value, threshold, format_reason("extract", test or "no text", value, threshold)
+    return (
+        test or "no text",
+        value,
+        threshold,
+        format_reason("extract", test or "no text", value, threshold),
+    )
 
 
 def _invert_mask(mask: pa.BooleanArray) -> pa.BooleanArray:

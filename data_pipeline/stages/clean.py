@@ -1,7 +1,7 @@
 """Remove evaluation items and personal data from collected documents.
 
-Reads one file of collected documents and its dropped ones. Writes the final documents and a contamination report. Runs
-only if the config selects it; otherwise collected documents are final.
+Reads one file of collected documents and its dropped ones. Writes the final documents and a
+contamination report. Runs only if the config selects it; otherwise collected documents are final.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,20 +13,20 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from data_pipeline.core.document_schema import DROPPED_SCHEMA, count_text_bytes
-from data_pipeline.core.funnel import DECONTAMINATE, PII, FunnelCounts, build_dropped_rows
-from data_pipeline.decontaminate.contamination_report import (
+from llmsys.config.cleaning import PiiReplacementConfig
+from llmsys.config.data import CrawlConfig
+from llmsys.config.decontamination import NgramDecontaminationConfig
+from llmsys.data_pipeline.core.document_schema import DROPPED_SCHEMA, count_text_bytes
+from llmsys.data_pipeline.core.funnel import DECONTAMINATE, PII, FunnelCounts, build_dropped_rows
+from llmsys.data_pipeline.decontaminate.contamination_report import (
     ContaminationJudge,
     summarize_rows,
     write_contamination_report,
 )
-from data_pipeline.decontaminate.ngram_index import load_ngram_index
-from data_pipeline.executors.base import Report
-from data_pipeline.stages.collect import LENGTH_EDGES
-from llmsys.config.cleaning import PiiReplacementConfig
-from llmsys.config.data import CrawlConfig
-from llmsys.config.decontamination import NgramDecontaminationConfig
-from llmsys.token_shards import ArrowFileWriter, read_batches, read_schema
+from llmsys.data_pipeline.decontaminate.ngram_index import load_ngram_index
+from llmsys.data_pipeline.executors.base import Report
+from llmsys.data_pipeline.stages.collect import LENGTH_EDGES
+from llmsys.dataset.token_shards import ArrowFileWriter, read_batches, read_schema
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,8 @@ def clean_file(
     Args:
         report: Progress callback.
         source: Collected documents and dropped documents.
-        outputs: Paths for documents, dropped documents and, with decontamination, the contamination report.
+        outputs: Paths for documents, dropped documents and, with decontamination, the contamination
+            report.
         made: Result of collecting the file. Its counts are carried over.
         contamination: Matches of this file. None without decontamination.
         config: The crawl section of a run.
@@ -75,7 +76,10 @@ def clean_file(
     cleaner = _Cleaner(config, contamination)
     documents, dropped, *found = outputs
     schema = cleaner.build_schema(read_schema(source[0]))
-    with ArrowFileWriter(documents, schema, "zstd") as kept, ArrowFileWriter(dropped, DROPPED_SCHEMA, "zstd") as gone:
+    with (
+        ArrowFileWriter(documents, schema, "zstd") as kept,
+        ArrowFileWriter(dropped, DROPPED_SCHEMA, "zstd") as gone,
+    ):
         # Earlier drops come first: the file stays ordered by stage.
         for batch in read_batches(source[1]):
             gone.write(batch)
@@ -91,7 +95,12 @@ def clean_file(
         write_contamination_report(path, cleaner.findings)
     cleaner.tally.merge_counts(FunnelCounts(made["tally"]))
     about = {"contamination": contamination.about} if contamination else {}
-    return {**made, **about, **cleaner.build_result(), "dropped_rows": made["dropped_rows"] + len(cleaner.drops)}
+    return {
+        **made,
+        **about,
+        **cleaner.build_result(),
+        "dropped_rows": made["dropped_rows"] + len(cleaner.drops),
+    }
 
 
 class _Cleaner:
@@ -105,14 +114,18 @@ class _Cleaner:
         self._lengths = np.zeros(len(LENGTH_EDGES) - 1, np.int64)
         self._text_bytes = self._rows = self._seen = 0
         self._matches: pa.RecordBatch | None = None
-        if contamination is not None and isinstance(config.decontaminate, NgramDecontaminationConfig):
+        if contamination is not None and isinstance(
+            config.decontaminate, NgramDecontaminationConfig
+        ):
             self._matches = next(read_batches(contamination.matches, [contamination.number]))
             index = load_ngram_index(contamination.index, contamination.digest)
             self._findings = ContaminationJudge(config.decontaminate, index, contamination.items)
 
     def build_schema(self, schema: pa.Schema) -> pa.Schema:
         """Return the schema of the cleaned documents: one more column per kind of personal data."""
-        fields = [pa.field(f"{PII}.{kind}", pa.float32()) for kind in (self.pii.kinds if self.pii else ())]
+        fields = [
+            pa.field(f"{PII}.{kind}", pa.float32()) for kind in (self.pii.kinds if self.pii else ())
+        ]
         return pa.schema([*schema, *fields])
 
     def clean_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -123,10 +136,14 @@ class _Cleaner:
             batch = self._replace_batch_pii(batch, self.pii)
         self._rows += batch.num_rows
         self._text_bytes += int(count_text_bytes(batch.column("text")).sum())
-        self._lengths += np.histogram(pc.utf8_length(batch.column("text")).to_numpy(), LENGTH_EDGES)[0]
+        self._lengths += np.histogram(
+            pc.utf8_length(batch.column("text")).to_numpy(), LENGTH_EDGES
+        )[0]
         return batch
 
-    def _decontaminate_batch(self, batch: pa.RecordBatch, matches: pa.RecordBatch) -> pa.RecordBatch:
+    def _decontaminate_batch(
+        self, batch: pa.RecordBatch, matches: pa.RecordBatch
+    ) -> pa.RecordBatch:
         self._add_batch_counts(DECONTAMINATE, batch, "in")
         # Matches count rows from the start of the file, batches from their own.
         rows = matches.column("row").to_numpy() - self._seen  # sorted, like the documents
@@ -151,8 +168,10 @@ class _Cleaner:
         self._add_batch_counts(DECONTAMINATE, batch, "out")
         return batch
 
-    def _replace_batch_pii(self, batch: pa.RecordBatch, config: PiiReplacementConfig) -> pa.RecordBatch:
-        from data_pipeline.text.pii_replacement import replace_pii, sum_counts
+    def _replace_batch_pii(
+        self, batch: pa.RecordBatch, config: PiiReplacementConfig
+    ) -> pa.RecordBatch:
+        from llmsys.data_pipeline.text.pii_replacement import replace_pii, sum_counts
 
         self._add_batch_counts(PII, batch, "in")
         texts, counts = replace_pii(batch.column("text"), batch.column("id").to_pylist(), config)
@@ -165,7 +184,9 @@ class _Cleaner:
 
     def _add_batch_counts(self, stage: str, batch: pa.RecordBatch, side: str) -> None:
         size = int(count_text_bytes(batch.column("text")).sum())
-        self.tally.add_amounts(stage, **{f"documents_{side}": batch.num_rows, f"bytes_{side}": size})
+        self.tally.add_amounts(
+            stage, **{f"documents_{side}": batch.num_rows, f"bytes_{side}": size}
+        )
 
     def build_result(self) -> dict[str, Any]:
         """Return the counts of the file."""
@@ -184,4 +205,6 @@ def _replace_texts(batch: pa.RecordBatch, texts: Mapping[int, str]) -> pa.Record
         return batch
     column = batch.column("text")
     changed = [texts.get(row, text) for row, text in enumerate(column.to_pylist())]
-    return batch.set_column(batch.schema.get_field_index("text"), "text", pa.array(changed, column.type))
+    return batch.set_column(
+        batch.schema.get_field_index("text"), "text", pa.array(changed, column.type)
+    )

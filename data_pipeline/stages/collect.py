@@ -1,11 +1,12 @@
 """Collect the documents of one document file from all filtered files, without duplicates.
 
-Reads, from every filtered file in the order of paths, the record batches of one document file. Writes one file of kept
-and one of dropped documents.
+Reads, from every filtered file in the order of paths, the record batches of one document file.
+Writes one file of kept and one of dropped documents.
 
 Invariants:
     - Rows are in the order of crawl file and offset. Dropped rows are ordered by stage first.
-    - The bytes do not depend on workers, on the order of inputs, or on how files are split into blocks.
+    - The bytes do not depend on workers, on the order of inputs, or on how files are split into
+      blocks.
 """
 
 import os
@@ -19,12 +20,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from data_pipeline.core.document_schema import DROPPED_SCHEMA, PartitionWriter, concat_batches, count_text_bytes
-from data_pipeline.core.funnel import FunnelCounts, sort_in_file_order
-from data_pipeline.core.task_record import FileRows
-from data_pipeline.dedup.duplicate_decisions import DuplicateFilter
-from data_pipeline.executors.base import Report
-from llmsys.token_shards import ArrowFileWriter, read_batches, read_schema
+from llmsys.data_pipeline.core.document_schema import (
+    DROPPED_SCHEMA,
+    PartitionWriter,
+    concat_batches,
+    count_text_bytes,
+)
+from llmsys.data_pipeline.core.funnel import FunnelCounts, sort_in_file_order
+from llmsys.data_pipeline.core.task_record import FileRows
+from llmsys.data_pipeline.dedup.duplicate_decisions import DuplicateFilter
+from llmsys.data_pipeline.executors.base import Report
+from llmsys.dataset.token_shards import ArrowFileWriter, read_batches, read_schema
 
 # Characters per document, in powers of two from a line to a book.
 LENGTH_EDGES = (0, *(1 << power for power in range(6, 25)), 1 << 40)
@@ -37,7 +43,8 @@ class ShardSource:
     Attributes:
         kept: File of documents.
         kept_batches: [document file, rows] per record batch of `kept`.
-        dropped: Per stage, the file of dropped documents and its [document file, rows] per record batch.
+        dropped: Per stage, the file of dropped documents and its [document file, rows] per record
+            batch.
     """
 
     kept: Path
@@ -81,14 +88,17 @@ class SourceList(Sequence[ShardSource]):
 
 
 def build_source_row(
-    kept: str, kept_batches: Sequence[Sequence[int]], dropped: Sequence[tuple[str, Sequence[Sequence[int]]]]
+    kept: str,
+    kept_batches: Sequence[Sequence[int]],
+    dropped: Sequence[tuple[str, Sequence[Sequence[int]]]],
 ) -> dict[str, Any]:
     """Return a row of `SOURCE_SCHEMA`.
 
     Args:
         kept: Name of the file of documents.
         kept_batches: [document file, rows] of its batches.
-        dropped: Per stage, the name of the file of dropped documents, and [document file, rows] of its batches.
+        dropped: Per stage, the name of the file of dropped documents, and [document file, rows] of
+            its batches.
 
     Returns:
         Values by column.
@@ -115,8 +125,8 @@ def gather_sources(
 ) -> dict[str, Any]:
     """Gather the documents of a group of input blocks by document file. Progress is in documents.
 
-    Collecting then opens one file per group and document file. It reads the rows in the order in which it would read
-    them from the blocks.
+    Collecting then opens one file per group and document file. It reads the rows in the order in
+    which it would read them from the blocks.
 
     Args:
         report: Progress callback.
@@ -147,7 +157,9 @@ def gather_sources(
             for owner in sorted({owner for owner, _ in source.kept_batches}):
                 for batch in collector.iter_kept_batches(source, owner, duplicates):
                     kept_out.write_part(batch, owner)
-                gone_out[-1].write_part(pa.RecordBatch.from_pylist(collector.pop_drops(), DROPPED_SCHEMA), owner)
+                gone_out[-1].write_part(
+                    pa.RecordBatch.from_pylist(collector.pop_drops(), DROPPED_SCHEMA), owner
+                )
     return {
         "tally": collector.tally.to_dict(),
         "kept_batches": kept_out.batches,
@@ -179,11 +191,15 @@ def collect_shard(
         batch_bytes: Bytes of text per record batch.
 
     Returns:
-        Funnel counts, histogram of lengths over `LENGTH_EDGES`, bytes of text, and rows of both files.
+        Funnel counts, histogram of lengths over `LENGTH_EDGES`, bytes of text, and rows of both
+        files.
     """
     collector = _Collector(report)
     schema = read_schema(sources[0].kept)
-    with ArrowFileWriter(documents, schema, "zstd") as kept, ArrowFileWriter(dropped, DROPPED_SCHEMA, "zstd") as gone:
+    with (
+        ArrowFileWriter(documents, schema, "zstd") as kept,
+        ArrowFileWriter(dropped, DROPPED_SCHEMA, "zstd") as gone,
+    ):
         kept_out, gone_out = _Rebatcher(kept, batch_bytes), _Rebatcher(gone, batch_bytes)
         for batch in _iter_dropped_batches(sources, shard):
             gone_out.write(batch)
@@ -196,11 +212,16 @@ def collect_shard(
             gone_out.write(pa.RecordBatch.from_pylist(collector.pop_drops(), DROPPED_SCHEMA))
         kept_out.flush()
         gone_out.flush()
-    return collector.build_result() | {"documents_rows": kept_out.rows, "dropped_rows": gone_out.rows}
+    return collector.build_result() | {
+        "documents_rows": kept_out.rows,
+        "dropped_rows": gone_out.rows,
+    }
 
 
 def _iter_dropped_batches(sources: Sequence[ShardSource], shard: int) -> Iterator[pa.RecordBatch]:
-    """Yield dropped documents stage by stage, so that the output does not depend on how files are split."""
+    """Yield dropped documents stage by stage, so that the output does not depend on how files
+    are split.
+    """
     for stage in range(len(sources[0].dropped)):
         for source in sources:
             path, batches = source.dropped[stage]
@@ -226,15 +247,21 @@ class _Collector:
         start = 0
         for index, (owner, count) in enumerate(source.kept_batches):
             if owner == shard:
-                yield self._remove_duplicates(next(read_batches(source.kept, [index])), start, duplicates)
+                yield self._remove_duplicates(
+                    next(read_batches(source.kept, [index])), start, duplicates
+                )
             start += count
 
-    def _remove_duplicates(self, batch: pa.RecordBatch, start: int, duplicates: DuplicateFilter) -> pa.RecordBatch:
+    def _remove_duplicates(
+        self, batch: pa.RecordBatch, start: int, duplicates: DuplicateFilter
+    ) -> pa.RecordBatch:
         count = batch.num_rows
         batch, _, drops = duplicates.filter_batch(batch, start)
         self._drops += drops
         self.text_bytes += int(count_text_bytes(batch.column("text")).sum())
-        self.lengths += np.histogram(pc.utf8_length(batch.column("text")).to_numpy(), LENGTH_EDGES)[0]
+        self.lengths += np.histogram(pc.utf8_length(batch.column("text")).to_numpy(), LENGTH_EDGES)[
+            0
+        ]
         self.report(count, len(drops))
         return batch
 
@@ -245,11 +272,17 @@ class _Collector:
 
     def build_result(self) -> dict[str, Any]:
         """Return the counts of the shard."""
-        return {"tally": self.tally.to_dict(), "lengths": self.lengths.tolist(), "text_bytes": self.text_bytes}
+        return {
+            "tally": self.tally.to_dict(),
+            "lengths": self.lengths.tolist(),
+            "text_bytes": self.text_bytes,
+        }
 
 
 class _Rebatcher:
-    """Writes batches that end at the row that fills them, whatever the sizes of the incoming batches."""
+    """Writes batches that end at the row that fills them, whatever the sizes of the incoming
+    batches.
+    """
 
     def __init__(self, writer: ArrowFileWriter, limit_bytes: int) -> None:
         self.writer, self.limit = writer, limit_bytes

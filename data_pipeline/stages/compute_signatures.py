@@ -1,7 +1,7 @@
 """Compute deduplication keys of documents: URL hashes, text hashes and MinHash buckets.
 
-Reads one filtered file. Writes one file of documents (id, offset, length) and one file of keys per comparison. Rows
-that an earlier comparison dropped have no keys.
+Reads one filtered file. Writes one file of documents (id, offset, length) and one file of keys per
+comparison. Rows that an earlier comparison dropped have no keys.
 """
 
 from __future__ import annotations
@@ -19,16 +19,25 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
-from data_pipeline.dedup.duplicate_decisions import mask_remaining_rows, read_dropped_rows
-from data_pipeline.dedup.keys import BUCKET_SCHEMA, ITEM_SCHEMA, Columns, KeyWriter, hash_texts, take_rows
-from data_pipeline.executors.base import Report
 from llmsys.config.deduplication import MinHashDedupConfig, UrlDedupConfig
-from llmsys.token_shards import ArrowFileWriter, read_batches
+from llmsys.data_pipeline.dedup.duplicate_decisions import mask_remaining_rows, read_dropped_rows
+from llmsys.data_pipeline.dedup.keys import (
+    BUCKET_SCHEMA,
+    ITEM_SCHEMA,
+    Columns,
+    KeyWriter,
+    hash_texts,
+    take_rows,
+)
+from llmsys.data_pipeline.executors.base import Report
+from llmsys.dataset.token_shards import ArrowFileWriter, read_batches
 
 if TYPE_CHECKING:
-    from data_pipeline.dedup.minhash import MinHasher
+    from llmsys.data_pipeline.dedup.minhash import MinHasher
 
-DOCUMENT_SCHEMA = pa.schema([("id", pa.string()), ("offset", pa.int64()), ("characters", pa.int64())])
+DOCUMENT_SCHEMA = pa.schema(
+    [("id", pa.string()), ("offset", pa.int64()), ("characters", pa.int64())]
+)
 _HEXADECIMAL = re.compile(r"(?:[0-9a-f]{32})+")
 _LARGEST = (1 << 64) - 1  # ranks sort ascending: subtract to keep the longest or latest
 
@@ -36,7 +45,7 @@ _LARGEST = (1 << 64) - 1  # ranks sort ascending: subtract to keep the longest o
 @lru_cache(maxsize=1)
 def _get_min_hasher(config: MinHashDedupConfig) -> MinHasher:
     """Return one hasher per process: it caches spaCy's answers about unusual words."""
-    from data_pipeline.dedup.minhash import MinHasher  # not where the stage is only planned
+    from llmsys.data_pipeline.dedup.minhash import MinHasher  # not where the stage is only planned
 
     return MinHasher(config)
 
@@ -74,10 +83,16 @@ def write_signatures(
     with ExitStack() as stack:
         table = stack.enter_context(ArrowFileWriter(documents, DOCUMENT_SCHEMA))
         schemas = {name: BUCKET_SCHEMA if name == "near" else ITEM_SCHEMA for name in keys}
-        writers = {name: stack.enter_context(KeyWriter(path, schemas[name])) for name, path in keys.items()}
+        writers = {
+            name: stack.enter_context(KeyWriter(path, schemas[name])) for name, path in keys.items()
+        }
         for batch in read_batches(source):
             lengths = pc.utf8_length(batch.column("text"))
-            table.write(pa.record_batch([batch.column("id"), batch.column("offset"), lengths], schema=DOCUMENT_SCHEMA))
+            table.write(
+                pa.record_batch(
+                    [batch.column("id"), batch.column("offset"), lengths], schema=DOCUMENT_SCHEMA
+                )
+            )
             rows = np.arange(row, row + batch.num_rows)
             stays = mask_remaining_rows(rows, gone)
             batch, rows = batch.filter(pa.array(stays)), rows[stays]
@@ -85,16 +100,24 @@ def write_signatures(
                 writers["url"].write(_build_url_items(batch, rows, url))
             if "text" in writers:
                 writers["text"].write(
-                    _build_items(hash_texts(batch.column("text").to_pylist()), rows, *_compute_id_ranks(batch))
+                    _build_items(
+                        hash_texts(batch.column("text").to_pylist()),
+                        rows,
+                        *_compute_id_ranks(batch),
+                    )
                 )
             if "near" in writers and minhash is not None:
-                writers["near"].write(_compute_bucket_keys(_space_unspaced_texts(batch, unspaced), rows, minhash))
+                writers["near"].write(
+                    _compute_bucket_keys(_space_unspaced_texts(batch, unspaced), rows, minhash)
+                )
             row += len(stays)
             report(len(stays), 0)
     return {"rows": row, "keys": {name: writer.count for name, writer in writers.items()}}
 
 
-def write_group_documents(report: Report, *, sources: Sequence[Path], first: int, output: Path) -> dict[str, Any]:
+def write_group_documents(
+    report: Report, *, sources: Sequence[Path], first: int, output: Path
+) -> dict[str, Any]:
     """Gather the documents of a group of filtered files in one file. Progress is in files.
 
     Args:
@@ -109,7 +132,9 @@ def write_group_documents(report: Report, *, sources: Sequence[Path], first: int
     rows = 0
     with ArrowFileWriter(output, DOCUMENT_SCHEMA) as writer:
         for path in sources:
-            table = pa.Table.from_batches(list(read_batches(path)), DOCUMENT_SCHEMA).combine_chunks()
+            table = pa.Table.from_batches(
+                list(read_batches(path)), DOCUMENT_SCHEMA
+            ).combine_chunks()
             for batch in table.to_batches():
                 writer.write(batch)
             rows += table.num_rows
@@ -119,26 +144,41 @@ def write_group_documents(report: Report, *, sources: Sequence[Path], first: int
 
 def _build_items(hashes: Any, rows: Any, rank: Any, tie: Any) -> Columns:
     place = np.zeros(len(rows), np.int32)
-    return {"high": hashes[:, 0], "low": hashes[:, 1], "rank": rank, "tie": tie, "row": rows, "place": place}
+    return {
+        "high": hashes[:, 0],
+        "low": hashes[:, 1],
+        "rank": rank,
+        "tie": tie,
+        "row": rows,
+        "place": place,
+    }
 
 
 def _build_url_items(batch: pa.RecordBatch, rows: Any, config: UrlDedupConfig) -> Columns:
     """Return keys of URLs, ranked so that the smallest stays. A document without a URL has none."""
     ids = _compute_id_ranks(batch)[0]
     if config.keep == "longest":
-        rank = np.uint64(_LARGEST) - pc.utf8_length(batch.column("text")).to_numpy().astype(np.uint64)
+        rank = np.uint64(_LARGEST) - pc.utf8_length(batch.column("text")).to_numpy().astype(
+            np.uint64
+        )
     else:
         dates = [_parse_date_number(date or "") for date in batch.column("date").to_pylist()]
         # Without a date a document has the last rank in either case.
         rank = np.array(
-            [date or _LARGEST if config.keep == "earliest" else _LARGEST - date for date in dates], np.uint64
+            [date or _LARGEST if config.keep == "earliest" else _LARGEST - date for date in dates],
+            np.uint64,
         )
     urls = [url or "" for url in batch.column("url").to_pylist()]
-    return take_rows(_build_items(hash_texts(urls), rows, rank, ids), np.array([bool(url) for url in urls], np.bool_))
+    return take_rows(
+        _build_items(hash_texts(urls), rows, rank, ids),
+        np.array([bool(url) for url in urls], np.bool_),
+    )
 
 
 def _parse_date_number(date: str) -> int:
-    """Parse a date such as 2024-05-01T12:00:00Z to the number of its first fourteen digits; 0 without digits."""
+    """Parse a date such as 2024-05-01T12:00:00Z to the number of its first fourteen digits; 0
+    without digits.
+    """
     digits = re.sub(r"\D", "", date)[:14]
     return int(digits.ljust(14, "0")) if digits else 0
 
@@ -177,10 +217,13 @@ def _space_unspaced_texts(batch: pa.RecordBatch, unspaced: Sequence[str]) -> pa.
     # Most batches hold no such language.
     if not any(pc.is_in(languages, pa.array(unspaced, pa.string())).to_pylist()):
         return texts
-    from data_pipeline.text.word_tokenizers import insert_spaces  # only for such languages
+    from llmsys.data_pipeline.text.word_tokenizers import insert_spaces  # only for such languages
 
     pairs = zip(texts.to_pylist(), languages.to_pylist(), strict=True)
-    return pa.array([insert_spaces(text) if code in unspaced else text for text, code in pairs], pa.large_string())
+    return pa.array(
+        [insert_spaces(text) if code in unspaced else text for text, code in pairs],
+        pa.large_string(),
+    )
 
 
 def _compute_bucket_keys(texts: pa.Array, rows: Any, config: MinHashDedupConfig) -> Columns:

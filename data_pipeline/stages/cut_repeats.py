@@ -1,8 +1,8 @@
 """Remove repeated segments from documents.
 
-`write_segment_keys` maps a file to keys of its paragraphs, lines or runs of sentences. `cut_repeats_from_file` applies
-all pending decisions about a file. It writes the remaining documents, and those dropped because too little text
-remains.
+`write_segment_keys` maps a file to keys of its paragraphs, lines or runs of sentences.
+`cut_repeats_from_file` applies all pending decisions about a file. It writes the remaining
+documents, and those dropped because too little text remains.
 """
 
 from collections.abc import Sequence
@@ -12,9 +12,9 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 
-from data_pipeline.core.document_schema import DROPPED_SCHEMA, count_text_bytes
-from data_pipeline.core.funnel import FunnelCounts, build_dropped_rows, sort_in_file_order
-from data_pipeline.dedup.duplicate_decisions import (
+from llmsys.data_pipeline.core.document_schema import DROPPED_SCHEMA, count_text_bytes
+from llmsys.data_pipeline.core.funnel import FunnelCounts, build_dropped_rows, sort_in_file_order
+from llmsys.data_pipeline.dedup.duplicate_decisions import (
     SPANS,
     DuplicateFilter,
     build_too_short_verdict,
@@ -22,21 +22,27 @@ from data_pipeline.dedup.duplicate_decisions import (
     read_decisions,
     read_dropped_rows,
 )
-from data_pipeline.dedup.keys import ITEM_SCHEMA, KeyWriter, hash_texts
-from data_pipeline.dedup.text_segments import (
+from llmsys.data_pipeline.dedup.keys import ITEM_SCHEMA, KeyWriter, hash_texts
+from llmsys.data_pipeline.dedup.text_segments import (
     SpansConfig,
     get_run_length,
     get_sentence_splitter,
     remove_segment_runs,
     split_segments,
 )
-from data_pipeline.executors.base import Report
-from data_pipeline.stages.compute_signatures import split_document_ids
-from llmsys.token_shards import ArrowFileWriter, read_batches, read_schema
+from llmsys.data_pipeline.executors.base import Report
+from llmsys.data_pipeline.stages.compute_signatures import split_document_ids
+from llmsys.dataset.token_shards import ArrowFileWriter, read_batches, read_schema
 
 
 def write_segment_keys(
-    report: Report, *, source: Path, number: int, dropped: Sequence[Path], output: Path, config: SpansConfig
+    report: Report,
+    *,
+    source: Path,
+    number: int,
+    dropped: Sequence[Path],
+    output: Path,
+    config: SpansConfig,
 ) -> dict[str, Any]:
     """Write the keys of the segments of one file. Progress is in documents.
 
@@ -70,7 +76,10 @@ def build_segment_keys(
 ) -> dict[str, Any]:
     """Return key columns of the segments of a batch, ordered by document id and position."""
     places = [
-        (document, place) for document, keys in enumerate(keys_per_document) for place, key in enumerate(keys) if key
+        (document, place)
+        for document, keys in enumerate(keys_per_document)
+        for place, key in enumerate(keys)
+        if key
     ]
     hashes = hash_texts(key for keys in keys_per_document for key in keys if key)
     documents = np.array([document for document, _ in places], np.int64)
@@ -107,12 +116,17 @@ class SegmentCutter:
 
     def cut_text(self, text: str, places: Sequence[int]) -> str:
         """Return the text without the runs that begin at `places`."""
-        return remove_segment_runs(text, split_segments([text], self.config)[0], places, get_run_length(self.config))
+        return remove_segment_runs(
+            text, split_segments([text], self.config)[0], places, get_run_length(self.config)
+        )
 
     def judge_remainder(self, text: str) -> tuple[str, float | None, float | None, str] | None:
         """Return a verdict if too few words or sentences remain, else None."""
         ends, words = get_sentence_splitter().find_boundaries([text])[0]
-        limits = {"words": (words, self.config.min_words), "sentences": (len(ends), self.config.min_sentences)}
+        limits = {
+            "words": (words, self.config.min_words),
+            "sentences": (len(ends), self.config.min_sentences),
+        }
         return build_too_short_verdict(self.rule, text, limits)
 
 
@@ -141,7 +155,8 @@ def cut_repeats_from_file(
         cutter: Removes the positions.
         kept: File to write the remaining documents to.
         dropped: File to write the dropped documents to.
-        kept_batches: [document file, rows] of each batch of `source`. Written batches keep their document file.
+        kept_batches: [document file, rows] of each batch of `source`. Written batches keep their
+            document file.
 
     Returns:
         Funnel counts, and [document file, rows] of the batches in both files.
@@ -159,7 +174,10 @@ def cut_repeats_from_file(
             batch, stays, drops = duplicate_filter.filter_batch(batch, row)
             batch, more = file_cutter.cut_batch(batch, np.flatnonzero(stays) + row)
             gone = pa.RecordBatch.from_pylist(sort_in_file_order([*drops, *more]), DROPPED_SCHEMA)
-            for name, part, writer in (("kept_batches", batch, kept_out), ("dropped_batches", gone, gone_out)):
+            for name, part, writer in (
+                ("kept_batches", batch, kept_out),
+                ("dropped_batches", gone, gone_out),
+            ):
                 if part.num_rows:
                     writer.write(part)
                     batches[name].append([owner, part.num_rows])
@@ -171,14 +189,19 @@ def cut_repeats_from_file(
 class _Cutter:
     """Removes positions from the texts of one file."""
 
-    def __init__(self, cutter: TextCutter, places: Sequence[Path], number: int, tally: FunnelCounts) -> None:
+    def __init__(
+        self, cutter: TextCutter, places: Sequence[Path], number: int, tally: FunnelCounts
+    ) -> None:
         table = read_decisions(places, number)
         assert table is not None  # there is at least one key range
         self._rows, self._places = table.column("row").to_numpy(), table.column("place").to_numpy()
         self.cutter, self.tally = cutter, tally
 
-    def cut_batch(self, batch: pa.RecordBatch, rows: Any) -> tuple[pa.RecordBatch, list[dict[str, Any]]]:
-        """Return the batch after cutting, with a count of removed characters, and the drops. `rows` are the numbers of
+    def cut_batch(
+        self, batch: pa.RecordBatch, rows: Any
+    ) -> tuple[pa.RecordBatch, list[dict[str, Any]]]:
+        """Return the batch after cutting, with a count of removed characters, and the drops. `rows`
+        are the numbers of
         its rows.
         """
         rule = self.cutter.rule
@@ -187,24 +210,33 @@ class _Cutter:
         texts: dict[int, str] = {}
         drops: list[dict[str, Any]] = []
         # Only rows with positions to remove are decoded.
-        firsts, lasts = np.searchsorted(self._rows, rows), np.searchsorted(self._rows, rows, side="right")
+        firsts, lasts = (
+            np.searchsorted(self._rows, rows),
+            np.searchsorted(self._rows, rows, side="right"),
+        )
         for index in np.flatnonzero(lasts > firsts).tolist():
             text = batch.column("text")[index].as_py()
-            texts[index] = self.cutter.cut_text(text, self._places[firsts[index] : lasts[index]].tolist())
+            texts[index] = self.cutter.cut_text(
+                text, self._places[firsts[index] : lasts[index]].tolist()
+            )
             removed[index] = len(text) - len(texts[index])
             verdict = self.cutter.judge_remainder(texts[index]) if texts[index] != text else None
             if verdict is not None:
                 stays[index] = False
                 drops += build_dropped_rows(batch.slice(index, 1).to_pylist(), rule, [verdict])
         self.tally.add_drops(drops)
-        batch = _replace_texts(batch, texts).append_column(f"{rule}.removed_characters", pa.array(removed))
+        batch = _replace_texts(batch, texts).append_column(
+            f"{rule}.removed_characters", pa.array(removed)
+        )
         batch = batch.filter(pa.array(stays))
         self._add_batch_counts("out", batch)
         return batch, drops
 
     def _add_batch_counts(self, side: str, batch: pa.RecordBatch) -> None:
         size = int(count_text_bytes(batch.column("text")).sum())
-        self.tally.add_amounts(self.cutter.rule, **{f"documents_{side}": batch.num_rows, f"bytes_{side}": size})
+        self.tally.add_amounts(
+            self.cutter.rule, **{f"documents_{side}": batch.num_rows, f"bytes_{side}": size}
+        )
 
 
 def _replace_texts(batch: pa.RecordBatch, texts: dict[int, str]) -> pa.RecordBatch:
@@ -213,4 +245,6 @@ def _replace_texts(batch: pa.RecordBatch, texts: dict[int, str]) -> pa.RecordBat
     column = batch.column("text").to_pylist()
     for index, text in texts.items():
         column[index] = text
-    return batch.set_column(batch.schema.get_field_index("text"), "text", pa.array(column, pa.large_string()))
+    return batch.set_column(
+        batch.schema.get_field_index("text"), "text", pa.array(column, pa.large_string())
+    )

@@ -16,10 +16,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import zstandard
 
-from data_pipeline.executors.base import Report
+from llmsys.data_pipeline.executors.base import Report
+from llmsys.dataset.token_shards import read_batches, read_schema
 from llmsys.errors import DataError
-from llmsys.local_files import describe_write_error, sync_folder
-from llmsys.token_shards import read_batches, read_schema
+from llmsys.storage.local_files import describe_write_error, sync_folder
 
 _LEVEL = 3  # zstd's default
 
@@ -74,7 +74,10 @@ def _open_parquet_writer(file: BinaryIO, schema: pa.Schema) -> Iterator[Write]:
 def _open_json_lines_writer(file: BinaryIO, schema: pa.Schema) -> Iterator[Write]:
     # A single frame, because many readers stop after the first.
     packer = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True)
-    with packer.stream_writer(file, closefd=False) as writer, _open_plain_lines_writer(writer, schema) as write:
+    with (
+        packer.stream_writer(file, closefd=False) as writer,
+        _open_plain_lines_writer(writer, schema) as write,
+    ):
         yield write
 
 

@@ -1,7 +1,8 @@
 """Extract the texts of the pages of one input block.
 
-Reads a crawl file or a file of documents. Writes one Arrow file of `TEXT_SCHEMA` with a row per page, and one of
-`DROPPED_SCHEMA` with a row per unreadable place. HTML is extracted; a document that is already text is taken as it is.
+Reads a crawl file or a file of documents. Writes one Arrow file of `TEXT_SCHEMA` with a row per
+page, and one of `DROPPED_SCHEMA` with a row per unreadable place. HTML is extracted; a document
+that is already text is taken as it is.
 
 Separate pages that URL lists reject, before anything is extracted from them.
 
@@ -18,11 +19,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from data_pipeline.core.document_schema import TEXT_SCHEMA
 from llmsys.config.cleaning import UrlConfig, UrlFilterConfig
+from llmsys.data_pipeline.core.document_schema import TEXT_SCHEMA
 
 if TYPE_CHECKING:
-    from data_pipeline.rules.url import UrlFilter, UrlRejection
+    from llmsys.data_pipeline.rules.url import UrlFilter, UrlRejection
 
 
 from collections.abc import Iterable, Sequence
@@ -31,14 +32,14 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.compute as pc
 
-from data_pipeline.core.document_schema import DROPPED_SCHEMA, compute_document_id
-from data_pipeline.executors.base import Report
 from llmsys.config.cleaning import ExtractConfig, NoUrlFilter, ReadConfig
-from llmsys.token_shards import ArrowFileWriter
+from llmsys.data_pipeline.core.document_schema import DROPPED_SCHEMA, compute_document_id
+from llmsys.data_pipeline.executors.base import Report
+from llmsys.dataset.token_shards import ArrowFileWriter
 
 if TYPE_CHECKING:
-    from data_pipeline.extract.extractor import ExtractionResult
-    from data_pipeline.readers.page_batch import SkippedRecord
+    from llmsys.data_pipeline.extract.extractor import ExtractionResult
+    from llmsys.data_pipeline.readers.page_batch import SkippedRecord
 
 
 URL_STAGE = "url"
@@ -52,7 +53,9 @@ _FIELDS = (
 
 def build_text_schema(config: UrlConfig) -> pa.Schema:
     """Return the schema of extracted texts, with verdict columns if there are URL lists."""
-    return pa.schema([*TEXT_SCHEMA, *_FIELDS]) if isinstance(config, UrlFilterConfig) else TEXT_SCHEMA
+    return (
+        pa.schema([*TEXT_SCHEMA, *_FIELDS]) if isinstance(config, UrlFilterConfig) else TEXT_SCHEMA
+    )
 
 
 class UrlGate:
@@ -62,7 +65,8 @@ class UrlGate:
         """Load the lists once per process. `digests` are those of their files."""
         self._rules: UrlFilter | None = None
         if isinstance(config, UrlFilterConfig):
-            from data_pipeline.rules.url import load_url_filter  # tldextract: only where lists are configured
+            # tldextract: only where lists are configured
+            from llmsys.data_pipeline.rules.url import load_url_filter
 
             self._rules = load_url_filter(config, digests)
         self._rejections: list[UrlRejection | None] = []
@@ -78,20 +82,30 @@ class UrlGate:
 
     def add_empty_verdicts(self, texts: pa.RecordBatch) -> pa.RecordBatch:
         """Add empty verdicts to the texts of accepted pages."""
-        return texts if self._rules is None else self._append_verdicts(texts, [None] * texts.num_rows)
+        return (
+            texts if self._rules is None else self._append_verdicts(texts, [None] * texts.num_rows)
+        )
 
     def add_verdicts(self, texts: pa.RecordBatch) -> pa.RecordBatch:
         """Add their verdicts to the rows of the pages that `split_pages` rejected last."""
         return texts if self._rules is None else self._append_verdicts(texts, self._rejections)
 
-    def _append_verdicts(self, texts: pa.RecordBatch, rejections: list[UrlRejection | None]) -> pa.RecordBatch:
+    def _append_verdicts(
+        self, texts: pa.RecordBatch, rejections: list[UrlRejection | None]
+    ) -> pa.RecordBatch:
         verdicts = [
-            (rejection.test, rejection.value, rejection.threshold, rejection.reason) if rejection else (None,) * 4
+            (rejection.test, rejection.value, rejection.threshold, rejection.reason)
+            if rejection
+            else (None,) * 4
             for rejection in rejections
         ]
         columns = zip(*verdicts, strict=True) if verdicts else [()] * 4
-        arrays = [pa.array(column, kind) for column, (_, kind) in zip(columns, _FIELDS, strict=True)]
-        return pa.record_batch([*texts.columns, *arrays], schema=pa.schema([*TEXT_SCHEMA, *_FIELDS]))
+        arrays = [
+            pa.array(column, kind) for column, (_, kind) in zip(columns, _FIELDS, strict=True)
+        ]
+        return pa.record_batch(
+            [*texts.columns, *arrays], schema=pa.schema([*TEXT_SCHEMA, *_FIELDS])
+        )
 
 
 _MAX_REASONS = 1_000  # a hostile file may have a new reason for every record
@@ -127,9 +141,11 @@ def extract_file(
         lists: Digests of its list files. They key the cache of loaded lists.
 
     Returns:
-        Counts of records, pages and bytes; skips and notes by file and reason; `again`: whether its storage failed.
+        Counts of records, pages and bytes; skips and notes by file and reason; `again`: whether its
+        storage failed.
     """
-    from data_pipeline.readers.page_reader import read_pages  # not where the stage is only planned
+    # not where the stage is only planned
+    from llmsys.data_pipeline.readers.page_reader import read_pages
 
     gate = UrlGate(urls, lists)
     records = pages = html_bytes = given_text_bytes = position = 0
@@ -138,7 +154,9 @@ def extract_file(
         ArrowFileWriter(output, build_text_schema(urls), "zstd") as writer,
         ArrowFileWriter(unread, DROPPED_SCHEMA, "zstd") as unread_writer,
     ):
-        for batch in read_pages(source, max_page_bytes=config.max_page_bytes, config=read, start=start, stop=stop):
+        for batch in read_pages(
+            source, max_page_bytes=config.max_page_bytes, config=read, start=start, stop=stop
+        ):
             given_text_bytes += _count_given_text_bytes(batch.pages)
             allowed, rejected = gate.split_pages(batch.pages)
             for texts in (
@@ -156,7 +174,12 @@ def extract_file(
             report(max(0, batch.position - position), skipped.add_skips(batch.skipped))
             noted.add_skips(batch.noted)
             position = max(position, batch.position)
-    counts = {"records": records, "pages": pages, "html_bytes": html_bytes, "dropped_batches": dropped_batches}
+    counts = {
+        "records": records,
+        "pages": pages,
+        "html_bytes": html_bytes,
+        "dropped_batches": dropped_batches,
+    }
     counts["given_text_bytes"] = given_text_bytes
     return counts | {"skipped": skipped.to_list(), "noted": noted.to_list(), "again": skipped.again}
 
@@ -174,7 +197,9 @@ def _build_text_batch(pages: pa.RecordBatch, config: ExtractConfig | None) -> pa
         payload if text is None else text.encode()
         for text, payload in zip(given, pages.column("payload").to_pylist(), strict=True)
     ]
-    named = zip(*(pages.column(name).to_pylist() for name in ("id", "url", "date")), contents, strict=True)
+    named = zip(
+        *(pages.column(name).to_pylist() for name in ("id", "url", "date")), contents, strict=True
+    )
     # Files of documents may bring ids of their own.
     ids = [name or compute_document_id(url, date, content) for name, url, date, content in named]
     columns["id"] = pa.array(ids, pa.string())
@@ -187,18 +212,24 @@ def _build_text_batch(pages: pa.RecordBatch, config: ExtractConfig | None) -> pa
     return pa.record_batch([columns[name] for name in TEXT_SCHEMA.names], schema=TEXT_SCHEMA)
 
 
-def _extract_missing_texts(pages: pa.RecordBatch, given: list[str | None], config: ExtractConfig) -> ExtractionResult:
+def _extract_missing_texts(
+    pages: pa.RecordBatch, given: list[str | None], config: ExtractConfig
+) -> ExtractionResult:
     """Return the texts of a batch: given texts unchanged (null if blank), the others extracted."""
-    from data_pipeline.extract.extractor import ExtractionResult, extract_pages  # not where the stage is only planned
+    # not where the stage is only planned
+    from llmsys.data_pipeline.extract.extractor import ExtractionResult, extract_pages
 
     if not any(text is not None for text in given):
         return extract_pages(pages, config)
     is_html = pa.array([text is None for text in given])
     html = extract_pages(pages.filter(is_html), config)
     made = zip(html.texts.to_pylist(), html.limit_hits, strict=True)
-    both = [next(made) if text is None else (text if text.strip() else None, None) for text in given]
+    both = [
+        next(made) if text is None else (text if text.strip() else None, None) for text in given
+    ]
     return ExtractionResult(
-        pa.array([text for text, _ in both], pa.large_string()), [violation for _, violation in both]
+        pa.array([text for text, _ in both], pa.large_string()),
+        [violation for _, violation in both],
     )
 
 
@@ -231,7 +262,11 @@ class _SkipCounts:
         """Add skips and return the number of records they cover."""
         total = 0
         for skip in skips:
-            reason = skip.reason if len(self._by_reason) < _MAX_REASONS else "for one of many other reasons"
+            reason = (
+                skip.reason
+                if len(self._by_reason) < _MAX_REASONS
+                else "for one of many other reasons"
+            )
             first = {"file": skip.file, "offset": skip.offset, "reason": reason, "count": 0}
             self._by_reason.setdefault((skip.file, reason), first)["count"] += skip.count
             self.again = self.again or skip.is_retryable

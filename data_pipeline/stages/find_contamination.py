@@ -1,7 +1,7 @@
 """Find evaluation items in documents: a map over files, then one reduction over all matches.
 
-`write_matches` finds n-grams of items in one file. `filter_matches` exempts n-grams that occur in too many documents.
-Memory holds the n-gram index, then the matches, never all texts.
+`write_matches` finds n-grams of items in one file. `filter_matches` exempts n-grams that occur in
+too many documents. Memory holds the n-gram index, then the matches, never all texts.
 """
 
 from collections.abc import Sequence
@@ -12,13 +12,16 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from data_pipeline.decontaminate.ngram_index import NgramIndex, load_ngram_index
-from data_pipeline.executors.base import Report
-from data_pipeline.text.word_hashes import WordHasher, iter_joined_readings
-from llmsys.token_shards import ArrowFileWriter, read_batches
+from llmsys.data_pipeline.decontaminate.ngram_index import NgramIndex, load_ngram_index
+from llmsys.data_pipeline.executors.base import Report
+from llmsys.data_pipeline.text.word_hashes import WordHasher, iter_joined_readings
+from llmsys.dataset.token_shards import ArrowFileWriter, read_batches
 
-# Row of the document in its file, number of the n-gram in the index, and the range of matching characters.
-MATCH_SCHEMA = pa.schema([("row", pa.int64()), ("gram", pa.int32()), ("begin", pa.int64()), ("end", pa.int64())])
+# Row of the document in its file, number of the n-gram in the index, and the range of matching
+# characters.
+MATCH_SCHEMA = pa.schema(
+    [("row", pa.int64()), ("gram", pa.int32()), ("begin", pa.int64()), ("end", pa.int64())]
+)
 
 # Matches; `spared` marks n-grams that too many documents have.
 DECIDED_SCHEMA = pa.schema([*MATCH_SCHEMA, ("spared", pa.bool_())])
@@ -32,7 +35,9 @@ def _get_word_hasher() -> WordHasher:
     return WordHasher()
 
 
-def write_matches(report: Report, *, source: Path, output: Path, index: Path, digest: str) -> dict[str, Any]:
+def write_matches(
+    report: Report, *, source: Path, output: Path, index: Path, digest: str
+) -> dict[str, Any]:
     """Write every match in one file of documents. Progress is in documents.
 
     Args:
@@ -60,7 +65,9 @@ def write_matches(report: Report, *, source: Path, output: Path, index: Path, di
     return {"rows": rows, "matches": matches}
 
 
-def _find_matches(texts: Sequence[str], first_row: int, index: NgramIndex, words: WordHasher) -> pa.RecordBatch:
+def _find_matches(
+    texts: Sequence[str], first_row: int, index: NgramIndex, words: WordHasher
+) -> pa.RecordBatch:
     """Return the matches in all readings of some texts, each once, ordered by text and position."""
     found = [_search(texts, np.arange(len(texts)) + first_row, index, words)]
     for number, text in enumerate(texts):
@@ -68,23 +75,32 @@ def _find_matches(texts: Sequence[str], first_row: int, index: NgramIndex, words
             found.append(_search([joined], np.array([first_row + number]), index, words))
     if not any(matches.num_rows for matches in found[1:]):
         return found[0]
-    columns = [np.concatenate([matches.column(name).to_numpy() for matches in found]) for name in MATCH_SCHEMA.names]
+    columns = [
+        np.concatenate([matches.column(name).to_numpy() for matches in found])
+        for name in MATCH_SCHEMA.names
+    ]
     row, gram, begin, end = columns
     # Longer n-grams first at one position: they name the item best.
     order = np.lexsort((end, gram, -index.words[gram].astype(np.int64), begin, row))
     ordered = np.stack([column[order] for column in columns])
     is_new = np.append(True, (ordered[:, 1:] != ordered[:, :-1]).any(axis=0))
-    return pa.record_batch([pa.array(column[order][is_new]) for column in columns], schema=MATCH_SCHEMA)
+    return pa.record_batch(
+        [pa.array(column[order][is_new]) for column in columns], schema=MATCH_SCHEMA
+    )
 
 
-def _search(texts: Sequence[str], rows: Any, index: NgramIndex, words: WordHasher) -> pa.RecordBatch:
+def _search(
+    texts: Sequence[str], rows: Any, index: NgramIndex, words: WordHasher
+) -> pa.RecordBatch:
     """Return the matches in one reading of texts. `rows` are the numbers of their documents."""
     split = words.hash_words(texts)
     positions, numbers = index.find_matches(split)
     if not len(positions):
         return pa.RecordBatch.from_pylist([], MATCH_SCHEMA)
     documents = np.searchsorted(split.offsets, positions, side="right") - 1
-    spans = _compute_match_spans(words, texts, split.offsets, documents, positions, index.words[numbers])
+    spans = _compute_match_spans(
+        words, texts, split.offsets, documents, positions, index.words[numbers]
+    )
     columns = [rows[documents], numbers.astype(np.int32), *spans]
     return pa.record_batch([pa.array(column) for column in columns], schema=MATCH_SCHEMA)
 
@@ -101,7 +117,12 @@ def _list_text_ranges(texts: Sequence[str]) -> list[tuple[int, int]]:
 
 
 def _compute_match_spans(
-    words: WordHasher, texts: Sequence[str], offsets: Any, documents: Any, positions: Any, lengths: Any
+    words: WordHasher,
+    texts: Sequence[str],
+    offsets: Any,
+    documents: Any,
+    positions: Any,
+    lengths: Any,
 ) -> Any:
     """Return begin and end of each match in its text, in characters."""
     begin, end = np.empty(len(positions), np.int64), np.empty(len(positions), np.int64)
@@ -113,8 +134,11 @@ def _compute_match_spans(
     return begin, end
 
 
-def filter_matches(report: Report, *, sources: Sequence[Path], output: Path, max_documents: int) -> dict[str, Any]:
-    """Write one record batch of matches per source, with a mark on exempt n-grams. Progress is in files.
+def filter_matches(
+    report: Report, *, sources: Sequence[Path], output: Path, max_documents: int
+) -> dict[str, Any]:
+    """Write one record batch of matches per source, with a mark on exempt n-grams. Progress is in
+    files.
 
     Args:
         report: Progress callback.
@@ -140,7 +164,9 @@ def _read_matches(source: Path) -> pa.RecordBatch:
     return pa.concat_batches(batches) if batches else pa.RecordBatch.from_pylist([], MATCH_SCHEMA)
 
 
-def _select_exempt_grams(tables: Sequence[pa.RecordBatch], max_documents: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+def _select_exempt_grams(
+    tables: Sequence[pa.RecordBatch], max_documents: int
+) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Return the n-grams in more than `max_documents` documents. A document counts once."""
     pairs = [np.zeros(0, np.int64)]
     for table in tables:

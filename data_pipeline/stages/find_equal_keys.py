@@ -1,8 +1,8 @@
 """Find rows with equal keys among all files, for one range of keys per task.
 
-`write_equal_duplicates` decides about documents (URL, text), `write_repeat_positions` about segments and strings, and
-`write_repeated_keys` finds keys that occur more than once. Memory holds the keys of one range, or with a Bloom filter
-its counters and the few keys that may repeat.
+`write_equal_duplicates` decides about documents (URL, text), `write_repeat_positions` about
+segments and strings, and `write_repeated_keys` finds keys that occur more than once. Memory holds
+the keys of one range, or with a Bloom filter its counters and the few keys that may repeat.
 """
 
 from __future__ import annotations
@@ -15,8 +15,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from data_pipeline.dedup.dedup_index import DocumentFiles, DocumentIdLookup, EarlierDataset, read_earlier_items
-from data_pipeline.dedup.duplicate_decisions import (
+from llmsys.config.deduplication import BloomKeyFilterConfig, ExactKeyFilterConfig
+from llmsys.data_pipeline.dedup.dedup_index import (
+    DocumentFiles,
+    DocumentIdLookup,
+    EarlierDataset,
+    read_earlier_items,
+)
+from llmsys.data_pipeline.dedup.duplicate_decisions import (
     DROP_SCHEMA,
     PLACE_SCHEMA,
     iter_source_rows,
@@ -25,7 +31,7 @@ from data_pipeline.dedup.duplicate_decisions import (
     read_dropped_rows,
     write_decisions,
 )
-from data_pipeline.dedup.keys import (
+from llmsys.data_pipeline.dedup.keys import (
     VALUE_SCHEMA,
     Columns,
     KeyWriter,
@@ -36,12 +42,11 @@ from data_pipeline.dedup.keys import (
     read_range,
     take_rows,
 )
-from data_pipeline.executors.base import Report
-from llmsys.config.deduplication import BloomKeyFilterConfig, ExactKeyFilterConfig
-from llmsys.token_shards import read_batches, read_schema
+from llmsys.data_pipeline.executors.base import Report
+from llmsys.dataset.token_shards import read_batches, read_schema
 
 if TYPE_CHECKING:
-    from data_pipeline.dedup.bloom_filter import CountingBloomFilter
+    from llmsys.data_pipeline.dedup.bloom_filter import CountingBloomFilter
 
 _OF_FILES = (("source", pa.int64()), ("age", pa.uint8()))
 KeysConfig = ExactKeyFilterConfig | BloomKeyFilterConfig
@@ -55,7 +60,8 @@ class KeyRange:
         sources: Key files, one per filtered file or one per group of them.
         num_sources: Number of filtered files.
         schema: Columns of the key files of single filtered files.
-        dropped: Per rule, files of decisions about the filtered files: any number, or one per group.
+        dropped: Per rule, files of decisions about the filtered files: any number, or one per
+            group.
         number: Index of the range, below `ranges`.
         ranges: Number of ranges.
         config: Sort all keys, or only those that pass a Bloom filter.
@@ -74,18 +80,24 @@ class KeyRange:
     relation: str = ""
 
     def read_candidates(self) -> Columns:
-        """Return the keys that may occur more than once, here or in an earlier dataset. Without a filter: all keys."""
+        """Return the keys that may occur more than once, here or in an earlier dataset. Without
+        a filter: all keys.
+        """
         suspected = self._build_repeat_filter()
         parts = []
         self.keys = 0
         for part in self._iter_key_parts():
             self.keys += len(part["high"])
-            parts.append(take_rows(part, suspected.query_repeated(part["high"])) if suspected else part)
+            parts.append(
+                take_rows(part, suspected.query_repeated(part["high"])) if suspected else part
+            )
         found = concat_columns(parts, self._build_joined_schema())
         self.candidates = len(found["high"])
         if not self.earlier:
             return found
-        there = read_earlier_items(self.earlier, self.relation, self.number, self.ranges, found["high"])
+        there = read_earlier_items(
+            self.earlier, self.relation, self.number, self.ranges, found["high"]
+        )
         return concat_columns([found, there], self._build_joined_schema())
 
     def summarize_counts(self, later: int) -> dict[str, Any]:
@@ -95,10 +107,12 @@ class KeyRange:
     def _build_repeat_filter(self) -> CountingBloomFilter | None:
         if not isinstance(self.config, BloomKeyFilterConfig):
             return None
-        from data_pipeline.dedup.bloom_filter import CountingBloomFilter
+        from llmsys.data_pipeline.dedup.bloom_filter import CountingBloomFilter
 
         # Two passes over the keys: the filter is sized by their number.
-        suspected = CountingBloomFilter(sum(map(len, self._iter_all_keys())), self.config.error_rate)
+        suspected = CountingBloomFilter(
+            sum(map(len, self._iter_all_keys())), self.config.error_rate
+        )
         for keys in self._iter_all_keys():
             suspected.add_keys(keys)
         return suspected
@@ -110,18 +124,27 @@ class KeyRange:
             yield from (part["high"] for part in read_range(path, self.number, self.ranges))
 
     def _iter_key_parts(self) -> Iterator[Columns]:
-        """Yield the keys of each file in pieces. A file is opened once, and each file of decisions too."""
+        """Yield the keys of each file in pieces. A file is opened once, and each file of
+        decisions too.
+        """
         is_grouped = len(self.sources) != self.num_sources
         files = [] if is_grouped else [path for rule in self.dropped for path in rule]
-        gone, size = read_dropped_rows(files, 0, self.num_sources), compute_group_size(self.num_sources)
+        gone, size = (
+            read_dropped_rows(files, 0, self.num_sources),
+            compute_group_size(self.num_sources),
+        )
         for index, path in enumerate(self.sources):
             if is_grouped:
-                gone = read_dropped_rows([rule[index] for rule in self.dropped], index * size, (index + 1) * size)
+                gone = read_dropped_rows(
+                    [rule[index] for rule in self.dropped], index * size, (index + 1) * size
+                )
             for part in read_range(path, self.number, self.ranges):
                 source = part.setdefault("source", np.full(len(part["high"]), index))
                 part["age"] = np.ones(len(source), np.uint8)
                 if len(gone):
-                    part = take_rows(part, mask_remaining_rows(number_rows(source, part["row"]), gone))
+                    part = take_rows(
+                        part, mask_remaining_rows(number_rows(source, part["row"]), gone)
+                    )
                 yield part
 
     def _build_joined_schema(self) -> pa.Schema:
@@ -184,7 +207,8 @@ def write_group_decisions(
 def write_equal_duplicates(
     report: Report, *, rule: str, key_range: KeyRange, documents: DocumentFiles, output: Path
 ) -> dict[str, Any]:
-    """Write the documents of a range whose key equals that of a document that stays. Progress is in ranges.
+    """Write the documents of a range whose key equals that of a document that stays. Progress is in
+    ranges.
 
     Args:
         report: Progress callback.
@@ -228,7 +252,8 @@ def write_repeat_positions(report: Report, *, key_range: KeyRange, output: Path)
 
 
 def write_repeated_keys(report: Report, *, key_range: KeyRange, output: Path) -> dict[str, Any]:
-    """Write the distinct keys of each file that occur more than once in all files. Progress is in ranges.
+    """Write the distinct keys of each file that occur more than once in all files. Progress is in
+    ranges.
 
     Args:
         report: Progress callback.

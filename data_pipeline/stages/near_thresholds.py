@@ -1,10 +1,11 @@
 """Find the documents nearest to each threshold, dropped and kept: per document file, then merged.
 
-Reads the statistics in documents/ and the values in dropped/ batch by batch, and the texts of the few documents to
-show. Writes a summary per file; the merge returns a `ThresholdReport` per test.
+Reads the statistics in documents/ and the values in dropped/ batch by batch, and the texts of the
+few documents to show. Writes a summary per file; the merge returns a `ThresholdReport` per test.
 
 Invariants:
-- The documents shown are those nearest by distance, then by id, whatever the files, the batches and their order.
+- The documents shown are those nearest by distance, then by id, whatever the files, the batches and
+  their order.
 - Memory and the size of a summary do not grow with the dataset.
 """
 
@@ -21,15 +22,20 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from data_pipeline.core.funnel import EXAMPLE_CHARACTERS, EXAMPLES
-from data_pipeline.executors.base import Report
-from llmsys.arrow_file import read_columns
 from llmsys.config.language import DEFAULT, LanguageConfig, parse_language_rules
-from llmsys.local_files import write_bytes_atomically
-from llmsys.manifest_section import CLOSE, NearThresholdDocument, ThresholdReport, ThresholdSide
+from llmsys.data_pipeline.core.funnel import EXAMPLE_CHARACTERS, EXAMPLES
+from llmsys.data_pipeline.executors.base import Report
+from llmsys.dataset.manifest_section import (
+    CLOSE,
+    NearThresholdDocument,
+    ThresholdReport,
+    ThresholdSide,
+)
+from llmsys.storage.arrow_file import read_columns
+from llmsys.storage.local_files import write_bytes_atomically
 
 if TYPE_CHECKING:
-    from data_pipeline.rules.rule import ThresholdTest
+    from llmsys.data_pipeline.rules.rule import ThresholdTest
 
 
 Floats = npt.NDArray[np.float64]
@@ -66,7 +72,11 @@ class FileThresholdSide:
     thresholds: set[float] = field(default_factory=set)
 
     def add_batch(
-        self, values: Floats, thresholds: Floats, rows: npt.NDArray[np.int64], location: BatchLocation
+        self,
+        values: Floats,
+        thresholds: Floats,
+        rows: npt.NDArray[np.int64],
+        location: BatchLocation,
     ) -> None:
         """Count documents of a batch and keep the nearest."""
         distances = np.abs(values - thresholds)
@@ -80,13 +90,24 @@ class FileThresholdSide:
         columns = (column[near].tolist() for column in (distances, values, thresholds, rows))
         ids = location.ids.take(pa.array(rows[near])).to_pylist()
         for name, distance, value, threshold, row in zip(ids, *columns, strict=True):
-            self.nearest.append(NearestDocument(distance, name, value, threshold, location.path, location.batch, row))
+            self.nearest.append(
+                NearestDocument(
+                    distance, name, value, threshold, location.path, location.batch, row
+                )
+            )
         self.nearest = sorted(self.nearest)[:EXAMPLES]
 
     def to_dict(self, texts: Mapping[tuple[Path, int, int], Mapping[str, str]]) -> dict[str, Any]:
-        """Return a JSON-serializable summary; `texts` has URL, excerpt and reason of each shown document."""
+        """Return a JSON-serializable summary; `texts` has URL, excerpt and reason of each shown
+        document.
+        """
         nearest = [
-            {"id": one.id, "value": one.value, "threshold": one.threshold, **texts[one.path, one.batch, one.row]}
+            {
+                "id": one.id,
+                "value": one.value,
+                "threshold": one.threshold,
+                **texts[one.path, one.batch, one.row],
+            }
             for one in self.nearest
         ]
         counts = {"documents": self.documents, "bytes": self.bytes, "close": self.close}
@@ -146,23 +167,36 @@ class LanguageThresholds:
         return self._by_language[code]
 
     def _iter_thresholds(self, code: str) -> Iterator[tuple[Key, str, float]]:
-        from data_pipeline.rules.chain import list_thresholds  # not where the stage is only planned
+        # not where the stage is only planned
+        from llmsys.data_pipeline.rules.chain import list_thresholds
 
         yield ("language", "score", "below"), "language_score", self._language.min_score
         for rule in self._rules.get(code, self._rules[DEFAULT]).rules:
             for limit in list_thresholds(rule, code):
                 if _can_drop(limit):
-                    yield (rule.title, limit.test, limit.drop_side), f"{rule.title}.{limit.statistic}", limit.threshold
+                    yield (
+                        (rule.title, limit.test, limit.drop_side),
+                        f"{rule.title}.{limit.statistic}",
+                        limit.threshold,
+                    )
 
 
 def _can_drop(limit: ThresholdTest) -> bool:
     """Return whether the threshold can drop a document: it is finite, and not a minimum of zero."""
     # No count or share is below zero.
-    return bool(np.isfinite(limit.threshold)) and not (limit.drop_side == "below" and limit.threshold == 0)
+    return bool(np.isfinite(limit.threshold)) and not (
+        limit.drop_side == "below" and limit.threshold == 0
+    )
 
 
 def summarize_near_thresholds(
-    report: Report, *, documents: Path, dropped: Path, output: Path, language: LanguageConfig, rules: str
+    report: Report,
+    *,
+    documents: Path,
+    dropped: Path,
+    output: Path,
+    language: LanguageConfig,
+    rules: str,
 ) -> dict[str, Any]:
     """Summarize the documents near thresholds of one file.
 
@@ -182,7 +216,12 @@ def summarize_near_thresholds(
     dropped_sides: dict[Key, FileThresholdSide] = {}
     _read_kept(documents, limits, kept, report)
     _read_dropped(dropped, limits.rules, dropped_sides, report)
-    found = [document for sides in (kept, dropped_sides) for side in sides.values() for document in side.nearest]
+    found = [
+        document
+        for sides in (kept, dropped_sides)
+        for side in sides.values()
+        for document in side.nearest
+    ]
     texts = _read_excerpts(found)
     summaries = [
         {
@@ -192,7 +231,9 @@ def summarize_near_thresholds(
         }
         for key in dict.fromkeys([*kept, *dropped_sides])
     ]
-    write_bytes_atomically(output, json.dumps(summaries, ensure_ascii=False, separators=(",", ":")).encode())
+    write_bytes_atomically(
+        output, json.dumps(summaries, ensure_ascii=False, separators=(",", ":")).encode()
+    )
     return {}
 
 
@@ -202,12 +243,14 @@ def merge_threshold_reports(
     """Merge the summaries of all files.
 
     Args:
-        summaries: files that `summarize_near_thresholds` wrote, in any order; one is in memory at a time.
+        summaries: files that `summarize_near_thresholds` wrote, in any order; one is in memory at a
+            time.
         limits: thresholds of the same config.
         stages: stages of the funnel, in order.
 
     Returns:
-        A report for each test of language and rules that has a threshold and met documents, in the order of the funnel.
+        A report for each test of language and rules that has a threshold and met documents, in the
+        order of the funnel.
     """
     sides: dict[Key, tuple[MergedThresholdSide, MergedThresholdSide]] = {
         key: (MergedThresholdSide(), MergedThresholdSide()) for key in limits.list_tests()
@@ -221,18 +264,24 @@ def merge_threshold_reports(
             kept.merge_file(one["kept"])
     order = {stage: number for number, stage in enumerate(stages)}
     first = {key: number for number, key in enumerate(limits.list_tests())}
-    keys = sorted(sides, key=lambda key: (order.get(key[0], len(order)), first.get(key, len(first)), key))
+    keys = sorted(
+        sides, key=lambda key: (order.get(key[0], len(order)), first.get(key, len(first)), key)
+    )
     reports = [_build_threshold_report(key, *sides[key]) for key in keys]
     return tuple(report for report in reports if report.dropped.documents or report.kept.documents)
 
 
-def _build_threshold_report(key: Key, dropped: MergedThresholdSide, kept: MergedThresholdSide) -> ThresholdReport:
+def _build_threshold_report(
+    key: Key, dropped: MergedThresholdSide, kept: MergedThresholdSide
+) -> ThresholdReport:
     drops = cast(Literal["above", "below"], key[2])
     thresholds = tuple(sorted(dropped.thresholds | kept.thresholds))
     return ThresholdReport(key[0], key[1], drops, thresholds, dropped.side, kept.side)
 
 
-def _read_kept(path: Path, limits: LanguageThresholds, sides: dict[Key, FileThresholdSide], report: Report) -> None:
+def _read_kept(
+    path: Path, limits: LanguageThresholds, sides: dict[Key, FileThresholdSide], report: Report
+) -> None:
     """Add the kept documents, compared with the thresholds of their language."""
     for number, batch in enumerate(
         read_columns(path, lambda name: name in ("id", "language") or _is_measured_column(name))
@@ -247,7 +296,9 @@ def _read_kept(path: Path, limits: LanguageThresholds, sides: dict[Key, FileThre
                 values = _get_float_column(batch, column)[rows]
                 known = np.isfinite(values)
                 side = sides.setdefault(key, FileThresholdSide())
-                side.add_batch(values[known], np.full(int(known.sum()), threshold), rows[known], location)
+                side.add_batch(
+                    values[known], np.full(int(known.sum()), threshold), rows[known], location
+                )
         report(batch.num_rows, 0)
 
 
@@ -255,14 +306,18 @@ def _is_measured_column(name: str) -> bool:
     return "." in name or name == "language_score"
 
 
-def _read_dropped(path: Path, rules: Set[str], sides: dict[Key, FileThresholdSide], report: Report) -> None:
+def _read_dropped(
+    path: Path, rules: Set[str], sides: dict[Key, FileThresholdSide], report: Report
+) -> None:
     """Add the documents that `rules` dropped by a value, compared with their thresholds."""
     for number, batch in enumerate(read_columns(path, _DROPPED.__contains__)):
         location = BatchLocation(path, number, batch.column("id"))
-        values, thresholds, sizes = (_get_float_column(batch, name) for name in ("value", "threshold", "bytes"))
-        names = pc.binary_join_element_wise(batch.column("rule"), batch.column("test"), "\0").to_numpy(
-            zero_copy_only=False
+        values, thresholds, sizes = (
+            _get_float_column(batch, name) for name in ("value", "threshold", "bytes")
         )
+        names = pc.binary_join_element_wise(
+            batch.column("rule"), batch.column("test"), "\0"
+        ).to_numpy(zero_copy_only=False)
         known = np.isfinite(values) & np.isfinite(thresholds)
         for name in sorted(set(names[known].tolist())):
             rule, _, test = name.partition("\0")
@@ -292,8 +347,16 @@ def _read_excerpts(found: Sequence[NearestDocument]) -> _Texts:
     for (path, number), rows in wanted.items():
         batch = next(iter(read_columns(path, _SHOWN.__contains__, [number])))
         for row in rows:
-            values = {name: batch.column(name)[row].as_py() or "" for name in _SHOWN if name in batch.schema.names}
+            values = {
+                name: batch.column(name)[row].as_py() or ""
+                for name in _SHOWN
+                if name in batch.schema.names
+            }
             text = values["text"]
             excerpt = text[:EXAMPLE_CHARACTERS] + "…" * (len(text) > EXAMPLE_CHARACTERS)
-            texts[path, number, row] = {"url": values["url"], "excerpt": excerpt, "reason": values.get("reason", "")}
+            texts[path, number, row] = {
+                "url": values["url"],
+                "excerpt": excerpt,
+                "reason": values.get("reason", ""),
+            }
     return texts

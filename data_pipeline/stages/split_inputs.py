@@ -1,13 +1,15 @@
 """Split long crawl files into blocks, the unit of work of all stages up to collecting.
 
-Reads each local file once, to find split points and to hash every block, so that a partly changed file is processed
-again in part. Of a remote gzip file it reads a little at each split point; a block is identified by the file's tag.
+Reads each local file once, to find split points and to hash every block, so that a partly changed
+file is processed again in part. Of a remote gzip file it reads a little at each split point; a
+block is identified by the file's tag.
 
 Invariants:
 - The split changes no byte of a dataset.
-- A range begins and ends between two complete records: reading the ranges in order yields what reading the file does.
-- From the first record that is not complete and simple, the rest of a local file is one range. A remote file is split
-  between two records that are, and that no other record can contain.
+- A range begins and ends between two complete records: reading the ranges in order yields what
+  reading the file does.
+- From the first record that is not complete and simple, the rest of a local file is one range. A
+  remote file is split between two records that are, and that no other record can contain.
 """
 
 import itertools
@@ -20,16 +22,17 @@ from typing import Any, overload
 
 import xxhash
 
-from data_pipeline.executors.base import Report
-from data_pipeline.readers.input_stream import InputStream, open_input_stream
+from llmsys.data_pipeline.executors.base import Report
+from llmsys.data_pipeline.readers.input_stream import InputStream, open_input_stream
 
 _SHARE = 64  # maximum number of ranges of a file, approximately
 _READ = 1 << 15
 _HASH_READ = 1 << 20
 _LONGEST_HEADER = 1 << 16
 _LONGEST_RECORD = 1 << 31
-# Bytes of complete records before a split point: more than gzip stores as it is in one piece (RFC 1951, 3.2.4) of a
-# page that is a crawl file, and more than zlib decodes of damaged bytes before it notices.
+# Bytes of complete records before a split point: more than gzip stores as it is in one piece (RFC
+# 1951, 3.2.4) of a page that is a crawl file, and more than zlib decodes of damaged bytes before it
+# notices.
 _RUN = 1 << 16
 _PROBE = 1 << 17  # read ahead at a split point, to find a record and to check those after it
 _LONGEST_NUMBER = 20  # digits and spaces of a length
@@ -38,7 +41,9 @@ _GZIP, _PLAIN = b"\x1f\x8b\x08", b"WARC/"
 
 @dataclass(frozen=True, slots=True)
 class ByteRange:
-    """Bytes `start` to `stop` of a file; `digest` is their xxh3_128 (hex), or the identity of a remote file."""
+    """Bytes `start` to `stop` of a file; `digest` is their xxh3_128 (hex), or the identity of a
+    remote file.
+    """
 
     start: int
     stop: int
@@ -49,7 +54,8 @@ def split_file(path: str, block_bytes: int, identity: str = "") -> list[ByteRang
     """Split a file into ranges of about `block_bytes`.
 
     Args:
-        path: a WARC file or its URL, gzip-compressed per record or plain; other files are one range.
+        path: a WARC file or its URL, gzip-compressed per record or plain; other files are one
+            range.
         block_bytes: minimum size of a range; at least 1/64 of the file, so that ranges stay few.
         identity: what identifies the contents of the file; "" hashes every range.
 
@@ -60,17 +66,28 @@ def split_file(path: str, block_bytes: int, identity: str = "") -> list[ByteRang
         OSError: if the file cannot be read.
     """
     with open_input_stream(path, read_ahead=_PROBE if identity else _HASH_READ) as source:
-        iter_points = _iter_probed_points if identity and source.read_block(0, 3) == _GZIP else _iter_split_points
+        iter_points = (
+            _iter_probed_points
+            if identity and source.read_block(0, 3) == _GZIP
+            else _iter_split_points
+        )
         starts = [0, *iter_points(source, max(block_bytes, source.size // _SHARE)), source.size]
         return [
-            # Of a remote file the end counts too: with another size of blocks a range may end elsewhere.
-            ByteRange(start, stop, f"{identity} {stop}" if identity else _compute_range_hash(source, start, stop))
+            # Of a remote file the end counts too: with another size of blocks a range may end
+            # elsewhere.
+            ByteRange(
+                start,
+                stop,
+                f"{identity} {stop}" if identity else _compute_range_hash(source, start, stop),
+            )
             for start, stop in itertools.pairwise(starts)
         ]
 
 
 def _iter_split_points(source: InputStream, size: int) -> Iterator[int]:
-    """Yield the positions between two complete records that end a range of at least `size` bytes."""
+    """Yield the positions between two complete records that end a range of at least `size`
+    bytes.
+    """
     if source.size <= size:
         return
     last = waiting = 0  # a split point waits until the record after it is known to be complete
@@ -83,7 +100,9 @@ def _iter_split_points(source: InputStream, size: int) -> Iterator[int]:
 
 
 def _iter_probed_points(source: InputStream, size: int) -> Iterator[int]:
-    """Yield the same for a gzip file, from the bytes after each `size` bytes: a storage serves ranges."""
+    """Yield the same for a gzip file, from the bytes after each `size` bytes: a storage serves
+    ranges.
+    """
     if _find_gzip_record_end(source, 0) is None:  # one member for all records, or for a part of one
         return
     position = size
@@ -95,7 +114,9 @@ def _iter_probed_points(source: InputStream, size: int) -> Iterator[int]:
 
 
 def _find_split_point(source: InputStream, start: int, stop: int) -> int | None:
-    """Return the end of a run of complete records that begins from `start` on; None if none begins before `stop`."""
+    """Return the end of a run of complete records that begins from `start` on; None if none
+    begins before `stop`.
+    """
     position = start
     while (begin := _find_magic(source, position, stop)) is not None:
         end = begin
@@ -109,7 +130,9 @@ def _find_split_point(source: InputStream, start: int, stop: int) -> int | None:
 
 def _find_magic(source: InputStream, start: int, stop: int) -> int | None:
     for position in range(start, stop, _READ):
-        found = source.read_block(position, min(_READ, stop - position) + len(_GZIP) - 1).find(_GZIP)
+        found = source.read_block(position, min(_READ, stop - position) + len(_GZIP) - 1).find(
+            _GZIP
+        )
         if found >= 0:
             return position + found
     return None
@@ -118,7 +141,13 @@ def _find_magic(source: InputStream, start: int, stop: int) -> int | None:
 def _iter_record_ends(source: InputStream) -> Iterator[int]:
     """Yield the end of each complete record, up to the first one that is not."""
     head = source.read_block(0, 5)
-    step = _find_gzip_record_end if head.startswith(_GZIP) else _find_plain_record_end if head == _PLAIN else None
+    step = (
+        _find_gzip_record_end
+        if head.startswith(_GZIP)
+        else _find_plain_record_end
+        if head == _PLAIN
+        else None
+    )
     position: int | None = 0
     while step and position is not None and position < source.size:
         position = step(source, position)
@@ -159,11 +188,17 @@ def _find_plain_record_end(source: InputStream, start: int) -> int | None:
 
 
 def _parse_record_length(head: bytes) -> int:
-    """Return the bytes of the record that begins with `head` according to its header; -1 if that is unusable."""
+    """Return the bytes of the record that begins with `head` according to its header; -1 if that
+    is unusable.
+    """
     end = head.find(b"\r\n\r\n")
     if end < 0 or not head.startswith(_PLAIN):
         return -1
-    lengths = [line.split(b":", 1)[1] for line in head[:end].split(b"\r\n") if line[:15].lower() == b"content-length:"]
+    lengths = [
+        line.split(b":", 1)[1]
+        for line in head[:end].split(b"\r\n")
+        if line[:15].lower() == b"content-length:"
+    ]
     if len(lengths) != 1 or not lengths[0].strip().isdigit() or len(lengths[0]) > _LONGEST_NUMBER:
         return -1
     return end + 4 + int(lengths[0]) + 4
@@ -185,7 +220,8 @@ class InputBlock:
         name: Unique name in the dataset.
         start: First byte.
         stop: End of the range; None: the end of the file.
-        digest: Hash of the contents, or the identity of a remote file; with the range it decides the task key.
+        digest: Hash of the contents, or the identity of a remote file; with the range it decides
+            the task key.
         size: Bytes, 0 if unknown.
     """
 
@@ -197,7 +233,9 @@ class InputBlock:
     size: int
 
 
-def split_input_file(report: Report, *, source: str, block_bytes: int, identity: str = "") -> dict[str, Any]:
+def split_input_file(
+    report: Report, *, source: str, block_bytes: int, identity: str = ""
+) -> dict[str, Any]:
     """Find the split points of a file. Progress is in bytes.
 
     Args:
@@ -211,7 +249,8 @@ def split_input_file(report: Report, *, source: str, block_bytes: int, identity:
     """
     try:
         ranges = split_file(source, block_bytes, identity)
-    except OSError as error:  # extraction will name the reason; a later success does not change size or time
+    # extraction will name the reason; a later success does not change size or time
+    except OSError as error:
         return {"blocks": [], "again": not isinstance(error, IsADirectoryError)}
     report(ranges[-1].stop, 0)
     return {"blocks": [[one.start, one.stop, one.digest] for one in ranges]}
@@ -220,8 +259,12 @@ def split_input_file(report: Report, *, source: str, block_bytes: int, identity:
 class InputBlockList(Sequence[InputBlock]):
     """The blocks of all input files, built on demand from the results of `split_input_file`."""
 
-    def __init__(self, inputs: Sequence[tuple[str, str]], find_result: Callable[[int], dict[str, Any]]) -> None:
-        """List the blocks of inputs (source, name). `find_result` returns the result of an input by its index."""
+    def __init__(
+        self, inputs: Sequence[tuple[str, str]], find_result: Callable[[int], dict[str, Any]]
+    ) -> None:
+        """List the blocks of inputs (source, name). `find_result` returns the result of an input
+        by its index.
+        """
         self._inputs, self._find_result = inputs, find_result
         self._ends = array("q")
         self._latest: tuple[int, list[InputBlock]] = (-1, [])

@@ -1,9 +1,12 @@
-"""Write the deduplication index of a dataset: ids of kept documents in crawl order, and sorted keys.
+"""Write the deduplication index of a dataset: ids of kept documents in crawl order, and sorted
+keys.
 
-`index.json` names all files with their digests and is written last, so that an existing index is complete.
+`index.json` names all files with their digests and is written last, so that an existing index is
+complete.
 
 Invariants:
-    - Documents are numbered in the order of crawl file and offset, and keys are sorted over all files.
+    - Documents are numbered in the order of crawl file and offset, and keys are sorted over all
+      files.
     - The bytes do not depend on how files are split into blocks.
 """
 
@@ -15,16 +18,16 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from data_pipeline.core.task_record import FileRows
-from data_pipeline.dedup.dedup_index import INDEX_KEY_SCHEMA
-from data_pipeline.dedup.duplicate_decisions import mask_remaining_rows, read_dropped_rows
-from data_pipeline.dedup.keys import take_rows
-from data_pipeline.executors.base import Report
-from data_pipeline.stages.compute_signatures import DOCUMENT_SCHEMA
-from data_pipeline.stages.find_equal_keys import KeyRange
-from data_pipeline.text.ragged_arrays import compute_offsets
-from llmsys.local_files import write_bytes_atomically
-from llmsys.token_shards import ArrowFileWriter, read_batches
+from llmsys.data_pipeline.core.task_record import FileRows
+from llmsys.data_pipeline.dedup.dedup_index import INDEX_KEY_SCHEMA
+from llmsys.data_pipeline.dedup.duplicate_decisions import mask_remaining_rows, read_dropped_rows
+from llmsys.data_pipeline.dedup.keys import take_rows
+from llmsys.data_pipeline.executors.base import Report
+from llmsys.data_pipeline.stages.compute_signatures import DOCUMENT_SCHEMA
+from llmsys.data_pipeline.stages.find_equal_keys import KeyRange
+from llmsys.data_pipeline.text.ragged_arrays import compute_offsets
+from llmsys.dataset.token_shards import ArrowFileWriter, read_batches
+from llmsys.storage.local_files import write_bytes_atomically
 
 ID_SCHEMA = pa.schema([("id", pa.string())])
 _KEPT_SCHEMA = pa.schema([("id", pa.string()), ("row", pa.int64())])
@@ -34,7 +37,8 @@ _ROWS_PER_BATCH = 65_536
 def write_index_documents(
     report: Report, *, number: int, dropped: Sequence[Path], documents: Path, output: Path
 ) -> dict[str, Any]:
-    """Write ids and rows of the kept documents of one file in crawl order. Progress is in documents.
+    """Write ids and rows of the kept documents of one file in crawl order. Progress is in
+    documents.
 
     Args:
         report: Progress callback.
@@ -51,7 +55,9 @@ def write_index_documents(
     rows = rows[mask_remaining_rows(rows, read_dropped_rows(dropped, number))]
     kept = table.select(["id", "offset"]).take(pa.array(rows)).append_column("row", pa.array(rows))
     # Offsets order one file; ids break ties of documents from one record.
-    kept = kept.sort_by([(name, "ascending") for name in ("offset", "id", "row")]).select(_KEPT_SCHEMA.names)
+    kept = kept.sort_by([(name, "ascending") for name in ("offset", "id", "row")]).select(
+        _KEPT_SCHEMA.names
+    )
     with ArrowFileWriter(output, _KEPT_SCHEMA) as writer:
         for batch in kept.combine_chunks().to_batches():
             writer.write(batch)
@@ -90,9 +96,16 @@ def _iter_id_batches(report: Report, sources: Sequence[Path]) -> Iterator[list[s
 
 
 def write_index_keys(
-    report: Report, *, key_range: KeyRange, kept: Sequence[Path], counts: FileRows, first: int, output: Path
+    report: Report,
+    *,
+    key_range: KeyRange,
+    kept: Sequence[Path],
+    counts: FileRows,
+    first: int,
+    output: Path,
 ) -> dict[str, Any]:
-    """Write the sorted keys of kept documents in one range, with document numbers. Progress is in ranges.
+    """Write the sorted keys of kept documents in one range, with document numbers. Progress is in
+    ranges.
 
     Args:
         report: Progress callback.
@@ -121,8 +134,12 @@ def write_index_keys(
 
 
 def _number_kept_rows(path: Path) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Return, by row of a file, the position of the document among the kept ones; -1 for dropped rows."""
-    rows = np.concatenate([np.zeros(0, np.int64), *(batch.column("row").to_numpy() for batch in read_batches(path))])
+    """Return, by row of a file, the position of the document among the kept ones; -1 for dropped
+    rows.
+    """
+    rows = np.concatenate(
+        [np.zeros(0, np.int64), *(batch.column("row").to_numpy() for batch in read_batches(path))]
+    )
     places = np.full(int(rows.max(initial=-1)) + 1, -1, np.int64)
     places[rows] = np.arange(len(rows))
     return places

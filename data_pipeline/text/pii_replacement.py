@@ -1,17 +1,17 @@
 """Replace e-mail addresses, public IP addresses and telephone numbers in texts.
 
-E-mail addresses in ASCII and IPv4 addresses are those of datatrove's expressions. Letters of other alphabets are part
-of an address too (RFC 6531). Letters of scripts without spaces are part of it only if nothing else is on their side of
-the `@`, because otherwise they are the text around it.
+E-mail addresses in ASCII and IPv4 addresses are those of datatrove's expressions. Letters of other
+alphabets are part of an address too (RFC 6531). Letters of scripts without spaces are part of it
+only if nothing else is on their side of the `@`, because otherwise they are the text around it.
 
-Replacements are addresses and numbers that belong to nobody: example.com and example.org (RFC 2606), the documentation
-networks (RFC 5737, RFC 3849), telephone numbers 555-0100 to 555-0199.
+Replacements are addresses and numbers that belong to nobody: example.com and example.org (RFC
+2606), the documentation networks (RFC 5737, RFC 3849), telephone numbers 555-0100 to 555-0199.
 
 IPv6 addresses (RFC 4291) are groups of hexadecimal digits, `::` once, IPv4 at the end.
 
 Invariants:
-- Time is linear in the text: e-mail addresses are searched around each `@`, other patterns have a bounded length, that
-  of IPv6 at most 45 characters.
+- Time is linear in the text: e-mail addresses are searched around each `@`, other patterns have a
+  bounded length, that of IPv6 at most 45 characters.
 - Spans are sorted and do not overlap.
 - A replacement is a function of the seed and the match (and, if configured, the document's id)."""
 
@@ -29,7 +29,8 @@ import pyarrow.compute as pc
 
 from llmsys.config.cleaning import PiiKind, PiiReplacementConfig
 
-# Public addresses begin with 2 or 3, or are IPv4 after the NAT64 prefix (RFC 6052); times and MAC addresses do not.
+# Public addresses begin with 2 or 3, or are IPv4 after the NAT64 prefix (RFC 6052); times and MAC
+# addresses do not.
 _CANDIDATE = re.compile(
     r"(?<![\w:.])(?:[23][0-9A-Fa-f]{3}|0{0,2}64:[fF][fF]9[bB]):[0-9A-Fa-f:]{1,35}(?:(?:\.[0-9]{1,3}){3})?(?![\w])"
 )
@@ -63,26 +64,32 @@ def is_public_ipv6(address: str) -> bool:
 
 Span = tuple[int, int]
 
-_ASCII_ATOM = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789!#$%&'*+/=?^_`{|}~-")
+_ASCII_ATOM = frozenset(
+    "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789!#$%&'*+/=?^_`{|}~-"
+)
 _BYTE = r"(?:25[0-5]|2[0-4][0-9]|[01]?[0-9][0-9]?)"
 _LITERAL = rf"\[(?:{_BYTE}\.){{3}}(?:{_BYTE}|[A-Za-z0-9-]*[A-Za-z0-9]:)\]"
 # Thai, Lao, Myanmar, Khmer, kana, Han: written without spaces, so that text and address may touch.
-_UNSPACED = ((0xE00, 0xEFF), (0x1000, 0x109F), (0x1780, 0x17FF), (0x3040, 0x30FF), (0x3400, 0x9FFF), (0xF900, 0xFAFF),
+_UNSPACED = ((0xE00, 0xEFF), (0x1000, 0x109F), (0x1780, 0x17FF), (0x3040, 0x30FF), (0x3400, 0x9FFF),
+    (0xF900, 0xFAFF),
              (0x20000, 0x3FFFF))  # fmt: skip
 _MAX_UNSPACED = 64  # characters of a local part (RFC 5321)
 _IP = re.compile(rf"(?:{_BYTE}\.){{3}}{_BYTE}")
 
-# IANA's registry of special IPv4 addresses that are not global, as first address and length of the prefix. Copied here
-# because Python's own table changes between releases, and the output must not.
+# IANA's registry of special IPv4 addresses that are not global, as first address and length of the
+# prefix. Copied here because Python's own table changes between releases, and the output must not.
 _NOT_GLOBAL = (
-    ("0.0.0.0", 8), ("10.0.0.0", 8), ("100.64.0.0", 10), ("127.0.0.0", 8), ("169.254.0.0", 16), ("172.16.0.0", 12),
-    ("192.0.0.0", 24), ("192.0.2.0", 24), ("192.168.0.0", 16), ("198.18.0.0", 15), ("198.51.100.0", 24),
+    ("0.0.0.0", 8), ("10.0.0.0", 8), ("100.64.0.0", 10), ("127.0.0.0", 8), ("169.254.0.0", 16),
+    ("172.16.0.0", 12),
+    ("192.0.0.0", 24), ("192.0.2.0", 24), ("192.168.0.0", 16), ("198.18.0.0", 15), ("198.51.100.0",
+        24),
     ("203.0.113.0", 24), ("240.0.0.0", 4),
 )  # fmt: skip
 _GLOBAL_ALL_THE_SAME = ("192.0.0.9", "192.0.0.10")
 
-# +49 30 901820, +1 (212) 555-0123: the plus, then groups of digits with at most two symbols between them. Or as written
-# in North America: (212) 555-0123, 212-555-0123, 212.555.0123; the two symbols must be there, or it is any number.
+# +49 30 901820, +1 (212) 555-0123: the plus, then groups of digits with at most two symbols between
+# them. Or as written in North America: (212) 555-0123, 212-555-0123, 212.555.0123; the two symbols
+# must be there, or it is any number.
 _PHONE = re.compile(
     r"(?<![\w+])\+[1-9][0-9]{0,3}(?:[ .\-()/]{0,2}[0-9]{1,6}){1,6}(?![\w+])"
     r"|(?<![\w.+\-(])(?:1[ .-])?(?:\([2-9][0-9]{2}\) ?|[2-9][0-9]{2}[ .-])[2-9][0-9]{2}[ .-][0-9]{4}(?![\w-]|\.[0-9])"
@@ -97,11 +104,16 @@ def _is_unspaced(character: str) -> bool:
 
 @cache
 def _list_letters() -> tuple[str, str]:
-    """Return non-ASCII letters, marks and digits as character classes: those of scripts with spaces, and without.
+    """Return non-ASCII letters, marks and digits as character classes: those of scripts with
+    spaces, and without.
 
     Planes after the second contain Han only.
     """
-    codes = [code for code in range(0x80, 0x20000) if chr(code).isalnum() or category(chr(code))[0] == "M"]
+    codes = [
+        code
+        for code in range(0x80, 0x20000)
+        if chr(code).isalnum() or category(chr(code))[0] == "M"
+    ]
     ranges: list[list[int]] = []
     for code in codes:
         if not _is_unspaced(chr(code)):
@@ -109,27 +121,37 @@ def _list_letters() -> tuple[str, str]:
                 ranges[-1][1] = code
             else:
                 ranges.append([code, code])
-    spaced, unspaced = ("".join(f"{chr(a)}-{chr(b)}" for a, b in found) for found in (ranges, _UNSPACED))
+    spaced, unspaced = (
+        "".join(f"{chr(a)}-{chr(b)}" for a, b in found) for found in (ranges, _UNSPACED)
+    )
     return spaced, unspaced
 
 
 @cache
 def _build_domain_pattern() -> re.Pattern[str]:
-    """Build the pattern of a host name; each label has letters of scripts with spaces, or of scripts without."""
+    """Build the pattern of a host name; each label has letters of scripts with spaces, or of
+    scripts without.
+    """
     spaced, unspaced = (f"A-Za-z0-9{letters}" for letters in _list_letters())
-    label = rf"(?:[{spaced}](?:[{spaced}-]*[{spaced}])?|[{unspaced}](?:[{unspaced}-]*[{unspaced}])?)"
+    label = (
+        rf"(?:[{spaced}](?:[{spaced}-]*[{spaced}])?|[{unspaced}](?:[{unspaced}-]*[{unspaced}])?)"
+    )
     return re.compile(rf"(?:{label}\.)+{label}|{_LITERAL}")
 
 
 def _is_atom(character: str) -> bool:
-    """Return whether a character can be in a local part: ASCII, or a letter, mark or digit of a script with spaces."""
+    """Return whether a character can be in a local part: ASCII, or a letter, mark or digit of a
+    script with spaces.
+    """
     if character.isascii():
         return character in _ASCII_ATOM
     return (character.isalnum() or category(character)[0] == "M") and not _is_unspaced(character)
 
 
 def find_emails(text: str) -> Iterator[Span]:
-    """Yield the spans of e-mail addresses: a dotted local part after a word boundary, `@`, a host name with a dot."""
+    """Yield the spans of e-mail addresses: a dotted local part after a word boundary, `@`, a
+    host name with a dot.
+    """
     end = 0
     at = text.find("@")
     while at >= 0:
@@ -142,13 +164,19 @@ def find_emails(text: str) -> Iterator[Span]:
 
 
 def _find_local_part(text: str, first: int, at: int) -> int:
-    """Return the start of the local part before position `at`, not before `first`; `at` if there is none."""
+    """Return the start of the local part before position `at`, not before `first`; `at` if there
+    is none.
+    """
     begin = at
     if begin > first and _is_unspaced(text[begin - 1]):
-        while begin > max(first, at - _MAX_UNSPACED) and (_is_unspaced(text[begin - 1]) or text[begin - 1].isalnum()):
+        while begin > max(first, at - _MAX_UNSPACED) and (
+            _is_unspaced(text[begin - 1]) or text[begin - 1].isalnum()
+        ):
             begin -= 1
         return begin
-    while begin > first and (_is_atom(text[begin - 1]) or (text[begin - 1] == "." and text[begin : begin + 1] != ".")):
+    while begin > first and (
+        _is_atom(text[begin - 1]) or (text[begin - 1] == "." and text[begin : begin + 1] != ".")
+    ):
         if text[begin - 1] == "." and begin == at:
             return at
         begin -= 1
@@ -169,7 +197,9 @@ def _is_word_character(character: str) -> bool:
 
 
 def find_ips(text: str) -> Iterator[Span]:
-    """Yield the spans of public IP addresses; as in datatrove, a longer row of numbers counts by its first four."""
+    """Yield the spans of public IP addresses; as in datatrove, a longer row of numbers counts by
+    its first four.
+    """
     end = 0
     longer = find_ipv6(text) if ":" in text else iter(())
     next_longer = next(longer, None)
@@ -185,23 +215,31 @@ def find_ips(text: str) -> Iterator[Span]:
 
 
 def is_public(address: str) -> bool:
-    """Return whether an IPv4 address is well-formed, without leading zeros, and globally reachable."""
+    """Return whether an IPv4 address is well-formed, without leading zeros, and globally
+    reachable.
+    """
     parts = address.split(".")
     if any(len(part) > 1 and part.startswith("0") for part in parts):
         return False
     value = _parse_address(address)
-    return address in _GLOBAL_ALL_THE_SAME or not any(value >> shift == prefix for prefix, shift in _PREFIXES)
+    return address in _GLOBAL_ALL_THE_SAME or not any(
+        value >> shift == prefix for prefix, shift in _PREFIXES
+    )
 
 
 def _parse_address(address: str) -> int:
     return int.from_bytes(bytes(map(int, address.split("."))), "big")
 
 
-_PREFIXES = tuple((_parse_address(address) >> (32 - length), 32 - length) for address, length in _NOT_GLOBAL)
+_PREFIXES = tuple(
+    (_parse_address(address) >> (32 - length), 32 - length) for address, length in _NOT_GLOBAL
+)
 
 
 def find_phones(text: str) -> Iterator[Span]:
-    """Yield the spans of telephone numbers: international ones of 8 to 15 digits, and North American ones."""
+    """Yield the spans of telephone numbers: international ones of 8 to 15 digits, and North
+    American ones.
+    """
     for found in _PHONE.finditer(text):
         if sum(map(str.isdigit, found[0])) in _PHONE_DIGITS:
             yield found.span()
@@ -223,7 +261,9 @@ _EMAILS = ("email@example.com", "firstname.lastname@example.org")
 _NETWORKS = ("192.0.2", "198.51.100", "203.0.113")
 
 
-def replace_pii(texts: pa.Array, ids: Sequence[str], config: PiiReplacementConfig) -> tuple[pa.Array, Counts]:
+def replace_pii(
+    texts: pa.Array, ids: Sequence[str], config: PiiReplacementConfig
+) -> tuple[pa.Array, Counts]:
     """Replace personal data in texts.
 
     Args:
@@ -237,7 +277,9 @@ def replace_pii(texts: pa.Array, ids: Sequence[str], config: PiiReplacementConfi
     counts: Counts = {}
     for kind in config.kinds:
         counts[kind] = np.zeros(len(texts), np.int64)
-        suspects = np.flatnonzero(pc.match_substring_regex(texts, _NEEDS[kind]).to_numpy(zero_copy_only=False))
+        suspects = np.flatnonzero(
+            pc.match_substring_regex(texts, _NEEDS[kind]).to_numpy(zero_copy_only=False)
+        )
         if not len(suspects):
             continue
         changed = texts.to_pylist()
@@ -248,7 +290,9 @@ def replace_pii(texts: pa.Array, ids: Sequence[str], config: PiiReplacementConfi
     return texts, counts
 
 
-def _replace_matches(text: str, kind: PiiKind, name: str, config: PiiReplacementConfig) -> tuple[str, int]:
+def _replace_matches(
+    text: str, kind: PiiKind, name: str, config: PiiReplacementConfig
+) -> tuple[str, int]:
     pieces, position, count = [], 0, 0
     for begin, end in _FIND[kind](text):
         pieces += [text[position:begin], choose_replacement(kind, text[begin:end], name, config)]
@@ -257,7 +301,9 @@ def _replace_matches(text: str, kind: PiiKind, name: str, config: PiiReplacement
 
 
 def choose_replacement(kind: PiiKind, match: str, name: str, config: PiiReplacementConfig) -> str:
-    """Return the replacement of a match; `name` is the document's id, or "" for equal replacements in all documents."""
+    """Return the replacement of a match; `name` is the document's id, or "" for equal
+    replacements in all documents.
+    """
     if config.replacement == "token":
         return _TOKEN[kind]
     data = f"{kind}\0{name}\0{match}".encode("utf-8", "surrogatepass")

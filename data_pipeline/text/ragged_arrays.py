@@ -1,7 +1,9 @@
-"""Ragged arrays: rows of unequal lengths, concatenated, among them the chunks and lines of many texts.
+"""Ragged arrays: rows of unequal lengths, concatenated, among them the chunks and lines of many
+texts.
 
-They are found in UTF-8 bytes, as `str.split` and `str.splitlines` find them in one text. A chunk is a run of characters
-between white space. Chunks are columns of byte positions; no string is made for them.
+They are found in UTF-8 bytes, as `str.split` and `str.splitlines` find them in one text. A chunk is
+a run of characters between white space. Chunks are columns of byte positions; no string is made for
+them.
 
 A growable array is for tables filled while text is read.
 """
@@ -47,7 +49,9 @@ def compute_positions(starts: Integers, counts: Integers) -> Integers:
 
 
 class GrowableArray:
-    """One-dimensional array with amortised appending. Rebuilding tables per batch would cost more than using them."""
+    """One-dimensional array with amortised appending. Rebuilding tables per batch would cost
+    more than using them.
+    """
 
     def __init__(self, dtype: npt.DTypeLike) -> None:
         self._data: npt.NDArray[Any] = np.zeros(1024, dtype)
@@ -81,7 +85,9 @@ _PADDING = 16  # a key reads 16 bytes from the start of a chunk
 _SPACES = [chr(point) for point in range(0x3001) if chr(point).isspace()]
 _BREAKS = [space for space in _SPACES if len(f"a{space}b".splitlines()) == 2]
 _WIDE_SPACES, _WIDE_BREAKS = (
-    np.array([int.from_bytes(character.encode()) for character in chosen if not character.isascii()])
+    np.array(
+        [int.from_bytes(character.encode()) for character in chosen if not character.isascii()]
+    )
     for chosen in (_SPACES, _BREAKS)
 )
 _ASCII_SPACES = "".join(space for space in _SPACES if space.isascii()).encode()
@@ -93,11 +99,16 @@ def _build_first_byte_table(characters: Sequence[str]) -> Mask:
 
 
 _IS_SPACE, _IS_BREAK = (
-    _build_first_byte_table([character for character in chosen if character.isascii()]) for chosen in (_SPACES, _BREAKS)
+    _build_first_byte_table([character for character in chosen if character.isascii()])
+    for chosen in (_SPACES, _BREAKS)
 )
-_BEGINS_WIDE = _build_first_byte_table([character for character in _SPACES if not character.isascii()])
+_BEGINS_WIDE = _build_first_byte_table(
+    [character for character in _SPACES if not character.isascii()]
+)
 _LOW_BYTES, _HIGH_BYTES = (
-    np.array([(1 << 8 * min(max(size - before, 0), 8)) - 1 for size in range(SHORT_BYTES + 1)], np.uint64)
+    np.array(
+        [(1 << 8 * min(max(size - before, 0), 8)) - 1 for size in range(SHORT_BYTES + 1)], np.uint64
+    )
     for before in (0, 8)
 )
 
@@ -121,10 +132,14 @@ class ChunkSpans:
     @cached_property
     def chunks_per_text(self) -> Integers:
         """Number of chunks of each text."""
-        return np.diff(np.append(np.searchsorted(self.starts_C, self.text_starts), len(self.starts_C)))
+        return np.diff(
+            np.append(np.searchsorted(self.starts_C, self.text_starts), len(self.starts_C))
+        )
 
     def compute_keys(self, chosen: Any) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
-        """Return two numbers per chosen chunk of at most `SHORT_BYTES`, which identify it uniquely."""
+        """Return two numbers per chosen chunk of at most `SHORT_BYTES`, which identify it
+        uniquely.
+        """
         starts, sizes = self.starts_C[chosen], (self.ends_C - self.starts_C)[chosen]
         codes = np.frombuffer(self.joined, np.uint8)
         # A view of eight bytes at every position, without a copy.
@@ -132,7 +147,9 @@ class ChunkSpans:
             codes[: len(codes) // 8 * 8].view("<u8"), (len(codes) - 7,), (1,), writeable=False
         )
         low = eight[starts] & _LOW_BYTES[sizes]
-        return low, (eight[starts + 8] & _HIGH_BYTES[sizes]) | (sizes.astype(np.uint64) << np.uint64(56))
+        return low, (eight[starts + 8] & _HIGH_BYTES[sizes]) | (
+            sizes.astype(np.uint64) << np.uint64(56)
+        )
 
     def decode_chunks(self, chosen: Integers) -> list[str]:
         """Return the chosen chunks as strings."""
@@ -141,7 +158,8 @@ class ChunkSpans:
         return [joined[start:end].decode() for start, end in pairs]
 
     def compute_line_numbers(self, lines_per_text: Integers) -> tuple[Integers, Integers]:
-        """Return the line of each chunk, counted over all texts, and the chunks before which white space is a word.
+        """Return the line of each chunk, counted over all texts, and the chunks before which white
+        space is a word.
 
         That is white space between two chunks of a line other than a single U+0020.
         """
@@ -157,7 +175,8 @@ class ChunkSpans:
         codes = np.frombuffer(self.joined, np.uint8)
         is_break = _IS_BREAK[codes]
         if b"\r\n" in self.joined:
-            is_break[:-1] &= (codes[:-1] != ord("\r")) | (codes[1:] != ord("\n"))  # \r\n is one line end
+            # \r\n is one line end
+            is_break[:-1] &= (codes[:-1] != ord("\r")) | (codes[1:] != ord("\n"))
         if not self.joined.isascii():
             for starts, _ in _locate_wide_characters(codes, _WIDE_BREAKS):
                 is_break[starts] = True
@@ -200,8 +219,11 @@ def join_without_whitespace(texts: Sequence[str]) -> bytes:
     return joined if stays.all() else codes[:-2][stays[:-2]].tobytes()
 
 
-def _locate_wide_characters(codes: npt.NDArray[np.uint8], names: Integers) -> list[tuple[Integers, int]]:
-    """Return the positions of characters of two and of three bytes, with their size. A name is the bytes as one
+def _locate_wide_characters(
+    codes: npt.NDArray[np.uint8], names: Integers
+) -> list[tuple[Integers, int]]:
+    """Return the positions of characters of two and of three bytes, with their size. A name is the
+    bytes as one
     integer.
 
     `codes` must end with two bytes that do not matter.

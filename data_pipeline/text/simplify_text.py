@@ -1,11 +1,14 @@
-"""Simplify text before it is compared, so that case, numbers, punctuation and accents hide no duplicate.
+"""Simplify text before it is compared, so that case, numbers, punctuation and accents hide no
+duplicate.
 
-`fold_texts` folds many texts at once as `fold_text` does, with one table look-up per character. Folding a character
-gives one character, none (an accent) or several (a Hangul syllable). Three things need more than the character itself:
-digits of one number, the sigma at the end of a word, and marks that canonical order moves.
+`fold_texts` folds many texts at once as `fold_text` does, with one table look-up per character.
+Folding a character gives one character, none (an accent) or several (a Hangul syllable). Three
+things need more than the character itself: digits of one number, the sigma at the end of a word,
+and marks that canonical order moves.
 
-Equal to datatrove's `simplify_text` with its defaults: lower case, numbers, punctuation, white space, diacritics, in
-this order. Characters are looked up in tables as columns of code points, not one by one.
+Equal to datatrove's `simplify_text` with its defaults: lower case, numbers, punctuation, white
+space, diacritics, in this order. Characters are looked up in tables as columns of code points, not
+one by one.
 """
 
 import re
@@ -17,18 +20,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from data_pipeline.text.ragged_arrays import Integers, compute_offsets
-from data_pipeline.text.vocabulary import PUNCTUATION, TERMINAL_MARKS
+from llmsys.data_pipeline.text.ragged_arrays import Integers, compute_offsets
+from llmsys.data_pipeline.text.vocabulary import PUNCTUATION, TERMINAL_MARKS
 
 Codes = np.ndarray[Any, np.dtype[np.uint32]]
 
 NUMBER_SEPARATORS = ".,،٫⎖⎗⎘"
 
 _NUMBER = re.compile(rf"\d+(?:[{NUMBER_SEPARATORS}]\d+)?")
-_ASCII_NUMBER = re.compile(r"[0-9][0-9]*(?:[.,][0-9]+)?")  # three times as fast: few first characters match
+# three times as fast: few first characters match
+_ASCII_NUMBER = re.compile(r"[0-9][0-9]*(?:[.,][0-9]+)?")
 WHITE_SPACE = re.compile(r"\s+")
 
-# Only these code points change. Han, private use and unassigned ones stay; lone surrogates are left out.
+# Only these code points change. Han, private use and unassigned ones stay; lone surrogates are left
+# out.
 HAN = range(0x20000, 0x40000)
 CHANGING = (range(0xD800), range(0xE000, 0x20000), range(0x2F800, 0x2FA20), range(0xE0000, 0xE1000))
 
@@ -48,7 +53,9 @@ def _get_punctuation_table() -> Codes:
 def _get_non_accent_mask() -> np.ndarray[Any, np.dtype[np.bool_]]:
     """Return a mask by code point: False for accents (category Mn)."""
     table = np.ones(sys.maxunicode + 1, np.bool_)
-    table[[point for part in CHANGING for point in part if unicodedata.category(chr(point)) == "Mn"]] = False
+    table[
+        [point for part in CHANGING for point in part if unicodedata.category(chr(point)) == "Mn"]
+    ] = False
     return table
 
 
@@ -77,7 +84,9 @@ def from_code_points(codes: Codes) -> str:
 
 
 def fold_text(text: str) -> str:
-    """Return the text in lower case, numbers as 0, punctuation as spaces, without accents. White space stays."""
+    """Return the text in lower case, numbers as 0, punctuation as spaces, without accents. White
+    space stays.
+    """
     return remove_accents(_fold_characters(text))
 
 
@@ -101,7 +110,8 @@ def simplify_text(text: str) -> str:
         text: The text.
 
     Returns:
-        Lower case, numbers as 0, punctuation as spaces, runs of white space as one space, no accents.
+        Lower case, numbers as 0, punctuation as spaces, runs of white space as one space, no
+        accents.
     """
     return remove_accents(WHITE_SPACE.sub(" ", _fold_characters(text).strip())).strip()
 
@@ -152,15 +162,17 @@ def _compute_values(text: str) -> Codes:
     codes = to_code_points(text)
     letters = np.fromiter(map(str.isalpha, text), np.bool_, len(text))
     spaces = np.fromiter(map(str.isspace, text), np.bool_, len(text))
-    return np.where(spaces, SPACE, np.where(letters, codes, codes | np.uint32(_ODD))).astype(np.uint32)
+    return np.where(spaces, SPACE, np.where(letters, codes, codes | np.uint32(_ODD))).astype(
+        np.uint32
+    )
 
 
 class _FoldTable:
     """Table of folded characters. A page of 256 is filled when one of its characters first occurs.
 
     Attributes:
-        values: By code point: a code point with or without the flag `_ODD`, the number of a spelling with the flag
-            `_SPECIAL`, or `_UNKNOWN`.
+        values: By code point: a code point with or without the flag `_ODD`, the number of a
+            spelling with the flag `_SPECIAL`, or `_UNKNOWN`.
         spellings: Values of all spellings, concatenated; `begins` and `sizes` locate each.
         moves: By number of a spelling: whether canonical order may move its character.
     """
@@ -183,7 +195,9 @@ class _FoldTable:
 
     def _learn_pages(self, pages: Codes) -> None:
         """Fold every character of these pages that may change."""
-        points = (pages[:, None] << _PAGE_BITS | np.arange(1 << _PAGE_BITS, dtype=np.uint32)).ravel()
+        points = (
+            pages[:, None] << _PAGE_BITS | np.arange(1 << _PAGE_BITS, dtype=np.uint32)
+        ).ravel()
         points = points[self.values[points] == _UNKNOWN]
         folded = fold_text(_BORDER.join([*map(chr, points.tolist()), ""]))
         ends = np.flatnonzero(to_code_points(folded) == ord(_BORDER))
@@ -193,14 +207,18 @@ class _FoldTable:
         self.values[points[simple]] = _compute_values(folded)[ends[simple] - 1]
         for place in np.flatnonzero(~simple).tolist():
             text = folded[ends[place] - sizes[place] : ends[place]]
-            self.values[points[place]] = self._numbers.setdefault(text, len(self._numbers)) | _SPECIAL
+            self.values[points[place]] = (
+                self._numbers.setdefault(text, len(self._numbers)) | _SPECIAL
+            )
         self._update_spellings()
 
     def _update_spellings(self) -> None:
         self.spellings = _compute_values("".join(self._numbers))
         self.sizes = np.fromiter(map(len, self._numbers), np.int64, len(self._numbers))
         self.begins = compute_offsets(self.sizes)[:-1]
-        self.moves: Mask = np.array([any(map(unicodedata.combining, text)) for text in self._numbers], np.bool_)
+        self.moves: Mask = np.array(
+            [any(map(unicodedata.combining, text)) for text in self._numbers], np.bool_
+        )
 
 
 @lru_cache(maxsize=1)
@@ -247,16 +265,20 @@ def _fold_one_by_one(texts: Sequence[str]) -> tuple[Codes, Integers]:
 
 
 def _find_number_tails(codes: Codes, digits: Integers) -> Integers:
-    """Return the positions to remove so that each number becomes its first digit, which is already folded to 0.
+    """Return the positions to remove so that each number becomes its first digit, which is already
+    folded to 0.
 
-    A number is a run of digits, or two runs with a separator between them: 1.2.3.4 holds 1.2 and 3.4.
+    A number is a run of digits, or two runs with a separator between them: 1.2.3.4 holds 1.2 and
+    3.4.
     """
     if not len(digits):
         return digits
     first = np.flatnonzero(np.diff(digits, prepend=-2) != 1)
     starts, ends = digits[first], digits[np.append(first[1:] - 1, len(digits) - 1)] + 1
     linked = np.zeros(len(starts), np.bool_)
-    linked[1:] = (starts[1:] - ends[:-1] == 1) & np.isin(codes[ends[:-1]], to_code_points(NUMBER_SEPARATORS))
+    linked[1:] = (starts[1:] - ends[:-1] == 1) & np.isin(
+        codes[ends[:-1]], to_code_points(NUMBER_SEPARATORS)
+    )
     order = np.arange(len(starts))
     second = linked & ((order - np.maximum.accumulate(np.where(linked, 0, order))) % 2 == 1)
     goes = np.ones(len(digits), np.bool_)
@@ -278,7 +300,9 @@ def _apply_spellings(
         values, starts = np.repeat(values, counts), begins[special]
         for place in range(int(sizes.max())):
             has = sizes > place
-            values[starts[has] + place] = _get_fold_table().spellings[_get_fold_table().begins[numbers[has]] + place]
+            values[starts[has] + place] = _get_fold_table().spellings[
+                _get_fold_table().begins[numbers[has]] + place
+            ]
         return values, begins[edges]
     gone = np.concatenate([special, gone])
     if len(gone):

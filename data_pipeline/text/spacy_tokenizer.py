@@ -1,8 +1,9 @@
 """Split chunks into words as the rule tokenizer of spaCy does: `(don't` gives `(`, `do`, `n't`.
 
-The published filters chose their thresholds with these words. The words of nearly all chunks are known without spaCy:
-of other languages for plain letters with at most one mark per side, of English ones by rules written out for ASCII,
-typographic quotes and dashes. Exceptions (`don't`) and the URL pattern are taken from spaCy.
+The published filters chose their thresholds with these words. The words of nearly all chunks are
+known without spaCy: of other languages for plain letters with at most one mark per side, of English
+ones by rules written out for ASCII, typographic quotes and dashes. Exceptions (`don't`) and the URL
+pattern are taken from spaCy.
 """
 
 import re
@@ -32,13 +33,15 @@ _UNIT = re.compile(
 _UNIT_ENDS = frozenset("mandtgbzrshBTGMK%+$")
 _LONGEST_UNIT = 5  # with the digit
 
-# An infix mark and its required neighbours. The mark comes first, so that other characters are skipped fast.
+# An infix mark and its required neighbours. The mark comes first, so that other characters are
+# skipped fast.
 _INFIX = re.compile(
     r"""[.…,+*^~\-–—:<>=/](?:(?<=[.])[.]+|(?<=…)|(?<=[0-9][+\-*^])(?=[0-9-])"""
     r"""|(?<=[a-z,'"`“”‘’][.])(?=[A-Z,'"`“”‘’])|(?<=[A-Za-z],)(?=[A-Za-z])"""
     r"""|(?<=[A-Za-z0-9][~\-–—:<>=/])(?=[A-Za-z])|(?<=[A-Za-z0-9]-)-{1,2}(?=[A-Za-z])|(?<=[A-Za-z0-9]—)—(?=[A-Za-z]))"""
 )
-_MAY_BE_ADDRESS = re.compile(r"[A-Za-z0-9“”‘’–—…]\.(?:[a-z]{2}|[0-9])")  # its names may hold any letter or mark
+# its names may hold any letter or mark
+_MAY_BE_ADDRESS = re.compile(r"[A-Za-z0-9“”‘’–—…]\.(?:[a-z]{2}|[0-9])")
 
 # Characters outside these rules, and digits next to non-English letters.
 _UNKNOWN, _DIGIT = re.compile(r"[^\w\x00-\x7f“”‘’–—…]"), re.compile(r"\d")
@@ -51,20 +54,27 @@ class EnglishRules:
     Args:
         exceptions: Words of chunks, or of chunks without their marks, that do not follow the rules.
         is_address: spaCy's URL pattern; an address stays one word.
-        longest: Longest chunk in characters. For longer ones, unless they are letters only, ask spaCy.
+        longest: Longest chunk in characters. For longer ones, unless they are letters only, ask
+            spaCy.
     """
 
-    def __init__(self, exceptions: Mapping[str, Sequence[str]], is_address: Any, longest: int) -> None:
+    def __init__(
+        self, exceptions: Mapping[str, Sequence[str]], is_address: Any, longest: int
+    ) -> None:
         self._exceptions: Mapping[str, Sequence[str]] = {}
         self._is_address, self._longest = is_address, longest
         self._joined: set[tuple[str, str]] = set()
         apart = [self._split_off_marks(name) for name in exceptions]
         # spaCy rejoins adjacent words that are the regular split of an exception.
         self._joined = {(words[0], words[1]) for words in apart if words and len(words) > 1}
-        self._exceptions = {name: words for name, words in exceptions.items() if not _is_foreign(name)}
+        self._exceptions = {
+            name: words for name, words in exceptions.items() if not _is_foreign(name)
+        }
 
     def split_chunk(self, chunk: str) -> list[str] | None:
-        """Return the words of a non-empty chunk without white space, or None if spaCy must be asked."""
+        """Return the words of a non-empty chunk without white space, or None if spaCy must be
+        asked.
+        """
         if chunk in self._exceptions:
             return list(self._exceptions[chunk])
         if chunk.isalpha():
@@ -156,7 +166,9 @@ def _count_opening_characters(middle: str) -> int:
 
 
 def _count_closing_characters(rest: str) -> int | None:
-    """Return the length of the mark or unit at the end of a chunk. None if a non-English letter decides."""
+    """Return the length of the mark or unit at the end of a chunk. None if a non-English letter
+    decides.
+    """
     if not rest:
         return 0
     last = rest[-1]
@@ -182,19 +194,24 @@ def _count_closing_stops(rest: str) -> int | None:
     return 1 if _TWO_CAPITALS.fullmatch(rest[-3:-1]) else 0
 
 
-# spaCy splits marks off a chunk one by one, in quadratic time. Cutting longer chunks is the only intended difference.
+# spaCy splits marks off a chunk one by one, in quadratic time. Cutting longer chunks is the only
+# intended difference.
 LONGEST_CHUNK = 1_000  # characters
-LONGEST_PLAIN_CHUNK = 5_000  # characters of a chunk with letters or digits near both ends, such as an address
+# characters of a chunk with letters or digits near both ends, such as an address
+LONGEST_PLAIN_CHUNK = 5_000
 LONGEST_PIECE = 200
 _END = 100
 _SEPARATOR = "the"  # between chunks that are split together: no rule reaches across it
 
-# One opening mark, letters, one closing mark; a full stop is kept on a Latin word in Amharic, Arabic and others.
+# One opening mark, letters, one closing mark; a full stop is kept on a Latin word in Amharic,
+# Arabic and others.
 _PLAIN = re.compile(r"""([("\[])?([A-Za-z]+)([,;:!?)\]"])?""")
 
 
 class SpacyTokenizer:
-    """Splits chunks with the blank spaCy pipeline of a language (`xx`: any with spaces), loaded at the first chunk."""
+    """Splits chunks with the blank spaCy pipeline of a language (`xx`: any with spaces), loaded
+    at the first chunk.
+    """
 
     split_chunks = staticmethod(str.split)
 
@@ -203,7 +220,12 @@ class SpacyTokenizer:
 
     def split_words(self, chunks: Sequence[str]) -> list[list[str]]:
         """Return the words of each chunk. A chunk is not empty and has no white space."""
-        words = list(map(self._english_rules.split_chunk if self._rules == "en" else self._split_plain_chunk, chunks))
+        words = list(
+            map(
+                self._english_rules.split_chunk if self._rules == "en" else self._split_plain_chunk,
+                chunks,
+            )
+        )
         hard = [number for number, found in enumerate(words) if found is None]
         pieces = [_cut_long_chunk(chunks[number]) for number in hard]
         split = iter(self._split_with_spacy([piece for group in pieces for piece in group]))
@@ -258,7 +280,9 @@ class SpacyTokenizer:
     def _english_rules(self) -> EnglishRules:
         tokenizer = _load_pipeline(self._rules)[0].tokenizer
         orth = import_module("spacy.symbols").ORTH
-        exceptions = {name: [word[orth] for word in words] for name, words in tokenizer.rules.items()}
+        exceptions = {
+            name: [word[orth] for word in words] for name, words in tokenizer.rules.items()
+        }
         return EnglishRules(exceptions, tokenizer.url_match, LONGEST_CHUNK)
 
 
@@ -267,8 +291,9 @@ def _load_pipeline(rules: str) -> tuple[Any, frozenset[str]]:
     """Return spaCy's blank pipeline for a language, one per process, and its sentence marks."""
     nlp: Any = _import_spacy().blank(rules)
     for name in import_module("spacy.symbols").IDS:
-        # spaCy numbers the names of its own symbols unlike other strings. When a memory zone closes, it keeps a dead
-        # entry of a word such as IS_ALPHA that was first met inside, and later texts fail. Met before, it does no harm.
+        # spaCy numbers the names of its own symbols unlike other strings. When a memory zone
+        # closes, it keeps a dead entry of a word such as IS_ALPHA that was first met inside, and
+        # later texts fail. Met before, it does no harm.
         nlp.vocab[name]
     nlp.vocab.lex_attr_getters = {}  # unused features of words: a quarter of the time
     return nlp, frozenset(nlp.add_pipe("sentencizer").punct_chars)
@@ -277,8 +302,8 @@ def _load_pipeline(rules: str) -> tuple[Any, frozenset[str]]:
 def _import_spacy() -> Any:
     """Import spaCy without its command line and without torch.
 
-    spaCy takes half a second, and only rules need it. It would load torch for its networks: seconds and 300 MB more in
-    every worker.
+    spaCy takes half a second, and only rules need it. It would load torch for its networks: seconds
+    and 300 MB more in every worker.
     """
     absent: dict[str, Any] = {"torch": None}  # an import of it fails as if it were not installed
     absent["spacy.cli.info"] = ModuleType("spacy.cli.info")

@@ -1,7 +1,7 @@
 """Repair Unicode in texts with ftfy, and count the changed documents and lines.
 
-Equal to `ftfy.fix_text` under datatrove's settings. ftfy is called only for lines that contain something it could
-change. The result depends on the text alone.
+Equal to `ftfy.fix_text` under datatrove's settings. ftfy is called only for lines that contain
+something it could change. The result depends on the text alone.
 """
 
 import re
@@ -15,8 +15,8 @@ import pyarrow as pa
 
 from llmsys.config.cleaning import FtfyRepairConfig, NfcNormalizationConfig
 
-# Characters that ftfy changes in any context: controls of ASCII and Latin-1, lone surrogates, interlinear annotation
-# marks, deprecated Arabic controls, byte order marks.
+# Characters that ftfy changes in any context: controls of ASCII and Latin-1, lone surrogates,
+# interlinear annotation marks, deprecated Arabic controls, byte order marks.
 _ALWAYS = re.compile(
     "[\x00-\x08\x0b\x0e-\x1f\x7f-\x9f\ud800-\udfff\u206a-\u206f\ufff9-\ufffc\ufeff]"
 )  # fmt: skip
@@ -32,10 +32,15 @@ class RepairResult(NamedTuple):
     @property
     def changes(self) -> dict[str, int]:
         """Counts of repaired documents and lines, for the funnel."""
-        return {"documents repaired": int(np.count_nonzero(self.lines)), "lines repaired": int(self.lines.sum())}
+        return {
+            "documents repaired": int(np.count_nonzero(self.lines)),
+            "lines repaired": int(self.lines.sum()),
+        }
 
 
-def repair_texts(texts: pa.Array, config: FtfyRepairConfig | NfcNormalizationConfig) -> RepairResult:
+def repair_texts(
+    texts: pa.Array, config: FtfyRepairConfig | NfcNormalizationConfig
+) -> RepairResult:
     """Repair a column of texts.
 
     Args:
@@ -47,16 +52,24 @@ def repair_texts(texts: pa.Array, config: FtfyRepairConfig | NfcNormalizationCon
     """
     found = [repair_text(text, config) for text in texts.to_pylist()]
     lines = np.fromiter((count for _, count in found), np.int64, len(found))
-    return RepairResult(pa.array([text for text, _ in found], texts.type) if lines.any() else texts, lines)
+    return RepairResult(
+        pa.array([text for text, _ in found], texts.type) if lines.any() else texts, lines
+    )
 
 
 def repair_text(text: str, config: FtfyRepairConfig | NfcNormalizationConfig) -> tuple[str, int]:
     """Return the repaired text and the number of its lines that changed."""
-    entities = isinstance(config, FtfyRepairConfig) and config.html_entities == "auto" and "&" in text
-    mends = isinstance(config, FtfyRepairConfig) and not (text.isascii() and not entities and not _ALWAYS.search(text))
+    entities = (
+        isinstance(config, FtfyRepairConfig) and config.html_entities == "auto" and "&" in text
+    )
+    mends = isinstance(config, FtfyRepairConfig) and not (
+        text.isascii() and not entities and not _ALWAYS.search(text)
+    )
     lines = text.split("\n")
     mended = list(_repair_lines(lines, entities)) if mends else lines
-    if (isinstance(config, NfcNormalizationConfig) or config.normalization == "NFC") and not text.isascii():
+    if (
+        isinstance(config, NfcNormalizationConfig) or config.normalization == "NFC"
+    ) and not text.isascii():
         mended = unicodedata.normalize("NFC", "\n".join(mended)).split("\n")
     if mended == lines:
         return text, 0
@@ -64,7 +77,9 @@ def repair_text(text: str, config: FtfyRepairConfig | NfcNormalizationConfig) ->
 
 
 def _repair_lines(lines: list[str], entities: bool) -> Iterator[str]:
-    """Repair each line; entities are decoded until a line has a `<`, because from there on the text may be HTML."""
+    """Repair each line; entities are decoded until a line has a `<`, because from there on the
+    text may be HTML.
+    """
     from ftfy import fix_text
     from ftfy.badness import is_bad
 
@@ -72,7 +87,12 @@ def _repair_lines(lines: list[str], entities: bool) -> Iterator[str]:
         is_long = len(line) > _LONGEST_LINE  # ftfy itself searches each of its pieces for a `<`
         decodes = entities and (is_long or "<" not in line)
         entities = entities and "<" not in line
-        suspect = (decodes and "&" in line) or is_long or _ALWAYS.search(line) or (not line.isascii() and is_bad(line))
+        suspect = (
+            (decodes and "&" in line)
+            or is_long
+            or _ALWAYS.search(line)
+            or (not line.isascii() and is_bad(line))
+        )
         yield fix_text(line, _build_ftfy_config(decodes)) if suspect else line
 
 

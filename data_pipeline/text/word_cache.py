@@ -1,7 +1,7 @@
 """Cache of the words of chunks: each chunk has a number, and by number the words it was split into.
 
-Short chunks are found by their bytes in an open-addressing hash table in numpy, for a whole batch at once. Longer ones
-are found by the string.
+Short chunks are found by their bytes in an open-addressing hash table in numpy, for a whole batch
+at once. Longer ones are found by the string.
 
 Invariants:
     - Keys are compared in full, so that two chunks are never taken for one.
@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from data_pipeline.text.ragged_arrays import (
+from llmsys.data_pipeline.text.ragged_arrays import (
     SHORT_BYTES,
     ChunkSpans,
     GrowableArray,
@@ -24,7 +24,7 @@ from data_pipeline.text.ragged_arrays import (
     compute_offsets,
     compute_positions,
 )
-from data_pipeline.text.vocabulary import Vocabulary
+from llmsys.data_pipeline.text.vocabulary import Vocabulary
 
 Keys = npt.NDArray[np.uint64]
 Numbers = npt.NDArray[np.int32]
@@ -43,7 +43,9 @@ class ChunkHashTable:
         self._allocate_slots(_FIRST_BITS)
 
     def find_or_insert(self, low: Keys, high: Keys, following: int) -> tuple[Numbers, Rows]:
-        """Return the number of each row, and the rows of new keys. New numbers start at `following`."""
+        """Return the number of each row, and the rows of new keys. New numbers start at
+        `following`.
+        """
         numbers = np.full(len(low), -1, np.int32)
         unknown = self._look_up_keys(low, high, numbers)
         new: list[Rows] = [np.zeros(0, np.int64)]
@@ -89,7 +91,9 @@ class ChunkHashTable:
         unknown: list[Rows] = []
         while len(rows):
             found = self._numbers[slots]
-            same = (self._low[slots] == low[rows]) & (self._high[slots] == high[rows]) & (found >= 0)
+            same = (
+                (self._low[slots] == low[rows]) & (self._high[slots] == high[rows]) & (found >= 0)
+            )
             numbers[rows[same]] = found[same]
             unknown.append(rows[found < 0])
             other = ~same & (found >= 0)
@@ -97,7 +101,9 @@ class ChunkHashTable:
         return np.sort(np.concatenate(unknown)) if unknown else rows
 
     def _insert_keys(self, low: Keys, high: Keys, numbers: Numbers, following: int) -> Rows:
-        """Write the numbers of all keys into `numbers`. Return the rows of new keys in the order of their numbers."""
+        """Write the numbers of all keys into `numbers`. Return the rows of new keys in the order
+        of their numbers.
+        """
         rows, slots = np.arange(len(low)), self._compute_slots(low, high)
         new: list[Rows] = []
         while len(rows):
@@ -124,7 +130,9 @@ _PIECE = 1 << 18  # chunks looked up together: bounds temporary arrays
 
 
 class WordTokenizer(Protocol):
-    """Splits texts into chunks and chunks into words. The words of a chunk must not depend on other chunks."""
+    """Splits texts into chunks and chunks into words. The words of a chunk must not depend on
+    other chunks.
+    """
 
     @property
     def sentence_marks(self) -> frozenset[str]:
@@ -187,7 +195,9 @@ class WordCache:
     def get_words(self, numbers_C: Integers) -> tuple[npt.NDArray[np.int32], Integers]:
         """Return the word ids of all chunks, concatenated, and the number of words per chunk."""
         counts = self._chunk_counts.view[numbers_C].astype(np.int64)
-        return self._chunk_words.view[compute_positions(self._chunk_starts.view[numbers_C], counts)], counts
+        return self._chunk_words.view[
+            compute_positions(self._chunk_starts.view[numbers_C], counts)
+        ], counts
 
     def _learn_chunks(self, chunks: Sequence[str]) -> None:
         """Split new chunks and give them the next numbers."""
@@ -207,7 +217,9 @@ class WordCache:
         self._characters += sum(map(len, chunks))
 
     def _clear_cache(self) -> None:
-        """Reset to a cache that holds the run of white space only. Columns returned earlier keep their vocabulary."""
+        """Reset to a cache that holds the run of white space only. Columns returned earlier keep
+        their vocabulary.
+        """
         self.vocabulary = Vocabulary(self._splitter.sentence_marks)
         self.vocabulary.add_words([SPACE_WORD])
         self._memo: dict[str, int] = {SPACE_WORD: SPACE_NUMBER}

@@ -1,8 +1,8 @@
 """Words and lines of a batch of documents as columns, so that rules need no strings.
 
-`WordSplitter` fills them without splitting any chunk twice. spaCy splits every chunk between white space independently,
-so that a cache of chunks gives its words at the speed of a look-up. Other kinds of words come from other
-`WordTokenizer`s."""
+`WordSplitter` fills them without splitting any chunk twice. spaCy splits every chunk between white
+space independently, so that a cache of chunks gives its words at the speed of a look-up. Other
+kinds of words come from other `WordTokenizer`s."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from data_pipeline.text.ragged_arrays import Integers, compute_chunk_spans, compute_offsets
-from data_pipeline.text.spacy_tokenizer import SpacyTokenizer
-from data_pipeline.text.vocabulary import PASSING, TERMINAL, Vocabulary
-from data_pipeline.text.word_cache import SPACE_NUMBER, WordCache, WordTokenizer
+from llmsys.data_pipeline.text.ragged_arrays import Integers, compute_chunk_spans, compute_offsets
+from llmsys.data_pipeline.text.spacy_tokenizer import SpacyTokenizer
+from llmsys.data_pipeline.text.vocabulary import PASSING, TERMINAL, Vocabulary
+from llmsys.data_pipeline.text.word_cache import SPACE_NUMBER, WordCache, WordTokenizer
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,9 @@ class WordColumns:
     def select_documents(self, keep: npt.NDArray[np.bool_]) -> "WordColumns":
         """Return the words of the documents in the mask."""
         counts = self.counts
-        return WordColumns(self.ids_W[np.repeat(keep, counts)], compute_offsets(counts[keep]), self.vocabulary)
+        return WordColumns(
+            self.ids_W[np.repeat(keep, counts)], compute_offsets(counts[keep]), self.vocabulary
+        )
 
 
 @dataclass(frozen=True)
@@ -94,12 +96,17 @@ class WordSplitter:
 
     Args:
         chunks: Tokenizer; English by default.
-        memo_chunks: Maximum number of cached chunks, about 200 bytes each. The cache is cleared above it.
+        memo_chunks: Maximum number of cached chunks, about 200 bytes each. The cache is cleared
+            above it.
         memo_characters: Maximum number of characters of all cached chunks.
     """
 
     def __init__(
-        self, chunks: WordTokenizer | None = None, *, memo_chunks: int = 500_000, memo_characters: int = 8_000_000
+        self,
+        chunks: WordTokenizer | None = None,
+        *,
+        memo_chunks: int = 500_000,
+        memo_characters: int = 8_000_000,
     ) -> None:
         self._splitter = chunks or SpacyTokenizer()
         # Splitting at white space has a faster way, without strings.
@@ -108,7 +115,9 @@ class WordSplitter:
 
     @property
     def split_chunks(self) -> Callable[[str], list[str]]:
-        """Function from a text to its chunks, which line rules count as words. Most scripts split at white space."""
+        """Function from a text to its chunks, which line rules count as words. Most scripts
+        split at white space.
+        """
         return self._splitter.split_chunks
 
     def split_words(self, texts: Sequence[str]) -> WordColumns:
@@ -119,15 +128,24 @@ class WordSplitter:
             numbers, chunks = self._memory.look_up_spans(spans), spans.chunks_per_text
         else:
             cut = list(map(self._splitter.split_chunks, texts))
-            numbers, chunks = self._memory.look_up_chunks(list(chain.from_iterable(cut))), _count_items(cut)
+            numbers, chunks = (
+                self._memory.look_up_chunks(list(chain.from_iterable(cut))),
+                _count_items(cut),
+            )
         words_W, words_per_chunk = self._memory.get_words(numbers)
-        return WordColumns(words_W, compute_offsets(words_per_chunk)[compute_offsets(chunks)], self._memory.vocabulary)
+        return WordColumns(
+            words_W,
+            compute_offsets(words_per_chunk)[compute_offsets(chunks)],
+            self._memory.vocabulary,
+        )
 
-    def compute_line_columns(self, texts: Sequence[str], lines: Sequence[Sequence[str]]) -> LineColumns:
+    def compute_line_columns(
+        self, texts: Sequence[str], lines: Sequence[Sequence[str]]
+    ) -> LineColumns:
         """Return counts of the lines of each text. `lines` must be as `str.splitlines` finds them.
 
-        In most scripts spaCy treats white space between two words of a line as a word, unless it is a single U+0020. It
-        can start a sentence but is not counted.
+        In most scripts spaCy treats white space between two words of a line as a word, unless it is
+        a single U+0020. It can start a sentence but is not counted.
         """
         self._memory.evict_if_full()
         counts = _count_items(lines)
@@ -137,23 +155,34 @@ class WordSplitter:
             line_C, spaces = spans.compute_line_numbers(counts)
             numbers_C = self._memory.look_up_spans(spans)
         else:
-            cut = [self._splitter.split_chunks(line) for document_lines in lines for line in document_lines]
+            cut = [
+                self._splitter.split_chunks(line)
+                for document_lines in lines
+                for line in document_lines
+            ]
             line_C, spaces = np.repeat(np.arange(total), _count_items(cut)), np.zeros(0, np.int64)
             numbers_C = self._memory.look_up_chunks(list(chain.from_iterable(cut)))
-        words_W, words_per_chunk = self._memory.get_words(np.insert(numbers_C, spaces, SPACE_NUMBER))
+        words_W, words_per_chunk = self._memory.get_words(
+            np.insert(numbers_C, spaces, SPACE_NUMBER)
+        )
         line_W = np.repeat(np.insert(line_C, spaces, line_C[spaces]), words_per_chunk)
         chunks, words, not_counted = (
             np.bincount(column, minlength=total) for column in (line_C, line_W, line_C[spaces])
         )
         return LineColumns(
-            chunks, words - not_counted, self._count_sentences(words_W, line_W, words), compute_offsets(counts)
+            chunks,
+            words - not_counted,
+            self._count_sentences(words_W, line_W, words),
+            compute_offsets(counts),
         )
 
-    def _count_sentences(self, words_W: npt.NDArray[np.int32], line_W: Integers, words_L: Integers) -> Integers:
+    def _count_sentences(
+        self, words_W: npt.NDArray[np.int32], line_W: Integers, words_L: Integers
+    ) -> Integers:
         """Count the sentences of each line as spaCy's sentencizer does.
 
-        A sentence starts at the first word of a line, and at the first word after a terminal mark that is no
-        punctuation.
+        A sentence starts at the first word of a line, and at the first word after a terminal mark
+        that is no punctuation.
         """
         word_flags = self._memory.vocabulary.flags[words_W]
         # Punctuation after a terminal mark (a closing quote) still belongs to the sentence.

@@ -1,11 +1,12 @@
 """Hash the simplified words of texts, and locate each word.
 
-Words are separated by white space after simplification (lower case, numbers as 0, no punctuation, no accents). In
-scripts without spaces each character is a word. Invisible characters and compatibility forms hide no word.
+Words are separated by white space after simplification (lower case, numbers as 0, no punctuation,
+no accents). In scripts without spaces each character is a word. Invisible characters and
+compatibility forms hide no word.
 
-What a reader would not see cannot hide the words of an evaluation item. Characters without width are removed.
-Compatibility forms (full-width letters, ligatures) become the letters they show. A word that a hyphen breaks at the end
-of a line is read both ways: broken, and as one word.
+What a reader would not see cannot hide the words of an evaluation item. Characters without width
+are removed. Compatibility forms (full-width letters, ligatures) become the letters they show. A
+word that a hyphen breaks at the end of a line is read both ways: broken, and as one word.
 
 Invariants:
     - A bounded cache maps chunks to their words. It changes no result.
@@ -24,8 +25,13 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from data_pipeline.text.ragged_arrays import GrowableArray, Integers, compute_offsets, compute_positions
-from data_pipeline.text.simplify_text import simplify_text
+from llmsys.data_pipeline.text.ragged_arrays import (
+    GrowableArray,
+    Integers,
+    compute_offsets,
+    compute_positions,
+)
+from llmsys.data_pipeline.text.simplify_text import simplify_text
 
 # Blank letters and marks: default ignorable characters outside the category Cf.
 _BLANK_LETTERS = "\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0"
@@ -39,14 +45,20 @@ MAX_BREAKS_TOGETHER = 3  # within one n-gram; readings grow as 2^breaks
 @cache
 def _list_invisible_characters() -> str:
     """Return the invisible characters as the content of a character class of `re`."""
-    codes = [code for code in range(0x80, sys.maxunicode + 1) if unicodedata.category(chr(code)) == "Cf"]
+    codes = [
+        code for code in range(0x80, sys.maxunicode + 1) if unicodedata.category(chr(code)) == "Cf"
+    ]
     ranges: list[list[int]] = []
     for code in codes:
         if ranges and code == ranges[-1][1] + 1:
             ranges[-1][1] = code
         else:
             ranges.append([code, code])
-    return "".join(f"{chr(first)}-{chr(last)}" for first, last in ranges) + _BLANK_LETTERS + _MARK_SELECTORS
+    return (
+        "".join(f"{chr(first)}-{chr(last)}" for first, last in ranges)
+        + _BLANK_LETTERS
+        + _MARK_SELECTORS
+    )
 
 
 @cache
@@ -56,26 +68,35 @@ def _build_invisible_pattern() -> re.Pattern[str]:
 
 @cache
 def _build_break_pattern() -> re.Pattern[str]:
-    """Match a hyphen between two letters with white space after it: extraction turns a line end into a space."""
+    """Match a hyphen between two letters with white space after it: extraction turns a line end
+    into a space.
+    """
     letter, invisible = r"[^\W\d_]", _list_invisible_characters()
-    return re.compile(rf"(?<={letter})[{invisible}]*[{_HYPHENS}][{invisible}]*\s[\s{invisible}]*(?={letter})")
+    return re.compile(
+        rf"(?<={letter})[{invisible}]*[{_HYPHENS}][{invisible}]*\s[\s{invisible}]*(?={letter})"
+    )
 
 
 _DASHES = str.maketrans(dict.fromkeys("\u2010\u2011\u2012\u2013\u2014\u2015\u2212", "-"))
 
 
 def normalize_letters(chunk: str) -> str:
-    """Return the chunk without invisible characters and with compatibility forms as the letters they show."""
+    """Return the chunk without invisible characters and with compatibility forms as the letters
+    they show.
+    """
     if chunk.isascii():
         return chunk
-    return unicodedata.normalize("NFKC", _build_invisible_pattern().sub("", chunk)).translate(_DASHES)
+    return unicodedata.normalize("NFKC", _build_invisible_pattern().sub("", chunk)).translate(
+        _DASHES
+    )
 
 
 def iter_joined_readings(text: str) -> Iterator[str]:
-    """Yield the text with broken words rejoined: all of them, then each combination of neighbouring ones.
+    """Yield the text with broken words rejoined: all of them, then each combination of neighbouring
+    ones.
 
-    A break may also be the hyphen of a compound at a line end, so that both readings are given. Soft hyphens replace
-    what is removed.
+    A break may also be the hyphen of a compound at a line end, so that both readings are given.
+    Soft hyphens replace what is removed.
 
     Args:
         text: The text.
@@ -83,7 +104,11 @@ def iter_joined_readings(text: str) -> Iterator[str]:
     Yields:
         Texts of the same length. None if the text has no break.
     """
-    breaks = [found.span() for found in _build_break_pattern().finditer(text)] if _may_have_breaks(text) else []
+    breaks = (
+        [found.span() for found in _build_break_pattern().finditer(text)]
+        if _may_have_breaks(text)
+        else []
+    )
     period = min(len(breaks), MAX_BREAKS_TOGETHER)
     for reading in range((1 << period) - 1, 0, -1):
         pieces, position = [], 0
@@ -101,9 +126,7 @@ def _may_have_breaks(text: str) -> bool:
 Hashes = npt.NDArray[np.uint64]
 
 # Thai, Lao, Myanmar, Khmer, kana, Han. Hangul has spaces.
-_UNSPACED = (
-    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
-)
+_UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 _HAS_UNSPACED = re.compile(f"[{_UNSPACED}]")
 _CHUNK = re.compile(rf"[{_UNSPACED}]|[^\s{_UNSPACED}]+")
 _SPACED_CHUNK = re.compile(r"\S+")
@@ -120,13 +143,18 @@ class WordHasher:
     """Splits texts into words and caches every chunk.
 
     Args:
-        memo_chunks: Maximum number of cached chunks, about 200 bytes each. The cache is cleared above it.
+        memo_chunks: Maximum number of cached chunks, about 200 bytes each. The cache is cleared
+            above it.
         memo_characters: Maximum number of characters of all cached chunks.
         ignores_disguise: Ignore invisible characters and compatibility forms.
     """
 
     def __init__(
-        self, memo_chunks: int = 500_000, memo_characters: int = 8_000_000, *, ignores_disguise: bool = True
+        self,
+        memo_chunks: int = 500_000,
+        memo_characters: int = 8_000_000,
+        *,
+        ignores_disguise: bool = True,
     ) -> None:
         self._limits = memo_chunks, memo_characters
         self._ignores_disguise = ignores_disguise
@@ -141,7 +169,9 @@ class WordHasher:
         return HashedWords(hashes, compute_offsets(counts)[compute_offsets(list(map(len, chunks)))])
 
     def get_word_spans(self, text: str) -> tuple[Integers, Integers]:
-        """Return begin and end of each word of a text, in characters. Words of one chunk share its span."""
+        """Return begin and end of each word of a text, in characters. Words of one chunk share
+        its span.
+        """
         pattern = _CHUNK if _HAS_UNSPACED.search(text) else _SPACED_CHUNK
         found = [match.span() for match in pattern.finditer(text)]
         counts = self._look_up_chunks([text[begin:end] for begin, end in found])[1]
@@ -149,7 +179,9 @@ class WordHasher:
         return spans[:, 0], spans[:, 1]
 
     def _look_up_chunks(self, chunks: list[str]) -> tuple[Hashes, Integers]:
-        """Return the hashes of the words of all chunks, concatenated, and the number of words per chunk."""
+        """Return the hashes of the words of all chunks, concatenated, and the number of words
+        per chunk.
+        """
         ids = np.fromiter(map(self._memo.get, chunks, repeat(-1)), np.int64, len(chunks))
         unseen = np.flatnonzero(ids < 0)
         if len(unseen):
@@ -168,8 +200,12 @@ class WordHasher:
         self._counts.extend(counts)
         # Evaluation items may hold lone surrogates.
         encoded = (word.encode("utf-8", "surrogatepass") for word in chain.from_iterable(words))
-        self._hashes.extend(np.fromiter(map(xxhash.xxh3_64_intdigest, encoded), np.uint64, int(counts.sum())))
-        self._memo.update(zip(chunks, range(len(self._memo), len(self._memo) + len(chunks)), strict=True))
+        self._hashes.extend(
+            np.fromiter(map(xxhash.xxh3_64_intdigest, encoded), np.uint64, int(counts.sum()))
+        )
+        self._memo.update(
+            zip(chunks, range(len(self._memo), len(self._memo) + len(chunks)), strict=True)
+        )
         self._characters += sum(map(len, chunks))
 
     def _reset_cache(self) -> None:
@@ -190,9 +226,9 @@ _MIX = np.uint64(0xBF58476D1CE4E5B9)
 def iter_ngram_hashes(words: Hashes, longest: int) -> Iterator[tuple[int, Hashes]]:
     """Hash the n-grams at each position, for every n.
 
-    The hash is the sum of word hashes times powers of an odd number modulo 2^64, mixed with n, so that n-grams of
-    different lengths differ. Equal hashes count as equal n-grams: among 10^12 words and 10^7 n-grams of items, one
-    false match is expected every other time.
+    The hash is the sum of word hashes times powers of an odd number modulo 2^64, mixed with n, so
+    that n-grams of different lengths differ. Equal hashes count as equal n-grams: among 10^12 words
+    and 10^7 n-grams of items, one false match is expected every other time.
 
     Args:
         words: Word hashes, uint64 of shape (W,). N-grams cross document borders.

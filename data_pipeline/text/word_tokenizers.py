@@ -1,10 +1,11 @@
-"""Tokenizers other than spaCy's, for `WordSplitter`: white space, Unicode segments, characters and dictionaries.
+"""Tokenizers other than spaCy's, for `WordSplitter`: white space, Unicode segments, characters and
+dictionaries.
 
-Scripts without spaces have two kinds. `CharacterTokenizer` takes every letter with its marks as a word (Thai vowels,
-Khmer subscripts). `DictionaryTokenizer` asks jieba (Chinese), SudachiPy (Japanese) or PyThaiNLP (Thai), with the
-settings of datatrove; each is an extra, loaded when the first chunk is split. White space separates words in these
-scripts too, so that chunks are split independently. SudachiPy and PyThaiNLP rarely look beyond a space; jieba never
-does.
+Scripts without spaces have two kinds. `CharacterTokenizer` takes every letter with its marks as a
+word (Thai vowels, Khmer subscripts). `DictionaryTokenizer` asks jieba (Chinese), SudachiPy
+(Japanese) or PyThaiNLP (Thai), with the settings of datatrove; each is an extra, loaded when the
+first chunk is split. White space separates words in these scripts too, so that chunks are split
+independently. SudachiPy and PyThaiNLP rarely look beyond a space; jieba never does.
 """
 
 import re
@@ -14,9 +15,15 @@ from functools import cache, cached_property
 from importlib import import_module
 from typing import Any, assert_never
 
-from data_pipeline.text.spacy_tokenizer import SpacyTokenizer
-from data_pipeline.text.word_cache import WordTokenizer
-from llmsys.config.language import CharacterWordsConfig, Dictionary, DictionaryWordsConfig, SpacedWordsConfig, Words
+from llmsys.config.language import (
+    CharacterWordsConfig,
+    Dictionary,
+    DictionaryWordsConfig,
+    SpacedWordsConfig,
+    Words,
+)
+from llmsys.data_pipeline.text.spacy_tokenizer import SpacyTokenizer
+from llmsys.data_pipeline.text.word_cache import WordTokenizer
 
 # UAX 29 joins words across this space (class ExtendNumLet); Python splits at it.
 _JOINING_SPACE = "\u202f"
@@ -45,7 +52,10 @@ class UnicodeTokenizer:
 
     def split_words(self, chunks: Sequence[str]) -> list[list[str]]:
         """Return the words of each chunk; there may be none."""
-        return [[word for word in self._segment_pattern.findall(chunk) if word[0].isalnum()] for chunk in chunks]
+        return [
+            [word for word in self._segment_pattern.findall(chunk) if word[0].isalnum()]
+            for chunk in chunks
+        ]
 
     @cached_property
     def _segment_pattern(self) -> Any:
@@ -53,13 +63,22 @@ class UnicodeTokenizer:
 
 
 def _build_segment_pattern() -> str:
-    """Build a pattern for one segment of UAX 29. The \\b of the regex library does not look past format characters."""
+    """Build a pattern for one segment of UAX 29. The \\b of the regex library does not look past
+    format characters.
+    """
     marks = r"[\p{WB=Extend}\p{WB=Format}\p{WB=ZWJ}]*"  # WB4: they belong to what they follow
     letter, hebrew = r"[\p{WB=ALetter}\p{WB=Hebrew_Letter}]", r"\p{WB=Hebrew_Letter}"
-    digit, joiner, katakana = r"\p{WB=Numeric}", rf"\p{{WB=ExtendNumLet}}{marks}", rf"\p{{WB=Katakana}}{marks}"
-    within_word = rf"[\p{{WB=MidLetter}}\p{{WB=MidNumLet}}\p{{WB=Single_Quote}}]{marks}(?={letter})"  # WB6, WB7
-    within_number = rf"[\p{{WB=MidNum}}\p{{WB=MidNumLet}}\p{{WB=Single_Quote}}]{marks}(?={digit})"  # WB11, WB12
-    within_hebrew = rf"\p{{WB=Double_Quote}}{marks}(?={hebrew})|\p{{WB=Single_Quote}}{marks}"  # WB7a, WB7b, WB7c
+    digit, joiner, katakana = (
+        r"\p{WB=Numeric}",
+        rf"\p{{WB=ExtendNumLet}}{marks}",
+        rf"\p{{WB=Katakana}}{marks}",
+    )
+    # WB6, WB7
+    within_word = rf"[\p{{WB=MidLetter}}\p{{WB=MidNumLet}}\p{{WB=Single_Quote}}]{marks}(?={letter})"
+    # WB11, WB12
+    within_number = rf"[\p{{WB=MidNum}}\p{{WB=MidNumLet}}\p{{WB=Single_Quote}}]{marks}(?={digit})"
+    # WB7a, WB7b, WB7c
+    within_hebrew = rf"\p{{WB=Double_Quote}}{marks}(?={hebrew})|\p{{WB=Single_Quote}}{marks}"
     letters = rf"{letter}{marks}(?:{within_word}|(?<={hebrew}{marks})(?:{within_hebrew}))?"
     run = rf"(?:(?:{letters}|{digit}{marks}(?:{within_number})?)+|(?:{katakana})+)"
     return rf"(?:{joiner})*{run}(?:(?:{joiner})+{run})*(?:{joiner})*|(?:{joiner})+|(?s:.){marks}"
@@ -110,7 +129,10 @@ def _is_mark(point: int) -> bool:
     return unicodedata.category(chr(point)).startswith("M")
 
 
-_MARKS = "".join(map(chr, filter(_is_mark, _iter_code_points(SPACELESS_BLOCKS[:5])))) + "\u3099\u309a\ufe00-\ufe0f"
+_MARKS = (
+    "".join(map(chr, filter(_is_mark, _iter_code_points(SPACELESS_BLOCKS[:5]))))
+    + "\u3099\u309a\ufe00-\ufe0f"
+)
 _SPACELESS, _PUNCTUATION = (
     _build_character_class(SPACELESS_BLOCKS),
     re.escape(_build_character_class(_CJK_MARKS)).replace(r"\-", "-"),
@@ -135,7 +157,8 @@ def insert_spaces(text: str) -> str:
 
 
 class CharacterTokenizer:
-    """Splits scripts without spaces into characters, everything else at white space and by English rules.
+    """Splits scripts without spaces into characters, everything else at white space and by English
+    rules.
 
     A character is a letter with its marks. A full-width or CJK mark is a word of its own.
     """
@@ -151,7 +174,9 @@ class CharacterTokenizer:
         """Return the words of each chunk. A chunk must come from `split_chunks`."""
         words = [[chunk] if _ALONE.match(chunk) else [] for chunk in chunks]
         spaced = [number for number, found in enumerate(words) if not found]
-        for number, found in zip(spaced, self._spaced.split_words([chunks[number] for number in spaced]), strict=True):
+        for number, found in zip(
+            spaced, self._spaced.split_words([chunks[number] for number in spaced]), strict=True
+        ):
             words[number] = found
         return words
 
@@ -211,7 +236,9 @@ def _load_segmenter(dictionary: Dictionary) -> Callable[[str], list[str]]:
         case "pythainlp":
             from pythainlp.tokenize import word_tokenize
 
-            return lambda text: list(word_tokenize(text, keep_whitespace=False, engine="newmm-safe"))
+            return lambda text: list(
+                word_tokenize(text, keep_whitespace=False, engine="newmm-safe")
+            )
         case unreachable:
             assert_never(unreachable)
 

@@ -1,7 +1,7 @@
 """Encode columns of texts many times faster than the tokenizer's library does text by text.
 
-A text is cut where no token can cross the cut (`tokenize.cut_points`). Known parts are looked up by their
-bytes, and new ones are cut again, which leaves little work for the library.
+A text is cut where no token can cross the cut (`tokenize.cut_points`). Known parts are looked up by
+their bytes, and new ones are cut again, which leaves little work for the library.
 
 Reads Arrow columns of texts and a tokenizer; returns `RaggedTokens`.
 
@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from data_pipeline.tokenize.cut_points import (
+from llmsys.data_pipeline.tokenize.cut_points import (
     ESCAPED_SPACE,
     Bytes,
     CutPointFinder,
@@ -31,13 +31,17 @@ from data_pipeline.tokenize.cut_points import (
     has_prepend_normalizer,
     is_sentencepiece_bpe,
 )
-from data_pipeline.tokenize.token_cache import RaggedTokens, TokenCache, get_column_buffers
-from data_pipeline.tokenize.tokenizer_files import SentencePieceFacts, parse_model_facts, remove_normalizer
-from llmsys.token_shards import choose_token_dtype
-from llmsys.tokenizer import SentencePieceTokenizer, Tokenizer
+from llmsys.data_pipeline.tokenize.token_cache import RaggedTokens, TokenCache, get_column_buffers
+from llmsys.data_pipeline.tokenize.tokenizer_files import (
+    SentencePieceFacts,
+    parse_model_facts,
+    remove_normalizer,
+)
+from llmsys.dataset.token_shards import choose_token_dtype
+from llmsys.vocabulary.tokenizer import SentencePieceTokenizer, Tokenizer
 
 if TYPE_CHECKING:
-    from llmsys.hugging_face_tokenizer import HuggingFaceTokenizer
+    from llmsys.vocabulary.hugging_face_tokenizer import HuggingFaceTokenizer
 
 # Mean length from which an array per text costs less than a list of Python integers.
 LONG_TEXT_BYTES = 500
@@ -45,7 +49,9 @@ LONG_TEXT_BYTES = 500
 
 @contextmanager
 def _pause_garbage_collection() -> Iterator[None]:
-    """Pause the search for reference cycles: with lists by the hundred thousand it takes a third of the time."""
+    """Pause the search for reference cycles: with lists by the hundred thousand it takes a third
+    of the time.
+    """
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -70,14 +76,16 @@ class LibraryEncoder:
         if long and isinstance(self._tokenizer, SentencePieceTokenizer):
             arrays = self._tokenizer.encode_arrays(rows)
             return RaggedTokens(
-                np.concatenate(arrays).astype(self.dtype), np.array([len(ids) for ids in arrays], np.int64)
+                np.concatenate(arrays).astype(self.dtype),
+                np.array([len(ids) for ids in arrays], np.int64),
             )
         with _pause_garbage_collection():
             return _build_ragged_tokens(self._tokenizer.encode_batch(rows), self.dtype)
 
 
 class PieceModelEncoder:
-    """Encoder for a tokenizer.json without pre-tokenizer: calls its model, and replaces its normalizer.
+    """Encoder for a tokenizer.json without pre-tokenizer: calls its model, and replaces its
+    normalizer.
 
     Spaces become U+2581 here, as the normalizer would write them.
     """
@@ -90,7 +98,9 @@ class PieceModelEncoder:
         """Return the tokens of each text of a large_string or large_binary column."""
         escaped = pc.replace_substring(texts.cast(pa.large_string()), " ", ESCAPED_SPACE)
         with _pause_garbage_collection():
-            return _build_ragged_tokens(self._tokenizer.encode_words(escaped.to_pylist()), self.dtype)
+            return _build_ragged_tokens(
+                self._tokenizer.encode_words(escaped.to_pylist()), self.dtype
+            )
 
 
 def _build_ragged_tokens(rows: list[list[int]], dtype: "np.dtype[Any]") -> RaggedTokens:
@@ -99,7 +109,7 @@ def _build_ragged_tokens(rows: list[list[int]], dtype: "np.dtype[Any]") -> Ragge
 
 
 if TYPE_CHECKING:
-    from llmsys.hugging_face_tokenizer import HuggingFaceTokenizer
+    from llmsys.vocabulary.hugging_face_tokenizer import HuggingFaceTokenizer
 
 # Approximate limit of each of the two caches of a process.
 CACHE_BYTES = 100_000_000
@@ -129,20 +139,27 @@ def build_column_encoder(tokenizer: Tokenizer, kind: EncoderKind = "columns") ->
         return LibraryEncoder(tokenizer, problem)
     library = SentencePieceTokenizer(remove_normalizer(tokenizer.model))
     rewrites = tokenizer if facts.has_rules or facts.trims_spaces else None
-    return SentencePieceColumnEncoder(LibraryEncoder(library, ""), rules, prefix=facts.adds_prefix, rewrites=rewrites)
+    return SentencePieceColumnEncoder(
+        LibraryEncoder(library, ""), rules, prefix=facts.adds_prefix, rewrites=rewrites
+    )
 
 
 def _build_json_encoder(tokenizer: Tokenizer) -> ColumnEncoder:
-    from llmsys.hugging_face_tokenizer import (
+    from llmsys.vocabulary.hugging_face_tokenizer import (
         HuggingFaceTokenizer,
     )  # imported here because its library is not always needed
 
     if not isinstance(tokenizer, HuggingFaceTokenizer):
-        return LibraryEncoder(tokenizer, "only the code of the tokenizer knows where a text can be cut")
+        return LibraryEncoder(
+            tokenizer, "only the code of the tokenizer knows where a text can be cut"
+        )
     values = tokenizer.to_dict()
     if is_sentencepiece_bpe(values):
         special = (token["content"] for token in values["added_tokens"])  # a text may contain one
-        pieces = [piece.replace(ESCAPED_SPACE, " ") for piece in (*tokenizer.get_text_pieces().values(), *special)]
+        pieces = [
+            piece.replace(ESCAPED_SPACE, " ")
+            for piece in (*tokenizer.get_text_pieces().values(), *special)
+        ]
         rules = CutPointFinder(pieces, byte_fallback=True)
         if rules.problem is None:
             return SentencePieceColumnEncoder(
@@ -150,14 +167,24 @@ def _build_json_encoder(tokenizer: Tokenizer) -> ColumnEncoder:
             )
         return LibraryEncoder(tokenizer, rules.problem)
     problem = find_cut_problem(values)
-    return JsonColumnEncoder(tokenizer, values) if problem is None else LibraryEncoder(tokenizer, problem)
+    return (
+        JsonColumnEncoder(tokenizer, values)
+        if problem is None
+        else LibraryEncoder(tokenizer, problem)
+    )
 
 
 def _find_model_problem(tokenizer: SentencePieceTokenizer, facts: SentencePieceFacts) -> str | None:
-    """Return the reason why no cut of a text is known to be safe; None if those of `CutPointFinder` are."""
+    """Return the reason why no cut of a text is known to be safe; None if those of
+    `CutPointFinder` are.
+    """
     if facts.kind == "unigram":
-        # 27 of 600 crawled pages had other ids word by word, where two ways to cut a word are nearly equally likely.
-        return "a unigram model sums 32-bit scores over the whole text, so its words are not independent"
+        # 27 of 600 crawled pages had other ids word by word, where two ways to cut a word are
+        # nearly equally likely.
+        return (
+            "a unigram model sums 32-bit scores over the whole text, so its words are not "
+            "independent"
+        )
     if facts.kind != "bpe":
         return f"it is a model of kind {facts.kind}"
     if facts.space_ends_word or not facts.escapes_spaces:
@@ -173,7 +200,8 @@ class SentencePieceColumnEncoder:
         library: encodes each distinct part once, without normalization.
         rules: the cuts that the vocabulary allows.
         prefix: whether the model puts a space before every text.
-        rewrites: tokenizer that normalizes the characters of texts; None if the model has no such rules.
+        rewrites: tokenizer that normalizes the characters of texts; None if the model has no such
+            rules.
     """
 
     reason: str | None = None
@@ -187,20 +215,28 @@ class SentencePieceColumnEncoder:
         rewrites: SentencePieceTokenizer | None = None,
     ) -> None:
         self._prefix, self._rewrites = prefix, rewrites
-        parts = _CachedEncoder(rules.find_fine_cuts, library.encode, TokenCache(library.dtype, CACHE_BYTES))
-        self._words = _CachedEncoder(rules.find_coarse_cuts, parts.encode, TokenCache(library.dtype, CACHE_BYTES))
+        parts = _CachedEncoder(
+            rules.find_fine_cuts, library.encode, TokenCache(library.dtype, CACHE_BYTES)
+        )
+        self._words = _CachedEncoder(
+            rules.find_coarse_cuts, parts.encode, TokenCache(library.dtype, CACHE_BYTES)
+        )
 
     def encode(self, texts: pa.Array) -> RaggedTokens:
         """Return the tokens of each text."""
         return self._words.encode(self._normalize_texts(texts))
 
     def _normalize_texts(self, texts: pa.Array) -> pa.Array:
-        """Return the texts as the model sees them, with U+0020 for the space that it writes as U+2581."""
+        """Return the texts as the model sees them, with U+0020 for the space that it writes as
+        U+2581.
+        """
         if self._rewrites is not None:
             texts = pa.array(self._rewrites.normalize(texts.to_pylist()), pa.large_string())
         elif self._prefix:
             # The library puts no space before an empty text.
-            prefix = pc.if_else(pc.equal(pc.binary_length(texts), 0), "", " ").cast(pa.large_string())
+            prefix = pc.if_else(pc.equal(pc.binary_length(texts), 0), "", " ").cast(
+                pa.large_string()
+            )
             texts = pc.binary_join_element_wise(prefix, texts, pa.scalar("", pa.large_string()))
         if pc.any(pc.match_substring(texts, ESCAPED_SPACE)).as_py():
             return pc.replace_substring(texts, ESCAPED_SPACE, " ")
@@ -220,14 +256,20 @@ class JsonColumnEncoder:
     reason: str | None = None
 
     def __init__(self, tokenizer: "HuggingFaceTokenizer", values: dict[str, Any]) -> None:
-        from data_pipeline.tokenize.json_word_encoder import JsonWordEncoder, WordCutFinder, has_plain_words
+        from llmsys.data_pipeline.tokenize.json_word_encoder import (
+            JsonWordEncoder,
+            WordCutFinder,
+            has_plain_words,
+        )
 
         dtype = np.dtype(choose_token_dtype(tokenizer.vocab_size))
         below = LibraryEncoder(tokenizer, "").encode
         if has_plain_words(values):
             cuts = WordCutFinder(tokenizer, values)
             below = _CachedEncoder(
-                cuts.find_word_starts, JsonWordEncoder(tokenizer, cuts, dtype).encode, TokenCache(dtype, CACHE_BYTES)
+                cuts.find_word_starts,
+                JsonWordEncoder(tokenizer, cuts, dtype).encode,
+                TokenCache(dtype, CACHE_BYTES),
             ).encode
         self._words = _CachedEncoder(find_cuts_before_spaces, below, TokenCache(dtype, CACHE_BYTES))
 
@@ -237,10 +279,15 @@ class JsonColumnEncoder:
 
 
 class _CachedEncoder:
-    """Encoder that cuts texts into parts, looks up the distinct ones, and passes new ones to the level below."""
+    """Encoder that cuts texts into parts, looks up the distinct ones, and passes new ones to the
+    level below.
+    """
 
     def __init__(
-        self, cuts: Callable[[Bytes, Places], Flags], below: Callable[[pa.Array], RaggedTokens], cache: TokenCache
+        self,
+        cuts: Callable[[Bytes, Places], Flags],
+        below: Callable[[pa.Array], RaggedTokens],
+        cache: TokenCache,
     ) -> None:
         self._cuts, self._below, self._cache = cuts, below, cache
 

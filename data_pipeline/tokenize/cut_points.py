@@ -1,14 +1,14 @@
 """Find the positions where a text can be cut so that its parts have the tokens of the whole.
 
-A tokenizer.json: these tokenizers split a text into words first, and search pieces within words only. For each of the
-word splitters listed here, no word crosses the position before a space that follows a character other than white space:
-only white space looks ahead, and nothing looks back.
+A tokenizer.json: these tokenizers split a text into words first, and search pieces within words
+only. For each of the word splitters listed here, no word crosses the position before a space that
+follows a character other than white space: only white space looks ahead, and nothing looks back.
 
 Reads the parsed tokenizer.json; returns cuts, or the reason why a text cannot be cut.
 
-SentencePiece: both BPE and unigram build every token from neighbouring characters of one piece. So a token always ends
-between two characters that are adjacent in no piece, and the text before that position does not influence the tokens
-after it.
+SentencePiece: both BPE and unigram build every token from neighbouring characters of one piece. So
+a token always ends between two characters that are adjacent in no piece, and the text before that
+position does not influence the tokens after it.
 
 Reads the pieces of a vocabulary; positions are in UTF-8 bytes.
 """
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from llmsys.special_tokens import BYTE_PIECES
+from llmsys.vocabulary.special_tokens import BYTE_PIECES
 
 Bytes = npt.NDArray[np.uint8]
 Flags = npt.NDArray[np.bool_]
@@ -29,7 +29,8 @@ SPACE, NEWLINE = 0x20, 0x0A
 ESCAPED_SPACE = "\u2581"  # a space in pieces; texts here have U+0020 instead
 BLOCK = 1 << 20  # characters
 _CODE_POINTS = 0x110000
-_LEFT, _RIGHT = np.uint32(0x9E3779B1), np.uint32(0x85EBCA6B)  # odd, from the golden ratio and from MurmurHash3
+# odd, from the golden ratio and from MurmurHash3
+_LEFT, _RIGHT = np.uint32(0x9E3779B1), np.uint32(0x85EBCA6B)
 
 
 class CutPointFinder:
@@ -37,8 +38,8 @@ class CutPointFinder:
 
     Args:
         pieces: all pieces that represent text, spaces written as U+0020.
-        byte_fallback: whether unknown characters become bytes. If not, adjacent unknown characters are one unknown
-            token, and no cut may separate them.
+        byte_fallback: whether unknown characters become bytes. If not, adjacent unknown characters
+            are one unknown token, and no cut may separate them.
 
     Attributes:
         problem: the reason why no cut between words is allowed; None if cuts are allowed.
@@ -57,12 +58,20 @@ class CutPointFinder:
         self._shift = np.uint32(32 - max(16, (32 * len(left)).bit_length()))
         self._joined = np.zeros(1 << (32 - int(self._shift)), np.bool_)
         self._joined[self._hash_pairs(left, right)] = True
-        self._known = None if byte_fallback else _build_membership(codes[(np.cumsum(lengths) - lengths)[lengths == 1]])
+        self._known = (
+            None
+            if byte_fallback
+            else _build_membership(codes[(np.cumsum(lengths) - lengths)[lengths == 1]])
+        )
         # Safe unless a piece joins a newline to another character.
-        self._cuts_newlines = not (((left == NEWLINE) != (right == NEWLINE)).any() or self._is_unknown(NEWLINE))
+        self._cuts_newlines = not (
+            ((left == NEWLINE) != (right == NEWLINE)).any() or self._is_unknown(NEWLINE)
+        )
         self.problem = self._find_problem(left, right)
 
-    def _find_problem(self, left: npt.NDArray[np.uint32], right: npt.NDArray[np.uint32]) -> str | None:
+    def _find_problem(
+        self, left: npt.NDArray[np.uint32], right: npt.NDArray[np.uint32]
+    ) -> str | None:
         if ((right == SPACE) & (left != SPACE)).any():
             return "it has pieces with a space after another character"
         return "it has no piece for a space" if self._is_unknown(SPACE) else None
@@ -75,7 +84,8 @@ class CutPointFinder:
         return (left * _LEFT ^ right * _RIGHT) * _LEFT >> self._shift
 
     def find_coarse_cuts(self, data: Bytes, _: Places) -> Flags:
-        """Mark the bytes that begin a run of spaces or newlines, or the text after newlines. (len(data) + 1,) flags.
+        """Mark the bytes that begin a run of spaces or newlines, or the text after newlines.
+        (len(data) + 1,) flags.
 
         Faster than `find_fine_cuts`, which looks up every pair of characters.
         """
@@ -88,7 +98,9 @@ class CutPointFinder:
         return cuts
 
     def find_fine_cuts(self, data: Bytes, _: Places) -> Flags:
-        """Mark the bytes that begin a character that no piece joins to the one before. (len(data) + 1,) flags."""
+        """Mark the bytes that begin a character that no piece joins to the one before.
+        (len(data) + 1,) flags.
+        """
         codes = decode_code_points(data.tobytes())
         cuts = np.zeros(len(data) + 1, np.bool_)
         joined = np.zeros(len(codes) - 1, np.bool_)
@@ -127,22 +139,33 @@ _WORDS_OLD = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])|[^\r\n\
 _EXPRESSIONS = {
     _GPT2,
     _GPT2_LONG,
-    *(words + digits + _REST for words in (_WORDS, _WORDS_OLD) for digits in (r"|\p{N}{1,3}", r"|\p{N}", r"|\p{N}+")),
+    *(
+        words + digits + _REST
+        for words in (_WORDS, _WORDS_OLD)
+        for digits in (r"|\p{N}{1,3}", r"|\p{N}", r"|\p{N}+")
+    ),
 }
 # Normalizers that change a character independently of others, or of all but the marks after it.
 _LOCAL_NORMALIZERS = {"NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents", "BertNormalizer"}
 _SPACE_SPLITTERS = {"BertPreTokenizer", "Whitespace", "WhitespaceSplit"}
 
-# Non-ASCII white space, of the current or an older Unicode, as integers of its two or three bytes of UTF-8.
+# Non-ASCII white space, of the current or an older Unicode, as integers of its two or three bytes
+# of UTF-8.
 _WHITE_SPACE = "\u0085\u00a0\u1680\u180e\u200b\u2028\u2029\u202f\u205f\u3000\ufeff" + "".join(
     map(chr, range(0x2000, 0x200B))
 )
-_LAST_TWO = np.array(sorted(int.from_bytes(c.encode()) for c in _WHITE_SPACE if len(c.encode()) == 2))
-_LAST_THREE = np.array(sorted(int.from_bytes(c.encode()) for c in _WHITE_SPACE if len(c.encode()) == 3))
+_LAST_TWO = np.array(
+    sorted(int.from_bytes(c.encode()) for c in _WHITE_SPACE if len(c.encode()) == 2)
+)
+_LAST_THREE = np.array(
+    sorted(int.from_bytes(c.encode()) for c in _WHITE_SPACE if len(c.encode()) == 3)
+)
 
 
 def find_cut_problem(values: dict[str, Any]) -> str | None:
-    """Return the reason why texts cannot be cut at spaces before this tokenizer; None if they can."""
+    """Return the reason why texts cannot be cut at spaces before this tokenizer; None if they
+    can.
+    """
     if values["model"].get("dropout"):
         return "its segmentation is sampled at random"
     normalizers = _list_steps(values.get("normalizer"), "normalizers")
@@ -155,7 +178,12 @@ def find_cut_problem(values: dict[str, Any]) -> str | None:
     for token in values.get("added_tokens", ()):
         if token["special"]:
             continue  # not searched for in texts
-        if token["lstrip"] or token["rstrip"] or token["single_word"] or " " in token["content"].lstrip(" "):
+        if (
+            token["lstrip"]
+            or token["rstrip"]
+            or token["single_word"]
+            or " " in token["content"].lstrip(" ")
+        ):
             return f"its added token {token['content']!r} depends on the surrounding text"
         if token["normalized"] and not {step["type"] for step in normalizers} <= {"NFC"}:
             return f"its added token {token['content']!r} is matched in normalized text"
@@ -186,15 +214,24 @@ def _is_metaspace(step: dict[str, Any]) -> bool:
 
 
 def is_sentencepiece_bpe(values: dict[str, Any]) -> bool:
-    """Return whether it is SentencePiece's BPE as in Llama 2: no words, spaces written ▁, bytes for unknown characters.
+    """Return whether it is SentencePiece's BPE as in Llama 2: no words, spaces written ▁, bytes for
+    unknown characters.
 
-    Then a text is one word for the model, which joins pieces as SentencePiece does, and `CutPointFinder` finds its
-    cuts.
+    Then a text is one word for the model, which joins pieces as SentencePiece does, and
+    `CutPointFinder` finds its cuts.
     """
     model, added = values["model"], list_added_tokens(values)
-    if model["type"] != "BPE" or not model.get("byte_fallback") or values.get("pre_tokenizer") or added:
+    if (
+        model["type"] != "BPE"
+        or not model.get("byte_fallback")
+        or values.get("pre_tokenizer")
+        or added
+    ):
         return False
-    if any(model.get(name) for name in ("dropout", "ignore_merges", "continuing_subword_prefix", "end_of_word_suffix")):
+    if any(
+        model.get(name)
+        for name in ("dropout", "ignore_merges", "continuing_subword_prefix", "end_of_word_suffix")
+    ):
         return False
     if any(piece in BYTE_PIECES for pair in model["merges"] for piece in pair):
         return False  # a merge of bytes is not text
@@ -206,33 +243,55 @@ def is_sentencepiece_bpe(values: dict[str, Any]) -> bool:
 
 def has_prepend_normalizer(values: dict[str, Any]) -> bool:
     """Return whether a space is put before every text."""
-    return any(step["type"] == "Prepend" for step in _list_steps(values.get("normalizer"), "normalizers"))
+    return any(
+        step["type"] == "Prepend" for step in _list_steps(values.get("normalizer"), "normalizers")
+    )
 
 
 def is_byte_level(values: dict[str, Any]) -> bool:
-    """Return whether words are split by an expression of GPT-2 or a successor, and written byte by byte."""
+    """Return whether words are split by an expression of GPT-2 or a successor, and written byte
+    by byte.
+    """
     match _list_steps(values.get("pre_tokenizer"), "pretokenizers"):
         case [{"type": "ByteLevel"} as level]:
             return bool(level.get("use_regex", True))
         case [{"type": "Split"} as split, {"type": "ByteLevel"} as level]:
-            plain = split["behavior"] == "Isolated" and not split["invert"] and not level["add_prefix_space"]
-            return plain and not level.get("use_regex", True) and split["pattern"].get("Regex") in _EXPRESSIONS
+            plain = (
+                split["behavior"] == "Isolated"
+                and not split["invert"]
+                and not level["add_prefix_space"]
+            )
+            return (
+                plain
+                and not level.get("use_regex", True)
+                and split["pattern"].get("Regex") in _EXPRESSIONS
+            )
     return False
 
 
 def uses_prefix_space(values: dict[str, Any]) -> bool:
     """Return whether a text that does not begin with a space gets one."""
-    return any(step.get("add_prefix_space") for step in _list_steps(values.get("pre_tokenizer"), "pretokenizers"))
+    return any(
+        step.get("add_prefix_space")
+        for step in _list_steps(values.get("pre_tokenizer"), "pretokenizers")
+    )
 
 
 def is_gpt2(values: dict[str, Any]) -> bool:
-    """Return whether the expression of a byte-level BPE is GPT-2's own: only a space can precede letters in a word."""
+    """Return whether the expression of a byte-level BPE is GPT-2's own: only a space can precede
+    letters in a word.
+    """
     steps = _list_steps(values.get("pre_tokenizer"), "pretokenizers")
-    return steps[0]["type"] == "ByteLevel" or steps[0]["pattern"].get("Regex") in (_GPT2, _GPT2_LONG)
+    return steps[0]["type"] == "ByteLevel" or steps[0]["pattern"].get("Regex") in (
+        _GPT2,
+        _GPT2_LONG,
+    )
 
 
 def is_bert(values: dict[str, Any]) -> bool:
-    """Return whether words are split as BERT's: at white space and around punctuation and Chinese characters."""
+    """Return whether words are split as BERT's: at white space and around punctuation and
+    Chinese characters.
+    """
     kinds = [(values.get(name) or {}).get("type") for name in ("normalizer", "pre_tokenizer")]
     return kinds == ["BertNormalizer", "BertPreTokenizer"] and all(
         values["normalizer"][rule] for rule in ("clean_text", "handle_chinese_chars")
@@ -245,10 +304,13 @@ def list_added_tokens(values: dict[str, Any]) -> list[str]:
 
 
 def find_cuts_before_spaces(data: Bytes, _: Places) -> Flags:
-    """Mark the bytes that are a space after a character other than white space. (len(data) + 1,) flags."""
+    """Mark the bytes that are a space after a character other than white space. (len(data) + 1,)
+    flags.
+    """
     cuts = np.zeros(len(data) + 1, np.bool_)
     before = data[:-1]
-    # ASCII white space of the expressions is 9 to 13 and 28 to 32; non-ASCII white space is tested below.
+    # ASCII white space of the expressions is 9 to 13 and 28 to 32; non-ASCII white space is tested
+    # below.
     solid = (before > SPACE) | (before < 9) | ((before > 13) & (before < 28))
     cuts[1:-1] = (data[1:] == SPACE) & solid
     beyond = np.flatnonzero(cuts[1:-1] & (before >= 0x80)) + 1
@@ -258,6 +320,8 @@ def find_cuts_before_spaces(data: Bytes, _: Places) -> Flags:
 
 def _is_white_space(data: Bytes, places: Any) -> Any:
     """Return whether the non-ASCII character that ends before each position is white space."""
-    last, second, third = (data[np.maximum(places - back, 0)].astype(np.int64) for back in (1, 2, 3))
+    last, second, third = (
+        data[np.maximum(places - back, 0)].astype(np.int64) for back in (1, 2, 3)
+    )
     two = second << 8 | last
     return np.isin(two, _LAST_TWO) | np.isin(third << 16 | two, _LAST_THREE)

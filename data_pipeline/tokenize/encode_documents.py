@@ -1,16 +1,18 @@
 """Encode documents into token rows, in the order of the documents.
 
-Reads one document file. Writes one Arrow file of token rows with two more columns (position in the global shuffle, and
-split), and one with the number of uses of each piece. Every document ends with the end-of-sequence id.
+Reads one document file. Writes one Arrow file of token rows with two more columns (position in the
+global shuffle, and split), and one with the number of uses of each piece. Every document ends with
+the end-of-sequence id.
 
-Measure how well a tokenizer fits the documents: bytes and words per token by language, and unused pieces.
+Measure how well a tokenizer fits the documents: bytes and words per token by language, and unused
+pieces.
 
-Counts the tokens of one document file while it is encoded, and merges the counts of all files for the manifest. A word
-is a run of bytes other than ASCII white space and controls.
+Counts the tokens of one document file while it is encoded, and merges the counts of all files for
+the manifest. A word is a run of bytes other than ASCII white space and controls.
 
 Invariants:
-- A sample of every batch, at least one document, is encoded again by the library and must have the same ids. The sample
-  is chosen by the hash of document ids, so it is the same on every machine.
+- A sample of every batch, at least one document, is encoded again by the library and must have the
+  same ids. The sample is chosen by the hash of document ids, so it is the same on every machine.
 """
 
 from __future__ import annotations
@@ -26,21 +28,30 @@ import numpy.typing as npt
 import pyarrow as pa
 import xxhash
 
-from data_pipeline.core.document_schema import count_text_bytes, hash_positions, select_heldout
-from data_pipeline.executors.base import Report
-from data_pipeline.text.ragged_arrays import compute_offsets
-from data_pipeline.tokenize.token_cache import RaggedTokens, get_column_buffers
-from data_pipeline.tokenize.tokenizer_files import load_dataset_tokenizer
 from llmsys.config.data import CrawlConfig
+from llmsys.data_pipeline.core.document_schema import (
+    count_text_bytes,
+    hash_positions,
+    select_heldout,
+)
+from llmsys.data_pipeline.executors.base import Report
+from llmsys.data_pipeline.text.ragged_arrays import compute_offsets
+from llmsys.data_pipeline.tokenize.token_cache import RaggedTokens, get_column_buffers
+from llmsys.data_pipeline.tokenize.tokenizer_files import load_dataset_tokenizer
+from llmsys.dataset.manifest import LanguageUsage, TokenizerUsage
+from llmsys.dataset.token_shards import (
+    ArrowFileWriter,
+    build_token_schema,
+    choose_token_dtype,
+    read_batches,
+)
 from llmsys.errors import DataError
 from llmsys.log import get_logger
-from llmsys.manifest import LanguageUsage, TokenizerUsage
-from llmsys.special_tokens import BYTE_PIECES
-from llmsys.token_shards import ArrowFileWriter, build_token_schema, choose_token_dtype, read_batches
-from llmsys.tokenizer import Tokenizer
+from llmsys.vocabulary.special_tokens import BYTE_PIECES
+from llmsys.vocabulary.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from data_pipeline.tokenize.column_encoder import ColumnEncoder, EncoderKind
+    from llmsys.data_pipeline.tokenize.column_encoder import ColumnEncoder, EncoderKind
 
 
 PIECE_SCHEMA = pa.schema([("count", pa.int64())])
@@ -55,7 +66,9 @@ class TokenizerUsageCounter:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._kinds = np.zeros(tokenizer.vocab_size, np.uint8)
         self._kinds[list(tokenizer.unknown_ids)] = _UNKNOWN
-        byte_ids = [number for name in BYTE_PIECES if (number := tokenizer.find_piece_id(name)) is not None]
+        byte_ids = [
+            number for name in BYTE_PIECES if (number := tokenizer.find_piece_id(name)) is not None
+        ]
         self._kinds[[number for number in byte_ids if number not in tokenizer.unknown_ids]] = _BYTE
         self._pieces = np.zeros(tokenizer.vocab_size, np.int64)
         self._languages: dict[str, Counter[str]] = {}
@@ -70,14 +83,19 @@ class TokenizerUsageCounter:
                 count_text_bytes(batch.column("text")),
                 _count_words(batch.column("text")),
                 tokens.lengths,
-                *(np.diff(np.searchsorted(np.flatnonzero(kinds == kind), ends)) for kind in (_UNKNOWN, _BYTE)),
+                *(
+                    np.diff(np.searchsorted(np.flatnonzero(kinds == kind), ends))
+                    for kind in (_UNKNOWN, _BYTE)
+                ),
             ]
         )
         languages = batch.column("language").fill_null("").dictionary_encode()
         codes = languages.indices.to_numpy()
         for code, name in enumerate(languages.dictionary.to_pylist()):
             sums = table[:, codes == code].sum(axis=1).tolist()
-            self._languages.setdefault(name, Counter()).update(dict(zip(_COUNTS, sums, strict=True)))
+            self._languages.setdefault(name, Counter()).update(
+                dict(zip(_COUNTS, sums, strict=True))
+            )
 
     def to_dict(self) -> dict[str, dict[str, int]]:
         """Return {language: counts}, JSON-serializable."""
@@ -89,7 +107,9 @@ class TokenizerUsageCounter:
             writer.write(pa.record_batch([pa.array(self._pieces)], schema=PIECE_SCHEMA))
 
 
-def collect_usage(tokenizer: Tokenizer, results: Sequence[dict[str, Any]], pieces: Sequence[Path]) -> TokenizerUsage:
+def collect_usage(
+    tokenizer: Tokenizer, results: Sequence[dict[str, Any]], pieces: Sequence[Path]
+) -> TokenizerUsage:
     """Merge the counts of all document files.
 
     Args:
@@ -148,7 +168,9 @@ def check_sample(batch: pa.RecordBatch, tokens: RaggedTokens, tokenizer: Tokeniz
     if not ids:
         return 0
     places = hash_positions(ids, "check", 0)
-    rows = np.union1d(np.flatnonzero(places % np.uint64(ONE_OF) == 0), [int(places.argmin())]).tolist()
+    rows = np.union1d(
+        np.flatnonzero(places % np.uint64(ONE_OF) == 0), [int(places.argmin())]
+    ).tolist()
     expected = tokenizer.encode_batch(batch.column("text").take(pa.array(rows)).to_pylist())
     ends = compute_offsets(tokens.lengths)
     for row, theirs in zip(rows, expected, strict=True):
@@ -159,15 +181,19 @@ def check_sample(batch: pa.RecordBatch, tokens: RaggedTokens, tokenizer: Tokeniz
 
 
 def _describe_difference(name: str, ours: list[int], theirs: list[int]) -> str:
-    index = next((index for index, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), None)
+    index = next(
+        (index for index, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), None
+    )
     if index is None:
         difference = f"has {len(ours):,} tokens, and the library gives it {len(theirs):,}"
     else:
-        difference = f"has the id {ours[index]} as token {index:,}, where the library has {theirs[index]}"
+        difference = (
+            f"has the id {ours[index]} as token {index:,}, where the library has {theirs[index]}"
+        )
     return (
-        f"document {name} {difference}: encoding by columns is wrong for this tokenizer, and its output was "
-        "discarded. Set data.tokens.encoder=library, which is slower, and please report this with the "
-        "tokenizer."
+        f"document {name} {difference}: encoding by columns is wrong for this tokenizer, and its "
+        "output was discarded. Set data.tokens.encoder=library, which is slower, and please "
+        "report this with the tokenizer."
     )
 
 
@@ -175,9 +201,14 @@ _log = get_logger(__name__)
 
 
 @lru_cache(maxsize=1)
-def _load_encoder(model: Path, fingerprint: str, kind: EncoderKind) -> tuple[Tokenizer, ColumnEncoder]:
-    """Load the tokenizer once per process; the fingerprint detects a new model or end token at the same path."""
-    from data_pipeline.tokenize.column_encoder import build_column_encoder  # not where the stage is only planned
+def _load_encoder(
+    model: Path, fingerprint: str, kind: EncoderKind
+) -> tuple[Tokenizer, ColumnEncoder]:
+    """Load the tokenizer once per process; the fingerprint detects a new model or end token at
+    the same path.
+    """
+    # not where the stage is only planned
+    from llmsys.data_pipeline.tokenize.column_encoder import build_column_encoder
 
     tokenizer = load_dataset_tokenizer(model)
     encoder = build_column_encoder(tokenizer, kind)
@@ -223,7 +254,8 @@ def encode_file(
         heldout_files: files whose documents are held out, in place of a share of all.
 
     Returns:
-        `languages` (counts by language), `checked` (size of the sample), `reason` (why the library encoded all texts).
+        `languages` (counts by language), `checked` (size of the sample), `reason` (why the library
+        encoded all texts).
 
     Raises:
         DataError: if the library has other ids for a sampled document, or a text is not UTF-8.
@@ -249,8 +281,8 @@ def _encode_batch(encoder: ColumnEncoder, batch: pa.RecordBatch, source: Path) -
         return encoder.encode(batch.column("text"))
     except UnicodeDecodeError as error:
         raise DataError(
-            f"{source} holds a text that is not UTF-8 ({error.reason} at byte {error.start:,} of a part of "
-            "it). Delete the file, and run llmsys prepare CONFIG to make it again."
+            f"{source} holds a text that is not UTF-8 ({error.reason} at byte {error.start:,} of "
+            "a part of it). Delete the file, and run llmsys prepare CONFIG to make it again."
         ) from None
 
 
@@ -267,7 +299,11 @@ def append_end_token(tokens: RaggedTokens, end: int) -> RaggedTokens:
 
 
 def _build_token_rows(
-    batch: pa.RecordBatch, tokens: RaggedTokens, heldout: npt.NDArray[np.bool_], schema: pa.Schema, seed: int
+    batch: pa.RecordBatch,
+    tokens: RaggedTokens,
+    heldout: npt.NDArray[np.bool_],
+    schema: pa.Schema,
+    seed: int,
 ) -> pa.RecordBatch:
     ids = batch.column("id").to_pylist()
     columns = [
@@ -275,7 +311,10 @@ def _build_token_rows(
         batch.column("id"),
         batch.column("file"),
         batch.column("offset"),
-        pa.array([xxhash.xxh64_intdigest(url.encode()) for url in batch.column("url").to_pylist()], pa.uint64()),
+        pa.array(
+            [xxhash.xxh64_intdigest(url.encode()) for url in batch.column("url").to_pylist()],
+            pa.uint64(),
+        ),
         pa.array(count_text_bytes(batch.column("text"))),
         pa.array(hash_positions(ids, "shuffle", seed)),
         pa.array(heldout.astype(np.uint8)),

@@ -1,13 +1,15 @@
 """Encode distinct parts of texts with a tokenizer.json, batching most of its steps.
 
-The cost of a tokenizer.json is mostly normalization and word splitting, for which the library keeps a record of every
-byte, and not its model. Here parts are words (`WordCutFinder`) that are normalized in a few calls. A part that is one
-plain word goes to the model directly; every other part goes to the library.
+The cost of a tokenizer.json is mostly normalization and word splitting, for which the library keeps
+a record of every byte, and not its model. Here parts are words (`WordCutFinder`) that are
+normalized in a few calls. A part that is one plain word goes to the model directly; every other
+part goes to the library.
 
-Words are cut where they end in any context. For GPT-2 and its successors, a letter ends a word if no letter follows,
-and a digit if no digit follows; a newline ends one if text follows. BERT separates punctuation and Chinese characters.
-A cut is before ASCII or a letter, which compose with no punctuation or white space before them. The library is asked
-once per character whether it is a letter.
+Words are cut where they end in any context. For GPT-2 and its successors, a letter ends a word if
+no letter follows, and a digit if no digit follows; a newline ends one if text follows. BERT
+separates punctuation and Chinese characters. A cut is before ASCII or a letter, which compose with
+no punctuation or white space before them. The library is asked once per character whether it is a
+letter.
 """
 
 from collections.abc import Iterator
@@ -19,8 +21,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from data_pipeline.text.ragged_arrays import compute_offsets
-from data_pipeline.tokenize.cut_points import (
+from llmsys.data_pipeline.text.ragged_arrays import compute_offsets
+from llmsys.data_pipeline.tokenize.cut_points import (
     NEWLINE,
     SPACE,
     Bytes,
@@ -33,14 +35,15 @@ from data_pipeline.tokenize.cut_points import (
     list_added_tokens,
     uses_prefix_space,
 )
-from data_pipeline.tokenize.token_cache import RaggedTokens, get_column_buffers
-from llmsys.hugging_face_tokenizer import HuggingFaceTokenizer
+from llmsys.data_pipeline.tokenize.token_cache import RaggedTokens, get_column_buffers
+from llmsys.vocabulary.hugging_face_tokenizer import HuggingFaceTokenizer
 
 Codes = npt.NDArray[np.uint32]
 
 _NO, _YES = 1, 2
 _CHINESE = (0x5000, 0x9000)  # whole blocks of characters that BERT separates
-# Characters that NFC converts to ASCII: a text with them could contain an added token spelled otherwise.
+# Characters that NFC converts to ASCII: a text with them could contain an added token spelled
+# otherwise.
 _BECOME_ASCII = ("\u037e".encode(), "\u1fef".encode(), "\u212a".encode())
 
 _ASCII = np.arange(0x81)  # the last value represents all non-ASCII characters
@@ -48,7 +51,8 @@ _LETTER = (_ASCII | 0x20 >= 0x61) & (_ASCII | 0x20 <= 0x7A)
 _DIGIT = (_ASCII >= 0x30) & (_ASCII <= 0x39)
 _PUNCTUATION = (_ASCII > SPACE) & (_ASCII < 0x7F) & ~_LETTER & ~_DIGIT
 _SOLID = _LETTER | _DIGIT | _PUNCTUATION
-_APART = _PUNCTUATION | np.isin(_ASCII, [0x09, 0x0A, 0x0D, 0x20])  # BERT separates these from their neighbours
+# BERT separates these from their neighbours
+_APART = _PUNCTUATION | np.isin(_ASCII, [0x09, 0x0A, 0x0D, 0x20])
 _NO_GLUE = _PUNCTUATION & (ord("'") != _ASCII)  # begins no 's or 've
 
 
@@ -63,7 +67,9 @@ class WordCutFinder:
         self._plain = np.zeros(0x110000, np.uint8)
 
     def find_word_starts(self, data: Bytes, ends: Places) -> Flags:
-        """Mark the bytes that begin a word in any context. (len(data) + 1,) flags; `ends` separate the texts."""
+        """Mark the bytes that begin a word in any context. (len(data) + 1,) flags; `ends`
+        separate the texts.
+        """
         text = data.tobytes()
         codes = decode_code_points(text)
         # Continuation bytes of UTF-8 are 10xxxxxx; all others begin a character.
@@ -75,19 +81,26 @@ class WordCutFinder:
             apart = (right < 0x80) & (_APART[right] | _APART[left])
             apart |= _is_chinese(codes[:-1]) & _is_chinese(codes[1:])
         else:
-            apart = self._find_byte_level_cuts(self.compute_plain_mask(codes), left, right, ~cuts[places])
+            apart = self._find_byte_level_cuts(
+                self.compute_plain_mask(codes), left, right, ~cuts[places]
+            )
         cuts[places] = apart
         self._drop_cuts_in_added_tokens(text, cuts)
         return cuts
 
-    def _find_byte_level_cuts(self, letter: Flags, left: Codes, right: Codes, inside: Flags) -> Flags:
-        """Return whether words end between each pair of characters; `inside` marks pairs within one text."""
+    def _find_byte_level_cuts(
+        self, letter: Flags, left: Codes, right: Codes, inside: Flags
+    ) -> Flags:
+        """Return whether words end between each pair of characters; `inside` marks pairs within
+        one text.
+        """
         letter_left, letter_right = letter[:-1], letter[1:]
         ends = (right < 0x80) & (letter_left & ~letter_right | _DIGIT[left] & ~_DIGIT[right])
         last = inside & (left == NEWLINE) & (letter_right | _SOLID[right])
         if self.gpt2:
             ends |= _NO_GLUE[left] & letter_right
-            # The last white space before a text is a word of its own, so that a space can join the next word.
+            # The last white space before a text is a word of its own, so that a space can join the
+            # next word.
             again = last[1:] & (left[:-1] == NEWLINE)
             ends[:-1] |= again
             last[1:] &= again | letter_left[:-1] | _SOLID[left[:-1]]
@@ -105,7 +118,9 @@ class WordCutFinder:
         return plain
 
     def _drop_cuts_in_added_tokens(self, text: bytes, cuts: Flags) -> None:
-        """Remove the cuts inside added tokens: the library searches for these before it splits a text."""
+        """Remove the cuts inside added tokens: the library searches for these before it splits a
+        text.
+        """
         if self._added and any(character in text for character in _BECOME_ASCII):
             cuts[:] = False
         for token in self._added:
@@ -135,13 +150,17 @@ def has_plain_words(values: dict[str, Any]) -> bool:
     if uses_prefix_space(values) or not (is_byte_level(values) or is_bert(values)):
         return False
     added = [token.strip(" ") for token in list_added_tokens(values)]
-    return len(added) <= MAX_ADDED and all(token.isascii() and not token.isalpha() for token in added if token)
+    return len(added) <= MAX_ADDED and all(
+        token.isascii() and not token.isalpha() for token in added if token
+    )
 
 
 class JsonWordEncoder:
     """Encoder of the parts between `cuts`."""
 
-    def __init__(self, tokenizer: HuggingFaceTokenizer, cuts: WordCutFinder, dtype: npt.DTypeLike) -> None:
+    def __init__(
+        self, tokenizer: HuggingFaceTokenizer, cuts: WordCutFinder, dtype: npt.DTypeLike
+    ) -> None:
         self._tokenizer, self._cuts, self._dtype = tokenizer, cuts, np.dtype(dtype)
 
     def encode(self, parts: pa.Array) -> RaggedTokens:
@@ -156,19 +175,32 @@ class JsonWordEncoder:
         return RaggedTokens(values, lengths).take_rows(np.argsort(np.concatenate([rows, others])))
 
     def _select_plain_words(self, texts: pa.Array) -> tuple[npt.NDArray[np.int64], list[str]]:
-        """Return the rows of the parts that are one plain word each, and the model's input for them."""
+        """Return the rows of the parts that are one plain word each, and the model's input for
+        them.
+        """
         rows = np.flatnonzero(~pc.match_substring(texts, BETWEEN).to_numpy(zero_copy_only=False))
-        normal = [text for chunk in _iter_chunks(texts.take(pa.array(rows))) for text in self._normalize_chunk(chunk)]
+        normal = [
+            text
+            for chunk in _iter_chunks(texts.take(pa.array(rows)))
+            for text in self._normalize_chunk(chunk)
+        ]
         words = self._strip_edges(normal)
         lengths = np.fromiter(map(len, words), np.int64, len(words))
-        # Prefix sums of the characters that are not plain: a word without one has equal sums at both ends.
-        odd = compute_offsets(~self._cuts.compute_plain_mask(decode_code_points("".join(words).encode())))
+        # Prefix sums of the characters that are not plain: a word without one has equal sums at
+        # both ends.
+        odd = compute_offsets(
+            ~self._cuts.compute_plain_mask(decode_code_points("".join(words).encode()))
+        )
         plain = np.flatnonzero((np.diff(odd[compute_offsets(lengths)]) == 0) & (lengths > 0))
         chosen = [(words if self._cuts.bert else normal)[row] for row in plain.tolist()]
-        return rows[plain], chosen if self._cuts.bert else self._tokenizer.encode_bytes_as_pieces(chosen)
+        return rows[plain], chosen if self._cuts.bert else self._tokenizer.encode_bytes_as_pieces(
+            chosen
+        )
 
     def _strip_edges(self, texts: list[str]) -> list[str]:
-        """Return the texts without what may surround plain characters in a word: removed spaces, or a leading one."""
+        """Return the texts without what may surround plain characters in a word: removed spaces,
+        or a leading one.
+        """
         if self._cuts.bert:
             return [text.strip(" ") for text in texts]
         if self._cuts.gpt2:

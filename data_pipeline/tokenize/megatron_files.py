@@ -1,10 +1,13 @@
-"""Read Megatron-LM's indexed datasets (.idx and .bin) into token rows: documents whose ids stay as they are.
+"""Read Megatron-LM's indexed datasets (.idx and .bin) into token rows: documents whose ids stay as
+they are.
 
-Reads megatron/core/datasets/indexed_dataset.py's format: a header, the length and byte offset of each sequence, and the
-first sequence of each document. A document that does not end with the end-of-sequence id of the tokenizer gets one.
+Reads megatron/core/datasets/indexed_dataset.py's format: a header, the length and byte offset of
+each sequence, and the first sequence of each document. A document that does not end with the
+end-of-sequence id of the tokenizer gets one.
 
 Invariants:
-- The index and the size of .bin agree before any id is read. An id outside of the vocabulary is an error.
+- The index and the size of .bin agree before any id is read. An id outside of the vocabulary is an
+  error.
 """
 
 import hashlib
@@ -18,13 +21,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from data_pipeline.core.document_schema import hash_positions, is_heldout
-from data_pipeline.executors.base import Report
-from data_pipeline.tokenize.encode_documents import build_encoded_schema, build_list_array
 from llmsys.config.data import TokensConfig
+from llmsys.data_pipeline.core.document_schema import hash_positions, is_heldout
+from llmsys.data_pipeline.executors.base import Report
+from llmsys.data_pipeline.tokenize.encode_documents import build_encoded_schema, build_list_array
+from llmsys.dataset.token_shards import ArrowFileWriter
 from llmsys.errors import DataError
-from llmsys.token_shards import ArrowFileWriter
-from llmsys.tokenizer import load_tokenizer
+from llmsys.vocabulary.tokenizer import load_tokenizer
 
 _MAGIC, _HEADER = b"MMIDIDX\0\0", struct.Struct("<QBQQ")
 # Codes 6 and 7 are floats, which are no ids.
@@ -53,24 +56,36 @@ class MegatronDataset:
     """The sequences and documents of one index file."""
 
     def __init__(self, path: Path) -> None:
-        """Read the index. Raise DataError if it is missing, damaged or does not fit its .bin file."""
+        """Read the index. Raise DataError if it is missing, damaged or does not fit its .bin
+        file.
+        """
         self.path, self.data = path, path.with_suffix(".bin")
         try:
             content, size = path.read_bytes(), self.data.stat().st_size
         except OSError as error:
             raise DataError(
-                f"data.inputs: {error.filename} cannot be read: {error.strerror}. Name index files, such as "
-                "data.inputs='[tokens_text_document.idx]', with their .bin files next to them."
+                f"data.inputs: {error.filename} cannot be read: {error.strerror}. Name index "
+                "files, such as data.inputs='[tokens_text_document.idx]', with their .bin files "
+                "next to them."
             ) from None
         start = len(_MAGIC) + _HEADER.size
         if not content.startswith(_MAGIC) or len(content) < start:
-            raise DataError(f"{path} is no index of Megatron-LM: it does not begin with MMIDIDX. Name an .idx file.")
+            raise DataError(
+                f"{path} is no index of Megatron-LM: it does not begin with MMIDIDX. Name an .idx "
+                "file."
+            )
         version, code, sequences, documents = _HEADER.unpack_from(content, len(_MAGIC))
         if version != 1 or code not in _DTYPES:
-            raise DataError(f"{path} has version {version} and dtype {code}; 1 and integers are read. Write it again.")
+            raise DataError(
+                f"{path} has version {version} and dtype {code}; 1 and integers are read. Write "
+                "it again."
+            )
         self.dtype = np.dtype(_DTYPES[code])
         if len(content) < start + 12 * sequences + 8 * documents or not documents:
-            raise DataError(f"{path} is cut off: {len(content):,} bytes for {sequences:,} sequences. Copy it again.")
+            raise DataError(
+                f"{path} is cut off: {len(content):,} bytes for {sequences:,} sequences. Copy it "
+                "again."
+            )
         self.lengths = np.frombuffer(content, "<i4", sequences, start).astype(np.int64)
         self.offsets = np.frombuffer(content, "<i8", sequences, start + 4 * sequences)
         self.borders = np.frombuffer(content, "<i8", documents, start + 12 * sequences)
@@ -78,12 +93,22 @@ class MegatronDataset:
 
     def _check(self, size: int) -> None:
         ends = self.offsets + self.lengths * self.dtype.itemsize
-        if ((self.lengths < 0) | (self.offsets < 0)).any() or (len(ends) and int(ends.max()) > size):
+        if ((self.lengths < 0) | (self.offsets < 0)).any() or (
+            len(ends) and int(ends.max()) > size
+        ):
             raise DataError(
-                f"{self.data} has {size:,} bytes, and its index names {int(ends.max(initial=0)):,}. Copy both again."
+                f"{self.data} has {size:,} bytes, and its index names "
+                f"{int(ends.max(initial=0)):,}. Copy both again."
             )
-        if int(self.borders[0]) or int(self.borders[-1]) != len(self.lengths) or (np.diff(self.borders) < 0).any():
-            raise DataError(f"{self.path}: the borders of its documents do not fit its sequences. Write it again.")
+        if (
+            int(self.borders[0])
+            or int(self.borders[-1]) != len(self.lengths)
+            or (np.diff(self.borders) < 0).any()
+        ):
+            raise DataError(
+                f"{self.path}: the borders of its documents do not fit its sequences. Write it "
+                "again."
+            )
 
     @property
     def num_documents(self) -> int:
@@ -97,11 +122,19 @@ class MegatronDataset:
 
     def iter_documents(self, first: int, last: int) -> Iterator[Any]:
         """Yield the ids of documents, (T,) of the file's dtype."""
-        ids = np.memmap(self.data, self.dtype, "r") if self.data.stat().st_size else np.zeros(0, self.dtype)
+        ids = (
+            np.memmap(self.data, self.dtype, "r")
+            if self.data.stat().st_size
+            else np.zeros(0, self.dtype)
+        )
         size = self.dtype.itemsize
         for begin, end in pairwise(self.borders[first : last + 1].tolist()):
-            spans = zip(self.offsets[begin:end].tolist(), self.lengths[begin:end].tolist(), strict=True)
-            yield np.concatenate([np.zeros(0, self.dtype), *(ids[at // size : at // size + n] for at, n in spans)])
+            spans = zip(
+                self.offsets[begin:end].tolist(), self.lengths[begin:end].tolist(), strict=True
+            )
+            yield np.concatenate(
+                [np.zeros(0, self.dtype), *(ids[at // size : at // size + n] for at, n in spans)]
+            )
 
 
 def list_parts(path: Path, is_heldout: bool | None) -> list[TokenPart]:
@@ -159,11 +192,14 @@ def read_token_part(
                 continue
             if int(ids.min()) < 0 or int(ids.max()) >= tokenizer.vocab_size:
                 raise DataError(
-                    f"{part.path}: document {number:,} has the id {int(ids.max())}, and the tokenizer has "
-                    f"{tokenizer.vocab_size:,}. Give the tokenizer that made the ids in tokenizer.path."
+                    f"{part.path}: document {number:,} has the id {int(ids.max())}, and the "
+                    f"tokenizer has {tokenizer.vocab_size:,}. Give the tokenizer that made the "
+                    "ids in tokenizer.path."
                 )
             text = ids[:-1] if int(ids[-1]) == tokenizer.eos_id else ids
-            ended = np.append(text, ids.dtype.type(tokenizer.eos_id)) if len(text) == len(ids) else ids
+            ended = (
+                np.append(text, ids.dtype.type(tokenizer.eos_id)) if len(text) == len(ids) else ids
+            )
             rows.append((number, ended, len(tokenizer.decode(text.tolist()).encode())))
             documents, pending = documents + 1, pending + len(ended)
             if pending >= _BATCH_TOKENS:
@@ -178,13 +214,18 @@ def _build_token_rows(
 ) -> pa.RecordBatch:
     """Build token rows; `offset` is the number of a document in its file."""
     numbers, tokens, sizes = zip(*rows, strict=True)
-    ids = [hashlib.blake2b(f"{part.path}\0{number}".encode(), digest_size=16).hexdigest() for number in numbers]
+    ids = [
+        hashlib.blake2b(f"{part.path}\0{number}".encode(), digest_size=16).hexdigest()
+        for number in numbers
+    ]
     held = is_heldout(ids, data.split.heldout_fraction, data.split.seed)
     if part.is_heldout is not None:
         held = np.full(len(ids), part.is_heldout)
     dtype = schema.field("tokens").type.value_type.to_pandas_dtype()
     columns = [
-        build_list_array(np.concatenate(tokens).astype(dtype), np.array([len(one) for one in tokens]), schema),
+        build_list_array(
+            np.concatenate(tokens).astype(dtype), np.array([len(one) for one in tokens]), schema
+        ),
         pa.array(ids),
         pa.array([str(part.path)] * len(ids)),
         pa.array(numbers, pa.int64()),

@@ -1,7 +1,7 @@
 """Shuffle encoded documents over the whole dataset into token files of about equal size, by split.
 
-Reads encoded files, memory-mapped. Writes token files, their page tables, and the index of a split. A document's place
-in the shuffle is a hash of its id, and a token file is a range of places.
+Reads encoded files, memory-mapped. Writes token files, their page tables, and the index of a split.
+A document's place in the shuffle is a hash of its id, and a token file is a range of places.
 
 Invariants:
 - Every file is written independently; no list of all documents is needed.
@@ -17,9 +17,9 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from data_pipeline.core.document_schema import concat_batches
-from data_pipeline.executors.base import Report
-from llmsys.token_shards import (
+from llmsys.data_pipeline.core.document_schema import concat_batches
+from llmsys.data_pipeline.executors.base import Report
+from llmsys.dataset.token_shards import (
     ArrowFileWriter,
     TokenFile,
     build_token_schema,
@@ -36,7 +36,9 @@ SPLITS: tuple[SplitName, ...] = ("train", "heldout")
 
 @dataclass(frozen=True)
 class TokenFilePlan:
-    """One token file: the documents of a split whose cell is in [first, last), and their number of tokens."""
+    """One token file: the documents of a split whose cell is in [first, last), and their number
+    of tokens.
+    """
 
     split: SplitName
     number: int
@@ -70,8 +72,11 @@ def plan_files(sources: Sequence[Path], split: SplitName, shard_tokens: int) -> 
     total = int(tokens.sum())
     files = -(-total // shard_tokens)
     before = np.cumsum(tokens) - tokens
-    # A file begins at the first cell with at least its share of the tokens before it, and ends where the next begins.
-    edges = [int(np.searchsorted(before, total * number / files)) for number in range(files)] + [len(tokens)]
+    # A file begins at the first cell with at least its share of the tokens before it, and ends
+    # where the next begins.
+    edges = [int(np.searchsorted(before, total * number / files)) for number in range(files)] + [
+        len(tokens)
+    ]
     ranges = [(first, last, int(tokens[first:last].sum())) for first, last in pairwise(edges)]
     filled = [cut for cut in ranges if cut[2]]
     return [TokenFilePlan(split, number, *cut) for number, cut in enumerate(filled)]
@@ -86,7 +91,13 @@ def _compute_cells(batch: pa.RecordBatch) -> Any:
 
 
 def write_token_file(
-    report: Report, *, plan: TokenFilePlan, sources: Sequence[Path], output: Path, vocab_size: int, batch_tokens: int
+    report: Report,
+    *,
+    plan: TokenFilePlan,
+    sources: Sequence[Path],
+    output: Path,
+    vocab_size: int,
+    batch_tokens: int,
 ) -> dict[str, Any]:
     """Write one token file in shuffled order.
 
@@ -111,7 +122,9 @@ def write_token_file(
     return write_page_table(output).model_dump()
 
 
-def write_index(report: Report, *, output: Path, entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def write_index(
+    report: Report, *, output: Path, entries: Sequence[dict[str, Any]]
+) -> dict[str, Any]:
     """Write the index of a split.
 
     Args:
@@ -133,12 +146,22 @@ def write_index(report: Report, *, output: Path, entries: Sequence[dict[str, Any
     }
 
 
-def _iter_row_tables(batches: Sequence[pa.RecordBatch], plan: TokenFilePlan, batch_tokens: int) -> Iterator[Any]:
-    """Yield (R, 2) tables of [batch, row] in shuffled order, each of at least `batch_tokens` tokens."""
-    places, found, lengths = [np.zeros(0, np.uint64)], [np.zeros((0, 2), np.int64)], [np.zeros(0, np.int64)]
+def _iter_row_tables(
+    batches: Sequence[pa.RecordBatch], plan: TokenFilePlan, batch_tokens: int
+) -> Iterator[Any]:
+    """Yield (R, 2) tables of [batch, row] in shuffled order, each of at least `batch_tokens`
+    tokens.
+    """
+    places, found, lengths = (
+        [np.zeros(0, np.uint64)],
+        [np.zeros((0, 2), np.int64)],
+        [np.zeros(0, np.int64)],
+    )
     for number, batch in enumerate(batches):
         cells = _compute_cells(batch)
-        rows = np.flatnonzero(_compute_split_mask(batch, plan.split) & (cells >= plan.first) & (cells < plan.last))
+        rows = np.flatnonzero(
+            _compute_split_mask(batch, plan.split) & (cells >= plan.first) & (cells < plan.last)
+        )
         places.append(batch.column("place").to_numpy()[rows])
         found.append(np.stack([np.full(len(rows), number), rows], axis=1))
         lengths.append(np.diff(batch.column("tokens").offsets.to_numpy())[rows].astype(np.int64))
@@ -158,7 +181,9 @@ def _gather_rows(batches: Sequence[pa.RecordBatch], rows: Any, schema: pa.Schema
     numbers, starts = np.unique(rows[grouped, 0], return_index=True)
     pieces = [
         batches[number].select(schema.names).take(pa.array(chosen))
-        for number, chosen in zip(numbers.tolist(), np.split(rows[grouped, 1], starts[1:]), strict=True)
+        for number, chosen in zip(
+            numbers.tolist(), np.split(rows[grouped, 1], starts[1:]), strict=True
+        )
     ]
     order = np.empty(len(rows), np.int64)
     order[grouped] = np.arange(len(rows))

@@ -1,8 +1,8 @@
 """Cache the tokens of distinct texts, looked up many texts at a time.
 
-`ShortWordTable` is a hash table in numpy arrays that maps short words to numbers, for a whole column at once. A word of
-at most 15 bytes is two 64-bit integers, its bytes and its length. They are compared exactly, so two words never share a
-number.
+`ShortWordTable` is a hash table in numpy arrays that maps short words to numbers, for a whole
+column at once. A word of at most 15 bytes is two 64-bit integers, its bytes and its length. They
+are compared exactly, so two words never share a number.
 
 Invariants:
 - Memory is bounded: a full cache is cleared.
@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from data_pipeline.text.ragged_arrays import GrowableArray, Integers, compute_offsets
+from llmsys.data_pipeline.text.ragged_arrays import GrowableArray, Integers, compute_offsets
 
 # Bytes of the longest word that has a key; the sixteenth byte holds the length.
 LONGEST = 15
@@ -26,13 +26,18 @@ FIRST_SLOTS = 1 << 12
 
 _LENGTHS = np.arange(LONGEST + 2)  # the last value represents all longer words
 _LOW_MASKS = np.array([(1 << 8 * min(size, 8)) - 1 for size in _LENGTHS.tolist()], np.uint64)
-_HIGH_MASKS = np.array([(1 << 8 * max(min(size, LONGEST) - 8, 0)) - 1 for size in _LENGTHS.tolist()], np.uint64)
+_HIGH_MASKS = np.array(
+    [(1 << 8 * max(min(size, LONGEST) - 8, 0)) - 1 for size in _LENGTHS.tolist()], np.uint64
+)
 _LENGTH_BYTE = _LENGTHS.astype(np.uint64) << np.uint64(56)
-_LOW_FACTOR, _HIGH_FACTOR = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F)  # of SplitMix64 and xxHash
+# of SplitMix64 and xxHash
+_LOW_FACTOR, _HIGH_FACTOR = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F)
 
 
 class WordKeys(NamedTuple):
-    """Words as pairs of integers; all words that are too long share one key, which no short word has."""
+    """Words as pairs of integers; all words that are too long share one key, which no short word
+    has.
+    """
 
     low: npt.NDArray[np.uint64]
     high: npt.NDArray[np.uint64]
@@ -45,12 +50,18 @@ class WordKeys(NamedTuple):
 def compute_word_keys(
     data: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]
 ) -> WordKeys:
-    """Return the keys of the words at these byte offsets with these sizes in bytes; none may be empty."""
+    """Return the keys of the words at these byte offsets with these sizes in bytes; none may be
+    empty.
+    """
     # The sixteen bytes of the last word may reach past the end.
     padded = np.concatenate([data, np.zeros(2 * 8, np.uint8)])
-    eights = np.ndarray((len(data) + 9,), "<u8", buffer=padded, strides=(1,))  # the eight bytes from each byte on
+    # the eight bytes from each byte on
+    eights = np.ndarray((len(data) + 9,), "<u8", buffer=padded, strides=(1,))
     kind = np.minimum(sizes, LONGEST + 1)
-    return WordKeys(eights[starts] & _LOW_MASKS[kind], eights[starts + 8] & _HIGH_MASKS[kind] | _LENGTH_BYTE[kind])
+    return WordKeys(
+        eights[starts] & _LOW_MASKS[kind],
+        eights[starts + 8] & _HIGH_MASKS[kind] | _LENGTH_BYTE[kind],
+    )
 
 
 class ShortWordTable:
@@ -102,7 +113,8 @@ class ShortWordTable:
         slots, left = self._compute_first_slots(keys), np.arange(len(numbers))
         while len(left):
             free = left[self._keys.high[slots[left]] == 0]
-            self._numbers[slots[free]] = numbers[free]  # the last write to a slot wins; the others probe on
+            # the last write to a slot wins; the others probe on
+            self._numbers[slots[free]] = numbers[free]
             won = free[self._numbers[slots[free]] == numbers[free]]
             self._keys.low[slots[won]], self._keys.high[slots[won]] = keys.low[won], keys.high[won]
             waits = np.ones(len(numbers), np.bool_)
@@ -112,11 +124,15 @@ class ShortWordTable:
 
 
 def get_column_buffers(column: Any) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-    """Return the bytes of a large_string or large_binary column without nulls, and the (N + 1,) offsets of its rows."""
+    """Return the bytes of a large_string or large_binary column without nulls, and the (N + 1,)
+    offsets of its rows.
+    """
     if not len(column):
         return np.zeros(0, np.uint8), np.zeros(1, np.int64)
     # A slice of a column shares the buffers of the whole.
-    offsets = np.frombuffer(column.buffers()[1], np.int64)[column.offset : column.offset + len(column) + 1]
+    offsets = np.frombuffer(column.buffers()[1], np.int64)[
+        column.offset : column.offset + len(column) + 1
+    ]
     if offsets[0] == offsets[-1]:
         return np.zeros(0, np.uint8), np.zeros(len(offsets), np.int64)
     data = np.frombuffer(column.buffers()[2], np.uint8)[offsets[0] : offsets[-1]]
@@ -128,18 +144,24 @@ MAX_TEXT_BYTES = 64  # longer texts rarely repeat and are not cached
 
 
 class RaggedTokens(NamedTuple):
-    """Rows of tokens: `values` are all tokens, concatenated, and `lengths` the number of tokens of each row."""
+    """Rows of tokens: `values` are all tokens, concatenated, and `lengths` the number of tokens
+    of each row.
+    """
 
     values: npt.NDArray[Any]
     lengths: Integers
 
     def take_rows(self, rows: Integers) -> "RaggedTokens":
         """Return the rows at these indices."""
-        lists = pa.LargeListArray.from_arrays(pa.array(compute_offsets(self.lengths)), pa.array(self.values))
+        lists = pa.LargeListArray.from_arrays(
+            pa.array(compute_offsets(self.lengths)), pa.array(self.values)
+        )
         return RaggedTokens(pc.take(lists, pa.array(rows)).flatten().to_numpy(), self.lengths[rows])
 
     def merge_rows(self, starts: Integers) -> "RaggedTokens":
-        """Return longer rows of the same tokens; row i consists of the rows from starts[i] to starts[i + 1]."""
+        """Return longer rows of the same tokens; row i consists of the rows from starts[i] to
+        starts[i + 1].
+        """
         return RaggedTokens(self.values, np.diff(compute_offsets(self.lengths)[starts]))
 
 
@@ -157,8 +179,12 @@ class TokenCache:
     def __len__(self) -> int:
         return len(self._lengths.view)
 
-    def encode_parts(self, parts: pa.Array, below: Callable[[pa.Array], RaggedTokens]) -> RaggedTokens:
-        """Return the tokens of each part of a large_binary column, none empty; `below` encodes the new parts."""
+    def encode_parts(
+        self, parts: pa.Array, below: Callable[[pa.Array], RaggedTokens]
+    ) -> RaggedTokens:
+        """Return the tokens of each part of a large_binary column, none empty; `below` encodes
+        the new parts.
+        """
         data, places = get_column_buffers(parts)
         rows = self._short.look_up(compute_word_keys(data, places[:-1], np.diff(places)))
         unknown = np.flatnonzero(rows < 0)
@@ -173,7 +199,9 @@ class TokenCache:
         rows[unknown] = found[distinct.indices.to_numpy()]
         # Before `_add_texts`, which may clear the cache.
         known = self._all_tokens
-        everything = RaggedTokens(*(np.concatenate(pair) for pair in zip(known, encoded, strict=True)))
+        everything = RaggedTokens(
+            *(np.concatenate(pair) for pair in zip(known, encoded, strict=True))
+        )
         self._add_texts(texts, encoded)
         return everything.take_rows(rows)
 
@@ -182,11 +210,15 @@ class TokenCache:
         return RaggedTokens(self._values.view, self._lengths.view)
 
     def _find_long_texts(self, texts: pa.Array) -> Integers:
-        """Return the row of each text that is too long for `ShortWordTable`, -1 for unknown and for shorter texts."""
+        """Return the row of each text that is too long for `ShortWordTable`, -1 for unknown and
+        for shorter texts.
+        """
         rows = np.full(len(texts), -1)
         long = np.flatnonzero(np.diff(get_column_buffers(texts)[1]) > LONGEST)
         keys = texts.take(pa.array(long)).to_pylist()
-        rows[long] = np.fromiter(map(self._long.get, keys, itertools.repeat(-1)), np.int64, len(keys))
+        rows[long] = np.fromiter(
+            map(self._long.get, keys, itertools.repeat(-1)), np.int64, len(keys)
+        )
         return rows
 
     def _add_texts(self, texts: pa.Array, tokens: RaggedTokens) -> None:
@@ -196,9 +228,14 @@ class TokenCache:
         data, places = get_column_buffers(texts)
         sizes = np.diff(places)
         rows = np.cumsum(sizes <= MAX_TEXT_BYTES) - 1 + len(self)
-        short, long = np.flatnonzero(sizes <= LONGEST), np.flatnonzero((sizes > LONGEST) & (sizes <= MAX_TEXT_BYTES))
+        short, long = (
+            np.flatnonzero(sizes <= LONGEST),
+            np.flatnonzero((sizes > LONGEST) & (sizes <= MAX_TEXT_BYTES)),
+        )
         self._short.insert(compute_word_keys(data, places[short], sizes[short]), rows[short])
-        self._long.update(zip(texts.take(pa.array(long)).to_pylist(), rows[long].tolist(), strict=True))
+        self._long.update(
+            zip(texts.take(pa.array(long)).to_pylist(), rows[long].tolist(), strict=True)
+        )
         kept = (
             tokens
             if len(short) + len(long) == len(sizes)

@@ -2,12 +2,14 @@
 
 Read the settings in a SentencePiece model file, and remove its normalizer.
 
-Reads the bytes of a tokenizer.model (sentencepiece_model.proto of the library). The library has no calls for these
-settings, and its protocol classes need the package protobuf.
+Reads the bytes of a tokenizer.model (sentencepiece_model.proto of the library). The library has no
+calls for these settings, and its protocol classes need the package protobuf.
 
-Publish the files of the dataset's tokenizer atomically, the tokenizer itself last, and remove those of an older one.
+Publish the files of the dataset's tokenizer atomically, the tokenizer itself last, and remove those
+of an older one.
 
-Writes `made.json`, the origin of the tokenizer. It is not named tokenizer.json, which is Hugging Face's format.
+Writes `made.json`, the origin of the tokenizer. It is not named tokenizer.json, which is Hugging
+Face's format.
 """
 
 import json
@@ -20,9 +22,9 @@ from typing import Any, Literal
 import sentencepiece
 
 from llmsys.config.tokenizer import PythonTokenizerConfig, TrainedTokenizerConfig, WordPieceConfig
-from llmsys.special_tokens import CONFIG_NAME
-from llmsys.token_shards import write_bytes_atomically
-from llmsys.tokenizer import (
+from llmsys.dataset.token_shards import write_bytes_atomically
+from llmsys.vocabulary.special_tokens import CONFIG_NAME
+from llmsys.vocabulary.tokenizer import (
     CODE_NAME,
     JSON_NAME,
     MODEL_NAME,
@@ -64,15 +66,24 @@ def publish_sentencepiece(folder: Path, model: bytes, made: dict[str, Any]) -> d
     """
     tokenizer = SentencePieceTokenizer(model)
     processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-    pieces = "".join(f"{processor.id_to_piece(i)}\t{processor.get_score(i):g}\n" for i in range(tokenizer.vocab_size))
+    pieces = "".join(
+        f"{processor.id_to_piece(i)}\t{processor.get_score(i):g}\n"
+        for i in range(tokenizer.vocab_size)
+    )
     facts = _get_tokenizer_facts(tokenizer)
     note = facts | {"sentencepiece": sentencepiece.__version__} | made
-    files = {"tokenizer.vocab": pieces.encode(), "made.json": _serialize_json(note), MODEL_NAME: model}
+    files = {
+        "tokenizer.vocab": pieces.encode(),
+        "made.json": _serialize_json(note),
+        MODEL_NAME: model,
+    }
     _publish_files(folder, files, without=(JSON_NAME, CONFIG_NAME, CODE_NAME))
     return facts
 
 
-def publish_json_tokenizer(folder: Path, file: Path, eos_token: str | None, made: dict[str, Any]) -> dict[str, Any]:
+def publish_json_tokenizer(
+    folder: Path, file: Path, eos_token: str | None, made: dict[str, Any]
+) -> dict[str, Any]:
     """Publish a tokenizer.json with its tokenizer_config.json.
 
     Args:
@@ -84,12 +95,14 @@ def publish_json_tokenizer(folder: Path, file: Path, eos_token: str | None, made
     Returns:
         `fingerprint`, `vocab_size` and `eos_id`, for later stages.
     """
-    from llmsys.hugging_face_tokenizer import build_tokenizer_files
+    from llmsys.vocabulary.hugging_face_tokenizer import build_tokenizer_files
 
     facts = _get_tokenizer_facts(load_tokenizer(file, eos_token))
     note = facts | {"tokenizers": metadata.version("tokenizers")} | made
     # Reversed: the tokenizer itself comes last.
-    files = {"made.json": _serialize_json(note)} | dict(reversed(build_tokenizer_files(file, eos_token).items()))
+    files = {"made.json": _serialize_json(note)} | dict(
+        reversed(build_tokenizer_files(file, eos_token).items())
+    )
     _publish_files(folder, files, without=(MODEL_NAME, "tokenizer.vocab", CODE_NAME))
     return facts
 
@@ -104,12 +117,13 @@ def load_dataset_tokenizer(path: Path) -> Tokenizer:
         The tokenizer.
 
     Raises:
-        DataError: the file is missing or is not a tokenizer, or the code is not the one that prepared the dataset.
+        DataError: the file is missing or is not a tokenizer, or the code is not the one that
+            prepared the dataset.
     """
     file = find_model_file(path)
     if file.name != CODE_NAME:
         return load_tokenizer(file)
-    from llmsys.config.python_tokenizer import read_python_tokenizer
+    from llmsys.vocabulary.python_tokenizer import read_python_tokenizer
 
     return read_python_tokenizer(file)
 
@@ -124,7 +138,7 @@ def publish_code_tokenizer(folder: Path, config: PythonTokenizerConfig) -> dict[
     Returns:
         `fingerprint`, `vocab_size` and `eos_id`, for later stages.
     """
-    from llmsys.config.python_tokenizer import load_python_tokenizer, serialize_python_tokenizer
+    from llmsys.vocabulary.python_tokenizer import load_python_tokenizer, serialize_python_tokenizer
 
     facts = _get_tokenizer_facts(load_python_tokenizer(config))
     files = {"made.json": _serialize_json(facts), CODE_NAME: serialize_python_tokenizer(config)}
@@ -155,7 +169,12 @@ def _serialize_json(values: dict[str, Any]) -> bytes:
 _TRAINER, _NORMALIZER = 2, 3
 _MODEL_TYPE, _SPACE_AS_SUFFIX, _BYTE_FALLBACK = 3, 24, 35
 _RULES, _DUMMY_PREFIX, _EXTRA_SPACES, _ESCAPE = 2, 3, 4, 5
-_KINDS: dict[int, Literal["unigram", "bpe", "word", "char"]] = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}
+_KINDS: dict[int, Literal["unigram", "bpe", "word", "char"]] = {
+    1: "unigram",
+    2: "bpe",
+    3: "word",
+    4: "char",
+}
 _LENGTH = 2
 
 
@@ -167,7 +186,8 @@ class SentencePieceFacts:
         kind: the algorithm.
         byte_fallback: whether unknown characters become bytes.
         space_ends_word: whether ▁ is the end of a word instead of its beginning.
-        has_rules: whether characters are replaced (NFKC and the like); False for the normalization "identity".
+        has_rules: whether characters are replaced (NFKC and the like); False for the normalization
+            "identity".
         adds_prefix: whether a space is put before a text.
         trims_spaces: whether outer spaces are removed and runs become one.
         escapes_spaces: whether a space is written ▁ in pieces.
@@ -203,9 +223,13 @@ def parse_model_facts(model: bytes) -> SentencePieceFacts:
 
 
 def remove_normalizer(model: bytes) -> bytes:
-    """Return the model for text that is normalized already: no rules, no prefix, every space kept."""
+    """Return the model for text that is normalized already: no rules, no prefix, every space
+    kept.
+    """
     # In a protocol buffer a repeated field overrides the first one, so the change is appended.
     name = b"identity"
-    override = bytes([1 << 3 | _LENGTH, len(name), *name, _RULES << 3 | _LENGTH, 0, _DUMMY_PREFIX << 3, 0])
+    override = bytes(
+        [1 << 3 | _LENGTH, len(name), *name, _RULES << 3 | _LENGTH, 0, _DUMMY_PREFIX << 3, 0]
+    )
     override += bytes([_EXTRA_SPACES << 3, 0])
     return model + bytes([_NORMALIZER << 3 | _LENGTH, len(override)]) + override

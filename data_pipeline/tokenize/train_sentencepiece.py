@@ -1,12 +1,14 @@
-"""Train a tokenizer on a sample of the documents; a SentencePiece model here, WordPiece in train_wordpiece.py.
+"""Train a tokenizer on a sample of the documents; a SentencePiece model here, WordPiece in
+train_wordpiece.py.
 
 The sample is the documents with the smallest hashes of their ids, over all or per language.
 
-Reads document files; writes tokenizer.model, tokenizer.vocab (for people) and made.json (its origin and the sample).
+Reads document files; writes tokenizer.model, tokenizer.vocab (for people) and made.json (its origin
+and the sample).
 
 Invariants:
-- The sample follows from ids, languages and the configuration; it has no held-out document, and a larger sample
-  contains the smaller one.
+- The sample follows from ids, languages and the configuration; it has no held-out document, and a
+  larger sample contains the smaller one.
 - Equal documents give equal bytes of the model, whatever the workers.
 """
 
@@ -20,14 +22,18 @@ import numpy as np
 import pyarrow as pa
 import sentencepiece
 
-from data_pipeline.core.document_schema import count_text_bytes, hash_positions, select_heldout
-from data_pipeline.executors.base import Report
-from data_pipeline.tokenize.tokenizer_files import publish_sentencepiece
 from llmsys.config.data import HeldoutSplitConfig
 from llmsys.config.migration import to_recorded_names
 from llmsys.config.tokenizer import SentencePieceConfig, TrainedTokenizerConfig, WordPieceConfig
+from llmsys.data_pipeline.core.document_schema import (
+    count_text_bytes,
+    hash_positions,
+    select_heldout,
+)
+from llmsys.data_pipeline.executors.base import Report
+from llmsys.data_pipeline.tokenize.tokenizer_files import publish_sentencepiece
+from llmsys.dataset.token_shards import read_batches
 from llmsys.errors import DataError
-from llmsys.token_shards import read_batches
 
 # Key of all languages together, if none has a weight.
 EVERY = "*"
@@ -68,7 +74,9 @@ def draw_sample(
     split: HeldoutSplitConfig,
     heldout_files: tuple[str, ...] = (),
 ) -> TrainingSample:
-    """Choose about `sample_bytes` of text; the sample has no limits if there is no document for it."""
+    """Choose about `sample_bytes` of text; the sample has no limits if there is no document for
+    it.
+    """
     weights = config.language_weights or {EVERY: 1.0}
     found: dict[str, list[tuple[Any, Any]]] = {name: [] for name in weights}
     for source in sources:
@@ -76,7 +84,10 @@ def draw_sample(
             ids = batch.column("id").to_pylist()
             train = ~select_heldout(batch, split, heldout_files)
             groups = _get_language_groups(batch, bool(config.language_weights))
-            places, sizes = hash_positions(ids, "tokenizer", 0), count_text_bytes(batch.column("text"))
+            places, sizes = (
+                hash_positions(ids, "tokenizer", 0),
+                count_text_bytes(batch.column("text")),
+            )
             for name, parts in found.items():
                 mine = train & (groups == name)
                 parts.append((places[mine], sizes[mine]))
@@ -86,7 +97,9 @@ def draw_sample(
         drawn = _select_smallest(parts, int(config.sample_bytes * weights[name] / total))
         if drawn is not None:
             limits[name], counts[name] = drawn
-    facts: dict[str, Any] = {key: sum(one[key] for one in counts.values()) for key in ("documents", "bytes")}
+    facts: dict[str, Any] = {
+        key: sum(one[key] for one in counts.values()) for key in ("documents", "bytes")
+    }
     if config.language_weights:
         facts["languages"] = counts
     return TrainingSample(limits, facts, split, heldout_files)
@@ -99,8 +112,12 @@ def _get_language_groups(batch: pa.RecordBatch, by_language: bool) -> Any:
     return np.array(batch.column("language").fill_null("").to_pylist(), np.str_)
 
 
-def _select_smallest(parts: list[tuple[Any, Any]], limit_bytes: int) -> tuple[int, dict[str, int]] | None:
-    """Return the last of the smallest positions with `limit_bytes` in total, and the documents and bytes up to it."""
+def _select_smallest(
+    parts: list[tuple[Any, Any]], limit_bytes: int
+) -> tuple[int, dict[str, int]] | None:
+    """Return the last of the smallest positions with `limit_bytes` in total, and the documents
+    and bytes up to it.
+    """
     places = np.concatenate([np.zeros(0, np.uint64), *(place for place, _ in parts)])
     sizes = np.concatenate([np.zeros(0, np.int64), *(size for _, size in parts)])
     order = np.argsort(places, kind="stable")
@@ -108,7 +125,10 @@ def _select_smallest(parts: list[tuple[Any, Any]], limit_bytes: int) -> tuple[in
     documents = min(len(order), int(np.searchsorted(total, limit_bytes)) + 1)
     if not documents:
         return None
-    return int(places[order[documents - 1]]), {"documents": documents, "bytes": int(total[documents - 1])}
+    return int(places[order[documents - 1]]), {
+        "documents": documents,
+        "bytes": int(total[documents - 1]),
+    }
 
 
 # The number of threads is written into the model, so it must not follow the machine.
@@ -145,8 +165,8 @@ def train_document_tokenizer(
     if not sample.limits:
         languages = f" in {', '.join(config.language_weights)}" if config.language_weights else ""
         raise DataError(
-            f"no document{languages} outside of the held-out ones is left to train a tokenizer on. Lower "
-            "data.split.heldout_fraction, or give more input in data.inputs."
+            f"no document{languages} outside of the held-out ones is left to train a tokenizer "
+            "on. Lower data.split.heldout_fraction, or give more input in data.inputs."
         )
     return fit_tokenizer(_iter_sample_lines(report, sources, sample), folder, config, sample.facts)
 
@@ -170,7 +190,7 @@ def fit_tokenizer(
             return fit_sentencepiece(lines, folder=folder, config=config, sample=sample)
         case WordPieceConfig():
             # Imported here: the library is not needed otherwise.
-            from data_pipeline.tokenize.train_wordpiece import fit_wordpiece
+            from llmsys.data_pipeline.tokenize.train_wordpiece import fit_wordpiece
 
             return fit_wordpiece(lines, folder=folder, config=config, sample=sample)
         case unreachable:
@@ -192,7 +212,8 @@ def fit_sentencepiece(
         `fingerprint`, `vocab_size` and `eos_id`, for later stages.
 
     Raises:
-        DataError: if SentencePiece rejects the options, mostly because of the size of the vocabulary.
+        DataError: if SentencePiece rejects the options, mostly because of the size of the
+            vocabulary.
     """
     model = io.BytesIO()
     try:
@@ -201,14 +222,22 @@ def fit_sentencepiece(
         )
     except RuntimeError as error:
         raise DataError(_describe_training_error(error, config, sample)) from error
-    made = {"config": to_recorded_names(config.model_dump(mode="json"), "tokenizer"), "sample": sample}
+    made = {
+        "config": to_recorded_names(config.model_dump(mode="json"), "tokenizer"),
+        "sample": sample,
+    }
     return publish_sentencepiece(folder, model.getvalue(), made)
 
 
 def _build_trainer_options(config: SentencePieceConfig) -> dict[str, Any]:
-    """Return SentencePiece's options; by default text is not changed, so that decoding restores it."""
+    """Return SentencePiece's options; by default text is not changed, so that decoding restores
+    it.
+    """
     own = WHITESPACE if config.whitespace_symbols == "pieces" else ()
-    symbols = [*config.user_defined_symbols, *(piece for piece in own if piece not in config.user_defined_symbols)]
+    symbols = [
+        *config.user_defined_symbols,
+        *(piece for piece in own if piece not in config.user_defined_symbols),
+    ]
     return {
         "model_type": config.model_type,
         "vocab_size": config.vocab_size,
@@ -217,7 +246,11 @@ def _build_trainer_options(config: SentencePieceConfig) -> dict[str, Any]:
         "split_digits": config.split_digits,
         **({"control_symbols": list(config.control_symbols)} if config.control_symbols else {}),
         # SentencePiece searches for symbols after it has written spaces as U+2581.
-        **({"user_defined_symbols": [symbol.replace(" ", "\u2581") for symbol in symbols]} if symbols else {}),
+        **(
+            {"user_defined_symbols": [symbol.replace(" ", "\u2581") for symbol in symbols]}
+            if symbols
+            else {}
+        ),
         "normalization_rule_name": config.normalization,
         "remove_extra_whitespaces": config.remove_extra_whitespaces,
         "add_dummy_prefix": config.add_dummy_prefix,
@@ -229,8 +262,12 @@ def _build_trainer_options(config: SentencePieceConfig) -> dict[str, Any]:
     }
 
 
-def _iter_sample_lines(report: Report, sources: Sequence[Path], sample: TrainingSample) -> Iterator[str]:
-    """Yield the lines of the sampled documents; pieces with newlines are configured, not learned."""
+def _iter_sample_lines(
+    report: Report, sources: Sequence[Path], sample: TrainingSample
+) -> Iterator[str]:
+    """Yield the lines of the sampled documents; pieces with newlines are configured, not
+    learned.
+    """
     for source in sources:
         for batch in read_batches(source):
             for row in sample.select_rows(batch):
@@ -238,10 +275,15 @@ def _iter_sample_lines(report: Report, sources: Sequence[Path], sample: Training
             report(batch.num_rows, 0)
 
 
-def _describe_training_error(error: RuntimeError, config: SentencePieceConfig, sample: dict[str, Any]) -> str:
-    """Format the error of SentencePiece, which is almost always about the size of the vocabulary."""
+def _describe_training_error(
+    error: RuntimeError, config: SentencePieceConfig, sample: dict[str, Any]
+) -> str:
+    """Format the error of SentencePiece, which is almost always about the size of the
+    vocabulary.
+    """
     reason = str(error).rsplit("] ", 1)[-1].strip().rstrip(".")
     return (
-        f"tokenizer.vocab_size={config.vocab_size} cannot be trained on {sample['documents']:,} documents "
-        f"({sample['bytes']:,} bytes): {reason}. Choose another tokenizer.vocab_size, or give more documents."
+        f"tokenizer.vocab_size={config.vocab_size} cannot be trained on {sample['documents']:,} "
+        f"documents ({sample['bytes']:,} bytes): {reason}. Choose another tokenizer.vocab_size, "
+        "or give more documents."
     )

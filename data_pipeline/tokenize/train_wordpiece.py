@@ -1,10 +1,12 @@
-"""Train a WordPiece vocabulary with the library `tokenizers`, in BERT's format (Devlin 2018; Schuster 2012).
+"""Train a WordPiece vocabulary with the library `tokenizers`, in BERT's format (Devlin 2018;
+Schuster 2012).
 
 Writes tokenizer.json, tokenizer_config.json and made.json.
 
 Invariants:
-- Equal texts give equal bytes. The library numbers characters in the order of a hash map and breaks ties of pairs by
-  these numbers, so all characters are numbered here, and every distinct word is counted once.
+- Equal texts give equal bytes. The library numbers characters in the order of a hash map and breaks
+  ties of pairs by these numbers, so all characters are numbered here, and every distinct word is
+  counted once.
 """
 
 import json
@@ -15,14 +17,22 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import (
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 
-from data_pipeline.tokenize.tokenizer_files import publish_json_tokenizer
 from llmsys.config.migration import to_recorded_names
 from llmsys.config.tokenizer import WORDPIECE_SYMBOLS, WordPieceConfig
+from llmsys.data_pipeline.tokenize.tokenizer_files import publish_json_tokenizer
 from llmsys.errors import DataError
-from llmsys.hugging_face_tokenizer import JSON_NAME
-from llmsys.special_tokens import CONFIG_NAME
+from llmsys.vocabulary.hugging_face_tokenizer import JSON_NAME
+from llmsys.vocabulary.special_tokens import CONFIG_NAME
 
 PREFIX = "##"  # of a piece inside a word
 
@@ -42,7 +52,8 @@ def fit_wordpiece(
         `fingerprint`, `vocab_size` and `eos_id`, for later stages.
 
     Raises:
-        DataError: if the vocabulary has no room for the characters, or the text has too few pieces for it.
+        DataError: if the vocabulary has no room for the characters, or the text has too few pieces
+            for it.
     """
     words = _count_words(lines, config)
     characters, inner = _select_alphabet(words, config.limit_alphabet)
@@ -50,22 +61,29 @@ def fit_wordpiece(
     fixed = len(symbols) + len(characters) + len(inner)
     if fixed > config.vocab_size:
         raise DataError(
-            f"tokenizer.vocab_size={config.vocab_size} has no room for {fixed} special tokens and characters. Use "
-            f"tokenizer.vocab_size={fixed + 1} or more, or a smaller tokenizer.limit_alphabet."
+            f"tokenizer.vocab_size={config.vocab_size} has no room for {fixed} special tokens and "
+            f"characters. Use tokenizer.vocab_size={fixed + 1} or more, or a smaller "
+            "tokenizer.limit_alphabet."
         )
     vocabulary = _train_vocabulary(words, symbols, characters, inner, config)
     if len(vocabulary) < config.vocab_size:
         raise DataError(
-            f"tokenizer.vocab_size={config.vocab_size} cannot be trained on {sample['documents']:,} documents "
-            f"({sample['bytes']:,} bytes): they give {len(vocabulary)} pieces. Use tokenizer.vocab_size="
-            f"{len(vocabulary)}, a smaller tokenizer.min_frequency, or more documents."
+            f"tokenizer.vocab_size={config.vocab_size} cannot be trained on "
+            f"{sample['documents']:,} documents ({sample['bytes']:,} bytes): they give "
+            f"{len(vocabulary)} pieces. Use tokenizer.vocab_size={len(vocabulary)}, a smaller "
+            "tokenizer.min_frequency, or more documents."
         )
-    made = {"config": to_recorded_names(config.model_dump(mode="json"), "tokenizer"), "sample": sample}
+    made = {
+        "config": to_recorded_names(config.model_dump(mode="json"), "tokenizer"),
+        "sample": sample,
+    }
     with TemporaryDirectory() as made_in:
         file = Path(made_in) / JSON_NAME
         file.write_text(_build_tokenizer(vocabulary, symbols, config).to_str())
         names = dict(zip(("pad", "unk", "cls", "sep", "mask"), WORDPIECE_SYMBOLS, strict=True))
-        settings = {f"{role}_token": symbol for role, symbol in names.items()} | {"do_lower_case": config.lowercase}
+        settings = {f"{role}_token": symbol for role, symbol in names.items()} | {
+            "do_lower_case": config.lowercase
+        }
         (file.parent / CONFIG_NAME).write_text(json.dumps(settings))
         return publish_json_tokenizer(folder, file, names["sep"], made)
 
@@ -97,9 +115,15 @@ def _select_alphabet(words: Counter[str], limit: int) -> tuple[list[str], list[s
 
 
 def _train_vocabulary(
-    words: Counter[str], symbols: list[str], characters: list[str], inner: list[str], config: WordPieceConfig
+    words: Counter[str],
+    symbols: list[str],
+    characters: list[str],
+    inner: list[str],
+    config: WordPieceConfig,
 ) -> dict[str, int]:
-    """Return pieces and their ids: symbols, characters, then merges in the order in which they are learnt."""
+    """Return pieces and their ids: symbols, characters, then merges in the order in which they
+    are learnt.
+    """
     numbered = [*symbols, *characters, *(PREFIX + character for character in inner)]
     trainer = trainers.WordPieceTrainer(
         vocab_size=config.vocab_size,
@@ -114,17 +138,25 @@ def _train_vocabulary(
     # Words with a character that is not kept would be learnt without it.
     kept = set(characters)
     sample = (word for word in sorted(words) if kept.issuperset(word))
-    library.train_from_iterator((one for word in sample for one in repeat(word, words[word])), trainer)
+    library.train_from_iterator(
+        (one for word in sample for one in repeat(word, words[word])), trainer
+    )
     found: dict[str, int] = library.get_vocab(with_added_tokens=False)
     return found
 
 
-def _build_tokenizer(vocabulary: dict[str, int], symbols: list[str], config: WordPieceConfig) -> Tokenizer:
+def _build_tokenizer(
+    vocabulary: dict[str, int], symbols: list[str], config: WordPieceConfig
+) -> Tokenizer:
     _, unknown, cls, sep, _ = WORDPIECE_SYMBOLS
-    library = Tokenizer(models.WordPiece(vocabulary, unk_token=unknown, continuing_subword_prefix=PREFIX))
+    library = Tokenizer(
+        models.WordPiece(vocabulary, unk_token=unknown, continuing_subword_prefix=PREFIX)
+    )
     library.normalizer = _build_normalizer(config)
     library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    library.post_processor = processors.BertProcessing((sep, vocabulary[sep]), (cls, vocabulary[cls]))
+    library.post_processor = processors.BertProcessing(
+        (sep, vocabulary[sep]), (cls, vocabulary[cls])
+    )
     library.decoder = decoders.WordPiece(prefix=PREFIX)
     library.add_special_tokens(symbols)
     return library

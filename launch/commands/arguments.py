@@ -1,4 +1,6 @@
-"""Parse arguments of verbs: numbers of options, and a verb's own words (nodes=, step=) among overrides."""
+"""Parse arguments of verbs: numbers of options, and a verb's own words (nodes=, step=) among
+overrides.
+"""
 
 import argparse
 import math
@@ -14,9 +16,13 @@ def parse_count(minimum: int) -> Callable[[str], int]:
         try:
             value = int(text)
         except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number. Use digits, such as 8") from None
+            raise argparse.ArgumentTypeError(
+                f"{text!r} is not a whole number. Use digits, such as 8"
+            ) from None
         if value < minimum:
-            raise argparse.ArgumentTypeError(f"{value} is too small: the minimum is {minimum}. Use {minimum} or more")
+            raise argparse.ArgumentTypeError(
+                f"{value} is too small: the minimum is {minimum}. Use {minimum} or more"
+            )
         return value
 
     return parse
@@ -29,12 +35,18 @@ def parse_positive_number(text: str) -> float:
     except ValueError:
         value = math.nan
     if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0. Use digits, such as 8 or 0.5")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a number above 0. Use digits, such as 8 or 0.5"
+        )
     return value
 
 
-def split_arguments(words: Sequence[str], names: Collection[str]) -> tuple[dict[str, str], list[str]]:
-    """Split `words` into the verb's own values and the config's overrides; raise ConfigError for a name given twice."""
+def split_arguments(
+    words: Sequence[str], names: Collection[str]
+) -> tuple[dict[str, str], list[str]]:
+    """Split `words` into the verb's own values and the config's overrides; raise ConfigError for
+    a name given twice.
+    """
     mine: dict[str, str] = {}
     rest = []
     for word in words:
@@ -42,7 +54,9 @@ def split_arguments(words: Sequence[str], names: Collection[str]) -> tuple[dict[
         if name not in names:
             rest.append(word)
         elif name in mine:
-            raise ConfigError(f"{name}={mine[name]} and {name}={value} were both given. Give {name}= once.")
+            raise ConfigError(
+                f"{name}={mine[name]} and {name}={value} were both given. Give {name}= once."
+            )
         else:
             mine[name] = value
     return mine, rest

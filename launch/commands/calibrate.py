@@ -1,4 +1,6 @@
-"""Run `llmsys calibrate`: measure this machine into a device profile, on one process or, with its links, on several."""
+"""Run `llmsys calibrate`: measure this machine into a device profile, on one process or, with
+its links, on several.
+"""
 
 import argparse
 import json
@@ -6,15 +8,18 @@ import os
 import sys
 from pathlib import Path
 
-from launch.commands.arguments import parse_positive_number
 from llmsys.errors import ConfigError
-from llmsys.local_files import parse_local_path
+from llmsys.launch.commands.arguments import parse_positive_number
+from llmsys.storage.local_files import parse_local_path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the profile's file, the number of processes and the figures that are not measured."""
     parser.add_argument(
-        "--output", type=parse_local_path, default=Path("device.yaml"), help="file to write (default: %(default)s)"
+        "--output",
+        type=parse_local_path,
+        default=Path("device.yaml"),
+        help="file to write (default: %(default)s)",
     )
     parser.add_argument(
         "--processes",
@@ -25,7 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--base",
         metavar="NAME",
-        help="existing profile of this device: peak FLOP/s, memory and interconnect are copied from it",
+        help="existing profile of this device: peak FLOP/s, memory and interconnect are copied "
+        "from it",
     )
     parser.add_argument(
         "--watts",
@@ -37,18 +43,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Measure, write the profile, and print a summary; with --json, the whole profile."""
     if arguments.processes < 1:
-        raise ConfigError(f"--processes {arguments.processes} is not a number of processes. Use 1 or more.")
+        raise ConfigError(
+            f"--processes {arguments.processes} is not a number of processes. Use 1 or more."
+        )
     if not arguments.output.absolute().parent.is_dir():
-        raise ConfigError(f"{arguments.output.parent} is not a folder. Make it, or choose another --output.")
+        raise ConfigError(
+            f"{arguments.output.parent} is not a folder. Make it, or choose another --output."
+        )
     if arguments.output.is_dir():
         raise ConfigError(
-            f"{arguments.output} is a folder. Name a file in it: --output {arguments.output}/device.yaml."
+            f"{arguments.output} is a folder. Name a file in it: --output "
+            f"{arguments.output}/device.yaml."
         )
     # the ranks run this same command, and their launcher has set WORLD_SIZE
     if arguments.processes > 1 and "WORLD_SIZE" not in os.environ:
         return _start_ranks(arguments.processes)
     from llmsys.calibrate.calibration import measure_machine
-    from llmsys.config.yaml_files import dump_yaml
+    from llmsys.config.loading.yaml_files import dump_yaml
     from llmsys.estimate.device_profile import load_device_profile
 
     base = None if arguments.base is None else load_device_profile(arguments.base)
@@ -56,16 +67,21 @@ def run(arguments: argparse.Namespace) -> int:
     if device is None:  # another rank writes
         return 0
     arguments.output.write_text(dump_yaml(device.model_dump(mode="json")), encoding="utf-8")
-    message = ", ".join(f"{number} {flops / 1e12:.3g} TFLOP/s" for number, flops in device.peak_flops.items())
-    text = f"{device.name}: {message}, {device.memory_bandwidth / 1e9:.3g} GB/s. Use it: --device {arguments.output}"
+    message = ", ".join(
+        f"{number} {flops / 1e12:.3g} TFLOP/s" for number, flops in device.peak_flops.items()
+    )
+    text = (
+        f"{device.name}: {message}, {device.memory_bandwidth / 1e9:.3g} GB/s. Use it: --device "
+        f"{arguments.output}"
+    )
     print(json.dumps(device.model_dump(mode="json")) if arguments.json else text)
     return 0
 
 
 def _start_ranks(processes: int) -> int:
     """Run the same command on several processes of this machine and return its status."""
-    from launch.launchers.torchrun import main
-    from llmsys.port import find_free_port
+    from llmsys.launch.launchers.torchrun import main
+    from llmsys.parallel.port import find_free_port
 
     here = [
         "--nnodes=1",
@@ -73,4 +89,4 @@ def _start_ranks(processes: int) -> int:
         "--master-addr=127.0.0.1",
         f"--master-port={find_free_port()}",
     ]
-    return main([*here, "-m", "launch.main", *sys.argv[1:]])
+    return main([*here, "-m", "llmsys.launch.main", *sys.argv[1:]])

@@ -1,4 +1,6 @@
-"""Run `llmsys chat`: serve a page of this machine on which a person talks to the newest checkpoint."""
+"""Run `llmsys chat`: serve a page of this machine on which a person talks to the newest
+checkpoint.
+"""
 
 import argparse
 
@@ -10,22 +12,27 @@ DEFAULT_PORT = 8_000
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add --port."""
     parser.add_argument(
-        "--port", type=int, default=DEFAULT_PORT, help="port on 127.0.0.1; 0: a free one (default: %(default)s)"
+        "--port",
+        type=int,
+        default=DEFAULT_PORT,
+        help="port on 127.0.0.1; 0: a free one (default: %(default)s)",
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until Ctrl-C; the address is printed first."""
-    from llmsys.config.load import load_run_config
+    from llmsys.config.loading.load import load_run_config
 
     config = load_run_config(arguments.config, arguments.overrides)
     if config.model.family != "decoder":
         raise ConfigError(
-            f"model.family={config.model.family} continues no text. Use the run of a decoder; for an encoder-decoder: "
-            "llmsys translate"
+            f"model.family={config.model.family} continues no text. Use the run of a decoder; for "
+            "an encoder-decoder: llmsys translate"
         )
     if not 0 <= arguments.port < 1 << 16:
-        raise ConfigError(f"--port {arguments.port} is no port. Give one from 1 to 65535, or 0 for a free one.")
+        raise ConfigError(
+            f"--port {arguments.port} is no port. Give one from 1 to 65535, or 0 for a free one."
+        )
     from llmsys.generate.chat_server import ChatModel, ChatServer
     from llmsys.train.build_trainer import set_num_threads
     from llmsys.train.run_data import load_run_tokenizer

@@ -5,12 +5,14 @@ import json
 from pathlib import Path
 
 from llmsys.errors import ConfigError
-from llmsys.local_files import parse_local_path
+from llmsys.storage.local_files import parse_local_path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the run folders and --output."""
-    parser.add_argument("runs", metavar="RUN", nargs="+", type=parse_local_path, help="run folder; two or more")
+    parser.add_argument(
+        "runs", metavar="RUN", nargs="+", type=parse_local_path, help="run folder; two or more"
+    )
     parser.add_argument(
         "--output",
         metavar="FILE",
@@ -26,7 +28,9 @@ def run(arguments: argparse.Namespace) -> int:
 
     for folder in arguments.runs:
         if not folder.is_dir():
-            raise ConfigError(f"{folder} is not a folder (in {Path.cwd()}). Give the folders of runs.")
+            raise ConfigError(
+                f"{folder} is not a folder (in {Path.cwd()}). Give the folders of runs."
+            )
     path = write_comparison(arguments.runs, arguments.output)
     print(json.dumps({"page": str(path)}) if arguments.json else str(path))
     return 0

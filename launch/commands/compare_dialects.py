@@ -1,4 +1,6 @@
-"""Run `llmsys prepare CONFIG --compare-dialects A,B`: compare two readings of the same published rules."""
+"""Run `llmsys prepare CONFIG --compare-dialects A,B`: compare two readings of the same published
+rules.
+"""
 
 import json
 from typing import TYPE_CHECKING, Any
@@ -13,10 +15,13 @@ MOST_REASONS = 8
 
 def run_compare_dialects(config: "RunConfig", dialects: str, as_json: bool) -> int:
     """Apply the rules to the config's documents in each dialect and print the differences."""
-    from data_pipeline.inspection.dialect_differences import compare_dialects
+    from llmsys.data_pipeline.inspection.dialect_differences import compare_dialects
 
     if config.data.kind != "crawl":
-        raise ConfigError(f"data.kind={config.data.kind} has no rules to compare. Use a config with data.kind=crawl.")
+        raise ConfigError(
+            f"data.kind={config.data.kind} has no rules to compare. Use a config with "
+            "data.kind=crawl."
+        )
     differences = compare_dialects(config.data, [name for name in dialects.split(",") if name])
     if as_json:
         print(json.dumps([_to_dict(difference) for difference in differences]))
@@ -26,7 +31,9 @@ def run_compare_dialects(config: "RunConfig", dialects: str, as_json: bool) -> i
 
 
 def _format_difference(difference: Any) -> str:
-    """Return one rule: a matrix of verdicts, why they differ, and examples with value and threshold of each dialect."""
+    """Return one rule: a matrix of verdicts, why they differ, and examples with value and
+    threshold of each dialect.
+    """
     first, second = difference.dialects
     share = difference.num_differing / difference.num_documents if difference.num_documents else 0.0
     width = max(len(f"{name} drops") for name in difference.dialects) + 2
@@ -52,7 +59,9 @@ def _format_difference(difference: Any) -> str:
 
 def _select_largest(difference: Any) -> list[tuple[tuple[str, str], int]]:
     """Return the pairs of tests on which most documents differ."""
-    found: list[tuple[tuple[str, str], int]] = sorted(difference.tests.items(), key=lambda one: (-one[1], one[0]))
+    found: list[tuple[tuple[str, str], int]] = sorted(
+        difference.tests.items(), key=lambda one: (-one[1], one[0])
+    )
     return found[:MOST_REASONS]
 
 
@@ -76,7 +85,12 @@ def _to_dict(difference: Any) -> dict[str, Any]:
                 second: tests[1],
                 "documents": count,
                 "examples": [
-                    {"id": example.id, "url": example.url, first: example.sentences[0], second: example.sentences[1]}
+                    {
+                        "id": example.id,
+                        "url": example.url,
+                        first: example.sentences[0],
+                        second: example.sentences[1],
+                    }
                     for example in difference.examples[tests]
                 ],
             }

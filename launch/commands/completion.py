@@ -1,6 +1,8 @@
-"""Run `llmsys completion`: print a script that completes verbs, options, configs and keys in a shell.
+"""Run `llmsys completion`: print a script that completes verbs, options, configs and keys in a
+shell.
 
-The script holds every word, so that the Tab key starts no Python. Print it again after an update of llmsys.
+The script holds every word, so that the Tab key starts no Python. Print it again after an update of
+llmsys.
 """
 
 import argparse
@@ -9,7 +11,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Literal, NamedTuple, get_args, get_origin
 
-from launch.commands.verbs import VERBS
+from llmsys.launch.commands.verbs import VERBS
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -18,7 +20,9 @@ SHELLS = ("bash", "zsh", "fish")
 
 
 class CompletionWords(NamedTuple):
-    """Words by verb: options, fixed choices of positional arguments, its own keys; configs and keys of all verbs."""
+    """Words by verb: options, fixed choices of positional arguments, its own keys; configs and
+    keys of all verbs.
+    """
 
     options: Mapping[str, list[str]]
     choices: Mapping[str, list[str]]
@@ -47,8 +51,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def collect_words(build_parser: Callable[[str], argparse.ArgumentParser]) -> CompletionWords:
     """Return the words of every verb, shipped config and key of a run config."""
+    from llmsys.config.loading.yaml_files import list_config_names
     from llmsys.config.run import RunConfig
-    from llmsys.config.yaml_files import list_config_names
 
     options: dict[str, list[str]] = {}
     choices: dict[str, list[str]] = {}
@@ -56,15 +60,26 @@ def collect_words(build_parser: Callable[[str], argparse.ArgumentParser]) -> Com
     for name in VERBS:
         # argparse has no public list of its arguments
         actions = build_parser(name)._actions
-        options[name] = sorted(word for action in actions for word in action.option_strings if word.startswith("--"))
-        choices[name] = [str(word) for action in actions if not action.option_strings for word in action.choices or ()]
-        module = importlib.import_module(f"launch.commands.{name}")
+        options[name] = sorted(
+            word for action in actions for word in action.option_strings if word.startswith("--")
+        )
+        choices[name] = [
+            str(word)
+            for action in actions
+            if not action.option_strings
+            for word in action.choices or ()
+        ]
+        module = importlib.import_module(f"llmsys.launch.commands.{name}")
         own[name] = [f"{key}=" for key in getattr(module, "OWN_NAMES", ())]
-    return CompletionWords(options, choices, own, list_config_names(), sorted(set(_iter_keys([RunConfig], ""))))
+    return CompletionWords(
+        options, choices, own, list_config_names(), sorted(set(_iter_keys([RunConfig], "")))
+    )
 
 
 def _iter_keys(sections: "Iterable[type[BaseModel]]", path: str) -> Iterator[str]:
-    """Yield `section.key=` of every value, and `section.key=value` of every value that is one of a few words."""
+    """Yield `section.key=` of every value, and `section.key=value` of every value that is one of
+    a few words.
+    """
     from llmsys.config.section import list_section_types
 
     for section in sections:
@@ -72,7 +87,9 @@ def _iter_keys(sections: "Iterable[type[BaseModel]]", path: str) -> Iterator[str
             key, below = f"{path}{name}", list_section_types(field.annotation)
             if not below or get_origin(field.annotation) in (tuple, list, dict):
                 yield f"{key}="
-                words = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
+                words = (
+                    get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
+                )
                 yield from (f"{key}={word}" for word in words)
             else:
                 yield from _iter_keys(below, f"{key}.")
@@ -160,9 +177,14 @@ def format_fish(words: CompletionWords) -> str:
     """Return the script for fish."""
     lines = ["# Completion of llmsys for fish, from: llmsys completion fish"]
     for name, verb in VERBS.items():
-        lines.append(f"complete -c llmsys -f -n __fish_use_subcommand -a {name} -d '{_quote(verb.summary)}'")
+        lines.append(
+            f"complete -c llmsys -f -n __fish_use_subcommand -a {name} -d '{_quote(verb.summary)}'"
+        )
         seen = f"-n '__fish_seen_subcommand_from {name}'"
-        lines += [f"complete -c llmsys {seen} -l {option.removeprefix('--')}" for option in words.options[name]]
+        lines += [
+            f"complete -c llmsys {seen} -l {option.removeprefix('--')}"
+            for option in words.options[name]
+        ]
         if several := [*words.choices[name], *words.own[name]]:
             lines.append(f"complete -c llmsys {seen} -a '{' '.join(several)}'")
     takers = " ".join(name for name, verb in VERBS.items() if verb.takes_config)
@@ -172,5 +194,7 @@ def format_fish(words: CompletionWords) -> str:
 
 
 def _quote(text: str) -> str:
-    """Return text for single quotes of a shell, and without the colon that separates descriptions in zsh."""
+    """Return text for single quotes of a shell, and without the colon that separates
+    descriptions in zsh.
+    """
     return text.replace("'", "").replace(":", ",")

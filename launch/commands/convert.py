@@ -1,4 +1,6 @@
-"""Run `llmsys convert`: import weights from a Hugging Face folder, export them, or export the tokens of a dataset."""
+"""Run `llmsys convert`: import weights from a Hugging Face folder, export them, or export the
+tokens of a dataset.
+"""
 
 import argparse
 import json
@@ -6,23 +8,37 @@ import re
 from typing import Any
 
 from llmsys.errors import ConfigError
-from llmsys.local_files import parse_local_path
+from llmsys.storage.local_files import parse_local_path
 
-UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
+UNITS = {
+    "": 1,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "KIB": 1 << 10,
+    "MIB": 1 << 20,
+    "GIB": 1 << 30,
+}
 TRUST_HELP = (
-    "rewrite checkpoints of an older llmsys in place, without DESTINATION: SOURCE is a checkpoint or a run "
-    "folder; their metadata are pickles, so use it only on runs that you trust"
+    "rewrite checkpoints of an older llmsys in place, without DESTINATION: SOURCE is a checkpoint "
+    "or a run folder; their metadata are pickles, so use it only on runs that you trust"
 )
-SIZE_HELP = "largest file to write, such as 2GB or 500MiB (default: as in the original folder, or 5GB)"
+SIZE_HELP = (
+    "largest file to write, such as 2GB or 500MiB (default: as in the original folder, or 5GB)"
+)
 TOKENS_HELP = (
-    "write the tokens of the dataset SOURCE for another trainer: Megatron-LM (.bin and .idx), nanoGPT (.bin, uint16) "
-    "or MosaicML streaming (MDS)"
+    "write the tokens of the dataset SOURCE for another trainer: Megatron-LM (.bin and .idx), "
+    "nanoGPT (.bin, uint16) or MosaicML streaming (MDS)"
 )
-TO_HELP = "write the run SOURCE as DESTINATION/model.gguf, for llama.cpp (default: Hugging Face's format)"
+TO_HELP = (
+    "write the run SOURCE as DESTINATION/model.gguf, for llama.cpp (default: Hugging Face's format)"
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add SOURCE, which decides the direction (Hugging Face folder: import, run folder: export), and DESTINATION."""
+    """Add SOURCE, which decides the direction (Hugging Face folder: import, run folder: export),
+    and DESTINATION.
+    """
     parser.add_argument(
         "source",
         metavar="SOURCE",
@@ -30,29 +46,45 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a Hugging Face folder, a run folder or a checkpoint; with --tokens a dataset folder",
     )
     parser.add_argument(
-        "destination", metavar="DESTINATION", type=parse_local_path, nargs="?", help="folder to create; must not exist"
+        "destination",
+        metavar="DESTINATION",
+        type=parse_local_path,
+        nargs="?",
+        help="folder to create; must not exist",
     )
     parser.add_argument("--max-shard-size", metavar="SIZE", help=SIZE_HELP)
     parser.add_argument(
         "--dtype",
         choices=("source", "float32", "bfloat16", "float16"),
-        help="dtype of written weights; source: that of the imported Hugging Face folder (default: as SOURCE has it)",
+        help="dtype of written weights; source: that of the imported Hugging Face folder "
+        "(default: as SOURCE has it)",
     )
     parser.add_argument("--to", choices=("gguf",), help=TO_HELP)
     parser.add_argument("--tokens", choices=("megatron", "nanogpt", "mds"), help=TOKENS_HELP)
-    parser.add_argument("--dry-run", action="store_true", help="list the tensor mapping, and write nothing")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="list the tensor mapping, and write nothing"
+    )
     parser.add_argument("--trust-pickle", action="store_true", help=TRUST_HELP)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Convert and print where the result is; with --json, as {source, destination, tensors, bytes}."""
-    shard_bytes = None if arguments.max_shard_size is None else _parse_bytes(arguments.max_shard_size)
+    """Convert and print where the result is; with --json, as {source, destination, tensors,
+    bytes}.
+    """
+    shard_bytes = (
+        None if arguments.max_shard_size is None else _parse_bytes(arguments.max_shard_size)
+    )
     if not arguments.source.is_dir():
-        raise ConfigError(f"{arguments.source} is not a folder. Name a Hugging Face folder or a run folder.")
+        raise ConfigError(
+            f"{arguments.source} is not a folder. Name a Hugging Face folder or a run folder."
+        )
     if arguments.trust_pickle:
         return _rewrite_checkpoints(arguments)
     if arguments.destination is None:
-        raise ConfigError(f"convert {arguments.source} needs a DESTINATION. Name a folder that does not exist yet.")
+        raise ConfigError(
+            f"convert {arguments.source} needs a DESTINATION. Name a folder that does not exist "
+            "yet."
+        )
     if arguments.tokens is not None:
         return _convert_tokens(arguments)
     from llmsys.convert.folders import is_hugging_face_folder, require_absent, require_run_folder
@@ -65,7 +97,8 @@ def run(arguments: argparse.Namespace) -> int:
         return _convert_to_gguf(arguments, is_import)
     if is_import and shard_bytes is not None:
         raise ConfigError(
-            "--max-shard-size applies to the conversion to Hugging Face: a llmsys checkpoint is one file. Leave it out."
+            "--max-shard-size applies to the conversion to Hugging Face: a llmsys checkpoint is "
+            "one file. Leave it out."
         )
     if arguments.dry_run:
         return _print_mappings(arguments, is_import, shard_bytes)
@@ -74,19 +107,29 @@ def run(arguments: argparse.Namespace) -> int:
         from llmsys.convert.weight_dtype import DTYPES
 
         # `source` is not in it: what is read is the source
-        result = convert_from_hugging_face(arguments.source, arguments.destination, DTYPES.get(arguments.dtype))
+        result = convert_from_hugging_face(
+            arguments.source, arguments.destination, DTYPES.get(arguments.dtype)
+        )
         message = f"wrote {result}. Use it with: llmsys generate {result}/config.yaml"
     else:
         from llmsys.convert.to_hugging_face import convert_to_hugging_face
 
-        result = convert_to_hugging_face(arguments.source, arguments.destination, shard_bytes, arguments.dtype)
+        result = convert_to_hugging_face(
+            arguments.source, arguments.destination, shard_bytes, arguments.dtype
+        )
         message = f"wrote {result}"
-    print(json.dumps({"source": str(arguments.source), "destination": str(result)}) if arguments.json else message)
+    print(
+        json.dumps({"source": str(arguments.source), "destination": str(result)})
+        if arguments.json
+        else message
+    )
     return 0
 
 
 def _convert_tokens(arguments: argparse.Namespace) -> int:
-    """Write tokens for another trainer and print where; with --json, as {source, destination, tokens}."""
+    """Write tokens for another trainer and print where; with --json, as {source, destination,
+    tokens}.
+    """
     given = {
         "--to": arguments.to,
         "--dry-run": arguments.dry_run,
@@ -94,7 +137,9 @@ def _convert_tokens(arguments: argparse.Namespace) -> int:
         "--dtype": arguments.dtype,
     }
     if other := next((name for name, value in given.items() if value), None):
-        raise ConfigError(f"{other} is for weights, and --tokens writes tokens. Leave one of them out.")
+        raise ConfigError(
+            f"{other} is for weights, and --tokens writes tokens. Leave one of them out."
+        )
     from llmsys.convert.token_formats import convert_tokens
 
     made = convert_tokens(arguments.source, arguments.destination, arguments.tokens)
@@ -107,18 +152,21 @@ def _convert_to_gguf(arguments: argparse.Namespace, is_import: bool) -> int:
     """Write a GGUF file and print where; with --json, as {source, destination}."""
     if is_import:
         raise ConfigError(
-            f"--to gguf writes runs, and {arguments.source} is a Hugging Face folder. Import it first: llmsys convert "
-            f"{arguments.source} RUN"
+            f"--to gguf writes runs, and {arguments.source} is a Hugging Face folder. Import it "
+            f"first: llmsys convert {arguments.source} RUN"
         )
     if arguments.dry_run or arguments.max_shard_size:
         raise ConfigError(
-            "--dry-run and --max-shard-size are for Hugging Face's format. Leave them out with --to gguf."
+            "--dry-run and --max-shard-size are for Hugging Face's format. Leave them out with "
+            "--to gguf."
         )
     from llmsys.convert.gguf_file import convert_to_gguf
 
     made = convert_to_gguf(arguments.source, arguments.destination, arguments.dtype)
     print(
-        json.dumps({"source": str(arguments.source), "destination": str(made)}) if arguments.json else f"wrote {made}"
+        json.dumps({"source": str(arguments.source), "destination": str(made)})
+        if arguments.json
+        else f"wrote {made}"
     )
     return 0
 
@@ -138,15 +186,25 @@ def _print_mappings(arguments: argparse.Namespace, is_import: bool, shard_bytes:
 
 def _rewrite_checkpoints(arguments: argparse.Namespace) -> int:
     """Rewrite pickled metadata in place and print which; with --json, as {source, rewritten}."""
-    others = arguments.destination, arguments.max_shard_size, arguments.dtype, arguments.tokens, arguments.to
+    others = (
+        arguments.destination,
+        arguments.max_shard_size,
+        arguments.dtype,
+        arguments.tokens,
+        arguments.to,
+    )
     if arguments.dry_run or any(other is not None for other in others):
         raise ConfigError(
-            "--trust-pickle rewrites the checkpoints of SOURCE in place and takes no DESTINATION and no other "
-            "option. Run it alone first, then convert."
+            "--trust-pickle rewrites the checkpoints of SOURCE in place and takes no DESTINATION "
+            "and no other option. Run it alone first, then convert."
         )
     from llmsys.train.pickled_metadata import convert_pickled_metadata, list_checkpoints
 
-    rewritten = [str(found) for found in list_checkpoints(arguments.source) if convert_pickled_metadata(found)]
+    rewritten = [
+        str(found)
+        for found in list_checkpoints(arguments.source)
+        if convert_pickled_metadata(found)
+    ]
     if arguments.json:
         print(json.dumps({"source": str(arguments.source), "rewritten": rewritten}))
         return 0
@@ -161,5 +219,8 @@ def _parse_bytes(text: str) -> int:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]I?B|)", text.strip().upper())
     size = int(float(found[1]) * UNITS[found[2]]) if found else 0
     if size < 1:
-        raise ConfigError(f"--max-shard-size {text!r} is not a size. Write a number and a unit, such as 2GB or 500MiB.")
+        raise ConfigError(
+            f"--max-shard-size {text!r} is not a size. Write a number and a unit, such as 2GB or "
+            "500MiB."
+        )
     return size

@@ -5,10 +5,10 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launch.commands.arguments import parse_positive_number, split_arguments
-from launch.commands.estimate import parse_lengths
 from llmsys.errors import ConfigError
-from llmsys.local_files import parse_local_path
+from llmsys.launch.commands.arguments import parse_positive_number, split_arguments
+from llmsys.launch.commands.estimate import parse_lengths
+from llmsys.storage.local_files import parse_local_path
 
 if TYPE_CHECKING:
     from llmsys.dryrun.dry_run_request import DryRunRequest
@@ -18,16 +18,21 @@ TOO_LARGE = 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the ranks to run, the assumed loads and the output. nodes=, rank= and device= are among the overrides."""
+    """Add the ranks to run, the assumed loads and the output. nodes=, rank= and device= are
+    among the overrides.
+    """
     parser.add_argument(
-        "--all-kinds", action="store_true", help="run one rank of every kind: ranks with different shards, and the last"
+        "--all-kinds",
+        action="store_true",
+        help="run one rank of every kind: ranks with different shards, and the last",
     )
     parser.add_argument(
         "--documents",
         type=parse_lengths,
         default=(),
         metavar="N,N,…",
-        help="document lengths in tokens, repeated to fill a packed sequence (default: one document)",
+        help="document lengths in tokens, repeated to fill a packed sequence (default: one "
+        "document)",
     )
     parser.add_argument(
         "--expert-skew",
@@ -44,8 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="folder of dryrun.html and dryrun.json (default: %(default)s)",
     )
     parser.epilog = (
-        "nodes=512:8 is 512 machines with 8 devices each; rank=17 is the rank that runs (default: 0); device=h100-sxm "
-        f"names a device profile or a YAML file.\n{parser.epilog}"
+        "nodes=512:8 is 512 machines with 8 devices each; rank=17 is the rank that runs "
+        f"(default: 0); device=h100-sxm names a device profile or a YAML file.\n{parser.epilog}"
     )
 
 
@@ -76,8 +81,8 @@ def build_request(arguments: argparse.Namespace) -> "DryRunRequest":
     own, words = split_arguments(arguments.overrides, OWN_NAMES)
     if missing := [name for name in ("nodes", "device") if name not in own]:
         raise ConfigError(
-            f"A dry run needs a cluster, and {' and '.join(missing)} is not given. Give nodes=8:8 (8 machines with 8 "
-            f"devices each) and device=h100-sxm."
+            f"A dry run needs a cluster, and {' and '.join(missing)} is not given. Give nodes=8:8 "
+            "(8 machines with 8 devices each) and device=h100-sxm."
         )
     nodes, devices = parse_cluster(own["nodes"])
     rank = own.get("rank", "0")
@@ -104,6 +109,7 @@ def parse_cluster(text: str) -> tuple[int, int]:
     nodes, _, devices = text.partition(":")
     if not (nodes.isdigit() and devices.isdigit() and int(nodes) and int(devices)):
         raise ConfigError(
-            f"nodes={text} is not a cluster for a dry run. Use nodes=512:8 for 512 machines of 8 devices."
+            f"nodes={text} is not a cluster for a dry run. Use nodes=512:8 for 512 machines of 8 "
+            "devices."
         )
     return int(nodes), int(devices)

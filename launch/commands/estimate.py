@@ -1,13 +1,19 @@
-"""Run `llmsys estimate`: parameters, FLOPs, memory and, on a device, time and cost, before a run starts."""
+"""Run `llmsys estimate`: parameters, FLOPs, memory and, on a device, time and cost, before a run
+starts.
+"""
 
 import argparse
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from launch.commands.estimate_request import build_pricing_request, compute_estimate, resolve_cluster
 from llmsys.errors import ConfigError
-from llmsys.local_files import parse_local_path
+from llmsys.launch.commands.estimate_request import (
+    build_pricing_request,
+    compute_estimate,
+    resolve_cluster,
+)
+from llmsys.storage.local_files import parse_local_path
 
 if TYPE_CHECKING:
     from llmsys.config.model import ModelConfig
@@ -24,45 +30,68 @@ Settings = TypeVar("Settings", bound="Section")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add --explain, the packing of documents, and the device and cluster to price the run on."""
-    parser.add_argument("--explain", action="store_true", help="list every tensor with its parameter count")
+    parser.add_argument(
+        "--explain", action="store_true", help="list every tensor with its parameter count"
+    )
     parser.add_argument(
         "--documents",
         type=parse_lengths,
         default=(),
         metavar="N,N,…",
-        help="document lengths in tokens, repeated to fill a packed sequence (default: one document)",
+        help="document lengths in tokens, repeated to fill a packed sequence (default: one "
+        "document)",
     )
-    parser.add_argument("--device", help="price the run on this device: a profile such as h100-sxm, or a YAML file")
-    parser.add_argument("--gpus", type=int, help="number of devices to price the run on (default: launch.processes)")
     parser.add_argument(
-        "--program", help="training program that runs it: a profile such as megatron, or a YAML file (default: llmsys)"
+        "--device", help="price the run on this device: a profile such as h100-sxm, or a YAML file"
+    )
+    parser.add_argument(
+        "--gpus", type=int, help="number of devices to price the run on (default: launch.processes)"
+    )
+    parser.add_argument(
+        "--program",
+        help="training program that runs it: a profile such as megatron, or a YAML file (default: "
+        "llmsys)",
     )
     parser.add_argument(
         "--layout",
         metavar="AXES",
-        help="layout of another program, such as tp=8,pp=16,vp=2,dp=64, or auto: the fastest (default: layout.*)",
+        help="layout of another program, such as tp=8,pp=16,vp=2,dp=64, or auto: the fastest "
+        "(default: layout.*)",
     )
     parser.add_argument(
-        "--matmul-dtype", choices=MATMUL_DTYPES, help="dtype of matmuls in blocks (default: train.matmul_dtype)"
+        "--matmul-dtype",
+        choices=MATMUL_DTYPES,
+        help="dtype of matmuls in blocks (default: train.matmul_dtype)",
     )
     parser.add_argument(
-        "--cluster", type=parse_local_path, metavar="FILE", help="YAML file with prices, power and failure rates"
+        "--cluster",
+        type=parse_local_path,
+        metavar="FILE",
+        help="YAML file with prices, power and failure rates",
     )
     parser.add_argument(
-        "--price-per-hour", type=float, metavar="P", help="price of one accelerator hour, in the cluster's currency"
+        "--price-per-hour",
+        type=float,
+        metavar="P",
+        help="price of one accelerator hour, in the cluster's currency",
     )
     parser.add_argument(
-        "--html", type=parse_local_path, metavar="FILE", help="write a page: memory of a step, roofline, timeline"
+        "--html",
+        type=parse_local_path,
+        metavar="FILE",
+        help="write a page: memory of a step, roofline, timeline",
     )
     parser.add_argument(
         "--serve",
         metavar="KEY=VALUE,…",
-        help="serve the model: batch=32,prompt=2048,output=512,weights=int4,cache=fp8; --gpus share each layer",
+        help="serve the model: batch=32,prompt=2048,output=512,weights=int4,cache=fp8; --gpus "
+        "share each layer",
     )
     parser.add_argument(
         "--finetune",
         metavar="KEY=VALUE,…",
-        help="train a part: rank=16,targets=attention (adapters), train=last,layers=4 (frozen parts), weights=int4",
+        help="train a part: rank=16,targets=attention (adapters), train=last,layers=4 (frozen "
+        "parts), weights=int4",
     )
 
 
@@ -77,9 +106,11 @@ def run(arguments: argparse.Namespace) -> int:
     from llmsys.estimate.summary_table import format_estimate
 
     if arguments.serve is not None:
-        from llmsys.config.load import read_config
+        from llmsys.config.loading.load import read_config
 
-        return _print_serving(read_config(arguments.config, arguments.overrides).run.model, arguments)
+        return _print_serving(
+            read_config(arguments.config, arguments.overrides).run.model, arguments
+        )
     resolved, result = compute_estimate(arguments)
     if arguments.finetune is not None:
         from llmsys.config.serving import FinetuneConfig
@@ -93,7 +124,11 @@ def run(arguments: argparse.Namespace) -> int:
         result |= {"page": str(_write_page(result, resolved.run, device, arguments))}
     tensors = list_tensor_counts(resolved.run) if arguments.explain else None
     if arguments.json:
-        print(json.dumps(result if tensors is None else result | {"tensors": tensors}, ensure_ascii=False))
+        print(
+            json.dumps(
+                result if tensors is None else result | {"tensors": tensors}, ensure_ascii=False
+            )
+        )
     else:
         print(format_estimate(result, tensors, _list_finetune_lines(result)))
     return 0
@@ -102,13 +137,17 @@ def run(arguments: argparse.Namespace) -> int:
 def _list_finetune_lines(result: dict[str, Any]) -> list[str]:
     if "finetune" not in result:
         return []
-    from llmsys.estimate.serving_table import iter_finetune_lines  # few estimates are of fine-tuning
+    # few estimates are of fine-tuning
+    from llmsys.estimate.serving_table import iter_finetune_lines
 
     return list(iter_finetune_lines(result["finetune"]))
 
 
 def _write_page(
-    result: dict[str, Any], config: "RunConfig", device: "DeviceProfile | None", arguments: argparse.Namespace
+    result: dict[str, Any],
+    config: "RunConfig",
+    device: "DeviceProfile | None",
+    arguments: argparse.Namespace,
 ) -> Path:
     """Write the page of the estimate and return its path."""
     from llmsys.estimate.roofline import list_layer_kernels
@@ -118,7 +157,9 @@ def _write_page(
     kernels = []
     if device is not None:
         sequences, tensor = count_rank_micro_batch(result, config)
-        kernels = list_layer_kernels(config.model, device, sequences, config.batch.sequence_length, tensor)
+        kernels = list_layer_kernels(
+            config.model, device, sequences, config.batch.sequence_length, tensor
+        )
     timeline = build_timeline_from_estimate(result, config) if "time" in result else None
     return write_estimate_page(
         result, arguments.config, arguments.html, device=device, kernels=kernels, timeline=timeline
@@ -144,8 +185,8 @@ def _parse_settings(text: str, section: type[Settings], option: str) -> Settings
     """Return the section that `key=value,key=value` sets."""
     from pydantic import ValidationError
 
-    from llmsys.config.merge import read_overrides
-    from llmsys.config.validation_errors import build_config_error
+    from llmsys.config.loading.merge import read_overrides
+    from llmsys.config.loading.validation_errors import build_config_error
 
     layer = read_overrides(text.split(","))
     try:
@@ -156,23 +197,29 @@ def _parse_settings(text: str, section: type[Settings], option: str) -> Settings
 
 def _count_model(path: Path, values: dict[str, Any], arguments: argparse.Namespace) -> int:
     """Print the counts of a model type that llmsys does not build."""
-    from llmsys.config.load import parse_batch
+    from llmsys.config.loading.load import parse_batch
     from llmsys.estimate.counted import counted_estimate as counted
 
     for option in ("device", "cluster", "gpus", "documents", "serve", "finetune", "html"):
         if getattr(arguments, option):
             raise ConfigError(
-                f"--{option}: {values['model_type']} is counted and not priced. Leave it out, or give a model type "
-                "that llmsys builds."
+                f"--{option}: {values['model_type']} is counted and not priced. Leave it out, or "
+                "give a model type that llmsys builds."
             )
     model = counted.build_counted_model(values, str(path))
     batch = parse_batch(arguments.overrides, f"llmsys estimate {path}")
     longest = min(batch.sequence_length, model.longest or batch.sequence_length)
     length = batch.sequence_length if "sequence_length" in batch.model_fields_set else longest
-    result = counted.estimate_counted_model(model, batch.sequences_per_step, length, batch.target_sequence_length)
+    result = counted.estimate_counted_model(
+        model, batch.sequences_per_step, length, batch.target_sequence_length
+    )
     tensors = counted.list_counted_tensors(model) if arguments.explain else None
     if arguments.json:
-        print(json.dumps(result if tensors is None else result | {"tensors": tensors}, ensure_ascii=False))
+        print(
+            json.dumps(
+                result if tensors is None else result | {"tensors": tensors}, ensure_ascii=False
+            )
+        )
     else:
         print(counted.format_counted_estimate(result, tensors))
     return 0
@@ -186,6 +233,7 @@ def parse_lengths(text: str) -> tuple[int, ...]:
         lengths = ()
     if not lengths or min(lengths) < 1:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is not a list of document lengths in tokens. Use, for example, 512 or 100,300."
+            f"{text!r} is not a list of document lengths in tokens. Use, for example, 512 or "
+            "100,300."
         )
     return lengths

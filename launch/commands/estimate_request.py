@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from llmsys.errors import ConfigError
 
 if TYPE_CHECKING:
-    from llmsys.config.load import LoadedConfig
+    from llmsys.config.loading.load import LoadedConfig
     from llmsys.estimate.cluster_costs import ClusterCosts
     from llmsys.estimate.program_run import ProgramRun
     from llmsys.estimate.run_cost import PricingRequest
@@ -29,7 +29,7 @@ def compute_estimate(arguments: argparse.Namespace) -> "tuple[LoadedConfig, dict
     Raises:
         LlmsysError: a value of the config or of an option is wrong.
     """
-    from llmsys.config.load import read_config
+    from llmsys.config.loading.load import read_config
 
     resolved = read_config(arguments.config, arguments.overrides)
     from llmsys.estimate.run_estimate import estimate_run
@@ -48,14 +48,17 @@ def compute_estimate(arguments: argparse.Namespace) -> "tuple[LoadedConfig, dict
         device=device,
         planned=planned,
         expert_load=1.0 if request is None else request.cluster.expert_load,
-        layout=None if request is None or planned is not None else request.resolve_layout(resolved.run),
+        layout=None
+        if request is None or planned is not None
+        else request.resolve_layout(resolved.run),
     )
     if resolved.source.suffix == ".json":
         from llmsys.estimate.counted.transformers_classes import match_transformers_class
 
         result = match_transformers_class(result, resolved.run)
     if request is not None:
-        from llmsys.estimate.run_cost import add_costs  # half of the estimate's files, for priced runs only
+        # half of the estimate's files, for priced runs only
+        from llmsys.estimate.run_cost import add_costs
 
         request = replace(request, planned=planned)
         result = add_costs(result, resolved.run, request, model_only=not _has_budget(resolved))
@@ -67,8 +70,8 @@ def _check_documents(resolved: "LoadedConfig", documents: Sequence[int]) -> None
     tokens = resolved.run.train.tokens
     if _has_budget(resolved) and documents and max(documents) > tokens:
         raise ConfigError(
-            f"--documents {max(documents)}: a document is longer than the {tokens} tokens of the run. Use at most "
-            f"{tokens}, or more train.tokens."
+            f"--documents {max(documents)}: a document is longer than the {tokens} tokens of the "
+            f"run. Use at most {tokens}, or more train.tokens."
         )
 
 
@@ -92,26 +95,36 @@ def _has_budget(resolved: "LoadedConfig") -> bool:
 def _check_batch(resolved: "LoadedConfig", arguments: argparse.Namespace) -> None:
     if has_batch(resolved):
         return
-    example = f"llmsys estimate {arguments.config} --device {arguments.device or 'h100-sxm'} --gpus 64"
+    example = (
+        f"llmsys estimate {arguments.config} --device {arguments.device or 'h100-sxm'} --gpus 64"
+    )
     raise ConfigError(
-        f"{arguments.config} is a bare model without a batch, and the time of a step depends on it. Give one, such as\n"
-        f"  {example} batch.sequence_length=4096 batch.sequences=512\n"
-        f"or, for hours and money, a number of tokens too:\n"
-        f"  {example} batch.sequence_length=4096 batch.sequences=512 train.tokens=1_000_000_000_000"
+        f"{arguments.config} is a bare model without a batch, and the time of a step depends on "
+        f"it. Give one, such as\n  {example} batch.sequence_length=4096 batch.sequences=512\nor, "
+        f"for hours and money, a number of tokens too:\n  {example} batch.sequence_length=4096 "
+        "batch.sequences=512 train.tokens=1_000_000_000_000"
     )
 
 
 def _build_program_run(
     resolved: "LoadedConfig", arguments: argparse.Namespace, request: "PricingRequest | None"
 ) -> "ProgramRun | None":
-    """Return the run under the named program; None where neither program, layout nor dtype is named."""
-    named = {"--program": arguments.program, "--layout": arguments.layout, "--matmul-dtype": arguments.matmul_dtype}
+    """Return the run under the named program; None where neither program, layout nor dtype is
+    named.
+    """
+    named = {
+        "--program": arguments.program,
+        "--layout": arguments.layout,
+        "--matmul-dtype": arguments.matmul_dtype,
+    }
     given = [name for name, value in named.items() if value is not None]
     if not given:
         return None
     for option in ("finetune", "html"):
         if getattr(arguments, option) is not None:
-            raise ConfigError(f"--{option} shows a run of llmsys itself. Leave out {given[0]}, or --{option}.")
+            raise ConfigError(
+                f"--{option} shows a run of llmsys itself. Leave out {given[0]}, or --{option}."
+            )
     if resolved.is_model_only:
         _check_batch(resolved, arguments)
     from llmsys.estimate.program_search import plan_program_run
@@ -132,13 +145,22 @@ def build_pricing_request(arguments: argparse.Namespace) -> "PricingRequest | No
     if arguments.device is None and arguments.cluster is None:
         if arguments.gpus is not None or arguments.price_per_hour is not None:
             given = f"--gpus {arguments.gpus}" if arguments.gpus is not None else "--price-per-hour"
-            raise ConfigError(f"{given} needs a device. Add --device NAME, such as --device h100-sxm.")
+            raise ConfigError(
+                f"{given} needs a device. Add --device NAME, such as --device h100-sxm."
+            )
         return None
-    for name, value, least in (("--gpus", arguments.gpus, 1), ("--price-per-hour", arguments.price_per_hour, 0)):
+    for name, value, least in (
+        ("--gpus", arguments.gpus, 1),
+        ("--price-per-hour", arguments.price_per_hour, 0),
+    ):
         if value is not None and not value >= least:
-            raise ConfigError(f"{name} {value} is too small: the minimum is {least}. Use {least} or more.")
+            raise ConfigError(
+                f"{name} {value} is too small: the minimum is {least}. Use {least} or more."
+            )
         if value is not None and value > MAX_ASKED:
-            raise ConfigError(f"{name} {value} is too large: the maximum is {MAX_ASKED}. Use {MAX_ASKED} or less.")
+            raise ConfigError(
+                f"{name} {value} is too large: the maximum is {MAX_ASKED}. Use {MAX_ASKED} or less."
+            )
     from llmsys.estimate.device_profile import load_device_profile
     from llmsys.estimate.run_cost import PricingRequest
 

@@ -1,4 +1,6 @@
-"""Run `llmsys evaluate`: measure a trained model on held-out data, with gzip and xz for text and BLEU for pairs."""
+"""Run `llmsys evaluate`: measure a trained model on held-out data, with gzip and xz for text and
+BLEU for pairs.
+"""
 
 import argparse
 import json
@@ -10,9 +12,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Evaluate in one process and print the result; with --json, its fields and the checkpoint's path."""
-    from launch.commands.train import format_evaluation
-    from llmsys.config.load import load_run_config
+    """Evaluate in one process and print the result; with --json, its fields and the checkpoint's
+    path.
+    """
+    from llmsys.config.loading.load import load_run_config
+    from llmsys.launch.commands.train import format_evaluation
 
     config = load_run_config(arguments.config, arguments.overrides)
     from llmsys.train.build_objective import build_evaluator
@@ -23,7 +27,9 @@ def run(arguments: argparse.Namespace) -> int:
     set_num_threads(config)
     evaluator = build_evaluator(config)
     model, checkpoint = load_trained_model(config)
-    result = evaluator.evaluate(build_logits_function(model), next(model.parameters()).device).to_dict()
+    result = evaluator.evaluate(
+        build_logits_function(model), next(model.parameters()).device
+    ).to_dict()
     score: dict[str, Any] = measure_heldout_next_sentence(model, config.objective.kind)
     if config.objective.kind == "translation":
         from llmsys.generate.translation import compute_bleu, read_heldout_texts, translate_lines
@@ -31,7 +37,8 @@ def run(arguments: argparse.Namespace) -> int:
 
         sources, references = read_heldout_texts(config)
         score = compute_bleu(
-            translate_lines(model, open_first_source(config, "heldout")[1], config, sources), references
+            translate_lines(model, open_first_source(config, "heldout")[1], config, sources),
+            references,
         )
     if arguments.json:
         print(json.dumps(result | score | {"checkpoint": str(checkpoint)}))
@@ -43,6 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
     if "bleu" in score:
         print(
             f"BLEU {score['bleu']:.2f} on {score['sentences']:,} sentences, brevity penalty "
-            f"{score['brevity_penalty']:.3f}, {config.generation.num_beams} beams ({score['signature']})"
+            f"{score['brevity_penalty']:.3f}, {config.generation.num_beams} beams "
+            f"({score['signature']})"
         )
     return 0

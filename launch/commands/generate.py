@@ -9,28 +9,38 @@ from llmsys.errors import ConfigError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add --prompt, which may be repeated. Without it the config's generation.prompts are continued."""
+    """Add --prompt, which may be repeated. Without it the config's generation.prompts are
+    continued.
+    """
     parser.add_argument(
-        "--prompt", action="append", default=[], help="text to continue; may be repeated (default: generation.prompts)"
+        "--prompt",
+        action="append",
+        default=[],
+        help="text to continue; may be repeated (default: generation.prompts)",
     )
     parser.add_argument(
-        "--no-stream", action="store_true", help="print texts when they are complete, not token by token"
+        "--no-stream",
+        action="store_true",
+        help="print texts when they are complete, not token by token",
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print each prompt with its continuation; with --json, a list of {prompt, text}.
 
-    A single prompt on a terminal is streamed. Several are generated together and printed at the end.
+    A single prompt on a terminal is streamed. Several are generated together and printed at the
+    end.
     """
-    from llmsys.config.load import load_run_config
+    from llmsys.config.loading.load import load_run_config
 
     config = load_run_config(arguments.config, arguments.overrides)
     if arguments.prompt:
         generation = config.generation.model_copy(update={"prompts": tuple(arguments.prompt)})
         config = config.model_copy(update={"generation": generation})
     if not config.generation.prompts:
-        raise ConfigError("There are no prompts. Give --prompt TEXT, or set generation.prompts in the config.")
+        raise ConfigError(
+            "There are no prompts. Give --prompt TEXT, or set generation.prompts in the config."
+        )
     from llmsys.generate.chat_format import is_answered_as_chat
     from llmsys.generate.prompt_completion import complete_prompts
     from llmsys.train.build_trainer import set_num_threads
@@ -39,10 +49,18 @@ def run(arguments: argparse.Namespace) -> int:
 
     set_num_threads(config)
     model, _ = load_trained_model(config)
-    stream = sys.stdout.isatty() and len(config.generation.prompts) == 1 and config.generation.num_beams == 1
+    stream = (
+        sys.stdout.isatty()
+        and len(config.generation.prompts) == 1
+        and config.generation.num_beams == 1
+    )
     if stream and not (arguments.json or arguments.no_stream):
-        _print_piece(_highlight_prompt(config.generation.prompts[0]) + "\n" * is_answered_as_chat(config))
-        complete_prompts(model, load_run_tokenizer(config), config, lambda _, piece: _print_piece(piece))
+        _print_piece(
+            _highlight_prompt(config.generation.prompts[0]) + "\n" * is_answered_as_chat(config)
+        )
+        complete_prompts(
+            model, load_run_tokenizer(config), config, lambda _, piece: _print_piece(piece)
+        )
         _print_piece("\n")
         return 0
     separator = "\n" if is_answered_as_chat(config) else ""
@@ -59,4 +77,8 @@ def _print_piece(piece: str) -> None:
 
 
 def _highlight_prompt(prompt: str) -> str:
-    return f"\033[1m{prompt}\033[0m" if sys.stdout.isatty() and "NO_COLOR" not in os.environ else prompt
+    return (
+        f"\033[1m{prompt}\033[0m"
+        if sys.stdout.isatty() and "NO_COLOR" not in os.environ
+        else prompt
+    )

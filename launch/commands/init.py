@@ -1,4 +1,6 @@
-"""Run `llmsys init`: write a commented config for what is in some folders, and print the next command."""
+"""Run `llmsys init`: write a commented config for what is in some folders, and print the next
+command.
+"""
 
 import argparse
 import json
@@ -6,7 +8,7 @@ import shlex
 from pathlib import Path
 
 from llmsys.errors import ConfigError
-from llmsys.local_files import parse_local_path, write_bytes_atomically
+from llmsys.storage.local_files import parse_local_path, write_bytes_atomically
 
 TEMPLATES = ("rule", "extractor", "reader", "tokenizer", "schedule", "optimizer", "metric")
 
@@ -18,8 +20,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FOLDER",
         nargs="*",
         type=parse_local_path,
-        help="folder of WARC, parquet, jsonl, Arrow or text files, of a prepared dataset, or of a Hugging Face model; "
-        "or one of each (default: the working directory)",
+        help="folder of WARC, parquet, jsonl, Arrow or text files, of a prepared dataset, or of a "
+        "Hugging Face model; or one of each (default: the working directory)",
     )
     parser.add_argument(
         "--output",
@@ -31,23 +33,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--template",
         choices=TEMPLATES,
-        help="write an example of your own rule, extractor, reader, tokenizer, schedule, optimizer or metric instead, "
-        "as a Python file",
+        help="write an example of your own rule, extractor, reader, tokenizer, schedule, "
+        "optimizer or metric instead, as a Python file",
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the config and print what was found and the next commands; with --json, as one object."""
+    """Write the config and print what was found and the next commands; with --json, as one
+    object.
+    """
     output: Path = arguments.output
     if output.exists():
-        raise ConfigError(f"{output} exists, and a config is not overwritten. Choose another file with --output FILE.")
+        raise ConfigError(
+            f"{output} exists, and a config is not overwritten. Choose another file with --output "
+            "FILE."
+        )
     if not output.absolute().parent.is_dir():
         raise ConfigError(f"{output.parent} is not a folder. Make it, or choose another --output.")
     if arguments.template is not None:
         return _write_template(arguments)
-    from launch.commands.init_config import format_config, list_next_commands
-    from launch.commands.init_inputs import find_contents
-    from llmsys.config.load import load_run_config
+    from llmsys.config.loading.load import load_run_config
+    from llmsys.launch.commands.init_config import format_config, list_next_commands
+    from llmsys.launch.commands.init_inputs import find_contents
 
     found = find_contents(arguments.folders or [Path()])
     write_bytes_atomically(output, format_config(found, output).encode())
@@ -70,7 +77,8 @@ def _write_template(arguments: argparse.Namespace) -> int:
     output: Path = arguments.output
     if output.suffix != ".py":
         raise ConfigError(
-            f"--template writes Python, and {output} does not end in .py. Add --output my_{arguments.template}s.py."
+            f"--template writes Python, and {output} does not end in .py. Add --output "
+            f"my_{arguments.template}s.py."
         )
     source = Path(__file__).with_name("templates") / f"{arguments.template}.py"
     write_bytes_atomically(output, source.read_bytes())

@@ -1,6 +1,8 @@
-"""Format the config that `llmsys init` writes, with a comment for every choice, and the commands that follow.
+"""Format the config that `llmsys init` writes, with a comment for every choice, and the commands
+that follow.
 
-Sizes follow from the bytes of the files: a small crawl has a small vocabulary and holds back a larger share.
+Sizes follow from the bytes of the files: a small crawl has a small vocabulary and holds back a
+larger share.
 """
 
 import json
@@ -8,9 +10,10 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from launch.commands.init_inputs import FoundContents
+from llmsys.launch.commands.init_inputs import FoundContents
 
-# Bytes of kept text per byte of a compressed crawl file: low, so that a vocabulary is rather too small.
+# Bytes of kept text per byte of a compressed crawl file: low, so that a vocabulary is rather too
+# small.
 HTML_TEXT_SHARE = 0.1
 BYTES_PER_TOKEN = 4
 # Bytes of text from which a vocabulary of a size can be trained.
@@ -24,14 +27,21 @@ def format_config(found: FoundContents, output: Path) -> str:
 
     Args:
         found: what the folders hold.
-        output: file that will be written; bases are relative to it, other paths to the working directory.
+        output: file that will be written; bases are relative to it, other paths to the working
+            directory.
 
     Returns:
         The text of a config file.
     """
-    lines = ["# Written by llmsys init. Every other key has its default: llmsys show " + output.name]
+    lines = [
+        "# Written by llmsys init. Every other key has its default: llmsys show " + output.name
+    ]
     if found.dataset is not None:
-        lines += ["", f"base: {_format_base(found.dataset, output)}   # the dataset, with its rules and tokenizer"]
+        lines += [
+            "",
+            f"base: {_format_base(found.dataset, output)}   # the dataset, with its rules and "
+            "tokenizer",
+        ]
     name = _get_name(found)
     lines += ["", f"run: {{name: {name}, folder: runs/{name}}}   # everything that training writes"]
     if found.dataset is None:
@@ -45,7 +55,11 @@ def list_next_commands(found: FoundContents, output: Path) -> list[list[str]]:
     config, name = str(output), _get_name(found)
     train = ["llmsys", "train", config, "--prepare"]
     if found.model is None:
-        return [train, ["llmsys", "generate", config, "--prompt", "The"], ["llmsys", "report", config]]
+        return [
+            train,
+            ["llmsys", "generate", config, "--prompt", "The"],
+            ["llmsys", "report", config],
+        ]
     if not found.patterns and found.dataset is None:
         train += ["data.inputs=[texts/*.jsonl]"]
     weights = _get_weights_folder(name)
@@ -57,9 +71,13 @@ def list_next_commands(found: FoundContents, output: Path) -> list[list[str]]:
 
 
 def _get_name(found: FoundContents) -> str:
-    """Return a name from the folder of the model, the dataset or the files, of letters that need no quotes."""
+    """Return a name from the folder of the model, the dataset or the files, of letters that need
+    no quotes.
+    """
     folder = found.model or found.dataset or Path(found.patterns[0].partition("*")[0])
-    name = "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in folder.resolve().name)
+    name = "".join(
+        letter if letter.isalnum() or letter in "._-" else "-" for letter in folder.resolve().name
+    )
     return f"{name.strip('._-') or 'run'}-run" if found.dataset else name.strip("._-") or "run"
 
 
@@ -68,7 +86,9 @@ def _get_weights_folder(name: str) -> str:
 
 
 def _format_base(folder: Path, output: Path) -> str:
-    return _quote(str(folder) if folder.is_absolute() else os.path.relpath(folder, output.absolute().parent))
+    return _quote(
+        str(folder) if folder.is_absolute() else os.path.relpath(folder, output.absolute().parent)
+    )
 
 
 def _quote(text: str) -> str:
@@ -88,37 +108,65 @@ def _choose_vocabulary(found: FoundContents) -> int:
 def _iter_data_lines(found: FoundContents, name: str) -> Iterator[str]:
     yield "data:"
     yield f"  name: {name}"
-    yield f"  folder: runs/{name}-data          # the prepared dataset: documents, dropped documents, token shards"
+    yield (
+        f"  folder: runs/{name}-data          # the prepared dataset: documents, dropped "
+        "documents, token shards"
+    )
     if found.patterns:
         yield "  inputs:"
         yield from (f"    - {_quote(pattern)}" for pattern in found.patterns)
     else:
-        yield "  inputs: []                       # name your files: WARC, parquet, jsonl, Arrow or text"
+        yield (
+            "  inputs: []                       # name your files: WARC, parquet, jsonl, Arrow or "
+            "text"
+        )
     if found.text_field not in ("", "text"):
-        others = f"; others with text: {', '.join(found.other_fields)}" if found.other_fields else ""
-        yield f"  read: {{text_field: {_quote(found.text_field)}}}   # the column of the documents{others}"
+        others = (
+            f"; others with text: {', '.join(found.other_fields)}" if found.other_fields else ""
+        )
+        yield (
+            f"  read: {{text_field: {_quote(found.text_field)}}}   # the column of the "
+            f"documents{others}"
+        )
     if found.has_html:
-        yield "  language: {languages: []}        # every language that is recognized; [en] keeps English alone"
-        yield "  rules:                           # FineWeb's, in its order; llmsys list rules has the others"
+        yield (
+            "  language: {languages: []}        # every language that is recognized; [en] keeps "
+            "English alone"
+        )
+        yield (
+            "  rules:                           # FineWeb's, in its order; llmsys list rules has "
+            "the others"
+        )
         yield "    - kind: gopher_repetition"
         yield "    - kind: gopher_quality"
         yield "    - kind: c4_datatrove"
         yield "      end_marks: []                # keep lines that end without a full stop"
     else:
-        yield "  language: {languages: [], min_score: 0}   # every language; [en] keeps English alone"
-        yield "  # rules: [{kind: gopher_quality}]   # texts are kept as they are; llmsys list rules names the rules"
+        yield (
+            "  language: {languages: [], min_score: 0}   # every language; [en] keeps English alone"
+        )
+        yield (
+            "  # rules: [{kind: gopher_quality}]   # texts are kept as they are; llmsys list "
+            "rules names the rules"
+        )
     yield "  deduplicate:"
     yield "    exact: {kind: text}            # of equal texts one stays"
     yield "    minhash: {kind: minhash}       # and of near duplicates the longest"
     if _estimate_text_bytes(found) < SMALL_DATA_BYTES:
-        yield "  split: {heldout_fraction: 0.05}  # of little text, a share that is large enough to measure on"
+        yield (
+            "  split: {heldout_fraction: 0.05}  # of little text, a share that is large enough to "
+            "measure on"
+        )
 
 
 def _iter_tokenizer_lines(found: FoundContents) -> Iterator[str]:
     if found.model is not None and any((found.model / name).is_file() for name in TOKENIZER_FILES):
         yield f"tokenizer: {{kind: file, path: {_quote(str(found.model))}}}   # the model's own"
         return
-    yield f"tokenizer: {{kind: sentencepiece, vocab_size: {_choose_vocabulary(found)}}}   # trained on the kept text"
+    yield (
+        f"tokenizer: {{kind: sentencepiece, vocab_size: {_choose_vocabulary(found)}}}   # trained "
+        "on the kept text"
+    )
 
 
 def _iter_model_lines(found: FoundContents, output: Path) -> Iterator[str]:
@@ -126,12 +174,15 @@ def _iter_model_lines(found: FoundContents, output: Path) -> Iterator[str]:
         yield f"model: {{base: {_format_base(found.model, output)}}}"
         return
     if found.dataset is not None:
-        from llmsys.manifest import load_manifest
+        from llmsys.dataset.manifest import load_manifest
 
         vocabulary = load_manifest(found.dataset).vocab_size or _choose_vocabulary(found)
     else:
         vocabulary = _choose_vocabulary(found)
-    yield "model:                             # a small decoder; or base: model/NAME, see llmsys list models"
+    yield (
+        "model:                             # a small decoder; or base: model/NAME, see llmsys "
+        "list models"
+    )
     yield f"  vocab_size: {vocabulary}"
     yield "  hidden_size: 256"
     yield "  intermediate_size: 704"
@@ -143,7 +194,7 @@ def _iter_model_lines(found: FoundContents, output: Path) -> Iterator[str]:
 def _iter_training_lines(found: FoundContents, name: str) -> Iterator[str]:
     length, tokens = 512, 1_000_000
     if found.model is not None:
-        from llmsys.config.load import load_model_config
+        from llmsys.config.loading.load import load_model_config
 
         length = min(length, load_model_config(str(found.model)).max_position_embeddings)
     yield f"batch: {{sequence_length: {length}, sequences: 8}}   # {8 * length:,} tokens a step"
@@ -153,7 +204,10 @@ def _iter_training_lines(found: FoundContents, name: str) -> Iterator[str]:
     yield "train:"
     if found.num_bytes:
         one_pass = _estimate_text_bytes(found) / BYTES_PER_TOKEN
-        yield f"  tokens: {tokens}                  # one pass over this text: very roughly {one_pass:,.0f}"
+        yield (
+            f"  tokens: {tokens}                  # one pass over this text: very roughly "
+            f"{one_pass:,.0f}"
+        )
     else:
         yield f"  tokens: {tokens}"
     if found.model is not None:

@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmsys.config.config_folders import MANIFEST, RUN_CONFIG, find_folder_config
+from llmsys.config.loading.config_folders import MANIFEST, RUN_CONFIG, find_folder_config
 from llmsys.errors import ConfigError
 
 if TYPE_CHECKING:
-    from data_pipeline.readers.dataset_folders import DatasetFolder
+    from llmsys.data_pipeline.readers.dataset_folders import DatasetFolder
 
 FORMATS = {
     "WARC": (".warc.gz", ".warc", ".warc.zst", ".wet.gz", ".wet", ".arc.gz", ".arc"),
@@ -32,7 +32,9 @@ HEAD_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class FoundContents:
-    """Contents of folders. `patterns` name the input files; `text_field` is that of files with columns."""
+    """Contents of folders. `patterns` name the input files; `text_field` is that of files with
+    columns.
+    """
 
     patterns: tuple[str, ...] = ()
     formats: tuple[tuple[str, int], ...] = ()
@@ -58,15 +60,21 @@ class FoundContents:
             lines.append(f"{counts}, {self.num_bytes / 1e6:,.1f} MB: {' '.join(self.patterns)}")
         if self.left_out:
             lines.append(
-                f"but left out {', '.join(self.left_out)}: of a folder's formats the one with most bytes is read"
+                f"but left out {', '.join(self.left_out)}: of a folder's formats the one with "
+                "most bytes is read"
             )
         if self.other_splits:
             known = ", ".join(self.other_splits)
             lines.append(
-                f"splits that are not read: {known} (data.inputs and data.heldout_inputs take {{path: …, split: …}})"
+                f"splits that are not read: {known} (data.inputs and data.heldout_inputs take "
+                "{path: …, split: …})"
             )
         if self.text_field:
-            others = f" (other columns with text: {', '.join(self.other_fields)})" if self.other_fields else ""
+            others = (
+                f" (other columns with text: {', '.join(self.other_fields)})"
+                if self.other_fields
+                else ""
+            )
             lines.append(f"text in the column {self.text_field!r}{others}")
         return lines
 
@@ -82,82 +90,105 @@ def find_contents(folders: Sequence[Path]) -> FoundContents:
         folders: at least one path.
 
     Raises:
-        ConfigError: a path is no folder, or holds nothing that llmsys reads, or two hold the same sort of thing.
+        ConfigError: a path is no folder, or holds nothing that llmsys reads, or two hold the same
+            sort of thing.
     """
     found = FoundContents()
     for folder in folders:
         if not folder.is_dir():
             what = "is a file" if folder.exists() else "does not exist"
-            raise ConfigError(f"{folder} {what} (in {Path.cwd()}). Give a folder of crawl files or of a model.")
+            raise ConfigError(
+                f"{folder} {what} (in {Path.cwd()}). Give a folder of crawl files or of a model."
+            )
         config = find_folder_config(folder)
         if config is None:
             found = _add_inputs(found, folder)
         elif config.name == RUN_CONFIG:
-            raise ConfigError(f"{folder} is a run folder, which is a config already. Use it: llmsys train {folder}")
+            raise ConfigError(
+                f"{folder} is a run folder, which is a config already. Use it: llmsys train "
+                f"{folder}"
+            )
         elif config.name == MANIFEST:
             found = replace(found, dataset=_require_first(found.dataset, folder, "datasets"))
         else:
             found = replace(found, model=_require_first(found.model, folder, "models"))
     if found.dataset and found.patterns:
         raise ConfigError(
-            f"{found.dataset} is a prepared dataset, and {found.patterns[0]} are input files. Give one of the two."
+            f"{found.dataset} is a prepared dataset, and {found.patterns[0]} are input files. "
+            "Give one of the two."
         )
     return found
 
 
 def _require_first(first: Path | None, folder: Path, sort: str) -> Path:
     if first is not None:
-        raise ConfigError(f"{first} and {folder} are two {sort}, and a run has one. Give one of them.")
+        raise ConfigError(
+            f"{first} and {folder} are two {sort}, and a run has one. Give one of them."
+        )
     return folder
 
 
 def _add_inputs(found: FoundContents, folder: Path) -> FoundContents:
-    from data_pipeline.readers.dataset_folders import ABOUT, open_local_folder
+    from llmsys.data_pipeline.readers.dataset_folders import ABOUT, open_local_folder
 
-    if any((folder / name).is_file() for name in ABOUT) and (dataset := open_local_folder(str(folder))).is_dataset():
+    if (
+        any((folder / name).is_file() for name in ABOUT)
+        and (dataset := open_local_folder(str(folder))).is_dataset()
+    ):
         return _add_dataset_folder(found, folder, dataset)
     files = list(_iter_input_files(folder))
     indexes = [path for path in folder.glob("*.idx") if path.with_suffix(".bin").is_file()]
     if indexes:
         largest = max(indexes, key=lambda path: path.stat().st_size)
         raise ConfigError(
-            f"{folder} holds token ids of Megatron-LM, and llmsys init writes configs for texts. Read them with data: "
-            f"{{kind: tokens, inputs: [{largest}]}}, and tokenizer: {{kind: file, path: FOLDER}} for the tokenizer "
-            "that made them."
+            f"{folder} holds token ids of Megatron-LM, and llmsys init writes configs for texts. "
+            f"Read them with data: {{kind: tokens, inputs: [{largest}]}}, and tokenizer: {{kind: "
+            "file, path: FOLDER} for the tokenizer that made them."
         )
     if not files:
         known = ", ".join(f"{name} ({', '.join(ends[:2])})" for name, ends in FORMATS.items())
         raise ConfigError(
-            f"{folder} has no files that llmsys reads: {known}, a prepared dataset or a Hugging Face model. Give "
-            "the folder of such files, or begin with a shipped config: llmsys list configs"
+            f"{folder} has no files that llmsys reads: {known}, a prepared dataset or a Hugging "
+            "Face model. Give the folder of such files, or begin with a shipped config: llmsys "
+            "list configs"
         )
     sizes = Counter[str]()
     for name, path, _ in files:
         sizes[name] += path.stat().st_size
-    # of several formats the one with most bytes: a page may come as WARC and as text, and a dataset has a README.md
+    # of several formats the one with most bytes: a page may come as WARC and as text, and a dataset
+    # has a README.md
     chosen = sizes.most_common(1)[0][0]
     paths = [(path, end) for name, path, end in files if name == chosen]
     others = Counter(name for name, _, _ in files if name != chosen)
     is_deep = any(path.parent != folder for path, _ in paths)
-    patterns = sorted({str(folder / "**" / f"*{end}") if is_deep else str(folder / f"*{end}") for _, end in paths})
+    patterns = sorted(
+        {str(folder / "**" / f"*{end}") if is_deep else str(folder / f"*{end}") for _, end in paths}
+    )
     found = replace(
         found,
         patterns=(*found.patterns, *patterns),
         formats=(*found.formats, (chosen, len(paths))),
         num_bytes=found.num_bytes + sizes[chosen],
-        left_out=(*found.left_out, *(f"{_format_count(*one)} in {folder}" for one in others.items())),
+        left_out=(
+            *found.left_out,
+            *(f"{_format_count(*one)} in {folder}" for one in others.items()),
+        ),
     )
     if chosen not in ("JSON lines", "parquet", "Arrow") or found.text_field:
         return found
     return _add_text_field(found, paths[0][0], chosen)
 
 
-def _add_dataset_folder(found: FoundContents, folder: Path, dataset: "DatasetFolder") -> FoundContents:
+def _add_dataset_folder(
+    found: FoundContents, folder: Path, dataset: "DatasetFolder"
+) -> FoundContents:
     """Add the training split of a folder of Hugging Face's datasets, or its only one."""
-    from data_pipeline.readers.dataset_folders import list_split_files, list_splits
+    from llmsys.data_pipeline.readers.dataset_folders import list_split_files, list_splits
 
     where = "llmsys init"
-    names = list_split_files(dataset, "", "", where, [end for ends in FORMATS.values() for end in ends])
+    names = list_split_files(
+        dataset, "", "", where, [end for ends in FORMATS.values() for end in ends]
+    )
     forms = Counter(known[0] for name in names if (known := _find_format(name)) is not None)
     form = forms.most_common(1)[0][0]
     splits = list_splits(dataset, "", where)
@@ -166,19 +197,28 @@ def _add_dataset_folder(found: FoundContents, folder: Path, dataset: "DatasetFol
         patterns=(*found.patterns, str(folder)),
         formats=(*found.formats, (form, len(names))),
         num_bytes=found.num_bytes + sum((folder / name).stat().st_size for name in names),
-        other_splits=(*found.other_splits, *(name for name in splits if not {*splits[name]} & {*names})),
+        other_splits=(
+            *found.other_splits,
+            *(name for name in splits if not {*splits[name]} & {*names}),
+        ),
     )
     return found if found.text_field else _add_text_field(found, folder / names[0], form)
 
 
 def _find_format(name: str) -> tuple[str, str] | None:
-    """Return the format and the ending of a file name; of several endings the longest: .warc.gz before .gz."""
-    endings = ((form, end) for form, ends in FORMATS.items() for end in ends if name.lower().endswith(end))
+    """Return the format and the ending of a file name; of several endings the longest: .warc.gz
+    before .gz.
+    """
+    endings = (
+        (form, end) for form, ends in FORMATS.items() for end in ends if name.lower().endswith(end)
+    )
     return max(endings, key=lambda pair: len(pair[1]), default=None)
 
 
 def _iter_input_files(folder: Path) -> Iterator[tuple[str, Path, str]]:
-    """Yield (format, path, ending) of the input files below a folder, in the order of their names."""
+    """Yield (format, path, ending) of the input files below a folder, in the order of their
+    names.
+    """
     seen = 0
     for parent, below, names in os.walk(folder):
         below[:] = sorted(name for name in below if not name.startswith("."))
@@ -193,21 +233,30 @@ def _iter_input_files(folder: Path) -> Iterator[tuple[str, Path, str]]:
 
 
 def _add_text_field(found: FoundContents, path: Path, form: str) -> FoundContents:
-    """Return the contents with the column of the documents: `text`, or the one whose first value is longest."""
-    from data_pipeline.readers.row_reader import find_text_fields, get_field
+    """Return the contents with the column of the documents: `text`, or the one whose first value
+    is longest.
+    """
+    from llmsys.data_pipeline.readers.row_reader import find_text_fields, get_field
 
     row = _read_first_json(path) if form == "JSON lines" else _read_first_row(path, form)
     names = find_text_fields(row)
     if not names:
         columns = ", ".join(row) or "none"
         raise ConfigError(
-            f"the first row of {path} has no column with text (columns: {columns}). Give files with one document or "
-            "one list of messages per row; of token ids only Megatron's are read (data.kind=tokens)."
+            f"the first row of {path} has no column with text (columns: {columns}). Give files "
+            "with one document or one list of messages per row; of token ids only Megatron's are "
+            "read (data.kind=tokens)."
         )
     # a chat before text: the other columns are about it
     chats = [name for name in names if isinstance(get_field(row, name), list)]
-    best = "text" if "text" in names else max(chats or names, key=lambda name: len(get_field(row, name)))
-    return replace(found, text_field=best, other_fields=tuple(name for name in names if name != best)[:8])
+    best = (
+        "text"
+        if "text" in names
+        else max(chats or names, key=lambda name: len(get_field(row, name)))
+    )
+    return replace(
+        found, text_field=best, other_fields=tuple(name for name in names if name != best)[:8]
+    )
 
 
 def _read_first_json(path: Path) -> dict[str, Any]:
@@ -219,11 +268,14 @@ def _read_first_json(path: Path) -> dict[str, Any]:
         row = json.loads(line)
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"{path} has no JSON object on its first line: {error}. Give JSON lines: one object per line."
+            f"{path} has no JSON object on its first line: {error}. Give JSON lines: one object "
+            "per line."
         ) from None
     if not isinstance(row, dict):
         kind = "one JSON array" if isinstance(row, list) else f"a {type(row).__name__}"
-        raise ConfigError(f"{path} holds {kind}, but JSON lines are needed. Write one object per line.")
+        raise ConfigError(
+            f"{path} holds {kind}, but JSON lines are needed. Write one object per line."
+        )
     return row
 
 
@@ -237,13 +289,17 @@ def _read_first_row(path: Path, form: str) -> dict[str, Any]:
         else:
             batch = _read_arrow_batch(path)
     except (OSError, pa.ArrowException) as error:
-        raise ConfigError(f"{path} cannot be read as {form}: {error}. Remove it, or write it again.") from None
+        raise ConfigError(
+            f"{path} cannot be read as {form}: {error}. Remove it, or write it again."
+        ) from None
     rows = [] if batch is None else batch.slice(0, 1).to_pylist()
     return rows[0] if rows else {}
 
 
 def _read_arrow_batch(path: Path) -> Any:
-    """Return the first record batch of a file or, as Hugging Face's datasets are stored, of a stream."""
+    """Return the first record batch of a file or, as Hugging Face's datasets are stored, of a
+    stream.
+    """
     import pyarrow as pa
 
     with pa.memory_map(str(path)) as source:

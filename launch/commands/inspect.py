@@ -1,21 +1,29 @@
-"""Run `llmsys inspect`: verify a prepared dataset against its manifest, locate a token, or show dropped documents."""
+"""Run `llmsys inspect`: verify a prepared dataset against its manifest, locate a token, or show
+dropped documents.
+"""
 
 import argparse
 import json
 from dataclasses import asdict
 from pathlib import Path
 
-from launch.commands.arguments import parse_count
 from llmsys.errors import ConfigError, DataError
-from llmsys.local_files import parse_local_path, require_local_path
+from llmsys.launch.commands.arguments import parse_count
+from llmsys.storage.local_files import parse_local_path, require_local_path
 
 WRONG = 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add a dataset folder or config, and the options that replace the whole verification."""
-    parser.add_argument("dataset", metavar="DATASET", help="dataset folder, run folder, or a config with data.folder")
-    parser.add_argument("overrides", metavar="section.key=value", nargs="*", help="override values of that config")
+    parser.add_argument(
+        "dataset",
+        metavar="DATASET",
+        help="dataset folder, run folder, or a config with data.folder",
+    )
+    parser.add_argument(
+        "overrides", metavar="section.key=value", nargs="*", help="override values of that config"
+    )
     parser.add_argument(
         "--samples",
         type=parse_count(1),
@@ -31,7 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dropped",
         metavar="rule=NAME",
-        help="show dropped documents with value, threshold and text: rule=, stage= or test=, joined by commas, or all",
+        help="show dropped documents with value, threshold and text: rule=, stage= or test=, "
+        "joined by commas, or all",
     )
     parser.add_argument(
         "--limit",
@@ -44,7 +53,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--output",
         type=parse_local_path,
         metavar="FILE",
-        help="with --dropped: write all of them with their whole texts, as .parquet, .jsonl or .jsonl.zst",
+        help="with --dropped: write all of them with their whole texts, as .parquet, .jsonl or "
+        ".jsonl.zst",
     )
 
 
@@ -56,25 +66,30 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.dropped is not None:
         return _print_dropped(folders[0], arguments)
     if arguments.output is not None:
-        raise ConfigError("--output writes dropped documents. Say which: --dropped all, rule=NAME or stage=NAME.")
+        raise ConfigError(
+            "--output writes dropped documents. Say which: --dropped all, rule=NAME or stage=NAME."
+        )
     return max(_print_inspection(folder, arguments.samples, arguments.json) for folder in folders)
 
 
 def resolve_dataset_folders(name: str, overrides: list[str]) -> tuple[Path, ...]:
     """Return the folder itself, or the dataset folders of a config."""
-    from llmsys.config.config_folders import RUN_CONFIG, find_folder_config
+    from llmsys.config.loading.config_folders import RUN_CONFIG, find_folder_config
 
     folder = require_local_path(name, "DATASET")
     # a folder of another sort is a damaged dataset: its missing manifest is the finding
-    if folder.is_dir() and ((file := find_folder_config(folder)) is None or file.name != RUN_CONFIG):
+    if folder.is_dir() and (
+        (file := find_folder_config(folder)) is None or file.name != RUN_CONFIG
+    ):
         if overrides:
             raise DataError(
-                f"{name} is a dataset folder, but {overrides[0]} applies to configs. Leave it out, or give the config."
+                f"{name} is a dataset folder, but {overrides[0]} applies to configs. Leave it "
+                "out, or give the config."
             )
         return (folder,)
     from llmsys.config.data import list_dataset_folders
-    from llmsys.config.load import load_run_config
-    from llmsys.config.merge import find_config_file
+    from llmsys.config.loading.load import load_run_config
+    from llmsys.config.loading.merge import find_config_file
 
     try:
         find_config_file(name, Path.cwd())
@@ -84,18 +99,23 @@ def resolve_dataset_folders(name: str, overrides: list[str]) -> tuple[Path, ...]
 
 
 def _print_inspection(folder: Path, samples: int, as_json: bool) -> int:
-    from data_pipeline.inspection.format_result import build_inspection_dict, format_inspection
-    from data_pipeline.inspection.verify_dataset import verify_dataset
+    from llmsys.data_pipeline.inspection.format_result import (
+        build_inspection_dict,
+        format_inspection,
+    )
+    from llmsys.data_pipeline.inspection.verify_dataset import verify_dataset
 
     inspection = verify_dataset(folder, samples)
     print(
-        json.dumps(build_inspection_dict(inspection), ensure_ascii=False) if as_json else format_inspection(inspection)
+        json.dumps(build_inspection_dict(inspection), ensure_ascii=False)
+        if as_json
+        else format_inspection(inspection)
     )
     return WRONG if inspection.findings else 0
 
 
 def _print_token_origin(folder: Path, name: str, as_json: bool) -> int:
-    from data_pipeline.inspection.token_lineage import format_token_lineage, locate_token
+    from llmsys.data_pipeline.inspection.token_lineage import format_token_lineage, locate_token
 
     place = locate_token(folder, name)
     print(json.dumps(asdict(place), ensure_ascii=False) if as_json else format_token_lineage(place))
@@ -105,7 +125,7 @@ def _print_token_origin(folder: Path, name: str, as_json: bool) -> int:
 def _print_dropped(folder: Path, arguments: argparse.Namespace) -> int:
     if arguments.output is not None:
         return _export_dropped(folder, arguments)
-    from data_pipeline.inspection.dropped_documents import (
+    from llmsys.data_pipeline.inspection.dropped_documents import (
         find_dropped_documents,
         format_dropped_documents,
         parse_wanted,
@@ -113,16 +133,30 @@ def _print_dropped(folder: Path, arguments: argparse.Namespace) -> int:
 
     total, rows = find_dropped_documents(folder, parse_wanted(arguments.dropped), arguments.limit)
     result = {"total": total, "documents": rows}
-    print(json.dumps(result, ensure_ascii=False) if arguments.json else format_dropped_documents(total, rows))
+    print(
+        json.dumps(result, ensure_ascii=False)
+        if arguments.json
+        else format_dropped_documents(total, rows)
+    )
     return 0
 
 
 def _export_dropped(folder: Path, arguments: argparse.Namespace) -> int:
-    from data_pipeline.inspection.dropped_documents import parse_wanted
-    from data_pipeline.inspection.export_dropped import export_dropped_documents
+    from llmsys.data_pipeline.inspection.dropped_documents import parse_wanted
+    from llmsys.data_pipeline.inspection.export_dropped import export_dropped_documents
 
-    total, missing = export_dropped_documents(folder, parse_wanted(arguments.dropped), arguments.output)
+    total, missing = export_dropped_documents(
+        folder, parse_wanted(arguments.dropped), arguments.output
+    )
     result = {"output": str(arguments.output), "documents": total, "without_text": missing}
-    few = f", {missing:,} of them without text: nothing was extracted from their pages" if missing else ""
-    print(json.dumps(result) if arguments.json else f"wrote {arguments.output}: {total:,} documents{few}")
+    few = (
+        f", {missing:,} of them without text: nothing was extracted from their pages"
+        if missing
+        else ""
+    )
+    print(
+        json.dumps(result)
+        if arguments.json
+        else f"wrote {arguments.output}: {total:,} documents{few}"
+    )
     return 0

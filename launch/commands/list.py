@@ -15,7 +15,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print a line for each; with --json, an object of names and descriptions by sort."""
-    found = {sort: dict(_iter_entries(sort)) for sort in ([arguments.sort] if arguments.sort else SORTS)}
+    found = {
+        sort: dict(_iter_entries(sort)) for sort in ([arguments.sort] if arguments.sort else SORTS)
+    }
     if arguments.json:
         print(json.dumps(found, ensure_ascii=False))
         return 0
@@ -43,11 +45,14 @@ def _iter_entries(sort: str) -> Iterator[tuple[str, str]]:
         for kind, section in list_rule_sections().items():
             yield kind, (section.__doc__ or "").partition("\n")[0]
     else:
-        from llmsys.config.yaml_files import find_config, list_config_names
+        from llmsys.config.loading.yaml_files import find_config, list_config_names
 
         for name in list_config_names():
             if name.startswith("model/") == (sort == "models"):
-                yield name, _read_first_comment(find_config(name, Path.cwd()).read_text(encoding="utf-8"))
+                yield (
+                    name,
+                    _read_first_comment(find_config(name, Path.cwd()).read_text(encoding="utf-8")),
+                )
 
 
 def _read_first_comment(text: str) -> str:

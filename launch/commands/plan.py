@@ -7,13 +7,13 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launch.commands.arguments import parse_count, split_arguments
-from launch.commands.estimate_request import MAX_ASKED, has_batch
 from llmsys.errors import ConfigError
-from llmsys.local_files import parse_local_path, require_local_path, write_bytes_atomically
+from llmsys.launch.commands.arguments import parse_count, split_arguments
+from llmsys.launch.commands.estimate_request import MAX_ASKED, has_batch
+from llmsys.storage.local_files import parse_local_path, require_local_path, write_bytes_atomically
 
 if TYPE_CHECKING:
-    from llmsys.config.load import LoadedConfig
+    from llmsys.config.loading.load import LoadedConfig
 
 OWN_NAMES = ("gpus", "device", "cluster", "program")
 ILLEGAL, TOO_LARGE = 2, 1
@@ -22,24 +22,37 @@ ILLEGAL, TOO_LARGE = 2, 1
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add --check and the output. gpus=, device= and cluster= are given among the overrides."""
     parser.epilog = (
-        "gpus=N device=NAME describe the cluster, or cluster=FILE with prices, failure rates and network levels.\n"
-        f"program=NAME,NAME prices other programs too, each in its fastest layout.\n{parser.epilog}"
+        "gpus=N device=NAME describe the cluster, or cluster=FILE with prices, failure rates and "
+        "network levels.\nprogram=NAME,NAME prices other programs too, each in its fastest "
+        f"layout.\n{parser.epilog}"
     )
-    parser.add_argument("--check", metavar="LAYOUT", help="check one layout, such as tp=8,cp=1,pp=16,dp=64")
-    parser.add_argument("--compare", action="store_true", help="with --check: also the layout that a plan would choose")
+    parser.add_argument(
+        "--check", metavar="LAYOUT", help="check one layout, such as tp=8,cp=1,pp=16,dp=64"
+    )
+    parser.add_argument(
+        "--compare",
+        action="store_true",
+        help="with --check: also the layout that a plan would choose",
+    )
     parser.add_argument(
         "--html",
         type=parse_local_path,
         metavar="FILE",
         help="write a page: Pareto front, and memory, roofline and timeline of the best layout",
     )
-    parser.add_argument("--top", type=parse_count(1), default=5, help="number of layouts to print (default: 5)")
-    parser.add_argument("--output", type=parse_local_path, help="write a config with the fastest layout")
+    parser.add_argument(
+        "--top", type=parse_count(1), default=5, help="number of layouts to print (default: 5)"
+    )
+    parser.add_argument(
+        "--output", type=parse_local_path, help="write a config with the fastest layout"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the plan and return 0. With --check: 0 when the layout fits, 1 when it does not, 2 when it is illegal."""
-    from llmsys.config.load import read_config
+    """Print the plan and return 0. With --check: 0 when the layout fits, 1 when it does not, 2
+    when it is illegal.
+    """
+    from llmsys.config.loading.load import read_config
 
     own, words = split_arguments(arguments.overrides, OWN_NAMES)
     resolved = read_config(arguments.config, words)
@@ -59,21 +72,32 @@ def run(arguments: argparse.Namespace) -> int:
     if "tokens" in resolved.run.train.model_fields_set:
         data["run"] = _describe_run(found.ranked[0], device, cluster)
     data["programs"] = [_describe_program(resolved, name, cluster) for name in programs]
-    data["launch"] = _format_launch_command(arguments, words, data["best"][0], cluster.devices, device.node_devices)
+    data["launch"] = _format_launch_command(
+        arguments, words, data["best"][0], cluster.devices, device.node_devices
+    )
     if arguments.output is not None:
         write_bytes_atomically(
-            arguments.output, _format_chosen_config(arguments.config, resolved, words, data).encode()
+            arguments.output,
+            _format_chosen_config(arguments.config, resolved, words, data).encode(),
         )
         data["config"] = str(arguments.output)
-    data["dryrun"] = _format_dry_run_command(arguments, words, data["best"], cluster, device.node_devices)
+    data["dryrun"] = _format_dry_run_command(
+        arguments, words, data["best"], cluster, device.node_devices
+    )
     if arguments.html is not None:
         from llmsys.report.plan_page import write_plan_page
 
-        data["page"] = str(write_plan_page(data, arguments.config, arguments.html, found.ranked[0], device))
+        data["page"] = str(
+            write_plan_page(data, arguments.config, arguments.html, found.ranked[0], device)
+        )
     if arguments.json:
         print(json.dumps(data))
     else:
-        offer = f"\ntry one rank of the fastest torch layout without a GPU: {data['dryrun']}" if data["dryrun"] else ""
+        offer = (
+            f"\ntry one rank of the fastest torch layout without a GPU: {data['dryrun']}"
+            if data["dryrun"]
+            else ""
+        )
         print(f"{format_plan(data)}\n\nstart it: {data['launch']}{offer}")
     return 0
 
@@ -82,8 +106,9 @@ def _format_missing_batch(arguments: argparse.Namespace, own: dict[str, str]) ->
     words = " ".join([arguments.config, *(f"{name}={value}" for name, value in own.items())])
     example = f"llmsys plan {words} batch.sequence_length=4096 batch.sequences=512"
     return (
-        f"{arguments.config} is a bare model without a batch, and the fastest layout depends on it. Give one, such as\n"
-        f"  {example}\nor, for hours and money, a number of tokens too:\n  {example} train.tokens=1_000_000_000_000"
+        f"{arguments.config} is a bare model without a batch, and the fastest layout depends on "
+        f"it. Give one, such as\n  {example}\nor, for hours and money, a number of tokens too:\n  "
+        f"{example} train.tokens=1_000_000_000_000"
     )
 
 
@@ -94,13 +119,17 @@ def _search(resolved: "LoadedConfig", place: Any, search_layouts: Any) -> Any:
     if not sys.stderr.isatty():
         return search_layouts(resolved.run, place)
     with Progress("plan", total=1.0, unit="search") as progress:
-        return search_layouts(resolved.run, place, lambda share: progress.advance(share - progress.done))
+        return search_layouts(
+            resolved.run, place, lambda share: progress.advance(share - progress.done)
+        )
 
 
 def _list_programs(own: dict[str, str]) -> list[str]:
     names = [name for name in own.get("program", "").split(",") if name]
     if "program" in own and not names:
-        raise ConfigError("program= names no program. Give one, such as program=megatron, or leave it out.")
+        raise ConfigError(
+            "program= names no program. Give one, such as program=megatron, or leave it out."
+        )
     for name in names:
         _load_program({"program": name})
     return names
@@ -142,26 +171,40 @@ def _describe_program(resolved: "LoadedConfig", name: str, cluster: Any) -> dict
 def _resolve_cluster(own: dict[str, str]) -> Any:
     from llmsys.estimate.cluster_costs import ClusterCosts, load_cluster_costs
 
-    cluster = load_cluster_costs(require_local_path(own["cluster"], "cluster")) if "cluster" in own else ClusterCosts()
+    cluster = (
+        load_cluster_costs(require_local_path(own["cluster"], "cluster"))
+        if "cluster" in own
+        else ClusterCosts()
+    )
     if "cluster" not in own and "gpus" not in own:
         raise ConfigError("A plan needs a cluster. Give gpus=64 device=h100-sxm, or cluster=FILE.")
     gpus = own.get("gpus", str(cluster.devices))
     if not gpus.isdigit() or not 1 <= int(gpus) <= MAX_ASKED:
         raise ConfigError(f"gpus={gpus} is not a number of devices. Use 1 to {MAX_ASKED}.")
-    return cluster.model_copy(update={"devices": int(gpus), "device": own.get("device", cluster.device)})
+    return cluster.model_copy(
+        update={"devices": int(gpus), "device": own.get("device", cluster.device)}
+    )
 
 
 def _format_launch_command(
-    arguments: argparse.Namespace, words: list[str], best: dict[str, Any], devices: int, node_devices: int
+    arguments: argparse.Namespace,
+    words: list[str],
+    best: dict[str, Any],
+    devices: int,
+    node_devices: int,
 ) -> str:
-    """Return the command that starts the best layout: on this machine, or on as many of Slurm's as it needs."""
+    """Return the command that starts the best layout: on this machine, or on as many of Slurm's
+    as it needs.
+    """
     config = str(arguments.output or arguments.config)
     chosen = [] if arguments.output is not None else [*words, *_list_layout_words(best)]
     if devices <= node_devices:
         return shlex.join(["llmsys", "train", config, *chosen, f"launch.processes={devices}"])
     nodes = -(-devices // node_devices)
     per_node = devices // nodes
-    return shlex.join(["llmsys", "launch", config, *chosen, f"nodes={nodes}", f"launch.processes={per_node}"])
+    return shlex.join(
+        ["llmsys", "launch", config, *chosen, f"nodes={nodes}", f"launch.processes={per_node}"]
+    )
 
 
 def _list_layout_words(chosen: dict[str, Any]) -> list[str]:
@@ -180,9 +223,15 @@ def _list_layout_words(chosen: dict[str, Any]) -> list[str]:
 
 
 def _format_dry_run_command(
-    arguments: argparse.Namespace, words: list[str], best: list[dict[str, Any]], cluster: Any, node_devices: int
+    arguments: argparse.Namespace,
+    words: list[str],
+    best: list[dict[str, Any]],
+    cluster: Any,
+    node_devices: int,
 ) -> str:
-    """Return the command that runs one rank of the fastest layout of the torch engine; empty where none is listed."""
+    """Return the command that runs one rank of the fastest layout of the torch engine; empty
+    where none is listed.
+    """
     fastest = next((one for one in best if one["engine"]["kind"] == "torch"), None)
     if fastest is None:
         return ""
@@ -196,9 +245,11 @@ def _format_dry_run_command(
     return format_dry_run_command(arguments.config, overrides, nodes, devices, cluster.device)
 
 
-def _format_chosen_config(asked: str, resolved: "LoadedConfig", words: list[str], data: dict[str, Any]) -> str:
+def _format_chosen_config(
+    asked: str, resolved: "LoadedConfig", words: list[str], data: dict[str, Any]
+) -> str:
     """Return a sparse config based on the one that was given."""
-    from llmsys.config.yaml_files import dump_yaml
+    from llmsys.config.loading.yaml_files import dump_yaml
 
     best = data["best"][0]
     # a name under configs/ is found from anywhere, a relative path is not
@@ -216,16 +267,19 @@ def _format_chosen_config(asked: str, resolved: "LoadedConfig", words: list[str]
     )
     seconds = best["step_seconds"]
     head = (
-        f"# Chosen by llmsys plan for {data['device']}: {best['choice']}\n"
-        f"# Expected: {seconds['p50']:.3g} s per step ({seconds['p10']:.3g} to {seconds['p90']:.3g}), "
-        f"{(best['peak_bytes'] + best['driver_bytes']) / 2**30:.1f} GiB at most, {best['peak_instant']}\n"
+        f"# Chosen by llmsys plan for {data['device']}: {best['choice']}\n# Expected: "
+        f"{seconds['p50']:.3g} s per step ({seconds['p10']:.3g} to {seconds['p90']:.3g}), "
+        f"{(best['peak_bytes'] + best['driver_bytes']) / 2**30:.1f} GiB at most, "
+        f"{best['peak_instant']}\n"
     )
     return head + dump_yaml(values)
 
 
 def _collect_overrides(resolved: "LoadedConfig", words: list[str]) -> dict[str, Any]:
-    """Return the overrides of the command line. Those of a bare model may have left out `model.`."""
-    from llmsys.config.merge import read_overrides
+    """Return the overrides of the command line. Those of a bare model may have left out
+    `model.`.
+    """
+    from llmsys.config.loading.merge import read_overrides
 
     values: dict[str, Any] = read_overrides(words).values
     if not resolved.is_model_only:
@@ -244,7 +298,9 @@ def _merge_values(into: dict[str, Any], more: dict[str, Any]) -> None:
             into[key] = value
 
 
-def _print_layout_check(arguments: argparse.Namespace, resolved: "LoadedConfig", own: dict[str, str]) -> int:
+def _print_layout_check(
+    arguments: argparse.Namespace, resolved: "LoadedConfig", own: dict[str, str]
+) -> int:
     from llmsys.estimate.named_layout import find_layout_violations, parse_layout
     from llmsys.estimate.plan.layout_check import estimate_layout_fit, iter_remarks
 
@@ -252,7 +308,11 @@ def _print_layout_check(arguments: argparse.Namespace, resolved: "LoadedConfig",
     devices = _resolve_cluster(own).devices if own.keys() & {"gpus", "cluster"} else None
     is_given = has_batch(resolved)
     problems = list(find_layout_violations(resolved.run, named, devices, with_batch=is_given))
-    data: dict[str, Any] = {"legal": not problems, "devices": named.num_devices, "problems": problems}
+    data: dict[str, Any] = {
+        "legal": not problems,
+        "devices": named.num_devices,
+        "problems": problems,
+    }
     data["remarks"] = list(iter_remarks(resolved.run, named, has_batch=is_given))
     if not problems and is_given and own.keys() - {"program"}:
         cluster = _resolve_cluster(own | {"gpus": str(named.num_devices)})
@@ -262,7 +322,10 @@ def _print_layout_check(arguments: argparse.Namespace, resolved: "LoadedConfig",
     if arguments.json:
         print(json.dumps(data))
     else:
-        print(f"{'legal' if data['legal'] else 'illegal'}: {arguments.check} on {devices or named.num_devices} devices")
+        print(
+            f"{'legal' if data['legal'] else 'illegal'}: {arguments.check} on "
+            f"{devices or named.num_devices} devices"
+        )
         priced = [data.get("memory"), *data.get("assumed", []), data.get("time"), data.get("own")]
         for line in (*problems, *data["remarks"], *filter(None, priced)):
             print(f"  {line}")
@@ -282,11 +345,13 @@ def _describe_own_choice(resolved: "LoadedConfig", cluster: Any) -> str:
     from llmsys.estimate.plan.layout_search import search_layouts
 
     try:
-        best = _search(resolved, PlanTarget(cluster, cluster.load_device()), search_layouts).ranked[0]
+        best = _search(resolved, PlanTarget(cluster, cluster.load_device()), search_layouts).ranked[
+            0
+        ]
     except LayoutError as error:
         return f"llmsys has no layout for it: {error}"
     seconds, peak = best.step.seconds, best.memory.peak_bytes + best.memory.driver_bytes
     return (
-        f"llmsys would choose {best.choice.format_layout()}: {seconds.p50:.3g} s ({seconds.p10:.3g} to "
-        f"{seconds.p90:.3g}), {peak / 2**30:.1f} GiB"
+        f"llmsys would choose {best.choice.format_layout()}: {seconds.p50:.3g} s "
+        f"({seconds.p10:.3g} to {seconds.p90:.3g}), {peak / 2**30:.1f} GiB"
     )

@@ -6,17 +6,23 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from llmsys.errors import DataError
-from llmsys.local_files import find_folder_url, format_folder
 from llmsys.log import get_logger
+from llmsys.storage.local_files import find_folder_url, format_folder
 
 if TYPE_CHECKING:
     from llmsys.config.data import CrawlConfig, DataConfig
     from llmsys.config.run import RunConfig
-    from llmsys.manifest import Manifest, SkippedInput
+    from llmsys.dataset.manifest import Manifest, SkippedInput
 
 QUARANTINED = 3  # exit status when inputs that failed every attempt are missing from the dataset
 
-NOUNS = {"crawl": "pages", "tokens": "documents", "pairs": "pairs", "labelled": "texts", "images": "images"}
+NOUNS = {
+    "crawl": "pages",
+    "tokens": "documents",
+    "pairs": "pairs",
+    "labelled": "texts",
+    "images": "images",
+}
 NOUNS |= {"chat": "chats"}
 
 
@@ -31,18 +37,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--compare-dialects",
         action="store_true",
-        help="prepare nothing; compare implementations of the Gopher and C4 rules on the config's documents",
+        help="prepare nothing; compare implementations of the Gopher and C4 rules on the config's "
+        "documents",
     )
     parser.add_argument(
         "--dialects",
         default="datatrove,dolma",
         metavar="A,B",
-        help="with --compare-dialects: two or more of datatrove, paper, dolma, dclm (default: %(default)s)",
+        help="with --compare-dialects: two or more of datatrove, paper, dolma, dclm (default: "
+        "%(default)s)",
     )
     parser.add_argument(
         "--sweep",
         metavar="RULE.FIELD=A,B,C",
-        help="prepare nothing; count the documents kept with other thresholds, from the prepared dataset",
+        help="prepare nothing; count the documents kept with other thresholds, from the prepared "
+        "dataset",
     )
     parser.add_argument(
         "--explain",
@@ -52,23 +61,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prepare the parts that are missing and print a summary; return 3 when inputs are in quarantine."""
+    """Prepare the parts that are missing and print a summary; return 3 when inputs are in
+    quarantine.
+    """
     from llmsys.config.data import ChatConfig, CrawlConfig, TokensConfig
-    from llmsys.config.load import load_run_config
+    from llmsys.config.loading.load import load_run_config
 
     config = load_run_config(arguments.config, arguments.overrides)
     if arguments.sweep or arguments.explain:
         config = find_prepared_files(config)
     if arguments.compare_dialects:
-        from launch.commands.compare_dialects import run_compare_dialects
+        from llmsys.launch.commands.compare_dialects import run_compare_dialects
 
         return run_compare_dialects(config, arguments.dialects, arguments.json)
     if arguments.sweep:
         return _print_sweep(config, arguments)
     if arguments.explain:
         return _print_explanation(config, arguments)
-    from data_pipeline.graph.quarantine import read_quarantine
-    from data_pipeline.pipelines.prepare_dataset import prepare_dataset
+    from llmsys.data_pipeline.graph.quarantine import read_quarantine
+    from llmsys.data_pipeline.pipelines.prepare_dataset import prepare_dataset
 
     manifest = prepare_dataset(config, until=arguments.until)
     stages = manifest.funnel
@@ -76,7 +87,11 @@ def run(arguments: argparse.Namespace) -> int:
         "folder": format_folder(config.data.folder),
         "fingerprint": manifest.fingerprint,
         "records": manifest.read.records,
-        "pages": (stages[0].documents_out if config.data.kind == "crawl" else stages[0].documents_in) if stages else 0,
+        "pages": (
+            stages[0].documents_out if config.data.kind == "crawl" else stages[0].documents_in
+        )
+        if stages
+        else 0,
         "documents": stages[-1].documents_out if stages else 0,
         "bytes": stages[-1].bytes_out if stages else 0,
         "tokens": {name: split.tokens for name, split in manifest.splits.items()},
@@ -104,7 +119,8 @@ def run(arguments: argparse.Namespace) -> int:
         and not manifest.splits["heldout"].tokens
     ):
         get_logger(__name__).warning(
-            "no document was held out, but training ends with an evaluation. Raise data.split.heldout_fraction (%g)",
+            "no document was held out, but training ends with an evaluation. Raise "
+            "data.split.heldout_fraction (%g)",
             config.data.split.heldout_fraction,
         )
     for entry in given_up:
@@ -113,16 +129,20 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def find_prepared_files(config: "RunConfig") -> "RunConfig":
-    """Return the config with the local folder that a remote dataset was prepared in; that of a local one unchanged."""
+    """Return the config with the local folder that a remote dataset was prepared in; that of a
+    local one unchanged.
+    """
     if (url := find_folder_url(config.data.folder)) is None:
         return config
-    from data_pipeline.pipelines.remote_dataset import get_work_folder
+    from llmsys.data_pipeline.pipelines.remote_dataset import get_work_folder
 
-    return config.model_copy(update={"data": config.data.model_copy(update={"folder": get_work_folder(url)})})
+    return config.model_copy(
+        update={"data": config.data.model_copy(update={"folder": get_work_folder(url)})}
+    )
 
 
 def _print_sweep(config: "RunConfig", arguments: argparse.Namespace) -> int:
-    from data_pipeline.inspection.threshold_sweep import format_sweep, sweep_threshold
+    from llmsys.data_pipeline.inspection.threshold_sweep import format_sweep, sweep_threshold
 
     found = sweep_threshold(config.data.folder, arguments.sweep)
     print(json.dumps(asdict(found)) if arguments.json else format_sweep(found))
@@ -130,9 +150,9 @@ def _print_sweep(config: "RunConfig", arguments: argparse.Namespace) -> int:
 
 
 def _print_explanation(config: "RunConfig", arguments: argparse.Namespace) -> int:
-    from data_pipeline.inspection.dataset_config import describe_config_differences
-    from data_pipeline.inspection.explain_page import explain_url, format_explanation
-    from llmsys.manifest import load_manifest
+    from llmsys.data_pipeline.inspection.dataset_config import describe_config_differences
+    from llmsys.data_pipeline.inspection.explain_page import explain_url, format_explanation
+    from llmsys.dataset.manifest import load_manifest
 
     data = require_crawl(config.data)
     found = explain_url(data, arguments.explain)
@@ -144,20 +164,27 @@ def _print_explanation(config: "RunConfig", arguments: argparse.Namespace) -> in
 
 
 def require_crawl(data: "DataConfig") -> "CrawlConfig":
-    """Return the data section when it is a crawl; raise DataError otherwise, since other kinds have no stages."""
+    """Return the data section when it is a crawl; raise DataError otherwise, since other kinds
+    have no stages.
+    """
     if data.kind != "crawl":
-        raise DataError(f"data.kind={data.kind} has no stages to show. Use a config with data.kind=crawl.")
+        raise DataError(
+            f"data.kind={data.kind} has no stages to show. Use a config with data.kind=crawl."
+        )
     return data
 
 
 def format_skipped(manifest: "Manifest") -> list[str]:
     """Return a line for each reason why records were skipped, with the first location."""
-    from llmsys.manifest_section import format_record_place
+    from llmsys.dataset.manifest_section import format_record_place
 
     by_reason: dict[str, list[SkippedInput]] = {}
     for skip in manifest.read.skipped:
         by_reason.setdefault(skip.reason, []).append(skip)
-    places = {reason: format_record_place(skips[0].file, skips[0].offset) for reason, skips in by_reason.items()}
+    places = {
+        reason: format_record_place(skips[0].file, skips[0].offset)
+        for reason, skips in by_reason.items()
+    }
     return [
         f"skipped {sum(skip.count for skip in skips):,}: {reason} (first: {places[reason]})"
         for reason, skips in sorted(by_reason.items())
@@ -165,11 +192,14 @@ def format_skipped(manifest: "Manifest") -> list[str]:
 
 
 def list_spared_items(manifest: "Manifest") -> list[str]:
-    """Return a line for each evaluation set with items that are ignored because too many documents contain them."""
+    """Return a line for each evaluation set with items that are ignored because too many
+    documents contain them.
+    """
     sets = manifest.decontamination.sets if manifest.decontamination else {}
     return [
-        f"decontamination: {one.items_spared:,} items of {name} are spared because too many documents have "
-        f"them: {', '.join(item.item for item in one.spared[:5])}{', …' if one.items_spared > 5 else ''} "
+        f"decontamination: {one.items_spared:,} items of {name} are spared because too many "
+        "documents have them: "
+        f"{', '.join(item.item for item in one.spared[:5])}{', …' if one.items_spared > 5 else ''} "
         "(lines with action spared in decontamination/; see data.decontaminate.max_documents)"
         for name, one in sets.items()
         if one.items_spared
@@ -177,7 +207,9 @@ def list_spared_items(manifest: "Manifest") -> list[str]:
 
 
 def format_tokenizer_fit(manifest: "Manifest") -> list[str]:
-    """Return one line with bytes and words per token and unused pieces; none before there are tokens."""
+    """Return one line with bytes and words per token and unused pieces; none before there are
+    tokens.
+    """
     usage = manifest.usage
     if usage is None or not (tokens := sum(one.tokens for one in usage.languages.values())):
         return []
@@ -187,7 +219,8 @@ def format_tokenizer_fit(manifest: "Manifest") -> list[str]:
     }
     parts = [
         f"{shares['bytes']:.2f} bytes and {shares['words']:.2f} words per token",
-        f"{shares['unknown_tokens']:.2%} of the tokens unknown, {shares['byte_tokens']:.2%} single bytes",
+        f"{shares['unknown_tokens']:.2%} of the tokens unknown, {shares['byte_tokens']:.2%} "
+        "single bytes",
         f"{usage.dead_pieces:,} of {usage.pieces:,} pieces in no document",
     ]
     return [f"tokenizer: {', '.join(parts)} (llmsys inspect shows it by language)"]
@@ -196,6 +229,13 @@ def format_tokenizer_fit(manifest: "Manifest") -> list[str]:
 def format_dataset(result: dict[str, object], noun: str = "pages") -> str:
     """Return a summary of a dataset in one line."""
     tokens = result["tokens"]
-    counts = [f"{count:,} {name} tokens" for name, count in tokens.items()] if isinstance(tokens, dict) else []
-    kept = f"{result['documents']:,} of {result['pages']:,} {noun} kept, {result['bytes']:,} bytes of text"
+    counts = (
+        [f"{count:,} {name} tokens" for name, count in tokens.items()]
+        if isinstance(tokens, dict)
+        else []
+    )
+    kept = (
+        f"{result['documents']:,} of {result['pages']:,} {noun} kept, {result['bytes']:,} bytes "
+        "of text"
+    )
     return f"{result['folder']}: {', '.join([kept, *counts])} (fingerprint {result['fingerprint']})"

@@ -4,8 +4,8 @@ import argparse
 import json
 from dataclasses import asdict
 
-from launch.commands.arguments import split_arguments
 from llmsys.errors import ConfigError
+from llmsys.launch.commands.arguments import split_arguments
 
 DIFFERS = 1
 OWN_NAMES = ("step",)
@@ -22,7 +22,7 @@ def run(arguments: argparse.Namespace) -> int:
     step = own.get("step", "")
     if not step.isdigit():
         raise ConfigError("Give the step to replay: step=N, counted from 1.")
-    from llmsys.config.load import load_run_config
+    from llmsys.config.loading.load import load_run_config
 
     config = load_run_config(arguments.config, words)
     from llmsys.doctor.step_replay import replay_step
@@ -30,10 +30,22 @@ def run(arguments: argparse.Namespace) -> int:
     checks = replay_step(config, int(step))
     agree = all(check.agrees for check in checks)
     if arguments.json:
-        print(json.dumps({"step": int(step), "agrees": agree, "checks": [asdict(check) for check in checks]}))
+        print(
+            json.dumps(
+                {"step": int(step), "agrees": agree, "checks": [asdict(check) for check in checks]}
+            )
+        )
         return 0 if agree else DIFFERS
     for check in checks:
-        verdict = "equal" if check.recorded == check.replayed else "agrees" if check.agrees else "DIFFERS"
-        print(f"step {check.step:<8}{check.what:<15}{check.recorded!s:<34}{check.replayed!s:<34}{verdict}")
-    print(f"step {step} {'is what was recorded' if agree else 'is NOT what was recorded'}: {len(checks)} checks")
+        verdict = (
+            "equal" if check.recorded == check.replayed else "agrees" if check.agrees else "DIFFERS"
+        )
+        print(
+            "step "
+            f"{check.step:<8}{check.what:<15}{check.recorded!s:<34}{check.replayed!s:<34}{verdict}"
+        )
+    print(
+        f"step {step} {'is what was recorded' if agree else 'is NOT what was recorded'}: "
+        f"{len(checks)} checks"
+    )
     return 0 if agree else DIFFERS

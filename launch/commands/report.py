@@ -1,24 +1,28 @@
-"""Run `llmsys report`: write one HTML page about the run folder and the dataset folder of a config."""
+"""Run `llmsys report`: write one HTML page about the run folder and the dataset folder of a
+config.
+"""
 
 import argparse
 import json
 
 from llmsys.errors import DataError
-from llmsys.local_files import format_folder, parse_local_path
+from llmsys.storage.local_files import format_folder, parse_local_path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add --output."""
     parser.add_argument(
-        "--output", type=parse_local_path, help="HTML file to write (default: report.html in the run or data folder)"
+        "--output",
+        type=parse_local_path,
+        help="HTML file to write (default: report.html in the run or data folder)",
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the page and print its path."""
-    from llmsys.config.config_folders import MANIFEST
-    from llmsys.config.load import read_config, require_run
-    from llmsys.remote_dataset import is_prepared
+    from llmsys.config.loading.config_folders import MANIFEST
+    from llmsys.config.loading.load import read_config, require_run
+    from llmsys.dataset.remote_dataset import is_prepared
     from llmsys.train.remote_run import fetch_run
 
     loaded = read_config(arguments.config, arguments.overrides)
@@ -29,7 +33,9 @@ def run(arguments: argparse.Namespace) -> int:
         fetch_run(config.run.folder)
     run_folder = config.run.folder if names_run and config.run.folder.is_dir() else None
     # A mixture has no page of its own: each source has.
-    single = config.data.kind != "mixture" and (is_prepared(config.data.folder) or config.data.folder.is_dir())
+    single = config.data.kind != "mixture" and (
+        is_prepared(config.data.folder) or config.data.folder.is_dir()
+    )
     data_folder = config.data.folder if single else None
     if run_folder is None and data_folder is None:
         raise DataError(

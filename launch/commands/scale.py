@@ -1,4 +1,6 @@
-"""Run `llmsys scale`: recommend model size and tokens for a compute budget, or fit a scaling law to runs."""
+"""Run `llmsys scale`: recommend model size and tokens for a compute budget, or fit a scaling law
+to runs.
+"""
 
 import argparse
 import json
@@ -6,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmsys.errors import ConfigError
-from llmsys.local_files import parse_local_path, require_local_path
+from llmsys.storage.local_files import parse_local_path, require_local_path
 
 if TYPE_CHECKING:
     from llmsys.config.scaling import ScalingLawConfig
@@ -16,11 +18,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the words: key=value, or `fit` and then runs."""
     from llmsys.config.scaling import ScalingLawConfig  # for the help of its keys
 
-    known = "\n".join(f"  {name:<16} {field.description}" for name, field in ScalingLawConfig.model_fields.items())
+    known = "\n".join(
+        f"  {name:<16} {field.description}" for name, field in ScalingLawConfig.model_fields.items()
+    )
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = f"keys:\n{known}\n\n{parser.epilog}"
     parser.add_argument(
-        "words", metavar="WORD", nargs="+", help="budget=… and limits; or `fit`, then run folders and CSV files"
+        "words",
+        metavar="WORD",
+        nargs="+",
+        help="budget=… and limits; or `fit`, then run folders and CSV files",
     )
     parser.add_argument(
         "--output",
@@ -29,7 +36,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="fit: HTML file for the plots (default: %(default)s)",
     )
     parser.add_argument(
-        "--html", type=parse_local_path, metavar="FILE", help="write a page of all laws; fit: another name of --output"
+        "--html",
+        type=parse_local_path,
+        metavar="FILE",
+        help="write a page of all laws; fit: another name of --output",
     )
     parser.add_argument(
         "--resamples",
@@ -59,9 +69,9 @@ def run(arguments: argparse.Namespace) -> int:
 def _parse_config(words: list[str]) -> "ScalingLawConfig":
     from pydantic import ValidationError
 
-    from llmsys.config.merge import read_overrides
+    from llmsys.config.loading.merge import read_overrides
+    from llmsys.config.loading.validation_errors import build_config_error
     from llmsys.config.scaling import ScalingLawConfig
-    from llmsys.config.validation_errors import build_config_error
 
     layer = read_overrides(words)
     try:
@@ -81,24 +91,34 @@ def _compute_budget(config: "ScalingLawConfig") -> Any:
     device = load_device_profile(config.device)
     if device.watts is None:
         raise ConfigError(
-            f"{device.name} has no watts in its profile, which an energy budget needs. Add watts to the file."
+            f"{device.name} has no watts in its profile, which an energy budget needs. Add watts "
+            "to the file."
         )
-    return convert_budget_to_flops(config, Accelerator(device.name, device.get_peak_flops("bf16"), device.watts))
+    return convert_budget_to_flops(
+        config, Accelerator(device.name, device.get_peak_flops("bf16"), device.watts)
+    )
 
 
 def _fit_law(arguments: argparse.Namespace) -> int:
     # intervals end at 5 and 95 %, and 5 % of fewer than 20 resamples is not one of them
     if arguments.resamples < 20:
         raise ConfigError(
-            f"--resamples {arguments.resamples} is too few for an interval. Use 20 or more (default: 200)."
+            f"--resamples {arguments.resamples} is too few for an interval. Use 20 or more "
+            "(default: 200)."
         )
     from llmsys.estimate.scaling.law_fit import fit_law, load_training_runs
     from llmsys.estimate.scaling.law_tables import fit_to_dict, format_fit
 
     folders = [
-        require_local_path(word, "llmsys scale fit") for word in arguments.words[1:] if not word.startswith("budget=")
+        require_local_path(word, "llmsys scale fit")
+        for word in arguments.words[1:]
+        if not word.startswith("budget=")
     ]
-    budgets = [_parse_config([word]).parsed_budget for word in arguments.words[1:] if word.startswith("budget=")]
+    budgets = [
+        _parse_config([word]).parsed_budget
+        for word in arguments.words[1:]
+        if word.startswith("budget=")
+    ]
     if any(unit != "FLOPs" for _, unit in budgets):
         raise ConfigError("llmsys scale fit takes budgets in FLOPs, such as budget=1e21.")
     points = load_training_runs(folders)

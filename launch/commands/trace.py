@@ -1,18 +1,23 @@
-"""Run `llmsys trace`: list the documents of a step, or the steps and checkpoints that saw a document."""
+"""Run `llmsys trace`: list the documents of a step, or the steps and checkpoints that saw a
+document.
+"""
 
 import argparse
 import json
 from typing import Any
 
-from launch.commands.arguments import split_arguments
 from llmsys.errors import ConfigError
+from llmsys.launch.commands.arguments import split_arguments
 
 OWN_NAMES = ("step", "url", "document")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add nothing but help: step=, url= or document= is given among the overrides."""
-    parser.epilog = f"step=N lists documents; url=URL or document=ID lists steps and checkpoints.\n{parser.epilog}"
+    parser.epilog = (
+        "step=N lists documents; url=URL or document=ID lists steps and "
+        f"checkpoints.\n{parser.epilog}"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -20,7 +25,7 @@ def run(arguments: argparse.Namespace) -> int:
     asked, words = split_arguments(arguments.overrides, OWN_NAMES)
     if len(asked) != 1:
         raise ConfigError("Give exactly one of step=N, url=URL or document=ID.")
-    from llmsys.config.load import load_run_config
+    from llmsys.config.loading.load import load_run_config
 
     config = load_run_config(arguments.config, words)
     if "step" in asked and not asked["step"].isdigit():
@@ -32,7 +37,9 @@ def run(arguments: argparse.Namespace) -> int:
         return _print_documents(tracer, int(asked["step"]), arguments.json)
     places = tracer.locate_document(**asked)
     done, refused = read_progress(config.run.folder)
-    steps = sorted({step for place in places for step in tracer.list_steps_with_document(place, done)})
+    steps = sorted(
+        {step for place in places for step in tracer.list_steps_with_document(place, done)}
+    )
     learnt = [step for step in steps if step not in refused]
     checkpoints = list_checkpoints_after(config.run.folder, learnt)
     answer: dict[str, Any] = {
@@ -45,9 +52,14 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(answer))
         return 0
-    print(f"{len(learnt)} of {done} steps trained on it: {', '.join(map(str, learnt)) or 'none yet'}")
+    print(
+        f"{len(learnt)} of {done} steps trained on it: {', '.join(map(str, learnt)) or 'none yet'}"
+    )
     if answer["refused_steps"]:
-        print(f"skipped steps, which changed no weight: {', '.join(map(str, answer['refused_steps']))}")
+        print(
+            "skipped steps, which changed no weight: "
+            f"{', '.join(map(str, answer['refused_steps']))}"
+        )
     print(f"checkpoints trained on it: {', '.join(checkpoints) or 'none'}")
     return 0
 
@@ -57,12 +69,15 @@ def _print_documents(tracer: Any, step: int, as_json: bool) -> int:
     if as_json:
         print(json.dumps({"step": step, "documents": documents}, ensure_ascii=False))
         return 0
-    from llmsys.manifest_section import format_record_place
+    from llmsys.dataset.manifest_section import format_record_place
 
     print(f"step {step}: {len(documents)} documents")
     for one in documents:
         source = f"{one['source']}: " if one["source"] else ""
-        print(f"{one['id']}  {source}{format_record_place(one['file'], one['offset'])}  {_describe_url(one['url'])}")
+        print(
+            f"{one['id']}  {source}{format_record_place(one['file'], one['offset'])}  "
+            f"{_describe_url(one['url'])}"
+        )
     return 0
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmsys.errors import ConfigError, DataError, LostRankError
 from llmsys.events import read_latest_events
-from llmsys.local_files import format_folder, parse_local_path
+from llmsys.storage.local_files import format_folder, parse_local_path
 
 if TYPE_CHECKING:
     from llmsys.config.run import RunConfig
@@ -18,7 +18,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--prepare",
         action="store_true",
-        help="run `llmsys prepare` first where the dataset is not prepared; one that has tokens is not touched",
+        help="run `llmsys prepare` first where the dataset is not prepared; one that has tokens "
+        "is not touched",
     )
     parser.add_argument(
         "--export",
@@ -35,8 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Start the ranks unless the run is finished, and print the final evaluation."""
-    from launch.launchers.local import run_local_ranks
-    from llmsys.config.load import load_run_config
+    from llmsys.config.loading.load import load_run_config
+    from llmsys.launch.launchers.local import run_local_ranks
 
     config = load_run_config(arguments.config, arguments.overrides)
     require_export(config, arguments.export, arguments.dtype)
@@ -45,8 +46,8 @@ def run(arguments: argparse.Namespace) -> int:
     if is_finished(config):
         result = read_final_evaluation(config.run.folder)
         message = (
-            f"{format_folder(config.run.folder)} is finished: {count_steps(config)} steps. To train longer, raise "
-            "train.tokens in a new run.folder."
+            f"{format_folder(config.run.folder)} is finished: {count_steps(config)} steps. To "
+            "train longer, raise train.tokens in a new run.folder."
         )
     else:
         run_local_ranks(config, [arguments.config, *arguments.overrides])
@@ -68,29 +69,38 @@ def require_export(config: "RunConfig", folder: Path | None, dtype: str | None) 
     if folder is None:
         if dtype is not None:
             raise ConfigError(
-                f"--dtype {dtype} is for the exported weights. Give --export FOLDER too, or leave it out."
+                f"--dtype {dtype} is for the exported weights. Give --export FOLDER too, or leave "
+                "it out."
             )
         return
     if dtype == "source" and not (config.run.folder / "hugging_face").is_dir():
-        raise ConfigError("--dtype source is for converted run folders, and a run that trains is a new one. Name one.")
+        raise ConfigError(
+            "--dtype source is for converted run folders, and a run that trains is a new one. "
+            "Name one."
+        )
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"--export {folder} exists already. Name another folder, or remove it first.")
-    from llmsys.config.hugging_face.write_config_json import build_config_json
+        raise ConfigError(
+            f"--export {folder} exists already. Name another folder, or remove it first."
+        )
     from llmsys.convert.exported_multipliers import remove_multipliers
+    from llmsys.hugging_face.write_config_json import build_config_json
 
-    build_config_json(remove_multipliers(config.model))  # an architecture that no model type of Hugging Face has
+    # an architecture that no model type of Hugging Face has
+    build_config_json(remove_multipliers(config.model))
 
 
 def prepare_missing_dataset(config: "RunConfig") -> None:
-    """Prepare the dataset of a config unless it has tokens already. A mixture has no inputs of its own to prepare."""
-    from llmsys.manifest import load_manifest
-    from llmsys.remote_dataset import is_prepared
+    """Prepare the dataset of a config unless it has tokens already. A mixture has no inputs of
+    its own to prepare.
+    """
+    from llmsys.dataset.manifest import load_manifest
+    from llmsys.dataset.remote_dataset import is_prepared
 
     folder = config.data.folder
     if config.data.kind == "mixture" or (is_prepared(folder) and load_manifest(folder).splits):
         return
-    from data_pipeline.pipelines.prepare_dataset import prepare_dataset
-    from launch.commands.prepare import format_skipped
+    from llmsys.data_pipeline.pipelines.prepare_dataset import prepare_dataset
+    from llmsys.launch.commands.prepare import format_skipped
     from llmsys.log import get_logger
 
     manifest = prepare_dataset(config)
@@ -100,22 +110,29 @@ def prepare_missing_dataset(config: "RunConfig") -> None:
 
 
 def count_steps(config: "RunConfig") -> int:
-    """Return the steps of a run; of a batch that grows by the noise scale, with the doublings of its events."""
+    """Return the steps of a run; of a batch that grows by the noise scale, with the doublings of
+    its events.
+    """
     from llmsys.train.recorded_doublings import load_doublings
 
     return load_doublings(config).num_steps
 
 
 def is_finished(config: "RunConfig") -> bool:
-    """Return whether the run folder holds the intact last checkpoint of this config and data, evaluated and sampled."""
+    """Return whether the run folder holds the intact last checkpoint of this config and data,
+    evaluated and sampled.
+    """
     events, num_steps = config.run.folder / "events.jsonl", count_steps(config)
     checkpoint = config.run.folder / "checkpoints" / f"step-{num_steps:08d}"
     if not events.exists() or not checkpoint.exists():
         return False
-    if not any(event["event"] == "finish" and event["step"] == num_steps for event in read_latest_events(events)):
+    if not any(
+        event["event"] == "finish" and event["step"] == num_steps
+        for event in read_latest_events(events)
+    ):
         return False
     from llmsys.config.data import list_dataset_folders
-    from llmsys.manifest import combine_fingerprints, load_manifest
+    from llmsys.dataset.manifest import combine_fingerprints, load_manifest
     from llmsys.train.checkpoint_load import read_run_state
     from llmsys.train.checkpoint_record import find_checkpoint_error
     from llmsys.train.precision import find_recorded_precision
@@ -126,36 +143,48 @@ def is_finished(config: "RunConfig") -> bool:
         return False
     config = config.resolve_precision(recorded)
     saved = read_run_state(checkpoint)
-    now = combine_fingerprints([load_manifest(folder).fingerprint for folder in list_dataset_folders(config.data)])
-    same_settings = all(saved.get(key) == value for key, value in config.trajectory_settings.items())
+    now = combine_fingerprints(
+        [load_manifest(folder).fingerprint for folder in list_dataset_folders(config.data)]
+    )
+    same_settings = all(
+        saved.get(key) == value for key, value in config.trajectory_settings.items()
+    )
     return same_settings and saved["data_fingerprint"] == now
 
 
 def require_finish(config: "RunConfig") -> None:
-    """Raise LostRankError unless the events record the last step. A launcher that is killed may exit with 0."""
+    """Raise LostRankError unless the events record the last step. A launcher that is killed may
+    exit with 0.
+    """
     events, num_steps = config.run.folder / "events.jsonl", count_steps(config)
     seen = read_latest_events(events) if events.exists() else []
     if not any(event["event"] == "finish" and event["step"] == num_steps for event in seen):
         raise LostRankError(
-            f"training stopped: its launcher ended with status 0 before step {num_steps}, probably "
-            "because it was killed. Checkpoints are intact: run the same command again to continue from the "
-            f"newest one in {config.run.folder}."
+            f"training stopped: its launcher ended with status 0 before step {num_steps}, "
+            "probably because it was killed. Checkpoints are intact: run the same command again "
+            f"to continue from the newest one in {config.run.folder}."
         )
 
 
 def read_final_evaluation(folder: Path) -> dict[str, Any]:
     """Return the newest evaluation in the run's events; raise DataError without one."""
-    evaluations = [event for event in read_latest_events(folder / "events.jsonl") if event["event"] == "evaluation"]
+    evaluations = [
+        event
+        for event in read_latest_events(folder / "events.jsonl")
+        if event["event"] == "evaluation"
+    ]
     if not evaluations:
         raise DataError(
-            f"{folder / 'events.jsonl'} has no evaluation, which is written at the end of a run. Evaluate its "
-            f"newest checkpoint with: llmsys evaluate CONFIG run.folder={folder}."
+            f"{folder / 'events.jsonl'} has no evaluation, which is written at the end of a run. "
+            f"Evaluate its newest checkpoint with: llmsys evaluate CONFIG run.folder={folder}."
         )
     return {key: value for key, value in evaluations[-1].items() if key not in ("time", "event")}
 
 
 def format_evaluation(result: dict[str, Any]) -> str:
-    """Return an evaluation as text: held-out data, each source of a mixture, and each set of questions."""
+    """Return an evaluation as text: held-out data, each source of a mixture, and each set of
+    questions.
+    """
     sources = (f"{name}: {_format_heldout(one)}" for name, one in result.get("sources", {}).items())
     answers = (_format_answers(name, one) for name, one in result.get("sets", {}).items())
     metrics = (f"{name}: {one['value']:.6g}" for name, one in result.get("metrics", {}).items())
@@ -164,25 +193,30 @@ def format_evaluation(result: dict[str, Any]) -> str:
 
 def _format_answers(name: str, one: dict[str, Any]) -> str:
     if "accuracy" not in one:  # a task of the harness, with metrics of its own
-        metrics = (f"{metric} {value:.4f}" for metric, value in one.items() if metric != "questions")
+        metrics = (
+            f"{metric} {value:.4f}" for metric, value in one.items() if metric != "questions"
+        )
         return f"{name}: {', '.join(metrics)} ({one['questions']:,} questions)"
     return (
-        f"{name}: {one['accuracy']:.2%} of {one['questions']:,} questions right, {one['accuracy_per_byte']:.2%} by "
-        f"likelihood per byte, {one['accuracy_per_token']:.2%} per token"
+        f"{name}: {one['accuracy']:.2%} of {one['questions']:,} questions right, "
+        f"{one['accuracy_per_byte']:.2%} by likelihood per byte, {one['accuracy_per_token']:.2%} "
+        "per token"
     )
 
 
 def _format_heldout(result: dict[str, Any]) -> str:
-    from llmsys.compressor_comparison import describe_heldout_bytes
+    from llmsys.report.compressor_comparison import describe_heldout_bytes
 
     if "bits_per_byte" not in result:
         return (
-            f"held-out targets: {result['loss']:.4f} nats each, perplexity {result['perplexity']:.3f}, "
-            f"{result['accuracy']:.2%} predicted right ({result['evaluated_targets']:,} targets)"
+            f"held-out targets: {result['loss']:.4f} nats each, perplexity "
+            f"{result['perplexity']:.3f}, {result['accuracy']:.2%} predicted right "
+            f"({result['evaluated_targets']:,} targets)"
         )
     return (
-        f"held-out documents: {result['loss']:.4f} nats per token, {result['bits_per_byte']:.4f} bits per byte "
-        f"({result['evaluated_tokens']:,} tokens, {result['evaluated_bytes']:,} bytes); the same bytes take "
-        f"{result['gzip_bits_per_byte']:.4f} with gzip -9 and {result['xz_bits_per_byte']:.4f} with xz -9 "
+        f"held-out documents: {result['loss']:.4f} nats per token, {result['bits_per_byte']:.4f} "
+        f"bits per byte ({result['evaluated_tokens']:,} tokens, {result['evaluated_bytes']:,} "
+        f"bytes); the same bytes take {result['gzip_bits_per_byte']:.4f} with gzip -9 and "
+        f"{result['xz_bits_per_byte']:.4f} with xz -9 "
         f"({describe_heldout_bytes(result['evaluated_bytes'])})"
     )

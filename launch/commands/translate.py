@@ -1,26 +1,32 @@
-"""Run `llmsys translate`: translate lines of text with a trained encoder-decoder, one translation per line."""
+"""Run `llmsys translate`: translate lines of text with a trained encoder-decoder, one
+translation per line.
+"""
 
 import argparse
 import json
 import sys
 
 from llmsys.errors import DataError
-from llmsys.local_files import parse_local_path, require_local_path
+from llmsys.storage.local_files import parse_local_path, require_local_path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add --input and --output; without them the verb is a filter."""
     parser.add_argument(
-        "--input", default="-", help="file with one sentence per line; - reads standard input (default)"
+        "--input",
+        default="-",
+        help="file with one sentence per line; - reads standard input (default)",
     )
     parser.add_argument(
-        "--output", type=parse_local_path, help="file to write the translations to (default: standard output)"
+        "--output",
+        type=parse_local_path,
+        help="file to write the translations to (default: standard output)",
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Translate every line; with --json, print a list of {source, translation}."""
-    from llmsys.config.load import load_run_config
+    from llmsys.config.loading.load import load_run_config
 
     config = load_run_config(arguments.config, arguments.overrides)
     # str.splitlines would also split at form feeds and U+2028, inside a sentence
@@ -36,7 +42,10 @@ def run(arguments: argparse.Namespace) -> int:
     model, _ = load_trained_model(config)
     found = translate_lines(model, load_run_tokenizer(config), config, lines)
     if arguments.json:
-        pairs = [{"source": source, "translation": text} for source, text in zip(lines, found, strict=True)]
+        pairs = [
+            {"source": source, "translation": text}
+            for source, text in zip(lines, found, strict=True)
+        ]
         text = json.dumps(pairs, ensure_ascii=False) + "\n"
     else:
         text = "".join(f"{line}\n" for line in found)
@@ -49,8 +58,16 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _read_input(name: str) -> str:
     try:
-        return sys.stdin.read() if name == "-" else require_local_path(name, "--input").read_text(encoding="utf-8")
+        return (
+            sys.stdin.read()
+            if name == "-"
+            else require_local_path(name, "--input").read_text(encoding="utf-8")
+        )
     except FileNotFoundError:
-        raise DataError(f"--input {name} does not exist. Give a text file with one sentence per line.") from None
+        raise DataError(
+            f"--input {name} does not exist. Give a text file with one sentence per line."
+        ) from None
     except UnicodeDecodeError as error:
-        raise DataError(f"--input {name} is not UTF-8: {error.reason} at byte {error.start}. Convert it.") from None
+        raise DataError(
+            f"--input {name} is not UTF-8: {error.reason} at byte {error.start}. Convert it."
+        ) from None

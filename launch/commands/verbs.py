@@ -1,4 +1,6 @@
-"""The verbs of the `llmsys` command with their help and examples, and the errors of their parsers."""
+"""The verbs of the `llmsys` command with their help and examples, and the errors of their
+parsers.
+"""
 
 import argparse
 import difflib
@@ -9,7 +11,7 @@ from llmsys.errors import ConfigError
 
 
 class CommandSpec(NamedTuple):
-    """Help text of a verb. Its module is launch.commands.NAME.
+    """Help text of a verb. Its module is llmsys.launch.commands.NAME.
 
     A verb about folders takes no config (`takes_config=False`): its module names its own arguments.
     """
@@ -22,7 +24,8 @@ class CommandSpec(NamedTuple):
 
 VERBS = {
     "init": CommandSpec(
-        "write a commented config for a folder of crawl files, parquet, jsonl or text, or a Hugging Face model",
+        "write a commented config for a folder of crawl files, parquet, jsonl or text, or a "
+        "Hugging Face model",
         "llmsys init tests/data/sample_crawl --output my.yaml",
         takes_config=False,
     ),
@@ -69,10 +72,12 @@ VERBS = {
     ),
     "plan": CommandSpec(
         "find the fastest layouts that fit a cluster, and why the others do not",
-        "llmsys plan model/llama3.1-8b gpus=64 device=h100-sxm batch.sequence_length=8192 batch.sequences=256",
+        "llmsys plan model/llama3.1-8b gpus=64 device=h100-sxm batch.sequence_length=8192 "
+        "batch.sequences=256",
     ),
     "dryrun": CommandSpec(
-        "run the training step of one rank of any cluster without a GPU: memory, collectives, waits, kernels",
+        "run the training step of one rank of any cluster without a GPU: memory, collectives, "
+        "waits, kernels",
         "llmsys dryrun train/llama-8b-64xh100 nodes=8:8 rank=17 device=h100-sxm",
     ),
     "scale": CommandSpec(
@@ -110,12 +115,13 @@ VERBS = {
         takes_config=False,
     ),
     "chat": CommandSpec(
-        "talk to the newest checkpoint on a page of this machine, with sampling controls and token probabilities",
+        "talk to the newest checkpoint on a page of this machine, with sampling controls and "
+        "token probabilities",
         "llmsys chat train/demo --port 8000",
     ),
     "doctor": CommandSpec(
-        "check on this machine that engines and layouts agree (parity), crashes lose nothing (crash), and "
-        "devices compute right (device)",
+        "check on this machine that engines and layouts agree (parity), crashes lose nothing "
+        "(crash), and devices compute right (device)",
         "llmsys doctor parity --processes 1,2",
         takes_config=False,
     ),
@@ -128,7 +134,8 @@ VERBS = {
         "llmsys replay train/demo step=100",
     ),
     "convert": CommandSpec(
-        "convert a Hugging Face folder to a run folder and back, or a dataset to the tokens of other trainers",
+        "convert a Hugging Face folder to a run folder and back, or a dataset to the tokens of "
+        "other trainers",
         "llmsys convert downloads/Qwen3-0.6B runs/qwen3",
         takes_config=False,
     ),
@@ -150,7 +157,8 @@ VERBS = {
 }
 
 CONFIG_HELP = (
-    "path of a YAML file or config.json, folder of a model, run or dataset, or a name under configs/ such as train/demo"
+    "path of a YAML file or config.json, folder of a model, run or dataset, or a name under "
+    "configs/ such as train/demo"
 )
 OVERRIDE_HELP = "a value of the config, such as batch.sequence_length=1024"
 
@@ -164,7 +172,9 @@ class VerbParser(argparse.ArgumentParser):
         if unknown := re.search(r"unrecognized arguments: (--?[\w-]+)", message):
             known = [word for action in self._actions for word in action.option_strings]
             # --step is no misspelled --help
-            close = difflib.get_close_matches(unknown[1], [word for word in known if word != "--help"], n=1)
+            close = difflib.get_close_matches(
+                unknown[1], [word for word in known if word != "--help"], n=1
+            )
             if close:
                 hint = f" Did you mean {close[0]}?"
             elif key := self._find_config_key(message.partition(": ")[2]):
@@ -177,14 +187,18 @@ class VerbParser(argparse.ArgumentParser):
         elif number := re.search(r"invalid (int|float) value", message):
             hint = f" Use digits, such as {8 if number[1] == 'int' else 0.5}."
         example = (self.epilog or "").strip().splitlines()[-1]
-        raise ConfigError(f"{self.prog}: {message.rstrip('.')}.{hint} {example}. See: {self.prog} --help")
+        raise ConfigError(
+            f"{self.prog}: {message.rstrip('.')}.{hint} {example}. See: {self.prog} --help"
+        )
 
     def _find_config_key(self, words: str) -> str | None:
-        """Return the override that unknown options such as `--temperature 0.5` mean; None without one."""
+        """Return the override that unknown options such as `--temperature 0.5` mean; None
+        without one.
+        """
         if not any(action.dest == "overrides" for action in self._actions):
             return None
+        from llmsys.config.loading.validation_errors import find_config_key
         from llmsys.config.run import RunConfig
-        from llmsys.config.validation_errors import find_config_key
 
         name, _, value = words.replace("=", " ").partition(" ")
         key = find_config_key(name.lstrip("-").replace("-", "_"), RunConfig)

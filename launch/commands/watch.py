@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from llmsys.errors import ConfigError
-from llmsys.local_files import parse_local_path
+from llmsys.storage.local_files import parse_local_path
 
 HOME, CLEAR_BELOW, CLEAR_LINE = "\033[H", "\033[J", "\033[K"
 
@@ -18,13 +18,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the run folder, the interval, --once and --page."""
     parser.add_argument("run_folder", metavar="RUN", type=parse_local_path, help="run folder")
     parser.add_argument(
-        "--every", type=float, default=2.0, metavar="SECONDS", help="time between two readings (default: %(default)s)"
+        "--every",
+        type=float,
+        default=2.0,
+        metavar="SECONDS",
+        help="time between two readings (default: %(default)s)",
     )
     parser.add_argument("--once", action="store_true", help="print the state once and exit")
     parser.add_argument(
         "--page",
         action="store_true",
-        help="also write report.html of the run at every reading; an open page loads itself again while the run trains",
+        help="also write report.html of the run at every reading; an open page loads itself again "
+        "while the run trains",
     )
 
 
@@ -34,9 +39,13 @@ def run(arguments: argparse.Namespace) -> int:
     if not folder.is_dir():
         raise ConfigError(f"{folder} is not a folder (in {Path.cwd()}). Give the folder of a run.")
     if (folder / "manifest.json").exists() and not (folder / "events.jsonl").exists():
-        raise ConfigError(f"{folder} is a dataset folder, and a run is watched. Give the folder of a run.")
+        raise ConfigError(
+            f"{folder} is a dataset folder, and a run is watched. Give the folder of a run."
+        )
     if not 0 < arguments.every < math.inf:
-        raise ConfigError(f"--every {arguments.every:g} is not a time. Give seconds above 0, such as 2.")
+        raise ConfigError(
+            f"--every {arguments.every:g} is not a time. Give seconds above 0, such as 2."
+        )
     from llmsys.report.run_record import read_run
 
     is_live = sys.stdout.isatty() and not (arguments.once or arguments.json)
@@ -63,11 +72,17 @@ def _show(record: Any, arguments: argparse.Namespace, is_live: bool) -> None:
     if arguments.page:
         from llmsys.report.html_page import write_report
 
-        write_report(record.folder, None, reload_seconds=None if record.finish else max(5.0, arguments.every))
+        write_report(
+            record.folder, None, reload_seconds=None if record.finish else max(5.0, arguments.every)
+        )
     if arguments.json:
         from llmsys.report.run_sections import describe_run_state
 
-        state = {"run": record.name, "state": describe_run_state(record)[0], "step": record.last_step}
+        state = {
+            "run": record.name,
+            "state": describe_run_state(record)[0],
+            "step": record.last_step,
+        }
         print(json.dumps(state | {"evaluation": record.last_evaluation}))
         return
     from llmsys.report.terminal_view import format_run_view

@@ -1,4 +1,5 @@
-"""Turn host probe results into preflight findings: host, observation, and a fix where the run would fail.
+"""Turn host probe results into preflight findings: host, observation, and a fix where the run would
+fail.
 
 Pure functions.
 """
@@ -7,10 +8,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from launch.hosts.hostfile import Host
-from launch.hosts.ssh import TIMED_OUT, SshResult, describe_ssh_remedy
+from llmsys.launch.hosts.hostfile import Host
+from llmsys.launch.hosts.ssh import TIMED_OUT, SshResult, describe_ssh_remedy
 
-# Larger differences break timeouts, heartbeats and file times; any time service keeps clocks closer.
+# Larger differences break timeouts, heartbeats and file times; any time service keeps clocks
+# closer.
 MOST_SKEW_SECONDS = 2.0
 # Size of a checkpoint: master weight and two Adam moments in fp32.
 BYTES_PER_PARAMETER = 12
@@ -37,7 +39,8 @@ def build_problem(host: str, check: str, message: str) -> HostFinding:
     Args:
         host: Name of the host.
         check: Name of the check.
-        message: "value and rule. next step": the first sentence becomes the finding, the rest the remedy.
+        message: "value and rule. next step": the first sentence becomes the finding, the rest the
+            remedy.
 
     Returns:
         A finding with a remedy.
@@ -60,7 +63,10 @@ def check_ssh(host: str, answer: SshResult) -> HostFinding:
         return HostFinding(host, "reach", "answers")
     if answer.is_unreachable:
         return HostFinding(
-            host, "reach", f"cannot be reached: {answer.last_error_line}", describe_ssh_remedy(host, answer)
+            host,
+            "reach",
+            f"cannot be reached: {answer.last_error_line}",
+            describe_ssh_remedy(host, answer),
         )
     if answer.status == TIMED_OUT:
         observation = f"did not answer within {answer.seconds:.0f} s"
@@ -88,7 +94,12 @@ def check_clock(host: str, answer: SshResult) -> HostFinding:
     try:
         clock = float(answer.output.split()[-1])
     except (ValueError, IndexError):
-        return HostFinding(host, "clock", f"`date +%s.%N` says {answer.output.strip()!r}", "Install GNU date there.")
+        return HostFinding(
+            host,
+            "clock",
+            f"`date +%s.%N` says {answer.output.strip()!r}",
+            "Install GNU date there.",
+        )
     # the clock was read at some time between the question and the answer
     uncertainty = answer.seconds / 2
     skew = clock - (answer.asked_at + uncertainty)
@@ -104,9 +115,14 @@ def check_clock(host: str, answer: SshResult) -> HostFinding:
 
 
 def check_versions(facts: Facts) -> Iterator[HostFinding]:
-    """Yield the checks of versions and code. Every host is compared with the most common value; on a tie the first."""
+    """Yield the checks of versions and code. Every host is compared with the most common value;
+    on a tie the first.
+    """
     names = list(next(iter(facts.values()))["versions"])
-    usual = {name: select_most_common([probe["versions"][name] for probe in facts.values()]) for name in names}
+    usual = {
+        name: select_most_common([probe["versions"][name] for probe in facts.values()])
+        for name in names
+    }
     code = select_most_common([probe["code"] for probe in facts.values()])
     for host, probe in facts.items():
         mine = probe["versions"]
@@ -114,21 +130,30 @@ def check_versions(facts: Facts) -> Iterator[HostFinding]:
         for name in other:
             observation = f"{name} is {mine[name]}, on other hosts {usual[name]}"
             yield HostFinding(
-                host, "versions", observation, f"Install {name} {usual[name]} there, or share one environment."
+                host,
+                "versions",
+                observation,
+                f"Install {name} {usual[name]} there, or share one environment.",
             )
         if not other:
             yield HostFinding(
-                host, "versions", ", ".join(f"{name} {mine[name]}" for name in ("python", "llmsys", "torch"))
+                host,
+                "versions",
+                ", ".join(f"{name} {mine[name]}" for name in ("python", "llmsys", "torch")),
             )
         digest = f"digest {probe['code']} {probe['commit']}".strip()
         if probe["code"] != code:
             observation = f"files of code differ: {digest}, on other hosts {code}"
-            yield HostFinding(host, "code", observation, "Check out the same commit there, or share one checkout.")
+            yield HostFinding(
+                host, "code", observation, "Check out the same commit there, or share one checkout."
+            )
         else:
             yield HostFinding(host, "code", digest)
 
 
-def check_rendezvous_address(host: str, probe: Mapping[str, Any], first: str, several: bool) -> HostFinding:
+def check_rendezvous_address(
+    host: str, probe: Mapping[str, Any], first: str, several: bool
+) -> HostFinding:
     """Check that the name of the first host resolves to an address that other hosts can use."""
     if "address_problem" in probe:
         return build_problem(host, "address", probe["address_problem"])
@@ -144,8 +169,14 @@ def check_rendezvous_address(host: str, probe: Mapping[str, Any], first: str, se
 
 
 def check_devices(facts: Facts, hosts: Sequence[Host]) -> Iterator[HostFinding]:
-    """Yield a check of each host's accelerators: at least one per slot, all of one kind, and not in use."""
-    kinds = {host: _get_device_kind(probe["devices"]) for host, probe in facts.items() if "devices" in probe}
+    """Yield a check of each host's accelerators: at least one per slot, all of one kind, and not
+    in use.
+    """
+    kinds = {
+        host: _get_device_kind(probe["devices"])
+        for host, probe in facts.items()
+        if "devices" in probe
+    }
     usual = select_most_common(list(kinds.values())) if kinds else ""
     slots = {host.name: host.slots for host in hosts}
     for host, probe in facts.items():
@@ -155,39 +186,68 @@ def check_devices(facts: Facts, hosts: Sequence[Host]) -> Iterator[HostFinding]:
         found = probe["devices"]["accelerators"]
         if kinds[host] != usual:
             yield HostFinding(
-                host, "devices", f"has {kinds[host]}, other hosts {usual}", "Use hosts of one kind in a run."
+                host,
+                "devices",
+                f"has {kinds[host]}, other hosts {usual}",
+                "Use hosts of one kind in a run.",
             )
         elif found and len(found) < slots[host]:
             observation = f"has {len(found)} accelerators for {slots[host]} slots"
-            yield HostFinding(host, "devices", observation, f"Use {host}:{len(found)}, or check nvidia-smi there.")
-        elif busy := [one for one in found if one["free_bytes"] < (1 - BUSY_SHARE) * one["total_bytes"]]:
+            yield HostFinding(
+                host, "devices", observation, f"Use {host}:{len(found)}, or check nvidia-smi there."
+            )
+        elif busy := [
+            one for one in found if one["free_bytes"] < (1 - BUSY_SHARE) * one["total_bytes"]
+        ]:
             free, total = busy[0]["free_bytes"] / GIB, busy[0]["total_bytes"] / GIB
-            observation = f"{len(busy)} accelerators are in use; of one, {free:.0f} of {total:.0f} GiB are free"
-            yield HostFinding(host, "devices", observation, "End the processes that nvidia-smi lists there.")
+            observation = (
+                f"{len(busy)} accelerators are in use; of one, {free:.0f} of {total:.0f} GiB are "
+                "free"
+            )
+            yield HostFinding(
+                host, "devices", observation, "End the processes that nvidia-smi lists there."
+            )
         else:
             memory = probe["devices"]["memory_bytes"] / GIB
             observation = f"{len(found)} × {kinds[host]}" if found else kinds[host]
-            yield HostFinding(host, "devices", f"{observation}; {memory:.0f} GiB of host memory free")
+            yield HostFinding(
+                host, "devices", f"{observation}; {memory:.0f} GiB of host memory free"
+            )
 
 
-def check_disk(host: str, probe: Mapping[str, Any], folder: str, parameters: int, checkpoints: int) -> HostFinding:
-    """Check that the run folder can be written and has space for the kept checkpoints and one more."""
+def check_disk(
+    host: str, probe: Mapping[str, Any], folder: str, parameters: int, checkpoints: int
+) -> HostFinding:
+    """Check that the run folder can be written and has space for the kept checkpoints and one
+    more.
+    """
     if "folder_problem" in probe:
         return build_problem(host, "disk", probe["folder_problem"])
-    free, wanted = probe["folder"]["free_bytes"], parameters * BYTES_PER_PARAMETER * (checkpoints + 1)
+    free, wanted = (
+        probe["folder"]["free_bytes"],
+        parameters * BYTES_PER_PARAMETER * (checkpoints + 1),
+    )
     if free < wanted:
         observation = (
-            f"{free / GIB:.1f} GiB are free at {folder}, and {checkpoints + 1} checkpoints take {wanted / GIB:.1f}"
+            f"{free / GIB:.1f} GiB are free at {folder}, and {checkpoints + 1} checkpoints take "
+            f"{wanted / GIB:.1f}"
         )
         return HostFinding(
-            host, "disk", observation, "Free space, lower checkpoint.keep_last, or set run.folder elsewhere."
+            host,
+            "disk",
+            observation,
+            "Free space, lower checkpoint.keep_last, or set run.folder elsewhere.",
         )
     kind = probe["folder"]["file_system"]
-    return HostFinding(host, "disk", f"{free / GIB:.1f} GiB free on {kind}, {wanted / GIB:.1f} wanted")
+    return HostFinding(
+        host, "disk", f"{free / GIB:.1f} GiB free on {kind}, {wanted / GIB:.1f} wanted"
+    )
 
 
 def check_datasets(facts: Facts) -> Iterator[HostFinding]:
-    """Yield the check that every host has the same manifests of datasets. On a tie the first host is right."""
+    """Yield the check that every host has the same manifests of datasets. On a tie the first
+    host is right.
+    """
     digests = {host: probe["data"]["digest"] for host, probe in facts.items() if "data" in probe}
     usual = select_most_common(list(digests.values())) if digests else ""
     for host, probe in facts.items():
@@ -195,12 +255,18 @@ def check_datasets(facts: Facts) -> Iterator[HostFinding]:
             yield build_problem(host, "data", probe["data_problem"])
         elif digests[host] != usual:
             observation = f"has another dataset: manifests {digests[host]}, on other hosts {usual}"
-            yield HostFinding(host, "data", observation, "Copy one dataset to every host, or share its folder.")
+            yield HostFinding(
+                host, "data", observation, "Copy one dataset to every host, or share its folder."
+            )
         else:
-            yield HostFinding(host, "data", f"manifests {usual} on {', '.join(probe['data']['file_systems'])}")
+            yield HostFinding(
+                host, "data", f"manifests {usual} on {', '.join(probe['data']['file_systems'])}"
+            )
 
 
-def check_shared_folder(host: str, seen: set[str], hosts: Sequence[str], folder: str) -> HostFinding:
+def check_shared_folder(
+    host: str, seen: set[str], hosts: Sequence[str], folder: str
+) -> HostFinding:
     """Check that this host sees the files that the others wrote."""
     unseen = [other for other in hosts if other not in seen]
     if unseen:

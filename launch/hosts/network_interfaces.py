@@ -1,7 +1,7 @@
 """Find the network interface that leads to another host, and list this host's own addresses.
 
-Asks the kernel's routing by connecting a datagram socket, which sends nothing. Falls back to the default route of
-/proc/net/route where a host's own name resolves to loopback.
+Asks the kernel's routing by connecting a datagram socket, which sends nothing. Falls back to the
+default route of /proc/net/route where a host's own name resolves to loopback.
 """
 
 import ipaddress
@@ -33,8 +33,8 @@ def resolve_addresses(host: str) -> list[str]:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError as error:
         raise LaunchError(
-            f"the name {host} cannot be resolved on {socket.gethostname()} ({error.strerror}). Use its "
-            "address, or add it to DNS or to /etc/hosts on every host."
+            f"the name {host} cannot be resolved on {socket.gethostname()} ({error.strerror}). "
+            "Use its address, or add it to DNS or to /etc/hosts on every host."
         ) from None
     return list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
@@ -101,14 +101,18 @@ def find_interface_to(host: str) -> str:
     """
     for address in resolve_addresses(host):
         source = _find_source_address(address)
-        if source is not None and not is_loopback(source) and (name := list_local_addresses().get(source)):
+        if (
+            source is not None
+            and not is_loopback(source)
+            and (name := list_local_addresses().get(source))
+        ):
             return name
     if (name := find_default_interface()) is not None:
         return name
     raise LaunchError(
-        f"no network interface of {socket.gethostname()} except loopback has a route to {host}, the host of "
-        "rank 0. Use an address of that host that all hosts reach, or set GLOO_SOCKET_IFNAME and "
-        "NCCL_SOCKET_IFNAME."
+        f"no network interface of {socket.gethostname()} except loopback has a route to {host}, "
+        "the host of rank 0. Use an address of that host that all hosts reach, or set "
+        "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME."
     )
 
 
@@ -125,7 +129,9 @@ def _find_source_address(address: str) -> str | None:
 
 
 def find_default_interface(routes: Path = ROUTES) -> str | None:
-    """Return the interface of the default route with the lowest metric, else the only interface with a route."""
+    """Return the interface of the default route with the lowest metric, else the only interface
+    with a route.
+    """
     try:
         # the first line names the columns: 0 interface, 1 destination in hex, 6 metric
         rows = [line.split() for line in routes.read_text().splitlines()[1:]]

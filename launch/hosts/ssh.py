@@ -1,6 +1,7 @@
 """Run one command on every host at once by ssh, and return its output, status and duration.
 
-`localhost` is this machine and needs no ssh. Names, ports, users and keys come from the user's ssh config.
+`localhost` is this machine and needs no ssh. Names, ports, users and keys come from the user's ssh
+config.
 
 Invariants:
 - No password is asked for.
@@ -25,7 +26,8 @@ SPARE_SECONDS = 2  # over the remote timeout, so that its status arrives
 # ssh's own status when it cannot connect, and that of timeout(1)
 SSH_FAILED, TIMED_OUT = 255, 124
 CHECKOUT = Path(__file__).resolve().parents[2]
-FORWARDED = ("FI_", "GLOO_", "NCCL_")  # beginnings of the variables that decide how hosts talk to each other
+# beginnings of the variables that decide how hosts talk to each other
+FORWARDED = ("FI_", "GLOO_", "NCCL_")
 HERE = ("localhost", "127.0.0.1")
 
 REMEDIES = {
@@ -34,15 +36,21 @@ REMEDIES = {
     "Could not resolve": "Correct the name, or give it an address in ~/.ssh/config or /etc/hosts",
     "Host key verification failed": "Accept its host key once: ssh {host} true",
     # before "timed out", because that message has both and the first match counts
-    "during banner exchange": "Its ssh port is open but does not respond: restart sshd, or the host",
+    "during banner exchange": (
+        "Its ssh port is open but does not respond: restart sshd, or the host"
+    ),
     "timed out": "Check that it is up, and that its ssh port is open to this machine",
     "No route to host": "Check that it is up, and the network in between",
-    "No such file or directory: 'ssh'": "Install ssh here (Debian, Ubuntu: apt-get install openssh-client)",
+    "No such file or directory: 'ssh'": (
+        "Install ssh here (Debian, Ubuntu: apt-get install openssh-client)"
+    ),
 }
 
 
 class SshResult(NamedTuple):
-    """Result of a command on a host. `seconds` is the wall time from `asked_at`, which is a time.time()."""
+    """Result of a command on a host. `seconds` is the wall time from `asked_at`, which is a
+    time.time().
+    """
 
     status: int
     output: str
@@ -62,7 +70,9 @@ class SshResult(NamedTuple):
         return lines[-1] if lines else f"it ended with status {self.status} without output"
 
 
-def run_on_all_hosts(hosts: Sequence[str], command: Callable[[str], str], timeout_seconds: int) -> dict[str, SshResult]:
+def run_on_all_hosts(
+    hosts: Sequence[str], command: Callable[[str], str], timeout_seconds: int
+) -> dict[str, SshResult]:
     """Run a shell command on every host, all at once.
 
     Args:
@@ -79,7 +89,9 @@ def run_on_all_hosts(hosts: Sequence[str], command: Callable[[str], str], timeou
 
 
 def run_on_host(host: str, command: str, timeout_seconds: int) -> SshResult:
-    """Run one shell line on a host; the status is 124 when it took longer than the timeout, connecting included."""
+    """Run one shell line on a host; the status is 124 when it took longer than the timeout,
+    connecting included.
+    """
     # ends the command on its host, where killing the local ssh would leave it running
     bounded = f"timeout {timeout_seconds} sh -c {shlex.quote(command)}"
     words = ["sh", "-c", bounded] if host in HERE else ["ssh", *_list_ssh_options(), host, bounded]
@@ -90,7 +102,9 @@ def run_on_host(host: str, command: str, timeout_seconds: int) -> SshResult:
 
     try:
         limit = timeout_seconds + SPARE_SECONDS
-        done = subprocess.run(words, capture_output=True, text=True, timeout=limit, stdin=subprocess.DEVNULL)
+        done = subprocess.run(
+            words, capture_output=True, text=True, timeout=limit, stdin=subprocess.DEVNULL
+        )
     except subprocess.TimeoutExpired:
         return build_result(TIMED_OUT, "", f"timed out after {limit} s")
     except OSError as error:
@@ -106,8 +120,11 @@ def describe_ssh_remedy(host: str, answer: SshResult) -> str:
     return f"Try it manually: ssh {host} true."
 
 
-def format_python_command(module: str, words: Sequence[str], environment: Mapping[str, str] | None = None) -> str:
-    """Return a shell line that runs a module with the interpreter, code and working directory that ranks use.
+def format_python_command(
+    module: str, words: Sequence[str], environment: Mapping[str, str] | None = None
+) -> str:
+    """Return a shell line that runs a module with the interpreter, code and working directory that
+    ranks use.
 
     Args:
         module: Name of the module, for `python -m`.
@@ -118,15 +135,27 @@ def format_python_command(module: str, words: Sequence[str], environment: Mappin
         One shell line.
     """
     forwarded = {
-        name: value for name, value in os.environ.items() if name.startswith(FORWARDED) and not has_secret(value)
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith(FORWARDED) and not has_secret(value)
     }
-    settings = {"PYTHONPATH": str(CHECKOUT), "OMP_NUM_THREADS": "1"} | forwarded | dict(environment or {})
-    command = ["env", *(f"{key}={value}" for key, value in settings.items()), sys.executable, "-m", module, *words]
+    settings = (
+        {"PYTHONPATH": str(CHECKOUT), "OMP_NUM_THREADS": "1"} | forwarded | dict(environment or {})
+    )
+    command = [
+        "env",
+        *(f"{key}={value}" for key, value in settings.items()),
+        sys.executable,
+        "-m",
+        module,
+        *words,
+    ]
     return f"cd {shlex.quote(str(Path.cwd()))} && exec {shlex.join(command)}"
 
 
 def parse_last_json(answer: SshResult) -> dict[str, Any] | None:
-    """Parse the last line of output that is a JSON object. A shell's profile may have printed something before it.
+    """Parse the last line of output that is a JSON object. A shell's profile may have printed
+    something before it.
 
     Args:
         answer: Result of a command.
@@ -143,4 +172,12 @@ def parse_last_json(answer: SshResult) -> dict[str, Any] | None:
 
 
 def _list_ssh_options() -> list[str]:
-    return ["-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_SECONDS}", "-o", "ServerAliveInterval=5"]
+    return [
+        "-T",
+        "-o",
+        "BatchMode=yes",
+        "-o",
+        f"ConnectTimeout={CONNECT_SECONDS}",
+        "-o",
+        "ServerAliveInterval=5",
+    ]

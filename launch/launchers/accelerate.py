@@ -1,8 +1,9 @@
-"""Run `accelerate launch` with the user's accelerate config, and report a failed rank in one message.
+"""Run `accelerate launch` with the user's accelerate config, and report a failed rank in one
+message.
 
-`python -m launch.launchers.accelerate [accelerate's options] SCRIPT …`, for several processes. Without a config, and on
-machines without accelerators, processes are joined as by torchrun, because `accelerate launch` would start one process
-there whatever --num_processes says.
+`python -m llmsys.launch.launchers.accelerate [accelerate's options] SCRIPT …`, for several
+processes. Without a config, and on machines without accelerators, processes are joined as by
+torchrun, because `accelerate launch` would start one process there whatever --num_processes says.
 """
 
 import os
@@ -13,20 +14,23 @@ import yaml
 from accelerate.commands.config.config_args import default_config_file
 from accelerate.commands.launch import launch_command, launch_command_parser
 
-from launch.launchers.torchrun import run_elastic_agent
-from launch.train import MENDABLE
+from llmsys.launch.launchers.torchrun import run_elastic_agent
+from llmsys.launch.train import MENDABLE
 
 # Defaults of `accelerate launch` without a config; set here, because it warns about each.
 SILENT = {"num_machines": 1, "mixed_precision": "no", "dynamo_backend": "no"}
 ALONE = (
-    "llmsys: error: the accelerate config has distributed_type: NO, which trains in one process, but "
-    "launch.processes={}. Run `accelerate config` for several processes, or set launch.processes=1."
+    "llmsys: error: the accelerate config has distributed_type: NO, which trains in one process, "
+    "but launch.processes={}. Run `accelerate config` for several processes, or set "
+    "launch.processes=1."
 )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the ranks; return 0, or the exit status of the rank that failed first."""
-    options = launch_command_parser().parse_args(sys.argv[1:] if arguments is None else list(arguments))
+    options = launch_command_parser().parse_args(
+        sys.argv[1:] if arguments is None else list(arguments)
+    )
     kind = read_distributed_type(options.config_file)
     if kind is None:
         for name, value in SILENT.items():

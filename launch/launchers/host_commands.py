@@ -1,7 +1,8 @@
 """Build the commands that start a run: one for each host, or one that starts them all.
 
-Turns hosts and the files of launch/launchers/run_bundle.py into shell commands: torchrun with an elastic rendezvous,
-DeepSpeed's launcher with a hostfile, or `accelerate launch`. Pure functions: they start and read nothing.
+Turns hosts and the files of launch/launchers/run_bundle.py into shell commands: torchrun with an
+elastic rendezvous, DeepSpeed's launcher with a hostfile, or `accelerate launch`. Pure functions:
+they start and read nothing.
 """
 
 import shlex
@@ -11,14 +12,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from launch.hosts.hostfile import Host
-from launch.launchers.local import SCRIPT
 from llmsys.errors import LaunchError
+from llmsys.launch.hosts.hostfile import Host
+from llmsys.launch.launchers.local import SCRIPT
 
 OWN_FAILURES = 2  # a host whose own ranks failed this often in a row leaves its place to a spare
 Launcher = Literal["torchrun", "deepspeed", "accelerate", "slurm"]
 # Default launcher of each engine.
-NATURAL: dict[str, Launcher] = {"torch": "torchrun", "deepspeed": "deepspeed", "accelerate": "accelerate"}
+NATURAL: dict[str, Launcher] = {
+    "torch": "torchrun",
+    "deepspeed": "deepspeed",
+    "accelerate": "accelerate",
+}
 
 
 @dataclass(frozen=True)
@@ -136,15 +141,18 @@ def build_commands(launcher: Launcher, plan: LaunchPlan, *, over_ssh: bool) -> l
     return build_deepspeed_commands(plan, over_ssh=over_ssh)
 
 
-def build_torchrun_arguments(plan: LaunchPlan, slots: int, endpoint: str, identity: str, address: str) -> list[str]:
+def build_torchrun_arguments(
+    plan: LaunchPlan, slots: int, endpoint: str, identity: str, address: str
+) -> list[str]:
     """Return the arguments that run torchrun under the restart agent.
 
-    launch/launchers/torchrun.py forwards signals to the ranks; launch/launchers/restart_agent.py restarts lost ones.
+    launch/launchers/torchrun.py forwards signals to the ranks; launch/launchers/restart_agent.py
+    restarts lost ones.
     """
     return [
         plan.interpreter,
         "-m",
-        "launch.launchers.restart_agent",
+        "llmsys.launch.launchers.restart_agent",
         f"--meet={endpoint}",
         f"--restarts={plan.max_restarts}",
         f"--patience={plan.patience_seconds}",
@@ -152,7 +160,7 @@ def build_torchrun_arguments(plan: LaunchPlan, slots: int, endpoint: str, identi
         *(["--standby"] if plan.has_standby else []),
         plan.interpreter,
         "-m",
-        "launch.launchers.torchrun",
+        "llmsys.launch.launchers.torchrun",
         f"--nnodes={plan.min_hosts}:{len(plan.hosts)}",
         f"--nproc-per-node={slots}",
         "--rdzv-backend=c10d",
@@ -190,18 +198,27 @@ def join_with_variables(words: Sequence[str], names: Sequence[str]) -> str:
 
     Args:
         words: Arguments of a command.
-        names: Variables that the shell replaces, without `$`. Words that hold one must hold no other special character.
+        names: Variables that the shell replaces, without `$`. Words that hold one must hold no
+            other special character.
 
     Returns:
         The words, quoted.
     """
-    return " ".join(f'"{word}"' if any(f"${name}" in word for name in names) else shlex.quote(word) for word in words)
+    return " ".join(
+        f'"{word}"' if any(f"${name}" in word for name in names) else shlex.quote(word)
+        for word in words
+    )
 
 
 def build_accelerate_commands(plan: LaunchPlan) -> list[HostCommand]:
     """Return one command for each host. accelerate needs the same number of ranks on every host."""
     slots = require_even_slots(plan.hosts, "accelerate launch")
-    shared = ["--num_machines", str(len(plan.hosts)), "--num_processes", str(slots * len(plan.hosts))]
+    shared = [
+        "--num_machines",
+        str(len(plan.hosts)),
+        "--num_processes",
+        str(slots * len(plan.hosts)),
+    ]
     shared += ["--main_process_ip", plan.rendezvous_host, "--main_process_port", str(plan.port)]
     return [
         HostCommand(
@@ -209,7 +226,7 @@ def build_accelerate_commands(plan: LaunchPlan) -> list[HostCommand]:
             (
                 sys.executable,
                 "-m",
-                "launch.launchers.accelerate",
+                "llmsys.launch.launchers.accelerate",
                 *shared,
                 "--machine_rank",
                 str(number),
@@ -222,13 +239,25 @@ def build_accelerate_commands(plan: LaunchPlan) -> list[HostCommand]:
 
 def build_deepspeed_commands(plan: LaunchPlan, *, over_ssh: bool) -> list[HostCommand]:
     """Return one command that reaches the hosts by pdsh, or one for each host without ssh."""
-    shared = [sys.executable, "-m", "deepspeed.launcher.runner", "--hostfile", str(plan.folder / "hostfile")]
+    shared = [
+        sys.executable,
+        "-m",
+        "deepspeed.launcher.runner",
+        "--hostfile",
+        str(plan.folder / "hostfile"),
+    ]
     shared += ["--master_addr", plan.rendezvous_host, "--master_port", str(plan.port)]
     if over_ssh:
         # DeepSpeed's launcher would start a single host without ssh unless it is forced.
-        return [HostCommand(None, (*shared, "--launcher", "pdsh", "--force_multi", *plan.script_arguments))]
+        return [
+            HostCommand(
+                None, (*shared, "--launcher", "pdsh", "--force_multi", *plan.script_arguments)
+            )
+        ]
     return [
-        HostCommand(host.name, (*shared, "--no_ssh", "--node_rank", str(number), *plan.script_arguments))
+        HostCommand(
+            host.name, (*shared, "--no_ssh", "--node_rank", str(number), *plan.script_arguments)
+        )
         for number, host in enumerate(plan.hosts)
     ]
 
@@ -239,7 +268,7 @@ def require_even_slots(hosts: tuple[Host, ...], launcher: str) -> int:
     if len(slots) > 1:
         sizes = ", ".join(f"{host.name}:{host.slots}" for host in hosts)
         raise LaunchError(
-            f"nodes={sizes}: {launcher} needs the same number of ranks on every host. Use {min(slots)} slots "
-            "on each, or --launcher torchrun."
+            f"nodes={sizes}: {launcher} needs the same number of ranks on every host. Use "
+            f"{min(slots)} slots on each, or --launcher torchrun."
         )
     return slots.pop()

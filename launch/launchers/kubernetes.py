@@ -1,11 +1,13 @@
-"""Format the objects that train on Kubernetes: an indexed Job with one pod per host, and what its pods need.
+"""Format the objects that train on Kubernetes: an indexed Job with one pod per host, and what its
+pods need.
 
-The pods run the image of containers/Dockerfile. Run and dataset folders are on a persistent volume, the config is in a
-ConfigMap, and a headless Service gives the first pod the name of the rendezvous. No operator is needed.
+The pods run the image of containers/Dockerfile. Run and dataset folders are on a persistent volume,
+the config is in a ConfigMap, and a headless Service gives the first pod the name of the rendezvous.
+No operator is needed.
 
 Invariants:
-- A pod that saved and stopped (75), or that was evicted, is replaced without using up a restart; an error that the user
-  must fix (2) ends the Job.
+- A pod that saved and stopped (75), or that was evicted, is replaced without using up a restart; an
+  error that the user must fix (2) ends the Job.
 - No secret is written.
 """
 
@@ -18,14 +20,18 @@ from typing import Any
 
 import yaml
 
-from launch.launchers.host_commands import LaunchPlan, build_torchrun_arguments, require_even_slots
-from launch.launchers.run_bundle import build_rank_environment
-from launch.train import MENDABLE, STOPPED
 from llmsys.config.data import list_dataset_folders
 from llmsys.config.run import RunConfig
 from llmsys.errors import LaunchError
-from llmsys.local_files import find_folder_url
+from llmsys.launch.launchers.host_commands import (
+    LaunchPlan,
+    build_torchrun_arguments,
+    require_even_slots,
+)
+from llmsys.launch.launchers.run_bundle import build_rank_environment
+from llmsys.launch.train import MENDABLE, STOPPED
 from llmsys.log import redact_values
+from llmsys.storage.local_files import find_folder_url
 
 # Those of containers/Dockerfile.
 IMAGE, IMAGE_CHECKOUT, WORKSPACE = "llmsys", "/opt/llmsys", "/workspace"
@@ -38,7 +44,9 @@ ON_SHARED_HOSTS_ONLY = ("PYTHONPATH", "DS_ENV_FILE", "PDSH_SSH_ARGS_APPEND")
 ALONE = "127.0.0.1"
 
 
-def format_kubernetes_objects(config: RunConfig, plan: LaunchPlan, gpus: int, image: str, volume: str) -> str:
+def format_kubernetes_objects(
+    config: RunConfig, plan: LaunchPlan, gpus: int, image: str, volume: str
+) -> str:
     """Return the YAML documents for `kubectl apply`.
 
     Args:
@@ -73,7 +81,10 @@ def format_kubernetes_objects(config: RunConfig, plan: LaunchPlan, gpus: int, im
         "command": build_torchrun_arguments(inside, slots, f"{first}:{plan.port}", plan.name, own),
         "env": [
             {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
-            *({"name": key, "value": value} for key, value in select_portable_variables(plan.folder).items()),
+            *(
+                {"name": key, "value": value}
+                for key, value in select_portable_variables(plan.folder).items()
+            ),
         ],
         "volumeMounts": [
             {"name": "config", "mountPath": CONFIG_FOLDER},
@@ -129,11 +140,19 @@ def _build_service(name: str, labels: Mapping[str, str], port: int) -> dict[str,
     }
 
 
-def _build_job(name: str, labels: Mapping[str, str], plan: LaunchPlan, pod: Mapping[str, Any]) -> dict[str, Any]:
+def _build_job(
+    name: str, labels: Mapping[str, str], plan: LaunchPlan, pod: Mapping[str, Any]
+) -> dict[str, Any]:
     hosts = len(plan.hosts)
     rules: list[dict[str, Any]] = [
-        {"action": "FailJob", "onExitCodes": {"containerName": "ranks", "operator": "In", "values": [MENDABLE]}},
-        {"action": "Ignore", "onExitCodes": {"containerName": "ranks", "operator": "In", "values": [STOPPED]}},
+        {
+            "action": "FailJob",
+            "onExitCodes": {"containerName": "ranks", "operator": "In", "values": [MENDABLE]},
+        },
+        {
+            "action": "Ignore",
+            "onExitCodes": {"containerName": "ranks", "operator": "In", "values": [STOPPED]},
+        },
         {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
     ]
     return {
@@ -160,7 +179,9 @@ def format_config(config: RunConfig) -> str:
     Returns:
         Text that every rank reads.
     """
-    return yaml.safe_dump(redact_values(config.model_dump(mode="json")), sort_keys=False, allow_unicode=True)
+    return yaml.safe_dump(
+        redact_values(config.model_dump(mode="json")), sort_keys=False, allow_unicode=True
+    )
 
 
 class _BlockDumper(yaml.SafeDumper):
@@ -168,7 +189,9 @@ class _BlockDumper(yaml.SafeDumper):
 
     def build_text_node(self, text: str) -> yaml.ScalarNode:
         """Return the node of a text."""
-        return self.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+        return self.represent_scalar(
+            "tag:yaml.org,2002:str", text, style="|" if "\n" in text else None
+        )
 
 
 _BlockDumper.add_representer(str, _BlockDumper.build_text_node)
@@ -183,11 +206,16 @@ def format_documents(documents: Sequence[Mapping[str, Any]]) -> str:
     Returns:
         Their text, with keys in their order.
     """
-    return yaml.dump_all(documents, Dumper=_BlockDumper, sort_keys=False, allow_unicode=True, width=120)
+    return yaml.dump_all(
+        documents, Dumper=_BlockDumper, sort_keys=False, allow_unicode=True, width=120
+    )
 
 
-def select_portable_variables(folder: Path, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the settings of libraries that ranks on other hosts get, without those that name files of this host.
+def select_portable_variables(
+    folder: Path, environment: Mapping[str, str] = os.environ
+) -> dict[str, str]:
+    """Return the settings of libraries that ranks on other hosts get, without those that name files
+    of this host.
 
     Args:
         folder: `launch/` of the run folder.
@@ -201,17 +229,24 @@ def select_portable_variables(folder: Path, environment: Mapping[str, str] = os.
 
 
 def require_folders_in_workspace(config: RunConfig) -> None:
-    """Raise LaunchError where the folder of the run or of a dataset is not on the volume of the pods.
+    """Raise LaunchError where the folder of the run or of a dataset is not on the volume of the
+    pods.
 
     Args:
         config: The run.
     """
-    named = [("run.folder", config.run.folder), *(("data.folder", one) for one in list_dataset_folders(config.data))]
+    named = [
+        ("run.folder", config.run.folder),
+        *(("data.folder", one) for one in list_dataset_folders(config.data)),
+    ]
     for key, folder in named:
-        if find_folder_url(folder) is None and not Path(os.path.normpath(WORKSPACE / folder)).is_relative_to(WORKSPACE):
+        if find_folder_url(folder) is None and not Path(
+            os.path.normpath(WORKSPACE / folder)
+        ).is_relative_to(WORKSPACE):
             raise LaunchError(
-                f"{key}={folder} is outside {WORKSPACE}, where the volume of all hosts is mounted. Use a path below "
-                f"{WORKSPACE} or a relative one, which begins there, or s3://bucket/folder."
+                f"{key}={folder} is outside {WORKSPACE}, where the volume of all hosts is "
+                f"mounted. Use a path below {WORKSPACE} or a relative one, which begins there, or "
+                "s3://bucket/folder."
             )
 
 

@@ -1,7 +1,9 @@
-"""Build a `LaunchPlan` from a config and hosts, and reject everything that can be known to fail before the launch.
+"""Build a `LaunchPlan` from a config and hosts, and reject everything that can be known to fail
+before the launch.
 
-Checks that the layout and the batch fit every number of hosts that the run may continue with, that no host name leads
-to loopback, and that the rendezvous port is free. `require_hosts` then asks the hosts themselves by ssh.
+Checks that the layout and the batch fit every number of hosts that the run may continue with, that
+no host name leads to loopback, and that the rendezvous port is free. `require_hosts` then asks the
+hosts themselves by ssh.
 """
 
 import shlex
@@ -10,18 +12,20 @@ import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
-from launch.hosts.host_checks import check_clock, check_ssh
-from launch.hosts.hostfile import ANONYMOUS, PATIENCE_SECONDS, Host
-from launch.hosts.network_interfaces import is_loopback, is_this_host, resolve_addresses
-from launch.hosts.ssh import CONNECT_SECONDS, SshResult, run_on_all_hosts
-from launch.launchers.host_commands import Launcher, LaunchPlan, strip_user
-from launch.launchers.run_bundle import get_bundle_folder
-from launch.process.run_requirements import require_layout
 from llmsys.config.run import RunConfig
 from llmsys.errors import ConfigError, LaunchError, LayoutError
-from llmsys.port import EVERYWHERE, describe_port_conflict, find_free_port
+from llmsys.launch.hosts.host_checks import check_clock, check_ssh
+from llmsys.launch.hosts.hostfile import ANONYMOUS, PATIENCE_SECONDS, Host
+from llmsys.launch.hosts.network_interfaces import is_loopback, is_this_host, resolve_addresses
+from llmsys.launch.hosts.ssh import CONNECT_SECONDS, SshResult, run_on_all_hosts
+from llmsys.launch.launchers.host_commands import Launcher, LaunchPlan, strip_user
+from llmsys.launch.launchers.run_bundle import get_bundle_folder
+from llmsys.launch.process.run_requirements import require_layout
+from llmsys.parallel.port import EVERYWHERE, describe_port_conflict, find_free_port
 
-PORT = 29_500  # torchrun's default, for several hosts and launch.port=0: other hosts cannot be asked for a free one
+# torchrun's default, for several hosts and launch.port=0: other hosts cannot be asked for a free
+# one
+PORT = 29_500
 ASK_SECONDS = CONNECT_SECONDS + 2
 UNWATCHED_SECONDS = 300  # longest outage without a hang watchdog: the timeout of a collective
 
@@ -49,7 +53,8 @@ def build_launch_plan(
         patience_seconds: How long hosts that lost each other wait to meet again.
         spares: Hosts that train only in place of a failed one.
         has_standby: Import torch for the next restart while the ranks run.
-        must_resolve: Reject a name that this host cannot resolve. Commands that are only printed may run elsewhere.
+        must_resolve: Reject a name that this host cannot resolve. Commands that are only printed
+            may run elsewhere.
 
     Returns:
         The settings that every command shares.
@@ -69,13 +74,19 @@ def build_launch_plan(
     port = config.launch.port
     # a Slurm job derives its port from its id: no node can be asked now
     if launcher != "slurm":
-        port = (port or PORT) if is_anonymous else choose_rendezvous_port(hosts, port, must_resolve=must_resolve)
+        port = (
+            (port or PORT)
+            if is_anonymous
+            else choose_rendezvous_port(hosts, port, must_resolve=must_resolve)
+        )
     return LaunchPlan(
         hosts=tuple(hosts),
         folder=get_bundle_folder(config),
         working_directory=Path.cwd(),
         port=port,
-        name="".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in config.run.name),
+        name="".join(
+            letter if letter.isalnum() or letter in "._-" else "-" for letter in config.run.name
+        ),
         min_hosts=min_hosts,
         max_restarts=restarts,
         patience_seconds=patience_seconds,
@@ -85,66 +96,90 @@ def build_launch_plan(
     )
 
 
-def check_launcher(launcher: Launcher, num_hosts: int, min_hosts: int, *, has_standby: bool) -> None:
-    """Reject numbers of hosts that are not there, and what a launcher without restarts cannot do."""
+def check_launcher(
+    launcher: Launcher, num_hosts: int, min_hosts: int, *, has_standby: bool
+) -> None:
+    """Reject numbers of hosts that are not there, and what a launcher without restarts cannot
+    do.
+    """
     if not 1 <= min_hosts <= num_hosts:
-        raise LaunchError(f"--min-hosts {min_hosts} is not possible with {num_hosts} hosts. Use 1 to {num_hosts}.")
+        raise LaunchError(
+            f"--min-hosts {min_hosts} is not possible with {num_hosts} hosts. Use 1 to {num_hosts}."
+        )
     if min_hosts < num_hosts and launcher not in ("torchrun", "slurm"):
         raise LaunchError(
-            f"--min-hosts {min_hosts}: {launcher} cannot continue with fewer hosts than it started with. Use "
-            "--launcher torchrun or --launcher slurm, or leave --min-hosts out: the same command resumes on "
-            "hosts of your choice."
+            f"--min-hosts {min_hosts}: {launcher} cannot continue with fewer hosts than it "
+            "started with. Use --launcher torchrun or --launcher slurm, or leave --min-hosts "
+            "out: the same command resumes on hosts of your choice."
         )
     if has_standby and launcher not in ("torchrun", "slurm"):
         raise LaunchError(
-            f"--standby: {launcher} does not restart ranks. Use --launcher torchrun, or leave --standby out: the same "
-            "command continues from the newest checkpoint."
+            f"--standby: {launcher} does not restart ranks. Use --launcher torchrun, or leave "
+            "--standby out: the same command continues from the newest checkpoint."
         )
 
 
 def check_spares(hosts: Sequence[Host], spares: Sequence[Host], launcher: Launcher) -> None:
-    """Reject spares that could not take the place of every host, or a launcher that cannot replace one."""
+    """Reject spares that could not take the place of every host, or a launcher that cannot
+    replace one.
+    """
     if not spares:
         return
     if launcher not in ("torchrun", "slurm"):
         raise LaunchError(
-            f"spares={len(spares)}: {launcher} cannot replace a host. Use --launcher torchrun or --launcher slurm, or "
-            "leave spares= out: the same command resumes on hosts of your choice."
+            f"spares={len(spares)}: {launcher} cannot replace a host. Use --launcher torchrun or "
+            "--launcher slurm, or leave spares= out: the same command resumes on hosts of your "
+            "choice."
         )
     if len(hosts) == 1:
         raise LaunchError(
-            "spares= needs two hosts or more, because the first one holds the rendezvous and cannot be replaced. "
-            "Leave it out."
+            "spares= needs two hosts or more, because the first one holds the rendezvous and "
+            "cannot be replaced. Leave it out."
         )
     if len({host.slots for host in (*hosts, *spares)}) > 1:
         sizes = ", ".join(f"{host.name}:{host.slots}" for host in (*hosts, *spares))
         raise LaunchError(
-            f"{sizes}: a spare takes the place of any host, so all need the same number of slots. Give spares as many "
-            "slots as the hosts have."
+            f"{sizes}: a spare takes the place of any host, so all need the same number of slots. "
+            "Give spares as many slots as the hosts have."
         )
     if twice := {host.name for host in hosts} & {host.name for host in spares}:
-        raise LaunchError(f"spares={', '.join(sorted(twice))} is also in nodes=. Name each host once.")
+        raise LaunchError(
+            f"spares={', '.join(sorted(twice))} is also in nodes=. Name each host once."
+        )
 
 
-def check_layout(config: RunConfig, hosts: Sequence[Host], min_hosts: int, is_anonymous: bool = False) -> None:
-    """Check that layout and batch fit the ranks of all hosts, and of every smaller number down to `min_hosts`."""
+def check_layout(
+    config: RunConfig, hosts: Sequence[Host], min_hosts: int, is_anonymous: bool = False
+) -> None:
+    """Check that layout and batch fit the ranks of all hosts, and of every smaller number down
+    to `min_hosts`.
+    """
     for count in range(len(hosts), min_hosts - 1, -1):
         ranks = sum(host.slots for host in hosts[:count])
         try:
             require_layout(config, ranks)
-            if not config.objective.uses_windows:  # their plans need torch, whose import takes seconds
+            # their plans need torch, whose import takes seconds
+            if not config.objective.uses_windows:
                 from llmsys.train.build_objective import build_run_plan
 
                 build_run_plan(config, config.resolve_layout(ranks).data_parallel_size, 0)
         except (LayoutError, ConfigError) as error:
-            remedy = "" if count == len(hosts) else f" Or use --min-hosts {count + 1}, so that the run ends on fewer."
+            remedy = (
+                ""
+                if count == len(hosts)
+                else f" Or use --min-hosts {count + 1}, so that the run ends on fewer."
+            )
             # hosts of Slurm's choice are not named, and their ranks are those of the config
             each = f" with launch.processes={config.launch.processes} each" if is_anonymous else ""
-            raise type(error)(f"on {count} of {len(hosts)} hosts{each}, {ranks} ranks: {error}{remedy}") from None
+            raise type(error)(
+                f"on {count} of {len(hosts)} hosts{each}, {ranks} ranks: {error}{remedy}"
+            ) from None
 
 
 def check_addresses(hosts: Sequence[Host], *, must_resolve: bool) -> None:
-    """Reject a name that resolves to loopback: other hosts would look for the ranks on themselves."""
+    """Reject a name that resolves to loopback: other hosts would look for the ranks on
+    themselves.
+    """
     if len(hosts) == 1:
         return
     for host in hosts:
@@ -157,14 +192,16 @@ def check_addresses(hosts: Sequence[Host], *, must_resolve: bool) -> None:
         for address in found:
             if is_loopback(address):
                 raise LaunchError(
-                    f"{host.name} resolves to {address} on {socket.gethostname()}, a loopback address, which "
-                    "on every other host is that host itself. Use an address that the others reach, or "
-                    "correct /etc/hosts."
+                    f"{host.name} resolves to {address} on {socket.gethostname()}, a loopback "
+                    "address, which on every other host is that host itself. Use an address that "
+                    "the others reach, or correct /etc/hosts."
                 )
 
 
 def choose_rendezvous_port(hosts: Sequence[Host], port: int, *, must_resolve: bool) -> int:
-    """Return the port where ranks meet; raise LaunchError when it is in use. Only this host can be asked."""
+    """Return the port where ranks meet; raise LaunchError when it is in use. Only this host can
+    be asked.
+    """
     head = strip_user(hosts[0].name)
     try:
         if not is_this_host(head):
@@ -178,8 +215,8 @@ def choose_rendezvous_port(hosts: Sequence[Host], port: int, *, must_resolve: bo
     chosen = port or PORT
     if reason := describe_port_conflict(chosen, EVERYWHERE):
         raise LaunchError(
-            f"launch.port={chosen} is in use on {head} ({reason}). The rendezvous needs a free port. Choose "
-            "another with launch.port=N, or stop the process that holds it."
+            f"launch.port={chosen} is in use on {head} ({reason}). The rendezvous needs a free "
+            "port. Choose another with launch.port=N, or stop the process that holds it."
         )
     return chosen
 
@@ -192,7 +229,8 @@ def require_hosts(plan: LaunchPlan, names: Sequence[str]) -> None:
         names: Hosts to ask, as ssh names them.
 
     Raises:
-        LaunchError: A host cannot be reached, its clock is wrong, or it does not see the launch folder.
+        LaunchError: A host cannot be reached, its clock is wrong, or it does not see the launch
+            folder.
     """
     # A host that sees this file shares the run folder.
     marker = plan.folder / f".seen-{uuid.uuid4().hex[:12]}"
@@ -208,7 +246,9 @@ def require_hosts(plan: LaunchPlan, names: Sequence[str]) -> None:
         for name, answer in answers.items()
         if (problem := _describe_host_problem(name, answer, plan.folder.parent))
     ]:
-        raise LaunchError("\n".join([*wrong, "Nothing was started. `llmsys preflight` checks everything."]))
+        raise LaunchError(
+            "\n".join([*wrong, "Nothing was started. `llmsys preflight` checks everything."])
+        )
 
 
 def _describe_host_problem(name: str, answer: SshResult, run: Path) -> str:
@@ -218,7 +258,8 @@ def _describe_host_problem(name: str, answer: SshResult, run: Path) -> str:
             return f"{name} {found.finding}. {found.remedy}"
     if "seen" not in answer.output.split():
         return (
-            f"{name} does not see the files that this host wrote to {run}, but every rank writes its shard of "
-            "a checkpoint. Mount one shared folder on all hosts, and set run.folder to a path in it."
+            f"{name} does not see the files that this host wrote to {run}, but every rank writes "
+            "its shard of a checkpoint. Mount one shared folder on all hosts, and set run.folder "
+            "to a path in it."
         )
     return ""

@@ -1,7 +1,7 @@
 """Start the ranks of one machine for `llmsys train`, and report how they ended.
 
-torch runs under torchrun, DeepSpeed and accelerate under their own launchers. All start launch/train.py. A single
-process needs no launcher, except DeepSpeed's.
+torch runs under torchrun, DeepSpeed and accelerate under their own launchers. All start
+launch/train.py. A single process needs no launcher, except DeepSpeed's.
 """
 
 import os
@@ -12,20 +12,21 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from launch.process.parent_watch import build_child_environment
-from launch.process.run_requirements import require_datasets, require_layout
-from launch.process.signal_forwarding import forward_signals, ignore_own_signals
-from launch.train import LOST_PEER, UNMET
 from llmsys.config.run import RunConfig
 from llmsys.errors import LaunchError, LostRankError
-from llmsys.port import describe_port_conflict, find_free_port
+from llmsys.launch.process.parent_watch import build_child_environment
+from llmsys.launch.process.run_requirements import require_datasets, require_layout
+from llmsys.launch.process.signal_forwarding import forward_signals, ignore_own_signals
+from llmsys.launch.train import LOST_PEER, UNMET
+from llmsys.parallel.port import describe_port_conflict, find_free_port
 
 SCRIPT = Path(__file__).parent.parent / "train.py"
 HOST = "127.0.0.1"
 
 
 def run_local_ranks(config: RunConfig, words: Sequence[str]) -> None:
-    """Run `launch/train.py WORDS` on launch.processes processes of this machine and wait for the end.
+    """Run `launch/train.py WORDS` on launch.processes processes of this machine and wait for the
+    end.
 
     Args:
         config: The run.
@@ -34,7 +35,8 @@ def run_local_ranks(config: RunConfig, words: Sequence[str]) -> None:
     Raises:
         LayoutError, ConfigError, DataError: The run cannot start; no rank was started.
         LostRankError: A signal killed a process.
-        SystemExit: A rank or launcher failed otherwise; it has printed its own message, and this carries its status.
+        SystemExit: A rank or launcher failed otherwise; it has printed its own message, and this
+            carries its status.
     """
     processes = config.launch.processes or _count_accelerators()
     require_layout(config, processes)
@@ -51,8 +53,8 @@ def run_local_ranks(config: RunConfig, words: Sequence[str]) -> None:
     if not killed_by:
         raise SystemExit(LOST_PEER if status == UNMET else status)
     raise LostRankError(
-        f"training stopped: a process was killed by signal {killed_by}. Checkpoints are intact: run the same "
-        f"command again to continue from the newest one in {config.run.folder}."
+        f"training stopped: a process was killed by signal {killed_by}. Checkpoints are intact: "
+        f"run the same command again to continue from the newest one in {config.run.folder}."
     )
 
 
@@ -72,25 +74,40 @@ def build_local_command(engine: str, processes: int, port: int, words: Sequence[
         places = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
         launcher = shutil.which("deepspeed", path=places)
         if launcher is None:
-            raise LaunchError("The deepspeed launcher is not on PATH. Install it: `pip install deepspeed`.")
+            raise LaunchError(
+                "The deepspeed launcher is not on PATH. Install it: `pip install deepspeed`."
+            )
         # An empty hostfile path keeps it to this machine; the interpreter is the one we run under.
         here = ["--hostfile", os.devnull, "--master_addr", HOST, "--master_port", str(port)]
-        return [sys.executable, launcher, *here, "--num_accelerators", str(processes), "--quiet", *script]
+        return [
+            sys.executable,
+            launcher,
+            *here,
+            "--num_accelerators",
+            str(processes),
+            "--quiet",
+            *script,
+        ]
     if processes == 1:
         return [sys.executable, *script]
     if engine == "accelerate":
         here = ["--num_processes", str(processes), "--main_process_port", str(port)]
-        return [sys.executable, "-m", "launch.launchers.accelerate", *here, *script]
-    here = ["--nnodes=1", f"--nproc-per-node={processes}", f"--master-addr={HOST}", f"--master-port={port}"]
-    return [sys.executable, "-m", "launch.launchers.torchrun", *here, *script]
+        return [sys.executable, "-m", "llmsys.launch.launchers.accelerate", *here, *script]
+    here = [
+        "--nnodes=1",
+        f"--nproc-per-node={processes}",
+        f"--master-addr={HOST}",
+        f"--master-port={port}",
+    ]
+    return [sys.executable, "-m", "llmsys.launch.launchers.torchrun", *here, *script]
 
 
 def _check_port(port: int) -> int:
     """Return the port; raise LaunchError where it is in use."""
     if port and (reason := describe_port_conflict(port, HOST)):
         raise LaunchError(
-            f"launch.port={port} is in use on {HOST} ({reason}). The rendezvous needs a free port. Use "
-            "launch.port=0 to let the system choose, or stop the process that holds it."
+            f"launch.port={port} is in use on {HOST} ({reason}). The rendezvous needs a free "
+            "port. Use launch.port=0 to let the system choose, or stop the process that holds it."
         )
     return port
 
@@ -98,7 +115,9 @@ def _check_port(port: int) -> int:
 def _build_environment(config: RunConfig, processes: int) -> dict[str, str]:
     cores = os.cpu_count() or 1
     environment = build_child_environment()
-    environment.setdefault("OMP_NUM_THREADS", str(config.train.threads_per_process or max(1, cores // processes)))
+    environment.setdefault(
+        "OMP_NUM_THREADS", str(config.train.threads_per_process or max(1, cores // processes))
+    )
     environment["PYTHONPATH"] = os.pathsep.join(
         filter(None, [str(SCRIPT.parent.parent), environment.get("PYTHONPATH", "")])
     )

@@ -1,8 +1,9 @@
-"""Train on the nodes of a Ray cluster: the entry point that `llmsys launch --print --by ray` submits.
+"""Train on the nodes of a Ray cluster: the entry point that `llmsys launch --print --by ray`
+submits.
 
-`python -m launch.launchers.ray_job --nodes=8 --slots=8 --gpus=8 … CONFIG` reserves the nodes, runs torchrun under the
-restart agent on each of them, and ends with the status of the run. Run folder, code and interpreter have the same paths
-on every node.
+`python -m llmsys.launch.launchers.ray_job --nodes=8 --slots=8 --gpus=8 … CONFIG` reserves the
+nodes, runs torchrun under the restart agent on each of them, and ends with the status of the run.
+Run folder, code and interpreter have the same paths on every node.
 
 Invariants:
 - SIGTERM, as `ray job stop` sends it, reaches the ranks of every node, which save and exit with 75.
@@ -21,12 +22,16 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from launch.hosts.hostfile import ANONYMOUS, Host
-from launch.launchers.host_commands import LaunchPlan, build_torchrun_command, require_even_slots
-from launch.launchers.multi_host import combine_statuses
-from launch.launchers.run_bundle import build_rank_environment
-from launch.process.parent_watch import build_child_environment
 from llmsys.errors import LaunchError, LlmsysError
+from llmsys.launch.hosts.hostfile import ANONYMOUS, Host
+from llmsys.launch.launchers.host_commands import (
+    LaunchPlan,
+    build_torchrun_command,
+    require_even_slots,
+)
+from llmsys.launch.launchers.multi_host import combine_statuses
+from llmsys.launch.launchers.run_bundle import build_rank_environment
+from llmsys.launch.process.parent_watch import build_child_environment
 
 NUMBERS = {
     "nodes": "number of nodes",
@@ -87,11 +92,14 @@ def run_on_nodes(plan: LaunchPlan, gpus: int) -> int:
     num_nodes, slots = len(plan.hosts), plan.hosts[0].slots
     ray.init(ignore_reinit_error=True)
     bundle = {"CPU": 1, "GPU": gpus} if gpus else {"CPU": slots}
-    group = placement_group([bundle] * num_nodes, strategy="STRICT_SPREAD" if num_nodes > 1 else "PACK")
+    group = placement_group(
+        [bundle] * num_nodes, strategy="STRICT_SPREAD" if num_nodes > 1 else "PACK"
+    )
     if not group.wait(plan.patience_seconds):
         raise LaunchError(
-            f"nodes={num_nodes}: Ray had no {num_nodes} nodes with {bundle} free within {plan.patience_seconds} s. Ask "
-            "for fewer nodes, wait longer with --patience, or look at `ray status`."
+            f"nodes={num_nodes}: Ray had no {num_nodes} nodes with {bundle} free within "
+            f"{plan.patience_seconds} s. Ask for fewer nodes, wait longer with --patience, or "
+            "look at `ray status`."
         )
     options = {"num_cpus": bundle["CPU"], "num_gpus": gpus, "max_concurrency": 3}
     runners = [
@@ -100,7 +108,9 @@ def run_on_nodes(plan: LaunchPlan, gpus: int) -> int:
         .remote(str(plan.working_directory))
         for number in range(num_nodes)
     ]
-    hosts = tuple(Host(address, slots) for address in ray.get([one.get_address.remote() for one in runners]))
+    hosts = tuple(
+        Host(address, slots) for address in ray.get([one.get_address.remote() for one in runners])
+    )
     plan = replace(plan, hosts=hosts)
     running = [
         runner.run.remote(build_torchrun_command(plan, host).arguments)
@@ -114,7 +124,9 @@ def run_on_nodes(plan: LaunchPlan, gpus: int) -> int:
 
 
 def _forward_signals(runners: Sequence[Any]) -> None:
-    """Forward requests to stop to every node. A handler must return soon, so it waits for no answer."""
+    """Forward requests to stop to every node. A handler must return soon, so it waits for no
+    answer.
+    """
 
     def handle_signal(number: int, frame: FrameType | None) -> None:
         for runner in runners:
@@ -131,7 +143,11 @@ def _get_status(running: Any) -> int:
     try:
         status: int = ray.get(running)
     except RayError as error:
-        print(f"llmsys: a node of Ray was lost: {str(error).splitlines()[0]}", file=sys.stderr, flush=True)
+        print(
+            f"llmsys: a node of Ray was lost: {str(error).splitlines()[0]}",
+            file=sys.stderr,
+            flush=True,
+        )
         return LOST
     return status
 
@@ -153,8 +169,19 @@ def format_ray_command(plan: LaunchPlan, gpus: int) -> str:
     # the ranks of all nodes get these, and their Ray workers find this code
     settings = {"env_vars": build_rank_environment(os.environ, plan.folder)}
     words = ["ray", "job", "submit", f"--runtime-env-json={json.dumps(settings)}", "--"]
-    words += [plan.interpreter, "-m", "launch.launchers.ray_job", f"--nodes={len(plan.hosts)}", f"--slots={slots}"]
-    words += [f"--gpus={gpus}", f"--port={plan.port}", f"--name={plan.name}", f"--restarts={plan.max_restarts}"]
+    words += [
+        plan.interpreter,
+        "-m",
+        "llmsys.launch.launchers.ray_job",
+        f"--nodes={len(plan.hosts)}",
+        f"--slots={slots}",
+    ]
+    words += [
+        f"--gpus={gpus}",
+        f"--port={plan.port}",
+        f"--name={plan.name}",
+        f"--restarts={plan.max_restarts}",
+    ]
     words += [f"--patience={plan.patience_seconds}", f"--outage={plan.outage_seconds}"]
     words += ["--standby"] if plan.has_standby else []
     words += [f"--folder={plan.working_directory}", plan.script_arguments[1]]
@@ -162,14 +189,22 @@ def format_ray_command(plan: LaunchPlan, gpus: int) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the ranks on the nodes of the cluster that this job was submitted to; return the status of the run."""
-    parser = argparse.ArgumentParser(prog="python -m launch.launchers.ray_job", description=__doc__)
+    """Run the ranks on the nodes of the cluster that this job was submitted to; return the
+    status of the run.
+    """
+    parser = argparse.ArgumentParser(
+        prog="python -m llmsys.launch.launchers.ray_job", description=__doc__
+    )
     for name, meaning in NUMBERS.items():
         parser.add_argument(f"--{name}", type=int, required=True, help=meaning)
     parser.add_argument("--name", required=True, help="name of the run")
-    parser.add_argument("--folder", type=Path, required=True, help="working directory on every node")
+    parser.add_argument(
+        "--folder", type=Path, required=True, help="working directory on every node"
+    )
     parser.add_argument("config", type=Path, help="config.yaml of the run bundle")
-    parser.add_argument("--standby", action="store_true", help="import torch for the next restart in advance")
+    parser.add_argument(
+        "--standby", action="store_true", help="import torch for the next restart in advance"
+    )
     given = parser.parse_args(arguments)
     plan = LaunchPlan(
         hosts=tuple(Host(f"{ANONYMOUS}-{number}", given.slots) for number in range(given.nodes)),

@@ -1,9 +1,10 @@
-"""Restart the ranks of one host after a loss: `python -m launch.launchers.restart_agent --meet HOST:PORT … COMMAND`.
+"""Restart the ranks of one host after a loss: `python -m llmsys.launch.launchers.restart_agent
+--meet HOST:PORT … COMMAND`.
 
-COMMAND is torchrun (launch/launchers/torchrun.py) without its own restarts. Each attempt gets a new agent process,
-because an agent that lost its rendezvous blocks in a call without a timeout. It also gets a new rendezvous, because
-agents that count different attempts cannot join each other. Exit codes 0 (done), 2 (user error) and 75 (stopped and
-saved) are final.
+COMMAND is torchrun (launch/launchers/torchrun.py) without its own restarts. Each attempt gets a new
+agent process, because an agent that lost its rendezvous blocks in a call without a timeout. It also
+gets a new rendezvous, because agents that count different attempts cannot join each other. Exit
+codes 0 (done), 2 (user error) and 75 (stopped and saved) are final.
 """
 
 import argparse
@@ -17,15 +18,16 @@ from dataclasses import dataclass
 
 import psutil
 
-from launch.hosts.network_interfaces import is_this_host
-from launch.process.parent_watch import build_child_environment, die_with_parent
-from launch.process.signal_forwarding import forward_signals, list_descendant_ranks
-from launch.process.standby import VARIABLE as STANDBY
-from launch.train import LOST_PEER, MENDABLE, STOPPED, UNMET
 from llmsys.errors import LaunchError
+from llmsys.launch.hosts.network_interfaces import is_this_host
+from llmsys.launch.process.parent_watch import build_child_environment, die_with_parent
+from llmsys.launch.process.signal_forwarding import forward_signals, list_descendant_ranks
+from llmsys.launch.process.standby import VARIABLE as STANDBY
+from llmsys.launch.train import LOST_PEER, MENDABLE, STOPPED, UNMET
 from llmsys.log import configure_logging, get_logger
 
-FINAL = (0, MENDABLE, STOPPED)  # a restart does not help: finished, user error, stopped after a save
+# a restart does not help: finished, user error, stopped after a save
+FINAL = (0, MENDABLE, STOPPED)
 LOOK_SECONDS = 2.0
 KNOCK_SECONDS = 5.0
 # An agent without ranks does not recover once its rendezvous has been unreachable for this long.
@@ -35,12 +37,14 @@ SAY_SECONDS = 10.0
 # Imports of a standby wait until the ranks have made theirs.
 SETTLE_SECONDS = 20.0
 
-log = get_logger("launch.launchers.restart_agent")
+log = get_logger("llmsys.launch.launchers.restart_agent")
 
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """The port of the first host where the agents of all hosts meet. The first host's agent opens it."""
+    """The port of the first host where the agents of all hosts meet. The first host's agent
+    opens it.
+    """
 
     host: str
     port: int
@@ -87,7 +91,8 @@ class StandbyAgent:
                 agent.stdin.write(b"\n")
                 agent.stdin.close()
                 return agent
-        # a new process each time: an agent that lost its rendezvous blocks in a call without a timeout
+        # a new process each time: an agent that lost its rendezvous blocks in a call without a
+        # timeout
         return subprocess.Popen(self.command, env=build_child_environment())
 
     def close(self) -> None:
@@ -105,11 +110,13 @@ def run_with_restarts(
     leave_after: int = 0,
     has_standby: bool = False,
 ) -> int:
-    """Run the command until it has ended for good; return its last status, or 3 when the hosts did not meet in time.
+    """Run the command until it has ended for good; return its last status, or 3 when the hosts did
+    not meet in time.
 
-    `restarts` counts ranks that ran and were lost. Hosts that wait for each other are limited by the patience alone.
-    With `leave_after`, a host whose own ranks failed so often in a row ends, so that a spare can take its place.
-    With `has_standby`, the processes of the next restart are started and import torch while the ranks run.
+    `restarts` counts ranks that ran and were lost. Hosts that wait for each other are limited by
+    the patience alone. With `leave_after`, a host whose own ranks failed so often in a row ends, so
+    that a spare can take its place. With `has_standby`, the processes of the next restart are
+    started and import torch while the ranks run.
     """
     agents = StandbyAgent(command, has_standby)
     try:
@@ -127,7 +134,9 @@ def _run_attempts(
     leave_after: int,
     asked: list[int],
 ) -> int:
-    """Run `run_with_restarts`. Ranks that were `asked` to stop are not restarted, whatever their exit status."""
+    """Run `run_with_restarts`. Ranks that were `asked` to stop are not restarted, whatever their
+    exit status.
+    """
     left, lost_at, pause, own_failures = restarts, time.monotonic(), 1.0, 0
     while _wait_for_rendezvous(rendezvous, lost_at + patience_seconds):
         status, lived_until = _run_attempt(agents, rendezvous, lost_at, patience_seconds, asked)
@@ -138,24 +147,30 @@ def _run_attempts(
             # ranks that lost a peer are not the cause
             own_failures = own_failures + 1 if status != LOST_PEER else 0
             if leave_after and own_failures >= leave_after and not rendezvous.is_local:
-                log.error("the ranks of this host failed %d times in a row; it leaves its place", own_failures)
+                log.error(
+                    "the ranks of this host failed %d times in a row; it leaves its place",
+                    own_failures,
+                )
                 return status
             if left == 0:
                 if restarts:  # else the ranks have has_warned all
                     log.error(
-                        "the ranks of this host ended (status %d), and no restart of %d is left", status, restarts
+                        "the ranks of this host ended (status %d), and no restart of %d is left",
+                        status,
+                        restarts,
                     )
                 return status
             left, lost_at, pause = left - 1, lived_until, 1.0
             log.warning(
-                "the ranks of this host ended (status %d); restart %d of %d, after the next rendezvous at %s, "
-                "within %.0f s (--patience)", status, restarts - left, restarts, rendezvous, patience_seconds,
+                "the ranks of this host ended (status %d); restart %d of %d, after the next "
+                "rendezvous at %s, within %.0f s (--patience)", status, restarts - left, restarts,
+                rendezvous, patience_seconds,
             )  # fmt: skip
         time.sleep(min(pause, max(0.0, lost_at + patience_seconds - time.monotonic())))
         pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
     log.error(
-        "no rendezvous at %s within %.0f s (--patience). Checkpoints are intact: the same command continues "
-        "from the newest one.", rendezvous, patience_seconds,
+        "no rendezvous at %s within %.0f s (--patience). Checkpoints are intact: the same command "
+        "continues from the newest one.", rendezvous, patience_seconds,
     )  # fmt: skip
     return LOST_PEER
 
@@ -167,19 +182,26 @@ def _wait_for_rendezvous(rendezvous: Rendezvous, deadline: float) -> bool:
         if rendezvous.is_local or rendezvous.is_open():
             return True
         if now - began > SAY_SECONDS and not has_warned:
-            log.warning("no response from %s; retrying for %.0f s (--patience)", rendezvous, deadline - now)
+            log.warning(
+                "no response from %s; retrying for %.0f s (--patience)", rendezvous, deadline - now
+            )
             has_warned = True
         time.sleep(min(1.0, max(0.0, deadline - time.monotonic())))
     return False
 
 
 def _run_attempt(
-    agents: StandbyAgent, rendezvous: Rendezvous, lost_at: float, patience_seconds: float, asked: list[int]
+    agents: StandbyAgent,
+    rendezvous: Rendezvous,
+    lost_at: float,
+    patience_seconds: float,
+    asked: list[int],
 ) -> tuple[int, float | None]:
-    """Run one agent; return its status, and when its ranks were last seen (None: the hosts did not meet).
+    """Run one agent; return its status, and when its ranks were last seen (None: the hosts did not
+    meet).
 
-    An agent without ranks is killed when the patience is over, or when its rendezvous has been unreachable for
-    SHUT_SECONDS. Agent and ranks are gone afterwards.
+    An agent without ranks is killed when the patience is over, or when its rendezvous has been
+    unreachable for SHUT_SECONDS. Agent and ranks are gone afterwards.
     """
     agent = agents.take()
     ranks: list[psutil.Process] = []
@@ -199,7 +221,8 @@ def _run_attempt(
             agent.kill()
     # ranks outlive an agent that was killed: the process that they watch is this one
     left = [rank for rank in ranks if _kill_rank(rank)]
-    if asked and status < 0 and not left:  # the ranks have stopped, and the agent found nobody left to tell
+    # the ranks have stopped, and the agent found nobody left to tell
+    if asked and status < 0 and not left:
         return STOPPED, time.monotonic()
     if lived_until is None and (status < 0 or status == UNMET):
         return UNMET, None
@@ -223,13 +246,28 @@ def _wait_for_exit(agent: subprocess.Popen[bytes], seconds: float) -> int | None
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse the options, keep the command that follows them running, and return its status."""
-    parser = argparse.ArgumentParser(prog="python -m launch.launchers.restart_agent", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m llmsys.launch.launchers.restart_agent", description=__doc__
+    )
     parser.add_argument("--meet", required=True, help="HOST:PORT of the first host")
-    parser.add_argument("--restarts", type=int, required=True, help="number of restarts of lost ranks")
-    parser.add_argument("--patience", type=float, required=True, help="seconds to wait for lost hosts")
-    parser.add_argument("--leave-after", type=int, default=0, help="failures of this host's own ranks until it leaves")
-    parser.add_argument("--standby", action="store_true", help="import torch for the next restart in advance")
-    parser.add_argument("command", nargs=argparse.REMAINDER, help="command that starts the ranks of this host")
+    parser.add_argument(
+        "--restarts", type=int, required=True, help="number of restarts of lost ranks"
+    )
+    parser.add_argument(
+        "--patience", type=float, required=True, help="seconds to wait for lost hosts"
+    )
+    parser.add_argument(
+        "--leave-after",
+        type=int,
+        default=0,
+        help="failures of this host's own ranks until it leaves",
+    )
+    parser.add_argument(
+        "--standby", action="store_true", help="import torch for the next restart in advance"
+    )
+    parser.add_argument(
+        "command", nargs=argparse.REMAINDER, help="command that starts the ranks of this host"
+    )
     options = parser.parse_args(arguments)
     die_with_parent()
     configure_logging()
@@ -237,7 +275,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         rendezvous = Rendezvous(host, int(port))
         return run_with_restarts(
-            options.command, rendezvous, options.restarts, options.patience, options.leave_after, options.standby
+            options.command,
+            rendezvous,
+            options.restarts,
+            options.patience,
+            options.leave_after,
+            options.standby,
         )
     except KeyboardInterrupt:
         return 130

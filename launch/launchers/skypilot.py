@@ -1,20 +1,22 @@
 """Format a SkyPilot task that trains on several nodes, for `sky launch` and `sky jobs launch`.
 
-Without an image SkyPilot copies this checkout and installs its pins; the config is part of the task. Run and dataset
-folders are on a volume of SkyPilot that all nodes mount.
+Without an image SkyPilot copies this checkout and installs its pins; the config is part of the
+task. Run and dataset folders are on a volume of SkyPilot that all nodes mount.
 """
 
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from launch.launchers.host_commands import (
+from llmsys.config.run import RunConfig
+from llmsys.errors import LaunchError
+from llmsys.launch.launchers.host_commands import (
     LaunchPlan,
     build_torchrun_arguments,
     join_with_variables,
     require_even_slots,
 )
-from launch.launchers.kubernetes import (
+from llmsys.launch.launchers.kubernetes import (
     ALONE,
     IMAGE_CHECKOUT,
     WORKSPACE,
@@ -24,14 +26,13 @@ from launch.launchers.kubernetes import (
     require_folders_in_workspace,
     select_portable_variables,
 )
-from launch.launchers.run_bundle import ROOT
-from launch.train import STOPPED
-from llmsys.config.run import RunConfig
-from llmsys.errors import LaunchError
+from llmsys.launch.launchers.run_bundle import ROOT
+from llmsys.launch.train import STOPPED
 
 # SkyPilot's names of the accelerators that have a device profile.
 ACCELERATORS = {
-    "a100-40gb": "A100", "a100-80gb": "A100-80GB", "b200": "B200", "b300": "B300", "gb200": "GB200", "gb300": "GB300",
+    "a100-40gb": "A100", "a100-80gb": "A100-80GB", "b200": "B200", "b300": "B300", "gb200": "GB200",
+    "gb300": "GB300",
     "h100-sxm": "H100", "h200": "H200", "p100": "P100", "v100": "V100",
 }  # fmt: skip
 WORKDIR = "$HOME/sky_workdir"  # where SkyPilot copies `workdir`
@@ -48,7 +49,13 @@ exec {command}
 
 
 def format_skypilot_task(
-    config: RunConfig, plan: LaunchPlan, gpus: int, device: str, image: str, volume: str, root: Path = ROOT
+    config: RunConfig,
+    plan: LaunchPlan,
+    gpus: int,
+    device: str,
+    image: str,
+    volume: str,
+    root: Path = ROOT,
 ) -> str:
     """Return the YAML of a task.
 
@@ -65,21 +72,24 @@ def format_skypilot_task(
         The text for `sky launch FILE`.
 
     Raises:
-        LaunchError: Slots differ, a folder is outside the volume, no accelerator is named, or there is no checkout.
+        LaunchError: Slots differ, a folder is outside the volume, no accelerator is named, or there
+            is no checkout.
     """
     require_folders_in_workspace(config)
     slots = require_even_slots(plan.hosts, "a SkyPilot task")
     if gpus and not device:
         raise LaunchError(
-            f"--by skypilot needs the name of the {gpus} accelerators of a node. Give device=h100-sxm, or a name that "
-            "`sky show-gpus` lists, or --gpus 0 for CPUs."
+            f"--by skypilot needs the name of the {gpus} accelerators of a node. Give "
+            "device=h100-sxm, or a name that `sky show-gpus` lists, or --gpus 0 for CPUs."
         )
     if not image and not (root / "Makefile").is_file():
         raise LaunchError(
-            f"{root} is an installed package, but SkyPilot copies a checkout. Give --image NAME, built from "
-            "containers/Dockerfile, or print the task from a checkout."
+            f"{root} is an installed package, but SkyPilot copies a checkout. Give --image NAME, "
+            "built from containers/Dockerfile, or print the task from a checkout."
         )
-    checkout, interpreter = (IMAGE_CHECKOUT, "python") if image else (WORKDIR, f"{WORKDIR}/.venv/bin/python")
+    checkout, interpreter = (
+        (IMAGE_CHECKOUT, "python") if image else (WORKDIR, f"{WORKDIR}/.venv/bin/python")
+    )
     inside = replace(
         plan,
         interpreter=interpreter,
@@ -91,10 +101,20 @@ def format_skypilot_task(
     command = join_with_variables(words, ("HOME", "FIRST", "OWN"))
     # a job that saved and stopped is continued by `sky jobs launch`
     resources: dict[str, Any] = {"job_recovery": {"recover_on_exit_codes": [STOPPED]}}
-    resources |= {"accelerators": f"{ACCELERATORS.get(device, device)}:{gpus}"} if gpus else {"cpus": f"{slots}+"}
+    resources |= (
+        {"accelerators": f"{ACCELERATORS.get(device, device)}:{gpus}"}
+        if gpus
+        else {"cpus": f"{slots}+"}
+    )
     resources |= {"image_id": f"docker:{image}"} if image else {}
-    task: dict[str, Any] = {"name": format_dns_label(plan.name), "num_nodes": len(plan.hosts), "resources": resources}
+    task: dict[str, Any] = {
+        "name": format_dns_label(plan.name),
+        "num_nodes": len(plan.hosts),
+        "resources": resources,
+    }
     task |= {} if image else {"workdir": str(root), "setup": "make install\n"}
     task |= {"volumes": {WORKSPACE: volume}, "envs": select_portable_variables(plan.folder)}
-    task["run"] = RUN.format(config=format_config(config), end=END, workspace=WORKSPACE, command=command)
+    task["run"] = RUN.format(
+        config=format_config(config), end=END, workspace=WORKSPACE, command=command
+    )
     return format_documents([task])

@@ -1,9 +1,11 @@
-"""Format a Slurm job that starts a run, stops it before the time limit, and requeues it until it is finished.
+"""Format a Slurm job that starts a run, stops it before the time limit, and requeues it until it is
+finished.
 
-One task per node runs torchrun; the rendezvous is on the first node. NOTICE_SECONDS before the time limit Slurm sends
-SIGUSR1 to the batch script, which forwards it to the ranks: they save and exit with 75, and the job is requeued. After
-a node failure Slurm requeues the job itself, unless `min_hosts` nodes are left or a spare takes its place. Slurm does
-not notice the loss of the first node of such a job, where the script runs: the other nodes then requeue it.
+One task per node runs torchrun; the rendezvous is on the first node. NOTICE_SECONDS before the time
+limit Slurm sends SIGUSR1 to the batch script, which forwards it to the ranks: they save and exit
+with 75, and the job is requeued. After a node failure Slurm requeues the job itself, unless
+`min_hosts` nodes are left or a spare takes its place. Slurm does not notice the loss of the first
+node of such a job, where the script runs: the other nodes then requeue it.
 """
 
 import re
@@ -11,17 +13,17 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from launch.launchers.host_commands import (
+from llmsys.errors import LaunchError
+from llmsys.launch.launchers.host_commands import (
     LaunchPlan,
     build_torchrun_arguments,
     join_with_variables,
     require_even_slots,
     strip_user,
 )
-from launch.train import STOPPED
-from llmsys.errors import LaunchError
-from llmsys.local_files import LOCK_NAME
+from llmsys.launch.train import STOPPED
 from llmsys.log import has_secret, redact_secrets
+from llmsys.storage.local_files import LOCK_NAME
 
 NOTICE_SECONDS = 300  # before the time limit: enough for a step, a save, and a margin
 AIR_SECONDS = 60  # margin over the longest outage that ranks of a lost node survive
@@ -63,7 +65,7 @@ srun --ntasks-per-node=1 --cpus-per-task="$SLURM_CPUS_ON_NODE" --kill-on-bad-exi
     bash -c {task}"""
 # One step for each node: a spare takes the place of one that fails.
 RUN_WITH_SPARES = """\
-{python} -m launch.launchers.slurm_hosts --trainers={trainers} --task={task} \\
+{python} -m llmsys.launch.launchers.slurm_hosts --trainers={trainers} --task={task} \\
     $(scontrol show hostnames "$SLURM_JOB_NODELIST")"""
 
 # A job with --no-kill that loses the node of its script would otherwise idle until its time limit.
@@ -75,12 +77,15 @@ done </dev/null >/dev/null 2>&1 &
 """
 
 
-def format_sbatch_script(plan: LaunchPlan, *, chosen: bool, gpus: int, port: int, more: Sequence[str] = ()) -> str:
+def format_sbatch_script(
+    plan: LaunchPlan, *, chosen: bool, gpus: int, port: int, more: Sequence[str] = ()
+) -> str:
     """Return the text of a batch script.
 
     Args:
         plan: The launch. Hosts must have equal slots.
-        chosen: Slurm chooses as many nodes as the plan has hosts; otherwise the job asks for those very nodes.
+        chosen: Slurm chooses as many nodes as the plan has hosts; otherwise the job asks for those
+            very nodes.
         gpus: Accelerators per node; 0 asks for none.
         port: Rendezvous port; 0 derives one from the job id.
         more: Further options of sbatch.
@@ -93,7 +98,13 @@ def format_sbatch_script(plan: LaunchPlan, *, chosen: bool, gpus: int, port: int
     """
     slots = require_even_slots(plan.hosts, "a Slurm job")
     nodes = len(plan.hosts) + len(plan.spares)
-    options = [f"--job-name={plan.name}", f"--nodes={nodes}", "--ntasks-per-node=1", "--exclusive", "--requeue"]
+    options = [
+        f"--job-name={plan.name}",
+        f"--nodes={nodes}",
+        "--ntasks-per-node=1",
+        "--exclusive",
+        "--requeue",
+    ]
     options += [
         "--open-mode=append",
         # B: the batch script alone gets it, and forwards it to the ranks
@@ -101,8 +112,14 @@ def format_sbatch_script(plan: LaunchPlan, *, chosen: bool, gpus: int, port: int
         f"--output={_escape_percent(plan.folder)}/slurm-%j.out",
     ]
     if not chosen:
-        options.append(f"--nodelist={','.join(strip_user(host.name) for host in (*plan.hosts, *plan.spares))}")
-    options += [f"--gpus-per-node={gpus}"] * bool(gpus) + ["--no-kill"] * (plan.min_hosts < nodes) + list(more)
+        options.append(
+            f"--nodelist={','.join(strip_user(host.name) for host in (*plan.hosts, *plan.spares))}"
+        )
+    options += (
+        [f"--gpus-per-node={gpus}"] * bool(gpus)
+        + ["--no-kill"] * (plan.min_hosts < nodes)
+        + list(more)
+    )
     head = "".join(f"#SBATCH {_quote_option(option)}\n" for option in options)
     return "#!/bin/bash\n" + head + "\n" + _format_job_body(plan, slots, port)
 
@@ -113,15 +130,20 @@ def _escape_percent(folder: Path) -> str:
 
 
 def _quote_option(option: str) -> str:
-    """Return an option as a `#SBATCH` line takes it: sbatch splits at blanks, and reads quotes and backslashes.
+    """Return an option as a `#SBATCH` line takes it: sbatch splits at blanks, and reads quotes and
+    backslashes.
 
     Raises LaunchError for an option that holds a secret or several lines.
     """
     if has_secret(option) or "\n" in option:
-        reason = "several lines" if "\n" in option else "a secret, and job.sbatch is in the shared run folder"
+        reason = (
+            "several lines"
+            if "\n" in option
+            else "a secret, and job.sbatch is in the shared run folder"
+        )
         raise LaunchError(
-            f"--sbatch={redact_secrets(option)!r} holds {reason}. Leave it out, and set it in the environment of every "
-            f"node, or in a file that only you can read."
+            f"--sbatch={redact_secrets(option)!r} holds {reason}. Leave it out, and set it in the "
+            "environment of every node, or in a file that only you can read."
         )
     if not NEEDS_QUOTES.search(option):
         return option
@@ -149,10 +171,14 @@ def _format_job_body(plan: LaunchPlan, slots: int, port: int) -> str:
 
 
 def _format_node_task(plan: LaunchPlan, slots: int) -> str:
-    """Return the shell command of each node: torchrun, with $SLURM and $MASTER names left for the node's shell."""
+    """Return the shell command of each node: torchrun, with $SLURM and $MASTER names left for
+    the node's shell.
+    """
     # after a requeue, agents must not meet those of the start before
     identity = "$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}"
-    words = build_torchrun_arguments(plan, slots, "$MASTER_HOST:$PORT", identity, "$SLURMD_NODENAME")
+    words = build_torchrun_arguments(
+        plan, slots, "$MASTER_HOST:$PORT", identity, "$SLURMD_NODENAME"
+    )
     may_lose_nodes = plan.min_hosts < len(plan.hosts) or bool(plan.spares)
     watch = WATCH.format(seconds=LOOK_SECONDS) if may_lose_nodes else ""
     return f"{watch}exec {join_with_variables(words, ('SLURM', 'MASTER'))}"

@@ -1,7 +1,7 @@
 """Run one task on each node of a Slurm job, and on a spare in place of a node that fails.
 
-`python -m launch.launchers.slurm_hosts --trainers=8 --task=SHELL NODE …` is the job step of a job with spares: one srun
-for each of the first nodes. It ends with one status for all.
+`python -m llmsys.launch.launchers.slurm_hosts --trainers=8 --task=SHELL NODE …` is the job step of
+a job with spares: one srun for each of the first nodes. It ends with one status for all.
 
 Invariants:
 - SIGTERM, which Slurm sends to every process of a job, ends the tasks and not this process.
@@ -15,8 +15,8 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
-from launch.launchers.spare_hosts import Replacement
-from launch.train import LOST_PEER, STOPPED
+from llmsys.launch.launchers.spare_hosts import Replacement
+from llmsys.launch.train import LOST_PEER, STOPPED
 
 LOOK_SECONDS = 0.2
 
@@ -30,13 +30,16 @@ def run_on_nodes(
     """Run a task on the first nodes, and on a further one for each that fails.
 
     Args:
-        nodes: Nodes of the job, spares last. The first one holds the rendezvous and is not replaced.
+        nodes: Nodes of the job, spares last. The first one holds the rendezvous and is not
+            replaced.
         num_trainers: Number of nodes that train.
         start: Starts the task on a node.
-        is_lost: Whether a node has left the job. srun ends with 0 when its node fails in a job with --no-kill.
+        is_lost: Whether a node has left the job. srun ends with 0 when its node fails in a job with
+            --no-kill.
 
     Returns:
-        0, 75 when the run was stopped and has saved, or the largest status of the nodes that were not replaced.
+        0, 75 when the run was stopped and has saved, or the largest status of the nodes that were
+        not replaced.
     """
     spares = list(nodes[num_trainers:])
     running = {node: start(node) for node in nodes[:num_trainers]}
@@ -47,7 +50,13 @@ def run_on_nodes(
         for node, process in list(running.items()):
             if (status := process.poll()) is not None:
                 del running[node]
-                ended[node] = LOST_PEER if status == 0 and is_lost(node) else status if status >= 0 else 128 - status
+                ended[node] = (
+                    LOST_PEER
+                    if status == 0 and is_lost(node)
+                    else status
+                    if status >= 0
+                    else 128 - status
+                )
                 replacement.add_failure(node, ended[node])
         for node in replacement.list_due(ended, running):
             if not spares:
@@ -74,7 +83,14 @@ def start_srun(node: str, task: str) -> "subprocess.Popen[bytes]":
         srun, which ends when the task or the node does.
     """
     cores = os.environ.get("SLURM_CPUS_ON_NODE", "1")
-    words = ["srun", f"--nodelist={node}", "--nodes=1", "--ntasks=1", "--ntasks-per-node=1", f"--cpus-per-task={cores}"]
+    words = [
+        "srun",
+        f"--nodelist={node}",
+        "--nodes=1",
+        "--ntasks=1",
+        "--ntasks-per-node=1",
+        f"--cpus-per-task={cores}",
+    ]
     return subprocess.Popen([*words, "--kill-on-bad-exit=0", "--wait=0", "bash", "-c", task])
 
 
@@ -101,13 +117,17 @@ def _ask_slurm(*words: str) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the tasks; return the status of the run."""
-    parser = argparse.ArgumentParser(prog="python -m launch.launchers.slurm_hosts", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m llmsys.launch.launchers.slurm_hosts", description=__doc__
+    )
     parser.add_argument("--trainers", type=int, required=True, help="number of nodes that train")
     parser.add_argument("--task", required=True, help="shell command of a node")
     parser.add_argument("nodes", nargs="+", help="nodes of the job, spares last")
     given = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, lambda *_: None)  # not SIG_IGN, which srun would inherit
-    return run_on_nodes(given.nodes, given.trainers, lambda node: start_srun(node, given.task), is_out_of_job)
+    return run_on_nodes(
+        given.nodes, given.trainers, lambda node: start_srun(node, given.task), is_out_of_job
+    )
 
 
 if __name__ == "__main__":

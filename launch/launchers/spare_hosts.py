@@ -1,14 +1,14 @@
 """Decide when a spare takes the place of a host. Pure functions but for the clock.
 
-A host has failed when its command ended with an error, or could not be reached, while others still run: their agents
-wait for it. Hosts that fail together have a common cause, which no spare mends.
+A host has failed when its command ended with an error, or could not be reached, while others still
+run: their agents wait for it. Hosts that fail together have a common cause, which no spare mends.
 """
 
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
-from launch.launchers.restart_agent import FINAL
+from llmsys.launch.launchers.restart_agent import FINAL
 
 # Hosts that fail for one reason do so within this time.
 TOGETHER_SECONDS = 10.0
@@ -47,11 +47,16 @@ class Replacement:
             running: Hosts whose commands run.
 
         Returns:
-            Hosts that failed TOGETHER_SECONDS ago while the first host still runs; none after a final end of a host.
+            Hosts that failed TOGETHER_SECONDS ago while the first host still runs; none after a
+            final end of a host.
         """
         if self.first not in running or any(status in FINAL for status in ended.values()):
             return []
-        due = [host for host, since in self.failed_at.items() if self.clock() - since >= TOGETHER_SECONDS]
+        due = [
+            host
+            for host, since in self.failed_at.items()
+            if self.clock() - since >= TOGETHER_SECONDS
+        ]
         for host in due:
             del self.failed_at[host]
         return due

@@ -1,9 +1,9 @@
 """Run torchrun, and report a failed rank in one message instead of three tracebacks.
 
-`python -m launch.launchers.torchrun [torchrun's options] SCRIPT …` exits with the status of the rank that failed first,
-after naming it. A rank that has printed its own message (status 1, 2, 4 or 75) is not reported again. Restarts are
-the job of launch/launchers/restart_agent.py: --max-restarts is rejected, because torchrun would also restart ranks that
-were stopped on request.
+`python -m llmsys.launch.launchers.torchrun [torchrun's options] SCRIPT …` exits with the status of
+the rank that failed first, after naming it. A rank that has printed its own message (status 1, 2, 4
+or 75) is not reported again. Restarts are the job of launch/launchers/restart_agent.py:
+--max-restarts is rejected, because torchrun would also restart ranks that were stopped on request.
 """
 
 import logging
@@ -14,7 +14,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # read as torch is imported: a lost host is pages of C++ frames
+# read as torch is imported: a lost host is pages of C++ frames
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 from torch.distributed import DistError
 from torch.distributed.elastic.multiprocessing import SignalException
@@ -23,23 +24,24 @@ from torch.distributed.elastic.multiprocessing.subprocess_handler import Subproc
 from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.run import parse_args, run
 
-from launch.process.parent_watch import die_with_parent
-from launch.process.signal_forwarding import forward_signals, get_signals_to_forward
-from launch.process.standby import StandbyRanks, is_standby, wait_for_turn
-from launch.train import CRASHED, HUNG, LAUNCHER_REPORTS, LOST_PEER, MENDABLE, STOPPED, UNMET
+from llmsys.launch.process.parent_watch import die_with_parent
+from llmsys.launch.process.signal_forwarding import forward_signals, get_signals_to_forward
+from llmsys.launch.process.standby import StandbyRanks, is_standby, wait_for_turn
+from llmsys.launch.train import CRASHED, HUNG, LAUNCHER_REPORTS, LOST_PEER, MENDABLE, STOPPED, UNMET
 from llmsys.log import configure_logging, get_logger
 from llmsys.parallel.rendezvous import bind_rendezvous
 
 NO_RESTARTS = (
-    "llmsys: error: --max-restarts={0} would restart ranks that were stopped on purpose. Leave it out, and "
-    "put `python -m launch.launchers.restart_agent --meet FIRST:PORT --restarts {0} --patience SECONDS` "
-    "before this command."
+    "llmsys: error: --max-restarts={0} would restart ranks that were stopped on purpose. Leave it "
+    "out, and put `python -m llmsys.launch.launchers.restart_agent --meet FIRST:PORT --restarts "
+    "{0} --patience SECONDS` before this command."
 )
 
-# Signals at which torch ends the ranks at once. llmsys handles SIGTERM itself, to give ranks time to save.
+# Signals at which torch ends the ranks at once. llmsys handles SIGTERM itself, to give ranks time
+# to save.
 SIGNALS_OF_TORCH = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
-log = get_logger("launch.launchers.torchrun")
+log = get_logger("llmsys.launch.launchers.torchrun")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -65,7 +67,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def use_standby_ranks(standby: StandbyRanks) -> None:
-    """Let torch's agent start ranks as processes that have imported torch, as long as there are some.
+    """Let torch's agent start ranks as processes that have imported torch, as long as there are
+    some.
 
     Args:
         standby: The processes.
@@ -86,21 +89,26 @@ def use_standby_ranks(standby: StandbyRanks) -> None:
 
 
 def run_elastic_agent(start: Callable[[], None]) -> int:
-    """Run torch's elastic agent by `start`; return 0, or the status of the rank that failed first."""
+    """Run torch's elastic agent by `start`; return 0, or the status of the rank that failed
+    first.
+    """
     die_with_parent()
     configure_logging()
     # it logs a traceback for every failed rank, and one message is enough
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     os.environ.setdefault("PET_SIGNALS_TO_HANDLE", get_signals_to_handle())
     bind_rendezvous(agents=True)
-    # Ranks have a store of their own: one that joins late reads old addresses in that of the agents.
+    # Ranks have a store of their own: one that joins late reads old addresses in that of the
+    # agents.
     os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     os.environ[LAUNCHER_REPORTS] = "1"
     try:
         with forward_signals():
             start()
     except ChildFailedError as error:
-        return _report_first_failure(sorted(error.failures.items(), key=lambda item: item[1].timestamp))
+        return _report_first_failure(
+            sorted(error.failures.items(), key=lambda item: item[1].timestamp)
+        )
     except SignalException as error:
         return 128 + error.sigval
     except (RendezvousError, DistError) as error:
@@ -110,7 +118,8 @@ def run_elastic_agent(start: Callable[[], None]) -> int:
 
 
 def get_signals_to_handle() -> str:
-    """Return the default of --signals-to-handle: without SIGHUP where it means save, and without ignored signals.
+    """Return the default of --signals-to-handle: without SIGHUP where it means save, and without
+    ignored signals.
 
     torch would take a signal that `nohup`, or a shell's `&`, has ignored.
     """
@@ -125,7 +134,9 @@ def _format_error(error: Exception) -> str:
 
 
 def _report_first_failure(failures: list[tuple[int, ProcessFailure]]) -> int:
-    """Log the rank that failed first and return its status. A rank that lost its peer is not the cause."""
+    """Log the rank that failed first and return its status. A rank that lost its peer is not the
+    cause.
+    """
     # after the first failure torch ends the other ranks with SIGTERM
     causes = [item for item in failures if item[1].exitcode not in (LOST_PEER, -signal.SIGTERM)]
     rank, first = (causes or failures)[0]
@@ -133,10 +144,14 @@ def _report_first_failure(failures: list[tuple[int, ProcessFailure]]) -> int:
         log.error("%s", first.message)
     if first.exitcode in (CRASHED, MENDABLE, LOST_PEER, STOPPED, HUNG):
         return first.exitcode
-    ending = f"was killed by signal {-first.exitcode}" if first.exitcode < 0 else f"ended with status {first.exitcode}"
+    ending = (
+        f"was killed by signal {-first.exitcode}"
+        if first.exitcode < 0
+        else f"ended with status {first.exitcode}"
+    )
     log.error(
-        "rank %s (process %s) %s. Checkpoints are intact: run the same command again to continue from the "
-        "newest one.", rank, first.pid, ending,
+        "rank %s (process %s) %s. Checkpoints are intact: run the same command again to continue "
+        "from the newest one.", rank, first.pid, ending,
     )  # fmt: skip
     return LOST_PEER if first.exitcode < 0 else first.exitcode
 

@@ -1,39 +1,65 @@
-"""Check the cluster as a whole for `llmsys preflight`: collectives between all hosts, and memory of the smallest one.
+"""Check the cluster as a whole for `llmsys preflight`: collectives between all hosts, and memory of
+the smallest one.
 
-`check_collectives` starts one process of launch/preflight/collective_probe.py on each host by ssh. `check_memory_fit`
-compares the estimated peak with the memory of a rank: its accelerator's, or its share of the host's free memory.
+`check_collectives` starts one process of launch/preflight/collective_probe.py on each host by ssh.
+`check_memory_fit` compares the estimated peak with the memory of a rank: its accelerator's, or its
+share of the host's free memory.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from launch.hosts.host_checks import Facts, HostFinding, build_problem
-from launch.hosts.hostfile import Host
-from launch.hosts.ssh import SshResult, format_python_command, parse_last_json, run_on_all_hosts
 from llmsys.config.run import RunConfig
 from llmsys.errors import LlmsysError
 from llmsys.estimate.peak_memory import USABLE_SHARE, estimate_peak_memory, find_largest_micro_batch
 from llmsys.estimate.software_profile import MemoryProfile
+from llmsys.launch.hosts.host_checks import Facts, HostFinding, build_problem
+from llmsys.launch.hosts.hostfile import Host
+from llmsys.launch.hosts.ssh import (
+    SshResult,
+    format_python_command,
+    parse_last_json,
+    run_on_all_hosts,
+)
 
 
-def check_collectives(names: Sequence[str], first: str, facts: Facts, patience_seconds: int) -> list[HostFinding]:
-    """Run an all-reduce and an all-to-all between all hosts; return a finding for each, none for a single host."""
+def check_collectives(
+    names: Sequence[str], first: str, facts: Facts, patience_seconds: int
+) -> list[HostFinding]:
+    """Run an all-reduce and an all-to-all between all hosts; return a finding for each, none for
+    a single host.
+    """
     if len(names) < 2:
         return []
     if missing := [name for name in names if "free_port" not in facts.get(name, {})]:
         observation = f"the network was not tested, because {', '.join(missing)} did not respond"
         return [
-            HostFinding(name, "exchange", observation, "Fix the findings above, and run preflight again.")
+            HostFinding(
+                name, "exchange", observation, "Fix the findings above, and run preflight again."
+            )
             for name in missing
         ]
     port = facts[names[0]]["free_port"]
-    wait_seconds = max(1, patience_seconds * 3 // 5)  # the rest is for starting, so that the probe itself can tell
+    # the rest is for starting, so that the probe itself can tell
+    wait_seconds = max(1, patience_seconds * 3 // 5)
 
     def build_command(name: str) -> str:
-        """Return the probe's command for a host. torch sees each host as a node with one process."""
-        ranks = {"RANK": names.index(name), "WORLD_SIZE": len(names), "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
-        settings = {key: str(value) for key, value in ranks.items()} | {"MASTER_ADDR": first, "MASTER_PORT": str(port)}
-        return format_python_command("launch.preflight.collective_probe", [str(wait_seconds)], settings)
+        """Return the probe's command for a host. torch sees each host as a node with one
+        process.
+        """
+        ranks = {
+            "RANK": names.index(name),
+            "WORLD_SIZE": len(names),
+            "LOCAL_RANK": 0,
+            "LOCAL_WORLD_SIZE": 1,
+        }
+        settings = {key: str(value) for key, value in ranks.items()} | {
+            "MASTER_ADDR": first,
+            "MASTER_PORT": str(port),
+        }
+        return format_python_command(
+            "llmsys.launch.preflight.collective_probe", [str(wait_seconds)], settings
+        )
 
     answers = run_on_all_hosts(names, build_command, patience_seconds)
     return [_build_finding(name, answer, f"{first}:{port}") for name, answer in answers.items()]
@@ -61,9 +87,17 @@ def _format_bandwidths(probe: Mapping[str, Any]) -> str:
 COLLECTIVES = (("all-reduce", "all_reduce"), ("all-to-all", "all_to_all"))
 
 
-def check_memory_fit(config: RunConfig, hosts: Sequence[Host], facts: Facts) -> Iterator[HostFinding]:
-    """Yield the estimated peak against the memory of a rank on the smallest host; nothing where no host was probed."""
-    each = {host.name: _compute_rank_bytes(facts, host) for host in hosts if "devices" in facts.get(host.name, {})}
+def check_memory_fit(
+    config: RunConfig, hosts: Sequence[Host], facts: Facts
+) -> Iterator[HostFinding]:
+    """Yield the estimated peak against the memory of a rank on the smallest host; nothing where
+    no host was probed.
+    """
+    each = {
+        host.name: _compute_rank_bytes(facts, host)
+        for host in hosts
+        if "devices" in facts.get(host.name, {})
+    }
     if not each:
         return
     scarce = min(each, key=lambda name: each[name])
@@ -89,9 +123,15 @@ def check_memory_fit(config: RunConfig, hosts: Sequence[Host], facts: Facts) -> 
 
 
 def resolve_for_hosts(config: RunConfig, devices: Sequence[dict[str, Any]]) -> RunConfig:
-    """Return the config with bf16 in place of `auto` where every host multiplies it natively, else with fp32."""
+    """Return the config with bf16 in place of `auto` where every host multiplies it natively,
+    else with fp32.
+    """
     missing = [one["bf16"]["reason"] for one in devices if not one["bf16"]["is_native"]]
-    return config.resolve_precision("fp32", missing[0]) if missing else config.resolve_precision("bf16")
+    return (
+        config.resolve_precision("fp32", missing[0])
+        if missing
+        else config.resolve_precision("bf16")
+    )
 
 
 def _compute_rank_bytes(facts: Facts, host: Host) -> int:

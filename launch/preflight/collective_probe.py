@@ -1,7 +1,9 @@
-"""Run one process of `llmsys preflight`'s exchange: test an all-reduce and an all-to-all, and measure their bandwidth.
+"""Run one process of `llmsys preflight`'s exchange: test an all-reduce and an all-to-all, and
+measure their bandwidth.
 
-Started by ssh as `python -m launch.preflight.collective_probe TIMEOUT_SECONDS` with RANK, WORLD_SIZE, MASTER_ADDR and
-MASTER_PORT; prints one line of JSON. Uses NCCL on the first accelerator of each host, or gloo where there is none.
+Started by ssh as `python -m llmsys.launch.preflight.collective_probe TIMEOUT_SECONDS` with RANK,
+WORLD_SIZE, MASTER_ADDR and MASTER_PORT; prints one line of JSON. Uses NCCL on the first accelerator
+of each host, or gloo where there is none.
 """
 
 import datetime
@@ -10,7 +12,7 @@ import os
 import sys
 from typing import Any
 
-from launch.process.rank_environment import choose_interface
+from llmsys.launch.process.rank_environment import choose_interface
 
 BYTES_ON_CPU, BYTES_ON_ACCELERATOR = 4 << 20, 64 << 20
 
@@ -33,7 +35,9 @@ def run_probe(timeout_seconds: int) -> dict[str, Any]:
     dist.init_process_group(backend, timeout=datetime.timedelta(seconds=timeout_seconds))
     require_correct_collectives(device)
     size = BYTES_ON_ACCELERATOR if device.type == "cuda" else BYTES_ON_CPU
-    _, reduced, exchanged = (sent / seconds for sent, _, seconds in measure_link_seconds([size], device))
+    _, reduced, exchanged = (
+        sent / seconds for sent, _, seconds in measure_link_seconds([size], device)
+    )
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "")
     return {
         "backend": backend.rpartition(":")[2],
@@ -44,17 +48,24 @@ def run_probe(timeout_seconds: int) -> dict[str, Any]:
 
 
 def require_correct_collectives(device: Any) -> None:
-    """Run both collectives on known numbers; raise RuntimeError when a result is wrong. Collective."""
+    """Run both collectives on known numbers; raise RuntimeError when a result is wrong.
+    Collective.
+    """
     import torch
     import torch.distributed as dist
 
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    total, mine = torch.tensor([rank + 1.0], device=device), torch.full((ranks,), float(rank), device=device)
+    total, mine = (
+        torch.tensor([rank + 1.0], device=device),
+        torch.full((ranks,), float(rank), device=device),
+    )
     theirs = torch.empty_like(mine)
     dist.all_reduce(total)
     dist.all_to_all_single(theirs, mine)
     if float(total) != ranks * (ranks + 1) / 2 or theirs.tolist() != list(range(ranks)):
-        raise RuntimeError(f"wrong results: {float(total)} and {theirs.tolist()} on rank {rank} of {ranks}")
+        raise RuntimeError(
+            f"wrong results: {float(total)} and {theirs.tolist()} on rank {rank} of {ranks}"
+        )
 
 
 if __name__ == "__main__":

@@ -1,16 +1,22 @@
-"""Offer or run a dry run in `llmsys preflight`: the step of the rank with the most parameters, without a GPU."""
+"""Offer or run a dry run in `llmsys preflight`: the step of the rank with the most parameters,
+without a GPU.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from launch.hosts.host_checks import GIB, Facts, HostFinding, build_problem
-from launch.hosts.hostfile import Host
 from llmsys.dryrun.dry_run import run_dry_run
 from llmsys.dryrun.dry_run_request import DryRunRequest, format_dry_run_command
 from llmsys.dryrun.summary import format_fit
 from llmsys.errors import ConfigError, LlmsysError
-from llmsys.estimate.device_profile import find_device_by_driver_name, list_device_names, load_device_profile
+from llmsys.estimate.device_profile import (
+    find_device_by_driver_name,
+    list_device_names,
+    load_device_profile,
+)
+from llmsys.launch.hosts.host_checks import GIB, Facts, HostFinding, build_problem
+from llmsys.launch.hosts.hostfile import Host
 
 CHECK, ALL = "dry run", "all"
 TOO_LARGE = "Shard more, or lower batch.micro_sequences; llmsys estimate lists what saves most."
@@ -32,7 +38,8 @@ class DryRunWish:
 def check_dry_run(
     config: str, overrides: Sequence[str], hosts: Sequence[Host], facts: Facts, wish: DryRunWish
 ) -> Iterator[HostFinding]:
-    """Yield the command of a dry run on the hosts' accelerators, or where it is asked for the verdict of a run.
+    """Yield the command of a dry run on the hosts' accelerators, or where it is asked for the
+    verdict of a run.
 
     Args:
         config: config as it was given.
@@ -44,7 +51,11 @@ def check_dry_run(
     Yields:
         One finding; none for hosts without a known accelerator, unless a run is asked for.
     """
-    names = {one["name"] for probe in facts.values() for one in probe.get("devices", {}).get("accelerators", ())}
+    names = {
+        one["name"]
+        for probe in facts.values()
+        for one in probe.get("devices", {}).get("accelerators", ())
+    }
     device = wish.device or find_profile_name(names)
     slots = sorted({host.slots for host in hosts})
     if device is None or len(slots) > 1:
@@ -54,18 +65,25 @@ def check_dry_run(
             known = f"Give device=NAME or device=FILE; names: {', '.join(list_device_names())}."
             yield build_problem(ALL, CHECK, message + known)
         elif wish.runs:
-            rule = f"hosts have {slots[0]} to {slots[-1]} devices, and a dry run needs equally many on each. "
+            rule = (
+                f"hosts have {slots[0]} to {slots[-1]} devices, and a dry run needs equally many "
+                "on each. "
+            )
             yield build_problem(ALL, CHECK, f"{rule}Give all hosts the same number of slots.")
         return
     request = DryRunRequest(config, tuple(overrides), len(hosts), slots[0], rank=0, device=device)
     if wish.runs:
         yield _run_fullest_rank(request, _find_smallest_memory(facts))
     else:
-        yield HostFinding(ALL, CHECK, f"not run; the step of one rank without a GPU: {_format_command(request)}")
+        yield HostFinding(
+            ALL, CHECK, f"not run; the step of one rank without a GPU: {_format_command(request)}"
+        )
 
 
 def _run_fullest_rank(request: DryRunRequest, memory_bytes: int | None) -> HostFinding:
-    """Run rank 0, which knows the shards of all ranks, and then the largest rank if that is another one."""
+    """Run rank 0, which knows the shards of all ranks, and then the largest rank if that is
+    another one.
+    """
     try:
         result = run_dry_run(request)
         if (largest := result["parameters"]["largest_rank"]) != request.rank and _is_uneven(result):
@@ -89,7 +107,11 @@ def _is_uneven(result: dict[str, Any]) -> bool:
 
 
 def _find_smallest_memory(facts: Facts) -> int | None:
-    sizes = [one["total_bytes"] for probe in facts.values() for one in probe.get("devices", {}).get("accelerators", ())]
+    sizes = [
+        one["total_bytes"]
+        for probe in facts.values()
+        for one in probe.get("devices", {}).get("accelerators", ())
+    ]
     return min(sizes, default=None)
 
 

@@ -1,6 +1,8 @@
-"""Read the network and the accelerators of this host for `llmsys preflight`, from /sys, /proc and nvidia-smi.
+"""Read the network and the accelerators of this host for `llmsys preflight`, from /sys, /proc and
+nvidia-smi.
 
-Imports no torch and changes nothing. What a host does not have is left out; what cannot be read is None.
+Imports no torch and changes nothing. What a host does not have is left out; what cannot be read is
+None.
 
 Invariants:
 - Every path begins at `root` and every program is run by `run`, so that a test can pretend a host.
@@ -24,7 +26,13 @@ RUN_SECONDS = 10
 VARIABLES = ("FI_", "GLOO_", "NCCL_")
 NCCL_FILES = ("etc/nccl.conf",)
 # Where aws-ofi-nccl, NCCL's plugin for EFA, installs itself.
-PLUGIN_FOLDERS = ("opt/amazon/ofi-nccl", "opt/aws-ofi-nccl", "usr/local/lib", "usr/lib/x86_64-linux-gnu", "usr/lib64")
+PLUGIN_FOLDERS = (
+    "opt/amazon/ofi-nccl",
+    "opt/aws-ofi-nccl",
+    "usr/local/lib",
+    "usr/lib/x86_64-linux-gnu",
+    "usr/lib64",
+)
 PLUGIN_NAMES = "libnccl-net*.so*"
 XID = re.compile(r"NVRM: Xid \(PCI:(?P<place>[0-9a-fA-F:.]+)\): (?P<number>\d+)")
 THROTTLES = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown", "sw_thermal_slowdown")
@@ -42,7 +50,9 @@ def run_program(words: Sequence[str]) -> str | None:
         The standard output.
     """
     try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=RUN_SECONDS, stdin=subprocess.DEVNULL)
+        done = subprocess.run(
+            words, capture_output=True, text=True, timeout=RUN_SECONDS, stdin=subprocess.DEVNULL
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout if done.returncode == 0 else None
@@ -59,8 +69,9 @@ def collect_hardware_facts(
         environment: Variables of a rank of this host.
 
     Returns:
-        JSON values: `interfaces` (name → state), `variables`, `nccl_conf`, `ports` of InfiniBand devices, `plugins`,
-        `memlock_bytes` (None: unlimited), `shared_memory_bytes`, `gpus` and `xids` (None: not readable).
+        JSON values: `interfaces` (name → state), `variables`, `nccl_conf`, `ports` of InfiniBand
+        devices, `plugins`, `memlock_bytes` (None: unlimited), `shared_memory_bytes`, `gpus` and
+        `xids` (None: not readable).
     """
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     shared_memory = root / "dev" / "shm"
@@ -71,7 +82,9 @@ def collect_hardware_facts(
         "ports": read_infiniband_ports(root),
         "plugins": find_network_plugins(root, environment),
         "memlock_bytes": None if soft == resource.RLIM_INFINITY else soft,
-        "shared_memory_bytes": shutil.disk_usage(shared_memory).total if shared_memory.is_dir() else 0,
+        "shared_memory_bytes": shutil.disk_usage(shared_memory).total
+        if shared_memory.is_dir()
+        else 0,
         "gpus": read_gpu_health(run),
         "xids": read_xids(run),
     }
@@ -87,7 +100,11 @@ def read_interfaces(root: Path) -> dict[str, str]:
         Name → state, as the kernel gives it.
     """
     folder = root / "sys" / "class" / "net"
-    return {path.name: _read_text(path / "operstate") for path in sorted(folder.glob("*")) if path.is_dir()}
+    return {
+        path.name: _read_text(path / "operstate")
+        for path in sorted(folder.glob("*"))
+        if path.is_dir()
+    }
 
 
 def select_network_variables(environment: Mapping[str, str]) -> dict[str, str]:
@@ -146,7 +163,11 @@ def find_network_plugins(root: Path, environment: Mapping[str, str]) -> list[str
     own = [Path(one) for one in environment.get("LD_LIBRARY_PATH", "").split(os.pathsep) if one]
     found = [path for folder in own for path in folder.glob(PLUGIN_NAMES)]
     found += [path for name in PLUGIN_FOLDERS for path in (root / name).glob(PLUGIN_NAMES)]
-    found += [path for name in PLUGIN_FOLDERS[:2] for path in (root / name).glob(f"lib*/**/{PLUGIN_NAMES}")]
+    found += [
+        path
+        for name in PLUGIN_FOLDERS[:2]
+        for path in (root / name).glob(f"lib*/**/{PLUGIN_NAMES}")
+    ]
     return sorted({str(path) for path in found})
 
 
@@ -157,8 +178,9 @@ def read_gpu_health(run: Runner) -> list[dict[str, Any]] | None:
         run: Runs a program.
 
     Returns:
-        Place on the PCI bus, name, uncorrectable ECC errors since the start of the driver, rows that wait for a
-        repair, active slowdowns, width of the link and its maximum; None without nvidia-smi.
+        Place on the PCI bus, name, uncorrectable ECC errors since the start of the driver, rows
+        that wait for a repair, active slowdowns, width of the link and its maximum; None without
+        nvidia-smi.
     """
     text = run(["nvidia-smi", "-q", "-x"])
     if text is None:
@@ -172,7 +194,8 @@ def read_gpu_health(run: Runner) -> list[dict[str, Any]] | None:
 
 def _parse_gpu(gpu: ElementTree.Element) -> dict[str, Any]:
     counters = [one for one in gpu.findall("ecc_errors/volatile/*") if "uncorrectable" in one.tag]
-    counters += gpu.findall("ecc_errors/volatile/double_bit/total")  # of drivers for Volta and older
+    # of drivers for Volta and older
+    counters += gpu.findall("ecc_errors/volatile/double_bit/total")
     pending = [
         _find_text(gpu, "remapped_rows/remapped_row_pending"),
         _find_text(gpu, "retired_pages/pending_retirement"),
@@ -189,8 +212,12 @@ def _parse_gpu(gpu: ElementTree.Element) -> dict[str, Any]:
         "has_failed_repair": _find_text(gpu, "remapped_rows/remapped_row_failure") == "Yes",
         "slowdowns": [name for name in THROTTLES if any(tag.endswith(name) for tag in active)],
         "temperature": _find_text(gpu, "temperature/gpu_temp"),
-        "link_width": _parse_number(_find_text(gpu, "pci/pci_gpu_link_info/link_widths/current_link_width")),
-        "max_link_width": _parse_number(_find_text(gpu, "pci/pci_gpu_link_info/link_widths/max_link_width")),
+        "link_width": _parse_number(
+            _find_text(gpu, "pci/pci_gpu_link_info/link_widths/current_link_width")
+        ),
+        "max_link_width": _parse_number(
+            _find_text(gpu, "pci/pci_gpu_link_info/link_widths/max_link_width")
+        ),
     }
 
 
@@ -204,7 +231,11 @@ def read_xids(run: Runner) -> list[tuple[str, int]] | None:
         One entry per error; None where the log is not readable.
     """
     text = run(["dmesg"])
-    return None if text is None else [(found["place"], int(found["number"])) for found in XID.finditer(text)]
+    return (
+        None
+        if text is None
+        else [(found["place"], int(found["number"])) for found in XID.finditer(text)]
+    )
 
 
 def _hash_files(paths: Sequence[Path]) -> str:

@@ -1,11 +1,12 @@
 """Check hosts before a launch: ask each by ssh, and turn the answers into findings.
 
-Reads a config and hosts. Yields findings in this order: reach and clock, facts of each host, the shared folder, the
-layout, collectives between all hosts, and a dry run.
+Reads a config and hosts. Yields findings in this order: reach and clock, facts of each host, the
+shared folder, the layout, collectives between all hosts, and a dry run.
 
 Invariants:
 - Every question has a limit, and the first one that a host does not answer is a finding.
-- The whole preflight ends within `PreflightRequest.timeout_seconds`; a dry run, where it is asked for, comes after it.
+- The whole preflight ends within `PreflightRequest.timeout_seconds`; a dry run, where it is asked
+  for, comes after it.
 """
 
 import json
@@ -17,20 +18,26 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from launch.hosts import host_checks
-from launch.hosts.host_checks import HostFinding, build_problem
-from launch.hosts.hostfile import Host
-from launch.hosts.ssh import TIMED_OUT, SshResult, format_python_command, parse_last_json, run_on_all_hosts
-from launch.launchers.host_commands import strip_user
-from launch.launchers.launch_plan import PORT
-from launch.preflight.cluster_checks import check_collectives, check_memory_fit
-from launch.preflight.dry_run_check import DryRunWish, check_dry_run
-from launch.preflight.hardware_checks import check_hardware
-from launch.preflight.host_probe import format_marker
 from llmsys.config.run import RunConfig
 from llmsys.data.step_plan import RunPlan
 from llmsys.errors import LlmsysError
 from llmsys.estimate.model_tensors import count_parameters
+from llmsys.launch.hosts import host_checks
+from llmsys.launch.hosts.host_checks import HostFinding, build_problem
+from llmsys.launch.hosts.hostfile import Host
+from llmsys.launch.hosts.ssh import (
+    TIMED_OUT,
+    SshResult,
+    format_python_command,
+    parse_last_json,
+    run_on_all_hosts,
+)
+from llmsys.launch.launchers.host_commands import strip_user
+from llmsys.launch.launchers.launch_plan import PORT
+from llmsys.launch.preflight.cluster_checks import check_collectives, check_memory_fit
+from llmsys.launch.preflight.dry_run_check import DryRunWish, check_dry_run
+from llmsys.launch.preflight.hardware_checks import check_hardware
+from llmsys.launch.preflight.host_probe import format_marker
 
 REACH_SECONDS, SHELL_SECONDS = 10, 5  # limits of the first answer, and of later shell commands
 # A preflight takes at most one patience for probes, one for the network test, and these seconds.
@@ -89,7 +96,9 @@ def run_preflight(request: PreflightRequest) -> Iterator[HostFinding]:
         return max(1, min(seconds, round(ends - time.monotonic())))
 
     yield from check_divisibility(request)
-    answers = run_on_all_hosts(request.host_names, lambda _: "date +%s.%N", cap_seconds(REACH_SECONDS))
+    answers = run_on_all_hosts(
+        request.host_names, lambda _: "date +%s.%N", cap_seconds(REACH_SECONDS)
+    )
     for name, answer in answers.items():
         yield host_checks.check_ssh(name, answer)
         if answer.status == 0:
@@ -98,20 +107,37 @@ def run_preflight(request: PreflightRequest) -> Iterator[HostFinding]:
     marker = f".preflight-{uuid.uuid4().hex[:12]}"
     try:
         limit = cap_seconds(request.patience_seconds)
-        asked = run_on_all_hosts(reachable, lambda name: _format_probe_command(request, name, marker), limit)
-        facts = {name: probe for name, answer in asked.items() if (probe := parse_last_json(answer)) is not None}
-        yield from (_build_silence_finding(name, answer, limit) for name, answer in asked.items() if name not in facts)
+        asked = run_on_all_hosts(
+            reachable, lambda name: _format_probe_command(request, name, marker), limit
+        )
+        facts = {
+            name: probe
+            for name, answer in asked.items()
+            if (probe := parse_last_json(answer)) is not None
+        }
+        yield from (
+            _build_silence_finding(name, answer, limit)
+            for name, answer in asked.items()
+            if name not in facts
+        )
         yield from _check_facts(request, facts, marker, cap_seconds(SHELL_SECONDS))
     finally:
-        folder, run = shlex.quote(str(request.run_folder / marker)), shlex.quote(str(request.run_folder))
+        folder, run = (
+            shlex.quote(str(request.run_folder / marker)),
+            shlex.quote(str(request.run_folder)),
+        )
         # rmdir leaves a run folder that holds anything else
         run_on_all_hosts(
-            reachable, lambda _: f"rm -rf {folder}; rmdir {run} 2>/dev/null; true", cap_seconds(SHELL_SECONDS)
+            reachable,
+            lambda _: f"rm -rf {folder}; rmdir {run} 2>/dev/null; true",
+            cap_seconds(SHELL_SECONDS),
         )
     yield from check_collectives(
         request.host_names, request.rendezvous_host, facts, cap_seconds(request.patience_seconds)
     )
-    yield from check_dry_run(request.given, request.overrides, request.hosts, facts, request.dry_run)
+    yield from check_dry_run(
+        request.given, request.overrides, request.hosts, facts, request.dry_run
+    )
 
 
 def check_divisibility(request: PreflightRequest) -> Iterator[HostFinding]:
@@ -125,9 +151,14 @@ def check_divisibility(request: PreflightRequest) -> Iterator[HostFinding]:
     yield HostFinding(ALL, "layout", f"{request.num_ranks} ranks: {axes}")
     try:
         if request.config.objective.uses_windows:
-            in_turns = request.config.train.reproducibility == "bitwise"  # bitwise assigns micro-batches of a full step
-            plan = RunPlan(request.config.batch, 1 if in_turns else layout.data_parallel_size, 0).get_step_plan(0)[1]
-            observation = f"{plan.sequences} sequences a step over {layout.data_parallel_size} data ranks"
+            # bitwise assigns micro-batches of a full step
+            in_turns = request.config.train.reproducibility == "bitwise"
+            plan = RunPlan(
+                request.config.batch, 1 if in_turns else layout.data_parallel_size, 0
+            ).get_step_plan(0)[1]
+            observation = (
+                f"{plan.sequences} sequences a step over {layout.data_parallel_size} data ranks"
+            )
             yield HostFinding(ALL, "batch", observation)
     except LlmsysError as error:
         yield build_problem(ALL, "batch", str(error))
@@ -143,10 +174,15 @@ def _check_facts(
     yield from host_checks.check_devices(facts, request.hosts)
     yield from check_hardware(facts)
     yield from check_memory_fit(request.config, request.hosts, facts)
-    parameters, kept = count_parameters(request.config.model).total, request.config.checkpoint.keep_last
+    parameters, kept = (
+        count_parameters(request.config.model).total,
+        request.config.checkpoint.keep_last,
+    )
     folder = str(request.run_folder)
     for name, probe in facts.items():
-        yield host_checks.check_rendezvous_address(name, probe, request.rendezvous_host, len(request.hosts) > 1)
+        yield host_checks.check_rendezvous_address(
+            name, probe, request.rendezvous_host, len(request.hosts) > 1
+        )
         if "port_problem" in probe:
             yield build_problem(name, "port", probe["port_problem"])
         yield host_checks.check_disk(name, probe, folder, parameters, kept)
@@ -154,7 +190,9 @@ def _check_facts(
             yield build_problem(name, "dry batch", probe["batch_problem"])
         else:
             yield HostFinding(
-                name, "dry batch", "{micro_batches} micro-batches for its first rank".format(**probe["batch"])
+                name,
+                "dry batch",
+                "{micro_batches} micro-batches for its first rank".format(**probe["batch"]),
             )
     yield from host_checks.check_datasets(facts)
     yield from _check_sharing(request, facts, marker, seconds)
@@ -163,7 +201,9 @@ def _check_facts(
 def _check_sharing(
     request: PreflightRequest, facts: dict[str, dict[str, Any]], marker: str, seconds: int
 ) -> Iterator[HostFinding]:
-    """Check that each host reads what every other wrote. Files are read by name, because a listing may be cached."""
+    """Check that each host reads what every other wrote. Files are read by name, because a
+    listing may be cached.
+    """
     wrote = [name for name, probe in facts.items() if "folder" in probe]
     numbers = [str(request.host_names.index(name)) for name in wrote]
     folder = shlex.quote(str(request.run_folder / marker))
@@ -171,7 +211,9 @@ def _check_sharing(
     look = "; ".join(f"cat {folder}/{number} 2>/dev/null" for number in numbers)
     for name, answer in run_on_all_hosts(wrote, lambda _: f"{look}; true", seconds).items():
         lines = answer.output.splitlines(keepends=True)
-        seen = {wrote[numbers.index(one)] for one in numbers if format_marker(marker, int(one)) in lines}
+        seen = {
+            wrote[numbers.index(one)] for one in numbers if format_marker(marker, int(one)) in lines
+        }
         yield host_checks.check_shared_folder(name, seen, wrote, str(request.run_folder))
 
 
@@ -188,12 +230,17 @@ def _format_probe_command(request: PreflightRequest, name: str, marker: str) -> 
         "folder": str(request.run_folder),
         "marker": marker,
     }
-    return format_python_command("launch.preflight.host_probe", [json.dumps(fields)])
+    return format_python_command("llmsys.launch.preflight.host_probe", [json.dumps(fields)])
 
 
 def _build_silence_finding(name: str, answer: SshResult, patience_seconds: int) -> HostFinding:
     if answer.status == TIMED_OUT:
         observation = f"did not respond within {patience_seconds} s"
-        return HostFinding(name, "facts", observation, f"Check its load, or use --patience {4 * patience_seconds}.")
-    remedy = f"{sys.executable} and {Path.cwd()} must exist there too: share the folders, or install at the same paths."
+        return HostFinding(
+            name, "facts", observation, f"Check its load, or use --patience {4 * patience_seconds}."
+        )
+    remedy = (
+        f"{sys.executable} and {Path.cwd()} must exist there too: share the folders, or install "
+        "at the same paths."
+    )
     return HostFinding(name, "facts", f"cannot run llmsys: {answer.last_error_line}", remedy)

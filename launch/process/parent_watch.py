@@ -1,8 +1,9 @@
 """End a process when the process that started it is gone, even after `kill -9`.
 
-A process that starts others gives them `build_child_environment()`, which names it in LLMSYS_PARENT. Each child calls
-`die_with_parent()`, which exits with status 1 as soon as the named process is gone. An environment variable passes
-through launchers such as torchrun and deepspeed; a parent process id would only name the launcher.
+A process that starts others gives them `build_child_environment()`, which names it in
+LLMSYS_PARENT. Each child calls `die_with_parent()`, which exits with status 1 as soon as the named
+process is gone. An environment variable passes through launchers such as torchrun and deepspeed; a
+parent process id would only name the launcher.
 """
 
 import os
@@ -14,7 +15,8 @@ import psutil
 
 VARIABLE = "LLMSYS_PARENT"
 POLL_SECONDS = 0.25
-CLOCK_STEP_SECONDS = 5.0  # creation times are read off the wall clock, which may be set while we run
+# creation times are read off the wall clock, which may be set while we run
+CLOCK_STEP_SECONDS = 5.0
 
 
 def build_child_environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -34,9 +36,9 @@ def build_child_environment(base: Mapping[str, str] | None = None) -> dict[str, 
 def die_with_parent() -> None:
     """Watch the process that LLMSYS_PARENT names, and end this process when that one is gone.
 
-    The value is `pid:create_time`, or a bare `pid` as a shell or make can write it. For a bare `pid` the creation time
-    is
-    read now. A value that names no living process ends this process at once; without the variable nothing happens.
+    The value is `pid:create_time`, or a bare `pid` as a shell or make can write it. For a bare
+    `pid` the creation time is read now. A value that names no living process ends this process at
+    once; without the variable nothing happens.
     """
     value = os.environ.get(VARIABLE)
     if not value:
@@ -44,7 +46,9 @@ def die_with_parent() -> None:
     parent = _find_parent(value)
     if parent is None:
         os._exit(1)
-    threading.Thread(target=_watch_parent, args=(parent,), name="die-with-parent", daemon=True).start()
+    threading.Thread(
+        target=_watch_parent, args=(parent,), name="die-with-parent", daemon=True
+    ).start()
 
 
 def _find_parent(value: str) -> psutil.Process | None:
@@ -58,7 +62,9 @@ def _find_parent(value: str) -> psutil.Process | None:
 
 
 def _is_alive(process: psutil.Process) -> bool:
-    """Return whether the process runs. A zombie, which has ended and waits for its parent, does not."""
+    """Return whether the process runs. A zombie, which has ended and waits for its parent, does
+    not.
+    """
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -68,4 +74,6 @@ def _is_alive(process: psutil.Process) -> bool:
 def _watch_parent(parent: psutil.Process) -> None:
     while _is_alive(parent):
         time.sleep(POLL_SECONDS)
-    os._exit(1)  # not sys.exit: that would end this thread alone, and would wait for a collective that never ends
+    # not sys.exit: that would end this thread alone, and would wait for a collective that never
+    # ends
+    os._exit(1)

@@ -1,8 +1,10 @@
-"""Fill RANK, WORLD_SIZE, LOCAL_RANK and MASTER_* from any launcher's variables, and choose a network interface.
+"""Fill RANK, WORLD_SIZE, LOCAL_RANK and MASTER_* from any launcher's variables, and choose a
+network interface.
 
-torchrun, deepspeed and accelerate set these names. srun, Open MPI and PMI (MPICH, Intel MPI) set names of their own,
-which are copied. `--local_rank=N`, which the deepspeed launcher adds, is removed from the arguments. Where the user
-names no network interface, the one that leads to rank 0 is chosen.
+torchrun, deepspeed and accelerate set these names. srun, Open MPI and PMI (MPICH, Intel MPI) set
+names of their own, which are copied. `--local_rank=N`, which the deepspeed launcher adds, is
+removed from the arguments. Where the user names no network interface, the one that leads to rank 0
+is chosen.
 """
 
 import os
@@ -10,8 +12,8 @@ import re
 from collections.abc import Mapping, MutableMapping, Sequence
 from pathlib import Path
 
-from launch.hosts.network_interfaces import find_interface_to, get_loopback_interface
 from llmsys.errors import LaunchError
+from llmsys.launch.hosts.network_interfaces import find_interface_to, get_loopback_interface
 from llmsys.parallel.flight_recorder import set_flight_recorder_variables
 
 Environment = MutableMapping[str, str]
@@ -50,7 +52,8 @@ def is_launched(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def adopt_launcher(environment: Environment = os.environ) -> None:
-    """Fill the usual names from whatever launcher started this process. Names that are set already are kept.
+    """Fill the usual names from whatever launcher started this process. Names that are set already
+    are kept.
 
     Args:
         environment: Variables to read and to fill, by default those of this process.
@@ -67,14 +70,18 @@ def adopt_launcher(environment: Environment = os.environ) -> None:
 
 
 def _adopt_slurm(environment: Environment) -> None:
-    """Copy the names of an `srun` with one task per rank. An interactive shell of a job is no rank."""
+    """Copy the names of an `srun` with one task per rank. An interactive shell of a job is no
+    rank.
+    """
     if "SLURM_STEP_ID" not in environment or "SLURM_PROCID" not in environment:
         return
     _copy_variables(environment, SLURM_NAMES)
     if "LOCAL_WORLD_SIZE" not in environment and (local := _parse_node_tasks(environment)):
         environment["LOCAL_WORLD_SIZE"] = local
     # The node srun was typed on may be a login node: the first node of the step is where rank 0 is.
-    first = parse_first_host(environment.get("SLURM_STEP_NODELIST", "")) or environment.get("SLURM_LAUNCH_NODE_IPADDR")
+    first = parse_first_host(environment.get("SLURM_STEP_NODELIST", "")) or environment.get(
+        "SLURM_LAUNCH_NODE_IPADDR"
+    )
     if first:
         environment.setdefault("MASTER_ADDR", first)
     job = int(environment.get("SLURM_JOB_ID", "0"))
@@ -83,16 +90,26 @@ def _adopt_slurm(environment: Environment) -> None:
 
 
 def _adopt_mpi(environment: Environment) -> None:
-    """Copy the names of `mpirun` or `mpiexec`. These do not name rank 0's host: it is this one, or MASTER_ADDR."""
-    names = next((one for one in MPI_NAMES if one["RANK"] in environment and one["WORLD_SIZE"] in environment), None)
+    """Copy the names of `mpirun` or `mpiexec`. These do not name rank 0's host: it is this one,
+    or MASTER_ADDR.
+    """
+    names = next(
+        (
+            one
+            for one in MPI_NAMES
+            if one["RANK"] in environment and one["WORLD_SIZE"] in environment
+        ),
+        None,
+    )
     if names is None:
         return
     here = environment.get(names["LOCAL_WORLD_SIZE"]) == environment[names["WORLD_SIZE"]]
     if "MASTER_ADDR" not in environment and not here:
         raise LaunchError(
-            f"mpirun started rank {environment[names['RANK']]} of {environment[names['WORLD_SIZE']]} on "
-            "several hosts, but MASTER_ADDR, the host of rank 0, is not set. Set it: `mpirun -x "
-            "MASTER_ADDR=FIRST_HOST …` (Open MPI) or `mpiexec -genv MASTER_ADDR FIRST_HOST …`."
+            f"mpirun started rank {environment[names['RANK']]} of "
+            f"{environment[names['WORLD_SIZE']]} on several hosts, but MASTER_ADDR, the host of "
+            "rank 0, is not set. Set it: `mpirun -x MASTER_ADDR=FIRST_HOST …` (Open MPI) or "
+            "`mpiexec -genv MASTER_ADDR FIRST_HOST …`."
         )
     _copy_variables(environment, names)
     environment.setdefault("MASTER_ADDR", HERE)
@@ -106,7 +123,9 @@ def _copy_variables(environment: Environment, names: Mapping[str, str]) -> None:
 
 
 def parse_first_host(node_list: str) -> str:
-    """Return the first host of Slurm's `node[03-05,9],other` (here node03), or "" where there is none."""
+    """Return the first host of Slurm's `node[03-05,9],other` (here node03), or "" where there is
+    none.
+    """
     found = FIRST_HOST.match(node_list)
     return f"{found['prefix']}{found['number'] or ''}{found['suffix'] or ''}" if found else ""
 
@@ -124,9 +143,9 @@ def _parse_node_tasks(environment: Mapping[str, str]) -> str | None:
 def choose_interface(environment: Environment = os.environ) -> None:
     """Set the network interface of gloo and NCCL where the user has not.
 
-    Without a choice, gloo binds to the address of this host's own name. Debian makes that a loopback address, and ranks
-    of
-    other hosts wait for it until the time-out. Loopback is right only when every rank is on this host.
+    Without a choice, gloo binds to the address of this host's own name. Debian makes that a
+    loopback address, and ranks of other hosts wait for it until the time-out. Loopback is right
+    only when every rank is on this host.
 
     Args:
         environment: Variables to read and to fill, by default those of this process.
@@ -142,20 +161,26 @@ def choose_interface(environment: Environment = os.environ) -> None:
         if (alone := get_loopback_interface()) is not None:
             environment.setdefault("GLOO_SOCKET_IFNAME", alone)
         return
-    if {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"} <= environment.keys() or "LOCAL_WORLD_SIZE" not in environment:
+    if {
+        "GLOO_SOCKET_IFNAME",
+        "NCCL_SOCKET_IFNAME",
+    } <= environment.keys() or "LOCAL_WORLD_SIZE" not in environment:
         return
     chosen = find_interface_to(environment["MASTER_ADDR"])
     environment.setdefault("GLOO_SOCKET_IFNAME", chosen)
-    environment.setdefault("NCCL_SOCKET_IFNAME", f"={chosen}")  # `=`: this very name, not all that begin so
+    # `=`: this very name, not all that begin so
+    environment.setdefault("NCCL_SOCKET_IFNAME", f"={chosen}")
 
 
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
-# Segments grow in place: a step whose tensors have other sizes than those before it leaves no holes in them.
+# Segments grow in place: a step whose tensors have other sizes than those before it leaves no holes
+# in them.
 ALLOCATOR_SETTINGS = "expandable_segments:True"
 
 
 def set_device_variables(trace_folder: Path, environment: Environment = os.environ) -> None:
-    """Set the variables of torch's allocator and of its flight recorder where the user has not; before torch is loaded.
+    """Set the variables of torch's allocator and of its flight recorder where the user has not;
+    before torch is loaded.
 
     Args:
         trace_folder: Folder of the files that the flight recorder writes.

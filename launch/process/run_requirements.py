@@ -12,11 +12,11 @@ from llmsys.config.optimizer import PythonOptimizerConfig
 from llmsys.config.run import RunConfig
 from llmsys.config.schedule import PythonScheduleConfig
 from llmsys.data.step_plan import RunPlan
+from llmsys.dataset.manifest import MANIFEST_NAME
+from llmsys.dataset.remote_dataset import is_prepared
 from llmsys.errors import DataError
-from llmsys.local_files import format_folder
-from llmsys.manifest import MANIFEST_NAME
 from llmsys.optim.lr_schedule import load_python_schedule
-from llmsys.remote_dataset import is_prepared
+from llmsys.storage.local_files import format_folder
 
 
 def require_layout(config: RunConfig, ranks: int) -> None:
@@ -30,8 +30,11 @@ def require_layout(config: RunConfig, ranks: int) -> None:
         LayoutError: The axes do not divide the ranks.
         ConfigError: The batch does not divide over the data-parallel ranks.
     """
-    if isinstance(config.schedule, PythonScheduleConfig):  # before any rank trains to the step that needs it
-        load_python_schedule(config.schedule).compute_multiplier(config.train.tokens, config.train.tokens)
+    # before any rank trains to the step that needs it
+    if isinstance(config.schedule, PythonScheduleConfig):
+        load_python_schedule(config.schedule).compute_multiplier(
+            config.train.tokens, config.train.tokens
+        )
     if isinstance(config.optimizer, PythonOptimizerConfig):
         from llmsys.optim.python_optimizer import load_python_optimizer
 
@@ -43,7 +46,9 @@ def require_layout(config: RunConfig, ranks: int) -> None:
     layout = config.resolve_layout(ranks)
     windows = config.objective.uses_windows
     if config.train.reproducibility == "bitwise":
-        require_ranks(layout.data_parallel_size, list_micro_batch_counts(config.batch, windows=windows))
+        require_ranks(
+            layout.data_parallel_size, list_micro_batch_counts(config.batch, windows=windows)
+        )
     elif windows:
         RunPlan(config.batch, layout.data_parallel_size, 0)
 
@@ -64,9 +69,10 @@ def require_datasets(config: RunConfig, words: Sequence[str]) -> None:
         command = f"Prepare it first: llmsys prepare {shlex.join(words)}"
         if config.data.kind == "mixture":
             command = (
-                f"Prepare it first, with the config that has data.folder={format_folder(folder)}: llmsys prepare CONFIG"
+                f"Prepare it first, with the config that has data.folder={format_folder(folder)}: "
+                "llmsys prepare CONFIG"
             )
         raise DataError(
-            f"{format_folder(folder)} is not a prepared dataset ({MANIFEST_NAME} is missing), which training needs. "
-            f"{command}"
+            f"{format_folder(folder)} is not a prepared dataset ({MANIFEST_NAME} is missing), "
+            f"which training needs. {command}"
         )

@@ -1,13 +1,15 @@
 """Forward a signal that asks a run to stop to its ranks, through any launcher.
 
-torchrun's and DeepSpeed's own launchers end their ranks 30 s after a SIGTERM, saved or not. Here SIGTERM and SIGUSR1 go
-straight to the ranks, which finish their step, save and exit with status 75; the launcher only sees them exit.
+torchrun's and DeepSpeed's own launchers end their ranks 30 s after a SIGTERM, saved or not. Here
+SIGTERM and SIGUSR1 go straight to the ranks, which finish their step, save and exit with status 75;
+the launcher only sees them exit.
 
 - SIGUSR2, which asks for a profile of the next step, is passed on as well; it stops nothing.
 - SIGHUP of a closed terminal is forwarded too, unless it was ignored before (`nohup`).
 - A second SIGTERM, a second or more after the first, ends everything at once.
-- `python -m launch.process.signal_forwarding CONFIG SIGNAL` signals the ranks of one host. Where there is no rank, and
-  for SIGKILL, it signals the restart agent instead, whose end also ends its ranks.
+- `python -m llmsys.launch.process.signal_forwarding CONFIG SIGNAL` signals the ranks of one host.
+  Where there is no rank, and for SIGKILL, it signals the restart agent instead, whose end also ends
+  its ranks.
 """
 
 import contextlib
@@ -23,14 +25,21 @@ from typing import Any
 
 import psutil
 
-from launch.process.standby import IDLE_NAME
-from llmsys.train.stop_request import HANGUP, HANGUP_ENDS, HANGUP_SAVES, PROFILE_SIGNAL, redirect_dead_terminal
+from llmsys.launch.process.standby import IDLE_NAME
+from llmsys.train.stop_request import (
+    HANGUP,
+    HANGUP_ENDS,
+    HANGUP_SAVES,
+    PROFILE_SIGNAL,
+    redirect_dead_terminal,
+)
 
 FORWARDED = (signal.SIGTERM, signal.SIGUSR1)
-# A SIGTERM that comes sooner is the same one: `timeout` and a shell's `kill` reach a process and its whole group.
+# A SIGTERM that comes sooner is the same one: `timeout` and a shell's `kill` reach a process and
+# its whole group.
 SECOND_SECONDS = 1.0
 SCRIPT_NAME = "train.py"
-RESTART_AGENT = "launch.launchers.restart_agent"
+RESTART_AGENT = "llmsys.launch.launchers.restart_agent"
 NETWORK = Path("/proc/self/ns/net")
 
 
@@ -63,7 +72,9 @@ def signal_ranks(config: str, number: int) -> int:
         The number of ranks found.
     """
     candidates = [
-        one for one in psutil.process_iter() if config in _list_process_arguments(one) and _is_on_this_host(one)
+        one
+        for one in psutil.process_iter()
+        if config in _list_process_arguments(one) and _is_on_this_host(one)
     ]
     ranks, agents = (
         [one for one in candidates if _is_rank(one)],
@@ -89,9 +100,11 @@ def get_signals_to_forward() -> tuple[signal.Signals, ...]:
 
 @contextlib.contextmanager
 def ignore_own_signals() -> Iterator[dict[str, str]]:
-    """Ignore signals that a launcher must not die of while it is started: SIGUSR1, SIGUSR2, SIGHUP where it means save.
+    """Ignore signals that a launcher must not die of while it is started: SIGUSR1, SIGUSR2, SIGHUP
+    where it means save.
 
-    Launchers know none of them. A process that is started inside the block inherits the ignored signals.
+    Launchers know none of them. A process that is started inside the block inherits the ignored
+    signals.
 
     Yields:
         Variables for its environment, by which ranks know that SIGHUP means save.
@@ -175,7 +188,9 @@ def _send_signal(ranks: list[psutil.Process], number: int) -> None:
 
 
 def _is_rank(process: psutil.Process) -> bool:
-    """Return whether the process runs launch/train.py itself. Launchers name it too, but after their own script."""
+    """Return whether the process runs launch/train.py itself. Launchers name it too, but after
+    their own script.
+    """
     words = _list_process_arguments(process)
     return bool(words) and os.path.basename(words[0]) == SCRIPT_NAME and not _is_idle(process)
 
@@ -188,14 +203,18 @@ def _is_idle(process: psutil.Process) -> bool:
 
 
 def _is_on_this_host(process: psutil.Process) -> bool:
-    """Return whether the process has our network namespace. Another container or namespace counts as another host."""
+    """Return whether the process has our network namespace. Another container or namespace
+    counts as another host.
+    """
     with contextlib.suppress(OSError):
         return NETWORK.samefile(f"/proc/{process.pid}/ns/net")
     return not NETWORK.exists()
 
 
 def _list_process_arguments(process: psutil.Process) -> list[str]:
-    """Return a process's arguments after its interpreter, without options; [] where it cannot be inspected."""
+    """Return a process's arguments after its interpreter, without options; [] where it cannot be
+    inspected.
+    """
     try:
         return [word for word in process.cmdline()[1:] if not word.startswith("-")]
     except psutil.Error:

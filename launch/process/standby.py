@@ -1,11 +1,14 @@
-"""Processes that have imported torch and wait for the next restart, so that no restart waits for imports.
+"""Processes that have imported torch and wait for the next restart, so that no restart waits for
+imports.
 
-A standby agent (launch/launchers/torchrun.py under LLMSYS_STANDBY) starts a standby rank for each slot. Both import
-everything and then read one line from their standard input: the agent an empty one, the rank its environment as JSON.
+A standby agent (launch/launchers/torchrun.py under LLMSYS_STANDBY) starts a standby rank for each
+slot. Both import everything and then read one line from their standard input: the agent an empty
+one, the rank its environment as JSON.
 
 Invariants:
 - A standby whose starter is gone reads the end of its input, and exits.
-- An idle standby is no rank for launch/process/signal_forwarding.py: its process has the name IDLE_NAME.
+- An idle standby is no rank for launch/process/signal_forwarding.py: its process has the name
+  IDLE_NAME.
 """
 
 import json
@@ -39,7 +42,8 @@ def wait_for_turn() -> str:
     Returns:
         The line that the starter wrote.
     """
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the starter, and that ends the input
+    # Ctrl-C ends the starter, and that ends the input
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     line = sys.stdin.readline()
     if not line:
         os._exit(0)
@@ -54,13 +58,16 @@ def wait_as_rank(import_everything: Callable[[], None]) -> float:
     """Import, wait idle, and adopt the environment of a rank.
 
     Args:
-        import_everything: Imports what a rank needs. Must not start threads, devices or process groups.
+        import_everything: Imports what a rank needs. Must not start threads, devices or process
+            groups.
 
     Returns:
-        Seconds from the start of this process until it was ready: what the restart did not have to wait for.
+        Seconds from the start of this process until it was ready: what the restart did not have to
+        wait for.
     """
     name = NAME.read_text()
-    signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # asks ranks for a profile, and would end this process
+    # asks ranks for a profile, and would end this process
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     NAME.write_text(IDLE_NAME)
     import_everything()
     ready_seconds = time.time() - psutil.Process().create_time()
@@ -82,11 +89,15 @@ class StandbyRanks:
             environment.setdefault("OMP_NUM_THREADS", "1")
         # torch ends a rank by its process group
         self.waiting = [
-            subprocess.Popen(self.command, env=environment, stdin=subprocess.PIPE, start_new_session=True)
+            subprocess.Popen(
+                self.command, env=environment, stdin=subprocess.PIPE, start_new_session=True
+            )
             for _ in range(count)
         ]
 
-    def take(self, command: Sequence[str], environment: Mapping[str, str]) -> "subprocess.Popen[bytes] | None":
+    def take(
+        self, command: Sequence[str], environment: Mapping[str, str]
+    ) -> "subprocess.Popen[bytes] | None":
         """Hand a rank's environment to a standby.
 
         Args:
@@ -94,7 +105,8 @@ class StandbyRanks:
             environment: All of its variables.
 
         Returns:
-            The process, which is the rank from now on; None where none is left or it was made for another command.
+            The process, which is the rank from now on; None where none is left or it was made for
+            another command.
         """
         while self.waiting and list(command) == self.command:
             process = self.waiting.pop(0)

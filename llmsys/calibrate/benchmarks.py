@@ -1,11 +1,14 @@
-"""Measure what one device and its links do: matmuls, attention, bandwidths, launch times, collectives.
+"""Measure what one device and its links do: matmuls, attention, bandwidths, launch times,
+collectives.
 
-Every measurement is the median of repeated runs after a warm-up. Rates are FLOP/s or bytes per second, by dtype and
-shape. `BenchmarkSizes` holds the shapes, so that a test and a large machine run the same code.
+Every measurement is the median of repeated runs after a warm-up. Rates are FLOP/s or bytes per
+second, by dtype and shape. `BenchmarkSizes` holds the shapes, so that a test and a large machine
+run the same code.
 
 Invariants:
 - The device has finished before a clock is read.
-- Collectives need a process group; every rank runs the same number of repeats, and the slowest rank counts.
+- Collectives need a process group; every rank runs the same number of repeats, and the slowest rank
+  counts.
 """
 
 import time
@@ -30,8 +33,11 @@ def synchronize_device(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def measure_median_seconds(work: Work, device: torch.device, budget_seconds: float = 0.5, most: int = 50) -> float:
-    """Return the median seconds of `work`: one warm-up run, at least three runs, and as many as fit the budget.
+def measure_median_seconds(
+    work: Work, device: torch.device, budget_seconds: float = 0.5, most: int = 50
+) -> float:
+    """Return the median seconds of `work`: one warm-up run, at least three runs, and as many as fit
+    the budget.
 
     Args:
         work: what is measured.
@@ -55,7 +61,9 @@ def measure_median_seconds(work: Work, device: torch.device, budget_seconds: flo
 
 
 def measure_host_launch_seconds(work: Work, device: torch.device, times: int = 200) -> float:
-    """Return the host's seconds to launch `work`, a tiny kernel, while the device may still be busy."""
+    """Return the host's seconds to launch `work`, a tiny kernel, while the device may still be
+    busy.
+    """
     work()
     synchronize_device(device)
     began = time.perf_counter()
@@ -66,12 +74,18 @@ def measure_host_launch_seconds(work: Work, device: torch.device, times: int = 2
     return started / times
 
 
-DTYPES: dict[Number, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES: dict[Number, torch.dtype] = {
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
 
 
 @dataclass(frozen=True)
 class BenchmarkSizes:
-    """Shapes to measure: matmuls are (rows, inner, columns), attention is (sequences, heads, positions, channels)."""
+    """Shapes to measure: matmuls are (rows, inner, columns), attention is (sequences, heads,
+    positions, channels).
+    """
 
     matmul_shapes: tuple[tuple[int, int, int], ...]
     grouped_matmul_shapes: tuple[int, int, int, int]  # experts, rows of each, inner, columns
@@ -99,7 +113,13 @@ LARGE = BenchmarkSizes(
 )
 # A few cores: the same questions, at the sizes that such machines train.
 SMALL = BenchmarkSizes(
-    matmul_shapes=((512, 256, 256), (1024, 512, 512), (2048, 512, 1408), (2048, 1024, 1024), (1024, 1024, 4096)),
+    matmul_shapes=(
+        (512, 256, 256),
+        (1024, 512, 512),
+        (2048, 512, 1408),
+        (2048, 1024, 1024),
+        (1024, 1024, 4096),
+    ),
     grouped_matmul_shapes=(8, 256, 512, 704),
     attention=(2, 8, 512, 64),
     memory_elements=1 << 24,
@@ -111,7 +131,9 @@ SMALL = BenchmarkSizes(
 
 @dataclass(frozen=True)
 class KernelMeasurements:
-    """Measurements of one device. Rates are per second; matmuls are (FLOPs, bytes, seconds) by dtype."""
+    """Measurements of one device. Rates are per second; matmuls are (FLOPs, bytes, seconds) by
+    dtype.
+    """
 
     matmuls: dict[Number, list[tuple[float, float, float]]]
     grouped_rate: float
@@ -130,14 +152,23 @@ def measure_matmuls(
     """Yield FLOPs, bytes and seconds of each matmul."""
     dtype = DTYPES[number]
     for rows, inner, columns in sizes.matmul_shapes:
-        left, right = _sample_tensor((rows, inner), dtype, device), _sample_tensor((inner, columns), dtype, device)
-        seconds = measure_median_seconds(lambda left=left, right=right: left @ right, device, sizes.budget_seconds)  # type: ignore[misc]
+        left, right = (
+            _sample_tensor((rows, inner), dtype, device),
+            _sample_tensor((inner, columns), dtype, device),
+        )
+        seconds = measure_median_seconds(
+            lambda left=left, right=right: left @ right, device, sizes.budget_seconds
+        )  # type: ignore[misc]
         moved = dtype.itemsize * (rows * inner + inner * columns + rows * columns)
         yield 2.0 * rows * inner * columns, float(moved), seconds
 
 
-def measure_grouped_matmul_rate(sizes: BenchmarkSizes, number: Number, device: torch.device) -> float:
-    """Return FLOP/s of the grouped matmuls of many experts, forward and backward, as the model runs them."""
+def measure_grouped_matmul_rate(
+    sizes: BenchmarkSizes, number: Number, device: torch.device
+) -> float:
+    """Return FLOP/s of the grouped matmuls of many experts, forward and backward, as the model
+    runs them.
+    """
     experts, rows, inner, columns = sizes.grouped_matmul_shapes
     x_MD = _sample_tensor((experts * rows, inner), DTYPES[number], device).requires_grad_()
     weight_EDF = _sample_tensor((experts, inner, columns), DTYPES[number], device).requires_grad_()
@@ -147,7 +178,9 @@ def measure_grouped_matmul_rate(sizes: BenchmarkSizes, number: Number, device: t
     def forward() -> Tensor:
         if number == "bf16":
             return F.grouped_mm(x_MD, weight_EDF, offs=offsets_E)
-        return torch.cat([part @ weight for part, weight in zip(x_MD.split(rows), weight_EDF, strict=True)])
+        return torch.cat(
+            [part @ weight for part, weight in zip(x_MD.split(rows), weight_EDF, strict=True)]
+        )
 
     def compute_gradients() -> object:
         return torch.autograd.grad(forward(), (x_MD, weight_EDF), gradient_MF)
@@ -163,8 +196,12 @@ def measure_grouped_matmul_rate(sizes: BenchmarkSizes, number: Number, device: t
     )
 
 
-def measure_attention_rates(sizes: BenchmarkSizes, number: Number, device: torch.device) -> tuple[float, float]:
-    """Return FLOP/s of causal attention, forward and backward, counting only visible query-key pairs."""
+def measure_attention_rates(
+    sizes: BenchmarkSizes, number: Number, device: torch.device
+) -> tuple[float, float]:
+    """Return FLOP/s of causal attention, forward and backward, counting only visible query-key
+    pairs.
+    """
     sequences, heads, positions, channels = sizes.attention
     shape = (sequences, heads, positions, channels)
     q, k, v = (_sample_tensor(shape, DTYPES[number], device).requires_grad_() for _ in range(3))
@@ -179,7 +216,9 @@ def measure_attention_rates(sizes: BenchmarkSizes, number: Number, device: torch
 
     alone = measure_median_seconds(forward, device, sizes.budget_seconds)
     # A difference of two times: noise must not bring it near zero.
-    backward = max(measure_median_seconds(compute_gradients, device, sizes.budget_seconds) - alone, alone / 2)
+    backward = max(
+        measure_median_seconds(compute_gradients, device, sizes.budget_seconds) - alone, alone / 2
+    )
     # Backward has five products where forward has two.
     return operations / alone, 2.5 * operations / backward
 
@@ -194,14 +233,22 @@ def measure_bandwidths(sizes: BenchmarkSizes, device: torch.device) -> tuple[flo
 
 
 def measure_host_bandwidth(sizes: BenchmarkSizes, device: torch.device) -> float:
-    """Return bytes per second from pinned host memory to the device; on a CPU, of a copy in memory."""
+    """Return bytes per second from pinned host memory to the device; on a CPU, of a copy in
+    memory.
+    """
     held = torch.zeros(sizes.memory_elements, pin_memory=device.type == "cuda")
     there = torch.empty(sizes.memory_elements, device=device)
-    return 4.0 * sizes.memory_elements / measure_median_seconds(lambda: there.copy_(held), device, sizes.budget_seconds)
+    return (
+        4.0
+        * sizes.memory_elements
+        / measure_median_seconds(lambda: there.copy_(held), device, sizes.budget_seconds)
+    )
 
 
 def measure_launch_seconds(device: torch.device) -> tuple[float, float]:
-    """Return seconds between two tiny kernels on the device, and the host's seconds to launch one."""
+    """Return seconds between two tiny kernels on the device, and the host's seconds to launch
+    one.
+    """
     x = torch.zeros(16, device=device)
     host = measure_host_launch_seconds(lambda: x.add_(1), device)
     if device.type != "cuda":
@@ -216,11 +263,15 @@ def measure_launch_seconds(device: torch.device) -> tuple[float, float]:
 
 
 def _sample_tensor(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Normal numbers: products of zeros draw less power and so run faster than a training step's."""
+    """Normal numbers: products of zeros draw less power and so run faster than a training
+    step's.
+    """
     return torch.randn(shape, dtype=torch.float32, device=device).to(dtype)
 
 
-def measure_link_seconds(sizes_bytes: Sequence[int], device: torch.device) -> list[tuple[float, float, float]]:
+def measure_link_seconds(
+    sizes_bytes: Sequence[int], device: torch.device
+) -> list[tuple[float, float, float]]:
     """Measure an all-gather, an all-reduce and an all-to-all at each size. Collective.
 
     Args:
@@ -228,8 +279,8 @@ def measure_link_seconds(sizes_bytes: Sequence[int], device: torch.device) -> li
         device: Device of the tensors, which chooses NCCL or gloo.
 
     Returns:
-        (bytes that a rank sends, hops of its ring or exchange, seconds of the slowest rank) for each collective and
-        size.
+        (bytes that a rank sends, hops of its ring or exchange, seconds of the slowest rank) for
+        each collective and size.
     """
     ranks, found = dist.get_world_size(), []
     for size in sizes_bytes:
@@ -248,17 +299,27 @@ def measure_link_seconds(sizes_bytes: Sequence[int], device: torch.device) -> li
 
 
 def fit_interconnect(measured: Sequence[tuple[float, float, float]]) -> Interconnect:
-    """Return the bandwidth of the largest transfers, and the latency that remains of the smallest."""
+    """Return the bandwidth of the largest transfers, and the latency that remains of the
+    smallest.
+    """
     largest = max(sent for sent, _, _ in measured)
     bandwidth = median(sent / seconds for sent, _, seconds in measured if sent >= largest / 2)
     smallest = min(sent for sent, _, _ in measured)
-    rest = [max(0.0, seconds - sent / bandwidth) / hops for sent, hops, seconds in measured if sent <= 2 * smallest]
+    rest = [
+        max(0.0, seconds - sent / bandwidth) / hops
+        for sent, hops, seconds in measured
+        if sent <= 2 * smallest
+    ]
     return Interconnect(bandwidth=bandwidth, latency_seconds=median(rest))
 
 
 def _measure_slowest_rank(work: Callable[[], object], device: torch.device) -> float:
-    """Return the seconds of the slowest rank. Collective: repeats are fixed, or ranks would wait forever."""
+    """Return the seconds of the slowest rank. Collective: repeats are fixed, or ranks would wait
+    forever.
+    """
     dist.barrier()
-    seconds = torch.tensor([measure_median_seconds(work, device, budget_seconds=0.0)], device=device)
+    seconds = torch.tensor(
+        [measure_median_seconds(work, device, budget_seconds=0.0)], device=device
+    )
     dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
     return float(seconds)

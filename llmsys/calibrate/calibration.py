@@ -1,8 +1,8 @@
 """Turn measurements into a device profile: `llmsys calibrate` on one process or several.
 
 Invariants:
-- Every number is measured here or given by the user: the power limit, and with `base` the peak, memory and interconnect
-  of an existing profile of the same device.
+- Every number is measured here or given by the user: the power limit, and with `base` the peak,
+  memory and interconnect of an existing profile of the same device.
 - Other fields stay empty, and the estimate rejects by name what would need them.
 """
 
@@ -39,7 +39,11 @@ HERE = "measured here by llmsys calibrate"
 
 
 def calibrate_device(
-    sizes: BenchmarkSizes, device: torch.device, *, watts: float | None = None, base: DeviceProfile | None = None
+    sizes: BenchmarkSizes,
+    device: torch.device,
+    *,
+    watts: float | None = None,
+    base: DeviceProfile | None = None,
 ) -> DeviceProfile:
     """Measure this process's device, and the links between processes where there are several."""
     with Progress("calibrate", len(sizes.dtypes) + 5, "measurement") as progress:
@@ -62,12 +66,14 @@ def build_device_profile(
     if base is not None:
         bandwidth = base.memory_bandwidth
     rates = {
-        number: _compute_rates(rows, bandwidth, measured.launch_seconds) for number, rows in measured.matmuls.items()
+        number: _compute_rates(rows, bandwidth, measured.launch_seconds)
+        for number, rows in measured.matmuls.items()
     }
     main: Number = "bf16" if "bf16" in rates else "fp32"
     best = max(operations / seconds for operations, _, seconds in measured.matmuls[main])
     products = _compute_share(median(rates[main]), best)
-    # One efficiency serves all number types: their peaks are such that it gives the rate that was seen.
+    # One efficiency serves all number types: their peaks are such that it gives the rate that was
+    # seen.
     peaks = {number: median(found) / products for number, found in rates.items()} | {main: best}
     if base is not None:
         peaks |= base.peak_flops
@@ -89,7 +95,9 @@ def build_device_profile(
             grouped=_compute_share(measured.grouped_rate, peaks[main]),
             attention=_compute_share(measured.attention_rate, peaks[main]),
             attention_backward=_compute_share(measured.attention_backward_rate, peaks[main]),
-            memory=_compute_share(elementwise if base else measured.elementwise_bandwidth, bandwidth),
+            memory=_compute_share(
+                elementwise if base else measured.elementwise_bandwidth, bandwidth
+            ),
             links=1.0 if link or base is None else base.efficiency.links,
             launch_seconds=measured.launch_seconds,
             host_seconds=measured.host_seconds,
@@ -98,7 +106,9 @@ def build_device_profile(
     )
 
 
-def _measure_kernels(sizes: BenchmarkSizes, device: torch.device, progress: Progress) -> KernelMeasurements:
+def _measure_kernels(
+    sizes: BenchmarkSizes, device: torch.device, progress: Progress
+) -> KernelMeasurements:
     products: dict[Number, list[tuple[float, float, float]]] = {}
     for number in sizes.dtypes:
         products[number] = list(measure_matmuls(sizes, number, device))
@@ -113,16 +123,21 @@ def _measure_kernels(sizes: BenchmarkSizes, device: torch.device, progress: Prog
     progress.advance(done="memory")
     launch, host = measure_launch_seconds(device)
     progress.advance(done="starts")
-    return KernelMeasurements(products, grouped, forward, backward, copied, summed, host_bytes, launch, host)
+    return KernelMeasurements(
+        products, grouped, forward, backward, copied, summed, host_bytes, launch, host
+    )
 
 
-def _compute_rates(rows: list[tuple[float, float, float]], bandwidth: float, launch: float) -> list[float]:
+def _compute_rates(
+    rows: list[tuple[float, float, float]], bandwidth: float, launch: float
+) -> list[float]:
     """Return FLOP/s of each matmul, after subtracting the time of its launch and of its bytes.
 
     At most three tenths are subtracted, because bytes that stay in caches never go through memory.
     """
     return [
-        operations / max(seconds - moved / bandwidth - launch, 0.7 * seconds) for operations, moved, seconds in rows
+        operations / max(seconds - moved / bandwidth - launch, 0.7 * seconds)
+        for operations, moved, seconds in rows
     ]
 
 
@@ -159,7 +174,12 @@ def read_power_limit(device: torch.device) -> float | None:
     tool = shutil.which("nvidia-smi")
     if device.type != "cuda" or tool is None:
         return None
-    asked = [tool, f"--id={device.index or 0}", "--query-gpu=power.limit", "--format=csv,noheader,nounits"]
+    asked = [
+        tool,
+        f"--id={device.index or 0}",
+        "--query-gpu=power.limit",
+        "--format=csv,noheader,nounits",
+    ]
     said = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
     return float(said) if said.replace(".", "", 1).isdigit() else None
 
@@ -175,7 +195,10 @@ def _iter_sources(
 
 
 def measure_machine(
-    *, sizes: BenchmarkSizes | None = None, watts: float | None = None, base: DeviceProfile | None = None
+    *,
+    sizes: BenchmarkSizes | None = None,
+    watts: float | None = None,
+    base: DeviceProfile | None = None,
 ) -> DeviceProfile | None:
     """Measure this machine. Collective where the environment names a process group, which it joins.
 
@@ -193,7 +216,9 @@ def measure_machine(
         bind_rendezvous()
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     try:
-        found = calibrate_device(sizes or (LARGE if device.type == "cuda" else SMALL), device, watts=watts, base=base)
+        found = calibrate_device(
+            sizes or (LARGE if device.type == "cuda" else SMALL), device, watts=watts, base=base
+        )
         return found if not dist.is_initialized() or dist.get_rank() == 0 else None
     finally:
         if several:

@@ -1,10 +1,12 @@
 """Configuration of attention (`model.attention`): multi-head and multi-head latent attention.
 
-Head counts and widths are fields of ModelConfig under Hugging Face's names. A kind has the fields in which families
-differ. It lists its parameters, the shape of its scores and its saved tensors: llmsys/estimate has no code per kind.
+Head counts and widths are fields of ModelConfig under Hugging Face's names. A kind has the fields
+in which families differ. It lists its parameters, the shape of its scores and its saved tensors:
+llmsys/estimate has no code per kind.
 
-To add a kind: a class here or in long_attention.py, which has the union `AttentionConfig`, its module in llmsys/model,
-its dispatch in llmsys/model/transformer_block.py, and a row in tests/helpers/model_sections.py.
+To add a kind: a class here or in long_attention.py, which has the union `AttentionConfig`, its
+module in llmsys/model, its dispatch in llmsys/model/transformer_block.py, and a row in
+tests/helpers/model_sections.py.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,7 +28,9 @@ from llmsys.config.section import Section, Violation
 
 
 class FoldedRow(NamedTuple):
-    """The calls of the kernel that a row becomes: `blocks` of `queries`, each with as many keys and `earlier` more."""
+    """The calls of the kernel that a row becomes: `blocks` of `queries`, each with as many keys
+    and `earlier` more.
+    """
 
     blocks: int
     queries: int
@@ -34,9 +38,12 @@ class FoldedRow(NamedTuple):
 
 
 class BaseAttentionConfig(Section):
-    """Base of the kinds of attention. By default every pair that the mask of the stack shows is computed."""
+    """Base of the kinds of attention. By default every pair that the mask of the stack shows is
+    computed.
+    """
 
-    # llmsys/parallel shards the module over the tensor and context axes; otherwise both axes must be 1.
+    # llmsys/parallel shards the module over the tensor and context axes; otherwise both axes must
+    # be 1.
     can_shard_sequences: ClassVar[bool] = False
     # The module reads documents and padding itself: the stack builds no mask for it.
     has_own_mask: ClassVar[bool] = False
@@ -52,11 +59,17 @@ class BaseAttentionConfig(Section):
     def list_score_blocks(
         self, layer: int, scores: ScoreShape, shape: ActivationShape
     ) -> list[tuple[ScoreShape, ActivationShape, bool]]:
-        """Return the calls of the kernel in layer `layer` where they are several: their shapes, and if with a table."""
+        """Return the calls of the kernel in layer `layer` where they are several: their shapes,
+        and if with a table.
+        """
         return []
 
-    def count_products(self, model: ModelShape, layer: int, length: int, documents: Sequence[int] | None) -> int | None:
-        """Return the multiplications of scores and weighted sums of a row; None where the visible pairs decide."""
+    def count_products(
+        self, model: ModelShape, layer: int, length: int, documents: Sequence[int] | None
+    ) -> int | None:
+        """Return the multiplications of scores and weighted sums of a row; None where the
+        visible pairs decide.
+        """
         return None
 
     def fold_row(self, length: int) -> FoldedRow:
@@ -68,7 +81,8 @@ class BaseAttentionConfig(Section):
 
         Args:
             length: positions of the row.
-            documents: lengths of its documents, to count visible pairs; None: all that are computed.
+            documents: lengths of its documents, to count visible pairs; None: all that are
+                computed.
         """
         return None
 
@@ -80,21 +94,31 @@ class BaseAttentionConfig(Section):
 
 
 class MultiHeadAttentionConfig(BaseAttentionConfig):
-    """Multi-head attention (Vaswani et al. 2017); GQA or MQA where num_key_value_heads is below num_attention_heads."""
+    """Multi-head attention (Vaswani et al. 2017); GQA or MQA where num_key_value_heads is below
+    num_attention_heads.
+    """
 
     kind: Literal["multi_head"] = "multi_head"
     can_shard_sequences: ClassVar[bool] = True
     qkv_bias: bool = Field(False, description="Add a bias to the query, key and value projections.")
     output_bias: bool = Field(False, description="Add a bias to the output projection.")
     qk_norm: Literal["none", "head", "full"] = Field(
-        "none", description="Normalize queries and keys: per head (Qwen3), or over all heads (OLMo 2)."
+        "none",
+        description="Normalize queries and keys: per head (Qwen3), or over all heads (OLMo 2).",
     )
-    scale: float | None = Field(None, gt=0, description="Scale of the scores. null: 1 / sqrt(head_dim). T5: 1.")
+    scale: float | None = Field(
+        None, gt=0, description="Scale of the scores. null: 1 / sqrt(head_dim). T5: 1."
+    )
     logit_softcap: float | None = Field(
         None, gt=0, description="Soft cap: replace each score by cap · tanh(score / cap) (Gemma 2)."
     )
-    sinks: bool = Field(False, description="Add one learned sink logit per head to the softmax denominator (gpt-oss).")
-    clip: float | None = Field(None, gt=0, description="Clamp queries, keys and values to ±clip (DBRX, OLMoE).")
+    sinks: bool = Field(
+        False,
+        description="Add one learned sink logit per head to the softmax denominator (gpt-oss).",
+    )
+    clip: float | None = Field(
+        None, gt=0, description="Clamp queries, keys and values to ±clip (DBRX, OLMoE)."
+    )
 
     @property
     def cross_attention(self) -> "MultiHeadAttentionConfig":
@@ -115,19 +139,30 @@ class MultiHeadAttentionConfig(BaseAttentionConfig):
         Args:
             model: widths of the model.
             name: prefix of the parameter names, such as `attention` or `cross_attention`.
-            keys_input: input of the key and value projections, which is the source in cross-attention.
+            keys_input: input of the key and value projections, which is the source in
+                cross-attention.
         """
         hidden, bias = model.hidden_size, self.qkv_bias
         queries = model.num_attention_heads * model.head_dim
         keys = model.num_key_value_heads * model.head_dim
         yield from iter_linear_parameters(f"{name}.q_proj", queries, hidden, bias, "attention")
-        yield from iter_linear_parameters(f"{name}.k_proj", keys, hidden, bias, "attention", keys_input)
-        yield from iter_linear_parameters(f"{name}.v_proj", keys, hidden, bias, "attention", keys_input)
-        yield from iter_linear_parameters(f"{name}.o_proj", hidden, queries, self.output_bias, "attention")
+        yield from iter_linear_parameters(
+            f"{name}.k_proj", keys, hidden, bias, "attention", keys_input
+        )
+        yield from iter_linear_parameters(
+            f"{name}.v_proj", keys, hidden, bias, "attention", keys_input
+        )
+        yield from iter_linear_parameters(
+            f"{name}.o_proj", hidden, queries, self.output_bias, "attention"
+        )
         if self.qk_norm != "none":
             is_full = self.qk_norm == "full"
-            yield from model.norm.iter_parameters(f"{name}.q_norm", queries if is_full else model.head_dim)
-            yield from model.norm.iter_parameters(f"{name}.k_norm", keys if is_full else model.head_dim)
+            yield from model.norm.iter_parameters(
+                f"{name}.q_norm", queries if is_full else model.head_dim
+            )
+            yield from model.norm.iter_parameters(
+                f"{name}.k_norm", keys if is_full else model.head_dim
+            )
 
     def build_score_shape(self, model: ModelShape, keys: int, *, is_causal: bool) -> ScoreShape:
         """Return the shape of scores against `keys` keys."""
@@ -166,27 +201,40 @@ class MultiHeadAttentionConfig(BaseAttentionConfig):
             scores: shape that `build_score_shape` returned.
             shape: the micro-batch of one rank.
             is_rotated: RoPE is applied to queries and keys.
-            are_queries_saved: the kernel saves its query input; otherwise it saves a copy of its own.
+            are_queries_saved: the kernel saves its query input; otherwise it saves a copy of its
+                own.
             are_keys_saved: the same for keys and values.
         """
         is_normed, share = self.qk_norm != "none", scores.keys / shape.length
         queries = shape.compute_sharded_bytes(scores.heads * scores.key_channels)
-        keys = int(shape.compute_sharded_bytes(scores.key_value_heads * scores.key_channels) * share)
+        keys = int(
+            shape.compute_sharded_bytes(scores.key_value_heads * scores.key_channels) * share
+        )
         inputs = (
             ("queries", queries, scores.heads, are_queries_saved),
             ("keys", keys, scores.key_value_heads, are_keys_saved),
         )
         for name, size, _, is_saved in inputs:
-            yield SavedTensor(name, size, "product", is_saved=is_normed or (is_saved and not is_rotated))
+            yield SavedTensor(
+                name, size, "product", is_saved=is_normed or (is_saved and not is_rotated)
+            )
         yield SavedTensor("values", keys, "product", is_saved=are_keys_saved)
         for name, size, heads, is_saved in inputs:
             if is_normed:
-                yield from self._iter_norm_tensors(model, name, size, heads, shape, is_saved and not is_rotated)
+                yield from self._iter_norm_tensors(
+                    model, name, size, heads, shape, is_saved and not is_rotated
+                )
             if is_rotated:
                 yield SavedTensor(f"rotated {name}", size, "pointwise", is_saved=is_saved)
 
     def _iter_norm_tensors(
-        self, model: ModelShape, name: str, size: int, heads: int, shape: ActivationShape, is_saved: bool
+        self,
+        model: ModelShape,
+        name: str,
+        size: int,
+        heads: int,
+        shape: ActivationShape,
+        is_saved: bool,
     ) -> Iterator[SavedTensor]:
         """Yield the saved tensors of a QK norm over `size` bytes of queries or keys."""
         channels = model.head_dim if self.qk_norm == "head" else model.head_dim * heads
@@ -199,23 +247,34 @@ class MultiHeadAttentionConfig(BaseAttentionConfig):
 
 
 class LatentAttentionConfig(BaseAttentionConfig):
-    """Multi-head latent attention: keys and values are projected up from one cached latent (MLA; DeepSeek-V2, 2.1)."""
+    """Multi-head latent attention: keys and values are projected up from one cached latent (MLA;
+    DeepSeek-V2, 2.1).
+    """
 
     kind: Literal["latent"] = "latent"
     can_shard_sequences: ClassVar[bool] = True
-    q_lora_rank: int | None = Field(None, ge=1, description="Rank of the query latent. null: one full-rank projection.")
+    q_lora_rank: int | None = Field(
+        None, ge=1, description="Rank of the query latent. null: one full-rank projection."
+    )
     kv_lora_rank: int = Field(512, ge=1, description="Rank of the key-value latent.")
-    qk_nope_head_dim: int = Field(128, ge=1, description="Channels of a query or key head without rotary embedding.")
+    qk_nope_head_dim: int = Field(
+        128, ge=1, description="Channels of a query or key head without rotary embedding."
+    )
     qk_rope_head_dim: int = Field(
-        64, ge=2, description="Channels with rotary embedding; all heads share this part of the key."
+        64,
+        ge=2,
+        description="Channels with rotary embedding; all heads share this part of the key.",
     )
     v_head_dim: int = Field(128, ge=1, description="Channels of a value head.")
     bias: bool = Field(
-        False, description="Add a bias to the projections into the latents and to the output projection."
+        False,
+        description="Add a bias to the projections into the latents and to the output projection.",
     )
     norm_eps: float = Field(1e-6, gt=0, description="Epsilon of the norms on the latents.")
     scale: float | None = Field(
-        None, gt=0, description="Scale of the scores. null: 1 / sqrt(qk_nope_head_dim + qk_rope_head_dim)."
+        None,
+        gt=0,
+        description="Scale of the scores. null: 1 / sqrt(qk_nope_head_dim + qk_rope_head_dim).",
     )
 
     @property
@@ -225,22 +284,34 @@ class LatentAttentionConfig(BaseAttentionConfig):
         return MultiHeadAttentionConfig()
 
     def iter_parameters(self, model: ModelShape) -> Iterator[ParameterTensor]:
-        """Yield the down-projections, the norms of the latents and the up-projections (DeepSeek-V2, 2.1)."""
+        """Yield the down-projections, the norms of the latents and the up-projections
+        (DeepSeek-V2, 2.1).
+        """
         heads, hidden, rank = model.num_attention_heads, model.hidden_size, self.kv_lora_rank
         queries = heads * (self.qk_nope_head_dim + self.qk_rope_head_dim)
         if self.q_lora_rank is None:
-            yield from iter_linear_parameters("attention.q_proj", queries, hidden, False, "attention")
+            yield from iter_linear_parameters(
+                "attention.q_proj", queries, hidden, False, "attention"
+            )
         else:
-            yield from iter_linear_parameters("attention.q_a_proj", self.q_lora_rank, hidden, self.bias, "attention")
+            yield from iter_linear_parameters(
+                "attention.q_a_proj", self.q_lora_rank, hidden, self.bias, "attention"
+            )
             yield ParameterTensor("attention.q_a_norm.weight", (self.q_lora_rank,), "norms")
-            yield from iter_linear_parameters("attention.q_b_proj", queries, self.q_lora_rank, False, "attention")
+            yield from iter_linear_parameters(
+                "attention.q_b_proj", queries, self.q_lora_rank, False, "attention"
+            )
         down = rank + self.qk_rope_head_dim
-        yield from iter_linear_parameters("attention.kv_a_proj", down, hidden, self.bias, "attention")
+        yield from iter_linear_parameters(
+            "attention.kv_a_proj", down, hidden, self.bias, "attention"
+        )
         yield ParameterTensor("attention.kv_a_norm.weight", (rank,), "norms")
         up = heads * (self.qk_nope_head_dim + self.v_head_dim)
         yield from iter_linear_parameters("attention.kv_b_proj", up, rank, False, "attention")
         values = heads * self.v_head_dim
-        yield from iter_linear_parameters("attention.o_proj", hidden, values, self.bias, "attention")
+        yield from iter_linear_parameters(
+            "attention.o_proj", hidden, values, self.bias, "attention"
+        )
 
     def build_score_shape(self, model: ModelShape, keys: int, *, is_causal: bool) -> ScoreShape:
         """Return the shape of scores against `keys` keys."""
@@ -262,25 +333,35 @@ class LatentAttentionConfig(BaseAttentionConfig):
         are_queries_saved: bool,
         are_keys_saved: bool,
     ) -> Iterator[SavedTensor]:
-        """Yield the latents, their norms, the full queries and keys, and the joint product of keys and values.
+        """Yield the latents, their norms, the full queries and keys, and the joint product of keys
+        and values.
 
-        The arguments are those of MultiHeadAttentionConfig. Rotation writes into the full queries and keys.
+        The arguments are those of MultiHeadAttentionConfig. Rotation writes into the full queries
+        and keys.
         """
         if self.q_lora_rank is not None:
-            yield SavedTensor("query latent", shape.compute_residual_bytes(self.q_lora_rank), "product")
+            yield SavedTensor(
+                "query latent", shape.compute_residual_bytes(self.q_lora_rank), "product"
+            )
             yield from self._iter_norm_tensors("query latent", self.q_lora_rank, shape)
         queries = shape.compute_sharded_bytes(scores.heads * scores.key_channels)
         yield SavedTensor("query parts", queries, "product", is_saved=False)
         latent = shape.compute_residual_bytes(self.kv_lora_rank + self.qk_rope_head_dim)
         yield SavedTensor("key-value latent", latent, "product")
         yield from self._iter_norm_tensors("key-value latent", self.kv_lora_rank, shape)
-        keys_values = shape.compute_sharded_bytes(scores.heads * (self.qk_nope_head_dim + self.v_head_dim))
+        keys_values = shape.compute_sharded_bytes(
+            scores.heads * (self.qk_nope_head_dim + self.v_head_dim)
+        )
         yield SavedTensor("keys and values", keys_values, "product", is_saved=are_keys_saved)
         yield SavedTensor("whole queries", queries, "pointwise", is_saved=are_queries_saved)
         yield SavedTensor("whole keys", queries, "pointwise", is_saved=are_keys_saved)
 
-    def _iter_norm_tensors(self, name: str, channels: int, shape: ActivationShape) -> Iterator[SavedTensor]:
-        yield SavedTensor(f"statistics of the {name}", shape.compute_residual_bytes(1, FP32_BYTES), "pointwise")
+    def _iter_norm_tensors(
+        self, name: str, channels: int, shape: ActivationShape
+    ) -> Iterator[SavedTensor]:
+        yield SavedTensor(
+            f"statistics of the {name}", shape.compute_residual_bytes(1, FP32_BYTES), "pointwise"
+        )
         # In float32 a CPU runs several ops; latents have RMS norms whatever model.norm is.
         if shape.is_on_cpu and shape.value_bytes == FP32_BYTES:
             yield SavedTensor(f"unscaled {name}", shape.compute_residual_bytes(channels), "fused")

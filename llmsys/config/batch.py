@@ -1,11 +1,12 @@
 """Configuration of the global batch (`batch:`).
 
-Batch sizes are counted over all ranks, in tokens or in sequences. Documents are packed into windows of one length, so
-the tokens of a step are exact. Pairs and texts are bucketed by length, so the tokens of a step are approximate; they
-are target tokens where there is a target.
+Batch sizes are counted over all ranks, in tokens or in sequences. Documents are packed into windows
+of one length, so the tokens of a step are exact. Pairs and texts are bucketed by length, so the
+tokens of a step are approximate; they are target tokens where there is a target.
 
 Invariants:
-- The size of step n and the sequences before it are functions of the config alone (see batch_ramp.py).
+- The size of step n and the sequences before it are functions of the config alone (see
+  batch_ramp.py).
 - The number of processes never changes the batch.
 """
 
@@ -29,56 +30,79 @@ DEFAULT_SEQUENCES = 16
 
 
 class LengthStageConfig(Section):
-    """One stage of a sequence-length curriculum (Li 2021, arXiv:2108.06084): sequences of this length up to a token."""
+    """One stage of a sequence-length curriculum (Li 2021, arXiv:2108.06084): sequences of this
+    length up to a token.
+    """
 
-    until_tokens: int = Field(ge=1, description="Training tokens at which the stage ends, at the next whole step.")
-    sequence_length: int = Field(ge=1, description="Tokens of a sequence; divides batch.sequence_length.")
+    until_tokens: int = Field(
+        ge=1, description="Training tokens at which the stage ends, at the next whole step."
+    )
+    sequence_length: int = Field(
+        ge=1, description="Tokens of a sequence; divides batch.sequence_length."
+    )
 
 
 class BatchConfig(Section):
-    """The global batch of one optimizer step, given by `sequences` or `tokens`; the default is 16 sequences.
+    """The global batch of one optimizer step, given by `sequences` or `tokens`; the default is 16
+    sequences.
 
     For pairs and texts, `sequence_length` is the length of the longest source or text.
     """
 
     sequence_length: int = Field(512, ge=1, description="Length of one packed sequence, in tokens.")
     target_sequence_length: int | None = Field(
-        None, ge=1, description="Maximum target length of an encoder-decoder, in tokens. null: sequence_length."
+        None,
+        ge=1,
+        description="Maximum target length of an encoder-decoder, in tokens. null: "
+        "sequence_length.",
     )
-    sequences: int | None = Field(None, ge=1, le=10**12, description="Sequences in one optimizer step, over all ranks.")
-    tokens: int | None = Field(None, ge=1, le=10**15, description="Tokens in one optimizer step, over all ranks.")
-    ramp: RampConfig | None = Field(None, description="Batch size warmup. null: full size from the first step.")
+    sequences: int | None = Field(
+        None, ge=1, le=10**12, description="Sequences in one optimizer step, over all ranks."
+    )
+    tokens: int | None = Field(
+        None, ge=1, le=10**15, description="Tokens in one optimizer step, over all ranks."
+    )
+    ramp: RampConfig | None = Field(
+        None, description="Batch size warmup. null: full size from the first step."
+    )
     micro_sequences: Annotated[int, Field(ge=0)] | Literal["auto"] = Field(
         0,
-        description="Sequences in one forward pass of one rank. 0: the rank's share of the step. auto: the largest "
-        "number whose estimated peak memory fits.",
+        description="Sequences in one forward pass of one rank. 0: the rank's share of the step. "
+        "auto: the largest number whose estimated peak memory fits.",
     )
     assignment: Literal["sequential", "balanced"] = Field(
         "sequential",
-        description="Assignment of sequences to ranks and micro-batches. sequential: in order. balanced: equalize "
-        "the attention cost (sum of squared document lengths).",
+        description="Assignment of sequences to ranks and micro-batches. sequential: in order. "
+        "balanced: equalize the attention cost (sum of squared document lengths).",
     )
     num_length_buckets: int = Field(
-        1, ge=1, description="Length buckets in one step of pairs or texts; each is one forward pass of a rank."
+        1,
+        ge=1,
+        description="Length buckets in one step of pairs or texts; each is one forward pass of a "
+        "rank.",
     )
     attention_scope: Literal["document", "window"] = Field(
-        "document", description="Attend to earlier tokens of the same document only, or of the whole packed sequence."
+        "document",
+        description="Attend to earlier tokens of the same document only, or of the whole packed "
+        "sequence.",
     )
 
     packing: Literal["concatenate", "best_fit", "first_fit"] = Field(
         "concatenate",
-        description="Packing of documents into sequences. concatenate: in order, cut at the end of a sequence. "
-        "best_fit, first_fit: whole documents where they fit, and padding; longer ones are cut.",
+        description="Packing of documents into sequences. concatenate: in order, cut at the end "
+        "of a sequence. best_fit, first_fit: whole documents where they fit, and padding; "
+        "longer ones are cut.",
     )
     window_order: Literal["shuffled", "consecutive"] = Field(
         "shuffled",
-        description="Order of the windows of an epoch. consecutive: each row of the batch reads on from step to step, "
-        "so the pieces of a document longer than a window come in its order.",
+        description="Order of the windows of an epoch. consecutive: each row of the batch reads "
+        "on from step to step, so the pieces of a document longer than a window come in its "
+        "order.",
     )
     length_stages: tuple[LengthStageConfig, ...] = Field(
         (),
-        description="Shorter sequences at the beginning of a run: a window is divided into sequences of the stage's "
-        "length, and the tokens of a step stay the same.",
+        description="Shorter sequences at the beginning of a run: a window is divided into "
+        "sequences of the stage's length, and the tokens of a step stay the same.",
     )
     fill_in_middle: FillInMiddleConfig | None = Field(
         None, description="Documents whose middle comes last. null: none."
@@ -97,22 +121,30 @@ class BatchConfig(Section):
         if self.sequences * self.counted_sequence_length != self.tokens:
             yield Violation(
                 "tokens",
-                f"{self.tokens} and sequences={self.sequences} of {self.counted_sequence_length} tokens disagree. "
-                f"Set one of them to null, or tokens={self.sequences * self.counted_sequence_length}.",
+                f"{self.tokens} and sequences={self.sequences} of {self.counted_sequence_length} "
+                "tokens disagree. Set one of them to null, or "
+                f"tokens={self.sequences * self.counted_sequence_length}.",
             )
 
     def find_window_violations(self) -> Iterator[Violation]:
         """Yield the violations of a batch of packed windows."""
-        if self.tokens is not None and self.sequences is None and self.tokens % self.sequence_length:
+        if (
+            self.tokens is not None
+            and self.sequences is None
+            and self.tokens % self.sequence_length
+        ):
             legal = format_choices(find_nearest_multiples(self.tokens, self.sequence_length))
             yield Violation(
-                "tokens", f"{self.tokens} is not a multiple of sequence_length={self.sequence_length}. Use {legal}."
+                "tokens",
+                f"{self.tokens} is not a multiple of sequence_length={self.sequence_length}. Use "
+                f"{legal}.",
             )
         if self.assignment == "balanced" and self.attention_scope == "window":
             yield Violation(
                 "assignment",
-                "balanced equalizes the attention cost of documents, but with attention_scope=window all "
-                "sequences cost the same. Use sequential, or attention_scope=document.",
+                "balanced equalizes the attention cost of documents, but with "
+                "attention_scope=window all sequences cost the same. Use sequential, or "
+                "attention_scope=document.",
             )
 
         yield from self._find_stage_violations()
@@ -120,66 +152,99 @@ class BatchConfig(Section):
         if self.fill_in_middle is not None and self.packing == "concatenate":
             yield Violation(
                 "fill_in_middle",
-                "documents are rearranged as a whole, and packing=concatenate cuts them. Use packing=best_fit or "
-                "first_fit, or set it to null.",
+                "documents are rearranged as a whole, and packing=concatenate cuts them. Use "
+                "packing=best_fit or first_fit, or set it to null.",
             )
         if self.packing != "concatenate" and self.attention_scope == "window":
             yield Violation(
                 "packing",
-                f"{self.packing} keeps documents whole, but with attention_scope=window each sees the others of its "
-                "sequence. Use attention_scope=document, or packing=concatenate.",
+                f"{self.packing} keeps documents whole, but with attention_scope=window each sees "
+                "the others of its sequence. Use attention_scope=document, or "
+                "packing=concatenate.",
             )
 
     def _find_stage_violations(self) -> Iterator[Violation]:
         before, shorter = 0, 0
         for number, stage in enumerate(self.length_stages):
             key = f"length_stages.{number}"
-            if stage.sequence_length >= self.sequence_length or self.sequence_length % stage.sequence_length:
+            if (
+                stage.sequence_length >= self.sequence_length
+                or self.sequence_length % stage.sequence_length
+            ):
                 legal = format_choices(
-                    [one for one in list_divisors(self.sequence_length) if one < self.sequence_length]
+                    [
+                        one
+                        for one in list_divisors(self.sequence_length)
+                        if one < self.sequence_length
+                    ]
                 )
-                text = f"{stage.sequence_length} is no part of sequence_length={self.sequence_length}. Use {legal}."
+                text = (
+                    f"{stage.sequence_length} is no part of "
+                    f"sequence_length={self.sequence_length}. Use {legal}."
+                )
                 yield Violation(f"{key}.sequence_length", text)
             elif stage.sequence_length <= shorter or stage.until_tokens <= before:
                 text = (
-                    f"{stage.sequence_length} until {stage.until_tokens} is not longer and later than the stage before."
+                    f"{stage.sequence_length} until {stage.until_tokens} is not longer and later "
+                    "than the stage before."
                 )
                 yield Violation(f"{key}.sequence_length", f"{text} Order the stages by both.")
             before, shorter = stage.until_tokens, stage.sequence_length
         if self.length_stages and self.packing != "concatenate":
-            text = f"packing={self.packing} keeps documents whole in windows, which stages divide. Use concatenate."
+            text = (
+                f"packing={self.packing} keeps documents whole in windows, which stages divide. "
+                "Use concatenate."
+            )
             yield Violation("length_stages", text)
 
     def _find_order_violations(self) -> Iterator[Violation]:
         if self.window_order == "shuffled":
             return
         others = {
-            f"packing={self.packing} takes documents in an order of its own": self.packing != "concatenate",
+            f"packing={self.packing} takes documents in an order of its own": self.packing
+            != "concatenate",
             "length_stages divide a window into sequences of one step": bool(self.length_stages),
             "ramp changes the number of rows": self.ramp is not None,
         }
         for reason in (reason for reason, is_found in others.items() if is_found):
-            yield Violation("window_order", f"consecutive rows are not read on where {reason}. Use shuffled.")
+            yield Violation(
+                "window_order", f"consecutive rows are not read on where {reason}. Use shuffled."
+            )
 
     def find_pair_violations(self) -> Iterator[Violation]:
         """Yield the violations of a batch of pairs or texts, which are bucketed by length."""
         if self.length_stages:
-            yield Violation("length_stages", "pairs and texts have lengths of their own. Leave it empty.")
+            yield Violation(
+                "length_stages", "pairs and texts have lengths of their own. Leave it empty."
+            )
         if self.fill_in_middle is not None:
-            yield Violation("fill_in_middle", "pairs and texts have no documents to rearrange. Set it to null.")
+            yield Violation(
+                "fill_in_middle", "pairs and texts have no documents to rearrange. Set it to null."
+            )
         if self.packing != "concatenate":
-            yield Violation("packing", f"{self.packing} packs documents, not pairs or texts. Use concatenate.")
+            yield Violation(
+                "packing", f"{self.packing} packs documents, not pairs or texts. Use concatenate."
+            )
         if self.window_order != "shuffled":
-            yield Violation("window_order", "consecutive is for documents cut into windows. Use shuffled.")
+            yield Violation(
+                "window_order", "consecutive is for documents cut into windows. Use shuffled."
+            )
         if self.ramp is not None:
-            yield Violation("ramp", "pairs and texts are batched in length buckets, which do not grow. Set it to null.")
+            yield Violation(
+                "ramp",
+                "pairs and texts are batched in length buckets, which do not grow. Set it to null.",
+            )
         if self.assignment != "sequential":
             yield Violation(
                 "assignment",
-                f"{self.assignment} applies to packed sequences; length buckets are balanced already. Use sequential.",
+                f"{self.assignment} applies to packed sequences; length buckets are balanced "
+                "already. Use sequential.",
             )
         if self.micro_sequences == "auto":
-            yield Violation("micro_sequences", "auto applies to packed sequences. Use 0 and set num_length_buckets.")
+            yield Violation(
+                "micro_sequences",
+                "auto applies to packed sequences. Use 0 and set num_length_buckets.",
+            )
 
     def resolve_micro_sequences(self, share: int) -> int:
         """Return the windows of one forward pass of a rank.
@@ -187,8 +252,11 @@ class BatchConfig(Section):
         Args:
             share: windows of the rank in one step.
         """
-        # auto is resolved by the estimate before training; until then it is one forward pass, as 0 is.
-        return share if self.micro_sequences in (0, "auto") else min(int(self.micro_sequences), share)
+        # auto is resolved by the estimate before training; until then it is one forward pass, as 0
+        # is.
+        return (
+            share if self.micro_sequences in (0, "auto") else min(int(self.micro_sequences), share)
+        )
 
     @property
     def counted_sequence_length(self) -> int:
@@ -197,10 +265,16 @@ class BatchConfig(Section):
 
     @property
     def sequences_per_step(self) -> int:
-        """Sequences of one full step, over all ranks; for pairs and texts, the number of longest ones that fit."""
+        """Sequences of one full step, over all ranks; for pairs and texts, the number of longest
+        ones that fit.
+        """
         if self.sequences is not None:
             return self.sequences
-        return DEFAULT_SEQUENCES if self.tokens is None else max(1, self.tokens // self.counted_sequence_length)
+        return (
+            DEFAULT_SEQUENCES
+            if self.tokens is None
+            else max(1, self.tokens // self.counted_sequence_length)
+        )
 
     @property
     def tokens_per_step(self) -> int:
@@ -213,22 +287,38 @@ class BatchConfig(Section):
 
     def count_sequences_before(self, step: int) -> int:
         """Return the index of the first sequence of step `step`; both are counted from 0."""
-        return step * self.sequences_per_step if self.ramp is None else self._ramp_steps.count_sequences_before(step)
+        return (
+            step * self.sequences_per_step
+            if self.ramp is None
+            else self._ramp_steps.count_sequences_before(step)
+        )
 
     def find_step(self, sequence: int) -> int:
         """Return the step that contains sequence `sequence`; both are counted from 0."""
-        return sequence // self.sequences_per_step if self.ramp is None else self._ramp_steps.find_step(sequence)
+        return (
+            sequence // self.sequences_per_step
+            if self.ramp is None
+            else self._ramp_steps.find_step(sequence)
+        )
 
     def get_step_tokens(self, step: int) -> int:
-        """Return the tokens of step `step`, counted from 0, over all ranks; approximate for pairs and texts."""
-        return self.tokens_per_step if self.ramp is None else self._ramp_steps.get_size(step) * self.sequence_length
+        """Return the tokens of step `step`, counted from 0, over all ranks; approximate for
+        pairs and texts.
+        """
+        return (
+            self.tokens_per_step
+            if self.ramp is None
+            else self._ramp_steps.get_size(step) * self.sequence_length
+        )
 
     def get_step_length(self, step: int) -> int:
         """Return the tokens of a sequence in step `step`, counted from 0."""
         if not self.length_stages:
             return self.sequence_length
         tokens = self.count_tokens_before(step)
-        lengths = (stage.sequence_length for stage in self.length_stages if tokens < stage.until_tokens)
+        lengths = (
+            stage.sequence_length for stage in self.length_stages if tokens < stage.until_tokens
+        )
         return next(lengths, self.sequence_length)
 
     def count_tokens_before(self, step: int) -> int:

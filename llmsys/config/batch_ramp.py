@@ -1,8 +1,8 @@
 """Configuration of a batch that grows (`batch.ramp:`), and the sizes of its steps.
 
 Invariants:
-- The size of step n and the sequences before it are functions of the config alone: of a ramp by noise scale, with the
-  doublings that the run has recorded in `doubled_after_steps`.
+- The size of step n and the sequences before it are functions of the config alone: of a ramp by
+  noise scale, with the doublings that the run has recorded in `doubled_after_steps`.
 """
 
 from bisect import bisect_left, bisect_right
@@ -27,18 +27,20 @@ from llmsys.config.section import (
 class BatchRampConfig(Section):
     """`batch.ramp:` — a batch that grows linearly in tokens from `start_tokens` to its full size.
 
-    GPT-3 (Brown et al. 2020, appendix B) grew the batch from 32 thousand tokens to its full size "linearly over the
-    first 4-12 billion tokens of training".
+    GPT-3 (Brown et al. 2020, appendix B) grew the batch from 32 thousand tokens to its full size
+    "linearly over the first 4-12 billion tokens of training".
     """
 
     kind: Literal["linear"] = "linear"
     start_tokens: int = Field(ge=1, description="Tokens in the first step, over all ranks.")
-    ramp_tokens: int = Field(ge=1, description="Training tokens after which the batch has its full size.")
+    ramp_tokens: int = Field(
+        ge=1, description="Training tokens after which the batch has its full size."
+    )
     increment_sequences: int | None = Field(
         None,
         ge=1,
-        description="Every batch size is a multiple of this number of sequences, itself a multiple of data ranks · "
-        "micro_sequences. null: the size of the first step.",
+        description="Every batch size is a multiple of this number of sequences, itself a "
+        "multiple of data ranks · micro_sequences. null: the size of the first step.",
     )
 
     def find_violations(self, length: int, full: int) -> Iterator[Violation]:
@@ -52,20 +54,22 @@ class BatchRampConfig(Section):
         if self.start_tokens % length:
             legal = format_choices(find_nearest_multiples(self.start_tokens, length))
             yield Violation(
-                "ramp.start_tokens", f"{self.start_tokens} is not a multiple of sequence_length={length}. Use {legal}."
+                "ramp.start_tokens",
+                f"{self.start_tokens} is not a multiple of sequence_length={length}. Use {legal}.",
             )
         elif start >= full:
             yield Violation(
                 "ramp.start_tokens",
-                f"{self.start_tokens} is not less than the {full * length} tokens of a full step. Use fewer, "
-                "or set ramp to null.",
+                f"{self.start_tokens} is not less than the {full * length} tokens of a full step. "
+                "Use fewer, or set ramp to null.",
             )
         elif start % self.compute_increment(length) or full % self.compute_increment(length):
             both = sorted(set(list_divisors(start)) & set(list_divisors(full)))
             yield Violation(
                 "ramp.increment_sequences",
-                f"steps of {start} to {full} sequences are not multiples of {self.compute_increment(length)}. "
-                f"Use {find_nearest(self.compute_increment(length), both)}, or other sizes.",
+                f"steps of {start} to {full} sequences are not multiples of "
+                f"{self.compute_increment(length)}. Use "
+                f"{find_nearest(self.compute_increment(length), both)}, or other sizes.",
             )
 
     def compute_increment(self, length: int) -> int:
@@ -73,13 +77,21 @@ class BatchRampConfig(Section):
         return self.increment_sequences or self.start_tokens // length
 
     def build_ramp_steps(self, length: int, full: int) -> "RampSteps":
-        """Return the sizes of all steps, for sequences of `length` tokens and full steps of `full` sequences."""
+        """Return the sizes of all steps, for sequences of `length` tokens and full steps of
+        `full` sequences.
+        """
         return _build_ramp_steps(
-            self.start_tokens // length, full, self.compute_increment(length), self.ramp_tokens, length
+            self.start_tokens // length,
+            full,
+            self.compute_increment(length),
+            self.ramp_tokens,
+            length,
         )
 
     def to_recorded(self, stored: dict[str, Any], every_steps: int) -> dict[str, Any]:
-        """Return the settings that checkpoints record, without the kind, which earlier versions did not have."""
+        """Return the settings that checkpoints record, without the kind, which earlier versions
+        did not have.
+        """
         return {key: value for key, value in stored.items() if key != "kind"}
 
     def list_sizes(self, length: int, full: int) -> tuple[int, ...]:
@@ -88,26 +100,34 @@ class BatchRampConfig(Section):
 
 
 class NoiseRampConfig(Section):
-    """`batch.ramp: {kind: noise_scale}` — a batch that doubles as the measured gradient noise scale grows.
+    """`batch.ramp: {kind: noise_scale}` — a batch that doubles as the measured gradient noise scale
+    grows.
 
-    Batches far below the noise scale cost few additional tokens for the same loss, larger ones save steps only at the
-    price of tokens (McCandlish 2018, arXiv:1812.06162). The noise scale grows during training, and the batch follows.
+    Batches far below the noise scale cost few additional tokens for the same loss, larger ones save
+    steps only at the price of tokens (McCandlish 2018, arXiv:1812.06162). The noise scale grows
+    during training, and the batch follows.
     """
 
     kind: Literal["noise_scale"] = "noise_scale"
-    start_tokens: int = Field(ge=1, description="Tokens in the first step, over all ranks; full size / a power of two.")
+    start_tokens: int = Field(
+        ge=1, description="Tokens in the first step, over all ranks; full size / a power of two."
+    )
     max_share: float = Field(
         1.0,
         gt=0,
-        description="Largest batch, as a share of the noise scale. The batch doubles once twice its size fits.",
+        description="Largest batch, as a share of the noise scale. The batch doubles once twice "
+        "its size fits.",
     )
     min_measurements: int = Field(
-        20, ge=1, description="Measurements of the noise scale before the first doubling, and between two."
+        20,
+        ge=1,
+        description="Measurements of the noise scale before the first doubling, and between two.",
     )
     doubled_after_steps: tuple[int, ...] = Field(
         (),
-        description="Steps after which the batch has doubled. A run decides and records them. Given: the doublings of "
-        "another run, which are repeated without measurements, in every engine.",
+        description="Steps after which the batch has doubled. A run decides and records them. "
+        "Given: the doublings of another run, which are repeated without measurements, in "
+        "every engine.",
     )
 
     def find_violations(self, length: int, full: int) -> Iterator[Violation]:
@@ -119,20 +139,37 @@ class NoiseRampConfig(Section):
         """
         legal = [sequences * length for sequences in _list_halves(full)]
         if self.start_tokens not in legal:
-            remedy = f"Use {format_choices(legal)}" if legal else "Use an even number of sequences, or set ramp to null"
-            text = f"{self.start_tokens} does not become the {full * length} tokens of a full step by doubling"
+            remedy = (
+                f"Use {format_choices(legal)}"
+                if legal
+                else "Use an even number of sequences, or set ramp to null"
+            )
+            text = (
+                f"{self.start_tokens} does not become the {full * length} tokens of a full step "
+                "by doubling"
+            )
             yield Violation("ramp.start_tokens", f"{text}. {remedy}.")
             return
         steps = (0, *self.doubled_after_steps)
         if any(later <= earlier for earlier, later in pairwise(steps)):
-            text = f"{list(self.doubled_after_steps)} are not ascending numbers of steps. Use each step once, in order."
+            text = (
+                f"{list(self.doubled_after_steps)} are not ascending numbers of steps. Use each "
+                "step once, in order."
+            )
             yield Violation("ramp.doubled_after_steps", text)
         elif self.start_tokens << len(self.doubled_after_steps) > full * length:
-            text = f"{len(self.doubled_after_steps)} doublings of {self.start_tokens} exceed the {full * length} tokens"
-            yield Violation("ramp.doubled_after_steps", f"{text} of a full step. Use fewer, or a larger batch.")
+            text = (
+                f"{len(self.doubled_after_steps)} doublings of {self.start_tokens} exceed the "
+                f"{full * length} tokens"
+            )
+            yield Violation(
+                "ramp.doubled_after_steps", f"{text} of a full step. Use fewer, or a larger batch."
+            )
 
     def compute_increment(self, length: int) -> int:
-        """Return the sequences that every size is a multiple of, for sequences of `length` tokens."""
+        """Return the sequences that every size is a multiple of, for sequences of `length`
+        tokens.
+        """
         return self.start_tokens // length
 
     def build_ramp_steps(self, length: int, full: int) -> "RampSteps":
@@ -145,7 +182,9 @@ class NoiseRampConfig(Section):
         return RampSteps(tuple(first_steps), tuple(first_sequences), tuple(sizes))
 
     def to_recorded(self, stored: dict[str, Any], every_steps: int) -> dict[str, Any]:
-        """Return the settings that checkpoints record: doublings that are measured follow from their interval."""
+        """Return the settings that checkpoints record: doublings that are measured follow from
+        their interval.
+        """
         changes = {"every_steps": every_steps, "doubled_after_steps": []} if every_steps else {}
         return stored | changes
 
@@ -166,11 +205,14 @@ def _list_halves(full: int) -> list[int]:
 
 def _get_tag(value: object) -> str:
     """Return the kind of a ramp; linear where none is given, as in configs of earlier versions."""
-    return str(value.get("kind", "linear") if isinstance(value, dict) else getattr(value, "kind", ""))
+    return str(
+        value.get("kind", "linear") if isinstance(value, dict) else getattr(value, "kind", "")
+    )
 
 
 RampConfig = Annotated[
-    Annotated[BatchRampConfig, Tag("linear")] | Annotated[NoiseRampConfig, Tag("noise_scale")], Discriminator(_get_tag)
+    Annotated[BatchRampConfig, Tag("linear")] | Annotated[NoiseRampConfig, Tag("noise_scale")],
+    Discriminator(_get_tag),
 ]
 
 
@@ -200,16 +242,22 @@ class RampSteps:
     def find_step(self, sequence: int) -> int:
         """Return the step that contains sequence `sequence`; both are counted from 0."""
         level = bisect_right(self.first_sequences, sequence) - 1
-        return self.first_steps[level] + (sequence - self.first_sequences[level]) // self.sizes[level]
+        return (
+            self.first_steps[level] + (sequence - self.first_sequences[level]) // self.sizes[level]
+        )
 
     def count_steps_for(self, sequences: int) -> int:
         """Return the smallest number of steps with at least `sequences` sequences."""
         level = max(0, bisect_left(self.first_sequences, sequences) - 1)
-        return self.first_steps[level] + -(-(sequences - self.first_sequences[level]) // self.sizes[level])
+        return self.first_steps[level] + -(
+            -(sequences - self.first_sequences[level]) // self.sizes[level]
+        )
 
 
 @lru_cache(maxsize=64)
-def _build_ramp_steps(start: int, full: int, increment: int, ramp_tokens: int, length: int) -> RampSteps:
+def _build_ramp_steps(
+    start: int, full: int, increment: int, ramp_tokens: int, length: int
+) -> RampSteps:
     """Return the step sizes of a ramp of K increments.
 
     The size of a step is min(full, start + increment · floor(K · tokens before it / ramp_tokens)).
@@ -220,7 +268,11 @@ def _build_ramp_steps(start: int, full: int, increment: int, ramp_tokens: int, l
         size = start + level * increment
         # Tokens until the next level, times K: integers have no rounding.
         remaining = (level + 1) * ramp_tokens - sequence * length * num_increments
-        steps = max(0, -(-remaining // (size * length * num_increments))) if level < num_increments else 1
+        steps = (
+            max(0, -(-remaining // (size * length * num_increments)))
+            if level < num_increments
+            else 1
+        )
         if steps:  # a level that begins and ends within one step has none
             rows.append((step, sequence, size))
         step, sequence = step + steps, sequence + steps * size

@@ -1,6 +1,7 @@
 """Rules of `train.reproducibility: bitwise`: a fixed list of micro-batches and one summation order.
 
-RunConfig checks the rules between sections. `require_ranks` checks the number of ranks when a run starts.
+RunConfig checks the rules between sections. `require_ranks` checks the number of ranks when a run
+starts.
 """
 
 from collections.abc import Iterator
@@ -43,21 +44,25 @@ def find_bitwise_violations(
         if engine.cpu_offload != "none":
             yield Violation(
                 "engine.cpu_offload",
-                f"{engine.cpu_offload} runs the optimizer with other kernels. Use none, {FAST_REMEDY}.",
+                f"{engine.cpu_offload} runs the optimizer with other kernels. Use none, "
+                f"{FAST_REMEDY}.",
             )
         if engine.gradient_accumulation != "sharded":
-            yield _build_summation_violation("engine.gradient_accumulation", engine.gradient_accumulation, "sharded")
+            yield _build_summation_violation(
+                "engine.gradient_accumulation", engine.gradient_accumulation, "sharded"
+            )
     for axis in ("context", "tensor"):
         if (size := getattr(layout, axis)) > 1:
             yield Violation(
                 f"layout.{axis}",
-                f"{size} ranks would each sum a part of one matmul, so the result would depend on their "
-                f"number. Use {axis}=1 with shard, replicate and expert, {FAST_REMEDY}.",
+                f"{size} ranks would each sum a part of one matmul, so the result would depend on "
+                f"their number. Use {axis}=1 with shard, replicate and expert, {FAST_REMEDY}.",
             )
     if not optimizer.is_elementwise:
         yield Violation(
             "optimizer.kind",
-            f"{optimizer.kind} has operations that are not elementwise and exact. Use adamw, {FAST_REMEDY}.",
+            f"{optimizer.kind} has operations that are not elementwise and exact. Use adamw, "
+            f"{FAST_REMEDY}.",
         )
     yield from _find_train_violations(train)
     if windows:
@@ -70,7 +75,10 @@ def _build_summation_violation(key: str, value: str, other: str) -> Violation:
 
 def _find_train_violations(train: TrainConfig) -> Iterator[Violation]:
     if train.precision == "fp16":
-        text = "fp16 adapts the loss scale to earlier overflows, which bitwise mode does not support. Use bf16 or fp32"
+        text = (
+            "fp16 adapts the loss scale to earlier overflows, which bitwise mode does not "
+            "support. Use bf16 or fp32"
+        )
         yield Violation("train.precision", f"{text}, {FAST_REMEDY}.")
     if train.compile == "block":
         text = f"{train.compile} selects kernels by the first shapes that it sees. Use none"
@@ -78,27 +86,33 @@ def _find_train_violations(train: TrainConfig) -> Iterator[Violation]:
     if not train.threads_per_process:
         yield Violation(
             "train.threads_per_process",
-            "0 selects the threads by the number of cores, and sums on CPUs depend on it. Use 1, or the same "
-            "number in every run of this model.",
+            "0 selects the threads by the number of cores, and sums on CPUs depend on it. Use 1, "
+            "or the same number in every run of this model.",
         )
 
 
 def _find_micro_batch_violations(batch: BatchConfig) -> Iterator[Violation]:
-    """Yield a violation unless the micro-batch is a fixed number of windows that divides every step."""
-    legal = [size for size in list_divisors(batch.step_sizes[0]) if all(step % size == 0 for step in batch.step_sizes)]
+    """Yield a violation unless the micro-batch is a fixed number of windows that divides every
+    step.
+    """
+    legal = [
+        size
+        for size in list_divisors(batch.step_sizes[0])
+        if all(step % size == 0 for step in batch.step_sizes)
+    ]
     if batch.micro_sequences in (0, "auto"):
         yield Violation(
             "batch.micro_sequences",
-            f"{batch.micro_sequences} makes the size of a micro-batch, and so its sums, depend on the number "
-            f"of ranks. Use {format_choices(legal)}: a step then has "
-            f"{format_choices([batch.sequences_per_step // size for size in legal])} micro-batches, which the "
-            "number of processes must divide.",
+            f"{batch.micro_sequences} makes the size of a micro-batch, and so its sums, depend on "
+            f"the number of ranks. Use {format_choices(legal)}: a step then has "
+            f"{format_choices([batch.sequences_per_step // size for size in legal])} "
+            "micro-batches, which the number of processes must divide.",
         )
     elif batch.micro_sequences not in legal:
         yield Violation(
             "batch.micro_sequences",
-            f"{batch.micro_sequences} does not divide a step of {format_choices(batch.step_sizes)} sequences. "
-            f"Use {format_choices(legal)}.",
+            f"{batch.micro_sequences} does not divide a step of "
+            f"{format_choices(batch.step_sizes)} sequences. Use {format_choices(legal)}.",
         )
 
 
@@ -128,11 +142,16 @@ def require_ranks(ranks: int, counts: tuple[int, ...]) -> None:
         ConfigError: with the legal numbers of ranks.
     """
     # The reduction is a binary tree: ranks must hold complete subtrees.
-    legal = [n for n in list_divisors(counts[0]) if n & (n - 1) == 0 and all(count % n == 0 for count in counts)]
+    legal = [
+        n
+        for n in list_divisors(counts[0])
+        if n & (n - 1) == 0 and all(count % n == 0 for count in counts)
+    ]
     if ranks not in legal:
         raise ConfigError(
-            f"train.reproducibility=bitwise distributes the {format_choices(counts)} micro-batches of a step "
-            f"over a power of two of processes that divides them, but there are {ranks}. Start "
-            f"{format_choices(legal)}, or choose another batch.micro_sequences (for pairs and texts: "
-            "batch.num_length_buckets), which changes the trajectory."
+            f"train.reproducibility=bitwise distributes the {format_choices(counts)} "
+            "micro-batches of a step over a power of two of processes that divides them, but "
+            f"there are {ranks}. Start {format_choices(legal)}, or choose another "
+            "batch.micro_sequences (for pairs and texts: batch.num_length_buckets), which "
+            "changes the trajectory."
         )

@@ -1,11 +1,12 @@
-"""Sections that say how documents are read and cleaned: reading, extraction, URL filter, Unicode repair, personal data.
+"""Sections that say how documents are read and cleaned: reading, extraction, URL filter, Unicode
+repair, personal data.
 
-Reading: the format of a file (WARC, WET, ARC, jsonl, parquet, Arrow; gzip, zstd, lz4 or plain) is detected from its
-bytes. Keys and endpoints of remote storage come from the environment (AWS_*, FSSPEC_S3_*), because the config is
-written into the dataset and must not contain secrets.
+Reading: the format of a file (WARC, WET, ARC, jsonl, parquet, Arrow; gzip, zstd, lz4 or plain) is
+detected from its bytes. Keys and endpoints of remote storage come from the environment (AWS_*,
+FSSPEC_S3_*), because the config is written into the dataset and must not contain secrets.
 
-URL filters run first, because they need no extraction. Unicode is repaired before the language is identified, and
-personal data is replaced in kept documents only.
+URL filters run first, because they need no extraction. Unicode is repaired before the language is
+identified, and personal data is replaced in kept documents only.
 
 Invariants:
 - Limits count bytes, nodes and attributes, never seconds: the load of a machine changes no result.
@@ -29,12 +30,14 @@ class _BaseExtractorConfig(Section):
     max_page_bytes: int = Field(
         5_242_880,
         ge=1,
-        description="Maximum bytes of HTML; longer pages are skipped and counted. Common Crawl truncates at 5 MiB.",
+        description="Maximum bytes of HTML; longer pages are skipped and counted. Common Crawl "
+        "truncates at 5 MiB.",
     )
     max_nodes: int = Field(
         1_000_000,
         ge=1,
-        description="Maximum nodes (elements, texts and attributes) that the parser may create, about 400 B each.",
+        description="Maximum nodes (elements, texts and attributes) that the parser may create, "
+        "about 400 B each.",
     )
     max_attributes: int = Field(
         1_000, ge=1, description="Maximum attributes of one element; parsing is quadratic in them."
@@ -42,7 +45,9 @@ class _BaseExtractorConfig(Section):
 
 
 class ArticleExtractorConfig(_BaseExtractorConfig):
-    """Main content of news, posts, forums and manuals, with the structure of lists, tables and code."""
+    """Main content of news, posts, forums and manuals, with the structure of lists, tables and
+    code.
+    """
 
     kind: Literal["article"] = "article"
 
@@ -57,12 +62,15 @@ class ResiliparseExtractorConfig(_BaseExtractorConfig):
     max_depth: int = Field(
         1_000,
         ge=1,
-        description="Maximum nesting depth for main-content extraction; deeper pages are extracted as full text.",
+        description="Maximum nesting depth for main-content extraction; deeper pages are "
+        "extracted as full text.",
     )
 
 
 class TrafilaturaExtractorConfig(_BaseExtractorConfig):
-    """Trafilatura (Barbaresi 2021), the extractor of FineWeb: many times slower. Needs the extra `trafilatura`."""
+    """Trafilatura (Barbaresi 2021), the extractor of FineWeb: many times slower. Needs the extra
+    `trafilatura`.
+    """
 
     kind: Literal["trafilatura"] = "trafilatura"
     favor: Literal["precision", "balance", "recall"] = Field(
@@ -71,7 +79,9 @@ class TrafilaturaExtractorConfig(_BaseExtractorConfig):
 
 
 class PythonExtractorConfig(PythonCode, _BaseExtractorConfig):
-    """An extractor of your own: a class that extends `data_pipeline.extract.python_extractor.PythonExtractor`."""
+    """An extractor of your own: a class that extends
+    `llmsys.data_pipeline.extract.python_extractor.PythonExtractor`.
+    """
 
     kind: Literal["python"] = "python"
 
@@ -79,7 +89,10 @@ class PythonExtractorConfig(PythonCode, _BaseExtractorConfig):
 
 
 ExtractConfig = Annotated[
-    ArticleExtractorConfig | ResiliparseExtractorConfig | TrafilaturaExtractorConfig | PythonExtractorConfig,
+    ArticleExtractorConfig
+    | ResiliparseExtractorConfig
+    | TrafilaturaExtractorConfig
+    | PythonExtractorConfig,
     Field(discriminator="kind"),
 ]
 
@@ -94,27 +107,45 @@ class NoUrlFilter(Section):
 
 
 class UrlFilterConfig(Section):
-    """Drop pages whose URL matches a list. The tests run in datatrove's order; the user supplies the lists."""
+    """Drop pages whose URL matches a list. The tests run in datatrove's order; the user supplies
+    the lists.
+    """
 
     kind: Literal["lists"] = "lists"
     hosts: EntryListConfig = Field(
-        _NOTHING, description="Registered domains (with all their hosts) or single hosts to reject; case-insensitive."
+        _NOTHING,
+        description="Registered domains (with all their hosts) or single hosts to reject; "
+        "case-insensitive.",
     )
     urls: EntryListConfig = Field(_NOTHING, description="URLs to reject, compared exactly.")
     hard_words: EntryListConfig = Field(
         _NOTHING, description="Words to reject if one occurs between symbols of the URL."
     )
-    soft_words: EntryListConfig = Field(_NOTHING, description="Words to reject if more than `max_soft_words` occur.")
-    max_soft_words: int = Field(1, ge=0, description="Maximum number of distinct soft words in a URL.")
-    substrings: EntryListConfig = Field(_NOTHING, description="Substrings to reject in the URL without its symbols.")
+    soft_words: EntryListConfig = Field(
+        _NOTHING, description="Words to reject if more than `max_soft_words` occur."
+    )
+    max_soft_words: int = Field(
+        1, ge=0, description="Maximum number of distinct soft words in a URL."
+    )
+    substrings: EntryListConfig = Field(
+        _NOTHING, description="Substrings to reject in the URL without its symbols."
+    )
     allow_list: EntryListConfig = Field(
-        _NOTHING, description="Registered domains, hosts and URLs to accept regardless of the lists."
+        _NOTHING,
+        description="Registered domains, hosts and URLs to accept regardless of the lists.",
     )
 
     @property
     def files(self) -> tuple[Path, ...]:
         """The list files."""
-        lists = (self.hosts, self.urls, self.hard_words, self.soft_words, self.substrings, self.allow_list)
+        lists = (
+            self.hosts,
+            self.urls,
+            self.hard_words,
+            self.soft_words,
+            self.substrings,
+            self.allow_list,
+        )
         return tuple(path for entries in lists for path in entries.files)
 
 
@@ -128,17 +159,18 @@ class NoUnicodeRepair(Section):
 
 
 class FtfyRepairConfig(Section):
-    """Repair text decoded with the wrong encoding with ftfy (Speer 2019), with datatrove's settings.
+    """Repair text decoded with the wrong encoding with ftfy (Speer 2019), with datatrove's
+    settings.
 
-    Fixes mojibake and C1 controls, and removes lone surrogates, control characters and terminal escapes. Quotes,
-    ligatures, character width and line endings are unchanged.
+    Fixes mojibake and C1 controls, and removes lone surrogates, control characters and terminal
+    escapes. Quotes, ligatures, character width and line endings are unchanged.
     """
 
     kind: Literal["ftfy"] = "ftfy"
     html_entities: Literal["auto", "keep"] = Field(
         "auto",
-        description="HTML entities such as `&eacute;`. auto: decode them up to the first line that contains `<`. "
-        "keep: do not decode.",
+        description="HTML entities such as `&eacute;`. auto: decode them up to the first line "
+        "that contains `<`. keep: do not decode.",
     )
     normalization: Literal["none", "NFC"] = Field(
         "none", description="Normalization after the repair. NFC: composed characters."
@@ -151,7 +183,9 @@ class NfcNormalizationConfig(Section):
     kind: Literal["nfc"] = "nfc"
 
 
-UnicodeConfig = Annotated[NoUnicodeRepair | FtfyRepairConfig | NfcNormalizationConfig, Field(discriminator="kind")]
+UnicodeConfig = Annotated[
+    NoUnicodeRepair | FtfyRepairConfig | NfcNormalizationConfig, Field(discriminator="kind")
+]
 
 
 PiiKind = Literal["email", "ip", "phone"]
@@ -166,8 +200,8 @@ class NoPiiReplacement(Section):
 class PiiReplacementConfig(Section):
     """Replace e-mail addresses, public IP addresses (IPv4 and IPv6) and telephone numbers.
 
-    A replacement depends on the match, the seed and, with `consistency: document`, the document id. It never depends
-    on earlier replacements, so results are independent of workers and file order.
+    A replacement depends on the match, the seed and, with `consistency: document`, the document id.
+    It never depends on earlier replacements, so results are independent of workers and file order.
     """
 
     kind: Literal["replace"] = "replace"
@@ -176,7 +210,8 @@ class PiiReplacementConfig(Section):
     )
     replacement: Literal["reserved", "token"] = Field(
         "reserved",
-        description="reserved: an address or number reserved for documentation. token: <EMAIL>, <IP>, <PHONE>.",
+        description="reserved: an address or number reserved for documentation. token: <EMAIL>, "
+        "<IP>, <PHONE>.",
     )
     consistency: Literal["match", "document"] = Field(
         "match", description="Scope in which equal matches get equal replacements."
@@ -188,7 +223,9 @@ PiiConfig = Annotated[NoPiiReplacement | PiiReplacementConfig, Field(discriminat
 
 
 class PythonReaderConfig(PythonCode):
-    """A reader of your own: a class that extends `data_pipeline.readers.python_reader.PythonReader`."""
+    """A reader of your own: a class that extends
+    `llmsys.data_pipeline.readers.python_reader.PythonReader`.
+    """
 
     kind: Literal["python"] = "python"
 
@@ -201,28 +238,38 @@ class ReadConfig(Section):
     text_field: str = Field(
         "text",
         min_length=1,
-        description="Field of JSON lines, Parquet and Arrow files with the text. a.b: field b of a.",
+        description="Field of JSON lines, Parquet and Arrow files with the text. a.b: field b of "
+        "a.",
     )
-    url_field: str = Field("url", description="Field with the URL. A document without it has an empty URL.")
+    url_field: str = Field(
+        "url", description="Field with the URL. A document without it has an empty URL."
+    )
     id_field: str = Field(
-        "id", description="Field with the id. A document without it gets a hash of URL, date and text."
+        "id",
+        description="Field with the id. A document without it gets a hash of URL, date and text.",
     )
     date_field: str = Field("date", description="Field with the time of capture.")
     on_digest_mismatch: Literal["drop", "count", "ignore"] = Field(
         "drop",
-        description="Action if WARC-Block-Digest or WARC-Payload-Digest does not match: drop and count, keep and "
-        "count, or do not check.",
+        description="Action if WARC-Block-Digest or WARC-Payload-Digest does not match: drop and "
+        "count, keep and count, or do not check.",
     )
     on_truncation: Literal["drop", "count", "ignore"] = Field(
         "count",
-        description="Action on a page marked WARC-Truncated, or whose gzip, deflate, zstd, br or chunked coding ends "
-        "early: drop and count, keep with a count and a note, or keep silently.",
+        description="Action on a page marked WARC-Truncated, or whose gzip, deflate, zstd, br or "
+        "chunked coding ends early: drop and count, keep with a count and a note, or keep "
+        "silently.",
     )
     max_attempts: int = Field(
-        5, ge=1, le=100, description="Maximum attempts of a read from remote storage, with delays of 0.5, 1, 2, … s."
+        5,
+        ge=1,
+        le=100,
+        description="Maximum attempts of a read from remote storage, with delays of 0.5, 1, 2, … "
+        "s.",
     )
     reader: PythonReaderConfig | None = Field(
         None,
         exclude_if=not_,  # keys of datasets that were prepared before it
-        description="A reader of your own for the files, which are then not split into blocks. Null: by their format.",
+        description="A reader of your own for the files, which are then not split into blocks. "
+        "Null: by their format.",
     )

@@ -1,4 +1,5 @@
-"""Configuration of rules that read the user's files: word lists, classifiers, n-gram language models and own code.
+"""Configuration of rules that read the user's files: word lists, classifiers, n-gram language
+models and own code.
 
 `llmsys.config.quality_rules` adds these sections to its union `RuleConfig`.
 
@@ -20,8 +21,8 @@ class EntryListConfig(Section):
 
     files: tuple[LocalPath, ...] = Field(
         (),
-        description="UTF-8 files with one entry per line; .gz is decompressed. Relative paths start in the working "
-        "directory.",
+        description="UTF-8 files with one entry per line; .gz is decompressed. Relative paths "
+        "start in the working directory.",
     )
     entries: tuple[str, ...] = Field((), description="Entries given inline.")
 
@@ -49,8 +50,8 @@ class WordListConfig(EntryListConfig):
 class BadWordsConfig(NamedRuleConfig):
     """Drop pages, or their lines, that contain listed words (C4; Raffel et al. 2020).
 
-    Matching ignores case and needs a word boundary: no adjacent letter, digit or underscore. Lists for `ja`, `th` and
-    `zh` match anywhere, because these languages have no spaces.
+    Matching ignores case and needs a word boundary: no adjacent letter, digit or underscore. Lists
+    for `ja`, `th` and `zh` match anywhere, because these languages have no spaces.
     """
 
     kind: Literal["bad_words"] = "bad_words"
@@ -64,7 +65,9 @@ class BadWordsConfig(NamedRuleConfig):
         0.0, description="drop_page: maximum of listed words / whitespace-separated words. C4: 0."
     )
     keep_fraction: Fraction = Field(
-        0.0, description="drop_page: share of the pages above max_ratio to keep, selected by the hash of their text."
+        0.0,
+        description="drop_page: share of the pages above max_ratio to keep, selected by the hash "
+        "of their text.",
     )
     seed: int = Field(0, ge=0, description="Seed of that selection.")
 
@@ -72,7 +75,13 @@ class BadWordsConfig(NamedRuleConfig):
     def _check_word_lists(self) -> Self:
         if all(word_list.is_empty for word_list in self.word_lists):
             raise_violations(
-                [Violation("word_lists", "the list is empty. Name a file, such as word_lists: [{files: [words.txt]}].")]
+                [
+                    Violation(
+                        "word_lists",
+                        "the list is empty. Name a file, such as word_lists: [{files: "
+                        "[words.txt]}].",
+                    )
+                ]
             )
         return self
 
@@ -85,7 +94,9 @@ class BadWordsConfig(NamedRuleConfig):
 class _ClassifierConfig(NamedRuleConfig):
     """Fields of all classifiers."""
 
-    model: LocalPath = Field(description="Model file; relative paths start in the working directory.")
+    model: LocalPath = Field(
+        description="Model file; relative paths start in the working directory."
+    )
     label: str = Field(min_length=1, description="Label to score, as named in the model.")
     min_score: Fraction = Field(0.0, description="Minimum score; documents below are dropped.")
     max_score: Fraction = Field(1.0, description="Maximum score; documents above are dropped.")
@@ -97,13 +108,17 @@ class _ClassifierConfig(NamedRuleConfig):
 
 
 class FastTextClassifierConfig(_ClassifierConfig):
-    """A supervised fastText model (Joulin et al. 2016), .bin or .ftz; the text is scored as one line."""
+    """A supervised fastText model (Joulin et al. 2016), .bin or .ftz; the text is scored as one
+    line.
+    """
 
     kind: Literal["fasttext_classifier"] = "fasttext_classifier"
 
 
 class LinearClassifierConfig(_ClassifierConfig):
-    """A linear model over hashed words, word n-grams and character n-grams, as `tools/train_classifier.py` trains."""
+    """A linear model over hashed words, word n-grams and character n-grams, as
+    `tools/train_classifier.py` trains.
+    """
 
     kind: Literal["linear_classifier"] = "linear_classifier"
 
@@ -112,36 +127,41 @@ Bucket = Literal["head", "middle", "tail"]
 
 
 class PerplexityConfig(NamedRuleConfig):
-    """Perplexity under an n-gram language model (CCNet; Wenzek et al. 2020), per line, with end-of-line tokens.
+    """Perplexity under an n-gram language model (CCNet; Wenzek et al. 2020), per line, with
+    end-of-line tokens.
 
-    Documents below `head_max_perplexity` are the head, those above `tail_min_perplexity` the tail, the rest the middle.
+    Documents below `head_max_perplexity` are the head, those above `tail_min_perplexity` the tail,
+    the rest the middle.
     """
 
     kind: Literal["perplexity"] = "perplexity"
-    model: LocalPath = Field(description="Language model: .arpa or .arpa.gz, or a KenLM binary with `backend: kenlm`.")
+    model: LocalPath = Field(
+        description="Language model: .arpa or .arpa.gz, or a KenLM binary with `backend: kenlm`."
+    )
     backend: Literal["kenlm", "arpa"] = Field(
         "kenlm",
-        description="kenlm: the KenLM library (optional dependency). arpa: the built-in reader of ARPA files, slower.",
+        description="kenlm: the KenLM library (optional dependency). arpa: the built-in reader of "
+        "ARPA files, slower.",
     )
     sentencepiece_model: LocalPath | None = Field(
         None, description="SentencePiece model that tokenizes lines. null: split at whitespace."
     )
     normalize: Literal["ccnet", "none"] = Field(
         "ccnet",
-        description="ccnet: lowercase, strip accents and control characters, replace digits by 0, use ASCII "
-        "punctuation.",
+        description="ccnet: lowercase, strip accents and control characters, replace digits by 0, "
+        "use ASCII punctuation.",
     )
     head_max_perplexity: float = Field(
         300.0,
         gt=0,
-        description="Maximum perplexity of the bucket head. The default is an example; use the lower third of your "
-        "corpus.",
+        description="Maximum perplexity of the bucket head. The default is an example; use the "
+        "lower third of your corpus.",
     )
     tail_min_perplexity: float = Field(
         1_000.0,
         gt=0,
-        description="Minimum perplexity of the bucket tail. The default is an example; use the upper third of your "
-        "corpus.",
+        description="Minimum perplexity of the bucket tail. The default is an example; use the "
+        "upper third of your corpus.",
     )
     keep: tuple[Bucket, ...] = Field(("head", "middle"), description="Buckets to keep.")
 
@@ -150,14 +170,18 @@ class PerplexityConfig(NamedRuleConfig):
         violations = []
         if self.head_max_perplexity > self.tail_min_perplexity:
             message = (
-                f"{self.head_max_perplexity:g} is above tail_min_perplexity={self.tail_min_perplexity:g}, "
-                "which leaves no middle bucket. Lower head_max_perplexity or raise tail_min_perplexity."
+                f"{self.head_max_perplexity:g} is above "
+                f"tail_min_perplexity={self.tail_min_perplexity:g}, which leaves no middle "
+                "bucket. Lower head_max_perplexity or raise tail_min_perplexity."
             )
             violations.append(Violation("head_max_perplexity", message))
         if set(self.keep) in (set(), {"head", "tail"}):
             kept = " and ".join(self.keep) or "nothing"
             violations.append(
-                Violation("keep", f"{kept} are not adjacent. Keep adjacent buckets, such as [head, middle].")
+                Violation(
+                    "keep",
+                    f"{kept} are not adjacent. Keep adjacent buckets, such as [head, middle].",
+                )
             )
         raise_violations(violations)
         return self
@@ -169,7 +193,9 @@ class PerplexityConfig(NamedRuleConfig):
 
 
 class PythonRuleConfig(PythonCode, NamedRuleConfig):
-    """A rule of your own: a class that extends `data_pipeline.rules.python_rule.PythonRule`."""
+    """A rule of your own: a class that extends
+    `llmsys.data_pipeline.rules.python_rule.PythonRule`.
+    """
 
     kind: Literal["python"] = "python"
 

@@ -1,8 +1,10 @@
-"""Configuration of a dataset (`data:`): input files, pipeline stages and the layout of the token shards.
+"""Configuration of a dataset (`data:`): input files, pipeline stages and the layout of the token
+shards.
 
-A dataset is made of documents (`crawl`), of token ids (`tokens`), of chats (`chat`), of lines (`pairs`, `labelled`), of
-images (`images`) or of other datasets (`mixture`). Pairs, labelled texts and images are stored as pairs of token
-sequences. The target of a labelled text or image is the index of its label.
+A dataset is made of documents (`crawl`), of token ids (`tokens`), of chats (`chat`), of lines
+(`pairs`, `labelled`), of images (`images`) or of other datasets (`mixture`). Pairs, labelled texts
+and images are stored as pairs of token sequences. The target of a labelled text or image is the
+index of its label.
 
 Invariants:
 - `folder` and `executor` never change the bytes of a dataset.
@@ -39,9 +41,9 @@ from llmsys.config.section import FolderPath, LocalPath, Section, Violation, rai
 class PairsConfig(Section):
     """Parallel text files: line n of a target file is the translation of line n of its source file.
 
-    Files are UTF-8, plain or .gz. A pair with an empty or unreadable side is dropped and counted. Training pairs longer
-    than `max_tokens` are also dropped and counted. Held-out pairs are never dropped for length,
-    because scores are compared over the full test set.
+    Files are UTF-8, plain or .gz. A pair with an empty or unreadable side is dropped and counted.
+    Training pairs longer than `max_tokens` are also dropped and counted. Held-out pairs are never
+    dropped for length, because scores are compared over the full test set.
     """
 
     kind: Literal["pairs"] = "pairs"
@@ -58,11 +60,15 @@ class PairsConfig(Section):
     max_tokens: int = Field(
         256,
         ge=2,
-        description="Maximum tokens of either side of a training pair, including the end token; longer pairs are "
-        "dropped.",
+        description="Maximum tokens of either side of a training pair, including the end token; "
+        "longer pairs are dropped.",
     )
-    shard_pairs: int = Field(500_000, ge=1, description="Approximate number of pairs per token file.")
-    executor: ExecutorConfig = Field(LocalExecutorConfig(), description="Executor that runs the tasks.")
+    shard_pairs: int = Field(
+        500_000, ge=1, description="Approximate number of pairs per token file."
+    )
+    executor: ExecutorConfig = Field(
+        LocalExecutorConfig(), description="Executor that runs the tasks."
+    )
 
     @model_validator(mode="after")
     def _check_file_pairs(self) -> Self:
@@ -77,12 +83,14 @@ class PairsConfig(Section):
             if len(sources) != len(targets):
                 yield Violation(
                     name,
-                    f"{len(targets)} target files for {len(sources)} source files. Give one for each, in their order.",
+                    f"{len(targets)} target files for {len(sources)} source files. Give one for "
+                    "each, in their order.",
                 )
 
 
 class LabelledTextConfig(Section):
-    """Labelled texts for classification: .tsv lines `label<TAB>text`, or .jsonl with `text` and `label`.
+    """Labelled texts for classification: .tsv lines `label<TAB>text`, or .jsonl with `text` and
+    `label`.
 
     Plain or .gz. Texts longer than `max_tokens` are cut and counted.
     """
@@ -90,24 +98,40 @@ class LabelledTextConfig(Section):
     kind: Literal["labelled"] = "labelled"
     name: str = Field("labelled", min_length=1, description="Display name of the dataset.")
     folder: FolderPath = Field(
-        Path("runs/labelled"), description="Dataset folder, written by `prepare` and read by `train`."
+        Path("runs/labelled"),
+        description="Dataset folder, written by `prepare` and read by `train`.",
     )
-    inputs: tuple[LocalPath, ...] = Field((), description="Training files: .tsv or .jsonl; .gz is decompressed.")
+    inputs: tuple[LocalPath, ...] = Field(
+        (), description="Training files: .tsv or .jsonl; .gz is decompressed."
+    )
     heldout_inputs: tuple[LocalPath, ...] = Field((), description="Held-out files.")
     labels: tuple[str, ...] = Field(
         (), description="Labels in order of their ids. Empty: the labels of the files, sorted."
     )
     max_tokens: int = Field(
-        256, ge=2, description="Maximum tokens of a text, including the end token; longer texts are truncated."
+        256,
+        ge=2,
+        description="Maximum tokens of a text, including the end token; longer texts are "
+        "truncated.",
     )
-    shard_pairs: int = Field(500_000, ge=1, description="Approximate number of texts per token file.")
-    executor: ExecutorConfig = Field(LocalExecutorConfig(), description="Executor that runs the tasks.")
+    shard_pairs: int = Field(
+        500_000, ge=1, description="Approximate number of texts per token file."
+    )
+    executor: ExecutorConfig = Field(
+        LocalExecutorConfig(), description="Executor that runs the tasks."
+    )
 
 
 # Rows of the funnel that are not rules: reserved as names of rules.
 STAGES = (
     *("read", "url", "extract", "unicode", "language", "decontaminate", "pii", "documents"),
-    *("url_duplicates", "exact_duplicates", "duplicate_spans", "near_duplicates", "duplicate_substrings"),
+    *(
+        "url_duplicates",
+        "exact_duplicates",
+        "duplicate_spans",
+        "near_duplicates",
+        "duplicate_substrings",
+    ),
 )
 
 
@@ -115,31 +139,46 @@ class HeldoutSplitConfig(Section):
     """The held-out split: documents that are evaluated and not trained on."""
 
     heldout_fraction: float = Field(
-        0.005, ge=0, le=0.5, description="Share of the documents held out for evaluation, by the hash of their id."
+        0.005,
+        ge=0,
+        le=0.5,
+        description="Share of the documents held out for evaluation, by the hash of their id.",
     )
     seed: int = Field(0, ge=0, description="Seed of that selection.")
 
 
 class TokenFilesConfig(Section):
-    """Layout of the token shards. The shuffle is global and depends on document ids and the seed alone."""
+    """Layout of the token shards. The shuffle is global and depends on document ids and the seed
+    alone.
+    """
 
-    shard_tokens: int = Field(100_000_000, ge=1, description="Approximate number of tokens per file.")
-    batch_tokens: int = Field(1_000_000, ge=1, description="Minimum tokens per record batch, which has a checksum.")
+    shard_tokens: int = Field(
+        100_000_000, ge=1, description="Approximate number of tokens per file."
+    )
+    batch_tokens: int = Field(
+        1_000_000, ge=1, description="Minimum tokens per record batch, which has a checksum."
+    )
     seed: int = Field(0, ge=0, description="Seed of the document order.")
     encoder: Literal["columns", "library"] = Field(
         "columns",
-        description="columns: encode each distinct part of the texts once, as arrays. library: call the tokenizer "
-        "library for every text. The ids are the same.",
+        description="columns: encode each distinct part of the texts once, as arrays. library: "
+        "call the tokenizer library for every text. The ids are the same.",
     )
 
 
 class DocumentFilesConfig(Section):
     """Layout of the document files."""
 
-    num_shards: int = Field(8, ge=1, le=4096, description="Number of files; the id of a document selects its file.")
-    batch_bytes: int = Field(8_000_000, ge=1, description="UTF-8 bytes of text per record batch; bounds memory.")
+    num_shards: int = Field(
+        8, ge=1, le=4096, description="Number of files; the id of a document selects its file."
+    )
+    batch_bytes: int = Field(
+        8_000_000, ge=1, description="UTF-8 bytes of text per record batch; bounds memory."
+    )
     export_formats: tuple[Literal["parquet", "jsonl.zst"], ...] = Field(
-        (), description="Additional formats of the documents, for other tools; later stages read Arrow."
+        (),
+        description="Additional formats of the documents, for other tools; later stages read "
+        "Arrow.",
     )
 
 
@@ -148,30 +187,43 @@ class CrawlConfig(Section):
 
     kind: Literal["crawl"] = "crawl"
     name: str = Field("data", min_length=1, description="Display name of the dataset.")
-    folder: FolderPath = Field(Path("runs/data"), description="Dataset folder; `prepare` writes and `train` reads it.")
+    folder: FolderPath = Field(
+        Path("runs/data"), description="Dataset folder; `prepare` writes and `train` reads it."
+    )
     inputs: tuple[InputEntry, ...] = Field(
         (),
-        description="Crawl files and document files: paths, URLs, glob patterns (`**` matches folders recursively), "
-        "@FILE with one per line, folders of Hugging Face's datasets, or a section with `path` and fields of its own.",
+        description="Crawl files and document files: paths, URLs, glob patterns (`**` matches "
+        "folders recursively), @FILE with one per line, folders of Hugging Face's datasets, "
+        "or a section with `path` and fields of its own.",
     )
     heldout_inputs: tuple[InputEntry, ...] = Field(
         (),
-        description="Files whose documents are held out for evaluation, and no others. Empty: split.heldout_fraction "
-        "of the documents.",
+        description="Files whose documents are held out for evaluation, and no others. Empty: "
+        "split.heldout_fraction of the documents.",
     )
     read: ReadConfig = Field(ReadConfig(), description="Reading of input files.")
     url: UrlConfig = Field(NoUrlFilter(), description="URL filter, applied before extraction.")
     extract: ExtractConfig = Field(ArticleExtractorConfig(), description="HTML-to-text extraction.")
     unicode: UnicodeConfig = Field(NoUnicodeRepair(), description="Unicode repair (ftfy).")
-    language: LanguageConfig = Field(LanguageConfig(), description="Language identification and filter.")
-    rules: tuple[RuleConfig, ...] = Field((), validate_default=False, description="Rules, applied in this order.")
+    language: LanguageConfig = Field(
+        LanguageConfig(), description="Language identification and filter."
+    )
+    rules: tuple[RuleConfig, ...] = Field(
+        (), validate_default=False, description="Rules, applied in this order."
+    )
     deduplicate: DeduplicationConfig = Field(DeduplicationConfig(), description="Deduplication.")
-    decontaminate: DecontaminateConfig = Field(NoDecontamination(), description="Removal of evaluation items.")
+    decontaminate: DecontaminateConfig = Field(
+        NoDecontamination(), description="Removal of evaluation items."
+    )
     pii: PiiConfig = Field(NoPiiReplacement(), description="Replacement of personal data.")
     split: HeldoutSplitConfig = Field(HeldoutSplitConfig(), description="Held-out documents.")
     tokens: TokenFilesConfig = Field(TokenFilesConfig(), description="Layout of token files.")
-    documents: DocumentFilesConfig = Field(DocumentFilesConfig(), description="Layout of document files.")
-    executor: ExecutorConfig = Field(LocalExecutorConfig(), description="Executor that runs the tasks.")
+    documents: DocumentFilesConfig = Field(
+        DocumentFilesConfig(), description="Layout of document files."
+    )
+    executor: ExecutorConfig = Field(
+        LocalExecutorConfig(), description="Executor that runs the tasks."
+    )
 
     @field_validator("rules")
     @classmethod
@@ -181,7 +233,9 @@ class CrawlConfig(Section):
 
 
 class TokensConfig(Section):
-    """Token ids that another program made: Megatron-LM's indexed datasets. Needs tokenizer.kind=file."""
+    """Token ids that another program made: Megatron-LM's indexed datasets. Needs
+    tokenizer.kind=file.
+    """
 
     kind: Literal["tokens"] = "tokens"
     name: str = Field("tokens", min_length=1, description="Display name of the dataset.")
@@ -189,43 +243,60 @@ class TokensConfig(Section):
         Path("runs/tokens"), description="Dataset folder, written by `prepare` and read by `train`."
     )
     inputs: tuple[LocalPath, ...] = Field(
-        (), description="Index files (.idx) of training documents, each with its .bin file next to it."
+        (),
+        description="Index files (.idx) of training documents, each with its .bin file next to it.",
     )
     heldout_inputs: tuple[LocalPath, ...] = Field(
-        (), description="Index files of held-out documents. Empty: split.heldout_fraction of the documents."
+        (),
+        description="Index files of held-out documents. Empty: split.heldout_fraction of the "
+        "documents.",
     )
     split: HeldoutSplitConfig = Field(HeldoutSplitConfig(), description="Held-out documents.")
     tokens: TokenFilesConfig = Field(TokenFilesConfig(), description="Layout of token files.")
-    executor: ExecutorConfig = Field(LocalExecutorConfig(), description="Executor that runs the tasks.")
+    executor: ExecutorConfig = Field(
+        LocalExecutorConfig(), description="Executor that runs the tasks."
+    )
 
 
 class ChatConfig(Section):
-    """Chats: JSON lines with a list of messages each, rendered with the tokenizer's own chat template.
+    """Chats: JSON lines with a list of messages each, rendered with the tokenizer's own chat
+    template.
 
-    The loss is on what the assistant writes. A message is `{role, content}`, or `{from, value}` as in ShareGPT. Needs
-    tokenizer.kind=file and batch.attention_scope=document.
+    The loss is on what the assistant writes. A message is `{role, content}`, or `{from, value}` as
+    in ShareGPT. Needs tokenizer.kind=file and batch.attention_scope=document.
     """
 
     kind: Literal["chat"] = "chat"
     name: str = Field("chats", min_length=1, description="Display name of the dataset.")
-    folder: FolderPath = Field(Path("runs/chats"), description="Dataset folder; `prepare` writes and `train` reads it.")
+    folder: FolderPath = Field(
+        Path("runs/chats"), description="Dataset folder; `prepare` writes and `train` reads it."
+    )
     inputs: tuple[LocalPath, ...] = Field((), description="Training files: .jsonl, or .jsonl.gz.")
     heldout_inputs: tuple[LocalPath, ...] = Field(
-        (), description="Files whose chats are held out. Empty: split.heldout_fraction of the chats."
+        (),
+        description="Files whose chats are held out. Empty: split.heldout_fraction of the chats.",
     )
-    messages_field: str = Field("messages", min_length=1, description="Field with the list of messages.")
-    tools_field: str = Field("tools", min_length=1, description="Field that is given to the template as `tools`.")
+    messages_field: str = Field(
+        "messages", min_length=1, description="Field with the list of messages."
+    )
+    tools_field: str = Field(
+        "tools", min_length=1, description="Field that is given to the template as `tools`."
+    )
     template: LocalPath | None = Field(
-        None, description="Jinja file of the chat template. null: the tokenizer's own, in its folder."
+        None,
+        description="Jinja file of the chat template. null: the tokenizer's own, in its folder.",
     )
     max_tokens: int = Field(
         4_096,
         ge=2,
-        description="Maximum tokens of a chat; longer ones are left out and counted, training and held-out.",
+        description="Maximum tokens of a chat; longer ones are left out and counted, training and "
+        "held-out.",
     )
     split: HeldoutSplitConfig = Field(HeldoutSplitConfig(), description="Held-out chats.")
     tokens: TokenFilesConfig = Field(TokenFilesConfig(), description="Layout of token files.")
-    executor: ExecutorConfig = Field(LocalExecutorConfig(), description="Executor that runs the tasks.")
+    executor: ExecutorConfig = Field(
+        LocalExecutorConfig(), description="Executor that runs the tasks."
+    )
 
 
 def list_dataset_folders(data: "DataConfig") -> tuple[Path, ...]:
@@ -237,10 +308,20 @@ def list_dataset_folders(data: "DataConfig") -> tuple[Path, ...]:
     Returns:
         One folder, or one per source of a mixture in their order.
     """
-    return tuple(source.folder for source in data.sources) if isinstance(data, MixtureConfig) else (data.folder,)
+    return (
+        tuple(source.folder for source in data.sources)
+        if isinstance(data, MixtureConfig)
+        else (data.folder,)
+    )
 
 
 DataConfig = Annotated[
-    CrawlConfig | TokensConfig | ChatConfig | PairsConfig | LabelledTextConfig | ImagesConfig | MixtureConfig,
+    CrawlConfig
+    | TokensConfig
+    | ChatConfig
+    | PairsConfig
+    | LabelledTextConfig
+    | ImagesConfig
+    | MixtureConfig,
     Field(discriminator="kind"),
 ]

@@ -1,4 +1,6 @@
-"""Configuration of decontamination (`data.decontaminate:`): removal of evaluation items from training data."""
+"""Configuration of decontamination (`data.decontaminate:`): removal of evaluation items from
+training data.
+"""
 
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -11,12 +13,22 @@ Part = Literal["query", "label", "overlap"]
 
 
 class EvaluationSetConfig(Section):
-    """The items of one evaluation set. Field names may lead into a mapping (`answers.text`) or name a list of texts."""
+    """The items of one evaluation set. Field names may lead into a mapping (`answers.text`) or
+    name a list of texts.
+    """
 
-    name: str = Field(min_length=1, description="Name of the evaluation set, in reasons and reports.")
-    files: tuple[LocalPath, ...] = Field(min_length=1, description="JSON lines files; .gz and .zst are decompressed.")
-    query_fields: tuple[str, ...] = Field((), description="Fields with the question or prompt, such as [prompt].")
-    label_fields: tuple[str, ...] = Field((), description="Fields with the answer, such as [canonical_solution].")
+    name: str = Field(
+        min_length=1, description="Name of the evaluation set, in reasons and reports."
+    )
+    files: tuple[LocalPath, ...] = Field(
+        min_length=1, description="JSON lines files; .gz and .zst are decompressed."
+    )
+    query_fields: tuple[str, ...] = Field(
+        (), description="Fields with the question or prompt, such as [prompt]."
+    )
+    label_fields: tuple[str, ...] = Field(
+        (), description="Fields with the answer, such as [canonical_solution]."
+    )
     id_field: str = Field("", description="Field with the item id. Empty: the line number.")
 
     @model_validator(mode="after")
@@ -26,7 +38,8 @@ class EvaluationSetConfig(Section):
                 [
                     Violation(
                         "query_fields",
-                        "query_fields and label_fields are both empty. Name a field, such as query_fields: [prompt].",
+                        "query_fields and label_fields are both empty. Name a field, such as "
+                        "query_fields: [prompt].",
                     )
                 ]
             )
@@ -42,10 +55,11 @@ class NoDecontamination(Section):
 class NgramDecontaminationConfig(Section):
     """Drop documents that share a word n-gram with an evaluation item, or cut the shared span.
 
-    Defaults are GPT-3's (Brown et al. 2020, appendix C): 13-grams of lower-case words without punctuation. An n-gram in
-    more than 10 documents is ignored as common. A cut removes 200 characters on each side of a match. Remaining pieces
-    below 200 characters are dropped, and so are documents in more than 10 pieces. As in datatrove, numbers and accents
-    are normalized, and n-grams come from the query, the label and their concatenation.
+    Defaults are GPT-3's (Brown et al. 2020, appendix C): 13-grams of lower-case words without
+    punctuation. An n-gram in more than 10 documents is ignored as common. A cut removes 200
+    characters on each side of a match. Remaining pieces below 200 characters are dropped, and so
+    are documents in more than 10 pieces. As in datatrove, numbers and accents are normalized, and
+    n-grams come from the query, the label and their concatenation.
     """
 
     kind: Literal["ngram"] = "ngram"
@@ -54,25 +68,35 @@ class NgramDecontaminationConfig(Section):
     min_item_words: int = Field(
         5,
         ge=1,
-        description="Items shorter than `ngram_words` must match completely; items with fewer words than this are "
-        "not searched.",
+        description="Items shorter than `ngram_words` must match completely; items with fewer "
+        "words than this are not searched.",
     )
     parts: tuple[Part, ...] = Field(
         ("query", "label", "overlap"),
-        description="Parts of an item to take n-grams from. overlap: across the border of query and label.",
+        description="Parts of an item to take n-grams from. overlap: across the border of query "
+        "and label.",
     )
     max_documents: int = Field(
-        10, ge=0, description="Ignore n-grams that occur in more documents than this. 0: ignore none."
+        10,
+        ge=0,
+        description="Ignore n-grams that occur in more documents than this. 0: ignore none.",
     )
     action: Literal["drop", "cut"] = Field(
         "drop", description="Drop the document, or cut the matched span and its margin."
     )
-    margin_characters: int = Field(200, ge=0, description="Characters to cut on each side of a match.")
+    margin_characters: int = Field(
+        200, ge=0, description="Characters to cut on each side of a match."
+    )
     min_piece_characters: int = Field(
-        200, ge=0, description="Minimum characters of a piece that remains after cutting; shorter ones are removed."
+        200,
+        ge=0,
+        description="Minimum characters of a piece that remains after cutting; shorter ones are "
+        "removed.",
     )
     max_pieces: int = Field(
-        10, ge=1, description="Maximum pieces of a document after cutting; a document with more is dropped."
+        10,
+        ge=1,
+        description="Maximum pieces of a document after cutting; a document with more is dropped.",
     )
 
     @model_validator(mode="after")
@@ -80,7 +104,8 @@ class NgramDecontaminationConfig(Section):
         names = [evaluation_set.name for evaluation_set in self.sets]
         raise_violations(
             Violation(
-                f"sets.{number}.name", f"{name} is already the name of another set. Give each set a different name."
+                f"sets.{number}.name",
+                f"{name} is already the name of another set. Give each set a different name.",
             )
             for number, name in enumerate(names)
             if name in names[:number]
@@ -93,4 +118,6 @@ class NgramDecontaminationConfig(Section):
         return tuple(path for evaluation_set in self.sets for path in evaluation_set.files)
 
 
-DecontaminateConfig = Annotated[NoDecontamination | NgramDecontaminationConfig, Field(discriminator="kind")]
+DecontaminateConfig = Annotated[
+    NoDecontamination | NgramDecontaminationConfig, Field(discriminator="kind")
+]

@@ -1,7 +1,8 @@
 """Configuration of deduplication (`data.deduplicate:`): URL, exact, segment, MinHash and substring.
 
 Invariants:
-- The surviving copy depends on the data alone, never on the order of files or the number of workers.
+- The surviving copy depends on the data alone, never on the order of files or the number of
+  workers.
 - A kind that is not enabled costs nothing.
 """
 
@@ -32,18 +33,28 @@ class ExactDedupConfig(Section):
 
 
 class _SegmentDedupConfig(Section):
-    """Fields of all repeated segments. The occurrence in the document with the smallest id stays."""
+    """Fields of all repeated segments. The occurrence in the document with the smallest id
+    stays.
+    """
 
     min_words: int = Field(
-        50, ge=0, description="Minimum words left in a document after removal; a document with fewer is dropped."
+        50,
+        ge=0,
+        description="Minimum words left in a document after removal; a document with fewer is "
+        "dropped.",
     )
     min_sentences: int = Field(
-        3, ge=0, description="Minimum sentences left in a document after removal; a document with fewer is dropped."
+        3,
+        ge=0,
+        description="Minimum sentences left in a document after removal; a document with fewer is "
+        "dropped.",
     )
 
 
 class ParagraphDedupConfig(_SegmentDedupConfig):
-    """Paragraphs (between blank lines) that occur more than once, compared without white space at their ends."""
+    """Paragraphs (between blank lines) that occur more than once, compared without white space
+    at their ends.
+    """
 
     kind: Literal["paragraphs"] = "paragraphs"
     min_characters: int = Field(
@@ -52,14 +63,19 @@ class ParagraphDedupConfig(_SegmentDedupConfig):
 
 
 class LineDedupConfig(_SegmentDedupConfig):
-    """Lines that occur more than once, compared stripped and in lower case, as the code of C4 does."""
+    """Lines that occur more than once, compared stripped and in lower case, as the code of C4
+    does.
+    """
 
     kind: Literal["lines"] = "lines"
-    min_characters: int = Field(0, ge=0, description="Minimum characters of a line to compare; shorter ones are kept.")
+    min_characters: int = Field(
+        0, ge=0, description="Minimum characters of a line to compare; shorter ones are kept."
+    )
 
 
 class SentenceDedupConfig(_SegmentDedupConfig):
-    """Runs of sentences that occur more than once (Raffel et al. 2020: three), compared simplified as for MinHash.
+    """Runs of sentences that occur more than once (Raffel et al. 2020: three), compared simplified
+    as for MinHash.
 
     Sentence splitting, comparison and removal follow datatrove for English.
     """
@@ -71,34 +87,44 @@ class SentenceDedupConfig(_SegmentDedupConfig):
 class MinHashDedupConfig(Section):
     """Near duplicates by MinHash-LSH over word n-grams (Broder 1997) with FineWeb's parameters.
 
-    Two documents are linked when all hashes of one bucket agree. The longest document of a connected cluster stays;
-    ties go to the smallest id. The Jaccard similarity at which half of the pairs are found is about
-    (1 / buckets) ^ (1 / hashes_per_bucket), 0.72 for 14 x 8.
+    Two documents are linked when all hashes of one bucket agree. The longest document of a
+    connected cluster stays; ties go to the smallest id. The Jaccard similarity at which half of the
+    pairs are found is about (1 / buckets) ^ (1 / hashes_per_bucket), 0.72 for 14 x 8.
     """
 
     kind: Literal["minhash"] = "minhash"
     buckets: int = Field(
-        14, ge=1, le=256, description="Number of LSH buckets (bands); one equal bucket links two documents."
+        14,
+        ge=1,
+        le=256,
+        description="Number of LSH buckets (bands); one equal bucket links two documents.",
     )
     hashes_per_bucket: int = Field(
-        8, ge=1, le=64, description="Hashes per bucket; all must be equal for two documents to match."
+        8,
+        ge=1,
+        le=64,
+        description="Hashes per bucket; all must be equal for two documents to match.",
     )
     ngram_words: int = Field(
-        5, ge=1, le=32, description="Words per shingle; documents with fewer words are never duplicates."
+        5,
+        ge=1,
+        le=32,
+        description="Words per shingle; documents with fewer words are never duplicates.",
     )
     hash: Literal["combined", "sha1"] = Field(
         "combined",
-        description="64-bit hash of a shingle. combined: derived from the hashes of its words. sha1: as FineWeb, "
-        "slower.",
+        description="64-bit hash of a shingle. combined: derived from the hashes of its words. "
+        "sha1: as FineWeb, slower.",
     )
     seed: int = Field(1, ge=0, le=(1 << 32) - 1, description="Seed of the hash permutations.")
 
 
 class SubstringDedupConfig(Section):
-    """Strings of at least `min_characters` that occur more than once, whatever their word borders (Lee et al. 2022).
+    """Strings of at least `min_characters` that occur more than once, whatever their word borders
+    (Lee et al. 2022).
 
-    The result equals that of a suffix array over the corpus: every character in a later occurrence is removed. The
-    first occurrence, in the document with the smallest id, stays.
+    The result equals that of a suffix array over the corpus: every character in a later occurrence
+    is removed. The first occurrence, in the document with the smallest id, stays.
     """
 
     kind: Literal["substring"] = "substring"
@@ -106,16 +132,21 @@ class SubstringDedupConfig(Section):
         250,
         ge=20,
         le=100_000,
-        description="Minimum length of a repeated string, in characters; the paper's 50 tokens are about 200 to 250 "
-        "English characters.",
+        description="Minimum length of a repeated string, in characters; the paper's 50 tokens "
+        "are about 200 to 250 English characters.",
     )
     min_words: int = Field(
-        50, ge=0, description="Minimum words left in a document after removal; a document with fewer is dropped."
+        50,
+        ge=0,
+        description="Minimum words left in a document after removal; a document with fewer is "
+        "dropped.",
     )
 
 
 class ExactKeyFilterConfig(Section):
-    """Sort all keys of a task in memory: about 100 bytes per key, and 270 where most keys repeat."""
+    """Sort all keys of a task in memory: about 100 bytes per key, and 270 where most keys
+    repeat.
+    """
 
     kind: Literal["sorted"] = "sorted"
     keys_per_task: int = Field(2_000_000, ge=1, description="Approximate number of keys per task.")
@@ -124,17 +155,22 @@ class ExactKeyFilterConfig(Section):
 class BloomKeyFilterConfig(Section):
     """Sort only the keys that a counting Bloom filter reports as possible repeats.
 
-    Counters take two bits each; their number follows from keys and error rate. All keys are counted before any is
-    tested, so order has no effect, and the sort removes false positives. A repeated key takes 270 bytes more: use this
-    filter where few keys repeat.
+    Counters take two bits each; their number follows from keys and error rate. All keys are counted
+    before any is tested, so order has no effect, and the sort removes false positives. A repeated
+    key takes 270 bytes more: use this filter where few keys repeat.
     """
 
     kind: Literal["bloom"] = "bloom"
     keys_per_task: int = Field(
-        16_000_000, ge=1, description="Approximate number of keys per task; the expected items of its filter."
+        16_000_000,
+        ge=1,
+        description="Approximate number of keys per task; the expected items of its filter.",
     )
     error_rate: float = Field(
-        0.01, gt=0, lt=0.5, description="False-positive rate: share of unique keys that pass the filter."
+        0.01,
+        gt=0,
+        lt=0.5,
+        description="False-positive rate: share of unique keys that pass the filter.",
     )
 
 
@@ -145,7 +181,9 @@ class NoDedupIndex(Section):
 
 
 class DedupIndexConfig(Section):
-    """An index in `index/` of the dataset: URL hashes, text digests and MinHash keys of the remaining documents."""
+    """An index in `index/` of the dataset: URL hashes, text digests and MinHash keys of the
+    remaining documents.
+    """
 
     kind: Literal["kept"] = "kept"
 
@@ -160,20 +198,29 @@ class DeduplicationConfig(Section):
         ExactDedupConfig(), description="Deduplication by text, exact."
     )
     repeated_segments: Annotated[
-        ParagraphDedupConfig | LineDedupConfig | SentenceDedupConfig | NoDeduplication, Field(discriminator="kind")
-    ] = Field(NoDeduplication(), description="Removal of repeated paragraphs, lines or runs of sentences.")
+        ParagraphDedupConfig | LineDedupConfig | SentenceDedupConfig | NoDeduplication,
+        Field(discriminator="kind"),
+    ] = Field(
+        NoDeduplication(), description="Removal of repeated paragraphs, lines or runs of sentences."
+    )
     minhash: Annotated[MinHashDedupConfig | NoDeduplication, Field(discriminator="kind")] = Field(
         MinHashDedupConfig(), description="Near-duplicate removal by MinHash-LSH."
     )
-    substring: Annotated[SubstringDedupConfig | NoDeduplication, Field(discriminator="kind")] = Field(
-        NoDeduplication(), description="Removal of long repeated strings."
+    substring: Annotated[SubstringDedupConfig | NoDeduplication, Field(discriminator="kind")] = (
+        Field(NoDeduplication(), description="Removal of long repeated strings.")
     )
     earlier_datasets: tuple[LocalPath, ...] = Field(
-        (), description="Dataset folders with an index; documents that duplicate one of theirs are dropped here."
+        (),
+        description="Dataset folders with an index; documents that duplicate one of theirs are "
+        "dropped here.",
     )
     index: Annotated[DedupIndexConfig | NoDedupIndex, Field(discriminator="kind")] = Field(
-        NoDedupIndex(), description="Write an index, so that later configs can name this dataset in `earlier_datasets`."
+        NoDedupIndex(),
+        description="Write an index, so that later configs can name this dataset in "
+        "`earlier_datasets`.",
     )
-    key_filter: Annotated[ExactKeyFilterConfig | BloomKeyFilterConfig, Field(discriminator="kind")] = Field(
+    key_filter: Annotated[
+        ExactKeyFilterConfig | BloomKeyFilterConfig, Field(discriminator="kind")
+    ] = Field(
         ExactKeyFilterConfig(), description="Method of comparing keys; does not change the result."
     )

@@ -1,4 +1,6 @@
-"""Configuration of the engine (`engine:`), the library that runs backward, clipping and the optimizer step."""
+"""Configuration of the engine (`engine:`), the library that runs backward, clipping and the
+optimizer step.
+"""
 
 from typing import Annotated, ClassVar, Literal
 
@@ -29,23 +31,26 @@ class _BaseEngineConfig(Section):
 
 
 class TorchEngineConfig(_BaseEngineConfig):
-    """Native PyTorch: FSDP2 shards weights, gradients and moments over the shard axis; DDP replicates them."""
+    """Native PyTorch: FSDP2 shards weights, gradients and moments over the shard axis; DDP
+    replicates them.
+    """
 
     kind: Literal["torch"] = "torch"
     offloads_gradients: ClassVar[bool] = True
     data_parallel: Literal["fsdp", "ddp"] = Field(
         "fsdp",
-        description="fsdp: shard parameters, gradients and moments over the shard axis. ddp: replicate them on every "
-        "rank.",
+        description="fsdp: shard parameters, gradients and moments over the shard axis. ddp: "
+        "replicate them on every rank.",
     )
     cpu_offload: Literal["none", "state"] = Field(
         "none",
-        description="state: keep master weights, gradients and moments in host memory and run the optimizer there.",
+        description="state: keep master weights, gradients and moments in host memory and run the "
+        "optimizer there.",
     )
     gradient_accumulation: Literal["sharded", "whole"] = Field(
         "sharded",
-        description="Gradient accumulation under fsdp. sharded: reduce-scatter after each micro-batch. whole: "
-        "accumulate unsharded fp32 gradients and reduce once per step.",
+        description="Gradient accumulation under fsdp. sharded: reduce-scatter after each "
+        "micro-batch. whole: accumulate unsharded fp32 gradients and reduce once per step.",
     )
 
     @property
@@ -70,11 +75,13 @@ class DeepSpeedEngineConfig(_BaseEngineConfig):
     kind: Literal["deepspeed"] = "deepspeed"
     zero_stage: Literal[0, 1, 2, 3] = Field(
         2,
-        description="ZeRO stage. 0: no sharding. 1: shard master weights and moments. 2: also gradients. 3: also "
-        "weights.",
+        description="ZeRO stage. 0: no sharding. 1: shard master weights and moments. 2: also "
+        "gradients. 3: also weights.",
     )
     cpu_offload: Literal["none", "optimizer"] = Field(
-        "none", description="optimizer: keep master weights and moments in host memory and run the optimizer there."
+        "none",
+        description="optimizer: keep master weights and moments in host memory and run the "
+        "optimizer there.",
     )
 
     @property

@@ -1,4 +1,5 @@
-"""Sharding of the experts of a layer: the ranks they are divided over, the dim, and the ranks that a token visits.
+"""Sharding of the experts of a layer: the ranks they are divided over, the dim, and the ranks that
+a token visits.
 
 llmsys/parallel applies it, llmsys/estimate counts with it.
 """
@@ -18,8 +19,9 @@ MAX_IMBALANCE = 1.05
 def select_shard_dim(shape: Sequence[int], shards: int) -> int:
     """Return the dim along which a stack of experts is sharded.
 
-    FSDP2 pads dim 0 and refuses to pad others: 8 experts on 64 ranks would fill 8 ranks and leave 56 empty. There each
-    expert is split instead, along the first dim inside it that the shards divide.
+    FSDP2 pads dim 0 and refuses to pad others: 8 experts on 64 ranks would fill 8 ranks and leave
+    56 empty. There each expert is split instead, along the first dim inside it that the shards
+    divide.
 
     Args:
         shape: (experts of a rank, …) of one parameter.
@@ -46,12 +48,14 @@ def compute_dim_imbalance(size: int, shards: int) -> float:
     return ceil(size / shards) * shards / size
 
 
-# Least share of the rows that sending once per rank must save: it costs a second sort, and weights travel too.
+# Least share of the rows that sending once per rank must save: it costs a second sort, and weights
+# travel too.
 MIN_SAVED_SHARE = 0.1
 
 
 def must_send_once_per_rank(config: MoeConfig, ranks: int) -> bool:
-    """Return whether a token is sent once to each rank that holds some of its experts, not once to each expert.
+    """Return whether a token is sent once to each rank that holds some of its experts, not once to
+    each expert.
 
     Args:
         config: The experts and their routing.
@@ -71,8 +75,8 @@ def count_rank_visits(config: MoeConfig, ranks: int) -> float:
         ranks: Ranks that the experts are assigned to, in their order; R.
 
     Returns:
-        R · (1 - C(E - E / R, K) / C(E, K)); with groups, of the ranks and experts that g groups hold. The visits of
-        experts where each expert chooses its tokens.
+        R · (1 - C(E - E / R, K) / C(E, K)); with groups, of the ranks and experts that g groups
+        hold. The visits of experts where each expert chooses its tokens.
     """
     match config.routing:
         case ExpertChoiceConfig():
@@ -85,10 +89,17 @@ def count_rank_visits(config: MoeConfig, ranks: int) -> float:
     per_rank = experts // ranks
     if groups is not None:
         # Groups smaller than a rank's share lie on at most as many ranks as there are groups.
-        most = min(ranks, max(groups.groups_per_token, ranks * groups.groups_per_token // groups.num_groups))
-        experts = min(experts, max(most * per_rank, experts * groups.groups_per_token // groups.num_groups))
+        most = min(
+            ranks,
+            max(groups.groups_per_token, ranks * groups.groups_per_token // groups.num_groups),
+        )
+        experts = min(
+            experts, max(most * per_rank, experts * groups.groups_per_token // groups.num_groups)
+        )
     chosen = config.num_experts_per_tok
-    return min(most, experts / per_rank * (1 - comb(experts - per_rank, chosen) / comb(experts, chosen)))
+    return min(
+        most, experts / per_rank * (1 - comb(experts - per_rank, chosen) / comb(experts, chosen))
+    )
 
 
 def find_expert_violations(expert: int, model: ModelConfig) -> Iterator[str]:
@@ -103,7 +114,10 @@ def find_expert_violations(expert: int, model: ModelConfig) -> Iterator[str]:
     """
     if model.moe is None:
         if expert > 1:
-            yield f"A dense model has no experts to split over expert={expert}. Use expert=1, or add model.moe."
+            yield (
+                f"A dense model has no experts to split over expert={expert}. Use expert=1, or "
+                "add model.moe."
+            )
     elif model.moe.num_experts % expert:
         experts = model.moe.num_experts
         yield (

@@ -8,7 +8,12 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from llmsys.config.module_tensors import Component, ParameterTensor, SavedTensor, iter_linear_parameters
+from llmsys.config.module_tensors import (
+    Component,
+    ParameterTensor,
+    SavedTensor,
+    iter_linear_parameters,
+)
 from llmsys.config.section import Section
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
@@ -25,13 +30,16 @@ class _BaseFeedForwardConfig(Section):
         """Names of the linear maps of one layer, in the order of construction."""
         return ("gate", "up", "down") if self.is_gated else ("up", "down")
 
-    def iter_saved_tensors(self, suffix: str, inner_bytes: int, *, has_dropout: bool = False) -> Iterator[SavedTensor]:
+    def iter_saved_tensors(
+        self, suffix: str, inner_bytes: int, *, has_dropout: bool = False
+    ) -> Iterator[SavedTensor]:
         """Yield the saved tensors between the up- and down-projections.
 
         Args:
             suffix: suffix of each tensor name, such as " of experts".
             inner_bytes: bytes of one tensor of the inner width.
-            has_dropout: dropout follows the activation; `down` then saves the output of dropout instead.
+            has_dropout: dropout follows the activation; `down` then saves the output of dropout
+                instead.
         """
         yield SavedTensor(f"up{suffix}", inner_bytes, "product")
         yield SavedTensor(f"activated{suffix}", inner_bytes, "pointwise", is_saved=not has_dropout)
@@ -41,16 +49,23 @@ class _BaseGatedConfig(_BaseFeedForwardConfig):
     """Base of the gated layers: down(activation(gate(x)) · up(x))."""
 
     is_gated: ClassVar[bool] = True
-    num_clamped: ClassVar[int] = 0  # saved tensors of the inner width between the projections and the activation
+    # saved tensors of the inner width between the projections and the activation
+    num_clamped: ClassVar[int] = 0
 
-    def iter_saved_tensors(self, suffix: str, inner_bytes: int, *, has_dropout: bool = False) -> Iterator[SavedTensor]:
+    def iter_saved_tensors(
+        self, suffix: str, inner_bytes: int, *, has_dropout: bool = False
+    ) -> Iterator[SavedTensor]:
         """Yield the saved tensors between the gate, up- and down-projections."""
         yield SavedTensor(f"gate{suffix}", inner_bytes, "product")
         yield SavedTensor(f"up{suffix}", inner_bytes, "product")
         if self.num_clamped:
-            yield SavedTensor(f"clamped gate and up{suffix}", self.num_clamped * inner_bytes, "fused")
+            yield SavedTensor(
+                f"clamped gate and up{suffix}", self.num_clamped * inner_bytes, "fused"
+            )
         yield SavedTensor(f"activated gate{suffix}", inner_bytes, "fused")
-        yield SavedTensor(f"gate times up{suffix}", inner_bytes, "pointwise", is_saved=not has_dropout)
+        yield SavedTensor(
+            f"gate times up{suffix}", inner_bytes, "pointwise", is_saved=not has_dropout
+        )
 
 
 class ReluConfig(_BaseFeedForwardConfig):
@@ -59,7 +74,9 @@ class ReluConfig(_BaseFeedForwardConfig):
     kind: Literal["relu"] = "relu"
     bias: bool = BIAS
 
-    def iter_saved_tensors(self, suffix: str, inner_bytes: int, *, has_dropout: bool = False) -> Iterator[SavedTensor]:
+    def iter_saved_tensors(
+        self, suffix: str, inner_bytes: int, *, has_dropout: bool = False
+    ) -> Iterator[SavedTensor]:
         """Yield the saved tensors between the up- and down-projections."""
         # ReLU saves its output, not its input.
         yield SavedTensor(f"up{suffix}", inner_bytes, "product", is_saved=False)
@@ -116,7 +133,9 @@ class ClampedSwigluConfig(_BaseGatedConfig):
     bias: bool = BIAS
     alpha: float = Field(1.702, gt=0, description="Slope of the sigmoid.")
     limit: float = Field(
-        7.0, gt=0, description="Clamp limit: the gate projection from above, the up projection on both sides."
+        7.0,
+        gt=0,
+        description="Clamp limit: the gate projection from above, the up projection on both sides.",
     )
 
 
@@ -134,7 +153,11 @@ FeedForwardConfig = Annotated[
 
 
 def iter_feed_forward_parameters(
-    config: FeedForwardConfig, name: str, hidden: int, width: int, component: Component = "feed_forward"
+    config: FeedForwardConfig,
+    name: str,
+    hidden: int,
+    width: int,
+    component: Component = "feed_forward",
 ) -> Iterator[ParameterTensor]:
     """Yield the parameters of a feed-forward layer.
 
@@ -150,4 +173,6 @@ def iter_feed_forward_parameters(
     """
     for projection in config.projections:
         outputs, inputs = (hidden, width) if projection == "down" else (width, hidden)
-        yield from iter_linear_parameters(f"{name}.{projection}_proj", outputs, inputs, config.bias, component)
+        yield from iter_linear_parameters(
+            f"{name}.{projection}_proj", outputs, inputs, config.bias, component
+        )

@@ -1,4 +1,6 @@
-"""Configuration around the blocks: embedding, heads, dropout, encoder, MTP modules, and blocks that repeat."""
+"""Configuration around the blocks: embedding, heads, dropout, encoder, MTP modules, and blocks
+that repeat.
+"""
 
 from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal
@@ -21,15 +23,24 @@ class EmbeddingConfig(Section):
     """The token embedding. An encoder-decoder shares it unless `source_vocab_size` is set."""
 
     scale: float | Literal["sqrt_hidden_size"] = Field(
-        1.0, description="Scale of the token embedding; sqrt_hidden_size as in Vaswani 2017 and Gemma."
+        1.0,
+        description="Scale of the token embedding; sqrt_hidden_size as in Vaswani 2017 and Gemma.",
     )
-    norm: bool = Field(False, description="Normalize the sum of all embeddings (BERT, BLOOM, BART).")
+    norm: bool = Field(
+        False, description="Normalize the sum of all embeddings (BERT, BLOOM, BART)."
+    )
     token_types: int = Field(0, ge=0, description="Number of learned segment embeddings (BERT: 2).")
     source_vocab_size: int | None = Field(
-        None, ge=2, description="Rows of a separate source embedding in an encoder-decoder. null: share the target's."
+        None,
+        ge=2,
+        description="Rows of a separate source embedding in an encoder-decoder. null: share the "
+        "target's.",
     )
     initializer_range: float | None = Field(
-        None, gt=0, description="Standard deviation of the initial token embedding. null: model.initializer_range."
+        None,
+        gt=0,
+        description="Standard deviation of the initial token embedding. null: "
+        "model.initializer_range.",
     )
 
 
@@ -63,13 +74,16 @@ class LmHeadConfig(_BaseHeadConfig):
     kind: Literal["lm"] = "lm"
     families: ClassVar[tuple[str, ...]] = ("decoder", "encoder_decoder")
     bias: Literal["none", "trained", "fixed"] = Field(
-        "none", description="Bias of the logits. fixed: a saved buffer instead of a parameter (Marian, BART)."
+        "none",
+        description="Bias of the logits. fixed: a saved buffer instead of a parameter (Marian, "
+        "BART).",
     )
     softcap: float | None = Field(
         None, gt=0, description="Soft cap: replace each logit by cap · tanh(logit / cap) (Gemma 2)."
     )
     scale: float | Literal["inverse_sqrt_hidden_size"] = Field(
-        1.0, description="Scale of the last hidden state before the logits (T5 with tied embeddings)."
+        1.0,
+        description="Scale of the last hidden state before the logits (T5 with tied embeddings).",
     )
 
     def iter_parameters(self, model: ModelShape) -> Iterator[ParameterTensor]:
@@ -80,17 +94,23 @@ class LmHeadConfig(_BaseHeadConfig):
 
 
 class MlmHeadConfig(_BaseHeadConfig):
-    """Masked-language-model head: dense, activation, norm, then the token embedding with a bias (BERT)."""
+    """Masked-language-model head: dense, activation, norm, then the token embedding with a bias
+    (BERT).
+    """
 
     kind: Literal["mlm"] = "mlm"
     activation: Literal["gelu", "gelu_tanh", "relu", "silu"] = Field(
         "gelu", description="Activation after the dense layer."
     )
     pooler: bool = Field(False, description="Also build BERT's pooler.")
-    next_sentence: bool = Field(False, description="Also build BERT's next-sentence classifier on the pooler.")
+    next_sentence: bool = Field(
+        False, description="Also build BERT's next-sentence classifier on the pooler."
+    )
 
     def iter_parameters(self, model: ModelShape) -> Iterator[ParameterTensor]:
-        """Yield the transform, the output matrix and bias, the pooler and the next-sentence classifier."""
+        """Yield the transform, the output matrix and bias, the pooler and the next-sentence
+        classifier.
+        """
         hidden = model.hidden_size
         yield from iter_linear_parameters("head.dense", hidden, hidden, True, "head_other")
         yield from model.norm.iter_parameters("head.norm", hidden)
@@ -104,19 +124,23 @@ class MlmHeadConfig(_BaseHeadConfig):
     def find_violations(self, model: dict[str, Any]) -> Iterator[Violation]:
         """Yield a next-sentence classifier without its input."""
         if self.next_sentence and not self.pooler:
-            yield Violation("head.next_sentence", "it needs the pooler, which is missing. Set head.pooler=true.")
+            yield Violation(
+                "head.next_sentence", "it needs the pooler, which is missing. Set head.pooler=true."
+            )
 
 
 class ClassificationHeadConfig(_BaseHeadConfig):
-    """Sequence classification head: BERT's dense layer and tanh over the first token, dropout, linear layer."""
+    """Sequence classification head: BERT's dense layer and tanh over the first token, dropout,
+    linear layer.
+    """
 
     kind: Literal["classification"] = "classification"
     has_logits: ClassVar[bool] = False
     num_labels: int = Field(ge=2, description="Number of classes.")
     pooling: Literal["first", "mean"] | None = Field(
         None,
-        description="Classify the vector of the first position, or the mean over all but padding, without dense layer "
-        "and tanh (ViT). null: as BERT.",
+        description="Classify the vector of the first position, or the mean over all but padding, "
+        "without dense layer and tanh (ViT). null: as BERT.",
     )
 
     def iter_parameters(self, model: ModelShape) -> Iterator[ParameterTensor]:
@@ -140,7 +164,9 @@ class FeaturesHeadConfig(_BaseHeadConfig):
 
 
 class PermutationHeadConfig(_BaseHeadConfig):
-    """XLNet's head: logits with a bias, and the trained vector that its query stream begins with (Yang 2019)."""
+    """XLNet's head: logits with a bias, and the trained vector that its query stream begins with
+    (Yang 2019).
+    """
 
     kind: Literal["permutation"] = "permutation"
     logits_input: ClassVar[Input] = "predicted"
@@ -155,9 +181,12 @@ class PermutationHeadConfig(_BaseHeadConfig):
         """Yield what the second stream does not run through."""
         if (position := model["position"].kind) != "transformer_xl":
             text = (
-                f"permutation asks for tokens by their distance, and position.kind={position} adds positions elsewhere"
+                f"permutation asks for tokens by their distance, and position.kind={position} "
+                "adds positions elsewhere"
             )
-            yield Violation("head.kind", f"{text}. Use position.kind=transformer_xl, or head.kind=mlm.")
+            yield Violation(
+                "head.kind", f"{text}. Use position.kind=transformer_xl, or head.kind=mlm."
+            )
         given = {
             "moe": model["moe"] is not None,
             "recurrence": model["recurrence"] is not None,
@@ -165,11 +194,18 @@ class PermutationHeadConfig(_BaseHeadConfig):
             "attention.kind": model["attention"].kind != "multi_head",
         }
         for key in (key for key, is_given in given.items() if is_given):
-            yield Violation(key, "head.kind=permutation is not proven with it. Leave it out, or use head.kind=mlm.")
+            yield Violation(
+                key,
+                "head.kind=permutation is not proven with it. Leave it out, or use head.kind=mlm.",
+            )
 
 
 HeadConfig = Annotated[
-    LmHeadConfig | MlmHeadConfig | ClassificationHeadConfig | FeaturesHeadConfig | PermutationHeadConfig,
+    LmHeadConfig
+    | MlmHeadConfig
+    | ClassificationHeadConfig
+    | FeaturesHeadConfig
+    | PermutationHeadConfig,
     Field(discriminator="kind"),
 ]
 
@@ -185,48 +221,80 @@ class DropoutConfig(Section):
 
     embedding: float = Field(0.0, ge=0, lt=1, description="Dropout on the sum of all embeddings.")
     residual: float = Field(
-        0.0, ge=0, lt=1, description="Dropout on the output of each branch, before the residual addition."
+        0.0,
+        ge=0,
+        lt=1,
+        description="Dropout on the output of each branch, before the residual addition.",
     )
     attention: float = Field(0.0, ge=0, lt=1, description="Dropout on the attention probabilities.")
-    activation: float = Field(0.0, ge=0, lt=1, description="Dropout in the feed-forward layer, after the activation.")
-    final: float = Field(0.0, ge=0, lt=1, description="Dropout on the hidden states before the head (T5, classifiers).")
+    activation: float = Field(
+        0.0, ge=0, lt=1, description="Dropout in the feed-forward layer, after the activation."
+    )
+    final: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="Dropout on the hidden states before the head (T5, classifiers).",
+    )
 
 
 class EncoderConfig(Section):
     """The encoder of an encoder-decoder; null fields are the decoder's."""
 
     num_hidden_layers: int = Field(ge=1, description="Number of encoder blocks.")
-    intermediate_size: int | None = Field(None, ge=1, description="Width of the encoder's feed-forward layers.")
-    num_attention_heads: int | None = Field(
-        None, ge=1, description="Number of attention heads of the encoder, each of hidden_size / heads channels."
+    intermediate_size: int | None = Field(
+        None, ge=1, description="Width of the encoder's feed-forward layers."
     )
-    decoder_start_token_id: int = Field(0, ge=0, description="Id of the first token of every target.")
+    num_attention_heads: int | None = Field(
+        None,
+        ge=1,
+        description="Number of attention heads of the encoder, each of hidden_size / heads "
+        "channels.",
+    )
+    decoder_start_token_id: int = Field(
+        0, ge=0, description="Id of the first token of every target."
+    )
 
 
 class MultiTokenPredictionConfig(Section):
-    """Multi-token prediction (DeepSeek-V3, arXiv:2412.19437, 2.2): module k predicts k + 1 tokens ahead."""
+    """Multi-token prediction (DeepSeek-V3, arXiv:2412.19437, 2.2): module k predicts k + 1
+    tokens ahead.
+    """
 
-    depth: int = Field(1, ge=1, description="Number of sequential modules; each predicts one more token ahead.")
-    weight: float = Field(0.3, ge=0, description="Weight of their mean loss, added to the next-token loss.")
+    depth: int = Field(
+        1, ge=1, description="Number of sequential modules; each predicts one more token ahead."
+    )
+    weight: float = Field(
+        0.3, ge=0, description="Weight of their mean loss, added to the next-token loss."
+    )
 
 
 class _BaseRecurrenceConfig(Section):
-    """One block whose weights all layers share, with the sinusoids of position and step before each (Dehghani 2018)."""
+    """One block whose weights all layers share, with the sinusoids of position and step before
+    each (Dehghani 2018).
+    """
 
     def find_violations(self, hidden_size: int, other_kinds: list[str]) -> Iterator[Violation]:
         """Yield an odd width, and the keys of the model by which layers would differ."""
         kind: str = type(self).model_fields["kind"].default
         if hidden_size % 2:
-            text = f"{hidden_size} is odd, but the sinusoids of steps come in pairs. Use {hidden_size + 1}."
+            text = (
+                f"{hidden_size} is odd, but the sinusoids of steps come in pairs. Use "
+                f"{hidden_size + 1}."
+            )
             yield Violation("hidden_size", text)
         for key in other_kinds:
-            yield Violation(key, f"recurrence={kind} repeats one block. Leave {key} out, or recurrence.")
+            yield Violation(
+                key, f"recurrence={kind} repeats one block. Leave {key} out, or recurrence."
+            )
 
     def iter_parameters(self, model: ModelShape) -> Iterator[ParameterTensor]:
         """Yield the parameters beside the block, once for all of its steps."""
         yield from ()
 
-    def iter_saved_tensors(self, model: ModelShape, shape: ActivationShape) -> Iterator[SavedTensor]:
+    def iter_saved_tensors(
+        self, model: ModelShape, shape: ActivationShape
+    ) -> Iterator[SavedTensor]:
         """Yield the tensors that one step saves beside the block."""
         yield from ()
 
@@ -238,31 +306,49 @@ class FixedRecurrenceConfig(_BaseRecurrenceConfig):
 
 
 class AdaptiveRecurrenceConfig(_BaseRecurrenceConfig):
-    """Every position halts by itself, after num_hidden_layers steps at the latest (ACT; Graves 2016, 2.2).
+    """Every position halts by itself, after num_hidden_layers steps at the latest (ACT; Graves
+    2016, 2.2).
 
-    A halted position keeps its state. All positions are computed to the last step, so that ranks stay in step: the
-    FLOPs are those of `fixed`.
+    A halted position keeps its state. All positions are computed to the last step, so that ranks
+    stay in step: the FLOPs are those of `fixed`.
     """
 
     kind: Literal["adaptive"] = "adaptive"
     threshold: float = Field(
-        0.99, gt=0, le=1, description="Sum of halting probabilities above which a position halts (1 - epsilon)."
+        0.99,
+        gt=0,
+        le=1,
+        description="Sum of halting probabilities above which a position halts (1 - epsilon).",
     )
     ponder_weight: float = Field(
-        0.01, ge=0, description="Weight of the ponder cost: steps and remainder, averaged over tokens."
+        0.01,
+        ge=0,
+        description="Weight of the ponder cost: steps and remainder, averaged over tokens.",
     )
 
     def iter_parameters(self, model: ModelShape) -> Iterator[ParameterTensor]:
         """Yield the map from a state to its halting probability."""
-        yield from iter_linear_parameters("recurrence.halting", 1, model.hidden_size, True, "halting")
+        yield from iter_linear_parameters(
+            "recurrence.halting", 1, model.hidden_size, True, "halting"
+        )
 
-    def iter_saved_tensors(self, model: ModelShape, shape: ActivationShape) -> Iterator[SavedTensor]:
-        """Yield the states to be weighted, their probabilities in float32, their weights, and three masks."""
+    def iter_saved_tensors(
+        self, model: ModelShape, shape: ActivationShape
+    ) -> Iterator[SavedTensor]:
+        """Yield the states to be weighted, their probabilities in float32, their weights, and
+        three masks.
+        """
         # "input": they are outside the block, so activation checkpointing keeps them.
-        yield SavedTensor("weighted states", shape.compute_residual_bytes(model.hidden_size), "input")
-        yield SavedTensor("halting probabilities", shape.compute_residual_bytes(1, FP32_BYTES), "input")
+        yield SavedTensor(
+            "weighted states", shape.compute_residual_bytes(model.hidden_size), "input"
+        )
+        yield SavedTensor(
+            "halting probabilities", shape.compute_residual_bytes(1, FP32_BYTES), "input"
+        )
         yield SavedTensor("weights of states", shape.compute_residual_bytes(1), "input")
         yield SavedTensor("halting masks", shape.compute_residual_bytes(3, 1), "input")
 
 
-RecurrenceConfig = Annotated[FixedRecurrenceConfig | AdaptiveRecurrenceConfig, Field(discriminator="kind")]
+RecurrenceConfig = Annotated[
+    FixedRecurrenceConfig | AdaptiveRecurrenceConfig, Field(discriminator="kind")
+]

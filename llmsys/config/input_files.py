@@ -1,7 +1,9 @@
-"""Inputs of a dataset of documents: a path, URL or pattern, or one of these with settings of its own.
+"""Inputs of a dataset of documents: a path, URL or pattern, or one of these with settings of its
+own.
 
-An entry with settings names the fields of its files, or the split and subset of a dataset of Hugging Face's library
-(a folder that `save_to_disk` wrote, a downloaded repository of the hub, or hf://datasets/OWNER/NAME).
+An entry with settings names the fields of its files, or the split and subset of a dataset of
+Hugging Face's library (a folder that `save_to_disk` wrote, a downloaded repository of the hub, or
+hf://datasets/OWNER/NAME).
 """
 
 import json
@@ -20,20 +22,32 @@ FIELDS = ("text_field", "url_field", "id_field", "date_field", "reader")
 class InputFilesConfig(Section):
     """Files whose fields have other names, or one split of a dataset of Hugging Face's library."""
 
-    path: str = Field(min_length=1, description="Path, URL, glob pattern, @FILE, or the folder of a dataset.")
-    text_field: str | None = Field(
-        None, min_length=1, description="Field with the text or the messages. Null: data.read.text_field."
+    path: str = Field(
+        min_length=1, description="Path, URL, glob pattern, @FILE, or the folder of a dataset."
     )
-    url_field: str | None = Field(None, description="Field with the URL. Null: data.read.url_field.")
+    text_field: str | None = Field(
+        None,
+        min_length=1,
+        description="Field with the text or the messages. Null: data.read.text_field.",
+    )
+    url_field: str | None = Field(
+        None, description="Field with the URL. Null: data.read.url_field."
+    )
     id_field: str | None = Field(None, description="Field with the id. Null: data.read.id_field.")
-    date_field: str | None = Field(None, description="Field with the time of capture. Null: data.read.date_field.")
+    date_field: str | None = Field(
+        None, description="Field with the time of capture. Null: data.read.date_field."
+    )
     reader: PythonReaderConfig | None = Field(
         None,
         exclude_if=not_,
         description="A reader of your own for these files. Null: data.read.reader.",
     )
-    split: str = Field("", description="Split of the dataset folder, such as validation. Empty: train.")
-    subset: str = Field("", description="Subset (config) of the dataset folder. Empty: its default one.")
+    split: str = Field(
+        "", description="Split of the dataset folder, such as validation. Empty: train."
+    )
+    subset: str = Field(
+        "", description="Subset (config) of the dataset folder. Empty: its default one."
+    )
 
     def replace_fields(self, read: ReadConfig) -> ReadConfig:
         """Return the options of reading with the fields and the reader of this entry."""
@@ -41,7 +55,8 @@ class InputFilesConfig(Section):
         return read.model_copy(update=own)
 
 
-# Tags lead pydantic to one member, so that a wrong key is one problem and not two. No key has such a name.
+# Tags lead pydantic to one member, so that a wrong key is one problem and not two. No key has such
+# a name.
 _TEXT, _SECTION = "(text)", "(section)"
 
 
@@ -49,7 +64,9 @@ def _get_tag(value: object) -> str:
     return _SECTION if isinstance(value, dict | InputFilesConfig) else _TEXT
 
 
-InputEntry = Annotated[Annotated[str, Tag(_TEXT)] | Annotated[InputFilesConfig, Tag(_SECTION)], Discriminator(_get_tag)]
+InputEntry = Annotated[
+    Annotated[str, Tag(_TEXT)] | Annotated[InputFilesConfig, Tag(_SECTION)], Discriminator(_get_tag)
+]
 
 
 def sort_inputs(values: Iterable[Any]) -> list[Any]:

@@ -1,12 +1,14 @@
-"""Configuration of language identification (`data.language:`), codes, and language profiles for the quality rules.
+"""Configuration of language identification (`data.language:`), codes, and language profiles for the
+quality rules.
 
 A profile has the word segmentation, stop words, end marks and thresholds of one language.
 
-Reads: one YAML file per language in configs/data/languages, or a file that the config names; `default` is the profile
-of languages without one.
+Reads: one YAML file per language in configs/data/languages, or a file that the config names;
+`default` is the profile of languages without one.
 
 Invariants:
-- A value in a rule overrides the profile of the document's language, and the profile overrides the published default.
+- A value in a rule overrides the profile of the document's language, and the profile overrides the
+  published default.
 - A value equal to the published default counts as unset: equal configs give equal datasets.
 - The English profile changes nothing, because the published rules are for English.
 """
@@ -27,13 +29,22 @@ class LanguageConfig(Section):
 
     kind: Literal["combined", "py3langid", "cld2"] = Field(
         "combined",
-        description="Language identifier. Each ships its model in its package; combined is the most accurate.",
+        description="Language identifier. Each ships its model in its package; combined is the "
+        "most accurate.",
     )
-    languages: tuple[str, ...] = Field(("en",), description="ISO 639-1 codes to keep. Empty: keep every language.")
-    min_score: float = Field(0.65, ge=0, le=1, description="Minimum probability of the most likely language.")
-    max_characters: int = Field(4_096, ge=1, description="Number of characters from the start of the text to read.")
+    languages: tuple[str, ...] = Field(
+        ("en",), description="ISO 639-1 codes to keep. Empty: keep every language."
+    )
+    min_score: float = Field(
+        0.65, ge=0, le=1, description="Minimum probability of the most likely language."
+    )
+    max_characters: int = Field(
+        4_096, ge=1, description="Number of characters from the start of the text to read."
+    )
     profiles: dict[str, str] = Field(
-        {}, description="Language profiles by code: a path or config name that replaces data/languages/CODE."
+        {},
+        description="Language profiles by code: a path or config name that replaces "
+        "data/languages/CODE.",
     )
 
 
@@ -47,7 +58,9 @@ class SpacedWordsConfig(Section):
     """Words between spaces; punctuation and contractions are split as by spaCy's tokenizer."""
 
     kind: Literal["spaces"] = "spaces"
-    rules: str = Field("xx", description="Language of spaCy's tokenizer rules. xx: the language-independent rules.")
+    rules: str = Field(
+        "xx", description="Language of spaCy's tokenizer rules. xx: the language-independent rules."
+    )
 
 
 class CharacterWordsConfig(Section):
@@ -57,7 +70,9 @@ class CharacterWordsConfig(Section):
 
 
 class DictionaryWordsConfig(Section):
-    """Dictionary segmentation, as in datatrove; each library is an extra: llmsys[zh], [ja], [th]."""
+    """Dictionary segmentation, as in datatrove; each library is an extra: llmsys[zh], [ja],
+    [th].
+    """
 
     kind: Literal["dictionary"] = "dictionary"
     dictionary: Dictionary = Field(
@@ -65,7 +80,9 @@ class DictionaryWordsConfig(Section):
     )
 
 
-Words = Annotated[SpacedWordsConfig | CharacterWordsConfig | DictionaryWordsConfig, Field(discriminator="kind")]
+Words = Annotated[
+    SpacedWordsConfig | CharacterWordsConfig | DictionaryWordsConfig, Field(discriminator="kind")
+]
 
 
 class LanguageProfile(Section):
@@ -73,11 +90,17 @@ class LanguageProfile(Section):
 
     name: str = Field(min_length=1, description="Display name of the language.")
     scripts: tuple[Script, ...] = Field((), description="Scripts of the language.")
-    words: Words = Field(SpacedWordsConfig(), description="Word segmentation, for rules and near duplicates.")
-    end_marks: tuple[str, ...] = Field((), description="Punctuation that ends a line of prose. Empty: the rule's own.")
+    words: Words = Field(
+        SpacedWordsConfig(), description="Word segmentation, for rules and near duplicates."
+    )
+    end_marks: tuple[str, ...] = Field(
+        (), description="Punctuation that ends a line of prose. Empty: the rule's own."
+    )
     stop_words: tuple[str, ...] = Field((), description="Common words. Empty: the rule's own.")
     rules: dict[str, dict[str, Any]] = Field(
-        {}, description="Overrides of the published thresholds by kind of rule, such as gopher_quality: {…}."
+        {},
+        description="Overrides of the published thresholds by kind of rule, such as "
+        "gopher_quality: {…}.",
     )
 
     @field_validator("rules")
@@ -94,17 +117,24 @@ class LanguageProfile(Section):
         """Return a rule for documents in this language.
 
         Args:
-            published: the rule as configured. Values that differ from their defaults override the profile.
+            published: the rule as configured. Values that differ from their defaults override the
+                profile.
         """
         fields = type(published).model_fields
         written = {
             name: getattr(published, name)
             for name, field in fields.items()
-            if field.is_required() or getattr(published, name) != field.get_default(call_default_factory=True)
+            if field.is_required()
+            or getattr(published, name) != field.get_default(call_default_factory=True)
         }
-        own = {name: getattr(self, name) for name in ("scripts", "stop_words", "end_marks") if name in fields}
+        own = {
+            name: getattr(self, name)
+            for name in ("scripts", "stop_words", "end_marks")
+            if name in fields
+        }
         values: dict[str, Any] = {name: value for name, value in own.items() if value}
-        # The thresholds were derived with the words of this profile; other dialects split words in their own way.
+        # The thresholds were derived with the words of this profile; other dialects split words in
+        # their own way.
         if getattr(published, "dialect", "datatrove") == "datatrove":
             values |= self.rules.get(published.kind, {})
         return _RULE.validate_python({**values, **written, "kind": published.kind})
@@ -114,13 +144,17 @@ class LanguageRules(Section):
     """Word segmentation and rules for documents in one language."""
 
     words: Words = Field(description="Word segmentation.")
-    rules: tuple[RuleConfig, ...] = Field(description="Rules in order, with the overrides of the profile.")
+    rules: tuple[RuleConfig, ...] = Field(
+        description="Rules in order, with the overrides of the profile."
+    )
 
 
 _BY_CODE: TypeAdapter[dict[str, LanguageRules]] = TypeAdapter(dict[str, LanguageRules])
 
 
-def serialize_language_rules(profiles: Mapping[str, LanguageProfile], rules: Sequence[RuleConfig]) -> str:
+def serialize_language_rules(
+    profiles: Mapping[str, LanguageProfile], rules: Sequence[RuleConfig]
+) -> str:
     """Return the rules of all languages as JSON, which is part of task keys.
 
     Args:
@@ -131,7 +165,9 @@ def serialize_language_rules(profiles: Mapping[str, LanguageProfile], rules: Seq
         JSON text that `parse_language_rules` reads.
     """
     own = {
-        code: LanguageRules(words=profile.words, rules=tuple(profile.localize_rule(rule) for rule in rules))
+        code: LanguageRules(
+            words=profile.words, rules=tuple(profile.localize_rule(rule) for rule in rules)
+        )
         for code, profile in profiles.items()
     }
     values = _BY_CODE.dump_python(own, mode="json")
@@ -156,27 +192,34 @@ def parse_language_rules(text: str) -> dict[str, LanguageRules]:
     return _BY_CODE.validate_python(values)
 
 
-def find_name_violations(rules: Sequence[NamedRuleConfig], taken: Collection[str]) -> Iterator[Violation]:
-    """Yield a violation for every rule whose name is already used by another rule or is in `taken`."""
+def find_name_violations(
+    rules: Sequence[NamedRuleConfig], taken: Collection[str]
+) -> Iterator[Violation]:
+    """Yield a violation for every rule whose name is already used by another rule or is in
+    `taken`.
+    """
     names = [rule.title for rule in rules]
     for number, (rule, name) in enumerate(zip(rules, names, strict=True)):
         if name in names[:number]:
             first = names.index(name)
             yield Violation(
                 f"{number}",
-                f"{name} is already the name of rules.{first}, and drops are counted by name. Give it another "
-                f"name, such as name: {name}_2.",
+                f"{name} is already the name of rules.{first}, and drops are counted by name. "
+                f"Give it another name, such as name: {name}_2.",
             )
-        # Another rule's kind counts as taken: the meaning of `gopher_quality` must not depend on the config.
+        # Another rule's kind counts as taken: the meaning of `gopher_quality` must not depend on
+        # the config.
         elif name in taken and name != getattr(rule, "kind", ""):
             yield Violation(
                 f"{number}.name",
-                f"{name} is the name of a stage or of another kind of rule. Use another name, such as my_{name}.",
+                f"{name} is the name of a stage or of another kind of rule. Use another name, "
+                f"such as my_{name}.",
             )
 
 
-# One code per language, whatever the identifier calls it: ISO 639-1 where it has one and ISO 639-3 otherwise. nb and
-# nn are distinct; `no`, which both identifiers use for Bokmål as opposed to nn, becomes nb. All Chinese is zh.
+# One code per language, whatever the identifier calls it: ISO 639-1 where it has one and ISO 639-3
+# otherwise. nb and nn are distinct; `no`, which both identifiers use for Bokmål as opposed to nn,
+# becomes nb. All Chinese is zh.
 CODE_OF = {
     "no": "nb",
     "iw": "he",
@@ -187,18 +230,27 @@ CODE_OF = {
     "zh-Hant": "zh",
 }
 
-# The codes that each identifier can return. Listed here to reject a wrong code before the slow models are loaded.
+# The codes that each identifier can return. Listed here to reject a wrong code before the slow
+# models are loaded.
 _BAYES = """
-ace af am an ar ary arz as az ba bcl be bg bn br bs ca crh cs cy da de dz el en eo es et eu ext fa fi fo fr fuv
-fy ga gcf gcr gd gl gom grc gu gug guw ha hbo he hi hr ht hu hy id ig is it ja jv ka kab kik kk km kn ko ku ky
-la lb lg lij ln lo lt ltg lv mg mk ml mn mr ms mt my nb ne nl nn nso oc om or pa pcm pl ps pt qu ro ru rw sa sdh
-se si sk sl sn so sq sr st sv sw ta te tg th tk tl tr tt ug uk ur uz uzs vec vi vo wa wuu xh yo yue zh zu zxx
+ace af am an ar ary arz as az ba bcl be bg bn br bs ca crh cs cy da de dz el en eo es et eu ext fa
+fi fo fr fuv
+fy ga gcf gcr gd gl gom grc gu gug guw ha hbo he hi hr ht hu hy id ig is it ja jv ka kab kik kk km
+kn ko ku ky
+la lb lg lij ln lo lt ltg lv mg mk ml mn mr ms mt my nb ne nl nn nso oc om or pa pcm pl ps pt qu ro
+ru rw sa sdh
+se si sk sl sn so sq sr st sv sw ta te tg th tk tl tr tt ug uk ur uz uzs vec vi vo wa wuu xh yo yue
+zh zu zxx
 """
 _COMPACT = """
-aa ab af ak am ar as ay az ba be bg bh bi bn bo br bs ca ceb chr co crs cs cy da de dv dz el en eo es et eu fa
-fi fj fo fr fy ga gd gl gn gu gv ha haw he hi hmn hr ht hu hy ia id ie ig ik is it iu ja jv ka kha kk kl km kn
-ko ks ku ky la lb lg lif ln lo lt lv mfe mg mi mk ml mn mr ms mt my na nb ne nl nn nr nso ny oc om or pa pl ps
-pt qu rm rn ro ru rw sa sco sd sg si sk sl sm sn so sq sr ss st su sv sw syr ta te tg th ti tk tl tlh tn to tr
+aa ab af ak am ar as ay az ba be bg bh bi bn bo br bs ca ceb chr co crs cs cy da de dv dz el en eo
+es et eu fa
+fi fj fo fr fy ga gd gl gn gu gv ha haw he hi hmn hr ht hu hy ia id ie ig ik is it iu ja jv ka kha
+kk kl km kn
+ko ks ku ky la lb lg lif ln lo lt lv mfe mg mi mk ml mn mr ms mt my na nb ne nl nn nr nso ny oc om
+or pa pl ps
+pt qu rm rn ro ru rw sa sco sd sg si sk sl sm sn so sq sr ss st su sv sw syr ta te tg th ti tk tl
+tlh tn to tr
 ts tt ug uk ur uz ve vi vo war wo xh xx-Bugi xx-Goth yi yo za zh zu zzp
 """
 

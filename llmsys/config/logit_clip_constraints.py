@@ -1,4 +1,6 @@
-"""Rules of QK-clip (`optimizer.max_attention_logit`): all logits of a head are computed on the ranks of its rows."""
+"""Rules of QK-clip (`optimizer.max_attention_logit`): all logits of a head are computed on the
+ranks of its rows.
+"""
 
 from collections.abc import Iterator
 
@@ -12,9 +14,14 @@ NONE = "or set optimizer.max_attention_logit=null"
 
 
 def find_logit_clip_violations(
-    model: ModelConfig, engine: EngineConfig, layout: ParallelLayout, train: TrainConfig, optimizer: str
+    model: ModelConfig,
+    engine: EngineConfig,
+    layout: ParallelLayout,
+    train: TrainConfig,
+    optimizer: str,
 ) -> Iterator[Violation]:
-    """Yield a violation for every setting under which logits are not recorded, or weights not clipped.
+    """Yield a violation for every setting under which logits are not recorded, or weights not
+    clipped.
 
     Args:
         model: the `model:` section.
@@ -35,17 +42,21 @@ def find_logit_clip_violations(
             text = f"{size} ranks share the positions or layers whose largest logits are compared"
             yield Violation(f"layout.{axis}", f"{text}. Use {axis}=1, {NONE}.")
     if train.reproducibility == "bitwise":
-        yield Violation("train.reproducibility", f"bitwise does not clip attention logits. Use fast, {NONE}.")
+        yield Violation(
+            "train.reproducibility", f"bitwise does not clip attention logits. Use fast, {NONE}."
+        )
     if train.compile == "block":
         text = "block compiles attention without the record of its logits"
         yield Violation("train.compile", f"{text}. Use none, {NONE}.")
     if model.family != "decoder":
         yield Violation(
-            "model.family", f"{model.family} has attention that QK-clip does not know. Use decoder, {NONE}."
+            "model.family",
+            f"{model.family} has attention that QK-clip does not know. Use decoder, {NONE}.",
         )
     if model.rnn is not None or attention.kind not in ("multi_head", "latent"):
         yield Violation(
-            "model.attention.kind", f"{attention.kind} has no logits for QK-clip. Use multi_head or latent, {NONE}."
+            "model.attention.kind",
+            f"{attention.kind} has no logits for QK-clip. Use multi_head or latent, {NONE}.",
         )
     elif attention.kind == "multi_head" and attention.clip is not None:
         text = "clamped queries and keys do not shrink with their projections"

@@ -1,4 +1,6 @@
-"""Reformer's attention (`model.attention.kind=lsh`): every position sees the positions that hash alike."""
+"""Reformer's attention (`model.attention.kind=lsh`): every position sees the positions that hash
+alike.
+"""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -24,18 +26,24 @@ HASH_ORDER = "order of hashes"
 
 
 class LshAttentionConfig(BaseAttentionConfig):
-    """Locality-sensitive hashing attention with shared queries and keys (Kitaev 2020, arXiv:2001.04451).
+    """Locality-sensitive hashing attention with shared queries and keys (Kitaev 2020,
+    arXiv:2001.04451).
 
-    In each round the positions are sorted by hash and cut into chunks. A position sees its chunk and the chunk before
-    it. Rows of at most one chunk see everything. The hash of a layer is fixed: every pass hashes alike.
+    In each round the positions are sorted by hash and cut into chunks. A position sees its chunk
+    and the chunk before it. Rows of at most one chunk see everything. The hash of a layer is fixed:
+    every pass hashes alike.
     """
 
     kind: Literal["lsh"] = "lsh"
     has_own_mask: ClassVar[bool] = True
     recomputes_scores: ClassVar[bool] = True
     num_hashes: int = Field(4, ge=1, description="Number of hash rounds.")
-    chunk_length: int = Field(64, ge=1, description="Positions of a chunk, and about twice those of a bucket.")
-    qkv_bias: bool = Field(False, description="Add a bias to the projections of shared queries and keys, and values.")
+    chunk_length: int = Field(
+        64, ge=1, description="Positions of a chunk, and about twice those of a bucket."
+    )
+    qkv_bias: bool = Field(
+        False, description="Add a bias to the projections of shared queries and keys, and values."
+    )
     output_bias: bool = Field(False, description="Add a bias to the output projection.")
 
     @property
@@ -44,29 +52,41 @@ class LshAttentionConfig(BaseAttentionConfig):
         return MultiHeadAttentionConfig(qkv_bias=self.qkv_bias, output_bias=self.output_bias)
 
     def list_directions(self, length: int) -> list[int]:
-        """Return the directions of each hash of a row of `length` positions; a bucket is one of them or its opposite.
+        """Return the directions of each hash of a row of `length` positions; a bucket is one of
+        them or its opposite.
 
-        Above MAX_DIRECTIONS a bucket is a pair of two hashes with about the root of the buckets each.
+        Above MAX_DIRECTIONS a bucket is a pair of two hashes with about the root of the buckets
+        each.
         """
         half = max(1, length // self.chunk_length)
         return [half] if half <= MAX_DIRECTIONS else [math.ceil(math.sqrt(2 * half) / 2)] * 2
 
     def count_directions(self, longest: int) -> int:
         """Return the directions that rows of up to `longest` positions need."""
-        return max(sum(self.list_directions(longest)), min(longest // self.chunk_length, MAX_DIRECTIONS))
+        return max(
+            sum(self.list_directions(longest)), min(longest // self.chunk_length, MAX_DIRECTIONS)
+        )
 
     def count_hashes(self, length: int) -> int:
         """Return the hashes of a row by one head, those that fill the last chunk included."""
         return (
-            0 if length <= self.chunk_length else -(-length // self.chunk_length) * self.chunk_length * self.num_hashes
+            0
+            if length <= self.chunk_length
+            else -(-length // self.chunk_length) * self.chunk_length * self.num_hashes
         )
 
     def iter_parameters(self, model: ModelShape) -> Iterator[ParameterTensor]:
         """Yield the projections of shared queries and keys, of values, and of the output."""
         width, hidden = model.num_attention_heads * model.head_dim, model.hidden_size
-        yield from iter_linear_parameters("attention.qk_proj", width, hidden, self.qkv_bias, "attention")
-        yield from iter_linear_parameters("attention.v_proj", width, hidden, self.qkv_bias, "attention")
-        yield from iter_linear_parameters("attention.o_proj", hidden, width, self.output_bias, "attention")
+        yield from iter_linear_parameters(
+            "attention.qk_proj", width, hidden, self.qkv_bias, "attention"
+        )
+        yield from iter_linear_parameters(
+            "attention.v_proj", width, hidden, self.qkv_bias, "attention"
+        )
+        yield from iter_linear_parameters(
+            "attention.o_proj", hidden, width, self.output_bias, "attention"
+        )
 
     def build_score_shape(self, model: ModelShape, keys: int, *, is_causal: bool) -> ScoreShape:
         """Return the shape of scores against `keys` keys."""
@@ -76,8 +96,11 @@ class LshAttentionConfig(BaseAttentionConfig):
         """Return 0: keys are normalized as they are multiplied."""
         return 0
 
-    def count_products(self, model: ModelShape, layer: int, length: int, documents: Sequence[int] | None) -> int:
-        """Return the multiplications of hashes, scores and weighted sums of a row: all that chunks compute.
+    def count_products(
+        self, model: ModelShape, layer: int, length: int, documents: Sequence[int] | None
+    ) -> int:
+        """Return the multiplications of hashes, scores and weighted sums of a row: all that chunks
+        compute.
 
         Args:
             model: widths of the model.
@@ -102,7 +125,9 @@ class LshAttentionConfig(BaseAttentionConfig):
         are_queries_saved: bool,
         are_keys_saved: bool,
     ) -> Iterator[SavedTensor]:
-        """Yield shared queries and keys, values and the output: chunks are computed again in the backward pass."""
+        """Yield shared queries and keys, values and the output: chunks are computed again in the
+        backward pass.
+        """
         size = shape.compute_sharded_bytes(scores.heads * scores.key_channels)
         yield SavedTensor("shared queries and keys", size, "product")
         yield SavedTensor("values", size, "product")
@@ -116,13 +141,20 @@ class LshAttentionConfig(BaseAttentionConfig):
         """Yield what the kind cannot be combined with."""
         if family == "encoder_decoder":
             yield Violation(
-                "attention.kind", "lsh has no cross-attention. Use multi_head, or family=decoder or encoder."
+                "attention.kind",
+                "lsh has no cross-attention. Use multi_head, or family=decoder or encoder.",
             )
         if window is not None:
-            yield Violation("sliding_window", "attention.kind=lsh has keys of its own choice. Leave it out.")
+            yield Violation(
+                "sliding_window", "attention.kind=lsh has keys of its own choice. Leave it out."
+            )
         if position not in ("learned", "sinusoidal", "none"):
-            text = f"{position} is no position of attention.kind=lsh. Use learned, sinusoidal, none."
+            text = (
+                f"{position} is no position of attention.kind=lsh. Use learned, sinusoidal, none."
+            )
             yield Violation("position.kind", text)
         if model.num_key_value_heads != model.num_attention_heads:
             heads = model.num_attention_heads
-            yield Violation("num_key_value_heads", f"lsh has a key for each of the {heads} heads. Leave it out.")
+            yield Violation(
+                "num_key_value_heads", f"lsh has a key for each of the {heads} heads. Leave it out."
+            )

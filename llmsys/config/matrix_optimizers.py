@@ -10,9 +10,11 @@ from llmsys.config.section import Violation, raise_violations
 
 
 class MuonConfig(BaseOptimizerConfig):
-    """Orthogonalized momentum for the matrices of blocks and experts (Jordan 2024); AdamW for all other parameters.
+    """Orthogonalized momentum for the matrices of blocks and experts (Jordan 2024); AdamW for all
+    other parameters.
 
-    Updates are scaled to the RMS of AdamW updates (Moonshot 2025), so learning rate and weight decay carry over.
+    Updates are scaled to the RMS of AdamW updates (Moonshot 2025), so learning rate and weight
+    decay carry over.
     """
 
     kind: Literal["muon"] = "muon"
@@ -22,15 +24,21 @@ class MuonConfig(BaseOptimizerConfig):
     )
 
     def select_update_rule(self, name: str, num_dims: int) -> UpdateRule:
-        """Return muon for projections (`…_proj`), adamw for routers, embeddings, heads and vectors."""
+        """Return muon for projections (`…_proj`), adamw for routers, embeddings, heads and
+        vectors.
+        """
         return "muon" if is_projection(name, num_dims) else "adamw"
 
     def count_moments(self, name: str, num_dims: int) -> int:
         """Return 1 for parameters updated by Muon, 2 for those updated by AdamW."""
         return 1 if self.select_update_rule(name, num_dims) == "muon" else 2
 
-    def count_update_bytes(self, elements: int, largest_matrix: int, *, dtype_bytes: int, is_exchanged: bool) -> int:
-        """Return momenta and updates, what is sent and received of both, and the products of one matrix."""
+    def count_update_bytes(
+        self, elements: int, largest_matrix: int, *, dtype_bytes: int, is_exchanged: bool
+    ) -> int:
+        """Return momenta and updates, what is sent and received of both, and the products of one
+        matrix.
+        """
         return dtype_bytes * ((6 if is_exchanged else 2) * elements + 5 * largest_matrix)
 
     @property
@@ -40,22 +48,34 @@ class MuonConfig(BaseOptimizerConfig):
 
 
 class AdafactorConfig(BaseOptimizerConfig):
-    """Second moments as an outer product of rows and columns, no first moment (Shazeer 2018, arXiv:1804.04235).
+    """Second moments as an outer product of rows and columns, no first moment (Shazeer 2018,
+    arXiv:1804.04235).
 
-    The rate is relative to the size of a matrix: a step changes it by learning_rate times its root mean square.
+    The rate is relative to the size of a matrix: a step changes it by learning_rate times its root
+    mean square.
     """
 
     kind: Literal["adafactor"] = "adafactor"
-    learning_rate: float = Field(1e-2, gt=0, description="Peak relative rate; at most 1 / sqrt(step).")
-    decay_exponent: float = Field(0.8, gt=0, le=1, description="The decay rate of step t is 1 - t to minus this.")
-    clip_threshold: float = Field(1.0, gt=0, description="Largest root mean square of an update before the rate.")
-    min_weight_size: float = Field(1e-3, gt=0, description="Least root mean square that a rate is relative to.")
+    learning_rate: float = Field(
+        1e-2, gt=0, description="Peak relative rate; at most 1 / sqrt(step)."
+    )
+    decay_exponent: float = Field(
+        0.8, gt=0, le=1, description="The decay rate of step t is 1 - t to minus this."
+    )
+    clip_threshold: float = Field(
+        1.0, gt=0, description="Largest root mean square of an update before the rate."
+    )
+    min_weight_size: float = Field(
+        1e-3, gt=0, description="Least root mean square that a rate is relative to."
+    )
 
     @model_validator(mode="after")
     def _check_unused(self) -> Self:
         given = self.model_fields_set & {"betas", "eps"}
         raise_violations(
-            Violation(key, "adafactor has no such term; see decay_exponent and min_weight_size. Omit it.")
+            Violation(
+                key, "adafactor has no such term; see decay_exponent and min_weight_size. Omit it."
+            )
             for key in sorted(given)
             if getattr(self, key) != type(self).model_fields[key].default
         )
@@ -73,7 +93,9 @@ class AdafactorConfig(BaseOptimizerConfig):
         """Return the bytes of one element: of a matrix, those of one row and one column."""
         return 4 if len(shape) < 2 else 4 * sum(shape[-2:]) / prod(shape[-2:])
 
-    def count_update_bytes(self, elements: int, largest_matrix: int, *, dtype_bytes: int, is_exchanged: bool) -> int:
+    def count_update_bytes(
+        self, elements: int, largest_matrix: int, *, dtype_bytes: int, is_exchanged: bool
+    ) -> int:
         """Return a full weight and gradient with the estimate and the update, in float32."""
         return 16 * largest_matrix
 
@@ -84,7 +106,8 @@ class AdafactorConfig(BaseOptimizerConfig):
 
 
 class SoapConfig(BaseOptimizerConfig):
-    """Adam in the eigenbasis of Shampoo's preconditioners (Vyas 2024, arXiv:2409.11321); AdamW for all but projections.
+    """Adam in the eigenbasis of Shampoo's preconditioners (Vyas 2024, arXiv:2409.11321); AdamW for
+    all but projections.
 
     The first step of a projection only measures: its gradient gives the first basis.
     """
@@ -94,9 +117,14 @@ class SoapConfig(BaseOptimizerConfig):
         (0.95, 0.95), description="Decay rates of the first and second moment, per step."
     )
     shampoo_beta: Decay = Field(0.95, description="Decay rate of the preconditioners, per step.")
-    precondition_every_steps: int = Field(10, ge=1, description="Steps between updates of the eigenbasis.")
+    precondition_every_steps: int = Field(
+        10, ge=1, description="Steps between updates of the eigenbasis."
+    )
     max_precondition_size: int = Field(
-        8192, ge=1, description="Sides of a matrix longer than this are not rotated, and have no preconditioner."
+        8192,
+        ge=1,
+        description="Sides of a matrix longer than this are not rotated, and have no "
+        "preconditioner.",
     )
 
     def select_update_rule(self, name: str, num_dims: int) -> UpdateRule:
@@ -119,17 +147,22 @@ class SoapConfig(BaseOptimizerConfig):
         return 8 + 8 * squares / prod(shape[-2:])
 
     def count_step_flops(self, name: str, shape: tuple[int, ...]) -> float:
-        """Return the FLOPs of rotations and preconditioners, and of the bases by the steps between their updates."""
+        """Return the FLOPs of rotations and preconditioners, and of the bases by the steps
+        between their updates.
+        """
         if self.select_update_rule(name, len(shape)) != "matrix":
             return 0.0
         sides = [shape[dim] for dim in self.list_rotated_sides(shape)]
         # Per side: gradient and momentum into the basis, the update back, and the preconditioner.
         each = sum(8.0 * prod(shape[-2:]) * side for side in sides)
-        # Eigenvalues and power iteration are two matmuls, and a QR decomposition with its Q is 8/3 n³.
+        # Eigenvalues and power iteration are two matmuls, and a QR decomposition with its Q is 8/3
+        # n³.
         bases = sum((4 + 8 / 3) * side**3 for side in sides) / self.precondition_every_steps
         return prod(shape[:-2]) * (each + bases)
 
-    def count_update_bytes(self, elements: int, largest_matrix: int, *, dtype_bytes: int, is_exchanged: bool) -> int:
+    def count_update_bytes(
+        self, elements: int, largest_matrix: int, *, dtype_bytes: int, is_exchanged: bool
+    ) -> int:
         """Return the gathered tensors of the largest matrix, with its rotations, in float32."""
         return 48 * largest_matrix
 

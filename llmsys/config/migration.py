@@ -3,13 +3,14 @@
 Invariants:
 - An old name in a user's config is an error that names the new one (`validation_errors`).
 - Recorded configs of runs and datasets are read with either spelling.
-- Checkpoints, manifests and task keys keep the old spelling, so that equal settings stay equal to those of old runs.
+- Checkpoints, manifests and task keys keep the old spelling, so that equal settings stay equal to
+  those of old runs.
 """
 
 from pathlib import Path
 from typing import Any
 
-from llmsys.config.yaml_files import Keys
+from llmsys.config.loading.yaml_files import Keys
 
 # Old key to new key, by section in its new spelling (`*`: any entry of a list).
 RENAMED_KEYS: dict[str, dict[str, str]] = {
@@ -22,11 +23,23 @@ RENAMED_KEYS: dict[str, dict[str, str]] = {
     "batch.ramp": {"over_tokens": "ramp_tokens", "quantum_sequences": "increment_sequences"},
     "bitwise": {"deal": "assignment"},  # a section of checkpoint records alone
     "checkpoint": {"best_by": "best_metric"},
-    "data.deduplicate": {"against": "earlier_datasets", "keys": "key_filter", "spans": "repeated_segments"},
-    "data.decontaminate.sets.*": {"item": "id_field", "label": "label_fields", "query": "query_fields"},
+    "data.deduplicate": {
+        "against": "earlier_datasets",
+        "keys": "key_filter",
+        "spans": "repeated_segments",
+    },
+    "data.decontaminate.sets.*": {
+        "item": "id_field",
+        "label": "label_fields",
+        "query": "query_fields",
+    },
     "data.documents": {"copies": "export_formats", "shards": "num_shards"},
     "data.executor": {"options": "sbatch_options", "tries": "max_attempts"},
-    "data.language": {"keep": "languages", "minimum_score": "min_score", "sample_characters": "max_characters"},
+    "data.language": {
+        "keep": "languages",
+        "minimum_score": "min_score",
+        "sample_characters": "max_characters",
+    },
     "data.pii": {"find": "kinds", "replace_with": "replacement", "same": "consistency"},
     "data.read": {
         "date": "date_field",
@@ -92,8 +105,12 @@ RENAMED_VALUES: dict[str, dict[str, str]] = {
     "train.activation_checkpoint": {"block": "full"},
 }
 
-_OLD_KEYS = {section: {new: old for old, new in names.items()} for section, names in RENAMED_KEYS.items()}
-_OLD_VALUES = {key: {new: old for old, new in names.items()} for key, names in RENAMED_VALUES.items()}
+_OLD_KEYS = {
+    section: {new: old for old, new in names.items()} for section, names in RENAMED_KEYS.items()
+}
+_OLD_VALUES = {
+    key: {new: old for old, new in names.items()} for key, names in RENAMED_VALUES.items()
+}
 _RUN_FILES = ("environment.json", "events.jsonl", "checkpoints", "hostfile")
 
 
@@ -101,8 +118,10 @@ def to_current_names(values: Any, section: str = "") -> Any:
     """Return stored values with each old key and value in its new spelling.
 
     Args:
-        values: plain mappings, lists and scalars, as parsed from YAML or JSON. New spellings are kept.
-        section: key path of the values in a RunConfig, in the new spelling, such as `data.rules`; empty: the root.
+        values: plain mappings, lists and scalars, as parsed from YAML or JSON. New spellings are
+            kept.
+        section: key path of the values in a RunConfig, in the new spelling, such as `data.rules`;
+            empty: the root.
 
     Returns:
         A copy of the values.
@@ -112,11 +131,15 @@ def to_current_names(values: Any, section: str = "") -> Any:
     if not isinstance(values, dict):
         return find_new_value(section, values) or values
     names: dict[Any, Any] = {key: RENAMED_KEYS.get(section, {}).get(key, key) for key in values}
-    return {names[key]: to_current_names(value, _join(section, names[key])) for key, value in values.items()}
+    return {
+        names[key]: to_current_names(value, _join(section, names[key]))
+        for key, value in values.items()
+    }
 
 
 def to_recorded_names(values: Any, section: str = "") -> Any:
-    """Return values with each renamed key and value in its old spelling, for records, manifests and task keys.
+    """Return values with each renamed key and value in its old spelling, for records, manifests and
+    task keys.
 
     Args:
         values: result of `model_dump(mode="json")` of a section or a config.
@@ -128,9 +151,14 @@ def to_recorded_names(values: Any, section: str = "") -> Any:
     if isinstance(values, list):
         return [to_recorded_names(value, _join(section, "*")) for value in values]
     if not isinstance(values, dict):
-        return _OLD_VALUES.get(section, {}).get(values, values) if isinstance(values, str) else values
+        return (
+            _OLD_VALUES.get(section, {}).get(values, values) if isinstance(values, str) else values
+        )
     names = _OLD_KEYS.get(section, {})
-    return {names.get(key, key): to_recorded_names(value, _join(section, key)) for key, value in values.items()}
+    return {
+        names.get(key, key): to_recorded_names(value, _join(section, key))
+        for key, value in values.items()
+    }
 
 
 def to_current_keys(keys: Keys) -> Keys:
@@ -150,12 +178,16 @@ def find_new_key(keys: Keys) -> str | None:
 
 
 def find_new_value(key: str, value: object) -> str | None:
-    """Return the new spelling of an old value of `key`, a dotted path in the new spelling; None when it has none."""
+    """Return the new spelling of an old value of `key`, a dotted path in the new spelling; None
+    when it has none.
+    """
     return RENAMED_VALUES.get(key, {}).get(value) if isinstance(value, str) else None
 
 
 def is_recorded_config(path: Path) -> bool:
-    """Return whether a file is the config.yaml that a run, a launch or a conversion wrote into its folder."""
+    """Return whether a file is the config.yaml that a run, a launch or a conversion wrote into
+    its folder.
+    """
     return path.name == "config.yaml" and any((path.parent / name).exists() for name in _RUN_FILES)
 
 

@@ -1,6 +1,6 @@
 """Configuration of the architecture (`model:`, or a file under configs/model).
 
-Field names follow Hugging Face's config.json, which is accepted too (llmsys/config/hugging_face).
+Field names follow Hugging Face's config.json, which is accepted too (llmsys/hugging_face).
 
 Invariants:
 - Every accepted value can be estimated.
@@ -28,7 +28,13 @@ from llmsys.config.head import (
 )
 from llmsys.config.long_attention import AttentionConfig
 from llmsys.config.moe import MoeConfig
-from llmsys.config.norm import NormConfig, PreNormConfig, ResidualConfig, ReversibleConfig, RmsNormConfig
+from llmsys.config.norm import (
+    NormConfig,
+    PreNormConfig,
+    ResidualConfig,
+    ReversibleConfig,
+    RmsNormConfig,
+)
 from llmsys.config.parametrization import ParametrizationConfig
 from llmsys.config.parametrization import StandardParametrizationConfig as Standard
 from llmsys.config.patches import PatchesConfig
@@ -51,13 +57,18 @@ LayerType = Literal["full_attention", "sliding_attention"]
 class ModelConfig(Section):
     """A Transformer: decoder, encoder or encoder-decoder.
 
-    In an encoder-decoder, fields are the decoder's; `encoder` overrides them. `intermediate_size` is for dense layers.
+    In an encoder-decoder, fields are the decoder's; `encoder` overrides them. `intermediate_size`
+    is for dense layers.
     """
 
     family: Family = Field("decoder", description="Causal decoder, bidirectional encoder, or both.")
-    vocab_size: int = Field(ge=2, le=10**12, description="Vocabulary: rows of the token embedding and of the head.")
+    vocab_size: int = Field(
+        ge=2, le=10**12, description="Vocabulary: rows of the token embedding and of the head."
+    )
     hidden_size: int = Field(ge=1, description="Width of the residual stream, in channels.")
-    intermediate_size: int = Field(0, ge=0, le=10**12, description="Width of a dense feed-forward layer, in channels.")
+    intermediate_size: int = Field(
+        0, ge=0, le=10**12, description="Width of a dense feed-forward layer, in channels."
+    )
     num_hidden_layers: int = Field(ge=1, le=100_000, description="Number of blocks.")
     num_attention_heads: int = Field(ge=1, description="Query heads of each attention layer.")
     num_key_value_heads: int = Field(
@@ -66,39 +77,70 @@ class ModelConfig(Section):
         description="Key and value heads. Default: num_attention_heads.",
     )
     head_dim: int = Field(
-        default_factory=lambda values: max(1, int(values["hidden_size"]) // int(values["num_attention_heads"])),
+        default_factory=lambda values: max(
+            1, int(values["hidden_size"]) // int(values["num_attention_heads"])
+        ),
         ge=1,
         description="Channels per head. Default: hidden_size / heads.",
     )
-    max_position_embeddings: int = Field(2048, ge=1, description="Maximum sequence length, in positions.")
+    max_position_embeddings: int = Field(
+        2048, ge=1, description="Maximum sequence length, in positions."
+    )
     sliding_window: int | None = Field(
         None, ge=1, description="Attended positions in sliding-window layers, including the token."
     )
     layer_types: tuple[LayerType, ...] = Field(
         (),
-        description="Attention type by layer, repeated over the depth. Default: all sliding if sliding_window is set.",
+        description="Attention type by layer, repeated over the depth. Default: all sliding if "
+        "sliding_window is set.",
     )
-    tie_word_embeddings: bool = Field(False, description="Share the embedding matrix with the head.")
-    initializer: Literal["normal", "xavier"] = Field("normal", description="Distribution of the initial weights.")
-    initializer_range: float = Field(0.02, gt=0, description="Standard deviation of the initial weights.")
+    tie_word_embeddings: bool = Field(
+        False, description="Share the embedding matrix with the head."
+    )
+    initializer: Literal["normal", "xavier"] = Field(
+        "normal", description="Distribution of the initial weights."
+    )
+    initializer_range: float = Field(
+        0.02, gt=0, description="Standard deviation of the initial weights."
+    )
     norm: NormConfig = Field(RmsNormConfig(), description="Norm layer.")
     residual: ResidualConfig = Field(
-        PreNormConfig(), description="Placement of norms and residual connections around attention and feed-forward."
+        PreNormConfig(),
+        description="Placement of norms and residual connections around attention and "
+        "feed-forward.",
     )
     position: PositionConfig = Field(RopeConfig(), description="Position encoding.")
     attention: AttentionConfig = Field(MultiHeadAttentionConfig(), description="Attention layer.")
-    feed_forward: FeedForwardConfig = Field(SwigluConfig(), description="Dense feed-forward layers.")
-    feed_forward_chunk: int | None = Field(None, ge=1, description="Positions of a feed-forward at a time. null: all.")
+    feed_forward: FeedForwardConfig = Field(
+        SwigluConfig(), description="Dense feed-forward layers."
+    )
+    feed_forward_chunk: int | None = Field(
+        None, ge=1, description="Positions of a feed-forward at a time. null: all."
+    )
     moe: MoeConfig | None = Field(None, description="Mixture of experts. null: dense model.")
     embedding: EmbeddingConfig = Field(EmbeddingConfig(), description="Token embedding.")
     head: HeadConfig = Field(LmHeadConfig(), description="Output head.")
-    dropout: DropoutConfig = Field(DropoutConfig(), description="Dropout probabilities in training.")
-    encoder: EncoderConfig | None = Field(None, description="Encoder of an encoder-decoder. null: as the decoder.")
-    multi_token_prediction: MultiTokenPredictionConfig | None = Field(None, description="Modules for later tokens.")
-    recurrence: RecurrenceConfig | None = Field(None, description="One block for all layers. null: a block for each.")
-    rnn: RnnConfig | None = Field(None, description="Recurrent layers in place of blocks. null: a Transformer.")
-    patches: PatchesConfig | None = Field(None, description="Image patches in place of token ids. null: token ids.")
-    parametrization: ParametrizationConfig = Field(Standard(), description="Values and rates by the size of the model.")
+    dropout: DropoutConfig = Field(
+        DropoutConfig(), description="Dropout probabilities in training."
+    )
+    encoder: EncoderConfig | None = Field(
+        None, description="Encoder of an encoder-decoder. null: as the decoder."
+    )
+    multi_token_prediction: MultiTokenPredictionConfig | None = Field(
+        None, description="Modules for later tokens."
+    )
+    recurrence: RecurrenceConfig | None = Field(
+        None, description="One block for all layers. null: a block for each."
+    )
+    rnn: RnnConfig | None = Field(
+        None, description="Recurrent layers in place of blocks. null: a Transformer."
+    )
+    patches: PatchesConfig | None = Field(
+        None, description="Image patches in place of token ids. null: token ids."
+    )
+    parametrization: ParametrizationConfig = Field(
+        Standard(), description="Values and rates by the size of the model."
+    )
 
     @model_validator(mode="after")
     def _check_architecture(self) -> Self:
@@ -107,20 +149,28 @@ class ModelConfig(Section):
 
     def get_layer_type(self, layer: int) -> LayerType:
         """Return the attention type of block `layer`."""
-        default: LayerType = "full_attention" if self.sliding_window is None else "sliding_attention"
+        default: LayerType = (
+            "full_attention" if self.sliding_window is None else "sliding_attention"
+        )
         return self.layer_types[layer % len(self.layer_types)] if self.layer_types else default
 
     def get_attention_window(self, layer: int) -> int | None:
-        """Return the attention window of block `layer` in positions, itself included; None: unlimited."""
+        """Return the attention window of block `layer` in positions, itself included; None:
+        unlimited.
+        """
         return self.sliding_window if self.get_layer_type(layer) == "sliding_attention" else None
 
     def uses_rope(self, layer: int) -> bool:
         """Return whether block `layer` applies RoPE."""
-        return self.position.kind == "rope" and self.position.layers[layer % len(self.position.layers)]
+        return (
+            self.position.kind == "rope" and self.position.layers[layer % len(self.position.layers)]
+        )
 
     @property
     def rotary_channels(self) -> int:
-        """Channels per head that RoPE rotates (Su et al. 2021, arXiv:2104.09864); 0 without RoPE."""
+        """Channels per head that RoPE rotates (Su et al. 2021, arXiv:2104.09864); 0 without
+        RoPE.
+        """
         if self.position.kind != "rope":
             return 0
         if self.attention.kind == "latent":
@@ -160,13 +210,20 @@ class ModelConfig(Section):
     def encoder_model(self) -> ModelConfig:
         """Configuration of the encoder of an encoder-decoder, as a model of its own."""
         # Published encoder-decoders have neither experts nor attention windows in the encoder.
-        changes: dict[str, Any] = {"family": "encoder", "encoder": None, "moe": None, "multi_token_prediction": None}
+        changes: dict[str, Any] = {
+            "family": "encoder",
+            "encoder": None,
+            "moe": None,
+            "multi_token_prediction": None,
+        }
         changes |= {"sliding_window": None, "layer_types": ()}
         if (own := self.encoder) is not None:
             changes["num_hidden_layers"] = own.num_hidden_layers
             changes["intermediate_size"] = own.intermediate_size or self.intermediate_size
             if own.num_attention_heads is not None:
-                changes["num_attention_heads"] = changes["num_key_value_heads"] = own.num_attention_heads
+                changes["num_attention_heads"] = changes["num_key_value_heads"] = (
+                    own.num_attention_heads
+                )
                 changes["head_dim"] = self.hidden_size // own.num_attention_heads
         return self.model_copy(update=changes)
 
@@ -185,7 +242,9 @@ def find_model_violations(model: ModelConfig) -> Iterator[Violation]:
     if model.parametrization.kind != "standard":
         yield from model.parametrization.find_violations(dict(model))
     if model.patches is not None:
-        yield from model.patches.find_violations(model, model.family, model.head.kind, model.position)
+        yield from model.patches.find_violations(
+            model, model.family, model.head.kind, model.position
+        )
 
 
 def _find_shape_violations(model: ModelConfig) -> Iterator[Violation]:
@@ -196,17 +255,19 @@ def _find_shape_violations(model: ModelConfig) -> Iterator[Violation]:
         near = [max(n for n in legal if n < heads), *[n for n in legal if n > heads][:1]]
         yield Violation(
             "num_attention_heads",
-            f"{heads} does not divide hidden_size={width}. Use {format_choices(near)}, "
-            f"or hidden_size={format_choices(find_nearest_multiples(width, heads))}, or set head_dim.",
+            f"{heads} does not divide hidden_size={width}. Use {format_choices(near)}, or "
+            f"hidden_size={format_choices(find_nearest_multiples(width, heads))}, or set head_dim.",
         )
     if heads % pairs:
         yield Violation(
             "num_key_value_heads",
-            f"{pairs} does not divide num_attention_heads={heads}. Use {find_nearest(pairs, list_divisors(heads))}.",
+            f"{pairs} does not divide num_attention_heads={heads}. Use "
+            f"{find_nearest(pairs, list_divisors(heads))}.",
         )
     elif latent and pairs != heads:
         yield Violation(
-            "num_key_value_heads", f"latent attention has a key for each of the {heads} heads. Leave it out."
+            "num_key_value_heads",
+            f"latent attention has a key for each of the {heads} heads. Leave it out.",
         )
     dense = model.num_dense_layers + (model.family == "encoder_decoder")
     if dense and not model.intermediate_size and model.rnn is None:
@@ -220,7 +281,9 @@ def _find_shape_violations(model: ModelConfig) -> Iterator[Violation]:
 def _find_position_violations(model: ModelConfig) -> Iterator[Violation]:
     is_latent = model.attention.kind == "latent"
     if is_latent and model.position.kind not in ("rope", "none"):
-        yield Violation("position.kind", f"latent attention supports rope, not {model.position.kind}. Use rope.")
+        yield Violation(
+            "position.kind", f"latent attention supports rope, not {model.position.kind}. Use rope."
+        )
     yield from model.position.find_violations(model, model.rotary_channels, is_latent=is_latent)
 
 
@@ -228,33 +291,55 @@ def _find_family_violations(model: ModelConfig) -> Iterator[Violation]:
     if model.family not in model.head.families:
         legal = list_head_kinds(model.family)
         yield Violation(
-            "head.kind", f"{model.head.kind} is not a head of family={model.family}. Use {format_choices(legal)}."
+            "head.kind",
+            f"{model.head.kind} is not a head of family={model.family}. Use "
+            f"{format_choices(legal)}.",
         )
     if model.head.kind in ("mlm", "permutation"):
         yield from model.head.find_violations(dict(model))
     if model.encoder is not None and model.family != "encoder_decoder":
         yield Violation(
-            "encoder", f"family={model.family} has no separate encoder. Leave it out, or use encoder_decoder."
+            "encoder",
+            f"family={model.family} has no separate encoder. Leave it out, or use encoder_decoder.",
         )
     if model.embedding.source_vocab_size is not None and model.family != "encoder_decoder":
-        yield Violation("embedding.source_vocab_size", f"family={model.family} has no source. Leave it out.")
-    if model.encoder is not None and (own := model.encoder.num_attention_heads) and model.hidden_size % own:
+        yield Violation(
+            "embedding.source_vocab_size", f"family={model.family} has no source. Leave it out."
+        )
+    if (
+        model.encoder is not None
+        and (own := model.encoder.num_attention_heads)
+        and model.hidden_size % own
+    ):
         near = find_nearest(own, list_divisors(model.hidden_size))
         yield Violation(
-            "encoder.num_attention_heads", f"{own} does not divide hidden_size={model.hidden_size}. Use {near}."
+            "encoder.num_attention_heads",
+            f"{own} does not divide hidden_size={model.hidden_size}. Use {near}.",
         )
     position, window = model.position.kind, model.sliding_window
-    yield from model.attention.find_violations(model, family=model.family, position=position, window=window)
+    yield from model.attention.find_violations(
+        model, family=model.family, position=position, window=window
+    )
     if model.multi_token_prediction is not None and model.family != "decoder":
-        yield Violation("multi_token_prediction", f"family={model.family} predicts no next token. Use null.")
-    if model.multi_token_prediction is not None and model.residual.kind not in ("pre", "sandwich", "output"):
-        yield Violation("multi_token_prediction", f"it needs residual.kind=pre, not {model.residual.kind}. Use null.")
+        yield Violation(
+            "multi_token_prediction", f"family={model.family} predicts no next token. Use null."
+        )
+    if model.multi_token_prediction is not None and model.residual.kind not in (
+        "pre",
+        "sandwich",
+        "output",
+    ):
+        yield Violation(
+            "multi_token_prediction",
+            f"it needs residual.kind=pre, not {model.residual.kind}. Use null.",
+        )
 
 
 def _find_window_violations(model: ModelConfig) -> Iterator[Violation]:
     if "sliding_attention" in model.layer_types and model.sliding_window is None:
         yield Violation(
-            "sliding_window", "layer_types has sliding_attention, but the width is missing. Set it, e.g. to 4096."
+            "sliding_window",
+            "layer_types has sliding_attention, but the width is missing. Set it, e.g. to 4096.",
         )
     if len(model.layer_types) > model.num_hidden_layers:
         yield Violation(
@@ -271,20 +356,25 @@ def _find_expert_violations(model: ModelConfig) -> Iterator[Violation]:
     if not model.num_moe_layers and model.moe.first_dense_layers > last:
         yield Violation(
             "moe.first_dense_layers",
-            f"{model.moe.first_dense_layers} leaves no layer of {last + 1} with experts. Use at most {last}, "
-            "or set moe to null.",
+            f"{model.moe.first_dense_layers} leaves no layer of {last + 1} with experts. Use at "
+            f"most {last}, or set moe to null.",
         )
     elif not model.num_moe_layers:
         if model.moe.every > last + 1:
             layers = f"{model.moe.every} is more than num_hidden_layers={last + 1}"
             yield Violation(
-                "moe.every", f"{layers}, and no layer has experts. Use at most {last + 1}, or set moe to null."
+                "moe.every",
+                f"{layers}, and no layer has experts. Use at most {last + 1}, or set moe to null.",
             )
         else:
-            yield Violation("moe.dense_layers", "no layer is left with experts. Use fewer, or set moe to null.")
+            yield Violation(
+                "moe.dense_layers", "no layer is left with experts. Use fewer, or set moe to null."
+            )
     for layer in model.moe.dense_layers:
         if not 0 <= layer <= last:
-            yield Violation("moe.dense_layers", f"there is no layer {layer}. Use numbers from 0 to {last}.")
+            yield Violation(
+                "moe.dense_layers", f"there is no layer {layer}. Use numbers from 0 to {last}."
+            )
 
 
 def _find_recurrence_violations(model: ModelConfig) -> Iterator[Violation]:
@@ -297,4 +387,6 @@ def _find_recurrence_violations(model: ModelConfig) -> Iterator[Violation]:
         "attention.windows": len(getattr(model.attention, "windows", ())) > 1,
     }
     if model.recurrence is not None:
-        yield from model.recurrence.find_violations(model.hidden_size, [key for key, found in parts.items() if found])
+        yield from model.recurrence.find_violations(
+            model.hidden_size, [key for key, found in parts.items() if found]
+        )

@@ -26,7 +26,9 @@ class NormShape(Protocol):
 
 
 class ModelShape(Protocol):
-    """Widths of a model, named as the fields of ModelConfig, which satisfies it and which kinds cannot import."""
+    """Widths of a model, named as the fields of ModelConfig, which satisfies it and which kinds
+    cannot import.
+    """
 
     @property
     def family(self) -> str:

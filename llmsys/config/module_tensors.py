@@ -12,7 +12,7 @@ from itertools import pairwise
 from math import prod
 from typing import Literal
 
-from llmsys.config.attention_kernel import AttentionDevice, AttentionDtype
+from llmsys.kernels.attention_kernel import AttentionDevice, AttentionDtype
 
 Component = Literal[
     "embedding",
@@ -30,17 +30,20 @@ Component = Literal[
     "halting",
     "recurrent",
 ]
-Input = Literal["token", "source", "sequence", "distance", "encoder_distance", "visit", "patch", "predicted"]
+Input = Literal[
+    "token", "source", "sequence", "distance", "encoder_distance", "visit", "patch", "predicted"
+]
 
 
 @dataclass(frozen=True)
 class ParameterTensor:
-    """One tensor, or the same tensor of several blocks: `{i}` in the name runs over `layers` (empty outside blocks).
+    """One tensor, or the same tensor of several blocks: `{i}` in the name runs over `layers` (empty
+    outside blocks).
 
-    `input` names the vectors that a matrix is multiplied with: one per token, source token, sequence, distance between
-    two tokens, assignment of a token to an expert, image patch, or token that XLNet predicts. None: the tensor is
-    looked up or added. Weights of a block that repeats are multiplied in each of its `steps`; the inputs of
-    `cut_steps` of them get no gradient.
+    `input` names the vectors that a matrix is multiplied with: one per token, source token,
+    sequence, distance between two tokens, assignment of a token to an expert, image patch, or token
+    that XLNet predicts. None: the tensor is looked up or added. Weights of a block that repeats are
+    multiplied in each of its `steps`; the inputs of `cut_steps` of them get no gradient.
     """
 
     name: str
@@ -68,8 +71,12 @@ class ParameterTensor:
 
     @property
     def elements_per_vector(self) -> int:
-        """Elements that one vector is multiplied with, over all copies and steps; a single expert's for experts."""
-        return self.steps * (self.num_elements // self.shape[0] if self.input == "visit" else self.num_elements)
+        """Elements that one vector is multiplied with, over all copies and steps; a single
+        expert's for experts.
+        """
+        return self.steps * (
+            self.num_elements // self.shape[0] if self.input == "visit" else self.num_elements
+        )
 
     @property
     def is_routed(self) -> bool:
@@ -85,7 +92,9 @@ class ParameterTensor:
 
     @property
     def display_name(self) -> str:
-        """The name with its blocks: `blocks.{0..31}.attention.q_proj.weight`, every second one `{1..31..2}`."""
+        """The name with its blocks: `blocks.{0..31}.attention.q_proj.weight`, every second one
+        `{1..31..2}`.
+        """
         return self.name.replace("{i}", _format_layers(self.layers)) if self.layers else self.name
 
 
@@ -95,7 +104,11 @@ def _format_layers(layers: tuple[int, ...]) -> str:
     steps = {later - earlier for earlier, later in pairwise(layers)}
     if len(steps) == 1:
         step = steps.pop()
-        return f"{{{layers[0]}..{layers[-1]}}}" if step == 1 else f"{{{layers[0]}..{layers[-1]}..{step}}}"
+        return (
+            f"{{{layers[0]}..{layers[-1]}}}"
+            if step == 1
+            else f"{{{layers[0]}..{layers[-1]}..{step}}}"
+        )
     return "{" + ",".join(_iter_layer_ranges(layers)) + "}"
 
 
@@ -112,7 +125,9 @@ def _iter_layer_ranges(layers: tuple[int, ...]) -> Iterator[str]:
 
 
 FP32_BYTES = 4
-Producer = Literal["input", "product", "attention", "flex", "collective", "gather", "sum", "pointwise", "fused"]
+Producer = Literal[
+    "input", "product", "attention", "flex", "collective", "gather", "sum", "pointwise", "fused"
+]
 
 
 @dataclass(frozen=True)
@@ -122,8 +137,9 @@ class SavedTensor:
     Attributes:
         name: text for the memory timeline; names that start with `scores` are T × S.
         bytes: size on one rank.
-        producer: kind of the op that makes it. A compiler keeps `fused` ones in registers, and recomputes
-            `pointwise` ones. `flex`: flex_attention, which selective checkpointing recomputes.
+        producer: kind of the op that makes it. A compiler keeps `fused` ones in registers, and
+            recomputes `pointwise` ones. `flex`: flex_attention, which selective checkpointing
+            recomputes.
         is_saved: autograd saves it in eager mode.
         is_needed: a compiled backward reads it (matmul outputs only).
     """
@@ -149,10 +165,13 @@ class ActivationShape:
         has_documents: several documents in one row, or padding.
         are_experts_sharded: other ranks hold experts too.
         device: the device by which kernels are chosen.
-        has_mask_rules: documents and windows are part of that choice; False: they cost nothing (other programs).
+        has_mask_rules: documents and windows are part of that choice; False: they cost nothing
+            (other programs).
         has_explicit_scores: attention writes its scores, as Megatron did before fused kernels.
-        is_stream_sharded: with `tensor`, positions between layers are sharded (sequence parallelism).
-        saves_gathered_inputs: with `tensor`, inputs of column-parallel matmuls stay gathered for the backward.
+        is_stream_sharded: with `tensor`, positions between layers are sharded (sequence
+            parallelism).
+        saves_gathered_inputs: with `tensor`, inputs of column-parallel matmuls stay gathered for
+            the backward.
         has_ring: keys and values come round a ring of ranks.
         expert_load: tokens of this rank's experts over the mean of the ranks.
     """
@@ -189,24 +208,36 @@ class ActivationShape:
         return self.sequences * self.length // self.context
 
     def compute_residual_bytes(self, channels: float, value_bytes: int | None = None) -> int:
-        """Return the bytes of a tensor between layers, where every tensor rank has its own positions."""
+        """Return the bytes of a tensor between layers, where every tensor rank has its own
+        positions.
+        """
         ranks = self.tensor if self.is_stream_sharded else 1
         return int(self.num_tokens / ranks * channels * (value_bytes or self.value_bytes))
 
     def compute_sharded_bytes(self, channels: float, value_bytes: int | None = None) -> int:
-        """Return the bytes of a tensor inside a layer, where every tensor rank has its own channels."""
+        """Return the bytes of a tensor inside a layer, where every tensor rank has its own
+        channels.
+        """
         return int(self.num_tokens * channels / self.tensor * (value_bytes or self.value_bytes))
 
     def compute_gathered_bytes(self, channels: float, value_bytes: int | None = None) -> int:
-        """Return the bytes of all positions and channels: input of column-, output of row-parallel matmuls."""
+        """Return the bytes of all positions and channels: input of column-, output of
+        row-parallel matmuls.
+        """
         return int(self.num_tokens * channels * (value_bytes or self.value_bytes))
 
     def compute_input_bytes(self, channels: float) -> int:
         """Return the bytes that a column-parallel matmul saves of its input."""
-        saved = self.compute_gathered_bytes if self.saves_gathered_inputs else self.compute_residual_bytes
+        saved = (
+            self.compute_gathered_bytes
+            if self.saves_gathered_inputs
+            else self.compute_residual_bytes
+        )
         return saved(channels)
 
-    def compute_score_bytes(self, heads: int, value_bytes: int | None = None, *, keys: int | None = None) -> int:
+    def compute_score_bytes(
+        self, heads: int, value_bytes: int | None = None, *, keys: int | None = None
+    ) -> int:
         """Return the bytes of one number for each head, query and key."""
         count = self.sequences * heads * self.length * (keys or self.length)
         return int(count / self.context / self.tensor * (value_bytes or self.value_bytes))
@@ -239,7 +270,8 @@ class ScoreShape:
     scale: float | None = None
 
     def iter_ring_tensors(self, shape: ActivationShape) -> Iterator[SavedTensor]:
-        """Yield what a ring makes and does not save: the keys of two other ranks at a time, and sums in float32.
+        """Yield what a ring makes and does not save: the keys of two other ranks at a time, and
+        sums in float32.
 
         Args:
             shape: the micro-batch; without a ring there is nothing.
@@ -249,16 +281,24 @@ class ScoreShape:
         arriving = 2 * self.key_value_heads * (self.key_channels + self.value_channels)
         found = {
             "keys and values of other ranks": shape.compute_sharded_bytes(arriving),
-            "merged outputs of a ring": shape.compute_sharded_bytes(2 * self.heads * self.value_channels, FP32_BYTES),
+            "merged outputs of a ring": shape.compute_sharded_bytes(
+                2 * self.heads * self.value_channels, FP32_BYTES
+            ),
         }
         for name, size in found.items():
             yield SavedTensor(name, size, "gather", is_saved=False, is_needed=False)
 
 
 def iter_linear_parameters(
-    name: str, outputs: int, inputs: int, bias: bool, component: Component, input_kind: Input = "token"
+    name: str,
+    outputs: int,
+    inputs: int,
+    bias: bool,
+    component: Component,
+    input_kind: Input = "token",
 ) -> Iterator[ParameterTensor]:
-    """Yield the weight of shape (outputs, inputs) of a linear map, and its bias of shape (outputs,) if any.
+    """Yield the weight of shape (outputs, inputs) of a linear map, and its bias of shape (outputs,)
+    if any.
 
     Args:
         name: prefix of both names.

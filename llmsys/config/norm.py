@@ -13,11 +13,17 @@ from llmsys.config.section import Section, Violation
 
 
 class RmsNormConfig(Section):
-    """x / sqrt(mean(x²) + eps) · weight (Zhang and Sennrich 2019); one weight per channel, no bias."""
+    """x / sqrt(mean(x²) + eps) · weight (Zhang and Sennrich 2019); one weight per channel, no
+    bias.
+    """
 
     kind: Literal["rmsnorm"] = "rmsnorm"
-    eps: float = Field(1e-5, gt=0, description="Epsilon added to the mean square, inside the square root.")
-    unit_offset: bool = Field(False, description="Scale by 1 + weight, with weights initialized to 0 (Gemma).")
+    eps: float = Field(
+        1e-5, gt=0, description="Epsilon added to the mean square, inside the square root."
+    )
+    unit_offset: bool = Field(
+        False, description="Scale by 1 + weight, with weights initialized to 0 (Gemma)."
+    )
 
     def iter_parameters(self, name: str, channels: int) -> Iterator[ParameterTensor]:
         """Yield the weight of a norm over `channels`."""
@@ -28,24 +34,36 @@ class RmsNormConfig(Section):
         return FP32_BYTES
 
     def is_unscaled_input_saved(self, shape: ActivationShape) -> bool:
-        """Return whether the product before the weight is saved: in float32 a CPU runs several ops, not one kernel."""
+        """Return whether the product before the weight is saved: in float32 a CPU runs several
+        ops, not one kernel.
+        """
         return shape.is_on_cpu and shape.value_bytes == FP32_BYTES
 
-    def iter_saved_tensors(self, name: str, channels: int, shape: ActivationShape) -> Iterator[SavedTensor]:
+    def iter_saved_tensors(
+        self, name: str, channels: int, shape: ActivationShape
+    ) -> Iterator[SavedTensor]:
         """Yield the tensors saved besides the input of a norm over `channels`."""
         statistics = shape.compute_residual_bytes(1, self.compute_row_statistics_bytes(shape))
         yield SavedTensor(f"statistics of {name}", statistics, "pointwise")
         if self.unit_offset and shape.value_bytes != FP32_BYTES:
-            yield SavedTensor(f"float32 input of {name}", shape.compute_residual_bytes(channels, FP32_BYTES), "fused")
+            yield SavedTensor(
+                f"float32 input of {name}",
+                shape.compute_residual_bytes(channels, FP32_BYTES),
+                "fused",
+            )
         if self.is_unscaled_input_saved(shape) or (self.unit_offset and shape.is_on_cpu):
-            yield SavedTensor(f"unscaled {name}", shape.compute_residual_bytes(channels, FP32_BYTES), "fused")
+            yield SavedTensor(
+                f"unscaled {name}", shape.compute_residual_bytes(channels, FP32_BYTES), "fused"
+            )
 
 
 class LayerNormConfig(Section):
     """(x − mean) / sqrt(variance + eps) · weight + bias (Ba 2016)."""
 
     kind: Literal["layernorm"] = "layernorm"
-    eps: float = Field(1e-5, gt=0, description="Epsilon added to the variance, inside the square root.")
+    eps: float = Field(
+        1e-5, gt=0, description="Epsilon added to the variance, inside the square root."
+    )
     bias: bool = Field(True, description="Add a bias (PaLM and DBRX: false).")
 
     def iter_parameters(self, name: str, channels: int) -> Iterator[ParameterTensor]:
@@ -62,7 +80,9 @@ class LayerNormConfig(Section):
         """Return False: layer norm is one kernel on every device."""
         return False
 
-    def iter_saved_tensors(self, name: str, channels: int, shape: ActivationShape) -> Iterator[SavedTensor]:
+    def iter_saved_tensors(
+        self, name: str, channels: int, shape: ActivationShape
+    ) -> Iterator[SavedTensor]:
         """Yield the tensors saved besides the input of a norm over `channels`."""
         statistics = shape.compute_residual_bytes(1, self.compute_row_statistics_bytes(shape))
         yield SavedTensor(f"statistics of {name}", statistics, "pointwise")
@@ -72,13 +92,16 @@ NormConfig = Annotated[RmsNormConfig | LayerNormConfig, Field(discriminator="kin
 
 
 class _BaseResidualConfig(Section):
-    """Placement of norms around the branches of a block. Modules and the estimate read these flags, not the kind."""
+    """Placement of norms around the branches of a block. Modules and the estimate read these
+    flags, not the kind.
+    """
 
     normalizes_input: ClassVar[bool] = False  # a norm before the branch
     normalizes_output: ClassVar[bool] = False  # a norm between the branch and the sum
     normalizes_sum: ClassVar[bool] = False  # a norm after the sum
     is_parallel: ClassVar[bool] = False  # all branches read the same input
-    is_reversible: ClassVar[bool] = False  # states are computed from later ones in the backward pass
+    # states are computed from later ones in the backward pass
+    is_reversible: ClassVar[bool] = False
 
     @property
     def has_final_norm(self) -> bool:
@@ -99,10 +122,11 @@ class PreNormConfig(_BaseResidualConfig):
 
 
 class ReversibleConfig(_BaseResidualConfig):
-    """Two streams, y = x + attention(norm(x')) and y' = x' + feed_forward(norm(y)) (Reformer; Gomez 2017).
+    """Two streams, y = x + attention(norm(x')) and y' = x' + feed_forward(norm(y)) (Reformer; Gomez
+    2017).
 
-    No activation is saved between blocks: the backward pass computes them from those after them. The final norm reads
-    the mean of both streams.
+    No activation is saved between blocks: the backward pass computes them from those after them.
+    The final norm reads the mean of both streams.
     """
 
     kind: Literal["reversible"] = "reversible"
@@ -112,10 +136,20 @@ class ReversibleConfig(_BaseResidualConfig):
     def find_violations(self, model: dict[str, Any]) -> Iterator[Violation]:
         """Yield what would differ between a pass and its repetition, by the fields of a model."""
         family = model["family"]
-        given = [f"dropout.{name}" for name, rate in model["dropout"] if rate and name not in ("embedding", "final")]
-        given += [name for name in ("moe", "recurrence", "multi_token_prediction") if model[name] is not None]
+        given = [
+            f"dropout.{name}"
+            for name, rate in model["dropout"]
+            if rate and name not in ("embedding", "final")
+        ]
+        given += [
+            name
+            for name in ("moe", "recurrence", "multi_token_prediction")
+            if model[name] is not None
+        ]
         if family == "encoder_decoder":
-            yield Violation("residual.kind", "reversible has no cross-attention. Use pre, or another family.")
+            yield Violation(
+                "residual.kind", "reversible has no cross-attention. Use pre, or another family."
+            )
         for key in given:
             text = "residual.kind=reversible repeats branches on rounded inputs"
             yield Violation(key, f"{text}. Leave {key} out, or use residual.kind=pre.")
@@ -135,7 +169,9 @@ class PostNormConfig(_BaseResidualConfig):
 
 
 class DeepNormConfig(_BaseResidualConfig):
-    """norm(alpha · x + f(x)), with smaller starting weights; alpha and beta follow from the depth (Wang 2022)."""
+    """norm(alpha · x + f(x)), with smaller starting weights; alpha and beta follow from the
+    depth (Wang 2022).
+    """
 
     kind: Literal["deepnorm"] = "deepnorm"
     normalizes_sum: ClassVar[bool] = True
@@ -163,13 +199,17 @@ class OutputNormConfig(_BaseResidualConfig):
 
 
 class ParallelBlockConfig(_BaseResidualConfig):
-    """x + attention(norm(x)) + feed_forward(norm(x)), and a norm after the last block (GPT-J, PaLM, Falcon)."""
+    """x + attention(norm(x)) + feed_forward(norm(x)), and a norm after the last block (GPT-J,
+    PaLM, Falcon).
+    """
 
     kind: Literal["parallel"] = "parallel"
     normalizes_input: ClassVar[bool] = True
     is_parallel: ClassVar[bool] = True
     norms: Literal[1, 2] = Field(
-        1, description="Number of input norms: one for both branches, or one for each (GPT-NeoX, Falcon 40B)."
+        1,
+        description="Number of input norms: one for both branches, or one for each (GPT-NeoX, "
+        "Falcon 40B).",
     )
 
     @property

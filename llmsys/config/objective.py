@@ -1,7 +1,7 @@
 """Training objective and loss terms: the `objective:` and `loss:` sections.
 
-The default objective follows from the model: next-token prediction for a decoder, translation for an encoder-decoder,
-masked language modelling or classification for an encoder, by its head.
+The default objective follows from the model: next-token prediction for a decoder, translation for
+an encoder-decoder, masked language modelling or classification for an encoder, by its head.
 """
 
 from collections.abc import Iterator
@@ -39,10 +39,13 @@ class _BaseObjectiveConfig(Section):
     """An objective over windows of tokens."""
 
     has_padding: ClassVar[bool] = False  # rows are texts of their own length, padded to the longest
-    uses_windows: ClassVar[bool] = False  # rows are windows of one length, cut from packed documents
+    # rows are windows of one length, cut from packed documents
+    uses_windows: ClassVar[bool] = False
 
     def count_lengths(self, length: int) -> tuple[int, int] | None:
-        """Return the tokens of source and target that a window becomes; None where it is used as it is."""
+        """Return the tokens of source and target that a window becomes; None where it is used as
+        it is.
+        """
         return None
 
 
@@ -65,7 +68,9 @@ class _BaseMaskedConfig(_BaseObjectiveConfig):
 
     uses_windows: ClassVar[bool] = True
     mlm_probability: float = Field(0.15, gt=0, lt=1, description="Share of the tokens to predict.")
-    mask_replace_prob: float = Field(0.8, ge=0, le=1, description="Share of these that are replaced by the mask token.")
+    mask_replace_prob: float = Field(
+        0.8, ge=0, le=1, description="Share of these that are replaced by the mask token."
+    )
     random_replace_prob: float = Field(
         0.1, ge=0, le=1, description="Share of these that are replaced by a random token."
     )
@@ -73,35 +78,48 @@ class _BaseMaskedConfig(_BaseObjectiveConfig):
 
 
 class MaskedLmConfig(_BaseMaskedConfig):
-    """Predict a random share of the tokens (BERT, Devlin 2018, 3.1): most are masked, some replaced, some unchanged."""
+    """Predict a random share of the tokens (BERT, Devlin 2018, 3.1): most are masked, some
+    replaced, some unchanged.
+    """
 
     kind: Literal["masked"] = "masked"
 
 
 class NextSentenceConfig(_BaseMaskedConfig):
-    """Masked tokens, and whether the second of two segments follows the first (BERT, Devlin 2018, 3.1, task 2).
+    """Masked tokens, and whether the second of two segments follows the first (BERT, Devlin 2018,
+    3.1, task 2).
 
-    A row is [CLS] A [SEP] B [SEP] from the longest document of a window. B follows A there, or begins the longest
-    other document of another window. The loss is the sum of both mean losses.
+    A row is [CLS] A [SEP] B [SEP] from the longest document of a window. B follows A there, or
+    begins the longest other document of another window. The loss is the sum of both mean losses.
     """
 
     kind: Literal["masked_next_sentence"] = "masked_next_sentence"
     has_padding: ClassVar[bool] = True
-    next_sentence_prob: float = Field(0.5, gt=0, lt=1, description="Share of the rows whose second segment follows.")
-    cls_token: str = Field("<cls>", min_length=1, description="First token of a row, of the tokenizer.")
-    sep_token: str = Field("<sep>", min_length=1, description="Token after each segment, of the tokenizer.")
+    next_sentence_prob: float = Field(
+        0.5, gt=0, lt=1, description="Share of the rows whose second segment follows."
+    )
+    cls_token: str = Field(
+        "<cls>", min_length=1, description="First token of a row, of the tokenizer."
+    )
+    sep_token: str = Field(
+        "<sep>", min_length=1, description="Token after each segment, of the tokenizer."
+    )
 
 
 class PermutationConfig(_BaseObjectiveConfig):
-    """Predict some tokens in a random order, each from those not predicted and those before it (XLNet, Yang 2019).
+    """Predict some tokens in a random order, each from those not predicted and those before it
+    (XLNet, Yang 2019).
 
-    The predicted tokens are spans, one of `context_factor` tokens of a window (partial prediction, 2.3).
+    The predicted tokens are spans, one of `context_factor` tokens of a window (partial prediction,
+    2.3).
     """
 
     kind: Literal["permutation"] = "permutation"
     uses_windows: ClassVar[bool] = True
     context_factor: int = Field(6, ge=2, description="One of so many tokens is predicted.")
-    max_span_length: int = Field(5, ge=1, description="Longest span of predicted tokens; shorter ones are as frequent.")
+    max_span_length: int = Field(
+        5, ge=1, description="Longest span of predicted tokens; shorter ones are as frequent."
+    )
 
     def count_predicted(self, length: int) -> int:
         """Return the places for predicted tokens of a window of `length` tokens."""
@@ -115,16 +133,22 @@ class PermutationConfig(_BaseObjectiveConfig):
 class SpanCorruptionConfig(_BaseObjectiveConfig):
     """Write the spans that are missing from a window (T5, Raffel 2019, 3.1.4).
 
-    A window is one text, as T5's are: the source has a sentinel in place of each span, and the target has the spans,
-    each after its sentinel. Both end with the end token.
+    A window is one text, as T5's are: the source has a sentinel in place of each span, and the
+    target has the spans, each after its sentinel. Both end with the end token.
     """
 
     kind: Literal["span_corruption"] = "span_corruption"
     uses_windows: ClassVar[bool] = True
-    noise_density: float = Field(0.15, gt=0, lt=1, description="Share of the tokens in missing spans.")
-    mean_noise_span_length: float = Field(3.0, ge=1, description="Mean length of a missing span, in tokens.")
+    noise_density: float = Field(
+        0.15, gt=0, lt=1, description="Share of the tokens in missing spans."
+    )
+    mean_noise_span_length: float = Field(
+        3.0, ge=1, description="Mean length of a missing span, in tokens."
+    )
     sentinel_token: str = Field(
-        "<extra_id_{}>", min_length=3, description="Sentinel of the tokenizer; {} is the number of the span, from 0."
+        "<extra_id_{}>",
+        min_length=3,
+        description="Sentinel of the tokenizer; {} is the number of the span, from 0.",
     )
 
     def count_noise(self, length: int) -> tuple[int, int]:
@@ -148,7 +172,8 @@ class ClassificationConfig(_BaseObjectiveConfig):
     kind: Literal["classification"] = "classification"
     has_padding: ClassVar[bool] = True
     augmentation: AugmentationConfig | None = Field(
-        None, description="Random changes of training images. null: none. Needs the package torchvision."
+        None,
+        description="Random changes of training images. null: none. Needs the package torchvision.",
     )
 
 
@@ -166,7 +191,9 @@ ObjectiveConfig = Annotated[
 
 def infer_objective(
     values: dict[str, Any],
-) -> NextTokenConfig | TranslationConfig | MaskedLmConfig | PermutationConfig | ClassificationConfig:
+) -> (
+    NextTokenConfig | TranslationConfig | MaskedLmConfig | PermutationConfig | ClassificationConfig
+):
     """Return the default objective of a model.
 
     Args:
@@ -189,7 +216,8 @@ def infer_objective(
 def find_scope_violations(
     objective: ObjectiveConfig, model: ModelConfig, batch: BatchConfig, layout: ParallelLayout
 ) -> Iterator[Violation]:
-    """Yield the violations of documents that are to be kept apart, or whole, where the objective does not.
+    """Yield the violations of documents that are to be kept apart, or whole, where the objective
+    does not.
 
     Args:
         objective: the `objective:` section.
@@ -202,28 +230,49 @@ def find_scope_violations(
     if batch.length_stages:
         yield from _find_stage_violations(objective, layout)
     mixes = {
-        f"model.attention.kind={model.attention.kind}": model.attention.mixes_documents and objective.uses_windows,
+        f"model.attention.kind={model.attention.kind}": model.attention.mixes_documents
+        and objective.uses_windows,
         f"objective.kind={objective.kind}": isinstance(objective, SpanCorruptionConfig),
     }
-    if batch.attention_scope == "document" and (found := [choice for choice, is_mixed in mixes.items() if is_mixed]):
+    if batch.attention_scope == "document" and (
+        found := [choice for choice, is_mixed in mixes.items() if is_mixed]
+    ):
         text = f"document is not kept by {found[0]}, which reads a window as one text. Use window."
         yield Violation("batch.attention_scope", text)
     routing = None if model.moe is None else model.moe.routing
     if batch.attention_scope == "window" and getattr(routing, "scope", "sequence") == "document":
-        text = "document has no borders to count by with batch.attention_scope=window. Use sequence, or attention_scope"
+        text = (
+            "document has no borders to count by with batch.attention_scope=window. Use sequence, "
+            "or attention_scope"
+        )
         yield Violation("model.moe.routing.scope", f"{text}=document.")
-    if batch.packing != "concatenate" and objective.uses_windows and not isinstance(objective, NextTokenConfig):
-        text = f"{batch.packing} pads sequences, which objective.kind={objective.kind} does not know. Use concatenate."
+    if (
+        batch.packing != "concatenate"
+        and objective.uses_windows
+        and not isinstance(objective, NextTokenConfig)
+    ):
+        text = (
+            f"{batch.packing} pads sequences, which objective.kind={objective.kind} does not "
+            "know. Use concatenate."
+        )
         yield Violation("batch.packing", text)
 
 
-def _find_stage_violations(objective: ObjectiveConfig, layout: ParallelLayout) -> Iterator[Violation]:
+def _find_stage_violations(
+    objective: ObjectiveConfig, layout: ParallelLayout
+) -> Iterator[Violation]:
     if not isinstance(objective, NextTokenConfig):
-        text = f"objective.kind={objective.kind} hides tokens of whole windows, which stages divide. Leave it empty."
+        text = (
+            f"objective.kind={objective.kind} hides tokens of whole windows, which stages divide. "
+            "Leave it empty."
+        )
         yield Violation("batch.length_stages", text)
     for axis in ("context", "pipeline"):
         if (size := getattr(layout, axis)) > 1:
-            text = f"{axis}={size} expects rows of one length, which stages change. Leave it empty, or use {axis}=1."
+            text = (
+                f"{axis}={size} expects rows of one length, which stages change. Leave it empty, "
+                f"or use {axis}=1."
+            )
             yield Violation("batch.length_stages", text)
 
 
@@ -231,26 +280,46 @@ def _find_next_sentence_violations(
     objective: NextSentenceConfig, model: ModelConfig, batch: BatchConfig, layout: ParallelLayout
 ) -> Iterator[Violation]:
     if model.head.kind == "mlm" and not model.head.next_sentence:
-        text = f"false has no output for objective.kind={objective.kind}. Use head: {{kind: mlm, pooler: true,"
-        yield Violation("model.head.next_sentence", f"{text} next_sentence: true}}, or objective.kind=masked.")
+        text = (
+            f"false has no output for objective.kind={objective.kind}. Use head: {{kind: mlm, "
+            "pooler: true,"
+        )
+        yield Violation(
+            "model.head.next_sentence", f"{text} next_sentence: true}}, or objective.kind=masked."
+        )
     if model.embedding.token_types < 2:
-        text = f"{model.embedding.token_types} segments do not tell the two of objective.kind={objective.kind} apart"
+        text = (
+            f"{model.embedding.token_types} segments do not tell the two of "
+            f"objective.kind={objective.kind} apart"
+        )
         yield Violation("model.embedding.token_types", f"{text}. Use 2.")
     if batch.attention_scope != "document":
         text = f"{batch.attention_scope} has no borders of documents, which segments are cut at"
         yield Violation("batch.attention_scope", f"{text}. Use document, or objective.kind=masked.")
     for axis in ("tensor", "context", "pipeline"):
         if (size := getattr(layout, axis)) > 1:
-            text = f"{size} ranks share a row, and objective.kind={objective.kind} reads its first position"
-            yield Violation(f"layout.{axis}", f"{text}. Use {axis}=1 with shard, replicate or expert.")
+            text = (
+                f"{size} ranks share a row, and objective.kind={objective.kind} reads its first "
+                "position"
+            )
+            yield Violation(
+                f"layout.{axis}", f"{text}. Use {axis}=1 with shard, replicate or expert."
+            )
 
 
 class LossConfig(Section):
-    """`loss:` — terms added to cross entropy in training. Evaluation always uses plain cross entropy."""
+    """`loss:` — terms added to cross entropy in training. Evaluation always uses plain cross
+    entropy.
+    """
 
     label_smoothing: float = Field(
-        0.0, ge=0, lt=1, description="Probability mass distributed over the wrong classes (Szegedy 2015)."
+        0.0,
+        ge=0,
+        lt=1,
+        description="Probability mass distributed over the wrong classes (Szegedy 2015).",
     )
     z_loss: float = Field(
-        0.0, ge=0, description="Weight of the squared logsumexp of the logits (PaLM, Chowdhery 2022: 1e-4)."
+        0.0,
+        ge=0,
+        description="Weight of the squared logsumexp of the logits (PaLM, Chowdhery 2022: 1e-4).",
     )

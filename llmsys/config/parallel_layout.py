@@ -1,7 +1,8 @@
-"""The `layout:` section: sizes of the parallel axes, and the constraints that model and run put on them.
+"""The `layout:` section: sizes of the parallel axes, and the constraints that model and run put on
+them.
 
-`ParallelLayout.resolve` computes `shard: -1` for a world size and a model. RunConfig checks the same constraints, so
-that an illegal config fails before a process starts.
+`ParallelLayout.resolve` computes `shard: -1` for a world size and a model. RunConfig checks the
+same constraints, so that an illegal config fails before a process starts.
 
 Invariants:
 - Every message gives the value, the rule, and legal values.
@@ -15,12 +16,18 @@ from pydantic import Field
 from llmsys.config.engine import EngineConfig
 from llmsys.config.expert_sharding import find_expert_violations
 from llmsys.config.model import ModelConfig
-from llmsys.config.pipeline import OneForwardOneBackwardConfig, PipelineScheduleConfig, find_stage_violations
+from llmsys.config.pipeline import (
+    OneForwardOneBackwardConfig,
+    PipelineScheduleConfig,
+    find_stage_violations,
+)
 from llmsys.config.section import Section, Violation, format_choices, list_divisors
 from llmsys.errors import LayoutError
 
 
-def find_model_sharding_violations(tensor: int, context: int, model: ModelConfig, ring: int = 1) -> Iterator[Violation]:
+def find_model_sharding_violations(
+    tensor: int, context: int, model: ModelConfig, ring: int = 1
+) -> Iterator[Violation]:
     """Yield the violations of tensor and context sizes that follow from the model alone.
 
     Args:
@@ -56,23 +63,30 @@ def find_run_sharding_violations(
         return
     axis = "tensor" if tensor > 1 else "context"
     if engine.kind != "torch" or engine.data_parallel != "fsdp":
-        chosen = engine.kind if engine.kind != "torch" else f"torch with data_parallel={engine.data_parallel}"
+        chosen = (
+            engine.kind
+            if engine.kind != "torch"
+            else f"torch with data_parallel={engine.data_parallel}"
+        )
         yield Violation(
             axis,
-            f"engine.kind={chosen} does not shard matrices or sequences. Use engine.kind=torch with "
-            "data_parallel=fsdp, or tensor=1 and context=1.",
+            f"engine.kind={chosen} does not shard matrices or sequences. Use engine.kind=torch "
+            "with data_parallel=fsdp, or tensor=1 and context=1.",
         )
     if sequence_length % parts:
         near = max(1, round(sequence_length / parts)) * parts
         yield Violation(
             axis,
-            f"batch.sequence_length={sequence_length} positions cannot be divided over context={context} × "
-            f"tensor={tensor} ranks. Use batch.sequence_length={near}, or another multiple of {parts}.",
+            f"batch.sequence_length={sequence_length} positions cannot be divided over "
+            f"context={context} × tensor={tensor} ranks. Use batch.sequence_length={near}, or "
+            f"another multiple of {parts}.",
         )
 
 
 def _find_kind_violations(axis: str, model: ModelConfig) -> Iterator[Violation]:
-    """Yield a violation for every model choice that needs full sequences on each rank or has no sharded version."""
+    """Yield a violation for every model choice that needs full sequences on each rank or has no
+    sharded version.
+    """
     whole = {
         "model.family=encoder_decoder": model.family == "encoder_decoder",
         "model.head.kind=classification": model.head.kind == "classification",
@@ -81,13 +95,15 @@ def _find_kind_violations(axis: str, model: ModelConfig) -> Iterator[Violation]:
         f"model.attention.kind={model.attention.kind}": not model.attention.can_shard_sequences,
     }
     if model.moe is not None:
-        whole[f"model.moe.routing.kind={model.moe.routing.kind}"] = model.moe.routing.kind != "token_choice"
+        whole[f"model.moe.routing.kind={model.moe.routing.kind}"] = (
+            model.moe.routing.kind != "token_choice"
+        )
     for choice, found in whole.items():
         if found:
             yield Violation(
                 axis,
-                f"{choice} needs full sequences on each rank. Use tensor=1 and context=1, and shard over "
-                "shard, replicate or expert.",
+                f"{choice} needs full sequences on each rank. Use tensor=1 and context=1, and "
+                "shard over shard, replicate or expert.",
             )
 
 
@@ -95,11 +111,13 @@ def _find_head_violations(tensor: int, context: int, model: ModelConfig) -> Iter
     heads, parts = model.num_attention_heads, tensor * context
     if heads % parts:
         key = "tensor" if heads % tensor else "context"
-        more = "" if heads % tensor else ", or use layout.context_kind=ring, whose ranks share heads"
+        more = (
+            "" if heads % tensor else ", or use layout.context_kind=ring, whose ranks share heads"
+        )
         yield Violation(
             key,
-            f"{heads} attention heads cannot be divided over context={context} × tensor={tensor} ranks. Their "
-            f"product must be {format_choices(list_divisors(heads))}{more}.",
+            f"{heads} attention heads cannot be divided over context={context} × tensor={tensor} "
+            f"ranks. Their product must be {format_choices(list_divisors(heads))}{more}.",
         )
         return
     # every query head has a key of its own there
@@ -109,7 +127,9 @@ def _find_head_violations(tensor: int, context: int, model: ModelConfig) -> Iter
     if not _can_share_heads(groups, tensor):
         yield _build_head_violation("tensor", tensor, groups, "key-value heads")
     elif not _can_share_heads(per_rank := max(1, groups // tensor), context):
-        yield _build_head_violation("context", context, per_rank, "key-value heads of a tensor rank")
+        yield _build_head_violation(
+            "context", context, per_rank, "key-value heads of a tensor rank"
+        )
 
 
 def _can_share_heads(groups: int, ranks: int) -> bool:
@@ -120,39 +140,52 @@ def _can_share_heads(groups: int, ranks: int) -> bool:
 def _build_head_violation(axis: str, ranks: int, groups: int, what: str) -> Violation:
     return Violation(
         axis,
-        f"{groups} {what} cannot be divided over {axis}={ranks} ranks: one number must divide the other. Use "
-        f"{axis}={format_choices(list_divisors(groups))}, or a multiple of {groups}.",
+        f"{groups} {what} cannot be divided over {axis}={ranks} ranks: one number must divide the "
+        f"other. Use {axis}={format_choices(list_divisors(groups))}, or a multiple of {groups}.",
     )
 
 
 def _iter_sharded_widths(model: ModelConfig) -> Iterator[tuple[str, int]]:
-    """Yield config key and inner width of all sharded feed-forwards: dense layers and shared experts."""
+    """Yield config key and inner width of all sharded feed-forwards: dense layers and shared
+    experts.
+    """
     if model.num_dense_layers:
         yield "intermediate_size", model.intermediate_size
     if model.moe is not None and model.moe.shared_expert_size and model.num_moe_layers:
-        key = "shared_intermediate_size" if model.moe.shared_intermediate_size else "num_shared_experts"
+        key = (
+            "shared_intermediate_size"
+            if model.moe.shared_intermediate_size
+            else "num_shared_experts"
+        )
         yield f"moe.{key}", model.moe.shared_expert_size
 
 
 class ParallelLayout(Section):
-    """Axes of the device mesh: pipeline × replicate × shard × context × tensor = world size; expert: of the last 3.
+    """Axes of the device mesh: pipeline × replicate × shard × context × tensor = world size;
+    expert: of the last 3.
 
     - Ranks that differ in `pipeline` alone run other layers on the same sequences.
     - Ranks that differ in `replicate` or `shard` train on different sequences.
-    - Ranks of a context group share sequences. Ranks of a tensor group share sequences and matrices.
+    - Ranks of a context group share sequences. Ranks of a tensor group share sequences and
+      matrices.
     - Dense parameters are sharded over shard · context ranks, and within a layer over `tensor`.
-    - Routed experts are distributed over `expert` ranks and sharded over the remaining ranks of the replica. `tensor`
-      never splits a single expert.
+    - Routed experts are distributed over `expert` ranks and sharded over the remaining ranks of the
+      replica. `tensor` never splits a single expert.
     """
 
-    replicate: int = Field(1, ge=1, description="Number of replicas of the sharded model (dp_replicate).")
+    replicate: int = Field(
+        1, ge=1, description="Number of replicas of the sharded model (dp_replicate)."
+    )
     shard: int = Field(
         -1,
-        description="Ranks that shard a replica and read different data (dp_shard). -1: all ranks that the other "
-        "axes leave.",
+        description="Ranks that shard a replica and read different data (dp_shard). -1: all ranks "
+        "that the other axes leave.",
     )
     expert: int = Field(
-        1, ge=1, description="Ranks over which the routed experts are sharded (ep); divides shard · context · tensor."
+        1,
+        ge=1,
+        description="Ranks over which the routed experts are sharded (ep); divides shard · "
+        "context · tensor.",
     )
     context: int = Field(
         1,
@@ -161,27 +194,35 @@ class ParallelLayout(Section):
     )
     context_kind: Literal["ulysses", "ring", "ulysses_ring"] = Field(
         "ulysses",
-        description="Exchange of the context axis in attention. ulysses: heads for positions. ring: keys and values go "
-        "round, so context may exceed the number of heads. ulysses_ring: ulysses inside of each member of a ring.",
+        description="Exchange of the context axis in attention. ulysses: heads for positions. "
+        "ring: keys and values go round, so context may exceed the number of heads. "
+        "ulysses_ring: ulysses inside of each member of a ring.",
     )
     ring: int = Field(
-        2, ge=2, description="Members of a ring under context_kind=ulysses_ring; context / ring ranks exchange heads."
+        2,
+        ge=2,
+        description="Members of a ring under context_kind=ulysses_ring; context / ring ranks "
+        "exchange heads.",
     )
     tensor: int = Field(
         1,
         ge=1,
-        description="Ranks that shard the matrices of a layer, and the positions between layers (tp with sequence "
-        "parallelism).",
+        description="Ranks that shard the matrices of a layer, and the positions between layers "
+        "(tp with sequence parallelism).",
     )
 
-    pipeline: int = Field(1, ge=1, description="Ranks that share the layers of a replica (pp): groups of stages.")
+    pipeline: int = Field(
+        1, ge=1, description="Ranks that share the layers of a replica (pp): groups of stages."
+    )
     pipeline_schedule: PipelineScheduleConfig = Field(
         OneForwardOneBackwardConfig(),
         validate_default=False,
         description="Order of forward and backward passes in a pipeline.",
     )
     layers_per_stage: tuple[int, ...] | None = Field(
-        None, description="Layers of each stage, first to last. null: cut so that the costliest stage costs least."
+        None,
+        description="Layers of each stage, first to last. null: cut so that the costliest stage "
+        "costs least.",
     )
 
     @property
@@ -196,7 +237,9 @@ class ParallelLayout(Section):
 
     @property
     def ranks_per_replica(self) -> int:
-        """Ranks of one model replica; in a pipeline, of one index on it. Requires a resolved layout."""
+        """Ranks of one model replica; in a pipeline, of one index on it. Requires a resolved
+        layout.
+        """
         return self.shard * self.context * self.tensor
 
     @property
@@ -207,13 +250,23 @@ class ParallelLayout(Section):
     @property
     def ring_size(self) -> int:
         """Ranks of the context axis between which keys and values go round."""
-        return {"ulysses": 1, "ring": self.context, "ulysses_ring": min(self.ring, self.context)}[self.context_kind]
+        return {"ulysses": 1, "ring": self.context, "ulysses_ring": min(self.ring, self.context)}[
+            self.context_kind
+        ]
 
     def to_settings(self) -> dict[str, Any]:
         """Return the axes, and what belongs to a ring or a pipeline where there is one."""
-        hidden = {"ulysses": {"context_kind", "ring"}, "ring": {"ring"}, "ulysses_ring": set[str]()}[self.context_kind]
+        hidden = {
+            "ulysses": {"context_kind", "ring"},
+            "ring": {"ring"},
+            "ulysses_ring": set[str](),
+        }[self.context_kind]
         optional = ("pipeline", "pipeline_schedule", "layers_per_stage")
-        hidden |= {name for name in optional if getattr(self, name) == type(self).model_fields[name].default}
+        hidden |= {
+            name
+            for name in optional
+            if getattr(self, name) == type(self).model_fields[name].default
+        }
         return self.model_dump(mode="json", exclude=hidden)
 
     @property
@@ -227,7 +280,9 @@ class ParallelLayout(Section):
         return rank % self.ranks_per_stage // self.sequence_parallel_size
 
     def has_own_rows(self, rank: int) -> bool:
-        """Return whether a global rank counts for all that hold the same sequences, in sums over ranks."""
+        """Return whether a global rank counts for all that hold the same sequences, in sums over
+        ranks.
+        """
         return rank < self.ranks_per_stage and rank % self.sequence_parallel_size == 0
 
     def resolve(self, world_size: int, model: ModelConfig) -> "ParallelLayout":
@@ -241,23 +296,31 @@ class ParallelLayout(Section):
         fitted = self.model_copy(update={"shard": world_size // self._non_shard_ranks})
         for problem in find_expert_violations(self.expert, model):
             raise LayoutError(problem)
-        for broken in find_model_sharding_violations(self.tensor, self.context, model, self.ring_size):
+        for broken in find_model_sharding_violations(
+            self.tensor, self.context, model, self.ring_size
+        ):
             raise LayoutError(broken.message)
         for broken in self.find_stage_violations(model):
             raise LayoutError(broken.message)
         if fitted.ranks_per_replica % self.expert:
-            legal = [n for n in list_divisors(fitted.ranks_per_replica) if model.moe and model.moe.num_experts % n == 0]
+            legal = [
+                n
+                for n in list_divisors(fitted.ranks_per_replica)
+                if model.moe and model.moe.num_experts % n == 0
+            ]
             raise LayoutError(
-                f"expert={self.expert} does not divide {fitted._replica_text}, the ranks of one replica of the "
-                f"model. Use expert={format_choices(legal)}, or a number of ranks that is a multiple of "
-                f"{self.pipeline * self.replicate * self.expert}."
+                f"expert={self.expert} does not divide {fitted._replica_text}, the ranks of one "
+                f"replica of the model. Use expert={format_choices(legal)}, or a number of ranks "
+                f"that is a multiple of {self.pipeline * self.replicate * self.expert}."
             )
         return fitted
 
     def find_stage_violations(self, model: ModelConfig) -> Iterator[Violation]:
         """Yield the violations of the pipeline axis that follow from the model alone."""
         if self.pipeline > 1 or self.layers_per_stage is not None:
-            yield from find_stage_violations(self.pipeline, self.pipeline_schedule, self.layers_per_stage, model)
+            yield from find_stage_violations(
+                self.pipeline, self.pipeline_schedule, self.layers_per_stage, model
+            )
 
     @property
     def _non_shard_ranks(self) -> int:
@@ -266,20 +329,30 @@ class ParallelLayout(Section):
     @property
     def _replica_text(self) -> str:
         axes = {"shard": self.shard, "context": self.context, "tensor": self.tensor}
-        return " × ".join(f"{name}={size}" for name, size in axes.items() if name == "shard" or size > 1)
+        return " × ".join(
+            f"{name}={size}" for name, size in axes.items() if name == "shard" or size > 1
+        )
 
     def _find_axis_violations(self, world_size: int) -> Iterator[str]:
         if world_size < 1:
             yield f"{world_size} ranks cannot hold a model. Start at least one process."
         elif self.shard != -1 and self.shard < 1:
-            yield (f"layout.shard={self.shard} is not a number of ranks. Use 1 or more, or -1 for all remaining ranks.")
+            yield (
+                f"layout.shard={self.shard} is not a number of ranks. Use 1 or more, or -1 for "
+                "all remaining ranks."
+            )
         elif self.context % self.ring_size:
             yield (
-                f"layout.ring={self.ring} members cannot share context={self.context} ranks equally. Use "
-                f"ring={format_choices(list_divisors(self.context)[1:])}, or context_kind=ring."
+                f"layout.ring={self.ring} members cannot share context={self.context} ranks "
+                f"equally. Use ring={format_choices(list_divisors(self.context)[1:])}, or "
+                "context_kind=ring."
             )
         elif world_size % self._non_shard_ranks:
-            names = [name for name in ("pipeline", "replicate", "context", "tensor") if getattr(self, name) > 1]
+            names = [
+                name
+                for name in ("pipeline", "replicate", "context", "tensor")
+                if getattr(self, name) > 1
+            ]
             wanted = " × ".join(f"{name}={getattr(self, name)}" for name in names)
             parts = "copies" if names == ["replicate"] else "parts"
             choices = format_choices(list_divisors(world_size))
@@ -289,12 +362,17 @@ class ParallelLayout(Section):
                 f"{remedy} a multiple of {self._non_shard_ranks} processes."
             )
         elif self.shard not in (-1, world_size // self._non_shard_ranks):
-            sizes = {name: getattr(self, name) for name in ("pipeline", "replicate", "shard", "context", "tensor")}
+            sizes = {
+                name: getattr(self, name)
+                for name in ("pipeline", "replicate", "shard", "context", "tensor")
+            }
             product = " × ".join(
-                f"{name}={size}" for name, size in sizes.items() if name in ("replicate", "shard") or size > 1
+                f"{name}={size}"
+                for name, size in sizes.items()
+                if name in ("replicate", "shard") or size > 1
             )
             yield (
-                f"{product} is {self._non_shard_ranks * self.shard}, but there are {world_size} ranks. "
-                f"Use shard={world_size // self._non_shard_ranks}, or shard=-1, or start "
+                f"{product} is {self._non_shard_ranks * self.shard}, but there are {world_size} "
+                f"ranks. Use shard={world_size // self._non_shard_ranks}, or shard=-1, or start "
                 f"{self._non_shard_ranks * self.shard} processes."
             )

@@ -1,7 +1,9 @@
-"""Configuration of the parametrization (`model.parametrization`): what changes with the size of a model.
+"""Configuration of the parametrization (`model.parametrization`): what changes with the size of a
+model.
 
-A kind sets initial values, learning rates and a few multipliers from widths and depth, so that the best settings of a
-small model are those of a large one. llmsys/model/parametrization.py computes them.
+A kind sets initial values, learning rates and a few multipliers from widths and depth, so that the
+best settings of a small model are those of a large one. llmsys/model/parametrization.py computes
+them.
 """
 
 from collections.abc import Iterator
@@ -13,25 +15,38 @@ from llmsys.config.section import Section, Violation, format_choices
 
 
 class _BaseParametrizationConfig(Section):
-    scales_branches: ClassVar[bool] = False  # the outputs of branches are multiplied before they are added
-    optimizers: ClassVar[tuple[str, ...]] = ("adamw", "lion", "ademamix", "schedule_free", "muon")  # with known rates
+    # the outputs of branches are multiplied before they are added
+    scales_branches: ClassVar[bool] = False
+    # with known rates
+    optimizers: ClassVar[tuple[str, ...]] = ("adamw", "lion", "ademamix", "schedule_free", "muon")
 
     def find_violations(self, model: dict[str, Any]) -> Iterator[Violation]:
         """Yield what the kind has no rule for, by the fields of a model."""
         name = f"parametrization.kind={self.kind}"  # type: ignore[attr-defined]
-        given = [key for key in ("rnn", "recurrence", "patches", "multi_token_prediction") if model[key] is not None]
+        given = [
+            key
+            for key in ("rnn", "recurrence", "patches", "multi_token_prediction")
+            if model[key] is not None
+        ]
         for key in given:
-            yield Violation(key, f"{name} has no rule for it. Set {key}=null, or use parametrization.kind=standard.")
+            yield Violation(
+                key,
+                f"{name} has no rule for it. Set {key}=null, or use parametrization.kind=standard.",
+            )
         for key in ("embedding", "head"):
             if isinstance(scale := getattr(model[key], "scale", None), str):
-                text = f"{name} sets what follows the width, and {scale} follows it too. Use a number"
+                text = (
+                    f"{name} sets what follows the width, and {scale} follows it too. Use a number"
+                )
                 yield Violation(f"{key}.scale", f"{text}, or parametrization.kind=standard.")
         choices = {
             "family": ("decoder",) if self.scales_branches else ("decoder", "encoder_decoder"),
             "initializer": ("normal",),
             "head.kind": ("lm",),
             "attention.kind": ("multi_head", "latent"),
-            "residual.kind": ("pre", "parallel") if self.scales_branches else ("pre", "parallel", "sandwich", "output"),
+            "residual.kind": ("pre", "parallel")
+            if self.scales_branches
+            else ("pre", "parallel", "sandwich", "output"),
         }
         for key, legal in choices.items():
             section = model[key.removesuffix(".kind")]
@@ -44,7 +59,10 @@ class _BaseParametrizationConfig(Section):
         name = f"model.parametrization.kind={self.kind}"  # type: ignore[attr-defined]
         if optimizer not in self.optimizers:
             legal = format_choices(list(self.optimizers))
-            text = f"{name} has no learning rates for {optimizer}. Use {legal}, or parametrization.kind=standard."
+            text = (
+                f"{name} has no learning rates for {optimizer}. Use {legal}, or "
+                "parametrization.kind=standard."
+            )
             yield Violation("optimizer.kind", text)
         if schedule == "noam":
             text = f"noam scales the rate by the width, as {name} does. Use inverse_sqrt"
@@ -52,7 +70,9 @@ class _BaseParametrizationConfig(Section):
 
 
 class StandardParametrizationConfig(_BaseParametrizationConfig):
-    """Initial values of initializer_range, and one learning rate; the best rate falls with the width."""
+    """Initial values of initializer_range, and one learning rate; the best rate falls with the
+    width.
+    """
 
     kind: Literal["standard"] = "standard"
 
@@ -62,40 +82,59 @@ class StandardParametrizationConfig(_BaseParametrizationConfig):
 
 
 class MupConfig(_BaseParametrizationConfig):
-    """Maximal update parametrization for Adam-like optimizers (µP; Yang 2022, arXiv:2203.03466, table 8).
+    """Maximal update parametrization for Adam-like optimizers (µP; Yang 2022, arXiv:2203.03466,
+    table 8).
 
-    A model of the base widths trains as with kind=standard, bit for bit. Heads are meant to grow in number.
+    A model of the base widths trains as with kind=standard, bit for bit. Heads are meant to grow in
+    number.
     """
 
     kind: Literal["mup"] = "mup"
-    base_hidden_size: int = Field(ge=1, description="hidden_size of the model whose settings are used.")
+    base_hidden_size: int = Field(
+        ge=1, description="hidden_size of the model whose settings are used."
+    )
     base_head_dim: int | None = Field(
-        None, ge=1, description="Its channels per head; scores are scaled by 1 / channels beyond it. null: the same."
+        None,
+        ge=1,
+        description="Its channels per head; scores are scaled by 1 / channels beyond it. null: "
+        "the same.",
     )
     base_intermediate_size: int | None = Field(
-        None, ge=1, description="Its width of a dense feed-forward. null: in proportion to hidden_size."
+        None,
+        ge=1,
+        description="Its width of a dense feed-forward. null: in proportion to hidden_size.",
     )
     base_moe_intermediate_size: int | None = Field(
-        None, ge=1, description="Its width of an expert, the fan-in of down_proj. null: in proportion to hidden_size."
+        None,
+        ge=1,
+        description="Its width of an expert, the fan-in of down_proj. null: in proportion to "
+        "hidden_size.",
     )
 
 
 class CompletePConfig(MupConfig):
-    """µP whose residual branches shrink with the depth (CompleteP; Dey 2025, arXiv:2505.01618, table 1).
+    """µP whose residual branches shrink with the depth (CompleteP; Dey 2025, arXiv:2505.01618,
+    table 1).
 
     With depth_exponent=0.5 it is depth-µP (Yang 2023, arXiv:2310.02244).
     """
 
     kind: Literal["complete_p"] = "complete_p"  # type: ignore[assignment]
     scales_branches: ClassVar[bool] = True
-    base_num_hidden_layers: int = Field(ge=1, description="num_hidden_layers of the model whose settings are used.")
+    base_num_hidden_layers: int = Field(
+        ge=1, description="num_hidden_layers of the model whose settings are used."
+    )
     depth_exponent: float = Field(
-        1.0, ge=0.5, le=1, description="Branches are multiplied by (base layers / layers) to this power."
+        1.0,
+        ge=0.5,
+        le=1,
+        description="Branches are multiplied by (base layers / layers) to this power.",
     )
 
 
 class UnitScaledConfig(_BaseParametrizationConfig):
-    """Unit-scaled µP: no base model, activations and updates of size 1 (u-µP; Blake 2024, arXiv:2407.17465, table 2).
+    """Unit-scaled µP: no base model, activations and updates of size 1 (u-µP; Blake 2024,
+    arXiv:2407.17465, table 2).
 
     The learning rate is that of weights of size 1, of the order of 1.
     """
@@ -103,18 +142,25 @@ class UnitScaledConfig(_BaseParametrizationConfig):
     kind: Literal["unit_scaled"] = "unit_scaled"
     scales_branches: ClassVar[bool] = True
     optimizers: ClassVar[tuple[str, ...]] = ("adamw", "lion", "ademamix", "schedule_free")
-    residual_multiplier: float = Field(1.0, gt=0, description="Multiplier of every branch, before 1 / sqrt(layers).")
-    attention_multiplier: float = Field(1.0, gt=0, description="Multiplier of the scores, before 1 / head_dim.")
+    residual_multiplier: float = Field(
+        1.0, gt=0, description="Multiplier of every branch, before 1 / sqrt(layers)."
+    )
+    attention_multiplier: float = Field(
+        1.0, gt=0, description="Multiplier of the scores, before 1 / head_dim."
+    )
 
     def find_violations(self, model: dict[str, Any]) -> Iterator[Violation]:
         """Yield what the kind has no rule for, and fields that it replaces."""
         yield from super().find_violations(model)
         if model["attention"].scale is not None:
             yield Violation(
-                "attention.scale", "parametrization.kind=unit_scaled sets it. Use parametrization.attention_multiplier."
+                "attention.scale",
+                "parametrization.kind=unit_scaled sets it. Use "
+                "parametrization.attention_multiplier.",
             )
 
 
 ParametrizationConfig = Annotated[
-    StandardParametrizationConfig | MupConfig | CompletePConfig | UnitScaledConfig, Field(discriminator="kind")
+    StandardParametrizationConfig | MupConfig | CompletePConfig | UnitScaledConfig,
+    Field(discriminator="kind"),
 ]

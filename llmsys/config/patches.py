@@ -1,4 +1,6 @@
-"""Image patches in place of token ids: the `model.patches` section (ViT; Dosovitskiy 2020, arXiv:2010.11929)."""
+"""Image patches in place of token ids: the `model.patches` section (ViT; Dosovitskiy 2020,
+arXiv:2010.11929).
+"""
 
 from collections.abc import Iterator
 
@@ -16,15 +18,24 @@ BYTE_VALUES = 256
 class PatchesConfig(Section):
     """Square patches of an image, each mapped to one position (Dosovitskiy 2020, 3.1).
 
-    An image of another size than `image_size` has another number of positions; learned positions are interpolated.
+    An image of another size than `image_size` has another number of positions; learned positions
+    are interpolated.
     """
 
-    image_size: int = Field(ge=1, description="Height and width of the images that learned positions belong to.")
+    image_size: int = Field(
+        ge=1, description="Height and width of the images that learned positions belong to."
+    )
     patch_size: int = Field(ge=1, description="Height and width of a patch, in pixels.")
     num_channels: int = Field(3, ge=1, description="Channels of a pixel: 3 for colour, 1 for grey.")
-    class_token: bool = Field(True, description="Put a trained vector before the patches, for head.pooling=first.")
-    mean: tuple[float, ...] = Field((0.5,), min_length=1, description="Mean of a channel, of values from 0 to 1.")
-    std: tuple[float, ...] = Field((0.5,), min_length=1, description="Standard deviation of a channel, likewise.")
+    class_token: bool = Field(
+        True, description="Put a trained vector before the patches, for head.pooling=first."
+    )
+    mean: tuple[float, ...] = Field(
+        (0.5,), min_length=1, description="Mean of a channel, of values from 0 to 1."
+    )
+    std: tuple[float, ...] = Field(
+        (0.5,), min_length=1, description="Standard deviation of a channel, likewise."
+    )
 
     @property
     def patch_values(self) -> int:
@@ -37,7 +48,9 @@ class PatchesConfig(Section):
         return int(self.class_token)
 
     def count_positions(self, image_size: int) -> int:
-        """Return the positions of an image of `image_size` × `image_size` pixels, the class token included."""
+        """Return the positions of an image of `image_size` × `image_size` pixels, the class
+        token included.
+        """
         return (image_size // self.patch_size) ** 2 + self.num_leading
 
     def list_channel_values(self, values: tuple[float, ...]) -> list[float]:
@@ -46,7 +59,9 @@ class PatchesConfig(Section):
 
     def iter_parameters(self, width: int) -> Iterator[ParameterTensor]:
         """Yield the map of a patch to `width` channels, and the class token."""
-        yield ParameterTensor("embed.weight", (width, self.patch_values), "embedding", input="patch", cut_steps=1)
+        yield ParameterTensor(
+            "embed.weight", (width, self.patch_values), "embedding", input="patch", cut_steps=1
+        )
         yield ParameterTensor("embed.bias", (width,), "embedding")
         if self.class_token:
             yield ParameterTensor("embed.class_token", (width,), "embedding")
@@ -56,24 +71,41 @@ class PatchesConfig(Section):
     ) -> Iterator[Violation]:
         """Yield what does not fit the other fields of the model, with keys below `model`."""
         if family != "encoder" or head not in ("classification", "features"):
-            text = f"images need family=encoder with head=classification or features, not {family} with {head}."
+            text = (
+                f"images need family=encoder with head=classification or features, not {family} "
+                f"with {head}."
+            )
             yield Violation("patches", f"{text} Change them, or leave patches out.")
         if model.vocab_size != BYTE_VALUES:
             yield Violation(
-                "vocab_size", f"{model.vocab_size} is not the {BYTE_VALUES} values of a byte. Use {BYTE_VALUES}."
+                "vocab_size",
+                f"{model.vocab_size} is not the {BYTE_VALUES} values of a byte. Use {BYTE_VALUES}.",
             )
         if self.image_size % self.patch_size:
             legal = format_choices(find_nearest_multiples(self.image_size, self.patch_size))
-            text = f"{self.image_size} pixels are not a whole number of patches of {self.patch_size}. Use {legal}."
+            text = (
+                f"{self.image_size} pixels are not a whole number of patches of "
+                f"{self.patch_size}. Use {legal}."
+            )
             yield Violation("patches.image_size", text)
-        elif (longest := model.max_position_embeddings) != (wanted := self.count_positions(self.image_size)):
-            text = f"{longest} is not the {wanted} positions of patches.image_size={self.image_size}. Use {wanted}."
+        elif (longest := model.max_position_embeddings) != (
+            wanted := self.count_positions(self.image_size)
+        ):
+            text = (
+                f"{longest} is not the {wanted} positions of "
+                f"patches.image_size={self.image_size}. Use {wanted}."
+            )
             yield Violation("max_position_embeddings", text)
         if isinstance(position, LearnedPositionConfig) and position.offset:
-            yield Violation("position.offset", f"{position.offset} rows would have no patch. Use 0.")
+            yield Violation(
+                "position.offset", f"{position.offset} rows would have no patch. Use 0."
+            )
         for key in ("mean", "std"):
             if len(given := getattr(self, key)) not in (1, self.num_channels):
-                text = f"{len(given)} values for {self.num_channels} channels. Give one, or {self.num_channels}."
+                text = (
+                    f"{len(given)} values for {self.num_channels} channels. Give one, or "
+                    f"{self.num_channels}."
+                )
                 yield Violation(f"patches.{key}", text)
         if min(self.std) <= 0:
             yield Violation("patches.std", f"{min(self.std)} is no deviation. Use more than 0.")

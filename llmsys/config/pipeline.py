@@ -1,7 +1,8 @@
-"""The pipeline axis (`layout.pipeline`): its schedule, the stages on each rank, and the rules of both.
+"""The pipeline axis (`layout.pipeline`): its schedule, the stages on each rank, and the rules of
+both.
 
-Stage s of a pipeline of p ranks is on rank s mod p: the schedules are those of torch.distributed.pipelining that visit
-the ranks in a loop.
+Stage s of a pipeline of p ranks is on rank s mod p: the schedules are those of
+torch.distributed.pipelining that visit the ranks in a loop.
 
 Invariants:
 - Every message gives the value, the rule, and legal values.
@@ -23,12 +24,12 @@ from llmsys.errors import LayoutError
 _SPLIT_BACKWARD = "computes gradients of inputs and of weights in two passes"
 # Schedules of torch 2.13 that do not give the gradients of one process, and the reason.
 REFUSED = {
-    "zero_bubble": f"it {_SPLIT_BACKWARD}, which frees the gradient of our head loss after the first and keeps saved "
-    "tensors after the step",
-    "zbv": f"it {_SPLIT_BACKWARD}, for which FSDP2 that reshards after the forward gives wrong gradients without an "
-    "error, and it keeps saved tensors after every step",
-    "dualpipev": f"it {_SPLIT_BACKWARD}, for which FSDP2 that reshards after the forward gives wrong gradients without "
-    "an error, and selective recomputation fails",
+    "zero_bubble": f"it {_SPLIT_BACKWARD}, which frees the gradient of our head loss after the "
+    "first and keeps saved tensors after the step",
+    "zbv": f"it {_SPLIT_BACKWARD}, for which FSDP2 that reshards after the forward gives wrong "
+    "gradients without an error, and it keeps saved tensors after every step",
+    "dualpipev": f"it {_SPLIT_BACKWARD}, for which FSDP2 that reshards after the forward gives "
+    "wrong gradients without an error, and selective recomputation fails",
 }
 
 
@@ -53,7 +54,9 @@ class _BaseSchedule(Section):
             return f"at least as many as ranks of the pipeline ({ranks})"
         return None
 
-    def count_held_layers(self, ranks: int, rank: int, micro_batches: int, layers: Sequence[int]) -> tuple[int, int]:
+    def count_held_layers(
+        self, ranks: int, rank: int, micro_batches: int, layers: Sequence[int]
+    ) -> tuple[int, int]:
         """Count the forward passes of single layers on one rank that wait for their backward pass.
 
         Args:
@@ -63,7 +66,8 @@ class _BaseSchedule(Section):
             layers: layers of each stage on the rank.
 
         Returns:
-            The most over a step, and the most that wait while the first stage of the rank runs a backward pass.
+            The most over a step, and the most that wait while the first stage of the rank runs a
+            backward pass.
         """
         passes = self._count_passes(ranks, rank, micro_batches)
         return passes * sum(layers), (passes - 1) * sum(layers)
@@ -83,17 +87,23 @@ class GPipeScheduleConfig(_BaseSchedule):
 
 
 class OneForwardOneBackwardConfig(_BaseSchedule):
-    """One forward and one backward in turn, so that at most p micro-batches are held (Narayanan 2019; 1806.03377)."""
+    """One forward and one backward in turn, so that at most p micro-batches are held (Narayanan
+    2019; 1806.03377).
+    """
 
     kind: Literal["1f1b"] = "1f1b"
     needs_full_pipeline: ClassVar[bool] = True
 
 
 class InterleavedScheduleConfig(_BaseSchedule):
-    """1F1B with several stages on each rank: a bubble 1/v as long, for v messages as many (Narayanan 2021)."""
+    """1F1B with several stages on each rank: a bubble 1/v as long, for v messages as many
+    (Narayanan 2021).
+    """
 
     kind: Literal["interleaved"] = "interleaved"
-    stages_per_rank: int = Field(2, ge=2, description="Stages on each rank (virtual pipeline stages).")
+    stages_per_rank: int = Field(
+        2, ge=2, description="Stages on each rank (virtual pipeline stages)."
+    )
 
     @property
     def num_chunks(self) -> int:
@@ -108,7 +118,9 @@ class InterleavedScheduleConfig(_BaseSchedule):
             return f"a multiple of the pipeline's {ranks} ranks, or fewer than {2 * ranks}"
         return None
 
-    def count_held_layers(self, ranks: int, rank: int, micro_batches: int, layers: Sequence[int]) -> tuple[int, int]:
+    def count_held_layers(
+        self, ranks: int, rank: int, micro_batches: int, layers: Sequence[int]
+    ) -> tuple[int, int]:
         """Count by torch's ScheduleInterleaved1F1B: rounds of passes of each stage in turn."""
         size, stages = _get_round_size(ranks, micro_batches), self.stages_per_rank
         total, warmup = micro_batches * stages, (stages - 1) * size + 2 * (ranks - rank - 1)
@@ -131,20 +143,26 @@ def _get_round_size(ranks: int, micro_batches: int) -> int:
 def _reject_unproven(value: Any) -> Any:
     kind = value.get("kind") if isinstance(value, dict) else None
     if kind in REFUSED:
-        raise ValueError(f"{kind} is not available: {REFUSED[kind]}. Use 1f1b, interleaved or gpipe.")
+        raise ValueError(
+            f"{kind} is not available: {REFUSED[kind]}. Use 1f1b, interleaved or gpipe."
+        )
     return value
 
 
 PipelineScheduleConfig = Annotated[
     Annotated[
-        GPipeScheduleConfig | OneForwardOneBackwardConfig | InterleavedScheduleConfig, Field(discriminator="kind")
+        GPipeScheduleConfig | OneForwardOneBackwardConfig | InterleavedScheduleConfig,
+        Field(discriminator="kind"),
     ],
     BeforeValidator(_reject_unproven),
 ]
 
 
 def find_stage_violations(
-    ranks: int, schedule: PipelineScheduleConfig, layers_per_stage: Sequence[int] | None, model: ModelConfig
+    ranks: int,
+    schedule: PipelineScheduleConfig,
+    layers_per_stage: Sequence[int] | None,
+    model: ModelConfig,
 ) -> Iterator[Violation]:
     """Yield the violations of stages that follow from the model alone.
 
@@ -159,37 +177,48 @@ def find_stage_violations(
     """
     if ranks == 1:
         if layers_per_stage is not None:
-            yield Violation("layers_per_stage", "pipeline=1 has no stages. Leave it out, or use pipeline=2 or more.")
+            yield Violation(
+                "layers_per_stage",
+                "pipeline=1 has no stages. Leave it out, or use pipeline=2 or more.",
+            )
         return
     layers, stages = model.num_hidden_layers, ranks * schedule.num_chunks
     if layers < stages:
         fewer = f"pipeline={format_choices(range(1, max(1, layers // schedule.num_chunks) + 1))}"
         other = "" if schedule.num_chunks == 1 else ", or pipeline_schedule.kind=1f1b"
         yield Violation(
-            "pipeline", f"{stages} stages cannot share {layers} layers: each needs one. Use {fewer}{other}."
+            "pipeline",
+            f"{stages} stages cannot share {layers} layers: each needs one. Use {fewer}{other}.",
         )
     elif layers_per_stage is not None and (
-        len(layers_per_stage) != stages or sum(layers_per_stage) != layers or min(layers_per_stage) < 1
+        len(layers_per_stage) != stages
+        or sum(layers_per_stage) != layers
+        or min(layers_per_stage) < 1
     ):
         even = [layers // stages + (stage < layers % stages) for stage in range(stages)]
         yield Violation(
             "layers_per_stage",
-            f"{list(layers_per_stage)} must be {stages} numbers of at least 1 with the sum {layers}, the layers of the "
-            f"model. Use {even}, or leave it out to cut by cost.",
+            f"{list(layers_per_stage)} must be {stages} numbers of at least 1 with the sum "
+            f"{layers}, the layers of the model. Use {even}, or leave it out to cut by cost.",
         )
     for choice in _list_unproven_choices(model):
-        yield Violation("pipeline", f"{choice} does not run in stages. Use pipeline=1 with shard, tensor or context.")
+        yield Violation(
+            "pipeline",
+            f"{choice} does not run in stages. Use pipeline=1 with shard, tensor or context.",
+        )
 
 
 def _list_unproven_choices(model: ModelConfig) -> list[str]:
     found = {
         f"model.family={model.family}": model.family == "encoder_decoder",
         f"model.head.kind={model.head.kind}": model.head.kind in ("classification", "features"),
-        f"model.recurrence.kind={getattr(model.recurrence, 'kind', None)}": model.recurrence is not None,
+        f"model.recurrence.kind={getattr(model.recurrence, 'kind', None)}": model.recurrence
+        is not None,
         f"model.attention.kind={model.attention.kind}": model.attention.has_own_mask,
         "model.residual.kind=reversible": model.residual.is_reversible,
         # T5's table is one parameter of all layers.
-        f"model.position.kind={model.position.kind}": model.position.kind in ("relative_bias", "transformer_xl"),
+        f"model.position.kind={model.position.kind}": model.position.kind
+        in ("relative_bias", "transformer_xl"),
     }
     return [choice for choice, is_found in found.items() if is_found]
 
@@ -218,16 +247,28 @@ def find_pipeline_violations(
     """
     whole = "or layout.pipeline=1"
     if engine.kind != "torch" or engine.data_parallel != "fsdp":
-        value = engine.kind if engine.kind != "torch" else f"torch with data_parallel={engine.data_parallel}"
-        yield Violation("engine.kind", f"{value} runs no stages. Use torch with data_parallel=fsdp, {whole}.")
+        value = (
+            engine.kind
+            if engine.kind != "torch"
+            else f"torch with data_parallel={engine.data_parallel}"
+        )
+        yield Violation(
+            "engine.kind", f"{value} runs no stages. Use torch with data_parallel=fsdp, {whole}."
+        )
     if train.reproducibility == "bitwise":
         yield from _find_bitwise_violations(model, whole)
     if train.noise_scale_every_steps:
-        text = "the gradient noise scale needs each micro-batch by itself, and a pipeline has several under way"
+        text = (
+            "the gradient noise scale needs each micro-batch by itself, and a pipeline has "
+            "several under way"
+        )
         yield Violation("train.noise_scale_every_steps", f"{text}. Use 0, {whole}.")
     scaling = getattr(getattr(model.position, "scaling", None), "kind", "none")
     if generation.prompts and scaling in ("ntk", "longrope"):
-        text = f"model.position.scaling.kind={scaling} computes a growing text again, which stages do not"
+        text = (
+            f"model.position.scaling.kind={scaling} computes a growing text again, which stages "
+            "do not"
+        )
         remedy = "Use generation.prompts=[] and complete them after training with `llmsys generate`"
         yield Violation("generation.prompts", f"{text}. {remedy}, {whole}.")
     if not windows:
@@ -239,14 +280,21 @@ def _find_bitwise_violations(model: ModelConfig, whole: str) -> Iterator[Violati
     tied, drops = model.tie_word_embeddings, any(model.dropout.model_dump().values())
     if tied or model.multi_token_prediction is not None:
         key = "model.tie_word_embeddings=true" if tied else "model.multi_token_prediction"
-        text = f"bitwise sums the gradient of one embedding in each micro-batch, but with {key} two stages have a part"
+        text = (
+            f"bitwise sums the gradient of one embedding in each micro-batch, but with {key} two "
+            "stages have a part"
+        )
         yield Violation("train.reproducibility", f"{text}. Use fast, {whole}.")
     if drops:
-        text = "bitwise draws dropout layer by layer of a micro-batch, but stages draw by themselves"
+        text = (
+            "bitwise draws dropout layer by layer of a micro-batch, but stages draw by themselves"
+        )
         yield Violation("train.reproducibility", f"{text}. Use fast, model.dropout={{}}, {whole}.")
 
 
-def list_legal_micro_sequences(ranks: int, schedule: PipelineScheduleConfig, shares: Sequence[int]) -> list[int]:
+def list_legal_micro_sequences(
+    ranks: int, schedule: PipelineScheduleConfig, shares: Sequence[int]
+) -> list[int]:
     """List the micro-batch sizes that cut every share into micro-batches that the schedule takes.
 
     Args:
@@ -259,7 +307,9 @@ def list_legal_micro_sequences(ranks: int, schedule: PipelineScheduleConfig, sha
     """
 
     def is_legal(size: int) -> bool:
-        return all(schedule.find_micro_batch_problem(ranks, share // size) is None for share in shares)
+        return all(
+            schedule.find_micro_batch_problem(ranks, share // size) is None for share in shares
+        )
 
     return [size for size in list_divisors(gcd(*shares)) if is_legal(size)]
 
@@ -267,7 +317,8 @@ def list_legal_micro_sequences(ranks: int, schedule: PipelineScheduleConfig, sha
 def require_pipeline_micro_batches(
     ranks: int, schedule: PipelineScheduleConfig, data_ranks: int, batch: BatchConfig
 ) -> None:
-    """Check that the schedule takes the micro-batches of every step size; with `auto`, those of some micro-batch.
+    """Check that the schedule takes the micro-batches of every step size; with `auto`, those of
+    some micro-batch.
 
     Args:
         ranks: size of the pipeline axis.
@@ -282,12 +333,19 @@ def require_pipeline_micro_batches(
     if batch.micro_sequences == "auto" and list_legal_micro_sequences(ranks, schedule, shares):
         return
     for share in shares:
-        found = share // (1 if batch.micro_sequences == "auto" else batch.resolve_micro_sequences(share))
+        found = share // (
+            1 if batch.micro_sequences == "auto" else batch.resolve_micro_sequences(share)
+        )
         if (rule := schedule.find_micro_batch_problem(ranks, found)) is not None:
             legal = list_legal_micro_sequences(ranks, schedule, [share])
-            remedy = f"Use batch.micro_sequences={format_choices(legal)}" if legal else "Use more batch.sequences"
+            remedy = (
+                f"Use batch.micro_sequences={format_choices(legal)}"
+                if legal
+                else "Use more batch.sequences"
+            )
             raise LayoutError(
-                f"batch.micro_sequences={batch.micro_sequences} cuts the {share} sequences of a rank into {found} "
-                f"micro-batches, but layout.pipeline_schedule.kind={schedule.kind} takes {rule}. {remedy}, fewer data "
-                "ranks, or a smaller layout.pipeline."
+                f"batch.micro_sequences={batch.micro_sequences} cuts the {share} sequences of a "
+                f"rank into {found} micro-batches, but "
+                f"layout.pipeline_schedule.kind={schedule.kind} takes {rule}. {remedy}, fewer "
+                "data ranks, or a smaller layout.pipeline."
             )

@@ -1,11 +1,14 @@
-"""Sections with `kind: python`: a class of the user's own code, its options, and the files that fingerprint it.
+"""Sections with `kind: python`: a class of the user's own code, its options, and the files that
+fingerprint it.
 
-Reads the user's Python files. Loading a config reads none and runs no code; `load_python_object` does, where the object
-is used.
+Reads the user's Python files. Loading a config reads none and runs no code; `load_python_object`
+does, where the object is used.
 
 Invariants:
-- The fields of the class are its options, so that a wrong option is an error with the key, as in any section.
-- A file is compiled from its present text, never from a cached .pyc: what runs is what its digest says.
+- The fields of the class are its options, so that a wrong option is an error with the key, as in
+  any section.
+- A file is compiled from its present text, never from a cached .pyc: what runs is what its digest
+  says.
 """
 
 import hashlib
@@ -21,9 +24,9 @@ from typing import Any, TypeVar
 
 from pydantic import Field, ValidationError, field_validator
 
-from llmsys.config.merge import ConfigLayer
+from llmsys.config.loading.merge import ConfigLayer
+from llmsys.config.loading.validation_errors import build_config_error
 from llmsys.config.section import LocalPath, Section
-from llmsys.config.validation_errors import build_config_error
 from llmsys.errors import ConfigError
 
 ENTRY_POINTS = "llmsys"
@@ -36,19 +39,24 @@ class PythonCode(Section):
     """Fields of every section with `kind: python`."""
 
     path: str = Field(
-        description="FILE.py:Class, package.module:Class, or the name of an entry point of the group `llmsys`. "
-        "Relative paths start in the working directory."
+        description="FILE.py:Class, package.module:Class, or the name of an entry point of the "
+        "group `llmsys`. Relative paths start in the working directory."
     )
     options: dict[str, Any] = Field({}, description="Values of the fields of the class.")
     sources: tuple[LocalPath, ...] = Field(
-        (), description="Further files that the code imports or reads; a change of one is a change of the code."
+        (),
+        description="Further files that the code imports or reads; a change of one is a change of "
+        "the code.",
     )
 
     @field_validator("path")
     @classmethod
     def _check_path(cls, path: str) -> str:
         if not path or (":" in path and not _PATH.fullmatch(path)) or path.endswith(".py"):
-            raise ValueError(f"{path!r} is not FILE.py:Class or package.module:Class. Use, say, my_rules.py:NoRecipes")
+            raise ValueError(
+                f"{path!r} is not FILE.py:Class or package.module:Class. Use, say, "
+                "my_rules.py:NoRecipes"
+            )
         return path
 
     def __hash__(self) -> int:
@@ -108,11 +116,18 @@ def load_python_object(code: PythonCode, base: type[Loaded], key: str) -> Loaded
             for one in vars(module).values()
             if isinstance(one, type) and issubclass(one, base) and one is not base
         ]
-        there = f"Use one of these: {', '.join(known)}" if known else f"Write class {name}({base.__name__})"
-        raise ConfigError(f"{key}.path: {source} has no class {name} that extends {base.__name__}. {there}.")
+        there = (
+            f"Use one of these: {', '.join(known)}"
+            if known
+            else f"Write class {name}({base.__name__})"
+        )
+        raise ConfigError(
+            f"{key}.path: {source} has no class {name} that extends {base.__name__}. {there}."
+        )
     if missing := getattr(found, "__abstractmethods__", None):
         raise ConfigError(
-            f"{key}.path: {code.path} has no {' and no '.join(sorted(missing))}. Write def {min(missing)}."
+            f"{key}.path: {code.path} has no {' and no '.join(sorted(missing))}. Write def "
+            f"{min(missing)}."
         )
     try:
         return found.model_validate(code.options)
@@ -125,12 +140,14 @@ def _resolve_entry_point(path: str) -> str:
     """Return the path of a class; that of the entry point where a name is given."""
     if ":" in path:
         return path
-    known = {entry.name: entry.value for entry in importlib.metadata.entry_points(group=ENTRY_POINTS)}
+    known = {
+        entry.name: entry.value for entry in importlib.metadata.entry_points(group=ENTRY_POINTS)
+    }
     if path not in known:
         names = ", ".join(sorted(known)) or "none is installed"
         raise ConfigError(
-            f"path: {path!r} is no entry point of the group {ENTRY_POINTS} ({names}). Use FILE.py:Class, or install "
-            "the package that has it."
+            f"path: {path!r} is no entry point of the group {ENTRY_POINTS} ({names}). Use "
+            "FILE.py:Class, or install the package that has it."
         )
     return known[path]
 
@@ -145,7 +162,8 @@ def _find_source(path: str) -> Path:
         spec = None
     if spec is None or not spec.origin or not spec.origin.endswith(".py"):
         raise ConfigError(
-            f"path: {path!r}: there is no Python module {source}. Install its package, or use FILE.py:Class."
+            f"path: {path!r}: there is no Python module {source}. Install its package, or use "
+            "FILE.py:Class."
         )
     return Path(spec.origin)
 
@@ -155,8 +173,8 @@ def _read_source(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"path: {path} cannot be read (in {Path.cwd()}): {error}. Correct the path; relative paths start in the "
-            "working directory."
+            f"path: {path} cannot be read (in {Path.cwd()}): {error}. Correct the path; relative "
+            "paths start in the working directory."
         ) from None
 
 
@@ -179,8 +197,8 @@ def _import_module(source: str, key: str) -> types.ModuleType:
         return importlib.import_module(source)
     except Exception as error:
         raise ConfigError(
-            f"{key}.path: {source} cannot be imported: {type(error).__name__}: {error}. Install its package, or "
-            "correct it."
+            f"{key}.path: {source} cannot be imported: {type(error).__name__}: {error}. Install "
+            "its package, or correct it."
         ) from error
 
 

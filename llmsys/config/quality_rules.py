@@ -1,10 +1,12 @@
 """Sections of the document quality rules: the tagged union `RuleConfig`.
 
-Scripts and stop words of `native_text` come from the profile of the document's language unless the rule sets them.
+Scripts and stop words of `native_text` come from the profile of the document's language unless the
+rule sets them.
 
 Invariants:
 - Every threshold defaults to the published value, so a rule without fields is the published rule.
-- `max_…` drops values above the limit and `min_…` values below it. A value equal to the limit passes.
+- `max_…` drops values above the limit and `min_…` values below it. A value equal to the limit
+  passes.
 """
 
 from typing import Annotated, Literal, get_args
@@ -62,23 +64,34 @@ Script = Literal[
 
 
 class NativeTextConfig(NamedRuleConfig):
-    """Limits on foreign scripts, garbage characters, missing stop words, and mixed Chinese variants.
+    """Limits on foreign scripts, garbage characters, missing stop words, and mixed Chinese
+    variants.
 
     Drops pages that are in another script, decoded with the wrong encoding, or lists of keywords.
     """
 
     kind: Literal["native_text"] = "native_text"
-    scripts: tuple[Script, ...] = Field((), description="Scripts of the language. Empty: those of the profile, or any.")
-    min_script_share: Fraction = Field(0.5, description="Minimum of letters of these scripts / letters. MNBVC: 0.7.")
-    max_garbage_share: Fraction = Field(
-        0.01, description="Maximum of characters from wrong decoding (U+FFFD, controls, private use) / characters."
+    scripts: tuple[Script, ...] = Field(
+        (), description="Scripts of the language. Empty: those of the profile, or any."
     )
-    min_stop_word_share: Fraction = Field(0.0, description="Minimum of words in `stop_words` / words.")
-    stop_words: tuple[str, ...] = Field((), description="Common words. Empty: those of the profile.")
+    min_script_share: Fraction = Field(
+        0.5, description="Minimum of letters of these scripts / letters. MNBVC: 0.7."
+    )
+    max_garbage_share: Fraction = Field(
+        0.01,
+        description="Maximum of characters from wrong decoding (U+FFFD, controls, private use) / "
+        "characters.",
+    )
+    min_stop_word_share: Fraction = Field(
+        0.0, description="Minimum of words in `stop_words` / words."
+    )
+    stop_words: tuple[str, ...] = Field(
+        (), description="Common words. Empty: those of the profile."
+    )
     max_mixed_variant_share: Fraction = Field(
         1.0,
-        description="Maximum of characters of the rarer variant of Chinese / characters that are only simplified or "
-        "only traditional.",
+        description="Maximum of characters of the rarer variant of Chinese / characters that are "
+        "only simplified or only traditional.",
     )
 
 
@@ -87,11 +100,17 @@ Dialect = Literal["datatrove", "paper", "dolma", "dclm"]
 
 
 class GopherRepetitionConfig(NamedRuleConfig):
-    """Repeated paragraphs, lines and n-grams (Rae et al. 2021, table A1), measured as the dialect's tool does."""
+    """Repeated paragraphs, lines and n-grams (Rae et al. 2021, table A1), measured as the
+    dialect's tool does.
+    """
 
     kind: Literal["gopher_repetition"] = "gopher_repetition"
-    dialect: Dialect = Field("datatrove", description="Implementation to follow; dolma does not test paragraphs.")
-    max_duplicate_paragraph_share: Share = Field(0.30, description="Maximum of repeated paragraphs / paragraphs.")
+    dialect: Dialect = Field(
+        "datatrove", description="Implementation to follow; dolma does not test paragraphs."
+    )
+    max_duplicate_paragraph_share: Share = Field(
+        0.30, description="Maximum of repeated paragraphs / paragraphs."
+    )
     max_duplicate_paragraph_character_share: Share = Field(
         0.20, description="Maximum of characters in repeated paragraphs / characters."
     )
@@ -129,7 +148,9 @@ class GopherRepetitionConfig(NamedRuleConfig):
 
 
 class GopherQualityConfig(NamedRuleConfig):
-    """Word counts, word lengths, symbols, bullets and stop words (Rae et al. 2021, A.1.1), by dialect."""
+    """Word counts, word lengths, symbols, bullets and stop words (Rae et al. 2021, A.1.1), by
+    dialect.
+    """
 
     kind: Literal["gopher_quality"] = "gopher_quality"
     dialect: Dialect = Field(
@@ -138,26 +159,43 @@ class GopherQualityConfig(NamedRuleConfig):
     min_words: Count = Field(50, description="Minimum words, not counting punctuation.")
     max_words: Count = Field(100_000, description="Maximum words, not counting punctuation.")
     min_mean_word_length: Share = Field(
-        3.0, description="Minimum mean characters per word, not counting punctuation (dolma: median)."
+        3.0,
+        description="Minimum mean characters per word, not counting punctuation (dolma: median).",
     )
     max_mean_word_length: Share = Field(
-        10.0, description="Maximum mean characters per word, not counting punctuation (dolma: median)."
+        10.0,
+        description="Maximum mean characters per word, not counting punctuation (dolma: median).",
     )
     max_hash_ratio: Share = Field(
-        0.1, validate_default=False, description="Maximum `#` signs per word. Not in dolma and dclm."
+        0.1,
+        validate_default=False,
+        description="Maximum `#` signs per word. Not in dolma and dclm.",
     )
     max_ellipsis_ratio: Share = Field(
-        0.1, validate_default=False, description="Maximum `...` and `…` per word. Not in dolma and dclm."
+        0.1,
+        validate_default=False,
+        description="Maximum `...` and `…` per word. Not in dolma and dclm.",
     )
     max_symbol_ratio: Share = Field(
-        0.1, validate_default=False, description="Maximum `#` signs and ellipses per word. Only in dolma and dclm."
+        0.1,
+        validate_default=False,
+        description="Maximum `#` signs and ellipses per word. Only in dolma and dclm.",
     )
-    max_bullet_line_share: Share = Field(0.9, description="Maximum of lines that start with `•` or `-` / lines.")
-    max_ellipsis_line_share: Share = Field(0.3, description="Maximum of lines that end with `...` or `…` / lines.")
-    min_alphabetic_word_share: Share = Field(0.8, description="Minimum of words with a letter / words.")
-    min_stop_words: Count = Field(2, description="Minimum number of `stop_words` that must occur; case-sensitive.")
+    max_bullet_line_share: Share = Field(
+        0.9, description="Maximum of lines that start with `•` or `-` / lines."
+    )
+    max_ellipsis_line_share: Share = Field(
+        0.3, description="Maximum of lines that end with `...` or `…` / lines."
+    )
+    min_alphabetic_word_share: Share = Field(
+        0.8, description="Minimum of words with a letter / words."
+    )
+    min_stop_words: Count = Field(
+        2, description="Minimum number of `stop_words` that must occur; case-sensitive."
+    )
     stop_words: tuple[str, ...] = Field(
-        ("the", "be", "to", "of", "and", "that", "have", "with"), description="Common words, for min_stop_words."
+        ("the", "be", "to", "of", "and", "that", "have", "with"),
+        description="Common words, for min_stop_words.",
     )
 
     @field_validator("max_hash_ratio", "max_ellipsis_ratio", "max_symbol_ratio")
@@ -166,7 +204,9 @@ class GopherQualityConfig(NamedRuleConfig):
         together, field = info.data.get("dialect") in ("dolma", "dclm"), info.field_name or ""
         if together != (field == "max_symbol_ratio") and limit != cls.model_fields[field].default:
             instead = "max_symbol_ratio" if together else "max_hash_ratio and max_ellipsis_ratio"
-            text = f"{limit:g} has no effect in the dialect {info.data.get('dialect')}. Set {instead}."
+            text = (
+                f"{limit:g} has no effect in the dialect {info.data.get('dialect')}. Set {instead}."
+            )
             raise_violations([Violation("", text)])
         return limit
 
@@ -182,8 +222,8 @@ class FinewebQualityConfig(NamedRuleConfig):
     max_short_line_share: Share = Field(0.67, description="Maximum of short lines / lines.")
     max_duplicate_line_character_share: Share = Field(
         0.01,
-        description="Maximum of characters in repeated lines / characters without newlines. The paper gives 0.1, its "
-        "code 0.01.",
+        description="Maximum of characters in repeated lines / characters without newlines. The "
+        "paper gives 0.1, its code 0.01.",
     )
     max_newlines_per_word: Share = Field(0.3, description="Maximum newlines per word.")
 
@@ -215,4 +255,6 @@ def list_rule_sections() -> dict[str, type[NamedRuleConfig]]:
     return {rule.model_fields["kind"].default: rule for rule in get_args(get_args(RuleConfig)[0])}
 
 
-RULE_KINDS: tuple[str, ...] = tuple(rule.model_fields["kind"].default for rule in get_args(get_args(RuleConfig)[0]))
+RULE_KINDS: tuple[str, ...] = tuple(
+    rule.model_fields["kind"].default for rule in get_args(get_args(RuleConfig)[0])
+)

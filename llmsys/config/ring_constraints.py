@@ -7,7 +7,9 @@ from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.section import Violation, format_choices, list_divisors
 
 
-def find_ring_violations(layout: ParallelLayout, model: ModelConfig, sequence_length: int) -> Iterator[Violation]:
+def find_ring_violations(
+    layout: ParallelLayout, model: ModelConfig, sequence_length: int
+) -> Iterator[Violation]:
     """Yield the violations of a ring of context ranks.
 
     Args:
@@ -42,6 +44,7 @@ def find_ring_violations(layout: ParallelLayout, model: ModelConfig, sequence_le
     for choice in (choice for choice, found in choices.items() if found):
         yield Violation(
             "context_kind",
-            f"{layout.context_kind} merges attention of keys that arrive one after another, which {choice} has no "
-            "form for. Use context_kind=ulysses, or another position kind without dropout of attention.",
+            f"{layout.context_kind} merges attention of keys that arrive one after another, which "
+            f"{choice} has no form for. Use context_kind=ulysses, or another position kind "
+            "without dropout of attention.",
         )

@@ -1,4 +1,5 @@
-"""Configuration of recurrent layers (`model.rnn`): the sequence-to-sequence models that the Transformer replaced.
+"""Configuration of recurrent layers (`model.rnn`): the sequence-to-sequence models that the
+Transformer replaced.
 
 A kind of cell has its number of gates and states, and lists its parameters and saved tensors.
 """
@@ -21,13 +22,23 @@ from llmsys.config.section import Section, Violation
 
 # Fields of a model that belong to blocks.
 _BLOCK_FIELDS = (
-    *("intermediate_size", "sliding_window", "layer_types", "norm", "residual", "attention", "feed_forward"),
+    *(
+        "intermediate_size",
+        "sliding_window",
+        "layer_types",
+        "norm",
+        "residual",
+        "attention",
+        "feed_forward",
+    ),
     *("moe", "recurrence"),
 )
 
 
 class _BaseRnnConfig(Section):
-    """Recurrent layers in both stacks, and attention over the source after the decoder's last layer."""
+    """Recurrent layers in both stacks, and attention over the source after the decoder's last
+    layer.
+    """
 
     num_gates: ClassVar[int]  # products of one channel, by input and by state
     num_states: ClassVar[int] = 1  # vectors that a layer hands to the next position
@@ -35,10 +46,14 @@ class _BaseRnnConfig(Section):
     num_kernels: ClassVar[int]  # kernels of one layer at one position, forward
 
     score: Literal["bilinear", "additive"] = Field(
-        "bilinear", description="Score of attention: q·W k (Luong 2015), or v·tanh(W q + W' k) (Bahdanau 2014)."
+        "bilinear",
+        description="Score of attention: q·W k (Luong 2015), or v·tanh(W q + W' k) (Bahdanau "
+        "2014).",
     )
     input_feeding: bool = Field(
-        True, description="Feed the attended state into the next position (Luong 2015, 3.3); positions then run singly."
+        True,
+        description="Feed the attended state into the next position (Luong 2015, 3.3); positions "
+        "then run singly.",
     )
 
     def iter_parameters(self, model: ModelShape) -> Iterator[ParameterTensor]:
@@ -51,29 +66,43 @@ class _BaseRnnConfig(Section):
         if model.family == "encoder":
             for side in ("forward_cells", "backward_cells"):
                 for layer in layers:
-                    yield from self._iter_cell_parameters(f"blocks.0.{side}.{layer}", width, width // 2)
+                    yield from self._iter_cell_parameters(
+                        f"blocks.0.{side}.{layer}", width, width // 2
+                    )
             return
         for layer in layers:
             yield from self._iter_cell_parameters(f"blocks.0.cells.{layer}", width, width)
         if self.input_feeding:
             name = "blocks.0.feed_proj"
-            yield from iter_linear_parameters(name, self.num_gates * width, width, False, "recurrent")
+            yield from iter_linear_parameters(
+                name, self.num_gates * width, width, False, "recurrent"
+            )
         states = len(layers) * self.num_states * width
-        yield from iter_linear_parameters("blocks.0.bridge", states, width, True, "recurrent", "sequence")
+        yield from iter_linear_parameters(
+            "blocks.0.bridge", states, width, True, "recurrent", "sequence"
+        )
         name = "blocks.0.attention"
-        yield from iter_linear_parameters(f"{name}.k_proj", width, width, False, "attention", "source")
+        yield from iter_linear_parameters(
+            f"{name}.k_proj", width, width, False, "attention", "source"
+        )
         if self.score == "additive":
             yield from iter_linear_parameters(f"{name}.q_proj", width, width, True, "attention")
             # Multiplied once for each pair of positions: counted with the scores.
             yield ParameterTensor(f"{name}.score_proj.weight", (1, width), "attention")
-        yield from iter_linear_parameters(f"{name}.output_proj", width, 2 * width, False, "attention")
+        yield from iter_linear_parameters(
+            f"{name}.output_proj", width, 2 * width, False, "attention"
+        )
 
-    def _iter_cell_parameters(self, name: str, inputs: int, width: int) -> Iterator[ParameterTensor]:
+    def _iter_cell_parameters(
+        self, name: str, inputs: int, width: int
+    ) -> Iterator[ParameterTensor]:
         gates = self.num_gates * width
         yield from iter_linear_parameters(f"{name}.input_proj", gates, inputs, True, "recurrent")
         yield from iter_linear_parameters(f"{name}.state_proj", gates, width, True, "recurrent")
 
-    def count_kernels(self, decoder: ModelShape, encoder: ModelShape, length: int, source: int) -> int:
+    def count_kernels(
+        self, decoder: ModelShape, encoder: ModelShape, length: int, source: int
+    ) -> int:
         """Count the kernels of one forward pass, which run one after another.
 
         Args:
@@ -89,7 +118,9 @@ class _BaseRnnConfig(Section):
         cells = 2 * encoder.num_hidden_layers * source + decoder.num_hidden_layers * length
         return self.num_kernels * cells + attention * (length if self.input_feeding else 1)
 
-    def iter_saved_tensors(self, model: ModelShape, shape: ActivationShape) -> Iterator[SavedTensor]:
+    def iter_saved_tensors(
+        self, model: ModelShape, shape: ActivationShape
+    ) -> Iterator[SavedTensor]:
         """Yield the tensors that one stack saves.
 
         Args:
@@ -97,9 +128,12 @@ class _BaseRnnConfig(Section):
             shape: the micro-batch, whose length is that of the stack.
         """
         hidden = shape.compute_residual_bytes(model.hidden_size)
-        is_encoder, state = model.family == "encoder", shape.sequences * model.hidden_size * shape.value_bytes
-        # The decoder's first states are listed below. The last output is stacked; it is saved itself too where
-        # attention reads it alone, or where tanh made it.
+        is_encoder, state = (
+            model.family == "encoder",
+            shape.sequences * model.hidden_size * shape.value_bytes,
+        )
+        # The decoder's first states are listed below. The last output is stacked; it is saved
+        # itself too where attention reads it alone, or where tanh made it.
         saves_last = self.num_saved == self.num_states or (self.input_feeding and not is_encoder)
         elsewhere = ((0 if is_encoder else self.num_states) - saves_last) * state
         yield SavedTensor("block input", hidden, "input")
@@ -112,19 +146,32 @@ class _BaseRnnConfig(Section):
                 yield SavedTensor("states of the reversed input", hidden // 2, "pointwise")
                 yield SavedTensor("both directions", hidden if layer else 0, "pointwise")
         if not is_encoder:
-            yield SavedTensor("first states", model.num_hidden_layers * self.num_states * state, "pointwise")
+            yield SavedTensor(
+                "first states", model.num_hidden_layers * self.num_states * state, "pointwise"
+            )
             yield from self._iter_attention_tensors(model, shape)
 
-    def _iter_attention_tensors(self, model: ModelShape, shape: ActivationShape) -> Iterator[SavedTensor]:
-        hidden, sources = shape.compute_residual_bytes(model.hidden_size), shape.source / shape.length
+    def _iter_attention_tensors(
+        self, model: ModelShape, shape: ActivationShape
+    ) -> Iterator[SavedTensor]:
+        hidden, sources = (
+            shape.compute_residual_bytes(model.hidden_size),
+            shape.source / shape.length,
+        )
         yield SavedTensor("encoder output", int(hidden * sources), "pointwise")
         is_additive = self.score == "additive"
         yield SavedTensor("keys", int(hidden * sources), "product", is_saved=not is_additive)
         if is_additive:
             yield SavedTensor("scores, tanh", hidden * shape.source, "pointwise")
-        yield SavedTensor("scores, softmax", shape.compute_score_bytes(1, FP32_BYTES, keys=shape.source), "pointwise")
+        yield SavedTensor(
+            "scores, softmax",
+            shape.compute_score_bytes(1, FP32_BYTES, keys=shape.source),
+            "pointwise",
+        )
         if shape.value_bytes != FP32_BYTES:
-            yield SavedTensor("scores, weights", shape.compute_score_bytes(1, keys=shape.source), "pointwise")
+            yield SavedTensor(
+                "scores, weights", shape.compute_score_bytes(1, keys=shape.source), "pointwise"
+            )
         yield SavedTensor("context and state", 2 * hidden, "pointwise")
         yield SavedTensor("attended state", hidden, "pointwise")
 
@@ -134,17 +181,31 @@ class _BaseRnnConfig(Section):
         wanted = {"family": "encoder_decoder", "num_attention_heads": 1, "position.kind": "none"}
         for key, value in wanted.items():
             if (found := attrgetter(key)(model)) != value:
-                yield Violation(key, f"rnn.kind={kind} needs {value}, not {found}. Use {value}, or rnn=null.")
+                yield Violation(
+                    key, f"rnn.kind={kind} needs {value}, not {found}. Use {value}, or rnn=null."
+                )
         if model.hidden_size % 2:
-            half = f"{model.hidden_size} is odd, but each direction of rnn.kind={kind} has half of the channels"
+            half = (
+                f"{model.hidden_size} is odd, but each direction of rnn.kind={kind} has half of "
+                "the channels"
+            )
             yield Violation("hidden_size", f"{half}. Use {model.hidden_size + 1}.")
-        unused = {key: getattr(model, key) != type(model).model_fields[key].default for key in _BLOCK_FIELDS}
-        unused |= {f"dropout.{key}": getattr(model.dropout, key) > 0 for key in ("attention", "activation")}
+        unused = {
+            key: getattr(model, key) != type(model).model_fields[key].default
+            for key in _BLOCK_FIELDS
+        }
+        unused |= {
+            f"dropout.{key}": getattr(model.dropout, key) > 0 for key in ("attention", "activation")
+        }
         unused["head_dim"] = model.head_dim != model.hidden_size // model.num_attention_heads
         for key in ("intermediate_size", "num_attention_heads"):
             unused[f"encoder.{key}"] = getattr(model.encoder, key, None) is not None
         for key in (key for key, is_set in unused.items() if is_set):
-            yield Violation(key, f"it belongs to blocks, and rnn.kind={kind} has none. Leave it out, or use rnn=null.")
+            yield Violation(
+                key,
+                f"it belongs to blocks, and rnn.kind={kind} has none. Leave it out, or use "
+                "rnn=null.",
+            )
 
     def find_train_violations(self, train: Any, zero_stage: int) -> Iterator[Violation]:
         """Yield what of a run recurrent layers do not support, with full keys.
@@ -160,11 +221,19 @@ class _BaseRnnConfig(Section):
             found["train.compile"] = ("block", "none")
         for key, (value, other) in found.items():
             if value != other:
-                yield Violation(key, f"{value} works on blocks, and model.rnn.kind={kind} has none. Use {other}.")
+                yield Violation(
+                    key,
+                    f"{value} works on blocks, and model.rnn.kind={kind} has none. Use {other}.",
+                )
         if zero_stage == 3:
             # DeepSpeed 0.19.8 asserts that the weights in a bucket of gradients are different ones.
-            text = f"3 reduces a gradient after each use of its weight, and model.rnn.kind={kind} uses one at every"
-            yield Violation("engine.zero_stage", f"{text} position. Use zero_stage=2, or engine.kind=torch.")
+            text = (
+                f"3 reduces a gradient after each use of its weight, and model.rnn.kind={kind} "
+                "uses one at every"
+            )
+            yield Violation(
+                "engine.zero_stage", f"{text} position. Use zero_stage=2, or engine.kind=torch."
+            )
 
 
 class ElmanConfig(_BaseRnnConfig):
@@ -191,7 +260,8 @@ class GruConfig(_BaseRnnConfig):
 
     kind: Literal["gru"] = "gru"
     num_gates: ClassVar[int] = 3
-    num_saved: ClassVar[int] = 8  # three gates, the products of the state, its change, and the state
+    # three gates, the products of the state, its change, and the state
+    num_saved: ClassVar[int] = 8
     num_kernels: ClassVar[int] = 10
 
 

@@ -20,9 +20,19 @@ from llmsys.config.logit_clip_constraints import find_logit_clip_violations
 from llmsys.config.migration import to_recorded_names
 from llmsys.config.model import ModelConfig
 from llmsys.config.noise_scale_constraints import find_noise_scale_violations
-from llmsys.config.objective import LossConfig, ObjectiveConfig, find_scope_violations, get_needs, infer_objective
+from llmsys.config.objective import (
+    LossConfig,
+    ObjectiveConfig,
+    find_scope_violations,
+    get_needs,
+    infer_objective,
+)
 from llmsys.config.optimizer import AdamWConfig, OptimizerConfig
-from llmsys.config.parallel_layout import ParallelLayout, find_model_sharding_violations, find_run_sharding_violations
+from llmsys.config.parallel_layout import (
+    ParallelLayout,
+    find_model_sharding_violations,
+    find_run_sharding_violations,
+)
 from llmsys.config.pipeline import find_pipeline_violations, require_pipeline_micro_batches
 from llmsys.config.python_code import PythonCode, compute_code_digest
 from llmsys.config.ring_constraints import find_ring_violations
@@ -70,11 +80,14 @@ class RunConfig(Section):
     """Configuration of one run, from raw text to the report."""
 
     run: RunNameConfig = Field(RunNameConfig(), description="Name, folder and seed.")
-    data: DataConfig = Field(CrawlConfig(), description="Dataset: from input files to token shards.")
+    data: DataConfig = Field(
+        CrawlConfig(), description="Dataset: from input files to token shards."
+    )
     tokenizer: TokenizerConfig = Field(SentencePieceConfig(), description="Tokenizer.")
     model: ModelConfig = Field(SMALL_MODEL, description="Model architecture.")
     objective: ObjectiveConfig = Field(
-        default_factory=infer_objective, description="Training objective. Default: the one of the model's head."
+        default_factory=infer_objective,
+        description="Training objective. Default: the one of the model's head.",
     )
     loss: LossConfig = Field(LossConfig(), description="Additions to cross entropy in training.")
     batch: BatchConfig = Field(BatchConfig(), description="Global batch of one optimizer step.")
@@ -83,15 +96,27 @@ class RunConfig(Section):
     factors: MultiplierScheduleConfig = Field(
         MultiplierScheduleConfig(), description="Schedules of weight decay and load balancing."
     )
-    engine: EngineConfig = Field(TorchEngineConfig(), description="Library that runs backward and the optimizer step.")
+    engine: EngineConfig = Field(
+        TorchEngineConfig(), description="Library that runs backward and the optimizer step."
+    )
     layout: ParallelLayout = Field(ParallelLayout(), description="Parallelism: ranks per axis.")
     launch: LaunchConfig = Field(LaunchConfig(), description="Processes to start on this machine.")
-    train: TrainConfig = Field(TrainConfig(), description="Token budget, precision, failure handling and logging.")
-    checkpoint: CheckpointConfig = Field(CheckpointConfig(), description="Checkpoint interval and retention.")
-    evaluation: EvaluationConfig = Field(EvaluationConfig(), description="Evaluation on held-out documents and tasks.")
+    train: TrainConfig = Field(
+        TrainConfig(), description="Token budget, precision, failure handling and logging."
+    )
+    checkpoint: CheckpointConfig = Field(
+        CheckpointConfig(), description="Checkpoint interval and retention."
+    )
+    evaluation: EvaluationConfig = Field(
+        EvaluationConfig(), description="Evaluation on held-out documents and tasks."
+    )
     generation: GenerationConfig = Field(GenerationConfig(), description="Text generation.")
-    tracking: TrackingConfig = Field(TrackingConfig(), description="Experiment trackers, in addition to events.jsonl.")
-    flops: FlopsConfig = Field(FlopsConfig(), description="FLOPs convention and device for utilisation.")
+    tracking: TrackingConfig = Field(
+        TrackingConfig(), description="Experiment trackers, in addition to events.jsonl."
+    )
+    flops: FlopsConfig = Field(
+        FlopsConfig(), description="FLOPs convention and device for utilisation."
+    )
 
     @model_validator(mode="after")
     def _check_sections(self) -> Self:
@@ -100,10 +125,18 @@ class RunConfig(Section):
 
     @property
     def sequence_lengths(self) -> tuple[int, int]:
-        """Tokens of one window at the encoder and at the decoder; equal where there is one stack."""
-        length, target = self.batch.sequence_length, getattr(self.batch, "target_sequence_length", None)
+        """Tokens of one window at the encoder and at the decoder; equal where there is one
+        stack.
+        """
+        length, target = (
+            self.batch.sequence_length,
+            getattr(self.batch, "target_sequence_length", None),
+        )
         is_pair = self.model.family == "encoder_decoder"
-        return self.objective.count_lengths(length) or (length, (target or length) if is_pair else length)
+        return self.objective.count_lengths(length) or (
+            length,
+            (target or length) if is_pair else length,
+        )
 
     def _find_violations(self) -> Iterator[Violation]:
         yield from find_length_violations(self.model, self.batch, self.sequence_lengths)
@@ -116,7 +149,9 @@ class RunConfig(Section):
         yield from find_weight_violations(self.tokenizer, self.data.kind)
         yield from self._find_budget_violations()
         yield from find_retention_violations(self.checkpoint, self.evaluation.every_steps)
-        yield from find_evaluation_violations(self.evaluation, self.objective.kind, self.batch.sequence_length)
+        yield from find_evaluation_violations(
+            self.evaluation, self.objective.kind, self.batch.sequence_length
+        )
         yield from find_generation_violations(self.generation, self.model)
         yield from find_torch_violations(self.engine, self.layout, self.train)
         yield from self._find_axis_violations()
@@ -125,8 +160,13 @@ class RunConfig(Section):
         if self.train.reproducibility == "bitwise":
             sections = self.train, self.engine, self.layout, self.batch
             yield from find_bitwise_violations(*sections, optimizer=self.optimizer, windows=windows)
-        if self.train.noise_scale_every_steps or getattr(self.batch.ramp, "kind", "linear") == "noise_scale":
-            yield from find_noise_scale_violations(self.train, self.engine, self.layout, self.batch, windows=windows)
+        if (
+            self.train.noise_scale_every_steps
+            or getattr(self.batch.ramp, "kind", "linear") == "noise_scale"
+        ):
+            yield from find_noise_scale_violations(
+                self.train, self.engine, self.layout, self.batch, windows=windows
+            )
         if (stages := self.layout.pipeline) > 1:
             parts = self.model, self.engine, self.train, self.generation
             yield from find_pipeline_violations(stages, *parts, windows=windows)
@@ -137,14 +177,23 @@ class RunConfig(Section):
         yield from find_average_violations(self.train, self.engine, self.checkpoint)
         yield from find_optimizer_violations(self.optimizer, self.engine, self.train)
         if self.optimizer.max_attention_logit is not None:
-            yield from find_logit_clip_violations(self.model, self.engine, self.layout, self.train, self.optimizer.kind)
+            yield from find_logit_clip_violations(
+                self.model, self.engine, self.layout, self.train, self.optimizer.kind
+            )
         if self.model.parametrization.kind != "standard":
-            yield from self.model.parametrization.find_run_violations(self.optimizer.kind, self.schedule.kind)
+            yield from self.model.parametrization.find_run_violations(
+                self.optimizer.kind, self.schedule.kind
+            )
 
     def _find_axis_violations(self) -> Iterator[Violation]:
         layout, model, length = self.layout, self.model, self.batch.sequence_length
         for key, message in (
-            *(("expert", one) for one in (find_expert_violations(layout.expert, model) if layout.expert > 1 else ())),
+            *(
+                ("expert", one)
+                for one in (
+                    find_expert_violations(layout.expert, model) if layout.expert > 1 else ()
+                )
+            ),
             *find_model_sharding_violations(layout.tensor, layout.context, model, layout.ring_size),
             *layout.find_stage_violations(model),
             *find_run_sharding_violations(layout.tensor, layout.context, self.engine, length),
@@ -155,23 +204,39 @@ class RunConfig(Section):
     def _find_objective_violations(self) -> Iterator[Violation]:
         kind, head = self.objective.kind, self.model.head.kind
         family, wanted_head, legal = get_needs(kind)
-        if "objective" in self.model_fields_set and (family, wanted_head) != (self.model.family, head):
+        if "objective" in self.model_fields_set and (family, wanted_head) != (
+            self.model.family,
+            head,
+        ):
             yield Violation(
                 "objective.kind",
-                f"{kind} needs family={family} with head={wanted_head}, but the model is {self.model.family} "
-                f"with {head}. Leave objective out, or change model.family and model.head.",
+                f"{kind} needs family={family} with head={wanted_head}, but the model is "
+                f"{self.model.family} with {head}. Leave objective out, or change model.family "
+                "and model.head.",
             )
-        elif {"data", "model"} <= self.model_fields_set and head == wanted_head and self.data.kind not in legal:
+        elif (
+            {"data", "model"} <= self.model_fields_set
+            and head == wanted_head
+            and self.data.kind not in legal
+        ):
             wanted = format_choices([f"data.kind={name}" for name in legal])
-            yield Violation("data.kind", f"{self.data.kind} data do not fit objective {kind}. Use {wanted}.")
+            yield Violation(
+                "data.kind", f"{self.data.kind} data do not fit objective {kind}. Use {wanted}."
+            )
         if self.model_fields_set & {"batch", "data"}:
             yield from find_scope_violations(self.objective, self.model, self.batch, self.layout)
-        find = self.batch.find_window_violations if self.objective.uses_windows else self.batch.find_pair_violations
+        find = (
+            self.batch.find_window_violations
+            if self.objective.uses_windows
+            else self.batch.find_pair_violations
+        )
         yield from (Violation(f"batch.{key}", message) for key, message in find())
 
     def _find_vocabulary_violations(self) -> Iterator[Violation]:
         both_given = {"model", "tokenizer"} <= self.model_fields_set
-        if not both_given or isinstance(self.tokenizer, FileTokenizerConfig | NoTokenizer | PythonTokenizerConfig):
+        if not both_given or isinstance(
+            self.tokenizer, FileTokenizerConfig | NoTokenizer | PythonTokenizerConfig
+        ):
             return
         trained, rows = self.tokenizer.vocab_size, self.model.vocab_size
         if trained > rows:
@@ -187,34 +252,48 @@ class RunConfig(Section):
         if "train" in self.model_fields_set and budget < first:
             yield Violation(
                 "train.tokens",
-                f"{budget} tokens are fewer than one step of {first}. Use at least {first}, or a smaller batch.",
+                f"{budget} tokens are fewer than one step of {first}. Use at least {first}, or a "
+                "smaller batch.",
             )
         if schedule.kind == "noam":
-            key, shaped = "schedule.warmup_steps", self.batch.count_tokens_before(schedule.warmup_steps)
+            key, shaped = (
+                "schedule.warmup_steps",
+                self.batch.count_tokens_before(schedule.warmup_steps),
+            )
         else:
             key = "schedule.warmup_tokens"
-            shaped = schedule.warmup_tokens + (schedule.decay_tokens if schedule.kind == "wsd" else 0)
+            shaped = schedule.warmup_tokens + (
+                schedule.decay_tokens if schedule.kind == "wsd" else 0
+            )
         if shaped > budget:
             yield Violation(
                 key,
-                f"warmup and decay take {shaped} tokens, more than train.tokens={budget}. Shorten them to "
-                f"{budget} in total, or train longer.",
+                f"warmup and decay take {shaped} tokens, more than train.tokens={budget}. Shorten "
+                f"them to {budget} in total, or train longer.",
             )
 
     @property
     def trajectory_settings(self) -> dict[str, Any]:
-        """Settings that determine the weights of each step. All other settings may change on resume."""
+        """Settings that determine the weights of each step. All other settings may change on
+        resume.
+        """
         # Stored in checkpoints and compared with them: keys in the spelling of the first version.
         stored = to_recorded_names(self.model_dump(mode="json"))
-        sections = {name: stored[name] for name in ("model", "objective", "loss", "optimizer", "schedule")}
+        sections = {
+            name: stored[name] for name in ("model", "objective", "loss", "optimizer", "schedule")
+        }
         for key, default in (("moments", "fp32"), ("max_attention_logit", None)):
             if sections["optimizer"].get(key) == default:  # runs of earlier versions have no other
                 sections["optimizer"].pop(key, None)
-        if (routing := (sections["model"]["moe"] or {}).get("routing", {})).get("scope") == "sequence":
+        if (routing := (sections["model"]["moe"] or {}).get("routing", {})).get(
+            "scope"
+        ) == "sequence":
             del routing["scope"]
         if self.model.parametrization.kind == "standard":
             del sections["model"]["parametrization"]
-        batch = {key: stored["batch"][key] for key in ("sequence_length", "length_groups", "attend")}
+        batch = {
+            key: stored["batch"][key] for key in ("sequence_length", "length_groups", "attend")
+        }
         train = {key: stored["train"][key] for key in ("tokens", "start_from")}
         train["precision"] = self.train.resolved_precision
         batch["tokens"] = self.batch.tokens_per_step
@@ -224,12 +303,18 @@ class RunConfig(Section):
             train["expert_matmul_dtype"] = self.train.expert_matmul_dtype
         if self.train.ema_half_life_tokens:
             train["average_half_life_tokens"] = self.train.ema_half_life_tokens
-        train |= {key: stored["train"][key] for key in ("branch_from", "grow_model") if stored["train"][key]}
+        train |= {
+            key: stored["train"][key]
+            for key in ("branch_from", "grow_model")
+            if stored["train"][key]
+        }
         for key in ("packing", "window_order", "length_stages", "fill_in_middle", "ramp"):
             if getattr(self.batch, key) != BatchConfig.model_fields[key].default:
                 batch[key] = stored["batch"][key]
         if self.batch.ramp is not None:
-            batch["ramp"] = self.batch.ramp.to_recorded(batch["ramp"], self.train.noise_scale_every_steps)
+            batch["ramp"] = self.batch.ramp.to_recorded(
+                batch["ramp"], self.train.noise_scale_every_steps
+            )
         if self.train.reproducibility == "bitwise":  # the settings that rounding depends on
             sections["bitwise"] = {
                 "threads_per_process": self.train.threads_per_process,
@@ -242,11 +327,14 @@ class RunConfig(Section):
             if isinstance(section, PythonCode):
                 sections[name]["digest"] = compute_code_digest(section)
         if self.data.kind == "mixture":
-            sections["mixture"] = {str(start): list(parts) for start, parts in self.data.stage_weights}
+            sections["mixture"] = {
+                str(start): list(parts) for start, parts in self.data.stage_weights
+            }
         return sections | {"batch": batch, "train": train, "seed": self.run.seed}
 
     def resolve_precision(self, precision: Precision, why: str = "") -> Self:
-        """Return the config with `precision` in place of `auto`; unchanged if it names a type already.
+        """Return the config with `precision` in place of `auto`; unchanged if it names a type
+        already.
 
         Args:
             precision: number type of weights and activations in matmuls.
@@ -257,33 +345,48 @@ class RunConfig(Section):
         """
         if self.train.precision != "auto":
             return self
-        resolved = self.model_copy(update={"train": self.train.model_copy(update={"precision": precision})})
+        resolved = self.model_copy(
+            update={"train": self.train.model_copy(update={"precision": precision})}
+        )
         # `auto` has passed the checks of the config.
-        if problems := list(find_torch_violations(resolved.engine, resolved.layout, resolved.train)):
+        if problems := list(
+            find_torch_violations(resolved.engine, resolved.layout, resolved.train)
+        ):
             reason = f" ({why})" if why else ""
             listed_problems = "; ".join(f"{problem.key}: {problem.message}" for problem in problems)
-            raise ConfigError(f"train.precision=auto is {precision} here{reason}, which is invalid: {listed_problems}")
+            raise ConfigError(
+                f"train.precision=auto is {precision} here{reason}, which is invalid: "
+                f"{listed_problems}"
+            )
         return resolved
 
     def resolve_compile(self, has_triton: bool) -> Self:
-        """Return the config with `block` or `none` in place of `train.compile=auto`; unchanged if it names one.
+        """Return the config with `block` or `none` in place of `train.compile=auto`; unchanged if
+        it names one.
 
         Args:
-            has_triton: whether the device is an accelerator for which torch.compile can generate kernels.
+            has_triton: whether the device is an accelerator for which torch.compile can generate
+                kernels.
         """
         if (train := self.train).compile != "auto":
             return self
         # DeepSpeed gathers weights in hooks inside of blocks; accelerate has its own setting.
         settings = self.engine.kind, train.reproducibility, self.model.rnn
         plain = settings == ("torch", "fast", None) and train.activation_checkpoint != "offload"
-        chosen = "block" if has_triton and plain and not self.model.residual.is_reversible else "none"
+        chosen = (
+            "block" if has_triton and plain and not self.model.residual.is_reversible else "none"
+        )
         return self.model_copy(update={"train": train.model_copy(update={"compile": chosen})})
 
     def resolve_layout(self, ranks: int) -> ParallelLayout:
-        """Return the layout with every axis resolved for `ranks` ranks; LayoutError where the axes do not fit."""
+        """Return the layout with every axis resolved for `ranks` ranks; LayoutError where the
+        axes do not fit.
+        """
         layout = resolve_layout(self.layout, self.engine, self.model, ranks)
         if (stages := layout.pipeline) > 1:
-            require_pipeline_micro_batches(stages, layout.pipeline_schedule, layout.data_parallel_size, self.batch)
+            require_pipeline_micro_batches(
+                stages, layout.pipeline_schedule, layout.data_parallel_size, self.batch
+            )
         return layout
 
     @property

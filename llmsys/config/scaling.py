@@ -1,4 +1,6 @@
-"""Options of `llmsys scale`: a budget in FLOPs, hours, money or energy, and the limits on its use."""
+"""Options of `llmsys scale`: a budget in FLOPs, hours, money or energy, and the limits on its
+use.
+"""
 
 import math
 import re
@@ -20,29 +22,44 @@ class ScalingLawConfig(Section):
     """Budget and assumptions of `llmsys scale`. The assumptions are printed with the result."""
 
     budget: float | str = Field(
-        description="Budget in FLOPs (1e21), accelerator-hours (5000h), money (20000USD) or energy (30MWh)."
+        description="Budget in FLOPs (1e21), accelerator-hours (5000h), money (20000USD) or "
+        "energy (30MWh)."
     )
     unique_tokens: float | None = Field(None, gt=0, description="Number of unique training tokens.")
     serve_tokens: float = Field(
-        0, ge=0, description="Tokens to serve from the same budget, at 2 FLOPs per parameter and token."
+        0,
+        ge=0,
+        description="Tokens to serve from the same budget, at 2 FLOPs per parameter and token.",
     )
     serve_utilisation: float | None = Field(
-        None, gt=0, le=1, description="MFU of serving, which `llmsys estimate --serve` prints (default: utilisation)."
+        None,
+        gt=0,
+        le=1,
+        description="MFU of serving, which `llmsys estimate --serve` prints (default: "
+        "utilisation).",
     )
-    device: str | None = Field(None, description="Device profile for a budget in hours, money or energy.")
+    device: str | None = Field(
+        None, description="Device profile for a budget in hours, money or energy."
+    )
     utilisation: float = Field(0.4, gt=0, le=1, description="Model FLOPs utilisation (MFU).")
     price_per_hour: float | None = Field(None, gt=0, description="Price of one accelerator-hour.")
     pue: float = Field(
-        1.2, ge=1, description="Power usage effectiveness: energy of the site / energy of the accelerators."
+        1.2,
+        ge=1,
+        description="Power usage effectiveness: energy of the site / energy of the accelerators.",
     )
     num_experts: int = Field(
         1,
         ge=1,
         le=10**6,
-        description="Routed experts per layer; more than one adds the scaling laws for mixtures of experts.",
+        description="Routed experts per layer; more than one adds the scaling laws for mixtures "
+        "of experts.",
     )
     granularity: float | None = Field(
-        None, ge=1, description="Width of the dense feed-forward layer / width of one expert (default: the best)."
+        None,
+        ge=1,
+        description="Width of the dense feed-forward layer / width of one expert (default: the "
+        "best).",
     )
     highlight: str | None = Field(None, description="Scaling law to highlight in the table.")
 
@@ -63,8 +80,8 @@ class ScalingLawConfig(Section):
         except ValueError:
             yield Violation(
                 "budget",
-                f"{self.budget!r} is not a budget. Write FLOPs (1e21), hours (5000h), money (20000USD; "
-                f"{', '.join(CURRENCIES)}) or energy (300kWh, 30MWh).",
+                f"{self.budget!r} is not a budget. Write FLOPs (1e21), hours (5000h), money "
+                f"(20000USD; {', '.join(CURRENCIES)}) or energy (300kWh, 30MWh).",
             )
             return
         if amount <= 0:
@@ -73,12 +90,19 @@ class ScalingLawConfig(Section):
             limits = f"{LEAST_FLOPS:g} to {MOST_FLOPS:g}"
             yield Violation("budget", f"{amount:g} FLOPs is no budget of a run. Use {limits}.")
         if self.granularity is not None and self.num_experts == 1:
-            yield Violation("granularity", f"{self.granularity:g} is of experts. Add num_experts=64, or leave it out.")
+            yield Violation(
+                "granularity",
+                f"{self.granularity:g} is of experts. Add num_experts=64, or leave it out.",
+            )
         if unit != "FLOPs" and self.device is None:
-            yield Violation("device", f"is missing: {self.budget} needs a device. Set, for example, device=h100-sxm.")
+            yield Violation(
+                "device",
+                f"is missing: {self.budget} needs a device. Set, for example, device=h100-sxm.",
+            )
         if unit in CURRENCIES and self.price_per_hour is None:
             yield Violation(
-                "price_per_hour", f"is missing: {self.budget} needs a price. Set {unit} per accelerator-hour."
+                "price_per_hour",
+                f"is missing: {self.budget} needs a price. Set {unit} per accelerator-hour.",
             )
 
     @property

@@ -1,7 +1,7 @@
 """The learning-rate schedule, and piecewise-linear factors on weight decay and expert balance.
 
-Lengths are in tokens, so that they do not depend on the batch size. Only `noam` counts steps, as its formula does.
-Every schedule starts with a linear warm-up from 0 to the peak.
+Lengths are in tokens, so that they do not depend on the batch size. Only `noam` counts steps, as
+its formula does. Every schedule starts with a linear warm-up from 0 to the peak.
 """
 
 from abc import abstractmethod
@@ -13,7 +13,9 @@ from llmsys.config.python_code import PythonCode
 from llmsys.config.section import Section, Violation, raise_violations
 
 Warmup = Annotated[int, Field(ge=0, description="Warmup tokens.")]
-Final = Annotated[float, Field(ge=0, le=1, description="Final learning rate as a share of the peak.")]
+Final = Annotated[
+    float, Field(ge=0, le=1, description="Final learning rate as a share of the peak.")
+]
 
 
 class WsdScheduleConfig(Section):
@@ -56,17 +58,22 @@ class InverseSqrtScheduleConfig(Section):
 
 
 class NoamScheduleConfig(Section):
-    """Schedule of Vaswani 2017, 5.3: hidden_size^-1/2 · min(t^-1/2, t · warmup_steps^-3/2) at step t = 1, 2, …
+    """Schedule of Vaswani 2017, 5.3: hidden_size^-1/2 · min(t^-1/2, t · warmup_steps^-3/2) at step
+    t = 1, 2, …
 
     `optimizer.learning_rate` multiplies it (1 in the paper). The peak is at t = warmup_steps.
     """
 
     kind: Literal["noam"] = "noam"
-    warmup_steps: int = Field(4000, ge=1, description="Warmup steps; also the time scale of the decay.")
+    warmup_steps: int = Field(
+        4000, ge=1, description="Warmup steps; also the time scale of the decay."
+    )
 
 
 class PythonScheduleConfig(PythonCode):
-    """A schedule of your own: a class that extends `llmsys.config.schedule.PythonSchedule`, after a linear warm-up."""
+    """A schedule of your own: a class that extends `llmsys.config.schedule.PythonSchedule`,
+    after a linear warm-up.
+    """
 
     kind: Literal["python"] = "python"
     warmup_tokens: Warmup = 0
@@ -79,7 +86,9 @@ class PythonSchedule(Section):
 
     @abstractmethod
     def compute_multiplier(self, tokens: float, budget_tokens: float) -> float:
-        """Return the share of the peak learning rate after `tokens` of `budget_tokens` training tokens."""
+        """Return the share of the peak learning rate after `tokens` of `budget_tokens` training
+        tokens.
+        """
 
 
 ScheduleConfig = Annotated[
@@ -98,9 +107,11 @@ Point = tuple[Annotated[int, Field(ge=0)], Annotated[float, Field(ge=0)]]
 
 
 class MultiplierScheduleConfig(Section):
-    """`factors:` — lists of points [tokens, factor], interpolated linearly and constant outside the points.
+    """`factors:` — lists of points [tokens, factor], interpolated linearly and constant outside the
+    points.
 
-    Two points at the same token count are a step: [[0, 1], [900, 1], [900, 0]] is 1 before 900 tokens and 0 from 900.
+    Two points at the same token count are a step: [[0, 1], [900, 1], [900, 0]] is 1 before 900
+    tokens and 0 from 900.
     """
 
     weight_decay: tuple[Point, ...] = Field(
@@ -109,8 +120,8 @@ class MultiplierScheduleConfig(Section):
     balance: tuple[Point, ...] = Field(
         (),
         validate_default=False,
-        description="Factor on the rate or weight of load balancing. Empty: always 1. DeepSeek-V3 uses 0 for the "
-        "last 500 of 14,800 billion tokens.",
+        description="Factor on the rate or weight of load balancing. Empty: always 1. DeepSeek-V3 "
+        "uses 0 for the last 500 of 14,800 billion tokens.",
     )
 
     @field_validator("weight_decay", "balance")
@@ -118,7 +129,9 @@ class MultiplierScheduleConfig(Section):
     def _check_points(cls, points: tuple[Point, ...]) -> tuple[Point, ...]:
         positions = [tokens for tokens, _ in points]
         if positions != sorted(positions):
-            text = f"the points are at {', '.join(map(str, positions))} tokens. Sort them by tokens."
+            text = (
+                f"the points are at {', '.join(map(str, positions))} tokens. Sort them by tokens."
+            )
             raise_violations([Violation("", text)])
         return points
 
@@ -132,8 +145,8 @@ def interpolate_multiplier(points: tuple[Point, ...], tokens: int) -> float:
     """Return the factor after `tokens` training tokens.
 
     Args:
-        points: (tokens, factor) pairs sorted by tokens; empty: the factor is 1. Of two points at the same token count,
-            the later one applies.
+        points: (tokens, factor) pairs sorted by tokens; empty: the factor is 1. Of two points at
+            the same token count, the later one applies.
         tokens: training tokens so far.
 
     Returns:

@@ -1,12 +1,15 @@
-"""Base class of all config sections, their violations, and introspection of fields, union members and default kinds.
+"""Base class of all config sections, their violations, and introspection of fields, union members
+and default kinds.
 
-The loader and the error messages use these functions to walk YAML values and section classes together.
+The loader and the error messages use these functions to walk YAML values and section classes
+together.
 
-`LocalPath` is the type of values that are local paths; a URL is an error at its key. A `FolderPath` may be
-`s3://bucket/folder`: its value is the local path of the folder's copy.
+`LocalPath` is the type of values that are local paths; a URL is an error at its key. A `FolderPath`
+may be `s3://bucket/folder`: its value is the local path of the folder's copy.
 
-A `Violation` is one of constraints between config values. The after-validator of a section collects violations and
-calls `raise_violations`. The loader reports all of them at once, each under its own key.
+A `Violation` is one of constraints between config values. The after-validator of a section collects
+violations and calls `raise_violations`. The loader reports all of them at once, each under its own
+key.
 
 Invariants:
 - Sections are frozen, and unknown keys are errors.
@@ -23,16 +26,20 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
 from llmsys.errors import ConfigError
-from llmsys.local_files import check_local_path, format_folder, parse_folder
+from llmsys.storage.local_files import check_local_path, format_folder, parse_folder
 
 LocalPath = Annotated[Path, BeforeValidator(check_local_path)]
 FolderPath = Annotated[
-    Path, BeforeValidator(parse_folder), PlainSerializer(format_folder, return_type=str, when_used="json")
+    Path,
+    BeforeValidator(parse_folder),
+    PlainSerializer(format_folder, return_type=str, when_used="json"),
 ]
 
 
 class Violation(NamedTuple):
-    """One broken constraint: the key inside the section (dotted if nested) and a message with the fix."""
+    """One broken constraint: the key inside the section (dotted if nested) and a message with
+    the fix.
+    """
 
     key: str
     message: str
@@ -51,7 +58,9 @@ def raise_violations(problems: Iterable[Violation]) -> None:
     if found:
         text = "; ".join(f"{key}: {message}" for key, message in found)
         # a ValueError carries text alone; this context carries every key
-        raise PydanticCustomError("rules", "{text}", {"text": text, "problems": [tuple(problem) for problem in found]})
+        raise PydanticCustomError(
+            "rules", "{text}", {"text": text, "problems": [tuple(problem) for problem in found]}
+        )
 
 
 def round_up_to_power_of_two(number: int, least: int) -> int:
@@ -84,7 +93,10 @@ def list_divisors(number: int) -> list[int]:
         ConfigError: the number is beyond what any size in a config can be.
     """
     if number > MAX_DIVIDED:
-        raise ConfigError(f"{number} is too large for a size that is divided: the maximum is {MAX_DIVIDED}. Use less.")
+        raise ConfigError(
+            f"{number} is too large for a size that is divided: the maximum is {MAX_DIVIDED}. Use "
+            "less."
+        )
     small = [n for n in range(1, int(number**0.5) + 1) if number % n == 0]
     return sorted({*small, *(number // n for n in small)})
 
@@ -116,7 +128,9 @@ def format_choices(values: Sequence[object]) -> str:
 class Section(BaseModel):
     """One mapping of a YAML file: frozen after validation; unknown keys are errors."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False
+    )
 
 
 class NamedRuleConfig(Section):
@@ -152,7 +166,9 @@ def list_section_types(annotation: object) -> list[SectionType]:
     if get_origin(annotation) is Annotated:
         return list_section_types(get_args(annotation)[0])
     if get_origin(annotation) in (Union, types.UnionType, tuple, list, dict):
-        return [section for argument in get_args(annotation) for section in list_section_types(argument)]
+        return [
+            section for argument in get_args(annotation) for section in list_section_types(argument)
+        ]
     return []
 
 
@@ -184,7 +200,9 @@ def list_fields(members: Iterable[SectionType], key: str) -> list[FieldInfo]:
 
 
 def find_default_kind(root: SectionType, keys: tuple[str, ...]) -> str | None:
-    """Return the default kind of the union at a key path below `root`; None without a union or a default."""
+    """Return the default kind of the union at a key path below `root`; None without a union or a
+    default.
+    """
     members, kind = [root], None
     for key in keys:
         if key.isdigit():
@@ -206,10 +224,14 @@ def fill_default_kinds(values: Any, members: list[SectionType], default: str | N
         values = {"kind": default, **values}
     if len(members) > 1:
         members = select_by_kind(members, values.get("kind"))
-    return {key: _fill_child_kinds(value, list_fields(members, key)) for key, value in values.items()}
+    return {
+        key: _fill_child_kinds(value, list_fields(members, key)) for key, value in values.items()
+    }
 
 
 def _fill_child_kinds(value: Any, found: list[FieldInfo]) -> Any:
     if not found:
         return value
-    return fill_default_kinds(value, list_section_types(found[0].annotation), get_default_kind(found[0]))
+    return fill_default_kinds(
+        value, list_section_types(found[0].annotation), get_default_kind(found[0])
+    )

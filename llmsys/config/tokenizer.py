@@ -1,4 +1,5 @@
-"""Tokenizer sections: train a SentencePiece or WordPiece model, or use a file. Defines the union `TokenizerConfig`.
+"""Tokenizer sections: train a SentencePiece or WordPiece model, or use a file. Defines the union
+`TokenizerConfig`.
 
 Option names are those of SentencePiece where it has the option.
 """
@@ -15,17 +16,20 @@ from llmsys.config.section import LocalPath, Section, Violation, raise_violation
 _SAMPLE_BYTES: Any = Field(
     100_000_000,
     ge=1,
-    description="UTF-8 bytes of the training sample; documents are selected by the hash of their id.",
+    description="UTF-8 bytes of the training sample; documents are selected by the hash of their "
+    "id.",
 )
 _LANGUAGE_WEIGHTS: Any = Field(
     {},
-    description="Shares of the sample by language (ISO 639-1). Other languages are excluded; a language with "
-    "less text than its share is used in full. Default: no shares.",
+    description="Shares of the sample by language (ISO 639-1). Other languages are excluded; a "
+    "language with less text than its share is used in full. Default: no shares.",
 )
 
 
 class SentencePieceConfig(Section):
-    """A SentencePiece model trained on a reproducible sample of the kept training documents (Kudo 2018)."""
+    """A SentencePiece model trained on a reproducible sample of the kept training documents
+    (Kudo 2018).
+    """
 
     kind: Literal["sentencepiece"] = "sentencepiece"
     model_type: Literal["bpe", "unigram"] = Field("bpe", description="Training algorithm.")
@@ -33,32 +37,41 @@ class SentencePieceConfig(Section):
         8_192, ge=300, le=1 << 20, description="Vocabulary size, including byte and control pieces."
     )
     byte_fallback: bool = Field(
-        True, description="Encode characters outside the vocabulary as bytes instead of the unknown id."
+        True,
+        description="Encode characters outside the vocabulary as bytes instead of the unknown id.",
     )
     character_coverage: float = Field(
-        0.9995, ge=0.98, le=1, description="Share of the sample's characters covered by single-character pieces."
+        0.9995,
+        ge=0.98,
+        le=1,
+        description="Share of the sample's characters covered by single-character pieces.",
     )
     split_digits: bool = Field(False, description="Split numbers into single digits.")
     normalization: Literal["identity", "nfkc", "nmt_nfkc", "nfkc_cf", "nmt_nfkc_cf"] = Field(
         "identity",
-        description="SentencePiece normalization; only identity is lossless. nmt_: also replace newlines and tabs by "
-        "spaces. _cf: case folding.",
+        description="SentencePiece normalization; only identity is lossless. nmt_: also replace "
+        "newlines and tabs by spaces. _cf: case folding.",
     )
     remove_extra_whitespaces: bool = Field(
         False, description="Strip leading and trailing spaces and collapse runs of spaces."
     )
     add_dummy_prefix: bool = Field(
-        False, description="Prepend a space to the text, so that its first word is encoded like the others."
+        False,
+        description="Prepend a space to the text, so that its first word is encoded like the "
+        "others.",
     )
     allow_whitespace_only_pieces: bool = Field(
         True, description="Allow runs of spaces as pieces, which shortens indented code."
     )
     whitespace_symbols: Literal["bytes", "pieces"] = Field(
         "bytes",
-        description="Encode newline, double newline and tab as bytes (unknown without byte_fallback), or as pieces.",
+        description="Encode newline, double newline and tab as bytes (unknown without "
+        "byte_fallback), or as pieces.",
     )
     control_symbols: tuple[str, ...] = Field(
-        (), description="Control pieces, which no text produces, such as <mask> for masked language models."
+        (),
+        description="Control pieces, which no text produces, such as <mask> for masked language "
+        "models.",
     )
     user_defined_symbols: tuple[str, ...] = Field(
         (), description="User-defined pieces, which are never split, such as <|user|>."
@@ -78,10 +91,14 @@ class SentencePieceConfig(Section):
             if symbol in ("<unk>", "<s>", "</s>"):
                 yield Violation(field, f"{symbol} is already a piece of every model. Leave it out.")
             elif not symbol or "\u2581" in symbol:
-                yield Violation(field, f"{symbol!r} cannot be a piece: U+2581 represents spaces. Write a space.")
+                yield Violation(
+                    field, f"{symbol!r} cannot be a piece: U+2581 represents spaces. Write a space."
+                )
             elif symbol in [earlier for earlier, _ in symbols[:number]]:
                 yield Violation(
-                    field, f"{symbol!r} is given twice: a piece is either control or user-defined. List it once."
+                    field,
+                    f"{symbol!r} is given twice: a piece is either control or user-defined. List "
+                    "it once.",
                 )
 
 
@@ -90,19 +107,30 @@ WORDPIECE_SYMBOLS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
 class WordPieceConfig(Section):
-    """A WordPiece vocabulary in BERT's format, trained by the library `tokenizers` on the kept training documents.
+    """A WordPiece vocabulary in BERT's format, trained by the library `tokenizers` on the kept
+    training documents.
 
-    Words are split at spaces and punctuation, and Chinese characters are words. Text is not restored exactly.
+    Words are split at spaces and punctuation, and Chinese characters are words. Text is not
+    restored exactly.
     """
 
     kind: Literal["wordpiece"] = "wordpiece"
     vocab_size: int = Field(
-        30_522, ge=32, le=1 << 20, description="Vocabulary size, including special tokens and characters."
+        30_522,
+        ge=32,
+        le=1 << 20,
+        description="Vocabulary size, including special tokens and characters.",
     )
-    lowercase: bool = Field(True, description="Lower all letters and strip their accents (BERT uncased).")
-    min_frequency: int = Field(2, ge=1, description="Least count of a pair of pieces that becomes a piece.")
+    lowercase: bool = Field(
+        True, description="Lower all letters and strip their accents (BERT uncased)."
+    )
+    min_frequency: int = Field(
+        2, ge=1, description="Least count of a pair of pieces that becomes a piece."
+    )
     limit_alphabet: int = Field(
-        1_000, ge=1, description="Number of characters in the vocabulary; words with others are unknown."
+        1_000,
+        ge=1,
+        description="Number of characters in the vocabulary; words with others are unknown.",
     )
     special_tokens: tuple[str, ...] = Field(
         (), description="Special tokens after [PAD], [UNK], [CLS], [SEP] and [MASK]."
@@ -119,22 +147,23 @@ class FileTokenizerConfig(Section):
 
     kind: Literal["file"] = "file"
     path: LocalPath = Field(
-        description="A tokenizer.json, a SentencePiece model, or a folder with one of them (tokenizer.json is "
-        "preferred)."
+        description="A tokenizer.json, a SentencePiece model, or a folder with one of them "
+        "(tokenizer.json is preferred)."
     )
     eos_token: str | None = Field(
         None,
         min_length=1,
-        description="Token that ends documents. Default: the one of tokenizer_config.json or the other files in the "
-        "folder.",
+        description="Token that ends documents. Default: the one of tokenizer_config.json or the "
+        "other files in the folder.",
     )
 
 
 class PythonTokenizerConfig(PythonCode):
-    """A tokenizer of your own: a class that extends `llmsys.config.python_tokenizer.PythonTokenizer`.
+    """A tokenizer of your own: a class that extends
+    `llmsys.vocabulary.python_tokenizer.PythonTokenizer`.
 
-    The dataset folder holds the path and the digest of the code, not the code: it must be at the same path wherever the
-    dataset is used.
+    The dataset folder holds the path and the digest of the code, not the code: it must be at the
+    same path wherever the dataset is used.
     """
 
     kind: Literal["python"] = "python"
@@ -150,12 +179,20 @@ class NoTokenizer(Section):
 
 def find_weight_violations(tokenizer: "TokenizerConfig", data: str) -> Iterator[Violation]:
     """Yield a violation if language weights are set for data without language labels."""
-    if isinstance(tokenizer, TrainedTokenizerConfig) and tokenizer.language_weights and data in ("pairs", "labelled"):
+    if (
+        isinstance(tokenizer, TrainedTokenizerConfig)
+        and tokenizer.language_weights
+        and data in ("pairs", "labelled")
+    ):
         message = f"data.kind={data} has no languages. Leave the weights out."
         yield Violation("tokenizer.language_weights", message)
 
 
 TokenizerConfig = Annotated[
-    SentencePieceConfig | WordPieceConfig | FileTokenizerConfig | PythonTokenizerConfig | NoTokenizer,
+    SentencePieceConfig
+    | WordPieceConfig
+    | FileTokenizerConfig
+    | PythonTokenizerConfig
+    | NoTokenizer,
     Field(discriminator="kind"),
 ]

@@ -1,4 +1,6 @@
-"""Sections of the run itself: name, processes, budget, bad steps, generation, tracking and FLOP counting."""
+"""Sections of the run itself: name, processes, budget, bad steps, generation, tracking and FLOP
+counting.
+"""
 
 import re
 from collections.abc import Iterator
@@ -14,21 +16,23 @@ from llmsys.errors import ConfigError
 class SpikeDetectionConfig(Section):
     """Limits on the ratio of a step's loss and gradient norm to the median of previous steps.
 
-    The median covers the last `window_steps` steps that were applied. No step is a spike before there are that many.
+    The median covers the last `window_steps` steps that were applied. No step is a spike before
+    there are that many.
     """
 
     max_grad_norm_ratio: float = Field(
         0.0,
         ge=0,
         validate_default=False,
-        description="Skip a step whose gradient norm (before clipping) exceeds this multiple of the median, such as "
-        "10. 0: off.",
+        description="Skip a step whose gradient norm (before clipping) exceeds this multiple of "
+        "the median, such as 10. 0: off.",
     )
     max_loss_ratio: float = Field(
         0.0,
         ge=0,
         validate_default=False,
-        description="Skip a step whose loss exceeds this multiple of the median, such as 1.5. 0: off.",
+        description="Skip a step whose loss exceeds this multiple of the median, such as 1.5. 0: "
+        "off.",
     )
     window_steps: int = Field(100, ge=2, description="Number of last applied steps for the median.")
 
@@ -36,7 +40,10 @@ class SpikeDetectionConfig(Section):
     @classmethod
     def _check_ratio(cls, ratio: float) -> float:
         if 0 < ratio <= 1:
-            text = f"{ratio:g} times the median would skip ordinary steps. Use more than 1, or 0 to turn it off."
+            text = (
+                f"{ratio:g} times the median would skip ordinary steps. Use more than 1, or 0 to "
+                "turn it off."
+            )
             raise_violations([Violation("", text)])
         return ratio
 
@@ -47,12 +54,16 @@ class ProfileConfig(Section):
     SIGUSR2 to a running job records its next step too.
     """
 
-    steps: tuple[PositiveInt, ...] = Field((), description="Steps to record, counted from 1, such as [10, 500].")
+    steps: tuple[PositiveInt, ...] = Field(
+        (), description="Steps to record, counted from 1, such as [10, 500]."
+    )
     ranks: tuple[NonNegativeInt, ...] = Field(
         (0,), description="Ranks that record. Every rank writes files of its own."
     )
     memory: bool = Field(
-        False, description="Record memory as well: a snapshot of the allocator on CUDA devices, a curve in the trace."
+        False,
+        description="Record memory as well: a snapshot of the allocator on CUDA devices, a curve "
+        "in the trace.",
     )
 
 
@@ -66,17 +77,22 @@ class RunNameConfig(Section):
 
     name: str = Field("run", min_length=1, description="Name in logs, reports and trackers.")
     folder: FolderPath = Field(
-        Path("runs/run"), description="Run folder for all outputs, relative to the working directory."
+        Path("runs/run"),
+        description="Run folder for all outputs, relative to the working directory.",
     )
     # torch.manual_seed takes no larger one
-    seed: int = Field(0, ge=0, lt=2**63, description="Seed of the initial weights and of the data order.")
+    seed: int = Field(
+        0, ge=0, lt=2**63, description="Seed of the initial weights and of the data order."
+    )
 
 
 class LaunchConfig(Section):
     """`launch:` — processes that `llmsys train` starts on this machine."""
 
     processes: int = Field(1, ge=0, description="Number of processes. 0: one per accelerator.")
-    port: int = Field(0, ge=0, le=65535, description="TCP port of the rendezvous. 0: any free port.")
+    port: int = Field(
+        0, ge=0, le=65535, description="TCP port of the rendezvous. 0: any free port."
+    )
 
 
 class TrainConfig(Section):
@@ -85,101 +101,113 @@ class TrainConfig(Section):
     tokens: int = Field(1_000_000_000, ge=1, description="Total training tokens.")
     precision: Literal["auto", "bf16", "fp16", "fp32"] = Field(
         "auto",
-        description="Dtype of weights and activations in forward and backward; master weights and moments are always "
-        "fp32. auto: bf16 if the device supports it natively, else fp32; a resumed run keeps its dtype. "
-        "fp16 uses loss scaling.",
+        description="Dtype of weights and activations in forward and backward; master weights and "
+        "moments are always fp32. auto: bf16 if the device supports it natively, else fp32; a "
+        "resumed run keeps its dtype. fp16 uses loss scaling.",
     )
     matmul_dtype: MatmulDtype = Field(
         "compute",
-        description="Dtype of the inputs of linear layers in blocks. compute: that of `precision`. fp8: 8 bits with "
-        "rowwise scales; needs torchao and a GPU with fp8 matmuls. fp8_block: 8 bits with scales per 128 neighbours, "
-        "and per 128 x 128 tile of weights; needs a Hopper GPU or newer.",
+        description="Dtype of the inputs of linear layers in blocks. compute: that of "
+        "`precision`. fp8: 8 bits with rowwise scales; needs torchao and a GPU with fp8 "
+        "matmuls. fp8_block: 8 bits with scales per 128 neighbours, and per 128 x 128 tile of "
+        "weights; needs a Hopper GPU or newer.",
     )
     expert_matmul_dtype: MatmulDtype = Field(
         "compute", description="Dtype of the inputs of routed experts, as `matmul_dtype`."
     )
     reproducibility: Literal["fast", "bitwise"] = Field(
         "fast",
-        description="fast: the libraries' order of summation; layouts agree up to rounding. bitwise: bit-identical "
-        "weights and moments on any power of two of processes, slower (llmsys/engine/README.md).",
+        description="fast: the libraries' order of summation; layouts agree up to rounding. "
+        "bitwise: bit-identical weights and moments on any power of two of processes, slower "
+        "(llmsys/engine/README.md).",
     )
     activation_checkpoint: Literal["none", "selective", "full", "offload"] = Field(
         "none",
-        description="Activation checkpointing. selective: save the outputs of matmuls and attention and recompute "
-        "the rest. full: save only the inputs of each block. offload: recompute nothing, and keep saved tensors in "
-        "host memory.",
+        description="Activation checkpointing. selective: save the outputs of matmuls and "
+        "attention and recompute the rest. full: save only the inputs of each block. offload: "
+        "recompute nothing, and keep saved tensors in host memory.",
     )
     compile: Literal["auto", "none", "block"] = Field(
         "auto",
-        description="block: apply torch.compile to each block; needs a C++ compiler, or Triton on GPUs. auto: block "
-        "under engine.kind=torch on CUDA devices with Triton, else none.",
+        description="block: apply torch.compile to each block; needs a C++ compiler, or Triton on "
+        "GPUs. auto: block under engine.kind=torch on CUDA devices with Triton, else none.",
     )
     init_from: LocalPath | None = Field(
         None,
-        description="Run folder, RUN@STEP or checkpoint to initialize the weights of a new run from, matched by name.",
+        description="Run folder, RUN@STEP or checkpoint to initialize the weights of a new run "
+        "from, matched by name.",
     )
     branch_from: LocalPath | None = Field(
         None,
-        description="RUN@STEP to continue in a new run folder with other settings: takes weights, moments, balance "
-        "bias and position in the data of that step.",
+        description="RUN@STEP to continue in a new run folder with other settings: takes weights, "
+        "moments, balance bias and position in the data of that step.",
     )
     grow_model: bool = Field(
         False,
-        description="Grow the tensors of init_from or branch_from to a deeper or wider model, or to experts that are "
-        "copies of a dense layer.",
+        description="Grow the tensors of init_from or branch_from to a deeper or wider model, or "
+        "to experts that are copies of a dense layer.",
     )
     restart: bool = Field(
         False,
-        description="Start at step 0 if the run folder has saved checkpoints but none can be resumed; they are moved "
-        "away. A complete checkpoint is still resumed.",
+        description="Start at step 0 if the run folder has saved checkpoints but none can be "
+        "resumed; they are moved away. A complete checkpoint is still resumed.",
     )
     on_bad_step: Literal["skip", "rewind", "stop"] = Field(
         "skip",
-        description="Action on a step with a non-finite loss or norm, or a spike. skip: keep the weights and "
-        "continue with the next step. rewind: load the last checkpoint and skip the data of the step. "
-        "stop: end the run.",
+        description="Action on a step with a non-finite loss or norm, or a spike. skip: keep the "
+        "weights and continue with the next step. rewind: load the last checkpoint and skip "
+        "the data of the step. stop: end the run.",
     )
-    max_consecutive_bad_steps: int = Field(10, ge=1, description="Maximum consecutive bad steps before the run ends.")
+    max_consecutive_bad_steps: int = Field(
+        10, ge=1, description="Maximum consecutive bad steps before the run ends."
+    )
     spike_detection: SpikeDetectionConfig = Field(
-        SpikeDetectionConfig(), description="Spike detection: finite steps to treat as bad. Default: none."
+        SpikeDetectionConfig(),
+        description="Spike detection: finite steps to treat as bad. Default: none.",
     )
     hang_timeout_seconds: float = Field(
         600.0,
         ge=0,
-        description="Seconds without progress of a rank after which the run ends and names it. 0: no limit.",
+        description="Seconds without progress of a rank after which the run ends and names it. 0: "
+        "no limit.",
     )
     time_limit_minutes: float = Field(
         0.0,
         ge=0,
-        description="Minutes after which the run saves a checkpoint and exits, to be resumed. 0: no limit except "
-        "Slurm's.",
+        description="Minutes after which the run saves a checkpoint and exits, to be resumed. 0: "
+        "no limit except Slurm's.",
     )
     ema_half_life_tokens: int = Field(
         0,
         ge=0,
-        description="Half-life of the exponential moving average (EMA) of the weights, in tokens; evaluation, "
-        "generation and conversion use the average. 0: no EMA.",
+        description="Half-life of the exponential moving average (EMA) of the weights, in tokens; "
+        "evaluation, generation and conversion use the average. 0: no EMA.",
     )
     noise_scale_every_steps: int = Field(
         0,
         ge=0,
-        description="Steps between measurements of the gradient noise scale (the critical batch size, in tokens). 0: "
-        "off.",
+        description="Steps between measurements of the gradient noise scale (the critical batch "
+        "size, in tokens). 0: off.",
     )
     norms_every_steps: int = Field(
         0,
         ge=0,
-        description="Steps between measurements of norms by layer: activations, gradients, weights, updates. 0: off.",
+        description="Steps between measurements of norms by layer: activations, gradients, "
+        "weights, updates. 0: off.",
     )
     corruption_check_every_steps: int = Field(
         0,
         ge=0,
-        description="Steps between checks for silent data corruption, in which every rank repeats the step of another "
-        "one and gradients are compared bit for bit. 0: off.",
+        description="Steps between checks for silent data corruption, in which every rank repeats "
+        "the step of another one and gradients are compared bit for bit. 0: off.",
     )
-    profile: ProfileConfig = Field(ProfileConfig(), description="Steps to record with torch's profiler. Default: none.")
+    profile: ProfileConfig = Field(
+        ProfileConfig(), description="Steps to record with torch's profiler. Default: none."
+    )
     log_every_steps: int = Field(10, ge=1, description="Steps between log entries.")
-    threads_per_process: int = Field(0, ge=0, description="CPU threads per process. 0: available cores / processes.")
+    threads_per_process: int = Field(
+        0, ge=0, description="CPU threads per process. 0: available cores / processes."
+    )
 
     @property
     def resolved_precision(self) -> Precision:
@@ -190,37 +218,51 @@ class TrainConfig(Section):
         """
         if self.precision == "auto":
             raise ConfigError(
-                "train.precision=auto needs a device. Set train.precision=bf16 or fp32, or name a device "
-                "profile: flops.device=NAME."
+                "train.precision=auto needs a device. Set train.precision=bf16 or fp32, or name a "
+                "device profile: flops.device=NAME."
             )
         return self.precision
 
 
 class GenerationConfig(Section):
-    """`generation:` — prompts and sampling options of `llmsys generate` and of the samples after a run."""
+    """`generation:` — prompts and sampling options of `llmsys generate` and of the samples after
+    a run.
+    """
 
     prompts: tuple[str, ...] = Field((), description="Prompts.")
     format: Literal["auto", "text", "chat"] = Field(
         "auto",
-        description="text: continue a prompt. chat: answer it, as a user's message in the chat template. auto: chat "
-        "after training with data.kind=chat.",
+        description="text: continue a prompt. chat: answer it, as a user's message in the chat "
+        "template. auto: chat after training with data.kind=chat.",
     )
     prefix_pieces: tuple[str, ...] | None = Field(
-        None, description="Tokens prepended to every prompt. Default: the token that ends documents, as in training."
+        None,
+        description="Tokens prepended to every prompt. Default: the token that ends documents, as "
+        "in training.",
     )
     max_new_tokens: int = Field(64, ge=1, description="Maximum number of generated tokens.")
     temperature: float = Field(0.8, ge=0, description="Divisor of the logits. 0: greedy decoding.")
     top_k: int = Field(0, ge=0, description="Sample from this many most likely tokens. 0: all.")
-    top_p: float = Field(1.0, gt=0, le=1, description="Sample from the most likely tokens with this total probability.")
+    top_p: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="Sample from the most likely tokens with this total probability.",
+    )
     min_p: float = Field(
-        0.0, ge=0, le=1, description="Sample from tokens with at least this share of the highest probability."
+        0.0,
+        ge=0,
+        le=1,
+        description="Sample from tokens with at least this share of the highest probability.",
     )
     repetition_penalty: float = Field(
         1.0, gt=0, description="Penalty on tokens that already occur in the text. 1: none."
     )
     num_beams: int = Field(1, ge=1, description="Beam width of beam search. 1: sampling.")
     length_penalty: float = Field(
-        0.6, ge=0, description="Length penalty of beam search (Wu 2016, section 7). 0 prefers short texts."
+        0.6,
+        ge=0,
+        description="Length penalty of beam search (Wu 2016, section 7). 0 prefers short texts.",
     )
     seed: int = Field(0, ge=0, description="Seed of sampling.")
 
@@ -231,9 +273,13 @@ class TrackingConfig(Section):
     tensorboard: bool = Field(False, description="Write TensorBoard files to the run folder.")
     wandb: bool = Field(False, description="Send metrics to Weights & Biases.")
     mlflow: bool = Field(
-        False, description="Send metrics to MLflow: to $MLFLOW_TRACKING_URI, else to `mlflow.db` in the run folder."
+        False,
+        description="Send metrics to MLflow: to $MLFLOW_TRACKING_URI, else to `mlflow.db` in the "
+        "run folder.",
     )
-    project: str = Field("llmsys", min_length=1, description="Weights & Biases project, MLflow experiment.")
+    project: str = Field(
+        "llmsys", min_length=1, description="Weights & Biases project, MLflow experiment."
+    )
 
 
 class FlopsConfig(Section):
@@ -241,13 +287,14 @@ class FlopsConfig(Section):
 
     convention: Literal["causal", "full", "hardware"] = Field(
         "causal",
-        description="causal: attention over the visible positions only. full: over all positions (PaLM). hardware: "
-        "full, plus recomputation.",
+        description="causal: attention over the visible positions only. full: over all positions "
+        "(PaLM). hardware: full, plus recomputation.",
     )
     device: str | None = Field(
         None,
-        description="Device profile with the peak FLOP/s for utilisation: a name, or a file of `llmsys calibrate`. "
-        "Default: the profile of this accelerator; without one, utilisation is unknown.",
+        description="Device profile with the peak FLOP/s for utilisation: a name, or a file of "
+        "`llmsys calibrate`. Default: the profile of this accelerator; without one, "
+        "utilisation is unknown.",
     )
 
 
@@ -269,8 +316,12 @@ def find_source_violations(train: TrainConfig) -> Iterator[Violation]:
     if train.branch_from is not None and train.init_from is not None:
         yield Violation(
             "train.branch_from",
-            f"{train.branch_from} and train.init_from={train.init_from} are both sources of weights. Use "
-            "branch_from to continue a run at its token, or init_from to start at token 0.",
+            f"{train.branch_from} and train.init_from={train.init_from} are both sources of "
+            "weights. Use branch_from to continue a run at its token, or init_from to start at "
+            "token 0.",
         )
     if train.grow_model and train.branch_from is None and train.init_from is None:
-        yield Violation("train.grow_model", "there is no model to grow. Set branch_from or init_from, or leave it out.")
+        yield Violation(
+            "train.grow_model",
+            "there is no model to grow. Set branch_from or init_from, or leave it out.",
+        )

@@ -1,10 +1,8 @@
 """Read and write our checkpoints tensor by tensor.
 
-Writes a weights-only checkpoint: `parameter/NAME` in any dtype, `buffer/NAME`, step 0, no moments. It is written
-through
-the planner of torch.distributed.checkpoint, which asks for each tensor when it is due. One expert of a stacked tensor
-is
-a chunk of its own.
+Writes a weights-only checkpoint: `parameter/NAME` in any dtype, `buffer/NAME`, step 0, no moments.
+It is written through the planner of torch.distributed.checkpoint, which asks for each tensor when
+it is due. One expert of a stacked tensor is a chunk of its own.
 
 Invariants:
 - At most one file is held in memory.
@@ -23,8 +21,17 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint import CheckpointException, SavePlan
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
-from torch.distributed.checkpoint.planner import SavePlanner, TensorWriteData, WriteItem, WriteItemType
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    MetadataIndex,
+    TensorProperties,
+)
+from torch.distributed.checkpoint.planner import (
+    SavePlanner,
+    TensorWriteData,
+    WriteItem,
+    WriteItemType,
+)
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
@@ -57,10 +64,12 @@ def write_tensors(
 ) -> None:
     """Write tensors into an existing folder, in their order, asking for each value once.
 
-    A file holds up to `file_bytes`, or one larger tensor, and so does memory. Raises OSError when the disk is full or
-    read-only.
+    A file holds up to `file_bytes`, or one larger tensor, and so does memory. Raises OSError when
+    the disk is full or read-only.
     """
-    writer = _Writer(folder, {_build_index(piece.part): piece.nbytes for piece in pieces}, file_bytes)
+    writer = _Writer(
+        folder, {_build_index(piece.part): piece.nbytes for piece in pieces}, file_bytes
+    )
     try:
         with _ignore_distributed_warning():
             # the planner lists the tensors itself, so the state dict is empty
@@ -71,7 +80,9 @@ def write_tensors(
 
 
 class _Writer(CheckpointWriter):
-    """Writes a plan file by file, because the library keeps written tensors until their file is closed."""
+    """Writes a plan file by file, because the library keeps written tensors until their file is
+    closed.
+    """
 
     def __init__(self, folder: Path, sizes: dict[MetadataIndex, int], file_bytes: int) -> None:
         super().__init__(folder)
@@ -104,7 +115,9 @@ class _Writer(CheckpointWriter):
 class _Planner(DefaultSavePlanner):
     """Plans from shapes and dtypes, and computes each tensor when it is written."""
 
-    def __init__(self, pieces: Sequence[TensorToWrite], value_of: Callable[[TensorPart], Tensor]) -> None:
+    def __init__(
+        self, pieces: Sequence[TensorToWrite], value_of: Callable[[TensorPart], Tensor]
+    ) -> None:
         super().__init__(flatten_state_dict=False)
         self._pieces = {_build_index(piece.part): piece for piece in pieces}
         self._value_of = value_of
@@ -124,7 +137,9 @@ class _Planner(DefaultSavePlanner):
 
 def _build_index(part: TensorPart) -> MetadataIndex:
     # The offset of an expert's chunk in its stack: its number, and zeros.
-    return MetadataIndex(part.name, torch.Size([part.expert or 0, *(0 for _ in part.shape[1:])][: len(part.shape)]))
+    return MetadataIndex(
+        part.name, torch.Size([part.expert or 0, *(0 for _ in part.shape[1:])][: len(part.shape)])
+    )
 
 
 def _drop_hint(index: MetadataIndex) -> MetadataIndex:
@@ -136,22 +151,32 @@ def _build_write_item(piece: TensorToWrite) -> WriteItem:
     sizes = part.shape if part.expert is None else (1, *part.part_shape)
     chunk = ChunkStorageMetadata(offsets=index.offset or torch.Size(), sizes=torch.Size(sizes))
     data = TensorWriteData(chunk, TensorProperties(dtype=piece.dtype), torch.Size(part.shape))
-    return WriteItem(index, WriteItemType.TENSOR if part.expert is None else WriteItemType.SHARD, tensor_data=data)
+    return WriteItem(
+        index,
+        WriteItemType.TENSOR if part.expert is None else WriteItemType.SHARD,
+        tensor_data=data,
+    )
 
 
 class CheckpointReader:
-    """Reads tensors of our checkpoints by name. Keeps the last one, because experts of a stack are read in a row."""
+    """Reads tensors of our checkpoints by name. Keeps the last one, because experts of a stack
+    are read in a row.
+    """
 
     def __init__(self, checkpoint: Path) -> None:
         """Read the checkpoint's index."""
         self._reader = CheckpointStorageReader(checkpoint)
         stored: dict[str, Any] = self._reader.read_metadata().state_dict_metadata
         self.shapes = {name: tuple(one.size) for name, one in stored.items()}
-        self.dtypes: dict[str, torch.dtype] = {name: one.properties.dtype for name, one in stored.items()}
+        self.dtypes: dict[str, torch.dtype] = {
+            name: one.properties.dtype for name, one in stored.items()
+        }
         self._last: tuple[str, Tensor] | None = None
 
     def read(self, part: TensorPart) -> Tensor:
-        """Return one tensor, on the CPU in the saved dtype. Weights are the running mean if the checkpoint has one."""
+        """Return one tensor, on the CPU in the saved dtype. Weights are the running mean if the
+        checkpoint has one.
+        """
         if self._last is None or self._last[0] != part.name:
             # freed before the next one is read, or both would be in memory
             self._last = None
@@ -174,7 +199,9 @@ class AverageReader(CheckpointReader):
         """Read the index of the last checkpoint. Averaged checkpoints have no running mean."""
         super().__init__(checkpoints[-1])
         self._checkpoints = checkpoints
-        self.shapes = {name: shape for name, shape in self.shapes.items() if not name.startswith("average/")}
+        self.shapes = {
+            name: shape for name, shape in self.shapes.items() if not name.startswith("average/")
+        }
 
     def _load(self, name: str) -> Tensor:
         like = torch.empty(self.shapes[name], dtype=self.dtypes[name], device="meta")
@@ -184,5 +211,6 @@ class AverageReader(CheckpointReader):
 @contextmanager
 def _ignore_distributed_warning() -> Iterator[None]:
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # that is the intent
+        # that is the intent
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         yield

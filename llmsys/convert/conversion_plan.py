@@ -1,7 +1,9 @@
-"""Plan a conversion: match tensors of a Hugging Face folder with ours before a byte of them is read.
+"""Plan a conversion: match tensors of a Hugging Face folder with ours before a byte of them is
+read.
 
-Reads a ModelConfig, a family's mapping, and the names and shapes in a folder. Old name endings and a missing prefix are
-understood; copies of tied tensors and buffers that can be computed are ignored.
+Reads a ModelConfig, a family's mapping, and the names and shapes in a folder. Old name endings and
+a missing prefix are understood; copies of tied tensors and buffers that can be computed are
+ignored.
 
 Invariants:
 - Every parameter of ours is in exactly one group.
@@ -27,7 +29,9 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class TensorPart:
-    """One tensor of ours, or one expert of a stack. `name` is as in a checkpoint; `shape` is of the full tensor."""
+    """One tensor of ours, or one expert of a stack. `name` is as in a checkpoint; `shape` is of
+    the full tensor.
+    """
 
     name: str
     shape: Shape
@@ -61,7 +65,11 @@ class ConversionPlan:
     @property
     def their_shapes(self) -> dict[str, Shape]:
         """Name → shape of every tensor that a folder must have."""
-        return {name: shape for one in self.groups for name, shape in zip(one.theirs, one.their_shapes, strict=True)}
+        return {
+            name: shape
+            for one in self.groups
+            for name, shape in zip(one.theirs, one.their_shapes, strict=True)
+        }
 
     @property
     def copies(self) -> dict[str, str]:
@@ -70,7 +78,11 @@ class ConversionPlan:
             return {ours: theirs for ours, theirs in self.table.copies.items() if "{" not in ours}
         first, depth = self.model.num_hidden_layers, self.model.multi_token_prediction.depth
         layers = range(first, first + depth)
-        return {copy.replace("{n}", str(n)): one for copy, one in self.table.copies.items() for n in layers}
+        return {
+            copy.replace("{n}", str(n)): one
+            for copy, one in self.table.copies.items()
+            for n in layers
+        }
 
 
 def build_conversion_plan(model: ModelConfig, table: FamilyMapping) -> ConversionPlan:
@@ -84,11 +96,14 @@ def build_conversion_plan(model: ModelConfig, table: FamilyMapping) -> Conversio
     groups = [group for rule in table.rules for group in _iter_groups(rule, targets, model)]
     covered = {part.name for group in groups for part in group.ours}
     left = [part for part in targets.values() if part.name not in covered]
-    nameless = [part.name.removeprefix("parameter/") for part in left if part.name.startswith("parameter/")]
+    nameless = [
+        part.name.removeprefix("parameter/") for part in left if part.name.startswith("parameter/")
+    ]
     if nameless:
         raise ConfigError(
-            f"{nameless[0]} of this model has no name in the Hugging Face format of its model type "
-            f"({len(nameless)} such tensors). Convert a model without it, or keep it in llmsys format."
+            f"{nameless[0]} of this model has no name in the Hugging Face format of its model "
+            f"type ({len(nameless)} such tensors). Convert a model without it, or keep it in "
+            "llmsys format."
         )
     return ConversionPlan(model, table, tuple(groups), tuple(left))
 
@@ -102,7 +117,9 @@ def list_parameters_and_buffers(model: ModelConfig) -> tuple[dict[str, Shape], d
     return parameters, {name: tuple(value.shape) for name, value in iter_persistent_buffers(module)}
 
 
-def _iter_groups(rule: NameMapping, targets: Mapping[str, TensorPart], model: ModelConfig) -> Iterator[TensorGroup]:
+def _iter_groups(
+    rule: NameMapping, targets: Mapping[str, TensorPart], model: ModelConfig
+) -> Iterator[TensorGroup]:
     """Yield the groups of one mapping: one per block in which our model has its tensors."""
     for i in _list_blocks(rule, model):
         ours = [targets.get(name.replace("{i}", str(i))) for name in rule.ours]
@@ -116,7 +133,9 @@ def _iter_groups(rule: NameMapping, targets: Mapping[str, TensorPart], model: Mo
             continue
         for e in range(parts[0].shape[0]):
             experts = tuple(TensorPart(part.name, part.shape, e) for part in parts)
-            yield _build_group(experts, tuple(name.replace("{e}", str(e)) for name in theirs), rule.form, model)
+            yield _build_group(
+                experts, tuple(name.replace("{e}", str(e)) for name in theirs), rule.form, model
+            )
 
 
 def _list_blocks(rule: NameMapping, model: ModelConfig) -> Iterable[int]:
@@ -185,7 +204,9 @@ def _to_current_name(name: str, table: FamilyMapping, known: set[str]) -> str:
     """Return the name as the mapping spells it."""
     for old, new in table.aliases.items():
         name = f"{name.removesuffix(old)}{new}" if name.endswith(old) else name
-    return name if name in known or f"{table.prefix}{name}" not in known else f"{table.prefix}{name}"
+    return (
+        name if name in known or f"{table.prefix}{name}" not in known else f"{table.prefix}{name}"
+    )
 
 
 def _require_no_differences(
@@ -210,6 +231,6 @@ def _require_no_differences(
         more = f"\n  … and {len(lines) - NAMED} more" if len(lines) > NAMED else ""
         listed = "".join(f"\n  {line}" for line in lines[:NAMED])
         raise CheckpointError(
-            f"the tensors of {source} do not match its config.json:{listed}{more}\nUse the config.json of "
-            "these weights, or the weights of this config.json."
+            f"the tensors of {source} do not match its config.json:{listed}{more}\nUse the "
+            "config.json of these weights, or the weights of this config.json."
         )

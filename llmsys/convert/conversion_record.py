@@ -1,7 +1,8 @@
-"""Read the records of a conversion: the Hugging Face folder that a run was made from, and the run of exported weights.
+"""Read the records of a conversion: the Hugging Face folder that a run was made from, and the run
+of exported weights.
 
-`hugging_face/record.json` has the names and shards of that folder. A run folder may come from a stranger, so the record
-is checked before anything is written.
+`hugging_face/record.json` has the names and shards of that folder. A run folder may come from a
+stranger, so the record is checked before anything is written.
 
 Invariants:
 - `read_conversion_record` returns only names of safetensors files, and no tensor name twice.
@@ -17,11 +18,14 @@ from llmsys.convert.safetensors_folder import INDEX, is_shard_name, parse_weight
 from llmsys.errors import CheckpointError
 from llmsys.train.checkpoint_record import read_record
 
-NEXT = "Do not trust this run folder, or remove its hugging_face/ folder to convert the weights alone."
+NEXT = (
+    "Do not trust this run folder, or remove its hugging_face/ folder to convert the weights alone."
+)
 
 
 def read_conversion_record(run_folder: Path) -> dict[str, Any] | None:
-    """Return the record of the Hugging Face folder that this run folder was made from; None without one.
+    """Return the record of the Hugging Face folder that this run folder was made from; None without
+    one.
 
     Raises:
         CheckpointError: The record is damaged, or names a file outside of its folder.
@@ -51,7 +55,10 @@ def _check_record(record: dict[str, Any]) -> None:
         raise ValueError("two tensors have the same name")
     for name, file in record["files"].items():
         if not is_shard_name(file):
-            raise ValueError(f"{name} would be written to {file!r}, which is not a safetensors file of the destination")
+            raise ValueError(
+                f"{name} would be written to {file!r}, which is not a safetensors file of the "
+                "destination"
+            )
     if record["index"] is not None and not set(parse_weight_map(record["index"]).values()) <= {
         *record["files"].values()
     }:
@@ -65,10 +72,14 @@ def list_small_files(run_folder: Path) -> list[Path]:
     Raises:
         CheckpointError: One of them is a link or no file, or would replace the weights.
     """
-    found = [file for file in sorted((run_folder / KEPT).iterdir()) if file.name not in (RECORD, UNUSED)]
+    found = [
+        file for file in sorted((run_folder / KEPT).iterdir()) if file.name not in (RECORD, UNUSED)
+    ]
     for file in found:
         if file.is_symlink() or not file.is_file():
-            raise CheckpointError(f"{file} is not a regular file, and its target would be copied. {NEXT}")
+            raise CheckpointError(
+                f"{file} is not a regular file, and its target would be copied. {NEXT}"
+            )
         if file.name == INDEX or is_shard_name(file.name):
             raise CheckpointError(f"{file} would replace the weights that are written. {NEXT}")
     return found

@@ -1,4 +1,5 @@
-"""Name mappings of decoders: those named as Llama, those with fused queries, keys and values, and OPT.
+"""Name mappings of decoders: those named as Llama, those with fused queries, keys and values, and
+OPT.
 
 Source: the parameter names of the published checkpoints, as transformers reads and writes them.
 """
@@ -25,16 +26,30 @@ TABLES = (r"rotary_emb\.inv_freq$", r"\.attn(ention)?\.(masked_)?bias$")
 
 
 def _map_attention(block: str = OURS, layer: str = LAYER) -> tuple[NameMapping, ...]:
-    plain = ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm", "q_a_proj", "q_b_proj", "kv_b_proj")
+    plain = (
+        "q_proj",
+        "k_proj",
+        "v_proj",
+        "o_proj",
+        "q_norm",
+        "k_norm",
+        "q_a_proj",
+        "q_b_proj",
+        "kv_b_proj",
+    )
     names = {f"{block}.attention.{one}": f"{layer}.self_attn.{one}" for one in plain}
     names[f"{block}.attention.q_a_norm"] = f"{layer}.self_attn.q_a_layernorm"
     names[f"{block}.attention.kv_a_norm"] = f"{layer}.self_attn.kv_a_layernorm"
     names[f"{block}.attention.kv_a_proj"] = f"{layer}.self_attn.kv_a_proj_with_mqa"
-    return map_modules(names) + map_tensors({f"{block}.attention.sinks": f"{layer}.self_attn.sinks"})
+    return map_modules(names) + map_tensors(
+        {f"{block}.attention.sinks": f"{layer}.self_attn.sinks"}
+    )
 
 
 def _map_gated_feed_forward(ours: str, theirs: str) -> tuple[NameMapping, ...]:
-    return map_modules({f"{ours}.{one}_proj": f"{theirs}.{one}_proj" for one in ("gate", "up", "down")})
+    return map_modules(
+        {f"{ours}.{one}_proj": f"{theirs}.{one}_proj" for one in ("gate", "up", "down")}
+    )
 
 
 def _map_pre_norms(block: str = OURS, layer: str = LAYER) -> tuple[NameMapping, ...]:
@@ -43,22 +58,31 @@ def _map_pre_norms(block: str = OURS, layer: str = LAYER) -> tuple[NameMapping, 
 
 
 def _map_experts(block: str, theirs: str, names: tuple[str, str, str]) -> tuple[NameMapping, ...]:
-    """Return the mapping of experts: one matrix (out, in) each in theirs, a stack of (in, out) in ours.
+    """Return the mapping of experts: one matrix (out, in) each in theirs, a stack of (in, out) in
+    ours.
 
     `names` are those of gate, up and down.
     """
     ours = f"{block}.feed_forward.experts"
     gate_up_down = zip(("gate", "up", "down"), names, strict=True)
     return map_tensors(
-        {f"{ours}.{one}_proj": f"{theirs}.{{e}}.{name}.weight" for one, name in gate_up_down}, Transpose()
+        {f"{ours}.{one}_proj": f"{theirs}.{{e}}.{name}.weight" for one, name in gate_up_down},
+        Transpose(),
     )
 
 
 def _map_moe(shared: str, block: str = OURS, layer: str = LAYER) -> tuple[NameMapping, ...]:
-    """Return the mixtures of experts of Qwen, DeepSeek, GLM and OLMoE, whose shared expert is called `shared`."""
+    """Return the mixtures of experts of Qwen, DeepSeek, GLM and OLMoE, whose shared expert is
+    called `shared`.
+    """
     ours, theirs = f"{block}.feed_forward", f"{layer}.mlp"
     return (
-        map_modules({f"{ours}.router": f"{theirs}.gate", f"{ours}.shared_gate": f"{theirs}.shared_expert_gate"})
+        map_modules(
+            {
+                f"{ours}.router": f"{theirs}.gate",
+                f"{ours}.shared_gate": f"{theirs}.shared_expert_gate",
+            }
+        )
         + _map_gated_feed_forward(f"{ours}.shared", f"{theirs}.{shared}")
         + _map_experts(block, f"{theirs}.experts", ("gate_proj", "up_proj", "down_proj"))
     )
@@ -66,10 +90,16 @@ def _map_moe(shared: str, block: str = OURS, layer: str = LAYER) -> tuple[NameMa
 
 def _map_correction_bias(block: str = OURS, layer: str = LAYER) -> tuple[NameMapping, ...]:
     """Return the bias that balances the load of DeepSeek-V3's and GLM's experts."""
-    return map_tensors({f"{block}.feed_forward.balance_bias_E": f"{layer}.mlp.gate.e_score_correction_bias"})
+    return map_tensors(
+        {f"{block}.feed_forward.balance_bias_E": f"{layer}.mlp.gate.e_score_correction_bias"}
+    )
 
 
-BLOCKS = _map_pre_norms() + _map_attention() + _map_gated_feed_forward(f"{OURS}.feed_forward", f"{LAYER}.mlp")
+BLOCKS = (
+    _map_pre_norms()
+    + _map_attention()
+    + _map_gated_feed_forward(f"{OURS}.feed_forward", f"{LAYER}.mlp")
+)
 LLAMA = FamilyMapping(TOP + BLOCKS, copies=TIED, ignored=TABLES)
 
 SANDWICH = map_modules(
@@ -82,7 +112,10 @@ SANDWICH = map_modules(
 )
 # Gemma 2 and 3 have all four norms, OLMo 2 those of the outputs; the names are the same.
 GEMMA = OLMO2 = FamilyMapping(
-    TOP + SANDWICH + _map_attention() + _map_gated_feed_forward(f"{OURS}.feed_forward", f"{LAYER}.mlp"),
+    TOP
+    + SANDWICH
+    + _map_attention()
+    + _map_gated_feed_forward(f"{OURS}.feed_forward", f"{LAYER}.mlp"),
     copies=TIED,
     ignored=TABLES,
 )
@@ -107,7 +140,10 @@ DEEPSEEK_V2 = FamilyMapping(TOP + BLOCKS + _map_moe("shared_experts"), copies=TI
 DEEPSEEK = FamilyMapping(
     DEEPSEEK_V2.rules + _map_correction_bias() + PREDICTED,
     copies=TIED
-    | {f"{NEXT}.embed_tokens.weight": "model.embed_tokens.weight", f"{NEXT}.shared_head.head.weight": "lm_head.weight"},
+    | {
+        f"{NEXT}.embed_tokens.weight": "model.embed_tokens.weight",
+        f"{NEXT}.shared_head.head.weight": "lm_head.weight",
+    },
     ignored=TABLES,
 )
 QWEN_MOE = FamilyMapping(TOP + BLOCKS + _map_moe("shared_expert"), copies=TIED, ignored=TABLES)
@@ -128,12 +164,21 @@ GPT_OSS = FamilyMapping(
     + BLOCKS
     + map_modules({f"{OURS}.feed_forward.router": f"{LAYER}.mlp.router"})
     + map_tensors(
-        {f"{_OSS}.down_proj": f"{_OSS_THEIRS}.down_proj", f"{_OSS}.down_bias": f"{_OSS_THEIRS}.down_proj_bias"}
+        {
+            f"{_OSS}.down_proj": f"{_OSS_THEIRS}.down_proj",
+            f"{_OSS}.down_bias": f"{_OSS_THEIRS}.down_proj_bias",
+        }
     )
     + (
-        NameMapping((f"{_OSS}.gate_proj", f"{_OSS}.up_proj"), (f"{_OSS_THEIRS}.gate_up_proj",), InterleavedGateUp()),
         NameMapping(
-            (f"{_OSS}.gate_bias", f"{_OSS}.up_bias"), (f"{_OSS_THEIRS}.gate_up_proj_bias",), InterleavedGateUp()
+            (f"{_OSS}.gate_proj", f"{_OSS}.up_proj"),
+            (f"{_OSS_THEIRS}.gate_up_proj",),
+            InterleavedGateUp(),
+        ),
+        NameMapping(
+            (f"{_OSS}.gate_bias", f"{_OSS}.up_bias"),
+            (f"{_OSS_THEIRS}.gate_up_proj_bias",),
+            InterleavedGateUp(),
         ),
     ),
     copies=TIED,
@@ -238,7 +283,11 @@ DBRX = FamilyMapping(
     )
     + map_fused_module(QKV, f"{_DBRX}.norm_attn_norm.attn.Wqkv", FusedQkv())
     + map_tensors(
-        {f"{_EXPERTS}.gate_proj": f"{_DBRX_EXPERTS}.w1", f"{_EXPERTS}.up_proj": f"{_DBRX_EXPERTS}.v1"}, StackedExperts()
+        {
+            f"{_EXPERTS}.gate_proj": f"{_DBRX_EXPERTS}.w1",
+            f"{_EXPERTS}.up_proj": f"{_DBRX_EXPERTS}.v1",
+        },
+        StackedExperts(),
     )
     + map_tensors({f"{_EXPERTS}.down_proj": f"{_DBRX_EXPERTS}.w2"}, StackedExperts(down=True)),
     prefix="transformer.",

@@ -28,13 +28,20 @@ def list_conversions(source: Path, inwards: bool, shard_bytes: int | None) -> li
     if inwards:
         reading = HuggingFaceImport(source)
         dtypes = dict(reading.list_tensors())
-        rows = _list_rows(reading.plan, lambda name: reading.match.names[name], lambda part: dtypes[part])
-        rows += [_format_row([copy], [f"the same as {original}"]) for copy, original in reading.match.copies.items()]
+        rows = _list_rows(
+            reading.plan, lambda name: reading.match.names[name], lambda part: dtypes[part]
+        )
+        rows += [
+            _format_row([copy], [f"the same as {original}"])
+            for copy, original in reading.match.copies.items()
+        ]
         return rows + [_format_row([name], ["not read"]) for name in reading.match.unused]
     writing = HuggingFaceExport(source, shard_bytes)
     return _list_rows(
         writing.plan,
-        lambda name: f"{writing.files[writing.get_written_name(name)]}: {writing.get_written_name(name)}",
+        lambda name: (
+            f"{writing.files[writing.get_written_name(name)]}: {writing.get_written_name(name)}"
+        ),
         lambda part: writing.reader.dtypes[part.name],
     )
 
@@ -43,16 +50,31 @@ def _list_rows(
     plan: ConversionPlan, named: Callable[[str], str], dtype_of: Callable[[TensorPart], torch.dtype]
 ) -> list[dict[str, Any]]:
     def build_row(group: TensorGroup) -> dict[str, Any]:
-        theirs = [f"{named(name)} {shape}" for name, shape in zip(group.theirs, group.their_shapes, strict=True)]
-        return _format_row(theirs, [_format_part(part) for part in group.ours], dtype_of(group.ours[0]))
+        theirs = [
+            f"{named(name)} {shape}"
+            for name, shape in zip(group.theirs, group.their_shapes, strict=True)
+        ]
+        return _format_row(
+            theirs, [_format_part(part) for part in group.ours], dtype_of(group.ours[0])
+        )
 
     rows = [build_row(group) for group in plan.groups]
     return rows + [_format_row(["nothing"], [_format_part(part)]) for part in plan.unknown_there]
 
 
-def _format_row(theirs: list[str], ours: list[str], dtype: torch.dtype | None = None) -> dict[str, Any]:
-    return {"theirs": theirs, "ours": ours, "dtype": "" if dtype is None else str(dtype).removeprefix("torch.")}
+def _format_row(
+    theirs: list[str], ours: list[str], dtype: torch.dtype | None = None
+) -> dict[str, Any]:
+    return {
+        "theirs": theirs,
+        "ours": ours,
+        "dtype": "" if dtype is None else str(dtype).removeprefix("torch."),
+    }
 
 
 def _format_part(part: TensorPart) -> str:
-    return f"{part.name} {part.shape}" if part.expert is None else f"{part.name}[{part.expert}] {part.part_shape}"
+    return (
+        f"{part.name} {part.shape}"
+        if part.expert is None
+        else f"{part.name}[{part.expert}] {part.part_shape}"
+    )

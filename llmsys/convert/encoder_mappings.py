@@ -52,12 +52,16 @@ def build_bert_mapping(model: ModelConfig) -> FamilyMapping:
             "next_sentence": "cls.seq_relationship",
             "classifier": "classifier",
         }
-    ) + map_tensors({"head.weight": "cls.predictions.decoder.weight", "head.bias": "cls.predictions.bias"})
+    ) + map_tensors(
+        {"head.weight": "cls.predictions.decoder.weight", "head.bias": "cls.predictions.bias"}
+    )
     copies = {
         "cls.predictions.decoder.weight": f"{prefix}embeddings.word_embeddings.weight",
         "cls.predictions.decoder.bias": "cls.predictions.bias",
     }
-    return FamilyMapping(_map_bert_body(prefix) + heads, copies=copies, ignored=POSITION_IDS, aliases=OLD_NORMS)
+    return FamilyMapping(
+        _map_bert_body(prefix) + heads, copies=copies, ignored=POSITION_IDS, aliases=OLD_NORMS
+    )
 
 
 def build_roberta_mapping(model: ModelConfig) -> FamilyMapping:
@@ -76,7 +80,9 @@ def build_roberta_mapping(model: ModelConfig) -> FamilyMapping:
         "lm_head.decoder.weight": f"{prefix}embeddings.word_embeddings.weight",
         "lm_head.decoder.bias": "lm_head.bias",
     }
-    return FamilyMapping(_map_bert_body(prefix) + heads, copies=copies, ignored=POSITION_IDS, aliases=OLD_NORMS)
+    return FamilyMapping(
+        _map_bert_body(prefix) + heads, copies=copies, ignored=POSITION_IDS, aliases=OLD_NORMS
+    )
 
 
 def build_vit_mapping(model: ModelConfig) -> FamilyMapping:
@@ -99,7 +105,11 @@ def build_vit_mapping(model: ModelConfig) -> FamilyMapping:
         }
     )
     tensors = (
-        NameMapping(("embed.weight",), (f"{embeddings}.patch_embeddings.projection.weight",), ConvolutionWeight()),
+        NameMapping(
+            ("embed.weight",),
+            (f"{embeddings}.patch_embeddings.projection.weight",),
+            ConvolutionWeight(),
+        ),
         NameMapping(("embed.bias",), (f"{embeddings}.patch_embeddings.projection.bias",)),
         NameMapping(("embed.class_token",), (f"{embeddings}.cls_token",), SingleRow(dims=2)),
         NameMapping(("positions.weight",), (f"{embeddings}.position_embeddings",), SingleRow()),
@@ -122,23 +132,35 @@ def _map_t5_stack(ours: str, stack: str, feed_forward_place: int) -> tuple[NameM
 
 
 def build_t5_mapping(model: ModelConfig) -> FamilyMapping:
-    """Return T5's mapping. With a gate, wi_0 is the gate and wi_1 the up projection; without one there is only wi."""
+    """Return T5's mapping. With a gate, wi_0 is the gate and wi_1 the up projection; without one
+    there is only wi.
+    """
     gated = model.feed_forward.kind in ("swiglu", "geglu", "geglu_tanh")
     decoder = "decoder.block.{i}.layer"
-    names = {f"{OURS}.cross_attention.{one}_proj": f"{decoder}.1.EncDecAttention.{one}" for one in "qkvo"}
-    names |= {f"{OURS}.cross_attention_norm": f"{decoder}.1.layer_norm", "embed": "shared", "head": "lm_head"}
+    names = {
+        f"{OURS}.cross_attention.{one}_proj": f"{decoder}.1.EncDecAttention.{one}" for one in "qkvo"
+    }
+    names |= {
+        f"{OURS}.cross_attention_norm": f"{decoder}.1.layer_norm",
+        "embed": "shared",
+        "head": "lm_head",
+    }
     for block, layer in ((OURS, f"{decoder}.2"), (ENCODER, "encoder.block.{i}.layer.1")):
         names[f"{block}.feed_forward.gate_proj"] = f"{layer}.DenseReluDense.wi_0"
         names[f"{block}.feed_forward.up_proj"] = (
             f"{layer}.DenseReluDense.wi_1" if gated else f"{layer}.DenseReluDense.wi"
         )
-    copies = dict.fromkeys(("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"), "shared.weight")
+    copies = dict.fromkeys(
+        ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"), "shared.weight"
+    )
     if model.tie_word_embeddings:
         copies["lm_head.weight"] = "shared.weight"
     # Early T5 files hold a table in the cross attention that was never used.
     unused = (r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight$",)
     return FamilyMapping(
-        map_modules(names) + _map_t5_stack("", "decoder", 2) + _map_t5_stack("encoder.", "encoder", 1),
+        map_modules(names)
+        + _map_t5_stack("", "decoder", 2)
+        + _map_t5_stack("encoder.", "encoder", 1),
         "",
         copies,
         unused,
@@ -148,7 +170,9 @@ def build_t5_mapping(model: ModelConfig) -> FamilyMapping:
 def _map_bart_stack(ours: str, stack: str) -> tuple[NameMapping, ...]:
     block, layer = f"{ours}blocks.{{i}}", f"{stack}.layers.{{i}}"
     names = {f"{block}.attention.{one}_proj": f"{layer}.self_attn.{one}_proj" for one in "qkv"}
-    names |= {f"{block}.cross_attention.{one}_proj": f"{layer}.encoder_attn.{one}_proj" for one in "qkv"}
+    names |= {
+        f"{block}.cross_attention.{one}_proj": f"{layer}.encoder_attn.{one}_proj" for one in "qkv"
+    }
     return map_modules(
         names
         | {
@@ -167,14 +191,24 @@ def _map_bart_stack(ours: str, stack: str) -> tuple[NameMapping, ...]:
 
 
 def build_bart_mapping(model: ModelConfig) -> FamilyMapping:
-    """Return BART's and Marian's mapping. A separate source vocabulary splits the shared embedding."""
+    """Return BART's and Marian's mapping. A separate source vocabulary splits the shared
+    embedding.
+    """
     shared = model.embedding.source_vocab_size is None
     encoder, decoder = "model.encoder.embed_tokens", "model.decoder.embed_tokens"
-    names = {"embed": "model.shared" if shared else decoder, "source_embed": encoder, "head": "lm_head"}
-    copies = {f"{one}.weight": "model.shared.weight" for one in (encoder, decoder)} if shared else {}
+    names = {
+        "embed": "model.shared" if shared else decoder,
+        "source_embed": encoder,
+        "head": "lm_head",
+    }
+    copies = (
+        {f"{one}.weight": "model.shared.weight" for one in (encoder, decoder)} if shared else {}
+    )
     if model.tie_word_embeddings:
         copies["lm_head.weight"] = f"{names['embed']}.weight"
-    rules = map_modules(names) + map_tensors({"head.fixed_bias_V": "final_logits_bias"}, SingleRow())
+    rules = map_modules(names) + map_tensors(
+        {"head.fixed_bias_V": "final_logits_bias"}, SingleRow()
+    )
     stacks = _map_bart_stack("", "model.decoder") + _map_bart_stack("encoder.", "model.encoder")
     # Sinusoids, which Marian's older files carry along.
     return FamilyMapping(rules + stacks, "model.", copies, (r"embed_positions\.weight$",))

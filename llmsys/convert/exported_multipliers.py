@@ -1,11 +1,17 @@
-"""Fold the multipliers of a parametrization into exported weights, which then compute the same without them."""
+"""Fold the multipliers of a parametrization into exported weights, which then compute the same
+without them.
+"""
 
 from torch import Tensor
 
 from llmsys.config.model import ModelConfig
 from llmsys.config.parametrization import StandardParametrizationConfig
 from llmsys.errors import ConfigError
-from llmsys.model.parametrization import compute_exported_factor, compute_head_factor, compute_score_factor
+from llmsys.model.parametrization import (
+    compute_exported_factor,
+    compute_head_factor,
+    compute_score_factor,
+)
 
 
 def remove_multipliers(model: ModelConfig) -> ModelConfig:
@@ -22,22 +28,29 @@ def remove_multipliers(model: ModelConfig) -> ModelConfig:
     """
     if model.parametrization.kind == "standard":
         return model
-    if model.tie_word_embeddings and compute_head_factor(model) != 1 and getattr(model.norm, "unit_offset", False):
+    if (
+        model.tie_word_embeddings
+        and compute_head_factor(model) != 1
+        and getattr(model.norm, "unit_offset", False)
+    ):
         raise ConfigError(
-            f"model.parametrization.kind={model.parametrization.kind} multiplies the input of the tied head, which "
-            "norm.unit_offset=true keeps out of the final norm. Use norm.unit_offset=false."
+            f"model.parametrization.kind={model.parametrization.kind} multiplies the input of the "
+            "tied head, which norm.unit_offset=true keeps out of the final norm. Use "
+            "norm.unit_offset=false."
         )
     has_norms = getattr(model.attention, "qk_norm", "none") != "none"
     if has_norms and getattr(model.norm, "unit_offset", False):
         own = getattr(model.attention, "scale", None) is not None
         if compute_score_factor(model, model.head_dim, has_own_scale=own) != 1:
             raise ConfigError(
-                f"model.parametrization.kind={model.parametrization.kind} multiplies attention scores, which "
-                "norm.unit_offset=true keeps out of the norms of queries. Use norm.unit_offset=false."
+                f"model.parametrization.kind={model.parametrization.kind} multiplies attention "
+                "scores, which norm.unit_offset=true keeps out of the norms of queries. Use "
+                "norm.unit_offset=false."
             )
     if getattr(model.attention, "clip", None) is not None:
         raise ConfigError(
-            f"model.attention.clip={model.attention.clip:g} clamps queries, so the score multiplier of "  # type: ignore[union-attr]
+            f"model.attention.clip={model.attention.clip:g} clamps queries, so the score "
+            "multiplier of "  # type: ignore[union-attr]
             f"parametrization.kind={model.parametrization.kind} fits into no weight. Use clip=null."
         )
     return model.model_copy(update={"parametrization": StandardParametrizationConfig()})

@@ -47,6 +47,8 @@ def get_family_mapping(model_type: str, model: ModelConfig) -> FamilyMapping:
     """
     if model_type not in TABLES:
         known = ", ".join(sorted(TABLES))
-        raise ConfigError(f"weights of model_type {model_type!r} cannot be converted. Known model types: {known}.")
+        raise ConfigError(
+            f"weights of model_type {model_type!r} cannot be converted. Known model types: {known}."
+        )
     found = TABLES[model_type]
     return found if isinstance(found, FamilyMapping) else found(model)

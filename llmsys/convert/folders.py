@@ -1,7 +1,8 @@
 """Recognize the folders of a conversion, and publish a converted one in one rename.
 
-A converted run folder holds `hugging_face/`: config.json, the tokenizer's and every other small file unchanged, and
-`record.json` with names and shards of the tensors, so that an unchanged model is exported as the same files.
+A converted run folder holds `hugging_face/`: config.json, the tokenizer's and every other small
+file unchanged, and `record.json` with names and shards of the tensors, so that an unchanged model
+is exported as the same files.
 """
 
 import os
@@ -11,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from llmsys.errors import CheckpointError, ConfigError
-from llmsys.local_files import sync_folder
+from llmsys.storage.local_files import sync_folder
 from llmsys.train.checkpoint_record import RECORD as CHECKPOINT_RECORD
 
 KEPT, RECORD, UNUSED = "hugging_face", "record.json", "unused.safetensors"
@@ -41,13 +42,14 @@ def require_run_folder(source: Path) -> None:
     """
     if not any((source / name).is_file() for name in (CHECKPOINT_RECORD, RUN_CONFIG)):
         raise ConfigError(
-            f"{source} is neither a Hugging Face folder (no config.json) nor a run folder (no {RUN_CONFIG}). "
-            f"Name one of these, or one checkpoint of a run."
+            f"{source} is neither a Hugging Face folder (no config.json) nor a run folder (no "
+            f"{RUN_CONFIG}). Name one of these, or one checkpoint of a run."
         )
 
 
 def find_checkpoint(source: Path) -> tuple[Path, Path]:
-    """Return (run folder, checkpoint) of a run folder (its newest complete checkpoint) or of one of its checkpoints.
+    """Return (run folder, checkpoint) of a run folder (its newest complete checkpoint) or of one of
+    its checkpoints.
 
     Raises ConfigError for any other path, CheckpointError where there is no complete checkpoint.
     """
@@ -62,7 +64,9 @@ def find_checkpoint(source: Path) -> tuple[Path, Path]:
         return source.resolve().parent.parent, source
     found = find_newest_checkpoint(source / CHECKPOINTS)
     if found is None:
-        raise CheckpointError(f"{source / CHECKPOINTS} has no complete checkpoint. Train first, or name another run.")
+        raise CheckpointError(
+            f"{source / CHECKPOINTS} has no complete checkpoint. Train first, or name another run."
+        )
     return source, found
 
 
@@ -102,9 +106,13 @@ def require_absent(destination: Path) -> None:
         ConfigError: It exists.
     """
     if destination.is_symlink():
-        raise ConfigError(f"{destination} is a link. Name the target folder: llmsys does not write through links.")
+        raise ConfigError(
+            f"{destination} is a link. Name the target folder: llmsys does not write through links."
+        )
     if destination.exists() and not (destination.is_dir() and not any(destination.iterdir())):
-        raise ConfigError(f"{destination} exists already. Name another destination, or remove it first.")
+        raise ConfigError(
+            f"{destination} exists already. Name another destination, or remove it first."
+        )
 
 
 def _flush_folder(folder: Path) -> None:

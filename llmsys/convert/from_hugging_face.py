@@ -1,7 +1,8 @@
-"""Import a Hugging Face folder as a run folder, for generation, evaluation, and as a start of training.
+"""Import a Hugging Face folder as a run folder, for generation, evaluation, and as a start of
+training.
 
-Reads config.json, the safetensors files and the small files next to them. Writes config.yaml, a weights-only checkpoint
-of step 0, the tokenizer, and `hugging_face/` with the originals.
+Reads config.json, the safetensors files and the small files next to them. Writes config.yaml, a
+weights-only checkpoint of step 0, the tokenizer, and `hugging_face/` with the originals.
 
 Invariants:
 - Every name and shape is checked before anything is written.
@@ -17,12 +18,11 @@ import torch
 from torch import Tensor
 
 from llmsys.config.head import MultiTokenPredictionConfig
-from llmsys.config.hugging_face.read_config_json import parse_json
-from llmsys.config.load import build_model_config
+from llmsys.config.loading.load import build_model_config
+from llmsys.config.loading.yaml_files import dump_yaml
 from llmsys.config.model import ModelConfig
 from llmsys.config.run import RunConfig
 from llmsys.config.section import format_choices
-from llmsys.config.yaml_files import dump_yaml
 from llmsys.convert.checkpoint_stream import FILE_BYTES, TensorToWrite, write_tensors
 from llmsys.convert.conversion_plan import (
     ConversionPlan,
@@ -40,6 +40,7 @@ from llmsys.convert.safetensors_folder import INDEX, SafetensorsShardWriter
 from llmsys.convert.tokenizer_files import ImportedTokenizer, import_tokenizer
 from llmsys.convert.weight_dtype import cast_weight, choose_dtype
 from llmsys.errors import CheckpointError
+from llmsys.hugging_face.read_config_json import parse_json
 from llmsys.log import get_logger
 from llmsys.progress import Progress
 from llmsys.train.checkpoint_write import publish_weights
@@ -56,10 +57,13 @@ WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".gguf", ".
 
 
 class HuggingFaceImport:
-    """A Hugging Face folder that has been checked: its model, its plan, and our tensors on demand."""
+    """A Hugging Face folder that has been checked: its model, its plan, and our tensors on
+    demand.
+    """
 
     def __init__(self, source: Path, dtype: torch.dtype | None = None) -> None:
-        """Read config.json and all headers, and compare them. `dtype` is that of our weights; None: as stored.
+        """Read config.json and all headers, and compare them. `dtype` is that of our weights; None:
+        as stored.
 
         Raises ConfigError or CheckpointError naming whatever does not fit.
         """
@@ -83,22 +87,28 @@ class HuggingFaceImport:
         Raises CheckpointError when the experts of one stacked tensor differ in dtype.
         """
         pieces = [
-            TensorToWrite(part, self._get_group_dtype(group)) for group in self.plan.groups for part in group.ours
+            TensorToWrite(part, self._get_group_dtype(group))
+            for group in self.plan.groups
+            for part in group.ours
         ]
         dtypes: dict[str, torch.dtype] = {}
         for part, dtype in pieces:
             if dtypes.setdefault(part.name, dtype) != dtype:
                 raise CheckpointError(
-                    f"the experts of {part.name} are {dtypes[part.name]} and {dtype} in {self.files.folder}, "
-                    "but llmsys stores them in one tensor. Save them in one dtype."
+                    f"the experts of {part.name} are {dtypes[part.name]} and {dtype} in "
+                    f"{self.files.folder}, but llmsys stores them in one tensor. Save them in one "
+                    "dtype."
                 )
         return pieces + [TensorToWrite(part, torch.float32) for part in self.plan.unknown_there]
 
     def read_tensor(self, part: TensorPart) -> Tensor:
-        """Return one tensor of ours. Buffers that the folder does not have are initialized as in a new model."""
+        """Return one tensor of ours. Buffers that the folder does not have are initialized as in
+        a new model.
+        """
         group = self._group_of.get(part)
         if group is None:
-            even = part.name.endswith("expert_share_E")  # of the step before: shares that sum to one
+            # of the step before: shares that sum to one
+            even = part.name.endswith("expert_share_E")
             return torch.full(part.shape, 1 / part.shape[0] if even else 0.0)
         if self._last is None or self._last[0] is not group:
             self._last = None
@@ -112,16 +122,17 @@ class HuggingFaceImport:
         for copy, original in self.match.copies.items():
             if not torch.equal(self.files.read(copy), self.files.read(self.match.names[original])):
                 raise CheckpointError(
-                    f"{copy} in {self.files.folder} differs from {original}, but the config ties them. Set "
-                    "tie_word_embeddings to false in config.json if both are meant."
+                    f"{copy} in {self.files.folder} differs from {original}, but the config ties "
+                    "them. Set tie_word_embeddings to false in config.json if both are meant."
                 )
 
     def _require_wide_dtypes(self) -> None:
         for name in self.match.names.values():
             if (dtype := self.files.tensors[name].dtype) not in WIDE:
                 raise CheckpointError(
-                    f"{name} in {self.files.folder} is stored as {str(dtype).removeprefix('torch.')}, without scales "
-                    "that are read (FP8 with _scale_inv, MXFP4). Use weights in "
+                    f"{name} in {self.files.folder} is stored as "
+                    f"{str(dtype).removeprefix('torch.')}, without scales that are read (FP8 with "
+                    "_scale_inv, MXFP4). Use weights in "
                     f"{format_choices([str(one).removeprefix('torch.') for one in WIDE])}."
                 )
 
@@ -130,7 +141,9 @@ class HuggingFaceImport:
         return stored if self.dtype is None else choose_dtype(group.ours[0].name, self.dtype)
 
 
-def convert_from_hugging_face(source: Path, destination: Path, dtype: torch.dtype | None = None) -> Path:
+def convert_from_hugging_face(
+    source: Path, destination: Path, dtype: torch.dtype | None = None
+) -> Path:
     """Convert a Hugging Face folder to a run folder.
 
     Args:
@@ -142,7 +155,8 @@ def convert_from_hugging_face(source: Path, destination: Path, dtype: torch.dtyp
         `destination`.
 
     Raises:
-        ConfigError: The architecture is not supported, or the destination exists. Nothing was written.
+        ConfigError: The architecture is not supported, or the destination exists. Nothing was
+            written.
         CheckpointError: Tensors are missing, extra or of another shape. Nothing was written.
     """
     reading = HuggingFaceImport(source, dtype)
@@ -166,22 +180,28 @@ def _read_config_values(source: Path) -> dict[str, Any]:
         others = sorted(path.name for path in source.iterdir() if path.suffix in WEIGHTS)
         held = f"holds {', '.join(others[:3])} and " if others else "holds "
         raise CheckpointError(
-            f"{source} {held}no *.safetensors. Download the weights as safetensors; with transformers: "
-            "AutoModel.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER)."
+            f"{source} {held}no *.safetensors. Download the weights as safetensors; with "
+            "transformers: AutoModel.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER)."
         )
     return values | (read_image_settings(source) if values.get("model_type") == "vit" else {})
 
 
 def _add_found_heads(model: ModelConfig, found: dict[str, Any]) -> ModelConfig:
-    """Return the model with heads that the files hold and config.json omits: pooler, classifier, prediction modules."""
+    """Return the model with heads that the files hold and config.json omits: pooler, classifier,
+    prediction modules.
+    """
     names = found.keys()
     if model.head.kind == "mlm" and any(name.endswith("pooler.dense.weight") for name in names):
         sentences = "cls.seq_relationship.weight" in names
         head = model.head.model_copy(update={"pooler": True, "next_sentence": sentences})
         return model.model_copy(update={"head": head})
-    depth = sum(name.startswith("model.layers.") and name.endswith(".enorm.weight") for name in names)
+    depth = sum(
+        name.startswith("model.layers.") and name.endswith(".enorm.weight") for name in names
+    )
     if depth and model.multi_token_prediction is None:
-        return model.model_copy(update={"multi_token_prediction": MultiTokenPredictionConfig(depth=depth)})
+        return model.model_copy(
+            update={"multi_token_prediction": MultiTokenPredictionConfig(depth=depth)}
+        )
     return model
 
 
@@ -207,7 +227,12 @@ def _keep_originals(kept: Path, source: Path, reading: HuggingFaceImport) -> Non
     kept.mkdir()
     for file in sorted(source.iterdir()):
         small = file.is_file() and file.stat().st_size <= SMALL_FILE_BYTES
-        if small and file.suffix not in WEIGHTS and file.name not in (INDEX, RECORD) and not _is_outside(file, source):
+        if (
+            small
+            and file.suffix not in WEIGHTS
+            and file.name not in (INDEX, RECORD)
+            and not _is_outside(file, source)
+        ):
             shutil.copyfile(file, kept / file.name)
     stored = reading.files.tensors
     record = {
@@ -233,19 +258,30 @@ def _keep_originals(kept: Path, source: Path, reading: HuggingFaceImport) -> Non
 
 
 def _is_outside(file: Path, source: Path) -> bool:
-    """Return whether a file is a link out of its folder. A folder from a stranger must not copy files of this machine.
+    """Return whether a file is a link out of its folder. A folder from a stranger must not copy
+    files of this machine.
 
-    In a cache of the hub, `snapshots/REVISION/NAME` are links to `blobs/HASH` next to `snapshots`; these are allowed.
+    In a cache of the hub, `snapshots/REVISION/NAME` are links to `blobs/HASH` next to `snapshots`;
+    these are allowed.
     """
     folder, target = source.resolve(), file.resolve()
-    inside = [folder, *([folder.parent.parent / "blobs"] if folder.parent.name == "snapshots" else [])]
+    inside = [
+        folder,
+        *([folder.parent.parent / "blobs"] if folder.parent.name == "snapshots" else []),
+    ]
     if any(target.is_relative_to(one) for one in inside):
         return False
-    log.warning("%s is left out: it is a link to %s. Copy the file into the folder to keep it.", file, target)
+    log.warning(
+        "%s is left out: it is a link to %s. Copy the file into the folder to keep it.",
+        file,
+        target,
+    )
     return True
 
 
-def _build_run_config(model: ModelConfig, destination: Path, tokenizer: ImportedTokenizer | None) -> dict[str, Any]:
+def _build_run_config(
+    model: ModelConfig, destination: Path, tokenizer: ImportedTokenizer | None
+) -> dict[str, Any]:
     """Return the sections that follow from the source. Every other field keeps its default."""
     values: dict[str, Any] = {"run": {"name": destination.name, "folder": str(destination)}}
     if tokenizer is not None:

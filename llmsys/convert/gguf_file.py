@@ -2,7 +2,8 @@
 
 Reads a run folder or a checkpoint, as the export to Hugging Face does. Writes model.gguf.
 
-Names and keys are those of the library `gguf`; the order of channels is that of llama.cpp's convert_hf_to_gguf.py.
+Names and keys are those of the library `gguf`; the order of channels is that of llama.cpp's
+convert_hf_to_gguf.py.
 
 Invariants:
 - Memory stays near the largest tensor, of experts near those of one layer.
@@ -32,7 +33,9 @@ from llmsys.progress import Progress
 
 FILE_NAME = "model.gguf"
 _BIASES = ("attn_q", "attn_k", "attn_v")
-_EXPERT = re.compile(r"(model\.layers\.\d+\.(?:mlp|block_sparse_moe)\.experts)\.(\d+)\.(\w+)\.weight")
+_EXPERT = re.compile(
+    r"(model\.layers\.\d+\.(?:mlp|block_sparse_moe)\.experts)\.(\d+)\.(\w+)\.weight"
+)
 _MIXTRAL = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 
 
@@ -44,7 +47,8 @@ class _Architecture:
         name: its name there.
         biases: stems of tensors that may have a bias.
         feed_forward: kind of the dense layers and experts.
-        neighbours: whether RoPE rotates neighbouring channels, so that rows of queries and keys are reordered.
+        neighbours: whether RoPE rotates neighbouring channels, so that rows of queries and keys are
+            reordered.
         norm_topk: whether weights of the chosen experts are divided by their sum.
     """
 
@@ -86,13 +90,15 @@ def convert_to_gguf(source: Path, destination: Path, dtype: str | None = None) -
     Args:
         source: run folder or checkpoint.
         destination: folder to create, for model.gguf.
-        dtype: dtype of matrices, as for Hugging Face; vectors and routers are float32. None: that of the checkpoint.
+        dtype: dtype of matrices, as for Hugging Face; vectors and routers are float32. None: that
+            of the checkpoint.
 
     Returns:
         The file.
 
     Raises:
-        ConfigError: llama.cpp has no such model or tokenizer, or `gguf` is not installed. Nothing was written.
+        ConfigError: llama.cpp has no such model or tokenizer, or `gguf` is not installed. Nothing
+            was written.
     """
     gguf = _import_gguf()
     export = HuggingFaceExport(source, None, dtype)
@@ -113,7 +119,8 @@ def _import_gguf() -> Any:
         import gguf
     except ImportError:
         raise ConfigError(
-            "--to gguf needs the package gguf, which is not installed. Install it with: pip install 'llmsys[gguf]'."
+            "--to gguf needs the package gguf, which is not installed. Install it with: pip "
+            "install 'llmsys[gguf]'."
         ) from None
     return gguf
 
@@ -122,8 +129,9 @@ def _choose_architecture(export: HuggingFaceExport) -> _Architecture:
     model, model_type = export.model, str(export.values["model_type"])
     if model_type not in ARCHITECTURES:
         raise ConfigError(
-            f"--to gguf: model_type {model_type!r} is not written as GGUF. Written are {', '.join(ARCHITECTURES)}; use "
-            f"the export to Hugging Face: llmsys convert {export.run_folder} FOLDER"
+            f"--to gguf: model_type {model_type!r} is not written as GGUF. Written are "
+            f"{', '.join(ARCHITECTURES)}; use the export to Hugging Face: llmsys convert "
+            f"{export.run_folder} FOLDER"
         )
     kind = ARCHITECTURES[model_type]
     if violation := next(_find_violations(model, model_type, kind), None):
@@ -137,18 +145,26 @@ def _find_violations(model: ModelConfig, model_type: str, kind: _Architecture) -
     position, moe, layers = model.position, model.moe, range(model.num_hidden_layers)
     if position.kind != "rope" or position.fraction != 1 or not all(map(model.uses_rope, layers)):
         yield f"model.position other than RoPE over whole heads in all layers. {remedy}"
-    elif position.scaling.kind not in ("none", "llama3") or (position.scaling.kind == "llama3" and not kind.neighbours):
+    elif position.scaling.kind not in ("none", "llama3") or (
+        position.scaling.kind == "llama3" and not kind.neighbours
+    ):
         yield f"model.position.scaling.kind={position.scaling.kind}. {remedy}"
     windows = [model.get_attention_window(layer) is not None for layer in layers]
     if windows != [kind.name == "gemma2" and layer % 2 == 0 for layer in layers]:
         yield f"model.sliding_window={model.sliding_window} in these layers. {remedy}"
     if (found := moe.expert.kind if moe else model.feed_forward.kind) != kind.feed_forward:
         yield f"a feed-forward of kind {found}; it has {kind.feed_forward}. {remedy}"
-    if getattr(model.attention, "clip", None) is not None or getattr(model.attention, "scale", None) is not None:
+    if (
+        getattr(model.attention, "clip", None) is not None
+        or getattr(model.attention, "scale", None) is not None
+    ):
         yield f"model.attention.clip or model.attention.scale. {remedy}"
     caps = (getattr(model.attention, "logit_softcap", None), getattr(model.head, "softcap", None))
     if kind.name == "gemma2" and None in caps:
-        yield f"a soft cap of null (model.attention.logit_softcap, model.head.softcap): it has defaults. {remedy}"
+        yield (
+            "a soft cap of null (model.attention.logit_softcap, model.head.softcap): it has "
+            f"defaults. {remedy}"
+        )
     if moe is None:
         return
     if model.num_dense_layers:
@@ -157,7 +173,9 @@ def _find_violations(model: ModelConfig, model_type: str, kind: _Architecture) -
         yield f"model.moe.norm_topk_prob={str(moe.norm_topk_prob).lower()}. {remedy}"
 
 
-def _list_sources(export: HuggingFaceExport, kind: _Architecture, gguf: Any) -> dict[str, list[_Part]]:
+def _list_sources(
+    export: HuggingFaceExport, kind: _Architecture, gguf: Any
+) -> dict[str, list[_Part]]:
     """Return the parts of each tensor of the file; a stack of experts has one for each expert."""
     arch = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == kind.name)
     names = gguf.get_tensor_name_map(arch, export.model.num_hidden_layers)
@@ -170,10 +188,12 @@ def _list_sources(export: HuggingFaceExport, kind: _Architecture, gguf: Any) -> 
             if found is None and expert:
                 stem = f"{expert[1].replace('block_sparse_moe', 'mlp')}.{_MIXTRAL.get(expert[3], expert[3])}.weight"
                 found = names.get_name(stem, try_suffixes=(".weight",))
-            if found is None or (found.endswith(".bias") and found.split(".")[-2] not in kind.biases):
+            if found is None or (
+                found.endswith(".bias") and found.split(".")[-2] not in kind.biases
+            ):
                 raise ConfigError(
-                    f"--to gguf: llama.cpp's {kind.name} has no tensor for {theirs}. Export to Hugging Face's format "
-                    "instead, without --to."
+                    f"--to gguf: llama.cpp's {kind.name} has no tensor for {theirs}. Export to "
+                    "Hugging Face's format instead, without --to."
                 )
             sources.setdefault(found, []).append(_Part(group, number))
     return sources
@@ -193,7 +213,9 @@ def _add_model_keys(writer: Any, model: ModelConfig, kind: _Architecture, gguf: 
     writer.add_layer_norm_rms_eps(model.norm.eps)
     writer.add_rope_dimension_count(model.head_dim)
     writer.add_rope_freq_base(model.position.theta)
-    writer.add_feed_forward_length(model.intermediate_size or (model.moe.moe_intermediate_size if model.moe else 0))
+    writer.add_feed_forward_length(
+        model.intermediate_size or (model.moe.moe_intermediate_size if model.moe else 0)
+    )
     if model.moe is not None:
         writer.add_expert_count(model.moe.num_experts)
         writer.add_expert_used_count(model.moe.num_experts_per_tok)
@@ -212,9 +234,16 @@ def _add_model_keys(writer: Any, model: ModelConfig, kind: _Architecture, gguf: 
 
 
 def _write_tensors(
-    writer: Any, export: HuggingFaceExport, kind: _Architecture, sources: dict[str, list[_Part]], gguf: Any
+    writer: Any,
+    export: HuggingFaceExport,
+    kind: _Architecture,
+    sources: dict[str, list[_Part]],
+    gguf: Any,
 ) -> None:
-    dtypes, plan = gguf.GGMLQuantizationType, {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+    dtypes, plan = (
+        gguf.GGMLQuantizationType,
+        {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"},
+    )
     extra = _compute_rope_factors(export.model)
     if extra is not None:
         writer.add_tensor_info("rope_freqs.weight", extra.shape, extra.dtype, extra.nbytes)
@@ -222,13 +251,21 @@ def _write_tensors(
     for name, parts in sources.items():
         shape = parts[0].group.their_shapes[parts[0].number]
         # Without sides of 1, as llama.cpp writes the gate of a shared expert.
-        shape = (len(parts), *shape) if "_exps" in name else tuple(side for side in shape if side > 1)
-        ours = export.reader.dtypes[parts[0].group.ours[0].name] if export.dtype is None else export.dtype
+        shape = (
+            (len(parts), *shape) if "_exps" in name else tuple(side for side in shape if side > 1)
+        )
+        ours = (
+            export.reader.dtypes[parts[0].group.ours[0].name]
+            if export.dtype is None
+            else export.dtype
+        )
         needs_float32 = len(shape) == 1 or "ffn_gate_inp" in name
         dtype = dtypes.F32 if needs_float32 else dtypes[plan[ours]]
         sizes[name] = dtype
         width = 4 if dtype == dtypes.F32 else 2
-        writer.add_tensor_info(name, shape, np.dtype(np.float32), width * int(np.prod(shape)), raw_dtype=dtype)
+        writer.add_tensor_info(
+            name, shape, np.dtype(np.float32), width * int(np.prod(shape)), raw_dtype=dtype
+        )
     writer.add_file_type(int(_choose_file_type(set(sizes.values()), gguf)))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -241,7 +278,9 @@ def _write_tensors(
             tensors = [read(part.group)[part.number] for part in parts]
             tensor = torch.stack(tensors) if "_exps" in name else tensors[0]
             values = _transform_tensor(name, tensor.float(), export.model, kind).numpy()
-            writer.write_tensor_data(gguf.quants.quantize(np.ascontiguousarray(values), sizes[name]))
+            writer.write_tensor_data(
+                gguf.quants.quantize(np.ascontiguousarray(values), sizes[name])
+            )
             progress.advance(1)
 
 
@@ -277,7 +316,11 @@ def _compute_rope_factors(model: ModelConfig) -> npt.NDArray[np.float32] | None:
     if not isinstance(scaling, Llama3RopeScalingConfig):
         return None
     lengths = 2 * pi * model.position.theta ** (np.arange(0, model.head_dim, 2) / model.head_dim)
-    old, low, high = scaling.original_max_position_embeddings, scaling.low_freq_factor, scaling.high_freq_factor
+    old, low, high = (
+        scaling.original_max_position_embeddings,
+        scaling.low_freq_factor,
+        scaling.high_freq_factor,
+    )
     smooth = np.clip((old / lengths - low) / (high - low), 0, 1)
     return (1 / ((1 - smooth) / scaling.factor + smooth)).astype(np.float32)
 

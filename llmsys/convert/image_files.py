@@ -4,22 +4,25 @@ import json
 from pathlib import Path
 from typing import Any
 
-from llmsys.config.hugging_face.read_config_json import parse_json
 from llmsys.config.patches import PatchesConfig
+from llmsys.hugging_face.read_config_json import parse_json
 
 NAME = "preprocessor_config.json"
 KEYS = ("image_mean", "image_std")
 
 
 def read_image_settings(folder: Path) -> dict[str, Any]:
-    """Return mean and deviation of pixels as keys that the reader of ViT knows; {} where the folder has none."""
+    """Return mean and deviation of pixels as keys that the reader of ViT knows; {} where the
+    folder has none.
+    """
     file = folder / NAME
     values = parse_json(file.read_text(encoding="utf-8-sig"), str(file)) if file.is_file() else {}
     return {key: values[key] for key in KEYS if key in values}
 
 
 def write_image_files(folder: Path, patches: PatchesConfig, values: dict[str, Any]) -> None:
-    """Write config.json, and the settings by which transformers resizes and normalizes images as `prepare` does.
+    """Write config.json, and the settings by which transformers resizes and normalizes images as
+    `prepare` does.
 
     Args:
         folder: Folder to write into.

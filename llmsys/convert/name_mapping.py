@@ -1,11 +1,12 @@
-"""Types of a family's name mapping: pairs of our tensors and theirs, and other tensors that a file may hold.
+"""Types of a family's name mapping: pairs of our tensors and theirs, and other tensors that a file
+may hold.
 
-Names contain `{i}` for the block, `{n}` for the block number of a prediction module, and `{e}` for the expert where
-theirs are separate and ours are stacked.
+Names contain `{i}` for the block, `{n}` for the block number of a prediction module, and `{e}` for
+the expert where theirs are separate and ours are stacked.
 
-A transform converts between the layouts of our tensors and Hugging Face's without rounding: it takes the tensors of one
-mapping and returns those of the other side. Transforms also run on the meta device, which gives the shapes that a file
-must have before anything is read.
+A transform converts between the layouts of our tensors and Hugging Face's without rounding: it
+takes the tensors of one mapping and returns those of the other side. Transforms also run on the
+meta device, which gives the shapes that a file must have before anything is read.
 
 Invariants:
 - `to_hugging_face` is the exact inverse of `from_hugging_face`.
@@ -63,7 +64,9 @@ class Transpose:
 
 @dataclass(frozen=True)
 class SingleRow:
-    """`dims` more leading dims of size 1 in theirs (final_logits_bias of Marian and BART, positions of ViT)."""
+    """`dims` more leading dims of size 1 in theirs (final_logits_bias of Marian and BART,
+    positions of ViT).
+    """
 
     dims: int = 1
 
@@ -78,7 +81,9 @@ class SingleRow:
 
 @dataclass(frozen=True)
 class ConvolutionWeight:
-    """The map of a patch as a convolution in theirs, (D, C, height, width), as a matrix in ours (ViT)."""
+    """The map of a patch as a convolution in theirs, (D, C, height, width), as a matrix in ours
+    (ViT).
+    """
 
     def from_hugging_face(self, theirs: list[Tensor], model: ModelConfig) -> list[Tensor]:
         """Return matrices."""
@@ -93,7 +98,8 @@ class ConvolutionWeight:
 
 @dataclass(frozen=True)
 class FusedQkv:
-    """One projection for queries, keys and values: all query rows, then all key rows, then all value rows.
+    """One projection for queries, keys and values: all query rows, then all key rows, then all
+    value rows.
 
     DBRX; GPT-2 has it transposed.
     """
@@ -115,7 +121,8 @@ class FusedQkv:
 class FusedQkvByHead:
     """One projection, interleaved by key-value head: its queries, its key, its value.
 
-    GPT-NeoX and BLOOM, where every head has its own key, and Falcon with any number of key-value heads.
+    GPT-NeoX and BLOOM, where every head has its own key, and Falcon with any number of key-value
+    heads.
     """
 
     def from_hugging_face(self, theirs: list[Tensor], model: ModelConfig) -> list[Tensor]:
@@ -148,7 +155,9 @@ class InterleavedGateUp:
 
 @dataclass(frozen=True)
 class StackedExperts:
-    """The experts' matrices concatenated, (E·I, D) (DBRX); ours are (E, D, I), or (E, I, D) for `down`."""
+    """The experts' matrices concatenated, (E·I, D) (DBRX); ours are (E, D, I), or (E, I, D) for
+    `down`.
+    """
 
     down: bool = False
 
@@ -176,7 +185,9 @@ SAME = Identity()
 
 @dataclass(frozen=True)
 class NameMapping:
-    """A pair of tensor lists, `ours` and `theirs`, that hold the same numbers, converted by `form`."""
+    """A pair of tensor lists, `ours` and `theirs`, that hold the same numbers, converted by
+    `form`.
+    """
 
     ours: tuple[str, ...]
     theirs: tuple[str, ...]
@@ -188,7 +199,8 @@ class FamilyMapping:
     """The name mapping of one family.
 
     Attributes:
-        rules: used where our model has the tensors; the config decides, so a mapping may name more than a model has.
+        rules: used where our model has the tensors; the config decides, so a mapping may name more
+            than a model has.
         prefix: left out of every name in files of the bare model.
         copies: their name → the name whose values it repeats when weights are tied.
         ignored: patterns of tensors in old files that nothing reads, because they can be computed.
@@ -211,10 +223,15 @@ def map_modules(names: Mapping[str, str], form: TensorTransform = SAME) -> tuple
     )
 
 
-def map_fused_module(ours: tuple[str, ...], theirs: str, form: TensorTransform) -> tuple[NameMapping, ...]:
-    """Return mappings of the weight and the bias of one module of theirs that holds several of ours."""
+def map_fused_module(
+    ours: tuple[str, ...], theirs: str, form: TensorTransform
+) -> tuple[NameMapping, ...]:
+    """Return mappings of the weight and the bias of one module of theirs that holds several of
+    ours.
+    """
     return tuple(
-        NameMapping(tuple(f"{one}.{kind}" for one in ours), (f"{theirs}.{kind}",), form) for kind in ("weight", "bias")
+        NameMapping(tuple(f"{one}.{kind}" for one in ours), (f"{theirs}.{kind}",), form)
+        for kind in ("weight", "bias")
     )
 
 

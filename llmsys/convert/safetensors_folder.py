@@ -1,8 +1,8 @@
 """Read and write folders of safetensors files one tensor at a time.
 
-Reads or writes `model.safetensors`, or several files with `model.safetensors.index.json`. The format: eight bytes with
-the length of a JSON header, the header, and the bytes of the tensors one after another
-(github.com/huggingface/safetensors, "Format").
+Reads or writes `model.safetensors`, or several files with `model.safetensors.index.json`. The
+format: eight bytes with the length of a JSON header, the header, and the bytes of the tensors one
+after another (github.com/huggingface/safetensors, "Format").
 
 Invariants:
 - At most one tensor is held in memory.
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from llmsys.convert.conversion_plan import Shape
 from llmsys.errors import CheckpointError
-from llmsys.local_files import is_plain_file_name
+from llmsys.storage.local_files import is_plain_file_name
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 DTYPES = {
@@ -40,7 +40,8 @@ DTYPES = {
     "BOOL": torch.bool,
 }
 CODES = {dtype: code for code, dtype in DTYPES.items()}
-# A file is opened anew after so many bytes: pages that were read through a mapping stay in memory until it closes.
+# A file is opened anew after so many bytes: pages that were read through a mapping stay in memory
+# until it closes.
 MAPPED_BYTES = 1 << 26
 
 
@@ -70,17 +71,22 @@ class SafetensorsFolder:
         self._read_bytes = 0
         self.tensors: dict[str, StoredTensor] = {}
         index = _read_index(folder)
-        if not index and not (folder / single).is_file() and (shards := sorted(folder.glob("*.safetensors"))):
+        if (
+            not index
+            and not (folder / single).is_file()
+            and (shards := sorted(folder.glob("*.safetensors")))
+        ):
             raise CheckpointError(
-                f"{folder} holds {shards[0].name} but neither {single} nor {INDEX}. Download the index too, or "
-                f"put all tensors into {single}."
+                f"{folder} holds {shards[0].name} but neither {single} nor {INDEX}. Download the "
+                f"index too, or put all tensors into {single}."
             )
         for file in sorted(set(index.values())) if index else [single]:
             self.tensors |= dict(self._read_headers(file))
         for name, file in index.items():
             if name not in self.tensors or self.tensors[name].file != file:
                 raise CheckpointError(
-                    f"{folder / INDEX} lists {name} in {file}, but it is not there. Download the files again."
+                    f"{folder / INDEX} lists {name} in {file}, but it is not there. Download the "
+                    "files again."
                 )
 
     def read(self, name: str) -> Tensor:
@@ -137,12 +143,16 @@ def _read_index(folder: Path) -> dict[str, str]:
         text = (folder / INDEX).read_text()
         files: dict[str, str] = parse_weight_map(text)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise CheckpointError(f"{folder / INDEX} cannot be read ({error!r}). Download the file again.") from None
+        raise CheckpointError(
+            f"{folder / INDEX} cannot be read ({error!r}). Download the file again."
+        ) from None
     return files
 
 
 def parse_weight_map(text: str) -> dict[str, str]:
-    """Return {tensor: file} of an index; raise ValueError, KeyError or TypeError where it is malformed."""
+    """Return {tensor: file} of an index; raise ValueError, KeyError or TypeError where it is
+    malformed.
+    """
     files: dict[str, str] = dict(json.loads(text)["weight_map"])
     for file in files.values():
         if not is_shard_name(file):
@@ -168,7 +178,11 @@ class SafetensorsShardWriter:
         for name in sorted(tensors, key=lambda one: (-tensors[one][0].itemsize, one)):
             dtype, shape = tensors[name]
             begin, end = end, end + prod(shape) * dtype.itemsize
-            header[name] = {"dtype": CODES[dtype], "shape": list(shape), "data_offsets": [begin, end]}
+            header[name] = {
+                "dtype": CODES[dtype],
+                "shape": list(shape),
+                "data_offsets": [begin, end],
+            }
             self._places[name] = begin
         text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
         text += b" " * (-len(text) % 8)  # tensors begin at a multiple of eight bytes
@@ -182,7 +196,9 @@ class SafetensorsShardWriter:
     def write(self, name: str, tensor: Tensor) -> None:
         """Write one tensor at its offset."""
         if (tensor.dtype, tuple(tensor.shape)) != self._tensors[name]:
-            raise ValueError(f"{name} is {tensor.dtype} {tuple(tensor.shape)}, expected {self._tensors[name]}")
+            raise ValueError(
+                f"{name} is {tensor.dtype} {tuple(tensor.shape)}, expected {self._tensors[name]}"
+            )
         self._file.seek(self._data + self._places.pop(name))
         # numpy has no bfloat16
         flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
@@ -201,7 +217,10 @@ class SafetensorsShardWriter:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         """Close the file. After an error, skip the checks."""
         if kind is None:

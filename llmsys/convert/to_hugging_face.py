@@ -1,8 +1,10 @@
-"""Export a run as a Hugging Face folder that transformers loads: config.json, shards, index, tokenizer.
+"""Export a run as a Hugging Face folder that transformers loads: config.json, shards, index,
+tokenizer.
 
-Reads a run folder or one of its checkpoints. A run folder that was imported, and whose model section has not changed,
-is exported with the same small files, names and shards. Any other gets a config.json of its family. A model that was
-trained gets a llmsys.json with the run, step and parent that it comes from.
+Reads a run folder or one of its checkpoints. A run folder that was imported, and whose model
+section has not changed, is exported with the same small files, names and shards. Any other gets a
+config.json of its family. A model that was trained gets a llmsys.json with the run, step and parent
+that it comes from.
 
 Invariants:
 - Memory stays near the largest tensor: shards are written in place, tensor by tensor.
@@ -18,17 +20,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from llmsys.chat_template import TEMPLATE_NAME
-from llmsys.config.hugging_face.read_config_json import parse_json
-from llmsys.config.hugging_face.write_config_json import build_config_json
-from llmsys.config.load import load_run_config
+from llmsys.config.loading.load import load_run_config
 from llmsys.config.model import ModelConfig
 from llmsys.config.run import RunConfig
 from llmsys.config.section import format_choices
 from llmsys.config.train import GenerationConfig
 from llmsys.convert.checkpoint_stream import AverageReader, CheckpointReader
 from llmsys.convert.conversion_plan import ConversionPlan, Shape, TensorGroup, build_conversion_plan
-from llmsys.convert.conversion_record import NEXT, describe_origin, list_small_files, read_conversion_record
+from llmsys.convert.conversion_record import (
+    NEXT,
+    describe_origin,
+    list_small_files,
+    read_conversion_record,
+)
 from llmsys.convert.exported_multipliers import remove_multipliers, scale_weight
 from llmsys.convert.family_mappings import get_family_mapping
 from llmsys.convert.folders import KEPT, RECORD, RUN_CONFIG, UNUSED, find_checkpoint, publish_folder
@@ -42,11 +46,14 @@ from llmsys.convert.safetensors_folder import (
 from llmsys.convert.tokenizer_files import read_special_token_ids, write_tokenizer
 from llmsys.convert.weight_dtype import DTYPES, cast_weight, choose_dtype
 from llmsys.errors import CheckpointError, ConfigError
+from llmsys.hugging_face.read_config_json import parse_json
+from llmsys.hugging_face.write_config_json import build_config_json
 from llmsys.log import get_logger
 from llmsys.progress import Progress
 from llmsys.train.chat_data import get_template_folder
 from llmsys.train.checkpoint_average import list_checkpoints_to_average
 from llmsys.train.run_data import get_tokenizer_path
+from llmsys.vocabulary.chat_template import TEMPLATE_NAME
 
 # Largest file, as transformers has it; a single larger tensor gets a file of its own.
 SHARD_BYTES = 5_000_000_000
@@ -58,7 +65,9 @@ log = get_logger(__name__)
 
 
 class HuggingFaceExport:
-    """A run that has been checked for export: the files to write, and the tensors and names in each."""
+    """A run that has been checked for export: the files to write, and the tensors and names in
+    each.
+    """
 
     def __init__(self, source: Path, shard_bytes: int | None, dtype: str | None = None) -> None:
         """Read the run's config and the checkpoint's index, and compare them.
@@ -70,7 +79,8 @@ class HuggingFaceExport:
         self.reader: CheckpointReader
         self.run: RunConfig = load_run_config(str(run_folder / RUN_CONFIG))
         if (last := self.run.checkpoint.average_last) > 1 and run_folder == source:
-            # The model that the run evaluates and generates with, and nothing is written into the run.
+            # The model that the run evaluates and generates with, and nothing is written into the
+            # run.
             averaged = list_checkpoints_to_average(run_folder, last)
             checkpoint, self.reader = averaged[-1], AverageReader(averaged)
         else:
@@ -91,16 +101,23 @@ class HuggingFaceExport:
         try:
             self.tensors = self._list_tensors()
             self.files = self._assign_files(shard_bytes)
-        except KeyError as error:  # nothing but the record is looked up there by names that it may lack
-            raise CheckpointError(f"{run_folder / KEPT / RECORD} does not name {error}. {NEXT}") from None
+        # nothing but the record is looked up there by names that it may lack
+        except KeyError as error:
+            raise CheckpointError(
+                f"{run_folder / KEPT / RECORD} does not name {error}. {NEXT}"
+            ) from None
         self.small_files = list_small_files(run_folder) if self.record else []
-        self.index: str | None = self.record.get("index") if self.record and shard_bytes is None else None
+        self.index: str | None = (
+            self.record.get("index") if self.record and shard_bytes is None else None
+        )
         if self.dtype is not None:
             self.index = None  # it has the bytes of another dtype
 
     @property
     def model(self) -> ModelConfig:
-        """The architecture, without the multipliers of a parametrization: they are in the weights."""
+        """The architecture, without the multipliers of a parametrization: they are in the
+        weights.
+        """
         return remove_multipliers(self.run.model)
 
     def get_written_name(self, theirs: str) -> str:
@@ -109,7 +126,9 @@ class HuggingFaceExport:
 
     def read_group(self, group: TensorGroup) -> list[Tensor]:
         """Return their tensors of one group."""
-        ours = [scale_weight(self.run.model, part.name, self.reader.read(part)) for part in group.ours]
+        ours = [
+            scale_weight(self.run.model, part.name, self.reader.read(part)) for part in group.ours
+        ]
         if self.dtype is not None:
             named = zip(group.ours, ours, strict=True)
             ours = [cast_weight(part.name, tensor, self.dtype) for part, tensor in named]
@@ -124,11 +143,13 @@ class HuggingFaceExport:
 
     def _find_source_dtype(self) -> str:
         """Return the dtype that config.json of the imported folder names."""
-        name = str(self.values.get("dtype") or self.values.get("torch_dtype")).removeprefix("torch.")
+        name = str(self.values.get("dtype") or self.values.get("torch_dtype")).removeprefix(
+            "torch."
+        )
         if self.record is None or name not in DTYPES:
             raise ConfigError(
-                f"--dtype source: {self.run_folder} was not imported from a Hugging Face folder that names its dtype. "
-                f"Name one: --dtype {format_choices(list(DTYPES))}."
+                f"--dtype source: {self.run_folder} was not imported from a Hugging Face folder "
+                f"that names its dtype. Name one: --dtype {format_choices(list(DTYPES))}."
             )
         return name
 
@@ -138,7 +159,9 @@ class HuggingFaceExport:
 
     def _open_unused(self) -> SafetensorsFolder | None:
         kept = self.run_folder / KEPT
-        return SafetensorsFolder(kept, UNUSED) if self.record and (kept / UNUSED).is_file() else None
+        return (
+            SafetensorsFolder(kept, UNUSED) if self.record and (kept / UNUSED).is_file() else None
+        )
 
     def _list_tensors(self) -> dict[str, tuple[torch.dtype, Shape]]:
         """Return name → (dtype, shape) of every tensor to write, in reading order."""
@@ -147,9 +170,13 @@ class HuggingFaceExport:
             for group in self.plan.groups
             for theirs, shape in zip(group.theirs, group.their_shapes, strict=True)
         }
-        tensors |= {copy: tensors[self.get_written_name(original)] for copy, original in self.copies.items()}
+        tensors |= {
+            copy: tensors[self.get_written_name(original)] for copy, original in self.copies.items()
+        }
         if self.unused is not None:
-            tensors |= {name: (stored.dtype, stored.shape) for name, stored in self.unused.tensors.items()}
+            tensors |= {
+                name: (stored.dtype, stored.shape) for name, stored in self.unused.tensors.items()
+            }
         return tensors
 
     def _assign_files(self, shard_bytes: int | None) -> dict[str, str]:
@@ -184,14 +211,15 @@ def convert_to_hugging_face(
         source: Run folder or checkpoint.
         destination: Folder to create; must not exist.
         shard_bytes: Size limit of a file, in bytes. None: the imported files' sizes, or 5 GB.
-        dtype: Dtype of the weights: one of `DTYPES`, or `source` for that of the imported folder. None: that of the
-            checkpoint.
+        dtype: Dtype of the weights: one of `DTYPES`, or `source` for that of the imported folder.
+            None: that of the checkpoint.
 
     Returns:
         `destination`.
 
     Raises:
-        ConfigError: The model is of no known family, or the destination exists. Nothing was written.
+        ConfigError: The model is of no known family, or the destination exists. Nothing was
+            written.
         CheckpointError: The checkpoint is damaged or of another model. Nothing was written.
     """
     writing = HuggingFaceExport(source, shard_bytes, dtype)
@@ -209,7 +237,9 @@ def _write_tensors(folder: Path, writing: HuggingFaceExport) -> None:
     with ExitStack() as stack, Progress("convert", total=total, unit="B") as progress:
         writers = {}
         for file in sorted(set(writing.files.values())):
-            inside = {name: one for name, one in writing.tensors.items() if writing.files[name] == file}
+            inside = {
+                name: one for name, one in writing.tensors.items() if writing.files[name] == file
+            }
             writers[file] = stack.enter_context(SafetensorsShardWriter(folder / file, inside))
 
         def write_tensor(name: str, tensor: Tensor) -> None:
@@ -251,18 +281,31 @@ def _write_small_files(folder: Path, writing: HuggingFaceExport) -> None:
         return
     model_file = get_tokenizer_path(writing.run)
     own = writing.run.tokenizer.kind == "python"
-    found, eos_token = model_file.is_file() and not own, getattr(writing.run.tokenizer, "eos_token", None)
+    found, eos_token = (
+        model_file.is_file() and not own,
+        getattr(writing.run.tokenizer, "eos_token", None),
+    )
     # Without a word about them, transformers takes ids of the family's own vocabulary.
     ids = read_special_token_ids(model_file if found else None, eos_token)
-    values = writing.values | {key: token for key, token in ids.items() if writing.values.get(key) is None} | stated
+    values = (
+        writing.values
+        | {key: token for key, token in ids.items() if writing.values.get(key) is None}
+        | stated
+    )
     _write_json(folder / "config.json", values)
     if writing.model.head.kind == "lm":
         _write_json(folder / GENERATION, build_generation_config(writing.run.generation, values))
     if found:
         template = get_template_folder(writing.run) / TEMPLATE_NAME
-        write_tokenizer(folder, model_file, writing.model.max_position_embeddings, eos_token, template)
+        write_tokenizer(
+            folder, model_file, writing.model.max_position_embeddings, eos_token, template
+        )
     else:
-        reason = f"{writing.run.tokenizer.kind} has no form that transformers reads" if own else f"no file {model_file}"
+        reason = (
+            f"{writing.run.tokenizer.kind} has no form that transformers reads"
+            if own
+            else f"no file {model_file}"
+        )
         log.warning("the folder is written without a tokenizer: %s", reason)
 
 
@@ -271,9 +314,16 @@ def build_generation_config(settings: GenerationConfig, values: dict[str, Any]) 
     names = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
     ids = {name: values[name] for name in names if values.get(name) is not None}
     does_sample = settings.temperature > 0 and settings.num_beams == 1
-    found: dict[str, Any] = ids | {"do_sample": does_sample, "max_new_tokens": settings.max_new_tokens}
+    found: dict[str, Any] = ids | {
+        "do_sample": does_sample,
+        "max_new_tokens": settings.max_new_tokens,
+    }
     if does_sample:
-        found |= {"temperature": settings.temperature, "top_k": settings.top_k, "top_p": settings.top_p}
+        found |= {
+            "temperature": settings.temperature,
+            "top_k": settings.top_k,
+            "top_p": settings.top_p,
+        }
         found |= {"min_p": settings.min_p} if settings.min_p else {}
     if settings.num_beams > 1:
         found["num_beams"] = settings.num_beams
@@ -287,13 +337,15 @@ def _write_json(path: Path, values: dict[str, Any]) -> None:
 
 
 def _check_checkpoint(checkpoint: Path, plan: ConversionPlan, reader: CheckpointReader) -> None:
-    """Raise CheckpointError when a checkpoint is not of the run's model, naming the first tensor."""
+    """Raise CheckpointError when a checkpoint is not of the run's model, naming the first
+    tensor.
+    """
     for group in plan.groups:
         for part in group.ours:
             found = reader.shapes.get(part.name)
             if found != part.shape:
                 held = "is missing" if found is None else f"has shape {found}"
                 raise CheckpointError(
-                    f"{checkpoint}: {part.name} {held}, the model of {RUN_CONFIG} needs {part.shape}. Use the "
-                    f"{RUN_CONFIG} of its run."
+                    f"{checkpoint}: {part.name} {held}, the model of {RUN_CONFIG} needs "
+                    f"{part.shape}. Use the {RUN_CONFIG} of its run."
                 )

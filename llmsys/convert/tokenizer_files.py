@@ -1,12 +1,13 @@
 """Copy tokenizers between Hugging Face folders and run folders.
 
-Import: reads tokenizer.json, or a SentencePiece model where there is none, in transformers' order of preference; writes
-tokenizer/ in the run folder. A tokenizer that cannot be read is left out with a warning, because the weights are useful
-without it.
+Import: reads tokenizer.json, or a SentencePiece model where there is none, in transformers' order
+of preference; writes tokenizer/ in the run folder. A tokenizer that cannot be read is left out with
+a warning, because the weights are useful without it.
 
-Export: a tokenizer.json is copied. A SentencePiece model is copied too, with an equivalent tokenizer.json and
-tokenizer_config.json for AutoTokenizer. Pieces, their order and their bytes are exact for models without normalization
-rules, as ours are. A model with such rules is exported as tokenizer.model alone, for transformers to convert.
+Export: a tokenizer.json is copied. A SentencePiece model is copied too, with an equivalent
+tokenizer.json and tokenizer_config.json for AutoTokenizer. Pieces, their order and their bytes are
+exact for models without normalization rules, as ours are. A model with such rules is exported as
+tokenizer.model alone, for transformers to convert.
 """
 
 import json
@@ -18,12 +19,17 @@ from typing import Any
 
 import sentencepiece
 
-from llmsys.chat_template import TEMPLATE_NAME
 from llmsys.errors import DataError
-from llmsys.hugging_face_tokenizer import HuggingFaceTokenizer, build_tokenizer_files
 from llmsys.log import get_logger
-from llmsys.special_tokens import CONFIG_NAME, read_json_object
-from llmsys.tokenizer import JSON_NAME, MODEL_NAME, SentencePieceTokenizer, load_tokenizer
+from llmsys.vocabulary.chat_template import TEMPLATE_NAME
+from llmsys.vocabulary.hugging_face_tokenizer import HuggingFaceTokenizer, build_tokenizer_files
+from llmsys.vocabulary.special_tokens import CONFIG_NAME, read_json_object
+from llmsys.vocabulary.tokenizer import (
+    JSON_NAME,
+    MODEL_NAME,
+    SentencePieceTokenizer,
+    load_tokenizer,
+)
 
 SENTENCEPIECE = (MODEL_NAME, "spiece.model", "sentencepiece.bpe.model")
 MASKS = ("[MASK]", "<mask>")
@@ -45,13 +51,18 @@ class ImportedTokenizer:
 
 
 def import_tokenizer(source: Path, folder: Path) -> ImportedTokenizer | None:
-    """Copy the tokenizer of `source` into `folder`/tokenizer; return None without one, or with a damaged one.
+    """Copy the tokenizer of `source` into `folder`/tokenizer; return None without one, or with a
+    damaged one.
 
     A damaged tokenizer is reported in a warning.
     """
     for file, name in _iter_tokenizer_files(source):
         try:
-            files = build_tokenizer_files(file, None) if name == JSON_NAME else {name: file.read_bytes()}
+            files = (
+                build_tokenizer_files(file, None)
+                if name == JSON_NAME
+                else {name: file.read_bytes()}
+            )
         except DataError as error:
             log.warning("the run is written without this tokenizer: %s", error)
             continue
@@ -66,7 +77,9 @@ def import_tokenizer(source: Path, folder: Path) -> ImportedTokenizer | None:
             opening, mask = tokenizer.opening, tokenizer.special.get("mask")
         else:
             opening, mask = _read_prefix_pieces(file, source), None
-        mask = mask or next((piece for piece in MASKS if tokenizer.find_piece_id(piece) is not None), None)
+        mask = mask or next(
+            (piece for piece in MASKS if tokenizer.find_piece_id(piece) is not None), None
+        )
         return ImportedTokenizer(f"tokenizer/{name}", tokenizer.fingerprint, opening, mask)
     return None
 
@@ -89,7 +102,9 @@ def _read_prefix_pieces(file: Path, source: Path) -> tuple[str, ...]:
     tokenizer = SentencePieceTokenizer(file.read_bytes())
     if not adds or tokenizer.bos_id < 0:
         return ()
-    piece: str = sentencepiece.SentencePieceProcessor(model_file=str(file)).id_to_piece(tokenizer.bos_id)
+    piece: str = sentencepiece.SentencePieceProcessor(model_file=str(file)).id_to_piece(
+        tokenizer.bos_id
+    )
     return (piece,)
 
 
@@ -99,7 +114,11 @@ PROBE = "  Ａ b  "
 
 
 def write_tokenizer(
-    folder: Path, model_file: Path, longest: int, eos_token: str | None = None, template: Path | None = None
+    folder: Path,
+    model_file: Path,
+    longest: int,
+    eos_token: str | None = None,
+    template: Path | None = None,
 ) -> None:
     """Write the tokenizer's files.
 
@@ -131,18 +150,27 @@ def write_tokenizer(
             config[f"{name}_token"] = processor.id_to_piece(token)
     _write_json(folder / "tokenizer_config.json", config)
     if exact:
-        _write_json(folder / "tokenizer.json", _build_tokenizer_json(processor, processor.normalize(PROBE) == prefixed))
+        _write_json(
+            folder / "tokenizer.json",
+            _build_tokenizer_json(processor, processor.normalize(PROBE) == prefixed),
+        )
     else:
         log.warning("%s normalizes text; it was not converted to tokenizer.json", model_file)
 
 
-def read_special_token_ids(model_file: Path | None, eos_token: str | None = None) -> dict[str, int | None]:
-    """Return the special ids by config.json's names; null where there is no such piece, or no tokenizer."""
+def read_special_token_ids(
+    model_file: Path | None, eos_token: str | None = None
+) -> dict[str, int | None]:
+    """Return the special ids by config.json's names; null where there is no such piece, or no
+    tokenizer.
+    """
     processor = None
     if model_file is not None:
         if model_file.suffix == ".json":
             tokenizer = HuggingFaceTokenizer(model_file, eos_token)
-            ids = {role: tokenizer.find_piece_id(piece) for role, piece in tokenizer.special.items()}
+            ids = {
+                role: tokenizer.find_piece_id(piece) for role, piece in tokenizer.special.items()
+            }
             return {f"{role}_token_id": ids.get(role) for role in ("bos", "eos", "pad")}
         processor = sentencepiece.SentencePieceProcessor(model_file=str(model_file))
     return {f"{name}_token_id": _get_special_id(processor, name) for name in ("bos", "eos", "pad")}
@@ -176,7 +204,9 @@ def _build_tokenizer_json(processor: Any, prefixed: bool) -> dict[str, Any]:
     if prefixed:
         # The space that was put in front.
         decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
-    special = [i for i in range(len(processor)) if processor.is_control(i) or processor.is_unknown(i)]
+    special = [
+        i for i in range(len(processor)) if processor.is_control(i) or processor.is_unknown(i)
+    ]
     return {
         "version": "1.0",
         "truncation": None,
@@ -201,7 +231,12 @@ def _build_tokenizer_model(processor: Any) -> dict[str, Any]:
     fallback = any(processor.is_byte(i) for i in range(len(processor)))
     if not _is_bpe(processor, scores):
         vocabulary = [[piece, score] for piece, score in zip(pieces, scores, strict=True)]
-        return {"type": "Unigram", "unk_id": processor.unk_id(), "vocab": vocabulary, "byte_fallback": fallback}
+        return {
+            "type": "Unigram",
+            "unk_id": processor.unk_id(),
+            "vocab": vocabulary,
+            "byte_fallback": fallback,
+        }
     return {
         "type": "BPE",
         "unk_token": processor.id_to_piece(processor.unk_id()),
@@ -214,8 +249,12 @@ def _build_tokenizer_model(processor: Any) -> dict[str, Any]:
 
 
 def _is_bpe(processor: Any, scores: list[float]) -> bool:
-    """Return whether the model is BPE, whose scores are minus the piece's rank; unigram's are log probabilities."""
-    plain = [i for i in range(len(processor)) if not (processor.is_control(i) or processor.is_byte(i))]
+    """Return whether the model is BPE, whose scores are minus the piece's rank; unigram's are
+    log probabilities.
+    """
+    plain = [
+        i for i in range(len(processor)) if not (processor.is_control(i) or processor.is_byte(i))
+    ]
     return all(float(scores[i]).is_integer() for i in plain)
 
 
@@ -229,6 +268,8 @@ def _list_merges(processor: Any, pieces: list[str], scores: list[float]) -> list
     merges = []
     for piece, i in plain.items():
         cuts = [(piece[:at], piece[at:]) for at in range(1, len(piece))]
-        pairs = sorted((plain[left], plain[right]) for left, right in cuts if left in plain and right in plain)
+        pairs = sorted(
+            (plain[left], plain[right]) for left, right in cuts if left in plain and right in plain
+        )
         merges += [(-scores[i], i, left, right) for left, right in pairs]
     return [[pieces[left], pieces[right]] for _, _, left, right in sorted(merges)]

@@ -1,8 +1,8 @@
 """The dtype of converted weights: as stored, or another one that they are rounded to.
 
 Invariants:
-- The correction biases of routers stay float32, as published models have them: bfloat16 would change the choice of
-  experts.
+- The correction biases of routers stay float32, as published models have them: bfloat16 would
+  change the choice of experts.
 """
 
 import torch
@@ -45,6 +45,7 @@ def cast_weight(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
     if cast.dtype == torch.float16 and bool((cast.isinf() & tensor.isfinite()).any()):
         largest = float(tensor[tensor.isfinite()].abs().max())
         raise CheckpointError(
-            f"{name} has the value {largest:.4g}, and float16 ends at 65504. Use --dtype bfloat16 or float32."
+            f"{name} has the value {largest:.4g}, and float16 ends at 65504. Use --dtype bfloat16 "
+            "or float32."
         )
     return cast

@@ -1,10 +1,12 @@
-"""The batch of one forward pass: token ids, targets, document numbers, and a source in an encoder-decoder.
+"""The batch of one forward pass: token ids, targets, document numbers, and a source in an
+encoder-decoder.
 
-`compute_batch_digest` identifies the rows that a step trained on in 64 bits, for the log and for replay.
+`compute_batch_digest` identifies the rows that a step trained on in 64 bits, for the log and for
+replay.
 
 Invariants:
-- The digest is a sum modulo 2^64 over rows. It does not depend on the order of rows, the number of ranks or the size of
-  micro-batches; ranks add up their sums.
+- The digest is a sum modulo 2^64 over rows. It does not depend on the order of rows, the number of
+  ranks or the size of micro-batches; ranks add up their sums.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,9 +19,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from llmsys.chat_tokens import StoredChats
 from llmsys.data.packed_windows import PADDING, WindowBatch
 from llmsys.data.shuffle import hash_splitmix64
+from llmsys.dataset.chat_tokens import StoredChats
 from llmsys.model.document_lengths import DocumentLengths, build_document_lengths
 
 # B sequences, T positions, S source positions
@@ -41,21 +43,25 @@ class TokenCounts(NamedTuple):
 class Batch:
     """B sequences of T tokens and their targets.
 
-    Targets are the next tokens; of a masked text the chosen tokens; of a classifier the labels, (B, 1). In an
-    encoder-decoder, tokens and targets are those of the translation.
+    Targets are the next tokens; of a masked text the chosen tokens; of a classifier the labels, (B,
+    1). In an encoder-decoder, tokens and targets are those of the translation.
 
     Attributes:
         tokens_BT: Token ids.
         targets_BT: Targets; IGNORED where a position has no loss.
-        documents_BT: Document number of each token, PADDING where there is none; None: one document per row.
+        documents_BT: Document number of each token, PADDING where there is none; None: one document
+            per row.
         source_BS: Token ids of the source.
         source_documents_BS: Document numbers of the source.
         token_types_BT: Segment of each token.
-        next_sentence_B: 0 where the second segment follows the first, 1 where it does not, IGNORED: not known.
-        predicted_BP: Positions to predict in this order, negative: none (XLNet). Targets are theirs, (B, P).
+        next_sentence_B: 0 where the second segment follows the first, 1 where it does not, IGNORED:
+            not known.
+        predicted_BP: Positions to predict in this order, negative: none (XLNet). Targets are
+            theirs, (B, P).
         document_lengths: Lengths of the documents, see `count_documents`.
         source_document_lengths: Lengths of the documents of the source.
-        real_BT: False at padding, for batches whose padding has no document number. None: `documents_BT` marks it.
+        real_BT: False at padding, for batches whose padding has no document number. None:
+            `documents_BT` marks it.
     """
 
     tokens_BT: Tensor
@@ -87,7 +93,9 @@ class Batch:
 
     @cached_property
     def token_counts(self) -> TokenCounts:
-        """The four counts. `map_tensors` and `to` carry them along, so that nobody waits for a device to count."""
+        """The four counts. `map_tensors` and `to` carry them along, so that nobody waits for a
+        device to count.
+        """
         real_BT = self.real_BT
         if real_BT is None and self.documents_BT is not None:
             real_BT = self.documents_BT >= 0
@@ -100,7 +108,9 @@ class Batch:
         return TokenCounts(int((self.targets_BT != IGNORED).sum()), tokens, source_tokens, pairs)
 
     def count_documents(self) -> Self:
-        """Return the batch with the lengths of its documents, which attention on an accelerator takes; on the host."""
+        """Return the batch with the lengths of its documents, which attention on an accelerator
+        takes; on the host.
+        """
         counted: dict[str, Any] = {
             name: build_document_lengths(documents)
             for name, documents, lengths in (
@@ -114,7 +124,11 @@ class Batch:
     def to_model_inputs(self) -> dict[str, Tensor | DocumentLengths]:
         """Return the arguments of the model's forward, by name."""
         named = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: value for name, value in named.items() if name != "targets_BT" and value is not None}
+        return {
+            name: value
+            for name, value in named.items()
+            if name != "targets_BT" and value is not None
+        }
 
     def to(self, device: torch.device) -> Self:
         """Return the batch on `device`, on an accelerator with the lengths of its documents."""
@@ -133,13 +147,16 @@ class Batch:
         return moved
 
 
-def build_batch(rows: WindowBatch, *, separate_documents: bool, chats: StoredChats | None = None) -> Batch:
+def build_batch(
+    rows: WindowBatch, *, separate_documents: bool, chats: StoredChats | None = None
+) -> Batch:
     """Build a batch from windows.
 
     Args:
         rows: Windows of T + 1 tokens.
         separate_documents: Number the documents, so that a token sees its own only.
-        chats: Meaning of stored ids: targets without a loss are ignored, and no chat sees the border before it.
+        chats: Meaning of stored ids: targets without a loss are ignored, and no chat sees the
+            border before it.
 
     Returns:
         The batch, with T positions.
@@ -151,7 +168,8 @@ def build_batch(rows: WindowBatch, *, separate_documents: bool, chats: StoredCha
         torch.from_numpy(np.ascontiguousarray(array))
         for array in (rows.tokens[:, :-1], rows.tokens[:, 1:], rows.documents[:, :-1])
     )
-    if (rows.documents == PADDING).any():  # rarely, and torch would take half of this function's time
+    # rarely, and torch would take half of this function's time
+    if (rows.documents == PADDING).any():
         targets_BT = targets_BT.masked_fill(documents_BT == PADDING, IGNORED)
     return Batch(tokens_BT, targets_BT, documents_BT if separate_documents else None)
 
@@ -177,12 +195,15 @@ def compute_batch_digest(batches: Sequence[Batch]) -> int:
         batches: Micro-batches of one step on this rank.
 
     Returns:
-        The sum over rows as a signed 64-bit integer, which fits a tensor. Rows without a target count 0.
+        The sum over rows as a signed 64-bit integer, which fits a tensor. Rows without a target
+        count 0.
     """
     total = 0
     with np.errstate(over="ignore"):
         for batch in batches:
-            learns_B = (batch.targets_BT >= 0).view(len(batch.targets_BT), -1).any(1).numpy(force=True)
+            learns_B = (
+                (batch.targets_BT >= 0).view(len(batch.targets_BT), -1).any(1).numpy(force=True)
+            )
             # Hashed again per role: swapped tokens and targets must not give the same sum.
             rows_B = _hash_rows(batch.tokens_BT) + hash_splitmix64(_hash_rows(batch.targets_BT))
             if batch.source_BS is not None:
@@ -208,5 +229,7 @@ def _hash_rows(ids_BT: torch.Tensor) -> NDArray[np.uint64]:
     """Return a hash of each row: the sum of its ids, each mixed with its position."""
     ids = ids_BT.view(len(ids_BT), -1).numpy(force=True).astype(np.int64).view(np.uint64)
     positions = hash_splitmix64((np.arange(ids.shape[1], dtype=np.uint64) + np.uint64(1)) * _GOLDEN)
-    rows: NDArray[np.uint64] = hash_splitmix64(hash_splitmix64(ids + _GOLDEN) ^ positions).sum(axis=1, dtype=np.uint64)
+    rows: NDArray[np.uint64] = hash_splitmix64(hash_splitmix64(ids + _GOLDEN) ^ positions).sum(
+        axis=1, dtype=np.uint64
+    )
     return rows

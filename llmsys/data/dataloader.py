@@ -1,7 +1,7 @@
 """The data loader: the micro-batches of each step for one data rank, read ahead in a thread.
 
-Reads `StepBatches`. A thread, not a process: memory-mapped reads release the GIL, and passing tensors between processes
-costs more than building them (tools/bench/loader.py).
+Reads `StepBatches`. A thread, not a process: memory-mapped reads release the GIL, and passing
+tensors between processes costs more than building them (tools/bench/loader.py).
 """
 
 import queue
@@ -25,9 +25,10 @@ class StepLoader:
     def __init__(self, source: StepBatches, ahead: int = 2, *, pinned: bool = False) -> None:
         """Read from `source`.
 
-        `pinned` is for accelerators: batches are in pinned memory, which is copied while the device computes, and have
-        the lengths of their documents. A step's batches are overwritten once the one after it has been taken, so the
-        device must have copied them by then: an engine waits for it at the end of each step.
+        `pinned` is for accelerators: batches are in pinned memory, which is copied while the device
+        computes, and have the lengths of their documents. A step's batches are overwritten once the
+        one after it has been taken, so the device must have copied them by then: an engine waits
+        for it at the end of each step.
         """
         self.source = source
         self.ahead = ahead
@@ -39,11 +40,15 @@ class StepLoader:
         return self.source.get_step_metrics(step)
 
     def iter_steps(self, start: int, stop: int) -> Iterator[tuple[int, list[Batch]]]:
-        """Yield steps `start` to `stop - 1` in order. An error of the reading thread is raised here, at its step."""
+        """Yield steps `start` to `stop - 1` in order. An error of the reading thread is raised
+        here, at its step.
+        """
         ready: queue.Queue[list[Batch] | BaseException] = queue.Queue(maxsize=self.ahead)
         closed = threading.Event()
         # A daemon: a read that hangs must not keep the process from ending.
-        thread = threading.Thread(target=self._read_ahead, args=(ready, closed, start, stop), daemon=True)
+        thread = threading.Thread(
+            target=self._read_ahead, args=(ready, closed, start, stop), daemon=True
+        )
         thread.start()
         try:
             for step in range(start, stop):
@@ -57,7 +62,11 @@ class StepLoader:
             closed.set()
 
     def _read_ahead(
-        self, ready: "queue.Queue[list[Batch] | BaseException]", closed: threading.Event, start: int, stop: int
+        self,
+        ready: "queue.Queue[list[Batch] | BaseException]",
+        closed: threading.Event,
+        start: int,
+        stop: int,
     ) -> None:
         # One step in each place of the queue, one at the consumer, and one that is read.
         buffers = PinnedBuffers(self.ahead + 2)
@@ -72,7 +81,8 @@ class StepLoader:
                 item = error
             while not closed.is_set():
                 try:
-                    # A timeout, so that a consumer that stopped early does not leave this thread blocked.
+                    # A timeout, so that a consumer that stopped early does not leave this thread
+                    # blocked.
                     ready.put(item, timeout=0.2)
                     break
                 except queue.Full:

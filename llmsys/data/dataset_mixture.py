@@ -4,7 +4,8 @@ Reads the integer weights of each stage (see `llmsys.config.data`).
 
 Invariants:
 - After n sequences of a stage, each source has had n · weight of them, rounded up or down.
-- The content of sequence n is a function of (fingerprints, seed, n) alone, computed without iterating from 0.
+- The content of sequence n is a function of (fingerprints, seed, n) alone, computed without
+  iterating from 0.
 """
 
 from collections.abc import Sequence
@@ -15,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmsys.data.packed_windows import SourceWindows, WindowBatch
+from llmsys.dataset.manifest import combine_fingerprints
 from llmsys.errors import ConfigError
-from llmsys.manifest import combine_fingerprints
 
 # N sequences, K sources, P positions of a period
 
@@ -26,12 +27,13 @@ Stages = Sequence[tuple[int, tuple[int, ...]]]
 
 @lru_cache(maxsize=64)
 def build_period_order(parts: tuple[int, ...]) -> NDArray[np.int64]:
-    """Return the source at each position of a period in which source k appears parts[k] times, (P,).
+    """Return the source at each position of a period in which source k appears parts[k] times,
+    (P,).
 
-    Before position n source k has appeared floor(n · w) or ceil(n · w) times, with w its share. So its m-th position is
-    one with n · w > m - 1, and no later than n · w >= m. Among the sources that may appear, take the one with the
-    earliest deadline, which is optimal for unit jobs on one machine (Tijdeman 1980, "The chairman assignment problem";
-    Baruah 1996).
+    Before position n source k has appeared floor(n · w) or ceil(n · w) times, with w its share. So
+    its m-th position is one with n · w > m - 1, and no later than n · w >= m. Among the sources
+    that may appear, take the one with the earliest deadline, which is optimal for unit jobs on one
+    machine (Tijdeman 1980, "The chairman assignment problem"; Baruah 1996).
     """
     period, counts = sum(parts), [0] * len(parts)
     order = np.empty(period, np.int64)
@@ -58,10 +60,13 @@ class MixtureOrder:
         self._bases = [np.zeros(len(self.parts[0]), np.int64)]
         for stage in range(len(stages) - 1):
             self._bases.append(
-                self._bases[-1] + self._count_within_stage(stage, int(self.starts[stage + 1] - self.starts[stage]))
+                self._bases[-1]
+                + self._count_within_stage(stage, int(self.starts[stage + 1] - self.starts[stage]))
             )
 
-    def locate_sequences(self, numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def locate_sequences(
+        self, numbers: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the source of each sequence and its number within that source, both (N,)."""
         stages = np.searchsorted(self.starts, numbers, side="right") - 1
         sources, local = np.empty_like(numbers), np.empty_like(numbers)
@@ -69,11 +74,17 @@ class MixtureOrder:
             here = stages == stage
             rounds, places = np.divmod(numbers[here] - self.starts[stage], len(self._orders[stage]))
             sources[here] = source = self._orders[stage][places]
-            local[here] = self._bases[stage][source] + rounds * self.parts[stage][source] + self._ranks[stage][places]
+            local[here] = (
+                self._bases[stage][source]
+                + rounds * self.parts[stage][source]
+                + self._ranks[stage][places]
+            )
         return sources, local
 
     def get_global_numbers(self, source: int, local: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the sequences that are number `local` of a source, (N,): the inverse of `locate_sequences`."""
+        """Return the sequences that are number `local` of a source, (N,): the inverse of
+        `locate_sequences`.
+        """
         bases = np.array([base[source] for base in self._bases])
         stages = np.searchsorted(bases, local, side="right") - 1
         numbers = np.empty_like(local)
@@ -90,7 +101,9 @@ class MixtureOrder:
 
     def _count_within_stage(self, stage: int, count: int) -> NDArray[np.int64]:
         rounds, places = divmod(count, len(self._orders[stage]))
-        part: NDArray[np.int64] = np.bincount(self._orders[stage][:places], minlength=len(self.parts[stage]))
+        part: NDArray[np.int64] = np.bincount(
+            self._orders[stage][:places], minlength=len(self.parts[stage])
+        )
         return rounds * self.parts[stage] + part
 
 
@@ -103,18 +116,22 @@ def _rank_among_equals(values: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 class MixtureWindows:
-    """Windows of several datasets in the order of a `MixtureOrder`; each source has its own epochs."""
+    """Windows of several datasets in the order of a `MixtureOrder`; each source has its own
+    epochs.
+    """
 
-    def __init__(self, sources: Sequence[SourceWindows], names: Sequence[str], stages: Stages) -> None:
+    def __init__(
+        self, sources: Sequence[SourceWindows], names: Sequence[str], stages: Stages
+    ) -> None:
         self.sources, self.names, self.order = list(sources), list(names), MixtureOrder(stages)
         self.length = sources[0].length
         prints = [source.fingerprint for source in sources]
         for number, (name, fingerprint) in enumerate(zip(names, prints, strict=True)):
             if fingerprint in prints[:number]:
                 raise ConfigError(
-                    f"{name} and {names[prints.index(fingerprint)]} hold the same tokens (fingerprint "
-                    f"{fingerprint}), and both would be read in the same order. Keep one of them, with the sum "
-                    "of the weights."
+                    f"{name} and {names[prints.index(fingerprint)]} hold the same tokens "
+                    f"(fingerprint {fingerprint}), and both would be read in the same order. Keep "
+                    "one of them, with the sum of the weights."
                 )
 
     @property
@@ -132,7 +149,9 @@ class MixtureWindows:
             rows.tokens[here], rows.documents[here] = self.sources[source].get_rows(local[here])
         return rows
 
-    def compute_attention_cost(self, numbers: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
+    def compute_attention_cost(
+        self, numbers: Sequence[int] | NDArray[np.int64]
+    ) -> NDArray[np.int64]:
         """Implement `WindowDataset.compute_attention_cost`."""
         sources, local = self.order.locate_sequences(np.asarray(numbers, np.int64))
         costs = np.empty(len(sources), np.int64)
@@ -145,14 +164,25 @@ class MixtureWindows:
         """Implement `WindowDataset.list_documents`."""
         sources, local = self.order.locate_sequences(np.array([number]))
         source = int(sources[0])
-        return [(source, document) for _, document in self.sources[source].list_documents(int(local[0]))]
+        return [
+            (source, document) for _, document in self.sources[source].list_documents(int(local[0]))
+        ]
 
     def get_packing_stats(self) -> dict[str, Any]:
         """Return the packing statistics of each source, as each has its own epoch."""
-        return {"sources": {name: one.get_packing_stats() for name, one in zip(self.names, self.sources, strict=True)}}
+        return {
+            "sources": {
+                name: one.get_packing_stats()
+                for name, one in zip(self.names, self.sources, strict=True)
+            }
+        }
 
     def get_progress(self, count: int) -> dict[str, Any]:
         """Return the epochs of each source."""
         counts = self.order.count_by_source(count)
         named = zip(self.names, counts.tolist(), self.sources, strict=True)
-        return {"epochs": {name: round(seen / source.windows_per_epoch, 4) for name, seen, source in named}}
+        return {
+            "epochs": {
+                name: round(seen / source.windows_per_epoch, 4) for name, seen, source in named
+            }
+        }

@@ -1,11 +1,13 @@
 """Place documents into windows of one length so that few are cut: best fit and first fit.
 
-Best fit takes documents by decreasing length, and the fullest window that has room (Ding 2024, "Fewer Truncations
-Improve Language Modeling", arXiv:2404.10830). First fit takes them in their order, and the first window that has room.
+Best fit takes documents by decreasing length, and the fullest window that has room (Ding 2024,
+"Fewer Truncations Improve Language Modeling", arXiv:2404.10830). First fit takes them in their
+order, and the first window that has room.
 
 Invariants:
 - The result is a function of the sizes, their order and the number of windows.
-- Where no window has room, the one with most of it takes the begin of the document, and the rest is cropped.
+- Where no window has room, the one with most of it takes the begin of the document, and the rest is
+  cropped.
 """
 
 from typing import Literal, NamedTuple, assert_never
@@ -17,13 +19,17 @@ Packing = Literal["best_fit", "first_fit"]
 
 
 class Placement(NamedTuple):
-    """Window and kept tokens of each document, both (N,) int64; a document of which nothing is kept has window -1."""
+    """Window and kept tokens of each document, both (N,) int64; a document of which nothing is
+    kept has window -1.
+    """
 
     windows: NDArray[np.int64]
     kept: NDArray[np.int64]
 
 
-def pack_documents(sizes: NDArray[np.int64], length: int, num_windows: int, packing: Packing) -> Placement:
+def pack_documents(
+    sizes: NDArray[np.int64], length: int, num_windows: int, packing: Packing
+) -> Placement:
     """Place documents into windows.
 
     Args:
@@ -77,7 +83,8 @@ def _pack_best_fit(sizes: NDArray[np.int64], length: int, num_windows: int) -> P
 
 
 def _pack_first_fit(sizes: NDArray[np.int64], length: int, num_windows: int) -> Placement:
-    # A tournament tree: node n has the largest room of its children 2n and 2n + 1; leaves are windows.
+    # A tournament tree: node n has the largest room of its children 2n and 2n + 1; leaves are
+    # windows.
     leaves = 1 << (num_windows - 1).bit_length()
     rooms = [0] * leaves + [length] * num_windows + [0] * (leaves - num_windows)
     for node in range(leaves - 1, 0, -1):

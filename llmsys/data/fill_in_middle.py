@@ -1,7 +1,9 @@
-"""Rearrange documents for fill-in-the-middle: prefix, suffix, and then the middle (Bavarian 2022, arXiv:2207.14255).
+"""Rearrange documents for fill-in-the-middle: prefix, suffix, and then the middle (Bavarian 2022,
+arXiv:2207.14255).
 
 Invariants:
-- The choice of documents and the cuts are functions of (data fingerprint, seed, document), the same in every epoch.
+- The choice of documents and the cuts are functions of (data fingerprint, seed, document), the same
+  in every epoch.
 - A rearranged document has its own tokens and three marks. Its end-of-sequence token stays last.
 """
 
@@ -36,7 +38,9 @@ class MiddleFiller:
         key: Fingerprint and seed.
     """
 
-    def __init__(self, config: FillInMiddleConfig, tokens: MiddleTokens, key: tuple[str | int, ...]) -> None:
+    def __init__(
+        self, config: FillInMiddleConfig, tokens: MiddleTokens, key: tuple[str | int, ...]
+    ) -> None:
         self.config, self.tokens = config, tokens
         self._key = np.uint64(derive_order_key("fill in the middle", *key))
 
@@ -64,6 +68,8 @@ class MiddleFiller:
     def _draw(self, documents_N: NDArray[np.int64], draw: int) -> NDArray[np.float64]:
         """Return uniform numbers in [0, 1), a function of document and draw."""
         with np.errstate(over="ignore"):
-            counters = (documents_N.astype(np.uint64) * np.uint64(4) + np.uint64(draw)) * _GOLDEN + self._key
+            counters = (
+                documents_N.astype(np.uint64) * np.uint64(4) + np.uint64(draw)
+            ) * _GOLDEN + self._key
         bits = hash_splitmix64(hash_splitmix64(counters)) >> np.uint64(11)
         return bits / 2.0**53

@@ -1,18 +1,19 @@
-"""Windows that hold whole documents where they fit: best-fit and first-fit packing (document_packing.py).
+"""Windows that hold whole documents where they fit: best-fit and first-fit packing
+(document_packing.py).
 
 Reads token files with page tables. Memory and time per window do not grow with the corpus.
 
-An epoch rotates the stream of all documents by a number of tokens of its own and divides it into buffers of about
-BUFFER_TOKENS. The documents that begin in a buffer are packed into its windows: equally many in every buffer, with a
-share SPARE of room. Documents longer than a window are split into full windows and a rest. Buffers are permuted, and
-the windows inside of each.
+An epoch rotates the stream of all documents by a number of tokens of its own and divides it into
+buffers of about BUFFER_TOKENS. The documents that begin in a buffer are packed into its windows:
+equally many in every buffer, with a share SPARE of room. Documents longer than a window are split
+into full windows and a rest. Buffers are permuted, and the windows inside of each.
 
 Invariants:
 - Window w of epoch e is a function of (data fingerprint, seed, e, w) alone, and has an inverse.
-- Every document begins in one buffer of an epoch. What does not fit its windows is cropped; the rest of the room is
-  padding, without targets.
-- A document begins with the end-of-sequence token before it, and so does the rest of a long document unless it is the
-  first in its window.
+- Every document begins in one buffer of an epoch. What does not fit its windows is cropped; the
+  rest of the room is padding, without targets.
+- A document begins with the end-of-sequence token before it, and so does the rest of a long
+  document unless it is the first in its window.
 """
 
 from collections.abc import Sequence
@@ -27,9 +28,10 @@ from llmsys.data.document_packing import Packing, pack_documents
 from llmsys.data.fill_in_middle import MARKS, MiddleFiller
 from llmsys.data.packed_windows import PADDING, WindowBatch, build_size_error
 from llmsys.data.shuffle import KeyedPermutation, derive_order_key
-from llmsys.paged_token_shards import PagedTokenShards
+from llmsys.dataset.paged_token_shards import PagedTokenShards
 
-# Least tokens of a buffer: many documents to choose from, and about 35 MB of Python's numbers for short ones.
+# Least tokens of a buffer: many documents to choose from, and about 35 MB of Python's numbers for
+# short ones.
 BUFFER_TOKENS = 1 << 22
 MIN_BUFFER_WINDOWS = 64
 # One token of room for this many tokens of documents.
@@ -71,7 +73,13 @@ class FittedWindows:
         packing: Packing,
         middle: MiddleFiller | None = None,
     ) -> None:
-        self.stream, self.length, self.seed, self.packing, self.middle = shards.stream, length, seed, packing, middle
+        self.stream, self.length, self.seed, self.packing, self.middle = (
+            shards.stream,
+            length,
+            seed,
+            packing,
+            middle,
+        )
         self.fingerprint = shards.fingerprint
         """Fingerprint of the dataset."""
         self.tokens = self.stream.num_tokens
@@ -103,13 +111,21 @@ class FittedWindows:
         within = np.arange(len(spans)) - np.repeat(np.cumsum(counts) - counts, counts)
         sizes = np.minimum(lengths[spans] - within * self.length, self.length)
         placed = pack_documents(sizes, self.length, self.windows_per_buffer, self.packing)
-        # In the order of the stream within a window, but a cropped document last: the next one begins with the token
-        # before it, which has to be an end of sequence. Documents without a window come first, and are left out.
+        # In the order of the stream within a window, but a cropped document last: the next one
+        # begins with the token before it, which has to be an end of sequence. Documents without a
+        # window come first, and are left out.
         order = np.lexsort((placed.kept < sizes, placed.windows))[int((placed.windows < 0).sum()) :]
         edges = np.searchsorted(placed.windows[order], np.arange(self.windows_per_buffer + 1))
         documents = spans[order]
         offsets = (within * self.length)[order]
-        return PackedBuffer(edges, begins[documents], offsets, placed.kept[order], first[documents], int(lengths.sum()))
+        return PackedBuffer(
+            edges,
+            begins[documents],
+            offsets,
+            placed.kept[order],
+            first[documents],
+            int(lengths.sum()),
+        )
 
     def _find_documents(
         self, epoch: int, buffer: int
@@ -149,7 +165,9 @@ class FittedWindows:
         return buffer, slice(int(buffer.edges[window]), int(buffer.edges[window + 1]))
 
     def get_rows(self, numbers: Sequence[int] | NDArray[np.int64]) -> WindowBatch:
-        """Implement `WindowDataset.get_rows`. Padding repeats the last token, and has the document PADDING."""
+        """Implement `WindowDataset.get_rows`. Padding repeats the last token, and has the
+        document PADDING.
+        """
         numbers = np.asarray(numbers, np.int64)
         tokens = np.zeros((len(numbers), self.length + 1), np.int64)
         documents = np.full((len(numbers), self.length + 1), PADDING, np.int64)
@@ -168,7 +186,11 @@ class FittedWindows:
         return WindowBatch(tokens, documents)
 
     def _read_span(self, buffer: PackedBuffer, span: int) -> NDArray[Any]:
-        begin, offset, size = int(buffer.begins[span]), int(buffer.offsets[span]), int(buffer.sizes[span])
+        begin, offset, size = (
+            int(buffer.begins[span]),
+            int(buffer.offsets[span]),
+            int(buffer.sizes[span]),
+        )
         if (filled := self._order_document(buffer, span)) is not None:
             return filled[:size]
         return self.stream.read_range(begin + offset, begin + offset + size)
@@ -184,21 +206,31 @@ class FittedWindows:
             return None
         document = int(buffer.documents[span])
         begin, end = self.stream.get_document_span(document)
-        if not self._select_rearranged(self.middle, np.array([document]), np.array([end - begin]))[0]:
+        if not self._select_rearranged(self.middle, np.array([document]), np.array([end - begin]))[
+            0
+        ]:
             return None
         return self.middle.order_parts(self.stream.read_range(begin, end), document)
 
     def _select_rearranged(
         self, middle: MiddleFiller, documents: NDArray[np.int64], lengths: NDArray[np.int64]
     ) -> NDArray[np.bool_]:
-        """Return which documents have their middle last. Longer ones would be cut between their marks."""
-        selected: NDArray[np.bool_] = middle.select_documents(documents) & (lengths + MARKS <= self.length)
+        """Return which documents have their middle last. Longer ones would be cut between their
+        marks.
+        """
+        selected: NDArray[np.bool_] = middle.select_documents(documents) & (
+            lengths + MARKS <= self.length
+        )
         return selected
 
-    def compute_attention_cost(self, numbers: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
+    def compute_attention_cost(
+        self, numbers: Sequence[int] | NDArray[np.int64]
+    ) -> NDArray[np.int64]:
         """Implement `WindowDataset.compute_attention_cost`."""
         located = (self._get_spans(number) for number in np.asarray(numbers, np.int64).tolist())
-        return np.array([buffer.sizes[spans] @ buffer.sizes[spans] for buffer, spans in located], np.int64)
+        return np.array(
+            [buffer.sizes[spans] @ buffer.sizes[spans] for buffer, spans in located], np.int64
+        )
 
     def list_documents(self, number: int) -> list[tuple[int, int]]:
         """List (0, document) of every document with tokens in the window: there is one source."""
@@ -206,7 +238,9 @@ class FittedWindows:
         return [(0, document) for document in dict.fromkeys(buffer.documents[spans].tolist())]
 
     def list_windows_with_document(self, document: int, count: int) -> NDArray[np.int64]:
-        """List the sequences among the first `count` of a run that have tokens of a document, in order."""
+        """List the sequences among the first `count` of a run that have tokens of a document, in
+        order.
+        """
         begin, _ = self.stream.get_document_span(document)
         found = [np.empty(0, np.int64)]
         for epoch in range(-(-count // self.windows_per_epoch)):
@@ -217,18 +251,26 @@ class FittedWindows:
             spans = np.flatnonzero(buffer.documents == document)
             windows = np.unique(np.searchsorted(buffer.edges, spans, side="right") - 1)
             first = (
-                epoch * self.windows_per_epoch + int(order.find_places(np.array([number]))[0]) * self.windows_per_buffer
+                epoch * self.windows_per_epoch
+                + int(order.find_places(np.array([number]))[0]) * self.windows_per_buffer
             )
             found.append(np.sort(self._order_windows(epoch, number).find_places(windows)) + first)
         numbers = np.concatenate(found)
         return numbers[numbers < count]
 
     def get_packing_stats(self) -> dict[str, Any]:
-        """Return padding and cropped tokens of an epoch, extrapolated from the first buffers of the run."""
+        """Return padding and cropped tokens of an epoch, extrapolated from the first buffers of
+        the run.
+        """
         measured = min(MEASURED_BUFFERS, self.num_buffers)
         order, _ = self._get_epoch(0)
-        buffers = [self._get_buffer(0, int(number)) for number in order.get_values(np.arange(measured))]
-        kept, given = sum(int(one.sizes.sum()) for one in buffers), sum(one.tokens for one in buffers)
+        buffers = [
+            self._get_buffer(0, int(number)) for number in order.get_values(np.arange(measured))
+        ]
+        kept, given = (
+            sum(int(one.sizes.sum()) for one in buffers),
+            sum(one.tokens for one in buffers),
+        )
         trained = round(kept * self.num_buffers / measured)
         return {
             "packing": self.packing,

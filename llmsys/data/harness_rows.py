@@ -1,10 +1,12 @@
-"""Requests of the evaluation harness as rows: the cuts and lengths of its backend for transformers (lm_eval 0.4)."""
+"""Requests of the evaluation harness as rows: the cuts and lengths of its backend for
+transformers (lm_eval 0.4).
+"""
 
 from collections.abc import Iterator, Sequence
 
 from llmsys.data.multiple_choice import ChoiceRow
 from llmsys.errors import DataError
-from llmsys.tokenizer import TextTokenizer
+from llmsys.vocabulary.tokenizer import TextTokenizer
 
 
 class HarnessTokenizer:
@@ -19,26 +21,36 @@ class HarnessTokenizer:
         self.tokenizer, self.prefix_token = tokenizer, prefix_token
         controls = tokenizer.get_control_pieces()
         self._opening = [controls[piece] for piece in getattr(tokenizer, "opening", ())]
-        self._prefix_text = next((piece for piece, token in controls.items() if token == prefix_token), "")
+        self._prefix_text = next(
+            (piece for piece, token in controls.items() if token == prefix_token), ""
+        )
 
     def encode(self, text: str, opened: bool = True) -> list[int]:
-        """Return the ids of a text, in which control tokens are spelled; `opened`: with what the file puts before."""
+        """Return the ids of a text, in which control tokens are spelled; `opened`: with what the
+        file puts before.
+        """
         ids = self.tokenizer.encode_controls(text).ids
         is_begun = bool(self._prefix_text) and text.startswith(self._prefix_text)
         return [*self._opening, *ids] if opened and not is_begun else ids
 
     def encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
-        """Return the ids of a context and of its continuation, to which spaces at the end of the context belong."""
+        """Return the ids of a context and of its continuation, to which spaces at the end of the
+        context belong.
+        """
         if not context:
             ids = self.encode(continuation, opened=False)
-            return (ids[:1], ids[1:]) if ids[:1] == [self.prefix_token] else ([self.prefix_token], ids)
+            return (
+                (ids[:1], ids[1:]) if ids[:1] == [self.prefix_token] else ([self.prefix_token], ids)
+            )
         stripped = context.rstrip()
         whole = self.encode(context + continuation)
         before = self.encode(stripped)
         return before, whole[len(before) :]
 
 
-def build_continuation_row(number: int, context: list[int], continuation: list[int], longest: int) -> ChoiceRow:
+def build_continuation_row(
+    number: int, context: list[int], continuation: list[int], longest: int
+) -> ChoiceRow:
     """Return the row of a request, cut at the left to the model's context.
 
     Args:
@@ -57,13 +69,16 @@ def build_continuation_row(number: int, context: list[int], continuation: list[i
     first = len(tokens) - len(continuation)
     if first < 1 or not continuation:
         raise DataError(
-            f"evaluation.tasks: a request scores {len(continuation):,} tokens after {len(context):,}, and the model's "
-            f"context has {longest:,} (model.max_position_embeddings). Leave the task out, or use a longer context."
+            f"evaluation.tasks: a request scores {len(continuation):,} tokens after "
+            f"{len(context):,}, and the model's context has {longest:,} "
+            "(model.max_position_embeddings). Leave the task out, or use a longer context."
         )
     return ChoiceRow(number, 0, tokens, first)
 
 
-def iter_rolling_windows(ids: Sequence[int], prefix_token: int, longest: int) -> Iterator[tuple[list[int], list[int]]]:
+def iter_rolling_windows(
+    ids: Sequence[int], prefix_token: int, longest: int
+) -> Iterator[tuple[list[int], list[int]]]:
     """Divide a text into windows such that every id is scored once.
 
     Args:

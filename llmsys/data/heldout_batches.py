@@ -1,8 +1,8 @@
 """Batches of the held-out split for evaluation: windows of documents, masked windows, and pairs.
 
 Invariants:
-- Every token of every held-out document is a target exactly once; a document begins with the end-of-sequence token, as
-  in training.
+- Every token of every held-out document is a target exactly once; a document begins with the
+  end-of-sequence token, as in training.
 - The batches do not depend on the number of ranks, and are the same in every evaluation.
 """
 
@@ -15,13 +15,14 @@ from llmsys.data.batch import IGNORED, Batch
 from llmsys.data.masking import WindowTransform
 from llmsys.data.packed_windows import WindowBatch
 from llmsys.data.sequence_pairs import MakeBatch, SequencePairs
-from llmsys.token_shards import TokenShards
+from llmsys.dataset.token_shards import TokenShards
 
 
 class HeldoutWindows:
     """Windows over the held-out documents, concatenated in the order of the shards.
 
-    `max_tokens` (0: all) cuts at a document boundary, so that tokens and text bytes stay comparable.
+    `max_tokens` (0: all) cuts at a document boundary, so that tokens and text bytes stay
+    comparable.
     """
 
     def __init__(
@@ -42,7 +43,9 @@ class HeldoutWindows:
         self.length = length
         self.separate_documents = separate_documents
         self.ends = ends[:count]
-        parts = [np.array([opening_token])] + [shards.get_tokens(document) for document in self.documents]
+        parts = [np.array([opening_token])] + [
+            shards.get_tokens(document) for document in self.documents
+        ]
         self.stream = np.concatenate(parts).astype(np.int64)
         self.tokens = len(self.stream) - 1
         self.text_bytes = int(text_bytes[:count].sum())
@@ -54,7 +57,9 @@ class HeldoutWindows:
         return self.windows
 
     def get_batch(self, first: int, count: int) -> Batch:
-        """Return windows `first` to `first + count - 1`; rows after the last window have no targets."""
+        """Return windows `first` to `first + count - 1`; rows after the last window have no
+        targets.
+        """
         tokens_BT = torch.zeros(count, self.length, dtype=torch.int64)
         targets_BT = torch.full((count, self.length), IGNORED, dtype=torch.int64)
         documents_BT = torch.zeros(count, self.length, dtype=torch.int64)
@@ -66,7 +71,12 @@ class HeldoutWindows:
             tokens_BT[row, : len(piece) - 1] = piece[:-1]
             targets_BT[row, : len(piece) - 1] = piece[1:]
         real_BT = None if bool((targets_BT != IGNORED).all()) else targets_BT != IGNORED
-        return Batch(tokens_BT, targets_BT, documents_BT if self.separate_documents else None, real_BT=real_BT)
+        return Batch(
+            tokens_BT,
+            targets_BT,
+            documents_BT if self.separate_documents else None,
+            real_BT=real_BT,
+        )
 
     def get_rows(self, numbers: Sequence[int]) -> WindowBatch:
         """Return windows of `length + 1` tokens, counted on from the first after the last."""
@@ -83,8 +93,12 @@ class MaskedHeldoutWindows:
         self.num_rows = windows.windows
 
     def get_batch(self, first: int, count: int) -> Batch:
-        """Return windows `first` to `first + count - 1`; rows after the last window have no targets."""
-        return self.masking.mask_batch(self.windows.get_batch(first, count), range(first, first + count))
+        """Return windows `first` to `first + count - 1`; rows after the last window have no
+        targets.
+        """
+        return self.masking.mask_batch(
+            self.windows.get_batch(first, count), range(first, first + count)
+        )
 
 
 class HeldoutPairs:
@@ -97,11 +111,15 @@ class HeldoutPairs:
         self.pairs, self.make = pairs, make
         count = len(pairs)
         if max_tokens:
-            count = max(1, int(np.searchsorted(np.cumsum(pairs.targets.lengths), max_tokens, side="right")))
+            count = max(
+                1, int(np.searchsorted(np.cumsum(pairs.targets.lengths), max_tokens, side="right"))
+            )
         lengths = pairs.targets.lengths[:count], pairs.source_lengths[:count]
         self.order = np.lexsort((lengths[1], lengths[0])).tolist()
         self.num_rows = count
 
     def get_batch(self, first: int, count: int) -> Batch:
-        """Return the existing rows among `first` to `first + count - 1`; without any, a batch without targets."""
+        """Return the existing rows among `first` to `first + count - 1`; without any, a batch
+        without targets.
+        """
         return self.make(self.pairs, self.order[first : first + count])

@@ -1,4 +1,5 @@
-"""Held-out chats as rows of their own, for evaluation: every answer is scored after all that comes before it.
+"""Held-out chats as rows of their own, for evaluation: every answer is scored after all that comes
+before it.
 
 Invariants:
 - The rows do not depend on the number of ranks or on the packing of training.
@@ -9,12 +10,12 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from llmsys.chat_tokens import SplitTokens, StoredChats
 from llmsys.data.batch import IGNORED, Batch
 from llmsys.data.packed_windows import PADDING
+from llmsys.dataset.chat_tokens import SplitTokens, StoredChats
+from llmsys.dataset.token_shards import TokenShards
 from llmsys.errors import DataError
-from llmsys.token_shards import TokenShards
-from llmsys.tokenizer import Tokenizer
+from llmsys.vocabulary.tokenizer import Tokenizer
 
 # B rows, T positions
 
@@ -22,31 +23,38 @@ from llmsys.tokenizer import Tokenizer
 class HeldoutChats:
     """The chats of a held-out split, sorted by length to reduce padding.
 
-    A chat without a token of an answer among its first `length` + 1 is left out, and later tokens of long ones are.
+    A chat without a token of an answer among its first `length` + 1 is left out, and later tokens
+    of long ones are.
 
     Attributes:
         tokens: Tokens of answers that are scored.
         text_bytes: UTF-8 bytes of their text.
     """
 
-    def __init__(self, shards: TokenShards, tokenizer: Tokenizer, *, length: int, max_tokens: int = 0) -> None:
+    def __init__(
+        self, shards: TokenShards, tokenizer: Tokenizer, *, length: int, max_tokens: int = 0
+    ) -> None:
         chats = StoredChats(tokenizer.vocab_size, tokenizer.eos_id)
         lengths, _ = shards.read_leading_sizes(max_tokens)
         count = len(lengths)
         if max_tokens:
             count = max(1, int(np.searchsorted(np.cumsum(lengths), max_tokens, side="right")))
-        found = [chats.split(shards.get_tokens(number)[:-1][: length + 1]) for number in range(count)]
+        found = [
+            chats.split(shards.get_tokens(number)[:-1][: length + 1]) for number in range(count)
+        ]
         self.tokenizer = tokenizer
         self.rows: list[SplitTokens] = sorted(
-            (row for row in found if row.has_loss.any()), key=lambda row: (len(row.ids), row.ids.tolist())
+            (row for row in found if row.has_loss.any()),
+            key=lambda row: (len(row.ids), row.ids.tolist()),
         )
         self.num_rows = len(self.rows)
         self.tokens = sum(int(row.has_loss.sum()) for row in self.rows)
         self.text_bytes = sum(map(len, self.iter_texts()))
         if not self.text_bytes:
             raise DataError(
-                f"None of {count:,} held-out chats has text of an answer among its first {length:,} "
-                "tokens. Raise evaluation.sequence_length or evaluation.max_tokens, or hold out more chats."
+                f"None of {count:,} held-out chats has text of an answer among its first "
+                f"{length:,} tokens. Raise evaluation.sequence_length or evaluation.max_tokens, "
+                "or hold out more chats."
             )
 
     def get_batch(self, first: int, count: int) -> Batch:
@@ -62,7 +70,11 @@ class HeldoutChats:
             tokens_BT[number, :size] = row.ids[:-1]
             targets_BT[number, :size] = np.where(row.has_loss[1:], row.ids[1:], IGNORED)
             documents_BT[number, :size] = 0
-        return Batch(torch.from_numpy(tokens_BT), torch.from_numpy(targets_BT), torch.from_numpy(documents_BT))
+        return Batch(
+            torch.from_numpy(tokens_BT),
+            torch.from_numpy(targets_BT),
+            torch.from_numpy(documents_BT),
+        )
 
     def iter_texts(self) -> Iterator[bytes]:
         """Yield the UTF-8 text of the answers of each chat."""

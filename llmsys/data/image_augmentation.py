@@ -1,8 +1,9 @@
 """Random changes of training images, by torchvision.transforms.v2.
 
 Invariants:
-- The changes are a function of (data, seed, number of the image over all epochs): every epoch changes anew, and neither
-  the number of ranks nor a resumed run matters. torchvision's own random numbers are not used.
+- The changes are a function of (data, seed, number of the image over all epochs): every epoch
+  changes anew, and neither the number of ranks nor a resumed run matters. torchvision's own random
+  numbers are not used.
 """
 
 from collections.abc import Sequence
@@ -25,19 +26,27 @@ from llmsys.errors import ConfigError
 class ImageAugmenter:
     """The changes of a batch of images."""
 
-    def __init__(self, config: AugmentationConfig, layout: ImageLayout, key: tuple[str | int, ...]) -> None:
+    def __init__(
+        self, config: AugmentationConfig, layout: ImageLayout, key: tuple[str | int, ...]
+    ) -> None:
         self.config, self.layout, self.key = config, layout, key
         self.functional = _import_functional()
 
     def mask_batch(self, batch: Batch, numbers: Sequence[int]) -> Batch:
-        """Return the batch with changed images. `numbers` are the numbers of its images over all epochs."""
+        """Return the batch with changed images. `numbers` are the numbers of its images over all
+        epochs.
+        """
         images = torch.from_numpy(self.layout.join_patches(batch.tokens_BT.numpy()))
-        changed = [self.change_image(image, number) for image, number in zip(images, numbers, strict=True)]
+        changed = [
+            self.change_image(image, number) for image, number in zip(images, numbers, strict=True)
+        ]
         patches = self.layout.cut_patches(torch.stack(changed).numpy())
         return replace(batch, tokens_BT=torch.from_numpy(patches))
 
     def change_image(self, image_CHH: Tensor, number: int) -> Tensor:
-        """Return image `number` cut out and resized, mirrored, rotated and shifted, as far as the config asks."""
+        """Return image `number` cut out and resized, mirrored, rotated and shifted, as far as
+        the config asks.
+        """
         config, functional, size = self.config, self.functional, self.layout.image_size
         bits = draw_random_bits(derive_order_key("image", *self.key, number), 1, 7)[0]
         flip, area, top, left, angle, down, right = (bits / 2.0**64).tolist()  # each from 0 to 1
@@ -45,13 +54,19 @@ class ImageAugmenter:
         if config.min_crop < 1:
             side = max(1, round(size * (config.min_crop + area * (1 - config.min_crop)) ** 0.5))
             corner = [int(share * (size - side + 1)) for share in (top, left)]
-            image_CHH = functional.resized_crop(image_CHH, *corner, side, side, [size, size], bilinear, antialias=True)
+            image_CHH = functional.resized_crop(
+                image_CHH, *corner, side, side, [size, size], bilinear, antialias=True
+            )
         if flip < config.flip:
             image_CHH = functional.horizontal_flip(image_CHH)
         if config.max_rotation or config.max_translation:
-            shift = [round((2 * share - 1) * config.max_translation * size) for share in (right, down)]
+            shift = [
+                round((2 * share - 1) * config.max_translation * size) for share in (right, down)
+            ]
             degrees = (2 * angle - 1) * config.max_rotation
-            image_CHH = functional.affine(image_CHH, degrees, shift, 1.0, [0.0, 0.0], interpolation=bilinear)
+            image_CHH = functional.affine(
+                image_CHH, degrees, shift, 1.0, [0.0, 0.0], interpolation=bilinear
+            )
         return image_CHH
 
 
@@ -60,7 +75,8 @@ def _import_functional() -> Any:
         from torchvision.transforms.v2 import functional
     except (ImportError, RuntimeError) as error:  # RuntimeError: a build for another torch
         raise ConfigError(
-            f"objective.augmentation needs the package torchvision, which cannot be imported: {error}. Install the "
-            "build for this torch: pip install 'llmsys[images]', or set objective.augmentation=null."
+            "objective.augmentation needs the package torchvision, which cannot be imported: "
+            f"{error}. Install the build for this torch: pip install 'llmsys[images]', or set "
+            "objective.augmentation=null."
         ) from None
     return functional

@@ -1,6 +1,7 @@
 """Labelled images as batches of patches.
 
-Reads the pairs that `prepare` writes: the values of an image, (C, H, W), and the number of its label.
+Reads the pairs that `prepare` writes: the values of an image, (C, H, W), and the number of its
+label.
 """
 
 from collections.abc import Sequence
@@ -40,9 +41,9 @@ class ImageLayout:
         wanted, lengths = self.patches.num_channels * self.image_size**2, pairs.sources.lengths
         if (strange := np.flatnonzero(lengths != wanted)).size:
             raise ConfigError(
-                f"data.image_size={self.image_size} and {self.patches.num_channels} channels are {wanted} values, "
-                f"but image {strange[0]} of {pairs.sources.folder} has {lengths[strange[0]]}. "
-                "Run llmsys prepare CONFIG again."
+                f"data.image_size={self.image_size} and {self.patches.num_channels} channels are "
+                f"{wanted} values, but image {strange[0]} of {pairs.sources.folder} has "
+                f"{lengths[strange[0]]}. Run llmsys prepare CONFIG again."
             )
 
     def cut_patches(self, images_BCHH: Pixels) -> Pixels:
@@ -67,15 +68,21 @@ class ImageCollator:
     layout: ImageLayout
 
     def __call__(self, pairs: PairRows, rows: Sequence[int]) -> Batch:
-        """Return a batch of rows, see `MakeBatch`; without rows, one black image that is padding."""
+        """Return a batch of rows, see `MakeBatch`; without rows, one black image that is
+        padding.
+        """
         layout, size = self.layout, self.layout.image_size
-        images_BCHH = np.zeros((max(1, len(rows)), layout.patches.num_channels, size, size), np.uint8)
+        images_BCHH = np.zeros(
+            (max(1, len(rows)), layout.patches.num_channels, size, size), np.uint8
+        )
         for place, row in enumerate(rows):
             images_BCHH[place] = pairs.sources.get_tokens(row).reshape(images_BCHH.shape[1:])
         labels = [[int(pairs.targets.get_tokens(row)[0])] for row in rows] or [[IGNORED]]
         # Given even without padding: patches do not tell the number of positions.
         real_BT = torch.full((len(images_BCHH), layout.num_positions), bool(rows))
-        return Batch(torch.from_numpy(layout.cut_patches(images_BCHH)), torch.tensor(labels), real_BT=real_BT)
+        return Batch(
+            torch.from_numpy(layout.cut_patches(images_BCHH)), torch.tensor(labels), real_BT=real_BT
+        )
 
 
 def build_image_layout(config: RunConfig) -> ImageLayout | None:
@@ -93,7 +100,9 @@ def build_image_layout(config: RunConfig) -> ImageLayout | None:
 
 
 class PixelTokenizer:
-    """The tokenizer of images, whose ids are the values of bytes. There is no text to encode or decode."""
+    """The tokenizer of images, whose ids are the values of bytes. There is no text to encode or
+    decode.
+    """
 
     vocab_size = BYTE_VALUES
     bos_id = eos_id = -1
@@ -122,4 +131,6 @@ class PixelTokenizer:
 
 
 def _build_text_error() -> ConfigError:
-    return ConfigError("data.kind=images has no tokenizer, so there is no text of it. Use a config of texts.")
+    return ConfigError(
+        "data.kind=images has no tokenizer, so there is no text of it. Use a config of texts."
+    )

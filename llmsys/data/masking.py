@@ -1,11 +1,12 @@
 """Windows with hidden tokens: masked tokens to predict, and missing spans to write.
 
-BERT (Devlin 2018, arXiv:1810.04805, 3.1 and A.1): of the chosen 15 %, 80 % become the mask token, 10 % a random one,
-and 10 % stay. T5 (Raffel 2019, arXiv:1910.10683, 3.1.4): spans of about three tokens are missing, 15 % of all.
+BERT (Devlin 2018, arXiv:1810.04805, 3.1 and A.1): of the chosen 15 %, 80 % become the mask token,
+10 % a random one, and 10 % stay. T5 (Raffel 2019, arXiv:1910.10683, 3.1.4): spans of about three
+tokens are missing, 15 % of all.
 
 Invariants:
-- Masks are a function of (data, seed, number of the window over all epochs): each epoch masks anew, and a resumed run
-  masks as the uninterrupted one.
+- Masks are a function of (data, seed, number of the window over all epochs): each epoch masks anew,
+  and a resumed run masks as the uninterrupted one.
 """
 
 from collections.abc import Callable, Sequence
@@ -49,7 +50,8 @@ class TokenMasker:
     def mask_batch(self, batch: Batch, numbers: Sequence[int]) -> Batch:
         """Return the batch with some tokens hidden and those as targets.
 
-        `numbers` are the numbers of its windows. Positions without a target are padding and are not chosen.
+        `numbers` are the numbers of its windows. Positions without a target are padding and are not
+        chosen.
         """
         tokens_BT, valid_BT = batch.tokens_BT.numpy(), (batch.targets_BT != IGNORED).numpy()
         hidden_BT, targets_BT = tokens_BT.copy(), np.full_like(tokens_BT, IGNORED)
@@ -63,7 +65,9 @@ class TokenMasker:
     def choose_masked_positions(
         self, tokens_T: NDArray[np.int64], number: int, valid_T: NDArray[np.bool_]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the chosen positions of window `number`, and the tokens that the model sees there."""
+        """Return the chosen positions of window `number`, and the tokens that the model sees
+        there.
+        """
         random_3T = draw_random_bits(derive_order_key("mask", *self.key, number), 3, len(tokens_T))
         eligible = np.flatnonzero(valid_T & (tokens_T != self.protected_token))
         count = round(len(eligible) * self.config.mlm_probability)
@@ -71,7 +75,9 @@ class TokenMasker:
         share = random_3T[1, chosen] / 2.0**64
         any_token = (random_3T[2, chosen] % np.uint64(self.vocab_size)).astype(np.int64)
         masked = share < self.config.mask_replace_prob
-        replaced = ~masked & (share < self.config.mask_replace_prob + self.config.random_replace_prob)
+        replaced = ~masked & (
+            share < self.config.mask_replace_prob + self.config.random_replace_prob
+        )
         seen = np.where(masked, self.mask_token, np.where(replaced, any_token, tokens_T[chosen]))
         return chosen, seen
 
@@ -83,7 +89,8 @@ ATTEMPTS = 10  # windows that are tried for another document, as in BERT's relea
 
 @dataclass(frozen=True)
 class SegmentPairs:
-    """Rows of two segments, [CLS] A [SEP] B [SEP], with hidden tokens and a label: B follows A, or does not.
+    """Rows of two segments, [CLS] A [SEP] B [SEP], with hidden tokens and a label: B follows A, or
+    does not.
 
     Attributes:
         masker: Masks the tokens of both segments.
@@ -110,7 +117,9 @@ class SegmentPairs:
             run, document = self._select_longest_run(
                 batch.tokens_BT[row].numpy(), batch.documents_BT[row].numpy(), valid_BT[row]
             )
-            first, second, labels_B[row] = self.choose_segments(run[: shape[1] - 3], document, number)
+            first, second, labels_B[row] = self.choose_segments(
+                run[: shape[1] - 3], document, number
+            )
             cls, sep = np.array([self.cls_token]), np.array([self.sep_token])
             pieces = np.concatenate([cls, first, sep, second, sep])
             end, border = len(pieces), len(first) + 2
@@ -132,27 +141,37 @@ class SegmentPairs:
 
         Args:
             run_T: Tokens of one document; fewer than two make a first segment without a label.
-            document: Number of the document, from which no second segment is taken that does not follow.
+            document: Number of the document, from which no second segment is taken that does not
+                follow.
             number: Number of the window.
         """
         if len(run_T) < 2:
             return run_T, run_T[:0], IGNORED
-        bits = draw_random_bits(derive_order_key("segments", *self.masker.key, number), 1, 2 + ATTEMPTS)[0]
+        bits = draw_random_bits(
+            derive_order_key("segments", *self.masker.key, number), 1, 2 + ATTEMPTS
+        )[0]
         cut = 1 + int(bits[0] % np.uint64(len(run_T) - 1))
         if bits[1] / 2.0**64 < self.config.next_sentence_prob:
             return run_T[:cut], run_T[cut:], FOLLOWS
         for draw in bits[2:]:
             partner = self.read_windows([number + 1 + int(draw % np.uint64(PARTNERS))])
             documents_T = partner.documents[0, :-1]
-            other_T, _ = self._select_longest_run(partner.tokens[0, :-1], documents_T, documents_T != document)
+            other_T, _ = self._select_longest_run(
+                partner.tokens[0, :-1], documents_T, documents_T != document
+            )
             if len(other_T):
                 return run_T[:cut], other_T[: len(run_T) - cut], DOES_NOT_FOLLOW
         return run_T[:cut], run_T[cut:], FOLLOWS
 
     def _select_longest_run(
-        self, tokens_T: NDArray[np.int64], documents_T: NDArray[np.int64], valid_T: NDArray[np.bool_]
+        self,
+        tokens_T: NDArray[np.int64],
+        documents_T: NDArray[np.int64],
+        valid_T: NDArray[np.bool_],
     ) -> tuple[NDArray[np.int64], int]:
-        """Return the tokens of the document with most tokens in a window, without the one that opens it; its number."""
+        """Return the tokens of the document with most tokens in a window, without the one that
+        opens it; its number.
+        """
         inside_T = valid_T & (tokens_T != self.masker.protected_token)
         if not inside_T.any():
             return tokens_T[:0], PADDING
@@ -174,8 +193,8 @@ class SpanCorruptor:
     def mask_batch(self, batch: Batch, numbers: Sequence[int]) -> Batch:
         """Return sources with sentinels in place of spans, and the spans as targets.
 
-        `numbers` are the numbers of its windows. Positions without a target are padding; a window of fewer than two
-        tokens has no target.
+        `numbers` are the numbers of its windows. Positions without a target are padding; a window
+        of fewer than two tokens has no target.
         """
         sources, targets = [], []
         for tokens_T, valid_T, number in zip(
@@ -186,15 +205,20 @@ class SpanCorruptor:
             targets.append(target)
         return build_pair_batch(sources, targets, self.start_token)
 
-    def remove_spans(self, tokens_T: NDArray[np.int64], number: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return source and target of window `number`: kept and missing spans alternate, and a kept one is first."""
+    def remove_spans(
+        self, tokens_T: NDArray[np.int64], number: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return source and target of window `number`: kept and missing spans alternate, and a
+        kept one is first.
+        """
         length = len(tokens_T)
         if length < 2:
             return np.array([self.end_token]), np.array([IGNORED])
         noise, spans = self.config.count_noise(length)
         random_2T = draw_random_bits(derive_order_key("spans", *self.key, number), 2, length)
         kept, missing = (
-            _cut_randomly(total, spans, bits) for total, bits in zip((length - noise, noise), random_2T, strict=True)
+            _cut_randomly(total, spans, bits)
+            for total, bits in zip((length - noise, noise), random_2T, strict=True)
         )
         ends = np.stack([kept, missing], axis=1).flatten().cumsum()
         pieces, end = np.split(tokens_T, ends[:-1]), [np.array([self.end_token])]
@@ -205,13 +229,17 @@ class SpanCorruptor:
 
 
 def _cut_randomly(total: int, parts: int, bits_T: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """Return `parts` lengths above 0 that sum to `total`, every such list with equal probability."""
+    """Return `parts` lengths above 0 that sum to `total`, every such list with equal
+    probability.
+    """
     cuts = np.sort(np.argsort(bits_T[: total - 1], kind="stable")[: parts - 1]) + 1
     return np.diff(np.concatenate([[0], cuts, [total]]))
 
 
 def draw_random_bits(key: int, rows: int, columns: int) -> NDArray[np.uint64]:
-    """Return pseudo-random 64-bit numbers, (rows, columns): a bijective hash of the index, seeded by the key."""
+    """Return pseudo-random 64-bit numbers, (rows, columns): a bijective hash of the index,
+    seeded by the key.
+    """
     indices = np.arange(rows * columns, dtype=np.uint64).reshape(rows, columns)
     with np.errstate(over="ignore"):
         return hash_splitmix64(indices * np.uint64(0x9E3779B97F4A7C15) + np.uint64(key))

@@ -1,13 +1,15 @@
-"""Windows: training sequences of one length, cut from the shuffled and concatenated documents of an epoch.
+"""Windows: training sequences of one length, cut from the shuffled and concatenated documents of an
+epoch.
 
-Order 1 of a manifest, for runs over datasets of earlier versions: it holds the lengths and the order of all documents.
+Order 1 of a manifest, for runs over datasets of earlier versions: it holds the lengths and the
+order of all documents.
 
 Reads token shards. A window has `length + 1` tokens: inputs and, shifted by one, targets.
 
 Invariants:
 - Window w of epoch e is a function of (data fingerprint, seed, e, w) alone.
-- The end-of-sequence token that closes a document in the shards opens the next document here, so every token of a
-  document is predicted, the first included.
+- The end-of-sequence token that closes a document in the shards opens the next document here, so
+  every token of a document is predicted, the first included.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmsys.data.shuffle import build_permutation, derive_order_key
+from llmsys.dataset.token_shards import TokenShards
 from llmsys.errors import DataError
-from llmsys.token_shards import TokenShards
 
 # N windows, T positions
 
@@ -30,7 +32,9 @@ PADDING = -1
 
 @dataclass(frozen=True)
 class Window:
-    """One training sequence: `length + 1` tokens, and the position of each token's document in the epoch's order."""
+    """One training sequence: `length + 1` tokens, and the position of each token's document in
+    the epoch's order.
+    """
 
     tokens: NDArray[np.int64]
     documents: NDArray[np.int64]
@@ -39,8 +43,8 @@ class Window:
 class WindowBatch(NamedTuple):
     """Several windows: tokens and document numbers, both int64 (N, T + 1).
 
-    Equal document numbers in one window are tokens of one document. Tokens of one document have equal numbers in all
-    windows of an epoch; in a mixture, other documents may have them too.
+    Equal document numbers in one window are tokens of one document. Tokens of one document have
+    equal numbers in all windows of an epoch; in a mixture, other documents may have them too.
     """
 
     tokens: NDArray[np.int64]
@@ -59,15 +63,21 @@ class WindowDataset(Protocol):
         ...
 
     def get_rows(self, numbers: Sequence[int] | NDArray[np.int64]) -> WindowBatch:
-        """Return the windows of these numbers, in this order. Raises DataError when a file is missing or damaged."""
+        """Return the windows of these numbers, in this order. Raises DataError when a file is
+        missing or damaged.
+        """
         ...
 
-    def compute_attention_cost(self, numbers: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
+    def compute_attention_cost(
+        self, numbers: Sequence[int] | NDArray[np.int64]
+    ) -> NDArray[np.int64]:
         """Return Σ n² over the documents of each window, with n the inputs of a document there."""
         ...
 
     def list_documents(self, number: int) -> list[tuple[int, int]]:
-        """List (source, document as numbered in its shards) of every document with tokens in the window."""
+        """List (source, document as numbered in its shards) of every document with tokens in the
+        window.
+        """
         ...
 
     def get_packing_stats(self) -> dict[str, Any]:
@@ -75,7 +85,9 @@ class WindowDataset(Protocol):
         ...
 
     def get_progress(self, count: int) -> dict[str, Any]:
-        """Return how far the first `count` windows of a run read, for the log: epochs, per source in a mixture."""
+        """Return how far the first `count` windows of a run read, for the log: epochs, per
+        source in a mixture.
+        """
         ...
 
 
@@ -88,7 +100,9 @@ class SourceWindows(WindowDataset, Protocol):
         ...
 
     def list_windows_with_document(self, document: int, count: int) -> NDArray[np.int64]:
-        """List the sequences among the first `count` of a run that have tokens of a document, in order."""
+        """List the sequences among the first `count` of a run that have tokens of a document, in
+        order.
+        """
         ...
 
 
@@ -116,23 +130,32 @@ class DocumentSpans(NamedTuple):
     rows: NDArray[np.int64]
 
 
-def split_at_documents(edges: NDArray[np.int64], starts: NDArray[np.int64], size: int) -> DocumentSpans:
-    """Cut the windows [start, start + size) of a token stream at document ends: document p ends before edges[p]."""
+def split_at_documents(
+    edges: NDArray[np.int64], starts: NDArray[np.int64], size: int
+) -> DocumentSpans:
+    """Cut the windows [start, start + size) of a token stream at document ends: document p ends
+    before edges[p].
+    """
     first = np.searchsorted(edges, starts, side="right")
     counts = np.searchsorted(edges, starts + (size - 1), side="right") - first + 1
     rows = np.repeat(np.arange(len(starts)), counts)
     within = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
     places = first[rows] + within
     opens = np.where(places > 0, edges[places - 1], 0)
-    # The last document has no edge where the stream is longer than its documents, as one shifted by a token is.
+    # The last document has no edge where the stream is longer than its documents, as one shifted by
+    # a token is.
     closes = edges[np.minimum(places, len(edges) - 1)]
-    ends = np.where(places < len(edges), np.minimum(closes, starts[rows] + size), starts[rows] + size)
+    ends = np.where(
+        places < len(edges), np.minimum(closes, starts[rows] + size), starts[rows] + size
+    )
     return DocumentSpans(places, np.maximum(opens, starts[rows]), ends, rows)
 
 
 @dataclass(frozen=True)
 class EpochOrder:
-    """One epoch: the shuffled documents, where each ends in the token stream, and the shuffled windows."""
+    """One epoch: the shuffled documents, where each ends in the token stream, and the shuffled
+    windows.
+    """
 
     documents: NDArray[np.int64]
     ends: NDArray[np.int64]
@@ -147,7 +170,9 @@ class CutWindows:
     tokens_left_over_per_epoch: int
 
     def get_packing_stats(self) -> dict[str, Any]:
-        """Return the cost of cutting into windows: no padding, and the end of an epoch's stream fills no window."""
+        """Return the cost of cutting into windows: no padding, and the end of an epoch's stream
+        fills no window.
+        """
         return {
             "tokens_per_epoch": self.windows_per_epoch * self.length,
             "sequences_per_epoch": self.windows_per_epoch,
@@ -163,8 +188,8 @@ class CutWindows:
 class PackedDocuments(CutWindows):
     """Every epoch of a dataset as windows of a fixed length.
 
-    An epoch has `(tokens - 1) // length` windows. The remainder (fewer than `length` tokens, others in each epoch
-    because the order is shuffled again) is `tokens_left_over_per_epoch`.
+    An epoch has `(tokens - 1) // length` windows. The remainder (fewer than `length` tokens, others
+    in each epoch because the order is shuffled again) is `tokens_left_over_per_epoch`.
     """
 
     def __init__(self, shards: TokenShards, *, length: int, seed: int) -> None:
@@ -172,7 +197,8 @@ class PackedDocuments(CutWindows):
         self.length = length
         self.seed = seed
         self.tokens = int(shards.lengths.sum())
-        self.windows_per_epoch = (self.tokens - 1) // length  # the last window needs one target more
+        # the last window needs one target more
+        self.windows_per_epoch = (self.tokens - 1) // length
         if self.windows_per_epoch < 1:
             raise build_size_error(self.tokens, length)
         self.tokens_left_over_per_epoch = self.tokens - 1 - self.windows_per_epoch * length
@@ -184,7 +210,9 @@ class PackedDocuments(CutWindows):
         documents = build_permutation(
             len(self.shards.lengths), derive_order_key("documents", fingerprint, self.seed, epoch)
         )
-        windows = build_permutation(self.windows_per_epoch, derive_order_key("windows", fingerprint, self.seed, epoch))
+        windows = build_permutation(
+            self.windows_per_epoch, derive_order_key("windows", fingerprint, self.seed, epoch)
+        )
         return EpochOrder(documents, np.cumsum(self.shards.lengths[documents]), windows)
 
     @property
@@ -208,7 +236,9 @@ class PackedDocuments(CutWindows):
             rows.tokens[chosen], rows.documents[chosen] = epoch_rows
         return rows
 
-    def compute_attention_cost(self, numbers: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
+    def compute_attention_cost(
+        self, numbers: Sequence[int] | NDArray[np.int64]
+    ) -> NDArray[np.int64]:
         """Implement `WindowDataset.compute_attention_cost`."""
         numbers = np.asarray(numbers, np.int64)
         costs = np.zeros(len(numbers), np.int64)
@@ -222,11 +252,14 @@ class PackedDocuments(CutWindows):
         """List (0, document) of every document with tokens in the window: there is one source."""
         [(order, _, starts)] = self._iter_epochs(np.array([number]))
         return [
-            (0, int(order.documents[place])) for place in split_at_documents(order.ends, starts, self.length + 1).places
+            (0, int(order.documents[place]))
+            for place in split_at_documents(order.ends, starts, self.length + 1).places
         ]
 
     def list_windows_with_document(self, document: int, count: int) -> NDArray[np.int64]:
-        """List the sequences among the first `count` of a run that have tokens of a document, in order."""
+        """List the sequences among the first `count` of a run that have tokens of a document, in
+        order.
+        """
         by_epoch = [np.empty(0, np.int64)]
         for epoch in range(-(-count // self.windows_per_epoch)):
             order = self._epoch(epoch)
@@ -242,7 +275,9 @@ class PackedDocuments(CutWindows):
     def _iter_epochs(
         self, numbers: NDArray[np.int64]
     ) -> Iterator[tuple[EpochOrder, NDArray[np.int64], NDArray[np.int64]]]:
-        """Yield (order, indices of the numbers in this epoch, start of their windows) for each epoch among them."""
+        """Yield (order, indices of the numbers in this epoch, start of their windows) for each
+        epoch among them.
+        """
         epochs, places = np.divmod(numbers, self.windows_per_epoch)
         for epoch in np.unique(epochs).tolist():
             order, chosen = self._epoch(epoch), np.flatnonzero(epochs == epoch)
@@ -255,7 +290,8 @@ class PackedDocuments(CutWindows):
         opens = order.ends[spans.places] - self.shards.lengths[documents]
         tokens = np.empty(len(starts) * size, np.int64)
         self.shards.copy_spans(documents, spans.begins - opens, spans.ends - spans.begins, tokens)
-        # The closing token of a document belongs, as an input, to the document that it opens: hence -1.
+        # The closing token of a document belongs, as an input, to the document that it opens: hence
+        # -1.
         inputs = split_at_documents(order.ends - 1, starts, size)
         numbers = np.repeat(inputs.places, inputs.ends - inputs.begins)
         return WindowBatch(tokens.reshape(-1, size), numbers.reshape(-1, size))

@@ -1,7 +1,9 @@
-"""Windows whose tokens are predicted in a random order (XLNet, Yang 2019, arXiv:1906.08237, 2.3 and 3.1).
+"""Windows whose tokens are predicted in a random order (XLNet, Yang 2019, arXiv:1906.08237, 2.3 and
+3.1).
 
 Invariants:
-- Positions and order are a function of (data, seed, number of the window over all epochs), as masks are.
+- Positions and order are a function of (data, seed, number of the window over all epochs), as masks
+  are.
 - The first token of a document is never predicted: every prediction sees a token.
 """
 
@@ -22,16 +24,20 @@ from llmsys.data.shuffle import derive_order_key
 
 @dataclass(frozen=True)
 class PermutationSampler:
-    """The choice of predicted positions and their order. `protected_token`, which closes documents, is never chosen."""
+    """The choice of predicted positions and their order. `protected_token`, which closes
+    documents, is never chosen.
+    """
 
     config: PermutationConfig
     protected_token: int
     key: tuple[str | int, ...]
 
     def mask_batch(self, batch: Batch, numbers: Sequence[int]) -> Batch:
-        """Return the windows with the chosen positions and their tokens, in the order of prediction.
+        """Return the windows with the chosen positions and their tokens, in the order of
+        prediction.
 
-        `numbers` are the numbers of its windows. Positions without a target are padding and are not chosen.
+        `numbers` are the numbers of its windows. Positions without a target are padding and are not
+        chosen.
         """
         tokens_BT, valid_BT = batch.tokens_BT.numpy(), (batch.targets_BT != IGNORED).numpy()
         may_be_chosen_BT = valid_BT & (tokens_BT != self.protected_token)
@@ -46,12 +52,21 @@ class PermutationSampler:
             predicted_BP[row, : len(chosen)] = chosen
             targets_BP[row, : len(chosen)] = tokens_BT[row, chosen]
         predicted, targets = torch.from_numpy(predicted_BP), torch.from_numpy(targets_BP)
-        return Batch(batch.tokens_BT, targets, batch.documents_BT, predicted_BP=predicted, real_BT=batch.real_BT)
+        return Batch(
+            batch.tokens_BT,
+            targets,
+            batch.documents_BT,
+            predicted_BP=predicted,
+            real_BT=batch.real_BT,
+        )
 
-    def choose_positions(self, may_be_chosen_T: NDArray[np.bool_], number: int) -> NDArray[np.int64]:
+    def choose_positions(
+        self, may_be_chosen_T: NDArray[np.bool_], number: int
+    ) -> NDArray[np.int64]:
         """Return the predicted positions of window `number` in their order.
 
-        A span of 1 to `max_span_length` tokens is somewhere in each stretch of `context_factor` times its length.
+        A span of 1 to `max_span_length` tokens is somewhere in each stretch of `context_factor`
+        times its length.
         """
         length, factor = len(may_be_chosen_T), self.config.context_factor
         bits_3T = draw_random_bits(derive_order_key("permutation", *self.key, number), 3, length)

@@ -49,7 +49,9 @@ class PinnedBuffers:
     def _reserve(self, size: int) -> Tensor:
         if self._buffers[self._turn].numel() < size:
             # A quarter more, because the rows of length buckets differ from step to step.
-            self._buffers[self._turn] = torch.empty(size * 5 // 4, dtype=torch.uint8, pin_memory=True)
+            self._buffers[self._turn] = torch.empty(
+                size * 5 // 4, dtype=torch.uint8, pin_memory=True
+            )
         return self._buffers[self._turn][:size]
 
 

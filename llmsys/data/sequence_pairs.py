@@ -14,8 +14,8 @@ from torch import Tensor
 
 from llmsys.data.batch import IGNORED, Batch
 from llmsys.data.packed_windows import PADDING
+from llmsys.dataset.token_shards import TokenShards, open_tokens
 from llmsys.errors import ConfigError, DataError
-from llmsys.token_shards import TokenShards, open_tokens
 
 # B rows, T target positions, S source positions
 
@@ -43,20 +43,27 @@ class PairRows(Protocol):
 
 
 class SequencePairs:
-    """The pairs of one split; `sources` and `targets` have equal numbers. `positions`: of each source, of images."""
+    """The pairs of one split; `sources` and `targets` have equal numbers. `positions`: of each
+    source, of images.
+    """
 
-    def __init__(self, sources: TokenShards, targets: TokenShards, positions: int | None = None) -> None:
+    def __init__(
+        self, sources: TokenShards, targets: TokenShards, positions: int | None = None
+    ) -> None:
         if sources.num_documents != targets.num_documents:
             raise DataError(
-                f"{targets.folder} has {targets.num_documents} targets and {sources.num_documents} sources in split "
-                f"'{targets.split}'. Run llmsys prepare CONFIG again."
+                f"{targets.folder} has {targets.num_documents} targets and "
+                f"{sources.num_documents} sources in split '{targets.split}'. Run llmsys prepare "
+                "CONFIG again."
             )
         self.sources, self.targets, self.positions = sources, targets, positions
 
     @property
     def source_lengths(self) -> NDArray[np.int64]:
         """Positions of each source in the model, (pairs,)."""
-        return self.sources.lengths if self.positions is None else np.full(len(self), self.positions)
+        return (
+            self.sources.lengths if self.positions is None else np.full(len(self), self.positions)
+        )
 
     def __len__(self) -> int:
         return self.targets.num_documents
@@ -76,10 +83,10 @@ class SequencePairs:
             row = int(shards.lengths.argmax())
             if (length := int(shards.lengths[row])) > limit:
                 raise ConfigError(
-                    f"batch.{key}={limit} is less than the {length} tokens of the longest {side} of split "
-                    f"'{self.targets.split}' (line "
-                    f"{shards.get_lineage(row)['offset']} of {shards.get_lineage(row)['file']}). "
-                    f"Use {length}, or prepare with a smaller data.max_tokens."
+                    f"batch.{key}={limit} is less than the {length} tokens of the longest {side} "
+                    f"of split '{self.targets.split}' (line {shards.get_lineage(row)['offset']} "
+                    f"of {shards.get_lineage(row)['file']}). Use {length}, or prepare with a "
+                    "smaller data.max_tokens."
                 )
 
 
@@ -87,10 +94,13 @@ class SequencePairs:
 MakeBatch = Callable[[PairRows, Sequence[int]], Batch]
 
 
-def build_pair_batch(sources: Sequence[NDArray[Any]], targets: Sequence[NDArray[Any]], start_token: int) -> Batch:
+def build_pair_batch(
+    sources: Sequence[NDArray[Any]], targets: Sequence[NDArray[Any]], start_token: int
+) -> Batch:
     """Return a padded batch of sources and targets.
 
-    Padding follows the targets, so that causal attention never sees it; `real_BT` marks it for experts.
+    Padding follows the targets, so that causal attention never sees it; `real_BT` marks it for
+    experts.
 
     Args:
         sources: Token ids of each source.
@@ -124,18 +134,27 @@ class TranslationCollator:
     def __call__(self, pairs: PairRows, rows: Sequence[int]) -> Batch:
         """Return a batch of rows, see `MakeBatch`."""
         sources = [pairs.sources.get_tokens(row) for row in rows]
-        return build_pair_batch(sources, [pairs.targets.get_tokens(row) for row in rows], self.start_token)
+        return build_pair_batch(
+            sources, [pairs.targets.get_tokens(row) for row in rows], self.start_token
+        )
 
 
 class ClassificationCollator:
-    """Builder of classification batches: texts that begin with `opening_token`, as in pretraining, and their labels."""
+    """Builder of classification batches: texts that begin with `opening_token`, as in
+    pretraining, and their labels.
+    """
 
     def __init__(self, opening_token: int) -> None:
         self.opening_token = opening_token
 
     def __call__(self, pairs: PairRows, rows: Sequence[int]) -> Batch:
-        """Return a batch of rows, see `MakeBatch`. The opening token takes the position of the text's end token."""
-        texts = [np.concatenate([[self.opening_token], pairs.sources.get_tokens(row)[:-1]]) for row in rows]
+        """Return a batch of rows, see `MakeBatch`. The opening token takes the position of the
+        text's end token.
+        """
+        texts = [
+            np.concatenate([[self.opening_token], pairs.sources.get_tokens(row)[:-1]])
+            for row in rows
+        ]
         tokens_BT, documents_BT = pad_sequences(texts)
         labels = [[int(pairs.targets.get_tokens(row)[0])] for row in rows] or [[IGNORED]]
         is_full = bool((documents_BT == 0).all())
@@ -143,13 +162,16 @@ class ClassificationCollator:
 
 
 def pad_sequences(sequences: Sequence[NDArray[Any]], filler: int = 0) -> tuple[Tensor, Tensor]:
-    """Return sequences as rows of one length, (B, T), and document numbers: 0, and PADDING after the end of each.
+    """Return sequences as rows of one length, (B, T), and document numbers: 0, and PADDING after
+    the end of each.
 
-    Without sequences, return one row of one padded position, for a rank without rows that must join its peers. It is
-    padding: as a token it would count in the experts' balance losses.
+    Without sequences, return one row of one padded position, for a rank without rows that must join
+    its peers. It is padding: as a token it would count in the experts' balance losses.
     """
     if not sequences:
-        return torch.full((1, 1), filler, dtype=torch.int64), torch.full((1, 1), PADDING, dtype=torch.int64)
+        return torch.full((1, 1), filler, dtype=torch.int64), torch.full(
+            (1, 1), PADDING, dtype=torch.int64
+        )
     lengths = np.array([len(sequence) for sequence in sequences])
     inside_BT = np.arange(lengths.max()) < lengths[:, None]
     tokens_BT = np.full(inside_BT.shape, filler, np.int64)
@@ -163,7 +185,8 @@ def open_pairs(folder: Path, split: str, positions: int | None = None) -> Sequen
     Args:
         folder: A folder that `llmsys prepare` wrote.
         split: "train" or "heldout".
-        positions: Positions of an image, whose tokens are the values of its pixels. None: one for each token.
+        positions: Positions of an image, whose tokens are the values of its pixels. None: one for
+            each token.
 
     Returns:
         The memory-mapped pairs.
@@ -173,5 +196,8 @@ def open_pairs(folder: Path, split: str, positions: int | None = None) -> Sequen
     """
     targets = open_tokens(folder, split)
     if f"{split}_source" not in targets.manifest.splits:
-        raise DataError(f"{folder} holds documents, not pairs. Prepare a dataset with data.kind=pairs or labelled.")
+        raise DataError(
+            f"{folder} holds documents, not pairs. Prepare a dataset with data.kind=pairs or "
+            "labelled."
+        )
     return SequencePairs(open_tokens(folder, f"{split}_source"), targets, positions)

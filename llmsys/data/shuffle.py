@@ -1,8 +1,8 @@
 """Shuffled order as a pure function of a key.
 
 Invariants:
-- The same (fingerprint, seed, epoch, name) gives the same permutation on every machine and with any version of numpy.
-  numpy's generators are not used: their streams may change between versions.
+- The same (fingerprint, seed, epoch, name) gives the same permutation on every machine and with any
+  version of numpy. numpy's generators are not used: their streams may change between versions.
 - A `KeyedPermutation` of any size takes constant memory, and has an inverse.
 """
 
@@ -28,7 +28,9 @@ def derive_order_key(*parts: str | int) -> int:
 
 
 def hash_splitmix64(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Return the finalizer of splitmix64 (Steele, Lea, Flood 2014), a bijection on 64-bit integers."""
+    """Return the finalizer of splitmix64 (Steele, Lea, Flood 2014), a bijection on 64-bit
+    integers.
+    """
     with np.errstate(over="ignore"):
         values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -52,17 +54,20 @@ def build_permutation(size: int, key: int) -> NDArray[np.int64]:
     return np.argsort(hashes, kind="stable").astype(np.int64)
 
 
-# Permutations up to this size are stored (512 KiB): a Feistel network of few values is not quite uniform.
+# Permutations up to this size are stored (512 KiB): a Feistel network of few values is not quite
+# uniform.
 MAX_STORED = 1 << 16
 _ROUNDS = 6
 _GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio, the increment of splitmix64
 
 
 class KeyedPermutation:
-    """A permutation of the integers below `size`, computed on demand in memory that does not grow with `size`.
+    """A permutation of the integers below `size`, computed on demand in memory that does not grow
+    with `size`.
 
-    A generalised Feistel network on pairs below (a, b) with a · b just above `size`; values outside are mapped again
-    until one is inside (Black and Rogaway 2002, "Ciphers with arbitrary finite domains").
+    A generalised Feistel network on pairs below (a, b) with a · b just above `size`; values outside
+    are mapped again until one is inside (Black and Rogaway 2002, "Ciphers with arbitrary finite
+    domains").
     """
 
     def __init__(self, size: int, key: int) -> None:
@@ -77,11 +82,17 @@ class KeyedPermutation:
 
     def get_values(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the value at each place, int64 of the same shape."""
-        return self._walk(places, self._map_forward) if self._stored is None else self._stored[places]
+        return (
+            self._walk(places, self._map_forward) if self._stored is None else self._stored[places]
+        )
 
     def find_places(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the place of each value, int64 of the same shape: the inverse of `get_values`."""
-        return self._walk(values, self._map_backward) if self._stored is None else np.argsort(self._stored)[values]
+        return (
+            self._walk(values, self._map_backward)
+            if self._stored is None
+            else np.argsort(self._stored)[values]
+        )
 
     def _walk(
         self, numbers: NDArray[np.int64], step: Callable[[NDArray[np.uint64]], NDArray[np.uint64]]
@@ -96,7 +107,9 @@ class KeyedPermutation:
         sides, halves = self._sides, list(np.divmod(numbers, self._sides[1]))
         for number, key in enumerate(self._keys):
             side, other = number & 1, 1 - (number & 1)
-            halves[side] = (halves[side] + self._hash_half(halves[other], key) % sides[side]) % sides[side]
+            halves[side] = (
+                halves[side] + self._hash_half(halves[other], key) % sides[side]
+            ) % sides[side]
         mapped: NDArray[np.uint64] = halves[0] * sides[1] + halves[1]
         return mapped
 
@@ -116,10 +129,11 @@ class KeyedPermutation:
 
 
 class RowOrder:
-    """The integers below `size` divided into `rows` consecutive runs, of which each place takes the next of its row.
+    """The integers below `size` divided into `rows` consecutive runs, of which each place takes the
+    next of its row.
 
-    With `rows` places in a step, row r of step s has number s of run r. The first runs are one longer where `rows` does
-    not divide `size`.
+    With `rows` places in a step, row r of step s has number s of run r. The first runs are one
+    longer where `rows` does not divide `size`.
     """
 
     def __init__(self, size: int, rows: int) -> None:

@@ -1,8 +1,8 @@
 """The micro-batches of each step for one data rank, from windows or from length buckets.
 
 Invariants:
-- The content of a step is a function of data, seed and step. Ranks, the size of micro-batches and the assignment of
-  windows change only who handles which row, hence the order of sums.
+- The content of a step is a function of data, seed and step. Ranks, the size of micro-batches and
+  the assignment of windows change only who handles which row, hence the order of sums.
 - Every rank has the same number of micro-batches, because the ranks synchronize in each of them.
 """
 
@@ -13,15 +13,16 @@ from typing import Any, Literal, Protocol, assert_never
 import numpy as np
 from numpy.typing import NDArray
 
-from llmsys.chat_tokens import StoredChats
 from llmsys.data.batch import Batch, build_batch
 from llmsys.data.length_buckets import LengthBuckets, compute_padding_stats
 from llmsys.data.masking import WindowTransform
 from llmsys.data.packed_windows import WindowDataset
 from llmsys.data.sequence_pairs import MakeBatch, SequencePairs
 from llmsys.data.step_plan import RunPlan
+from llmsys.dataset.chat_tokens import StoredChats
 
-# N windows of a step, R data ranks, M micro-batches of a rank, S windows of a micro-batch: N = R * M * S
+# N windows of a step, R data ranks, M micro-batches of a rank, S windows of a micro-batch: N = R *
+# M * S
 
 
 def assign_sequentially(ranks: int, micro_batches: int, size: int) -> NDArray[np.int64]:
@@ -32,10 +33,11 @@ def assign_sequentially(ranks: int, micro_batches: int, size: int) -> NDArray[np
 def assign_balanced(cost_N: NDArray[np.int64], ranks: int, micro_batches: int) -> NDArray[np.int64]:
     """Return positions in the step, (R, M, S), such that micro-batches cost about the same.
 
-    A window always has as many tokens as another, but attention within documents costs the sum of their squared
-    lengths. The costliest remaining window goes to the cheapest micro-batch with fewer than S (Graham 1969, longest
-    processing time first). Then micro-batches of similar cost are put into the same round, where ranks wait for each
-    other, and in each round the rank with the least work so far takes the costliest.
+    A window always has as many tokens as another, but attention within documents costs the sum of
+    their squared lengths. The costliest remaining window goes to the cheapest micro-batch with
+    fewer than S (Graham 1969, longest processing time first). Then micro-batches of similar cost
+    are put into the same round, where ranks wait for each other, and in each round the rank with
+    the least work so far takes the costliest.
     """
     size = len(cost_N) // (ranks * micro_batches)
     members: list[list[int]] = [[] for _ in range(ranks * micro_batches)]
@@ -58,7 +60,8 @@ def assign_balanced(cost_N: NDArray[np.int64], ranks: int, micro_batches: int) -
 
 
 def compute_imbalance(cost_N: NDArray[np.int64], assigned_RMS: NDArray[np.int64]) -> float:
-    """Return the time of attention over all rounds, relative to micro-batches of equal cost; 1 is even.
+    """Return the time of attention over all rounds, relative to micro-batches of equal cost; 1 is
+    even.
 
     In every round all ranks wait for the costliest micro-batch.
     """
@@ -67,7 +70,8 @@ def compute_imbalance(cost_N: NDArray[np.int64], assigned_RMS: NDArray[np.int64]
 
 
 def divide_sequences(batch: Batch, length: int) -> Batch:
-    """Return a batch whose rows are divided into rows of `length` tokens, which do not see each other.
+    """Return a batch whose rows are divided into rows of `length` tokens, which do not see each
+    other.
 
     Args:
         batch: Rows of next-token prediction, whose length is a multiple of `length`.
@@ -103,10 +107,11 @@ class StepBatches(Protocol):
 
 
 class WindowStepBatches:
-    """Windows over packed documents: step n has the sequences that follow those of all steps before it.
+    """Windows over packed documents: step n has the sequences that follow those of all steps before
+    it.
 
-    With `masking`, some tokens of each window are predicted from all others; otherwise each token from those before it.
-    With `chats`, the windows have stored ids (llmsys/chat_tokens.py).
+    With `masking`, some tokens of each window are predicted from all others; otherwise each token
+    from those before it. With `chats`, the windows have stored ids (llmsys/dataset/chat_tokens.py).
     """
 
     def __init__(
@@ -119,22 +124,36 @@ class WindowStepBatches:
         deal: Literal["sequential", "balanced"] = "sequential",
         chats: StoredChats | None = None,
     ) -> None:
-        self.windows, self.plan, self.masking, self.deal, self.chats = windows, plan, masking, deal, chats
+        self.windows, self.plan, self.masking, self.deal, self.chats = (
+            windows,
+            plan,
+            masking,
+            deal,
+            chats,
+        )
         self.separate_documents = separate_documents
 
     def get_micro_batches(self, step: int, which: slice = ALL) -> list[Batch]:
         """Implement `StepBatches.get_micro_batches`."""
         numbers_RMS = self.get_assignment(step)
         length = self.plan.batch.get_step_length(step)
-        batches = [self._build_batch(numbers) for numbers in numbers_RMS[self.plan.data_rank][which]]
-        return batches if length == self.windows.length else [divide_sequences(batch, length) for batch in batches]
+        batches = [
+            self._build_batch(numbers) for numbers in numbers_RMS[self.plan.data_rank][which]
+        ]
+        return (
+            batches
+            if length == self.windows.length
+            else [divide_sequences(batch, length) for batch in batches]
+        )
 
     def count_micro_batches(self, step: int) -> int:
         """Implement `StepBatches.count_micro_batches`."""
         return self.plan.get_step_plan(step)[1].num_micro_batches
 
     def get_assignment(self, step: int) -> NDArray[np.int64]:
-        """Return the sequence numbers of every rank's micro-batches of a step, (ranks, micro-batches, sequences)."""
+        """Return the sequence numbers of every rank's micro-batches of a step, (ranks,
+        micro-batches, sequences).
+        """
         first, plan = self.plan.get_step_plan(step)
         shape = plan.data_ranks, plan.num_micro_batches
         # A single micro-batch leaves nothing to choose.
@@ -142,13 +161,17 @@ class WindowStepBatches:
             case "sequential":
                 return first + assign_sequentially(*shape, plan.micro_sequences)
             case "balanced":
-                cost_N = self.windows.compute_attention_cost(np.arange(first, first + plan.sequences))
+                cost_N = self.windows.compute_attention_cost(
+                    np.arange(first, first + plan.sequences)
+                )
                 return first + assign_balanced(cost_N, *shape)
             case unreachable:
                 assert_never(unreachable)
 
     def get_step_metrics(self, step: int) -> dict[str, Any]:
-        """Return the read progress and the imbalance of attention (1 is even), as assigned and in order."""
+        """Return the read progress and the imbalance of attention (1 is even), as assigned and
+        in order.
+        """
         first, plan = self.plan.get_step_plan(step)
         metrics = self.windows.get_progress(first + plan.sequences)
         if self.plan.batch.length_stages:
@@ -156,7 +179,9 @@ class WindowStepBatches:
         if not self.separate_documents or plan.sequences == plan.micro_sequences:
             return metrics
         cost_N = self.windows.compute_attention_cost(np.arange(first, first + plan.sequences))
-        in_order = assign_sequentially(plan.data_ranks, plan.num_micro_batches, plan.micro_sequences)
+        in_order = assign_sequentially(
+            plan.data_ranks, plan.num_micro_batches, plan.micro_sequences
+        )
         assigned = self.get_assignment(step) - first
         metrics["attention_imbalance"] = round(compute_imbalance(cost_N, assigned), 4)
         if self.deal == "balanced":
@@ -174,10 +199,11 @@ class WindowStepBatches:
 
 
 class BucketedStepBatches:
-    """Pairs in length buckets. Each bucket is one micro-batch, with its rows assigned to ranks round-robin.
+    """Pairs in length buckets. Each bucket is one micro-batch, with its rows assigned to ranks
+    round-robin.
 
-    A rank without a row in a small bucket runs a padding row without targets. `augmentation` changes the rows of every
-    epoch in another way.
+    A rank without a row in a small bucket runs a padding row without targets. `augmentation`
+    changes the rows of every epoch in another way.
     """
 
     def __init__(
@@ -190,14 +216,21 @@ class BucketedStepBatches:
         data_rank: int,
         augmentation: WindowTransform | None = None,
     ) -> None:
-        self.pairs, self.grouping, self.make, self.augmentation = pairs, grouping, make, augmentation
+        self.pairs, self.grouping, self.make, self.augmentation = (
+            pairs,
+            grouping,
+            make,
+            augmentation,
+        )
         self.data_ranks, self.data_rank = data_ranks, data_rank
 
     def get_micro_batches(self, step: int, which: slice = ALL) -> list[Batch]:
         """Implement `StepBatches.get_micro_batches`."""
         groups = self.grouping.get_step_buckets(step)[which]
         epoch = step // self.grouping.steps_per_epoch
-        return [self._build_batch(group[self.data_rank :: self.data_ranks], epoch) for group in groups]
+        return [
+            self._build_batch(group[self.data_rank :: self.data_ranks], epoch) for group in groups
+        ]
 
     def _build_batch(self, rows: NDArray[np.int64], epoch: int) -> Batch:
         batch = self.make(self.pairs, rows.tolist())
@@ -210,17 +243,29 @@ class BucketedStepBatches:
         return self.grouping.buckets_per_step
 
     def get_step_metrics(self, step: int) -> dict[str, Any]:
-        """Return the tokens of sources and targets, and the share of padding if each bucket is one batch."""
+        """Return the tokens of sources and targets, and the share of padding if each bucket is
+        one batch.
+        """
         stats = compute_padding_stats(
-            self.grouping.get_step_buckets(step), self.pairs.source_lengths, self.pairs.targets.lengths
+            self.grouping.get_step_buckets(step),
+            self.pairs.source_lengths,
+            self.pairs.targets.lengths,
         )
         source, target = stats["tokens"]
-        return {"source_tokens": source, "target_tokens": target, "padding_share": stats["padding_share"]}
+        return {
+            "source_tokens": source,
+            "target_tokens": target,
+            "padding_share": stats["padding_share"],
+        }
 
     def get_packing_stats(self) -> dict[str, Any]:
-        """Return the statistics of the first epoch, as if each bucket were one batch. Every pair is in a step."""
+        """Return the statistics of the first epoch, as if each bucket were one batch. Every pair
+        is in a step.
+        """
         groups = [
-            group for step in range(self.grouping.steps_per_epoch) for group in self.grouping.get_step_buckets(step)
+            group
+            for step in range(self.grouping.steps_per_epoch)
+            for group in self.grouping.get_step_buckets(step)
         ]
         stats = compute_padding_stats(groups, self.pairs.source_lengths, self.pairs.targets.lengths)
         return {
@@ -236,8 +281,8 @@ class BucketedStepBatches:
 class StridedStepBatches:
     """Every `ranks`-th micro-batch of a single rank's steps: rank r of R has r, R + r, 2R + r, …
 
-    The sequences of a micro-batch then depend on the config alone, never on the number of ranks. `ranks` divides the
-    number of micro-batches.
+    The sequences of a micro-batch then depend on the config alone, never on the number of ranks.
+    `ranks` divides the number of micro-batches.
     """
 
     whole: StepBatches

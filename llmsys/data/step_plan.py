@@ -15,7 +15,9 @@ from llmsys.errors import ConfigError
 
 @dataclass(frozen=True)
 class StepPlan:
-    """The division of one step's sequences into data ranks and micro-batches. All sizes are in sequences."""
+    """The division of one step's sequences into data ranks and micro-batches. All sizes are in
+    sequences.
+    """
 
     sequences: int
     data_ranks: int
@@ -27,14 +29,20 @@ class StepPlan:
         if self.sequences % self.data_ranks:
             near = max(1, round(self.sequences / self.data_ranks)) * self.data_ranks
             raise ConfigError(
-                f"batch.sequences={self.sequences} cannot be divided evenly over {self.data_ranks} data ranks. "
-                f"Use batch.sequences={near} or another number of processes."
+                f"batch.sequences={self.sequences} cannot be divided evenly over "
+                f"{self.data_ranks} data ranks. Use batch.sequences={near} or another number of "
+                "processes."
             )
         if self.sequences_per_rank % self.micro_sequences:
-            legal = [size for size in range(1, self.sequences_per_rank + 1) if self.sequences_per_rank % size == 0]
+            legal = [
+                size
+                for size in range(1, self.sequences_per_rank + 1)
+                if self.sequences_per_rank % size == 0
+            ]
             raise ConfigError(
-                f"batch.micro_sequences={self.micro_sequences} does not divide the {self.sequences_per_rank} "
-                f"sequences of a rank. Use one of {', '.join(map(str, legal))}."
+                f"batch.micro_sequences={self.micro_sequences} does not divide the "
+                f"{self.sequences_per_rank} sequences of a rank. Use one of "
+                f"{', '.join(map(str, legal))}."
             )
 
     @property
@@ -68,7 +76,9 @@ class RunPlan:
 
     def get_step_plan(self, step: int) -> tuple[int, StepPlan]:
         """Return the number of the first sequence of a step, and the step's plan."""
-        return self.batch.count_sequences_before(step), self._plans[self.batch.get_step_sequences(step)]
+        return self.batch.count_sequences_before(step), self._plans[
+            self.batch.get_step_sequences(step)
+        ]
 
     @cached_property
     def _plans(self) -> dict[int, StepPlan]:
@@ -93,13 +103,15 @@ class RunPlan:
             multiple = -(-increment // wanted) * wanted
             if isinstance(ramp, NoiseRampConfig):
                 raise ConfigError(
-                    f"batch.ramp begins with steps of {start} sequences, which {self.data_ranks} data ranks with "
-                    f"micro-batches of {micro} cannot share evenly. Use a batch.ramp.start_tokens of at least "
-                    f"{multiple * batch.sequence_length}, fewer processes, or a smaller batch.micro_sequences."
+                    f"batch.ramp begins with steps of {start} sequences, which {self.data_ranks} "
+                    f"data ranks with micro-batches of {micro} cannot share evenly. Use a "
+                    f"batch.ramp.start_tokens of at least {multiple * batch.sequence_length}, "
+                    "fewer processes, or a smaller batch.micro_sequences."
                 )
             raise ConfigError(
-                f"batch.ramp grows by {increment} sequences at a time, from {start}, which {self.data_ranks} data "
-                f"ranks with micro-batches of {micro} cannot share evenly. Use "
-                f"batch.ramp.increment_sequences={multiple} with batch.ramp.start_tokens and the full batch multiples "
-                f"of {multiple * batch.sequence_length} tokens, or another number of processes."
+                f"batch.ramp grows by {increment} sequences at a time, from {start}, which "
+                f"{self.data_ranks} data ranks with micro-batches of {micro} cannot share evenly. "
+                f"Use batch.ramp.increment_sequences={multiple} with batch.ramp.start_tokens and "
+                f"the full batch multiples of {multiple * batch.sequence_length} tokens, or "
+                "another number of processes."
             )

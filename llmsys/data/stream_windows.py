@@ -1,15 +1,17 @@
-"""Windows of one length, cut from the documents in the shuffled order that `llmsys prepare` has written.
+"""Windows of one length, cut from the documents in the shuffled order that `llmsys prepare` has
+written.
 
 Reads token files with page tables. Memory and time per window do not grow with the corpus.
 
-The tokens of all files are one cyclic stream. An epoch rotates it by a number of tokens of its own, cuts it into
-windows, and permutes them, or gives each row of the batch consecutive ones. A window has `length + 1` tokens: inputs
-and, shifted by one, targets.
+The tokens of all files are one cyclic stream. An epoch rotates it by a number of tokens of its own,
+cuts it into windows, and permutes them, or gives each row of the batch consecutive ones. A window
+has `length + 1` tokens: inputs and, shifted by one, targets.
 
 Invariants:
-- Window w of epoch e is a function of (data fingerprint, seed, rows, e, w) alone, and has an inverse.
-- The end-of-sequence token that closes a document in the files opens the next document here, so every token of a
-  document is predicted, the first included.
+- Window w of epoch e is a function of (data fingerprint, seed, rows, e, w) alone, and has an
+  inverse.
+- The end-of-sequence token that closes a document in the files opens the next document here, so
+  every token of a document is predicted, the first included.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,15 +21,23 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from llmsys.data.packed_windows import CutWindows, Window, WindowBatch, build_size_error, split_at_documents
+from llmsys.data.packed_windows import (
+    CutWindows,
+    Window,
+    WindowBatch,
+    build_size_error,
+    split_at_documents,
+)
 from llmsys.data.shuffle import KeyedPermutation, RowOrder, derive_order_key
-from llmsys.paged_token_shards import PagedTokenShards
+from llmsys.dataset.paged_token_shards import PagedTokenShards
 
 # N windows, T positions
 
 
 class EpochKeys(NamedTuple):
-    """The order of one epoch: the order of its windows, and the first token of window 0 in the stream."""
+    """The order of one epoch: the order of its windows, and the first token of window 0 in the
+    stream.
+    """
 
     windows: KeyedPermutation | RowOrder
     shift: int
@@ -36,9 +46,9 @@ class EpochKeys(NamedTuple):
 class StreamWindows(CutWindows):
     """Every epoch of a dataset as windows of a fixed length, in order 2 of the manifest.
 
-    An epoch has `tokens // length` windows; one of them begins at the end of the stream and ends at its begin. The
-    remainder is `tokens_left_over_per_epoch`: other tokens in each epoch. `rows` is the number of windows in a step
-    whose rows read on from step to step; 0 shuffles the windows.
+    An epoch has `tokens // length` windows; one of them begins at the end of the stream and ends at
+    its begin. The remainder is `tokens_left_over_per_epoch`: other tokens in each epoch. `rows` is
+    the number of windows in a step whose rows read on from step to step; 0 shuffles the windows.
     """
 
     def __init__(self, shards: PagedTokenShards, *, length: int, seed: int, rows: int = 0) -> None:
@@ -57,7 +67,9 @@ class StreamWindows(CutWindows):
         if self.rows:
             windows = RowOrder(self.windows_per_epoch, self.rows)
         else:
-            windows = KeyedPermutation(self.windows_per_epoch, derive_order_key("stream windows", *identity))
+            windows = KeyedPermutation(
+                self.windows_per_epoch, derive_order_key("stream windows", *identity)
+            )
         return EpochKeys(windows, derive_order_key("stream shift", *identity) % self.tokens)
 
     def get_window(self, index: int) -> Window:
@@ -74,7 +86,10 @@ class StreamWindows(CutWindows):
         self.stream.copy_ranges(np.where(wraps, 0, starts), size, tokens)
         for row in np.flatnonzero(wraps).tolist():
             tokens[row] = np.concatenate(
-                [self.stream.read_range(*part) for part in self._iter_ranges(int(starts[row]), size)]
+                [
+                    self.stream.read_range(*part)
+                    for part in self._iter_ranges(int(starts[row]), size)
+                ]
             )
         return WindowBatch(tokens, self._number_documents(starts, size))
 
@@ -83,10 +98,15 @@ class StreamWindows(CutWindows):
         wraps = starts + size > self.tokens
         if self.stream.is_cached and not wraps.any():
             return self.stream.get_documents(starts, size)
-        documents, is_read = np.empty((len(starts), size), np.int64), np.zeros(len(starts), np.bool_)
+        documents, is_read = (
+            np.empty((len(starts), size), np.int64),
+            np.zeros(len(starts), np.bool_),
+        )
         for group in self.stream.iter_document_groups(starts, size):
             spans = split_at_documents(group.closings, starts[group.rows], size)
-            inputs = np.repeat(spans.places + group.first_document, spans.ends - spans.begins).reshape(-1, size)
+            inputs = np.repeat(
+                spans.places + group.first_document, spans.ends - spans.begins
+            ).reshape(-1, size)
             if len(inputs) == len(starts):  # one group has all windows, in order
                 return inputs
             documents[group.rows], is_read[group.rows] = inputs, True
@@ -95,7 +115,9 @@ class StreamWindows(CutWindows):
             documents[row] = np.repeat(np.arange(first, first + len(counts)), counts)
         return documents
 
-    def compute_attention_cost(self, numbers: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
+    def compute_attention_cost(
+        self, numbers: Sequence[int] | NDArray[np.int64]
+    ) -> NDArray[np.int64]:
         """Implement `WindowDataset.compute_attention_cost`."""
         starts = self._get_starts(np.asarray(numbers, np.int64))
         costs = np.zeros(len(starts), np.int64)
@@ -111,26 +133,34 @@ class StreamWindows(CutWindows):
     def list_documents(self, number: int) -> list[tuple[int, int]]:
         """List (0, document) of every document with tokens in the window: there is one source."""
         found = []
-        for begin, end in self._iter_ranges(int(self._get_starts(np.array([number]))[0]), self.length + 1):
+        for begin, end in self._iter_ranges(
+            int(self._get_starts(np.array([number]))[0]), self.length + 1
+        ):
             first, ends = self.stream.find_document_ends(begin, end)
             found += [(0, first + index) for index in range(len(ends))]
         return list(dict.fromkeys(found))  # one that is cut may be at both ends
 
     def list_windows_with_document(self, document: int, count: int) -> NDArray[np.int64]:
-        """List the sequences among the first `count` of a run that have tokens of a document, in order."""
+        """List the sequences among the first `count` of a run that have tokens of a document, in
+        order.
+        """
         begin, end = self.stream.get_document_span(document)
         by_epoch = [np.empty(0, np.int64)]
         for epoch in range(-(-count // self.windows_per_epoch)):
             order = self._get_epoch(epoch)
             windows = self._list_rotated_windows((begin - order.shift) % self.tokens, end - begin)
-            by_epoch.append(np.sort(order.windows.find_places(windows)) + epoch * self.windows_per_epoch)
+            by_epoch.append(
+                np.sort(order.windows.find_places(windows)) + epoch * self.windows_per_epoch
+            )
         numbers = np.concatenate(by_epoch)
         return numbers[numbers < count]
 
     def _list_rotated_windows(self, start: int, size: int) -> NDArray[np.int64]:
-        """List the windows with some of `size` tokens from `start`; both are in the rotated stream of an epoch.
+        """List the windows with some of `size` tokens from `start`; both are in the rotated stream
+        of an epoch.
 
-        Window w has the tokens w · length to w · length + length, the last of them modulo the tokens.
+        Window w has the tokens w · length to w · length + length, the last of them modulo the
+        tokens.
         """
         found = []
         for begin, end in self._iter_ranges(start, size):
@@ -157,13 +187,16 @@ class StreamWindows(CutWindows):
         return (order.windows.get_values(places) * self.length + order.shift) % self.tokens
 
     def _iter_ranges(self, start: int, size: int) -> Iterator[tuple[int, int]]:
-        """Yield the ranges of the stream with `size` tokens from `start`: two where its end is between them."""
+        """Yield the ranges of the stream with `size` tokens from `start`: two where its end is
+        between them.
+        """
         yield start, min(start + size, self.tokens)
         if start + size > self.tokens:
             yield 0, start + size - self.tokens
 
     def _count_document_inputs(self, start: int, size: int) -> tuple[NDArray[np.int64], int]:
-        """Return the tokens of each document among `size` from `start`, and the number of the first document.
+        """Return the tokens of each document among `size` from `start`, and the number of the first
+        document.
 
         The closing token of a document belongs to the document that it opens.
         """

@@ -1,1 +1,3 @@
-"""Checks of promises on the user's machine: parity, crashes, and which document was in which step."""
+"""Checks of promises on the user's machine: parity, crashes, and which document was in which
+step.
+"""

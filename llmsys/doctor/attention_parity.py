@@ -1,7 +1,9 @@
-"""Compare every attention kernel that the decision table chooses on a device with plain operations on the CPU.
+"""Compare every attention kernel that the decision table chooses on a device with plain operations
+on the CPU.
 
-The mask of a case is built by the model's own builder, so a kernel gets what it gets in training. The reference is
-plain attention with a table on the CPU, in float64 but for the softmax, of the same rounded inputs.
+The mask of a case is built by the model's own builder, so a kernel gets what it gets in training.
+The reference is plain attention with a table on the CPU, in float64 but for the softmax, of the
+same rounded inputs.
 """
 
 from collections.abc import Iterator
@@ -12,11 +14,11 @@ import torch
 from torch import Tensor
 
 from llmsys.config.attention import LatentAttentionConfig, MultiHeadAttentionConfig
-from llmsys.config.attention_kernel import AttentionDtype, choose_attention_kernel
-from llmsys.config.attention_layers import describe_cross_attention, describe_self_attention
 from llmsys.config.model import ModelConfig
 from llmsys.config.position import RelativeBiasConfig
 from llmsys.doctor.check_row import CheckRow, build_row
+from llmsys.kernels.attention_kernel import AttentionDtype, choose_attention_kernel
+from llmsys.kernels.attention_layers import describe_cross_attention, describe_self_attention
 from llmsys.model import attention_device
 from llmsys.model.attention_mask import AttentionMask, LayerMask, build_cross_attention_mask
 from llmsys.model.document_lengths import build_document_lengths
@@ -28,9 +30,18 @@ from llmsys.model.scaled_dot_product import compute_attention, compute_eager_att
 # B rows, T query positions, H query heads, G key-value heads, K width of a head, V width of a value
 
 ROWS, LENGTH = 2, 320  # two whole blocks of flex_attention and a cut one
-DTYPES: dict[AttentionDtype, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-# Relative limits of the output and of the gradients: some 4 times the rounding of plain operations in that dtype.
-LIMITS: dict[AttentionDtype, tuple[float, float]] = {"bf16": (2e-2, 4e-2), "fp16": (3e-3, 6e-3), "fp32": (1e-4, 1e-4)}
+DTYPES: dict[AttentionDtype, torch.dtype] = {
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp32": torch.float32,
+}
+# Relative limits of the output and of the gradients: some 4 times the rounding of plain operations
+# in that dtype.
+LIMITS: dict[AttentionDtype, tuple[float, float]] = {
+    "bf16": (2e-2, 4e-2),
+    "fp16": (3e-3, 6e-3),
+    "fp32": (1e-4, 1e-4),
+}
 
 MODEL: dict[str, Any] = {
     "vocab_size": 64,
@@ -60,8 +71,15 @@ class AttentionCase:
 
 
 ENCODER = {"family": "encoder", "head": {"kind": "features"}}
-LATENT = {"kind": "latent", "q_lora_rank": None, "kv_lora_rank": 64, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64}
-# A case for each row of the table that training reaches; dropout and Transformer-XL are plain operations already.
+LATENT = {
+    "kind": "latent",
+    "q_lora_rank": None,
+    "kv_lora_rank": 64,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+}
+# A case for each row of the table that training reaches; dropout and Transformer-XL are plain
+# operations already.
 CASES = (
     AttentionCase("causal", has_documents=False),
     AttentionCase("documents"),
@@ -69,18 +87,25 @@ CASES = (
     AttentionCase("documents, window", {"sliding_window": 50}),
     AttentionCase("both directions", ENCODER),
     AttentionCase("both directions, window", {**ENCODER, "sliding_window": 50}),
-    AttentionCase("sinks, window", {"attention": {"kind": "multi_head", "sinks": True}, "sliding_window": 50}),
+    AttentionCase(
+        "sinks, window", {"attention": {"kind": "multi_head", "sinks": True}, "sliding_window": 50}
+    ),
     AttentionCase("soft cap", {"attention": {"kind": "multi_head", "logit_softcap": 2.0}}),
     AttentionCase("ALiBi", {"position": {"kind": "alibi"}}),
     AttentionCase("T5 bias", {"position": {"kind": "relative_bias"}}),
     AttentionCase(
-        "latent, 192 and 128 channels", {"attention": LATENT | {"v_head_dim": 128}, "num_key_value_heads": 8}
+        "latent, 192 and 128 channels",
+        {"attention": LATENT | {"v_head_dim": 128}, "num_key_value_heads": 8},
     ),
-    AttentionCase("cross", {"family": "encoder_decoder", "position": {"kind": "sinusoidal"}}, is_cross=True),
+    AttentionCase(
+        "cross", {"family": "encoder_decoder", "position": {"kind": "sinusoidal"}}, is_cross=True
+    ),
 )
 
 
-def check_attention(number: int, dtypes: tuple[AttentionDtype, ...], device: torch.device) -> list[CheckRow]:
+def check_attention(
+    number: int, dtypes: tuple[AttentionDtype, ...], device: torch.device
+) -> list[CheckRow]:
     """Compare one case in every dtype, forward and backward.
 
     Args:
@@ -105,14 +130,19 @@ def _check_dtype(case: AttentionCase, dtype: AttentionDtype, device: torch.devic
         errors = list(_iter_errors(case, dtype, device))
     except Exception as error:
         first = (str(error).splitlines() or [""])[0]
-        return build_row("attention", name, False, f"{choice.kernel}: {type(error).__name__}: {first}")
+        return build_row(
+            "attention", name, False, f"{choice.kernel}: {type(error).__name__}: {first}"
+        )
     output, gradient = errors[0], max(errors[1:])
     limits = LIMITS[dtype]
     is_good = output < limits[0] and gradient < limits[1]  # False for NaN
     text = (
-        f"{choice.kernel}: output off by {output:.1e} ({limits[0]:.0e}), gradients by {gradient:.1e} ({limits[1]:.0e})"
+        f"{choice.kernel}: output off by {output:.1e} ({limits[0]:.0e}), gradients by "
+        f"{gradient:.1e} ({limits[1]:.0e})"
     )
-    return build_row("attention", name, is_good, text, kernel=choice.kernel, output=output, gradient=gradient)
+    return build_row(
+        "attention", name, is_good, text, kernel=choice.kernel, output=output, gradient=gradient
+    )
 
 
 def _describe_case(case: AttentionCase, dtype: AttentionDtype) -> Any:
@@ -120,10 +150,14 @@ def _describe_case(case: AttentionCase, dtype: AttentionDtype) -> Any:
     if case.is_cross:
         return describe_cross_attention(model, dtype=dtype, length=LENGTH, has_documents=True)
     kind = model.get_layer_type(0)
-    return describe_self_attention(model, kind, dtype=dtype, length=LENGTH, has_documents=case.has_documents)
+    return describe_self_attention(
+        model, kind, dtype=dtype, length=LENGTH, has_documents=case.has_documents
+    )
 
 
-def _iter_errors(case: AttentionCase, dtype: AttentionDtype, device: torch.device) -> Iterator[float]:
+def _iter_errors(
+    case: AttentionCase, dtype: AttentionDtype, device: torch.device
+) -> Iterator[float]:
     """Yield the relative errors of the output and of each gradient."""
     inputs = _draw_inputs(case.model, DTYPES[dtype])
     found = _compute(case, [x.to(device) for x in inputs], is_reference=False)
@@ -133,16 +167,24 @@ def _iter_errors(case: AttentionCase, dtype: AttentionDtype, device: torch.devic
 
 
 def _draw_inputs(model: ModelConfig, dtype: torch.dtype) -> list[Tensor]:
-    """Return queries, keys, values, the gradient of the output, sinks and a table of T5's biases."""
+    """Return queries, keys, values, the gradient of the output, sinks and a table of T5's
+    biases.
+    """
     heads, groups, attention = model.num_attention_heads, model.num_key_value_heads, model.attention
     qk_width = v_width = model.head_dim
     if isinstance(attention, LatentAttentionConfig):
-        qk_width, v_width = attention.qk_nope_head_dim + attention.qk_rope_head_dim, attention.v_head_dim
+        qk_width, v_width = (
+            attention.qk_nope_head_dim + attention.qk_rope_head_dim,
+            attention.v_head_dim,
+        )
     buckets = model.position.buckets if isinstance(model.position, RelativeBiasConfig) else 1
     shapes = (heads, qk_width), (groups, qk_width), (groups, v_width), (heads, v_width)
     generator = torch.Generator().manual_seed(0)
     drawn = [torch.randn(ROWS, LENGTH, *shape, generator=generator) for shape in shapes]
-    drawn += [torch.randn(heads, generator=generator), torch.randn(buckets, heads, generator=generator)]
+    drawn += [
+        torch.randn(heads, generator=generator),
+        torch.randn(buckets, heads, generator=generator),
+    ]
     return [x.to(dtype) for x in drawn]
 
 
@@ -184,11 +226,19 @@ def _build_mask(
         if is_reference:
             return build_cross_attention_mask(documents_BT, documents_BT, LENGTH, LENGTH)
         return builder.build_cross_mask(inputs, EncoderOutput(like, documents_BT))
-    return (builder.build_tables(inputs, builder.windows) if is_reference else builder.build_self_masks(inputs))[kind]
+    return (
+        builder.build_tables(inputs, builder.windows)
+        if is_reference
+        else builder.build_self_masks(inputs)
+    )[kind]
 
 
 def _number_documents() -> Tensor:
-    """Return documents whose borders are not those of blocks, and padding at the end of the second row."""
+    """Return documents whose borders are not those of blocks, and padding at the end of the
+    second row.
+    """
     borders = torch.tensor([[100, 131, 250, LENGTH], [7, 200, 300, 310]])
-    numbers_BT = torch.searchsorted(borders, torch.arange(LENGTH).expand(ROWS, -1).contiguous(), right=True)
+    numbers_BT = torch.searchsorted(
+        borders, torch.arange(LENGTH).expand(ROWS, -1).contiguous(), right=True
+    )
     return torch.where(numbers_BT < 4, numbers_BT, -1)

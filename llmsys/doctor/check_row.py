@@ -53,13 +53,18 @@ def merge_ranks(rows_by_rank: Sequence[Sequence[CheckRow]]) -> list[CheckRow]:
         rows_by_rank: rows of each rank, in the same order.
 
     Returns:
-        One row for each check: that of the first rank that failed, with the failing ranks named, else rank 0's.
+        One row for each check: that of the first rank that failed, with the failing ranks named,
+        else rank 0's.
     """
     merged = []
     for rows in zip(*rows_by_rank, strict=True):
         failed = [rank for rank, row in enumerate(rows) if row.state == "FAIL"]
         row = rows[failed[0] if failed else 0]
-        where = f" (rank {', '.join(map(str, failed))} of {len(rows)})" if failed and len(rows) > 1 else ""
+        where = (
+            f" (rank {', '.join(map(str, failed))} of {len(rows)})"
+            if failed and len(rows) > 1
+            else ""
+        )
         merged.append(CheckRow(row.section, row.name, row.state, row.text + where, row.values))
     return merged
 
@@ -73,5 +78,11 @@ def format_rows(rows: Sequence[CheckRow]) -> str:
     Returns:
         A line for each row: state, section, name, finding.
     """
-    width = max((len(row.section) for row in rows), default=0), max((len(row.name) for row in rows), default=0)
-    return "\n".join(f"{row.state:<9}{row.section:<{width[0]}}  {row.name:<{width[1]}}  {row.text}" for row in rows)
+    width = (
+        max((len(row.section) for row in rows), default=0),
+        max((len(row.name) for row in rows), default=0),
+    )
+    return "\n".join(
+        f"{row.state:<9}{row.section:<{width[0]}}  {row.name:<{width[1]}}  {row.text}"
+        for row in rows
+    )

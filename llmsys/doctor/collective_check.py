@@ -9,7 +9,12 @@ from torch import Tensor
 
 from llmsys.calibrate.benchmarks import measure_median_seconds
 from llmsys.doctor.check_row import CheckRow, build_row
-from llmsys.parallel.process_group import all_gather_object, all_gather_tensor, all_reduce_max, run_on_rank_zero
+from llmsys.parallel.process_group import (
+    all_gather_object,
+    all_gather_tensor,
+    all_reduce_max,
+    run_on_rank_zero,
+)
 
 # Bytes of a rank's tensor, by kind of device.
 MEASURED_BYTES = {"cuda": 64 << 20, "cpu": 1 << 20}
@@ -47,7 +52,9 @@ def _exchange_evenly(x: Tensor) -> Tensor:
 
 
 def _count_sent(part: int, rank: int, ranks: int) -> list[int]:
-    """Return the elements that a rank sends to each other one: more to later ranks, none to the first."""
+    """Return the elements that a rank sends to each other one: more to later ranks, none to the
+    first.
+    """
     return [part * (to + rank) // (2 * ranks) for to in range(ranks)]
 
 
@@ -64,14 +71,20 @@ def _exchange_unevenly(x: Tensor) -> Tensor:
 
 def _compute_uneven_parts(tensors: list[Tensor], rank: int) -> Tensor:
     ranks, part = len(tensors), tensors[0].numel() // len(tensors)
-    pieces = [x.split(part)[rank][: _count_sent(part, source, ranks)[rank]] for source, x in enumerate(tensors)]
+    pieces = [
+        x.split(part)[rank][: _count_sent(part, source, ranks)[rank]]
+        for source, x in enumerate(tensors)
+    ]
     return torch.cat(pieces)
 
 
 def _send_to_next_rank(x: Tensor) -> Tensor:
     rank, ranks = dist.get_rank(), dist.get_world_size()
     received = torch.empty_like(x)
-    operations = [dist.P2POp(dist.isend, x, (rank + 1) % ranks), dist.P2POp(dist.irecv, received, (rank - 1) % ranks)]
+    operations = [
+        dist.P2POp(dist.isend, x, (rank + 1) % ranks),
+        dist.P2POp(dist.irecv, received, (rank - 1) % ranks),
+    ]
     for work in dist.batch_isend_irecv(operations):
         work.wait()
     return received
@@ -88,15 +101,28 @@ def _reduce_max(x: Tensor) -> Tensor:
 
 
 CASES = (
-    CollectiveCase("all-reduce, fp32", _reduce, lambda xs, _: sum(xs[1:], xs[0]), lambda n: 2 * (n - 1) / n),
     CollectiveCase(
-        "all-reduce, bf16", _reduce, lambda xs, _: sum(xs[1:], xs[0]), lambda n: 2 * (n - 1) / n, torch.bfloat16
+        "all-reduce, fp32", _reduce, lambda xs, _: sum(xs[1:], xs[0]), lambda n: 2 * (n - 1) / n
     ),
     CollectiveCase(
-        "all-reduce, maximum", _reduce_max, lambda xs, _: torch.stack(xs).amax(0), lambda n: 2 * (n - 1) / n
+        "all-reduce, bf16",
+        _reduce,
+        lambda xs, _: sum(xs[1:], xs[0]),
+        lambda n: 2 * (n - 1) / n,
+        torch.bfloat16,
     ),
     CollectiveCase(
-        "all-gather, bf16", all_gather_tensor, lambda xs, _: torch.stack(xs), lambda n: n - 1, torch.bfloat16
+        "all-reduce, maximum",
+        _reduce_max,
+        lambda xs, _: torch.stack(xs).amax(0),
+        lambda n: 2 * (n - 1) / n,
+    ),
+    CollectiveCase(
+        "all-gather, bf16",
+        all_gather_tensor,
+        lambda xs, _: torch.stack(xs),
+        lambda n: n - 1,
+        torch.bfloat16,
     ),
     CollectiveCase(
         "reduce-scatter, fp32",
@@ -111,8 +137,12 @@ CASES = (
         lambda n: (n - 1) / n,
         torch.bfloat16,
     ),
-    CollectiveCase("all-to-all, uneven", _exchange_unevenly, _compute_uneven_parts, lambda n: (n - 1) / n / 2),
-    CollectiveCase("send and receive", _send_to_next_rank, lambda xs, rank: xs[rank - 1], lambda n: 1.0),
+    CollectiveCase(
+        "all-to-all, uneven", _exchange_unevenly, _compute_uneven_parts, lambda n: (n - 1) / n / 2
+    ),
+    CollectiveCase(
+        "send and receive", _send_to_next_rank, lambda xs, rank: xs[rank - 1], lambda n: 1.0
+    ),
 )
 
 
@@ -127,12 +157,21 @@ def check_collectives(device: torch.device) -> list[CheckRow]:
     """
     ranks, rank = dist.get_world_size(), dist.get_rank()
     if ranks == 1:
-        return [CheckRow("collectives", "all", "not run", "one rank has nobody to send to: use --processes")]
+        return [
+            CheckRow(
+                "collectives", "all", "not run", "one rank has nobody to send to: use --processes"
+            )
+        ]
     rows = [_check_case(case, device, rank, ranks) for case in CASES]
     objects = all_gather_object({"rank": rank}) == [{"rank": one} for one in range(ranks)]
     text = run_on_rank_zero(lambda: "a text of rank 0") == "a text of rank 0"
     right = "right" if objects and text else "wrong"
-    return [*rows, build_row("collectives", "objects", objects and text, f"{right}: gathered and broadcast by gloo")]
+    return [
+        *rows,
+        build_row(
+            "collectives", "objects", objects and text, f"{right}: gathered and broadcast by gloo"
+        ),
+    ]
 
 
 def _check_case(case: CollectiveCase, device: torch.device, rank: int, ranks: int) -> CheckRow:
@@ -143,10 +182,18 @@ def _check_case(case: CollectiveCase, device: torch.device, rank: int, ranks: in
     try:
         is_right = torch.equal(case.call(mine).cpu(), case.expect(tensors, rank))
     except (RuntimeError, ValueError) as error:
-        return build_row("collectives", case.name, False, f"{type(error).__name__}: {str(error).splitlines()[0]}")
+        return build_row(
+            "collectives", case.name, False, f"{type(error).__name__}: {str(error).splitlines()[0]}"
+        )
     # Fixed repeats: a rank that stopped earlier would leave the others waiting.
-    seconds = torch.tensor([measure_median_seconds(lambda: case.call(mine), device, budget_seconds=0.0)], device=device)
+    seconds = torch.tensor(
+        [measure_median_seconds(lambda: case.call(mine), device, budget_seconds=0.0)], device=device
+    )
     slowest = float(all_reduce_max(seconds))
     bandwidth = case.share(ranks) * mine.nbytes / slowest
-    text = f"{'right' if is_right else 'wrong numbers'}; {bandwidth / 1e9:.3g} GB/s sent by each rank"
-    return build_row("collectives", case.name, is_right, text, bytes_per_second=bandwidth, seconds=slowest)
+    text = (
+        f"{'right' if is_right else 'wrong numbers'}; {bandwidth / 1e9:.3g} GB/s sent by each rank"
+    )
+    return build_row(
+        "collectives", case.name, is_right, text, bytes_per_second=bandwidth, seconds=slowest
+    )

@@ -1,7 +1,9 @@
-"""Measure how activations change in the first steps at several widths (the coordinate check of Yang 2022, D.1).
+"""Measure how activations change in the first steps at several widths (the coordinate check of Yang
+2022, D.1).
 
-Under µP they change by as much at every width; under the standard parametrization by more in a wider model, until its
-learning rate is too high. Every model trains on one batch of random tokens with the optimizer of the config.
+Under µP they change by as much at every width; under the standard parametrization by more in a
+wider model, until its learning rate is too high. Every model trains on one batch of random tokens
+with the optimizer of the config.
 
 Invariants:
 - One process, float32, no files.
@@ -27,7 +29,8 @@ from llmsys.optim.lr_schedule import set_rates
 
 # Rows and positions of the batch; the loss and its gradients do not depend on the width.
 ROWS, LENGTH = 4, 64
-# A change that grows by less than width to this power is flat: 4 steps of a tiny model vary by about half of it.
+# A change that grows by less than width to this power is flat: 4 steps of a tiny model vary by
+# about half of it.
 MAX_EXPONENT = 0.25
 
 Tensors = dict[str, Tensor]
@@ -83,10 +86,17 @@ def widen_model(model: ModelConfig, width: int) -> ModelConfig:
     keys = ["num_attention_heads", "num_key_value_heads", "intermediate_size"]
     changes: dict[str, Any] = {key: scale(getattr(model, key), key) for key in keys}
     if model.moe is not None:
-        widths = {key: getattr(model.moe, key) for key in ("moe_intermediate_size", "shared_intermediate_size")}
-        scaled = {key: scale(value, f"moe.{key}") for key, value in widths.items() if value is not None}
+        widths = {
+            key: getattr(model.moe, key)
+            for key in ("moe_intermediate_size", "shared_intermediate_size")
+        }
+        scaled = {
+            key: scale(value, f"moe.{key}") for key, value in widths.items() if value is not None
+        }
         changes["moe"] = model.moe.model_dump() | scaled
-    return ModelConfig.model_validate(model.model_dump() | changes | {"hidden_size": width, "head_dim": model.head_dim})
+    return ModelConfig.model_validate(
+        model.model_dump() | changes | {"hidden_size": width, "head_dim": model.head_dim}
+    )
 
 
 def check_coordinates(
@@ -107,13 +117,17 @@ def check_coordinates(
         ConfigError: The model is no decoder, or a width does not fit it.
     """
     if config.model.family != "decoder":
-        raise ConfigError(f"doctor coordinates trains decoders, not model.family={config.model.family}.")
+        raise ConfigError(
+            f"doctor coordinates trains decoders, not model.family={config.model.family}."
+        )
     standard = config.model.model_copy(update={"parametrization": StandardParametrizationConfig()})
     rows: list[CoordinateRow] = []
     for model in [config.model, *([] if config.model == standard else [standard])]:
         kind, measured = model.parametrization.kind, {}
         for width in widths:
-            measured[width] = _measure_changes(widen_model(model, width), config.optimizer, steps, config.run.seed)
+            measured[width] = _measure_changes(
+                widen_model(model, width), config.optimizer, steps, config.run.seed
+            )
             on_model(f"{kind}, width {width}")
         for part in measured[widths[0]]:
             sizes = {width: found[part][0] for width, found in measured.items()}
@@ -131,7 +145,9 @@ def _measure_changes(
     named = dict(transformer.named_parameters())
     optimizer = build_optimizer(named, optimizer_config, compute_dtype=torch.float32, model=model)
     length = min(LENGTH, model.max_position_embeddings)
-    tokens_BT = torch.randint(0, model.vocab_size, (ROWS, length + 1), generator=torch.Generator().manual_seed(seed))
+    tokens_BT = torch.randint(
+        0, model.vocab_size, (ROWS, length + 1), generator=torch.Generator().manual_seed(seed)
+    )
     before = _record_activations(transformer, tokens_BT[:, :-1])
     for _ in range(steps):
         transformer.train()
@@ -145,7 +161,9 @@ def _measure_changes(
     return {
         part: (
             _compute_mean_size([value for (kind, _), value in after.items() if kind == part]),
-            _compute_mean_size([value - before[key] for key, value in after.items() if key[0] == part]),
+            _compute_mean_size(
+                [value - before[key] for key, value in after.items() if key[0] == part]
+            ),
         )
         for part in ("embedding", "attention", "feed_forward", "logits")
         if part in parts
@@ -163,7 +181,9 @@ def _record_activations(model: Transformer, tokens_BT: Tensor) -> dict[tuple[str
     handles = [model.embed.register_forward_hook(record_output("embedding", 0))]
     for layer, block in enumerate(model.blocks):
         for part in ("attention", "feed_forward"):
-            handles.append(block.get_submodule(part).register_forward_hook(record_output(part, layer)))
+            handles.append(
+                block.get_submodule(part).register_forward_hook(record_output(part, layer))
+            )
     model.eval()
     found["logits", 0] = model(tokens_BT)
     for handle in handles:
@@ -176,7 +196,9 @@ def _compute_mean_size(tensors: Sequence[Tensor]) -> float:
 
 
 def _fit_exponent(values: dict[int, float]) -> float:
-    """Return the least-squares slope of log value over log width; inf where a model has diverged."""
+    """Return the least-squares slope of log value over log width; inf where a model has
+    diverged.
+    """
     if not all(0 < value < math.inf for value in values.values()):
         return math.inf
     x, y = [math.log(width) for width in values], [math.log(value) for value in values.values()]
@@ -196,7 +218,9 @@ def format_coordinates(rows: Sequence[CoordinateRow]) -> str:
     """
     widths = list(rows[0].changes)
     head = (
-        f"{'parametrization':<16}{'change of':<14}" + "".join(f"{width:>10}" for width in widths) + f"{'exponent':>10}"
+        f"{'parametrization':<16}{'change of':<14}"
+        + "".join(f"{width:>10}" for width in widths)
+        + f"{'exponent':>10}"
     )
     lines = [head]
     for row in rows:

@@ -1,7 +1,9 @@
-"""Crash drills: train runs that are killed, stalled or damaged, and compare their final state with an undisturbed run.
+"""Crash drills: train runs that are killed, stalled or damaged, and compare their final state with
+an undisturbed run.
 
-Every drill ends with a run that is restarted until it is finished, with another number of processes where it can be.
-The runs are in bitwise mode, so the final states are compared by their hash, without tolerance.
+Every drill ends with a run that is restarted until it is finished, with another number of processes
+where it can be. The runs are in bitwise mode, so the final states are compared by their hash,
+without tolerance.
 """
 
 import json
@@ -61,7 +63,9 @@ class DrillResult:
         return asdict(self)
 
 
-def run_drills(drills: Sequence[CrashDrill], on_result: Callable[[DrillResult], None]) -> list[DrillResult]:
+def run_drills(
+    drills: Sequence[CrashDrill], on_result: Callable[[DrillResult], None]
+) -> list[DrillResult]:
     """Run each drill in its own folder, over one dataset, and compare it with one undisturbed run.
 
     Args:
@@ -119,7 +123,12 @@ def _run_drill(drill: CrashDrill, config: RunConfig, calm: str) -> DrillResult:
             )
         return DrillResult(drill.name, True, message, _measure_elapsed_seconds(began))
     except AssertionError as failed:
-        return DrillResult(drill.name, False, f"{failed}. {_read_last_output(config)}", _measure_elapsed_seconds(began))
+        return DrillResult(
+            drill.name,
+            False,
+            f"{failed}. {_read_last_output(config)}",
+            _measure_elapsed_seconds(began),
+        )
 
 
 def _measure_elapsed_seconds(began: float) -> float:
@@ -133,7 +142,8 @@ def _read_last_output(config: RunConfig) -> str:
 
 
 def read_final_hash(config: RunConfig) -> str:
-    """Return the hash of the run's final state; in fast mode, which has none, of the checksums of its files.
+    """Return the hash of the run's final state; in fast mode, which has none, of the checksums of
+    its files.
 
     Raises:
         AssertionError: the run has not finished.
@@ -142,7 +152,8 @@ def read_final_hash(config: RunConfig) -> str:
     assert target.is_dir(), f"the run has no checkpoint of step {STEPS}"
     record = read_record(target)
     return str(
-        record.get("state_hash") or xxhash.xxh3_128_hexdigest(json.dumps(record["files"], sort_keys=True).encode())
+        record.get("state_hash")
+        or xxhash.xxh3_128_hexdigest(json.dumps(record["files"], sort_keys=True).encode())
     )
 
 
@@ -157,7 +168,8 @@ def replace_kill_count(drills: Sequence[CrashDrill], count: int) -> list[CrashDr
         The same drills, with `count` kills in the drill of random kills.
     """
     return [
-        replace(one, perform=build_random_kill_drill(count)) if one.name == "random kills" else one for one in drills
+        replace(one, perform=build_random_kill_drill(count)) if one.name == "random kills" else one
+        for one in drills
     ]
 
 
@@ -166,14 +178,28 @@ def _build_kill_drills() -> list[CrashDrill]:
     found = []
     for number, point in enumerate(FAULT_POINTS):
         before, after = ranks[number % len(ranks)]
-        count = {"in an evaluation": 2, "before a save": 2, "removing an older one": 1}.get(point, 3)
+        count = {"in an evaluation": 2, "before a save": 2, "removing an older one": 1}.get(
+            point, 3
+        )
         promise = "a rank killed at this point loses nothing"
-        fault = Fault(point, count, rank=before - 1 if FAULT_POINTS[point].module.endswith("engine") else 0)
-        found.append(CrashDrill(f"killed {point}", promise, build_fault_drill(fault, before, after)))
-        if FAULT_POINTS[point].module in ("llmsys.train.checkpoint_write", "llmsys.train.checkpoint_retention"):
+        fault = Fault(
+            point, count, rank=before - 1 if FAULT_POINTS[point].module.endswith("engine") else 0
+        )
+        found.append(
+            CrashDrill(f"killed {point}", promise, build_fault_drill(fault, before, after))
+        )
+        if FAULT_POINTS[point].module in (
+            "llmsys.train.checkpoint_write",
+            "llmsys.train.checkpoint_retention",
+        ):
             name = f"killed {point} in the background"
             found.append(
-                CrashDrill(name, promise, build_fault_drill(Fault(point, min(count, 2)), after, before), "async")
+                CrashDrill(
+                    name,
+                    promise,
+                    build_fault_drill(Fault(point, min(count, 2)), after, before),
+                    "async",
+                )
             )
     return found
 
@@ -185,13 +211,15 @@ OPTIMIZERS = (*ELEMENTWISE, *MOMENTS, "adam", "muon", "adafactor", "soap")
 
 
 def build_optimizer_drills(kinds: Sequence[str]) -> list[CrashDrill]:
-    """Build the drills of `doctor crash --optimizer`: a kill between two saves, and one within a save.
+    """Build the drills of `doctor crash --optimizer`: a kill between two saves, and one within a
+    save.
 
     Args:
         kinds: some of `OPTIMIZERS`.
 
     Returns:
-        Two drills for each. Elementwise ones continue on two processes, the others on one, as before the kill.
+        Two drills for each. Elementwise ones continue on two processes, the others on one, as
+        before the kill.
     """
     points = ("between backward and step", 8), ("writing the record", 3)
     return [
@@ -213,12 +241,20 @@ DRILLS = (
         "the previous checkpoint is loaded",
         build_damage_drill(fault_injection.truncate_largest_file),
     ),
-    CrashDrill("a flipped bit", "the previous checkpoint is loaded", build_damage_drill(fault_injection.flip_bit)),
     CrashDrill(
-        "a lost file", "the previous checkpoint is loaded", build_damage_drill(fault_injection.delete_largest_file)
+        "a flipped bit",
+        "the previous checkpoint is loaded",
+        build_damage_drill(fault_injection.flip_bit),
     ),
     CrashDrill(
-        "a damaged record", "the previous checkpoint is loaded", build_damage_drill(fault_injection.truncate_record)
+        "a lost file",
+        "the previous checkpoint is loaded",
+        build_damage_drill(fault_injection.delete_largest_file),
+    ),
+    CrashDrill(
+        "a damaged record",
+        "the previous checkpoint is loaded",
+        build_damage_drill(fault_injection.truncate_record),
     ),
     CrashDrill(
         "a lost checkpoint",

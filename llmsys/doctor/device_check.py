@@ -1,10 +1,11 @@
-"""`llmsys doctor device`: what the first person with a device runs, and one file that can be sent back.
+"""`llmsys doctor device`: what the first person with a device runs, and one file that can be sent
+back.
 
 Starts one process for each rank, as the other checks do (rank_pool.py). Writes `device-check.json`.
 
 Invariants:
-- Every check is a row: ok, FAIL, or not run with the reason. A task that hangs or ends its rank is a row too, and the
-  checks after it run.
+- Every check is a row: ok, FAIL, or not run with the reason. A task that hangs or ends its rank is
+  a row too, and the checks after it run.
 - The file holds no path and no name of a host or a user.
 """
 
@@ -21,7 +22,6 @@ from typing import Any, Literal, assert_never
 import torch
 
 from llmsys import __version__
-from llmsys.config.attention_kernel import AttentionDtype
 from llmsys.doctor.attention_parity import CASES, DTYPES, check_attention
 from llmsys.doctor.check_row import CheckRow, build_row, merge_ranks
 from llmsys.doctor.collective_check import check_collectives
@@ -29,10 +29,11 @@ from llmsys.doctor.rank_pool import TaskFailure, run_tasks
 from llmsys.doctor.step_check import MODELS, StepMeasurement, check_determinism, measure_steps
 from llmsys.doctor.step_comparison import build_memory_row, build_speed_row
 from llmsys.estimate.device_profile import DeviceProfile, list_device_names, load_device_profile
-from llmsys.local_files import write_bytes_atomically
+from llmsys.kernels.attention_kernel import AttentionDtype
 from llmsys.model.attention_device import describe_device
 from llmsys.parallel.process_group import all_gather_object, get_local_device, get_world_size
-from llmsys.source_code import read_source
+from llmsys.storage.local_files import write_bytes_atomically
+from llmsys.train.source_code import read_source
 
 FILE_NAME, VERSION = "device-check.json", 1
 # Limit of one task: compiling a kernel takes up to a minute on a busy host.
@@ -97,7 +98,8 @@ class DeviceReport:
 
 
 def list_tasks(num_cases: int = len(CASES), num_models: int = len(MODELS)) -> list[DeviceCheckTask]:
-    """List the tasks in order: what is wrong with a kernel is known before a model is trained with it.
+    """List the tasks in order: what is wrong with a kernel is known before a model is trained with
+    it.
 
     Args:
         num_cases: number of attention cases to check.
@@ -159,10 +161,19 @@ def find_profile_name() -> str | None:
     if not torch.cuda.is_available():
         return None
     driver_name = torch.cuda.get_device_name(0)
-    return next((name for name in list_device_names() if driver_name in load_device_profile(name).driver_names), None)
+    return next(
+        (
+            name
+            for name in list_device_names()
+            if driver_name in load_device_profile(name).driver_names
+        ),
+        None,
+    )
 
 
-def _run_task(tasks: list[DeviceCheckTask], dtypes: tuple[AttentionDtype, ...], number: int) -> Result:
+def _run_task(
+    tasks: list[DeviceCheckTask], dtypes: tuple[AttentionDtype, ...], number: int
+) -> Result:
     """Run one task on this rank and return what all ranks found. Collective."""
     task, device = tasks[number], get_local_device()
     match task.kind:
@@ -173,7 +184,9 @@ def _run_task(tasks: list[DeviceCheckTask], dtypes: tuple[AttentionDtype, ...], 
         case "collectives":
             return merge_ranks(all_gather_object(check_collectives(device)))
         case "determinism":
-            return merge_ranks(all_gather_object(check_determinism(REPRODUCIBILITY[task.number], device)))
+            return merge_ranks(
+                all_gather_object(check_determinism(REPRODUCIBILITY[task.number], device))
+            )
         case "steps":
             return measure_steps(task.number, device)
         case unreachable:
@@ -183,7 +196,11 @@ def _run_task(tasks: list[DeviceCheckTask], dtypes: tuple[AttentionDtype, ...], 
 def _describe_machine(device: torch.device) -> dict[str, Any]:
     """Return facts without names of the host. Collective."""
     is_cuda = device.type == "cuda"
-    name = torch.cuda.get_device_name(device) if is_cuda else platform.processor() or platform.machine()
+    name = (
+        torch.cuda.get_device_name(device)
+        if is_cuda
+        else platform.processor() or platform.machine()
+    )
     memory = torch.cuda.get_device_properties(device).total_memory if is_cuda else None
     mine = {"device": name, "kind": str(describe_device(device)), "memory_bytes": memory}
     return {
@@ -199,7 +216,11 @@ def _describe_machine(device: torch.device) -> dict[str, Any]:
 
 
 def _build_rows(
-    task: DeviceCheckTask, result: Any, report: DeviceReport, name: str | None, profile: DeviceProfile | None
+    task: DeviceCheckTask,
+    result: Any,
+    report: DeviceReport,
+    name: str | None,
+    profile: DeviceProfile | None,
 ) -> Iterator[CheckRow]:
     if isinstance(result, TaskFailure):
         yield build_row(task.kind, task.name, False, str(result))

@@ -1,7 +1,8 @@
-"""Trace documents: list those of a step with URL and crawl record, and the steps and checkpoints that saw a document.
+"""Trace documents: list those of a step with URL and crawl record, and the steps and checkpoints
+that saw a document.
 
-Reads a run's config, its token shards and documents, its events and checkpoints; writes nothing. Both directions are
-functions of (fingerprints, seed, step), so no log of what was read is needed.
+Reads a run's config, its token shards and documents, its events and checkpoints; writes nothing.
+Both directions are functions of (fingerprints, seed, step), so no log of what was read is needed.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,16 +14,16 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from llmsys.arrow_file import read_batches
 from llmsys.config.run import RunConfig
 from llmsys.data.dataset_mixture import MixtureWindows
 from llmsys.data.fitted_windows import FittedWindows
 from llmsys.data.packed_windows import PackedDocuments
 from llmsys.data.step_batches import BucketedStepBatches, StepBatches, WindowStepBatches
 from llmsys.data.stream_windows import StreamWindows
+from llmsys.dataset.token_split import SideColumn, TokenShards
 from llmsys.errors import DataError
 from llmsys.events import read_latest_events
-from llmsys.token_split import SideColumn, TokenShards
+from llmsys.storage.arrow_file import read_batches
 from llmsys.train.build_objective import build_step_batches
 from llmsys.train.checkpoint_load import list_complete_checkpoints
 from llmsys.train.checkpoint_record import read_record
@@ -57,13 +58,18 @@ class DocumentTracer:
             DataError: the run has no such step.
         """
         if not 1 <= step <= self.config.num_steps:
-            raise DataError(f"step={step} is not a step of this run, which has {self.config.num_steps}. Use 1 or more.")
+            raise DataError(
+                f"step={step} is not a step of this run, which has {self.config.num_steps}. Use 1 "
+                "or more."
+            )
         places = list(dict.fromkeys(self._iter_locations(step - 1)))
         found = [self._describe_document(place) for place in places]
         urls = self._read_urls({entry["id"] for entry in found})
         return [entry | {"url": urls.get(entry["id"])} for entry in found]
 
-    def locate_document(self, *, url: str | None = None, document: str | None = None) -> list[DocumentLocation]:
+    def locate_document(
+        self, *, url: str | None = None, document: str | None = None
+    ) -> list[DocumentLocation]:
         """Return the locations of a URL or a document id.
 
         Raises:
@@ -82,58 +88,87 @@ class DocumentTracer:
         if not places:
             folder = self.config.data.folder
             raise DataError(
-                f"{url or document} is not in the training shards of {folder}. It was dropped, held out for "
-                "evaluation, or never crawled: llmsys report shows dropped documents with their reason."
+                f"{url or document} is not in the training shards of {folder}. It was dropped, "
+                "held out for evaluation, or never crawled: llmsys report shows dropped "
+                "documents with their reason."
             )
         return places
 
     def list_steps_with_document(self, place: DocumentLocation, steps_done: int) -> list[int]:
-        """List the steps up to `steps_done` with tokens of a document, in order; at least one per epoch."""
+        """List the steps up to `steps_done` with tokens of a document, in order; at least one
+        per epoch.
+        """
         if isinstance(self.steps, WindowStepBatches):
             count = self.config.batch.count_sequences_before(steps_done)
             numbers = _list_sequence_numbers(self.steps.windows, place, count)
             return sorted({self.config.batch.find_step(number) + 1 for number in numbers.tolist()})
         assert isinstance(self.steps, BucketedStepBatches)
         rows = (self.steps.grouping.get_step_buckets(step) for step in range(steps_done))
-        return [step for step, groups in enumerate(rows, 1) if any(place.document in group for group in groups)]
+        return [
+            step
+            for step, groups in enumerate(rows, 1)
+            if any(place.document in group for group in groups)
+        ]
 
     def _iter_locations(self, step: int) -> Iterator[DocumentLocation]:
         if isinstance(self.steps, WindowStepBatches):
             for number in np.unique(self.steps.get_assignment(step)).tolist():
-                yield from (DocumentLocation(*place) for place in self.steps.windows.list_documents(number))
+                yield from (
+                    DocumentLocation(*place) for place in self.steps.windows.list_documents(number)
+                )
         elif isinstance(self.steps, BucketedStepBatches):
             yield from (
-                DocumentLocation(0, int(row)) for group in self.steps.grouping.get_step_buckets(step) for row in group
+                DocumentLocation(0, int(row))
+                for group in self.steps.grouping.get_step_buckets(step)
+                for row in group
             )
 
     def _describe_document(self, place: DocumentLocation) -> dict[str, Any]:
         lineage = self._get_shards(place.source).get_lineage(place.document)
-        return {"source": self.dataset.names[place.source]} | {key: lineage[key] for key in ("id", "file", "offset")}
+        return {"source": self.dataset.names[place.source]} | {
+            key: lineage[key] for key in ("id", "file", "offset")
+        }
 
     def _get_shards(self, source: int) -> TokenShards:
         # The lineage of a pair is stored with its target.
-        return self.steps.pairs.targets if isinstance(self.steps, BucketedStepBatches) else self.dataset.sources[source]
+        return (
+            self.steps.pairs.targets
+            if isinstance(self.steps, BucketedStepBatches)
+            else self.dataset.sources[source]
+        )
 
     def _read_urls(self, ids: set[str]) -> dict[str, str]:
-        """Return URLs by document id, read from the documents that `prepare` kept, where these still exist."""
+        """Return URLs by document id, read from the documents that `prepare` kept, where these
+        still exist.
+        """
         found: dict[str, str] = {}
         for shards in self.dataset.sources:
             for path in sorted((shards.folder / "documents").glob("*.arrow")):
                 for batch in read_batches(path):
                     names = batch.column("id").to_pylist()
-                    urls = batch.column("url").to_pylist() if "url" in batch.schema.names else [""] * len(names)
-                    found |= {one: url or "" for one, url in zip(names, urls, strict=True) if one in ids}
+                    urls = (
+                        batch.column("url").to_pylist()
+                        if "url" in batch.schema.names
+                        else [""] * len(names)
+                    )
+                    found |= {
+                        one: url or "" for one, url in zip(names, urls, strict=True) if one in ids
+                    }
                 if len(found) == len(ids):
                     return found
         return found
 
 
 def _build_single_rank_batch_config(config: RunConfig) -> Any:
-    """Return the batch config for one rank: the assignment of rows to ranks does not matter here."""
+    """Return the batch config for one rank: the assignment of rows to ranks does not matter
+    here.
+    """
     return config.batch.model_copy(update={"micro_sequences": 0, "assignment": "sequential"})
 
 
-def _list_sequence_numbers(windows: object, place: DocumentLocation, count: int) -> NDArray[np.int64]:
+def _list_sequence_numbers(
+    windows: object, place: DocumentLocation, count: int
+) -> NDArray[np.int64]:
     """List the sequences among the first `count` of a run that have tokens of a document."""
     if isinstance(windows, MixtureWindows):
         seen = int(windows.order.count_by_source(count)[place.source])
@@ -157,10 +192,17 @@ def read_progress(run_folder: Path) -> tuple[int, set[int]]:
     """
     path = run_folder / "events.jsonl"
     if not path.exists():
-        raise DataError(f"{run_folder} has no events.jsonl, so no run was trained there. Run llmsys train first.")
+        raise DataError(
+            f"{run_folder} has no events.jsonl, so no run was trained there. Run llmsys train "
+            "first."
+        )
     events = read_latest_events(path)
-    done = max((event["step"] for event in events if event["event"] in ("step", "checkpoint")), default=0)
-    return int(done), {int(event["step"]) for event in events if event["event"] in ("bad_step", "overflow")}
+    done = max(
+        (event["step"] for event in events if event["event"] in ("step", "checkpoint")), default=0
+    )
+    return int(done), {
+        int(event["step"]) for event in events if event["event"] in ("bad_step", "overflow")
+    }
 
 
 def list_checkpoints_after(run_folder: Path, steps: Sequence[int]) -> list[str]:

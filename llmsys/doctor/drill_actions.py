@@ -1,7 +1,8 @@
-"""Actions of crash drills: train a run, disturb it with a kill, a stop, a signal or damage, and train on.
+"""Actions of crash drills: train a run, disturb it with a kill, a stop, a signal or damage, and
+train on.
 
-Every action takes the config of a run and returns a message. It raises AssertionError when the run breaks its
-promise.
+Every action takes the config of a run and returns a message. It raises AssertionError when the run
+breaks its promise.
 """
 
 import contextlib
@@ -34,11 +35,15 @@ def run_until_finished(config: RunConfig, ranks: int) -> RunConfig:
         statuses = run_attempt(config, ranks)
         if not any(statuses):
             return config
-    raise AssertionError(f"started {MAX_ATTEMPTS} times without finishing, last with statuses {statuses}")
+    raise AssertionError(
+        f"started {MAX_ATTEMPTS} times without finishing, last with statuses {statuses}"
+    )
 
 
 def build_fault_drill(fault: Fault, before: int, after: int) -> Callable[[RunConfig], str]:
-    """Return a drill that trains on `before` ranks until the fault, then on `after` ranks to the end."""
+    """Return a drill that trains on `before` ranks until the fault, then on `after` ranks to the
+    end.
+    """
 
     def train_through_fault(config: RunConfig) -> str:
         statuses = run_attempt(config, before, fault)
@@ -51,7 +56,9 @@ def build_fault_drill(fault: Fault, before: int, after: int) -> Callable[[RunCon
 
 
 def build_damage_drill(damage: Callable[[Path], None]) -> Callable[[RunConfig], str]:
-    """Return a drill that stops a run in the middle, damages its newest checkpoint, and trains on."""
+    """Return a drill that stops a run in the middle, damages its newest checkpoint, and trains
+    on.
+    """
 
     def damage_and_resume(config: RunConfig) -> str:
         # a save comes every second step, so older ones are there to fall back on
@@ -60,7 +67,9 @@ def build_damage_drill(damage: Callable[[Path], None]) -> Callable[[RunConfig], 
         damage(config.run.folder)
         run_until_finished(config, 2)
         resumed = [
-            e["resumed_from"] for e in read_latest_events(config.run.folder / "events.jsonl") if e["event"] == "start"
+            e["resumed_from"]
+            for e in read_latest_events(config.run.folder / "events.jsonl")
+            if e["event"] == "start"
         ]
         return f"skipped {harmed}, resumed from step {resumed[-1]}"
 
@@ -68,7 +77,9 @@ def build_damage_drill(damage: Callable[[Path], None]) -> Callable[[RunConfig], 
 
 
 def drill_full_disk(config: RunConfig) -> str:
-    """Make every save fail from the second on: the run must end with a message, and continue once there is space."""
+    """Make every save fail from the second on: the run must end with a message, and continue
+    once there is space.
+    """
     statuses = run_attempt(config, 1, Fault("before a save", 2, "full_disk"))
     assert statuses == [2], f"a full disk ended with status {statuses[0]} and without a message"
     run_until_finished(config, 2)
@@ -78,7 +89,9 @@ def drill_full_disk(config: RunConfig) -> str:
 def drill_stalled_rank(config: RunConfig) -> str:
     """Stop one rank: the others must name it and exit."""
     statuses = run_attempt(config, 2, Fault("before the backward pass", 4, "stop", rank=1))
-    assert statuses[0] == HUNG, f"rank 0 exited with status {statuses[0]} instead of {HUNG} for a hang"
+    assert statuses[0] == HUNG, (
+        f"rank 0 exited with status {statuses[0]} instead of {HUNG} for a hang"
+    )
     output = (config.run.folder.parent / "output.txt").read_text(errors="replace")
     assert "rank 1" in output, "the hanging rank was not named"
     stacks = list((config.run.folder / "heartbeats").glob("*.stacks"))
@@ -88,7 +101,9 @@ def drill_stalled_rank(config: RunConfig) -> str:
 
 
 def drill_sigterm(config: RunConfig) -> str:
-    """Send SIGTERM during training: the run must save a checkpoint and exit with the status that asks for a restart."""
+    """Send SIGTERM during training: the run must save a checkpoint and exit with the status that
+    asks for a restart.
+    """
 
     def send_sigterm(processes: list[BaseProcess]) -> None:
         _wait_for_step(config, 3)
@@ -103,7 +118,9 @@ def drill_sigterm(config: RunConfig) -> str:
 
 
 def build_random_kill_drill(count: int, seed: int = 0) -> Callable[[RunConfig], str]:
-    """Return a drill that kills all ranks at random times, `count` times in a row; the number of ranks changes."""
+    """Return a drill that kills all ranks at random times, `count` times in a row; the number of
+    ranks changes.
+    """
 
     def kill_repeatedly(config: RunConfig) -> str:
         choose = random.Random(seed)
@@ -151,7 +168,9 @@ def _send_signal(process: BaseProcess, number: int) -> None:
 def _wait_for_step(config: RunConfig, step: int) -> None:
     path, deadline = config.run.folder / "events.jsonl", time.monotonic() + 60
     while time.monotonic() < deadline:
-        if path.exists() and any(e["event"] == "step" and e["step"] >= step for e in read_latest_events(path)):
+        if path.exists() and any(
+            e["event"] == "step" and e["step"] >= step for e in read_latest_events(path)
+        ):
             return
         time.sleep(0.02)
     raise AssertionError(f"step {step} was not reached in 60 s")

@@ -1,8 +1,8 @@
 """Inject faults into a run: kill or stop a rank, fill its disk, or damage its newest checkpoint.
 
-A fault point is a call inside the trainer or the saver. It is wrapped in the process that the drill starts and nowhere
-else, so the code that users run does not know drills. A forkserver imports the trainer once and forks every rank from
-there: two hundred attempts then cost minutes.
+A fault point is a call inside the trainer or the saver. It is wrapped in the process that the drill
+starts and nowhere else, so the code that users run does not know drills. A forkserver imports the
+trainer once and forks every rank from there: two hundred attempts then cost minutes.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from llmsys.config.run import RunConfig
-from llmsys.port import find_free_port
+from llmsys.parallel.port import find_free_port
 
 # The largest file that a rank on a full disk can write: smaller than any shard.
 DISK_BYTES = 4096
@@ -44,23 +44,37 @@ class FaultPoint:
 
 
 FAULT_POINTS = {
-    "before the backward pass": FaultPoint("llmsys.engine.bitwise_engine", "BitwiseEngine", "train_step"),
-    "between backward and step": FaultPoint("llmsys.train.step_guard", "StepGuard", "accept_step", before=False),
+    "before the backward pass": FaultPoint(
+        "llmsys.engine.bitwise_engine", "BitwiseEngine", "train_step"
+    ),
+    "between backward and step": FaultPoint(
+        "llmsys.train.step_guard", "StepGuard", "accept_step", before=False
+    ),
     "after the step": FaultPoint("llmsys.train.trainer", "", "update_expert_balance", before=False),
     "in an evaluation": FaultPoint("llmsys.train.trainer", "Trainer", "_evaluate"),
     "before a save": FaultPoint("llmsys.train.checkpoint_saver", "CheckpointSaver", "save_state"),
-    "making the folder": FaultPoint("llmsys.train.checkpoint_write", "", "_recreate_folder", before=False),
-    "writing tensors": FaultPoint("llmsys.train.checkpoint_write", "", "_write_tensors", before=False),
+    "making the folder": FaultPoint(
+        "llmsys.train.checkpoint_write", "", "_recreate_folder", before=False
+    ),
+    "writing tensors": FaultPoint(
+        "llmsys.train.checkpoint_write", "", "_write_tensors", before=False
+    ),
     "digesting": FaultPoint("llmsys.train.checkpoint_write", "", "compute_digests", before=False),
-    "writing the record": FaultPoint("llmsys.train.checkpoint_write", "", "write_record", before=False),
+    "writing the record": FaultPoint(
+        "llmsys.train.checkpoint_write", "", "write_record", before=False
+    ),
     "renamed and not flushed": FaultPoint("llmsys.train.checkpoint_write", "", "sync_folder"),
-    "removing an older one": FaultPoint("llmsys.train.checkpoint_retention", "", "remove_checkpoint", before=False),
+    "removing an older one": FaultPoint(
+        "llmsys.train.checkpoint_retention", "", "remove_checkpoint", before=False
+    ),
 }
 
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault at the `count`-th call of a fault point on one rank: `kill`, `stop` (SIGSTOP) or `full_disk`."""
+    """A fault at the `count`-th call of a fault point on one rank: `kill`, `stop` (SIGSTOP) or
+    `full_disk`.
+    """
 
     point: str
     count: int
@@ -71,7 +85,8 @@ class Fault:
 def inject_fault(fault: Fault) -> None:
     """Wrap the fault point's call in this process."""
     if fault.action == "full_disk":
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # a write then fails with an error, as on a full disk
+        # a write then fails with an error, as on a full disk
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     point = FAULT_POINTS[fault.point]
     import importlib
 
@@ -179,7 +194,8 @@ def run_attempt(
     port = find_free_port()
     log = config.run.folder.parent / "output.txt"
     processes: list[BaseProcess] = [
-        context.Process(target=_run_rank, args=(config, rank, ranks, port, fault, log)) for rank in range(ranks)
+        context.Process(target=_run_rank, args=(config, rank, ranks, port, fault, log))
+        for rank in range(ranks)
     ]
     for process in processes:
         process.start()
@@ -210,8 +226,16 @@ def _kill_process(process: BaseProcess) -> None:
     process.join()
 
 
-def _run_rank(config: RunConfig, rank: int, ranks: int, port: int, fault: Fault | None, log: Path) -> None:
-    local = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_PORT": port}
+def _run_rank(
+    config: RunConfig, rank: int, ranks: int, port: int, fault: Fault | None, log: Path
+) -> None:
+    local = {
+        "RANK": rank,
+        "LOCAL_RANK": rank,
+        "WORLD_SIZE": ranks,
+        "LOCAL_WORLD_SIZE": ranks,
+        "MASTER_PORT": port,
+    }
     os.environ |= {name: str(value) for name, value in local.items()}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     with log.open("a") as opened:

@@ -1,7 +1,8 @@
 """Compare training in every engine and layout with a reference run in one process.
 
-Gradients are compared per parameter through Adam's first moments, weights through their change. Adam's step has the
-same length for gradients of any length, so a loss alone would hide a gradient that is twice too large.
+Gradients are compared per parameter through Adam's first moments, weights through their change.
+Adam's step has the same length for gradients of any length, so a loss alone would hide a gradient
+that is twice too large.
 """
 
 import time
@@ -31,20 +32,25 @@ from llmsys.parallel.process_group import all_gather_object, get_local_device, g
 from llmsys.train.build_engine import build_engine
 from llmsys.train.expert_load import update_expert_balance
 
-# Relative limits of (loss and norm, gradients and moments, weights). 16-bit runs are compared with fp32.
+# Relative limits of (loss and norm, gradients and moments, weights). 16-bit runs are compared with
+# fp32.
 LIMITS = {"fp32": (1e-5, 1e-3, 5e-3), "bf16": (2e-2, 2e-1, 6e-1), "fp16": (5e-3, 1e-1, 4e-1)}
 
-# Absolute limits of buffers. In 16 bits a few tokens choose another expert, and a bias moves by +0.01, not -0.01.
+# Absolute limits of buffers. In 16 bits a few tokens choose another expert, and a bias moves by
+# +0.01, not -0.01.
 BUFFERS = {"fp32": 1e-6, "bf16": 2.5e-2, "fp16": 2.5e-2}
 
-# A tensor whose norm is below this share of the largest is compared with that share: it is mostly rounding (in 16 bits
-# that concerns routers: between two almost equal experts, another one is chosen).
+# A tensor whose norm is below this share of the largest is compared with that share: it is mostly
+# rounding (in 16 bits that concerns routers: between two almost equal experts, another one is
+# chosen).
 SMALL = {"fp32": 1e-2, "bf16": 1e-1, "fp16": 1e-1}
 
 
 @dataclass(frozen=True)
 class TrajectoryDistance:
-    """Relative distance of a parity case to the reference; `worst` names the tensor farthest beyond its limit."""
+    """Relative distance of a parity case to the reference; `worst` names the tensor farthest
+    beyond its limit.
+    """
 
     loss: float
     norm: float
@@ -76,7 +82,9 @@ def train_case(case: ParityCase) -> Trajectory:
     losses, norms = [], []
     gradients: Tensors = {}
     for step in range(STEPS):
-        batches = build_micro_batches(case.parity_model, step, **shard_arguments, is_bitwise=case.engine == "bitwise")
+        batches = build_micro_batches(
+            case.parity_model, step, **shard_arguments, is_bitwise=case.engine == "bitwise"
+        )
         result = engine.train_step(batches, RATE)
         update_expert_balance(engine.module)
         losses.append(result.loss)
@@ -84,8 +92,12 @@ def train_case(case: ParityCase) -> Trajectory:
         # After one step the first moment is a multiple of the gradient.
         if step == 0:
             gradients = _gather_tensors(engine, "first_moment/")
-    moments = {f"1/{name}": value for name, value in _gather_tensors(engine, "first_moment/").items()}
-    moments |= {f"2/{name}": value for name, value in _gather_tensors(engine, "second_moment/").items()}
+    moments = {
+        f"1/{name}": value for name, value in _gather_tensors(engine, "first_moment/").items()
+    }
+    moments |= {
+        f"2/{name}": value for name, value in _gather_tensors(engine, "second_moment/").items()
+    }
     return Trajectory(
         losses,
         norms,
@@ -108,7 +120,9 @@ def compute_distance(precision: str, found: Trajectory, expected: Trajectory) ->
     loss = max(abs(a - b) / abs(b) for a, b in zip(found.losses, expected.losses, strict=True))
     norm = max(abs(a - b) / abs(b) for a, b in zip(found.norms, expected.norms, strict=True))
     small = SMALL[precision]
-    gradient, worst_gradient = _compute_largest_difference(found.gradients, expected.gradients, small)
+    gradient, worst_gradient = _compute_largest_difference(
+        found.gradients, expected.gradients, small
+    )
     weights, worst_weight = _compute_largest_difference(
         _compute_weight_changes(found), _compute_weight_changes(expected), small
     )
@@ -123,7 +137,10 @@ def compute_distance(precision: str, found: Trajectory, expected: Trajectory) ->
         f"weights of {worst_weight}": weights / of_weights,
         f"moments {worst_moment}": moments / (2 * of_gradient),
         "weights before the first step": start / 1e-7,
-        **{f"{name} (buffer)": apart / BUFFERS[precision] for name, apart in _iter_buffer_differences(found, expected)},
+        **{
+            f"{name} (buffer)": apart / BUFFERS[precision]
+            for name, apart in _iter_buffer_differences(found, expected)
+        },
     }
     # NaN compares as false: count it as infinite.
     worst = max(over, key=lambda name: over[name] if over[name] == over[name] else float("inf"))
@@ -131,9 +148,13 @@ def compute_distance(precision: str, found: Trajectory, expected: Trajectory) ->
     return TrajectoryDistance(loss, norm, gradient, weights, moments, worst, passed)
 
 
-def _compute_largest_difference(found: Tensors, expected: Tensors, small: float) -> tuple[float, str]:
+def _compute_largest_difference(
+    found: Tensors, expected: Tensors, small: float
+) -> tuple[float, str]:
     if found.keys() != expected.keys():
-        return float("inf"), f"{sorted(found.keys() ^ expected.keys())[0]}, present on one side only"
+        return float(
+            "inf"
+        ), f"{sorted(found.keys() ^ expected.keys())[0]}, present on one side only"
     longest = max(float(value.norm()) for value in expected.values())
     apart = {
         name: float((found[name] - value).norm()) / max(float(value.norm()), small * longest)
@@ -143,10 +164,19 @@ def _compute_largest_difference(found: Tensors, expected: Tensors, small: float)
     return apart[worst], worst
 
 
-def _iter_buffer_differences(found: Trajectory, expected: Trajectory) -> Iterator[tuple[str, float]]:
-    """Yield the largest absolute difference of each buffer; a balancing bias moves by its rate or not at all."""
+def _iter_buffer_differences(
+    found: Trajectory, expected: Trajectory
+) -> Iterator[tuple[str, float]]:
+    """Yield the largest absolute difference of each buffer; a balancing bias moves by its rate
+    or not at all.
+    """
     for name, buffer in expected.buffers.items():
-        yield name, float((found.buffers[name] - buffer).abs().max()) if name in found.buffers else float("inf")
+        yield (
+            name,
+            float((found.buffers[name] - buffer).abs().max())
+            if name in found.buffers
+            else float("inf"),
+        )
 
 
 def _compute_weight_changes(trajectory: Trajectory) -> Tensors:
@@ -208,7 +238,9 @@ class ParityResult:
         }
 
 
-def run_parity(cases: Sequence[ParityCase], on_result: Callable[[ParityResult], None]) -> list[ParityResult]:
+def run_parity(
+    cases: Sequence[ParityCase], on_result: Callable[[ParityResult], None]
+) -> list[ParityResult]:
     """Train every case on its number of ranks and compare it with the reference.
 
     Args:
@@ -224,7 +256,9 @@ def run_parity(cases: Sequence[ParityCase], on_result: Callable[[ParityResult], 
         for model in {case.parity_model.name: case.parity_model for case in cases}.values()
     }
     # Scaled by this machine's speed, which the reference runs have just measured.
-    timeout_seconds = max(TIMEOUT_SECONDS, REFERENCE_TIME_FACTOR * (time.monotonic() - began) / max(len(expected), 1))
+    timeout_seconds = max(
+        TIMEOUT_SECONDS, REFERENCE_TIME_FACTOR * (time.monotonic() - began) / max(len(expected), 1)
+    )
     results = []
     for ranks in sorted({case.ranks for case in cases}):
         chosen = [case for case in cases if case.ranks == ranks]
@@ -245,13 +279,16 @@ def _iter_results(
             yield ParityResult(cases[number], result)
 
 
-def _compare_case(cases: list[ParityCase], expected: dict[str, Trajectory], number: int) -> TrajectoryDistance:
+def _compare_case(
+    cases: list[ParityCase], expected: dict[str, Trajectory], number: int
+) -> TrajectoryDistance:
     case = cases[number]
     return compare_to_reference(case, expected[case.parity_model.name])
 
 
 def format_parity_table(results: Sequence[ParityResult]) -> str:
-    """Format a table with a row per ranks, engine and layout and a column per precision and recomputation.
+    """Format a table with a row per ranks, engine and layout and a column per precision and
+    recomputation.
 
     Args:
         results: results of `run_parity`.
@@ -259,7 +296,9 @@ def format_parity_table(results: Sequence[ParityResult]) -> str:
     Returns:
         The table; an entry is the largest relative difference of a gradient, or FAIL.
     """
-    rows: dict[str, dict[tuple[str, str], list[ParityResult]]] = defaultdict(lambda: defaultdict(list))
+    rows: dict[str, dict[tuple[str, str], list[ParityResult]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
     for result in results:
         rows[result.case.placement][result.case.precision, result.case.recompute].append(result)
     precisions = list(dict.fromkeys(result.case.precision for result in results))
@@ -268,7 +307,10 @@ def format_parity_table(results: Sequence[ParityResult]) -> str:
     head = "".join(f"{f'{precision} {recompute}':>16}" for precision, recompute in columns)
     lines = [f"{'ranks engine layout':<{width}}{head}"]
     for where, cases in rows.items():
-        lines.append(f"{where:<{width}}" + "".join(f"{_format_entry(cases.get(column, [])):>16}" for column in columns))
+        lines.append(
+            f"{where:<{width}}"
+            + "".join(f"{_format_entry(cases.get(column, [])):>16}" for column in columns)
+        )
     return "\n".join(lines)
 
 
@@ -277,7 +319,9 @@ def _format_entry(results: list[ParityResult]) -> str:
         return "–"
     if not all(result.has_passed for result in results):
         return "FAIL"
-    return f"{max(result.distance.gradient for result in results if result.distance is not None):.0e}"
+    return (
+        f"{max(result.distance.gradient for result in results if result.distance is not None):.0e}"
+    )
 
 
 def iter_failures(results: Sequence[ParityResult]) -> Iterator[str]:
@@ -295,6 +339,7 @@ def iter_failures(results: Sequence[ParityResult]) -> Iterator[str]:
         elif not result.has_passed:
             found = result.distance
             yield (
-                f"{result.case.title}: {found.worst} differs (loss {found.loss:.1e}, norm {found.norm:.1e}, "
-                f"gradient {found.gradient:.1e}, weights {found.weights:.1e}, moments {found.moments:.1e})"
+                f"{result.case.title}: {found.worst} differs (loss {found.loss:.1e}, norm "
+                f"{found.norm:.1e}, gradient {found.gradient:.1e}, weights {found.weights:.1e}, "
+                f"moments {found.moments:.1e})"
             )

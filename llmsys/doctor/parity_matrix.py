@@ -1,7 +1,7 @@
 """The parity matrix: engine × layout × precision × recomputation, each legal combination once.
 
-Legality is what the config accepts, so the matrix and the config cannot disagree. In fp32 without recomputation every
-parity model is trained; each other combination takes the next one in turn.
+Legality is what the config accepts, so the matrix and the config cannot disagree. In fp32 without
+recomputation every parity model is trained; each other combination takes the next one in turn.
 """
 
 from collections.abc import Iterator
@@ -65,7 +65,9 @@ RECOMPUTE = ("none", "selective", "full", "offload")
 
 @dataclass(frozen=True)
 class ParityCase:
-    """One run of the matrix. `micro_sequences` is the number of sequences in one forward pass of a rank."""
+    """One run of the matrix. `micro_sequences` is the number of sequences in one forward pass of
+    a rank.
+    """
 
     ranks: int
     engine: str
@@ -78,13 +80,19 @@ class ParityCase:
     @property
     def placement(self) -> str:
         """Ranks, engine and layout."""
-        values = (str(size["kind"]) if isinstance(size, dict) else f"{axis}={size}" for axis, size in self.layout)
+        values = (
+            str(size["kind"]) if isinstance(size, dict) else f"{axis}={size}"
+            for axis, size in self.layout
+        )
         return " ".join([f"{self.ranks}", self.engine, *values])
 
     @property
     def title(self) -> str:
         """Every choice of the case, for messages."""
-        return f"{self.placement}, {self.precision}, recompute={self.recompute}, {self.parity_model.name}"
+        return (
+            f"{self.placement}, {self.precision}, recompute={self.recompute}, "
+            f"{self.parity_model.name}"
+        )
 
     def build_run_config(self) -> RunConfig:
         """Return the case as the config of a run.
@@ -92,14 +100,22 @@ class ParityCase:
         Raises:
             ValidationError, LayoutError, ConfigError: the combination is illegal.
         """
-        train = {"precision": self.precision, "activation_checkpoint": self.recompute, "threads_per_process": 1}
+        train = {
+            "precision": self.precision,
+            "activation_checkpoint": self.recompute,
+            "threads_per_process": 1,
+        }
         if self.engine == "bitwise":
             train["reproducibility"] = "bitwise"
         length, windows = self.parity_model.length, self.parity_model.has_windows
         batch: dict[str, Any] = {"sequence_length": length, "sequences": SEQUENCES}
         if self.parity_model.model.attention.mixes_documents:
             batch["attention_scope"] = "window"
-        batch |= {"micro_sequences": self.micro_sequences} if windows else {"num_length_buckets": len(GROUP_ROWS)}
+        batch |= (
+            {"micro_sequences": self.micro_sequences}
+            if windows
+            else {"num_length_buckets": len(GROUP_ROWS)}
+        )
         config = RunConfig.model_validate(
             {
                 "model": self.parity_model.model,
@@ -122,7 +138,9 @@ class ParityCase:
             return config
         share = SEQUENCES // layout.data_parallel_size
         if SEQUENCES % layout.data_parallel_size or share % self.micro_sequences:
-            raise LayoutError(f"{self.micro_sequences} sequences do not divide the {share} of a rank")
+            raise LayoutError(
+                f"{self.micro_sequences} sequences do not divide the {share} of a rank"
+            )
         return config
 
 
@@ -154,7 +172,12 @@ def iter_parity_cases(
             legal_cases = [
                 case
                 for parity_model in parity_models
-                if (case := _find_legal_case(ranks, engine, layout, precision, recompute, parity_model)) is not None
+                if (
+                    case := _find_legal_case(
+                        ranks, engine, layout, precision, recompute, parity_model
+                    )
+                )
+                is not None
             ]
             if legal_cases:
                 yield from legal_cases if plain else [legal_cases[next_model % len(legal_cases)]]
@@ -164,18 +187,32 @@ def iter_parity_cases(
 def _find_layout_key(
     ranks: int, engine: str, layout: dict[str, Any], parity_models: tuple[ParityModel, ...]
 ) -> tuple[str, str] | None:
-    """Return engine and resolved layout, or None if illegal: replicas of one shard are what DDP always has."""
-    cases = [_find_legal_case(ranks, engine, layout, "fp32", "none", parity_model) for parity_model in parity_models]
+    """Return engine and resolved layout, or None if illegal: replicas of one shard are what DDP
+    always has.
+    """
+    cases = [
+        _find_legal_case(ranks, engine, layout, "fp32", "none", parity_model)
+        for parity_model in parity_models
+    ]
     found = next((case for case in cases if case is not None), None)
-    return None if found is None else (engine, str(resolve_planned_layout(found.build_run_config())))
+    return (
+        None if found is None else (engine, str(resolve_planned_layout(found.build_run_config())))
+    )
 
 
 def _find_legal_case(
-    ranks: int, engine: str, layout: dict[str, Any], precision: str, recompute: str, parity_model: ParityModel
+    ranks: int,
+    engine: str,
+    layout: dict[str, Any],
+    precision: str,
+    recompute: str,
+    parity_model: ParityModel,
 ) -> ParityCase | None:
     """Return the case with the first legal micro-batch size, preferably 2, or None."""
     for micro in (2, 1, 4):
-        case = ParityCase(ranks, engine, tuple(layout.items()), precision, recompute, parity_model, micro)
+        case = ParityCase(
+            ranks, engine, tuple(layout.items()), precision, recompute, parity_model, micro
+        )
         try:
             case.build_run_config()
         except (ValidationError, LayoutError, ConfigError):

@@ -1,7 +1,7 @@
 """Tiny models and windows for parity checks, chosen to exercise what goes wrong.
 
-A vocabulary and rows that no number of ranks divides, tied embeddings, an expert without tokens, all tokens on one
-expert, every balance loss, padding, and a rank without valid targets.
+A vocabulary and rows that no number of ranks divides, tied embeddings, an expert without tokens,
+all tokens on one expert, every balance loss, padding, and a rank without valid targets.
 
 A user's model is tried with its dropout off, on the doctor's own rows.
 
@@ -16,7 +16,6 @@ from typing import Any, assert_never
 import numpy as np
 import torch
 
-from llmsys.chat_tokens import StoredChats
 from llmsys.config.head import (
     ClassificationHeadConfig,
     DropoutConfig,
@@ -30,6 +29,7 @@ from llmsys.config.objective import NextSentenceConfig, ObjectiveConfig, infer_o
 from llmsys.data.batch import IGNORED, Batch, build_batch
 from llmsys.data.packed_windows import PADDING, WindowBatch
 from llmsys.data.shuffle import build_permutation, derive_order_key
+from llmsys.dataset.chat_tokens import StoredChats
 from llmsys.errors import ConfigError
 from llmsys.estimate.model_tensors import count_parameters
 from llmsys.train.auto_micro_batch import get_free_memory
@@ -56,7 +56,9 @@ class ParityModel:
     def objective(self) -> ObjectiveConfig:
         """The objective that the model is made for: every loss that its heads have."""
         head = self.model.head
-        has_pairs = head.kind == "mlm" and head.next_sentence and self.model.embedding.token_types > 1
+        has_pairs = (
+            head.kind == "mlm" and head.next_sentence and self.model.embedding.token_types > 1
+        )
         return NextSentenceConfig() if has_pairs else infer_objective({"model": self.model})
 
     @property
@@ -96,7 +98,13 @@ def _build_moe_config(per_token: int, **changes: Any) -> dict[str, Any]:
     return settings | changes
 
 
-_LATENT = {"kind": "latent", "kv_lora_rank": 12, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 6}
+_LATENT = {
+    "kind": "latent",
+    "kv_lora_rank": 12,
+    "qk_nope_head_dim": 6,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 6,
+}
 _SEQUENCE_LOSS = {"kind": "auxiliary_loss", "weight": 0.5, "scope": "sequence"}
 _BATCH_LOSS = {"kind": "auxiliary_loss", "weight": 0.5, "scope": "batch"}
 _BIAS_AND_LOSS = {"kind": "bias", "rate": 0.01, "sequence_weight": 0.5}
@@ -106,7 +114,9 @@ _BY_DOCUMENT = _CAPACITY | {"scope": "document"}
 DENSE = ParityModel("dense, tied", _build_model_config(tie_word_embeddings=True))
 EXPERTS = ParityModel("experts", _build_model_config(moe=_build_moe_config(2)))
 IDLE = ParityModel("experts, one idle", _build_model_config(moe=_build_moe_config(2)), {3: -10.0})
-CROWDED = ParityModel("experts, all on one", _build_model_config(moe=_build_moe_config(1)), {2: 10.0})
+CROWDED = ParityModel(
+    "experts, all on one", _build_model_config(moe=_build_moe_config(1)), {2: 10.0}
+)
 LATENT = ParityModel(
     "experts, softmax, batch loss, latent attention, multi-token prediction",
     _build_model_config(
@@ -120,13 +130,16 @@ SINKS = ParityModel(
     "experts, softmax, sequence loss, capacity by document, sinks",
     _build_model_config(
         attention={"kind": "multi_head", "sinks": True},
-        moe=_build_moe_config(2, score="softmax", balance=_SEQUENCE_LOSS, routing=_BY_DOCUMENT, z_loss_weight=0.1),
+        moe=_build_moe_config(
+            2, score="softmax", balance=_SEQUENCE_LOSS, routing=_BY_DOCUMENT, z_loss_weight=0.1
+        ),
     ),
 )
 TRANSLATION = ParityModel(
     "translation, experts, bias and loss, capacity",
     _build_model_config(
-        family="encoder_decoder", moe=_build_moe_config(2, balance=_BIAS_AND_LOSS, routing=_CAPACITY, z_loss_weight=0.1)
+        family="encoder_decoder",
+        moe=_build_moe_config(2, balance=_BIAS_AND_LOSS, routing=_CAPACITY, z_loss_weight=0.1),
     ),
 )
 LABELS = ParityModel(
@@ -142,7 +155,9 @@ MASKED = ParityModel(
     _build_model_config(
         family="encoder",
         head={"kind": "mlm"},
-        moe=_build_moe_config(2, score="softmax", balance=_SEQUENCE_LOSS, routing=_CAPACITY, z_loss_weight=0.1),
+        moe=_build_moe_config(
+            2, score="softmax", balance=_SEQUENCE_LOSS, routing=_CAPACITY, z_loss_weight=0.1
+        ),
     ),
 )
 DEEP = ParityModel(
@@ -168,16 +183,31 @@ NARROW = ParityModel(
 )
 # Not of the matrix: the loss is on some tokens, which rows of padding have too.
 CHATS = ParityModel("answers of chats", EXPERTS.model, learns_answers=True)
-PARITY_MODELS = (DENSE, EXPERTS, IDLE, CROWDED, LATENT, SINKS, TRANSLATION, LABELS, MASKED, DEEP, NARROW)
+PARITY_MODELS = (
+    DENSE,
+    EXPERTS,
+    IDLE,
+    CROWDED,
+    LATENT,
+    SINKS,
+    TRANSLATION,
+    LABELS,
+    MASKED,
+    DEEP,
+    NARROW,
+)
 
 
 def build_parity_batch(step: int, rows: range, parity_model: ParityModel = DENSE) -> Batch:
     """Return rows of a step, the same on every rank.
 
-    The first quarter has no valid target, one row in four has two documents, and one in four ends in padding.
+    The first quarter has no valid target, one row in four has two documents, and one in four ends
+    in padding.
     """
     length, padding = parity_model.length, max(1, parity_model.length // 4)
-    stored = np.stack([_build_row_tokens(step, row, length, parity_model.model.vocab_size) for row in rows])
+    stored = np.stack(
+        [_build_row_tokens(step, row, length, parity_model.model.vocab_size) for row in rows]
+    )
     if parity_model.learns_answers:
         return _build_chats(stored, np.array(rows), parity_model.model.vocab_size)
     tokens = torch.tensor(stored)
@@ -195,14 +225,20 @@ def build_parity_batch(step: int, rows: range, parity_model: ParityModel = DENSE
 
 
 def _build_chats(ids_NT: Any, rows_N: Any, vocab_size: int) -> Batch:
-    """Return rows of two chats, of whose tokens two in five have a loss, with padding in every second row."""
+    """Return rows of two chats, of whose tokens two in five have a loss, with padding in every
+    second row.
+    """
     size = ids_NT.shape[1]
     has_loss = (np.arange(size) + rows_N[:, None]) % 5 < 2
     stored = np.where(has_loss, ids_NT, ids_NT + vocab_size)
-    documents = np.repeat((np.arange(size) >= size // 2)[None], len(rows_N), axis=0).astype(np.int64)
+    documents = np.repeat((np.arange(size) >= size // 2)[None], len(rows_N), axis=0).astype(
+        np.int64
+    )
     stored[:, [0, size // 2]] = 2 * vocab_size
     documents[rows_N % 2 == 1, -3:] = PADDING
-    return build_batch(WindowBatch(stored, documents), separate_documents=True, chats=StoredChats(vocab_size, 0))
+    return build_batch(
+        WindowBatch(stored, documents), separate_documents=True, chats=StoredChats(vocab_size, 0)
+    )
 
 
 def _build_row_tokens(step: int, row: int, length: int, vocab_size: int) -> Any:
@@ -210,8 +246,9 @@ def _build_row_tokens(step: int, row: int, length: int, vocab_size: int) -> Any:
     return order[np.arange(length + 1) % vocab_size]
 
 
-# fp32 copies of all weights. The reference run: weights, gradients, two moments, start, first gradients. A rank: its
-# state (5, one a copy in 16 bits), the reference trajectory and its own (5 each), and the changes of both (2).
+# fp32 copies of all weights. The reference run: weights, gradients, two moments, start, first
+# gradients. A rank: its state (5, one a copy in 16 bits), the reference trajectory and its own (5
+# each), and the changes of both (2).
 REFERENCE_COPIES, RANK_COPIES = 6, 17
 
 FP32_BYTES = 4
@@ -233,16 +270,19 @@ def build_parity_model(model: ModelConfig, name: str) -> ParityModel:
     match model.head:
         case FeaturesHeadConfig():
             raise ConfigError(
-                f"model.head.kind=features of {name} has no loss, but parity compares training. Use "
-                "model.head.kind=lm, mlm or classification."
+                f"model.head.kind=features of {name} has no loss, but parity compares training. "
+                "Use model.head.kind=lm, mlm or classification."
             )
-        case LmHeadConfig() | MlmHeadConfig() | ClassificationHeadConfig() | PermutationHeadConfig():
+        case (
+            LmHeadConfig() | MlmHeadConfig() | ClassificationHeadConfig() | PermutationHeadConfig()
+        ):
             pass
         case unreachable:
             assert_never(unreachable)
     if model.vocab_size < 4:
         raise ConfigError(
-            f"model.vocab_size={model.vocab_size} of {name} is too small for rows of parity. Use model.vocab_size=4."
+            f"model.vocab_size={model.vocab_size} of {name} is too small for rows of parity. Use "
+            "model.vocab_size=4."
         )
     return ParityModel(name, model.model_copy(update={"dropout": DropoutConfig()}))
 
@@ -261,7 +301,8 @@ def require_memory(model: ModelConfig, ranks: int) -> None:
     needed = parameters * FP32_BYTES * (REFERENCE_COPIES + RANK_COPIES * ranks)
     if needed > (free := get_free_memory()):
         raise ConfigError(
-            f"Parity of {parameters:,} parameters on {ranks} processes takes about {needed / 1e9:.1f} GB, and "
-            f"{free / 1e9:.1f} GB are free. Use fewer --processes, or a smaller model of the same kind: override "
-            f"model.num_hidden_layers, model.hidden_size or model.moe.num_experts."
+            f"Parity of {parameters:,} parameters on {ranks} processes takes about "
+            f"{needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free. Use fewer --processes, or "
+            "a smaller model of the same kind: override model.num_hidden_layers, "
+            "model.hidden_size or model.moe.num_experts."
         )

@@ -1,4 +1,5 @@
-"""The reference run of parity: one process, eager, fp32, with torch's own loss, clipping and AdamW, one row at a time.
+"""The reference run of parity: one process, eager, fp32, with torch's own loss, clipping and AdamW,
+one row at a time.
 
 A single row has no padding, so no count of tokens can depend on the other rows of a batch.
 
@@ -22,8 +23,11 @@ from llmsys.optim.parameter_groups import build_parameter_groups
 from llmsys.train.expert_load import update_expert_balance
 
 STEPS, SEED, RATE = 3, 7, 1e-2
-# Clips every step. The large epsilon keeps gradients that are zero but for rounding from deciding a sign.
-OPTIMIZER = AdamWConfig(learning_rate=RATE, max_grad_norm=0.5, weight_decay=0.1, embedding_lr_multiplier=2.0, eps=1e-6)
+# Clips every step. The large epsilon keeps gradients that are zero but for rounding from deciding a
+# sign.
+OPTIMIZER = AdamWConfig(
+    learning_rate=RATE, max_grad_norm=0.5, weight_decay=0.1, embedding_lr_multiplier=2.0, eps=1e-6
+)
 
 Tensors = dict[str, Tensor]
 
@@ -36,7 +40,8 @@ class Trajectory:
         losses: loss of each step in nats per target.
         norms: gradient norm of each step before clipping.
         start: weights before the first step.
-        gradients: first moments after one step: a tenth of the clipped gradient, which no engine can hide.
+        gradients: first moments after one step: a tenth of the clipped gradient, which no engine
+            can hide.
         weights: weights at the end.
         moments: both moments at the end, as `1/NAME` and `2/NAME`.
         buffers: further state, such as balancing biases.
@@ -69,7 +74,9 @@ def compute_reference_trajectory(parity_model: ParityModel, steps: int = STEPS) 
         update_expert_balance(model)
         losses.append(loss)
         if step == 0:
-            gradients = {name: optimizer.state[value]["exp_avg"].clone() for name, value in named.items()}
+            gradients = {
+                name: optimizer.state[value]["exp_avg"].clone() for name, value in named.items()
+            }
     weights = {name: parameter.detach() for name, parameter in named.items()}
     moments = {f"1/{name}": optimizer.state[value]["exp_avg"] for name, value in named.items()}
     moments |= {f"2/{name}": optimizer.state[value]["exp_avg_sq"] for name, value in named.items()}
@@ -114,7 +121,9 @@ def _sum_nats(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
 
 
 def _sum_further_nats(model: Transformer, row: Batch) -> Tensor:
-    """Return the loss of the multi-token prediction modules (DeepSeek-V3, arXiv:2412.19437, equations 24 and 25)."""
+    """Return the loss of the multi-token prediction modules (DeepSeek-V3, arXiv:2412.19437,
+    equations 24 and 25).
+    """
     config = model.config.multi_token_prediction
     if config is None:
         return torch.zeros(())
@@ -138,7 +147,9 @@ def _build_adamw(named: dict[str, nn.Parameter], config: ModelConfig) -> torch.o
         for group in build_parameter_groups(named.items(), OPTIMIZER, config)
     ]
     # foreach=False: the plain loop of torch is the reference.
-    return torch.optim.AdamW(groups, lr=RATE, betas=OPTIMIZER.betas, eps=OPTIMIZER.eps, foreach=False)
+    return torch.optim.AdamW(
+        groups, lr=RATE, betas=OPTIMIZER.betas, eps=OPTIMIZER.eps, foreach=False
+    )
 
 
 def bias_expert_choice(model: Transformer, parity_model: ParityModel) -> None:

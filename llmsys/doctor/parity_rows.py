@@ -1,9 +1,11 @@
-"""Toy rows of parity runs: windows of text, masked windows, translations, labelled texts and labelled images.
+"""Toy rows of parity runs: windows of text, masked windows, translations, labelled texts and
+labelled images.
 
 Invariants:
-- A step's content is a function of (parity model, step). Ranks, micro-batches and engine change only which rank holds a
-  row.
-- Groups of pairs are uneven: rows are padded, and on two or more ranks some rank has no row of a group.
+- A step's content is a function of (parity model, step). Ranks, micro-batches and engine change
+  only which rank holds a row.
+- Groups of pairs are uneven: rows are padded, and on two or more ranks some rank has no row of a
+  group.
 """
 
 from collections.abc import Sequence
@@ -41,7 +43,8 @@ from llmsys.data.sequence_pairs import ClassificationCollator, MakeBatch, Transl
 from llmsys.data.shuffle import build_permutation, derive_order_key
 from llmsys.doctor.parity_models import SEQUENCES, ParityModel, build_parity_batch
 
-# Rows of each group of pairs in a step. With two ranks one has none of the third group, with four ranks several.
+# Rows of each group of pairs in a step. With two ranks one has none of the third group, with four
+# ranks several.
 GROUP_ROWS = (6, 3, 1, 2)
 
 OPENING, MASK = 1, 3
@@ -59,7 +62,9 @@ class ToyTokens:
         """Return the ids of one sequence."""
         key = derive_order_key("doctor", self.side, document)
         length = 2 + key % max(1, self.longest - 1)
-        return build_permutation(self.vocab_size, key)[np.arange(min(length, self.longest)) % self.vocab_size]
+        return build_permutation(self.vocab_size, key)[
+            np.arange(min(length, self.longest)) % self.vocab_size
+        ]
 
 
 @dataclass(frozen=True)
@@ -70,7 +75,10 @@ class ToyImages:
 
     def get_tokens(self, document: int, /) -> NDArray[np.int64]:
         """Return the bytes of one image."""
-        return build_permutation(self.num_values, derive_order_key("doctor", "image", document)) % BYTE_VALUES
+        return (
+            build_permutation(self.num_values, derive_order_key("doctor", "image", document))
+            % BYTE_VALUES
+        )
 
 
 @dataclass(frozen=True)
@@ -103,7 +111,8 @@ def build_micro_batches(
         rank: the data rank.
         ranks: number of data ranks.
         micro: rows of one micro-batch of windows.
-        is_bitwise: assign every ranks-th group of pairs, as bitwise mode does; else divide each group among ranks.
+        is_bitwise: assign every ranks-th group of pairs, as bitwise mode does; else divide each
+            group among ranks.
     """
     if parity_model.has_windows:
         share = SEQUENCES // ranks
@@ -133,16 +142,30 @@ def _build_windows(parity_model: ParityModel, step: int, rows: range) -> Batch:
     batch = build_parity_batch(step, rows, parity_model)
     match parity_model.objective:
         case MaskedLmConfig() | NextSentenceConfig() as objective:
-            vocab_size, numbers = parity_model.model.vocab_size, [step * SEQUENCES + row for row in rows]
-            masking = TokenMasker(objective, MASK, protected_token=-1, vocab_size=vocab_size, key=("doctor",))
+            vocab_size, numbers = (
+                parity_model.model.vocab_size,
+                [step * SEQUENCES + row for row in rows],
+            )
+            masking = TokenMasker(
+                objective, MASK, protected_token=-1, vocab_size=vocab_size, key=("doctor",)
+            )
             if isinstance(objective, MaskedLmConfig):
                 return masking.mask_batch(batch, numbers)
-            pairs = SegmentPairs(masking, objective, OPENING, OPENING + 1, partial(_read_windows, parity_model))
+            pairs = SegmentPairs(
+                masking, objective, OPENING, OPENING + 1, partial(_read_windows, parity_model)
+            )
             return pairs.mask_batch(batch, numbers)
         case PermutationConfig() as objective:
             numbers = [step * SEQUENCES + row for row in rows]
-            return PermutationSampler(objective, protected_token=-1, key=("doctor",)).mask_batch(batch, numbers)
-        case NextTokenConfig() | TranslationConfig() | SpanCorruptionConfig() | ClassificationConfig():
+            return PermutationSampler(objective, protected_token=-1, key=("doctor",)).mask_batch(
+                batch, numbers
+            )
+        case (
+            NextTokenConfig()
+            | TranslationConfig()
+            | SpanCorruptionConfig()
+            | ClassificationConfig()
+        ):
             return batch
         case unreachable:
             assert_never(unreachable)
@@ -166,7 +189,9 @@ def _build_pairs(model: ModelConfig) -> tuple[ToyPairs, MakeBatch]:
     match model.head:
         case ClassificationHeadConfig(num_labels=labels) if (patches := model.patches) is not None:
             images = ToyImages(patches.num_channels * patches.image_size**2)
-            return ToyPairs(images, ToyLabels(labels)), ImageCollator(ImageLayout(patches.image_size, patches))
+            return ToyPairs(images, ToyLabels(labels)), ImageCollator(
+                ImageLayout(patches.image_size, patches)
+            )
         case ClassificationHeadConfig() as head:
             return ToyPairs(source, ToyLabels(head.num_labels)), ClassificationCollator(OPENING)
         case LmHeadConfig() | MlmHeadConfig() | FeaturesHeadConfig() | PermutationHeadConfig():

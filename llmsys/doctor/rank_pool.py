@@ -1,7 +1,8 @@
-"""Run tasks on a pool of processes of this machine as ranks, and yield each result as soon as it is there.
+"""Run tasks on a pool of processes of this machine as ranks, and yield each result as soon as it is
+there.
 
-A rank that fails or hangs ends its group only: the task is yielded as failed with the rank and the reason, and a new
-group continues with the next task. A group that does not start is started again.
+A rank that fails or hangs ends its group only: the task is yielded as failed with the rank and the
+reason, and a new group continues with the next task. A group that does not start is started again.
 """
 
 import multiprocessing
@@ -16,18 +17,21 @@ from multiprocessing.connection import wait as wait_for
 from typing import Any
 
 from llmsys.log import get_logger
-from llmsys.port import find_free_port
+from llmsys.parallel.port import find_free_port
 
 # Seconds that ranks get to import and join, on a machine with other work.
 START_SECONDS = 300.0
 
-# A port may be taken before rank 0 binds it, and gloo's connections of a start may break on a busy machine.
+# A port may be taken before rank 0 binds it, and gloo's connections of a start may break on a busy
+# machine.
 MAX_STARTS = 3
 
-# Tasks of one group of processes: every communicator that a task opens keeps threads, and hundreds slow all tasks.
+# Tasks of one group of processes: every communicator that a task opens keeps threads, and hundreds
+# slow all tasks.
 MAX_GROUP_TASKS = 32
 
-# (index of the task) → its result; rank 0's is used. Must be importable: it is sent to new processes by name.
+# (index of the task) → its result; rank 0's is used. Must be importable: it is sent to new
+# processes by name.
 Task = Callable[[int], Any]
 
 
@@ -44,7 +48,9 @@ class _StartError(Exception):
     """The processes of a group did not meet; the text is the reason."""
 
 
-def run_tasks(task: Task, numbers: Sequence[int], ranks: int, timeout_seconds: float) -> Iterator[tuple[int, Any]]:
+def run_tasks(
+    task: Task, numbers: Sequence[int], ranks: int, timeout_seconds: float
+) -> Iterator[tuple[int, Any]]:
     """Run tasks in order on `ranks` processes.
 
     Args:
@@ -72,16 +78,25 @@ def run_tasks(task: Task, numbers: Sequence[int], ranks: int, timeout_seconds: f
         left, starts = left[done:], 0
 
 
-def _run_group(task: Task, numbers: Sequence[int], ranks: int, timeout_seconds: float) -> Iterator[tuple[int, Any]]:
-    """Yield results up to and including the first failure. Raise _StartError if the processes do not meet."""
+def _run_group(
+    task: Task, numbers: Sequence[int], ranks: int, timeout_seconds: float
+) -> Iterator[tuple[int, Any]]:
+    """Yield results up to and including the first failure. Raise _StartError if the processes do
+    not meet.
+    """
     # Forked processes would inherit threads and CUDA state of this one.
     context = multiprocessing.get_context("spawn")
-    # Plain pickle copies tensors. torch's reducers would share each one by an open file, of which 1,024 are allowed.
+    # Plain pickle copies tensors. torch's reducers would share each one by an open file, of which
+    # 1,024 are allowed.
     task_bytes = pickle.dumps(task)
     port = find_free_port()
     pipes = [context.Pipe(duplex=False) for _ in range(ranks)]
     processes = [
-        context.Process(target=_run_rank, args=(sender, task_bytes, list(numbers), rank, ranks, port), daemon=True)
+        context.Process(
+            target=_run_rank,
+            args=(sender, task_bytes, list(numbers), rank, ranks, port),
+            daemon=True,
+        )
         for rank, (_, sender) in enumerate(pipes)
     ]
     for process, (_, sender) in zip(processes, pipes, strict=True):
@@ -105,7 +120,9 @@ def _run_group(task: Task, numbers: Sequence[int], ranks: int, timeout_seconds: 
 
 
 def _receive_answer(receivers: list[Connection], timeout_seconds: float) -> Any:
-    """Return rank 0's result when all ranks have answered, or a TaskFailure for the first that did not."""
+    """Return rank 0's result when all ranks have answered, or a TaskFailure for the first that
+    did not.
+    """
     deadline = time.monotonic() + timeout_seconds
     waiting = {receiver: rank for rank, receiver in enumerate(receivers)}
     answer: Any = None
@@ -128,8 +145,16 @@ def _receive_answer(receivers: list[Connection], timeout_seconds: float) -> Any:
     return answer
 
 
-def _run_rank(sender: Connection, task_bytes: bytes, numbers: list[int], rank: int, ranks: int, port: int) -> None:
-    local = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_PORT": port}
+def _run_rank(
+    sender: Connection, task_bytes: bytes, numbers: list[int], rank: int, ranks: int, port: int
+) -> None:
+    local = {
+        "RANK": rank,
+        "LOCAL_RANK": rank,
+        "WORLD_SIZE": ranks,
+        "LOCAL_WORLD_SIZE": ranks,
+        "MASTER_PORT": port,
+    }
     os.environ |= {name: str(value) for name, value in local.items()}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}
     import logging
@@ -152,5 +177,7 @@ def _run_rank(sender: Connection, task_bytes: bytes, numbers: list[int], rank: i
             except Exception as error:
                 where = traceback.extract_tb(error.__traceback__)[-1]
                 # as text, because not every exception can be pickled
-                sender.send(("error", f"{type(error).__name__}: {error} ({where.filename}:{where.lineno})"))
+                sender.send(
+                    ("error", f"{type(error).__name__}: {error} ({where.filename}:{where.lineno})")
+                )
                 return

@@ -1,6 +1,8 @@
-"""Train small models for a few steps: does a step repeat itself, how long does it take, how much memory does it hold.
+"""Train small models for a few steps: does a step repeat itself, how long does it take, how much
+memory does it hold.
 
-The models are shipped configs with overrides, so that `llmsys dryrun` and `llmsys estimate` get the same words.
+The models are shipped configs with overrides, so that `llmsys dryrun` and `llmsys estimate` get the
+same words.
 """
 
 import gc
@@ -11,7 +13,7 @@ from typing import Any
 
 import torch
 
-from llmsys.config.load import read_config
+from llmsys.config.loading.load import read_config
 from llmsys.config.run import RunConfig
 from llmsys.data.batch import Batch
 from llmsys.doctor.check_row import CheckRow, build_row
@@ -28,7 +30,8 @@ from llmsys.train.precision import find_bf16_support
 # Steps of a speed check; the first one warms up.
 NUM_STEPS = 6
 LEARNING_RATE = 1e-3
-# Relative difference of two equal steps outside of bitwise mode: atomic sums of a device may have another order.
+# Relative difference of two equal steps outside of bitwise mode: atomic sums of a device may have
+# another order.
 LOSS_LIMIT = 1e-3
 
 
@@ -49,27 +52,38 @@ class StepModel:
     small: tuple[str, ...]
 
     def list_overrides(self, device_type: str, ranks: int, precision: str) -> tuple[str, ...]:
-        """Return the overrides for a number of ranks: two sequences a micro-batch, two micro-batches."""
-        common = (f"batch.sequences={4 * ranks}", "batch.micro_sequences=2", f"train.precision={precision}")
+        """Return the overrides for a number of ranks: two sequences a micro-batch, two
+        micro-batches.
+        """
+        common = (
+            f"batch.sequences={4 * ranks}",
+            "batch.micro_sequences=2",
+            f"train.precision={precision}",
+        )
         return (*(self.large if device_type == "cuda" else self.small), *common)
 
 
 NARROW = ("model.hidden_size=64", "model.vocab_size=512", "batch.sequence_length=64")
-NARROW_DENSE = (*NARROW, "model.intermediate_size=128", "model.num_hidden_layers=2", "model.num_attention_heads=4",
+NARROW_DENSE = (*NARROW, "model.intermediate_size=128", "model.num_hidden_layers=2",
+    "model.num_attention_heads=4",
                 "model.num_key_value_heads=2", "model.head_dim=16")  # fmt: skip
 MODELS = (
     StepModel(
-        "dense", "model/llama3.2-1b", ("model.num_hidden_layers=8", "batch.sequence_length=4096"), NARROW_DENSE
+        "dense", "model/llama3.2-1b", ("model.num_hidden_layers=8", "batch.sequence_length=4096"),
+        NARROW_DENSE
     ),
     StepModel(
-        "tied head", "model/qwen2.5-0.5b", ("model.num_hidden_layers=12", "batch.sequence_length=8192"), NARROW_DENSE
+        "tied head", "model/qwen2.5-0.5b", ("model.num_hidden_layers=12",
+            "batch.sequence_length=8192"), NARROW_DENSE
     ),
     StepModel(
         "experts",
         "model/olmoe-1b-7b",
         ("model.num_hidden_layers=2", "batch.sequence_length=4096"),
-        (*NARROW, "model.num_hidden_layers=2", "model.num_attention_heads=4", "model.num_key_value_heads=4",
-         "model.intermediate_size=32", "model.moe.num_experts=8", "model.moe.moe_intermediate_size=32"),
+        (*NARROW, "model.num_hidden_layers=2", "model.num_attention_heads=4",
+            "model.num_key_value_heads=4",
+         "model.intermediate_size=32", "model.moe.num_experts=8",
+         "model.moe.moe_intermediate_size=32"),
     ),
 )  # fmt: skip
 
@@ -82,7 +96,8 @@ class StepMeasurement:
         model: index in `MODELS`.
         overrides: overrides of its config.
         seconds: median step of the slowest rank.
-        peak_bytes: memory that tensors held in a step on the fullest rank; 0 where nothing counts it.
+        peak_bytes: memory that tensors held in a step on the fullest rank; 0 where nothing counts
+            it.
         losses: of each step.
     """
 
@@ -128,7 +143,9 @@ def measure_steps(model: int, device: torch.device) -> StepMeasurement:
     Returns:
         The measurement, equal on all ranks.
     """
-    overrides = MODELS[model].list_overrides(device.type, get_world_size(), choose_precision(device))
+    overrides = MODELS[model].list_overrides(
+        device.type, get_world_size(), choose_precision(device)
+    )
     config = load_step_config(model, overrides)
     engine, batches = build_step_engine(config, device), draw_batches(config)
     seconds, losses = [], []
@@ -141,7 +158,9 @@ def measure_steps(model: int, device: torch.device) -> StepMeasurement:
         losses.append(run_step(engine, batches))  # reading the loss waits for the device
         seconds.append(time.perf_counter() - began)
     peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
-    slowest, fullest = all_reduce_max(torch.tensor([median(seconds[1:]), peak], dtype=torch.float64)).tolist()
+    slowest, fullest = all_reduce_max(
+        torch.tensor([median(seconds[1:]), peak], dtype=torch.float64)
+    ).tolist()
     del engine
     release_engine(device)
     return StepMeasurement(model, overrides, slowest, int(fullest), tuple(losses))
@@ -151,7 +170,8 @@ def check_determinism(reproducibility: str, device: torch.device) -> list[CheckR
     """Train the smallest model twice from its seed and compare losses and state. Collective.
 
     Args:
-        reproducibility: value of `train.reproducibility`; bitwise promises equal bits, fast does not.
+        reproducibility: value of `train.reproducibility`; bitwise promises equal bits, fast does
+            not.
         device: device of this rank.
 
     Returns:
@@ -159,8 +179,12 @@ def check_determinism(reproducibility: str, device: torch.device) -> list[CheckR
     """
     model = 1
     bitwise = ("train.reproducibility=bitwise", "train.threads_per_process=1")
-    overrides = MODELS[model].list_overrides(device.type, get_world_size(), choose_precision(device))
-    config = load_step_config(model, (*overrides, *(bitwise if reproducibility == "bitwise" else ())))
+    overrides = MODELS[model].list_overrides(
+        device.type, get_world_size(), choose_precision(device)
+    )
+    config = load_step_config(
+        model, (*overrides, *(bitwise if reproducibility == "bitwise" else ()))
+    )
     runs = []
     for _ in range(2):
         engine, batches = build_step_engine(config, device), draw_batches(config)
@@ -171,9 +195,20 @@ def check_determinism(reproducibility: str, device: torch.device) -> list[CheckR
     apart = max(abs(a - b) / abs(b) for a, b in zip(runs[0][0], runs[1][0], strict=True))
     is_equal = runs[0][1] == runs[1][1]
     is_good = is_equal or (reproducibility == "fast" and apart < LOSS_LIMIT)
-    found = "equal bits after two steps" if is_equal else f"other bits; losses differ by {apart:.1e}"
-    rule = "" if reproducibility == "bitwise" else f" (not promised; losses within {LOSS_LIMIT:.0e})"
-    row = build_row("determinism", reproducibility, is_good, found + rule, is_equal=is_equal, loss_difference=apart)
+    found = (
+        "equal bits after two steps" if is_equal else f"other bits; losses differ by {apart:.1e}"
+    )
+    rule = (
+        "" if reproducibility == "bitwise" else f" (not promised; losses within {LOSS_LIMIT:.0e})"
+    )
+    row = build_row(
+        "determinism",
+        reproducibility,
+        is_good,
+        found + rule,
+        is_equal=is_equal,
+        loss_difference=apart,
+    )
     return [row]
 
 
@@ -218,7 +253,9 @@ def draw_batches(config: RunConfig) -> list[Batch]:
     length = config.batch.sequence_length
 
     def draw() -> Batch:
-        tokens_BT = torch.randint(config.model.vocab_size, (sequences, length + 1), generator=generator)
+        tokens_BT = torch.randint(
+            config.model.vocab_size, (sequences, length + 1), generator=generator
+        )
         # Eight borders in a row on average.
         opens_BT = torch.rand(sequences, length, generator=generator) < 8 / length
         return Batch(

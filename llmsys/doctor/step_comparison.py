@@ -1,4 +1,6 @@
-"""Compare measured steps with what `llmsys dryrun` and `llmsys estimate` say about the same words."""
+"""Compare measured steps with what `llmsys dryrun` and `llmsys estimate` say about the same
+words.
+"""
 
 from llmsys.doctor.check_row import CheckRow, build_row
 from llmsys.doctor.step_check import MODELS, StepMeasurement, load_step_config
@@ -17,7 +19,9 @@ MEMORY_SHARE, MEMORY_BYTES = 0.1, 64 << 20
 SLOW_FACTOR = 2.0
 
 
-def build_speed_row(measured: StepMeasurement, ranks: int, profile: DeviceProfile | None) -> CheckRow:
+def build_speed_row(
+    measured: StepMeasurement, ranks: int, profile: DeviceProfile | None
+) -> CheckRow:
     """Compare the time of a step with the estimate.
 
     Args:
@@ -30,7 +34,10 @@ def build_speed_row(measured: StepMeasurement, ranks: int, profile: DeviceProfil
     """
     name, config = MODELS[measured.model].name, load_step_config(measured.model, measured.overrides)
     speed = config.batch.tokens_per_step / measured.seconds
-    size = f"{count_parameters(config.model).total / 1e6:,.3g} M parameters, {config.train.resolved_precision}"
+    size = (
+        f"{count_parameters(config.model).total / 1e6:,.3g} M parameters, "
+        f"{config.train.resolved_precision}"
+    )
     text = f"{size}: {1e3 * measured.seconds:,.1f} ms a step, {speed:,.0f} tokens/s"
     if profile is None:
         hint = "llmsys calibrate --output mine.yaml, then --device mine.yaml"
@@ -58,7 +65,8 @@ def build_speed_row(measured: StepMeasurement, ranks: int, profile: DeviceProfil
 
 
 def build_memory_row(measured: StepMeasurement, ranks: int, profile: str | None) -> CheckRow:
-    """Compare the memory of a step with a dry run of the same words, which takes a process of its own.
+    """Compare the memory of a step with a dry run of the same words, which takes a process of its
+    own.
 
     Args:
         measured: from `measure_steps`.
@@ -72,14 +80,25 @@ def build_memory_row(measured: StepMeasurement, ranks: int, profile: str | None)
     if not measured.peak_bytes:
         return CheckRow("memory", name, "not run", "a CPU does not count what tensors hold")
     if profile is None:
-        return CheckRow("memory", name, "not run", "this device has no profile to dry-run on: use --device")
-    request = DryRunRequest(MODELS[measured.model].config, measured.overrides, 1, ranks, rank=0, device=profile)
+        return CheckRow(
+            "memory", name, "not run", "this device has no profile to dry-run on: use --device"
+        )
+    request = DryRunRequest(
+        MODELS[measured.model].config, measured.overrides, 1, ranks, rank=0, device=profile
+    )
     try:
         phases = run_dry_run(request)["memory"]["phases"]
     except LlmsysError as error:
         return build_row("memory", name, False, f"the dry run failed: {str(error).splitlines()[0]}")
-    expected = max(int(phase["peak_bytes"]) for phase in phases if phase["name"].startswith("step 2"))
+    expected = max(
+        int(phase["peak_bytes"]) for phase in phases if phase["name"].startswith("step 2")
+    )
     apart = measured.peak_bytes - expected
     is_good = abs(apart) <= max(MEMORY_SHARE * expected, MEMORY_BYTES)
-    text = f"{measured.peak_bytes / GIB:.2f} GiB, dry run {expected / GIB:.2f} GiB ({apart / expected:+.1%})"
-    return build_row("memory", name, is_good, text, measured_bytes=measured.peak_bytes, dry_run_bytes=expected)
+    text = (
+        f"{measured.peak_bytes / GIB:.2f} GiB, dry run {expected / GIB:.2f} GiB "
+        f"({apart / expected:+.1%})"
+    )
+    return build_row(
+        "memory", name, is_good, text, measured_bytes=measured.peak_bytes, dry_run_bytes=expected
+    )

@@ -1,8 +1,9 @@
-"""Replay one step of a run from the nearest checkpoint before it, and compare it with the recorded values.
+"""Replay one step of a run from the nearest checkpoint before it, and compare it with the recorded
+values.
 
-Reads the run folder; writes nothing. The tokens of each step on the way must have the recorded digest. Loss and
-gradient norm must agree within a tolerance, since the original may have had other ranks. In bitwise mode the state
-after the step must have the recorded hash.
+Reads the run folder; writes nothing. The tokens of each step on the way must have the recorded
+digest. Loss and gradient norm must agree within a tolerance, since the original may have had other
+ranks. In bitwise mode the state after the step must have the recorded hash.
 """
 
 from dataclasses import dataclass
@@ -60,7 +61,8 @@ def replay_step(config: RunConfig, step: int) -> list[ReplayCheck]:
 
     Raises:
         DataError: the run has not trained the step.
-        CheckpointError: no checkpoint before it is complete, and the run did not start from its seed.
+        CheckpointError: no checkpoint before it is complete, and the run did not start from its
+            seed.
     """
     recorded = _read_step_events(config.run.folder, step)
     alone = _build_single_process_config(load_doublings(resolve_precision(config)))
@@ -75,7 +77,11 @@ def replay_step(config: RunConfig, step: int) -> list[ReplayCheck]:
         for number in range(first + 1, step + 1):
             if number not in left_out:
                 checks += _replay_single_step(
-                    engine, alone, steps.get_micro_batches(number - 1), number, recorded.get(number, {})
+                    engine,
+                    alone,
+                    steps.get_micro_batches(number - 1),
+                    number,
+                    recorded.get(number, {}),
                 )
         return checks + _compare_state_hash(engine, config, step)
 
@@ -89,10 +95,15 @@ def _build_single_process_config(config: RunConfig) -> RunConfig:
 def _read_step_events(run_folder: Path, step: int) -> dict[int, dict[str, Any]]:
     path = run_folder / "events.jsonl"
     if not path.exists():
-        raise DataError(f"{run_folder} has no events.jsonl, so no run was trained there. Run llmsys train first.")
+        raise DataError(
+            f"{run_folder} has no events.jsonl, so no run was trained there. Run llmsys train "
+            "first."
+        )
     events = {int(e["step"]): e for e in read_latest_events(path) if e["event"] == "step"}
     if not events or step > max(events) or step < 1:
-        raise DataError(f"step={step} was not trained: {run_folder} has steps 1 to {max(events, default=0)}.")
+        raise DataError(
+            f"step={step} was not trained: {run_folder} has steps 1 to {max(events, default=0)}."
+        )
     return events
 
 
@@ -134,7 +145,9 @@ def _replay_single_step(
     for name, value in (("loss", result.loss), ("gradient_norm", result.gradient_norm)):
         if recorded.get(name) is not None:
             # Not equal: the original may have summed over other ranks.
-            near = abs(value - recorded[name]) <= TOLERANCE[config.train.resolved_precision] * abs(recorded[name])
+            near = abs(value - recorded[name]) <= TOLERANCE[config.train.resolved_precision] * abs(
+                recorded[name]
+            )
             checks.append(ReplayCheck(number, name, recorded[name], value, near))
     return checks
 
@@ -142,7 +155,9 @@ def _replay_single_step(
 def _compare_state_hash(engine: Engine, config: RunConfig, step: int) -> list[ReplayCheck]:
     """Compare the hash of the state after the step, where a checkpoint of it recorded one."""
     path = config.run.folder / "events.jsonl"
-    events = [e for e in read_latest_events(path) if e["event"] == "state_hash" and e["step"] == step]
+    events = [
+        e for e in read_latest_events(path) if e["event"] == "state_hash" and e["step"] == step
+    ]
     if not events:
         return []
     replayed, expected = hash_state(engine.get_state()), events[-1]["state_hash"]

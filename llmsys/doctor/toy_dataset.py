@@ -1,4 +1,6 @@
-"""Write a small prepared dataset of a toy language within a second, with a config that trains on it."""
+"""Write a small prepared dataset of a toy language within a second, with a config that trains on
+it.
+"""
 
 import io
 import random
@@ -9,17 +11,22 @@ import pyarrow as pa
 import sentencepiece
 import xxhash
 
-from llmsys import token_shards
 from llmsys.config.run import RunConfig
-from llmsys.manifest import Histogram, Manifest, ReadSummary
-from llmsys.tokenizer import Tokenizer, load_tokenizer
+from llmsys.dataset import token_shards
+from llmsys.dataset.manifest import Histogram, Manifest, ReadSummary
+from llmsys.vocabulary.tokenizer import Tokenizer, load_tokenizer
 
-WORDS = "the cat dog tree house runs sees green old river and of to with it was small bright stone walks"
+WORDS = (
+    "the cat dog tree house runs sees green old river and of to with it was small bright stone "
+    "walks"
+)
 VOCABULARY, LENGTH, SEQUENCES, STEPS = 384, 32, 8, 12
 
 
 def build_toy_config(folder: Path, **changes: Any) -> RunConfig:
-    """Return a run of twelve steps in bitwise mode with experts, equal on every number of processes."""
+    """Return a run of twelve steps in bitwise mode with experts, equal on every number of
+    processes.
+    """
     settings: dict[str, Any] = {
         "run": {"name": "drill", "folder": folder / "run"},
         "data": {"kind": "crawl", "folder": folder / "data"},
@@ -31,7 +38,12 @@ def build_toy_config(folder: Path, **changes: Any) -> RunConfig:
             "num_attention_heads": 4,
             "num_key_value_heads": 2,
             "max_position_embeddings": LENGTH,
-            "moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "num_shared_experts": 1},
+            "moe": {
+                "num_experts": 4,
+                "num_experts_per_tok": 2,
+                "moe_intermediate_size": 16,
+                "num_shared_experts": 1,
+            },
         },
         "batch": {"sequence_length": LENGTH, "sequences": SEQUENCES, "micro_sequences": 2},
         "train": {
@@ -46,14 +58,22 @@ def build_toy_config(folder: Path, **changes: Any) -> RunConfig:
         "checkpoint": {"every_steps": 2, "keep_last": 3},
         "evaluation": {"every_steps": 4, "max_tokens": 64},
     }
-    merged = {name: settings.get(name, {}) | changes.get(name, {}) for name in settings.keys() | changes.keys()}
+    merged = {
+        name: settings.get(name, {}) | changes.get(name, {})
+        for name in settings.keys() | changes.keys()
+    }
     return RunConfig.model_validate(merged)
 
 
 def write_toy_dataset(
-    folder: Path, documents: int = 120, heldout: int = 6, symbols: tuple[str, ...] = (), order: Literal[1, 2] = 2
+    folder: Path,
+    documents: int = 120,
+    heldout: int = 6,
+    symbols: tuple[str, ...] = (),
+    order: Literal[1, 2] = 2,
 ) -> None:
-    """Write tokenizer, token shards and manifest as `llmsys prepare` does; no text produces the pieces `symbols`.
+    """Write tokenizer, token shards and manifest as `llmsys prepare` does; no text produces the
+    pieces `symbols`.
 
     With `order` 1 the files are those of earlier versions: without page tables and index.
     """
@@ -77,8 +97,12 @@ def write_toy_dataset(
     (folder / "tokenizer" / "tokenizer.model").write_bytes(model.getvalue())
     tokenizer = load_tokenizer(folder / "tokenizer" / "tokenizer.model")
     splits = {
-        "train": _write_split(folder, "train", _generate_texts(documents, seed=2), tokenizer, order),
-        "heldout": _write_split(folder, "heldout", _generate_texts(heldout, seed=3), tokenizer, order),
+        "train": _write_split(
+            folder, "train", _generate_texts(documents, seed=2), tokenizer, order
+        ),
+        "heldout": _write_split(
+            folder, "heldout", _generate_texts(heldout, seed=3), tokenizer, order
+        ),
     }
     digests = [file.digest for file in token_shards.iter_token_files(folder, splits.values())]
     manifest = Manifest(
@@ -109,7 +133,10 @@ def build_toy_url(split: str, number: int) -> str:
 def _generate_texts(count: int, seed: int) -> list[str]:
     """Return sentences of a toy language, the same for the same seed."""
     choose = random.Random(seed)
-    return [" ".join(choose.choices(WORDS.split(), k=choose.randrange(10, 60))) + "." for _ in range(count)]
+    return [
+        " ".join(choose.choices(WORDS.split(), k=choose.randrange(10, 60))) + "."
+        for _ in range(count)
+    ]
 
 
 def _write_split(
@@ -128,11 +155,17 @@ def _write_split(
             "text_bytes": [len(text.encode()) for text in documents],
         }
         writer.write(pa.record_batch(columns, schema=schema))
-    file = token_shards.describe_token_file(path) if order == 1 else token_shards.write_page_table(path)
+    file = (
+        token_shards.describe_token_file(path)
+        if order == 1
+        else token_shards.write_page_table(path)
+    )
     sums = {"documents": file.rows, "tokens": file.tokens, "bytes": file.text_bytes}
     if order == 1:
         return token_shards.Split(**sums, files=(file,))
     index = folder / "tokens" / f"{split}.index"
     token_shards.write_token_index(index, [file])
     digest = token_shards.compute_file_digest(index)
-    return token_shards.Split(**sums, index=token_shards.TokenIndex(name=index.name, files=1, digest=digest))
+    return token_shards.Split(
+        **sums, index=token_shards.TokenIndex(name=index.name, files=1, digest=digest)
+    )

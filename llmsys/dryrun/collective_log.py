@@ -1,7 +1,8 @@
 """Collectives of a step: operation, mesh axis, count and bytes; and the numbers that they exchange.
 
 Invariants:
-- Bytes are those of the full-size side on one rank: what an all-gather writes, what a reduce-scatter reads.
+- Bytes are those of the full-size side on one rank: what an all-gather writes, what a
+  reduce-scatter reads.
 """
 
 from collections import Counter
@@ -73,7 +74,9 @@ class CollectiveLog:
     bytes: Counter[tuple[str, str, str]] = field(default_factory=Counter)
 
     def name_axes(self, meshes: DeviceMeshes) -> None:
-        """Learn the names of the process groups from the meshes; the first mesh that has a group names it."""
+        """Learn the names of the process groups from the meshes; the first mesh that has a group
+        names it.
+        """
         everyone = dist.group.WORLD
         assert everyone is not None
         self.axes[everyone.group_name] = ("world", dist.get_world_size())
@@ -99,7 +102,9 @@ class CollectiveLog:
                 group = mesh.get_group(dim)
                 self.axes.setdefault(group.group_name, (name, group.size()))
 
-    def record(self, func: OpOverload, args: Any, kwargs: dict[str, Any], tensors: list[Tensor], phase: str) -> None:
+    def record(
+        self, func: OpOverload, args: Any, kwargs: dict[str, Any], tensors: list[Tensor], phase: str
+    ) -> None:
         """Count one call; operations that are no collective are ignored."""
         if not self.is_recording or func.namespace not in NAMESPACES:
             return
@@ -107,10 +112,16 @@ class CollectiveLog:
         if name is None:
             return
         group = find_group(args, kwargs)
-        axis = "world" if group is None else self.axes.get(group.group_name, (f"group of {group.size()}", 0))[0]
+        axis = (
+            "world"
+            if group is None
+            else self.axes.get(group.group_name, (f"group of {group.size()}", 0))[0]
+        )
         key = (phase, name, axis)
         self.counts[key] += 1
-        self.bytes[key] += max((tensor.numel() * tensor.element_size() for tensor in tensors), default=0)
+        self.bytes[key] += max(
+            (tensor.numel() * tensor.element_size() for tensor in tensors), default=0
+        )
 
     def list_collectives(self, repeats: Callable[[str], int]) -> list[CollectiveCount]:
         """Return the collectives of a step, largest first.
@@ -145,7 +156,8 @@ def find_group(args: Any, kwargs: dict[str, Any]) -> dist.ProcessGroup | None:
 
 
 def exchange_known(func: OpOverload, args: Any, kwargs: dict[str, Any], outputs: Any) -> bool:
-    """Attach the numbers that a collective delivers, taking every rank to hold what this rank holds.
+    """Attach the numbers that a collective delivers, taking every rank to hold what this rank
+    holds.
 
     Returns:
         Whether the operation is a collective; its outputs are then known where its inputs are.
@@ -180,7 +192,9 @@ def exchange_known(func: OpOverload, args: Any, kwargs: dict[str, Any], outputs:
     return True
 
 
-def _compute_delivery(name: str, known: Tensor, ranks: int, own: int, target: Tensor) -> Tensor | None:
+def _compute_delivery(
+    name: str, known: Tensor, ranks: int, own: int, target: Tensor
+) -> Tensor | None:
     shape, rows = tuple(target.shape), known.flatten()
     match name:
         case "all_reduce":
@@ -195,6 +209,10 @@ def _compute_delivery(name: str, known: Tensor, ranks: int, own: int, target: Te
             # Uneven splits: what arrives from each rank is as much as this rank keeps for itself.
             mine = known.tensor_split(ranks)[own].flatten()
             total = target.numel()
-            return mine.repeat(-(-total // max(1, mine.numel())))[:total].reshape(shape) if mine.numel() else None
+            return (
+                mine.repeat(-(-total // max(1, mine.numel())))[:total].reshape(shape)
+                if mine.numel()
+                else None
+            )
         case _:
             return None

@@ -1,7 +1,7 @@
 """Run dry runs in processes of their own, for one rank or for one rank of every kind.
 
-Reads a config. Starts `python -m llmsys.dryrun.rank_run`, because a pretended device must be registered before torch is
-imported and changes torch for the whole process.
+Reads a config. Starts `python -m llmsys.dryrun.rank_run`, because a pretended device must be
+registered before torch is imported and changes torch for the whole process.
 """
 
 import json
@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from llmsys.config.load import read_config
+from llmsys.config.loading.load import read_config
 from llmsys.dryrun.dry_run_request import DryRunRequest
 from llmsys.dryrun.estimate_comparison import compare_with_estimate
 from llmsys.dryrun.rank_run import resolve_request
@@ -30,7 +30,8 @@ def run_dry_run(request: DryRunRequest) -> dict[str, Any]:
         request: config, cluster, rank and device.
 
     Returns:
-        Plain values with stable keys: see rank_result.py, and `estimate` from estimate_comparison.py.
+        Plain values with stable keys: see rank_result.py, and `estimate` from
+        estimate_comparison.py.
 
     Raises:
         ConfigError: the config cannot be run on a pretended device.
@@ -38,7 +39,8 @@ def run_dry_run(request: DryRunRequest) -> dict[str, Any]:
     """
     # in this process first: a mistake is answered without starting another
     _, config = resolve_request(request)
-    # One thread: tensors have no numbers. No real device: the driver of a CUDA wheel would be asked for it.
+    # One thread: tensors have no numbers. No real device: the driver of a CUDA wheel would be asked
+    # for it.
     environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     for name in ("RANK", "WORLD_SIZE"):
         environment.pop(name, None)
@@ -56,15 +58,17 @@ def run_dry_run(request: DryRunRequest) -> dict[str, Any]:
             raise ConfigError(finished.stderr.strip())
         if finished.returncode:
             raise LaunchError(
-                f"the dry run of rank {request.rank} ended with status {finished.returncode}, which is a bug in llmsys "
-                f"or in its versions of torch. Report it with this output:\n{finished.stderr[-4_000:]}"
+                f"the dry run of rank {request.rank} ended with status {finished.returncode}, "
+                "which is a bug in llmsys or in its versions of torch. Report it with this "
+                f"output:\n{finished.stderr[-4_000:]}"
             )
         result: dict[str, Any] = json.loads(path.read_text())
     return result | {"estimate": compare_with_estimate(result, config)}
 
 
 def iter_dry_runs(request: DryRunRequest, *, all_kinds: bool) -> Iterator[dict[str, Any]]:
-    """Yield the result of the requested rank, then those of one rank of every other kind, and of the last rank.
+    """Yield the result of the requested rank, then those of one rank of every other kind, and of
+    the last rank.
 
     Args:
         request: config, cluster, first rank and device.
@@ -80,9 +84,13 @@ def iter_dry_runs(request: DryRunRequest, *, all_kinds: bool) -> Iterator[dict[s
     kinds = first["parameters"]["kinds"]
     own = first["parameters"]["own_kind"]
     others = [kind["first_rank"] for number, kind in enumerate(kinds) if number != own]
-    layout = read_config(request.config, list(request.overrides)).run.resolve_layout(request.world_size)
+    layout = read_config(request.config, list(request.overrides)).run.resolve_layout(
+        request.world_size
+    )
     stage = request.rank // layout.ranks_per_stage
-    others += [number * layout.ranks_per_stage for number in range(layout.pipeline) if number != stage]
+    others += [
+        number * layout.ranks_per_stage for number in range(layout.pipeline) if number != stage
+    ]
     for rank in dict.fromkeys([*others, request.world_size - 1]):
         if rank != request.rank:
             yield run_dry_run(replace(request, rank=rank))

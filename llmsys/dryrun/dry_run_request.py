@@ -1,4 +1,6 @@
-"""The question that one dry run answers: a config, a rank of a cluster, a device, and the loads to assume."""
+"""The question that one dry run answers: a config, a rank of a cluster, a device, and the loads
+to assume.
+"""
 
 import shlex
 from collections.abc import Sequence
@@ -46,7 +48,9 @@ class DryRunRequest:
         return cls(**values | lists)
 
 
-def format_dry_run_command(config: str, overrides: Sequence[str], nodes: int, devices: int, device: str) -> str:
+def format_dry_run_command(
+    config: str, overrides: Sequence[str], nodes: int, devices: int, device: str
+) -> str:
     """Return the command of a dry run, for a shell.
 
     Args:
@@ -59,4 +63,13 @@ def format_dry_run_command(config: str, overrides: Sequence[str], nodes: int, de
     Returns:
         A line that works as it is printed.
     """
-    return shlex.join(["llmsys", "dryrun", str(config), *overrides, f"nodes={nodes}:{devices}", f"device={device}"])
+    return shlex.join(
+        [
+            "llmsys",
+            "dryrun",
+            str(config),
+            *overrides,
+            f"nodes={nodes}:{devices}",
+            f"device={device}",
+        ]
+    )

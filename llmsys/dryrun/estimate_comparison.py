@@ -31,7 +31,8 @@ from llmsys.estimate.peak_memory import estimate_peak_memory
 from llmsys.estimate.software_profile import MemoryProfile
 
 STATE, IN_USE = "parameters and buffers", "temporaries and unreduced gradients"
-# Group of each category of the dry run. An unreduced gradient is a temporary of the backward until FSDP copies it.
+# Group of each category of the dry run. An unreduced gradient is a temporary of the backward until
+# FSDP copies it.
 GROUPS = {
     PARAMETERS: STATE,
     BUFFERS: STATE,
@@ -119,19 +120,22 @@ PHASES = {
 
 
 def compare_with_estimate(result: dict[str, Any], config: RunConfig) -> dict[str, Any]:
-    """Compare the result of one rank with the estimate of the fullest rank, in a pipeline of those with its stages.
+    """Compare the result of one rank with the estimate of the fullest rank, in a pipeline of those
+    with its stages.
 
     Args:
         result: plain values of `rank_result.py`.
         config: the run's config.
 
     Returns:
-        `peak_bytes` of the estimate, `difference` of the dry run's peak relative to it, and `phases` with the peak and
-        the items of both sides.
+        `peak_bytes` of the estimate, `difference` of the dry run's peak relative to it, and
+        `phases` with the peak and the items of both sides.
     """
     config = config.resolve_precision(result["precision"])
     # A dry run computes compiled blocks eagerly.
-    config = config.model_copy(update={"train": config.train.model_copy(update={"compile": "none"})})
+    config = config.model_copy(
+        update={"train": config.train.model_copy(update={"compile": "none"})}
+    )
     if config.batch.micro_sequences == "auto":
         batch = config.batch.model_copy(update={"micro_sequences": result["micro_sequences"]})
         config = config.model_copy(update={"batch": batch})
@@ -159,7 +163,8 @@ def compare_with_estimate(result: dict[str, Any], config: RunConfig) -> dict[str
 
 def _compare_phase(name: str, phase: dict[str, Any], instant: MemorySnapshot) -> dict[str, Any]:
     measured, estimated = dict.fromkeys(GROUPS.values(), 0), dict.fromkeys(GROUPS.values(), 0)
-    # Evaluation is one category. The head's gradient is made in the loss, or where it is cast after it.
+    # Evaluation is one category. The head's gradient is made in the loss, or where it is cast after
+    # it.
     passing = ("loss",) if instant.name == IN_EVALUATION or name.startswith("backward") else ()
     for category, size in phase["categories"].items():
         measured[IN_USE if GROUPS[category] in passing else GROUPS[category]] += size

@@ -1,7 +1,8 @@
 """Fake tensors and a fake process group that llmsys's own code runs on.
 
-Reads nothing. Replaces functions of torch in this process: mesh arithmetic is computed on real numbers, attention and
-RMSNorm take the kernels that CUDA takes, and compiled blocks run eagerly while their input signatures are counted.
+Reads nothing. Replaces functions of torch in this process: mesh arithmetic is computed on real
+numbers, attention and RMSNorm take the kernels that CUDA takes, and compiled blocks run eagerly
+while their input signatures are counted.
 """
 
 import contextlib
@@ -78,7 +79,8 @@ def compute_meshes_on_real_tensors() -> None:
 
 
 class ShardChunks:
-    """Chunks of `torch.chunk`, each made when it is read: FSDP reads two, of as many as there are ranks.
+    """Chunks of `torch.chunk`, each made when it is read: FSDP reads two, of as many as there are
+    ranks.
 
     A fake tensor costs 0.1 ms, which is a minute for the 300 parameters of a stack on 2,048 ranks.
     """
@@ -121,9 +123,11 @@ def track_resizes(memory: MemoryTracker) -> None:
 
 
 def reduce_buckets_at_once() -> None:
-    """Give DDP a reduction whose future is complete, because that of a fake process group has no value.
+    """Give DDP a reduction whose future is complete, because that of a fake process group has no
+    value.
 
-    Buckets stay as they are first made: DDP would order them anew by numbers that rank 0 broadcasts.
+    Buckets stay as they are first made: DDP would order them anew by numbers that rank 0
+    broadcasts.
     """
 
     def reduce_bucket(state: Any, bucket: dist.GradBucket) -> Future[Tensor]:
@@ -139,7 +143,9 @@ def reduce_buckets_at_once() -> None:
 
 
 def set_pipeline_shapes() -> None:
-    """Spare the stages of a pipeline the messages in which they agree that their shapes are given."""
+    """Spare the stages of a pipeline the messages in which they agree that their shapes are
+    given.
+    """
 
     def skip_vote(self: Any, stages: list[Any], *arguments: Any, **named: Any) -> None:
         for stage in stages:
@@ -159,7 +165,9 @@ def set_pipeline_shapes() -> None:
 def pause_for_sharding_rules(recorder: DryRunRecorder) -> None:
     """Do not record the full-size tensors that DTensor makes to find the shape of a result."""
     for name in ("_propagate_tensor_meta", "_propagate_tensor_meta_non_cached"):
-        setattr(ShardingPropagator, name, _pause_recorder(getattr(ShardingPropagator, name), recorder))
+        setattr(
+            ShardingPropagator, name, _pause_recorder(getattr(ShardingPropagator, name), recorder)
+        )
 
 
 def _pause_recorder(function: Callable[..., Any], recorder: DryRunRecorder) -> Callable[..., Any]:
@@ -191,7 +199,9 @@ def _compute_cuda_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """Call flash attention, or memory-efficient attention where a table or unequal widths exclude it."""
+    """Call flash attention, or memory-efficient attention where a table or unequal widths
+    exclude it.
+    """
     ops = torch.ops.aten
     is_half = query.dtype in (torch.float16, torch.bfloat16)
     # FlashAttention-2 takes heads of at most 256 channels.
@@ -206,7 +216,9 @@ def _compute_cuda_attention(
         key, value = key.repeat_interleave(repeats, dim=1), value.repeat_interleave(repeats, dim=1)
     if attn_mask is not None:
         if attn_mask.dtype == torch.bool:
-            attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(~attn_mask, float("-inf"))
+            attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(
+                ~attn_mask, float("-inf")
+            )
         attn_mask = attn_mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
     found = ops._scaled_dot_product_efficient_attention(
         query, key, value, attn_mask, True, dropout_p, is_causal, scale=scale
@@ -254,11 +266,14 @@ def _compute_cuda_silu(x: Tensor, inplace: bool = False) -> Tensor:
 
 
 class CompiledSignatures:
-    """Stand-in for `torch.compile` that runs eagerly and counts what the compiler would specialize on.
+    """Stand-in for `torch.compile` that runs eagerly and counts what the compiler would specialize
+    on.
 
     Attributes:
-        counts: calls by (function, signature of the tensors: number type, shape, strides, gradient).
-        is_recording: whether calls are of a steady step; a signature first seen then is a recompilation.
+        counts: calls by (function, signature of the tensors: number type, shape, strides,
+            gradient).
+        is_recording: whether calls are of a steady step; a signature first seen then is a
+            recompilation.
     """
 
     def __init__(self) -> None:
@@ -293,4 +308,8 @@ def _build_signature(args: Any, kwargs: dict[str, Any]) -> tuple[Any, ...]:
 def _describe_argument(value: Any) -> Any:
     if isinstance(value, Tensor):
         return str(value.dtype), tuple(value.shape), value.stride(), value.requires_grad
-    return repr(value) if isinstance(value, bool | int | float | str | None) else type(value).__qualname__
+    return (
+        repr(value)
+        if isinstance(value, bool | int | float | str | None)
+        else type(value).__qualname__
+    )

@@ -1,4 +1,5 @@
-"""Replace the choice of experts by a forced one, so that rows and bytes of a dry run do not depend on numbers.
+"""Replace the choice of experts by a forced one, so that rows and bytes of a dry run do not depend
+on numbers.
 
 Invariants:
 - Every token of every rank chooses by the same rule, so all ranks of the expert axis are alike.
@@ -26,7 +27,8 @@ class ForcedRouting:
     """The experts that tokens choose.
 
     Attributes:
-        skew: load of this rank's experts over the mean load; without an expert axis, of the first expert.
+        skew: load of this rank's experts over the mean load; without an expert axis, of the first
+            expert.
         ranks: ranks of the expert axis.
         rank: index of this rank on it.
     """
@@ -54,20 +56,26 @@ def build_forced_routing(meshes: DeviceMeshes, skew: float, moe: MoeConfig | Non
     """Build the forced choice of experts of this rank.
 
     Raises:
-        ConfigError: the skew is larger than all tokens on this rank's experts, or there are no experts.
+        ConfigError: the skew is larger than all tokens on this rank's experts, or there are no
+            experts.
     """
     if moe is None and skew != 1:
-        raise ConfigError(f"--expert-skew {skew:g} is for experts, and the model is dense. Leave it out.")
+        raise ConfigError(
+            f"--expert-skew {skew:g} is for experts, and the model is dense. Leave it out."
+        )
     num_experts = 1 if moe is None else moe.num_experts
     ranks = 1 if meshes.expert is None else meshes.expert.size()
     most = ranks if ranks > 1 else num_experts
     if not 0 < skew <= most:
         where = f"over layout.expert={ranks} ranks" if ranks > 1 else f"of {num_experts} experts"
         raise ConfigError(
-            f"--expert-skew {skew:g} is not a load: the busiest {where} has more than 0 and at most {most} times the "
-            f"mean. Use --expert-skew 1.0 for even loads, or a number up to {most}."
+            f"--expert-skew {skew:g} is not a load: the busiest {where} has more than 0 and at "
+            f"most {most} times the mean. Use --expert-skew 1.0 for even loads, or a number up to "
+            f"{most}."
         )
-    return ForcedRouting(skew, ranks, 0 if meshes.expert is None else meshes.expert.get_local_rank())
+    return ForcedRouting(
+        skew, ranks, 0 if meshes.expert is None else meshes.expert.get_local_rank()
+    )
 
 
 def replace_routing(routing: ForcedRouting) -> None:
@@ -75,7 +83,9 @@ def replace_routing(routing: ForcedRouting) -> None:
     select_experts = TopKRouter.select_experts
     cache: dict[tuple[int, ...], Tensor] = {}
 
-    def select_forced_experts(self: TopKRouter, scores: RouterScores, *arguments: Any) -> RoutingDecision:
+    def select_forced_experts(
+        self: TopKRouter, scores: RouterScores, *arguments: Any
+    ) -> RoutingDecision:
         decision = select_experts(self, scores, *arguments)
         key = (*decision.experts_NK.shape, self.config.num_experts)
         with leave_fake_mode():
@@ -86,14 +96,20 @@ def replace_routing(routing: ForcedRouting) -> None:
         attach_known(decision.experts_NK, values)
         return decision
 
-    def choose_forced_tokens(scores: RouterScores, factor: float, real_BT: Tensor, _: Tensor) -> RoutingDecision:
+    def choose_forced_tokens(
+        scores: RouterScores, factor: float, real_BT: Tensor, _: Tensor
+    ) -> RoutingDecision:
         num_experts = scores.log_scores_NE.shape[-1]
         with leave_fake_mode():
             values = _choose_expert_choice(real_BT.shape, num_experts, factor)
         experts_NK = real_BT.new_empty(values.shape, dtype=torch.int64)
         attach_known(experts_NK, values)
         kept_NK = experts_NK >= 0
-        weights_NK = scores.log_scores_NE.gather(-1, experts_NK.clamp(min=0)).exp().masked_fill(~kept_NK, 0.0)
+        weights_NK = (
+            scores.log_scores_NE.gather(-1, experts_NK.clamp(min=0))
+            .exp()
+            .masked_fill(~kept_NK, 0.0)
+        )
         return RoutingDecision(experts_NK, weights_NK, partial=True)
 
     TopKRouter.select_experts = select_forced_experts  # type: ignore[assignment,method-assign]
@@ -101,7 +117,9 @@ def replace_routing(routing: ForcedRouting) -> None:
 
 
 def _choose_expert_choice(shape: torch.Size, num_experts: int, factor: float) -> Tensor:
-    """Return experts (N, K) where each expert takes ceil(factor · T / E) tokens of a row, in turn."""
+    """Return experts (N, K) where each expert takes ceil(factor · T / E) tokens of a row, in
+    turn.
+    """
     rows, length = shape
     capacity = min(length, -(-int(factor * length) // num_experts))
     taken = num_experts * capacity

@@ -1,10 +1,12 @@
 """Compile and load the device guard of a pretended CUDA device.
 
-Reads `pretended_device.cpp` and the headers of the installed torch. Writes the library into the user's cache folder
-(`$XDG_CACHE_HOME/llmsys`, else `~/.cache/llmsys`), once for each version of torch and of the source.
+Reads `pretended_device.cpp` and the headers of the installed torch. Writes the library into the
+user's cache folder (`$XDG_CACHE_HOME/llmsys`, else `~/.cache/llmsys`), once for each version of
+torch and of the source.
 
 Invariants:
-- torch is not imported here: it looks its CUDA hooks up once, and the library must be loaded before.
+- torch is not imported here: it looks its CUDA hooks up once, and the library must be loaded
+  before.
 """
 
 import ctypes
@@ -23,7 +25,8 @@ COMPILER_VARIABLE, DEFAULT_COMPILER = "CXX", "g++"
 
 
 def load_guard_library() -> ctypes.CDLL:
-    """Return the guard's library, loaded into this process and compiled where the cache folder lacks it.
+    """Return the guard's library, loaded into this process and compiled where the cache folder
+    lacks it.
 
     Returns:
         The library; `llmsys_install_guard` is to be called after torch is imported.
@@ -33,8 +36,8 @@ def load_guard_library() -> ctypes.CDLL:
     """
     if "torch" in sys.modules:
         raise ConfigError(
-            "torch is already imported in this process, and a pretended device must be registered before it. "
-            "Start the dry run in a process of its own: llmsys dryrun CONFIG nodes=1:8."
+            "torch is already imported in this process, and a pretended device must be registered "
+            "before it. Start the dry run in a process of its own: llmsys dryrun CONFIG nodes=1:8."
         )
     torch_folder = find_torch_folder()
     library = build_guard_library(torch_folder)
@@ -47,7 +50,9 @@ def find_torch_folder() -> Path:
     """Return the folder of the installed torch without importing it."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
-        raise ConfigError("torch is not installed, and a dry run builds the real model. Run make install.")
+        raise ConfigError(
+            "torch is not installed, and a dry run builds the real model. Run make install."
+        )
     return Path(spec.origin).parent
 
 
@@ -57,32 +62,38 @@ def build_guard_library(torch_folder: Path) -> Path:
     Raises:
         ConfigError: there is no compiler, it fails, or the cache folder cannot be made.
     """
-    key = hashlib.sha256(SOURCE.read_bytes() + (torch_folder / "version.py").read_bytes()).hexdigest()[:16]
+    key = hashlib.sha256(
+        SOURCE.read_bytes() + (torch_folder / "version.py").read_bytes()
+    ).hexdigest()[:16]
     library = get_cache_folder() / f"pretended_device_{key}.so"
     if library.exists():
         return library
     compiler = os.environ.get(COMPILER_VARIABLE) or DEFAULT_COMPILER
     if shutil.which(compiler) is None:
         raise ConfigError(
-            f"The C++ compiler {compiler!r} is not on PATH, and a dry run compiles a device guard of 80 lines once. "
-            f"Install one (Debian and Ubuntu: apt install g++), or set {COMPILER_VARIABLE} to another."
+            f"The C++ compiler {compiler!r} is not on PATH, and a dry run compiles a device guard "
+            "of 80 lines once. Install one (Debian and Ubuntu: apt install g++), or set "
+            f"{COMPILER_VARIABLE} to another."
         )
     try:
         library.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(
-            f"{library.parent}, where a dry run keeps its compiled device guard, cannot be made: {error.strerror}. "
-            "Set XDG_CACHE_HOME to a folder that you may write."
+            f"{library.parent}, where a dry run keeps its compiled device guard, cannot be made: "
+            f"{error.strerror}. Set XDG_CACHE_HOME to a folder that you may write."
         ) from None
     partial = library.with_suffix(f".{os.getpid()}")
     flags = ("-O1", "-std=c++20", "-shared", "-fPIC", f"-I{torch_folder / 'include'}")
     compiled = subprocess.run(
-        (compiler, *flags, str(SOURCE), "-o", str(partial)), capture_output=True, text=True, check=False
+        (compiler, *flags, str(SOURCE), "-o", str(partial)),
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if compiled.returncode:
         raise ConfigError(
-            f"{compiler} could not compile {SOURCE.name}: {_find_first_error(compiled.stderr)}. A dry run needs "
-            f"a compiler with C++20, such as g++ 11; set {COMPILER_VARIABLE} to one."
+            f"{compiler} could not compile {SOURCE.name}: {_find_first_error(compiled.stderr)}. A "
+            f"dry run needs a compiler with C++20, such as g++ 11; set {COMPILER_VARIABLE} to one."
         )
     partial.replace(library)  # atomic: several dry runs may start at once
     return library

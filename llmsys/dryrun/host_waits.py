@@ -1,7 +1,9 @@
-"""Places where the host waits for the device: a value that is read, a blocking copy, a synchronization.
+"""Places where the host waits for the device: a value that is read, a blocking copy, a
+synchronization.
 
 Invariants:
-- A wait is named by the line of llmsys that causes it, or by the line of torch where none of llmsys is on the stack.
+- A wait is named by the line of llmsys that causes it, or by the line of torch where none of llmsys
+  is on the stack.
 - Waits are counted while `is_recording`, which is one steady step.
 """
 
@@ -13,7 +15,12 @@ from typing import Any
 
 PACKAGE = str(Path(__file__).parents[1]) + "/"
 OWN_FOLDER = str(Path(__file__).parent) + "/"
-TORCH_SITES = ("/torch/distributed/fsdp/", "/torch/optim/", "/torch/nn/utils/", "/torch/nn/parallel/")
+TORCH_SITES = (
+    "/torch/distributed/fsdp/",
+    "/torch/optim/",
+    "/torch/nn/utils/",
+    "/torch/nn/parallel/",
+)
 
 
 @dataclass(frozen=True)
@@ -49,7 +56,9 @@ class HostWaitLog:
 
 
 def find_calling_line() -> str:
-    """Return file and line of the innermost frame in llmsys outside of the dry run, else of a known part of torch."""
+    """Return file and line of the innermost frame in llmsys outside of the dry run, else of a
+    known part of torch.
+    """
     frame: Any = sys._getframe(1)
     fallback = ""
     while frame is not None:

@@ -1,10 +1,10 @@
 """FLOPs of products and attention, by operation: torch's formulas, and those that torch lacks.
 
 Invariants:
-- `count_kernel_flops` counts attention over packed documents by document and the half that a causal mask leaves;
-  flex_attention as `count_attention_flops` does.
-- `count_attention_flops` counts what kernels compute: whole tiles, head widths as the kernel pads them, and products
-  that it makes twice.
+- `count_kernel_flops` counts attention over packed documents by document and the half that a causal
+  mask leaves; flex_attention as `count_attention_flops` does.
+- `count_attention_flops` counts what kernels compute: whole tiles, head widths as the kernel pads
+  them, and products that it makes twice.
 """
 
 from collections.abc import Callable
@@ -16,13 +16,14 @@ from torch._ops import OpOverload
 from torch.utils.flop_counter import flop_registry
 
 from llmsys.config import key_split
-from llmsys.config.attention_kernel import FLEX_BLOCK
 from llmsys.config.section import round_up_to_power_of_two
 from llmsys.dryrun.known_values import get_known, leave_fake_mode
+from llmsys.kernels.attention_kernel import FLEX_BLOCK
 
 
 def count_forward_channels(key: int, value: int) -> int:
-    """Return the multiplications and additions for a pair of positions and a head: its score, and its value's share.
+    """Return the multiplications and additions for a pair of positions and a head: its score, and
+    its value's share.
 
     Args:
         key: channels of a key.
@@ -35,13 +36,14 @@ def count_forward_channels(key: int, value: int) -> int:
 
 
 def count_backward_channels(key: int, value: int, repeats: bool = False) -> int:
-    """Return the same of flash attention's backward: the score again, and four gradients (Dao 2022, section 3.1).
+    """Return the same of flash attention's backward: the score again, and four gradients (Dao 2022,
+    section 3.1).
 
     Args:
         key: channels of a key.
         value: channels of a value.
-        repeats: count flex_attention's, which has a loop for gradients of queries and one for those of keys and values:
-            both compute the score and its gradient.
+        repeats: count flex_attention's, which has a loop for gradients of queries and one for those
+            of keys and values: both compute the score and its gradient.
 
     Returns:
         Operations of the backward pass.
@@ -52,7 +54,9 @@ def count_backward_channels(key: int, value: int, repeats: bool = False) -> int:
 Channels = Callable[[int, int], int]
 
 
-def count_kernel_flops(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any) -> int:
+def count_kernel_flops(
+    func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any
+) -> int:
     """Return the FLOPs of one call, 0 for what is neither product nor attention.
 
     Args:
@@ -75,7 +79,8 @@ def count_kernel_flops(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str
 def count_attention_flops(func: OpOverload, args: tuple[Any, ...]) -> int:
     """Return the FLOPs that an attention kernel computes, 0 for what is none.
 
-    A kernel computes whole tiles of queries × keys, also those that a border of a document or the diagonal cuts.
+    A kernel computes whole tiles of queries × keys, also those that a border of a document or the
+    diagonal cuts.
 
     Args:
         func: the operation.
@@ -86,18 +91,26 @@ def count_attention_flops(func: OpOverload, args: tuple[Any, ...]) -> int:
     """
     if (count := ATTENTION_FORMULAS.get(func._opname)) is None:
         return 0
-    # The dispatcher leaves out arguments at the end that have their default values, such as is_causal=False.
+    # The dispatcher leaves out arguments at the end that have their default values, such as
+    # is_causal=False.
     return count((*args, *(one.default_value for one in func._schema.arguments[len(args) :])))
 
 
 def _count_varlen_tiles(
-    query: Tensor, value: Tensor, starts: Tensor, window: tuple[int, int], count: Channels, tile: tuple[int, int]
+    query: Tensor,
+    value: Tensor,
+    starts: Tensor,
+    window: tuple[int, int],
+    count: Channels,
+    tile: tuple[int, int],
 ) -> int:
     tiles = sum(count_tile_pairs(length, window, tile) for length in _list_lengths(query, starts))
     return tiles * query.shape[1] * count(query.shape[2], value.shape[2])
 
 
-def _count_flash_tiles(query: Tensor, value: Tensor, is_causal: bool, count: Channels, tile: tuple[int, int]) -> int:
+def _count_flash_tiles(
+    query: Tensor, value: Tensor, is_causal: bool, count: Channels, tile: tuple[int, int]
+) -> int:
     """Count dense flash attention over (rows, heads, positions, width)."""
     rows, heads, length, width = query.shape
     pairs = count_tile_pairs(length, (-1, 0 if is_causal else -1), tile)
@@ -138,16 +151,24 @@ def _count_grouped_products(args: tuple[Any, ...], outputs: Tensor) -> int:
 
 def _count_varlen_forward(args: tuple[Any, ...], outputs: Any) -> int:
     # (q, k, v, sinks, starts, longest, left, right, scale)
-    return _count_packed_scores(args[0], args[2], args[4], (args[6], args[7]), count_forward_channels)
+    return _count_packed_scores(
+        args[0], args[2], args[4], (args[6], args[7]), count_forward_channels
+    )
 
 
 def _count_varlen_backward(args: tuple[Any, ...], outputs: Any) -> int:
     # (gradient, q, k, v, out, lse, starts, longest, left, right, scale)
-    return _count_packed_scores(args[1], args[3], args[6], (args[8], args[9]), count_backward_channels)
+    return _count_packed_scores(
+        args[1], args[3], args[6], (args[8], args[9]), count_backward_channels
+    )
 
 
-def _count_packed_scores(query: Tensor, value: Tensor, starts: Tensor, window: tuple[int, int], count: Channels) -> int:
-    """Return the operations of the pairs of positions that see each other, over all documents and heads."""
+def _count_packed_scores(
+    query: Tensor, value: Tensor, starts: Tensor, window: tuple[int, int], count: Channels
+) -> int:
+    """Return the operations of the pairs of positions that see each other, over all documents
+    and heads.
+    """
     pairs = sum(_count_pairs(length, window) for length in _list_lengths(query, starts))
     return pairs * query.shape[1] * count(query.shape[2], value.shape[2])
 
@@ -156,18 +177,24 @@ def _list_lengths(query: Tensor, starts: Tensor) -> list[int]:
     """Return the lengths of packed documents."""
     known = get_known(starts)
     with leave_fake_mode():
-        return [query.shape[0]] if known is None else [int(length) for length in known.diff().tolist()]
+        return (
+            [query.shape[0]] if known is None else [int(length) for length in known.diff().tolist()]
+        )
 
 
 def _count_flex_forward(args: tuple[Any, ...], outputs: Any) -> int:
     # (q, k, v, table, blocks)
-    return _count_blocks(args[0], args[1].shape[2], args[4]) * count_forward_channels(*_get_widths(args[0], args[2]))
+    return _count_blocks(args[0], args[1].shape[2], args[4]) * count_forward_channels(
+        *_get_widths(args[0], args[2])
+    )
 
 
 def _count_flex_backward(args: tuple[Any, ...], outputs: Any) -> int:
     # (gradient, q, k, v, out, lse, table, blocks)
     widths = _get_widths(args[1], args[3])
-    return _count_blocks(args[1], args[2].shape[2], args[7]) * count_backward_channels(*widths, repeats=True)
+    return _count_blocks(args[1], args[2].shape[2], args[7]) * count_backward_channels(
+        *widths, repeats=True
+    )
 
 
 def _count_blocks(query: Tensor, num_keys: int, blocks: Tensor) -> int:
@@ -181,7 +208,9 @@ def _count_blocks(query: Tensor, num_keys: int, blocks: Tensor) -> int:
 
 def _get_widths(query: Tensor, value: Tensor) -> tuple[int, int]:
     """Return head widths as powers of two, as Triton's tiles are."""
-    return round_up_to_power_of_two(query.shape[3], 16), round_up_to_power_of_two(value.shape[3], 16)
+    return round_up_to_power_of_two(query.shape[3], 16), round_up_to_power_of_two(
+        value.shape[3], 16
+    )
 
 
 def _count_pairs(length: int, window: tuple[int, int]) -> int:
@@ -206,18 +235,23 @@ def _count_varlen_kernel(args: tuple[Any, ...]) -> int:
     # (q, k, v, sinks, starts, longest, left, right, scale)
     is_own = args[0].shape[2] != args[2].shape[2]
     tile = key_split.FORWARD_TILE if is_own else FORWARD_TILE
-    return _count_varlen_tiles(args[0], args[2], args[4], (args[6], args[7]), count_forward_channels, tile)
+    return _count_varlen_tiles(
+        args[0], args[2], args[4], (args[6], args[7]), count_forward_channels, tile
+    )
 
 
 def _count_varlen_backward_kernel(args: tuple[Any, ...]) -> int:
     # (gradient, q, k, v, out, lse, starts, longest, left, right, scale)
     is_own = args[1].shape[2] != args[3].shape[2]
     tile = key_split.BACKWARD_TILE if is_own else BACKWARD_TILE
-    return _count_varlen_tiles(args[1], args[3], args[6], (args[8], args[9]), count_backward_channels, tile)
+    return _count_varlen_tiles(
+        args[1], args[3], args[6], (args[8], args[9]), count_backward_channels, tile
+    )
 
 
-# Arguments: flex as above; torch's flash (q, k, v, dropout, is_causal) and (gradient, q, k, v, out, lse, starts,
-# starts, longest, longest, dropout, is_causal); efficient (q, k, v, …) and (gradient, q, k, v, …).
+# Arguments: flex as above; torch's flash (q, k, v, dropout, is_causal) and (gradient, q, k, v, out,
+# lse, starts, starts, longest, longest, dropout, is_causal); efficient (q, k, v, …) and (gradient,
+# q, k, v, …).
 ATTENTION_FORMULAS: dict[str, Callable[[tuple[Any, ...]], int]] = {
     "varlen_attention": _count_varlen_kernel,
     "varlen_attention_backward": _count_varlen_backward_kernel,
@@ -229,7 +263,9 @@ ATTENTION_FORMULAS: dict[str, Callable[[tuple[Any, ...]], int]] = {
     "_scaled_dot_product_flash_attention_backward": lambda a: _count_flash_tiles(
         a[1], a[3], a[11], count_backward_channels, BACKWARD_TILE
     ),
-    "_scaled_dot_product_efficient_attention": lambda a: _count_table_scores(a[0], a[1], a[2], count_forward_channels),
+    "_scaled_dot_product_efficient_attention": lambda a: _count_table_scores(
+        a[0], a[1], a[2], count_forward_channels
+    ),
     "_scaled_dot_product_efficient_attention_backward": lambda a: _count_table_scores(
         a[1], a[2], a[3], count_backward_channels
     ),

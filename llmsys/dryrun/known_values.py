@@ -1,12 +1,14 @@
 """Numbers of fake tensors that the host can know: counts, lengths and routing tables.
 
-A fake tensor has a shape and no numbers. Where the training program computes sizes from numbers (rows for each expert,
-valid targets), those numbers come from the synthetic batch and a forced routing. They are carried next to the fake
-tensors as real tensors on the CPU, and every operation on known tensors is computed on them too.
+A fake tensor has a shape and no numbers. Where the training program computes sizes from numbers
+(rows for each expert, valid targets), those numbers come from the synthetic batch and a forced
+routing. They are carried next to the fake tensors as real tensors on the CPU, and every operation
+on known tensors is computed on them too.
 
 Invariants:
 - A tensor that cannot be computed from known tensors is unknown.
-- Every other rank is taken to route as this rank does, so a collective gives what this rank would have sent.
+- Every other rank is taken to route as this rank does, so a collective gives what this rank would
+  have sent.
 """
 
 from collections.abc import Iterator
@@ -20,7 +22,8 @@ from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.utils._pytree import tree_leaves, tree_map
 
 ATTRIBUTE = "_llmsys_known"
-# Larger tensors are unknown: tables of positions by positions are, tokens by experts chosen are not.
+# Larger tensors are unknown: tables of positions by positions are, tokens by experts chosen are
+# not.
 MAX_INTEGERS, MAX_FLOATS = 1 << 22, 1 << 14
 
 CPU = torch.device("cpu")
@@ -29,10 +32,16 @@ UNSET = ("aten.empty", "aten.new_empty", "aten.empty_like", "aten.empty_strided"
 
 
 def get_known(tensor: Tensor) -> Tensor | None:
-    """Return the numbers of a tensor: of a real one itself, of a fake one what was attached; None where unknown."""
+    """Return the numbers of a tensor: of a real one itself, of a fake one what was attached;
+    None where unknown.
+    """
     if isinstance(tensor, FakeTensor):
         return getattr(tensor, ATTRIBUTE, None)
-    return tensor if type(tensor) in (Tensor, torch.nn.Parameter) and tensor.device.type == "cpu" else None
+    return (
+        tensor
+        if type(tensor) in (Tensor, torch.nn.Parameter) and tensor.device.type == "cpu"
+        else None
+    )
 
 
 def attach_known(tensor: Tensor, values: Tensor) -> None:
@@ -53,7 +62,9 @@ def leave_fake_mode() -> Iterator[None]:
         yield
 
 
-def compute_known(func: OpOverload, args: Any, kwargs: dict[str, Any], tensors: list[Tensor]) -> Any:
+def compute_known(
+    func: OpOverload, args: Any, kwargs: dict[str, Any], tensors: list[Tensor]
+) -> Any:
     """Compute an operation on the numbers of its arguments.
 
     Args:
@@ -113,7 +124,9 @@ def _is_small(tensor: Tensor) -> bool:
 
 
 def _is_integer_factory(func: OpOverload, args: Any, kwargs: dict[str, Any]) -> bool:
-    """Return whether a factory makes integers, booleans or a few floats; weights are not worth their memory."""
+    """Return whether a factory makes integers, booleans or a few floats; weights are not worth
+    their memory.
+    """
     if str(func).startswith("aten.arange"):
         return all(isinstance(one, int) and abs(one) <= MAX_INTEGERS for one in args)
     if str(func).startswith("aten.scalar_tensor"):

@@ -1,6 +1,8 @@
-"""Memory of the pretended device as a log of events: one for each storage that appears, grows, shrinks or is freed.
+"""Memory of the pretended device as a log of events: one for each storage that appears, grows,
+shrinks or is freed.
 
-Peak, composition and timeline are replays of the log, so that recording costs the same for any number of tensors.
+Peak, composition and timeline are replays of the log, so that recording costs the same for any
+number of tensors.
 
 Invariants:
 - The bytes of a storage are rounded up to blocks of 512 as CUDA's caching allocator does.
@@ -86,7 +88,9 @@ class MemoryTracker:
         self._record_size(live, _round_bytes(storage.nbytes()))
 
     def record_resize(self, storage: torch.UntypedStorage) -> None:
-        """Record the new size of a storage that was resized in place, as FSDP does with gathered weights."""
+        """Record the new size of a storage that was resized in place, as FSDP does with gathered
+        weights.
+        """
         live = self._live.get(storage._cdata)
         if live is not None:
             self._record_size(live, _round_bytes(storage.nbytes()))
@@ -98,14 +102,18 @@ class MemoryTracker:
                 self._change_kind(live, category, owner)
 
     def set_live_category(self, first_event: int, old_category: str, category: str) -> None:
-        """Give another category to the storages of `old_category` that appeared since an event and are in use."""
+        """Give another category to the storages of `old_category` that appeared since an event
+        and are in use.
+        """
         for live in self._live.values():
             old = self._allocations[live.kind]
             if old.category == old_category and live.events and live.events[0] >= first_event:
                 self._change_kind(live, category, "")
 
     def find_peak(self, first: int = 0, last: int | None = None) -> tuple[int, int]:
-        """Return the largest total in bytes after an event in [first, last), and the number of the last such event."""
+        """Return the largest total in bytes after an event in [first, last), and the number of
+        the last such event.
+        """
         total = sum(self._changes[:first])
         peak, at = total, max(first - 1, 0)
         for event in range(first, len(self._changes) if last is None else last):
@@ -115,8 +123,12 @@ class MemoryTracker:
         return peak, at
 
     def find_share(self, first: int, last: int, category: str, share: float) -> int:
-        """Return the event in [first, last) at which a category falls to a share of its bytes before `first`."""
-        numbers = {number for number, one in enumerate(self._allocations) if one.category == category}
+        """Return the event in [first, last) at which a category falls to a share of its bytes
+        before `first`.
+        """
+        numbers = {
+            number for number, one in enumerate(self._allocations) if one.category == category
+        }
         changes = list(zip(self._changes[:last], self._kinds[:last], strict=True))
         size = sum(change for change, kind in changes[:first] if kind in numbers)
         goal = share * size
@@ -135,7 +147,9 @@ class MemoryTracker:
         return Counter({self._allocations[kind]: bytes for kind, bytes in sums.items() if bytes})
 
     def build_timeline(self, max_points: int) -> list[tuple[int, dict[str, int]]]:
-        """Return (event, bytes by category) at the fullest event of each of `max_points` equal parts of the log."""
+        """Return (event, bytes by category) at the fullest event of each of `max_points` equal
+        parts of the log.
+        """
         if not self._changes:
             return []
         stride = -(-len(self._changes) // max_points)
@@ -150,7 +164,10 @@ class MemoryTracker:
                 best = -1
                 points.append((event, {}))
             if total > best:
-                best, points[-1] = total, (event, {name: size for name, size in sums.items() if size})
+                best, points[-1] = (
+                    total,
+                    (event, {name: size for name, size in sums.items() if size}),
+                )
         return points
 
     def get_phase(self, event: int) -> str:

@@ -17,7 +17,10 @@ def track_modules(model: nn.Module, running: list[str]) -> None:
         model: its modules are named; others keep the name of what runs around them.
         running: changed in place.
     """
-    names = {id(module): _NUMBERS.sub(".*", _WRAPPERS.sub("", name)) for name, module in model.named_modules()}
+    names = {
+        id(module): _NUMBERS.sub(".*", _WRAPPERS.sub("", name))
+        for name, module in model.named_modules()
+    }
 
     def enter(module: nn.Module, arguments: Any) -> None:
         running.append(names.get(id(module), running[-1] if running else ""))

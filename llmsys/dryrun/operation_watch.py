@@ -1,7 +1,9 @@
-"""A dispatch mode that records every operation of a dry run: memory, collectives, waits and kernels.
+"""A dispatch mode that records every operation of a dry run: memory, collectives, waits and
+kernels.
 
-It runs above FakeTensorMode. Operations whose result depends on numbers get them from known_values.py; where those
-are unknown, a scalar is 1 and a selection keeps everything, which is the most that it can keep.
+It runs above FakeTensorMode. Operations whose result depends on numbers get them from
+known_values.py; where those are unknown, a scalar is 1 and a selection keeps everything, which is
+the most that it can keep.
 """
 
 import sys
@@ -30,7 +32,12 @@ from llmsys.dryrun.recorder import DryRunRecorder
 from llmsys.parallel import ring_attention
 
 DATA_DEPENDENT = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
-INDEXING = ("aten.index.Tensor", "aten.index_put.default", "aten.index_put_.default", "aten._index_put_impl_.default")
+INDEXING = (
+    "aten.index.Tensor",
+    "aten.index_put.default",
+    "aten.index_put_.default",
+    "aten._index_put_impl_.default",
+)
 READ_SCALAR, WAIT = "aten._local_scalar_dense.default", "_c10d_functional.wait_tensor.default"
 
 
@@ -47,7 +54,11 @@ class OperationWatch(TorchDispatchMode):
         self._forward_start = 0
 
     def __torch_dispatch__(
-        self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: OpOverload,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         if any(issubclass(one, DTensor) for one in types):
             return NotImplemented  # DTensor then calls this mode again, with the shards
@@ -57,7 +68,10 @@ class OperationWatch(TorchDispatchMode):
                 return ring_attention.STEPS[func](*args, **kwargs)
         if self.recorder.is_paused:
             return func(*args, **kwargs)
-        name, tensors = str(func), [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
+        name, tensors = (
+            str(func),
+            [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)],
+        )
         is_on_device = any(one.device.type == "cuda" for one in tensors)
         self._track_backward()
         if name == READ_SCALAR:
@@ -66,11 +80,15 @@ class OperationWatch(TorchDispatchMode):
             return args[0]  # as on a device; torch's fake kernel makes a copy
         self._record_wait(func, name, args, kwargs, is_on_device)
         values = compute_known(func, args, kwargs, tensors)
-        is_selection = DATA_DEPENDENT.intersection(func.tags) and not _has_static_shape(name, args, kwargs)
+        is_selection = DATA_DEPENDENT.intersection(func.tags) and not _has_static_shape(
+            name, args, kwargs
+        )
         if name == "aten._pin_memory.default":
             outputs = torch.empty_like(args[0])  # torch has no fake pinned memory
         else:
-            outputs = _select_rows(func, args, kwargs, values) if is_selection else func(*args, **kwargs)
+            outputs = (
+                _select_rows(func, args, kwargs, values) if is_selection else func(*args, **kwargs)
+            )
         if not exchange_known(func, args, kwargs, outputs):
             if values is None:
                 drop_mutated(func, args, kwargs)
@@ -92,7 +110,12 @@ class OperationWatch(TorchDispatchMode):
         return True if tensor.dtype == torch.bool else 1.0 if tensor.dtype.is_floating_point else 1
 
     def _record_wait(
-        self, func: OpOverload, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], is_on_device: bool
+        self,
+        func: OpOverload,
+        name: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        is_on_device: bool,
     ) -> None:
         waits = self.recorder.waits
         if not waits.is_recording:
@@ -104,7 +127,11 @@ class OperationWatch(TorchDispatchMode):
         elif name in ("aten._to_copy.default", "aten.copy_.default"):
             if cause := _find_copy_wait(name, args, kwargs):
                 waits.record(cause)
-        elif is_on_device and DATA_DEPENDENT.intersection(func.tags) and not _has_static_shape(name, args, kwargs):
+        elif (
+            is_on_device
+            and DATA_DEPENDENT.intersection(func.tags)
+            and not _has_static_shape(name, args, kwargs)
+        ):
             waits.record(name.split(".")[1])
 
     def _track_backward(self) -> None:
@@ -112,9 +139,13 @@ class OperationWatch(TorchDispatchMode):
         phase, runs = self.recorder.phase, torch._C._current_graph_task_id() != -1
         if runs and phase.category in (FORWARD, LOSS):
             self.recorder.memory.set_live_category(self._forward_start, FORWARD, SAVED)
-            self.recorder.enter_phase(f"{phase.name.rpartition(':')[0]}: backward", BACKWARD, phase.repeated)
+            self.recorder.enter_phase(
+                f"{phase.name.rpartition(':')[0]}: backward", BACKWARD, phase.repeated
+            )
         elif not runs and phase.category == BACKWARD and phase.name.endswith("backward"):
-            self.recorder.enter_phase(f"{phase.name.rpartition(':')[0]}: gradients complete", BACKWARD)
+            self.recorder.enter_phase(
+                f"{phase.name.rpartition(':')[0]}: gradients complete", BACKWARD
+            )
 
     def begin_forward(self, name: str, repeated: str) -> None:
         """Begin the forward pass of a micro-batch."""
@@ -122,7 +153,9 @@ class OperationWatch(TorchDispatchMode):
         self.recorder.enter_phase(f"{name}: forward", FORWARD, repeated)
 
     def end_forward(self) -> None:
-        """End a forward pass that others follow before its backward: what is left of it is saved."""
+        """End a forward pass that others follow before its backward: what is left of it is
+        saved.
+        """
         if self.recorder.phase.category in (FORWARD, LOSS):
             self.recorder.memory.set_live_category(self._forward_start, FORWARD, SAVED)
 
@@ -133,7 +166,9 @@ class OperationWatch(TorchDispatchMode):
             self.recorder.memory.set_live_category(self._forward_start, FORWARD, SAVED)
             self.recorder.enter_phase(phase.name.replace("forward", "loss"), LOSS, phase.repeated)
 
-    def _record_outputs(self, func: OpOverload, name: str, outputs: Any, is_on_device: bool) -> None:
+    def _record_outputs(
+        self, func: OpOverload, name: str, outputs: Any, is_on_device: bool
+    ) -> None:
         recorder = self.recorder
         for output in tree_leaves(outputs):
             if (
@@ -142,10 +177,17 @@ class OperationWatch(TorchDispatchMode):
                 and not recorder.memory.is_known(output)
             ):
                 category = _find_fsdp_category(name) or recorder.phase.category
-                owner = recorder.modules[-1] if recorder.modules else name.removeprefix("aten.").split(".")[0]
+                owner = (
+                    recorder.modules[-1]
+                    if recorder.modules
+                    else name.removeprefix("aten.").split(".")[0]
+                )
                 recorder.memory.record(output, category, owner)
                 length = recorder.sequence_length
-                if output.dim() >= recorder.min_table_dims and output.shape[-1] == output.shape[-2] == length:
+                if (
+                    output.dim() >= recorder.min_table_dims
+                    and output.shape[-1] == output.shape[-2] == length
+                ):
                     shape = f"{str(output.dtype).removeprefix('torch.')} {list(output.shape)}"
                     recorder.squares[owner, shape] += 1
 
@@ -176,7 +218,9 @@ def _has_mask_index(args: tuple[Any, ...]) -> bool:
 
 
 def _has_static_shape(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Return whether an operation that is tagged as data dependent has a shape that the host knows."""
+    """Return whether an operation that is tagged as data dependent has a shape that the host
+    knows.
+    """
     if name in INDEXING:
         return name != "aten.index.Tensor" or not _has_mask_index(args)
     return kwargs.get("output_size") is not None
@@ -195,7 +239,9 @@ def _find_copy_wait(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     return "copy to the host" if target.type == "cpu" else "copy from pageable host memory"
 
 
-def _select_rows(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], values: Any) -> Any:
+def _select_rows(
+    func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], values: Any
+) -> Any:
     """Return fake outputs of an operation whose shape depends on numbers."""
     source = next(one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor))
     if values is not None:
@@ -209,7 +255,9 @@ def _select_rows(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
                 with leave_fake_mode():
                     rows = int(known.sum())
             place = next(number for number, one in enumerate(args[1]) if one is not None)
-            return source.new_empty((*source.shape[:place], rows, *source.shape[place + mask.dim() :]))
+            return source.new_empty(
+                (*source.shape[:place], rows, *source.shape[place + mask.dim() :])
+            )
         case "aten.nonzero.default":
             return source.new_empty((source.numel(), source.dim()), dtype=torch.int64)
         case "aten.masked_select.default":
@@ -258,6 +306,10 @@ def replace_tolist(waits: HostWaitLog) -> None:
             waits.record("tolist")
         known = get_known(tensor)
         with leave_fake_mode():
-            return (torch.ones(tensor.shape, dtype=tensor.dtype, device="cpu") if known is None else known).tolist()
+            return (
+                torch.ones(tensor.shape, dtype=tensor.dtype, device="cpu")
+                if known is None
+                else known
+            ).tolist()
 
     FakeTensor.tolist = read_list  # type: ignore[assignment,method-assign]

@@ -1,4 +1,5 @@
-"""Write the page of dry runs: memory over time, its peak, collectives, waits, kernels and parameters.
+"""Write the page of dry runs: memory over time, its peak, collectives, waits, kernels and
+parameters.
 
 Reads the results of `run_dry_run`; writes one HTML file and one JSON file.
 """
@@ -10,12 +11,12 @@ from typing import Any
 
 from llmsys.dryrun.summary import format_compiled_saving, format_fit
 from llmsys.estimate.memory_timeline import GIB
-from llmsys.local_files import write_bytes_atomically
 from llmsys.report.estimate_page import CATEGORY_COLOURS, NUM_CATEGORIES
 from llmsys.report.html_markup import Html, build_details, build_section, build_table, format_number
 from llmsys.report.html_page import render_document
 from llmsys.report.plots import Figure, Trace
 from llmsys.report.report_section import ReportSection, build_report_section, compute_curves_height
+from llmsys.storage.local_files import write_bytes_atomically
 
 
 def write_dry_run(results: Sequence[dict[str, Any]], folder: Path) -> tuple[Path, Path]:
@@ -40,15 +41,37 @@ def render_dry_run(results: Sequence[dict[str, Any]]) -> str:
     first = results[0]
     memory, parameters = first["memory"], first["parameters"]
     numbers = [
-        ("memory needed", f"{first['needed_bytes'] / GIB:.1f} GiB", f"of {first['capacity_bytes'] / GIB:.1f} GiB"),
+        (
+            "memory needed",
+            f"{first['needed_bytes'] / GIB:.1f} GiB",
+            f"of {first['capacity_bytes'] / GIB:.1f} GiB",
+        ),
         ("tensors at the peak", f"{memory['peak_bytes'] / GIB:.2f} GiB", memory["peak_phase"]),
         ("against the estimate", f"{first['estimate']['difference']:+.1%}", "of what tensors hold"),
-        ("waits of the host", format_number(first["num_waits"]), f"{first['recorded_micro_batches']} micro-batches"),
-        ("sent and received", f"{sum(one['bytes'] for one in first['collectives']) / GIB:.1f} GiB", "in a step"),
-        ("imbalance", f"{parameters['imbalance']:.3f}", "parameters of the largest rank over the mean"),
+        (
+            "waits of the host",
+            format_number(first["num_waits"]),
+            f"{first['recorded_micro_batches']} micro-batches",
+        ),
+        (
+            "sent and received",
+            f"{sum(one['bytes'] for one in first['collectives']) / GIB:.1f} GiB",
+            "in a step",
+        ),
+        (
+            "imbalance",
+            f"{parameters['imbalance']:.3f}",
+            "parameters of the largest rank over the mean",
+        ),
     ]
     parts = [
-        build_report_section("memory", "Memory", [plot_memory(first)], _build_phases(first), _build_owner_table(first)),
+        build_report_section(
+            "memory",
+            "Memory",
+            [plot_memory(first)],
+            _build_phases(first),
+            _build_owner_table(first),
+        ),
         _build_part("estimate", "Estimate", _build_estimate_table(first["estimate"])),
         _build_part("collectives", "Collectives", _build_collective_table(first)),
         _build_part("waits", "Waits", _build_wait_table(first)),
@@ -57,8 +80,8 @@ def render_dry_run(results: Sequence[dict[str, Any]]) -> str:
     ]
     notes = [format_fit(one) for one in results if not one["fits"]] + [
         *filter(None, [format_compiled_saving(first)]),
-        "Tensors have shapes and no numbers. Streams run one after the other, so memory that an overlap of "
-        "communication and computation holds longer is not in the peak.",
+        "Tensors have shapes and no numbers. Streams run one after the other, so memory that an "
+        "overlap of communication and computation holds longer is not in the peak.",
     ]
     title = f"dry run of {first['request']['config']}"
     return render_document((title, format_fit(first)), numbers, notes, parts)
@@ -83,7 +106,10 @@ def plot_memory(result: dict[str, Any]) -> Figure:
             "stackgroup": "memory",
             "name": name,
             "x": events,
-            "y": [round(sum(point["bytes"].get(one, 0) for one in members) / GIB, 4) for point in timeline],
+            "y": [
+                round(sum(point["bytes"].get(one, 0) for one in members) / GIB, 4)
+                for point in timeline
+            ],
             "line": {"width": 0.5, "color": colour},
         }
         for (name, members), colour in zip(groups, CATEGORY_COLOURS, strict=False)
@@ -94,12 +120,16 @@ def plot_memory(result: dict[str, Any]) -> Figure:
         "showlegend": True,
     }
     height = compute_curves_height(traces)
-    return Figure("memory-over-time", "Memory over time, by category", traces, layout, height=height)
+    return Figure(
+        "memory-over-time", "Memory over time, by category", traces, layout, height=height
+    )
 
 
 def _build_phases(result: dict[str, Any]) -> Html:
     rows = [(phase["name"], format_number(phase["event"])) for phase in result["memory"]["phases"]]
-    return build_details("Phases of the run", build_table(("phase", "first allocation or free"), rows, numeric=(1,)))
+    return build_details(
+        "Phases of the run", build_table(("phase", "first allocation or free"), rows, numeric=(1,))
+    )
 
 
 def _build_part(anchor: str, title: str, *content: Html) -> ReportSection:
@@ -117,15 +147,33 @@ def _build_owner_table(result: dict[str, Any]) -> Html:
 def _build_estimate_table(estimate: dict[str, Any]) -> Html:
     rows = []
     for phase in estimate["phases"]:
-        for name, row in [(phase["instant"], phase), *((item["item"], item) for item in phase["items"])]:
+        for name, row in [
+            (phase["instant"], phase),
+            *((item["item"], item) for item in phase["items"]),
+        ]:
             sizes = row["dry_run_bytes"] / GIB, row["estimate_bytes"] / GIB
-            rows.append((phase["phase"], name, *(f"{size:.2f}" for size in sizes), f"{sizes[0] - sizes[1]:+.2f}"))
-    return build_table(("phase", "item", "dry run, GiB", "estimate, GiB", "more"), rows, numeric=(2, 3, 4))
+            rows.append(
+                (
+                    phase["phase"],
+                    name,
+                    *(f"{size:.2f}" for size in sizes),
+                    f"{sizes[0] - sizes[1]:+.2f}",
+                )
+            )
+    return build_table(
+        ("phase", "item", "dry run, GiB", "estimate, GiB", "more"), rows, numeric=(2, 3, 4)
+    )
 
 
 def _build_collective_table(result: dict[str, Any]) -> Html:
     rows = [
-        (one["operation"], one["axis"], str(one["ranks"]), format_number(one["count"]), f"{one['bytes'] / GIB:.3f}")
+        (
+            one["operation"],
+            one["axis"],
+            str(one["ranks"]),
+            format_number(one["count"]),
+            f"{one['bytes'] / GIB:.3f}",
+        )
         for one in result["collectives"]
     ]
     return build_table(("operation", "axis", "ranks", "in a step", "GiB"), rows, numeric=(2, 3, 4))
@@ -138,7 +186,12 @@ def _build_wait_table(result: dict[str, Any]) -> Html:
 
 def _build_choice_table(result: dict[str, Any]) -> Html:
     rows = [
-        (f"{one['layers']} {one['stack']}, {one['attention']}", one["kernel"], one["reason"], one["cost"])
+        (
+            f"{one['layers']} {one['stack']}, {one['attention']}",
+            one["kernel"],
+            one["reason"],
+            one["cost"],
+        )
         for one in result["kernels"]
     ]
     return build_table(("layers", "attention kernel", "reason", "cost"), rows)
@@ -172,7 +225,13 @@ def _build_rank_table(results: Sequence[dict[str, Any]]) -> Html:
 
 def _build_kind_table(parameters: dict[str, Any]) -> Html:
     rows = [
-        (str(kind["first_rank"]), format_number(kind["num_ranks"]), format_number(kind["parameters"]))
+        (
+            str(kind["first_rank"]),
+            format_number(kind["num_ranks"]),
+            format_number(kind["parameters"]),
+        )
         for kind in parameters["kinds"]
     ]
-    return build_table(("first rank of a kind", "ranks", "parameters of each"), rows, numeric=(1, 2))
+    return build_table(
+        ("first rank of a kind", "ranks", "parameters of each"), rows, numeric=(1, 2)
+    )

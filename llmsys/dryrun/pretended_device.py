@@ -1,8 +1,11 @@
-"""Make torch believe in one CUDA device of a device profile: properties, streams and events that never wait.
+"""Make torch believe in one CUDA device of a device profile: properties, streams and events that
+never wait.
 
 Invariants:
-- `install_device` is called once in a process of its own, after `load_guard_library` and before a tensor is made.
-- Streams have one order: what waits on a stream or event on a real device is logged as a wait where the host waits.
+- `install_device` is called once in a process of its own, after `load_guard_library` and before a
+  tensor is made.
+- Streams have one order: what waits on a stream or event on a real device is logged as a wait where
+  the host waits.
 """
 
 import contextlib

@@ -63,7 +63,9 @@ class ParameterCounts:
         return self.largest / self.mean
 
 
-def compute_parameter_counts(model: nn.Module, layout: ParallelLayout, rank: int) -> ParameterCounts:
+def compute_parameter_counts(
+    model: nn.Module, layout: ParallelLayout, rank: int
+) -> ParameterCounts:
     """Compute the elements that every rank holds.
 
     Args:
@@ -78,7 +80,8 @@ def compute_parameter_counts(model: nn.Module, layout: ParallelLayout, rank: int
     layout, rank = layout.model_copy(update={"pipeline": 1}), rank - offset
     coordinates = compute_coordinates(layout)
     counts = np.zeros(layout.world_size, dtype=np.int64)
-    # A running hash of the shard sizes tells ranks with different shards apart; equal totals may hide them.
+    # A running hash of the shard sizes tells ranks with different shards apart; equal totals may
+    # hide them.
     keys = np.zeros(layout.world_size, dtype=np.uint64)
     cache: dict[Any, Numbers] = {}
     total = own = 0
@@ -91,9 +94,14 @@ def compute_parameter_counts(model: nn.Module, layout: ParallelLayout, rank: int
             cache[key] = _count_by_rank(parameter, coordinates, layout.world_size)
         sizes = cache[key]
         total += parameter.numel()
-        local = parameter.to_local().numel() if isinstance(parameter, DTensor) else parameter.numel()
+        local = (
+            parameter.to_local().numel() if isinstance(parameter, DTensor) else parameter.numel()
+        )
         if sizes[rank] != local:
-            raise AssertionError(f"rank {rank} holds {local} elements of a parameter, and {sizes[rank]} were computed")
+            raise AssertionError(
+                f"rank {rank} holds {local} elements of a parameter, and {sizes[rank]} were "
+                "computed"
+            )
         own += local
         counts += sizes
         keys = keys * np.uint64(1_000_003) + sizes.astype(np.uint64)
@@ -112,7 +120,9 @@ def compute_parameter_counts(model: nn.Module, layout: ParallelLayout, rank: int
 
 
 def compute_coordinates(layout: ParallelLayout) -> dict[str, tuple[Numbers, int]]:
-    """Return the coordinates of all ranks on every named axis, and its size; see device_mesh.py for their order."""
+    """Return the coordinates of all ranks on every named axis, and its size; see device_mesh.py
+    for their order.
+    """
     ranks = np.arange(layout.world_size, dtype=np.int64)
     inner = ranks % layout.ranks_per_replica
     fsdp = inner // layout.tensor
@@ -130,13 +140,17 @@ def compute_coordinates(layout: ParallelLayout) -> dict[str, tuple[Numbers, int]
     return sizes
 
 
-def _count_by_rank(parameter: Any, coordinates: dict[str, tuple[Numbers, int]], world_size: int) -> Numbers:
+def _count_by_rank(
+    parameter: Any, coordinates: dict[str, tuple[Numbers, int]], world_size: int
+) -> Numbers:
     """Return the elements of one parameter on every rank."""
     sizes = [np.full(world_size, size, dtype=np.int64) for size in parameter.shape]
     if isinstance(parameter, DTensor):
         names = parameter.device_mesh.mesh_dim_names or ()
         # A strided shard was cut after the shards of later mesh dims.
-        for dim in sorted(range(len(names)), key=lambda dim: isinstance(parameter.placements[dim], _StridedShard)):
+        for dim in sorted(
+            range(len(names)), key=lambda dim: isinstance(parameter.placements[dim], _StridedShard)
+        ):
             placement = parameter.placements[dim]
             if isinstance(placement, Shard | _StridedShard):
                 place, parts = coordinates[names[dim]]
@@ -148,16 +162,21 @@ def _count_by_rank(parameter: Any, coordinates: dict[str, tuple[Numbers, int]], 
 
 
 def _compute_chunk_length(sizes: Numbers, place: Numbers, parts: int) -> Numbers:
-    """Return the length of chunk `place` of `torch.chunk` into `parts`, where rows past the end are 0."""
+    """Return the length of chunk `place` of `torch.chunk` into `parts`, where rows past the end
+    are 0.
+    """
     rows = -(-sizes // parts)
     return np.clip(sizes - place * rows, 0, rows)
 
 
-def _group_kinds(keys: NDArray[np.uint64], counts: Numbers, rank: int) -> tuple[tuple[RankKind, ...], int]:
+def _group_kinds(
+    keys: NDArray[np.uint64], counts: Numbers, rank: int
+) -> tuple[tuple[RankKind, ...], int]:
     """Return the kinds of ranks, and the place of one rank's kind among them."""
     _, firsts, members = np.unique(keys, return_index=True, return_counts=True)
     kinds = [
-        RankKind(int(first), int(number), int(counts[first])) for first, number in zip(firsts, members, strict=True)
+        RankKind(int(first), int(number), int(counts[first]))
+        for first, number in zip(firsts, members, strict=True)
     ]
     kinds.sort(key=lambda kind: (-kind.parameters, kind.first_rank))
     own = next(number for number, kind in enumerate(kinds) if keys[kind.first_rank] == keys[rank])

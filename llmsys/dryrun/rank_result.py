@@ -1,9 +1,10 @@
-"""The result of one rank as plain values with stable keys, which the command prints and the page shows.
+"""The result of one rank as plain values with stable keys, which the command prints and the page
+shows.
 
 Invariants:
 - Counts and bytes between ranks are those of a whole step, with every micro-batch.
-- Memory is what tensors hold; `needed_bytes` adds what an allocator and the driver take, as the estimate does, without
-  what compiled blocks save by the estimate.
+- Memory is what tensors hold; `needed_bytes` adds what an allocator and the driver take, as the
+  estimate does, without what compiled blocks save by the estimate.
 """
 
 from collections import Counter
@@ -11,8 +12,6 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from llmsys.config.attention_kernel import AttentionDevice
-from llmsys.config.attention_layers import list_attention_groups
 from llmsys.config.run import RunConfig
 from llmsys.dryrun.categories import SAVED
 from llmsys.dryrun.kernel_flops import count_backward_channels, count_forward_channels
@@ -24,6 +23,8 @@ from llmsys.estimate.flops import count_flops
 from llmsys.estimate.peak_memory import OUTSIDE_BYTES, estimate_peak_memory
 from llmsys.estimate.software_profile import MemoryProfile
 from llmsys.estimate.step_memory import ALLOCATOR_SLACK
+from llmsys.kernels.attention_kernel import AttentionDevice
+from llmsys.kernels.attention_layers import list_attention_groups
 
 TIMELINE_POINTS, MAX_OWNERS, MAX_PHASE_OWNERS, MAX_OPERATIONS = 500, 24, 12, 16
 ATTENTION_WORDS = ("attention", "attn", "flex")
@@ -66,12 +67,19 @@ def build_rank_result(session: RankSession, outcome: SessionOutcome) -> dict[str
         "num_waits": sum(one.count for one in recorder.waits.list_waits()),
         "waits": [asdict(one) for one in recorder.waits.list_waits()],
         "kernels": list_kernels(config, session.profile),
-        "attention": {name: n for name, n in operations.items() if any(word in name for word in ATTENTION_WORDS)},
+        "attention": {
+            name: n
+            for name, n in operations.items()
+            if any(word in name for word in ATTENTION_WORDS)
+        },
         "operations": dict(operations.most_common(MAX_OPERATIONS)),
         "num_operations": sum(operations.values()),
         "flops": dict(_sum_phases(recorder.flops, session).most_common()),
         "attention_flops": build_attention_flops(session),
-        "squares": [{"owner": owner, "tensor": tensor, "count": n} for (owner, tensor), n in recorder.squares.items()],
+        "squares": [
+            {"owner": owner, "tensor": tensor, "count": n}
+            for (owner, tensor), n in recorder.squares.items()
+        ],
         "compiled": {
             "signatures": dict(Counter(name for name, _ in session.signatures.counts)),
             "recompiled": dict(session.signatures.recompiled),
@@ -83,7 +91,9 @@ def build_rank_result(session: RankSession, outcome: SessionOutcome) -> dict[str
 
 
 def estimate_compiled_saving(session: RankSession) -> int:
-    """Return the bytes of the peak that blocks hold less compiled than eager, as they run here, by the estimate."""
+    """Return the bytes of the peak that blocks hold less compiled than eager, as they run here,
+    by the estimate.
+    """
     config, layout = session.config, session.layout
     if config.train.compile != "block":
         return 0
@@ -91,23 +101,35 @@ def estimate_compiled_saving(session: RankSession) -> int:
     stage = session.request.rank // layout.ranks_per_stage
     eager = config.model_copy(update={"train": config.train.model_copy(update={"compile": "none"})})
     before, after = (
-        estimate_peak_memory(one, layout, system=system, pipeline_rank=stage).peak_bytes for one in (eager, config)
+        estimate_peak_memory(one, layout, system=system, pipeline_rank=stage).peak_bytes
+        for one in (eager, config)
     )
     return max(0, before - after)
 
 
 def list_kernels(config: RunConfig, profile: DeviceProfile) -> list[dict[str, Any]]:
-    """Return the kernel of each group of attention layers by the decision table, with the reason."""
+    """Return the kernel of each group of attention layers by the decision table, with the
+    reason.
+    """
     return [
-        {"stack": group.stack, "attention": group.attention, "layers": len(group.layers), **asdict(group.choice)}
-        for group in list_attention_groups(config, AttentionDevice("cuda", profile.compute_capability))
+        {
+            "stack": group.stack,
+            "attention": group.attention,
+            "layers": len(group.layers),
+            **asdict(group.choice),
+        }
+        for group in list_attention_groups(
+            config, AttentionDevice("cuda", profile.compute_capability)
+        )
     ]
 
 
 def build_attention_flops(session: RankSession) -> dict[str, float] | None:
-    """Return the FLOPs of attention in a step: what documents and mask need, and what kernels compute.
+    """Return the FLOPs of attention in a step: what documents and mask need, and what kernels
+    compute.
 
-    None where a kernel is made of plain operations, which are not counted apart from other products.
+    None where a kernel is made of plain operations, which are not counted apart from other
+    products.
     """
     config, layout = session.config, session.layout
     kernels = [group["kernel"] for group in list_kernels(config, session.profile)]
@@ -122,7 +144,9 @@ def build_attention_flops(session: RankSession) -> dict[str, float] | None:
     forward = count_flops(
         config.model, source, sequences, target_length=length, documents=session.request.documents
     ).attention / (layout.tensor * layout.context)
-    traits = list_attention_groups(config, AttentionDevice("cuda", session.profile.compute_capability))[0].traits
+    traits = list_attention_groups(
+        config, AttentionDevice("cuda", session.profile.compute_capability)
+    )[0].traits
     widths = (traits.qk_width, traits.v_width)
     backward = forward * count_backward_channels(*widths) / count_forward_channels(*widths)
     needed = micro_batches * (forward * (1 + repeats) + backward)
@@ -132,7 +156,8 @@ def build_attention_flops(session: RankSession) -> dict[str, float] | None:
 def build_memory_result(tracker: MemoryTracker, block_share: float) -> dict[str, Any]:
     """Return the peak, its composition, the timeline and the peak of each phase.
 
-    A backward is two phases: the second begins where no more activations are left than `block_share`, those of a block.
+    A backward is two phases: the second begins where no more activations are left than
+    `block_share`, those of a block.
     """
     peak, event = tracker.find_peak()
     composition = tracker.compute_composition(event)
@@ -145,7 +170,9 @@ def build_memory_result(tracker: MemoryTracker, block_share: float) -> dict[str,
         "categories": dict(_sum_categories(composition).most_common()),
         "owners": _list_owners(composition, MAX_OWNERS),
         "phases": phases,
-        "timeline": [{"event": at, "bytes": sizes} for at, sizes in tracker.build_timeline(TIMELINE_POINTS)],
+        "timeline": [
+            {"event": at, "bytes": sizes} for at, sizes in tracker.build_timeline(TIMELINE_POINTS)
+        ],
     }
 
 

@@ -1,7 +1,8 @@
-"""Run the training step of one rank on fake tensors: build, two steps, an evaluation, and the copy of a save.
+"""Run the training step of one rank on fake tensors: build, two steps, an evaluation, and the copy
+of a save.
 
-Reads a request as JSON from standard input; writes the result as JSON to the file that the first argument names.
-Runs in a process of its own: `python -m llmsys.dryrun.rank_run RESULT`.
+Reads a request as JSON from standard input; writes the result as JSON to the file that the first
+argument names. Runs in a process of its own: `python -m llmsys.dryrun.rank_run RESULT`.
 """
 
 import json
@@ -22,7 +23,9 @@ FAILED = 2
 
 
 def main() -> int:
-    """Run the request of standard input and write its result. 2 after an error that the user can fix."""
+    """Run the request of standard input and write its result. 2 after an error that the user can
+    fix.
+    """
     request = DryRunRequest.from_dict(json.load(sys.stdin))
     try:
         result = run_rank(request)
@@ -57,24 +60,26 @@ def resolve_request(request: DryRunRequest) -> "tuple[DeviceProfile, RunConfig]"
     """Return the profile and the config that a request names.
 
     Raises:
-        ConfigError: one of them cannot be read, the device has no CUDA, the rank is none of the cluster, or the engine
-            cannot be run.
+        ConfigError: one of them cannot be read, the device has no CUDA, the rank is none of the
+            cluster, or the engine cannot be run.
     """
-    from llmsys.config.load import read_config
+    from llmsys.config.loading.load import read_config
     from llmsys.estimate.device_profile import load_device_profile
 
     profile = load_device_profile(request.device)
     if profile.compute_capability is None:
         raise ConfigError(
-            f"The profile of {profile.name} has no compute_capability, and a dry run pretends CUDA devices only. Use a "
-            f"profile such as h100-sxm, or give compute_capability in the profile."
+            f"The profile of {profile.name} has no compute_capability, and a dry run pretends "
+            "CUDA devices only. Use a profile such as h100-sxm, or give compute_capability in "
+            "the profile."
         )
-    config = read_config(request.config, list(request.overrides)).run  # a bare model will do: no data are read
+    # a bare model will do: no data are read
+    config = read_config(request.config, list(request.overrides)).run
     require_supported_engine(config)
     if not 0 <= request.rank < request.world_size:
         raise ConfigError(
-            f"rank={request.rank} is not a rank of {request.nodes} nodes with {request.node_devices} devices. "
-            f"Use rank=0 to rank={request.world_size - 1}."
+            f"rank={request.rank} is not a rank of {request.nodes} nodes with "
+            f"{request.node_devices} devices. Use rank=0 to rank={request.world_size - 1}."
         )
     return profile, config
 
@@ -85,25 +90,32 @@ def require_supported_engine(config: "RunConfig") -> None:
     Raises:
         ConfigError: with the reason.
     """
-    from llmsys.config.engine import AccelerateEngineConfig, DeepSpeedEngineConfig, TorchEngineConfig
+    from llmsys.config.engine import (
+        AccelerateEngineConfig,
+        DeepSpeedEngineConfig,
+        TorchEngineConfig,
+    )
 
     instead = "Use engine.kind=torch, or llmsys estimate for this one."
     match config.engine:
         case DeepSpeedEngineConfig():
             raise ConfigError(
-                "engine.kind=deepspeed cannot be run on a pretended device: DeepSpeed flattens parameters into buffers "
-                f"that it addresses by data pointer, and fake tensors have none. {instead}"
+                "engine.kind=deepspeed cannot be run on a pretended device: DeepSpeed flattens "
+                "parameters into buffers that it addresses by data pointer, and fake tensors "
+                f"have none. {instead}"
             )
         case AccelerateEngineConfig():
             raise ConfigError(
-                "engine.kind=accelerate cannot be run on a pretended device: accelerate joins a process group of its "
-                f"own and reads its settings from the user's accelerate config. {instead}"
+                "engine.kind=accelerate cannot be run on a pretended device: accelerate joins a "
+                "process group of its own and reads its settings from the user's accelerate "
+                f"config. {instead}"
             )
         case TorchEngineConfig():
             if config.train.reproducibility == "bitwise":
                 raise ConfigError(
-                    "train.reproducibility=bitwise computes expert by expert with the rows of each rank, which are "
-                    "numbers that a dry run does not have. Use train.reproducibility=fast, or llmsys estimate."
+                    "train.reproducibility=bitwise computes expert by expert with the rows of "
+                    "each rank, which are numbers that a dry run does not have. Use "
+                    "train.reproducibility=fast, or llmsys estimate."
                 )
         case unreachable:
             assert_never(unreachable)

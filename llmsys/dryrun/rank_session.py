@@ -1,7 +1,8 @@
 """One rank's training program on the pretended device, with a record of all that it does.
 
 Invariants:
-- The code of the step is the trainer's: engine, loss, expert balancing, evaluation and the host copy of a save.
+- The code of the step is the trainer's: engine, loss, expert balancing, evaluation and the host
+  copy of a save.
 """
 
 import gc
@@ -11,13 +12,25 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 from torch.utils._python_dispatch import _disable_current_modes
 
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.run import RunConfig
 from llmsys.data.batch import Batch
-from llmsys.dryrun.categories import BATCH, BUFFERS, EVALUATION, GRADIENTS, MOMENTS, PARAMETERS, SAVING, UPDATE
+from llmsys.dryrun.categories import (
+    BATCH,
+    BUFFERS,
+    EVALUATION,
+    GRADIENTS,
+    MOMENTS,
+    PARAMETERS,
+    SAVING,
+    UPDATE,
+)
 from llmsys.dryrun.dry_run_request import DryRunRequest
 from llmsys.dryrun.fake_cluster import (
     CompiledSignatures,
@@ -100,7 +113,9 @@ class RankSession:
     def _resolve_micro_sequences(self, config: RunConfig) -> RunConfig:
         if config.batch.micro_sequences != "auto":
             return config
-        choice = find_largest_micro_batch(config, self.layout, int(self.profile.memory_bytes), MemoryProfile())
+        choice = find_largest_micro_batch(
+            config, self.layout, int(self.profile.memory_bytes), MemoryProfile()
+        )
         batch = config.batch.model_copy(update={"micro_sequences": choice.sequences})
         return config.model_copy(update={"batch": batch})
 
@@ -111,7 +126,9 @@ class RankSession:
         join_fake_group(self.request.rank, self.request.world_size)
         meshes = build_device_meshes(self.layout, DEVICE)
         self.recorder.collectives.name_axes(meshes)
-        replace_routing(build_forced_routing(meshes, self.request.expert_skew, self.config.model.moe))
+        replace_routing(
+            build_forced_routing(meshes, self.request.expert_skew, self.config.model.moe)
+        )
         self._record_seconds("meshes", began)
         with build_fake_mode(), self.watch:
             engine = self._build_engine(meshes)
@@ -134,13 +151,18 @@ class RankSession:
         replace_tolist(recorder.waits)
         self.signatures.install()
         model, recorder.sequence_length = self.config.model, self.config.batch.sequence_length
-        if recorder.sequence_length in (model.hidden_size, model.intermediate_size, model.vocab_size):
+        if recorder.sequence_length in (
+            model.hidden_size,
+            model.intermediate_size,
+            model.vocab_size,
+        ):
             recorder.min_table_dims = 4  # activations, (B, T, D), would be taken for tables
         functions = vars(build_engine_module)
         build_model, build_loss = build_engine_module.build_model, functions["build_training_loss"]
 
         def build_meta_model(config: RunConfig) -> Transformer:
-            with _disable_current_modes():  # meta tensors have no storage either, and are made faster
+            # meta tensors have no storage either, and are made faster
+            with _disable_current_modes():
                 return build_model(config)
 
         def build_marked_loss(config: Any) -> Any:
@@ -158,12 +180,22 @@ class RankSession:
         register_optimizer_step_post_hook(self._end_update)
 
     def _begin_update(self, optimizer: torch.optim.Optimizer, *arguments: Any) -> None:
-        gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        gradients = [
+            p.grad
+            for group in optimizer.param_groups
+            for p in group["params"]
+            if p.grad is not None
+        ]
         self.recorder.memory.set_category(map(get_local, gradients), GRADIENTS)
         self.recorder.enter_phase(f"step {self.step}: optimizer", UPDATE)
 
     def _end_update(self, optimizer: torch.optim.Optimizer, *arguments: Any) -> None:
-        states = [one for state in optimizer.state.values() for one in state.values() if isinstance(one, Tensor)]
+        states = [
+            one
+            for state in optimizer.state.values()
+            for one in state.values()
+            if isinstance(one, Tensor)
+        ]
         self.recorder.memory.set_category(map(get_local, states), MOMENTS, "moments")
 
     def _build_engine(self, meshes: DeviceMeshes) -> Engine:
@@ -201,7 +233,9 @@ class RankSession:
         config, self.step = self.config, step
         set_balance_factor(engine.module, compute_balance_factor(config, step))
         self.recorder.enter_phase(f"step {step}: start", BATCH)
-        engine.train_step(self._build_micro_batches(step), compute_learning_rate(config, step), extras=(0.0,))
+        engine.train_step(
+            self._build_micro_batches(step), compute_learning_rate(config, step), extras=(0.0,)
+        )
         self.recorder.enter_phase(f"step {step}: end", UPDATE)
         update_expert_balance(engine.module, True)
 
@@ -220,7 +254,9 @@ class RankSession:
             def mark() -> None:
                 self.watch.begin_forward(f"step {step}, {name} micro-batch", name)
 
-            return build_synthetic_batch(self.config, sequences, self.request.documents).attach_mark(mark)
+            return build_synthetic_batch(
+                self.config, sequences, self.request.documents
+            ).attach_mark(mark)
 
         return [build_batch(name) for name in names]
 
@@ -235,7 +271,9 @@ class RankSession:
         length = self.config.evaluation.resolve_sequence_length(self.config.batch.sequence_length)
         batch = self.config.batch.model_copy(update={"sequence_length": length})
         heldout = self.config.model_copy(update={"batch": batch})
-        rows = SyntheticRows(heldout, sequences * self.layout.data_parallel_size, self.request.documents)
+        rows = SyntheticRows(
+            heldout, sequences * self.layout.data_parallel_size, self.request.documents
+        )
         ranks = RowRanks(self.layout.sequence_parallel_size, self.layout.pipeline)
         sum_over_rows(rows, engine.compute_logits, engine.device, ranks, sequences)
         self._record_seconds("evaluation", began)

@@ -1,4 +1,6 @@
-"""All that a dry run records: memory, collectives, waits and operations, and the phase that they belong to."""
+"""All that a dry run records: memory, collectives, waits and operations, and the phase that they
+belong to.
+"""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -46,9 +48,13 @@ class DryRunRecorder:
     modules: list[str] = field(default_factory=list)
     sequence_length: int = 0
     min_table_dims: int = 3
-    """Dims of a table of positions by positions: 4 where a width of the model equals the sequence length."""
+    """Dims of a table of positions by positions: 4 where a width of the model equals the
+    sequence length.
+    """
     is_paused: bool = False
-    """Set while torch computes on full-size tensors that no device holds, such as for DTensor's sharding rules."""
+    """Set while torch computes on full-size tensors that no device holds, such as for DTensor's
+    sharding rules.
+    """
 
     def start_recording(self) -> None:
         """Record collectives, waits and operations from here on."""

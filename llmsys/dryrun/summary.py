@@ -15,7 +15,8 @@ def format_dry_run(result: dict[str, Any]) -> str:
         result: from `run_dry_run`.
 
     Returns:
-        Lines for a terminal: verdict, memory, comparison with the estimate, collectives, waits, kernels, parameters.
+        Lines for a terminal: verdict, memory, comparison with the estimate, collectives, waits,
+        kernels, parameters.
     """
     return "\n".join(_iter_lines(result))
 
@@ -34,8 +35,9 @@ def format_fit(result: dict[str, Any]) -> str:
     verdict = "fits" if result["fits"] else "does not fit"
     missing = "" if result["fits"] else f", {needed - capacity:.1f} GiB too many"
     return (
-        f"rank {result['rank']} of {result['world_size']} {verdict}: {needed:.1f} of {capacity:.1f} GiB on "
-        f"{result['device']}{missing}; tensors hold {memory['peak_bytes'] / GIB:.2f} GiB in {memory['peak_phase']}"
+        f"rank {result['rank']} of {result['world_size']} {verdict}: {needed:.1f} of "
+        f"{capacity:.1f} GiB on {result['device']}{missing}; tensors hold "
+        f"{memory['peak_bytes'] / GIB:.2f} GiB in {memory['peak_phase']}"
     )
 
 
@@ -49,7 +51,10 @@ def format_compiled_saving(result: dict[str, Any]) -> str:
         A sentence with GiB; empty where blocks are not compiled or save nothing.
     """
     saving = result["compiled_saving_bytes"] / GIB
-    text = f"Blocks run eagerly here. Compiled, as in training, they hold {saving:.2f} GiB less by the estimate."
+    text = (
+        f"Blocks run eagerly here. Compiled, as in training, they hold {saving:.2f} GiB less by "
+        "the estimate."
+    )
     return text if saving else ""
 
 
@@ -65,28 +70,36 @@ def _iter_lines(result: dict[str, Any]) -> Iterator[str]:
             yield f"  {size / GIB:8.2f}  {name}"
     yield "  largest storages"
     for owner in result["memory"]["owners"][:NUM_OWNERS]:
-        yield f"  {owner['bytes'] / GIB:8.2f}  {owner['tensor']:<28}  {owner['category']}, {owner['owner'] or 'model'}"
+        yield (
+            f"  {owner['bytes'] / GIB:8.2f}  {owner['tensor']:<28}  {owner['category']}, "
+            f"{owner['owner'] or 'model'}"
+        )
     yield from _iter_comparison_lines(result["estimate"])
     yield f"\n{'collectives of a step':<24}{'axis':<14}{'ranks':>6}{'count':>8}{'GiB':>10}"
     for one in result["collectives"]:
         yield (
-            f"  {one['operation']:<22}{one['axis']:<14}{one['ranks']:>6}{one['count']:>8}{one['bytes'] / GIB:>10.2f}"
+            "  "
+            f"{one['operation']:<22}{one['axis']:<14}{one['ranks']:>6}{one['count']:>8}{one['bytes'] / GIB:>10.2f}"
         )
     yield from _iter_wait_lines(result)
     yield from _iter_kernel_lines(result)
     parameters = result["parameters"]
     yield (
-        f"\nparameters: {parameters['own']:,} on this rank; the largest rank, {parameters['largest_rank']}, holds "
-        f"{parameters['imbalance']:.3f} times the mean; {len(parameters['kinds'])} kinds of ranks"
+        f"\nparameters: {parameters['own']:,} on this rank; the largest rank, "
+        f"{parameters['largest_rank']}, holds {parameters['imbalance']:.3f} times the mean; "
+        f"{len(parameters['kinds'])} kinds of ranks"
     )
     seconds = sum(result["seconds"].values())
-    yield f"dry run: {seconds:.0f} CPU seconds, {result['process_bytes'] / GIB:.2f} GiB of this machine's memory"
+    yield (
+        f"dry run: {seconds:.0f} CPU seconds, {result['process_bytes'] / GIB:.2f} GiB of this "
+        "machine's memory"
+    )
 
 
 def _iter_comparison_lines(estimate: dict[str, Any]) -> Iterator[str]:
     yield (
-        f"\ncompared with llmsys estimate: {estimate['difference']:+.1%} of its {estimate['peak_bytes'] / GIB:.2f} GiB "
-        f"({estimate['peak_instant']})"
+        f"\ncompared with llmsys estimate: {estimate['difference']:+.1%} of its "
+        f"{estimate['peak_bytes'] / GIB:.2f} GiB ({estimate['peak_instant']})"
     )
     yield f"  {'phase and item':<44}{'dry run':>10}{'estimate':>10}{'more':>10}"
     for phase in estimate["phases"]:
@@ -103,11 +116,17 @@ def _format_comparison(name: str, row: dict[str, Any]) -> str:
 
 def _iter_wait_lines(result: dict[str, Any]) -> Iterator[str]:
     waits = result["waits"]
-    yield f"\nwaits of the host in a step of {result['recorded_micro_batches']} micro-batches: {result['num_waits']}"
+    yield (
+        f"\nwaits of the host in a step of {result['recorded_micro_batches']} micro-batches: "
+        f"{result['num_waits']}"
+    )
     for one in waits[:NUM_WAITS]:
         yield f"  {one['count']:>6}  {one['cause']:<32}{one['line']}"
     if len(waits) > NUM_WAITS:
-        yield f"  {sum(one['count'] for one in waits[NUM_WAITS:]):>6}  at {len(waits) - NUM_WAITS} other lines"
+        yield (
+            f"  {sum(one['count'] for one in waits[NUM_WAITS:]):>6}  at {len(waits) - NUM_WAITS} "
+            "other lines"
+        )
 
 
 def _iter_kernel_lines(result: dict[str, Any]) -> Iterator[str]:
@@ -121,8 +140,8 @@ def _iter_kernel_lines(result: dict[str, Any]) -> Iterator[str]:
         yield f"  {count:>6}  {name:<56}{result['flops'].get(name, 0) / 1e12:>10.1f} TFLOP"
     if flops := result["attention_flops"]:
         yield (
-            f"  kernels compute {flops['ratio']:.3f} times the {flops['needed'] / 1e12:,.1f} TFLOP that the documents "
-            "of this batch need, with whole tiles and padded widths"
+            f"  kernels compute {flops['ratio']:.3f} times the {flops['needed'] / 1e12:,.1f} "
+            "TFLOP that the documents of this batch need, with whole tiles and padded widths"
         )
     if squares := result["squares"]:
         largest = max(squares, key=lambda one: int(one["count"]))
@@ -133,4 +152,7 @@ def _iter_kernel_lines(result: dict[str, Any]) -> Iterator[str]:
     compiled = result["compiled"]
     if compiled["signatures"]:
         variants, again = sum(compiled["signatures"].values()), sum(compiled["recompiled"].values())
-        yield f"compiled blocks: {variants} input signatures, {again} of them first seen in the second step"
+        yield (
+            f"compiled blocks: {variants} input signatures, {again} of them first seen in the "
+            "second step"
+        )

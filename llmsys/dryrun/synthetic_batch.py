@@ -1,4 +1,5 @@
-"""Batches of the shape that a config trains on: every position has a target, documents have the lengths asked for.
+"""Batches of the shape that a config trains on: every position has a target, documents have the
+lengths asked for.
 
 Invariants:
 - The tensors are real and on the host; their numbers decide shapes where the model selects by them.
@@ -30,7 +31,9 @@ from llmsys.data.batch import IGNORED, Batch
 
 
 class MarkedBatch(Batch):
-    """A batch that reports when an engine takes it to the device, which is where a micro-batch begins."""
+    """A batch that reports when an engine takes it to the device, which is where a micro-batch
+    begins.
+    """
 
     def attach_mark(self, mark: Callable[[], None]) -> Self:
         """Return this batch with a function that `to` calls first."""
@@ -46,13 +49,16 @@ class MarkedBatch(Batch):
         return super().to(device)
 
 
-def build_synthetic_batch(config: RunConfig, sequences: int, documents: tuple[int, ...]) -> MarkedBatch:
+def build_synthetic_batch(
+    config: RunConfig, sequences: int, documents: tuple[int, ...]
+) -> MarkedBatch:
     """Build one micro-batch of a config's objective.
 
     Args:
         config: config of a run.
         sequences: rows, B.
-        documents: lengths of documents in tokens, repeated to fill a row; empty: one document per row.
+        documents: lengths of documents in tokens, repeated to fill a row; empty: one document per
+            row.
 
     Returns:
         The batch, int64 on the CPU.
@@ -66,21 +72,34 @@ def _build_real_batch(config: RunConfig, sequences: int, documents: tuple[int, .
     tokens_BT = torch.zeros(sequences, length, dtype=torch.int64)
     match config.objective:
         case NextTokenConfig():
-            return MarkedBatch(tokens_BT, tokens_BT.clone(), _number_documents(config, sequences, length, documents))
+            return MarkedBatch(
+                tokens_BT,
+                tokens_BT.clone(),
+                _number_documents(config, sequences, length, documents),
+            )
         case MaskedLmConfig(mlm_probability=share):
             targets_BT = torch.full_like(tokens_BT, IGNORED)
             targets_BT[:, : max(1, round(share * length))] = 0
-            return MarkedBatch(tokens_BT, targets_BT, _number_documents(config, sequences, length, documents))
+            return MarkedBatch(
+                tokens_BT, targets_BT, _number_documents(config, sequences, length, documents)
+            )
         case NextSentenceConfig(mlm_probability=share):
             targets_BT = torch.full_like(tokens_BT, IGNORED)
             targets_BT[:, : max(1, round(share * length))] = 0
-            zeros_BT, labels_B = torch.zeros_like(tokens_BT), torch.zeros(sequences, dtype=torch.int64)
-            return MarkedBatch(tokens_BT, targets_BT, zeros_BT, token_types_BT=zeros_BT, next_sentence_B=labels_B)
+            zeros_BT, labels_B = (
+                torch.zeros_like(tokens_BT),
+                torch.zeros(sequences, dtype=torch.int64),
+            )
+            return MarkedBatch(
+                tokens_BT, targets_BT, zeros_BT, token_types_BT=zeros_BT, next_sentence_B=labels_B
+            )
         case PermutationConfig():
             tokens_BT = tokens_BT[:, :source].contiguous()
             predicted_BP = torch.arange(length - source).expand(sequences, -1).contiguous()
             numbers_BT = _number_documents(config, sequences, source, documents)
-            return MarkedBatch(tokens_BT, torch.zeros_like(predicted_BP), numbers_BT, predicted_BP=predicted_BP)
+            return MarkedBatch(
+                tokens_BT, torch.zeros_like(predicted_BP), numbers_BT, predicted_BP=predicted_BP
+            )
         case TranslationConfig():
             source_BS = torch.zeros(sequences, source, dtype=torch.int64)
             return MarkedBatch(
@@ -95,12 +114,16 @@ def _build_real_batch(config: RunConfig, sequences: int, documents: tuple[int, .
             return MarkedBatch(tokens_BT, tokens_BT.clone(), source_BS=source_BS)
         case ClassificationConfig():
             assert isinstance(config.model.head, ClassificationHeadConfig)
-            return MarkedBatch(tokens_BT, tokens_BT[:, :1].clone(), documents_BT=torch.zeros_like(tokens_BT))
+            return MarkedBatch(
+                tokens_BT, tokens_BT[:, :1].clone(), documents_BT=torch.zeros_like(tokens_BT)
+            )
         case unreachable:
             assert_never(unreachable)
 
 
-def _number_documents(config: RunConfig, sequences: int, length: int, documents: tuple[int, ...]) -> Tensor | None:
+def _number_documents(
+    config: RunConfig, sequences: int, length: int, documents: tuple[int, ...]
+) -> Tensor | None:
     if config.batch.attention_scope != "document":
         return None
     numbers: list[int] = []

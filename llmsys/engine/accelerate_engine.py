@@ -1,6 +1,7 @@
 """The accelerate engine: DDP by Hugging Face accelerate, as the user's accelerate config describes.
 
-Every rank holds float32 parameters, which the forward reads in the compute dtype, and their moments.
+Every rank holds float32 parameters, which the forward reads in the compute dtype, and their
+moments.
 
 Differences of accelerate from the `Engine` protocol, and their treatment:
 
@@ -52,13 +53,18 @@ PLUGINS = {
     "ACCELERATE_USE_FSDP": ("FSDP", "engine.kind=torch with layout.shard"),
     "ACCELERATE_USE_DEEPSPEED": ("DeepSpeed", "engine.kind=deepspeed with zero_stage"),
     "ACCELERATE_USE_MEGATRON_LM": ("Megatron-LM", "engine.kind=torch with layout.tensor"),
-    "ACCELERATE_USE_PARALLELISM_CONFIG": ("a parallelism_config", "engine.kind=torch with layout.tensor"),
+    "ACCELERATE_USE_PARALLELISM_CONFIG": (
+        "a parallelism_config",
+        "engine.kind=torch with layout.tensor",
+    ),
 }
 PRECISIONS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
 class AccelerateEngine:
-    """DDP by accelerate around AdamW or Muon. `model` is on the meta device; arguments as for `TorchEngine`."""
+    """DDP by accelerate around AdamW or Muon. `model` is on the meta device; arguments as for
+    `TorchEngine`.
+    """
 
     def __init__(
         self,
@@ -79,20 +85,34 @@ class AccelerateEngine:
         self._clip = optimizer.max_grad_norm
         self._scale = GradScaler() if compute_dtype == torch.float16 else None
         self._accelerator = build_accelerator(compute_dtype, device)
-        materialize_parameters(model, device, build_initializer(model.config, seed, draws=initialize))
+        materialize_parameters(
+            model, device, build_initializer(model.config, seed, draws=initialize)
+        )
         named = dict(model.named_parameters())
-        # Before accelerate wraps the model: DDP then sums the float32 gradients of the parameters themselves.
+        # Before accelerate wraps the model: DDP then sums the float32 gradients of the parameters
+        # themselves.
         cast_parameters(model, compute_dtype)
         limit = optimizer.max_attention_logit
         self._logit_clip = None if limit is None else LogitClip(model, limit)
-        self._optimizer = build_optimizer(named, optimizer, compute_dtype=compute_dtype, model=model.config)
-        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, list_unused_parameters(model))
-        with warnings.catch_warnings():  # torch has a newer name for a setting that accelerate passes on
-            warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated", category=FutureWarning)
+        self._optimizer = build_optimizer(
+            named, optimizer, compute_dtype=compute_dtype, model=model.config
+        )
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(
+            model, list_unused_parameters(model)
+        )
+        # torch has a newer name for a setting that accelerate passes on
+        with warnings.catch_warnings():
+            warnings.filterwarnings(
+                "ignore", message="`broadcast_buffers` is deprecated", category=FutureWarning
+            )
             self._wrapped = self._accelerator.prepare_model(model)
 
     def train_step(
-        self, batches: Sequence[Batch], learning_rate: float, accept: Accept = accept_all, extras: Sequence[float] = ()
+        self,
+        batches: Sequence[Batch],
+        learning_rate: float,
+        accept: Accept = accept_all,
+        extras: Sequence[float] = (),
     ) -> StepResult:
         """Implement `Engine.train_step`."""
         self._wrapped.train()
@@ -141,8 +161,14 @@ class AccelerateEngine:
             tensors[f"parameter/{name}"] = parameter.detach()
             moments = states[parameter]
             # Muon has no second moment.
-            tensors |= {f"{ours}/{name}": moments[theirs] for ours, theirs in MOMENTS.items() if theirs in moments}
-        tensors |= {f"buffer/{name}": buffer for name, buffer in iter_persistent_buffers(self.module)}
+            tensors |= {
+                f"{ours}/{name}": moments[theirs]
+                for ours, theirs in MOMENTS.items()
+                if theirs in moments
+            }
+        tensors |= {
+            f"buffer/{name}": buffer for name, buffer in iter_persistent_buffers(self.module)
+        }
         tensors |= {} if self._scale is None else self._scale.state_dict()
         return EngineState(tensors, int(self._list_step_counters()[0]))
 
@@ -170,17 +196,24 @@ def build_accelerator(compute_dtype: torch.dtype, device: torch.device) -> Accel
     for problem in find_config_violations(os.environ, PRECISIONS[compute_dtype]):
         raise ConfigError(problem)
     handler = DistributedDataParallelKwargs(broadcast_buffers=False)
-    # mixed_precision="no": cast_parameters replaces autocast, which keeps other dtypes per operation.
-    accelerator = Accelerator(cpu=device.type == "cpu", mixed_precision="no", kwargs_handlers=[handler])
+    # mixed_precision="no": cast_parameters replaces autocast, which keeps other dtypes per
+    # operation.
+    accelerator = Accelerator(
+        cpu=device.type == "cpu", mixed_precision="no", kwargs_handlers=[handler]
+    )
     kind = accelerator.distributed_type.value
     if get_world_size() > 1 and (kind == "NO" or accelerator.num_processes != get_world_size()):
         raise LaunchError(
-            f"accelerate's distributed_type={kind} with {accelerator.num_processes} process per group, but "
-            f"{get_world_size()} ranks were started: each would train alone. Start them with `llmsys train` or "
-            f"`accelerate launch --num_processes {get_world_size()}`, or use launch.processes=1."
+            f"accelerate's distributed_type={kind} with {accelerator.num_processes} process per "
+            f"group, but {get_world_size()} ranks were started: each would train alone. Start "
+            f"them with `llmsys train` or `accelerate launch --num_processes {get_world_size()}`, "
+            "or use launch.processes=1."
         )
     if not (kind == "NO" or kind.startswith("MULTI_")):
-        raise ConfigError(f"accelerate's distributed_type={kind} is not supported by engine.kind=accelerate. {_REMEDY}")
+        raise ConfigError(
+            f"accelerate's distributed_type={kind} is not supported by engine.kind=accelerate. "
+            f"{_REMEDY}"
+        )
     return accelerator
 
 
@@ -188,22 +221,27 @@ _REMEDY = "Set distributed_type: MULTI_GPU with `accelerate config`, or use engi
 
 
 def find_config_violations(environment: Mapping[str, str], precision: str) -> list[str]:
-    """List the settings that `accelerate launch` passed on from the user's config and this engine does not support."""
+    """List the settings that `accelerate launch` passed on from the user's config and this
+    engine does not support.
+    """
     problems = [
-        f"The accelerate config enables {plugin}, but engine.kind=accelerate cannot save its shards. Use {instead}."
+        f"The accelerate config enables {plugin}, but engine.kind=accelerate cannot save its "
+        f"shards. Use {instead}."
         for name, (plugin, instead) in PLUGINS.items()
         if environment.get(name, "false").lower() in ("true", "1")
     ]
     mixed = environment.get("ACCELERATE_MIXED_PRECISION", "no")
     if mixed not in ("no", precision):
         problems.append(
-            f"The accelerate config has mixed_precision: {mixed}, but the run has train.precision={precision}. "
-            "Set mixed_precision: 'no', so that the run decides, or set both to bf16."
+            f"The accelerate config has mixed_precision: {mixed}, but the run has "
+            f"train.precision={precision}. Set mixed_precision: 'no', so that the run decides, or "
+            "set both to bf16."
         )
     backend = environment.get("ACCELERATE_DYNAMO_BACKEND", "no").lower()
     if backend != "no":
         problems.append(
-            f"The accelerate config has dynamo_backend: {backend}, which compiles the whole model. Set "
-            "dynamo_backend: 'no', and train.compile=block to compile it block by block."
+            f"The accelerate config has dynamo_backend: {backend}, which compiles the whole "
+            "model. Set dynamo_backend: 'no', and train.compile=block to compile it block by "
+            "block."
         )
     return problems

@@ -11,14 +11,24 @@ import torch
 from torch import Tensor
 
 from llmsys.data.batch import Batch
-from llmsys.engine.engine import Accept, Engine, EngineState, ObserveGradients, RepeatingEngine, StepResult, accept_all
+from llmsys.engine.engine import (
+    Accept,
+    Engine,
+    EngineState,
+    ObserveGradients,
+    RepeatingEngine,
+    StepResult,
+    accept_all,
+)
 from llmsys.model.transformer import Transformer
 
 PARAMETER, AVERAGE = "parameter/", "average/"
 
 
 class AveragingEngine(ABC):
-    """The wrapped engine, with the trained weights in its model for steps and the average for evaluations."""
+    """The wrapped engine, with the trained weights in its model for steps and the average for
+    evaluations.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -43,14 +53,20 @@ class AveragingEngine(ABC):
         self._engine.observe_gradients = observe
 
     def train_step(
-        self, batches: Sequence[Batch], learning_rate: float, accept: Accept = accept_all, extras: Sequence[float] = ()
+        self,
+        batches: Sequence[Batch],
+        learning_rate: float,
+        accept: Accept = accept_all,
+        extras: Sequence[float] = (),
     ) -> StepResult:
         """Implement `Engine.train_step`."""
         self._use_weights()
         return self._engine.train_step(batches, learning_rate, accept, extras)
 
     def repeat_gradients(self, batches: Sequence[Batch], data_rank: int) -> None:
-        """Implement `RepeatingEngine.repeat_gradients` with the weights of the wrapped engine, which implements it."""
+        """Implement `RepeatingEngine.repeat_gradients` with the weights of the wrapped engine,
+        which implements it.
+        """
         self._use_weights()
         cast(RepeatingEngine, self._engine).repeat_gradients(batches, data_rank)
 
@@ -68,12 +84,16 @@ class AveragingEngine(ABC):
     def load_state(self, state: EngineState) -> None:
         """Implement `Engine.load_state` without the average."""
         self._use_weights()
-        rest = {name: tensor for name, tensor in state.tensors.items() if not name.startswith(AVERAGE)}
+        rest = {
+            name: tensor for name, tensor in state.tensors.items() if not name.startswith(AVERAGE)
+        }
         self._engine.load_state(EngineState(rest, state.steps))
 
     @abstractmethod
     def _get_averages(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return `average/NAME` for every parameter. `tensors` is the state of the wrapped engine."""
+        """Return `average/NAME` for every parameter. `tensors` is the state of the wrapped
+        engine.
+        """
 
     @abstractmethod
     def _use_average(self) -> None:

@@ -1,16 +1,19 @@
-"""The torch engine in bitwise mode: the same weights and moments, bit for bit, on any number of processes.
+"""The torch engine in bitwise mode: the same weights and moments, bit for bit, on any number of
+processes.
 
 FSDP2 as in fast mode, with every sum in a fixed order:
 
-- A step is a fixed list of micro-batches. Rank r of W computes the micro-batches r, W + r, 2W + r, …, each with the
-  same shapes, kernels and dropout on any rank (experts too, see reproducible_sharding.py).
-- Gradients are summed over micro-batches by one binary tree (reproducible_sum.py), across ranks and in time. In a
-  pipeline every stage has a tree, whose leaves arrive as its backward passes end.
-- The norm is summed over the rows of all parameters, the optimizer consists of operations that round once
-  (elementwise.py), and metrics are gathered by micro-batch and summed in float64.
+- A step is a fixed list of micro-batches. Rank r of W computes the micro-batches r, W + r, 2W + r,
+  …, each with the same shapes, kernels and dropout on any rank (experts too, see
+  reproducible_sharding.py).
+- Gradients are summed over micro-batches by one binary tree (reproducible_sum.py), across ranks and
+  in time. In a pipeline every stage has a tree, whose leaves arrive as its backward passes end.
+- The norm is summed over the rows of all parameters, the optimizer consists of operations that
+  round once (elementwise.py), and metrics are gathered by micro-batch and summed in float64.
 
-W counts the groups of ranks with different sequences. It must be a power of two that divides the micro-batches of a
-step. Compared machines must have the same kind of device, the same libraries and, on CPUs, the same number of threads.
+W counts the groups of ranks with different sequences. It must be a power of two that divides the
+micro-batches of a step. Compared machines must have the same kind of device, the same libraries
+and, on CPUs, the same number of threads.
 """
 
 import os
@@ -52,16 +55,21 @@ from llmsys.parallel.gradient_clipping import list_local_gradients
 from llmsys.parallel.parallelize import materialize_parameters
 from llmsys.parallel.process_group import all_gather_tensor, get_rank
 from llmsys.parallel.reproducible_sharding import apply_reproducible_fsdp
-from llmsys.parallel.reproducible_sum import StreamingTreeSum, compute_gradient_norm, sum_rows_pairwise
+from llmsys.parallel.reproducible_sum import (
+    StreamingTreeSum,
+    compute_gradient_norm,
+    sum_rows_pairwise,
+)
 
 # J numbers of one micro-batch, M micro-batches of a step
 
 
 class BitwiseEngine:
-    """FSDP2 with sums in a fixed order; arguments as for `TorchEngine`. `train_step` gets every W-th micro-batch.
+    """FSDP2 with sums in a fixed order; arguments as for `TorchEngine`. `train_step` gets every
+    W-th micro-batch.
 
-    Numbers of layers and rows of parameters have the places that they have in one process, also where a rank of a
-    pipeline has some of them only: the others are zeros there.
+    Numbers of layers and rows of parameters have the places that they have in one process, also
+    where a rank of a pipeline has some of them only: the others are zeros there.
     """
 
     def __init__(
@@ -87,23 +95,38 @@ class BitwiseEngine:
         self._clip = optimizer.max_grad_norm
         self._layout, place = meshes.layout, get_rank() % meshes.layout.ranks_per_stage
         # Replicas hold the same rows, of which the norm counts one copy.
-        self._first_copy, self._is_first_of_stage = place < meshes.layout.ranks_per_replica, place == 0
+        self._first_copy, self._is_first_of_stage = (
+            place < meshes.layout.ranks_per_replica,
+            place == 0,
+        )
         self._data_rank = meshes.layout.get_data_rank(get_rank())
         ends = list(accumulate((len(parameter) for parameter in model.parameters()), initial=0))
         starts = dict(zip((name for name, _ in model.named_parameters()), ends, strict=False))
         self._slots = _number_counters(model.list_auxiliary_layers())
-        self.pipeline = None if meshes.pipeline is None else PipelinedModel(model, meshes, cut, compute_dtype, device)
+        self.pipeline = (
+            None
+            if meshes.pipeline is None
+            else PipelinedModel(model, meshes, cut, compute_dtype, device)
+        )
         self._rows: dict[str, Any] = {
             "first_rows": [starts[name] for name, _ in model.named_parameters()],
             "num_rows": ends[-1],
         }
         use_deterministic_kernels(device)
         apply_reproducible_fsdp(model, meshes, compute_dtype)
-        materialize_parameters(model, device, build_initializer(model.config, seed, draws=initialize))
-        self._optimizer = BitwiseOptimizer(dict(model.named_parameters()), require_elementwise(optimizer), model.config)
+        materialize_parameters(
+            model, device, build_initializer(model.config, seed, draws=initialize)
+        )
+        self._optimizer = BitwiseOptimizer(
+            dict(model.named_parameters()), require_elementwise(optimizer), model.config
+        )
 
     def train_step(
-        self, batches: Sequence[Batch], learning_rate: float, accept: Accept = accept_all, extras: Sequence[float] = ()
+        self,
+        batches: Sequence[Batch],
+        learning_rate: float,
+        accept: Accept = accept_all,
+        extras: Sequence[float] = (),
     ) -> StepResult:
         """Implement `Engine.train_step`."""
         self.module.train()
@@ -130,7 +153,9 @@ class BitwiseEngine:
     def _seed_dropout(self, micro_batch: int) -> None:
         """Seed dropout by (seed, step, micro-batch of the step)."""
         # torch takes seeds of 63 bits.
-        torch.manual_seed(derive_order_key("dropout", self._seed, self._optimizer.steps, micro_batch) >> 1)
+        torch.manual_seed(
+            derive_order_key("dropout", self._seed, self._optimizer.steps, micro_batch) >> 1
+        )
 
     def repeat_gradients(self, batches: Sequence[Batch], data_rank: int) -> None:
         """Implement `RepeatingEngine.repeat_gradients`."""
@@ -156,16 +181,26 @@ class BitwiseEngine:
         return self._sums.compute_total()
 
     def compute_partial_norm(self) -> float:
-        """Return the norm of the gradients of the step's micro-batches so far, a full subtree. Collective."""
+        """Return the norm of the gradients of the step's micro-batches so far, a full subtree.
+        Collective.
+        """
         return self._compute_norm(self._sums.get_subtree())
 
     def _compute_norm(self, gradients: list[Tensor]) -> float:
-        return compute_gradient_norm(list(self.module.parameters()), gradients, counts=self._first_copy, **self._rows)
+        return compute_gradient_norm(
+            list(self.module.parameters()), gradients, counts=self._first_copy, **self._rows
+        )
 
     def _add_stage_gradients(
-        self, pipeline: PipelinedModel, batches: Sequence[Batch], counts: Tensor, numbers: list[Tensor]
+        self,
+        pipeline: PipelinedModel,
+        batches: Sequence[Batch],
+        counts: Tensor,
+        numbers: list[Tensor],
     ) -> list[Tensor]:
-        """As `_add_gradients`, in the order of a schedule. No dropout is drawn: the config rejects it."""
+        """As `_add_gradients`, in the order of a schedule. No dropout is drawn: the config
+        rejects it.
+        """
         sums = {stage: StreamingTreeSum() for stage in pipeline.stages}
         parameters = {stage: pipeline.list_parameters(stage) for stage in pipeline.stages}
 
@@ -177,7 +212,10 @@ class BitwiseEngine:
             yield
             sums[stage].add_leaf(_take_gradients(parameters[stage]))
 
-        options: dict[str, Any] = {"enter_backward": enter_backward, "after_forward": finish_forward}
+        options: dict[str, Any] = {
+            "enter_backward": enter_backward,
+            "after_forward": finish_forward,
+        }
         pipeline.add_gradients(batches, self.module, self._loss, counts, 1.0, **options)
         found = {
             id(parameter): total
@@ -190,7 +228,12 @@ class BitwiseEngine:
         """Return shards of gradients, one per parameter, as DTensors by name."""
         return {
             name: DTensor.from_local(
-                shard, p.device_mesh, p.placements, run_check=False, shape=p.shape, stride=p.stride()
+                shard,
+                p.device_mesh,
+                p.placements,
+                run_check=False,
+                shape=p.shape,
+                stride=p.stride(),
             )
             if isinstance(p, DTensor)
             else shard
@@ -198,29 +241,40 @@ class BitwiseEngine:
         }
 
     def _allocate_numbers(self) -> Tensor:
-        """Return the J metrics of one micro-batch, zero: loss in nats, and the counters of every layer."""
+        """Return the J metrics of one micro-batch, zero: loss in nats, and the counters of every
+        layer.
+        """
         last = max((slot.stop for slot in self._slots.values()), default=1)
         return torch.zeros(last, dtype=torch.float64, device=self.device)
 
     def _take_numbers(
-        self, numbers_J: Tensor, layers: Sequence[MoELayer | AdaptiveRecurrence], nats: Tensor | None
+        self,
+        numbers_J: Tensor,
+        layers: Sequence[MoELayer | AdaptiveRecurrence],
+        nats: Tensor | None,
     ) -> None:
         """Write the metrics of a forward pass, and reset the counters of its layers."""
         if nats is not None:
             numbers_J[0] = nats
         for layer in layers:
-            numbers_J[self._slots[layer]] = torch.cat([part.double().flatten() for part in layer.get_step_counters()])
+            numbers_J[self._slots[layer]] = torch.cat(
+                [part.double().flatten() for part in layer.get_step_counters()]
+            )
             layer.reset_counts()
 
-    def _sum_step_numbers(self, numbers: list[Tensor], extras: Sequence[float]) -> tuple[float, tuple[float, ...]]:
+    def _sum_step_numbers(
+        self, numbers: list[Tensor], extras: Sequence[float]
+    ) -> tuple[float, tuple[float, ...]]:
         """Return the loss sum of the step in nats and the sums of `extras`.
 
-        Sets the layers' counters to those of the step on the first rank of a stage, and to zero elsewhere.
+        Sets the layers' counters to those of the step on the first rank of a stage, and to zero
+        elsewhere.
         """
         own = torch.cat([*numbers, torch.tensor(extras, dtype=torch.float64, device=self.device)])
         gathered = all_gather_tensor(own)
         by_rank, extra_sums = gathered.split([own.numel() - len(extras), len(extras)], dim=1)
-        by_rank = by_rank.unflatten(0, (self._layout.pipeline, -1)).sum(0)  # zeros but for one stage
+        # zeros but for one stage
+        by_rank = by_rank.unflatten(0, (self._layout.pipeline, -1)).sum(0)
         # Micro-batch i of rank r is number i · W + r of the step.
         numbers_JM = by_rank.unflatten(1, (len(numbers), -1)).transpose(0, 1).flatten(0, 1).T
         totals_J = sum_rows_pairwise(numbers_JM.clone())
@@ -242,16 +296,24 @@ class BitwiseEngine:
         return logits_BTV
 
     def get_state(self) -> EngineState:
-        """Implement `Engine.get_state`. The tensors are not copies: loading into them loads into the engine."""
-        # After a forward without backward (evaluation, generation) the root's weights are still gathered.
+        """Implement `Engine.get_state`. The tensors are not copies: loading into them loads into
+        the engine.
+        """
+        # After a forward without backward (evaluation, generation) the root's weights are still
+        # gathered.
         for module in self.module.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
         tensors: dict[str, Tensor] = {}
         for name, parameter in self.module.named_parameters():
             tensors[f"parameter/{name}"] = parameter.detach()
-            tensors |= {f"{moment}/{name}": by_name[name] for moment, by_name in self._optimizer.moments.items()}
-        tensors |= {f"buffer/{name}": buffer for name, buffer in iter_persistent_buffers(self.module)}
+            tensors |= {
+                f"{moment}/{name}": by_name[name]
+                for moment, by_name in self._optimizer.moments.items()
+            }
+        tensors |= {
+            f"buffer/{name}": buffer for name, buffer in iter_persistent_buffers(self.module)
+        }
         return EngineState(tensors, self._optimizer.steps)
 
     def load_state(self, state: EngineState) -> None:
@@ -263,9 +325,15 @@ class BitwiseEngine:
         self._optimizer.steps = state.steps
 
 
-def _number_counters(layers: Sequence[MoELayer | AdaptiveRecurrence]) -> dict[MoELayer | AdaptiveRecurrence, slice]:
-    """Return the places of each layer's counters in the metrics of a micro-batch, after the loss."""
-    ends = accumulate((sum(sums.numel() for sums in layer.get_step_counters()) for layer in layers), initial=1)
+def _number_counters(
+    layers: Sequence[MoELayer | AdaptiveRecurrence],
+) -> dict[MoELayer | AdaptiveRecurrence, slice]:
+    """Return the places of each layer's counters in the metrics of a micro-batch, after the
+    loss.
+    """
+    ends = accumulate(
+        (sum(sums.numel() for sums in layer.get_step_counters()) for layer in layers), initial=1
+    )
     return dict(zip(layers, starmap(slice, pairwise(ends)), strict=True))
 
 
@@ -280,7 +348,9 @@ def _take_gradients(parameters: Sequence[nn.Parameter]) -> list[Tensor]:
 
 
 def use_deterministic_kernels(device: torch.device) -> None:
-    """Select kernels without atomic additions and one cuBLAS workspace, on accelerators. CPU kernels have neither."""
+    """Select kernels without atomic additions and one cuBLAS workspace, on accelerators. CPU
+    kernels have neither.
+    """
     if device.type != "cpu":
         # One of the two settings with which cuBLAS is deterministic.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

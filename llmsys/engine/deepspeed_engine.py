@@ -1,13 +1,15 @@
-"""The DeepSpeed engine: every ZeRO stage around an elementwise optimizer, with our own expert dispatcher.
+"""The DeepSpeed engine: every ZeRO stage around an elementwise optimizer, with our own expert
+dispatcher.
 
 Differences of DeepSpeed from the `Engine` protocol, and their treatment:
 
 - It divides gradients by the world size: the loss is multiplied by it.
-- It rounds the initial weights to the compute dtype before it makes masters: masters are set again from float32.
+- It rounds the initial weights to the compute dtype before it makes masters: masters are set again
+  from float32.
 - It casts buffers: their values and dtypes are restored.
 - It owns its shards: `get_state` gathers one parameter at a time and keeps a slice.
-- In stage 0 it would sum gradients of micro-batches in bfloat16: it gets float32 parameters that the forward reads as
-  bfloat16.
+- In stage 0 it would sum gradients of micro-batches in bfloat16: it gets float32 parameters that
+  the forward reads as bfloat16.
 
 deepspeed_setup.py builds its inputs, deepspeed_state.py reads and writes its masters and moments.
 """
@@ -58,7 +60,9 @@ from llmsys.parallel.process_group import get_world_size
 
 
 class DeepSpeedEngine:
-    """ZeRO around an elementwise optimizer. `model` is on the meta device; arguments as for `TorchEngine`."""
+    """ZeRO around an elementwise optimizer. `model` is on the meta device; arguments as for
+    `TorchEngine`.
+    """
 
     def __init__(
         self,
@@ -97,7 +101,9 @@ class DeepSpeedEngine:
         self._engine = initialize_deepspeed(model, stepper, settings)
         if zero_stage == 0:
             cast_parameters(model, compute_dtype)
-        moments = {} if isinstance(stepper, OptimizersContainer) else self._list_flat_moments(optimizer)
+        moments = (
+            {} if isinstance(stepper, OptimizersContainer) else self._list_flat_moments(optimizer)
+        )
         self._state = build_deepspeed_state(self._engine, zero_stage, clip, meshes, moments=moments)
         if isinstance(stepper, FlatMuon):
             stepper.matrices = list_flat_matrices(self._engine.optimizer, device)
@@ -116,7 +122,9 @@ class DeepSpeedEngine:
         return found
 
     def _set_masters(self, initial: Initializer) -> None:
-        """Set float32 masters to the initial values of every engine, not to those rounded to the compute dtype."""
+        """Set float32 masters to the initial values of every engine, not to those rounded to the
+        compute dtype.
+        """
         for name, parameter in self.module.named_parameters():
             value = initial(name, self._shapes[name], None)
             if self._is_split(name):
@@ -126,20 +134,29 @@ class DeepSpeedEngine:
         self._state.sync_weights()
 
     def train_step(
-        self, batches: Sequence[Batch], learning_rate: float, accept: Accept = accept_all, extras: Sequence[float] = ()
+        self,
+        batches: Sequence[Batch],
+        learning_rate: float,
+        accept: Accept = accept_all,
+        extras: Sequence[float] = (),
     ) -> StepResult:
         """Implement `Engine.train_step`."""
         self._engine.train()
         counts = reduce_token_counts(batches, self.device)
         set_rates(self._engine.optimizer.param_groups, learning_rate)
-        # DeepSpeed divides by the world size, for experts too; the product undoes it exactly for powers of two.
-        factor = get_world_size() * (1.0 if self._scale is None else self._state.set_loss_scale(self._scale.scale))
+        # DeepSpeed divides by the world size, for experts too; the product undoes it exactly for
+        # powers of two.
+        factor = get_world_size() * (
+            1.0 if self._scale is None else self._state.set_loss_scale(self._scale.scale)
+        )
         total = torch.zeros((), device=self.device)
         for number, batch in enumerate(batches, start=1):
             self._engine.set_gradient_accumulation_boundary(number == len(batches))
             total += self._train_micro_batch(batch.to(self.device), counts, factor)
         if self.observe_gradients is not None:
-            self.observe_gradients(self._gather_gradients(), 1.0 if self._scale is None else self._scale.scale)
+            self.observe_gradients(
+                self._gather_gradients(), 1.0 if self._scale is None else self._scale.scale
+            )
         loss, _, targets, sums = reduce_step_numbers(total, counts, extras)
         norm, applied = self._state.step_optimizer(loss, self._add_overflow_check(accept))
         return StepResult(loss, norm, targets, applied, sums)
@@ -151,8 +168,13 @@ class DeepSpeedEngine:
         return nats
 
     def _gather_gradients(self) -> dict[str, Tensor]:
-        """Return the full gradient of every parameter, of split experts this rank's as a DTensor. Collective."""
-        found = {name: gather_full_gradient(parameter) for name, parameter in self.module.named_parameters()}
+        """Return the full gradient of every parameter, of split experts this rank's as a
+        DTensor. Collective.
+        """
+        found = {
+            name: gather_full_gradient(parameter)
+            for name, parameter in self.module.named_parameters()
+        }
         return {
             name: torch.zeros(self._shapes[name], device=self.device)
             if gradient is None
@@ -165,7 +187,11 @@ class DeepSpeedEngine:
     def _add_overflow_check(self, accept: Accept) -> Accept:
         """Return `accept`, called in fp16 only for steps without overflow."""
         scale = self._scale
-        return accept if scale is None else lambda loss, norm: scale.update_scale(loss, norm) and accept(loss, norm)
+        return (
+            accept
+            if scale is None
+            else lambda loss, norm: scale.update_scale(loss, norm) and accept(loss, norm)
+        )
 
     @torch.no_grad()
     def compute_logits(self, batch: Batch) -> Tensor:
@@ -175,23 +201,35 @@ class DeepSpeedEngine:
         return logits_BTV
 
     def get_state(self) -> EngineState:
-        """Implement `Engine.get_state`. One parameter is gathered at a time; each rank keeps its rows."""
+        """Implement `Engine.get_state`. One parameter is gathered at a time; each rank keeps its
+        rows.
+        """
         tensors: dict[str, Tensor] = {}
         for name, parameter in self.module.named_parameters():
-            tensors[f"parameter/{name}"] = self._shard_tensor(name, self._state.get_tensor(parameter, None))
+            tensors[f"parameter/{name}"] = self._shard_tensor(
+                name, self._state.get_tensor(parameter, None)
+            )
             for ours, theirs in self._list_moments(parameter):
-                tensors[f"{ours}/{name}"] = self._shard_tensor(name, self._state.get_tensor(parameter, theirs))
-        tensors |= {f"buffer/{name}": buffer for name, buffer in iter_persistent_buffers(self.module)}
+                tensors[f"{ours}/{name}"] = self._shard_tensor(
+                    name, self._state.get_tensor(parameter, theirs)
+                )
+        tensors |= {
+            f"buffer/{name}": buffer for name, buffer in iter_persistent_buffers(self.module)
+        }
         tensors |= {} if self._scale is None else self._scale.state_dict()
         return EngineState(tensors, int(self._state.get_step_counters()[0]))
 
     def load_state(self, state: EngineState) -> None:
         """Implement `Engine.load_state`."""
         for name, parameter in self.module.named_parameters():
-            self._state.set_tensor(parameter, self._gather_full_tensor(name, state.tensors[f"parameter/{name}"]), None)
+            self._state.set_tensor(
+                parameter, self._gather_full_tensor(name, state.tensors[f"parameter/{name}"]), None
+            )
             for ours, theirs in self._list_moments(parameter):
                 self._state.set_tensor(
-                    parameter, self._gather_full_tensor(name, state.tensors[f"{ours}/{name}"]), theirs
+                    parameter,
+                    self._gather_full_tensor(name, state.tensors[f"{ours}/{name}"]),
+                    theirs,
                 )
         for name, buffer in iter_persistent_buffers(self.module):
             buffer.copy_(state.tensors[f"buffer/{name}"])
@@ -211,9 +249,13 @@ class DeepSpeedEngine:
         return self._meshes.expert is not None and get_parameter_role(name) == "experts"
 
     def _shard_tensor(self, name: str, whole: Tensor) -> Tensor:
-        """Return this rank's rows: experts are sharded over the expert axis, everything else over all ranks."""
+        """Return this rank's rows: experts are sharded over the expert axis, everything else
+        over all ranks.
+        """
         if self._is_split(name):
-            return DTensor.from_local(whole.clone(), self._meshes.expert, [Shard(0)], run_check=False)
+            return DTensor.from_local(
+                whole.clone(), self._meshes.expert, [Shard(0)], run_check=False
+            )
         return to_dtensor_shard(whole, self._meshes.world)
 
     def _gather_full_tensor(self, name: str, share: Tensor) -> Tensor:

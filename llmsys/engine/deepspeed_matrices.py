@@ -1,4 +1,6 @@
-"""The places of parameters in the flat shards of DeepSpeed's ZeRO, for optimizers of whole matrices."""
+"""The places of parameters in the flat shards of DeepSpeed's ZeRO, for optimizers of whole
+matrices.
+"""
 
 from typing import Any
 
@@ -19,25 +21,44 @@ def list_flat_matrices(zero: Any, device: torch.device) -> dict[Tensor, FlatMatr
         The parameters by the shard of their masters.
     """
     if hasattr(zero, "fp32_partitioned_groups_flat"):  # stage 3
-        shards, members, groups = zero.fp32_partitioned_groups_flat, zero.fp16_groups, zero.sub_group_process_groups
+        shards, members, groups = (
+            zero.fp32_partitioned_groups_flat,
+            zero.fp16_groups,
+            zero.sub_group_process_groups,
+        )
         find = _find_slice
     elif hasattr(zero, "bf16_groups"):  # stage 1 in bfloat16
-        shards, members, groups = zero.fp32_groups_flat_partition, zero.bf16_groups, zero.real_dp_process_group
+        shards, members, groups = (
+            zero.fp32_groups_flat_partition,
+            zero.bf16_groups,
+            zero.real_dp_process_group,
+        )
         find = _find_fragment
     else:
-        shards, members, groups = zero.single_partition_of_fp32_groups, zero.bit16_groups, zero.real_dp_process_group
+        shards, members, groups = (
+            zero.single_partition_of_fp32_groups,
+            zero.bit16_groups,
+            zero.real_dp_process_group,
+        )
         find = _find_fragment
     return {
-        shard: FlatMatrices(group, device, [find(zero, parameter, group) for parameter in parameters])
+        shard: FlatMatrices(
+            group, device, [find(zero, parameter, group) for parameter in parameters]
+        )
         for shard, parameters, group in zip(shards, members, groups, strict=True)
     }
 
 
 def _find_fragment(zero: Any, parameter: Any, group: Any) -> ShardPiece:
-    """Return the elements of a parameter in the shard, which begins and ends anywhere in a parameter."""
+    """Return the elements of a parameter in the shard, which begins and ends anywhere in a
+    parameter.
+    """
     if parameter._hp_mapping is None:
         return ShardPiece(parameter.shape, slice(0), slice(0))
-    own, there = parameter._hp_mapping.lp_fragment_address, parameter._hp_mapping.hp_fragment_address
+    own, there = (
+        parameter._hp_mapping.lp_fragment_address,
+        parameter._hp_mapping.hp_fragment_address,
+    )
     ends = slice(own.start, own.start + own.numel), slice(there.start, there.start + there.numel)
     return ShardPiece(parameter.shape, *ends)
 

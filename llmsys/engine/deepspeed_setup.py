@@ -1,7 +1,7 @@
 """The inputs of DeepSpeed: its config, the model with initial values, and the optimizer.
 
-Under ZeRO-3 a parameter is sharded as soon as it has a value, so no rank ever holds the full model. Under the other
-stages every rank holds it.
+Under ZeRO-3 a parameter is sharded as soon as it has a value, so no rank ever holds the full model.
+Under the other stages every rank holds it.
 """
 
 import contextlib
@@ -34,10 +34,12 @@ from deepspeed.moe.layer import MoE
 from deepspeed.utils import groups, safe_get_full_grad
 
 # Users cannot act on DeepSpeed's use of torch's older names.
-warnings.filterwarnings("ignore", message=r".*torch\.distributed\..* is deprecated", category=FutureWarning)
+warnings.filterwarnings(
+    "ignore", message=r".*torch\.distributed\..* is deprecated", category=FutureWarning
+)
 
-# DeepSpeed would compile a shared-memory all-reduce for CPUs at start-up: minutes on a slow machine, an error without a
-# compiler, and other sums than gloo's.
+# DeepSpeed would compile a shared-memory all-reduce for CPUs at start-up: minutes on a slow
+# machine, an error without a compiler, and other sums than gloo's.
 deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
 # Largest bucket of gradients that is reduced at once, in elements.
@@ -45,9 +47,11 @@ BUCKET = 1 << 28
 
 
 class DeepSpeedExpertGroup(MoE):  # type: ignore[misc]
-    """A module that tells DeepSpeed about the expert axis, without parameters or forward: our own layers do the work.
+    """A module that tells DeepSpeed about the expert axis, without parameters or forward: our own
+    layers do the work.
 
-    DeepSpeed looks for an instance of its MoE among the modules and lets it create the process groups.
+    DeepSpeed looks for an instance of its MoE among the modules and lets it create the process
+    groups.
     """
 
     def __init__(self, num_experts: int, size: int) -> None:
@@ -68,30 +72,36 @@ class DeepSpeedExpertGroup(MoE):  # type: ignore[misc]
 def build_deepspeed_config(
     model: Transformer, *, zero_stage: int, offload: bool, clip: float, compute_dtype: torch.dtype
 ) -> dict[str, Any]:
-    """Build DeepSpeed's config. Stage 0 gets float32 parameters and does not clip: see `Zero0State`.
+    """Build DeepSpeed's config. Stage 0 gets float32 parameters and does not clip: see
+    `Zero0State`.
 
     Raises:
         ConfigError: fp16 on a device for which DeepSpeed does not support it.
     """
     if compute_dtype == torch.float16 and not get_accelerator().is_fp16_supported():
         raise ConfigError(
-            "train.precision=fp16 under engine.kind=deepspeed needs a device with fp16, and DeepSpeed finds none here. "
-            "Use train.precision=bf16, or engine.kind=torch."
+            "train.precision=fp16 under engine.kind=deepspeed needs a device with fp16, and "
+            "DeepSpeed finds none here. Use train.precision=bf16, or engine.kind=torch."
         )
     sizes = [parameter.numel() for parameter in model.parameters()]
     zero: dict[str, Any] = {
         "stage": zero_stage,
         "reduce_bucket_size": min(BUCKET, max(sum(sizes), 1)),
         # Vectors stay unsharded: gathering them costs more than keeping them.
-        "stage3_param_persistence_threshold": max((p.numel() for p in model.parameters() if p.ndim == 1), default=0),
-        "memory_efficient_linear": False,  # it would replace torch's linear function for the whole process
+        "stage3_param_persistence_threshold": max(
+            (p.numel() for p in model.parameters() if p.ndim == 1), default=0
+        ),
+        # it would replace torch's linear function for the whole process
+        "memory_efficient_linear": False,
     }
     if offload:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
     mixed = zero_stage > 0
     return {
-        "train_micro_batch_size_per_gpu": 1,  # for its own accounting only: micro-batches may differ in size
-        "gradient_accumulation_steps": 2,  # more than one, so that it keeps sums; the engine sets the boundary
+        # for its own accounting only: micro-batches may differ in size
+        "train_micro_batch_size_per_gpu": 1,
+        # more than one, so that it keeps sums; the engine sets the boundary
+        "gradient_accumulation_steps": 2,
         "gradient_clipping": clip if mixed else 0.0,
         "zero_optimization": zero,
         "bf16": {"enabled": mixed and compute_dtype == torch.bfloat16, "check_grad_overflow": True},
@@ -100,17 +110,25 @@ def build_deepspeed_config(
         "communication_data_type": "fp32",
         "data_types": {"grad_accum_dtype": "fp32"},
         "zero_allow_untested_optimizer": True,
-        "zero_force_ds_cpu_optimizer": False,  # DeepSpeed's own is compiled at start; torch's has the same numbers
+        # DeepSpeed's own is compiled at start; torch's has the same numbers
+        "zero_force_ds_cpu_optimizer": False,
     }
 
 
-def initialize_deepspeed(model: Transformer, optimizer: torch.optim.Optimizer, settings: dict[str, Any]) -> Any:
-    """Return DeepSpeed's engine around a model that has storage. Buffers keep their values and dtypes."""
+def initialize_deepspeed(
+    model: Transformer, optimizer: torch.optim.Optimizer, settings: dict[str, Any]
+) -> Any:
+    """Return DeepSpeed's engine around a model that has storage. Buffers keep their values and
+    dtypes.
+    """
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     if "RANK" not in os.environ:
         os.environ.setdefault("LOCAL_RANK", "0")  # one process without a launcher
-    with contextlib.redirect_stdout(io.StringIO()):  # it prints its memory use, and our stdout may be JSON
-        engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings, dist_init_required=False)
+    # it prints its memory use, and our stdout may be JSON
+    with contextlib.redirect_stdout(io.StringIO()):
+        engine, *_ = deepspeed.initialize(
+            model=model, optimizer=optimizer, config=settings, dist_init_required=False
+        )
     for name, buffer in model.named_buffers():
         buffer.data = buffers[name]
     return engine
@@ -119,7 +137,9 @@ def initialize_deepspeed(model: Transformer, optimizer: torch.optim.Optimizer, s
 def materialize_full_parameters(
     model: Transformer, meshes: DeviceMeshes, device: torch.device, initial: Initializer
 ) -> None:
-    """Set the initial values on every rank; of split experts only this rank's, marked as DeepSpeed expects."""
+    """Set the initial values on every rank; of split experts only this rank's, marked as
+    DeepSpeed expects.
+    """
     shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
     model.to_empty(device=device)
     model.reset_buffers()
@@ -140,13 +160,21 @@ def materialize_full_parameters(
 
 
 def materialize_partitioned_parameters(
-    model: Transformer, settings: dict[str, Any], device: torch.device, dtype: torch.dtype, initial: Initializer
+    model: Transformer,
+    settings: dict[str, Any],
+    device: torch.device,
+    dtype: torch.dtype,
+    initial: Initializer,
 ) -> None:
-    """Set the initial value of each parameter in `dtype` and shard it over all ranks before the next one."""
+    """Set the initial value of each parameter in `dtype` and shard it over all ranks before the
+    next one.
+    """
     partitioner = deepspeed.zero.Init(config_dict_or_path=settings, dtype=dtype)
     for module_name, module in model.named_modules():
         for name, buffer in module._buffers.items():
-            module._buffers[name] = None if buffer is None else torch.empty_like(buffer, device=device)
+            module._buffers[name] = (
+                None if buffer is None else torch.empty_like(buffer, device=device)
+            )
         for name, parameter in list(module._parameters.items()):
             if parameter is not None and parameter.is_meta:
                 full_name = f"{module_name}.{name}".lstrip(".")
@@ -156,8 +184,9 @@ def materialize_partitioned_parameters(
         # The registration has untied the head.
         model._tie_weights()
     model.reset_buffers()
-    # Gather and reduce one block at a time, as FSDP2 does. By default ZeRO-3 hooks every layer inside of blocks, where
-    # compilation and activation checkpointing allow no hooks. It finds parameters outside of blocks by itself.
+    # Gather and reduce one block at a time, as FSDP2 does. By default ZeRO-3 hooks every layer
+    # inside of blocks, where compilation and activation checkpointing allow no hooks. It finds
+    # parameters outside of blocks by itself.
     deepspeed.utils.set_z3_leaf_modules(model, [TransformerBlock])
 
 
@@ -171,10 +200,11 @@ def build_flat_optimizer(
     *,
     has_matrices: bool,
 ) -> torch.optim.Optimizer:
-    """Build an optimizer with the parameter groups of every engine; those of split experts are marked for DeepSpeed.
+    """Build an optimizer with the parameter groups of every engine; those of split experts are
+    marked for DeepSpeed.
 
-    `shapes` are those of the full parameters, since a partitioned one has none of its own. With `has_matrices` every
-    rank has them in full (stage 0), as optimizers of full matrices need them.
+    `shapes` are those of the full parameters, since a partitioned one has none of its own. With
+    `has_matrices` every rank has them in full (stage 0), as optimizers of full matrices need them.
     """
     if has_matrices and not config.can_update_flat_shards:
         return build_optimizer(named, config, compute_dtype=compute_dtype, model=model)
@@ -193,14 +223,22 @@ def build_flat_optimizer(
         param_groups.append(entry)
     if isinstance(config, MuonConfig):
         # fp16 would overflow in the Newton-Schulz products.
-        return FlatMuon(param_groups, config, torch.float32 if compute_dtype == torch.float32 else torch.bfloat16)
+        return FlatMuon(
+            param_groups,
+            config,
+            torch.float32 if compute_dtype == torch.float32 else torch.bfloat16,
+        )
     elementwise = require_elementwise(config)
     if not isinstance(elementwise, AdamWConfig):
         return ElementwiseOptimizer(param_groups, elementwise)
-    return torch.optim.AdamW(param_groups, lr=config.learning_rate, betas=config.betas, eps=config.eps, fused=True)
+    return torch.optim.AdamW(
+        param_groups, lr=config.learning_rate, betas=config.betas, eps=config.eps, fused=True
+    )
 
 
 def gather_full_gradient(parameter: Tensor) -> Tensor | None:
-    """Return the gradient of a parameter before the optimizer step, in any ZeRO stage; None without one. Collective."""
+    """Return the gradient of a parameter before the optimizer step, in any ZeRO stage; None
+    without one. Collective.
+    """
     gradient: Tensor | None = safe_get_full_grad(parameter)
     return gradient

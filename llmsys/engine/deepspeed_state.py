@@ -1,7 +1,8 @@
 """Masters and moments inside DeepSpeed, and the point where a step can be skipped.
 
-ZeRO-0 holds them unsharded on every rank, ZeRO-1 and 2 in flat vectors that all ranks split, ZeRO-3 in a slice of each
-parameter. A master or moment is read and written as a full tensor, one at a time.
+ZeRO-0 holds them unsharded on every rank, ZeRO-1 and 2 in flat vectors that all ranks split, ZeRO-3
+in a slice of each parameter. A master or moment is read and written as a full tensor, one at a
+time.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,7 +22,9 @@ MomentKeys = Mapping[Tensor, Sequence[str]]
 
 
 class DeepSpeedState(Protocol):
-    """Masters and moments of one engine. Key None is the float32 parameter; other keys are values of `STATE_KEYS`."""
+    """Masters and moments of one engine. Key None is the float32 parameter; other keys are
+    values of `STATE_KEYS`.
+    """
 
     def get_tensor(self, parameter: nn.Parameter, key: str | None) -> Tensor:
         """Return the full tensor, on every rank. Collective."""
@@ -52,7 +55,8 @@ class DeepSpeedState(Protocol):
         ...
 
     def step_optimizer(self, loss: float, accept: Accept) -> tuple[float, bool]:
-        """Clip and step unless `accept` refuses; a step whose gradient is not finite is never applied.
+        """Clip and step unless `accept` refuses; a step whose gradient is not finite is never
+        applied.
 
         Returns:
             The gradient norm before clipping, and whether the step was applied.
@@ -61,7 +65,9 @@ class DeepSpeedState(Protocol):
 
 
 def build_empty_moments(shard: Tensor, moments: Sequence[str]) -> dict[str, Tensor]:
-    """Return the state before the first step; it exists from the start so that a checkpoint can be loaded."""
+    """Return the state before the first step; it exists from the start so that a checkpoint can
+    be loaded.
+    """
     step = torch.zeros((), dtype=torch.float32, device=shard.device)
     return {"step": step} | {key: torch.zeros_like(shard, requires_grad=False) for key in moments}
 
@@ -72,7 +78,9 @@ def is_split(parameter: Tensor) -> bool:
 
 
 def compute_full_norm(gradients: Iterable[tuple[Tensor, bool]], meshes: DeviceMeshes) -> Tensor:
-    """Return the norm over gradients that every rank holds in full, but those of split experts (True). Collective."""
+    """Return the norm over gradients that every rank holds in full, but those of split experts
+    (True). Collective.
+    """
     squares: dict[bool, list[Tensor]] = {False: [], True: []}
     for gradient, split in gradients:
         squares[split].append(gradient.norm().square())
@@ -85,11 +93,15 @@ def compute_full_norm(gradients: Iterable[tuple[Tensor, bool]], meshes: DeviceMe
 
 
 class Zero3State:
-    """Stage 3: every rank has an equal slice of each parameter, its master and moments; the last one is padded."""
+    """Stage 3: every rank has an equal slice of each parameter, its master and moments; the last
+    one is padded.
+    """
 
     def __init__(self, engine: Any, moments: MomentKeys) -> None:
         self._engine, self._zero, self._moments = engine, engine.optimizer, moments
-        for shard, group in zip(self._zero.fp32_partitioned_groups_flat, self._zero.fp16_groups, strict=True):
+        for shard, group in zip(
+            self._zero.fp32_partitioned_groups_flat, self._zero.fp16_groups, strict=True
+        ):
             self._zero.optimizer.state[shard] = build_empty_moments(shard, moments[group[0]])
         self._guard = GuardedOptimizer(self._zero)
 
@@ -120,7 +132,10 @@ class Zero3State:
 
     def get_step_counters(self) -> list[Tensor]:
         """Implement `DeepSpeedState.get_step_counters`."""
-        return [self._zero.optimizer.state[shard]["step"] for shard in self._zero.fp32_partitioned_groups_flat]
+        return [
+            self._zero.optimizer.state[shard]["step"]
+            for shard in self._zero.fp32_partitioned_groups_flat
+        ]
 
     def set_loss_scale(self, scale: float) -> float:
         """Implement `DeepSpeedState.set_loss_scale`."""
@@ -141,7 +156,9 @@ class Zero3State:
 def build_deepspeed_state(
     engine: Any, zero_stage: ZeroStage, clip: float, meshes: DeviceMeshes, *, moments: MomentKeys
 ) -> DeepSpeedState:
-    """Return the accessor of the state of DeepSpeed's engine, with moments that exist from the start."""
+    """Return the accessor of the state of DeepSpeed's engine, with moments that exist from the
+    start.
+    """
     match zero_stage:
         case 0:
             return Zero0State(engine, clip, meshes, moments)
@@ -161,14 +178,18 @@ class Zero0State:
     def __init__(self, engine: Any, clip: float, meshes: DeviceMeshes, moments: MomentKeys) -> None:
         self._engine, self._clip, self._meshes, self._scale = engine, clip, meshes, 1.0
         self._optimizer: torch.optim.Optimizer = engine.optimizer
-        self._parameters = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
+        self._parameters = [
+            parameter for group in self._optimizer.param_groups for parameter in group["params"]
+        ]
         # Optimizers of full matrices have their state already.
         for parameter in self._parameters if moments else ():
             self._optimizer.state[parameter] = build_empty_moments(parameter, moments[parameter])
 
     def get_tensor(self, parameter: nn.Parameter, key: str | None) -> Tensor:
         """Implement `DeepSpeedState.get_tensor`."""
-        tensor: Tensor = parameter.detach() if key is None else self._optimizer.state[parameter][key]
+        tensor: Tensor = (
+            parameter.detach() if key is None else self._optimizer.state[parameter][key]
+        )
         return tensor
 
     def set_tensor(self, parameter: nn.Parameter, value: Tensor, key: str | None) -> None:
@@ -199,17 +220,22 @@ class Zero0State:
         if not (applied := accept(loss, float(norm)) and bool(norm.isfinite())):
             self._engine.zero_grad()
             return float(norm), applied
-        factor = (self._clip / (norm + 1e-6)).clamp(max=1.0) if self._clip > 0 else torch.ones_like(norm)
+        factor = (
+            (self._clip / (norm + 1e-6)).clamp(max=1.0) if self._clip > 0 else torch.ones_like(norm)
+        )
         torch._foreach_mul_([gradient for gradient, _ in gradients], factor / self._scale)
         for parameter in self._parameters:
-            if parameter.grad is None:  # it decays, as it does in the flat vectors of the other stages
+            # it decays, as it does in the flat vectors of the other stages
+            if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter, requires_grad=False)
         self._engine.step()
         return float(norm), applied
 
 
 class Zero12State:
-    """Stages 1 and 2: each group of parameters is one flat vector of masters, split evenly over the ranks."""
+    """Stages 1 and 2: each group of parameters is one flat vector of masters, split evenly over
+    the ranks.
+    """
 
     shards, groups = "single_partition_of_fp32_groups", "bit16_groups"
 
@@ -218,13 +244,15 @@ class Zero12State:
         self._shards: list[Tensor] = getattr(self._zero, self.shards)
         for shard, group in zip(self._shards, getattr(self._zero, self.groups), strict=True):
             self._zero.optimizer.state[shard] = build_empty_moments(shard, moments[group[0]])
-        # DeepSpeed links parameters to moments in the first step, and a checkpoint is loaded before it.
+        # DeepSpeed links parameters to moments in the first step, and a checkpoint is loaded before
+        # it.
         self._zero._lazy_init_hp_params_optimizer_state()
         self._guard = GuardedOptimizer(self._zero) if type(self) is Zero12State else None
 
     def get_tensor(self, parameter: nn.Parameter, key: str | None) -> Tensor:
         """Implement `DeepSpeedState.get_tensor`."""
-        whole: Tensor = cast(Any, parameter).get_full_hp_param(key)  # DeepSpeed gives parameters methods
+        # DeepSpeed gives parameters methods
+        whole: Tensor = cast(Any, parameter).get_full_hp_param(key)
         return whole
 
     def set_tensor(self, parameter: nn.Parameter, value: Tensor, key: str | None) -> None:
@@ -255,7 +283,9 @@ class Zero12State:
 
 
 class Zero1Bf16State(Zero12State):
-    """Stage 1 in bfloat16: DeepSpeed uses another optimizer there, whose gradients are unsharded on every rank."""
+    """Stage 1 in bfloat16: DeepSpeed uses another optimizer there, whose gradients are unsharded
+    on every rank.
+    """
 
     shards, groups = "fp32_groups_flat_partition", "bf16_groups"
 
@@ -266,7 +296,9 @@ class Zero1Bf16State(Zero12State):
     def step_optimizer(self, loss: float, accept: Accept) -> tuple[float, bool]:
         """Implement `DeepSpeedState.step_optimizer`."""
         flat = zip(self._zero.fp32_groups_gradients_flat, self._zero.bf16_groups, strict=True)
-        norm = compute_full_norm([(gradient, is_split(group[0])) for gradient, group in flat], self._meshes)
+        norm = compute_full_norm(
+            [(gradient, is_split(group[0])) for gradient, group in flat], self._meshes
+        )
         if applied := accept(loss, float(norm)) and bool(norm.isfinite()):
             self._engine.step()
         else:

@@ -1,7 +1,8 @@
 """An engine that keeps an exponential moving average (EMA) of its weights, and evaluates with it.
 
-Each step moves the average towards the weights by 1 - 0.5^(tokens / half-life), so the batch size does not change how
-much text it covers (Polyak and Juditsky 1992; the exponential form as in Kingma 2014, section 7.2).
+Each step moves the average towards the weights by 1 - 0.5^(tokens / half-life), so the batch size
+does not change how much text it covers (Polyak and Juditsky 1992; the exponential form as in Kingma
+2014, section 7.2).
 
 Invariants:
 - Every operation rounds once per element: no layout changes the average.
@@ -28,7 +29,11 @@ class EmaEngine(AveragingEngine):
         self._averages = {name: weights.clone() for name, weights in self._get_weights().items()}
 
     def train_step(
-        self, batches: Sequence[Batch], learning_rate: float, accept: Accept = accept_all, extras: Sequence[float] = ()
+        self,
+        batches: Sequence[Batch],
+        learning_rate: float,
+        accept: Accept = accept_all,
+        extras: Sequence[float] = (),
     ) -> StepResult:
         """Implement `Engine.train_step`, and update the average if the step is applied."""
         result = super().train_step(batches, learning_rate, accept, extras)
@@ -41,7 +46,9 @@ class EmaEngine(AveragingEngine):
         super().load_state(state)
         weights = self._get_weights()
         for name, mean in self._averages.items():
-            loaded = state.tensors[name.replace(PARAMETER, AVERAGE, 1)] if state.steps else weights[name]
+            loaded = (
+                state.tensors[name.replace(PARAMETER, AVERAGE, 1)] if state.steps else weights[name]
+            )
             if loaded is not mean:
                 mean.copy_(loaded)
 
@@ -63,13 +70,16 @@ class EmaEngine(AveragingEngine):
         weights = self._get_weights()
         for name, mean in self._averages.items():
             local = get_local_tensor(mean)
-            # Two operations: lerp_ may fuse multiply and add, and round differently on another device or layout.
+            # Two operations: lerp_ may fuse multiply and add, and round differently on another
+            # device or layout.
             local.mul_(decay)
             local.add_(get_local_tensor(weights[name]) * (1 - decay))
 
     @torch.no_grad()
     def _swap_weights(self, *, wanted: bool) -> None:
-        """Swap weights and average in the model, one tensor at a time, so that it holds the `wanted` one."""
+        """Swap weights and average in the model, one tensor at a time, so that it holds the
+        `wanted` one.
+        """
         if wanted == self._swapped:
             return
         weights = self._get_weights()

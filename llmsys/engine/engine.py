@@ -1,8 +1,9 @@
-"""The engine protocol: forward, backward, clipping and the optimizer step of one model. The trainer knows only this.
+"""The engine protocol: forward, backward, clipping and the optimizer step of one model. The trainer
+knows only this.
 
 Invariants:
-- Losses and gradients are sums over all ranks, divided once by the global number of targets, whatever averaging the
-  library does.
+- Losses and gradients are sums over all ranks, divided once by the global number of targets,
+  whatever averaging the library does.
 - The state is logical: another engine can load it.
 """
 
@@ -18,17 +19,18 @@ from llmsys.model.output_head import NextSentenceHead
 from llmsys.model.transformer import Transformer
 from llmsys.parallel.process_group import all_reduce_sum
 
-# (head, hidden_BTD, targets_BT) → the loss summed over all valid targets. With head None, hidden_BTD holds logits.
+# (head, hidden_BTD, targets_BT) → the loss summed over all valid targets. With head None,
+# hidden_BTD holds logits.
 Loss = Callable[[nn.Module | None, Tensor, Tensor], Tensor]
 
 
-# (loss in nats per target, gradient norm before clipping) → whether the step may change the weights. Every rank calls
-# it with the same numbers, so every rank gets the same answer.
+# (loss in nats per target, gradient norm before clipping) → whether the step may change the
+# weights. Every rank calls it with the same numbers, so every rank gets the same answer.
 Accept = Callable[[float, float], bool]
 
 
-# (gradients by parameter name, loss scale that they contain), before clipping: DTensors, and plain tensors that every
-# rank has. Every rank calls it.
+# (gradients by parameter name, loss scale that they contain), before clipping: DTensors, and plain
+# tensors that every rank has. Every rank calls it.
 ObserveGradients = Callable[[Mapping[str, Tensor], float], None]
 
 
@@ -60,8 +62,9 @@ class StepResult:
 class EngineState:
     """Training state that any engine can load: tensors by name, and the number of steps taken.
 
-    Names: `parameter/NAME` (float32 master), `first_moment/NAME`, `second_moment/NAME`, `buffer/NAME`, and in fp16
-    `loss_scale`, which may be missing. Sharded tensors are DTensors, so that another layout can load them.
+    Names: `parameter/NAME` (float32 master), `first_moment/NAME`, `second_moment/NAME`,
+    `buffer/NAME`, and in fp16 `loss_scale`, which may be missing. Sharded tensors are DTensors, so
+    that another layout can load them.
     """
 
     tensors: dict[str, Tensor]
@@ -85,11 +88,17 @@ class Engine(Protocol):
         ...
 
     def train_step(
-        self, batches: Sequence[Batch], learning_rate: float, accept: Accept = accept_all, extras: Sequence[float] = ()
+        self,
+        batches: Sequence[Batch],
+        learning_rate: float,
+        accept: Accept = accept_all,
+        extras: Sequence[float] = (),
     ) -> StepResult:
-        """Run forward and backward over this rank's micro-batches, clip, and step unless `accept` refuses. Collective.
+        """Run forward and backward over this rank's micro-batches, clip, and step unless `accept`
+        refuses. Collective.
 
-        `extras` are numbers of this rank, equally many on every rank, that are summed over ranks along with the loss.
+        `extras` are numbers of this rank, equally many on every rank, that are summed over ranks
+        along with the loss.
         """
         ...
 
@@ -118,12 +127,15 @@ class RepeatingEngine(Protocol):
         ...
 
     def repeat_gradients(self, batches: Sequence[Batch], data_rank: int) -> None:
-        """Run forward and backward of a step as data-parallel rank `data_rank` does, and drop them. Collective."""
+        """Run forward and backward of a step as data-parallel rank `data_rank` does, and drop
+        them. Collective.
+        """
         ...
 
 
 def drop_counts(module: Transformer) -> None:
-    """Reset the counters of experts, depths and heads, as if there had been no forward pass since the last step.
+    """Reset the counters of experts, depths and heads, as if there had been no forward pass since
+    the last step.
 
     Args:
         module: The model.
@@ -135,20 +147,25 @@ def drop_counts(module: Transformer) -> None:
 
 
 def reduce_token_counts(batches: Sequence[Batch], device: torch.device) -> Tensor:
-    """Return valid targets, real tokens, real source tokens and labelled pairs of a step, float32 (4,). Collective.
+    """Return valid targets, real tokens, real source tokens and labelled pairs of a step, float32
+    (4,). Collective.
 
-    Losses are divided by the first. Auxiliary losses are divided by the tokens that a layer sees: the third in the
-    encoder of an encoder-decoder, otherwise the second. The next-sentence loss is divided by the fourth. Sums over all
-    ranks, exact up to 16 million.
+    Losses are divided by the first. Auxiliary losses are divided by the tokens that a layer sees:
+    the third in the encoder of an encoder-decoder, otherwise the second. The next-sentence loss is
+    divided by the fourth. Sums over all ranks, exact up to 16 million.
     """
     # A rank whose rows another one counts has no batches here.
     counts = [batch.token_counts for batch in batches]
-    sums = [float(sum(column)) for column in zip(*counts, strict=True)] or [0.0] * len(TokenCounts._fields)
+    sums = [float(sum(column)) for column in zip(*counts, strict=True)] or [0.0] * len(
+        TokenCounts._fields
+    )
     return all_reduce_sum(_copy_to_device(sums, device)).clamp_(min=1)
 
 
 class StepNumbers(NamedTuple):
-    """The numbers of a step that the host needs; see `StepResult`. `gradient_norm` is NaN where none was given."""
+    """The numbers of a step that the host needs; see `StepResult`. `gradient_norm` is NaN where
+    none was given.
+    """
 
     loss: float
     gradient_norm: float
@@ -159,7 +176,8 @@ class StepNumbers(NamedTuple):
 def reduce_step_numbers(
     nats: Tensor, counts: Tensor, extras: Sequence[float], norm: Tensor | None = None
 ) -> StepNumbers:
-    """Sum the loss and `extras` over all ranks in one reduction, and read all numbers at once. Collective.
+    """Sum the loss and `extras` over all ranks in one reduction, and read all numbers at once.
+    Collective.
 
     This is the one place where the host waits for the device in a step.
 
@@ -172,9 +190,13 @@ def reduce_step_numbers(
     Returns:
         The numbers, equal on all ranks.
     """
-    sums = all_reduce_sum(torch.cat([nats.detach().float().view(1), _copy_to_device(extras, nats.device)]))
+    sums = all_reduce_sum(
+        torch.cat([nats.detach().float().view(1), _copy_to_device(extras, nats.device)])
+    )
     norm = torch.full_like(counts[0], torch.nan) if norm is None else norm.float()
-    loss, norm_, targets, *summed = torch.cat([torch.stack([sums[0] / counts[0], norm, counts[0]]), sums[1:]]).tolist()
+    loss, norm_, targets, *summed = torch.cat(
+        [torch.stack([sums[0] / counts[0], norm, counts[0]]), sums[1:]]
+    ).tolist()
     return StepNumbers(loss, norm_, int(targets), tuple(summed))
 
 
@@ -184,7 +206,8 @@ def _copy_to_device(numbers: Sequence[float], device: torch.device) -> Tensor:
 
 
 def iter_persistent_buffers(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield the buffers of the training state, such as the balance bias; the others can be recomputed.
+    """Yield the buffers of the training state, such as the balance bias; the others can be
+    recomputed.
 
     Args:
         module: The model.

@@ -1,8 +1,9 @@
-"""Dynamic loss scaling for fp16 (Micikevicius 2018, arXiv:1710.03740, 3.2), against underflow of small gradients.
+"""Dynamic loss scaling for fp16 (Micikevicius 2018, arXiv:1710.03740, 3.2), against underflow of
+small gradients.
 
-The loss is multiplied by the scale before backward, and the float32 gradients are divided by it before clipping. An
-overflow in fp16 makes the norm non-finite on all ranks: the step is skipped and the scale halved. After `GROWTH_STEPS`
-steps without overflow it doubles.
+The loss is multiplied by the scale before backward, and the float32 gradients are divided by it
+before clipping. An overflow in fp16 makes the norm non-finite on all ranks: the step is skipped and
+the scale halved. After `GROWTH_STEPS` steps without overflow it doubles.
 
 Invariants:
 - All scales are powers of two, so scaling rounds nothing.
@@ -34,8 +35,9 @@ class GradScaler:
     def update_scale(self, loss: float, gradient_norm: float) -> bool:
         """Update the scale and return whether the gradient of a step is free of a curable overflow.
 
-        False where a smaller scale may help: the loss is finite, the gradient is not. A loss that is not finite failed
-        before it was scaled, and the smallest scale cannot be lowered: the step guard judges such a step.
+        False where a smaller scale may help: the loss is finite, the gradient is not. A loss that
+        is not finite failed before it was scaled, and the smallest scale cannot be lowered: the
+        step guard judges such a step.
         """
         scale, good_steps = self.tensor.tolist()
         finite = math.isfinite(gradient_norm)

@@ -1,7 +1,8 @@
-"""QK-clip: query and key projections of a head are scaled down when its logits exceed a threshold (MuonClip).
+"""QK-clip: query and key projections of a head are scaled down when its logits exceed a threshold
+(MuonClip).
 
-Moonshot 2025 (Kimi K2, arXiv:2507.20534, 2.1, algorithm 1), after every applied step. With γ = min(1, threshold /
-largest logit of the step), the logits of a head become γ times as large:
+Moonshot 2025 (Kimi K2, arXiv:2507.20534, 2.1, algorithm 1), after every applied step. With γ =
+min(1, threshold / largest logit of the step), the logits of a head become γ times as large:
 
 | attention | queries | keys |
 |---|---|---|
@@ -35,12 +36,18 @@ class LogitClip:
 
     def __init__(self, model: nn.Module, threshold: float) -> None:
         self._threshold = threshold
-        self.layers = [one for one in model.modules() if isinstance(one, MultiHeadAttention | MultiHeadLatentAttention)]
+        self.layers = [
+            one
+            for one in model.modules()
+            if isinstance(one, MultiHeadAttention | MultiHeadLatentAttention)
+        ]
         for layer in self.layers:
             layer.logit_recorder = LogitRecorder(layer.heads)
 
     def take_maxima(self) -> Tensor:
-        """Return the largest logits of this rank's heads since the last call, (layers, H), and begin again."""
+        """Return the largest logits of this rank's heads since the last call, (layers, H), and
+        begin again.
+        """
         recorders = [layer.logit_recorder for layer in self.layers]
         return torch.stack(
             [
@@ -52,7 +59,9 @@ class LogitClip:
 
     @torch.no_grad()
     def finish_step(self, *, applied: bool) -> None:
-        """Scale the projections whose logits were too large in the step; a skipped step changes nothing. Collective."""
+        """Scale the projections whose logits were too large in the step; a skipped step changes
+        nothing. Collective.
+        """
         maxima_LH = all_reduce_max(self.take_maxima())
         gamma_LH = (self._threshold / maxima_LH.clamp(min=self._threshold)).cpu()
         for layer, gamma_H in zip(self.layers, gamma_LH, strict=True):
@@ -78,8 +87,12 @@ def _scale_layer(layer: MultiHeadAttention | MultiHeadLatentAttention, gamma_H: 
 
 
 def _scale_rows(projection: nn.Linear, parts: list[tuple[Tensor, int]]) -> None:
-    """Multiply the rows of each head; `parts` are factor and number of a head's rows, in their order."""
-    factor_W = torch.cat([factor[:, None].expand(-1, rows) for factor, rows in parts], dim=1).flatten()
+    """Multiply the rows of each head; `parts` are factor and number of a head's rows, in their
+    order.
+    """
+    factor_W = torch.cat(
+        [factor[:, None].expand(-1, rows) for factor, rows in parts], dim=1
+    ).flatten()
     for parameter in projection.parameters():
         begin, size = get_local_region(parameter)[0]
         local = get_local_tensor(parameter.detach())

@@ -1,10 +1,12 @@
-"""The loss that an engine sends backward for one micro-batch: head loss, multi-token prediction, load balancing.
+"""The loss that an engine sends backward for one micro-batch: head loss, multi-token prediction,
+load balancing.
 
-In a pipeline each stage adds the balance losses of its own layers; they need no way to the last stage.
+In a pipeline each stage adds the balance losses of its own layers; they need no way to the last
+stage.
 
 Invariants:
-- All are sums over this micro-batch, divided by the counts of the step over all ranks, so gradients add up over
-  micro-batches and ranks without another factor.
+- All are sums over this micro-batch, divided by the counts of the step over all ranks, so gradients
+  add up over micro-batches and ranks without another factor.
 """
 
 from collections.abc import Callable
@@ -32,7 +34,8 @@ def compute_loss_share(
     sharding: SequenceSharding | None = None,
     **stage: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Return this micro-batch's share of the step's loss, for backward, and its sum over targets in nats, for the log.
+    """Return this micro-batch's share of the step's loss, for backward, and its sum over targets in
+    nats, for the log.
 
     Args:
         model: The model.
@@ -40,7 +43,8 @@ def compute_loss_share(
         batch: The micro-batch.
         loss: The loss at the head.
         counts: Counts of the step, see `reduce_token_counts`.
-        sharding: With it, `model` returns hidden states of this rank's positions, and both results are their share.
+        sharding: With it, `model` returns hidden states of this rank's positions, and both results
+            are their share.
         stage: `layers` and `hidden_BTD` of `Transformer.forward`, for the last stage of a pipeline.
     """
 
@@ -68,7 +72,8 @@ def compute_stage_output(
     scale: float,
     **stage: Any,
 ) -> Tensor:
-    """Return the hidden states that a stage before the last one sends on, with its balance losses attached.
+    """Return the hidden states that a stage before the last one sends on, with its balance losses
+    attached.
 
     Args:
         model: The model.
@@ -90,7 +95,9 @@ def compute_stage_output(
 
 
 class _LossAttachment(torch.autograd.Function):
-    """Hidden states, unchanged, whose backward pass also begins that of a loss (Megatron's MoEAuxLossAutoScaler)."""
+    """Hidden states, unchanged, whose backward pass also begins that of a loss (Megatron's
+    MoEAuxLossAutoScaler).
+    """
 
     @staticmethod
     def forward(ctx: Any, x_BTD: Tensor, loss: Tensor) -> Tensor:
@@ -101,17 +108,21 @@ class _LossAttachment(torch.autograd.Function):
         return gradients[0], torch.ones((), device=gradients[0].device)
 
 
-def select_valid_positions(x_BTD: Tensor, targets_BT: Tensor, max_valid: int) -> tuple[Tensor, Tensor]:
-    """Leave out positions without a target, without waiting for a device to say which: shapes follow from `max_valid`.
+def select_valid_positions(
+    x_BTD: Tensor, targets_BT: Tensor, max_valid: int
+) -> tuple[Tensor, Tensor]:
+    """Leave out positions without a target, without waiting for a device to say which: shapes
+    follow from `max_valid`.
 
     Args:
         x_BTD: Hidden states.
         targets_BT: Targets, or IGNORED.
-        max_valid: Number of valid targets, or more. It is rounded up to a sixteenth of the positions: few shapes.
+        max_valid: Number of valid targets, or more. It is rounded up to a sixteenth of the
+            positions: few shapes.
 
     Returns:
-        (1, N, D) and (1, N): all valid positions in their order, then position 0 with targets IGNORED. The arguments
-        themselves where nothing can be left out.
+        (1, N, D) and (1, N): all valid positions in their order, then position 0 with targets
+        IGNORED. The arguments themselves where nothing can be left out.
     """
     positions = targets_BT.numel()
     increment = max(1, positions // 16)
@@ -126,9 +137,11 @@ def select_valid_positions(x_BTD: Tensor, targets_BT: Tensor, max_valid: int) ->
 
 
 def compute_mtp_loss(model: Transformer) -> Tensor:
-    """Return the weighted mean over modules of the multi-token prediction losses; 0 for a model without modules.
+    """Return the weighted mean over modules of the multi-token prediction losses; 0 for a model
+    without modules.
 
-    DeepSeek-V3 (arXiv:2412.19437, 2.2, equations 24 and 25): as there, the sum is divided by all targets later.
+    DeepSeek-V3 (arXiv:2412.19437, 2.2, equations 24 and 25): as there, the sum is divided by all
+    targets later.
     """
     config = model.config.multi_token_prediction
     if config is None:
@@ -137,7 +150,9 @@ def compute_mtp_loss(model: Transformer) -> Tensor:
 
 
 def shift_targets(batch: Batch, k: int) -> Tensor:
-    """Return the targets k positions ahead, (B, T - k); IGNORED where those belong to another document."""
+    """Return the targets k positions ahead, (B, T - k); IGNORED where those belong to another
+    document.
+    """
     targets_BT = batch.targets_BT[:, k:]
     if batch.documents_BT is None or not k:
         return targets_BT

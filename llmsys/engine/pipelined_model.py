@@ -1,9 +1,10 @@
 """The training step and the evaluation of a model whose layers are on several ranks.
 
 Invariants:
-- Losses are summed and divided once by the targets of all ranks and micro-batches, as without a pipeline.
-- A token embedding that first and last stage both need is one parameter: its gradients are summed, and its norm is
-  counted once.
+- Losses are summed and divided once by the targets of all ranks and micro-batches, as without a
+  pipeline.
+- A token embedding that first and last stage both need is one parameter: its gradients are summed,
+  and its norm is counted once.
 """
 
 from collections.abc import Callable, Sequence
@@ -50,7 +51,9 @@ class PipelinedModel:
         assert meshes.pipeline is not None
         self._model, self._layout, self._device = model, meshes.layout, device
         model.run_pipeline = self._compute_next_logits
-        self._cut = cut or cut_layers(model.config, meshes.layout, model.config.max_position_embeddings)
+        self._cut = cut or cut_layers(
+            model.config, meshes.layout, model.config.max_position_embeddings
+        )
         model.shapes_elsewhere = _list_shapes(model)
         remove_other_stages(model, self._cut, meshes.pipeline.get_local_rank())
         for name in _list_shapes(model):
@@ -79,7 +82,9 @@ class PipelinedModel:
         return self._runner.rank == 0
 
     def list_parameters(self, stage: int) -> list[nn.Parameter]:
-        """List the parameters of a stage of this rank; the first and the last stage have those outside of blocks."""
+        """List the parameters of a stage of this rank; the first and the last stage have those
+        outside of blocks.
+        """
         names = tuple(f"blocks.{layer}." for layer in self._cut.stages[stage])
         has_others = stage == 0 or self._cut.is_last(stage)
         return [
@@ -122,11 +127,15 @@ class PipelinedModel:
             place = {"layers": self._cut.stages[stage], "hidden_BTD": hidden_BTD}
             nats = None
             if self._cut.is_last(stage):
-                share, nats = compute_loss_share(model, forward, batches[number], loss, counts, sharding, **place)
+                share, nats = compute_loss_share(
+                    model, forward, batches[number], loss, counts, sharding, **place
+                )
                 total.add_(nats)
                 result = share * scale
             else:
-                result = compute_stage_output(model, forward, batches[number], counts, scale, **place)
+                result = compute_stage_output(
+                    model, forward, batches[number], counts, scale, **place
+                )
             if after_forward is not None:
                 after_forward(number, self._cut.stages[stage], nats)
             return result
@@ -138,7 +147,9 @@ class PipelinedModel:
         return total
 
     def finish_gradients(self) -> tuple[Tensor, ...]:
-        """Sum the gradients of the parameters that two stages have, and return those. Collective over the pipeline."""
+        """Sum the gradients of the parameters that two stages have, and return those. Collective
+        over the pipeline.
+        """
         if not needs_embedding_copy(self._model.config) or "embed" not in self._model._modules:
             return ()
         weight = self._model.embed.weight
@@ -146,10 +157,15 @@ class PipelinedModel:
         return (weight,)
 
     def compute_logits(self, batch: Batch) -> Tensor | None:
-        """Implement `Engine.compute_logits`: the rank of the last stage has the logits. Collective."""
+        """Implement `Engine.compute_logits`: the rank of the last stage has the logits.
+        Collective.
+        """
 
         def run_stage(stage: int, hidden_BTD: Tensor | None) -> Tensor:
-            inputs = batch.to_model_inputs() | {"layers": self._cut.stages[stage], "hidden_BTD": hidden_BTD}
+            inputs = batch.to_model_inputs() | {
+                "layers": self._cut.stages[stage],
+                "hidden_BTD": hidden_BTD,
+            }
             output: Tensor = self._model(**inputs)
             return output
 
@@ -163,7 +179,9 @@ class PipelinedModel:
         def run_stage(stage: int, hidden_BTD: Tensor | None) -> Tensor:
             cache.length = filled  # every stage of a rank fills its own layers from there
             layers = self._cut.stages[stage]
-            output: Tensor = self._model(tokens_BT, cache=cache, layers=layers, hidden_BTD=hidden_BTD)
+            output: Tensor = self._model(
+                tokens_BT, cache=cache, layers=layers, hidden_BTD=hidden_BTD
+            )
             return output
 
         rows, positions = tokens_BT.shape
@@ -175,4 +193,6 @@ class PipelinedModel:
 def _list_shapes(model: Transformer) -> dict[str, torch.Size]:
     """Return the shapes of parameters and persistent buffers, by their names in `EngineState`."""
     shapes = {f"parameter/{name}": parameter.shape for name, parameter in model.named_parameters()}
-    return shapes | {f"buffer/{name}": buffer.shape for name, buffer in iter_persistent_buffers(model)}
+    return shapes | {
+        f"buffer/{name}": buffer.shape for name, buffer in iter_persistent_buffers(model)
+    }

@@ -1,7 +1,8 @@
-"""An engine whose optimizer trains between its average and its fast weights, and that evaluates with the average.
+"""An engine whose optimizer trains between its average and its fast weights, and that evaluates
+with the average.
 
-The average is x = y - (1 - β) / β · (z - y), from the trained weights y and the optimizer's z - y (Defazio 2024,
-arXiv:2405.15682, equation 5).
+The average is x = y - (1 - β) / β · (z - y), from the trained weights y and the optimizer's z - y
+(Defazio 2024, arXiv:2405.15682, equation 5).
 
 Invariants:
 - The weights after an evaluation have the bits of before.
@@ -18,7 +19,9 @@ LOOKAHEAD = "lookahead_moment/"
 
 
 class ScheduleFreeEngine(AveragingEngine):
-    """An engine with a schedule-free optimizer. `beta` is the average's share in the trained weights."""
+    """An engine with a schedule-free optimizer. `beta` is the average's share in the trained
+    weights.
+    """
 
     def __init__(self, engine: Engine, beta: float) -> None:
         super().__init__(engine)

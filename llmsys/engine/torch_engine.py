@@ -1,6 +1,7 @@
 """The torch engine: FSDP2 or DDP over one or many ranks, with every axis of a layout.
 
-float32 masters are in shards or replicas; the forward computes in the given dtype; gradients are summed in float32.
+float32 masters are in shards or replicas; the forward computes in the given dtype; gradients are
+summed in float32.
 """
 
 from collections.abc import Callable, Sequence
@@ -82,15 +83,27 @@ class TorchEngine:
         self._scale = GradScaler() if compute_dtype == torch.float16 else None
         self.observe_gradients: ObserveGradients | None = None
         self.after_micro_batch: Callable[[int], None] | None = None
-        """Called with the number of each micro-batch after its gradients were added to those of the step."""
+        """Called with the number of each micro-batch after its gradients were added to those of
+        the step.
+        """
 
-        self.pipeline = None if meshes.pipeline is None else PipelinedModel(model, meshes, cut, compute_dtype, device)
+        self.pipeline = (
+            None
+            if meshes.pipeline is None
+            else PipelinedModel(model, meshes, cut, compute_dtype, device)
+        )
         self._data_parallel: DataParallelModel
         initial = build_initializer(model.config, seed, draws=initialize)
-        common: dict[str, Any] = {"compute_dtype": compute_dtype, "device": device, "initial": initial}
+        common: dict[str, Any] = {
+            "compute_dtype": compute_dtype,
+            "device": device,
+            "initial": initial,
+        }
         match data_parallel:
             case "fsdp":
-                self._data_parallel = FsdpModel(model, meshes, offload=offload, gradients=gradients, **common)
+                self._data_parallel = FsdpModel(
+                    model, meshes, offload=offload, gradients=gradients, **common
+                )
             case "ddp":
                 self._data_parallel = DdpModel(model, meshes, **common)
             case unreachable:
@@ -112,9 +125,15 @@ class TorchEngine:
         )
 
     def train_step(
-        self, batches: Sequence[Batch], learning_rate: float, accept: Accept = accept_all, extras: Sequence[float] = ()
+        self,
+        batches: Sequence[Batch],
+        learning_rate: float,
+        accept: Accept = accept_all,
+        extras: Sequence[float] = (),
     ) -> StepResult:
-        """Implement `Engine.train_step`. The loss is divided by the targets of all ranks before backward."""
+        """Implement `Engine.train_step`. The loss is divided by the targets of all ranks before
+        backward.
+        """
         self.module.train()
         # Ranks that share rows must count them once.
         counts = reduce_token_counts(batches if self._has_own_rows else (), self.device)
@@ -124,7 +143,9 @@ class TorchEngine:
         doubled = () if self.pipeline is None else self.pipeline.finish_gradients()
         if self.observe_gradients is not None:
             self.observe_gradients(collect_gradients(self.module.named_parameters()), scale)
-        clipped = clip_gradients(self.module.parameters(), self._clip, scale, ranks=self._ranks, doubled=doubled)
+        clipped = clip_gradients(
+            self.module.parameters(), self._clip, scale, ranks=self._ranks, doubled=doubled
+        )
         loss, norm, targets, sums = reduce_step_numbers(total, counts, extras, clipped)
         fits = self._scale is None or self._scale.update_scale(loss, norm)
         # An overflow is cured by a smaller scale: the step guard is not asked.
@@ -147,7 +168,9 @@ class TorchEngine:
         drop_counts(self.module)
 
     def _add_gradients(self, batches: Sequence[Batch], counts: Tensor, scale: float) -> Tensor:
-        """Run forward and backward over all micro-batches, and return the sum of this rank's losses in nats."""
+        """Run forward and backward over all micro-batches, and return the sum of this rank's
+        losses in nats.
+        """
         if self.pipeline is not None:
             return self.pipeline.add_gradients(
                 [batch.to(self.device) for batch in batches],
@@ -170,13 +193,20 @@ class TorchEngine:
 
     def _train_micro_batch(self, batch: Batch, counts: Tensor, scale: float) -> Tensor:
         share, nats = compute_loss_share(
-            self.module, self._data_parallel.forward, batch, self._loss, counts, self._data_parallel.sharding
+            self.module,
+            self._data_parallel.forward,
+            batch,
+            self._loss,
+            counts,
+            self._data_parallel.sharding,
         )
         (share * scale).backward()
         return nats
 
     def compute_partial_norm(self) -> float:
-        """Return the norm of the gradients of the step's micro-batches so far, over all ranks. Collective."""
+        """Return the norm of the gradients of the step's micro-batches so far, over all ranks.
+        Collective.
+        """
         # A limit of 0 clips nothing.
         return float(clip_gradients(self.module.parameters(), 0.0))
 
@@ -195,17 +225,27 @@ class TorchEngine:
         return logits_BTV
 
     def get_state(self) -> EngineState:
-        """Implement `Engine.get_state`. The tensors are not copies: loading into them loads into the engine."""
+        """Implement `Engine.get_state`. The tensors are not copies: loading into them loads into
+        the engine.
+        """
         self._data_parallel.reshard_parameters()
         tensors: dict[str, Tensor] = {}
         steps, optimizer_state = 0, self._optimizer.state
         for name, parameter in self.module.named_parameters():
             tensors[f"parameter/{name}"] = parameter.detach()
             moments = optimizer_state[parameter]
-            tensors |= {f"{ours}/{name}": moments[theirs] for ours, theirs in MOMENTS.items() if theirs in moments}
+            tensors |= {
+                f"{ours}/{name}": moments[theirs]
+                for ours, theirs in MOMENTS.items()
+                if theirs in moments
+            }
             steps = int(moments["step"])
-        tensors |= {f"buffer/{name}": buffer for name, buffer in iter_persistent_buffers(self.module)}
-        return EngineState(tensors | ({} if self._scale is None else self._scale.state_dict()), steps)
+        tensors |= {
+            f"buffer/{name}": buffer for name, buffer in iter_persistent_buffers(self.module)
+        }
+        return EngineState(
+            tensors | ({} if self._scale is None else self._scale.state_dict()), steps
+        )
 
     def load_state(self, state: EngineState) -> None:
         """Implement `Engine.load_state`."""

@@ -1,1 +1,3 @@
-"""Arithmetic over the config: parameters, operations and memory before anything starts. No torch."""
+"""Arithmetic over the config: parameters, operations and memory before anything starts. No
+torch.
+"""

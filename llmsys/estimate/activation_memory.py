@@ -1,8 +1,10 @@
-"""Memory of activations: what a micro-batch saves for backward, the head with its loss, and an evaluation forward.
+"""Memory of activations: what a micro-batch saves for backward, the head with its loss, and an
+evaluation forward.
 
-Combines the tensors of saved_tensors.py with the batch and the layout of a run. The result depends on kernels, so it is
-called an estimate wherever it is shown. In an evaluation
-a rank has all positions of its sequences, whatever axes divide them in training (llmsys/parallel/sequence_sharding.py).
+Combines the tensors of saved_tensors.py with the batch and the layout of a run. The result depends
+on kernels, so it is called an estimate wherever it is shown. In an evaluation a rank has all
+positions of its sequences, whatever axes divide them in training
+(llmsys/parallel/sequence_sharding.py).
 """
 
 from collections.abc import Iterator
@@ -10,7 +12,6 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
-from llmsys.config.attention_kernel import AttentionDevice
 from llmsys.config.model import ModelConfig
 from llmsys.config.module_tensors import ActivationShape, SavedTensor
 from llmsys.config.parallel_layout import ParallelLayout
@@ -19,9 +20,11 @@ from llmsys.estimate.memory_timeline import MemoryItem, compute_saved_bytes
 from llmsys.estimate.saved_tensors import choose_attention_memory, list_saved_block_tensors
 from llmsys.estimate.software_profile import OURS, MemoryProfile
 from llmsys.estimate.state_memory import FP32, get_compute_dtype_bytes
+from llmsys.kernels.attention_kernel import AttentionDevice
 
 Branches = list[list[SavedTensor]]
-# train.activation_checkpoint, whether blocks are compiled, and the program: what decides what is saved.
+# train.activation_checkpoint, whether blocks are compiled, and the program: what decides what is
+# saved.
 Policy = tuple[str, bool, MemoryProfile]
 
 
@@ -55,7 +58,9 @@ def compute_micro_batch(config: RunConfig, layout: ParallelLayout) -> tuple[int,
     return sequences, -(-share // sequences)
 
 
-def build_activation_shape(config: RunConfig, layout: ParallelLayout, system: MemoryProfile = OURS) -> ActivationShape:
+def build_activation_shape(
+    config: RunConfig, layout: ParallelLayout, system: MemoryProfile = OURS
+) -> ActivationShape:
     """Return the size of a micro-batch at the decoder, or at the only stack."""
     source, length = config.sequence_lengths
     return ActivationShape(
@@ -67,7 +72,9 @@ def build_activation_shape(config: RunConfig, layout: ParallelLayout, system: Me
         value_bytes=get_compute_dtype_bytes(config),
         has_documents=has_documents(config),
         are_experts_sharded=layout.expert > 1,
-        device=AttentionDevice("cpu") if system.device == "cpu" else AttentionDevice("cuda", system.capability),
+        device=AttentionDevice("cpu")
+        if system.device == "cpu"
+        else AttentionDevice("cuda", system.capability),
         has_mask_rules=system.masks == "kernel",
         has_explicit_scores=system.attention == "explicit",
         is_stream_sharded=system.residual_dtype == "divided",
@@ -78,7 +85,9 @@ def build_activation_shape(config: RunConfig, layout: ParallelLayout, system: Me
 
 
 def iter_block_groups(config: RunConfig, shape: ActivationShape) -> Iterator[BlockGroup]:
-    """Yield the blocks of every stack in the order of the forward pass: encoder, decoder, prediction modules."""
+    """Yield the blocks of every stack in the order of the forward pass: encoder, decoder,
+    prediction modules.
+    """
     model = config.model
     if model.family == "encoder_decoder":
         source = replace(shape, length=shape.source)
@@ -88,17 +97,28 @@ def iter_block_groups(config: RunConfig, shape: ActivationShape) -> Iterator[Blo
         last, layers = model.num_hidden_layers - 1, tuple(range(model.multi_token_prediction.depth))
         normed = 2 * shape.compute_residual_bytes(model.hidden_size)
         inputs = [SavedTensor("two normed inputs of a prediction module", normed, "pointwise")]
-        yield BlockGroup("prediction", "prediction.", layers, [inputs, *list_saved_block_tensors(model, last, shape)])
+        yield BlockGroup(
+            "prediction",
+            "prediction.",
+            layers,
+            [inputs, *list_saved_block_tensors(model, last, shape)],
+        )
 
 
 @lru_cache(maxsize=64)  # every instant of a step asks for them
-def _list_stack_groups(model: ModelConfig, prefix: str, shape: ActivationShape) -> tuple[BlockGroup, ...]:
+def _list_stack_groups(
+    model: ModelConfig, prefix: str, shape: ActivationShape
+) -> tuple[BlockGroup, ...]:
     return tuple(_iter_stack_groups(model, prefix, shape))
 
 
-def _iter_stack_groups(model: ModelConfig, prefix: str, shape: ActivationShape) -> Iterator[BlockGroup]:
+def _iter_stack_groups(
+    model: ModelConfig, prefix: str, shape: ActivationShape
+) -> Iterator[BlockGroup]:
     if model.rnn is not None:
-        yield BlockGroup("recurrent", prefix, (0,), [list(model.rnn.iter_saved_tensors(model, shape))])
+        yield BlockGroup(
+            "recurrent", prefix, (0,), [list(model.rnn.iter_saved_tensors(model, shape))]
+        )
         return
     groups: dict[tuple[bool, bool, str], list[int]] = {}
     for layer in range(model.num_hidden_layers):
@@ -113,23 +133,36 @@ def _iter_stack_groups(model: ModelConfig, prefix: str, shape: ActivationShape) 
 
 
 def list_branch_activations(
-    model: ModelConfig, shape: ActivationShape, policy: Policy, branches: Branches, number: int, *, is_over: bool
+    model: ModelConfig,
+    shape: ActivationShape,
+    policy: Policy,
+    branches: Branches,
+    number: int,
+    *,
+    is_over: bool,
 ) -> list[MemoryItem]:
-    """Return what a block's backward holds of activations and their gradients, before or after one of its branches."""
+    """Return what a block's backward holds of activations and their gradients, before or after
+    one of its branches.
+    """
     left = [tensor for branch in branches[: number + (not is_over)] for tensor in branch]
-    again = compute_saved_bytes(left, "none", policy[1], _ignore_savings(policy[2])) - compute_saved_bytes(
-        left, *policy
-    )
+    again = compute_saved_bytes(
+        left, "none", policy[1], _ignore_savings(policy[2])
+    ) - compute_saved_bytes(left, *policy)
     inside = (1 if is_over else 2) * max(one.bytes for one in branches[number])
     inside += 2 * shape.compute_gathered_bytes(model.hidden_size)
-    return [MemoryItem("recomputed block", max(0, again)), MemoryItem("gradients inside a block", inside)]
+    return [
+        MemoryItem("recomputed block", max(0, again)),
+        MemoryItem("gradients inside a block", inside),
+    ]
 
 
 def _ignore_savings(system: MemoryProfile) -> MemoryProfile:
     """Return a program that keeps everything, as it is in memory while its block runs."""
     if system.saves_plainly:
         return system
-    recomputed: Literal["nothing", "fused"] = "nothing" if system.recomputed == "nothing" else "fused"
+    recomputed: Literal["nothing", "fused"] = (
+        "nothing" if system.recomputed == "nothing" else "fused"
+    )
     return replace(system, recomputed=recomputed, linear_inputs="compute", expert_weights="outputs")
 
 
@@ -146,7 +179,10 @@ def compute_offloaded_activations(config: RunConfig, layout: ParallelLayout) -> 
     if config.train.activation_checkpoint != "offload":
         return 0
     groups = iter_block_groups(config, build_activation_shape(config, layout))
-    return sum(len(one.layers) * compute_saved_bytes(one.saved_tensors, "offload", False, OURS) for one in groups)
+    return sum(
+        len(one.layers) * compute_saved_bytes(one.saved_tensors, "offload", False, OURS)
+        for one in groups
+    )
 
 
 def has_documents(config: RunConfig) -> bool:
@@ -156,7 +192,8 @@ def has_documents(config: RunConfig) -> bool:
 
 
 def compute_mask_bytes(model: ModelConfig, shape: ActivationShape) -> int:
-    """Compute the bytes of the table of documents; 0 where every kernel takes documents in another form.
+    """Compute the bytes of the table of documents; 0 where every kernel takes documents in another
+    form.
 
     Args:
         model: architecture.
@@ -171,14 +208,22 @@ def compute_mask_bytes(model: ModelConfig, shape: ActivationShape) -> int:
     # One layer of each type: a deep model has few.
     layers = {stack.get_layer_type(layer): layer for layer in range(stack.num_hidden_layers)}
     kernels = (choose_attention_memory(stack, layer, shape) for layer in layers.values())
-    return shape.sequences * shape.length**2 if any(one.table == "documents" for one in kernels) else 0
+    return (
+        shape.sequences * shape.length**2 if any(one.table == "documents" for one in kernels) else 0
+    )
 
 
-# llmsys/train/cross_entropy.py: bytes of one block of logits, the rows of its products' tiles, and how much of it is
-# in float32 at a time.
+# llmsys/train/cross_entropy.py: bytes of one block of logits, the rows of its products' tiles, and
+# how much of it is in float32 at a time.
 BLOCK_BYTES, TILE_ROWS, FLOAT_ELEMENTS_ON_CPU = {"cpu": 1 << 28, "cuda": 1 << 29}, 128, 1 << 19
 FLOAT_ROWS_ELSEWHERE = 8192
-LOGITS = {"logits", "gradient of logits", "logits in float32", "one block of logits", "a piece of it in float32"}
+LOGITS = {
+    "logits",
+    "gradient of logits",
+    "logits in float32",
+    "one block of logits",
+    "a piece of it in float32",
+}
 
 
 def list_loss_items(
@@ -201,19 +246,34 @@ def list_loss_items(
         MemoryItem("logits", (1 + depth) * logits),
     ]
     if system.loss == "fused":
-        return [*items, MemoryItem("gradient of logits", shape.compute_residual_bytes(model.vocab_size, FP32))]
-    # Log-softmax is kept, and its backward makes gradients of it and of the logits. Over columns (loss parallel) it
-    # takes one more. The 16-bit logits are free by then, but nothing as large fits into their place.
+        return [
+            *items,
+            MemoryItem("gradient of logits", shape.compute_residual_bytes(model.vocab_size, FP32)),
+        ]
+    # Log-softmax is kept, and its backward makes gradients of it and of the logits. Over columns
+    # (loss parallel) it takes one more. The 16-bit logits are free by then, but nothing as large
+    # fits into their place.
     copies = 4 if system.head == "columns" and shape.tensor > 1 else 3
-    return [*items, MemoryItem("logits in float32", copies * shape.compute_residual_bytes(model.vocab_size, FP32))]
+    return [
+        *items,
+        MemoryItem(
+            "logits in float32", copies * shape.compute_residual_bytes(model.vocab_size, FP32)
+        ),
+    ]
 
 
-def list_loss_remainders(config: RunConfig, shape: ActivationShape, head_elements: int) -> list[MemoryItem]:
-    """Return the loss tensors alive during the blocks' backward: gradients of hidden states and of the head."""
+def list_loss_remainders(
+    config: RunConfig, shape: ActivationShape, head_elements: int
+) -> list[MemoryItem]:
+    """Return the loss tensors alive during the blocks' backward: gradients of hidden states and
+    of the head.
+    """
     if not config.model.head.has_logits:
         return []
     size = shape.value_bytes
-    stream = MemoryItem("gradient of the stream", 2 * shape.compute_residual_bytes(config.model.hidden_size))
+    stream = MemoryItem(
+        "gradient of the stream", 2 * shape.compute_residual_bytes(config.model.hidden_size)
+    )
     items = [stream, MemoryItem("gradient of the head", size * head_elements)]
     if shape.is_on_cpu:  # it is reused from step to step
         logits = _count_logits_rows(config, shape) * config.model.vocab_size * size
@@ -223,17 +283,29 @@ def list_loss_remainders(config: RunConfig, shape: ActivationShape, head_element
 
 def _count_logits_rows(config: RunConfig, shape: ActivationShape) -> int:
     """Return the rows of one block of logits."""
-    rows = BLOCK_BYTES["cpu" if shape.is_on_cpu else "cuda"] // (config.model.vocab_size * shape.value_bytes)
+    rows = BLOCK_BYTES["cpu" if shape.is_on_cpu else "cuda"] // (
+        config.model.vocab_size * shape.value_bytes
+    )
     rows = max(16, rows if shape.is_on_cpu or rows < TILE_ROWS else rows // TILE_ROWS * TILE_ROWS)
     return min(shape.compute_residual_bytes(1, 1), rows)
 
 
 def _list_chunked_loss_items(
-    config: RunConfig, shape: ActivationShape, system: MemoryProfile, head_elements: int, passes: int
+    config: RunConfig,
+    shape: ActivationShape,
+    system: MemoryProfile,
+    head_elements: int,
+    passes: int,
 ) -> list[MemoryItem]:
-    """Return the items of linear_cross_entropy: one block of logits, and gradients computed in forward."""
+    """Return the items of linear_cross_entropy: one block of logits, and gradients computed in
+    forward.
+    """
     model = config.model
-    tokens, vocabulary, size = shape.compute_residual_bytes(1, 1), model.vocab_size, shape.value_bytes
+    tokens, vocabulary, size = (
+        shape.compute_residual_bytes(1, 1),
+        model.vocab_size,
+        shape.value_bytes,
+    )
     rows = _count_logits_rows(config, shape)
     blocks = -(-tokens // rows)
     summed, piece = FP32 if blocks > 1 else size, 0
@@ -242,11 +314,15 @@ def _list_chunked_loss_items(
         # The piece is freed before a block's part of the head's gradient is made.
         piece = max(piece, head_elements * size) if blocks > 1 else piece
     elif system.loss == "chunked":  # an allocator keeps places of both sizes
-        piece = min(rows, FLOAT_ROWS_ELSEWHERE) * vocabulary * FP32 + (head_elements * size if blocks > 1 else 0)
+        piece = min(rows, FLOAT_ROWS_ELSEWHERE) * vocabulary * FP32 + (
+            head_elements * size if blocks > 1 else 0
+        )
     return [
-        # What enters the final norm, what it gives, and of each pass the targets' rows and their gradients.
+        # What enters the final norm, what it gives, and of each pass the targets' rows and their
+        # gradients.
         MemoryItem(
-            "last hidden states and their gradient", (2 * passes + 2) * shape.compute_residual_bytes(model.hidden_size)
+            "last hidden states and their gradient",
+            (2 * passes + 2) * shape.compute_residual_bytes(model.hidden_size),
         ),
         MemoryItem("one block of logits", rows * vocabulary * size),
         MemoryItem("a piece of it in float32", piece),
@@ -264,10 +340,19 @@ SOFTCAP_COPIES = 3  # the logits, their quotient, and its tanh
 
 
 def list_evaluation_block_items(config: RunConfig, training: ActivationShape) -> list[MemoryItem]:
-    """Return the bytes of a block over held-out sequences; `training` is the size of a training micro-batch."""
-    model, compiled, shape = config.model, config.train.compile == "block", _build_evaluation_shape(config, training)
+    """Return the bytes of a block over held-out sequences; `training` is the size of a training
+    micro-batch.
+    """
+    model, compiled, shape = (
+        config.model,
+        config.train.compile == "block",
+        _build_evaluation_shape(config, training),
+    )
     branches = [branch for kind in iter_block_groups(config, shape) for branch in kind.branches]
-    work = max(sum(one.bytes for one in branch if not (compiled and one.producer == "fused")) for branch in branches)
+    work = max(
+        sum(one.bytes for one in branch if not (compiled and one.producer == "fused"))
+        for branch in branches
+    )
     return [
         MemoryItem("temporaries of a block", work),
         MemoryItem("the stream", 2 * shape.compute_residual_bytes(model.hidden_size)),
@@ -276,7 +361,9 @@ def list_evaluation_block_items(config: RunConfig, training: ActivationShape) ->
 
 
 def list_evaluation_logits(config: RunConfig, training: ActivationShape) -> list[MemoryItem]:
-    """Return the logits of all held-out positions, and the rows of them that the loss reads in float32."""
+    """Return the logits of all held-out positions, and the rows of them that the loss reads in
+    float32.
+    """
     model, shape = config.model, _build_evaluation_shape(config, training)
     stream = MemoryItem("the stream", 2 * shape.compute_residual_bytes(model.hidden_size))
     if not model.head.has_logits:
@@ -286,7 +373,11 @@ def list_evaluation_logits(config: RunConfig, training: ActivationShape) -> list
     if not shape.is_on_cpu:
         return [stream, logits]
     rows = min(max(8, FLOAT_ELEMENTS_ON_CPU // model.vocab_size), shape.num_tokens)
-    return [stream, logits, MemoryItem("a piece of them in float32", rows * model.vocab_size * FP32)]
+    return [
+        stream,
+        logits,
+        MemoryItem("a piece of them in float32", rows * model.vocab_size * FP32),
+    ]
 
 
 def _build_evaluation_shape(config: RunConfig, training: ActivationShape) -> ActivationShape:

@@ -6,39 +6,61 @@ Fused kernels skip what a mask hides. Their rate depends on the length and on th
 from collections import Counter
 from functools import lru_cache
 
-from llmsys.config.attention_kernel import (
+from llmsys.config.model import ModelConfig
+from llmsys.config.section import round_up_to_power_of_two
+from llmsys.estimate.device_profile import Number
+from llmsys.estimate.flops import (
+    Convention,
+    count_flops,
+    count_visible_pairs,
+    iter_document_lengths,
+)
+from llmsys.estimate.kernel_context import KernelContext, MicroBatchShape
+from llmsys.kernels.attention_kernel import (
     AttentionDevice,
     AttentionDtype,
     AttentionTraits,
     KernelChoice,
     choose_attention_kernel,
 )
-from llmsys.config.attention_layers import describe_cross_attention, describe_self_attention
-from llmsys.config.model import ModelConfig
-from llmsys.config.section import round_up_to_power_of_two
-from llmsys.estimate.device_profile import Number
-from llmsys.estimate.flops import Convention, count_flops, count_visible_pairs, iter_document_lengths
-from llmsys.estimate.kernel_context import KernelContext, MicroBatchShape
+from llmsys.kernels.attention_layers import describe_cross_attention, describe_self_attention
 
-SCORE_BYTES, SCORE_BYTES_BACKWARD = 14, 22  # per score, unfused: written, scaled and masked, softmax, dropout, read
+# per score, unfused: written, scaled and masked, softmax, dropout, read
+SCORE_BYTES, SCORE_BYTES_BACKWARD = 14, 22
 
 
 def estimate_attention_seconds(bench: KernelContext) -> tuple[float, float, float]:
-    """Seconds forward, backward and repeated of scores and weighted sums. Fused kernels skip what a mask hides."""
+    """Seconds forward, backward and repeated of scores and weighted sums. Fused kernels skip
+    what a mask hides.
+    """
     model, shape, device = bench.model, bench.shape, bench.device
     ranks = bench.layout.context * bench.layout.tensor
     if bench.software.attention == "chosen" and device.compute_capability is not None:
-        return _estimate_chosen_attention_seconds(bench, AttentionDevice("cuda", device.compute_capability))
+        return _estimate_chosen_attention_seconds(
+            bench, AttentionDevice("cuda", device.compute_capability)
+        )
     fused = bench.software.attention != "unfused"
     convention: Convention = "causal" if fused else "full"
-    counted = count_flops(model, shape.source, 1, convention, target_length=shape.length, documents=shape.documents)
+    counted = count_flops(
+        model, shape.source, 1, convention, target_length=shape.length, documents=shape.documents
+    )
     operations = counted.attention * shape.sequences / ranks
     number: Number = shape.dtype
     if not fused:
         flops = operations / (device.get_peak_flops(number) * device.efficiency.products)
-        scores = model.num_hidden_layers * model.num_attention_heads * shape.length**2 * shape.sequences / ranks
+        scores = (
+            model.num_hidden_layers
+            * model.num_attention_heads
+            * shape.length**2
+            * shape.sequences
+            / ranks
+        )
         forward = flops + bench.estimate_memory_seconds(scores * SCORE_BYTES)
-        return forward, 2 * flops + bench.estimate_memory_seconds(scores * SCORE_BYTES_BACKWARD), forward
+        return (
+            forward,
+            2 * flops + bench.estimate_memory_seconds(scores * SCORE_BYTES_BACKWARD),
+            forward,
+        )
     rate = device.get_peak_flops(number) * (
         device.efficiency.native_attention if bench.software.attention == "native" else 1
     )
@@ -48,36 +70,58 @@ def estimate_attention_seconds(bench: KernelContext) -> tuple[float, float, floa
     rate *= compute_fused_rate(positions, shapes.key_channels) * bench.software.attention_rate
     if bench.software.attention == "native" and getattr(model.attention, "sinks", False):
         rate *= bench.software.sink_rate
-    if bench.software.context == "ring":  # the last of n ranks works on all of the others' keys, the first on its own
+    # the last of n ranks works on all of the others' keys, the first on its own
+    if bench.software.context == "ring":
         operations *= 2 - 1 / bench.layout.context
     forward = operations / (rate * device.efficiency.attention)
     # The scores are computed again: five products for two (Dao 2022, section 3.1).
     return forward, 2.5 * operations / (rate * device.efficiency.attention_backward), 0.0
 
 
-# flex_attention's backward over flash attention's, per padded pair (queries and keys of 192 channels, values of 128 on
-# an H100 with torch 2.13: 149 TFLOP/s of the unpadded pairs).
+# flex_attention's backward over flash attention's, per padded pair (queries and keys of 192
+# channels, values of 128 on an H100 with torch 2.13: 149 TFLOP/s of the unpadded pairs).
 FLEX_BACKWARD = 0.62
-TABLE_SPEED = 0.45  # memory-efficient attention with a bias over flash attention, per pair (FlashAttention-2, figure 5)
+# memory-efficient attention with a bias over flash attention, per pair (FlashAttention-2, figure 5)
+TABLE_SPEED = 0.45
 
 
-def _estimate_chosen_attention_seconds(bench: KernelContext, device: AttentionDevice) -> tuple[float, float, float]:
-    """Seconds of the kernels that the model chooses: forward, backward, and what selective checkpointing repeats."""
+def _estimate_chosen_attention_seconds(
+    bench: KernelContext, device: AttentionDevice
+) -> tuple[float, float, float]:
+    """Seconds of the kernels that the model chooses: forward, backward, and what selective
+    checkpointing repeats.
+    """
     layers = [
-        [count * one for one in _estimate_layer_seconds(bench, choose_attention_kernel(device, traits), traits, pairs)]
+        [
+            count * one
+            for one in _estimate_layer_seconds(
+                bench, choose_attention_kernel(device, traits), traits, pairs
+            )
+        ]
         for traits, pairs, count in _list_attention_layers(bench.model, bench.shape)
     ]
-    return sum(one[0] for one in layers), sum(one[1] for one in layers), sum(one[2] for one in layers)
+    return (
+        sum(one[0] for one in layers),
+        sum(one[1] for one in layers),
+        sum(one[2] for one in layers),
+    )
 
 
 @lru_cache(maxsize=64)  # a plan asks for the layers of few shapes
-def _list_attention_layers(model: ModelConfig, shape: MicroBatchShape) -> list[tuple[AttentionTraits, int, int]]:
-    """Return the kinds of attention layers, the pairs of positions that see each other, and how many layers."""
+def _list_attention_layers(
+    model: ModelConfig, shape: MicroBatchShape
+) -> list[tuple[AttentionTraits, int, int]]:
+    """Return the kinds of attention layers, the pairs of positions that see each other, and how
+    many layers.
+    """
     dtype: AttentionDtype = "fp32" if shape.dtype == "fp32" else "bf16"
     is_pair = model.family == "encoder_decoder"
     found: list[tuple[AttentionTraits, int, int]] = []
     stacks = [(model.encoder_model, shape.source, True)] if is_pair else []
-    for stack, length, is_packed in [*stacks, (model, shape.length, shape.has_documents and not is_pair)]:
+    for stack, length, is_packed in [
+        *stacks,
+        (model, shape.length, shape.has_documents and not is_pair),
+    ]:
         depth = 0 if stack.multi_token_prediction is None else stack.multi_token_prediction.depth
         layers = stack.num_hidden_layers if stack.rnn is None else 0
         kinds = Counter(
@@ -86,20 +130,36 @@ def _list_attention_layers(model: ModelConfig, shape: MicroBatchShape) -> list[t
         )
         for (kind, window), count in kinds.items():
             lengths = iter_document_lengths(length, shape.documents if is_packed else ())
-            shown = sum(count_visible_pairs(one, window, causal=stack.family != "encoder") for one in lengths)
+            shown = sum(
+                count_visible_pairs(one, window, causal=stack.family != "encoder")
+                for one in lengths
+            )
             pairs = stack.attention.count_pairs(length, None) or shown
-            traits = describe_self_attention(stack, kind, dtype=dtype, length=length, has_documents=is_packed)
+            traits = describe_self_attention(
+                stack, kind, dtype=dtype, length=length, has_documents=is_packed
+            )
             found.append((traits, pairs, count))
     if is_pair:
-        crossed = describe_cross_attention(model, dtype=dtype, length=shape.source, has_documents=True)
-        found.append((crossed, shape.length * shape.source, model.num_hidden_layers if model.rnn is None else 1))
+        crossed = describe_cross_attention(
+            model, dtype=dtype, length=shape.source, has_documents=True
+        )
+        found.append(
+            (
+                crossed,
+                shape.length * shape.source,
+                model.num_hidden_layers if model.rnn is None else 1,
+            )
+        )
     return found
 
 
-# Positions at which a fused kernel reaches half of its rate; the rates of a profile are those of 8,192 positions.
+# Positions at which a fused kernel reaches half of its rate; the rates of a profile are those of
+# 8,192 positions.
 HALF_RATE_POSITIONS, RATED_POSITIONS = 400, 8192
-# Rate by the width of a head over that of 128 (FlashAttention-2, figures 4 to 7; 0.85 for 64 on an H100 with torch
-# 2.13, where documents of 585 tokens in a sequence of 8,192 reach 0.62 forward, as these two constants give).
+# Rate by the width of a head over that of 128 (FlashAttention-2, figures 4 to 7; 0.85 for 64 on an
+# H100 with torch
+# 2.13, where documents of 585 tokens in a sequence of 8,192 reach 0.62 forward, as these two
+# constants give).
 WIDTH_RATES = ((64, 0.85), (96, 0.9), (128, 1.0))
 
 
@@ -121,19 +181,31 @@ def compute_fused_rate(positions: float, width: int) -> float:
 def _estimate_layer_seconds(
     bench: KernelContext, choice: KernelChoice, traits: AttentionTraits, pairs: float
 ) -> tuple[float, float, float]:
-    """Seconds of one layer forward, backward and repeated by selective checkpointing; `pairs` see each other."""
+    """Seconds of one layer forward, backward and repeated by selective checkpointing; `pairs`
+    see each other.
+    """
     efficiency, peak = bench.device.efficiency, bench.device.get_peak_flops(bench.shape.dtype)
-    heads = bench.model.num_attention_heads * bench.shape.sequences / (bench.layout.context * bench.layout.tensor)
+    heads = (
+        bench.model.num_attention_heads
+        * bench.shape.sequences
+        / (bench.layout.context * bench.layout.tensor)
+    )
     width = traits.qk_width + traits.v_width
     if choice.kernel == "eager":
         scores = heads * max(pairs, traits.length**2)
         flops = 2 * scores * width / (peak * efficiency.products)
         forward = flops + bench.estimate_memory_seconds(scores * SCORE_BYTES)
-        return forward, 2 * flops + bench.estimate_memory_seconds(scores * SCORE_BYTES_BACKWARD), forward
+        return (
+            forward,
+            2 * flops + bench.estimate_memory_seconds(scores * SCORE_BYTES_BACKWARD),
+            forward,
+        )
     if choice.has_table:
         pairs, peak = max(pairs, traits.length**2), peak * TABLE_SPEED
     if choice.kernel == "flex":
-        width = round_up_to_power_of_two(traits.qk_width, 16) + round_up_to_power_of_two(traits.v_width, 16)
+        width = round_up_to_power_of_two(traits.qk_width, 16) + round_up_to_power_of_two(
+            traits.v_width, 16
+        )
     operations = 2 * heads * pairs * width
     peak *= compute_fused_rate(2 * pairs / traits.length, traits.qk_width)
     forward = operations / (peak * efficiency.attention)

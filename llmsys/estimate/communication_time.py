@@ -1,14 +1,16 @@
 """Seconds of collectives between ranks, by volume, group and links.
 
-A group is said by its size and by the distance of its neighbours in rank numbers: that tells how many of its members
-share a machine. Ring algorithms: Thakur 2005; the bus bandwidths are those of nccl-tests' PERFORMANCE.md.
+A group is said by its size and by the distance of its neighbours in rank numbers: that tells how
+many of its members share a machine. Ring algorithms: Thakur 2005; the bus bandwidths are those of
+nccl-tests' PERFORMANCE.md.
 
 Seconds of communication in one step, by axis, and how much of it nothing hides.
 
-Reads the layout and the compute it can hide behind; gives exposed seconds. Volumes follow the engine: FSDP gathers
-weights for every micro-batch forward and backward (Zhao 2023); ZeRO-1 and DDP move gradients once a step (Rajbhandari
-2019, section 7); the tensor axis with sequence parallelism gathers and scatters around each branch (Korthikanti 2022,
-section 4.2.2); the context axis exchanges heads for positions (Jacobs 2023).
+Reads the layout and the compute it can hide behind; gives exposed seconds. Volumes follow the
+engine: FSDP gathers weights for every micro-batch forward and backward (Zhao 2023); ZeRO-1 and DDP
+move gradients once a step (Rajbhandari 2019, section 7); the tensor axis with sequence parallelism
+gathers and scatters around each branch (Korthikanti 2022, section 4.2.2); the context axis
+exchanges heads for positions (Jacobs 2023).
 """
 
 from dataclasses import dataclass
@@ -42,26 +44,35 @@ class RankGroup:
         return -(-self.size // self.count_ranks_per_node(device))
 
 
-def estimate_all_gather_seconds(group: RankGroup, whole_bytes: float, device: DeviceProfile) -> float:
+def estimate_all_gather_seconds(
+    group: RankGroup, whole_bytes: float, device: DeviceProfile
+) -> float:
     """All-gather of `whole_bytes` together, or reduce-scatter of as many, on a ring.
 
-    Every rank sends (n − 1)/n of the whole. Between machines, the adapters of all members on one work together.
+    Every rank sends (n − 1)/n of the whole. Between machines, the adapters of all members on one
+    work together.
     """
     if group.size == 1 or whole_bytes == 0:
         return 0.0
     local, nodes = group.count_ranks_per_node(device), group.count_nodes(device)
     inside = device.get_interconnect("node").bandwidth if local > 1 else inf
-    bandwidth = inside if nodes == 1 else min(inside, device.get_network(group.extent).bandwidth * local)
+    bandwidth = (
+        inside if nodes == 1 else min(inside, device.get_network(group.extent).bandwidth * local)
+    )
     volume = whole_bytes * (group.size - 1) / group.size
     return volume / (bandwidth * device.efficiency.links) + _estimate_ring_latency(group, device)
 
 
-def estimate_all_reduce_seconds(group: RankGroup, whole_bytes: float, device: DeviceProfile) -> float:
+def estimate_all_reduce_seconds(
+    group: RankGroup, whole_bytes: float, device: DeviceProfile
+) -> float:
     """All-reduce: a reduce-scatter and an all-gather."""
     return 2 * estimate_all_gather_seconds(group, whole_bytes, device)
 
 
-def estimate_all_to_all_seconds(group: RankGroup, sent_bytes: float, device: DeviceProfile) -> float:
+def estimate_all_to_all_seconds(
+    group: RankGroup, sent_bytes: float, device: DeviceProfile
+) -> float:
     """All-to-all in which every rank sends `sent_bytes`, its own part included.
 
     What stays on the machine and what leaves it travel at once; the slower of both counts.
@@ -69,36 +80,56 @@ def estimate_all_to_all_seconds(group: RankGroup, sent_bytes: float, device: Dev
     if group.size == 1 or sent_bytes == 0:
         return 0.0
     local = group.count_ranks_per_node(device)
-    inside = sent_bytes * (local - 1) / group.size / device.get_interconnect("node").bandwidth if local > 1 else 0.0
+    inside = (
+        sent_bytes * (local - 1) / group.size / device.get_interconnect("node").bandwidth
+        if local > 1
+        else 0.0
+    )
     if group.count_nodes(device) == 1:
         return inside / device.efficiency.links + device.get_interconnect("node").latency_seconds
-    outside = sent_bytes * (group.size - local) / group.size / device.get_network(group.extent).bandwidth
-    return max(inside, outside) / device.efficiency.links + device.get_network(group.extent).latency_seconds
+    outside = (
+        sent_bytes * (group.size - local) / group.size / device.get_network(group.extent).bandwidth
+    )
+    return (
+        max(inside, outside) / device.efficiency.links
+        + device.get_network(group.extent).latency_seconds
+    )
 
 
 def estimate_send_seconds(sent_bytes: float, device: DeviceProfile, *, distance: int) -> float:
     """One rank to another one that is numbered `distance` further."""
-    link = device.get_network(distance + 1) if distance >= device.node_devices else device.get_interconnect("node")
+    link = (
+        device.get_network(distance + 1)
+        if distance >= device.node_devices
+        else device.get_interconnect("node")
+    )
     return sent_bytes / (link.bandwidth * device.efficiency.links) + link.latency_seconds
 
 
 def _estimate_ring_latency(group: RankGroup, device: DeviceProfile) -> float:
     local, nodes = group.count_ranks_per_node(device), group.count_nodes(device)
     inside = (local - 1) * device.get_interconnect("node").latency_seconds if local > 1 else 0.0
-    return inside + ((nodes - 1) * device.get_network(group.extent).latency_seconds if nodes > 1 else 0.0)
+    return inside + (
+        (nodes - 1) * device.get_network(group.extent).latency_seconds if nodes > 1 else 0.0
+    )
 
 
 @dataclass(frozen=True)
 class PassSeconds:
-    """Seconds of one micro-batch that this rank's blocks compute, forward and backward, and how often forward runs."""
+    """Seconds of one micro-batch that this rank's blocks compute, forward and backward, and how
+    often forward runs.
+    """
 
     forward: float
     backward: float
     recomputed: float  # share of the forward that backward runs again
 
 
-def estimate_tensor_parallel_seconds(bench: KernelContext, passes: PassSeconds, pipeline: int) -> float:
-    """Exposed seconds of the tensor axis in one micro-batch: two gathers and two scatters forward, as many backward.
+def estimate_tensor_parallel_seconds(
+    bench: KernelContext, passes: PassSeconds, pipeline: int
+) -> float:
+    """Exposed seconds of the tensor axis in one micro-batch: two gathers and two scatters forward,
+    as many backward.
 
     Backward also gathers each product's input again, for its weight gradient.
     """
@@ -109,7 +140,9 @@ def estimate_tensor_parallel_seconds(bench: KernelContext, passes: PassSeconds, 
     one = estimate_all_gather_seconds(RankGroup(layout.tensor), volume, bench.device)
     # 4 forward, 4 backward, and 2 gathers of inputs for the weight gradients
     each_layer = 4 * (1 + passes.recomputed) + 6
-    return each_layer * one * model.num_hidden_layers / pipeline * (1 - bench.software.tensor_overlap)
+    return (
+        each_layer * one * model.num_hidden_layers / pipeline * (1 - bench.software.tensor_overlap)
+    )
 
 
 def estimate_context_parallel_seconds(
@@ -117,8 +150,9 @@ def estimate_context_parallel_seconds(
 ) -> float:
     """Exposed seconds of the context axis in one micro-batch.
 
-    Without a ring queries, keys and values go out and the weighted sum comes back; the same backward. Messages of a
-    ring travel next to `attention`, the seconds of its products forward and backward.
+    Without a ring queries, keys and values go out and the weighted sum comes back; the same
+    backward. Messages of a ring travel next to `attention`, the seconds of its products forward and
+    backward.
     """
     layout, model = bench.layout, bench.model
     if layout.context == 1:
@@ -127,7 +161,9 @@ def estimate_context_parallel_seconds(
     # Queries and outputs of all heads, keys and values of their groups.
     channels = 2 * model.head_dim * (model.num_attention_heads + model.num_key_value_heads)
     group = RankGroup(layout.context // layout.ring_size, layout.tensor)
-    one = estimate_all_to_all_seconds(group, tokens * channels * bench.shape.value_bytes, bench.device)
+    one = estimate_all_to_all_seconds(
+        group, tokens * channels * bench.shape.value_bytes, bench.device
+    )
     layers = model.num_hidden_layers / pipeline
     # One round forward; two backward, for keys and values again and for their gradients.
     ring = (3 + passes.recomputed) * _estimate_ring_seconds(bench) * layers
@@ -139,7 +175,10 @@ def _estimate_ring_seconds(bench: KernelContext) -> float:
     layout, ring = bench.layout, bench.layout.ring_size
     if ring == 1:
         return 0.0
-    scores, member = bench.model.attention.build_score_shape(bench.model, 1, is_causal=True), layout.tensor
+    scores, member = (
+        bench.model.attention.build_score_shape(bench.model, 1, is_causal=True),
+        layout.tensor,
+    )
     member *= layout.context // ring
     heads = max(1.0, scores.key_value_heads / member)
     channels = heads * (scores.key_channels + scores.value_channels)
@@ -149,19 +188,28 @@ def _estimate_ring_seconds(bench: KernelContext) -> float:
     return (ring - 1) * estimate_send_seconds(sent, bench.device, distance=distance)
 
 
-def estimate_expert_parallel_seconds(bench: KernelContext, passes: PassSeconds, pipeline: int) -> float:
-    """Exposed seconds of the expert axis: every visit's vector goes out and comes back, and its gradient too."""
+def estimate_expert_parallel_seconds(
+    bench: KernelContext, passes: PassSeconds, pipeline: int
+) -> float:
+    """Exposed seconds of the expert axis: every visit's vector goes out and comes back, and its
+    gradient too.
+    """
     layout, model = bench.layout, bench.model
     if layout.expert == 1 or model.moe is None:
         return 0.0
     tokens = bench.expert_load * bench.shape.num_tokens / (layout.context * layout.tensor)
     visits, row = model.moe.visits_per_token, float(model.hidden_size * bench.shape.value_bytes)
     if bench.software.expert_rows == "rank" and must_send_once_per_rank(model.moe, layout.expert):
-        # The experts and weights of the token travel with it: int64 and 16 bits or more, one way of two.
-        visits, row = count_rank_visits(model.moe, layout.expert), row + visits * (8 + bench.shape.value_bytes) / 2
+        # The experts and weights of the token travel with it: int64 and 16 bits or more, one way of
+        # two.
+        visits, row = (
+            count_rank_visits(model.moe, layout.expert),
+            row + visits * (8 + bench.shape.value_bytes) / 2,
+        )
     group = RankGroup(layout.expert)
     if bench.software.expert_rows == "node" and (nodes := group.count_nodes(bench.device)) > 1:
-        # A vector travels once to each machine that it visits (DeepSeek-V3, section 3.2.2; DeepEP), and from there on.
+        # A vector travels once to each machine that it visits (DeepSeek-V3, section 3.2.2; DeepEP),
+        # and from there on.
         one = _estimate_two_level_seconds(
             group, tokens * row, visits, count_rank_visits(model.moe, nodes), bench.device
         )
@@ -175,7 +223,8 @@ def estimate_expert_parallel_seconds(bench: KernelContext, passes: PassSeconds, 
 def _estimate_two_level_seconds(
     group: RankGroup, row_bytes: float, visits: float, node_visits: float, device: DeviceProfile
 ) -> float:
-    """Seconds of an all-to-all that sends rows once to each machine; inside of one, to every expert.
+    """Seconds of an all-to-all that sends rows once to each machine; inside of one, to every
+    expert.
 
     Both kinds of links work at once.
     """
@@ -185,14 +234,24 @@ def _estimate_two_level_seconds(
         group.count_nodes(device),
     )
     outside = row_bytes * node_visits * (nodes - 1) / nodes / network.bandwidth
-    inside = row_bytes * visits * (local - 1) / local / device.get_interconnect("node").bandwidth if local > 1 else 0.0
+    inside = (
+        row_bytes * visits * (local - 1) / local / device.get_interconnect("node").bandwidth
+        if local > 1
+        else 0.0
+    )
     return max(inside, outside) / device.efficiency.links + network.latency_seconds
 
 
 def estimate_data_parallel_seconds(
-    bench: KernelContext, engine: EngineConfig, passes: PassSeconds, micro_batches: int, pipeline: int
+    bench: KernelContext,
+    engine: EngineConfig,
+    passes: PassSeconds,
+    micro_batches: int,
+    pipeline: int,
 ) -> float:
-    """Exposed seconds, of a whole step, of weights and gradients between the ranks that share or repeat parameters."""
+    """Exposed seconds, of a whole step, of weights and gradients between the ranks that share or
+    repeat parameters.
+    """
     layout, device = bench.layout, bench.device
     shard = RankGroup(layout.shard * layout.context, layout.tensor)
     replicate = RankGroup(layout.replicate, layout.ranks_per_replica)
@@ -201,9 +260,9 @@ def estimate_data_parallel_seconds(
     sparse = RankGroup(max(1, layout.ranks_per_replica // layout.expert), layout.expert)
     size = bench.shape.value_bytes
     repeated = _count_repeated_parameters(bench) if engine.shards_weights else 0.0
-    gather = estimate_all_gather_seconds(shard, (dense + repeated) * size, device) + estimate_all_gather_seconds(
-        sparse, experts * size, device
-    )
+    gather = estimate_all_gather_seconds(
+        shard, (dense + repeated) * size, device
+    ) + estimate_all_gather_seconds(sparse, experts * size, device)
     # gradients are summed over ranks in float32
     scatter = estimate_all_gather_seconds(shard, dense * 4, device) + estimate_all_gather_seconds(
         sparse, experts * 4, device
@@ -214,7 +273,9 @@ def estimate_data_parallel_seconds(
     if engine.shards_weights:
         forward = _compute_exposed_seconds(gather, hide, passes.forward)
         if engine.reduces_each_micro_batch:
-            backward = _compute_exposed_seconds(gather + scatter + copies / micro_batches, hide, passes.backward)
+            backward = _compute_exposed_seconds(
+                gather + scatter + copies / micro_batches, hide, passes.backward
+            )
             return micro_batches * (forward + backward)
         last = _compute_exposed_seconds(gather + scatter + copies, hide, passes.backward)
         return (
@@ -222,42 +283,65 @@ def estimate_data_parallel_seconds(
             + (micro_batches - 1) * _compute_exposed_seconds(gather, hide, passes.backward)
             + last
         )
-    # Whole weights: gradients travel behind the backward of the last micro-batch, or of each, and a step's new weights
-    # behind the next forward. An all-reduce is the same two.
+    # Whole weights: gradients travel behind the backward of the last micro-batch, or of each, and a
+    # step's new weights behind the next forward. An all-reduce is the same two.
     times = micro_batches if engine.reduces_each_micro_batch else 1
     gradients = times * scatter + copies
-    return _compute_exposed_seconds(gradients, hide, times * passes.backward) + _compute_exposed_seconds(
-        gather, hide, passes.forward
-    )
+    return _compute_exposed_seconds(
+        gradients, hide, times * passes.backward
+    ) + _compute_exposed_seconds(gather, hide, passes.forward)
 
 
 def _compute_exposed_seconds(seconds: float, hide: float, window: float) -> float:
-    """Return the seconds that are not hidden: some traffic never is, and no more than the compute next to it."""
+    """Return the seconds that are not hidden: some traffic never is, and no more than the
+    compute next to it.
+    """
     return seconds - min(hide * seconds, window)
 
 
-def estimate_pipeline_parallel_seconds(bench: KernelContext, pipeline: int, interleave: int) -> float:
-    """Sends between stages in one micro-batch, forward and backward, of which each rank does `interleave`."""
+def estimate_pipeline_parallel_seconds(
+    bench: KernelContext, pipeline: int, interleave: int
+) -> float:
+    """Sends between stages in one micro-batch, forward and backward, of which each rank does
+    `interleave`.
+    """
     if pipeline == 1:
         return 0.0
     layout = bench.layout
-    sent = bench.shape.num_tokens * bench.model.hidden_size * bench.shape.value_bytes / (layout.context * layout.tensor)
+    sent = (
+        bench.shape.num_tokens
+        * bench.model.hidden_size
+        * bench.shape.value_bytes
+        / (layout.context * layout.tensor)
+    )
     return (
         2
         * interleave
-        * estimate_send_seconds(sent, bench.device, distance=max(layout.ranks_per_stage, bench.device.node_devices))
+        * estimate_send_seconds(
+            sent, bench.device, distance=max(layout.ranks_per_stage, bench.device.node_devices)
+        )
     )
 
 
 def _count_rank_parameters(bench: KernelContext, pipeline: int) -> tuple[float, float]:
-    """Dense and expert parameters of one stage that a tensor rank, and an expert rank, has to itself."""
+    """Dense and expert parameters of one stage that a tensor rank, and an expert rank, has to
+    itself.
+    """
     rows = list_model_tensors(bench.model)
-    dense = sum(row.num_elements for row in rows if not row.is_routed) / (bench.layout.tensor * pipeline)
-    experts = sum(row.num_elements for row in rows if row.is_routed) / (bench.layout.expert * pipeline)
+    dense = sum(row.num_elements for row in rows if not row.is_routed) / (
+        bench.layout.tensor * pipeline
+    )
+    experts = sum(row.num_elements for row in rows if row.is_routed) / (
+        bench.layout.expert * pipeline
+    )
     return dense, experts
 
 
 def _count_repeated_parameters(bench: KernelContext) -> float:
-    """Parameters of a block that repeats, in the steps after its first: FSDP gathers it for each."""
+    """Parameters of a block that repeats, in the steps after its first: FSDP gathers it for
+    each.
+    """
     rows = list_model_tensors(bench.model)
-    return sum(row.num_elements * (row.steps - 1) for row in rows if row.layers) / bench.layout.tensor
+    return (
+        sum(row.num_elements * (row.steps - 1) for row in rows if row.layers) / bench.layout.tensor
+    )

@@ -1,7 +1,9 @@
-"""One kind of accelerator as data: what it can do at best, how close programs come to it, with sources.
+"""One kind of accelerator as data: what it can do at best, how close programs come to it, with
+sources.
 
-Reads a YAML profile: one that came with llmsys (`devices/`), or one that `llmsys calibrate` measured. Promises that a
-device nobody described is refused by name; numbers of another device never stand in for it.
+Reads a YAML profile: one that came with llmsys (`devices/`), or one that `llmsys calibrate`
+measured. Promises that a device nobody described is refused by name; numbers of another device
+never stand in for it.
 """
 
 import difflib
@@ -11,12 +13,12 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
-from llmsys.config.merge import ConfigLayer
+from llmsys.config.loading.merge import ConfigLayer
+from llmsys.config.loading.validation_errors import build_config_error
+from llmsys.config.loading.yaml_files import Keys, parse_yaml
 from llmsys.config.section import Section, format_choices
-from llmsys.config.validation_errors import build_config_error
-from llmsys.config.yaml_files import Keys, parse_yaml
 from llmsys.errors import ConfigError
-from llmsys.local_files import require_local_path
+from llmsys.storage.local_files import require_local_path
 
 FOLDER = Path(__file__).with_name("devices")
 Number = Literal["fp32", "bf16", "fp16", "fp8", "nvfp4"]
@@ -24,10 +26,16 @@ ModelClass = Literal["dense", "moe"]
 
 
 class Interconnect(Section):
-    """A way between devices. Bandwidth is that of one device in one direction, latency that of one hop."""
+    """A way between devices. Bandwidth is that of one device in one direction, latency that of
+    one hop.
+    """
 
-    bandwidth: float = Field(gt=0, description="Bandwidth of one device in one direction, in bytes per second.")
-    latency_seconds: float = Field(ge=0, description="Minimum latency of one hop of a collective, in seconds.")
+    bandwidth: float = Field(
+        gt=0, description="Bandwidth of one device in one direction, in bytes per second."
+    )
+    latency_seconds: float = Field(
+        ge=0, description="Minimum latency of one hop of a collective, in seconds."
+    )
 
 
 class OuterLink(Section):
@@ -40,24 +48,45 @@ class OuterLink(Section):
 class KernelEfficiency(Section):
     """Share of the peak that large kernels reach: 1 is all of it.
 
-    A product takes flops / (peak · products) + bytes / (memory_bandwidth · memory) + launch_seconds, which is the curve
-    over shapes: the second part is what small or thin matrices suffer from.
+    A product takes flops / (peak · products) + bytes / (memory_bandwidth · memory) +
+    launch_seconds, which is the curve over shapes: the second part is what small or thin matrices
+    suffer from.
     """
 
-    products: float = Field(gt=0, le=1, description="Efficiency of large matmuls, as a share of peak_flops.")
-    products_fp8: float = Field(0.6, gt=0, le=1, description="Efficiency of 8-bit matmuls, as a share of their peak.")
-    grouped: float = Field(gt=0, le=1, description="Efficiency of grouped expert matmuls, as a share of peak_flops.")
+    products: float = Field(
+        gt=0, le=1, description="Efficiency of large matmuls, as a share of peak_flops."
+    )
+    products_fp8: float = Field(
+        0.6, gt=0, le=1, description="Efficiency of 8-bit matmuls, as a share of their peak."
+    )
+    grouped: float = Field(
+        gt=0, le=1, description="Efficiency of grouped expert matmuls, as a share of peak_flops."
+    )
     attention: float = Field(
-        gt=0, le=1, description="Efficiency of torch's fused attention forward, as a share of peak_flops."
+        gt=0,
+        le=1,
+        description="Efficiency of torch's fused attention forward, as a share of peak_flops.",
     )
     attention_backward: float = Field(
-        gt=0, le=1, description="Efficiency of torch's fused attention backward, as a share of peak_flops."
+        gt=0,
+        le=1,
+        description="Efficiency of torch's fused attention backward, as a share of peak_flops.",
     )
-    native_attention: float = Field(1.0, ge=1, description="Speedup of attention kernels written for this device.")
-    memory: float = Field(gt=0, le=1, description="Efficiency of elementwise kernels, as a share of memory_bandwidth.")
-    links: float = Field(gt=0, le=1, description="Efficiency of large collectives, as a share of the link bandwidth.")
-    launch_seconds: float = Field(ge=0, description="Time between two kernels on the device, in seconds.")
-    host_seconds: float = Field(ge=0, description="Time the host needs to launch one kernel in eager mode, in seconds.")
+    native_attention: float = Field(
+        1.0, ge=1, description="Speedup of attention kernels written for this device."
+    )
+    memory: float = Field(
+        gt=0, le=1, description="Efficiency of elementwise kernels, as a share of memory_bandwidth."
+    )
+    links: float = Field(
+        gt=0, le=1, description="Efficiency of large collectives, as a share of the link bandwidth."
+    )
+    launch_seconds: float = Field(
+        ge=0, description="Time between two kernels on the device, in seconds."
+    )
+    host_seconds: float = Field(
+        ge=0, description="Time the host needs to launch one kernel in eager mode, in seconds."
+    )
 
 
 class RunResidual(Section):
@@ -65,11 +94,15 @@ class RunResidual(Section):
 
     factor: float = Field(gt=0, description="Measured / estimated time, median of the runs.")
     spread: float = Field(ge=0, description="Standard deviation of its natural logarithm.")
-    runs: dict[str, float] = Field(description="Measured / estimated time of each run, by run folder.")
+    runs: dict[str, float] = Field(
+        description="Measured / estimated time of each run, by run folder."
+    )
 
 
 class DeviceProfile(Section):
-    """A profile. Peaks are dense (no sparsity), per device; `sources` says where the numbers of each field are from."""
+    """A profile. Peaks are dense (no sparsity), per device; `sources` says where the numbers of
+    each field are from.
+    """
 
     name: str = Field(min_length=1, description="Display name.")
     peak_flops: dict[Number, float] = Field(description="Peak FLOP/s of matmuls, by dtype.")
@@ -77,24 +110,37 @@ class DeviceProfile(Section):
     memory_bandwidth: float = Field(
         gt=0, description="Memory bandwidth in bytes per second, reads and writes together."
     )
-    node_devices: int = Field(8, ge=1, description="Number of devices in one machine, connected by `node`.")
-    node: Interconnect | None = Field(None, description="Link between devices of one machine. null: not measured.")
-    network: Interconnect | None = Field(None, description="Link between machines, per device. null: not measured.")
+    node_devices: int = Field(
+        8, ge=1, description="Number of devices in one machine, connected by `node`."
+    )
+    node: Interconnect | None = Field(
+        None, description="Link between devices of one machine. null: not measured."
+    )
+    network: Interconnect | None = Field(
+        None, description="Link between machines, per device. null: not measured."
+    )
     outer_links: tuple[OuterLink, ...] = Field(
-        (), description="Further levels of the network, innermost first, from those of a cluster file."
+        (),
+        description="Further levels of the network, innermost first, from those of a cluster file.",
     )
     host_bandwidth: float = Field(
         25e9, gt=0, description="Bandwidth between a device and host memory, in bytes per second."
     )
-    watts: float | None = Field(None, gt=0, description="Power limit of one device, in watts. null: unknown.")
+    watts: float | None = Field(
+        None, gt=0, description="Power limit of one device, in watts. null: unknown."
+    )
     compute_capability: tuple[int, int] | None = Field(
-        None, description="CUDA compute capability, such as [9, 0], by which kernels are chosen. null: no CUDA device."
+        None,
+        description="CUDA compute capability, such as [9, 0], by which kernels are chosen. null: "
+        "no CUDA device.",
     )
     driver_names: tuple[str, ...] = Field(
         (), description="Names that the driver reports, by which a run finds its profile."
     )
     residual: dict[ModelClass, RunResidual] = Field(
-        {}, description="Fitted residuals by class of model; a class without one uses that of the published rows."
+        {},
+        description="Fitted residuals by class of model; a class without one uses that of the "
+        "published rows.",
     )
     efficiency: KernelEfficiency = Field(description="Efficiencies and latencies of kernels.")
     sources: dict[str, str] = Field(description="Sources of the numbers, by field.")
@@ -105,14 +151,16 @@ class DeviceProfile(Section):
         if found is None:
             between = "devices of one machine" if kind == "node" else "machines"
             raise ConfigError(
-                f"the profile of {self.name} has no {kind} link, but this layout communicates between "
-                f"{between}. Add {kind}: {{bandwidth: …, latency_seconds: …}} in it, or calibrate with "
-                "--processes."
+                f"the profile of {self.name} has no {kind} link, but this layout communicates "
+                f"between {between}. Add {kind}: {{bandwidth: …, latency_seconds: …}} in it, or "
+                "calibrate with --processes."
             )
         return found
 
     def get_network(self, extent: int) -> Interconnect:
-        """Return the slowest link on the way between ranks on several machines, numbered up to `extent` apart."""
+        """Return the slowest link on the way between ranks on several machines, numbered up to
+        `extent` apart.
+        """
         passed = [one.link for one in self.outer_links if extent > one.devices]
         return min([self.get_interconnect("network"), *passed], key=lambda link: link.bandwidth)
 
@@ -121,7 +169,8 @@ class DeviceProfile(Section):
         if number not in self.peak_flops:
             known = format_choices(sorted(self.peak_flops))
             raise ConfigError(
-                f"{self.name} has no peak for {number} matmuls. Use {known}, or give peak_flops.{number} in a profile."
+                f"{self.name} has no peak for {number} matmuls. Use {known}, or give "
+                f"peak_flops.{number} in a profile."
             )
         return self.peak_flops[number]
 
@@ -145,7 +194,12 @@ def find_device_by_driver_name(driver_name: str) -> DeviceProfile | None:
         The profile; None where no shipped one has that name.
     """
     return next(
-        (one for one in map(_load_packaged_profile, list_device_names()) if driver_name in one.driver_names), None
+        (
+            one
+            for one in map(_load_packaged_profile, list_device_names())
+            if driver_name in one.driver_names
+        ),
+        None,
     )
 
 
@@ -176,12 +230,17 @@ def _load_packaged_profile(name: str) -> DeviceProfile:
 def _load_profile(path: Path) -> DeviceProfile:
     values, lines = read_profile_values(path)
     if not isinstance(values, dict):
-        raise ConfigError(f"{path.name} is not a device profile. Write one with `llmsys calibrate --output {path}`.")
+        raise ConfigError(
+            f"{path.name} is not a device profile. Write one with `llmsys calibrate --output "
+            f"{path}`."
+        )
     try:
         return DeviceProfile.model_validate(values)
     except ValidationError as error:
         origins = {keys: f"{path.name}:{line}" for keys, line in lines.items()}
-        raise build_config_error(error, DeviceProfile, ConfigLayer(values, origins), path.name) from None
+        raise build_config_error(
+            error, DeviceProfile, ConfigLayer(values, origins), path.name
+        ) from None
 
 
 def read_profile_values(path: Path) -> tuple[Any, dict[Keys, int]]:
@@ -200,7 +259,8 @@ def read_profile_values(path: Path) -> tuple[Any, dict[Keys, int]]:
         return parse_yaml(path.read_text(encoding="utf-8"), path.name)
     except UnicodeDecodeError as error:
         raise ConfigError(
-            f"{path.name} is not UTF-8 text: {error.reason} at byte {error.start}. Give a YAML file."
+            f"{path.name} is not UTF-8 text: {error.reason} at byte {error.start}. Give a YAML "
+            "file."
         ) from None
 
 

@@ -1,11 +1,14 @@
-"""Estimate continued training with frozen parts and low-rank adapters: trained parameters, operations, memory, time.
+"""Estimate continued training with frozen parts and low-rank adapters: trained parameters,
+operations, memory, time.
 
-Nothing is trained by this: llmsys has no adapters. The numbers follow from the estimate of the full run.
+Nothing is trained by this: llmsys has no adapters. The numbers follow from the estimate of the full
+run.
 
 Invariants:
-- A matrix costs its product forward, one for the gradient of its input where something before it is trained, and one
-  for its own gradient if it is trained.
-- Memory errs on the side of too much: activations are those of the full run, except in blocks that no gradient reaches.
+- A matrix costs its product forward, one for the gradient of its input where something before it is
+  trained, and one for its own gradient if it is trained.
+- Memory errs on the side of too much: activations are those of the full run, except in blocks that
+  no gradient reaches.
 """
 
 from collections.abc import Iterator
@@ -87,16 +90,22 @@ def select_trained_part(model: ModelConfig, config: FinetuneConfig) -> TrainedPa
         Trained tensors and counts.
 
     Raises:
-        ConfigError: nothing is trained, or the model has stacks or shared layers, of which no part can be named.
+        ConfigError: nothing is trained, or the model has stacks or shared layers, of which no part
+            can be named.
     """
     if model.family == "encoder_decoder" or model.recurrence is not None or model.rnn is not None:
-        raise ConfigError("--finetune: needs one stack of blocks with their own weights. Give a decoder or an encoder.")
+        raise ConfigError(
+            "--finetune: needs one stack of blocks with their own weights. Give a decoder or an "
+            "encoder."
+        )
     if not config.rank and config.train == "none":
-        raise ConfigError("--finetune: nothing is trained. Set rank=16, or train=last, norms, head or all.")
+        raise ConfigError(
+            "--finetune: nothing is trained. Set rank=16, or train=last, norms, head or all."
+        )
     if config.train == "last" and config.layers > model.num_hidden_layers:
         raise ConfigError(
-            f"--finetune: layers={config.layers} is more than num_hidden_layers={model.num_hidden_layers}. "
-            "Use train=all."
+            f"--finetune: layers={config.layers} is more than "
+            f"num_hidden_layers={model.num_hidden_layers}. Use train=all."
         )
     rows = tuple(_iter_trained_rows(model, config))
     adapted = list(iter_adapted_rows(model, config))
@@ -125,13 +134,18 @@ def _iter_trained_rows(model: ModelConfig, config: FinetuneConfig) -> Iterator[P
             case "last":
                 kept = tuple(layer for layer in row.layers if layer >= first)
                 if kept:
-                    yield ParameterTensor(row.name, row.shape, row.component, kept, row.input, row.steps)
+                    yield ParameterTensor(
+                        row.name, row.shape, row.component, kept, row.input, row.steps
+                    )
                 elif is_end:
                     yield row
 
 
-def count_finetune_flops(model: ModelConfig, config: FinetuneConfig, sequences: int, length: int) -> dict[str, int]:
-    """Count the operations of a step: forward, gradients of inputs, gradients of weights, and adapters.
+def count_finetune_flops(
+    model: ModelConfig, config: FinetuneConfig, sequences: int, length: int
+) -> dict[str, int]:
+    """Count the operations of a step: forward, gradients of inputs, gradients of weights, and
+    adapters.
 
     Args:
         model: architecture.
@@ -148,14 +162,21 @@ def count_finetune_flops(model: ModelConfig, config: FinetuneConfig, sequences: 
     adapted = list(iter_adapted_rows(model, config))
     return {
         "forward": count.forward,
-        "input_gradients": _count_input_gradients(model, config, part, sequences, length, count.forward),
+        "input_gradients": _count_input_gradients(
+            model, config, part, sequences, length, count.forward
+        ),
         "weight_gradients": 2 * tokens * sum(_count_multiplied(model, row) for row in part.rows),
-        "adapters": 3 * 2 * tokens * sum(_count_adapter_products(model, row, config.rank) for row in adapted),
+        "adapters": 3
+        * 2
+        * tokens
+        * sum(_count_adapter_products(model, row, config.rank) for row in adapted),
     }
 
 
 def _count_multiplied(model: ModelConfig, row: ParameterTensor) -> int:
-    """Return the elements of a trained tensor that one token multiplies; a tied head's embedding too."""
+    """Return the elements of a trained tensor that one token multiplies; a tied head's embedding
+    too.
+    """
     if row.name == "embed.weight":
         return row.num_elements if is_head_tied(model) else 0
     if row.input is None:
@@ -166,43 +187,65 @@ def _count_multiplied(model: ModelConfig, row: ParameterTensor) -> int:
 
 def _count_adapter_products(model: ModelConfig, row: ParameterTensor, rank: int) -> int:
     elements = row.num_copies * rank * (row.shape[-1] + row.shape[-2])
-    return int(elements * (model.moe.visits_per_token if row.input == "visit" and model.moe is not None else 1))
+    return int(
+        elements
+        * (model.moe.visits_per_token if row.input == "visit" and model.moe is not None else 1)
+    )
 
 
 def _count_input_gradients(
-    model: ModelConfig, config: FinetuneConfig, part: TrainedPart, sequences: int, length: int, forward: int
+    model: ModelConfig,
+    config: FinetuneConfig,
+    part: TrainedPart,
+    sequences: int,
+    length: int,
+    forward: int,
 ) -> int:
-    """Return the operations of gradients of inputs: the head's, and those of the blocks from the first trained one."""
+    """Return the operations of gradients of inputs: the head's, and those of the blocks from the
+    first trained one.
+    """
     tokens, layers = sequences * length, model.num_hidden_layers
     rows = list_model_tensors(model)
     linear = 2 * tokens * sum(_count_multiplied(model, row) for row in rows if row.layers)
     attention = count_flops(model, length, sequences, "full").attention
     head = forward - linear - attention
-    if part.first_block >= layers:  # only the head is trained: its input needs a gradient for the final norm alone
+    # only the head is trained: its input needs a gradient for the final norm alone
+    if part.first_block >= layers:
         return head if any(row.component == "norms" for row in part.rows) else 0
     behind = (
         2
         * tokens
         * sum(
-            _count_multiplied(model, row) // row.num_copies * sum(layer >= part.first_block for layer in row.layers)
+            _count_multiplied(model, row)
+            // row.num_copies
+            * sum(layer >= part.first_block for layer in row.layers)
             for row in rows
             if row.layers
         )
     )
     # Two of attention's products forward have two gradients each.
     scores = 2 * attention * (layers - part.first_block) // layers
-    return head + behind + scores - _count_skipped_gradients(model, config, part, tokens, attention // layers)
+    return (
+        head
+        + behind
+        + scores
+        - _count_skipped_gradients(model, config, part, tokens, attention // layers)
+    )
 
 
 def _count_skipped_gradients(
     model: ModelConfig, config: FinetuneConfig, part: TrainedPart, tokens: int, attention: int
 ) -> int:
-    """Return what the first block spares where its input and its first norm are frozen, as with adapters alone."""
+    """Return what the first block spares where its input and its first norm are frozen, as with
+    adapters alone.
+    """
     if part.rows:
         return 0
     block = [row for row in list_model_tensors(model) if part.first_block in row.layers]
     reads_stream = [
-        row for row in block if row.shape[-1] == model.hidden_size and not row.name.endswith("o_proj.weight")
+        row
+        for row in block
+        if row.shape[-1] == model.hidden_size and not row.name.endswith("o_proj.weight")
     ]
     if config.targets == "feed_forward":
         skipped = [row for row in block if row.component == "attention"]
@@ -215,14 +258,19 @@ def _count_skipped_gradients(
     first_part = TARGETS["feed_forward" if config.targets == "feed_forward" else "attention"]
     adapted = [row for row in reads_stream if row.component in first_part]
     inputs = sum(
-        _count_adapter_products(model, row, config.rank) * row.shape[-1] // (row.shape[-1] + row.shape[-2])
+        _count_adapter_products(model, row,
+            config.rank) * row.shape[-1] // (row.shape[-1] + row.shape[-2])
         // row.num_copies
         for row in adapted
     )  # fmt: skip
-    return more + 2 * tokens * (inputs + sum(_count_multiplied(model, row) // row.num_copies for row in skipped))
+    return more + 2 * tokens * (
+        inputs + sum(_count_multiplied(model, row) // row.num_copies for row in skipped)
+    )
 
 
-def estimate_finetuning(config: RunConfig, wanted: FinetuneConfig, result: dict[str, Any]) -> dict[str, Any]:
+def estimate_finetuning(
+    config: RunConfig, wanted: FinetuneConfig, result: dict[str, Any]
+) -> dict[str, Any]:
     """Estimate a fine-tuning run from the estimate of the full run, as plain values.
 
     Args:
@@ -231,8 +279,8 @@ def estimate_finetuning(config: RunConfig, wanted: FinetuneConfig, result: dict[
         result: values that `estimate_run`, or `add_costs`, returned for it.
 
     Returns:
-        Keys: settings, trained_parameters, adapter_parameters, trained_share, flops; for a run memory (state and peak
-        bytes of a rank); with a device step_seconds and speedup.
+        Keys: settings, trained_parameters, adapter_parameters, trained_share, flops; for a run
+        memory (state and peak bytes of a rank); with a device step_seconds and speedup.
 
     Raises:
         ConfigError: nothing is trained, or the model has no one stack of blocks.
@@ -241,14 +289,17 @@ def estimate_finetuning(config: RunConfig, wanted: FinetuneConfig, result: dict[
     part = select_trained_part(model, wanted)
     total = result["parameters"]["total"]
     trained = part.parameters + part.adapters
-    flops = count_finetune_flops(model, wanted, config.batch.sequences_per_step, config.batch.sequence_length)
+    flops = count_finetune_flops(
+        model, wanted, config.batch.sequences_per_step, config.batch.sequence_length
+    )
     full = result["flops"]["conventions"]["full"]["forward_backward"]
     found: dict[str, Any] = {
         "settings": wanted.model_dump(),
         "trained_parameters": trained,
         "adapter_parameters": part.adapters,
         "trained_share": trained / (total + part.adapters),
-        "flops": flops | {"total": sum(flops.values()), "share_of_full": sum(flops.values()) / full},
+        "flops": flops
+        | {"total": sum(flops.values()), "share_of_full": sum(flops.values()) / full},
     }
     if result["memory"] is not None:
         found["memory"] = _estimate_memory(model, wanted, part, result["memory"], total)
@@ -258,14 +309,22 @@ def estimate_finetuning(config: RunConfig, wanted: FinetuneConfig, result: dict[
 
 
 def _estimate_memory(
-    model: ModelConfig, wanted: FinetuneConfig, part: TrainedPart, memory: dict[str, Any], total: int
+    model: ModelConfig,
+    wanted: FinetuneConfig,
+    part: TrainedPart,
+    memory: dict[str, Any],
+    total: int,
 ) -> dict[str, Any]:
     state = memory["state_bytes"]
     share = (part.parameters + part.adapters) / total
     kept = {name: state[name] * share for name in STATE_PARTS}
     # A rank's share of the weights is that of the tensors that the optimizer reads.
-    ranks_share = state["masters"] / (4 * total) if state["masters"] else state["weights"] / (2 * total)
-    frozen = estimate_weight_bytes(model, list_model_tensors(model), wanted.weights) * (1 - part.parameters / total)
+    ranks_share = (
+        state["masters"] / (4 * total) if state["masters"] else state["weights"] / (2 * total)
+    )
+    frozen = estimate_weight_bytes(model, list_model_tensors(model), wanted.weights) * (
+        1 - part.parameters / total
+    )
     kept["frozen weights"] = frozen * ranks_share
     reached = (model.num_hidden_layers - part.first_block) / model.num_hidden_layers
     peaks = {}
@@ -282,7 +341,9 @@ def _estimate_memory(
 
 
 def _scale_step_time(time: dict[str, Any], found: dict[str, Any], share: float) -> dict[str, Any]:
-    """Return the step time: matmuls by operations, exchanges by what is sent, the optimizer by what it updates."""
+    """Return the step time: matmuls by operations, exchanges by what is sent, the optimizer by
+    what it updates.
+    """
     factors = dict.fromkeys(time["parts_seconds"], 1.0)
     work = found["flops"]["share_of_full"]
     factors |= {"products": work, "experts": work, "attention": work, "optimizer": share}

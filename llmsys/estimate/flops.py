@@ -1,8 +1,8 @@
 """FLOPs of matmuls: visible pairs of attention, recomputed matmuls, and three counting conventions.
 
-A matmul of (m, k) by (k, n) is 2·m·k·n operations; the backward runs two for each one of the forward. Look-ups, norms,
-biases, activations and rotations count nothing; router, poolers and heads count. The recompute policies themselves are
-in llmsys/parallel/activation_checkpoint.py.
+A matmul of (m, k) by (k, n) is 2·m·k·n operations; the backward runs two for each one of the
+forward. Look-ups, norms, biases, activations and rotations count nothing; router, poolers and heads
+count. The recompute policies themselves are in llmsys/parallel/activation_checkpoint.py.
 
 Invariants:
 - PyTorch's FlopCounterMode over eager attention counts the same as `full`, to the last operation.
@@ -20,22 +20,26 @@ from llmsys.estimate.model_tensors import is_head_tied, list_model_tensors
 def count_visible_pairs(length: int, window: int | None, *, causal: bool) -> int:
     """Pairs within one document of `length` tokens.
 
-    A token sees itself and what came before, with a window at most `window` positions; without `causal` the same on
-    both sides, |query − key| < window.
+    A token sees itself and what came before, with a window at most `window` positions; without
+    `causal` the same on both sides, |query − key| < window.
     """
     reach = length if window is None else min(window, length)
-    one_side = reach * (reach + 1) // 2 + (length - reach) * reach  # the first tokens see fewer than the window
+    # the first tokens see fewer than the window
+    one_side = reach * (reach + 1) // 2 + (length - reach) * reach
     return one_side if causal else 2 * one_side - length
 
 
 def iter_document_lengths(length: int, documents: Sequence[int]) -> Iterator[int]:
     """Lengths of the documents in one window of `length` tokens.
 
-    `documents` repeats until the window is full, and the last one is cut; without any, the window is one document.
-    Raises ValueError for a document without tokens.
+    `documents` repeats until the window is full, and the last one is cut; without any, the window
+    is one document. Raises ValueError for a document without tokens.
     """
     if any(one < 1 for one in documents):
-        raise ValueError(f"A document length of {min(documents)} tokens is too small. Give lengths of 1 token or more.")
+        raise ValueError(
+            f"A document length of {min(documents)} tokens is too small. Give lengths of 1 token "
+            "or more."
+        )
     used = 0
     while used < length:
         for one in documents or (length,):
@@ -52,10 +56,11 @@ Attention = Literal["none", "distances", "self", "all"]
 def iter_recomputed_matrices(
     model: ModelConfig, rows: Iterable[ParameterTensor], recompute: Recompute
 ) -> Iterator[ParameterTensor]:
-    """The matrices whose products are computed again: under `block` those of every block but its last product.
+    """The matrices whose products are computed again: under `block` those of every block but its
+    last product.
 
-    torch stops as soon as it has all that backward asks for. After the last product there is a sum alone, which asks
-    for nothing, unless a norm, dropout or the weights of experts follow.
+    torch stops as soon as it has all that backward asks for. After the last product there is a sum
+    alone, which asks for nothing, unless a norm, dropout or the weights of experts follow.
     """
     if recompute != "full" and not model.residual.is_reversible:
         return
@@ -68,8 +73,9 @@ def iter_recomputed_matrices(
 def get_recomputed_attention(model: ModelConfig, recompute: Recompute) -> Attention:
     """Return the matmuls between activations that are recomputed.
 
-    Under `selective` those that no fused kernel computes: all where scores are capped, of self-attention where there
-    are sinks, of queries and distances in Transformer-XL. Dropout inside attention is taken to be fused, as on GPUs.
+    Under `selective` those that no fused kernel computes: all where scores are capped, of
+    self-attention where there are sinks, of queries and distances in Transformer-XL. Dropout inside
+    attention is taken to be fused, as on GPUs.
     """
     if recompute == "full" or model.attention.recomputes_scores or model.residual.is_reversible:
         return "all"
@@ -82,14 +88,25 @@ def get_recomputed_attention(model: ModelConfig, recompute: Recompute) -> Attent
 
 
 def _is_last_in_block(model: ModelConfig, name: str) -> bool:
-    """Return whether a matrix makes the last matmul of its block, which is added to the stream as it is."""
+    """Return whether a matrix makes the last matmul of its block, which is added to the stream
+    as it is.
+    """
     residual = model.residual
-    if residual.normalizes_output or residual.normalizes_sum or residual.is_reversible or model.dropout.residual:
+    if (
+        residual.normalizes_output
+        or residual.normalizes_sum
+        or residual.is_reversible
+        or model.dropout.residual
+    ):
         return False
     crossed = model.family == "encoder_decoder" and not name.startswith("encoder.")
     if crossed and residual.is_parallel:
         return name.endswith(".cross_attention.o_proj.weight")
-    shared = model.moe is not None and not model.moe.shared_gate and name.endswith(".shared.down_proj.weight")
+    shared = (
+        model.moe is not None
+        and not model.moe.shared_gate
+        and name.endswith(".shared.down_proj.weight")
+    )
     return shared or name.endswith(".feed_forward.down_proj.weight")
 
 
@@ -99,7 +116,8 @@ CONVENTIONS: tuple[Convention, ...] = get_args(Convention)
 
 @dataclass(frozen=True)
 class FlopsCount:
-    """Operations of one batch. `attention` is the part of `forward` in scores and weighted sums; it grows with s².
+    """Operations of one batch. `attention` is the part of `forward` in scores and weighted sums; it
+    grows with s².
 
     `tokens` are those of the decoder in an encoder-decoder: the ones that are predicted.
     """
@@ -123,9 +141,11 @@ class FlopsCount:
 
 @dataclass(frozen=True)
 class _PackedSequence:
-    """One sequence: its length in tokens, those of the documents packed into it (empty: one), and XLNet's predictions.
+    """One sequence: its length in tokens, those of the documents packed into it (empty: one), and
+    XLNet's predictions.
 
-    Both streams see as many pairs as one stream that sees everything: what one hides, the other one shows.
+    Both streams see as many pairs as one stream that sees everything: what one hides, the other one
+    shows.
     """
 
     length: int
@@ -157,20 +177,22 @@ def count_flops(
 ) -> FlopsCount:
     """Count the operations of a batch in one convention.
 
-    `causal` counts the pairs that masks let through: earlier tokens, sliding windows, and within the documents of the
-    given lengths, which repeat until a window is full (none given: a window is one document, an upper bound).
-    Bidirectional attention sees its whole document, cross attention the whole source.
-    `full` counts s² everywhere (PaLM, Chowdhery 2022, appendix B), and in Transformer-XL all 2s − 1 distances.
-    `hardware` is `full` and, in `forward_backward`, what `recompute` makes the backward pass compute again.
-    Experts count as many visits as the router asks for; capacity may drop some. Modules for multi-token prediction
-    count as in training: over the whole window, and through the head again where they have a target.
+    `causal` counts the pairs that masks let through: earlier tokens, sliding windows, and within
+    the documents of the given lengths, which repeat until a window is full (none given: a window is
+    one document, an upper bound). Bidirectional attention sees its whole document, cross attention
+    the whole source. `full` counts s² everywhere (PaLM, Chowdhery 2022, appendix B), and in
+    Transformer-XL all 2s − 1 distances. `hardware` is `full` and, in `forward_backward`, what
+    `recompute` makes the backward pass compute again. Experts count as many visits as the router
+    asks for; capacity may drop some. Modules for multi-token prediction count as in training: over
+    the whole window, and through the head again where they have a target.
 
     Args:
         model: architecture.
         sequence_length: tokens of a window; in an encoder-decoder those of the source.
         sequences: windows of the batch.
         convention: causal, full or hardware.
-        target_length: tokens of the decoder in an encoder-decoder; None: as the source. XLNet: of both streams.
+        target_length: tokens of the decoder in an encoder-decoder; None: as the source. XLNet: of
+            both streams.
         documents: lengths in tokens of packed documents, repeated until a window is full.
         recompute: policy of `train.activation_checkpoint`; counts under `hardware` only.
 
@@ -181,7 +203,8 @@ def count_flops(
     length = target_length if decodes and target_length is not None else sequence_length
     predicted = max(0, (target_length or 0) - length) if model.head.kind == "permutation" else 0
     source, target = (
-        _PackedSequence(one, documents, convention == "causal", predicted) for one in (sequence_length, length)
+        _PackedSequence(one, documents, convention == "causal", predicted)
+        for one in (sequence_length, length)
     )
     attention = sequences * sum(_iter_attention_flops(model, source, target))
     vectors = _count_input_vectors(model, source, target, sequences)
@@ -191,15 +214,27 @@ def count_flops(
     forward = 2 * (_count_weight_multiplications(rows, vectors) + logits) + attention
     repeated = 0
     if convention == "hardware":
-        repeated = 2 * _count_weight_multiplications(iter_recomputed_matrices(model, rows, recompute), vectors)
+        repeated = 2 * _count_weight_multiplications(
+            iter_recomputed_matrices(model, rows, recompute), vectors
+        )
         repeated += sequences * _count_recomputed_attention_flops(model, source, target, recompute)
-    spared = 2 * sum(row.num_elements * row.cut_steps * vectors[row.input] for row in rows if row.input is not None)
+    spared = 2 * sum(
+        row.num_elements * row.cut_steps * vectors[row.input]
+        for row in rows
+        if row.input is not None
+    )
     # the backward runs two products for each one of the forward
-    return FlopsCount(convention, sequences * length, forward, 3 * forward - spared + repeated, attention)
+    return FlopsCount(
+        convention, sequences * length, forward, 3 * forward - spared + repeated, attention
+    )
 
 
-def _count_weight_multiplications(rows: Iterable[ParameterTensor], vectors: dict[Input, int]) -> int:
-    return sum(row.elements_per_vector * vectors[row.input] for row in rows if row.input is not None)
+def _count_weight_multiplications(
+    rows: Iterable[ParameterTensor], vectors: dict[Input, int]
+) -> int:
+    return sum(
+        row.elements_per_vector * vectors[row.input] for row in rows if row.input is not None
+    )
 
 
 def _count_input_vectors(
@@ -213,16 +248,19 @@ def _count_input_vectors(
         "sequence": sequences,
         "distance": _count_distances(model, target),  # once for the whole batch
         "encoder_distance": 2 * source.length - 1,
-        "visit": 0 if model.moe is None else sequences * model.moe.count_sequence_visits(target.length),
+        "visit": 0
+        if model.moe is None
+        else sequences * model.moe.count_sequence_visits(target.length),
         "patch": 0 if model.patches is None else tokens - sequences * model.patches.num_leading,
     }
 
 
 def _iter_logit_positions(model: ModelConfig, length: int) -> Iterator[int]:
-    """Positions of one sequence that go through the head, beyond what its own matrix among the tensors counts.
+    """Positions of one sequence that go through the head, beyond what its own matrix among the
+    tensors counts.
 
-    A tied head multiplies though it is no tensor of its own. Prediction module k goes through the head again, at the
-    positions that have a token k places further.
+    A tied head multiplies though it is no tensor of its own. Prediction module k goes through the
+    head again, at the positions that have a token k places further.
     """
     if is_head_tied(model):
         yield length
@@ -230,7 +268,9 @@ def _iter_logit_positions(model: ModelConfig, length: int) -> Iterator[int]:
         yield from (max(0, length - k) for k in range(1, _get_prediction_depth(model) + 1))
 
 
-def _iter_attention_flops(model: ModelConfig, source: _PackedSequence, target: _PackedSequence) -> Iterator[int]:
+def _iter_attention_flops(
+    model: ModelConfig, source: _PackedSequence, target: _PackedSequence
+) -> Iterator[int]:
     """Operations of scores and weighted sums for one sequence, layer by layer."""
     yield from _iter_self_attention_flops(model, target)
     if model.family == "encoder_decoder":
@@ -253,7 +293,9 @@ def _count_recomputed_attention_flops(
 
 
 def _iter_self_attention_flops(model: ModelConfig, one: _PackedSequence) -> Iterator[int]:
-    """A product of query and key and one of weight and value for each pair; in Transformer-XL scores of distances."""
+    """A product of query and key and one of weight and value for each pair; in Transformer-XL
+    scores of distances.
+    """
     yield from _iter_distance_flops(model, one)
     scores = _build_score_shape(model)
     width = scores.heads * (scores.key_channels + scores.value_channels)
@@ -274,14 +316,21 @@ def _iter_distance_flops(model: ModelConfig, one: _PackedSequence) -> Iterator[i
 
 
 def _count_pairs(model: ModelConfig, layer: int, one: _PackedSequence) -> int:
-    own, window = model.attention.count_pairs(one.length, one.list_documents()), model.get_attention_window(layer)
-    return one.count_query_key_pairs(window, causal=model.family != "encoder") if own is None else own
+    own, window = (
+        model.attention.count_pairs(one.length, one.list_documents()),
+        model.get_attention_window(layer),
+    )
+    return (
+        one.count_query_key_pairs(window, causal=model.family != "encoder") if own is None else own
+    )
 
 
 def _count_distances(model: ModelConfig, one: _PackedSequence) -> int:
     # The module maps the distances to later tokens too.
     row = model.attention.fold_row(one.length)
-    return row.earlier + (row.queries if one.exact and model.family != "encoder" else 2 * row.queries - 1)
+    return row.earlier + (
+        row.queries if one.exact and model.family != "encoder" else 2 * row.queries - 1
+    )
 
 
 def _build_score_shape(model: ModelConfig) -> ScoreShape:

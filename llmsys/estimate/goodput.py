@@ -1,11 +1,13 @@
 """Goodput, money and energy of a long run: failures, checkpoints, restarts.
 
-Machines fail independently, so the time between two failures is exponential with mean M. A run that saves every τ
-seconds, each time for δ seconds, and needs R seconds to be back after a failure, spends per τ of progress
+Machines fail independently, so the time between two failures is exponential with mean M. A run that
+saves every τ seconds, each time for δ seconds, and needs R seconds to be back after a failure,
+spends per τ of progress
 
     E(τ) = M · exp(R / M) · (exp((τ + δ) / M) − 1)
 
-seconds (Daly 2006). The best τ is about √(2·δ·M) (Young 1974) or, to higher order, Daly's equation 37.
+seconds (Daly 2006). The best τ is about √(2·δ·M) (Young 1974) or, to higher order, Daly's equation
+37.
 """
 
 from dataclasses import dataclass
@@ -16,7 +18,9 @@ from llmsys.estimate.cluster_costs import ClusterCosts
 
 @dataclass(frozen=True)
 class Goodput:
-    """Of one run on `ranks` devices: the share of time in useful steps, and the interval between saves it assumes."""
+    """Of one run on `ranks` devices: the share of time in useful steps, and the interval between
+    saves it assumes.
+    """
 
     fraction: float
     checkpoint_seconds: float
@@ -28,8 +32,12 @@ class Goodput:
         return 86_400 / self.failure_seconds
 
 
-def estimate_goodput(cluster: ClusterCosts, ranks: int, checkpoint_seconds: float | None = None) -> Goodput:
-    """The share of time in useful steps; `checkpoint_seconds` between saves, the best one when left out."""
+def estimate_goodput(
+    cluster: ClusterCosts, ranks: int, checkpoint_seconds: float | None = None
+) -> Goodput:
+    """The share of time in useful steps; `checkpoint_seconds` between saves, the best one when
+    left out.
+    """
     failure = cluster.device_failure_hours * 3600 / ranks
     # Saves that cost nothing would come without end.
     every = checkpoint_seconds or max(1.0, compute_daly_interval(cluster.save_seconds, failure))
@@ -49,7 +57,9 @@ def compute_young_interval(save: float, failure: float) -> float:
 
 
 def compute_daly_interval(save: float, failure: float) -> float:
-    """Seconds between saves that cost least (Daly 2006, equation 37); the mean time to failure when saving is slow."""
+    """Seconds between saves that cost least (Daly 2006, equation 37); the mean time to failure
+    when saving is slow.
+    """
     if save >= 2 * failure:
         return failure
     ratio = save / (2 * failure)

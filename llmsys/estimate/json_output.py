@@ -1,10 +1,13 @@
-"""Types of the objects that `llmsys estimate --json`, `plan --json` and `plan --check --json` print.
+"""Types of the objects that `llmsys estimate --json`, `plan --json` and `plan --check --json`
+print.
 
 The documentation has a table and a JSON Schema of each (`tools/docs/json_reference.py`).
 
 Invariants:
-- Every key that these commands print is a field here, and no other (tests/llmsys/estimate/test_json_output.py).
-- Bytes, FLOPs and seconds are plain numbers in these units. What is not known exactly has P10, P50 and P90.
+- Every key that these commands print is a field here, and no other
+  (tests/llmsys/estimate/test_json_output.py).
+- Bytes, FLOPs and seconds are plain numbers in these units. What is not known exactly has P10, P50
+  and P90.
 """
 
 from typing import Any
@@ -45,11 +48,15 @@ class ParameterCounts(Section):
 class BatchSize(Section):
     """The batch of one step."""
 
-    sequence_length: int = Field(description="Tokens of a sequence; of an encoder-decoder those of the source.")
+    sequence_length: int = Field(
+        description="Tokens of a sequence; of an encoder-decoder those of the source."
+    )
     target_length: int | None = Field(description="Tokens of a target; null for all other models.")
     sequences: int = Field(description="Sequences of a step.")
     tokens: int = Field(description="Tokens of a step.")
-    documents: list[int] | None = Field(description="Lengths given by --documents; null: one document.")
+    documents: list[int] | None = Field(
+        description="Lengths given by --documents; null: one document."
+    )
 
 
 class ConventionFlops(Section):
@@ -65,8 +72,12 @@ class StepFlops(ConventionFlops):
     """FLOPs of a step in the convention of the config, and in all."""
 
     convention: str = Field(description="`flops.convention` of the config.")
-    conventions: dict[str, ConventionFlops] = Field(description="By convention: causal, full, hardware.")
-    attention_share_by_length: dict[str, float] = Field(description="Share of attention by length of a sequence.")
+    conventions: dict[str, ConventionFlops] = Field(
+        description="By convention: causal, full, hardware."
+    )
+    attention_share_by_length: dict[str, float] = Field(
+        description="Share of attention by length of a sequence."
+    )
 
 
 class MemoryInstant(Section):
@@ -83,8 +94,12 @@ class RankMemory(Section):
     ranks: int = Field(description="Devices of the layout.")
     layout: dict[str, Any] = Field(description="Axes, as `layout.*` of a config.")
     engine: dict[str, Any] = Field(description="The engine, as `engine.*` of a config.")
-    state_bytes: dict[str, int] = Field(description="Weights, masters, gradients, moments, and their total.")
-    activation_bytes_estimated: dict[str, int] = Field(description="Parts that a forward pass brings.")
+    state_bytes: dict[str, int] = Field(
+        description="Weights, masters, gradients, moments, and their total."
+    )
+    activation_bytes_estimated: dict[str, int] = Field(
+        description="Parts that a forward pass brings."
+    )
     peak_bytes: int = Field(description="Most bytes of an instant.")
     driver_bytes: int = Field(description="Bytes of the driver and of NCCL, which come on top.")
     peak_instant: str = Field(description="Name of that instant.")
@@ -154,7 +169,9 @@ class RunEnergy(Section):
     """Energy of the whole run."""
 
     kwh: Percentiles = Field(description="Kilowatt-hours of the site.")
-    watts_per_device: float = Field(description="Mean power of a device with its share of the machine.")
+    watts_per_device: float = Field(
+        description="Mean power of a device with its share of the machine."
+    )
     assumptions: dict[str, float] = Field(description="Shares and efficiency that it rests on.")
 
 
@@ -164,7 +181,9 @@ class EstimateOutput(Section):
     parameters: ParameterCounts = Field(description="Exact counts.")
     batch: BatchSize = Field(description="The batch of one step.")
     flops: StepFlops = Field(description="FLOPs of one step.")
-    memory: RankMemory | None = Field(description="Memory of a rank; null for a bare model without a batch.")
+    memory: RankMemory | None = Field(
+        description="Memory of a rank; null for a bare model without a batch."
+    )
     run: RunSize | None = Field(description="The whole run; null without a token budget.")
     precision: PrecisionChoice = Field(description="Number type of activations.")
     unknown: dict[str, str] = Field(description="What is not estimated, with the reason.")
@@ -172,7 +191,9 @@ class EstimateOutput(Section):
     money: RunMoney | None = Field(None, description="With a device and a token budget: money.")
     energy: RunEnergy | None = Field(None, description="The same: energy.")
     tensors: list[dict[str, Any]] | None = Field(None, description="With --explain: every tensor.")
-    finetune: FinetuneOutput | None = Field(None, description="With --finetune: memory and time of adapters.")
+    finetune: FinetuneOutput | None = Field(
+        None, description="With --finetune: memory and time of adapters."
+    )
     page: str | None = Field(None, description="With --html: the file.")
 
 
@@ -247,10 +268,14 @@ class LayoutCheckOutput(Section):
     remarks: list[str] = Field(description="What to know about a legal one.")
     program: str | None = Field(None, description="Program that was priced.")
     fits: bool | None = Field(None, description="The fullest rank fits the device.")
-    peak_bytes: int | None = Field(None, description="Bytes of the fullest rank, with those of the driver.")
+    peak_bytes: int | None = Field(
+        None, description="Bytes of the fullest rank, with those of the driver."
+    )
     memory: str | None = Field(None, description="The same as a sentence.")
     assumed: list[str] | None = Field(
-        None, description="What the memory of the program rests on and no source gives, with the memory without it."
+        None,
+        description="What the memory of the program rests on and no source gives, with the memory "
+        "without it.",
     )
     step_seconds: Percentiles | None = Field(None, description="Seconds of a step.")
     time: str | None = Field(None, description="The same as a sentence.")

@@ -1,8 +1,8 @@
 """The inputs of a kernel's seconds: model, layout, device, program, micro-batch and number types.
 
-A product's time is the sum of its operations at the device's best rate and of its bytes, so that thin matrices are slow
-(a roofline without its corner: Williams 2009). Products of experts, which one kernel computes together, take the longer
-of the two.
+A product's time is the sum of its operations at the device's best rate and of its bytes, so that
+thin matrices are slow (a roofline without its corner: Williams 2009). Products of experts, which
+one kernel computes together, take the longer of the two.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,8 @@ from llmsys.errors import ConfigError
 from llmsys.estimate.device_profile import DeviceProfile, Number
 from llmsys.estimate.software_profile import SoftwareProfile
 
-# compute: that of activations. fp8: scales by row, as train.matmul_dtype; fp8_tensor: one scale for each tensor.
+# compute: that of activations. fp8: scales by row, as train.matmul_dtype; fp8_tensor: one scale for
+# each tensor.
 MatmulDtype = Literal["compute", "fp8", "fp8_tensor", "fp8_block", "mxfp8", "nvfp4"]
 
 
@@ -39,12 +40,15 @@ class MatmulFormat:
 
 
 FORMATS = {
-    # DeepGEMM's and cuBLASLt's tables; casts read every operand twice, for its scales and for its values.
+    # DeepGEMM's and cuBLASLt's tables; casts read every operand twice, for its scales and for its
+    # values.
     "fp8": MatmulFormat("fp8", 0.7, 6, 1.5, (8, 9)),
     "fp8_tensor": MatmulFormat("fp8", 1.0, 3, 1.5, (8, 9)),
-    # Partial sums are added in fp32 outside of tensor cores (DeepSeek-V3, section 3.3.2; DeepGEMM's tables).
+    # Partial sums are added in fp32 outside of tensor cores (DeepSeek-V3, section 3.3.2; DeepGEMM's
+    # tables).
     "fp8_block": MatmulFormat("fp8", 0.85, 6, 1.5, (9, 0)),
-    # Scales of 32 neighbours are applied by the tensor core; values are written along rows and along columns.
+    # Scales of 32 neighbours are applied by the tensor core; values are written along rows and
+    # along columns.
     "mxfp8": MatmulFormat("fp8", 1.0, 5, 1.5, (10, 0)),
     "nvfp4": MatmulFormat("nvfp4", 0.8, 6, 1.25, (10, 0)),
 }
@@ -64,10 +68,12 @@ def require_matmul_dtype(dtype: MatmulDtype, device: DeviceProfile) -> None:
         return
     device.get_peak_flops(found.number)
     if device.compute_capability is not None and device.compute_capability < found.capability:
-        have, need = (".".join(map(str, one)) for one in (device.compute_capability, found.capability))
+        have, need = (
+            ".".join(map(str, one)) for one in (device.compute_capability, found.capability)
+        )
         raise ConfigError(
-            f"{dtype} matmuls need compute capability {need}, and {device.name} has {have}. Use another device, or "
-            "another matmul dtype, such as compute."
+            f"{dtype} matmuls need compute capability {need}, and {device.name} has {have}. Use "
+            "another device, or another matmul dtype, such as compute."
         )
 
 
@@ -78,10 +84,11 @@ def select_matmul_dtypes(config: RunConfig) -> tuple[MatmulDtype, MatmulDtype]:
 
 @dataclass(frozen=True)
 class MicroBatchShape:
-    """One micro-batch of a rank: sequences of `length` tokens; of encoder-decoders `source` ones at the encoder.
+    """One micro-batch of a rank: sequences of `length` tokens; of encoder-decoders `source` ones at
+    the encoder.
 
-    `documents` are lengths that repeat until a sequence is full (empty: it is one document); `has_documents` tells
-    whether kernels have to keep documents apart.
+    `documents` are lengths that repeat until a sequence is full (empty: it is one document);
+    `has_documents` tells whether kernels have to keep documents apart.
     """
 
     sequences: float
@@ -116,7 +123,13 @@ class KernelContext:
     expert_load: float = 1.0  # tokens of the fullest rank of experts over the mean
 
     def estimate_matmul_seconds(
-        self, rows: float, inner: float, columns: float, *, grouped: bool = False, head: bool = False
+        self,
+        rows: float,
+        inner: float,
+        columns: float,
+        *,
+        grouped: bool = False,
+        head: bool = False,
     ) -> float:
         """Seconds of a (rows, inner) by (inner, columns) product."""
         device = self.device

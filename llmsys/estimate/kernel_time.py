@@ -1,7 +1,8 @@
-"""Seconds of the kernels of one micro-batch on one rank: products, experts, attention, elementwise passes, the loss.
+"""Seconds of the kernels of one micro-batch on one rank: products, experts, attention, elementwise
+passes, the loss.
 
-Seconds are those of the forward, for one pass through all blocks of a rank's stages, and how much more the backward
-takes.
+Seconds are those of the forward, for one pass through all blocks of a rank's stages, and how much
+more the backward takes.
 """
 
 from dataclasses import dataclass
@@ -11,15 +12,17 @@ from llmsys.estimate.attention_time import estimate_attention_seconds
 from llmsys.estimate.kernel_context import KernelContext
 from llmsys.estimate.model_tensors import is_head_tied, list_model_tensors
 
-ROW_SPLIT = ("o_proj.weight", "down_proj.weight", "down_proj")  # their inputs are split, the others' outputs
+# their inputs are split, the others' outputs
+ROW_SPLIT = ("o_proj.weight", "down_proj.weight", "down_proj")
 
 
 @dataclass(frozen=True)
 class KernelSeconds:
-    """Seconds of one micro-batch forward, by kind, in blocks and outside them; not yet divided by stages.
+    """Seconds of one micro-batch forward, by kind, in blocks and outside them; not yet divided by
+    stages.
 
-    `attention_backward` is without recomputation, `attention_repeated` what selective checkpointing repeats; `launches`
-    counts kernels forward."""
+    `attention_backward` is without recomputation, `attention_repeated` what selective checkpointing
+    repeats; `launches` counts kernels forward."""
 
     matmul: float
     grouped: float
@@ -46,23 +49,36 @@ class KernelSeconds:
 
 def estimate_kernel_seconds(bench: KernelContext) -> KernelSeconds:
     """The seconds of one micro-batch forward."""
-    rows = [row for row in list_model_tensors(bench.model) if row.input is not None and len(row.shape) > 1]
-    blocks = [row for row in rows if row.name.startswith(("blocks", "encoder.blocks", "prediction"))]
+    rows = [
+        row
+        for row in list_model_tensors(bench.model)
+        if row.input is not None and len(row.shape) > 1
+    ]
+    blocks = [
+        row for row in rows if row.name.startswith(("blocks", "encoder.blocks", "prediction"))
+    ]
     attention, backward, repeated = estimate_attention_seconds(bench)
     layers = sum(row.num_copies * row.steps for row in blocks if row.name.endswith("o_proj.weight"))
     return KernelSeconds(
-        matmul=sum(_estimate_tensor_matmul_seconds(bench, row) for row in blocks if row.input != "visit"),
-        grouped=sum(_estimate_grouped_matmul_seconds(bench, row) for row in blocks if row.input == "visit"),
+        matmul=sum(
+            _estimate_tensor_matmul_seconds(bench, row) for row in blocks if row.input != "visit"
+        ),
+        grouped=sum(
+            _estimate_grouped_matmul_seconds(bench, row) for row in blocks if row.input == "visit"
+        ),
         attention=attention,
         elementwise=_estimate_elementwise_seconds(bench, layers)
         + _count_recurrent_kernels(bench) * bench.device.efficiency.launch_seconds,
         permutation=_estimate_permutation_seconds(bench),
         loss=_estimate_loss_seconds(bench),
-        head=sum(_estimate_tensor_matmul_seconds(bench, row, head=True) for row in rows if not row.layers)
+        head=sum(
+            _estimate_tensor_matmul_seconds(bench, row, head=True) for row in rows if not row.layers
+        )
         + _estimate_tied_head_seconds(bench),
         attention_backward=backward,
         attention_repeated=repeated,
-        launches=layers * (LAUNCHES + (LAUNCHES_MOE if bench.model.moe else 0)) + _count_recurrent_kernels(bench),
+        launches=layers * (LAUNCHES + (LAUNCHES_MOE if bench.model.moe else 0))
+        + _count_recurrent_kernels(bench),
     )
 
 
@@ -71,11 +87,21 @@ LAUNCHES, LAUNCHES_MOE = 30, 40  # kernels of one block forward in eager mode, a
 
 def _count_recurrent_kernels(bench: KernelContext) -> int:
     model, shape = bench.model, bench.shape
-    return 0 if model.rnn is None else model.rnn.count_kernels(model, model.encoder_model, shape.length, shape.source)
+    return (
+        0
+        if model.rnn is None
+        else model.rnn.count_kernels(model, model.encoder_model, shape.length, shape.source)
+    )
 
 
-def _estimate_tensor_matmul_seconds(bench: KernelContext, row: ParameterTensor, *, head: bool = False) -> float:
-    shape, layout, folded = bench.shape, bench.layout, bench.model.attention.fold_row(bench.shape.length)
+def _estimate_tensor_matmul_seconds(
+    bench: KernelContext, row: ParameterTensor, *, head: bool = False
+) -> float:
+    shape, layout, folded = (
+        bench.shape,
+        bench.layout,
+        bench.model.attention.fold_row(bench.shape.length),
+    )
     outputs, inputs = (float(one) for one in row.shape[-2:])
     if row.name.endswith(ROW_SPLIT):
         inputs /= layout.tensor
@@ -88,15 +114,26 @@ def _estimate_tensor_matmul_seconds(bench: KernelContext, row: ParameterTensor, 
         "distance": 2 * folded.queries - 1 + folded.earlier,
         "encoder_distance": 2 * shape.source - 1,
     }.get(row.input or "token", shape.num_tokens / layout.context)
-    return row.num_copies * row.steps * bench.estimate_matmul_seconds(vectors, inputs, outputs, head=head)
+    return (
+        row.num_copies
+        * row.steps
+        * bench.estimate_matmul_seconds(vectors, inputs, outputs, head=head)
+    )
 
 
 def _estimate_grouped_matmul_seconds(bench: KernelContext, row: ParameterTensor) -> float:
-    """The products of the experts of one rank; every rank of the copy brings its own tokens and holds E / expert."""
+    """The products of the experts of one rank; every rank of the copy brings its own tokens and
+    holds E / expert.
+    """
     moe, layout = bench.model.moe, bench.layout
     if moe is None:
         return 0.0
-    visits = bench.expert_load * moe.visits_per_token * bench.shape.num_tokens / (layout.context * layout.tensor)
+    visits = (
+        bench.expert_load
+        * moe.visits_per_token
+        * bench.shape.num_tokens
+        / (layout.context * layout.tensor)
+    )
     experts = moe.num_experts / layout.expert
     inputs, outputs = row.shape[-2:]
     # Bytes: the weights of all local experts are read, whatever each of them is visited by.
@@ -119,12 +156,18 @@ def _estimate_loss_seconds(bench: KernelContext) -> float:
     """Softmax and its gradient over the logits, forward and backward together."""
     if not bench.model.head.has_logits:
         return 0.0
-    logits = bench.shape.num_tokens * bench.model.vocab_size / (bench.layout.context * bench.layout.tensor)
+    logits = (
+        bench.shape.num_tokens
+        * bench.model.vocab_size
+        / (bench.layout.context * bench.layout.tensor)
+    )
     return bench.estimate_memory_seconds(logits * bench.software.loss_bytes)
 
 
 def _estimate_elementwise_seconds(bench: KernelContext, layers: int) -> float:
-    """Norms, residual sums, rotations and activations forward, as one fused pass each, times the software's traffic."""
+    """Norms, residual sums, rotations and activations forward, as one fused pass each, times the
+    software's traffic.
+    """
     model, layout = bench.model, bench.layout
     tokens = bench.shape.num_tokens / (layout.context * layout.tensor)
     values = 8.0 * model.hidden_size  # two sums with their norms: read both, write both
@@ -137,12 +180,16 @@ def _estimate_elementwise_seconds(bench: KernelContext, layers: int) -> float:
         routed = moe.visits_per_token * inner + 3 * moe.shared_expert_size
     moe_layers = model.num_moe_layers
     total = layers * values + (layers - moe_layers) * dense + moe_layers * routed
-    seconds = bench.estimate_memory_seconds(tokens * total * bench.shape.value_bytes * bench.software.traffic)
+    seconds = bench.estimate_memory_seconds(
+        tokens * total * bench.shape.value_bytes * bench.software.traffic
+    )
     return seconds + layers * 4 * bench.device.efficiency.launch_seconds
 
 
 def _estimate_permutation_seconds(bench: KernelContext) -> float:
-    """Seconds of routing in all blocks: scores of experts, and a visit's vector sorted in, weighted and summed out."""
+    """Seconds of routing in all blocks: scores of experts, and a visit's vector sorted in,
+    weighted and summed out.
+    """
     model, layout = bench.model, bench.layout
     if (moe := model.moe) is None:
         return 0.0

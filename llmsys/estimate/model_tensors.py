@@ -1,12 +1,15 @@
-"""List every parameter tensor of a model by name and shape, without building it, and count parameters.
+"""List every parameter tensor of a model by name and shape, without building it, and count
+parameters.
 
 Counts are integers of the tensors that are built; tied weights count once, buffers not at all.
 
-The kinds in llmsys/config list their own tensors; this file assembles them in the order of the module.
+The kinds in llmsys/config list their own tensors; this file assembles them in the order of the
+module.
 
 Invariants:
 - Names and shapes are those of the Transformer (a test compares them with the built module).
-- Tied weights come once; buffers never come (balancing bias, fixed logits bias, rotation tables, sinusoids).
+- Tied weights come once; buffers never come (balancing bias, fixed logits bias, rotation tables,
+  sinusoids).
 """
 
 from collections.abc import Iterator
@@ -31,7 +34,9 @@ def _list_tensors(model: ModelConfig) -> tuple[ParameterTensor, ...]:
     if model.patches is not None:
         rows = list(model.patches.iter_parameters(model.hidden_size))
     if (source := model.embedding.source_vocab_size) is not None:
-        rows.append(ParameterTensor("source_embed.weight", (source, model.hidden_size), "embedding"))
+        rows.append(
+            ParameterTensor("source_embed.weight", (source, model.hidden_size), "embedding")
+        )
     if model.family == "encoder_decoder":
         rows += (_to_encoder_tensor(row) for row in _iter_stack_tensors(model.encoder_model))
     rows += _iter_stack_tensors(model)
@@ -46,7 +51,8 @@ def is_head_tied(model: ModelConfig) -> bool:
 
 
 def needs_embedding_copy(model: ModelConfig) -> bool:
-    """Return whether the last stage needs the token embedding too: for a tied head, or to predict further tokens.
+    """Return whether the last stage needs the token embedding too: for a tied head, or to predict
+    further tokens.
 
     Args:
         model: the architecture.
@@ -65,9 +71,16 @@ def _to_encoder_tensor(row: ParameterTensor) -> ParameterTensor:
 def _iter_stack_tensors(model: ModelConfig) -> Rows:
     """Yield one stack of blocks, with the layers before and after it."""
     yield from model.position.iter_embedding_parameters(model)
-    # The encoder of an encoder-decoder has the decoder's head, which is no encoder's, and no token types.
-    if model.embedding.token_types and model.family == "encoder" and model.family in model.head.families:
-        yield ParameterTensor("token_types.weight", (model.embedding.token_types, model.hidden_size), "positions")
+    # The encoder of an encoder-decoder has the decoder's head, which is no encoder's, and no token
+    # types.
+    if (
+        model.embedding.token_types
+        and model.family == "encoder"
+        and model.family in model.head.families
+    ):
+        yield ParameterTensor(
+            "token_types.weight", (model.embedding.token_types, model.hidden_size), "positions"
+        )
     yield from model.position.iter_stack_parameters(model)
     yield from model.attention.iter_stack_parameters(model)
     if model.embedding.norm:
@@ -78,17 +91,24 @@ def _iter_stack_tensors(model: ModelConfig) -> Rows:
     steps = model.num_hidden_layers // model.num_blocks
     dense = tuple(layer for layer in range(model.num_blocks) if not model.is_moe_layer(layer))
     for layers in filter(None, (dense, tuple(model.moe_layers))):
-        yield from (replace(row, steps=steps * row.steps) for row in _iter_block_tensors(model, "blocks.{i}", layers))
+        yield from (
+            replace(row, steps=steps * row.steps)
+            for row in _iter_block_tensors(model, "blocks.{i}", layers)
+        )
     if model.recurrence is not None:
-        yield from (replace(row, steps=steps * row.steps) for row in model.recurrence.iter_parameters(model))
+        yield from (
+            replace(row, steps=steps * row.steps) for row in model.recurrence.iter_parameters(model)
+        )
     if model.residual.has_final_norm:
         yield from model.norm.iter_parameters("norm", model.hidden_size)
 
 
 def _iter_block_tensors(model: ModelConfig, name: str, layers: tuple[int, ...]) -> Rows:
-    """Yield the rows of blocks, which are all dense or all have experts; `name` is the prefix of their parameters.
+    """Yield the rows of blocks, which are all dense or all have experts; `name` is the prefix of
+    their parameters.
 
-    Blocks that differ in windows or rotation only have the same tensors, so a few rows describe a stack.
+    Blocks that differ in windows or rotation only have the same tensors, so a few rows describe a
+    stack.
     """
     rows = [*_iter_branch_tensors(model, "attention", _iter_attention_tensors(model))]
     if model.family == "encoder_decoder":
@@ -96,7 +116,9 @@ def _iter_block_tensors(model: ModelConfig, name: str, layers: tuple[int, ...]) 
             model, "cross_attention", keys_input="source"
         )
         rows += _iter_branch_tensors(model, "cross_attention", cross)
-    rows += _iter_branch_tensors(model, "feed_forward", _iter_feed_forward_tensors(model, layers[0]))
+    rows += _iter_branch_tensors(
+        model, "feed_forward", _iter_feed_forward_tensors(model, layers[0])
+    )
     for row in rows:
         yield replace(row, name=f"{name}.{row.name}", layers=layers)
 
@@ -115,7 +137,9 @@ def _iter_branch_tensors(model: ModelConfig, name: str, rows: Rows) -> Rows:
 def _iter_attention_tensors(model: ModelConfig) -> Rows:
     for row in model.attention.iter_parameters(model):
         # Keys and values of XLNet are those of its first stream.
-        is_content = model.head.kind == "permutation" and row.name.startswith(("attention.k_proj", "attention.v_proj"))
+        is_content = model.head.kind == "permutation" and row.name.startswith(
+            ("attention.k_proj", "attention.v_proj")
+        )
         yield replace(row, input="source") if is_content and row.input is not None else row
     yield from model.position.iter_attention_parameters(model)
 
@@ -123,11 +147,15 @@ def _iter_attention_tensors(model: ModelConfig) -> Rows:
 def _iter_feed_forward_tensors(model: ModelConfig, layer: int) -> Rows:
     if model.moe is not None and model.is_moe_layer(layer):
         return model.moe.iter_parameters("feed_forward", model.hidden_size)
-    return iter_feed_forward_parameters(model.feed_forward, "feed_forward", model.hidden_size, model.intermediate_size)
+    return iter_feed_forward_parameters(
+        model.feed_forward, "feed_forward", model.hidden_size, model.intermediate_size
+    )
 
 
 def _iter_prediction_tensors(model: ModelConfig) -> Rows:
-    """Yield DeepSeek-V3's modules: embedding and head are the model's, the block is one more like the last."""
+    """Yield DeepSeek-V3's modules: embedding and head are the model's, the block is one more
+    like the last.
+    """
     if model.multi_token_prediction is None:
         return
     modules, hidden = tuple(range(model.multi_token_prediction.depth)), model.hidden_size
@@ -135,16 +163,24 @@ def _iter_prediction_tensors(model: ModelConfig) -> Rows:
     rows = [
         *model.norm.iter_parameters("embedding_norm", hidden),
         *model.norm.iter_parameters("hidden_norm", hidden),
-        ParameterTensor("projection.weight", (hidden, 2 * hidden), "multi_token_prediction", input="token"),
+        ParameterTensor(
+            "projection.weight", (hidden, 2 * hidden), "multi_token_prediction", input="token"
+        ),
         *_iter_block_tensors(model, "block", (last,)),
         *model.norm.iter_parameters("norm", hidden),
     ]
     for row in rows:
-        yield replace(row, name=f"prediction.{{i}}.{row.name}", component="multi_token_prediction", layers=modules)
+        yield replace(
+            row,
+            name=f"prediction.{{i}}.{row.name}",
+            component="multi_token_prediction",
+            layers=modules,
+        )
 
 
-# Tables that are looked up, and what makes logits. Maps of relative positions belong to attention, transforms in front
-# of a head to the model. This is how the published non-embedding counts are meant (Kaplan 2020; Pythia's table).
+# Tables that are looked up, and what makes logits. Maps of relative positions belong to attention,
+# transforms in front of a head to the model. This is how the published non-embedding counts are
+# meant (Kaplan 2020; Pythia's table).
 EMBEDDING_COMPONENTS = frozenset({"embedding", "positions", "head", "head_bias"})
 
 
@@ -152,10 +188,11 @@ EMBEDDING_COMPONENTS = frozenset({"embedding", "positions", "head", "head_bias"}
 class ActiveParameters:
     """Parameters that one token meets, in the three ways in which papers count them.
 
-    `all` counts everything but the routed experts not chosen (Mixtral's 12.9B). `without_input_embedding` leaves out
-    the token table, unless it is tied and so works as the head (gpt-oss-20b's 3.61B, DeepSeek-V2-Lite's 2.4B).
-    `without_embeddings` leaves out the head too, and the same as `non_embedding` (Moonlight's 2.24B). Modules for
-    multi-token prediction count where the config has them, for a training token meets them; headlines leave them out.
+    `all` counts everything but the routed experts not chosen (Mixtral's 12.9B).
+    `without_input_embedding` leaves out the token table, unless it is tied and so works as the head
+    (gpt-oss-20b's 3.61B, DeepSeek-V2-Lite's 2.4B). `without_embeddings` leaves out the head too,
+    and the same as `non_embedding` (Moonlight's 2.24B). Modules for multi-token prediction count
+    where the config has them, for a training token meets them; headlines leave them out.
     """
 
     all: int
@@ -165,7 +202,9 @@ class ActiveParameters:
 
 @dataclass(frozen=True)
 class TextbookRule:
-    """An approximation of the non-embedding parameters, and its relative error (negative: too low)."""
+    """An approximation of the non-embedding parameters, and its relative error (negative: too
+    low).
+    """
 
     rule: str
     value: int
@@ -176,9 +215,10 @@ class TextbookRule:
 class ParameterCounts:
     """The counts of one model.
 
-    `non_embedding` is the total without token embeddings, tables and vectors of positions and token types, the head's
-    own matrix and the bias on the logits. `per_layer` has the keys encoder, dense, moe and multi_token_prediction as
-    far as such layers exist; dense and moe are the decoder's in an encoder-decoder.
+    `non_embedding` is the total without token embeddings, tables and vectors of positions and token
+    types, the head's own matrix and the bias on the logits. `per_layer` has the keys encoder,
+    dense, moe and multi_token_prediction as far as such layers exist; dense and moe are the
+    decoder's in an encoder-decoder.
     """
 
     total: int
@@ -225,7 +265,11 @@ def _count_active_parameters(model: ModelConfig, rows: list[ParameterTensor]) ->
     everything = sum(count_active_elements(model, row) for row in rows)
     tables = sum(row.num_elements for row in rows if row.component in EMBEDDING_COMPONENTS)
     used_as_head = "embed.weight" if is_head_tied(model) else None
-    input_only = sum(row.num_elements for row in rows if row.component == "embedding" and row.name != used_as_head)
+    input_only = sum(
+        row.num_elements
+        for row in rows
+        if row.component == "embedding" and row.name != used_as_head
+    )
     return ActiveParameters(everything, everything - input_only, everything - tables)
 
 
@@ -248,10 +292,12 @@ def get_layer_kind(model: ModelConfig, row: ParameterTensor) -> str:
 
 
 def _apply_textbook_rules(model: ModelConfig, non_embedding: int) -> tuple[TextbookRule, ...]:
-    """Kaplan 2020, table 1: N = 2·d·L·(2·d_attn + d_ff), which is 12·L·d² for d_attn = d and d_ff = 4d.
+    """Kaplan 2020, table 1: N = 2·d·L·(2·d_attn + d_ff), which is 12·L·d² for d_attn = d and d_ff =
+    4d.
 
-    Both assume a two-matrix feed-forward, full key-value heads and no cross-attention; L counts the blocks of both
-    stacks. SwiGLU and experts are outside what they know, and recurrent layers have no blocks.
+    Both assume a two-matrix feed-forward, full key-value heads and no cross-attention; L counts the
+    blocks of both stacks. SwiGLU and experts are outside what they know, and recurrent layers have
+    no blocks.
     """
     if model.rnn is not None:
         return ()
@@ -264,4 +310,6 @@ def _apply_textbook_rules(model: ModelConfig, non_embedding: int) -> tuple[Textb
         "12·L·d²": 12 * layers * hidden**2,
         "2·d·L·(2·d_attn + d_ff)": 2 * hidden * layers * (2 * attention + width),
     }
-    return tuple(TextbookRule(rule, value, value / non_embedding - 1) for rule, value in values.items())
+    return tuple(
+        TextbookRule(rule, value, value / non_embedding - 1) for rule, value in values.items()
+    )

@@ -1,4 +1,5 @@
-"""A layout as people write it: tp=8,cp=16,pp=16,dp=8, in one line, with a pipeline as any trainer may run it.
+"""A layout as people write it: tp=8,cp=16,pp=16,dp=8, in one line, with a pipeline as any trainer
+may run it.
 
 Axes are tensor, context, pipeline, data (ep for experts, vp for stages on each rank of a pipeline).
 """
@@ -31,7 +32,10 @@ NAMES = {
     "vp": "interleave",
     "interleave": "interleave",
 }
-KNOWN = "tp, cp, pp, vp, dp, ep, replicate, shard (or tensor, context, pipeline, interleave, data, expert)"
+KNOWN = (
+    "tp, cp, pp, vp, dp, ep, replicate, shard (or tensor, context, pipeline, interleave, data, "
+    "expert)"
+)
 
 
 @dataclass(frozen=True)
@@ -55,12 +59,18 @@ class NamedLayout:
     def layout(self) -> ParallelLayout:
         """The axes of one stage."""
         return ParallelLayout(
-            replicate=self.replicate, shard=self.shard, context=self.context, tensor=self.tensor, expert=self.expert
+            replicate=self.replicate,
+            shard=self.shard,
+            context=self.context,
+            tensor=self.tensor,
+            expert=self.expert,
         )
 
     def build_layout(self, given: ParallelLayout) -> ParallelLayout:
         """Build the axes of one stage with the kind of context parallelism that a config gives."""
-        return self.layout.model_copy(update={"context_kind": given.context_kind, "ring": given.ring})
+        return self.layout.model_copy(
+            update={"context_kind": given.context_kind, "ring": given.ring}
+        )
 
 
 def parse_layout(text: str) -> NamedLayout:
@@ -81,7 +91,8 @@ def parse_layout(text: str) -> NamedLayout:
         axis = NAMES.get(name.strip().lower())
         if axis is None or not size.isdigit() or int(size) < 1:
             raise ConfigError(
-                f"{word!r} is not an axis of a layout. Write, for example, tp=8,pp=16,dp=64. Known: {KNOWN}."
+                f"{word!r} is not an axis of a layout. Write, for example, tp=8,pp=16,dp=64. "
+                f"Known: {KNOWN}."
             )
         if axis in axes:
             raise ConfigError(f"{text!r} says {axis} twice. Give it once.")
@@ -89,7 +100,8 @@ def parse_layout(text: str) -> NamedLayout:
     if "data" in axes:
         if axes.keys() & {"replicate", "shard"}:
             raise ConfigError(
-                f"{text!r} gives dp and also replicate or shard, whose product it is. Give one or the other."
+                f"{text!r} gives dp and also replicate or shard, whose product it is. Give one or "
+                "the other."
             )
         axes["shard"] = axes.pop("data")
     return NamedLayout(**axes)
@@ -122,8 +134,8 @@ def find_layout_violations(
     length, parts = config.batch.sequence_length, named.context * named.tensor
     if with_batch and length % parts:
         yield (
-            f"batch.sequence_length={length} positions cannot be divided over context={named.context} × "
-            f"tensor={named.tensor} ranks."
+            f"batch.sequence_length={length} positions cannot be divided over "
+            f"context={named.context} × tensor={named.tensor} ranks."
         )
     sequences, ranks = config.batch.sequences_per_step, named.replicate * named.shard
     if with_batch and sequences % ranks:
@@ -133,7 +145,8 @@ def find_layout_violations(
 
 
 def format_device_mismatch(named: NamedLayout, devices: int) -> str:
-    """Return a sentence on a layout whose axes do not multiply to a number of devices, with what would.
+    """Return a sentence on a layout whose axes do not multiply to a number of devices, with what
+    would.
 
     Args:
         named: the layout.
@@ -143,8 +156,14 @@ def format_device_mismatch(named: NamedLayout, devices: int) -> str:
         One or two sentences.
     """
     axes = {"tensor": named.tensor, "context": named.context, "pipeline": named.pipeline}
-    axes |= {"replicate": named.replicate, "data": named.shard} if named.replicate > 1 else {"data": named.shard}
-    product = " × ".join(f"{name}={size}" for name, size in axes.items() if size > 1 or name == "data")
+    axes |= (
+        {"replicate": named.replicate, "data": named.shard}
+        if named.replicate > 1
+        else {"data": named.shard}
+    )
+    product = " × ".join(
+        f"{name}={size}" for name, size in axes.items() if size > 1 or name == "data"
+    )
     others = named.num_devices // named.shard
     remedy = (
         f"With the other axes unchanged, data={devices // others} uses all of them."
@@ -156,10 +175,13 @@ def format_device_mismatch(named: NamedLayout, devices: int) -> str:
 
 def _find_pipeline_violations(model: ModelConfig, named: NamedLayout) -> Iterator[str]:
     if named.interleave > 1 and named.pipeline == 1:
-        yield f"vp={named.interleave} stages on each rank need a pipeline. Add pp=2 or more, or remove vp."
+        yield (
+            f"vp={named.interleave} stages on each rank need a pipeline. Add pp=2 or more, or "
+            "remove vp."
+        )
     if named.pipeline > model.num_hidden_layers:
         legal = [n for n in list_divisors(model.num_hidden_layers) if n <= named.pipeline]
         yield (
-            f"{model.num_hidden_layers} blocks cannot be divided over pipeline={named.pipeline} stages. Use "
-            f"pipeline={format_choices(legal[-4:])}."
+            f"{model.num_hidden_layers} blocks cannot be divided over pipeline={named.pipeline} "
+            f"stages. Use pipeline={format_choices(legal[-4:])}."
         )

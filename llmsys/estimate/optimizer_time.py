@@ -1,7 +1,13 @@
-"""Seconds of the optimizer step of one rank: its bytes through memory, and the products of Muon's orthogonalization."""
+"""Seconds of the optimizer step of one rank: its bytes through memory, and the products of
+Muon's orthogonalization.
+"""
 
 from llmsys.config.run import RunConfig
-from llmsys.estimate.communication_time import RankGroup, estimate_all_reduce_seconds, estimate_all_to_all_seconds
+from llmsys.estimate.communication_time import (
+    RankGroup,
+    estimate_all_reduce_seconds,
+    estimate_all_to_all_seconds,
+)
 from llmsys.estimate.kernel_context import KernelContext
 from llmsys.estimate.model_tensors import list_model_tensors
 
@@ -15,11 +21,14 @@ def estimate_optimizer_seconds(config: RunConfig, bench: KernelContext, pipeline
         pipeline: stages over which the parameters are divided.
 
     Returns:
-        Bytes through memory, or through the host where state lives there, and Muon's products and exchange.
+        Bytes through memory, or through the host where state lives there, and Muon's products and
+        exchange.
     """
     layout, rows = bench.layout, list_model_tensors(bench.model)
     spread = layout.shard * layout.context if config.engine.shards_optimizer_state else 1
-    dense = sum(row.num_elements for row in rows if not row.is_routed) / (layout.tensor * pipeline * spread)
+    dense = sum(row.num_elements for row in rows if not row.is_routed) / (
+        layout.tensor * pipeline * spread
+    )
     sparse = sum(row.num_elements for row in rows if row.is_routed) / (
         pipeline * max(layout.expert, spread * layout.tensor)
     )
@@ -27,14 +36,24 @@ def estimate_optimizer_seconds(config: RunConfig, bench: KernelContext, pipeline
     if getattr(config.engine, "cpu_offload", "none") != "none":
         return moved / bench.device.host_bandwidth
     # SOAP's matrices are gathered, and every rank repeats the work in float32.
-    flops = sum(row.num_copies * config.optimizer.count_step_flops(row.name, row.shape) for row in rows) / pipeline
-    rotations = flops / (bench.device.get_peak_flops("fp32") * bench.device.efficiency.products) if flops else 0.0
+    flops = (
+        sum(row.num_copies * config.optimizer.count_step_flops(row.name, row.shape) for row in rows)
+        / pipeline
+    )
+    rotations = (
+        flops / (bench.device.get_peak_flops("fp32") * bench.device.efficiency.products)
+        if flops
+        else 0.0
+    )
     matmuls = rotations + _estimate_orthogonalization_seconds(config, bench, pipeline, spread)
     return bench.estimate_memory_seconds(moved) + matmuls
 
 
-def _estimate_orthogonalization_seconds(config: RunConfig, bench: KernelContext, pipeline: int, spread: int) -> float:
-    """Seconds of Newton-Schulz steps. Each matrix is sent to one rank of its shards and back (distributed_muon.py).
+def _estimate_orthogonalization_seconds(
+    config: RunConfig, bench: KernelContext, pipeline: int, spread: int
+) -> float:
+    """Seconds of Newton-Schulz steps. Each matrix is sent to one rank of its shards and back
+    (distributed_muon.py).
 
     In flat shards it is put together and taken apart by two all-reduces (flat_muon.py).
     """
@@ -57,18 +76,23 @@ def _estimate_orthogonalization_seconds(config: RunConfig, bench: KernelContext,
             elements += row.num_elements
     # Ranks of a tensor axis repeat what is sharded along both.
     ranks = spread if layout.tensor == 1 else 1
-    flops = dense / (pipeline * ranks) + sparse / (pipeline * max(layout.expert, spread * layout.tensor))
+    flops = dense / (pipeline * ranks) + sparse / (
+        pipeline * max(layout.expert, spread * layout.tensor)
+    )
     sent = elements / (pipeline * layout.tensor * spread) * bench.shape.value_bytes
     group = RankGroup(spread, layout.tensor)
     if is_flat:
         exchange = 2 * estimate_all_reduce_seconds(group, sent * spread, device)
     else:
         exchange = 2 * estimate_all_to_all_seconds(group, sent, device)
-    return flops / (device.get_peak_flops(bench.shape.dtype) * device.efficiency.products) + exchange
+    return (
+        flops / (device.get_peak_flops(bench.shape.dtype) * device.efficiency.products) + exchange
+    )
 
 
 def count_newton_schulz_flops(rows: int, columns: int, steps: int) -> float:
-    """Count the operations that orthogonalize one matrix (Jordan 2024): XXᵀ, its square, and their product with X.
+    """Count the operations that orthogonalize one matrix (Jordan 2024): XXᵀ, its square, and their
+    product with X.
 
     Args:
         rows: rows of the matrix.

@@ -1,11 +1,14 @@
-"""Peak memory of a rank over the instants of a training step, and changes of the config that lower it.
+"""Peak memory of a rank over the instants of a training step, and changes of the config that lower
+it.
 
-`MemoryProfile` names the training program and its kernels; the default is ours on a GPU, as its allocator reports it
-(max_memory_reserved). Changes are ordered from the cheapest in time to the most expensive.
+`MemoryProfile` names the training program and its kernels; the default is ours on a GPU, as its
+allocator reports it (max_memory_reserved). Changes are ordered from the cheapest in time to the
+most expensive.
 
-`batch.micro_sequences: auto` takes the largest micro-batch whose estimate fits a rank's memory. Larger micro-batches
-keep the processor busier and repeat FSDP's gathering of weights less often; what a forward pass keeps grows with them.
-Every step is cut into equal ones, so the choice is among the divisors of a rank's share."""
+`batch.micro_sequences: auto` takes the largest micro-batch whose estimate fits a rank's memory.
+Larger micro-batches keep the processor busier and repeat FSDP's gathering of weights less often;
+what a forward pass keeps grows with them. Every step is cut into equal ones, so the choice is among
+the divisors of a rank's share."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -32,7 +35,8 @@ from llmsys.estimate.software_profile import OURS, MemoryProfile
 from llmsys.estimate.state_memory import list_gathered_weights
 from llmsys.estimate.step_memory import StepMemory
 
-# Usable share of the memory; the rest is for what the estimate does not count, such as fragmentation.
+# Usable share of the memory; the rest is for what the estimate does not count, such as
+# fragmentation.
 USABLE_SHARE = 0.9
 # A bubble of 1F1B is then at most a quarter of the work.
 MICRO_BATCHES_PER_STAGE = 4
@@ -40,7 +44,9 @@ MICRO_BATCHES_PER_STAGE = 4
 
 @dataclass(frozen=True)
 class MicroBatchChoice:
-    """Windows of one forward pass of one rank, of the `share` it has in a full step, and the bytes that go with it."""
+    """Windows of one forward pass of one rank, of the `share` it has in a full step, and the
+    bytes that go with it.
+    """
 
     sequences: int
     share: int
@@ -50,9 +56,9 @@ class MicroBatchChoice:
     def __str__(self) -> str:
         """For the log."""
         return (
-            f"batch.micro_sequences=auto selects {self.sequences} of a rank's {self.share} sequences per "
-            f"forward pass: an estimated {self.peak_bytes / GIB:.2f} GiB of {self.memory_bytes / GIB:.2f} GiB, "
-            f"of which {USABLE_SHARE:.0%} is usable."
+            f"batch.micro_sequences=auto selects {self.sequences} of a rank's {self.share} "
+            f"sequences per forward pass: an estimated {self.peak_bytes / GIB:.2f} GiB of "
+            f"{self.memory_bytes / GIB:.2f} GiB, of which {USABLE_SHARE:.0%} is usable."
         )
 
 
@@ -76,16 +82,22 @@ def find_largest_micro_batch(
     share = config.batch.sequences_per_step // layout.data_parallel_size
     for sequences in _list_micro_sequences(config, layout):
         batch = config.batch.model_copy(update={"micro_sequences": sequences})
-        ledger = estimate_peak_memory(config.model_copy(update={"batch": batch}), layout, system=system)
+        ledger = estimate_peak_memory(
+            config.model_copy(update={"batch": batch}), layout, system=system
+        )
         peak = ledger.peak_bytes + ledger.driver_bytes
         if peak <= USABLE_SHARE * memory_bytes:
             return MicroBatchChoice(sequences, share, peak, memory_bytes)
     told = ledger.compute_fit_result(int(USABLE_SHARE * memory_bytes)).text
-    raise ConfigError(f"batch.micro_sequences=auto finds no size that fits; with one sequence at a time {told}")
+    raise ConfigError(
+        f"batch.micro_sequences=auto finds no size that fits; with one sequence at a time {told}"
+    )
 
 
 def _list_micro_sequences(config: RunConfig, layout: ParallelLayout) -> list[int]:
-    """Return micro-batch sizes, best first: the largest, in a pipeline the largest with a short bubble."""
+    """Return micro-batch sizes, best first: the largest, in a pipeline the largest with a short
+    bubble.
+    """
     # every size of a ramp is cut into equal micro-batches
     shares = [sequences // layout.data_parallel_size for sequences in config.batch.step_sizes]
     if layout.pipeline == 1:
@@ -103,7 +115,9 @@ def _get_recomputation(config: RunConfig) -> str:
 Change = tuple[str, RunConfig, ParallelLayout, MemoryProfile]
 
 
-def iter_config_changes(config: RunConfig, layout: ParallelLayout, system: MemoryProfile) -> Iterator[Change]:
+def iter_config_changes(
+    config: RunConfig, layout: ParallelLayout, system: MemoryProfile
+) -> Iterator[Change]:
     """Yield changes that a person would try, as text and as arguments of `estimate_peak_memory`."""
     if system.loss not in ("kernel", "chunked"):
         yield "chunking the loss", config, layout, replace(system, loss="kernel")
@@ -118,32 +132,55 @@ def iter_config_changes(config: RunConfig, layout: ParallelLayout, system: Memor
     sequences = compute_micro_batch(config, layout)[0]
     if sequences > 1:
         half = sequences // 2
-        yield f"batch.micro_sequences={half}", _update_section(config, "batch", micro_sequences=half), layout, system
+        yield (
+            f"batch.micro_sequences={half}",
+            _update_section(config, "batch", micro_sequences=half),
+            layout,
+            system,
+        )
     if config.evaluation_sequences > 1 and system.evaluation == "logits":
         fewer = config.evaluation_sequences // 2
         text = f"evaluation.micro_sequences={fewer}"
         yield text, _update_section(config, "evaluation", micro_sequences=fewer), layout, system
-    if layout.replicate > 1 and isinstance(config.engine, TorchEngineConfig) and config.engine.shards_weights:
+    if (
+        layout.replicate > 1
+        and isinstance(config.engine, TorchEngineConfig)
+        and config.engine.shards_weights
+    ):
         more = layout.model_copy(update={"replicate": 1, "shard": layout.shard * layout.replicate})
         yield f"layout.replicate=1 with layout.shard={more.shard}", config, more, system
     yield from _iter_engine_changes(config, layout, system)
 
 
-def _iter_engine_changes(config: RunConfig, layout: ParallelLayout, system: MemoryProfile) -> Iterator[Change]:
+def _iter_engine_changes(
+    config: RunConfig, layout: ParallelLayout, system: MemoryProfile
+) -> Iterator[Change]:
     match config.engine:
         case DeepSpeedEngineConfig(zero_stage=stage, cpu_offload=cpu_offload):
             if stage < 3:
-                yield "engine.zero_stage=3", _update_section(config, "engine", zero_stage=3), layout, system
+                yield (
+                    "engine.zero_stage=3",
+                    _update_section(config, "engine", zero_stage=3),
+                    layout,
+                    system,
+                )
             if cpu_offload == "none" and stage:
                 offloaded = _update_section(config, "engine", cpu_offload="optimizer")
                 yield "engine.cpu_offload=optimizer", offloaded, layout, system
         case TorchEngineConfig(data_parallel="ddp"):
             shards = layout.model_copy(update={"replicate": 1, "shard": layout.data_parallel_size})
-            text = f"engine.data_parallel=fsdp with layout.replicate=1 and layout.shard={shards.shard}"
+            text = (
+                f"engine.data_parallel=fsdp with layout.replicate=1 and layout.shard={shards.shard}"
+            )
             yield text, _update_section(config, "engine", data_parallel="fsdp"), shards, system
         case TorchEngineConfig(cpu_offload=cpu_offload):
             if cpu_offload == "none":
-                yield "engine.cpu_offload=state", _update_section(config, "engine", cpu_offload="state"), layout, system
+                yield (
+                    "engine.cpu_offload=state",
+                    _update_section(config, "engine", cpu_offload="state"),
+                    layout,
+                    system,
+                )
         case AccelerateEngineConfig():
             pass  # its settings are in the user's accelerate config
         case unreachable:
@@ -155,7 +192,8 @@ def _update_section(config: RunConfig, section: str, **values: Any) -> RunConfig
     return config.model_copy(update={section: changed})
 
 
-OUTSIDE_BYTES = 1 << 30  # driver and kernels about half a GiB, NCCL's buffers the rest; no allocator counts them
+# driver and kernels about half a GiB, NCCL's buffers the rest; no allocator counts them
+OUTSIDE_BYTES = 1 << 30
 
 
 def estimate_peak_memory(
@@ -176,7 +214,8 @@ def estimate_peak_memory(
         pipeline_rank: the rank of our pipeline to look at; None: all.
 
     Returns:
-        The timeline of the fullest rank of our pipeline; of a published one, of its first or last stage. In bytes.
+        The timeline of the fullest rank of our pipeline; of a published one, of its first or last
+        stage. In bytes.
     """
     system = system if pipeline is None else replace(system, pipeline=pipeline)
     if layout.pipeline > 1:
@@ -189,17 +228,24 @@ def estimate_peak_memory(
     else:
         stages = list_pipeline_stages(config.model, system)
     outside = OUTSIDE_BYTES if system.device == "cuda" else 0
-    instants = [tuple(StepMemory(config, layout, system, stage).iter_snapshots()) for stage in stages]
-    ledgers = [MemoryTimeline(one, outside, lambda: _list_suggested_fixes(config, layout, system)) for one in instants]
+    instants = [
+        tuple(StepMemory(config, layout, system, stage).iter_snapshots()) for stage in stages
+    ]
+    ledgers = [
+        MemoryTimeline(one, outside, lambda: _list_suggested_fixes(config, layout, system))
+        for one in instants
+    ]
     return max(ledgers, key=lambda ledger: ledger.peak_bytes)
 
 
 @dataclass(frozen=True)
 class ActivationBytes:
-    """Parts of the peak that one forward pass brings, on one rank: an estimate, on a GPU where nothing else is said.
+    """Parts of the peak that one forward pass brings, on one rank: an estimate, on a GPU where
+    nothing else is said.
 
-    `blocks` is what blocks keep for the backward, without attention's T × T `probabilities` where those are kept;
-    `logits` what is as large as rows of logits at its fullest, `gathered` the whole weights in use.
+    `blocks` is what blocks keep for the backward, without attention's T × T `probabilities` where
+    those are kept; `logits` what is as large as rows of logits at its fullest, `gathered` the whole
+    weights in use.
     """
 
     blocks: int
@@ -227,12 +273,16 @@ def estimate_activation_bytes(
             square = tensor.name.startswith(("probabilities", "scores"))
             blocks += 0 if square else len(kind.layers) * tensor.bytes
             scores += len(kind.layers) * tensor.bytes if square else 0
-    in_use = list_gathered_weights(config, whole, system, "forward", casts_kept=train.activation_checkpoint == "none")
+    in_use = list_gathered_weights(
+        config, whole, system, "forward", casts_kept=train.activation_checkpoint == "none"
+    )
     logits = sum_logits_bytes(list_loss_items(config, shape, system, whole.head))
     return ActivationBytes(blocks, scores, logits, sum(item.bytes for item in in_use))
 
 
-def _list_suggested_fixes(config: RunConfig, layout: ParallelLayout, system: MemoryProfile) -> tuple[SuggestedFix, ...]:
+def _list_suggested_fixes(
+    config: RunConfig, layout: ParallelLayout, system: MemoryProfile
+) -> tuple[SuggestedFix, ...]:
     """Return the bytes that each change saves."""
     now = estimate_peak_memory(config, layout, system=system).peak_bytes
     return tuple(

@@ -38,17 +38,22 @@ def list_rank_stages(
         layers = frozenset(layer for stage in stages for layer in cut.stages[stage])
         sizes = [len(cut.stages[stage]) for stage in stages]
         held, waiting = (
-            count / max(1, len(layers)) for count in schedule.count_held_layers(cut.ranks, rank, micro_batches, sizes)
+            count / max(1, len(layers))
+            for count in schedule.count_held_layers(cut.ranks, rank, micro_batches, sizes)
         )
         first, last = rank == 0, cut.is_last(stages[-1])
-        # Each stage receives hidden states, but for the first, and their gradients, but for the last.
-        found.append(PipelineStage(layers, first, last, held, waiting, 2 * len(stages) - first - last))
+        # Each stage receives hidden states, but for the first, and their gradients, but for the
+        # last.
+        found.append(
+            PipelineStage(layers, first, last, held, waiting, 2 * len(stages) - first - last)
+        )
     return found
 
 
 @dataclass(frozen=True)
 class PipelineCut:
-    """The layers of every stage, first to last, and the ranks that have them: stage s is on rank s mod `ranks`.
+    """The layers of every stage, first to last, and the ranks that have them: stage s is on rank s
+    mod `ranks`.
 
     Attributes:
         stages: layers of each stage; together all layers in order.
@@ -70,10 +75,10 @@ class PipelineCut:
 def cut_layers(model: ModelConfig, layout: ParallelLayout, sequence_length: int) -> PipelineCut:
     """Cut the layers of a model into the stages of a pipeline.
 
-    The cut is `layout.layers_per_stage`, or the one whose costliest stage has the fewest operations; among those, the
-    one whose largest stage has the fewest parameters. Operations count the head and multi-token prediction,
-    parameters the embedding as well. A remaining tie gives fewer layers to earlier stages, which hold more
-    micro-batches.
+    The cut is `layout.layers_per_stage`, or the one whose costliest stage has the fewest
+    operations; among those, the one whose largest stage has the fewest parameters. Operations count
+    the head and multi-token prediction, parameters the embedding as well. A remaining tie gives
+    fewer layers to earlier stages, which hold more micro-batches.
 
     Args:
         model: the architecture.
@@ -98,7 +103,8 @@ def _cut_by_cost(model: ModelConfig, stages: int, sequence_length: int) -> tuple
 
 
 def compute_imbalance(model: ModelConfig, layout: ParallelLayout, sequence_length: int) -> float:
-    """Return the operations of the costliest rank of our pipeline over the mean of its ranks; 1 without a pipeline.
+    """Return the operations of the costliest rank of our pipeline over the mean of its ranks; 1
+    without a pipeline.
 
     Args:
         model: the architecture.
@@ -117,8 +123,13 @@ def compute_imbalance(model: ModelConfig, layout: ParallelLayout, sequence_lengt
 
 
 @lru_cache(maxsize=256)
-def _compute_stage_imbalance(model: ModelConfig, layout: ParallelLayout, sequence_length: int) -> float:
-    cut, costs = cut_layers(model, layout, sequence_length), LayerCosts(model, sequence_length).operations
+def _compute_stage_imbalance(
+    model: ModelConfig, layout: ParallelLayout, sequence_length: int
+) -> float:
+    cut, costs = (
+        cut_layers(model, layout, sequence_length),
+        LayerCosts(model, sequence_length).operations,
+    )
     sums = [
         sum(costs[layer] for stage in cut.list_rank_stages(rank) for layer in cut.stages[stage])
         for rank in range(cut.ranks)
@@ -127,7 +138,9 @@ def _compute_stage_imbalance(model: ModelConfig, layout: ParallelLayout, sequenc
 
 
 class LayerCosts:
-    """The cost of each layer; the first one bears the embedding, the last one the head and multi-token prediction."""
+    """The cost of each layer; the first one bears the embedding, the last one the head and
+    multi-token prediction.
+    """
 
     def __init__(self, model: ModelConfig, sequence_length: int) -> None:
         self._model, self._length = model, sequence_length
@@ -144,10 +157,11 @@ class LayerCosts:
         ]
         depth = 0 if model.multi_token_prediction is None else model.multi_token_prediction.depth
         logits = model.vocab_size * model.hidden_size * self._length
-        # A tied head has no row of its own, and each prediction module goes through the head once more.
-        counts[-1] += logits * (depth * model.head.has_logits + is_head_tied(model)) + depth * self._count_scores(
-            layers - 1
-        )
+        # A tied head has no row of its own, and each prediction module goes through the head once
+        # more.
+        counts[-1] += logits * (
+            depth * model.head.has_logits + is_head_tied(model)
+        ) + depth * self._count_scores(layers - 1)
         counts[-1] += sum(
             self._count_multiplications(row) * row.num_copies
             for row in self._rows
@@ -157,7 +171,9 @@ class LayerCosts:
 
     @cached_property
     def parameters(self) -> list[int]:
-        """Parameters by layer; those of a tied embedding twice, because first and last stage have a copy."""
+        """Parameters by layer; those of a tied embedding twice, because first and last stage
+        have a copy.
+        """
         counts = [
             sum(row.elements_per_copy for row in self._rows if _is_of_layer(row, layer))
             for layer in range(self._model.num_hidden_layers)
@@ -197,7 +213,8 @@ def _is_before_blocks(row: ParameterTensor) -> bool:
 def _minimize_largest(
     values: Sequence[int], count: int, limited: Sequence[int], limit: int | None
 ) -> tuple[int, tuple[int, ...]]:
-    """Cut a list into `count` runs such that the largest sum is smallest, and `limited` sums to `limit` at most.
+    """Cut a list into `count` runs such that the largest sum is smallest, and `limited` sums to
+    `limit` at most.
 
     Returns:
         The largest sum, and the length of each run. Among equal cuts, earlier runs are shorter.

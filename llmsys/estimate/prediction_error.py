@@ -1,9 +1,11 @@
 """Predicted against measured as a table for people.
 
-Predicted against measured, of runs that wrote both down; and a device profile that has learnt from them.
+Predicted against measured, of runs that wrote both down; and a device profile that has learnt from
+them.
 
-Reads the `prediction` and `measured` events of run folders; gives a Reconciled for each, and `update_profile`, the
-profile with what its runs took over what the model of time says, so that the next estimate on that device is centred.
+Reads the `prediction` and `measured` events of run folders; gives a Reconciled for each, and
+`update_profile`, the profile with what its runs took over what the model of time says, so that the
+next estimate on that device is centred.
 """
 
 from collections.abc import Sequence
@@ -12,10 +14,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from llmsys.config.load import load_run_config
+from llmsys.config.loading.load import load_run_config
 from llmsys.config.run import RunConfig
 from llmsys.errors import ConfigError, DataError, LlmsysError
-from llmsys.estimate.device_profile import DeviceProfile, ModelClass, list_device_names, load_device_profile
+from llmsys.estimate.device_profile import (
+    DeviceProfile,
+    ModelClass,
+    list_device_names,
+    load_device_profile,
+)
 from llmsys.estimate.memory_timeline import GIB
 from llmsys.estimate.model_tensors import count_parameters
 from llmsys.estimate.residual_model import (
@@ -39,26 +46,42 @@ def format_run_comparison(run: dict[str, Any]) -> str:
         Lines of text.
     """
     ranks = f"{run['ranks']} rank{'s' if run['ranks'] > 1 else ''}"
-    head = f"{run['run']}: {run['device']} device" if run["device"] == "unknown" else f"{run['run']}: {run['device']}"
+    head = (
+        f"{run['run']}: {run['device']} device"
+        if run["device"] == "unknown"
+        else f"{run['run']}: {run['device']}"
+    )
     rows = [
         _format_parameter_row(run["parameters"]),
         _format_memory_row(run["memory_bytes"]),
         _format_time_row(run["step_seconds"]),
     ]
-    table = [f"  {name:<12}{predicted:<34}{measured:<14}{verdict}" for name, predicted, measured, verdict in rows]
+    table = [
+        f"  {name:<12}{predicted:<34}{measured:<14}{verdict}"
+        for name, predicted, measured, verdict in rows
+    ]
     titles = f"  {'':<12}{'predicted':<34}{'measured':<14}residual"
     return "\n".join([f"{head}, {ranks}, {run['steps']} steps", titles, *table])
 
 
 def _format_parameter_row(found: dict[str, Any]) -> tuple[str, str, str, str]:
     difference = found["built"] - found["predicted"]
-    verdict = "equal" if not difference else f"{difference:+,}: the run was predicted for another model than it built"
+    verdict = (
+        "equal"
+        if not difference
+        else f"{difference:+,}: the run was predicted for another model than it built"
+    )
     return "parameters", f"{found['predicted']:,}", f"{found['built']:,}", verdict
 
 
 def _format_memory_row(found: dict[str, Any]) -> tuple[str, str, str, str]:
     predicted = f"{format_memory_size(found['predicted'])} {found['instant']}"
-    return "memory", predicted, format_memory_size(found["measured"]), f"{found['residual']:+.1%} ({found['kind']})"
+    return (
+        "memory",
+        predicted,
+        format_memory_size(found["measured"]),
+        f"{found['residual']:+.1%} ({found['kind']})",
+    )
 
 
 def _format_time_row(found: dict[str, Any]) -> tuple[str, str, str, str]:
@@ -121,7 +144,9 @@ class RunComparison:
 
     def compute_modelled_seconds(self, profile: DeviceProfile) -> float:
         """Return the modelled seconds per step of this run on `profile`, without a residual."""
-        time = estimate_step_time(self.config, self.config.resolve_layout(self.prediction["world_size"]), profile)
+        time = estimate_step_time(
+            self.config, self.config.resolve_layout(self.prediction["world_size"]), profile
+        )
         # a residual is fitted to the model without the residual of earlier runs
         return time.seconds.p50 / time.factor
 
@@ -129,9 +154,16 @@ class RunComparison:
         """Plain values with stable keys; a residual is measured over predicted, minus 1."""
         memory, seconds = self.prediction["memory"], self.predicted_seconds
         measured = self.measured["step_seconds"]
-        time: dict[str, Any] = {"measured": measured, "predicted": None, "why": self.prediction.get("why_no_time")}
+        time: dict[str, Any] = {
+            "measured": measured,
+            "predicted": None,
+            "why": self.prediction.get("why_no_time"),
+        }
         if seconds is not None:
-            within = {"residual": measured / seconds.p50 - 1, "within_p10_p90": seconds.contains(measured)}
+            within = {
+                "residual": measured / seconds.p50 - 1,
+                "within_p10_p90": seconds.contains(measured),
+            }
             time = {"measured": measured, "predicted": seconds.to_dict(), **within}
         counted = count_parameters(self.config.model).total
         return {
@@ -152,7 +184,9 @@ class RunComparison:
 
 
 def load_run_comparison(folder: Path) -> RunComparison:
-    """The prediction and the measurement of a run; DataError says what is missing and how to get it."""
+    """The prediction and the measurement of a run; DataError says what is missing and how to get
+    it.
+    """
     prediction: Event | None = None
     found: tuple[Event, Event] | None = None
     for event in iter_events(folder / "events.jsonl"):
@@ -162,17 +196,20 @@ def load_run_comparison(folder: Path) -> RunComparison:
         elif event["event"] == "measured" and prediction is not None:
             found = prediction, event
     if prediction is None:
-        raise DataError(f"{folder} has no prediction. {OLDER}, or never started: train it with this version.")
+        raise DataError(
+            f"{folder} has no prediction. {OLDER}, or never started: train it with this version."
+        )
     if found is None:
         raise DataError(
-            f"{folder} has no measurement, which is written at the end of a run. Let it finish, or stop it "
-            "with SIGTERM."
+            f"{folder} has no measurement, which is written at the end of a run. Let it finish, "
+            "or stop it with SIGTERM."
         )
     for event, names in zip(found, (PREDICTED, MEASURED), strict=True):
         if missing := [name for name in names if not _has_field(event, name)]:
             raise DataError(
-                f"{folder}/events.jsonl: the {event['event']} event has no {' and no '.join(missing)}. Another version "
-                "or program wrote it: train the run with this version."
+                f"{folder}/events.jsonl: the {event['event']} event has no "
+                f"{' and no '.join(missing)}. Another version or program wrote it: train the run "
+                "with this version."
             )
     return RunComparison(folder, load_run_config(str(folder / "config.yaml")), *found)
 
@@ -230,8 +267,9 @@ def load_profile_to_update(file: Path, runs: Sequence[RunComparison]) -> DeviceP
         if run.device_name != profile.name:
             where = "an unknown device" if run.device_name == UNKNOWN else run.device_name
             raise ConfigError(
-                f"{run.folder} was predicted for {where}, and {file} describes {profile.name}: times of one "
-                f"device do not transfer to another. Train with flops.device={file}, or omit that run."
+                f"{run.folder} was predicted for {where}, and {file} describes {profile.name}: "
+                f"times of one device do not transfer to another. Train with flops.device={file}, "
+                "or omit that run."
             )
     return profile
 
@@ -247,10 +285,16 @@ def update_profile(profile: DeviceProfile, runs: Sequence[RunComparison]) -> Dev
         The profile with new residuals.
     """
     found = dict(profile.residual)
-    classes: dict[ModelClass, ResidualModel] = {"dense": load_residuals().dense, "moe": load_residuals().moe}
+    classes: dict[ModelClass, ResidualModel] = {
+        "dense": load_residuals().dense,
+        "moe": load_residuals().moe,
+    }
     for kind, published in classes.items():
         mine = [run for run in runs if get_model_class(run.config.model) == kind]
-        ratios = {run.title: run.measured["step_seconds"] / run.compute_modelled_seconds(profile) for run in mine}
+        ratios = {
+            run.title: run.measured["step_seconds"] / run.compute_modelled_seconds(profile)
+            for run in mine
+        }
         if ratios:
             before = found[kind].runs if kind in found else {}
             found[kind] = fit_run_residual(before | ratios, published)

@@ -1,7 +1,8 @@
-"""A training program as data: its kernels, overlaps, recomputation and memory, with sources and fitted constants.
+"""A training program as data: its kernels, overlaps, recomputation and memory, with sources and
+fitted constants.
 
-Reads a YAML profile: one that came with llmsys (`programs/`), or one that a user wrote. `base:` names the profile whose
-values it changes.
+Reads a YAML profile: one that came with llmsys (`programs/`), or one that a user wrote. `base:`
+names the profile whose values it changes.
 
 Invariants:
 - An unknown program is rejected by name; no other profile is used instead.
@@ -17,14 +18,14 @@ from typing import Any, Literal, Self
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
 from llmsys.config.engine import DeepSpeedEngineConfig, EngineConfig, TorchEngineConfig
-from llmsys.config.merge import ConfigLayer
+from llmsys.config.loading.merge import ConfigLayer
+from llmsys.config.loading.validation_errors import build_config_error
 from llmsys.config.run import RunConfig
 from llmsys.config.section import Section, Violation, raise_violations
-from llmsys.config.validation_errors import build_config_error
 from llmsys.errors import ConfigError
 from llmsys.estimate.device_profile import ModelClass, read_profile_values
 from llmsys.estimate.software_profile import MemoryProfile, SoftwareProfile
-from llmsys.local_files import require_local_path
+from llmsys.storage.local_files import require_local_path
 
 FOLDER = Path(__file__).with_name("programs")
 # Profiles may be built on each other; no shipped one is more than three deep.
@@ -34,41 +35,60 @@ EngineChoice = Literal["run", "zero1", "fsdp"]
 
 
 class ProgramFit(Section):
-    """Constants fitted on published steps, and the error on sources that were held out, one at a time.
+    """Constants fitted on published steps, and the error on sources that were held out, one at a
+    time.
 
     `tools/bench/estimates.py --write` writes it.
     """
 
     factor: float = Field(gt=0, description="Measured / modelled time of a step.")
     spread: float | None = Field(
-        None, ge=0, description="Standard deviation of the logarithm of measured / modelled; none: that of the class."
+        None,
+        ge=0,
+        description="Standard deviation of the logarithm of measured / modelled; none: that of "
+        "the class.",
     )
     rows: tuple[str, ...] = Field(description="Published rows that the factor was fitted on.")
     held_out_error: float | None = Field(
-        None, ge=0, description="Median error of P50 on rows of sources left out of the fit, one source at a time."
+        None,
+        ge=0,
+        description="Median error of P50 on rows of sources left out of the fit, one source at a "
+        "time.",
     )
-    held_out_coverage: float | None = Field(None, ge=0, le=1, description="Share of those rows between P10 and P90.")
+    held_out_coverage: float | None = Field(
+        None, ge=0, le=1, description="Share of those rows between P10 and P90."
+    )
 
 
 class ProgramProfile(Section):
     """A training program, as far as time and memory depend on it besides the config."""
 
     name: str = Field(min_length=1, description="Display name.")
-    description: str = Field(min_length=1, description="Versions and years that the profile describes.")
-    time: SoftwareProfile = Field(SoftwareProfile(), description="Kernels, overlaps and recomputation.")
-    memory: dict[str, str] = Field({}, description="Fields of MemoryProfile that differ from llmsys on a GPU.")
+    description: str = Field(
+        min_length=1, description="Versions and years that the profile describes."
+    )
+    time: SoftwareProfile = Field(
+        SoftwareProfile(), description="Kernels, overlaps and recomputation."
+    )
+    memory: dict[str, str] = Field(
+        {}, description="Fields of MemoryProfile that differ from llmsys on a GPU."
+    )
     pipelined_memory: dict[str, str] = Field({}, description="Further ones under a pipeline.")
     engine: EngineChoice = Field(
-        "run", description="Sharding without a pipeline: fsdp, zero1, or run: engine.kind of the config."
+        "run",
+        description="Sharding without a pipeline: fsdp, zero1, or run: engine.kind of the config.",
     )
     pipelined_engine: EngineChoice = Field("run", description="Sharding under a pipeline.")
     fit: dict[ModelClass, ProgramFit] = Field(
-        {}, description="Fitted constants by class of model; a class without one uses that of all programs."
+        {},
+        description="Fitted constants by class of model; a class without one uses that of all "
+        "programs.",
     )
     sources: dict[str, str] = Field({}, description="Sources of the values, by field.")
     assumed: dict[str, str] = Field(
         {},
-        description="Fields of memory whose value no source gives, with the reason for it; `plan --check` prints them.",
+        description="Fields of memory whose value no source gives, with the reason for it; `plan "
+        "--check` prints them.",
     )
 
     @model_validator(mode="after")
@@ -80,7 +100,10 @@ class ProgramProfile(Section):
         for key, values in (("memory", self.memory), ("pipelined_memory", self.pipelined_memory)):
             yield from find_memory_violations(key, values)
         for name in sorted(self.assumed.keys() - self.memory.keys() - self.pipelined_memory.keys()):
-            text = f"assumed.{name} names no value of memory or pipelined_memory. Give the value, or remove it."
+            text = (
+                f"assumed.{name} names no value of memory or pipelined_memory. Give the value, or "
+                "remove it."
+            )
             yield Violation(f"assumed.{name}", text)
 
     @property
@@ -112,14 +135,18 @@ class ProgramProfile(Section):
 def find_memory_violations(key: str, values: Mapping[str, str]) -> Iterator[Violation]:
     """Yield a violation for each unknown name or value among fields of MemoryProfile."""
     known = sorted(
-        field.name for field in fields(MemoryProfile) if field.type is not int and field.name != "capability"
+        field.name
+        for field in fields(MemoryProfile)
+        if field.type is not int and field.name != "capability"
     )
     unknown = [name for name in values if name not in known]
     for name in unknown:
         text = f"{key}.{name} is no field of a memory profile. Use {', '.join(known)}."
         yield Violation(f"{key}.{name}", text)
     try:
-        TypeAdapter(MemoryProfile).validate_python({name: values[name] for name in values if name not in unknown})
+        TypeAdapter(MemoryProfile).validate_python(
+            {name: values[name] for name in values if name not in unknown}
+        )
     except ValidationError as error:
         for one in error.errors(include_url=False):
             rule = one["msg"].replace("Input should be", "is not one of its values. Use")
@@ -182,19 +209,25 @@ def _load_profile(path: Path) -> ProgramProfile:
         return ProgramProfile.model_validate(values)
     except ValidationError as error:
         origins = {keys: f"{path.name}:{line}" for keys, line in lines.items()}
-        raise build_config_error(error, ProgramProfile, ConfigLayer(values, origins), path.name) from None
+        raise build_config_error(
+            error, ProgramProfile, ConfigLayer(values, origins), path.name
+        ) from None
 
 
 def _read_values(path: Path, bases: int) -> tuple[dict[str, Any], dict[Any, int]]:
     """Return the values of a profile over those of its base, and the lines of its own."""
     values, lines = read_profile_values(path)
     if not isinstance(values, dict):
-        raise ConfigError(f"{path.name} is not a program profile. Start with `base: llmsys` and `name: MINE`.")
+        raise ConfigError(
+            f"{path.name} is not a program profile. Start with `base: llmsys` and `name: MINE`."
+        )
     base = values.pop("base", None)
     if base is None:
         return values, lines
     if not bases:
-        raise ConfigError(f"{path.name}: base={base} is the last of more than {MAX_BASES} bases. Remove a circle.")
+        raise ConfigError(
+            f"{path.name}: base={base} is the last of more than {MAX_BASES} bases. Remove a circle."
+        )
     found = FOLDER / f"{base}.yaml"
     found = found if found.is_file() else path.parent / require_local_path(str(base), "base")
     if not found.is_file():
@@ -214,6 +247,7 @@ def _format_unknown_program(name: str) -> str:
     close = difflib.get_close_matches(name.lower(), known, n=1)
     hint = f" Did you mean {close[0]}?" if close else ""
     return (
-        f"{name!r} has no program profile, and no other profile is used instead.{hint} Known: {', '.join(known)}. "
-        "Write a YAML file with `base:` one of them and the fields that differ, and give its path."
+        f"{name!r} has no program profile, and no other profile is used instead.{hint} Known: "
+        f"{', '.join(known)}. Write a YAML file with `base:` one of them and the fields that "
+        "differ, and give its path."
     )

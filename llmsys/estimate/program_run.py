@@ -1,4 +1,6 @@
-"""A run as a program runs it on devices: the config under its engine, the layout of a stage, and the stages."""
+"""A run as a program runs it on devices: the config under its engine, the layout of a stage, and
+the stages.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -13,7 +15,11 @@ from llmsys.estimate.memory_timeline import MemoryTimeline
 from llmsys.estimate.named_layout import NamedLayout, find_layout_violations
 from llmsys.estimate.peak_memory import estimate_peak_memory
 from llmsys.estimate.program_profile import ProgramProfile
-from llmsys.estimate.software_profile import MemoryProfile, resolve_compile_for_profile, resolve_for_profile
+from llmsys.estimate.software_profile import (
+    MemoryProfile,
+    resolve_compile_for_profile,
+    resolve_for_profile,
+)
 from llmsys.estimate.step_time import StepTime, estimate_step_time
 
 
@@ -53,7 +59,12 @@ class ProgramRun:
     def format_layout(self) -> str:
         """For tables: every axis that is more than 1, the micro-batch and the recomputation."""
         layout = self.layout
-        axes = {"tp": layout.tensor, "cp": layout.context, "pp": self.pipeline, "vp": self.interleave}
+        axes = {
+            "tp": layout.tensor,
+            "cp": layout.context,
+            "pp": self.pipeline,
+            "vp": self.interleave,
+        }
         axes |= {"ep": layout.expert, "dp": layout.data_parallel_size}
         sizes = ",".join(f"{name}={size}" for name, size in axes.items() if size > 1) or "dp=1"
         train, batch = self.config.train, self.config.batch
@@ -104,7 +115,9 @@ def build_program_run(
     """
     config = resolve_for_profile(config, device)
     if named.pipeline > 1 and not config.batch.micro_sequences:
-        config = config.model_copy(update={"batch": config.batch.model_copy(update={"micro_sequences": 1})})
+        config = config.model_copy(
+            update={"batch": config.batch.model_copy(update={"micro_sequences": 1})}
+        )
     problems = [
         *find_layout_violations(config, named, None, with_batch=True),
         *_iter_micro_violations(config, named),
@@ -121,7 +134,9 @@ def build_program_run(
     # Not validated: an engine of another program may have layouts that ours has not.
     engine = program.select_engine(config, named.pipeline)
     changed = config.model_copy(update={"engine": engine, "layout": layout, "train": train})
-    return ProgramRun(changed, layout, program, named.pipeline, named.interleave, matmul_dtype, expert_load)
+    return ProgramRun(
+        changed, layout, program, named.pipeline, named.interleave, matmul_dtype, expert_load
+    )
 
 
 def _iter_micro_violations(config: RunConfig, named: NamedLayout) -> Iterator[str]:
@@ -130,11 +145,15 @@ def _iter_micro_violations(config: RunConfig, named: NamedLayout) -> Iterator[st
     share, rest = divmod(config.batch.sequences_per_step, ranks)
     if isinstance(wanted, int) and wanted and not rest and share % wanted:
         legal = [size for size in list_divisors(share) if size < wanted]
-        yield f"batch.micro_sequences={wanted} does not divide the {share} sequences of a rank. Use {legal[-1]}."
+        yield (
+            f"batch.micro_sequences={wanted} does not divide the {share} sequences of a rank. Use "
+            f"{legal[-1]}."
+        )
 
 
 def find_schedule_violations(program: ProgramProfile, named: NamedLayout) -> Iterator[str]:
-    """Yield the violations of a bidirectional pipeline, which has a stage of each half on every rank.
+    """Yield the violations of a bidirectional pipeline, which has a stage of each half on every
+    rank.
 
     Args:
         program: profile of the program.
@@ -143,10 +162,16 @@ def find_schedule_violations(program: ProgramProfile, named: NamedLayout) -> Ite
     Returns:
         An iterator over sentences.
     """
-    if named.pipeline == 1 or program.build_memory_profile(named.pipeline).schedule != "bidirectional":
+    if (
+        named.pipeline == 1
+        or program.build_memory_profile(named.pipeline).schedule != "bidirectional"
+    ):
         return
     if named.pipeline % 2:
         pairs = f"pipeline={named.pipeline} cannot be divided into pairs of ranks"
         yield f"{pairs}, as {program.name} needs. Use an even number."
     if named.interleave > 1:
-        yield f"{program.name} has two stages on each rank, and no interleave={named.interleave}. Use interleave=1."
+        yield (
+            f"{program.name} has two stages on each rank, and no interleave={named.interleave}. "
+            "Use interleave=1."
+        )

@@ -1,4 +1,5 @@
-"""The fastest layout of a program on a number of devices: axes, micro-batch and recomputation that nobody named.
+"""The fastest layout of a program on a number of devices: axes, micro-batch and recomputation that
+nobody named.
 
 Invariants:
 - What the command line or the config names is kept.
@@ -52,7 +53,8 @@ def plan_program_run(
     Args:
         config: config of a run.
         program: name or file of a profile; None: llmsys.
-        layout: axes as `parse_layout` takes them, with `auto` to search the others; None: `layout` of the config.
+        layout: axes as `parse_layout` takes them, with `auto` to search the others; None: `layout`
+            of the config.
         device: profile of the accelerator; None: none is known.
         num_devices: number of devices; None: that of the layout.
         matmul_dtype: type of the inputs of matmuls in blocks; None: that of the config.
@@ -70,17 +72,26 @@ def plan_program_run(
     if profile is None or profile.is_own:
         if layout is not None:
             raise ConfigError(
-                f"--layout {layout} is for other programs. Give llmsys layout.tensor=8 and the like in the config, or "
-                f"name a program, such as --program megatron. Known: {', '.join(list_program_names())}."
+                f"--layout {layout} is for other programs. Give llmsys layout.tensor=8 and the "
+                "like in the config, or name a program, such as --program megatron. Known: "
+                f"{', '.join(list_program_names())}."
             )
-        resolved = resolve_planned_layout(config) if num_devices is None else config.resolve_layout(num_devices)
+        resolved = (
+            resolve_planned_layout(config)
+            if num_devices is None
+            else config.resolve_layout(num_devices)
+        )
         compiled = resolve_compile_for_profile(config, device, resolved)
         options: dict[str, Any] = {"matmul_dtype": matmul_dtype, "expert_load": expert_load}
         return ProgramRun(compiled, resolved, profile or load_own_program(compiled), **options)
     if layout is not None and is_searched(layout):
         if device is None or num_devices is None:
-            raise ConfigError(f"--layout {layout} needs the devices. Add --device NAME and --gpus N.")
-        return search_program_run(config, profile, layout, device, num_devices, matmul_dtype, expert_load)
+            raise ConfigError(
+                f"--layout {layout} needs the devices. Add --device NAME and --gpus N."
+            )
+        return search_program_run(
+            config, profile, layout, device, num_devices, matmul_dtype, expert_load
+        )
     named = _name_config_layout(config, num_devices) if layout is None else parse_layout(layout)
     if num_devices is not None and named.num_devices != num_devices:
         raise LayoutError(format_device_mismatch(named, num_devices))
@@ -91,15 +102,27 @@ def _name_config_layout(config: RunConfig, num_devices: int | None) -> NamedLayo
     """Return the layout of a config by its axes; all other devices read different data."""
     layout = config.layout
     fixed = layout.tensor * layout.context * layout.pipeline * layout.replicate
-    shard = layout.shard if layout.shard != -1 else max(1, (num_devices or config.launch.processes) // fixed)
+    shard = (
+        layout.shard
+        if layout.shard != -1
+        else max(1, (num_devices or config.launch.processes) // fixed)
+    )
     chunks = layout.pipeline_schedule.num_chunks if layout.pipeline > 1 else 1
     return NamedLayout(
-        layout.tensor, layout.context, layout.pipeline, layout.expert, layout.replicate, shard, interleave=chunks
+        layout.tensor,
+        layout.context,
+        layout.pipeline,
+        layout.expert,
+        layout.replicate,
+        shard,
+        interleave=chunks,
     )
 
 
 def is_searched(layout: str) -> bool:
-    """Return whether a layout asks for a search: `auto`, or axes and `auto` such as `tp=4,pp=12,auto`."""
+    """Return whether a layout asks for a search: `auto`, or axes and `auto` such as
+    `tp=4,pp=12,auto`.
+    """
     return "auto" in map(str.strip, layout.split(","))
 
 
@@ -115,7 +138,8 @@ def search_program_run(
     """Find the fastest run of a program that fits.
 
     Args:
-        config: config of a run; `batch.micro_sequences` and `train.activation_checkpoint` are kept where it gives them.
+        config: config of a run; `batch.micro_sequences` and `train.activation_checkpoint` are kept
+            where it gives them.
         program: profile of the program.
         layout: axes to keep, and `auto`.
         device: profile of the accelerator.
@@ -140,8 +164,8 @@ def search_program_run(
             found.append((run.estimate_step(device).seconds.p50, len(found), run))
     if not found:
         raise LayoutError(
-            f"No layout of {num_devices} devices is legal for this model and batch with {layout}. Use another number "
-            "of devices, or a batch.sequences that the data ranks divide."
+            f"No layout of {num_devices} devices is legal for this model and batch with {layout}. "
+            "Use another number of devices, or a batch.sequences that the data ranks divide."
         )
     least: tuple[float, ProgramRun] | None = None
     for _, _, run in sorted(found, key=lambda one: one[:2]):
@@ -166,13 +190,24 @@ def _iter_layouts(
     """Yield the legal layouts of a number of devices that have the named axes."""
     model, length = config.model, config.batch.sequence_length
     tensors = [size for size in list_divisors(num_devices) if size <= min(device.node_devices, 8)]
-    # Stages of equal length, as programs cut them, with embedding and head as a block each where blocks do not divide.
+    # Stages of equal length, as programs cut them, with embedding and head as a block each where
+    # blocks do not divide.
     layers = model.num_hidden_layers
     pipelines = [
-        size for size in list_divisors(num_devices) if size <= 64 and 0 in (layers % size, (layers + 2) % size)
+        size
+        for size in list_divisors(num_devices)
+        if size <= 64 and 0 in (layers % size, (layers + 2) % size)
     ]
-    contexts = [size for size in list_divisors(num_devices) if size <= 16] if length > MIN_CONTEXT_POSITIONS else [1]
-    experts = [1] if model.moe is None else [size for size in list_divisors(model.moe.num_experts) if 4 <= size <= 64]
+    contexts = (
+        [size for size in list_divisors(num_devices) if size <= 16]
+        if length > MIN_CONTEXT_POSITIONS
+        else [1]
+    )
+    experts = (
+        [1]
+        if model.moe is None
+        else [size for size in list_divisors(model.moe.num_experts) if 4 <= size <= 64]
+    )
     for tensor in [named.tensor] if "tensor" in kept else tensors:
         for pipeline in [named.pipeline] if "pipeline" in kept else pipelines:
             for context in [named.context] if "context" in kept else contexts:
@@ -181,7 +216,9 @@ def _iter_layouts(
                     continue
                 for expert in [named.expert] if "expert" in kept else experts:
                     for chunks in _list_chunks(config, pipeline, named, kept):
-                        one = NamedLayout(tensor, context, pipeline, expert, named.replicate, shard, chunks)
+                        one = NamedLayout(
+                            tensor, context, pipeline, expert, named.replicate, shard, chunks
+                        )
                         problems = find_layout_violations(config, one, num_devices, with_batch=True)
                         if not any((*problems, *find_schedule_violations(program, one))):
                             yield one
@@ -193,16 +230,31 @@ def _list_chunks(config: RunConfig, pipeline: int, named: NamedLayout, kept: set
         return [named.interleave]
     layers = config.model.num_hidden_layers
     slots = layers if layers % pipeline == 0 else layers + 2
-    return [1, *(size for size in INTERLEAVED if size > 1 and pipeline > 1 and slots % (pipeline * size) == 0)]
+    return [
+        1,
+        *(
+            size
+            for size in INTERLEAVED
+            if size > 1 and pipeline > 1 and slots % (pipeline * size) == 0
+        ),
+    ]
 
 
 def _iter_runs(
-    config: RunConfig, program: ProgramProfile, axes: NamedLayout, device: DeviceProfile, dtype: MatmulDtype | None
+    config: RunConfig,
+    program: ProgramProfile,
+    axes: NamedLayout,
+    device: DeviceProfile,
+    dtype: MatmulDtype | None,
 ) -> Iterator[ProgramRun]:
     """Yield the runs in a layout, by micro-batch and recomputation."""
     share = config.batch.sequences_per_step // (axes.replicate * axes.shard)
     wanted = config.batch.micro_sequences
-    sizes = [wanted] if isinstance(wanted, int) and wanted else [one for one in MICRO_SIZES if share % one == 0]
+    sizes = (
+        [wanted]
+        if isinstance(wanted, int) and wanted
+        else [one for one in MICRO_SIZES if share % one == 0]
+    )
     policies = (
         [config.train.activation_checkpoint]
         if "activation_checkpoint" in config.train.model_fields_set
@@ -213,4 +265,6 @@ def _iter_runs(
         batch = config.batch.model_copy(update={"micro_sequences": size})
         for policy in policies:
             train = run.config.train.model_copy(update={"activation_checkpoint": policy})
-            yield replace(run, config=run.config.model_copy(update={"batch": batch, "train": train}))
+            yield replace(
+                run, config=run.config.model_copy(update={"batch": batch, "train": train})
+            )

@@ -1,7 +1,8 @@
-"""The parameters of a rank: the stage of a pipeline that it has, its shard of each tensor, and what it gathers.
+"""The parameters of a rank: the stage of a pipeline that it has, its shard of each tensor, and what
+it gathers.
 
-Of other systems two stages are looked at: the first, which holds most micro-batches, and the last, which has the loss.
-One stage is both. Those of our pipeline are in pipeline_stages.py.
+Of other systems two stages are looked at: the first, which holds most micro-batches, and the last,
+which has the loss. One stage is both. Those of our pipeline are in pipeline_stages.py.
 """
 
 from collections.abc import Collection, Iterator
@@ -25,11 +26,13 @@ SPLIT_BY_INPUTS = {"o_proj", "down_proj"}
 
 @dataclass(frozen=True)
 class PipelineStage:
-    """Blocks of the decoder that a rank has, what stands around them, and micro-batches whose activations it holds.
+    """Blocks of the decoder that a rank has, what stands around them, and micro-batches whose
+    activations it holds.
 
-    `waiting` are those that wait while its first block runs a backward pass. `message_buffers` are hidden states and
-    gradients of each micro-batch of a step that it has room to receive. `parts` are layers with the micro-batches of
-    which they hold activations, where not all hold those of `in_flight`.
+    `waiting` are those that wait while its first block runs a backward pass. `message_buffers` are
+    hidden states and gradients of each micro-batch of a step that it has room to receive. `parts`
+    are layers with the micro-batches of which they hold activations, where not all hold those of
+    `in_flight`.
     """
 
     layers: frozenset[int]
@@ -46,7 +49,8 @@ class PipelineStage:
         return self.parts or ((self.layers, self.in_flight),)
 
     def count_blocks(self, prefix: str, layers: Collection[int], own: frozenset[int]) -> int:
-        """Count the blocks with parameters of a prefix that are in, before or after some of its layers.
+        """Count the blocks with parameters of a prefix that are in, before or after some of its
+        layers.
 
         Args:
             prefix: prefix of names, such as `blocks.`.
@@ -54,7 +58,8 @@ class PipelineStage:
             own: layers of one of its parts, or all of them.
 
         Returns:
-            Their number. An encoder is before all layers of a first stage, prediction modules after those of a last.
+            Their number. An encoder is before all layers of a first stage, prediction modules after
+            those of a last.
         """
         if prefix == "blocks.":
             return len(own.intersection(layers))
@@ -76,14 +81,16 @@ class PipelineStage:
     def _has_parameter(self, model: ModelConfig, row: ParameterTensor) -> bool:
         tied = self.last and row.name == "embed.weight" and needs_embedding_copy(model)
         first = row.component in OF_FIRST or row.name.startswith(("encoder.", "embedding_norm"))
-        return tied or (self.first if first and not is_in_block(row) else self.last if not first else self.first)
+        return tied or (
+            self.first if first and not is_in_block(row) else self.last if not first else self.first
+        )
 
 
 def list_pipeline_stages(model: ModelConfig, system: MemoryProfile) -> list[PipelineStage]:
     """One stage, or the first and the last of several.
 
-    Under 1F1B the first holds as many micro-batches as there are stages; with the blocks of a stage in m chunks
-    (p - 1) / m more (Korthikanti 2022, 4.2.3).
+    Under 1F1B the first holds as many micro-batches as there are stages; with the blocks of a stage
+    in m chunks (p - 1) / m more (Korthikanti 2022, 4.2.3).
     """
     count, layers = system.pipeline, model.num_hidden_layers
     if count == 1:
@@ -95,12 +102,16 @@ def list_pipeline_stages(model: ModelConfig, system: MemoryProfile) -> list[Pipe
     own = -(-layers // count)
     interleaved = (count - 1) / system.pipeline_chunks if system.pipeline_chunks > 1 else 0.0
     held = system.in_flight or count + interleaved
-    last = PipelineStage(frozenset(range(layers - own, layers)), False, True, min(held, 1 + interleaved))
+    last = PipelineStage(
+        frozenset(range(layers - own, layers)), False, True, min(held, 1 + interleaved)
+    )
     return [PipelineStage(frozenset(range(own)), True, False, held), last]
 
 
 def _cut_evenly(layers: int, system: MemoryProfile) -> list[range]:
-    """Return the layers of every stage; with short ends, embedding and head take the place of a layer each."""
+    """Return the layers of every stage; with short ends, embedding and head take the place of a
+    layer each.
+    """
     stages = system.pipeline * system.pipeline_chunks
     ends = int(system.stages == "short_ends" and layers + 2 >= stages)
     least, rest = divmod(layers + 2 * ends, stages)
@@ -109,9 +120,11 @@ def _cut_evenly(layers: int, system: MemoryProfile) -> list[range]:
 
 
 def _list_bidirectional_stages(stages: list[range]) -> list[PipelineStage]:
-    """Return the first rank, which has both ends, and one in the middle: stage r and its counterpart from the end.
+    """Return the first rank, which has both ends, and one in the middle: stage r and its
+    counterpart from the end.
 
-    Stage r holds as many micro-batches as under 1F1B, so that a rank holds one more than there are ranks.
+    Stage r holds as many micro-batches as under 1F1B, so that a rank holds one more than there are
+    ranks.
     """
     ranks, found = len(stages), []
     for rank in sorted({0, ranks // 2 - 1}):
@@ -122,11 +135,18 @@ def _list_bidirectional_stages(stages: list[range]) -> list[PipelineStage]:
 
 
 def _list_short_ended_stages(stages: list[range], ranks: int) -> list[PipelineStage]:
-    """Return the first two ranks and the last one; the second is as full as the first without the embedding."""
-    from llmsys.config.pipeline import InterleavedScheduleConfig, OneForwardOneBackwardConfig  # few programs
+    """Return the first two ranks and the last one; the second is as full as the first without
+    the embedding.
+    """
+    # few programs
+    from llmsys.config.pipeline import InterleavedScheduleConfig, OneForwardOneBackwardConfig
 
     chunks, found = len(stages) // ranks, []
-    schedule = InterleavedScheduleConfig(stages_per_rank=chunks) if chunks > 1 else OneForwardOneBackwardConfig()
+    schedule = (
+        InterleavedScheduleConfig(stages_per_rank=chunks)
+        if chunks > 1
+        else OneForwardOneBackwardConfig()
+    )
     for rank in sorted({0, 1, ranks - 1}):
         own = stages[rank::ranks]
         layers = frozenset(chain(*own))
@@ -138,7 +158,8 @@ def _list_short_ended_stages(stages: list[range], ranks: int) -> list[PipelineSt
 
 
 def count_tensor_shards(row: ParameterTensor, layout: ParallelLayout, model: ModelConfig) -> int:
-    """Over how many tensor ranks a row inside a block is split (llmsys/parallel/tensor_parallel.py); experts are
+    """Over how many tensor ranks a row inside a block is split
+    (llmsys/parallel/tensor_parallel.py); experts are
     dealt.
     """
     part = row.name.rpartition(".")[0].rpartition(".")[2]
@@ -152,20 +173,28 @@ def count_tensor_shards(row: ParameterTensor, layout: ParallelLayout, model: Mod
 
 
 def is_in_block(row: ParameterTensor) -> bool:
-    """Return whether a row belongs to a block, which FSDP gathers by itself; the rest is gathered once."""
+    """Return whether a row belongs to a block, which FSDP gathers by itself; the rest is
+    gathered once.
+    """
     return "blocks." in row.name or ".block." in row.name
 
 
 def count_full_elements(row: ParameterTensor, layout: ParallelLayout, model: ModelConfig) -> int:
-    """Elements of one copy that a rank computes with: its experts, its part of a matrix split by tensor."""
-    return ceil(row.elements_per_copy / (layout.expert if row.is_routed else count_tensor_shards(row, layout, model)))
+    """Elements of one copy that a rank computes with: its experts, its part of a matrix split by
+    tensor.
+    """
+    return ceil(
+        row.elements_per_copy
+        / (layout.expert if row.is_routed else count_tensor_shards(row, layout, model))
+    )
 
 
 def count_local_elements(row: ParameterTensor, layout: ParallelLayout, model: ModelConfig) -> int:
-    """Elements of one copy on rank 0: its part of the first dim, or of another one of experts (`select_shard_dim`).
+    """Elements of one copy on rank 0: its part of the first dim, or of another one of experts
+    (`select_shard_dim`).
 
-    Parameters outside of blocks are sharded over all ranks of a copy, those inside over the ranks that do not split
-    them by tensor.
+    Parameters outside of blocks are sharded over all ranks of a copy, those inside over the ranks
+    that do not split them by tensor.
     """
     shards = count_shards(row, layout)
     if row.is_routed:
@@ -174,7 +203,8 @@ def count_local_elements(row: ParameterTensor, layout: ParallelLayout, model: Mo
     parts = count_tensor_shards(row, layout, model)
     if row.name.rpartition(".")[0].rpartition(".")[2] in SPLIT_BY_INPUTS:
         return ceil(ceil(row.shape[0] / shards) * prod(row.shape[1:]) / parts)
-    return ceil(ceil(row.shape[0] / parts) / shards) * prod(row.shape[1:])  # the first dim is split twice
+    # the first dim is split twice
+    return ceil(ceil(row.shape[0] / parts) / shards) * prod(row.shape[1:])
 
 
 def count_shards(row: ParameterTensor, layout: ParallelLayout) -> int:
@@ -185,11 +215,15 @@ def count_shards(row: ParameterTensor, layout: ParallelLayout) -> int:
 
 
 def is_split_inside(row: ParameterTensor, layout: ParallelLayout) -> bool:
-    """Return whether FSDP shards a tensor along another dim than the first, which costs it a copy."""
+    """Return whether FSDP shards a tensor along another dim than the first, which costs it a
+    copy.
+    """
     return row.is_routed and _find_expert_shard_dim(row, layout)[1] > 0
 
 
-def _find_expert_shard_dim(row: ParameterTensor, layout: ParallelLayout) -> tuple[tuple[int, ...], int]:
+def _find_expert_shard_dim(
+    row: ParameterTensor, layout: ParallelLayout
+) -> tuple[tuple[int, ...], int]:
     """Return the shape of a rank's experts, and the dim along which it is sharded."""
     shape = (row.shape[0] // layout.expert, *row.shape[1:])
     return shape, select_shard_dim(shape, count_shards(row, layout))
@@ -204,8 +238,8 @@ def count_branch_elements(
 ) -> int:
     """Count the weights of a block that have gradients where the backward has come to a branch.
 
-    These are the weights of the branches after it, and its output projection. `block` is the prefix of its names and
-    its number, `branches` the first one that counts whole and how many there are.
+    These are the weights of the branches after it, and its output projection. `block` is the prefix
+    of its names and its number, `branches` the first one that counts whole and how many there are.
     """
     (prefix, layer), (first, count) = block, branches
     return sum(
@@ -221,12 +255,18 @@ def _find_branch(model: ModelConfig, row: ParameterTensor, num_branches: int) ->
     """Return the number of the branch of a block that a parameter belongs to."""
     if ".feed_forward" in row.name:
         return num_branches - 1
-    is_last = ".cross_attention" in row.name or model.family != "encoder_decoder" or row.name.startswith("encoder.")
+    is_last = (
+        ".cross_attention" in row.name
+        or model.family != "encoder_decoder"
+        or row.name.startswith("encoder.")
+    )
     return num_branches - (2 if is_last else 3)
 
 
 class BlockWeights(NamedTuple):
-    """Elements of a block: in use, as they travel, split inside (so copied twice), and of experts that travel apart."""
+    """Elements of a block: in use, as they travel, split inside (so copied twice), and of
+    experts that travel apart.
+    """
 
     full: int = 0
     travelling: int = 0
@@ -236,10 +276,14 @@ class BlockWeights(NamedTuple):
     def count_reduced(self, follows: bool, begins: bool) -> int:
         """Count the elements whose gradients are reduced while a block is in its backward.
 
-        FSDP reduces one unit at a time: the block that this one `follows`, or once its feed-forward is over, its own
-        experts.
+        FSDP reduces one unit at a time: the block that this one `follows`, or once its feed-forward
+        is over, its own experts.
         """
-        return self.experts if self.experts and not begins else follows * (self.travelling - self.experts)
+        return (
+            self.experts
+            if self.experts and not begins
+            else follows * (self.travelling - self.experts)
+        )
 
 
 @dataclass(frozen=True)
@@ -272,13 +316,23 @@ class GatheredWeights:
 def count_gathered_weights(
     model: ModelConfig, layout: ParallelLayout, rows: list[ParameterTensor], system: MemoryProfile
 ) -> GatheredWeights:
-    """Of the rows of one stage of the model. Head and embedding are whole, or split by columns of the vocabulary."""
+    """Of the rows of one stage of the model. Head and embedding are whole, or split by columns
+    of the vocabulary.
+    """
     columns = layout.tensor if system.head == "columns" else 1
     outside = [row for row in rows if not is_in_block(row)]
     root = sum(-(-row.num_elements // columns) for row in outside)
-    travelling = sum(count_local_elements(row, layout, model) * count_shards(row, layout) for row in outside) // columns
+    travelling = (
+        sum(count_local_elements(row, layout, model) * count_shards(row, layout) for row in outside)
+        // columns
+    )
     head = max(
-        (-(-row.elements_per_copy // columns) for row in rows if row.name in ("head.weight", "embed.weight")), default=0
+        (
+            -(-row.elements_per_copy // columns)
+            for row in rows
+            if row.name in ("head.weight", "embed.weight")
+        ),
+        default=0,
     )
     sizes: dict[tuple[str, int], BlockWeights] = {}
     for row in filter(is_in_block, rows):
@@ -289,7 +343,9 @@ def count_gathered_weights(
         for layer in row.layers:
             place = (row.name.partition("{i}")[0], layer)
             one = sizes.get(place, BlockWeights())
-            sizes[place] = BlockWeights(one[0] + full, one[1] + padded, one[2] + staged, one[3] + experts)
+            sizes[place] = BlockWeights(
+                one[0] + full, one[1] + padded, one[2] + staged, one[3] + experts
+            )
     blocks = sum(one.full for one in sizes.values())
     largest = max(sizes.values(), default=BlockWeights())
     return GatheredWeights(root, head, largest, blocks, root + blocks, max(root, travelling), sizes)

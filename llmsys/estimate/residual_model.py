@@ -1,7 +1,7 @@
 """Residuals of the time model: one factor and one spread for each class of measurement.
 
-Reads `residual.yaml`, which tools/bench/estimates.py writes from named published rows. The spread is of the logarithm:
-measured = modelled · factor · exp(spread · z) with z standard normal.
+Reads `residual.yaml`, which tools/bench/estimates.py writes from named published rows. The spread
+is of the logarithm: measured = modelled · factor · exp(spread · z) with z standard normal.
 
 A number that is not known exactly is a `PercentileInterval`: its P10, P50 and P90.
 """
@@ -15,9 +15,9 @@ from typing import Literal
 
 from pydantic import Field
 
+from llmsys.config.loading.yaml_files import parse_yaml
 from llmsys.config.model import ModelConfig
 from llmsys.config.section import Section
-from llmsys.config.yaml_files import parse_yaml
 from llmsys.estimate.device_profile import DeviceProfile, ModelClass, RunResidual
 from llmsys.estimate.program_profile import ProgramProfile
 
@@ -26,7 +26,9 @@ Z90 = 1.2815515655446004  # the standard normal's 90th percentile
 
 @dataclass(frozen=True)
 class PercentileInterval:
-    """Three percentiles: one in ten is below `p10`, half are below `p50`, one in ten is above `p90`."""
+    """Three percentiles: one in ten is below `p10`, half are below `p50`, one in ten is above
+    `p90`.
+    """
 
     p10: float
     p50: float
@@ -58,7 +60,8 @@ class ResidualModel(Section):
     """Of one class."""
 
     factor: float = Field(
-        gt=0, description="Measured / estimated time: weighted mean of the rows, of runs their median."
+        gt=0,
+        description="Measured / estimated time: weighted mean of the rows, of runs their median.",
     )
     spread: float = Field(ge=0, description="Standard deviation of its natural logarithm.")
     rows: tuple[str, ...] = Field(description="Published rows used for calibration.")
@@ -69,7 +72,8 @@ class ResidualModel(Section):
 
 
 class ResidualModels(Section):
-    """The classes: one step of a dense model, one of a mixture of experts, a whole run over its steps, and the energy
+    """The classes: one step of a dense model, one of a mixture of experts, a whole run over its
+    steps, and the energy
     of a whole run over its hours and watts."""
 
     dense: ResidualModel
@@ -91,16 +95,24 @@ def get_model_class(model: ModelConfig) -> ModelClass:
 
 
 def get_residual(
-    kind: Kind, model: ModelConfig, device: DeviceProfile | None = None, program: ProgramProfile | None = None
+    kind: Kind,
+    model: ModelConfig,
+    device: DeviceProfile | None = None,
+    program: ProgramProfile | None = None,
 ) -> ResidualModel:
-    """Return the class of a measurement: of what was measured on the device, else of published rows.
+    """Return the class of a measurement: of what was measured on the device, else of published
+    rows.
 
     A program that was fitted has a factor and a spread of its own.
     """
     if kind == "run":
         return load_residuals().run
     name = get_model_class(model)
-    if device is not None and (own := device.residual.get(name)) and (program is None or program.is_own):
+    if (
+        device is not None
+        and (own := device.residual.get(name))
+        and (program is None or program.is_own)
+    ):
         return ResidualModel(factor=own.factor, spread=own.spread, rows=tuple(own.runs))
     found = load_residuals().moe if model.moe is not None else load_residuals().dense
     if program is not None and (fit := program.fit.get(name)) is not None:
@@ -112,10 +124,13 @@ def get_residual(
 def fit_run_residual(ratios: dict[str, float], published: ResidualModel) -> RunResidual:
     """The residual of runs on one device, from measured over modelled of each.
 
-    The published spread counts as one run more: a single run keeps it, and many runs replace it by their own.
+    The published spread counts as one run more: a single run keeps it, and many runs replace it by
+    their own.
     """
     logarithms = [log(one) for one in ratios.values()]
     middle = fmean(logarithms)
     # the published spread counts as one run more, because a single run has none
     squares = published.spread**2 + sum((one - middle) ** 2 for one in logarithms)
-    return RunResidual(factor=exp(median(logarithms)), spread=sqrt(squares / len(ratios)), runs=ratios)
+    return RunResidual(
+        factor=exp(median(logarithms)), spread=sqrt(squares / len(ratios)), runs=ratios
+    )

@@ -1,7 +1,8 @@
-"""Every kernel of one layer on the roofline of a device (Williams 2009): operations per byte, and the rate it reaches.
+"""Every kernel of one layer on the roofline of a device (Williams 2009): operations per byte, and
+the rate it reaches.
 
-Forward pass of one micro-batch on one device. Seconds are the profile's curve: operations at the best rate of their
-kind, bytes at that of the memory, and one launch.
+Forward pass of one micro-batch on one device. Seconds are the profile's curve: operations at the
+best rate of their kind, bytes at that of the memory, and one launch.
 """
 
 from collections.abc import Iterator
@@ -56,14 +57,25 @@ def list_layer_kernels(
     tokens = sequences * length
     found = list(_iter_matrix_kernels(model, device, tokens, tensor))
     found.append(_build_attention_kernel(model, device, sequences, length, tensor))
-    width = model.intermediate_size or (model.moe.moe_intermediate_size if model.moe is not None else 0)
-    for name, channels, per_value in (("norm", model.hidden_size, 4), ("activation", width / tensor, 4)):
+    width = model.intermediate_size or (
+        model.moe.moe_intermediate_size if model.moe is not None else 0
+    )
+    for name, channels, per_value in (
+        ("norm", model.hidden_size, 4),
+        ("activation", width / tensor, 4),
+    ):
         values = tokens * channels
-        found.append(_build_kernel(f"{name} (elementwise)", per_value * values, 3 * VALUE_BYTES * values, device, 1.0))
+        found.append(
+            _build_kernel(
+                f"{name} (elementwise)", per_value * values, 3 * VALUE_BYTES * values, device, 1.0
+            )
+        )
     return found
 
 
-def _iter_matrix_kernels(model: ModelConfig, device: DeviceProfile, tokens: int, tensor: int) -> Iterator[LayerKernel]:
+def _iter_matrix_kernels(
+    model: ModelConfig, device: DeviceProfile, tokens: int, tensor: int
+) -> Iterator[LayerKernel]:
     last = model.num_blocks - 1
     for row in list_model_tensors(model):
         is_block = row.name.startswith("blocks.") and last in row.layers
@@ -75,10 +87,14 @@ def _iter_matrix_kernels(model: ModelConfig, device: DeviceProfile, tokens: int,
         flops = 2 * rows * outputs * inputs
         moved = VALUE_BYTES * (rows * (inputs + outputs) + experts * outputs * inputs)
         reached = device.efficiency.grouped if grouped else device.efficiency.products
-        yield _build_kernel(row.name.split("{i}.")[-1].removesuffix(".weight"), flops, moved, device, reached)
+        yield _build_kernel(
+            row.name.split("{i}.")[-1].removesuffix(".weight"), flops, moved, device, reached
+        )
 
 
-def _count_rows(model: ModelConfig, row: ParameterTensor, tokens: int, *, grouped: bool) -> tuple[int, float]:
+def _count_rows(
+    model: ModelConfig, row: ParameterTensor, tokens: int, *, grouped: bool
+) -> tuple[int, float]:
     """Return the matrices that are read, and the vectors that meet one of them."""
     if not grouped or model.moe is None:
         return 1, tokens
@@ -99,7 +115,12 @@ def _build_attention_kernel(
     return _build_kernel("attention (scores and sums)", flops, moved, device, reached)
 
 
-def _build_kernel(name: str, flops: float, moved: float, device: DeviceProfile, reached: float) -> LayerKernel:
+def _build_kernel(
+    name: str, flops: float, moved: float, device: DeviceProfile, reached: float
+) -> LayerKernel:
     seconds = flops / (device.get_peak_flops("bf16") * reached)
-    seconds += moved / (device.memory_bandwidth * device.efficiency.memory) + device.efficiency.launch_seconds
+    seconds += (
+        moved / (device.memory_bandwidth * device.efficiency.memory)
+        + device.efficiency.launch_seconds
+    )
     return LayerKernel(name, flops, moved, seconds)

@@ -1,12 +1,15 @@
-"""Hours, accelerator-hours, money and energy of a whole run, each as P10, P50 and P90, with what was assumed.
+"""Hours, accelerator-hours, money and energy of a whole run, each as P10, P50 and P90, with what
+was assumed.
 
-In-step time comes from `step_time`, the share of time in useful steps from `goodput`. What real runs lost beyond both
-is in the residual of whole runs, calibrated on named published accelerator-hours.
+In-step time comes from `step_time`, the share of time in useful steps from `goodput`. What real
+runs lost beyond both is in the residual of whole runs, calibrated on named published
+accelerator-hours.
 
-Time, money and energy of a config on a device, as the parts of an estimate that are unknown without one.
+Time, money and energy of a config on a device, as the parts of an estimate that are unknown without
+one.
 
-Reads a config, a device profile and a cluster's assumptions; gives plain data with stable keys and drops what it
-answers from the estimate's `unknown`.
+Reads a config, a device profile and a cluster's assumptions; gives plain data with stable keys and
+drops what it answers from the estimate's `unknown`.
 """
 
 from dataclasses import dataclass
@@ -22,14 +25,21 @@ from llmsys.estimate.full_steps import count_full_steps
 from llmsys.estimate.goodput import Goodput, estimate_goodput
 from llmsys.estimate.model_tensors import list_model_tensors
 from llmsys.estimate.program_run import ProgramRun
-from llmsys.estimate.residual_model import Z90, PercentileInterval, build_log_normal_interval, load_residuals
+from llmsys.estimate.residual_model import (
+    Z90,
+    PercentileInterval,
+    build_log_normal_interval,
+    load_residuals,
+)
 from llmsys.estimate.state_memory import FP32, resolve_planned_layout
 from llmsys.estimate.step_time import StepTime, estimate_step_time
 
 
 @dataclass(frozen=True)
 class RunCost:
-    """One whole run. `assumptions` are the cluster's numbers that went into it; without watts there is no energy."""
+    """One whole run. `assumptions` are the cluster's numbers that went into it; without watts
+    there is no energy.
+    """
 
     hours: PercentileInterval
     accelerator_hours: PercentileInterval
@@ -42,12 +52,19 @@ class RunCost:
 
 
 def _find_checkpoint_seconds(config: RunConfig, step: StepTime) -> float | None:
-    """Return the seconds between saves where the config gives their steps; None: the best interval."""
-    given, every = "every_steps" in config.checkpoint.model_fields_set, config.checkpoint.every_steps
+    """Return the seconds between saves where the config gives their steps; None: the best
+    interval.
+    """
+    given, every = (
+        "every_steps" in config.checkpoint.model_fields_set,
+        config.checkpoint.every_steps,
+    )
     return every * step.seconds.p50 if given and every else None
 
 
-def estimate_save_seconds(config: RunConfig, step: StepTime, device: DeviceProfile, cluster: ClusterCosts) -> float:
+def estimate_save_seconds(
+    config: RunConfig, step: StepTime, device: DeviceProfile, cluster: ClusterCosts
+) -> float:
     """Estimate the seconds that training waits for a checkpoint.
 
     Args:
@@ -57,12 +74,15 @@ def estimate_save_seconds(config: RunConfig, step: StepTime, device: DeviceProfi
         cluster: costs, whose `save_seconds` is the wait for the write.
 
     Returns:
-        With `checkpoint.mode=async` the copy of each rank's share of weights and moments to host memory, if shorter.
+        With `checkpoint.mode=async` the copy of each rank's share of weights and moments to host
+        memory, if shorter.
     """
     if config.checkpoint.mode == "sync":
         return cluster.save_seconds
     rule, rows = config.optimizer, list_model_tensors(config.model)
-    state = sum(row.num_elements * (FP32 + rule.compute_state_bytes(row.name, row.shape)) for row in rows)
+    state = sum(
+        row.num_elements * (FP32 + rule.compute_state_bytes(row.name, row.shape)) for row in rows
+    )
     return min(cluster.save_seconds, state / step.ranks / device.host_bandwidth)
 
 
@@ -70,7 +90,8 @@ def estimate_evaluation_share(config: RunConfig, step: StepTime) -> float:
     """Estimate the seconds of held-out evaluations over those of all steps.
 
     Args:
-        config: resolved config of a run; `evaluation.max_tokens` gives the size, which is unknown where it is 0.
+        config: resolved config of a run; `evaluation.max_tokens` gives the size, which is unknown
+            where it is 0.
         step: time of one step.
 
     Returns:
@@ -86,7 +107,11 @@ def estimate_evaluation_share(config: RunConfig, step: StepTime) -> float:
 
 
 def estimate_run_cost(
-    config: RunConfig, step: StepTime, device: DeviceProfile, cluster: ClusterCosts, full_steps: float | None = None
+    config: RunConfig,
+    step: StepTime,
+    device: DeviceProfile,
+    cluster: ClusterCosts,
+    full_steps: float | None = None,
 ) -> RunCost:
     """Estimate the cost of all steps of a run.
 
@@ -104,9 +129,12 @@ def estimate_run_cost(
         ConfigError: electricity has a price, and the device's power is unknown.
     """
     write_seconds, every = cluster.save_seconds, _find_checkpoint_seconds(config, step)
-    cluster = cluster.model_copy(update={"save_seconds": estimate_save_seconds(config, step, device, cluster)})
+    cluster = cluster.model_copy(
+        update={"save_seconds": estimate_save_seconds(config, step, device, cluster)}
+    )
     good = estimate_goodput(cluster, step.ranks, every)
-    if every is None and good.checkpoint_seconds < write_seconds:  # a write in the background ends before the next save
+    # a write in the background ends before the next save
+    if every is None and good.checkpoint_seconds < write_seconds:
         good = estimate_goodput(cluster, step.ranks, write_seconds)
     overhead = estimate_evaluation_share(config, step)
     full = config.num_steps if full_steps is None else full_steps
@@ -115,11 +143,15 @@ def estimate_run_cost(
     accelerator_hours = hours.scale(step.ranks)
     watts, price, energy = compute_mean_watts(device, cluster), cluster.price_per_hour, None
     if watts is not None:
-        energy = load_residuals().energy.compute_interval(accelerator_hours.p50 * watts / 1000 * cluster.pue)
+        energy = load_residuals().energy.compute_interval(
+            accelerator_hours.p50 * watts / 1000 * cluster.pue
+        )
         # Of an hour of one accelerator.
         price += cluster.price_per_kwh * watts / 1000 * cluster.pue
     elif cluster.price_per_kwh:
-        raise ConfigError(f"price_per_kwh needs the power of {device.name}. Set watts in its profile.")
+        raise ConfigError(
+            f"price_per_kwh needs the power of {device.name}. Set watts in its profile."
+        )
     used = step.mfu * step.seconds.p50 * full / (hours.p50 * 3600)
     return RunCost(
         hours,
@@ -134,15 +166,20 @@ def estimate_run_cost(
 
 
 def estimate_run_seconds(step_seconds: PercentileInterval, steps: float) -> PercentileInterval:
-    """Seconds of many steps. The spread of whole runs was calibrated on their hours, so it holds that of their steps;
+    """Seconds of many steps. The spread of whole runs was calibrated on their hours, so it holds
+    that of their steps;
     where a step is less sure than that (experts), its own."""
     whole = load_residuals().run
     one = log(step_seconds.p90 / step_seconds.p50) / Z90
-    return build_log_normal_interval(step_seconds.p50 * steps * whole.factor, max(one, whole.spread))
+    return build_log_normal_interval(
+        step_seconds.p50 * steps * whole.factor, max(one, whole.spread)
+    )
 
 
 def compute_mean_watts(device: DeviceProfile, cluster: ClusterCosts) -> float | None:
-    """Power of one accelerator and its share of the machine, in training; None when nobody said its limit."""
+    """Power of one accelerator and its share of the machine, in training; None when nobody said
+    its limit.
+    """
     return None if device.watts is None else device.watts * cluster.power_share + cluster.host_watts
 
 
@@ -152,7 +189,9 @@ def _collect_assumptions(cluster: ClusterCosts) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class PricingRequest:
-    """On what a run is to be priced; without `num_devices`, on as many devices as the config starts processes."""
+    """On what a run is to be priced; without `num_devices`, on as many devices as the config
+    starts processes.
+    """
 
     device: DeviceProfile
     cluster: ClusterCosts
@@ -161,17 +200,22 @@ class PricingRequest:
 
     def resolve_layout(self, config: RunConfig) -> ParallelLayout:
         """The config's layout on those devices; LayoutError when they cannot be split so."""
-        return resolve_planned_layout(config) if self.num_devices is None else config.resolve_layout(self.num_devices)
+        return (
+            resolve_planned_layout(config)
+            if self.num_devices is None
+            else config.resolve_layout(self.num_devices)
+        )
 
 
 def add_costs(
     result: dict[str, Any], config: RunConfig, question: PricingRequest, *, model_only: bool
 ) -> dict[str, Any]:
-    """Add `time`, `money` and `energy` to an estimate; a bare model has no run, so only its step has a price.
+    """Add `time`, `money` and `energy` to an estimate; a bare model has no run, so only its step
+    has a price.
 
-    Keys: time.{device, ranks, step_seconds, parts_seconds, tokens_per_second_per_device, utilisation, run};
-    money.{currency, accelerator_hours, amount, assumptions}; energy.{kwh, watts_per_device, assumptions}. What is not
-    certain is {p10, p50, p90}.
+    Keys: time.{device, ranks, step_seconds, parts_seconds, tokens_per_second_per_device,
+    utilisation, run}; money.{currency, accelerator_hours, amount, assumptions}; energy.{kwh,
+    watts_per_device, assumptions}. What is not certain is {p10, p50, p90}.
 
     Args:
         result: values that `estimate_run` returned.
@@ -187,19 +231,35 @@ def add_costs(
         step = question.planned.estimate_step(question.device, tuple(documents))
     else:
         layout = question.resolve_layout(config)
-        step = estimate_step_time(config, layout, question.device, documents=documents, expert_load=load)
+        step = estimate_step_time(
+            config, layout, question.device, documents=documents, expert_load=load
+        )
     if model_only:
-        unknown = dict.fromkeys(("money", "energy"), "a bare model has no token budget: give train.tokens")
+        unknown = dict.fromkeys(
+            ("money", "energy"), "a bare model has no token budget: give train.tokens"
+        )
         return result | {"time": _build_time_section(step, question, None), "unknown": unknown}
-    steps = count_full_steps(config, step, question.device, question.resolve_layout, documents, load)
+    steps = count_full_steps(
+        config, step, question.device, question.resolve_layout, documents, load
+    )
     cost = estimate_run_cost(config, step, question.device, question.cluster, steps)
     parts = {"time": _build_time_section(step, question, cost), "money": _build_money_section(cost)}
     if cost.energy_kwh is None:
-        return result | parts | {"unknown": {"energy": f"the profile of {question.device.name} has no watts"}}
-    return result | parts | {"energy": _build_energy_section(cost.energy_kwh, cost, question), "unknown": {}}
+        return (
+            result
+            | parts
+            | {"unknown": {"energy": f"the profile of {question.device.name} has no watts"}}
+        )
+    return (
+        result
+        | parts
+        | {"energy": _build_energy_section(cost.energy_kwh, cost, question), "unknown": {}}
+    )
 
 
-def _build_time_section(step: StepTime, question: PricingRequest, cost: RunCost | None) -> dict[str, Any]:
+def _build_time_section(
+    step: StepTime, question: PricingRequest, cost: RunCost | None
+) -> dict[str, Any]:
     run = None
     if cost is not None:
         run = {
@@ -232,9 +292,13 @@ def _build_money_section(cost: RunCost) -> dict[str, Any]:
     }
 
 
-def _build_energy_section(kwh: PercentileInterval, cost: RunCost, question: PricingRequest) -> dict[str, Any]:
+def _build_energy_section(
+    kwh: PercentileInterval, cost: RunCost, question: PricingRequest
+) -> dict[str, Any]:
     return {
         "kwh": kwh.to_dict(),
         "watts_per_device": compute_mean_watts(question.device, question.cluster),
-        "assumptions": {name: cost.assumptions[name] for name in ("power_share", "host_watts", "pue")},
+        "assumptions": {
+            name: cost.assumptions[name] for name in ("power_share", "host_watts", "pue")
+        },
     }

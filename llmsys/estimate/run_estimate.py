@@ -1,7 +1,8 @@
-"""Everything the estimate knows about a config, as plain data with stable keys; `text` makes a page of it.
+"""Everything the estimate knows about a config, as plain data with stable keys; `text` makes a page
+of it.
 
-Time, money and energy depend on a device and are unknown without a profile of one; no other number is put in their
-place. `priced` adds them.
+Time, money and energy depend on a device and are unknown without a profile of one; no other number
+is put in their place. `priced` adds them.
 """
 
 from collections.abc import Sequence
@@ -43,17 +44,19 @@ def estimate_run(
 ) -> dict[str, Any]:
     """Estimate parameters, operations, memory and budget as nested plain values.
 
-    Keys: parameters.{total, non_embedding, active.{all, without_input_embedding, without_embeddings}, by_component,
-    per_layer, textbook}; batch; flops.{convention, forward, forward_backward, …} for one step of that batch; memory;
-    run; precision.{number, reason}; unknown. Bytes are per rank. For a bare model there is no run and no memory: both
-    are None. `device` resolves train.precision=auto and train.compile=auto.
-    `batch.sequence_length` is the source's and `batch.target_length` the target's in an encoder-decoder, else None.
+    Keys: parameters.{total, non_embedding, active.{all, without_input_embedding,
+    without_embeddings}, by_component, per_layer, textbook}; batch; flops.{convention, forward,
+    forward_backward, …} for one step of that batch; memory; run; precision.{number, reason};
+    unknown. Bytes are per rank. For a bare model there is no run and no memory: both are None.
+    `device` resolves train.precision=auto and train.compile=auto. `batch.sequence_length` is the
+    source's and `batch.target_length` the target's in an encoder-decoder, else None.
 
     Args:
         config: resolved config of a run.
         model_only: the config is a bare model, which has no run and no memory.
         has_budget: the config says how many tokens the run has.
-        documents: lengths in tokens of the documents packed into a window, repeated until it is full.
+        documents: lengths in tokens of the documents packed into a window, repeated until it is
+            full.
         device: profile that resolves both; None: the one that flops.device names.
         planned: the run of another program; None: of llmsys.
         expert_load: tokens of the fullest rank of experts over the mean; `planned` has its own.
@@ -68,7 +71,9 @@ def estimate_run(
         "parameters": asdict(count_parameters(config.model)),
         "batch": _build_batch_section(config, documents),
         "flops": _build_flops_section(config, documents),
-        "memory": None if model_only else _build_memory_section(config, planned, expert_load, layout),
+        "memory": None
+        if model_only
+        else _build_memory_section(config, planned, expert_load, layout),
         "run": _build_run_section(config, documents) if has_budget and not model_only else None,
         "precision": precision,
         "unknown": dict.fromkeys(("time", "money", "energy"), NO_DEVICE),
@@ -107,12 +112,20 @@ def _build_batch_section(config: RunConfig, documents: Sequence[int]) -> dict[st
     }
 
 
-def _count_step_flops(config: RunConfig, convention: Convention, documents: Sequence[int]) -> FlopsCount:
+def _count_step_flops(
+    config: RunConfig, convention: Convention, documents: Sequence[int]
+) -> FlopsCount:
     source, length = config.sequence_lengths
     sequences = config.batch.sequences_per_step
     again = config.train.activation_checkpoint
     return count_flops(
-        config.model, source, sequences, convention, target_length=length, documents=documents, recompute=again
+        config.model,
+        source,
+        sequences,
+        convention,
+        target_length=length,
+        documents=documents,
+        recompute=again,
     )
 
 
@@ -128,25 +141,42 @@ def _build_flops_section(config: RunConfig, documents: Sequence[int]) -> dict[st
         for name, one in counts.items()
     }
     chosen = config.flops.convention
-    shares = {str(s): count_flops(config.model, s, 1, chosen, documents=documents).attention_share for s in CONTEXTS}
-    return {"convention": chosen, **every[chosen], "conventions": every, "attention_share_by_length": shares}
+    shares = {
+        str(s): count_flops(config.model, s, 1, chosen, documents=documents).attention_share
+        for s in CONTEXTS
+    }
+    return {
+        "convention": chosen,
+        **every[chosen],
+        "conventions": every,
+        "attention_share_by_length": shares,
+    }
 
 
 def _build_memory_section(
-    config: RunConfig, planned: "ProgramRun | None", expert_load: float, named: ParallelLayout | None
+    config: RunConfig,
+    planned: "ProgramRun | None",
+    expert_load: float,
+    named: ParallelLayout | None,
 ) -> dict[str, Any]:
     layout = (named or resolve_planned_layout(config)) if planned is None else planned.layout
     stages: Sequence[PipelineStage] = ()
     if planned is not None:
         config = planned.config
-        stages = list_pipeline_stages(config.model, planned.memory_profile) if planned.pipeline > 1 else ()
+        stages = (
+            list_pipeline_stages(config.model, planned.memory_profile)
+            if planned.pipeline > 1
+            else ()
+        )
     if layout.pipeline > 1:
         from llmsys.estimate.pipeline_stages import list_rank_stages
 
         stages = list_rank_stages(config.model, layout, config.batch.sequence_length, 1)
     # The rank that has the most parameters.
     found = [list(stage.iter_parameters(config.model)) for stage in stages]
-    rows = max(found, key=lambda tensors: sum(row.num_elements for row in tensors)) if found else None
+    rows = (
+        max(found, key=lambda tensors: sum(row.num_elements for row in tensors)) if found else None
+    )
     system = replace(OURS, expert_load=expert_load) if planned is None else planned.memory_profile
     state = compute_state_bytes(config, layout, rows, system)
     activations = estimate_activation_bytes(config, layout, system)

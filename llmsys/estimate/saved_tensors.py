@@ -1,20 +1,29 @@
-"""List the tensors of one block in the order in which they are made, and select those that a recompute policy saves.
+"""List the tensors of one block in the order in which they are made, and select those that a
+recompute policy saves.
 
-The kinds in llmsys/config list their own tensors; this file puts norms and the residual stream around them.
+The kinds in llmsys/config list their own tensors; this file puts norms and the residual stream
+around them.
 
-What attention saves depends on its kernel, which the model's own decision table chooses (config/attention_kernel.py).
+What attention saves depends on its kernel, which the model's own decision table chooses
+(config/attention_kernel.py).
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal, assert_never
 
-from llmsys.config.attention_kernel import AttentionTraits, choose_attention_kernel
-from llmsys.config.attention_layers import describe_cross_attention, describe_self_attention
 from llmsys.config.long_attention import AttentionConfig
 from llmsys.config.lsh_attention import HASH_ORDER
 from llmsys.config.model import ModelConfig
-from llmsys.config.module_tensors import FP32_BYTES, ActivationShape, Producer, SavedTensor, ScoreShape
+from llmsys.config.module_tensors import (
+    FP32_BYTES,
+    ActivationShape,
+    Producer,
+    SavedTensor,
+    ScoreShape,
+)
+from llmsys.kernels.attention_kernel import AttentionTraits, choose_attention_kernel
+from llmsys.kernels.attention_layers import describe_cross_attention, describe_self_attention
 
 CHUNK = 128  # llmsys/model/cpu_attention.py
 
@@ -24,10 +33,11 @@ class AttentionMemory:
     """The kernel of one attention, as far as its saved tensors depend on it.
 
     Attributes:
-        kind: fused: saves its inputs and a logsumexp; flex: the same, by flex_attention; chunked: the CPU's for 16
-            bits; composed: torch's own fallback, in float32; plain: our ops for features that no kernel has; explicit:
-            Megatron's before fused attention, in 16 bits.
-        table: the table of positions by positions that it gets: booleans for windows or documents, or numbers.
+        kind: fused: saves its inputs and a logsumexp; flex: the same, by flex_attention; chunked:
+            the CPU's for 16 bits; composed: torch's own fallback, in float32; plain: our ops for
+            features that no kernel has; explicit: Megatron's before fused attention, in 16 bits.
+        table: the table of positions by positions that it gets: booleans for windows or documents,
+            or numbers.
     """
 
     kind: Literal["fused", "flex", "chunked", "composed", "plain", "explicit"]
@@ -39,21 +49,31 @@ class AttentionMemory:
         return self.kind in ("fused", "flex", "explicit")
 
     def must_repeat_heads(self, scores: ScoreShape, shape: ActivationShape) -> bool:
-        """Return whether keys are copied for every query head: with a table, the fused GPU kernel has no groups."""
+        """Return whether keys are copied for every query head: with a table, the fused GPU
+        kernel has no groups.
+        """
         is_on_gpu = self.kind == "fused" and not shape.is_on_cpu
         return is_on_gpu and self.table != "none" and scores.key_value_heads != scores.heads
 
 
-def choose_attention_memory(model: ModelConfig, layer: int, shape: ActivationShape) -> AttentionMemory:
+def choose_attention_memory(
+    model: ModelConfig, layer: int, shape: ActivationShape
+) -> AttentionMemory:
     """Return the kernel of self-attention in block `layer`."""
     # Padding follows the targets, so causal attention over them needs no document numbers.
-    documents, kind = shape.has_documents and model.family != "encoder_decoder", model.get_layer_type(layer)
-    traits = describe_self_attention(model, kind, dtype=shape.dtype, length=shape.length, has_documents=documents)
+    documents, kind = (
+        shape.has_documents and model.family != "encoder_decoder",
+        model.get_layer_type(layer),
+    )
+    traits = describe_self_attention(
+        model, kind, dtype=shape.dtype, length=shape.length, has_documents=documents
+    )
     return _choose_memory(traits, shape)
 
 
 def _choose_memory(traits: AttentionTraits, shape: ActivationShape) -> AttentionMemory:
-    if shape.has_explicit_scores or shape.has_ring:  # a ring saves inputs, output and logsumexp, by any kernel
+    # a ring saves inputs, output and logsumexp, by any kernel
+    if shape.has_explicit_scores or shape.has_ring:
         return AttentionMemory("explicit" if shape.has_explicit_scores else "fused")
     if not shape.has_mask_rules:
         traits = replace(traits, has_documents=False, has_window=False)
@@ -63,7 +83,9 @@ def _choose_memory(traits: AttentionTraits, shape: ActivationShape) -> Attention
     table = "none" if not choice.has_table else "numbers" if traits.bias != "none" else rule
     match choice.kernel:
         case "sdpa" if shape.is_on_cpu and (
-            traits.has_distance_scores or traits.bias == "relative" or traits.qk_width != traits.v_width
+            traits.has_distance_scores
+            or traits.bias == "relative"
+            or traits.qk_width != traits.v_width
         ):
             return AttentionMemory("composed", table)
         case "sdpa" | "varlen":
@@ -79,7 +101,9 @@ def _choose_memory(traits: AttentionTraits, shape: ActivationShape) -> Attention
 def iter_attention_tensors(
     model: ModelConfig, layer: int, shape: ActivationShape, *, is_output_saved: bool
 ) -> Iterator[SavedTensor]:
-    """Yield the tensors of self-attention in block `layer`. `is_output_saved`: a norm after it saves its output."""
+    """Yield the tensors of self-attention in block `layer`. `is_output_saved`: a norm after it
+    saves its output.
+    """
     # Both streams of XLNet see the keys of the first.
     keys = shape.source if model.head.kind == "permutation" else shape.length
     scores = model.attention.build_score_shape(model, keys, is_causal=model.family != "encoder")
@@ -87,39 +111,55 @@ def iter_attention_tensors(
     if keys < shape.length:
         states = shape.compute_residual_bytes(model.hidden_size) * keys // shape.length
         yield SavedTensor("first stream", states, "fused")
-        yield SavedTensor("visible keys of both streams", shape.sequences * shape.length * keys, "pointwise")
+        yield SavedTensor(
+            "visible keys of both streams", shape.sequences * shape.length * keys, "pointwise"
+        )
     is_rotated, saved = model.uses_rope(layer), kernel.saves_inputs
     blocks = attention.list_score_blocks(layer, scores, shape)
     if blocks or attention.recomputes_scores:
         inputs = {"is_rotated": is_rotated, "are_queries_saved": saved, "are_keys_saved": saved}
         yield from attention.iter_saved_tensors(model, scores, shape, **inputs)
     else:
-        yield from _iter_kernel_tensors(model, attention, scores, kernel, shape, is_rotated=is_rotated)
+        yield from _iter_kernel_tensors(
+            model, attention, scores, kernel, shape, is_rotated=is_rotated
+        )
     for block_scores, block_shape, has_table in blocks:
         own = replace(kernel, table="documents" if has_table else "none")
         for tensor in _iter_score_tensors(model, block_scores, own, block_shape):
             # Outputs of several calls are joined: what the next matmul saves is none of them.
             is_joined = tensor.name == "attention output" and kernel.kind != "fused"
             yield replace(tensor, is_saved=False) if is_joined else tensor
-    yield from iter_output_projection("attention projection", model, shape, is_saved=is_output_saved)
+    yield from iter_output_projection(
+        "attention projection", model, shape, is_saved=is_output_saved
+    )
 
 
 def iter_cross_attention_tensors(
     model: ModelConfig, shape: ActivationShape, *, is_output_saved: bool
 ) -> Iterator[SavedTensor]:
-    """Yield the tensors of cross-attention: queries of the target's positions, keys and values of the source's."""
+    """Yield the tensors of cross-attention: queries of the target's positions, keys and values
+    of the source's.
+    """
     attention = model.attention.cross_attention
     scores = attention.build_score_shape(model, shape.source, is_causal=False)
     length = max(shape.length, shape.source)  # as the chunked kernel of the CPU limits it
-    traits = describe_cross_attention(model, dtype=shape.dtype, length=length, has_documents=shape.has_documents)
-    yield from _iter_kernel_tensors(model, attention, scores, _choose_memory(traits, shape), shape, is_rotated=False)
-    yield from iter_output_projection("cross-attention projection", model, shape, is_saved=is_output_saved)
+    traits = describe_cross_attention(
+        model, dtype=shape.dtype, length=length, has_documents=shape.has_documents
+    )
+    yield from _iter_kernel_tensors(
+        model, attention, scores, _choose_memory(traits, shape), shape, is_rotated=False
+    )
+    yield from iter_output_projection(
+        "cross-attention projection", model, shape, is_saved=is_output_saved
+    )
 
 
 def iter_output_projection(
     name: str, model: ModelConfig, shape: ActivationShape, *, is_saved: bool
 ) -> Iterator[SavedTensor]:
-    """Yield the last matmul of a branch: all positions, and after the sum over tensor ranks this rank's."""
+    """Yield the last matmul of a branch: all positions, and after the sum over tensor ranks this
+    rank's.
+    """
     output = shape.compute_residual_bytes(model.hidden_size)
     if shape.tensor == 1:
         yield SavedTensor(name, output, "product", is_saved=is_saved, is_needed=is_saved)
@@ -138,7 +178,9 @@ def _iter_kernel_tensors(
     *,
     is_rotated: bool,
 ) -> Iterator[SavedTensor]:
-    """Yield queries, keys and values, copies of them that a kernel makes, scores that it saves, and the output."""
+    """Yield queries, keys and values, copies of them that a kernel makes, scores that it saves,
+    and the output.
+    """
     yield from attention.iter_saved_tensors(
         model,
         scores,
@@ -162,10 +204,16 @@ def _iter_score_tensors(
     if kernel.kind == "flex" and scores.has_sinks:
         yield SavedTensor("attention output before sinks", output, "flex")
     producer: Producer = "flex" if kernel.kind == "flex" else "attention"
-    yield SavedTensor("attention output", output, "pointwise" if kernel.kind in ("composed", "plain") else producer)
+    yield SavedTensor(
+        "attention output",
+        output,
+        "pointwise" if kernel.kind in ("composed", "plain") else producer,
+    )
 
 
-def _iter_input_copies(scores: ScoreShape, kernel: AttentionMemory, shape: ActivationShape) -> Iterator[SavedTensor]:
+def _iter_input_copies(
+    scores: ScoreShape, kernel: AttentionMemory, shape: ActivationShape
+) -> Iterator[SavedTensor]:
     share = scores.keys / shape.length
     queries = scores.heads * scores.key_channels
     if kernel.kind in ("composed", "plain", "chunked"):
@@ -173,7 +221,11 @@ def _iter_input_copies(scores: ScoreShape, kernel: AttentionMemory, shape: Activ
         heads = scores.key_value_heads if kernel.kind == "chunked" else scores.heads
         keys_values = heads * (scores.key_channels + scores.value_channels)
         size = FP32_BYTES if kernel.kind == "composed" else shape.value_bytes
-        yield SavedTensor("queries as they are multiplied", shape.compute_sharded_bytes(queries, size), "pointwise")
+        yield SavedTensor(
+            "queries as they are multiplied",
+            shape.compute_sharded_bytes(queries, size),
+            "pointwise",
+        )
         copies = int(shape.compute_sharded_bytes(keys_values, size) * share)
         yield SavedTensor("keys and values likewise", copies, "pointwise")
     elif kernel.must_repeat_heads(scores, shape):
@@ -191,53 +243,85 @@ def _iter_saved_scores(
         yield SavedTensor("logsumexp", lse, "flex" if kernel.kind == "flex" else "attention")
     elif kernel.kind == "chunked":
         share = _compute_causal_share(shape.length) if scores.is_causal else 1.0
-        yield SavedTensor("probabilities", int(shape.compute_score_bytes(heads, keys=keys) * share), "attention")
+        yield SavedTensor(
+            "probabilities", int(shape.compute_score_bytes(heads, keys=keys) * share), "attention"
+        )
     elif kernel.kind == "explicit":  # Korthikanti 2022, 4.1: softmax 2as, mask as, dropped 2as
-        yield SavedTensor("scores, softmax", shape.compute_score_bytes(heads, keys=keys), "pointwise")
+        yield SavedTensor(
+            "scores, softmax", shape.compute_score_bytes(heads, keys=keys), "pointwise"
+        )
     else:
         yield from _iter_unfused_scores(scores, kernel, shape, has_dropout=has_dropout)
     # SDPA turns a boolean table into an additive one.
     if is_fused and kernel.table in ("windows", "documents"):
         rows = shape.sequences if kernel.table == "documents" else 1
-        yield SavedTensor("table as numbers", rows * shape.length * keys * shape.value_bytes, "fused")
+        yield SavedTensor(
+            "table as numbers", rows * shape.length * keys * shape.value_bytes, "fused"
+        )
     if has_dropout and not is_fused:
         mask = shape.value_bytes if shape.is_on_cpu else 1
-        yield SavedTensor("scores, dropout mask", shape.compute_score_bytes(heads, mask, keys=keys), "pointwise")
-        yield SavedTensor("scores, dropped", shape.compute_score_bytes(heads, keys=keys), "pointwise")
+        yield SavedTensor(
+            "scores, dropout mask", shape.compute_score_bytes(heads, mask, keys=keys), "pointwise"
+        )
+        yield SavedTensor(
+            "scores, dropped", shape.compute_score_bytes(heads, keys=keys), "pointwise"
+        )
 
 
 def _iter_unfused_scores(
     scores: ScoreShape, kernel: AttentionMemory, shape: ActivationShape, *, has_dropout: bool
 ) -> Iterator[SavedTensor]:
-    """Yield T × S for every head: softmax in float32, and without dropout the weights in 16 bits."""
+    """Yield T × S for every head: softmax in float32, and without dropout the weights in 16
+    bits.
+    """
     heads, keys = scores.heads, scores.keys
     if scores.has_softcap:
-        yield SavedTensor("scores, capped", shape.compute_score_bytes(heads, keys=keys), "pointwise")
+        yield SavedTensor(
+            "scores, capped", shape.compute_score_bytes(heads, keys=keys), "pointwise"
+        )
     softmax = shape.compute_score_bytes(heads, FP32_BYTES, keys=keys + scores.has_sinks)
     yield SavedTensor("scores, softmax", softmax, "pointwise")
     if kernel.kind == "plain" and shape.value_bytes != FP32_BYTES and not has_dropout:
-        yield SavedTensor("scores, weights", shape.compute_score_bytes(heads, keys=keys), "pointwise")
+        yield SavedTensor(
+            "scores, weights", shape.compute_score_bytes(heads, keys=keys), "pointwise"
+        )
 
 
 def _compute_causal_share(length: int) -> float:
-    """Return the share of T × T scores that causal attention computes in chunks: up to the end of each chunk."""
+    """Return the share of T × T scores that causal attention computes in chunks: up to the end
+    of each chunk.
+    """
     ends = (min(start + CHUNK, length) for start in range(0, length, CHUNK))
-    return sum((end - start) * end for start, end in zip(range(0, length, CHUNK), ends, strict=True)) / length**2
+    return (
+        sum((end - start) * end for start, end in zip(range(0, length, CHUNK), ends, strict=True))
+        / length**2
+    )
 
 
-def list_saved_block_tensors(model: ModelConfig, layer: int, shape: ActivationShape) -> list[list[SavedTensor]]:
+def list_saved_block_tensors(
+    model: ModelConfig, layer: int, shape: ActivationShape
+) -> list[list[SavedTensor]]:
     """Return the tensors of block `layer`, branch by branch.
 
     The block's input belongs to its first branch, its output to the next block.
     """
-    names = ["attention", *(["cross_attention"] if model.family == "encoder_decoder" else []), "feed_forward"]
+    names = [
+        "attention",
+        *(["cross_attention"] if model.family == "encoder_decoder" else []),
+        "feed_forward",
+    ]
     branches = [
-        list(_iter_branch_tensors(model, layer, name, shape, is_first=not index)) for index, name in enumerate(names)
+        list(_iter_branch_tensors(model, layer, name, shape, is_first=not index))
+        for index, name in enumerate(names)
     ]
     if not model.residual.is_reversible:
         return branches
-    # States are computed backwards, and branches again; the order of hashes is that of the first pass.
-    return [[replace(one, is_saved=one.name == HASH_ORDER and one.is_saved) for one in branch] for branch in branches]
+    # States are computed backwards, and branches again; the order of hashes is that of the first
+    # pass.
+    return [
+        [replace(one, is_saved=one.name == HASH_ORDER and one.is_saved) for one in branch]
+        for branch in branches
+    ]
 
 
 def _iter_branch_tensors(
@@ -246,7 +330,8 @@ def _iter_branch_tensors(
     residual, stream = model.residual, shape.compute_residual_bytes(model.hidden_size)
     if is_first:
         yield SavedTensor("block input", stream, "input")
-    elif not (residual.is_parallel or residual.normalizes_sum):  # a sum that a norm or the matmuls save
+    # a sum that a norm or the matmuls save
+    elif not (residual.is_parallel or residual.normalizes_sum):
         yield SavedTensor(f"stream before {name}", stream, "sum")
     if residual.normalizes_input and (is_first or not residual.shares_input_norm):
         yield from model.norm.iter_saved_tensors(f"{name} norm", model.hidden_size, shape)
@@ -255,7 +340,9 @@ def _iter_branch_tensors(
         normed = shape.compute_input_bytes(model.hidden_size)
         yield SavedTensor(f"normed input of {name}", normed, producer, is_saved=is_saved)
     elif shape.tensor > 1 and shape.saves_gathered_inputs:
-        yield SavedTensor(f"gathered input of {name}", shape.compute_gathered_bytes(model.hidden_size), "gather")
+        yield SavedTensor(
+            f"gathered input of {name}", shape.compute_gathered_bytes(model.hidden_size), "gather"
+        )
     is_output_saved = residual.normalizes_output
     if name == "attention":
         yield from iter_attention_tensors(model, layer, shape, is_output_saved=is_output_saved)
@@ -281,15 +368,22 @@ def _iter_feed_forward_tensors(
     model: ModelConfig, layer: int, shape: ActivationShape, *, is_output_saved: bool
 ) -> Iterator[SavedTensor]:
     if model.moe is not None and model.is_moe_layer(layer):
-        yield from model.moe.iter_saved_tensors(model.hidden_size, shape, is_output_saved=is_output_saved)
+        yield from model.moe.iter_saved_tensors(
+            model.hidden_size, shape, is_output_saved=is_output_saved
+        )
         return
     if model.feed_forward_chunk is not None:  # a chunk is computed again in the backward pass
         return
-    has_dropout, inner = model.dropout.activation > 0, shape.compute_sharded_bytes(model.intermediate_size)
+    has_dropout, inner = (
+        model.dropout.activation > 0,
+        shape.compute_sharded_bytes(model.intermediate_size),
+    )
     yield from model.feed_forward.iter_saved_tensors("", inner, has_dropout=has_dropout)
     if has_dropout:
         yield SavedTensor("dropped channels", inner, "pointwise")
-    yield from iter_output_projection("feed-forward projection", model, shape, is_saved=is_output_saved)
+    yield from iter_output_projection(
+        "feed-forward projection", model, shape, is_saved=is_output_saved
+    )
 
 
 def _is_feed_forward_input_saved(model: ModelConfig, layer: int, shape: ActivationShape) -> bool:

@@ -1,7 +1,9 @@
-"""Estimate serving: memory, time to the first token, tokens per second, and cost per million tokens.
+"""Estimate serving: memory, time to the first token, tokens per second, and cost per million
+tokens.
 
-A prompt is one causal pass; each further token reads all weights that the batch uses and the cache of every request.
-Kernel times are the device profile's curve (llmsys/estimate/device_profile.py), with one kernel launch each.
+A prompt is one causal pass; each further token reads all weights that the batch uses and the cache
+of every request. Kernel times are the device profile's curve (llmsys/estimate/device_profile.py),
+with one kernel launch each.
 """
 
 from dataclasses import asdict, dataclass
@@ -25,7 +27,8 @@ from llmsys.estimate.serving_memory import (
     get_weight_bytes,
 )
 
-# Kernels of a block with fused norms: two norms, four matrices, rotation, attention, cache write, activation.
+# Kernels of a block with fused norms: two norms, four matrices, rotation, attention, cache write,
+# activation.
 KERNELS_PER_BLOCK = 10
 
 
@@ -40,7 +43,9 @@ class ServingBench:
 
     @property
     def matmul_flops(self) -> float:
-        """Operations per second of large matrices: 8-bit ones where weights are fp8 and the device has them."""
+        """Operations per second of large matrices: 8-bit ones where weights are fp8 and the
+        device has them.
+        """
         kernels = self.device.efficiency
         if self.config.weights == "fp8" and "fp8" in self.device.peak_flops:
             return self.device.get_peak_flops("fp8") * kernels.products_fp8
@@ -59,7 +64,9 @@ class ServingBench:
         if self.gpus == 1:
             return seconds
         group = RankGroup(self.gpus, 1)
-        return seconds + 2 * blocks * estimate_all_reduce_seconds(group, 2 * tokens * model.hidden_size, self.device)
+        return seconds + 2 * blocks * estimate_all_reduce_seconds(
+            group, 2 * tokens * model.hidden_size, self.device
+        )
 
     def estimate_weight_seconds(self, tokens: int) -> float:
         """Return the seconds of reading the weights that `tokens` tokens use, each once."""
@@ -74,10 +81,14 @@ class ServingBench:
         return total / self.gpus / self.bandwidth
 
     def _estimate_touched_share(self, tokens: int) -> float:
-        """Return the share of experts that at least one of `tokens` tokens visits, if all are equally likely."""
+        """Return the share of experts that at least one of `tokens` tokens visits, if all are
+        equally likely.
+        """
         if self.model.moe is None:
             return 1.0
-        return float(1 - (1 - self.model.moe.visits_per_token / self.model.moe.num_experts) ** tokens)
+        return float(
+            1 - (1 - self.model.moe.visits_per_token / self.model.moe.num_experts) ** tokens
+        )
 
     def count_prompt_flops(self) -> int:
         """Return the operations of one prompt; only its last token goes through the head."""
@@ -89,7 +100,9 @@ class ServingBench:
         """Return the operations of one further token, halfway through the answer."""
         rows = list_model_tensors(self.model)
         matrices = sum(
-            count_active_elements(self.model, row) * row.steps for row in rows if row.input in ("token", "visit")
+            count_active_elements(self.model, row) * row.steps
+            for row in rows
+            if row.input in ("token", "visit")
         )
         if is_head_tied(self.model):
             matrices += self.model.vocab_size * self.model.hidden_size
@@ -97,7 +110,8 @@ class ServingBench:
 
     def _count_token_attention(self) -> int:
         model, heads = self.model, self.model.num_attention_heads
-        if model.attention.kind == "latent":  # scores against latents, the up-projection moved to the query
+        # scores against latents, the up-projection moved to the query
+        if model.attention.kind == "latent":
             width = heads * (2 * model.attention.kv_lora_rank + model.attention.qk_rope_head_dim)
         else:
             width = 2 * heads * model.head_dim
@@ -118,15 +132,21 @@ class ServingBench:
         return before + self.config.output // 2
 
     def estimate_first_token_seconds(self) -> float:
-        """Return the seconds from the start of a prompt to its first token, alone on the devices."""
+        """Return the seconds from the start of a prompt to its first token, alone on the
+        devices.
+        """
         count = count_flops(self.model, self.config.prompt, 1, "causal", target_length=1)
         kernels = self.device.efficiency
-        attention = self.device.get_peak_flops("bf16") * min(1.0, kernels.attention * kernels.native_attention)
+        attention = self.device.get_peak_flops("bf16") * min(
+            1.0, kernels.attention * kernels.native_attention
+        )
         chunks = -(-self.config.prompt // PREFILL_CHUNK)
         linear = self.count_prompt_flops() - count.attention
         seconds = linear / self.matmul_flops + count.attention / attention
         tokens = min(self.config.prompt, PREFILL_CHUNK)
-        return seconds / self.gpus + chunks * (self.estimate_weight_seconds(tokens) + self.estimate_overhead(tokens))
+        return seconds / self.gpus + chunks * (
+            self.estimate_weight_seconds(tokens) + self.estimate_overhead(tokens)
+        )
 
     def estimate_step_seconds(self) -> float:
         """Return the seconds of one further token for every request of the batch."""
@@ -138,7 +158,11 @@ class ServingBench:
 
 
 def estimate_serving(
-    model: ModelConfig, config: ServingConfig, device: DeviceProfile | None, cluster: ClusterCosts, gpus: int
+    model: ModelConfig,
+    config: ServingConfig,
+    device: DeviceProfile | None,
+    cluster: ClusterCosts,
+    gpus: int,
 ) -> dict[str, Any]:
     """Estimate a load of a served model as plain values.
 
@@ -151,13 +175,14 @@ def estimate_serving(
 
     Returns:
         Keys: load, gpus, memory_bytes, cache_bytes_per_request; with a device fits, largest_batch,
-        first_token_seconds, all_first_tokens_seconds, step_seconds, tokens_per_second (one request, all of them, and
-        with the time of prompts), utilisation, money.
+        first_token_seconds, all_first_tokens_seconds, step_seconds, tokens_per_second (one request,
+        all of them, and with the time of prompts), utilisation, money.
 
     Raises:
         ConfigError: the model generates nothing, or the devices do not divide its heads.
     """
-    model = model.model_copy(update={"multi_token_prediction": None})  # a server does not load those modules
+    # a server does not load those modules
+    model = model.model_copy(update={"multi_token_prediction": None})
     check_served_model(model, config, gpus)
     memory = estimate_serving_memory(model, config, gpus)
     result: dict[str, Any] = {
@@ -192,6 +217,8 @@ def estimate_serving(
             "price_per_hour": cluster.price_per_hour,
             "per_million_prompt_tokens": rate * first / config.prompt,
             "per_million_output_tokens": rate * step / config.batch,
-            "per_million_tokens": rate * answered / (config.batch * (config.prompt + config.output)),
+            "per_million_tokens": rate
+            * answered
+            / (config.batch * (config.prompt + config.output)),
         },
     }

@@ -1,7 +1,9 @@
-"""Memory of a served model: weights, cached keys and values, activations; and which models can be served.
+"""Memory of a served model: weights, cached keys and values, activations; and which models can be
+served.
 
 Invariants:
-- Cached bytes are those of keys and values that a decoder must keep: windows, shared heads and latents count as such.
+- Cached bytes are those of keys and values that a decoder must keep: windows, shared heads and
+  latents count as such.
 """
 
 from collections.abc import Sequence
@@ -14,11 +16,14 @@ from llmsys.errors import ConfigError
 from llmsys.estimate.device_profile import DeviceProfile
 from llmsys.estimate.model_tensors import list_model_tensors
 
-# Bits of a weight. int4 has a 16-bit scale for each group of 128 (GPTQ, AWQ); scales of others are per channel.
+# Bits of a weight. int4 has a 16-bit scale for each group of 128 (GPTQ, AWQ); scales of others are
+# per channel.
 WEIGHT_BITS = {"bf16": 16.0, "fp8": 8.0, "int8": 8.0, "int4": 4 + 16 / 128}
 CACHE_BYTES = {"bf16": 2, "fp8": 1}
 # Matrices that stay in bf16 where others are quantized.
-UNQUANTIZED = frozenset({"embedding", "positions", "norms", "router", "head", "head_bias", "head_other"})
+UNQUANTIZED = frozenset(
+    {"embedding", "positions", "norms", "router", "head", "head_bias", "head_other"}
+)
 # Prompts go through in pieces of this many tokens, which bounds the memory of activations.
 PREFILL_CHUNK = 8192
 # Share of the device's memory that a server takes for weights, cache and activations.
@@ -40,7 +45,8 @@ class ServingMemory:
 
 
 def check_served_model(model: ModelConfig, config: ServingConfig, gpus: int) -> None:
-    """Raise ConfigError for a model that generates nothing, or that cannot be divided by the devices.
+    """Raise ConfigError for a model that generates nothing, or that cannot be divided by the
+    devices.
 
     Args:
         model: architecture.
@@ -51,24 +57,32 @@ def check_served_model(model: ModelConfig, config: ServingConfig, gpus: int) -> 
         ConfigError: with the value, the rule and the next step.
     """
     if model.family == "encoder" or not model.head.has_logits:
-        raise ConfigError(f"--serve: family={model.family} generates no tokens. Give a decoder or an encoder-decoder.")
+        raise ConfigError(
+            f"--serve: family={model.family} generates no tokens. Give a decoder or an "
+            "encoder-decoder."
+        )
     if model.rnn is not None or model.attention.kind not in ("multi_head", "latent"):
         kind = model.attention.kind if model.rnn is None else model.rnn.kind
-        raise ConfigError(f"--serve: {kind} has no known cache. Use attention.kind=multi_head or latent.")
+        raise ConfigError(
+            f"--serve: {kind} has no known cache. Use attention.kind=multi_head or latent."
+        )
     if model.num_attention_heads % gpus:
         raise ConfigError(
-            f"--serve: {gpus} devices do not divide num_attention_heads={model.num_attention_heads}. Use --gpus with "
-            "a divisor of it."
+            f"--serve: {gpus} devices do not divide "
+            f"num_attention_heads={model.num_attention_heads}. Use --gpus with a divisor of it."
         )
     longest = model.max_position_embeddings
     whole = config.output if model.family == "encoder_decoder" else config.prompt + config.output
     if model.position.kind == "learned" and max(whole, config.prompt) > longest:
         raise ConfigError(
-            f"--serve: prompt and output are {whole} tokens, but positions are learned up to {longest}. Use fewer."
+            f"--serve: prompt and output are {whole} tokens, but positions are learned up to "
+            f"{longest}. Use fewer."
         )
 
 
-def count_cached_values(model: ModelConfig, config: ServingConfig, tokens: int, gpus: int = 1) -> int:
+def count_cached_values(
+    model: ModelConfig, config: ServingConfig, tokens: int, gpus: int = 1
+) -> int:
     """Return the cached numbers of one request on one device.
 
     Args:
@@ -90,7 +104,9 @@ def count_cached_values(model: ModelConfig, config: ServingConfig, tokens: int, 
     return per_position * (own + crossed)
 
 
-def estimate_weight_bytes(model: ModelConfig, rows: Sequence[ParameterTensor], weights: str, gpus: int = 1) -> float:
+def estimate_weight_bytes(
+    model: ModelConfig, rows: Sequence[ParameterTensor], weights: str, gpus: int = 1
+) -> float:
     """Return the bytes of the weights on one device; vectors are on each.
 
     Args:
@@ -102,7 +118,10 @@ def estimate_weight_bytes(model: ModelConfig, rows: Sequence[ParameterTensor], w
     Returns:
         Bytes.
     """
-    return sum(row.num_elements * get_weight_bytes(row, weights) / (gpus if len(row.shape) > 1 else 1) for row in rows)
+    return sum(
+        row.num_elements * get_weight_bytes(row, weights) / (gpus if len(row.shape) > 1 else 1)
+        for row in rows
+    )
 
 
 def get_weight_bytes(row: ParameterTensor, weights: str) -> float:
@@ -120,20 +139,27 @@ def estimate_serving_memory(model: ModelConfig, config: ServingConfig, gpus: int
         gpus: devices that share each layer.
     """
     kept = config.output if model.family == "encoder_decoder" else config.prompt + config.output
-    cache = config.batch * count_cached_values(model, config, kept, gpus) * CACHE_BYTES[config.cache]
+    cache = (
+        config.batch * count_cached_values(model, config, kept, gpus) * CACHE_BYTES[config.cache]
+    )
     width = model.intermediate_size
     if model.moe is not None:
         width = max(width, int(model.moe.moe_intermediate_size * model.moe.visits_per_token))
     chunk = min(PREFILL_CHUNK, config.batch * config.prompt)
-    # Stream, its norm, and two halves of a gated feed-forward, in bf16; logits of each request in float32.
+    # Stream, its norm, and two halves of a gated feed-forward, in bf16; logits of each request in
+    # float32.
     channels = 4 * model.hidden_size + 2 * width / gpus
     workspace = 2 * chunk * channels + 4 * config.batch * model.vocab_size
     return ServingMemory(
-        estimate_weight_bytes(model, list_model_tensors(model), config.weights, gpus), cache, workspace
+        estimate_weight_bytes(model, list_model_tensors(model), config.weights, gpus),
+        cache,
+        workspace,
     )
 
 
-def find_largest_batch(model: ModelConfig, config: ServingConfig, device: DeviceProfile, gpus: int) -> int:
+def find_largest_batch(
+    model: ModelConfig, config: ServingConfig, device: DeviceProfile, gpus: int
+) -> int:
     """Return the requests of this length that fit in memory together; 0 if not even one fits.
 
     Args:
@@ -146,7 +172,10 @@ def find_largest_batch(model: ModelConfig, config: ServingConfig, device: Device
     room = device.memory_bytes * MEMORY_SHARE
 
     def is_small_enough(batch: int) -> bool:
-        return estimate_serving_memory(model, config.model_copy(update={"batch": batch}), gpus).total <= room
+        return (
+            estimate_serving_memory(model, config.model_copy(update={"batch": batch}), gpus).total
+            <= room
+        )
 
     while is_small_enough(high) and high < 10**6:
         low, high = high, 2 * high

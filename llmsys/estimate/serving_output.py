@@ -1,7 +1,8 @@
 """Types of the objects that `llmsys estimate --serve --json` and `--finetune --json` print.
 
 Invariants:
-- Every key that these commands print is a field here, and no other (tests/llmsys/estimate/test_json_output.py).
+- Every key that these commands print is a field here, and no other
+  (tests/llmsys/estimate/test_json_output.py).
 """
 
 from pydantic import Field
@@ -37,21 +38,35 @@ class ServingMoney(Section):
 
 
 class ServingOutput(Section):
-    """`llmsys estimate CONFIG --serve LOAD --json`. All from `device` on is printed with a device."""
+    """`llmsys estimate CONFIG --serve LOAD --json`. All from `device` on is printed with a
+    device.
+    """
 
     load: ServingConfig = Field(description="The load.")
     gpus: int = Field(description="Devices that share every layer.")
-    memory_bytes: dict[str, float] = Field(description="On each device: weights, cache, workspace, and their total.")
+    memory_bytes: dict[str, float] = Field(
+        description="On each device: weights, cache, workspace, and their total."
+    )
     cache_bytes_per_request: float = Field(description="The same of one request.")
     device: str | None = Field(None, description="Name of the device profile.")
     device_memory_bytes: float | None = Field(None, description="Memory of a device.")
     fits: bool | None = Field(None, description="The load fits in 95 % of it.")
     largest_batch: int | None = Field(None, description="Most requests of this length that fit.")
-    first_token_seconds: float | None = Field(None, description="To the first token of one prompt alone.")
-    all_first_tokens_seconds: float | None = Field(None, description="To that of the last request of the batch.")
-    step_seconds: float | None = Field(None, description="To a further token of each, halfway through the answer.")
-    tokens_per_second: ServingRates | None = Field(None, description="Tokens of answers in a second.")
-    utilisation: float | None = Field(None, description="Share of the peak in bf16, prompts included.")
+    first_token_seconds: float | None = Field(
+        None, description="To the first token of one prompt alone."
+    )
+    all_first_tokens_seconds: float | None = Field(
+        None, description="To that of the last request of the batch."
+    )
+    step_seconds: float | None = Field(
+        None, description="To a further token of each, halfway through the answer."
+    )
+    tokens_per_second: ServingRates | None = Field(
+        None, description="Tokens of answers in a second."
+    )
+    utilisation: float | None = Field(
+        None, description="Share of the peak in bf16, prompts included."
+    )
     money: ServingMoney | None = Field(None, description="Prices of served tokens.")
 
 
@@ -59,7 +74,9 @@ class FinetuneFlops(Section):
     """Operations of a step."""
 
     forward: int = Field(description="Forward pass of the frozen weights.")
-    input_gradients: int = Field(description="Gradients of what matrices read, where something before is trained.")
+    input_gradients: int = Field(
+        description="Gradients of what matrices read, where something before is trained."
+    )
     weight_gradients: int = Field(description="Gradients of trained weights.")
     adapters: int = Field(description="Adapters, forward and backward.")
     total: int = Field(description="All of them.")
@@ -69,7 +86,9 @@ class FinetuneFlops(Section):
 class FinetuneMemory(Section):
     """Memory of a rank."""
 
-    state_bytes: dict[str, float] = Field(description="State of the trained part, and the frozen weights.")
+    state_bytes: dict[str, float] = Field(
+        description="State of the trained part, and the frozen weights."
+    )
     peak_bytes: int = Field(description="Most bytes of an instant.")
     peak_instant: str = Field(description="Name of that instant.")
 
@@ -82,6 +101,8 @@ class FinetuneOutput(Section):
     adapter_parameters: int = Field(description="Those of adapters.")
     trained_share: float = Field(description="Trained ones over all.")
     flops: FinetuneFlops = Field(description="Operations of a step.")
-    memory: FinetuneMemory | None = Field(None, description="Memory of a rank; missing without a batch.")
+    memory: FinetuneMemory | None = Field(
+        None, description="Memory of a rank; missing without a batch."
+    )
     step_seconds: Percentiles | None = Field(None, description="With a device: seconds of a step.")
     speedup: float | None = Field(None, description="Seconds of full training over these.")

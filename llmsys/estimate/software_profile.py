@@ -1,13 +1,15 @@
 """Training programs as far as memory and time depend on them, besides the config.
 
-The defaults are our trainer on a GPU. Other values let published rows of other systems be judged by the same sums.
+The defaults are our trainer on a GPU. Other values let published rows of other systems be judged by
+the same sums.
 
 How a training program uses a device, as far as time depends on it: what is fused, hidden, launched.
 
-Every field is a physical quantity; none is fitted to a single row. Named instances are the profiles of `programs/`.
+Every field is a physical quantity; none is fitted to a single row. Named instances are the profiles
+of `programs/`.
 
-The dtype that `train.precision: auto` takes on a device that is described, not at hand; on one at hand
-llmsys/train/precision.py asks torch.
+The dtype that `train.precision: auto` takes on a device that is described, not at hand; on one at
+hand llmsys/train/precision.py asks torch.
 """
 
 from dataclasses import dataclass
@@ -29,44 +31,59 @@ class MemoryProfile:
     """One training program on one kind of device.
 
     Args:
-        device: whose kernels run. On a CPU norms and attention keep more, and nothing is reserved by an allocator.
-        pipeline: stages over which blocks are dealt, first in first out (1F1B; Narayanan 2021, arXiv:2104.04473).
+        device: whose kernels run. On a CPU norms and attention keep more, and nothing is reserved
+            by an allocator.
+        pipeline: stages over which blocks are dealt, first in first out (1F1B; Narayanan 2021,
+            arXiv:2104.04473).
         chunks: parts of the model that a stage holds (interleaved 1F1B).
-        in_flight: micro-batches whose activations the first stage holds; 0 takes as many as there are stages.
+        in_flight: micro-batches whose activations the first stage holds; 0 takes as many as there
+            are stages.
         loss: kernel: full logits never exist, and a block's gradient takes the place of its logits
-            (llmsys/train/cross_entropy.py); chunked: the same with a float32 copy of a block; fused: logits, and their
-            gradient in float32 (a compiled loss); whole: eager cross entropy over float32 copies.
-        head: what a tensor rank has of the logits: its positions with a whole head, or its columns of all positions
-            with a part of it (loss parallel).
+            (llmsys/train/cross_entropy.py); chunked: the same with a float32 copy of a block;
+            fused: logits, and their gradient in float32 (a compiled loss); whole: eager cross
+            entropy over float32 copies.
+        head: what a tensor rank has of the logits: its positions with a whole head, or its columns
+            of all positions with a part of it (loss parallel).
         capability: CUDA compute capability, by which the kernels of attention are chosen.
-        masks: kernel: documents and windows decide the kernel, as in the model; none: they cost nothing.
-        attention: kernel: probabilities are never kept; explicit: scores, weights and dropout masks are.
-        selective: what `train.activation_checkpoint=selective` keeps. products: outputs of all products and of
-            attention; alternate: of every second product and of attention (torchtitan); attention: everything but the
-            scores (Megatron; Korthikanti 2022, arXiv:2205.05198, 5).
-        stream: under tensor parallelism, whether positions between layers are divided over its ranks (sequence
-            parallelism) or whole on each.
-        gathered: under tensor parallelism with sequence parallelism, whether what column-parallel products read is
-            kept gathered, or gathered again in the backward (Korthikanti 2022, 4.2.2).
-        weights: sharded: whole only while a block uses them; whole: from the first use to the end of the backward.
-        gradients: sharded after each backward; whole: float32, summed over micro-batches before they are sharded.
-        activations: where they wait for the backward; of host, two blocks' are on their way at a time.
-        evaluation: logits: held-out sequences pass forward between steps, their logits whole (our measure.py);
-            none: the peak is that of training alone.
-        schedule: 1f1b, interleaved with chunks; bidirectional: a rank has a stage of each half, and micro-batches enter
-            at both ends, so weights are there twice (DualPipe; DeepSeek-V3, arXiv:2412.19437, 3.2.1).
-        stages: equal: as many blocks on the first and last rank as on others; short_ends: embedding and head count as
-            a block each (Llama 3, arXiv:2407.21783, 3.3.2).
-        boundaries: kept: a stage keeps what it sent for the backward; freed: the next one has it (Korthikanti 2022, B).
-        recomputed: what the backward computes again although no checkpoint asks for it. fused: what is between the
-            operations of a kernel; elementwise: outputs of norms and gated activations too; latent: also
-            up-projections of latent attention.
-        linear_inputs: what linear layers and gated activations keep of their 16-bit inputs. fp8: a byte, and a float32
-            scale for 128 values; of the output of attention, which attention reads too, 12 bits (DeepSeek-V3, 3.3.3).
-        expert_weights: where the router's weights multiply. outputs: those of the experts, which are kept; inputs: what
-            their down-projection reads.
+        masks: kernel: documents and windows decide the kernel, as in the model; none: they cost
+            nothing.
+        attention: kernel: probabilities are never kept; explicit: scores, weights and dropout masks
+            are.
+        selective: what `train.activation_checkpoint=selective` keeps. products: outputs of all
+            products and of attention; alternate: of every second product and of attention
+            (torchtitan); attention: everything but the scores (Megatron; Korthikanti 2022,
+            arXiv:2205.05198, 5).
+        stream: under tensor parallelism, whether positions between layers are divided over its
+            ranks (sequence parallelism) or whole on each.
+        gathered: under tensor parallelism with sequence parallelism, whether what column-parallel
+            products read is kept gathered, or gathered again in the backward (Korthikanti 2022,
+            4.2.2).
+        weights: sharded: whole only while a block uses them; whole: from the first use to the end
+            of the backward.
+        gradients: sharded after each backward; whole: float32, summed over micro-batches before
+            they are sharded.
+        activations: where they wait for the backward; of host, two blocks' are on their way at a
+            time.
+        evaluation: logits: held-out sequences pass forward between steps, their logits whole (our
+            measure.py); none: the peak is that of training alone.
+        schedule: 1f1b, interleaved with chunks; bidirectional: a rank has a stage of each half, and
+            micro-batches enter at both ends, so weights are there twice (DualPipe; DeepSeek-V3,
+            arXiv:2412.19437, 3.2.1).
+        stages: equal: as many blocks on the first and last rank as on others; short_ends: embedding
+            and head count as a block each (Llama 3, arXiv:2407.21783, 3.3.2).
+        boundaries: kept: a stage keeps what it sent for the backward; freed: the next one has it
+            (Korthikanti 2022, B).
+        recomputed: what the backward computes again although no checkpoint asks for it. fused: what
+            is between the operations of a kernel; elementwise: outputs of norms and gated
+            activations too; latent: also up-projections of latent attention.
+        linear_inputs: what linear layers and gated activations keep of their 16-bit inputs. fp8: a
+            byte, and a float32 scale for 128 values; of the output of attention, which attention
+            reads too, 12 bits (DeepSeek-V3, 3.3.3).
+        expert_weights: where the router's weights multiply. outputs: those of the experts, which
+            are kept; inputs: what their down-projection reads.
         moments: type of the moments where ZeRO shards them.
-        measured: reserved: what the allocator holds (max_memory_reserved); allocated: what tensors hold.
+        measured: reserved: what the allocator holds (max_memory_reserved); allocated: what tensors
+            hold.
         expert_load: tokens of the fullest rank of experts over the mean of the ranks.
     """
 
@@ -99,73 +116,117 @@ class MemoryProfile:
 
     @property
     def saves_plainly(self) -> bool:
-        """True where blocks keep what autograd saves: neither computed again nor in another type."""
-        return (self.recomputed, self.linear_inputs, self.expert_weights) == ("nothing", "compute", "outputs")
+        """True where blocks keep what autograd saves: neither computed again nor in another
+        type.
+        """
+        return (self.recomputed, self.linear_inputs, self.expert_weights) == (
+            "nothing",
+            "compute",
+            "outputs",
+        )
 
 
 OURS = MemoryProfile()
 
 
 class SoftwareProfile(Section):
-    """Kernels and overlaps of a training program. The defaults are fused kernels with overlapped collectives."""
+    """Kernels and overlaps of a training program. The defaults are fused kernels with overlapped
+    collectives.
+    """
 
-    traffic: float = Field(1.0, ge=1, description="Bytes moved by elementwise kernels / bytes of fused kernels.")
-    loss_bytes: float = Field(12, ge=0, description="Bytes moved per logit in the loss, forward and backward.")
+    traffic: float = Field(
+        1.0, ge=1, description="Bytes moved by elementwise kernels / bytes of fused kernels."
+    )
+    loss_bytes: float = Field(
+        12, ge=0, description="Bytes moved per logit in the loss, forward and backward."
+    )
     attention: Literal["fused", "native", "unfused", "chosen"] = Field(
         "fused",
-        description="fused: torch's kernels. native: kernels for this device. unfused: every score is written to "
-        "memory. chosen: by llmsys' table of kernels, where the device has a compute capability.",
+        description="fused: torch's kernels. native: kernels for this device. unfused: every "
+        "score is written to memory. chosen: by llmsys' table of kernels, where the device "
+        "has a compute capability.",
     )
     attention_rate: float = Field(
-        1.0, gt=0, le=1, description="Rate of its fused attention kernels over those that a device's profile measured."
+        1.0,
+        gt=0,
+        le=1,
+        description="Rate of its fused attention kernels over those that a device's profile "
+        "measured.",
     )
     sink_rate: float = Field(
-        1.0, gt=0, le=1, description="Rate of attention kernels with learned sinks over that without, where native."
+        1.0,
+        gt=0,
+        le=1,
+        description="Rate of attention kernels with learned sinks over that without, where native.",
     )
     expert_rows: Literal["node", "rank", "visit"] = Field(
         "node",
-        description="Times that a token is sent to its experts. node: once to each machine that has one of them. "
-        "rank: as llmsys does, once to each rank where that saves enough. visit: once to each expert, by an "
-        "all-to-all, after which each rank sorts what it got.",
+        description="Times that a token is sent to its experts. node: once to each machine that "
+        "has one of them. rank: as llmsys does, once to each rank where that saves enough. "
+        "visit: once to each expert, by an all-to-all, after which each rank sorts what it "
+        "got.",
     )
     context: Literal["heads", "ring"] = Field(
         "heads", description="Context parallelism; on a ring the last rank has the most work."
     )
     stages: Literal["balanced", "even"] = Field(
         "balanced",
-        description="Cut of a pipeline. even: equally many blocks on each rank where they divide, and the head on top "
-        "of the last; otherwise embedding and head count as a block each. balanced: by cost.",
+        description="Cut of a pipeline. even: equally many blocks on each rank where they divide, "
+        "and the head on top of the last; otherwise embedding and head count as a block each. "
+        "balanced: by cost.",
     )
     bubble: float = Field(
-        1.0, ge=0, le=1, description="Bubble of the pipeline / that of 1F1B with as many stages; zero-bubble ones: 1/3."
+        1.0,
+        ge=0,
+        le=1,
+        description="Bubble of the pipeline / that of 1F1B with as many stages; zero-bubble ones: "
+        "1/3.",
     )
-    launch: Literal["eager", "compiled"] = Field("compiled", description="eager: the host launches every kernel.")
+    launch: Literal["eager", "compiled"] = Field(
+        "compiled", description="eager: the host launches every kernel."
+    )
     expert_launches: int = Field(
         0,
         ge=0,
-        description="Kernels that the host launches for each local expert of a layer forward; they show where they "
-        "outlast the matmuls of the experts. 0: grouped ones.",
+        description="Kernels that the host launches for each local expert of a layer forward; "
+        "they show where they outlast the matmuls of the experts. 0: grouped ones.",
     )
     reads_counts: bool = Field(
         True,
-        description="The host reads the tokens of each expert from the device in every layer; false: sizes are fixed, "
-        "so all compute hides the launches for experts.",
+        description="The host reads the tokens of each expert from the device in every layer; "
+        "false: sizes are fixed, so all compute hides the launches for experts.",
     )
-    compiles: bool = Field(False, description="torch.compile decides what blocks save for the backward.")
+    compiles: bool = Field(
+        False, description="torch.compile decides what blocks save for the backward."
+    )
     activations: Literal["device", "host"] = Field(
         "device", description="host: block inputs are offloaded to host memory."
     )
     recomputed_matmuls: float = Field(
-        0.0, ge=0, le=1, description="Share of a block's matmuls that selective activation checkpointing recomputes."
+        0.0,
+        ge=0,
+        le=1,
+        description="Share of a block's matmuls that selective activation checkpointing "
+        "recomputes.",
     )
     data_overlap: float = Field(
-        0.8, ge=0, le=1, description="Share of the communication of weights and gradients that overlaps with compute."
+        0.8,
+        ge=0,
+        le=1,
+        description="Share of the communication of weights and gradients that overlaps with "
+        "compute.",
     )
     tensor_overlap: float = Field(
-        0.0, ge=0, le=1, description="Share of tensor-parallel communication that overlaps with compute."
+        0.0,
+        ge=0,
+        le=1,
+        description="Share of tensor-parallel communication that overlaps with compute.",
     )
     expert_overlap: float = Field(
-        0.0, ge=0, le=1, description="Share of expert-parallel communication that overlaps with compute."
+        0.0,
+        ge=0,
+        le=1,
+        description="Share of expert-parallel communication that overlaps with compute.",
     )
 
 
@@ -214,14 +275,16 @@ def resolve_compile_for_profile(
         layout: layout that the estimate is for; None: that of the config.
 
     Returns:
-        The config with block or none in place of `auto`, which stays where no device is known: eager blocks, an upper
-        bound of memory.
+        The config with block or none in place of `auto`, which stays where no device is known:
+        eager blocks, an upper bound of memory.
     """
     device = device if device is not None else _find_named_profile(config)
     if device is None or config.train.compile != "auto":
         return config
     with_layout = config if layout is None else config.model_copy(update={"layout": layout})
-    return config.model_copy(update={"train": with_layout.resolve_compile(has_triton(device)).train})
+    return config.model_copy(
+        update={"train": with_layout.resolve_compile(has_triton(device)).train}
+    )
 
 
 def has_triton(device: "DeviceProfile") -> bool:
@@ -245,7 +308,9 @@ def _find_named_profile(config: RunConfig) -> "DeviceProfile | None":
 
 
 def describe_precision(config: RunConfig, device: "DeviceProfile | None" = None) -> dict[str, str]:
-    """Return {number, reason}: the type an estimate of this config counts with, and why it is that one."""
+    """Return {number, reason}: the type an estimate of this config counts with, and why it is
+    that one.
+    """
     if config.train.precision != "auto":
         return {"number": config.train.resolved_precision, "reason": "train.precision names it"}
     device = device if device is not None else _find_named_profile(config)

@@ -1,12 +1,14 @@
-"""Bytes of training state on the fullest rank: weights, fp32 masters, gradients, moments, as the engine splits them.
+"""Bytes of training state on the fullest rank: weights, fp32 masters, gradients, moments, as the
+engine splits them.
 
-State lives as long as the run on the device, or with offload in host memory; `peak_memory` decides. Saved tensors of a
-forward pass are in activation_memory.py.
+State lives as long as the run on the device, or with offload in host memory; `peak_memory` decides.
+Saved tensors of a forward pass are in activation_memory.py.
 
-`GatheredWeights` are the temporary full weights and gradients of a rank. FSDP2 gathers a block into a buffer, copies it
-out, and in the forward keeps the buffer until the next block is copied out; what is outside of blocks stays gathered
-for a whole step. Gradients are unsharded, first in the compute dtype and then in float32, until they are reduced. DDP
-casts its master weights for every matmul. ZeRO sums gradients in buckets.
+`GatheredWeights` are the temporary full weights and gradients of a rank. FSDP2 gathers a block into
+a buffer, copies it out, and in the forward keeps the buffer until the next block is copied out;
+what is outside of blocks stays gathered for a whole step. Gradients are unsharded, first in the
+compute dtype and then in float32, until they are reduced. DDP casts its master weights for every
+matmul. ZeRO sums gradients in buckets.
 """
 
 from collections.abc import Iterator
@@ -21,20 +23,33 @@ from llmsys.config.run import RunConfig
 from llmsys.config.run_constraints import is_replicated
 from llmsys.estimate.memory_timeline import MemoryItem
 from llmsys.estimate.model_tensors import list_model_tensors
-from llmsys.estimate.rank_parameters import GatheredWeights, count_full_elements, count_local_elements
+from llmsys.estimate.rank_parameters import (
+    GatheredWeights,
+    count_full_elements,
+    count_local_elements,
+)
 from llmsys.estimate.software_profile import OURS, MemoryProfile
 
 BUCKET = 1 << 28  # elements of one bucket of ZeRO's reductions, llmsys/engine/deepspeed_setup.py
-LIVE = 10**9  # elements that ZeRO-3 leaves gathered when they are soon used again (stage3_max_live_parameters)
+# elements that ZeRO-3 leaves gathered when they are soon used again (stage3_max_live_parameters)
+LIVE = 10**9
 
 
-# start: the copy-out of the first block. next block: that of a later one in the forward. forward, backward: inside a
-# block. first block: the backward of the block that nothing follows. reduction: of gradients outside of blocks.
-GatherMoment = Literal["start", "next block", "forward", "loss", "backward", "first block", "reduction"]
+# start: the copy-out of the first block. next block: that of a later one in the forward. forward,
+# backward: inside a block. first block: the backward of the block that nothing follows. reduction:
+# of gradients outside of blocks.
+GatherMoment = Literal[
+    "start", "next block", "forward", "loss", "backward", "first block", "reduction"
+]
 
 
 def list_gathered_weights(
-    config: RunConfig, whole: GatheredWeights, system: MemoryProfile, moment: GatherMoment, *, casts_kept: bool
+    config: RunConfig,
+    whole: GatheredWeights,
+    system: MemoryProfile,
+    moment: GatherMoment,
+    *,
+    casts_kept: bool,
 ) -> list[MemoryItem]:
     """Return the full weights at a moment of a forward or backward pass.
 
@@ -46,8 +61,8 @@ def list_gathered_weights(
         return [MemoryItem("whole weights", size * whole.root + stored * whole.blocks)]
     match engine:
         case TorchEngineConfig(data_parallel="fsdp"):
-            # The allocator keeps the places of two blocks, too small for what follows. On a CPU the block of logits
-            # stays, and the backward gathers two.
+            # The allocator keeps the places of two blocks, too small for what follows. On a CPU the
+            # block of logits stays, and the backward gathers two.
             keeps_places = {"first block": False, "loss": system.device == "cpu"}
             if moment in keeps_places and (system.measured == "reserved" or keeps_places[moment]):
                 moment = "backward"
@@ -66,7 +81,8 @@ def list_gathered_weights(
                 MemoryItem("gathered weights of blocks", stored * blocks),
             ]
         case DeepSpeedEngineConfig(zero_stage=3):
-            # ZeRO-3 keeps up to LIVE elements, and never less than a block and the one fetched ahead.
+            # ZeRO-3 keeps up to LIVE elements, and never less than a block and the one fetched
+            # ahead.
             live = max(LIVE, whole.root + 2 * whole.block.full)
             return [MemoryItem("gathered weights", size * min(whole.matrices, live))]
         case DeepSpeedEngineConfig(zero_stage=1 | 2):
@@ -78,7 +94,9 @@ def list_gathered_weights(
             assert_never(unreachable)
 
 
-def list_state_items(config: RunConfig, sizes: "StateBytes", whole: GatheredWeights) -> list[MemoryItem]:
+def list_state_items(
+    config: RunConfig, sizes: "StateBytes", whole: GatheredWeights
+) -> list[MemoryItem]:
     """Return the allocations of a rank that live for the whole run."""
     items = [MemoryItem("weights", sizes.weights)]
     if not is_state_offloaded(config):
@@ -95,7 +113,11 @@ def compute_update_bytes(
     if is_state_offloaded(config):  # the step runs in host memory
         return 0
     rules = ("muon", "matrix")
-    matrices = [row for row in rows if config.optimizer.select_update_rule(row.name, len(row.shape)) in rules] or rows
+    matrices = [
+        row
+        for row in rows
+        if config.optimizer.select_update_rule(row.name, len(row.shape)) in rules
+    ] or rows
     share = sizes.masters // FP32 / sum(row.num_elements for row in rows)
     # A rank updates its experts at once, and other matrices one by one.
     largest = max(
@@ -120,7 +142,9 @@ def is_state_offloaded(config: RunConfig) -> bool:
 
 
 def _compute_gradient_buckets(config: RunConfig, whole: GatheredWeights) -> MemoryItem:
-    """Copies of gradients that DDP sums over the ranks, or ZeRO-0 a bucket at a time; they stay for the whole run."""
+    """Copies of gradients that DDP sums over the ranks, or ZeRO-0 a bucket at a time; they stay
+    for the whole run.
+    """
     match config.engine:
         case AccelerateEngineConfig() | TorchEngineConfig(data_parallel="ddp"):
             elements = whole.matrices
@@ -136,7 +160,9 @@ def _compute_gradient_buckets(config: RunConfig, whole: GatheredWeights) -> Memo
 def list_gradients_in_flight(
     config: RunConfig, whole: GatheredWeights, elements: int, travelling: int
 ) -> list[MemoryItem]:
-    """Gradients of `elements` of one unit, and those of `travelling` elements that are summed over the ranks."""
+    """Gradients of `elements` of one unit, and those of `travelling` elements that are summed
+    over the ranks.
+    """
     size = get_compute_dtype_bytes(config)
     own = MemoryItem("gradients in the compute dtype", size * elements)
     match config.engine:
@@ -156,7 +182,9 @@ FP32 = 4  # bytes of one value
 
 @dataclass(frozen=True)
 class StateBytes:
-    """Bytes on rank 0, which never holds less than another rank. `weights` are copies beside the masters."""
+    """Bytes on rank 0, which never holds less than another rank. `weights` are copies beside the
+    masters.
+    """
 
     weights: int
     masters: int
@@ -175,7 +203,9 @@ def compute_state_bytes(
     rows: list[ParameterTensor] | None = None,
     system: MemoryProfile = OURS,
 ) -> StateBytes:
-    """State of the configured engine under a resolved layout; of `rows` only, where a stage has a part of the model."""
+    """State of the configured engine under a resolved layout; of `rows` only, where a stage has
+    a part of the model.
+    """
     rows = list_model_tensors(config.model) if rows is None else rows
     match config.engine:
         case DeepSpeedEngineConfig(zero_stage=stage):
@@ -236,17 +266,21 @@ def compute_offloaded_bytes(config: RunConfig, layout: ParallelLayout) -> int:
     if not is_state_offloaded(config):
         return 0
     state = compute_state_bytes(config, layout)
-    return state.masters + state.moments + (state.gradients if config.engine.offloads_gradients else 0)
+    return (
+        state.masters + state.moments + (state.gradients if config.engine.offloads_gradients else 0)
+    )
 
 
 def _compute_zero_state_bytes(
     config: RunConfig, layout: ParallelLayout, stage: int, rows: list[ParameterTensor]
 ) -> StateBytes:
-    """ZeRO flattens each parameter group, pads it to twice the number of ranks, and splits it evenly over them.
+    """ZeRO flattens each parameter group, pads it to twice the number of ranks, and splits it
+    evenly over them.
 
-    Groups: with and without weight decay; experts, embeddings, the rest. Dealt experts are split over their own
-    replicas only. Stage 0 splits nothing, and its parameters are the fp32 masters themselves. Programs with tensor
-    parallelism divide embedding and head by columns of the vocabulary.
+    Groups: with and without weight decay; experts, embeddings, the rest. Dealt experts are split
+    over their own replicas only. Stage 0 splits nothing, and its parameters are the fp32 masters
+    themselves. Programs with tensor parallelism divide embedding and head by columns of the
+    vocabulary.
     """
     whole = sum(_count_zero_elements(row, layout, config.model) for row in rows)
     groups = list(_iter_parameter_groups(config, layout, rows))
@@ -254,20 +288,32 @@ def _compute_zero_state_bytes(
     size = get_compute_dtype_bytes(config)
     weights = 0 if stage == 0 else size * (split if stage == 3 else whole)
     share = split if stage >= 1 else whole
-    moments = FP32 * sum(count * _compute_padded_share(elements, ranks) for elements, ranks, count in groups)
+    moments = FP32 * sum(
+        count * _compute_padded_share(elements, ranks) for elements, ranks, count in groups
+    )
     if stage == 0:  # no flat vectors: any optimizer
         full = [(row, _count_zero_elements(row, layout, config.model)) for row in rows]
-        moments = round(sum(_compute_moment_bytes(config, row) * elements for row, elements in full))
+        moments = round(
+            sum(_compute_moment_bytes(config, row) * elements for row, elements in full)
+        )
     return StateBytes(weights, FP32 * share, FP32 * (split if stage >= 2 else whole), moments)
 
 
 def _iter_parameter_groups(
     config: RunConfig, layout: ParallelLayout, rows: list[ParameterTensor]
 ) -> Iterator[tuple[int, int, int]]:
-    """Yield the elements of each parameter group on a rank, the ranks it is sharded over, and moments per element."""
+    """Yield the elements of each parameter group on a rank, the ranks it is sharded over, and
+    moments per element.
+    """
     groups: dict[tuple[str, bool, int], int] = {}
     for row in rows:
-        role = "experts" if row.is_routed else "embedding" if row.name in ("embed.weight", "head.weight") else "dense"
+        role = (
+            "experts"
+            if row.is_routed
+            else "embedding"
+            if row.name in ("embed.weight", "head.weight")
+            else "dense"
+        )
         # stacked biases of experts have two dims, and do not decay
         decays = len(row.shape) >= 2 and not row.name.endswith("_bias")
         key = (role, decays, _count_moments(config, row))

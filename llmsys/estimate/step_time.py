@@ -1,8 +1,9 @@
 """Seconds of one optimizer step: kernels, collectives, optimizer, offload and host.
 
-Reads a config, a resolved layout and a device; gives P10, P50 and P90 with the parts of P50. The model is kernels plus
-what of the communication nothing hides, times a residual whose spread was calibrated on named published rows
-(`residual.yaml`). It is in-step time: `goodput` says what a whole run takes.
+Reads a config, a resolved layout and a device; gives P10, P50 and P90 with the parts of P50. The
+model is kernels plus what of the communication nothing hides, times a residual whose spread was
+calibrated on named published rows (`residual.yaml`). It is in-step time: `goodput` says what a
+whole run takes.
 """
 
 from collections.abc import Sequence
@@ -25,7 +26,11 @@ from llmsys.estimate.communication_time import (
 )
 from llmsys.estimate.device_profile import DeviceProfile
 from llmsys.estimate.flops import CONVENTIONS, Convention, FlopsCount, count_flops
-from llmsys.estimate.host_time import estimate_copy_seconds, estimate_host_seconds, estimate_offload_seconds
+from llmsys.estimate.host_time import (
+    estimate_copy_seconds,
+    estimate_host_seconds,
+    estimate_offload_seconds,
+)
 from llmsys.estimate.kernel_context import (
     KernelContext,
     MatmulDtype,
@@ -42,7 +47,8 @@ from llmsys.estimate.software_profile import resolve_compile_for_profile, resolv
 
 @dataclass(frozen=True)
 class StepTime:
-    """One step. `parts` are seconds of the P50 by cause; utilisations are of the peak of the run's number type.
+    """One step. `parts` are seconds of the P50 by cause; utilisations are of the peak of the run's
+    number type.
 
     `mfu` counts the operations of a model whose attention is causal-exact, once forward and twice
     backward (MFU); `full_mfu` all of s² (Chowdhery 2022, appendix B); `hfu` also what is
@@ -91,7 +97,8 @@ def estimate_step_time(
     documents: Sequence[int] = (),
     expert_load: float = 1.0,
 ) -> StepTime:
-    """Estimate the time of one optimizer step of `config.batch` on layout.ranks_per_stage · pipeline devices.
+    """Estimate the time of one optimizer step of `config.batch` on layout.ranks_per_stage ·
+    pipeline devices.
 
     Args:
         config: resolved config of a run.
@@ -101,7 +108,8 @@ def estimate_step_time(
         interleave: chunks of the model per stage (interleaved 1F1B).
         program: training program; None: llmsys under this config.
         matmul_dtype: type of the inputs of matmuls in blocks; None: those of the config.
-        documents: lengths in tokens of packed documents, repeated until a sequence is full; none: one document.
+        documents: lengths in tokens of packed documents, repeated until a sequence is full; none:
+            one document.
         expert_load: tokens of the fullest rank of experts over the mean; all others wait for it.
 
     Returns:
@@ -117,9 +125,13 @@ def estimate_step_time(
     shape = _build_micro_batch_shape(config, layout, documents)
     # Without an expert axis every rank has all experts, and so as many tokens as the others.
     load = expert_load if layout.expert > 1 else 1.0
-    bench = KernelContext(config.model, layout, device, program.time, shape, *dtypes, expert_load=load)
+    bench = KernelContext(
+        config.model, layout, device, program.time, shape, *dtypes, expert_load=load
+    )
     work = estimate_kernel_seconds(bench)
-    micro_batches = max(1.0, config.batch.sequences_per_step / (layout.data_parallel_size * bench.shape.sequences))
+    micro_batches = max(
+        1.0, config.batch.sequences_per_step / (layout.data_parallel_size * bench.shape.sequences)
+    )
     # Weights that stay gathered travel once a step, as those of ZeRO-1.
     is_whole = pipeline > 1 and program.build_memory_profile(pipeline).weights == "whole"
     engine = DeepSpeedEngineConfig(zero_stage=1) if is_whole else config.engine
@@ -138,7 +150,9 @@ def compute_micro_sequences(config: RunConfig, layout: ParallelLayout) -> float:
     return min(float(wanted), share) if isinstance(wanted, int) and wanted else share
 
 
-def _build_micro_batch_shape(config: RunConfig, layout: ParallelLayout, documents: Sequence[int]) -> MicroBatchShape:
+def _build_micro_batch_shape(
+    config: RunConfig, layout: ParallelLayout, documents: Sequence[int]
+) -> MicroBatchShape:
     source, length = config.sequence_lengths
     return MicroBatchShape(
         compute_micro_sequences(config, layout),
@@ -187,11 +201,17 @@ def _estimate_part_seconds(
         "context": context * micro_batches,
         "expert": expert * micro_batches,
         "stages": stages * micro_batches,
-        # 1F1B; chunks of a stage shorten it as many times (Narayanan 2021). All wait for the costliest rank.
-        "bubble": bench.software.bubble * one * (pipeline - 1) / interleave + (imbalance - 1) * one * micro_batches,
-        "data": estimate_data_parallel_seconds(bench, engine, passes, max(1, round(micro_batches)), pipeline),
+        # 1F1B; chunks of a stage shorten it as many times (Narayanan 2021). All wait for the
+        # costliest rank.
+        "bubble": bench.software.bubble * one * (pipeline - 1) / interleave
+        + (imbalance - 1) * one * micro_batches,
+        "data": estimate_data_parallel_seconds(
+            bench, engine, passes, max(1, round(micro_batches)), pipeline
+        ),
         "optimizer": estimate_optimizer_seconds(config, bench, pipeline),
-        "offload": (estimate_offload_seconds(bench, pipeline) + estimate_copy_seconds(config, bench, passes))
+        "offload": (
+            estimate_offload_seconds(bench, pipeline) + estimate_copy_seconds(config, bench, passes)
+        )
         * micro_batches,
     }
     if config.train.reproducibility == "bitwise":
@@ -202,7 +222,9 @@ def _estimate_part_seconds(
     return times | {"host": estimate_host_seconds(bench, work, passes, micro_batches, pipeline)}
 
 
-def _compute_imbalance(config: RunConfig, bench: KernelContext, one: float, head: float, pipeline: int) -> float:
+def _compute_imbalance(
+    config: RunConfig, bench: KernelContext, one: float, head: float, pipeline: int
+) -> float:
     """Return the seconds of the costliest rank of a pipeline over the mean of its ranks."""
     layout, layers = bench.layout, config.model.num_hidden_layers
     if layout.pipeline > 1:
@@ -216,26 +238,40 @@ def _compute_imbalance(config: RunConfig, bench: KernelContext, one: float, head
     block, whole_head = (one - head) * pipeline / layers, head * pipeline
     if layers % pipeline == 0:
         return (layers // pipeline * block + whole_head) / one
-    # Embedding and head count as a block each (Megatron's account_for_embedding and account_for_loss).
+    # Embedding and head count as a block each (Megatron's account_for_embedding and
+    # account_for_loss).
     slots = -(-(layers + 2) // pipeline)
     return max(slots * block, (slots - 1) * block + whole_head) / one
 
 
-def _estimate_recompute_seconds(config: RunConfig, bench: KernelContext, work: KernelSeconds) -> float:
+def _estimate_recompute_seconds(
+    config: RunConfig, bench: KernelContext, work: KernelSeconds
+) -> float:
     """Seconds of one micro-batch that backward computes again."""
     if config.train.activation_checkpoint in ("none", "offload"):
         return 0.0
     if config.train.activation_checkpoint == "full":
         return work.blocks_forward
-    cheap = work.elementwise + work.permutation + bench.software.recomputed_matmuls * (work.matmul + work.grouped)
+    cheap = (
+        work.elementwise
+        + work.permutation
+        + bench.software.recomputed_matmuls * (work.matmul + work.grouped)
+    )
     return cheap + work.attention_repeated
 
 
 @lru_cache(maxsize=64)  # a plan asks for those of one batch thousands of times
 def _count_step_flops(
-    model: ModelConfig, source: int, length: int, sequences: int, convention: Convention, documents: tuple[int, ...]
+    model: ModelConfig,
+    source: int,
+    length: int,
+    sequences: int,
+    convention: Convention,
+    documents: tuple[int, ...],
 ) -> FlopsCount:
-    return count_flops(model, source, sequences, convention, target_length=length, documents=documents)
+    return count_flops(
+        model, source, sequences, convention, target_length=length, documents=documents
+    )
 
 
 def _build_step_time(
@@ -251,12 +287,18 @@ def _build_step_time(
     source, length = config.sequence_lengths
     sequences = config.batch.sequences_per_step
     causal, full = (
-        _count_step_flops(config.model, source, length, sequences, convention, bench.shape.documents)
+        _count_step_flops(
+            config.model, source, length, sequences, convention, bench.shape.documents
+        )
         for convention in CONVENTIONS[:2]
     )
     possible = device.get_peak_flops(config.train.resolved_precision) * ranks * seconds.p50
     # FLOPs in proportion to time.
-    again = _estimate_recompute_seconds(config, bench, work) / max(work.blocks_forward, 1e-30) * causal.forward
+    again = (
+        _estimate_recompute_seconds(config, bench, work)
+        / max(work.blocks_forward, 1e-30)
+        * causal.forward
+    )
     return StepTime(
         seconds=seconds,
         parts=parts,

@@ -1,4 +1,5 @@
-"""Lay one optimizer step out in time: forward, backward, bubbles, exchanges and the update, for each pipeline rank.
+"""Lay one optimizer step out in time: forward, backward, bubbles, exchanges and the update, for
+each pipeline rank.
 
 Reads the parts of an estimated step. The schedule's order is that of torch.distributed.pipelining.
 
@@ -14,7 +15,17 @@ from llmsys.config.run import RunConfig
 
 Kind = Literal["forward", "backward", "exchange", "bubble", "update"]
 # Parts of a step that passes through blocks are made of; the rest comes after them.
-PASS_PARTS = ("products", "experts", "attention", "elementwise", "recomputation", "tensor", "context", "expert", "host")
+PASS_PARTS = (
+    "products",
+    "experts",
+    "attention",
+    "elementwise",
+    "recomputation",
+    "tensor",
+    "context",
+    "expert",
+    "host",
+)
 # A forward pass is one of three matmuls of each matrix.
 FORWARD_SHARE = 1 / 3
 # More bars than this are neither drawn fast nor told apart.
@@ -34,7 +45,9 @@ class Activity:
 
 @dataclass(frozen=True)
 class StepTimeline:
-    """Activities of all pipeline ranks. `drawn` of `micro_batches` are laid out; fewer where there are very many."""
+    """Activities of all pipeline ranks. `drawn` of `micro_batches` are laid out; fewer where
+    there are very many.
+    """
 
     activities: tuple[Activity, ...]
     ranks: int
@@ -75,7 +88,9 @@ def build_step_timeline(
 Pass = tuple[bool, int, int]  # forward?, chunk, micro-batch
 
 
-def iter_rank_order(kind: str, rank: int, ranks: int, chunks: int, micro_batches: int) -> Iterator[Pass]:
+def iter_rank_order(
+    kind: str, rank: int, ranks: int, chunks: int, micro_batches: int
+) -> Iterator[Pass]:
     """Yield the passes of a rank in the order of its schedule.
 
     Args:
@@ -89,14 +104,19 @@ def iter_rank_order(kind: str, rank: int, ranks: int, chunks: int, micro_batches
         Whether it is a forward pass, its chunk, and its micro-batch.
     """
     total = micro_batches * chunks
-    size = micro_batches // max(1, micro_batches // ranks)  # micro-batches that go through one chunk in turn
+    # micro-batches that go through one chunk in turn
+    size = micro_batches // max(1, micro_batches // ranks)
 
     def find_pass(number: int, *, forward: bool) -> Pass:
         turn, place = divmod(number, size * chunks)
         chunk = place // size
         return forward, chunk if forward else chunks - 1 - chunk, turn * size + place % size
 
-    warmup = min(total, ranks - rank) if chunks == 1 else min(total, (chunks - 1) * size + 2 * (ranks - rank - 1) + 1)
+    warmup = (
+        min(total, ranks - rank)
+        if chunks == 1
+        else min(total, (chunks - 1) * size + 2 * (ranks - rank - 1) + 1)
+    )
     if kind == "gpipe":
         warmup = total
     yield from (find_pass(number, forward=True) for number in range(warmup))
@@ -106,7 +126,9 @@ def iter_rank_order(kind: str, rank: int, ranks: int, chunks: int, micro_batches
             yield find_pass(warmup + number, forward=True)
 
 
-def _place_passes(orders: list[list[Pass]], ranks: int, stages: int, whole: float, hop: float) -> list[Activity]:
+def _place_passes(
+    orders: list[list[Pass]], ranks: int, stages: int, whole: float, hop: float
+) -> list[Activity]:
     """Return the passes with their starts: each rank works through its order as inputs arrive."""
     ends: dict[tuple[bool, int, int], float] = {}
     free, nexts = [0.0] * ranks, [0] * ranks
@@ -121,12 +143,18 @@ def _place_passes(orders: list[list[Pass]], ranks: int, stages: int, whole: floa
                 source = _find_input(forward, stage, micro, stages)
                 if source is not None and source not in ends:
                     break
-                arrived = 0.0 if source is None else ends[source] + (hop if source[1] != stage else 0.0)
+                arrived = (
+                    0.0 if source is None else ends[source] + (hop if source[1] != stage else 0.0)
+                )
                 start = max(free[rank], arrived)
                 seconds = whole * (FORWARD_SHARE if forward else 1 - FORWARD_SHARE)
                 ends[forward, stage, micro] = free[rank] = start + seconds
-                text = f"{'forward' if forward else 'backward'} of micro-batch {micro}, stage {stage}"
-                found.append(Activity(rank, "forward" if forward else "backward", start, seconds, text))
+                text = (
+                    f"{'forward' if forward else 'backward'} of micro-batch {micro}, stage {stage}"
+                )
+                found.append(
+                    Activity(rank, "forward" if forward else "backward", start, seconds, text)
+                )
                 nexts[rank] += 1
                 waiting -= 1
         assert waiting < before, "the orders of the ranks wait for each other"
@@ -165,7 +193,9 @@ def build_timeline_from_estimate(result: dict[str, Any], config: RunConfig) -> S
     share = _count_rank_sequences(layout, config)
     micro_batches = max(1, share // config.batch.resolve_micro_sequences(share))
     chunks = schedule.num_chunks if ranks > 1 else 1
-    return build_step_timeline(result["time"]["parts_seconds"], ranks, chunks, micro_batches, schedule.kind)
+    return build_step_timeline(
+        result["time"]["parts_seconds"], ranks, chunks, micro_batches, schedule.kind
+    )
 
 
 def count_rank_micro_batch(result: dict[str, Any], config: RunConfig) -> tuple[int, int]:

@@ -1,6 +1,8 @@
-"""Time, money and energy as lines for people: the interval, what the step is spent on, and every assumption.
+"""Time, money and energy as lines for people: the interval, what the step is spent on, and every
+assumption.
 
-The estimate as a page of text for people: counts with their digits, and prefixes people know beside them.
+The estimate as a page of text for people: counts with their digits, and prefixes people know beside
+them.
 """
 
 from collections.abc import Iterable, Iterator
@@ -19,9 +21,13 @@ def iter_cost_lines(result: dict[str, Any]) -> Iterator[str]:
     for name, seconds in sorted(time["parts_seconds"].items(), key=lambda one: -one[1]):
         if seconds >= 0.005 * whole:
             yield _format_text_row(f"  {name}", f"{seconds:.4g}", f"{seconds / whole:.0%}")
-    yield _format_text_row("tokens per second", f"{time['tokens_per_second_per_device']:,.0f}", "on each device")
     yield _format_text_row(
-        "utilisation in a step", f"{used['model_causal']:.1%}", "of the peak, causal-exact model operations"
+        "tokens per second", f"{time['tokens_per_second_per_device']:,.0f}", "on each device"
+    )
+    yield _format_text_row(
+        "utilisation in a step",
+        f"{used['model_causal']:.1%}",
+        "of the peak, causal-exact model operations",
     )
     yield _format_text_row("", f"{used['model_full']:.1%}", "attention over all of s²")
     yield _format_text_row("", f"{used['hardware']:.1%}", "with recomputation")
@@ -29,23 +35,33 @@ def iter_cost_lines(result: dict[str, Any]) -> Iterator[str]:
         yield from _iter_run_cost_lines(time["run"], result["money"], result.get("energy"))
 
 
-def _iter_run_cost_lines(run: dict[str, Any], money: dict[str, Any], energy: dict[str, Any] | None) -> Iterator[str]:
+def _iter_run_cost_lines(
+    run: dict[str, Any], money: dict[str, Any], energy: dict[str, Any] | None
+) -> Iterator[str]:
     minutes, failures = run["checkpoint_every_seconds"] / 60, run["failures_per_day"]
     yield _format_text_row(
-        "goodput", f"{run['goodput']:.1%}", f"{failures:.2g} failures a day, a checkpoint every {minutes:.3g} minutes"
+        "goodput",
+        f"{run['goodput']:.1%}",
+        f"{failures:.2g} failures a day, a checkpoint every {minutes:.3g} minutes",
     )
     yield _format_text_row(
-        "utilisation of the run", f"{run['utilisation_model_causal']:.1%}", "including time lost outside of steps"
+        "utilisation of the run",
+        f"{run['utilisation_model_causal']:.1%}",
+        "including time lost outside of steps",
     )
     yield _format_text_row("hours", _format_interval(run["hours"]), "")
     yield _format_text_row("accelerator-hours", _format_interval(money["accelerator_hours"]), "")
     yield _format_text_row(
-        money["currency"], _format_interval(money["amount"]), _format_assumptions(money["assumptions"])
+        money["currency"],
+        _format_interval(money["amount"]),
+        _format_assumptions(money["assumptions"]),
     )
     if energy is not None:
         watts = f"{energy['watts_per_device']:.0f} W each"
         yield _format_text_row(
-            "kWh", _format_interval(energy["kwh"]), f"{watts}, {_format_assumptions(energy['assumptions'])}"
+            "kWh",
+            _format_interval(energy["kwh"]),
+            f"{watts}, {_format_assumptions(energy['assumptions'])}",
         )
 
 
@@ -54,7 +70,10 @@ def _format_assumptions(values: dict[str, Any]) -> str:
 
 
 def _format_interval(value: dict[str, float]) -> str:
-    return f"{_format_number(value['p50'])} ({_format_number(value['p10'])} to {_format_number(value['p90'])})"
+    return (
+        f"{_format_number(value['p50'])} ({_format_number(value['p10'])} to "
+        f"{_format_number(value['p90'])})"
+    )
 
 
 def _format_number(value: float) -> str:
@@ -66,7 +85,9 @@ def _format_text_row(title: str, value: str, note: str) -> str:
 
 
 def format_estimate(
-    result: dict[str, Any], ledger: list[dict[str, Any]] | None = None, more_lines: Iterable[str] = ()
+    result: dict[str, Any],
+    ledger: list[dict[str, Any]] | None = None,
+    more_lines: Iterable[str] = (),
 ) -> str:
     """Format an estimate for people.
 
@@ -97,14 +118,22 @@ def _iter_parameter_lines(result: dict[str, Any]) -> Iterator[str]:
     for name, count in counts["by_component"].items():
         yield _format_count_row(f"  {name}", count, f"{count / counts['total']:.1%}")
     if "frozen" in counts:
-        yield _format_count_row("frozen", counts["frozen"], "tables that transformers' class has and does not train")
-    yield _format_count_row("non-embedding", counts["non_embedding"], "without embeddings, positions and head")
+        yield _format_count_row(
+            "frozen", counts["frozen"], "tables that transformers' class has and does not train"
+        )
+    yield _format_count_row(
+        "non-embedding", counts["non_embedding"], "without embeddings, positions and head"
+    )
     yield _format_count_row("active per token", active["all"], "parameters used per token")
     yield _format_count_row("", active["without_input_embedding"], "without the input embedding")
-    yield _format_count_row("", active["without_embeddings"], "without embeddings, positions and head")
+    yield _format_count_row(
+        "", active["without_embeddings"], "without embeddings, positions and head"
+    )
     for rule in counts["textbook"]:
         yield _format_count_row(
-            "textbook", rule["value"], f"{rule['rule']} is {rule['error']:+.1%} off the non-embedding count"
+            "textbook",
+            rule["value"],
+            f"{rule['rule']} is {rule['error']:+.1%} off the non-embedding count",
         )
 
 
@@ -113,12 +142,19 @@ def _iter_flops_lines(result: dict[str, Any]) -> Iterator[str]:
     yield ""
     size = f"{batch['sequences']} sequences of {_format_lengths(batch)} tokens"
     yield _format_count_row(
-        "FLOPs of a step", flops["forward_backward"], f"forward and backward of {size}, {flops['convention']}"
+        "FLOPs of a step",
+        flops["forward_backward"],
+        f"forward and backward of {size}, {flops['convention']}",
     )
     for name, one in flops["conventions"].items():
-        share = f"{format_count(one['forward_backward_per_token'])} per token, attention {one['attention_share']:.1%}"
+        share = (
+            f"{format_count(one['forward_backward_per_token'])} per token, attention "
+            f"{one['attention_share']:.1%}"
+        )
         yield _format_count_row(f"  {name}", one["forward_backward"], share)
-    shares = ", ".join(f"{int(s):,}: {share:.0%}" for s, share in flops["attention_share_by_length"].items())
+    shares = ", ".join(
+        f"{int(s):,}: {share:.0%}" for s, share in flops["attention_share_by_length"].items()
+    )
     yield f"attention's share by length   {shares}"
 
 
@@ -126,7 +162,9 @@ def _format_lengths(batch: dict[str, Any]) -> str:
     if batch["target_length"] is not None:
         return f"{batch['sequence_length']} source and {batch['target_length']} target"
     if batch["documents"]:
-        return f"{batch['sequence_length']} (documents of {', '.join(map(str, batch['documents']))})"
+        return (
+            f"{batch['sequence_length']} (documents of {', '.join(map(str, batch['documents']))})"
+        )
     return str(batch["sequence_length"])
 
 
@@ -138,18 +176,26 @@ def _iter_memory_lines(result: dict[str, Any]) -> Iterator[str]:
     layout = ", ".join(f"{axis} {size}" for axis, size in memory["layout"].items())
     yield ""
     yield _format_count_row(
-        "state per rank", state["total"], f"bytes, {memory['engine']['kind']} on {memory['ranks']} ranks: {layout}"
+        "state per rank",
+        state["total"],
+        f"bytes, {memory['engine']['kind']} on {memory['ranks']} ranks: {layout}",
     )
     for name in ("weights", "masters", "gradients", "moments"):
         yield _format_count_row(f"  {name}", state[name], format_gib(state[name]))
     yield _format_count_row(
-        "activations per rank", kept["total"], f"bytes, an estimate, in {result['precision']['number']}"
+        "activations per rank",
+        kept["total"],
+        f"bytes, an estimate, in {result['precision']['number']}",
     )
     yield f"  {result['precision']['number']}: {result['precision']['reason']}"
     for name in ("blocks", "probabilities", "logits", "gathered"):
         yield _format_count_row(f"  {name}", kept[name], format_gib(kept[name]))
-    yield _format_count_row("peak per rank", memory["peak_bytes"], f"bytes on a GPU, {memory['peak_instant']}")
-    items = next(one["items"] for one in memory["instants"] if one["name"] == memory["peak_instant"])
+    yield _format_count_row(
+        "peak per rank", memory["peak_bytes"], f"bytes on a GPU, {memory['peak_instant']}"
+    )
+    items = next(
+        one["items"] for one in memory["instants"] if one["name"] == memory["peak_instant"]
+    )
     for name, size in sorted(items.items(), key=lambda item: -item[1])[:6]:
         yield _format_count_row(f"  {name}", size, format_gib(size))
 
@@ -159,11 +205,15 @@ def _iter_run_lines(result: dict[str, Any]) -> Iterator[str]:
     yield ""
     if run is not None:
         yield _format_count_row(
-            "tokens of the run", run["tokens"], f"{run['tokens_per_parameter']:.1f} per active parameter"
+            "tokens of the run",
+            run["tokens"],
+            f"{run['tokens_per_parameter']:.1f} per active parameter",
         )
         yield _format_count_row("steps", run["steps"], "")
         yield _format_count_row(
-            "FLOPs of the run", run["flops"], f"{format_count(run['flops'])}, {result['flops']['convention']}"
+            "FLOPs of the run",
+            run["flops"],
+            f"{format_count(run['flops'])}, {result['flops']['convention']}",
         )
     if result["unknown"]:
         yield f"{', '.join(result['unknown'])}: unknown ({next(iter(result['unknown'].values()))})"

@@ -4,11 +4,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from llmsys.chat_template import ASSISTANT, ChatTemplate, MessageError, encode_chat, load_chat_template
 from llmsys.config.run import RunConfig
 from llmsys.errors import ConfigError, DataError
-from llmsys.tokenizer import TextTokenizer
 from llmsys.train.chat_data import get_template_folder, load_file_tokenizer
+from llmsys.vocabulary.chat_template import (
+    ASSISTANT,
+    ChatTemplate,
+    MessageError,
+    encode_chat,
+    load_chat_template,
+)
+from llmsys.vocabulary.tokenizer import TextTokenizer
 
 
 @dataclass(frozen=True)
@@ -35,11 +41,15 @@ class ChatFormat:
         """
         for control in self.tokenizer.get_control_pieces():
             if any(control in str(value) for message in messages for value in message.values()):
-                raise DataError(f"a message spells the control token {control}. Write it in another way.")
+                raise DataError(
+                    f"a message spells the control token {control}. Write it in another way."
+                )
         try:
             text = self.template.render_prompt(messages)
         except MessageError as error:
-            raise DataError(f"{self.template.location} rejects the messages: {error}. Correct them.") from None
+            raise DataError(
+                f"{self.template.location} rejects the messages: {error}. Correct them."
+            ) from None
         return self.tokenizer.encode_controls(text).ids
 
 
@@ -61,12 +71,18 @@ def load_chat_format(config: RunConfig) -> ChatFormat | None:
     tokenizer = load_file_tokenizer(config, "generation.format=chat")
     template = load_chat_template(get_template_folder(config), tokenizer)
     try:
-        chat = template.render_chat([{"role": "user", "content": "a"}, {"role": ASSISTANT, "content": "b"}])
+        chat = template.render_chat(
+            [{"role": "user", "content": "a"}, {"role": ASSISTANT, "content": "b"}]
+        )
     except MessageError as error:
-        raise ConfigError(f"{template.location} rejects a question and an answer: {error}. Correct it.") from None
+        raise ConfigError(
+            f"{template.location} rejects a question and an answer: {error}. Correct it."
+        ) from None
     ids, is_answer = encode_chat(tokenizer, chat)
     controls = set(tokenizer.get_control_pieces().values())
-    ends = [token for token, is_own in zip(ids, is_answer, strict=True) if is_own and token in controls]
+    ends = [
+        token for token, is_own in zip(ids, is_answer, strict=True) if is_own and token in controls
+    ]
     return ChatFormat(template, tokenizer, tuple(ends[-1:]))
 
 

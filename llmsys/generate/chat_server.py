@@ -1,7 +1,8 @@
-"""Serve a page of this machine on which a person talks to a model: text arrives token by token, with probabilities.
+"""Serve a page of this machine on which a person talks to a model: text arrives token by token,
+with probabilities.
 
-Binds to 127.0.0.1 only. A request needs the host name of this machine and, where the browser sends one, the page's own
-origin, so that no other page that is open in the browser can use the model.
+Binds to 127.0.0.1 only. A request needs the host name of this machine and, where the browser sends
+one, the page's own origin, so that no other page that is open in the browser can use the model.
 
 Invariants:
 - One text is generated at a time. A page that is closed ends its text.
@@ -26,13 +27,21 @@ from llmsys.generate.chat_format import load_chat_format
 from llmsys.generate.prompt_completion import TextStreamer, build_decoding_params
 from llmsys.generate.text_generation import generate_texts
 from llmsys.model.transformer import Transformer
-from llmsys.tokenizer import Tokenizer
 from llmsys.train.run_data import get_prefix_ids
+from llmsys.vocabulary.tokenizer import Tokenizer
 
 ADDRESS = "127.0.0.1"
 MAX_REQUEST_BYTES = 1 << 20
 ALTERNATIVES = 6
-CONTROLS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens", "seed")
+CONTROLS = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "max_new_tokens",
+    "seed",
+)
 
 Send = Callable[[dict[str, Any]], None]
 
@@ -49,7 +58,8 @@ class ChatModel:
         """Generate a continuation and send {text, probability, top} for each token, then {end}.
 
         Args:
-            request: `text`, and values of `CONTROLS`; of a model that was tuned on chats `messages` in place of `text`.
+            request: `text`, and values of `CONTROLS`; of a model that was tuned on chats `messages`
+                in place of `text`.
             send: receives each message; an error in it ends the text.
 
         Raises:
@@ -59,7 +69,9 @@ class ChatModel:
         settings = build_generation_settings(self.config.generation, request)
         prompt = str(request.get("text", ""))
         with self._lock:  # the tokenizer takes control tokens as such meanwhile
-            ids = None if self.chats is None else [self.chats.encode_messages(read_messages(request))]
+            ids = (
+                None if self.chats is None else [self.chats.encode_messages(read_messages(request))]
+            )
         stream = TextStreamer(self.tokenizer, [prompt], lambda _, piece: pieces.append(piece), ids)
         pieces: list[str] = []
 
@@ -87,13 +99,17 @@ class ChatModel:
 
 
 def read_messages(request: dict[str, Any]) -> list[dict[str, str]]:
-    """Return the messages of a request: `messages`, or `text` as one of the user; ConfigError if there are none."""
+    """Return the messages of a request: `messages`, or `text` as one of the user; ConfigError if
+    there are none.
+    """
     messages = request.get("messages", [{"role": "user", "content": str(request.get("text", ""))}])
     if (
         isinstance(messages, list)
         and messages
         and all(
-            isinstance(one, dict) and isinstance(one.get("role"), str) and isinstance(one.get("content"), str)
+            isinstance(one, dict)
+            and isinstance(one.get("role"), str)
+            and isinstance(one.get("content"), str)
             for one in messages
         )
     ):
@@ -101,7 +117,9 @@ def read_messages(request: dict[str, Any]) -> list[dict[str, str]]:
     raise ConfigError("messages is no list of {role, content}. Send one or more, or `text`.")
 
 
-def build_generation_settings(defaults: GenerationConfig, request: dict[str, Any]) -> GenerationConfig:
+def build_generation_settings(
+    defaults: GenerationConfig, request: dict[str, Any]
+) -> GenerationConfig:
     """Return the settings of a request; raise ConfigError naming a value that is out of range."""
     given = {name: request[name] for name in CONTROLS if request.get(name) is not None}
     try:
@@ -151,7 +169,9 @@ class ChatServer(ThreadingHTTPServer):
         try:
             super().__init__((ADDRESS, port), _ChatHandler)
         except OSError as error:
-            raise ConfigError(f"port {port} cannot be used ({error.strerror}). Give another one: --port 0") from None
+            raise ConfigError(
+                f"port {port} cannot be used ({error.strerror}). Give another one: --port 0"
+            ) from None
 
     @property
     def url(self) -> str:
@@ -180,8 +200,16 @@ class _ChatHandler(BaseHTTPRequestHandler):
         # a closing tag in a run's name would end the script
         data = json.dumps(start).replace("<", "\\u003c")
         page = text.replace("{{nonce}}", nonce).replace("{{start}}", data)
-        policy = f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src 'self'"
-        self._send(200, page.encode(), "text/html; charset=utf-8", policy + "; img-src data:; frame-ancestors 'none'")
+        policy = (
+            f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; "
+            "connect-src 'self'"
+        )
+        self._send(
+            200,
+            page.encode(),
+            "text/html; charset=utf-8",
+            policy + "; img-src data:; frame-ancestors 'none'",
+        )
 
     def do_POST(self) -> None:
         if self._is_rejected():
@@ -220,10 +248,14 @@ class _ChatHandler(BaseHTTPRequestHandler):
     def _is_rejected(self) -> bool:
         if self.server.is_own_request(self.headers.get("Host", ""), self.headers.get("Origin")):
             return False
-        self._send(403, b"this page is for the machine it runs on: open it as 127.0.0.1", "text/plain")
+        self._send(
+            403, b"this page is for the machine it runs on: open it as 127.0.0.1", "text/plain"
+        )
         return True
 
-    def _send(self, status: int, content: bytes, kind: str, policy: str = "default-src 'none'") -> None:
+    def _send(
+        self, status: int, content: bytes, kind: str, policy: str = "default-src 'none'"
+    ) -> None:
         self.send_response(status)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(content)))

@@ -8,8 +8,8 @@ from llmsys.generate.chat_format import load_chat_format
 from llmsys.generate.text_generation import BeamSearchParams, generate_texts
 from llmsys.generate.token_sampling import SamplingParams
 from llmsys.model.transformer import Transformer
-from llmsys.tokenizer import Tokenizer
 from llmsys.train.run_data import get_prefix_ids
+from llmsys.vocabulary.tokenizer import Tokenizer
 
 # Receives (prompt index, piece of text) as soon as the text is certain.
 OnText = Callable[[int, str], None]
@@ -38,7 +38,9 @@ def complete_prompts(
         return []
     chats = load_chat_format(config)
     ids = None if chats is None else [chats.encode_question(prompt) for prompt in settings.prompts]
-    stream = None if on_text is None else TextStreamer(tokenizer, list(settings.prompts), on_text, ids)
+    stream = (
+        None if on_text is None else TextStreamer(tokenizer, list(settings.prompts), on_text, ids)
+    )
     texts = generate_texts(
         model,
         tokenizer,
@@ -53,7 +55,10 @@ def complete_prompts(
     )
     if stream is not None:
         stream.flush(texts)
-    return [{"prompt": prompt, "text": text} for prompt, text in zip(settings.prompts, texts, strict=True)]
+    return [
+        {"prompt": prompt, "text": text}
+        for prompt, text in zip(settings.prompts, texts, strict=True)
+    ]
 
 
 def build_decoding_params(settings: GenerationConfig) -> SamplingParams | BeamSearchParams:
@@ -70,13 +75,23 @@ def build_decoding_params(settings: GenerationConfig) -> SamplingParams | BeamSe
 
 
 class TextStreamer:
-    """A converter of tokens to pieces of text. A character whose bytes are incomplete is held back."""
+    """A converter of tokens to pieces of text. A character whose bytes are incomplete is held
+    back.
+    """
 
     def __init__(
-        self, tokenizer: Tokenizer, prompts: list[str], on_text: OnText, ids: list[list[int]] | None = None
+        self,
+        tokenizer: Tokenizer,
+        prompts: list[str],
+        on_text: OnText,
+        ids: list[list[int]] | None = None,
     ) -> None:
         self._tokenizer, self._on_text = tokenizer, on_text
-        self._ids = [tokenizer.encode(prompt) for prompt in prompts] if ids is None else [list(row) for row in ids]
+        self._ids = (
+            [tokenizer.encode(prompt) for prompt in prompts]
+            if ids is None
+            else [list(row) for row in ids]
+        )
         self._decoded = [tokenizer.decode(ids) for ids in self._ids]
         self._emitted = ["" for _ in prompts]
 

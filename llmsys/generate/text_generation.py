@@ -1,8 +1,10 @@
-"""Continue prompts with a model: all prompts in one batch, padded on the left, with a key-value cache.
+"""Continue prompts with a model: all prompts in one batch, padded on the left, with a key-value
+cache.
 
 Invariants:
-- A continuation depends on the model, the prompt, the seed and the settings, never on the other prompts of the batch.
-  Padding is masked, positions count from the first real token, and each prompt has its own limit and generator.
+- A continuation depends on the model, the prompt, the seed and the settings, never on the other
+  prompts of the batch. Padding is masked, positions count from the first real token, and each
+  prompt has its own limit and generator.
 """
 
 import contextlib
@@ -20,7 +22,7 @@ from llmsys.generate.token_sampling import SamplingParams, sample_tokens
 from llmsys.log import get_logger
 from llmsys.model.kv_cache import KeyValueCache
 from llmsys.model.transformer import Transformer
-from llmsys.tokenizer import Tokenizer
+from llmsys.vocabulary.tokenizer import Tokenizer
 
 # B rows, T positions, V vocabulary
 
@@ -64,8 +66,9 @@ def generate_texts(
 ) -> list[str]:
     """Return the continuation of each prompt, without the prompt.
 
-    A text ends at its end-of-document token, after `max_new_tokens`, or at the model's context limit (with a warning).
-    Rows of the vocabulary beyond the tokenizer's ids, which pad its size to a round number, are never chosen.
+    A text ends at its end-of-document token, after `max_new_tokens`, or at the model's context
+    limit (with a warning). Rows of the vocabulary beyond the tokenizer's ids, which pad its size to
+    a round number, are never chosen.
 
     Args:
         model: a decoder.
@@ -75,12 +78,14 @@ def generate_texts(
         decoding: sampling or beam search.
         seed: each prompt samples from a generator seeded by (seed, prompt, occurrence).
         stop_at_eos: end a text at its end-of-document token.
-        prefix_ids: ids before each prompt. None is the end-of-document id, which precedes every document in training.
-            An empty prompt without a prefix gets the begin or else the end id: a model needs a token to continue.
+        prefix_ids: ids before each prompt. None is the end-of-document id, which precedes every
+            document in training. An empty prompt without a prefix gets the begin or else the end
+            id: a model needs a token to continue.
         prompt_ids: ids of each prompt, such as a chat's, in place of the prefix and its own.
         stop_ids: further ids that end a text; beam search ends at the first of them alone.
         on_token: receives every new token; beam search does not call it.
-        on_logits: receives the model's logits at every new token, before filters; beam search does not call it.
+        on_logits: receives the model's logits at every new token, before filters; beam search does
+            not call it.
 
     Raises:
         DataError: a prompt fills the context.
@@ -97,7 +102,9 @@ def generate_texts(
         first_BV, cache = _prefill_prompts(model, ids, limits, next_logits)
         match decoding:
             case BeamSearchParams():
-                new_ids = _decode_with_beams(first_BV, cache, limits, stops[0], decoding, next_logits)
+                new_ids = _decode_with_beams(
+                    first_BV, cache, limits, stops[0], decoding, next_logits
+                )
             case SamplingParams():
                 pick = _build_token_picker(decoding, ids, _build_generators(prompts, seed))
                 new_ids = _decode_with_sampling(
@@ -105,7 +112,9 @@ def generate_texts(
                 )
             case unreachable:
                 assert_never(unreachable)
-    return [_decode_continuation(tokenizer, old, new) for old, new in zip(ids, new_ids, strict=True)]
+    return [
+        _decode_continuation(tokenizer, old, new) for old, new in zip(ids, new_ids, strict=True)
+    ]
 
 
 def _check_max_new_tokens(max_new_tokens: int) -> None:
@@ -127,7 +136,10 @@ def _encode_prompts(
         return [list(row) for row in prompt_ids], 0
     # In training every document follows the end token of the one before it.
     prefix = [tokenizer.eos_id] if prefix_ids is None else list(prefix_ids)
-    return [[*prefix, *tokenizer.encode(prompt)] or _get_fallback_prefix(tokenizer) for prompt in prompts], len(prefix)
+    return [
+        [*prefix, *tokenizer.encode(prompt)] or _get_fallback_prefix(tokenizer)
+        for prompt in prompts
+    ], len(prefix)
 
 
 def _get_fallback_prefix(tokenizer: Tokenizer) -> list[int]:
@@ -136,7 +148,9 @@ def _get_fallback_prefix(tokenizer: Tokenizer) -> list[int]:
 
 @contextlib.contextmanager
 def use_eval_mode(model: Transformer) -> Iterator[None]:
-    """Set the model to evaluation mode without gradients inside the block, and restore its mode afterwards."""
+    """Set the model to evaluation mode without gradients inside the block, and restore its mode
+    afterwards.
+    """
     was_training = model.training
     model.eval()
     try:
@@ -146,12 +160,18 @@ def use_eval_mode(model: Transformer) -> Iterator[None]:
         model.train(was_training)
 
 
-def _build_token_picker(params: SamplingParams, ids: list[list[int]], generators: list[torch.Generator]) -> Pick:
-    """Return a function that samples for some of the rows, each with its own generator and its own previous tokens."""
+def _build_token_picker(
+    params: SamplingParams, ids: list[list[int]], generators: list[torch.Generator]
+) -> Pick:
+    """Return a function that samples for some of the rows, each with its own generator and its
+    own previous tokens.
+    """
     seen = [list(row) for row in ids]
 
     def pick_tokens(logits_BV: Tensor, rows: list[int]) -> Tensor:
-        tokens_B = sample_tokens(logits_BV, [generators[row] for row in rows], params, [seen[row] for row in rows])
+        tokens_B = sample_tokens(
+            logits_BV, [generators[row] for row in rows], params, [seen[row] for row in rows]
+        )
         for row, token in zip(rows, tokens_B.tolist(), strict=True):
             seen[row].append(token)
         return tokens_B
@@ -242,34 +262,48 @@ def _build_generators(prompts: Sequence[str], seed: int) -> list[torch.Generator
     generators = []
     for index, prompt in enumerate(prompts):
         occurrence = list(prompts[:index]).count(prompt)
-        digest = blake2b(f"{seed}:{occurrence}:{prompt}".encode(errors="surrogatepass"), digest_size=8).digest()
+        digest = blake2b(
+            f"{seed}:{occurrence}:{prompt}".encode(errors="surrogatepass"), digest_size=8
+        ).digest()
         # torch takes seeds below 2^63.
         generators.append(torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1))
     return generators
 
 
 def _decode_continuation(tokenizer: Tokenizer, old: list[int], new: list[int]) -> str:
-    """Return the text of the new ids. They are decoded with the prompt, because a leading space is lost otherwise."""
+    """Return the text of the new ids. They are decoded with the prompt, because a leading space
+    is lost otherwise.
+    """
     before, text = tokenizer.decode(old), tokenizer.decode(old + new)
     # Without the prefix when an incomplete character at the seam changes its text.
     return text[len(before) :] if text.startswith(before) else tokenizer.decode(new)
 
 
 def _compute_token_limits(
-    prompts: Sequence[str], ids: list[list[int]], num_prefix: int, max_new_tokens: int, model: Transformer
+    prompts: Sequence[str],
+    ids: list[list[int]],
+    num_prefix: int,
+    max_new_tokens: int,
+    model: Transformer,
 ) -> list[int]:
     pairs = zip(prompts, ids, strict=True)
-    return [_compute_token_limit(prompt, row, num_prefix, max_new_tokens, model) for prompt, row in pairs]
+    return [
+        _compute_token_limit(prompt, row, num_prefix, max_new_tokens, model)
+        for prompt, row in pairs
+    ]
 
 
-def _compute_token_limit(prompt: str, row: list[int], num_prefix: int, max_new_tokens: int, model: Transformer) -> int:
+def _compute_token_limit(
+    prompt: str, row: list[int], num_prefix: int, max_new_tokens: int, model: Transformer
+) -> int:
     """Return the maximum new tokens of a row whose first `num_prefix` ids are not the prompt's."""
     context, length = model.config.max_position_embeddings - num_prefix, len(row) - num_prefix
     if length >= context:
         raise DataError(
-            f"The prompt {_format_prompt(prompt)} has {length} tokens and leaves no space for new tokens in a "
-            f"context of model.max_position_embeddings={context + num_prefix}, of which {num_prefix} "
-            f"open{'s' * (num_prefix == 1)} the text. Shorten it to {context - 1} tokens or less."
+            f"The prompt {_format_prompt(prompt)} has {length} tokens and leaves no space for new "
+            f"tokens in a context of model.max_position_embeddings={context + num_prefix}, of "
+            f"which {num_prefix} open{'s' * (num_prefix == 1)} the text. Shorten it to "
+            f"{context - 1} tokens or less."
         )
     if length + max_new_tokens > context:
         log.warning(

@@ -1,6 +1,7 @@
 """Sample the next token from logits: greedy, temperature, top-k, top-p, min-p, repetition penalty.
 
-Runs in float32 on the CPU with a generator per row, so a row's samples depend on its own logits, tokens and seed alone.
+Runs in float32 on the CPU with a generator per row, so a row's samples depend on its own logits,
+tokens and seed alone.
 """
 
 import math
@@ -43,7 +44,11 @@ class SamplingParams:
             ("top_k", self.top_k >= 0, "0 (all tokens) or more"),
             ("top_p", 0 < self.top_p <= 1, "above 0 and at most 1"),
             ("min_p", 0 <= self.min_p <= 1, "from 0 (all tokens) to 1"),
-            ("repetition_penalty", 0 < self.repetition_penalty < math.inf, "positive; 1 is no penalty"),
+            (
+                "repetition_penalty",
+                0 < self.repetition_penalty < math.inf,
+                "positive; 1 is no penalty",
+            ),
         )
         for name, holds, rule in rules:
             if not holds:
@@ -59,7 +64,8 @@ def sample_tokens(
     params: SamplingParams,
     seen: Sequence[Sequence[int]] | None = None,
 ) -> Tensor:
-    """Return one token id per row, (B,). Temperature 0 takes the most likely token without sampling.
+    """Return one token id per row, (B,). Temperature 0 takes the most likely token without
+    sampling.
 
     Filters apply in this order: repetition penalty, temperature, top-k, top-p, min-p.
 
@@ -77,12 +83,19 @@ def sample_tokens(
     kept_BV = filter_top_p(filter_top_k(logits_BV / params.temperature, params.top_k), params.top_p)
     probability_BV = filter_min_p(kept_BV, params.min_p).softmax(dim=-1)
     # One draw per row: a batched draw would share one generator between prompts.
-    draws = [torch.multinomial(row, 1, generator=own) for row, own in zip(probability_BV, generators, strict=True)]
+    draws = [
+        torch.multinomial(row, 1, generator=own)
+        for row, own in zip(probability_BV, generators, strict=True)
+    ]
     return torch.cat(draws)
 
 
-def apply_repetition_penalty(logits_BV: Tensor, seen: Sequence[Sequence[int]], penalty: float) -> Tensor:
-    """Divide positive logits of seen tokens by the penalty, multiply negative ones (Keskar 2019, CTRL, 4.1)."""
+def apply_repetition_penalty(
+    logits_BV: Tensor, seen: Sequence[Sequence[int]], penalty: float
+) -> Tensor:
+    """Divide positive logits of seen tokens by the penalty, multiply negative ones (Keskar 2019,
+    CTRL, 4.1).
+    """
     logits_BV = logits_BV.clone()
     for row, tokens in zip(logits_BV, seen, strict=True):
         index = torch.tensor(sorted(set(tokens)), dtype=torch.int64)
@@ -100,7 +113,8 @@ def filter_top_k(logits_BV: Tensor, top_k: int) -> Tensor:
 
 
 def filter_top_p(logits_BV: Tensor, top_p: float) -> Tensor:
-    """Keep the smallest set of likeliest tokens whose total reaches `top_p` (Holtzman 2019, arXiv:1904.09751).
+    """Keep the smallest set of likeliest tokens whose total reaches `top_p` (Holtzman 2019,
+    arXiv:1904.09751).
 
     The likeliest token always stays.
     """
@@ -116,7 +130,9 @@ def filter_top_p(logits_BV: Tensor, top_p: float) -> Tensor:
 
 
 def filter_min_p(logits_BV: Tensor, min_p: float) -> Tensor:
-    """Keep tokens at least `min_p` times as likely as the likeliest (Nguyen 2024, arXiv:2407.01082); 0 keeps all."""
+    """Keep tokens at least `min_p` times as likely as the likeliest (Nguyen 2024,
+    arXiv:2407.01082); 0 keeps all.
+    """
     if min_p <= 0:
         return logits_BV
     least_B1 = logits_BV.amax(dim=-1, keepdim=True) + math.log(min_p)

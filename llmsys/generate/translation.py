@@ -1,8 +1,9 @@
-"""Translate with an encoder-decoder: beam search over batches of sources of similar length, and BLEU by sacrebleu.
+"""Translate with an encoder-decoder: beam search over batches of sources of similar length, and
+BLEU by sacrebleu.
 
 Invariants:
-- A translation depends on the model, its source and the settings, never on the other sources of the batch: padding is a
-  document that no target attends to.
+- A translation depends on the model, its source and the settings, never on the other sources of the
+  batch: padding is a document that no target attends to.
 - BLEU is computed on cased, detokenized text; its signature names the settings.
 """
 
@@ -13,15 +14,15 @@ import torch
 from torch import Tensor
 
 from llmsys.config.run import RunConfig
+from llmsys.dataset.manifest import load_manifest
+from llmsys.dataset.token_shards import read_batches
 from llmsys.errors import ConfigError, DataError
 from llmsys.generate.beam_search import search_beams
 from llmsys.generate.text_generation import BeamSearchParams, use_eval_mode
-from llmsys.manifest import load_manifest
 from llmsys.model.kv_cache import KeyValueCache
 from llmsys.model.transformer import Transformer
-from llmsys.token_shards import read_batches
-from llmsys.tokenizer import Tokenizer
 from llmsys.train.build_transform import get_start_token
+from llmsys.vocabulary.tokenizer import Tokenizer
 
 # B rows, S source positions, T target positions, R rows of the cache
 
@@ -39,7 +40,8 @@ def translate_sequences(
     vocab_size: int | None = None,
     batch_tokens: int = 2048,
 ) -> list[list[int]]:
-    """Return the best translation found for each source, without its end token, in the order of the sources.
+    """Return the best translation found for each source, without its end token, in the order of the
+    sources.
 
     Args:
         model: an encoder-decoder.
@@ -47,7 +49,8 @@ def translate_sequences(
         decoding: parameters of beam search.
         start_token: first id of every target.
         end_token: id that ends a target.
-        vocab_size: ids of the tokenizer; larger ids are never chosen. None allows all rows of the vocabulary.
+        vocab_size: ids of the tokenizer; larger ids are never chosen. None allows all rows of the
+            vocabulary.
         batch_tokens: maximum source tokens of a batch, with padding.
 
     Longer targets than `model.max_position_embeddings` are cut there.
@@ -56,7 +59,12 @@ def translate_sequences(
     with use_eval_mode(model):
         for indices in _iter_batches(sources, batch_tokens):
             rows = _translate_batch(
-                model, [sources[index] for index in indices], decoding, start_token, end_token, vocab_size
+                model,
+                [sources[index] for index in indices],
+                decoding,
+                start_token,
+                end_token,
+                vocab_size,
             )
             for index, row in zip(indices, rows, strict=True):
                 found[index] = row
@@ -72,7 +80,8 @@ def _translate_batch(
     vocab_size: int | None,
 ) -> list[list[int]]:
     device = model.embed.weight.device
-    max_target_tokens = model.config.max_position_embeddings - 1  # the start token takes one position
+    # the start token takes one position
+    max_target_tokens = model.config.max_position_embeddings - 1
     limits = [max(1, min(len(source) + EXTRA_TOKENS, max_target_tokens)) for source in sources]
     source_BS, documents_BS = (x.to(device) for x in pad_sources(sources))
     memory = model.encode_source(source_BS, documents_BS)
@@ -119,7 +128,9 @@ def _iter_batches(sources: Sequence[Sequence[int]], batch_tokens: int) -> Iterat
         yield batch
 
 
-def translate_lines(model: Transformer, tokenizer: Tokenizer, config: RunConfig, lines: Sequence[str]) -> list[str]:
+def translate_lines(
+    model: Transformer, tokenizer: Tokenizer, config: RunConfig, lines: Sequence[str]
+) -> list[str]:
     """Translate lines by beam search with `generation.num_beams` and `generation.length_penalty`.
 
     Args:
@@ -136,13 +147,16 @@ def translate_lines(model: Transformer, tokenizer: Tokenizer, config: RunConfig,
         DataError: a line has more tokens than the model has positions.
     """
     if config.model.family != "encoder_decoder":
-        raise ConfigError(f"A model with family={config.model.family} does not translate. Use llmsys generate.")
+        raise ConfigError(
+            f"A model with family={config.model.family} does not translate. Use llmsys generate."
+        )
     sources = [[*tokenizer.encode(line), tokenizer.eos_id] for line in lines]
     limit = config.model.max_position_embeddings
     for number, source in enumerate(sources, start=1):
         if len(source) > limit:
             raise DataError(
-                f"line {number} has {len(source)} tokens, more than model.max_position_embeddings={limit}. Shorten it."
+                f"line {number} has {len(source)} tokens, more than "
+                f"model.max_position_embeddings={limit}. Shorten it."
             )
     # An empty line has only its end token.
     asked = [index for index, source in enumerate(sources) if len(source) > 1]

@@ -5,7 +5,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from llmsys.config.attention_kernel import AttentionDevice, AttentionDtype
+from llmsys.kernels.attention_kernel import AttentionDevice, AttentionDtype
 
 CPU = AttentionDevice("cpu")
 NAMES: dict[torch.dtype, AttentionDtype] = {torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -14,8 +14,8 @@ NAMES: dict[torch.dtype, AttentionDtype] = {torch.bfloat16: "bf16", torch.float1
 def describe_device(device: torch.device) -> AttentionDevice:
     """Return what the choice of a kernel depends on.
 
-    The masks of a forward pass are built by this answer alone. A dry run or a test that pretends another device
-    replaces this function in this module.
+    The masks of a forward pass are built by this answer alone. A dry run or a test that pretends
+    another device replaces this function in this module.
 
     Args:
         device: The device of the hidden states.

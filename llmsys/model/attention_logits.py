@@ -1,12 +1,15 @@
-"""The largest attention logits of each head, for QK-clip: computed next to attention, whose kernels do not return them.
+"""The largest attention logits of each head, for QK-clip: computed next to attention, whose kernels
+do not return them.
 
-The maximum is over all pairs of a row, also those that the mask hides: an upper bound of the visible ones.
+The maximum is over all pairs of a row, also those that the mask hides: an upper bound of the
+visible ones.
 """
 
 import torch
 from torch import Tensor
 
-# B rows, T query positions, S key positions, H query heads, G key heads, R = H / G, K width of a head
+# B rows, T query positions, S key positions, H query heads, G key heads, R = H / G, K width of a
+# head
 
 # Queries at a time, so that their scores take little memory.
 QUERIES = 512
@@ -21,7 +24,9 @@ class LogitRecorder:
 
     @torch.no_grad()
     def record(self, q_BTHK: Tensor, k_BSGK: Tensor, scale: float, heads: slice) -> None:
-        """Include the logits of a forward pass; `heads` are those of this rank, which the queries have."""
+        """Include the logits of a forward pass; `heads` are those of this rank, which the
+        queries have.
+        """
         if self._maxima_H is None:
             self._maxima_H = torch.full((self._num_heads,), -torch.inf, device=q_BTHK.device)
         own = self._maxima_H[heads]
@@ -34,10 +39,15 @@ class LogitRecorder:
             device: Device of the result.
 
         Returns:
-            The maxima; -inf where there was no forward pass, as on a rank without rows, and for heads of other ranks.
+            The maxima; -inf where there was no forward pass, as on a rank without rows, and for
+            heads of other ranks.
         """
         found_H, self._maxima_H = self._maxima_H, None
-        return torch.full((self._num_heads,), -torch.inf, device=device) if found_H is None else found_H
+        return (
+            torch.full((self._num_heads,), -torch.inf, device=device)
+            if found_H is None
+            else found_H
+        )
 
 
 def compute_max_logits(q_BTHK: Tensor, k_BSGK: Tensor, scale: float) -> Tensor:

@@ -1,8 +1,10 @@
-"""Attention masks, built once per forward pass and layer type and shared by all layers of that type.
+"""Attention masks, built once per forward pass and layer type and shared by all layers of that
+type.
 
-A mask is the weakest form that is exact, so that attention can take the cheapest kernel: none, "causal", a boolean
-table of visible keys, or a bias that is added to the scores (minus infinity where a key is hidden). Kernels of
-accelerators take lengths (`VarlenMask`) or key ranges (`FlexMask`) in place of a table.
+A mask is the weakest form that is exact, so that attention can take the cheapest kernel: none,
+"causal", a boolean table of visible keys, or a bias that is added to the scores (minus infinity
+where a key is hidden). Kernels of accelerators take lengths (`VarlenMask`) or key ranges
+(`FlexMask`) in place of a table.
 """
 
 from abc import ABC, abstractmethod
@@ -38,7 +40,9 @@ class AttentionMask:
         visible = self.visible_B1TS
         # Kernels take a bias or the flag `is_causal`, not both.
         if visible is None and self.causal:
-            visible = torch.ones(bias_HTS.shape[-2:], dtype=torch.bool, device=bias_HTS.device).tril_()[None, None]
+            visible = torch.ones(
+                bias_HTS.shape[-2:], dtype=torch.bool, device=bias_HTS.device
+            ).tril_()[None, None]
         if visible is not None:
             bias_BHTS = bias_BHTS.masked_fill(~visible, -torch.inf)
         return AttentionMask(self.causal, visible, bias_BHTS)
@@ -48,7 +52,9 @@ EVERYTHING = AttentionMask()
 
 
 class DistributedMask(ABC):
-    """A mask over keys that other ranks hold, and the attention that fetches them (llmsys/parallel)."""
+    """A mask over keys that other ranks hold, and the attention that fetches them
+    (llmsys/parallel).
+    """
 
     @abstractmethod
     def compute_attention(
@@ -61,7 +67,9 @@ class DistributedMask(ABC):
         softcap: float | None,
         sinks_H: Tensor | None,
     ) -> Tensor:
-        """Return what `scaled_dot_product.compute_attention` does, from the shards of this rank. Collective."""
+        """Return what `scaled_dot_product.compute_attention` does, from the shards of this rank.
+        Collective.
+        """
 
 
 # The mask of a layer, in the form that its kernel takes.
@@ -78,9 +86,11 @@ def build_self_attention_mask(
     padding_B: Tensor | None = None,
     device: torch.device | str = "cpu",
 ) -> AttentionMask:
-    """Return the mask of `length` queries over `start + length` keys, the last of which are their own.
+    """Return the mask of `length` queries over `start + length` keys, the last of which are their
+    own.
 
-    A query sees itself and, among earlier keys (all keys without `causal`), those that every rule below admits.
+    A query sees itself and, among earlier keys (all keys without `causal`), those that every rule
+    below admits.
 
     Args:
         length: Number of queries, T.
@@ -101,7 +111,8 @@ def build_self_attention_mask(
     if documents_BT is not None:
         rules.append((documents_BT[:, :, None] == documents_BT[:, None, :])[:, None])
     if padding_B is not None:
-        # A padded query sees itself: a row without any key would be 0/0, and its NaN would spread through the values.
+        # A padded query sees itself: a row without any key would be 0/0, and its NaN would spread
+        # through the values.
         rules.append(((keys_S >= padding_B[:, None, None]) | (keys_S == queries_T))[:, None])
     # A single query is the last one and sees every key; without other rules the flag is enough.
     if causal and length > 1 and (rules or start):
@@ -118,8 +129,8 @@ def build_cross_attention_mask(
 ) -> AttentionMask:
     """Return the mask of target queries over the source keys of equal document number.
 
-    A side without document numbers counts as document 0. A target without any source (padding) sees every key, because
-    a row without keys would be NaN; nothing reads its output.
+    A side without document numbers counts as document 0. A target without any source (padding) sees
+    every key, because a row without keys would be NaN; nothing reads its output.
 
     Args:
         documents_BT: Document number of each target, or None.
@@ -142,7 +153,9 @@ def build_cross_attention_mask(
 
 
 def compute_document_positions(documents_BT: Tensor) -> Tensor:
-    """Return positions counted from the start of each run of equal document numbers, int64 (B, T)."""
+    """Return positions counted from the start of each run of equal document numbers, int64 (B,
+    T).
+    """
     places_T = torch.arange(documents_BT.shape[1], device=documents_BT.device)
     opens_BT = torch.ones_like(documents_BT, dtype=torch.bool)
     opens_BT[:, 1:] = documents_BT[:, 1:] != documents_BT[:, :-1]

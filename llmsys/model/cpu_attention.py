@@ -1,11 +1,12 @@
 """Chunked attention for bfloat16 on the CPU, about 2.5 times as fast as SDPA.
 
-The CPU kernel of scaled_dot_product_attention reaches a third of the speed of batched matrix products on processors
-with bfloat16 units, and computes the masked upper triangle too. Here each chunk of queries is multiplied with the keys
-that it may see, and query heads that share keys are stacked into one product.
+The CPU kernel of scaled_dot_product_attention reaches a third of the speed of batched matrix
+products on processors with bfloat16 units, and computes the masked upper triangle too. Here each
+chunk of queries is multiplied with the keys that it may see, and query heads that share keys are
+stacked into one product.
 
-Limits: the probabilities are saved for backward, so long sequences use SDPA. Scores are rounded to bfloat16, as in
-transformers' eager attention; the softmax sums in float32.
+Limits: the probabilities are saved for backward, so long sequences use SDPA. Scores are rounded to
+bfloat16, as in transformers' eager attention; the softmax sums in float32.
 """
 
 import math
@@ -15,18 +16,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from llmsys.config.attention_kernel import MAX_CHUNKED_LENGTH
+from llmsys.kernels.attention_kernel import MAX_CHUNKED_LENGTH
 
-# B rows, T positions, H query heads, G key-value heads, R = H / G query heads per key-value head, K width of a head,
-# C queries of a chunk, S keys up to the chunk's end
+# B rows, T positions, H query heads, G key-value heads, R = H / G query heads per key-value head, K
+# width of a head, C queries of a chunk, S keys up to the chunk's end
 
 CHUNK = 128
 
 
 def is_cpu_attention_supported(q_BTHK: Tensor, k_BSGK: Tensor) -> bool:
-    """Return whether this path applies: bfloat16 on the CPU, several queries, at most MAX_CHUNKED_LENGTH positions."""
+    """Return whether this path applies: bfloat16 on the CPU, several queries, at most
+    MAX_CHUNKED_LENGTH positions.
+    """
     bfloat16_on_cpu = q_BTHK.device.type == "cpu" and q_BTHK.dtype == torch.bfloat16
-    return bfloat16_on_cpu and q_BTHK.shape[1] > 1 and max(q_BTHK.shape[1], k_BSGK.shape[1]) <= MAX_CHUNKED_LENGTH
+    return (
+        bfloat16_on_cpu
+        and q_BTHK.shape[1] > 1
+        and max(q_BTHK.shape[1], k_BSGK.shape[1]) <= MAX_CHUNKED_LENGTH
+    )
 
 
 def compute_chunked_attention(
@@ -37,20 +44,29 @@ def compute_chunked_attention(
     `causal` requires T = S and hides later keys; `mask_B1TS` is boolean and may hide more.
     """
     heads, groups = q_BTHK.shape[2], k_BSGK.shape[2]
-    q, k, v = _stack_heads(q_BTHK, groups), _stack_heads(k_BSGK, groups), _stack_heads(v_BSGK, groups)
+    q, k, v = (
+        _stack_heads(q_BTHK, groups),
+        _stack_heads(k_BSGK, groups),
+        _stack_heads(v_BSGK, groups),
+    )
     # Scaled before the product: queries are fewer numbers than scores.
     return _unstack_heads(
-        _compute_stacked_attention(q * (1.0 / math.sqrt(q.shape[-1])), k, v, mask_B1TS, causal)[0], heads
+        _compute_stacked_attention(q * (1.0 / math.sqrt(q.shape[-1])), k, v, mask_B1TS, causal)[0],
+        heads,
     )
 
 
-# A custom op, so that selective checkpointing can save its outputs, as it does with fused kernels. Inputs are stacked:
-# q (B * G, R, T, K), k and v (B * G, 1, S, K).
+# A custom op, so that selective checkpointing can save its outputs, as it does with fused kernels.
+# Inputs are stacked: q (B * G, R, T, K), k and v (B * G, 1, S, K).
 
 
 @torch.library.custom_op("llmsys::chunked_attention", mutates_args=())
-def _compute_stacked_attention(q: Tensor, k: Tensor, v: Tensor, mask_B1TS: Tensor | None, causal: bool) -> list[Tensor]:
-    """Return the attention output, shaped as q, and the probabilities of each chunk, (B * G, R * C, S)."""
+def _compute_stacked_attention(
+    q: Tensor, k: Tensor, v: Tensor, mask_B1TS: Tensor | None, causal: bool
+) -> list[Tensor]:
+    """Return the attention output, shaped as q, and the probabilities of each chunk, (B * G, R *
+    C, S).
+    """
     results = [torch.empty_like(q)]
     for start, end in _iter_chunks(q.shape[2]):
         seen = end if causal else k.shape[2]
@@ -69,7 +85,9 @@ def _compute_stacked_attention(q: Tensor, k: Tensor, v: Tensor, mask_B1TS: Tenso
 @_compute_stacked_attention.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor, mask_B1TS: Tensor | None, causal: bool) -> list[Tensor]:
     chunks = _iter_chunks(q.shape[2])
-    shapes = [(len(q), q.shape[1] * (end - start), end if causal else k.shape[2]) for start, end in chunks]
+    shapes = [
+        (len(q), q.shape[1] * (end - start), end if causal else k.shape[2]) for start, end in chunks
+    ]
     return [torch.empty_like(q), *(q.new_empty(shape) for shape in shapes)]
 
 
@@ -78,7 +96,9 @@ def _save_attention_inputs(ctx: Any, inputs: tuple[Any, ...], output: list[Tenso
     ctx.save_for_backward(*inputs[:3], *output[1:])
 
 
-def _compute_attention_gradients(ctx: Any, gradients: list[Tensor]) -> tuple[Tensor, Tensor, Tensor, None, None]:
+def _compute_attention_gradients(
+    ctx: Any, gradients: list[Tensor]
+) -> tuple[Tensor, Tensor, Tensor, None, None]:
     q, k, v, *probabilities = ctx.saved_tensors
     dy, dq = gradients[0].contiguous(), torch.empty_like(q)
     # Keys get a gradient from every chunk: bfloat16 sums would lose the later ones.
@@ -94,7 +114,9 @@ def _compute_attention_gradients(ctx: Any, gradients: list[Tensor]) -> tuple[Ten
     return dq, dk.to(q.dtype), dv.to(q.dtype), None, None
 
 
-_compute_stacked_attention.register_autograd(_compute_attention_gradients, setup_context=_save_attention_inputs)
+_compute_stacked_attention.register_autograd(
+    _compute_attention_gradients, setup_context=_save_attention_inputs
+)
 OPERATION = torch.ops.llmsys.chunked_attention.default
 
 
@@ -114,11 +136,17 @@ def _unstack_heads(x: Tensor, heads: int) -> Tensor:
     """Reshape (B * G, H / G, T, K) to (B, T, H, K)."""
     _, per_group, length, width = x.shape
     groups = heads // per_group
-    return x.view(-1, groups, per_group, length, width).permute(0, 3, 1, 2, 4).reshape(-1, length, heads, width)
+    return (
+        x.view(-1, groups, per_group, length, width)
+        .permute(0, 3, 1, 2, 4)
+        .reshape(-1, length, heads, width)
+    )
 
 
 def _mask_later_keys(scores: Tensor, size: int) -> None:
-    """Set the scores of later keys among the last `size` keys of a chunk to minus infinity, in place."""
+    """Set the scores of later keys among the last `size` keys of a chunk to minus infinity, in
+    place.
+    """
     later_CC = torch.full((size, size), -math.inf, dtype=scores.dtype).triu_(1)
     scores.view(scores.shape[0], -1, size, scores.shape[-1])[..., -size:].add_(later_CC)
 
@@ -126,5 +154,7 @@ def _mask_later_keys(scores: Tensor, size: int) -> None:
 def _mask_hidden_keys(scores: Tensor, visible_BCS: Tensor, groups: int) -> None:
     """Set the hidden scores of one chunk, (B * G, R * C, S), to minus infinity, in place."""
     _, size, seen = visible_BCS.shape
-    hidden_BCS = torch.zeros(visible_BCS.shape, dtype=scores.dtype).masked_fill_(~visible_BCS, -math.inf)
+    hidden_BCS = torch.zeros(visible_BCS.shape, dtype=scores.dtype).masked_fill_(
+        ~visible_BCS, -math.inf
+    )
     scores.view(-1, groups, scores.shape[1] // size, size, seen).add_(hidden_BCS[:, None, None])

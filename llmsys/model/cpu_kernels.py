@@ -1,7 +1,7 @@
 """Grouped matrix products, RMSNorm and rotary embedding for bfloat16 on the CPU.
 
-Each computes in float32 over pieces that stay in cache, where torch's own operations write float32 tensors as large as
-the activations.
+Each computes in float32 over pieces that stay in cache, where torch's own operations write float32
+tensors as large as the activations.
 """
 
 import math
@@ -14,7 +14,9 @@ from torch.autograd.function import once_differentiable
 
 # M rows grouped by expert, E experts, D width of a row, F width of its product
 
-STEP = 32  # rows; without rounding, code generation cost as much as the product itself at 250 rows of width 256
+# rows; without rounding, code generation cost as much as the product itself at 250 rows of width
+# 256
+STEP = 32
 
 
 def is_cpu_grouped_mm_supported(x_MD: Tensor) -> bool:
@@ -24,10 +26,12 @@ def is_cpu_grouped_mm_supported(x_MD: Tensor) -> bool:
 
 @torch.library.custom_op("llmsys::grouped_product", mutates_args=())
 def compute_grouped_mm(x_MD: Tensor, weight_EDF: Tensor, ends_E: Tensor) -> Tensor:
-    """Return the rows of expert e times its weights, (M, F). Expert e's rows end before row `ends_E[e]`.
+    """Return the rows of expert e times its weights, (M, F). Expert e's rows end before row
+    `ends_E[e]`.
 
-    oneDNN generates code for every new shape, and experts get another number of rows in every step. So the number of
-    rows is rounded up to a multiple of STEP; the surplus rows are overwritten by the next group.
+    oneDNN generates code for every new shape, and experts get another number of rows in every step.
+    So the number of rows is rounded up to a multiple of STEP; the surplus rows are overwritten by
+    the next group.
     """
     y_MF = x_MD.new_empty(len(x_MD), weight_EDF.shape[2])
     for expert, start, _, padded_end in _iter_groups(ends_E):
@@ -66,11 +70,15 @@ def _(x_MD: Tensor, gradient_MF: Tensor, ends_E: Tensor) -> Tensor:
     return x_MD.new_empty(len(ends_E), x_MD.shape[1], gradient_MF.shape[1])
 
 
-def _save_grouped_mm_inputs(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
+def _save_grouped_mm_inputs(
+    ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor
+) -> None:
     ctx.save_for_backward(*inputs)
 
 
-def _compute_grouped_mm_gradients(ctx: Any, gradient_MF: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+def _compute_grouped_mm_gradients(
+    ctx: Any, gradient_MF: Tensor
+) -> tuple[Tensor | None, Tensor | None, None]:
     x_MD, weight_EDF, ends_E = ctx.saved_tensors
     gradient_MF = gradient_MF.contiguous()
     needs_dx, needs_dweight, _ = ctx.needs_input_grad
@@ -81,12 +89,16 @@ def _compute_grouped_mm_gradients(ctx: Any, gradient_MF: Tensor) -> tuple[Tensor
     )
 
 
-compute_grouped_mm.register_autograd(_compute_grouped_mm_gradients, setup_context=_save_grouped_mm_inputs)
+compute_grouped_mm.register_autograd(
+    _compute_grouped_mm_gradients, setup_context=_save_grouped_mm_inputs
+)
 OPERATION = torch.ops.llmsys.grouped_product.default
 
 
 def _iter_groups(ends_E: Tensor) -> Iterator[tuple[int, int, int, int]]:
-    """Yield (expert, first row, end row, end row rounded up as far as there are rows) of each expert with rows."""
+    """Yield (expert, first row, end row, end row rounded up as far as there are rows) of each
+    expert with rows.
+    """
     ends, start = ends_E.tolist(), 0
     for expert, end in enumerate(ends):
         if end > start:
@@ -102,13 +114,17 @@ ELEMENTS = 1 << 18  # of one piece: 1 MiB in float32, which fits the L2 cache of
 
 
 def is_cpu_norm_supported(x: Tensor, weight: Tensor) -> bool:
-    """Return whether the RMSNorm kernel applies: bfloat16 input and weight on the CPU, no DTensor."""
+    """Return whether the RMSNorm kernel applies: bfloat16 input and weight on the CPU, no
+    DTensor.
+    """
     plain = not (hasattr(x, "to_local") or hasattr(weight, "to_local"))
     return plain and x.device.type == "cpu" and x.dtype == weight.dtype == torch.bfloat16
 
 
 def compute_rms_norm(x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
-    """Return weight · x / sqrt(mean(x²) + eps) over the last dim, computed in float32; shape and dtype of `x`."""
+    """Return weight · x / sqrt(mean(x²) + eps) over the last dim, computed in float32; shape and
+    dtype of `x`.
+    """
     y_ND: Tensor = _RmsNormFunction.apply(x.reshape(-1, x.shape[-1]), weight_D, eps)  # type: ignore[no-untyped-call]
     return y_ND.view(x.shape)
 
@@ -120,7 +136,8 @@ class _RmsNormFunction(torch.autograd.Function):
         scale_N1 = x_ND.new_empty(len(x_ND), 1, dtype=torch.float32)
         for rows in _iter_row_slices(x_ND):
             x = x_ND[rows].float()
-            norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)  # one pass, without a tensor of squares
+            # one pass, without a tensor of squares
+            norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
             scale = torch.rsqrt(norm.square_().div_(x.shape[1]).add_(eps), out=scale_N1[rows])
             y_ND[rows] = x.mul_(scale).mul_(weight)
         ctx.save_for_backward(x_ND, weight_D, scale_N1)
@@ -129,7 +146,8 @@ class _RmsNormFunction(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
-        # With s the scale and g = weight * dy: dx = s g − x s³ (g · x) / D, and dweight = the sum of dy x s over rows.
+        # With s the scale and g = weight * dy: dx = s g − x s³ (g · x) / D, and dweight = the sum
+        # of dy x s over rows.
         x_ND, weight_D, scale_N1 = ctx.saved_tensors
         dx_ND, weight = torch.empty_like(x_ND), weight_D.float()
         dweight_D = torch.zeros_like(weight)
@@ -157,7 +175,9 @@ def is_cpu_rotary_supported(x_BTHR: Tensor, cos_T1R: Tensor) -> bool:
 
 
 def rotate_halves(x_BTHR: Tensor, cos_T1R: Tensor, sin_T1R: Tensor) -> Tensor:
-    """Return x · cos + roll(x, R / 2) · sin over the last dim, computed in float32; shape and dtype of `x_BTHR`."""
+    """Return x · cos + roll(x, R / 2) · sin over the last dim, computed in float32; shape and
+    dtype of `x_BTHR`.
+    """
     y_BTHR: Tensor = _HalfRotationFunction.apply(x_BTHR, cos_T1R, sin_T1R)  # type: ignore[no-untyped-call]
     return y_BTHR
 
@@ -171,9 +191,14 @@ class _HalfRotationFunction(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        # Of y_i = x_i cos_i + x_j sin_i, with j the partner of i, the transpose: dx_i = dy_i cos_i + dy_j sin_j.
+        # Of y_i = x_i cos_i + x_j sin_i, with j the partner of i, the transpose: dx_i = dy_i cos_i
+        # + dy_j sin_j.
         cos_T1R, sin_T1R = ctx.saved_tensors
-        return _apply_rotation(gradients[0], cos_T1R, sin_T1R.roll(sin_T1R.shape[-1] // 2, dims=-1)), None, None
+        return (
+            _apply_rotation(gradients[0], cos_T1R, sin_T1R.roll(sin_T1R.shape[-1] // 2, dims=-1)),
+            None,
+            None,
+        )
 
 
 def _apply_rotation(x_BTHR: Tensor, cos_T1R: Tensor, sin_T1R: Tensor) -> Tensor:

@@ -14,7 +14,8 @@ class DeepNormConstants(NamedTuple):
 
 
 def compute_deepnorm_constants(config: ModelConfig, *, encoder: bool = False) -> DeepNormConstants:
-    """Return alpha and beta of the decoder or only stack; with `encoder`, of the encoder of an encoder-decoder.
+    """Return alpha and beta of the decoder or only stack; with `encoder`, of the encoder of an
+    encoder-decoder.
 
     `config` is that of the full model: the encoder's constants depend on the depth of both stacks.
     """
@@ -24,7 +25,9 @@ def compute_deepnorm_constants(config: ModelConfig, *, encoder: bool = False) ->
         return DeepNormConstants((2 * depth) ** 0.25, (8 * depth) ** -0.25)
     below, above = config.encoder_model.num_hidden_layers, config.num_hidden_layers
     if encoder:
-        return DeepNormConstants(0.81 * (below**4 * above) ** (1 / 16), 0.87 * (below**4 * above) ** (-1 / 16))
+        return DeepNormConstants(
+            0.81 * (below**4 * above) ** (1 / 16), 0.87 * (below**4 * above) ** (-1 / 16)
+        )
     return DeepNormConstants((3 * above) ** 0.25, (12 * above) ** -0.25)
 
 

@@ -1,10 +1,10 @@
 """Lengths of the documents in a batch, as kernels for packed sequences take them.
 
 Invariants:
-- Made on the host, before the batch travels: a kernel needs the longest length as a Python integer, which on a device
-  would be a wait.
-- Counts and lengths are rounded up to powers of two. They are shapes and constants of compiled blocks, which would
-  otherwise be compiled again for each batch.
+- Made on the host, before the batch travels: a kernel needs the longest length as a Python integer,
+  which on a device would be a wait.
+- Counts and lengths are rounded up to powers of two. They are shapes and constants of compiled
+  blocks, which would otherwise be compiled again for each batch.
 """
 
 from collections.abc import Callable
@@ -25,8 +25,8 @@ class DocumentLengths:
     """The borders of the documents of a batch, with all rows one after another.
 
     Attributes:
-        cu_lengths: Cumulative lengths, int32 (N + 1,): 0, and the end of each document. The last entries may repeat:
-            documents without tokens.
+        cu_lengths: Cumulative lengths, int32 (N + 1,): 0, and the end of each document. The last
+            entries may repeat: documents without tokens.
         max_length: At least the tokens of the longest document.
     """
 
@@ -42,7 +42,8 @@ def build_document_lengths(documents_BT: Tensor) -> DocumentLengths:
     """Count the lengths of documents on the host.
 
     Args:
-        documents_BT: Document number of each token, integer (B, T), on the CPU; padding counts as a document.
+        documents_BT: Document number of each token, integer (B, T), on the CPU; padding counts as a
+            document.
 
     Returns:
         The lengths, on the CPU.
@@ -59,7 +60,9 @@ def build_document_lengths(documents_BT: Tensor) -> DocumentLengths:
     ends = np.append(starts[1:], documents.size)
     cu_lengths = np.full(_round_up(len(starts)) + 1, documents.size, np.int32)
     cu_lengths[: len(starts)] = starts
-    return DocumentLengths(torch.from_numpy(cu_lengths), min(_round_up(int((ends - starts).max())), length))
+    return DocumentLengths(
+        torch.from_numpy(cu_lengths), min(_round_up(int((ends - starts).max())), length)
+    )
 
 
 def build_row_lengths(rows: int, length: int, device: torch.device) -> DocumentLengths:
@@ -78,14 +81,17 @@ def build_row_lengths(rows: int, length: int, device: torch.device) -> DocumentL
 
 
 def _require_contiguous_documents(rows: NDArray[np.int64], numbers: NDArray[np.int64]) -> None:
-    """Raise DataError for a number with two runs in a row: a table would join them, lengths cannot."""
+    """Raise DataError for a number with two runs in a row: a table would join them, lengths
+    cannot.
+    """
     runs = np.stack([rows, numbers])
     unique, counts = np.unique(runs, axis=1, return_counts=True)
     if len(counts) < runs.shape[1]:
         row, number = unique[:, counts > 1][:, 0].tolist()
         raise DataError(
-            f"The tokens of document {number} in row {row} of a batch are apart from each other, and attention on an "
-            f"accelerator takes documents as lengths. Put the tokens of a document next to each other."
+            f"The tokens of document {number} in row {row} of a batch are apart from each other, "
+            "and attention on an accelerator takes documents as lengths. Put the tokens of a "
+            "document next to each other."
         )
 
 

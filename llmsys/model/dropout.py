@@ -1,7 +1,8 @@
 """Dropout with cheap random numbers on the CPU.
 
-torch draws one Bernoulli number per element there: six milliseconds for 500,000 elements, longer than the linear layer
-before it. Here 16 random bits decide, four elements per draw: about six times as fast.
+torch draws one Bernoulli number per element there: six milliseconds for 500,000 elements, longer
+than the linear layer before it. Here 16 random bits decide, four elements per draw: about six times
+as fast.
 """
 
 import torch
@@ -12,7 +13,8 @@ LEVELS = 1 << 16  # one int16 decides per element
 
 
 def apply_dropout(x: Tensor, probability: float, training: bool) -> Tensor:
-    """Zero elements with `probability`, rounded to 1/65536, and scale the others up; in training only.
+    """Zero elements with `probability`, rounded to 1/65536, and scale the others up; in training
+    only.
 
     Draws from torch's global generator of the device.
     """
@@ -24,7 +26,9 @@ def apply_dropout(x: Tensor, probability: float, training: bool) -> Tensor:
 
 
 def draw_dropout_mask(x: Tensor, probability: float) -> Tensor:
-    """Return the factors of one draw, in the shape and dtype of `x`: 0, or 1 / (1 - probability)."""
+    """Return the factors of one draw, in the shape and dtype of `x`: 0, or 1 / (1 -
+    probability).
+    """
     # Rounded first, so that the scale below is exact for the probability in effect.
     dropped = round(probability * LEVELS)
     # All 64 bits are random, so each quarter of a number is uniform over 16 bits.

@@ -1,4 +1,5 @@
-"""The token embedding with its scale, and positions that are added to it or to the scores (ALiBi, T5's relative bias).
+"""The token embedding with its scale, and positions that are added to it or to the scores (ALiBi,
+T5's relative bias).
 
 Rotations are in rotary_embedding.py, Transformer-XL's relative attention in relative_attention.py.
 """
@@ -10,7 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from llmsys.config.model import ModelConfig
-from llmsys.config.position import LearnedPositionConfig, RelativeBiasConfig, SinusoidalPositionConfig
+from llmsys.config.position import (
+    LearnedPositionConfig,
+    RelativeBiasConfig,
+    SinusoidalPositionConfig,
+)
 
 
 class TokenEmbedding(nn.Embedding):
@@ -25,13 +30,16 @@ def look_up_embedding(rows: Tensor, table: Tensor) -> Tensor:
     """Return rows of a trained table, in its dtype; their gradients are summed in float32."""
     if table.dtype == torch.float32 or table.device.type != "cpu":
         return F.embedding(rows, table)
-    # On CPU the backward adds row by row in the dtype of the table, and a bfloat16 sum of a frequent token's
-    # gradients stops growing after a few hundred terms. (CUDA adds in float32 by itself.)
+    # On CPU the backward adds row by row in the dtype of the table, and a bfloat16 sum of a
+    # frequent token's gradients stops growing after a few hundred terms. (CUDA adds in float32 by
+    # itself.)
     return F.embedding(rows, table.float()).to(table.dtype)
 
 
 def get_embedding_scale(config: ModelConfig) -> float:
-    """Return the factor on the token embedding: sqrt(d) in the original (Vaswani 2017, 3.4) and in Gemma."""
+    """Return the factor on the token embedding: sqrt(d) in the original (Vaswani 2017, 3.4) and
+    in Gemma.
+    """
     scale = config.embedding.scale
     return math.sqrt(config.hidden_size) if scale == "sqrt_hidden_size" else float(scale)
 
@@ -46,7 +54,9 @@ class LearnedPositionEmbedding(nn.Module):
         super().__init__()
         self.offset = position.offset
         rows = config.max_position_embeddings + position.offset
-        self.weight = nn.Parameter(torch.empty(rows, config.hidden_size).normal_(std=config.initializer_range))
+        self.weight = nn.Parameter(
+            torch.empty(rows, config.hidden_size).normal_(std=config.initializer_range)
+        )
 
     def forward(self, positions_BT: Tensor) -> Tensor:
         """Return the vectors of positions counted from 0, (..., T, D)."""
@@ -54,15 +64,21 @@ class LearnedPositionEmbedding(nn.Module):
 
 
 class SinusoidalPositionEmbedding:
-    """sin(pos · w_i) and cos(pos · w_i) with w_i = 10000^(-2i/D) (Vaswani 2017, 3.5), without parameters or buffers."""
+    """sin(pos · w_i) and cos(pos · w_i) with w_i = 10000^(-2i/D) (Vaswani 2017, 3.5), without
+    parameters or buffers.
+    """
 
     def __init__(self, config: ModelConfig, position: SinusoidalPositionConfig) -> None:
         self.width, self.arrangement = config.hidden_size, position.arrangement
 
     def __call__(self, positions_BT: Tensor) -> Tensor:
         """Return the vectors of the positions, float32 (..., T, D)."""
-        # In float64: at large positions float32 angles are off by more than the highest frequencies allow.
-        exponents = torch.arange(0, self.width, 2, dtype=torch.float64, device=positions_BT.device) / self.width
+        # In float64: at large positions float32 angles are off by more than the highest frequencies
+        # allow.
+        exponents = (
+            torch.arange(0, self.width, 2, dtype=torch.float64, device=positions_BT.device)
+            / self.width
+        )
         angles = positions_BT.to(torch.float64)[..., None] * 10000.0**-exponents
         if self.arrangement == "halves":
             return torch.cat([angles.sin(), angles.cos()], dim=-1).float()
@@ -70,7 +86,8 @@ class SinusoidalPositionEmbedding:
 
 
 def compute_alibi_slopes(heads: int) -> Tensor:
-    """Return a geometric series from 2^(-8/h) (Press 2021); heads beyond a power of two take the slopes between.
+    """Return a geometric series from 2^(-8/h) (Press 2021); heads beyond a power of two take the
+    slopes between.
 
     Args:
         heads: Number of query heads, H.
@@ -86,13 +103,17 @@ def compute_alibi_slopes(heads: int) -> Tensor:
 
 
 def compute_alibi_bias(slopes_H: Tensor, queries_T: Tensor, keys_S: Tensor) -> Tensor:
-    """Return −slope · |distance| of query positions (..., T) and key positions (..., S), float32 (..., H, T, S)."""
+    """Return −slope · |distance| of query positions (..., T) and key positions (..., S), float32
+    (..., H, T, S).
+    """
     distance_TS = (queries_T[..., :, None] - keys_S[..., None, :]).abs().float()
     return -slopes_H.to(distance_TS.device)[:, None, None] * distance_TS[..., None, :, :]
 
 
 class RelativePositionBias(nn.Module):
-    """A trained bias per head and bucket of (key position − query position) (T5; Raffel 2020, 2.1)."""
+    """A trained bias per head and bucket of (key position − query position) (T5; Raffel 2020,
+    2.1).
+    """
 
     def __init__(self, position: RelativeBiasConfig, heads: int) -> None:
         super().__init__()
@@ -100,12 +121,18 @@ class RelativePositionBias(nn.Module):
         self.weight = nn.Parameter(torch.empty(position.buckets, heads).normal_(std=0.02))
 
     def forward(self, queries_T: Tensor, keys_S: Tensor, *, bidirectional: bool) -> Tensor:
-        """Return the bias of query positions (..., T) and key positions (..., S), (..., H, T, S)."""
-        buckets_TS = self._compute_buckets(keys_S[..., None, :] - queries_T[..., :, None], bidirectional)
+        """Return the bias of query positions (..., T) and key positions (..., S), (..., H, T,
+        S).
+        """
+        buckets_TS = self._compute_buckets(
+            keys_S[..., None, :] - queries_T[..., :, None], bidirectional
+        )
         return look_up_embedding(buckets_TS, self.weight).movedim(-1, -3)
 
     def _compute_buckets(self, distance_TS: Tensor, bidirectional: bool) -> Tensor:
-        """Return the bucket of each distance: near distances have their own, far ones share them logarithmically."""
+        """Return the bucket of each distance: near distances have their own, far ones share them
+        logarithmically.
+        """
         count = self.position.buckets
         first = torch.zeros_like(distance_TS)
         if bidirectional:  # half of the buckets for later keys
@@ -116,6 +143,8 @@ class RelativePositionBias(nn.Module):
             distance_TS = (-distance_TS).clamp_min(0)
         exact = count // 2
         # The logarithm of 0 is not used: near distances have buckets of their own.
-        ratio = (distance_TS.float() / exact).clamp_min(1e-9).log() / math.log(self.position.max_distance / exact)
+        ratio = (distance_TS.float() / exact).clamp_min(1e-9).log() / math.log(
+            self.position.max_distance / exact
+        )
         far = (exact + (ratio * (count - exact)).long()).clamp_max(count - 1)
         return first + torch.where(distance_TS < exact, distance_TS, far)

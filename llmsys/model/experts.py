@@ -1,4 +1,6 @@
-"""The experts of one layer: E independent feed-forward networks, computed by grouped matrix products."""
+"""The experts of one layer: E independent feed-forward networks, computed by grouped matrix
+products.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,36 +16,56 @@ from llmsys.model.local_tensor import get_local_tensor
 
 # M rows grouped by expert, E experts (of this process), D width, F width inside an expert
 
-# grouped_mm wants rows that start on a multiple of 16 bytes: 8 elements of bfloat16, the narrowest dtype we train in.
+# grouped_mm wants rows that start on a multiple of 16 bytes: 8 elements of bfloat16, the narrowest
+# dtype we train in.
 ROW_MULTIPLE = 8
 
 
 class GroupedExperts(nn.Module):
-    """E feed-forward networks of one kind, with weights stacked as (E, in, out) and biases as (E, out).
+    """E feed-forward networks of one kind, with weights stacked as (E, in, out) and biases as (E,
+    out).
 
-    The parameters may be DTensors sharded over E. Widths that are not multiples of 8 are computed by a slower loop over
-    the experts.
+    The parameters may be DTensors sharded over E. Widths that are not multiples of 8 are computed
+    by a slower loop over the experts.
     """
 
-    def __init__(self, num_experts: int, hidden_size: int, width: int, config: FeedForwardConfig | None = None) -> None:
+    def __init__(
+        self,
+        num_experts: int,
+        hidden_size: int,
+        width: int,
+        config: FeedForwardConfig | None = None,
+    ) -> None:
         """Build E experts with `width` inner channels each; `config` None is SwiGLU."""
         super().__init__()
         self.config = config or SwigluConfig()
         self.num_experts, self.widths = num_experts, (hidden_size, width)
         self.multiply_groups: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
-        """Product of rows with the weights of their expert, given the end of each expert's rows; set from outside."""
+        """Product of rows with the weights of their expert, given the end of each expert's rows;
+        set from outside.
+        """
         self.grouped = hidden_size % ROW_MULTIPLE == 0 and width % ROW_MULTIPLE == 0
         projections = self.config.projections
         shapes = dict.fromkeys(projections, (hidden_size, width)) | {"down": (width, hidden_size)}
         for name in projections:
-            self.register_parameter(f"{name}_proj", nn.Parameter(torch.empty(num_experts, *shapes[name])))
+            self.register_parameter(
+                f"{name}_proj", nn.Parameter(torch.empty(num_experts, *shapes[name]))
+            )
             nn.init.normal_(getattr(self, f"{name}_proj"), std=shapes[name][0] ** -0.5)
         for name in projections if self.config.bias else ():
-            self.register_parameter(f"{name}_bias", nn.Parameter(torch.zeros(num_experts, shapes[name][1])))
+            self.register_parameter(
+                f"{name}_bias", nn.Parameter(torch.zeros(num_experts, shapes[name][1]))
+            )
 
     def forward(self, x_MD: Tensor, counts_E: Tensor) -> Tensor:
-        """Apply expert e to its `counts_E[e]` consecutive rows. The counts must sum to M; any of them may be 0."""
-        apply = _GroupedLinear(self, counts_E, len(x_MD)) if self.grouped else _LoopedLinear(self, counts_E)
+        """Apply expert e to its `counts_E[e]` consecutive rows. The counts must sum to M; any of
+        them may be 0.
+        """
+        apply = (
+            _GroupedLinear(self, counts_E, len(x_MD))
+            if self.grouped
+            else _LoopedLinear(self, counts_E)
+        )
         gate_MF = apply("gate", x_MD) if self.config.is_gated else None
         return apply("down", self.apply_activation(gate_MF, apply("up", x_MD)))
 
@@ -101,14 +123,19 @@ class _LoopedLinear:
 
     def __call__(self, name: str, x_MD: Tensor) -> Tensor:
         weight_EDF, bias_EF = self.experts.get_weight(name), self.experts.get_bias(name)
-        parts = [x @ weight for x, weight in zip(x_MD.split(self.counts), weight_EDF.unbind(), strict=True)]
+        parts = [
+            x @ weight
+            for x, weight in zip(x_MD.split(self.counts), weight_EDF.unbind(), strict=True)
+        ]
         if bias_EF is not None:
             parts = [y + bias for y, bias in zip(parts, bias_EF.unbind(), strict=True)]
         return torch.cat(parts)
 
 
 class _RowBiasFunction(torch.autograd.Function):
-    """The bias of each row's expert, with a deterministic backward: autograd's would add atomically, in any order."""
+    """The bias of each row's expert, with a deterministic backward: autograd's would add
+    atomically, in any order.
+    """
 
     @staticmethod
     def forward(ctx: Any, bias_EF: Tensor, counts_E: Tensor, num_rows: int) -> Tensor:
@@ -118,14 +145,22 @@ class _RowBiasFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         (counts_E,) = ctx.saved_tensors
-        # float32 sums, as of any weight. Not `unsafe`, torch would read the lengths on the host to check them.
+        # float32 sums, as of any weight. Not `unsafe`, torch would read the lengths on the host to
+        # check them.
         sums_EF = torch.segment_reduce(
-            gradients[0].float().contiguous(), "sum", lengths=counts_E, axis=0, initial=0, unsafe=True
+            gradients[0].float().contiguous(),
+            "sum",
+            lengths=counts_E,
+            axis=0,
+            initial=0,
+            unsafe=True,
         )
         return sums_EF.to(gradients[0].dtype), None, None
 
 
 def _make_contiguous(gradient: Tensor) -> Tensor:
-    """Return a gradient that the backward of grouped_mm accepts: not the expanded one of `y.sum().backward()`."""
+    """Return a gradient that the backward of grouped_mm accepts: not the expanded one of
+    `y.sum().backward()`.
+    """
     # An empty tensor counts as contiguous whatever its strides.
     return gradient.contiguous() if gradient.numel() else gradient.new_zeros(gradient.shape)

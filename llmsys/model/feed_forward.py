@@ -1,6 +1,8 @@
-"""The dense feed-forward layer: two linear layers around an activation, or three with a gate (Shazeer 2020).
+"""The dense feed-forward layer: two linear layers around an activation, or three with a gate
+(Shazeer 2020).
 
-Also the shared expert of a mixture-of-experts layer. Routed experts use `apply_gated_activation` alone.
+Also the shared expert of a mixture-of-experts layer. Routed experts use `apply_gated_activation`
+alone.
 """
 
 from typing import assert_never
@@ -24,9 +26,13 @@ from llmsys.model.dropout import apply_dropout
 
 
 class FeedForward(nn.Module):
-    """down(activation(gate(x), up(x))) over the last dim; without a gate down(activation(up(x)))."""
+    """down(activation(gate(x), up(x))) over the last dim; without a gate
+    down(activation(up(x))).
+    """
 
-    def __init__(self, config: FeedForwardConfig, hidden_size: int, width: int, dropped: float = 0.0) -> None:
+    def __init__(
+        self, config: FeedForwardConfig, hidden_size: int, width: int, dropped: float = 0.0
+    ) -> None:
         super().__init__()
         self.config, self.dropped = config, dropped
         if config.is_gated:
@@ -46,7 +52,9 @@ class FeedForward(nn.Module):
         return apply_gated_activation(self.config, gate, up)
 
 
-def build_feed_forward(config: FeedForwardConfig, hidden_size: int, width: int, dropped: float = 0.0) -> FeedForward:
+def build_feed_forward(
+    config: FeedForwardConfig, hidden_size: int, width: int, dropped: float = 0.0
+) -> FeedForward:
     """Build the layer of `model.feed_forward` (or `model.moe.expert`) with `width` inner channels.
 
     `dropped` is the dropout probability of inner channels in training.
@@ -75,7 +83,10 @@ def apply_gated_activation(config: FeedForwardConfig, gate: Tensor | None, up: T
         case GegluTanhConfig():
             return apply_activation("gelu_tanh", _require_gate(gate)) * up
         case ClampedSwigluConfig():
-            gate, up = _require_gate(gate).clamp(max=config.limit), up.clamp(-config.limit, config.limit)
+            gate, up = (
+                _require_gate(gate).clamp(max=config.limit),
+                up.clamp(-config.limit, config.limit),
+            )
             return (up + 1) * (gate * (config.alpha * gate).sigmoid())
         case unreachable:
             assert_never(unreachable)
@@ -87,7 +98,9 @@ def _require_gate(gate: Tensor | None) -> Tensor:
 
 
 def apply_activation(kind: Activation, x: Tensor) -> Tensor:
-    """Return ReLU, SiLU, the exact GELU (Hendrycks and Gimpel 2016) or its tanh form of each element."""
+    """Return ReLU, SiLU, the exact GELU (Hendrycks and Gimpel 2016) or its tanh form of each
+    element.
+    """
     match kind:
         case "relu":
             return F.relu(x)

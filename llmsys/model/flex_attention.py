@@ -1,10 +1,11 @@
-"""Attention by torch's flex_attention: any range of keys, soft cap, bias by distance and sinks, without a table.
+"""Attention by torch's flex_attention: any range of keys, soft cap, bias by distance and sinks,
+without a table.
 
-On CUDA the function is compiled to Triton kernels, once for all layers. On the CPU, where it has no backward, its
-operator runs eagerly: a dense reference with gradients, for tests.
+On CUDA the function is compiled to Triton kernels, once for all layers. On the CPU, where it has no
+backward, its operator runs eagerly: a dense reference with gradients, for tests.
 
-Fake tensors take the operator in fake_flex_attention.py: the eager one would make the scores that the compiled kernel
-never makes.
+Fake tensors take the operator in fake_flex_attention.py: the eager one would make the scores that
+the compiled kernel never makes.
 """
 
 import math
@@ -22,12 +23,12 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 from torch.utils._python_dispatch import _disable_current_modes
 
-from llmsys.config.attention_kernel import FLEX_BLOCK
+from llmsys.kernels.attention_kernel import FLEX_BLOCK
 from llmsys.model.fake_flex_attention import run_fake_flex_attention
 from llmsys.model.key_ranges import KeyRanges
 
-# B rows, T query positions, S key positions, H query heads, G key-value heads, K width of a head, V width of a value,
-# R distances, Q blocks of queries, J blocks of keys
+# B rows, T query positions, S key positions, H query heads, G key-value heads, K width of a head, V
+# width of a value, R distances, Q blocks of queries, J blocks of keys
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,9 @@ class AlibiBias:
 
 @dataclass(frozen=True)
 class DistanceBias:
-    """A number per head and distance: column s − (t + start) + end of query t and key s, with end = R // 2."""
+    """A number per head and distance: column s − (t + start) + end of query t and key s, with
+    end = R // 2.
+    """
 
     table_HR: Tensor
     start: int
@@ -58,7 +61,8 @@ class FlexMask:
 
 
 def build_flex_mask(ranges: KeyRanges, bias: ScoreBias | None = None) -> FlexMask:
-    """Return the mask of key ranges, built from the ranges alone: torch's create_block_mask makes a table first.
+    """Return the mask of key ranges, built from the ranges alone: torch's create_block_mask makes a
+    table first.
 
     A block of keys is computed whole where every query of a block of queries sees all of it.
 
@@ -102,7 +106,9 @@ def _split_blocks(x_BT: Tensor, count: int, filler: int) -> Tensor:
 
 
 def _order_blocks(chosen_BQJ: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the number of chosen key blocks, int32 (B, 1, Q), and all blocks, the chosen ones first, (B, 1, Q, J)."""
+    """Return the number of chosen key blocks, int32 (B, 1, Q), and all blocks, the chosen ones
+    first, (B, 1, Q, J).
+    """
     order_BQJ = chosen_BQJ.to(torch.int8).argsort(dim=-1, descending=True, stable=True)
     return chosen_BQJ.sum(-1, dtype=torch.int32)[:, None], order_BQJ.to(torch.int32)[:, None]
 
@@ -134,8 +140,11 @@ def compute_flex_attention(
     q, k, v = (x.to(v_BSGV.dtype).transpose(1, 2) for x in (q_BTHK, k_BSGK, v_BSGV))
     out_BHTV, lse_BHT = _run_flex(q, k, v, mask, scale, softcap)
     if sinks_H is not None:
-        # The gradient of lse is exact here, so the sink's share of the denominator is a factor on the output.
-        out_BHTV = out_BHTV * torch.sigmoid(lse_BHT - sinks_H.float()[:, None])[..., None].to(out_BHTV.dtype)
+        # The gradient of lse is exact here, so the sink's share of the denominator is a factor on
+        # the output.
+        out_BHTV = out_BHTV * torch.sigmoid(lse_BHT - sinks_H.float()[:, None])[..., None].to(
+            out_BHTV.dtype
+        )
     return out_BHTV.transpose(1, 2)
 
 
@@ -148,7 +157,8 @@ def _run_flex(
     if q.is_meta or isinstance(q, FakeTensor):
         return _run_fake(q, k, v, mask)
     run = _run_operator if q.device.type == "cpu" else _compile_flex_attention()
-    # Selective checkpointing's dispatch modes know neither the operator nor compiled code, and compute both again.
+    # Selective checkpointing's dispatch modes know neither the operator nor compiled code, and
+    # compute both again.
     with _disable_current_modes() if torch._C._len_torch_dispatch_stack() else nullcontext():
         return run(q, k, v, mask, scale, softcap)
 
@@ -156,7 +166,8 @@ def _run_flex(
 def call_flex_attention(
     q: Tensor, k: Tensor, v: Tensor, mask: FlexMask, scale: float, softcap: float | None
 ) -> tuple[Tensor, Tensor]:
-    """Call torch's flex_attention; to be compiled, because uncompiled it makes the scores of all pairs.
+    """Call torch's flex_attention; to be compiled, because uncompiled it makes the scores of all
+    pairs.
 
     Args:
         q: Queries, (B, H, T, K).
@@ -197,20 +208,30 @@ def _compile_flex_attention() -> Callable[..., tuple[Tensor, Tensor]]:
 def _run_operator(
     q: Tensor, k: Tensor, v: Tensor, mask: FlexMask, scale: float, softcap: float | None
 ) -> tuple[Tensor, Tensor]:
-    """Run the operator eagerly. Trained tensors are its arguments: those in closures would get no gradient."""
-    from torch._dynamo.utils import _disable_saved_tensors_hooks_during_tracing  # loads the compiler: seconds
+    """Run the operator eagerly. Trained tensors are its arguments: those in closures would get
+    no gradient.
+    """
+    # loads the compiler: seconds
+    from torch._dynamo.utils import _disable_saved_tensors_hooks_during_tracing
 
     change, buffers = _build_score_mod(mask.bias, softcap)
     options = {"OUTPUT_LOGSUMEXP": True, "OUTPUT_MAX": False, "BACKEND": "AUTO"}
-    # The operator traces the gradient of a score, and the hooks of checkpointing would recompute the block for that.
+    # The operator traces the gradient of a score, and the hooks of checkpointing would recompute
+    # the block for that.
     with _disable_saved_tensors_hooks_during_tracing():
-        out, lse_log2, *_ = flex_operator(q, k, v, change, mask.block_mask.as_tuple(), scale, options, buffers)
+        out, lse_log2, *_ = flex_operator(
+            q, k, v, change, mask.block_mask.as_tuple(), scale, options, buffers
+        )
     # The operator returns the logarithm to base 2.
     return out, lse_log2 * math.log(2)
 
 
-def _build_score_mod(bias: ScoreBias | None, softcap: float | None) -> tuple[Callable[..., Tensor], tuple[Tensor, ...]]:
-    """Return a function of a score, its indices and tensors that changes the score, and those tensors."""
+def _build_score_mod(
+    bias: ScoreBias | None, softcap: float | None
+) -> tuple[Callable[..., Tensor], tuple[Tensor, ...]]:
+    """Return a function of a score, its indices and tensors that changes the score, and those
+    tensors.
+    """
 
     def cap_score(score: Tensor) -> Tensor:
         return score if softcap is None else softcap * torch.tanh(score / softcap)
@@ -219,10 +240,17 @@ def _build_score_mod(bias: ScoreBias | None, softcap: float | None) -> tuple[Cal
         case None:
             return lambda score, b, h, t, s: cap_score(score), ()
         case AlibiBias(slopes_H=slopes_H, start=start):
-            return lambda score, b, h, t, s, slopes: cap_score(score) - slopes[h] * (t + start - s).abs(), (slopes_H,)
+            return (
+                lambda score, b, h, t, s, slopes: (
+                    cap_score(score) - slopes[h] * (t + start - s).abs()
+                ),
+                (slopes_H,),
+            )
         case DistanceBias(table_HR=table_HR, start=start):
             zero = table_HR.shape[1] // 2 - start
-            return lambda score, b, h, t, s, table: cap_score(score) + table[h, s - t + zero], (table_HR,)
+            return lambda score, b, h, t, s, table: cap_score(score) + table[h, s - t + zero], (
+                table_HR,
+            )
         case unreachable:
             assert_never(unreachable)
 
@@ -231,4 +259,6 @@ def _run_fake(q: Tensor, k: Tensor, v: Tensor, mask: FlexMask) -> tuple[Tensor, 
     table_HR = mask.bias.table_HR if isinstance(mask.bias, DistanceBias) else None
     blocks = mask.block_mask
     assert blocks.full_kv_num_blocks is not None
-    return run_fake_flex_attention(q, k, v, table_HR, blocks.kv_num_blocks + blocks.full_kv_num_blocks)
+    return run_fake_flex_attention(
+        q, k, v, table_HR, blocks.kv_num_blocks + blocks.full_kv_num_blocks
+    )

@@ -1,4 +1,6 @@
-"""Tensors that all layers of one stack share during a forward pass: masks, rotations, cache, encoder output."""
+"""Tensors that all layers of one stack share during a forward pass: masks, rotations, cache,
+encoder output.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -18,7 +20,12 @@ from llmsys.config.position import (
     TransformerXlPositionConfig,
 )
 from llmsys.errors import ConfigError
-from llmsys.model.attention_mask import EVERYTHING, AttentionMask, LayerMask, compute_document_positions
+from llmsys.model.attention_mask import (
+    EVERYTHING,
+    AttentionMask,
+    LayerMask,
+    compute_document_positions,
+)
 from llmsys.model.document_lengths import DocumentLengths
 from llmsys.model.embedding import RelativePositionBias, SinusoidalPositionEmbedding
 from llmsys.model.kv_cache import EncoderOutput, KeyValueCache
@@ -89,7 +96,13 @@ class ForwardContext:
         return value
 
     def rotate_and_cache(
-        self, kind: LayerType, layer: int, rotated: bool, q_BTHK: Tensor, k_BTGK: Tensor, kept_BT: Tensor
+        self,
+        kind: LayerType,
+        layer: int,
+        rotated: bool,
+        q_BTHK: Tensor,
+        k_BTGK: Tensor,
+        kept_BT: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Rotate queries and keys, and append the keys and `kept_BT` of layer `layer` to the cache.
 
@@ -105,7 +118,8 @@ class ForwardContext:
 
 
 class ContextBuilder:
-    """Builder of the `ForwardContext` of one stack. Holds tables without parameters: rotations, slopes, sinusoids.
+    """Builder of the `ForwardContext` of one stack. Holds tables without parameters: rotations,
+    slopes, sinusoids.
 
     `heads` may be set from outside, where this rank computes only some of the heads.
     """
@@ -120,7 +134,8 @@ class ContextBuilder:
             case RopeConfig() as position:
                 self.rotations = RotaryBuilder(config, position)
             case TransformerXlPositionConfig():
-                # Transformer-XL's sinusoids put all sines before all cosines (Dai 2019, released code).
+                # Transformer-XL's sinusoids put all sines before all cosines (Dai 2019, released
+                # code).
                 halves = SinusoidalPositionConfig(arrangement="halves")
                 self.sinusoids = SinusoidalPositionEmbedding(config, halves)
             case AlibiConfig() | RelativeBiasConfig():
@@ -145,12 +160,21 @@ class ContextBuilder:
         predicted_BP: Tensor | None = None,
         training: bool = False,
     ) -> ForwardContext:
-        """Return the context of `length` new tokens, on the device and in the dtype of `like`, (B, …)."""
+        """Return the context of `length` new tokens, on the device and in the dtype of `like`,
+        (B, …).
+        """
         start = 0 if cache is None else cache.length
         _check_inputs(self.config, start + length, documents_BT, cache)
         device = like.device
         inputs = MaskInputs(
-            length, like, self.heads, bias_table, documents_BT, document_lengths, cache=cache, training=training
+            length,
+            like,
+            self.heads,
+            bias_table,
+            documents_BT,
+            document_lengths,
+            cache=cache,
+            training=training,
         )
         if real_BT is None and documents_BT is not None:
             # Padding has negative document numbers.
@@ -159,12 +183,17 @@ class ContextBuilder:
         if token_types_BT is not None:
             segments = _collect_segments(token_types_BT, cache, predicted_BP)
         if predicted_BP is not None:
-            masks = {kind: build_stream_mask(_get_table(mask), predicted_BP, length) for kind, mask in masks.items()}
+            masks = {
+                kind: build_stream_mask(_get_table(mask), predicted_BP, length)
+                for kind, mask in masks.items()
+            }
         return ForwardContext(
             masks=masks,
             positions_BT=_compute_positions(length, documents_BT, cache, device),
             rotations={} if self.rotations is None else self.rotations(length, cache, device),
-            distances_RD=self._compute_distance_sinusoids(start, length, like, is_cached=cache is not None),
+            distances_RD=self._compute_distance_sinusoids(
+                start, length, like, is_cached=cache is not None
+            ),
             segments=segments,
             cache=cache,
             memory=memory,
@@ -175,7 +204,9 @@ class ContextBuilder:
             predicted_BP=predicted_BP,
         )
 
-    def _compute_distance_sinusoids(self, start: int, length: int, like: Tensor, *, is_cached: bool) -> Tensor | None:
+    def _compute_distance_sinusoids(
+        self, start: int, length: int, like: Tensor, *, is_cached: bool
+    ) -> Tensor | None:
         """Return the sinusoids of distances start + length - 1 down to 1 - length, (R, D)."""
         if self.sinusoids is None:
             return None
@@ -185,12 +216,18 @@ class ContextBuilder:
         return self.sinusoids(distances_R).to(like.dtype)
 
 
-def _check_inputs(config: ModelConfig, length: int, documents_BT: Tensor | None, cache: KeyValueCache | None) -> None:
+def _check_inputs(
+    config: ModelConfig, length: int, documents_BT: Tensor | None, cache: KeyValueCache | None
+) -> None:
     if cache is not None:
         if documents_BT is not None:
-            raise ConfigError("Documents and a key-value cache cannot be combined. Put each document into its own row.")
+            raise ConfigError(
+                "Documents and a key-value cache cannot be combined. Put each document into its "
+                "own row."
+            )
         cache.require_capacity(length - cache.length)
-        # Positions count from the first real token of a row, so the row with the least padding is the longest.
+        # Positions count from the first real token of a row, so the row with the least padding is
+        # the longest.
         length -= int(cache.padding_B.min())
     if length > config.max_position_embeddings and not config.interpolates_positions:
         limit = config.max_position_embeddings
@@ -203,11 +240,15 @@ def _check_inputs(config: ModelConfig, length: int, documents_BT: Tensor | None,
 def _compute_positions(
     length: int, documents_BT: Tensor | None, cache: KeyValueCache | None, device: torch.device
 ) -> Tensor:
-    """Return the positions that are added to the embedding: every document, and every row of a cache, begins at 0."""
+    """Return the positions that are added to the embedding: every document, and every row of a
+    cache, begins at 0.
+    """
     if cache is not None:
         return cache.get_positions(cache.length, cache.length + length).to(device)
     return (
-        torch.arange(length, device=device)[None] if documents_BT is None else compute_document_positions(documents_BT)
+        torch.arange(length, device=device)[None]
+        if documents_BT is None
+        else compute_document_positions(documents_BT)
     )
 
 
@@ -219,9 +260,13 @@ def _get_table(mask: LayerMask) -> AttentionMask:
 def _collect_segments(
     token_types_BT: Tensor, cache: KeyValueCache | None, predicted_BP: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Return the segments of the queries (B, T), those of the query stream among them, and of the keys (B, S)."""
+    """Return the segments of the queries (B, T), those of the query stream among them, and of
+    the keys (B, S).
+    """
     if predicted_BP is not None:
-        return torch.cat([token_types_BT, token_types_BT.gather(1, predicted_BP.clamp(min=0))], 1), token_types_BT
+        return torch.cat(
+            [token_types_BT, token_types_BT.gather(1, predicted_BP.clamp(min=0))], 1
+        ), token_types_BT
     if cache is None:
         return token_types_BT, token_types_BT
     return token_types_BT, cache.append_layer("segments", token_types_BT)[0]

@@ -1,7 +1,8 @@
 """Numbers that the host reads from a device, for shapes that depend on data.
 
-Each read makes the host wait until the device has computed everything before it, so an accelerator runs empty. Reads of
-a block that activation checkpointing repeats are made once (llmsys/parallel/activation_checkpoint.py).
+Each read makes the host wait until the device has computed everything before it, so an accelerator
+runs empty. Reads of a block that activation checkpointing repeats are made once
+(llmsys/parallel/activation_checkpoint.py).
 """
 
 import threading
@@ -17,7 +18,8 @@ _local = threading.local()
 
 
 def is_on_host(x: Tensor) -> bool:
-    """Return whether `x` can be read, or its values be used as indices, without waiting for a device.
+    """Return whether `x` can be read, or its values be used as indices, without waiting for a
+    device.
 
     Args:
         x: Any tensor.
@@ -52,7 +54,8 @@ def read_once(read: Callable[[], Value]) -> Value:
     """Return `read()`, or what it returned in the pass that this one repeats.
 
     Args:
-        read: Reads numbers from the device; may communicate. Tensors in its result have no gradients.
+        read: Reads numbers from the device; may communicate. Tensors in its result have no
+            gradients.
 
     Returns:
         Its result.
@@ -68,7 +71,9 @@ def read_once(read: Callable[[], Value]) -> Value:
 
 
 @contextmanager
-def _enter_reads(record: Callable[[Any], None] | None, replay: Callable[[], Any] | None) -> Iterator[None]:
+def _enter_reads(
+    record: Callable[[Any], None] | None, replay: Callable[[], Any] | None
+) -> Iterator[None]:
     # Per thread: autograd repeats blocks in a thread of its own for each accelerator.
     outer = getattr(_local, "reads", (None, None))
     _local.reads = record, replay

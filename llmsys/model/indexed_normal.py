@@ -3,7 +3,8 @@
 A rank draws its slice of a tensor and nothing else, whatever the slice is.
 
 Invariants:
-- Numbers are computed in float64 and rounded once, so that they do not depend on the size or the place of a slice.
+- Numbers are computed in float64 and rounded once, so that they do not depend on the size or the
+  place of a slice.
 """
 
 import math
@@ -19,7 +20,8 @@ BLOCK = 1 << 15
 def draw_normal(key: int, shape: Sequence[int], region: Sequence[tuple[int, int]]) -> Tensor:
     """Draw a slice of a tensor of standard normal numbers.
 
-    Two uniform numbers of 32 bits from splitmix64 (Steele, Lea, Flood 2014) of the index, then Box and Muller 1958.
+    Two uniform numbers of 32 bits from splitmix64 (Steele, Lea, Flood 2014) of the index, then Box
+    and Muller 1958.
 
     Args:
         key: Identifies the tensor, 64 bits.
@@ -40,8 +42,12 @@ def draw_normal(key: int, shape: Sequence[int], region: Sequence[tuple[int, int]
     return drawn
 
 
-def _join_dims(shape: Sequence[int], region: Sequence[tuple[int, int]]) -> list[tuple[int, int, int]]:
-    """Return (first index, size, stride) of the dims of a slice, last dim first; whole dims are joined to the next."""
+def _join_dims(
+    shape: Sequence[int], region: Sequence[tuple[int, int]]
+) -> list[tuple[int, int, int]]:
+    """Return (first index, size, stride) of the dims of a slice, last dim first; whole dims are
+    joined to the next.
+    """
     steps: list[tuple[int, int, int]] = []
     stride, is_whole = 1, False
     for length, (begin, size) in zip(reversed(shape), reversed(region), strict=True):
@@ -55,7 +61,9 @@ def _join_dims(shape: Sequence[int], region: Sequence[tuple[int, int]]) -> list[
 
 
 def _compute_indices(places: Tensor, steps: list[tuple[int, int, int]]) -> Tensor:
-    """Return the index in the full tensor of each place in the slice. `steps` begin with the last dim."""
+    """Return the index in the full tensor of each place in the slice. `steps` begin with the
+    last dim.
+    """
     if len(steps) == 1:
         return places + steps[0][0]
     indices, rest = torch.zeros_like(places), places

@@ -1,8 +1,9 @@
 """Initial parameter values: a pure function of (config, parameter name, shape, seed).
 
 Invariants:
-- No generator is shared between parameters. The values do not depend on the order of creation, the number of processes
-  or the sharding: every element is a function of its index, and a rank computes its slice only.
+- No generator is shared between parameters. The values do not depend on the order of creation, the
+  number of processes or the sharding: every element is a function of its index, and a rank computes
+  its slice only.
 """
 
 import math
@@ -42,7 +43,8 @@ Initializer = Callable[[str, torch.Size, Region | None], Tensor]
 
 # The last maps of the residual branches; every block adds them to the stream.
 RESIDUAL_OUTPUTS = ("attention.o_proj", "down_proj")
-# What DeepNorm makes smaller: feed-forward, values and outputs; queries and keys stay (Wang 2022, figure 2).
+# What DeepNorm makes smaller: feed-forward, values and outputs; queries and keys stay (Wang 2022,
+# figure 2).
 DEEPNORM_SCALED = ("v_proj", "o_proj", "kv_b_proj", "gate_proj", "up_proj", "down_proj")
 TABLES = ("embed", "positions", "token_types", "relative_bias", "head")
 
@@ -53,7 +55,8 @@ def build_initializer(config: ModelConfig, seed: int, *, draws: bool = True) -> 
     Args:
         config: The full model.
         seed: The run's seed.
-        draws: Compute nothing where False: a checkpoint will replace the values, which are NaN until then.
+        draws: Compute nothing where False: a checkpoint will replace the values, which are NaN
+            until then.
 
     Returns:
         A function of (name, shape, region).
@@ -68,12 +71,16 @@ def build_initializer(config: ModelConfig, seed: int, *, draws: bool = True) -> 
 
 
 def compute_initial_value(
-    config: ModelConfig, name: str, shape: tuple[int, ...] | torch.Size, seed: int, region: Region | None = None
+    config: ModelConfig,
+    name: str,
+    shape: tuple[int, ...] | torch.Size,
+    seed: int,
+    region: Region | None = None,
 ) -> Tensor:
     """Compute the initial value of one parameter, or a slice of it.
 
-    Norm weights are 1 (0 with unit_offset) and biases 0. Everything else is normal with the standard deviation of
-    `compute_init_std`.
+    Norm weights are 1 (0 with unit_offset) and biases 0. Everything else is normal with the
+    standard deviation of `compute_init_std`.
 
     Args:
         config: The full model.
@@ -92,38 +99,59 @@ def compute_initial_value(
         return torch.zeros(sizes)
     if layer.endswith("norm"):
         return torch.zeros(sizes) if _has_unit_offset(config.norm, layer) else torch.ones(sizes)
-    return draw_normal(_compute_parameter_key(name, seed), shape, region).mul_(compute_init_std(config, name, shape))
+    return draw_normal(_compute_parameter_key(name, seed), shape, region).mul_(
+        compute_init_std(config, name, shape)
+    )
 
 
 def compute_init_std(config: ModelConfig, name: str, shape: tuple[int, ...] | torch.Size) -> float:
-    """Return the standard deviation of the initial values of a matrix or table, by the configured parametrization."""
+    """Return the standard deviation of the initial values of a matrix or table, by the
+    configured parametrization.
+    """
     return compute_std(config, name, _compute_standard_std(config, name, shape))
 
 
-def _compute_standard_std(config: ModelConfig, name: str, shape: tuple[int, ...] | torch.Size) -> float:
+def _compute_standard_std(
+    config: ModelConfig, name: str, shape: tuple[int, ...] | torch.Size
+) -> float:
     """Return the standard deviation under the standard parametrization.
 
-    normal: `initializer_range`, divided by sqrt(2 · num_hidden_layers) for projections into the residual stream of a
-    pre-norm block (Radford 2019, GPT-2, section 2.3). xavier: sqrt(2 / (fan in + fan out)) for matrices (Glorot 2010).
-    DeepNorm multiplies by its beta.
+    normal: `initializer_range`, divided by sqrt(2 · num_hidden_layers) for projections into the
+    residual stream of a pre-norm block (Radford 2019, GPT-2, section 2.3). xavier: sqrt(2 / (fan in
+    + fan out)) for matrices (Glorot 2010). DeepNorm multiplies by its beta.
     """
     layer, _, kind = name.rpartition(".")
     owner = layer if kind == "weight" else name
     if owner.split(".")[-1] in TABLES or owner.endswith("source_embed"):
-        own = config.embedding.initializer_range if owner.endswith("embed") or owner == "head" else None
+        own = (
+            config.embedding.initializer_range
+            if owner.endswith("embed") or owner == "head"
+            else None
+        )
         return own or config.initializer_range
     std = config.initializer_range
     if config.initializer == "xavier" and len(shape) >= 2:
         std = math.sqrt(2 / (shape[-1] + shape[-2]))
     if owner.endswith("length_proj"):
-        return 1 / math.sqrt(shape[-2])  # a random projection to k positions keeps lengths (Wang 2020, theorem 2)
+        # a random projection to k positions keeps lengths (Wang 2020, theorem 2)
+        return 1 / math.sqrt(shape[-2])
     match config.residual:
         case DeepNormConfig():
             scaled = owner.endswith(DEEPNORM_SCALED)
-            return std * (compute_deepnorm_constants(config, encoder=name.startswith("encoder.")).beta if scaled else 1)
+            return std * (
+                compute_deepnorm_constants(config, encoder=name.startswith("encoder.")).beta
+                if scaled
+                else 1
+            )
         case PostNormConfig():
             return std
-        case PreNormConfig() | SandwichNormConfig() | OutputNormConfig() | ParallelBlockConfig() | ReversibleConfig():
+        case (
+            PreNormConfig()
+            | SandwichNormConfig()
+            | OutputNormConfig()
+            | ParallelBlockConfig()
+            | ReversibleConfig()
+        ):
             # So that the variance of the residual stream does not grow with depth (GPT-2).
             depth_scaled = config.initializer == "normal" and owner.endswith(RESIDUAL_OUTPUTS)
             return std / math.sqrt(2 * count_init_layers(config)) if depth_scaled else std

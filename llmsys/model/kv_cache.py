@@ -1,9 +1,9 @@
 """The key-value cache of generation: what every layer computed for the tokens so far.
 
-Rows may be padded on the left, so that prompts of unequal length end together. Positions count from each row's first
-real token, and a padded slot is visible to itself only. Layers choose the tensors they cache: keys and values, or the
-latent vector of MLA. The source keys and values of an encoder-decoder are computed once. Cross-attention reads
-the `EncoderOutput`.
+Rows may be padded on the left, so that prompts of unequal length end together. Positions count from
+each row's first real token, and a padded slot is visible to itself only. Layers choose the tensors
+they cache: keys and values, or the latent vector of MLA. The source keys and values of an
+encoder-decoder are computed once. Cross-attention reads the `EncoderOutput`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from llmsys.errors import ConfigError
 
 @dataclass(frozen=True)
 class EncoderOutput:
-    """The encoder's last hidden states and the document number of each position; padding has its own number."""
+    """The encoder's last hidden states and the document number of each position; padding has its
+    own number.
+    """
 
     hidden_BSD: Tensor
     documents_BS: Tensor | None = None
@@ -51,21 +53,26 @@ class KeyValueCache:
         states: States of recurrent layers after the last position, each (B, …).
     """
 
-    def __init__(self, config: ModelConfig, rows: int, capacity: int, *, padding_B: Tensor | None = None) -> None:
+    def __init__(
+        self, config: ModelConfig, rows: int, capacity: int, *, padding_B: Tensor | None = None
+    ) -> None:
         if config.family == "encoder":
             raise ConfigError("An encoder has no use for a key-value cache. Call it without one.")
         if config.moe is not None and isinstance(config.moe.routing, ExpertChoiceConfig):
             raise ConfigError(
-                "model.moe.routing.kind=expert_choice cannot generate: experts choose among all tokens of a "
-                "sequence, later ones included. Use token_choice or capacity."
+                "model.moe.routing.kind=expert_choice cannot generate: experts choose among all "
+                "tokens of a sequence, later ones included. Use token_choice or capacity."
             )
         # On the CPU: its values become Python integers, and a GPU would have to wait for each.
-        self.padding_B = torch.zeros(rows, dtype=torch.int64) if padding_B is None else padding_B.cpu()
+        self.padding_B = (
+            torch.zeros(rows, dtype=torch.int64) if padding_B is None else padding_B.cpu()
+        )
         self.capacity = capacity
         self.length = 0
         self.memory: EncoderOutput | None = None
         self.states: Tensors = ()
-        # Allocated like the first that comes: under mixed precision the dtype is not that of the parameters.
+        # Allocated like the first that comes: under mixed precision the dtype is not that of the
+        # parameters.
         self._slots: dict[int | str, Tensors] = {}
         self._source: dict[int, Tensors] = {}
 
@@ -75,7 +82,8 @@ class KeyValueCache:
         return bool(self.padding_B.any())
 
     def get_positions(self, first: int, last: int) -> Tensor:
-        """Return the positions of the slots `first` to `last - 1`, on the CPU, (B, T), or (1, T) if no row is padded.
+        """Return the positions of the slots `first` to `last - 1`, on the CPU, (B, T), or (1, T) if
+        no row is padded.
 
         Padded slots have position 0.
         """
@@ -96,8 +104,8 @@ class KeyValueCache:
         """Raise ConfigError if `new` more positions do not fit."""
         if self.length + new > self.capacity:
             raise ConfigError(
-                f"The key-value cache holds {self.capacity} positions, and {self.length} + {new} were asked for. "
-                f"Create it with capacity={self.length + new}."
+                f"The key-value cache holds {self.capacity} positions, and {self.length} + {new} "
+                f"were asked for. Create it with capacity={self.length + new}."
             )
 
     def append_layer(self, key: int | str, *new: Tensor) -> Tensors:
@@ -108,13 +116,17 @@ class KeyValueCache:
         """
         if key not in self._slots:
             # All positions at once: to grow by concatenation would copy every earlier token again.
-            self._slots[key] = tuple(x.new_zeros(x.shape[0], self.capacity, *x.shape[2:]) for x in new)
+            self._slots[key] = tuple(
+                x.new_zeros(x.shape[0], self.capacity, *x.shape[2:]) for x in new
+            )
         end = self.length + new[0].shape[1]
         for kept, x in zip(self._slots[key], new, strict=True):
             kept[:, self.length : end] = x
         return tuple(kept[:, :end] for kept in self._slots[key])
 
-    def get_or_compute_source_keys_values(self, layer: int, compute: Callable[[], Tensors]) -> Tensors:
+    def get_or_compute_source_keys_values(
+        self, layer: int, compute: Callable[[], Tensors]
+    ) -> Tensors:
         """Return the source tensors of `layer`, computed by the first call."""
         if layer not in self._source:
             self._source[layer] = compute()
@@ -122,10 +134,13 @@ class KeyValueCache:
 
     def count_elements(self) -> int:
         """Count the allocated elements, of all positions and of the source."""
-        return sum(x.numel() for kept in (*self._slots.values(), *self._source.values()) for x in kept)
+        return sum(
+            x.numel() for kept in (*self._slots.values(), *self._source.values()) for x in kept
+        )
 
     def reset_and_get_tokens(self, tokens_BT: Tensor) -> Tensor:
-        """Discard the cached tensors, and return the tokens so far followed by the new ones, to be computed again.
+        """Discard the cached tensors, and return the tokens so far followed by the new ones, to be
+        computed again.
 
         Requires that tokens were stored by `append_layer` under "tokens".
         """

@@ -1,7 +1,8 @@
 """Multi-head latent attention (MLA; DeepSeek-V2, arXiv:2405.04434, 2.1).
 
-Keys and values are projected from one small latent vector. Queries and keys have channels without rotation and rotated
-channels; the rotated key is shared by all heads. The cache holds the latent and the rotated key, nothing per head.
+Keys and values are projected from one small latent vector. Queries and keys have channels without
+rotation and rotated channels; the rotated key is shared by all heads. The cache holds the latent
+and the rotated key, nothing per head.
 """
 
 import torch
@@ -18,8 +19,8 @@ from llmsys.model.parametrization import compute_score_factor
 from llmsys.model.rotary_embedding import compute_yarn_mscale
 from llmsys.model.scaled_dot_product import compute_attention
 
-# B rows, T query positions, S key positions, D width, H heads, C width of the latent, R rotated channels,
-# N channels that are not, V width of a value
+# B rows, T query positions, S key positions, D width, H heads, C width of the latent, R rotated
+# channels, N channels that are not, V width of a value
 
 
 class MultiHeadLatentAttention(nn.Module):
@@ -27,7 +28,11 @@ class MultiHeadLatentAttention(nn.Module):
 
     def __init__(self, config: ModelConfig, attention: LatentAttentionConfig, layer: int) -> None:
         super().__init__()
-        self.layer, self.layer_type, self.rotates = layer, config.get_layer_type(layer), config.uses_rope(layer)
+        self.layer, self.layer_type, self.rotates = (
+            layer,
+            config.get_layer_type(layer),
+            config.uses_rope(layer),
+        )
         self.heads, self.dropout = config.num_attention_heads, config.dropout.attention
         self.nope, self.rope = attention.qk_nope_head_dim, attention.qk_rope_head_dim
         self.latent, self.value = attention.kv_lora_rank, attention.v_head_dim
@@ -52,9 +57,15 @@ class MultiHeadLatentAttention(nn.Module):
         q_BTHN, q_BTHR = self._project_queries(x_BTD).split([self.nope, self.rope], dim=-1)
         latent_BTC, k_BTR = self.kv_a_proj(x_BTD).split([self.latent, self.rope], dim=-1)
         q_BTHR, k_BS1R, latent_BSC = context.rotate_and_cache(
-            self.layer_type, self.layer, self.rotates, q_BTHR, k_BTR.unsqueeze(2), self.kv_a_norm(latent_BTC)
+            self.layer_type,
+            self.layer,
+            self.rotates,
+            q_BTHR,
+            k_BTR.unsqueeze(2),
+            self.kv_a_norm(latent_BTC),
         )
-        # With a cache there are few queries and many keys: it is cheaper to project the queries into the latent space.
+        # With a cache there are few queries and many keys: it is cheaper to project the queries
+        # into the latent space.
         mix = (
             self._compute_expanded_attention
             if latent_BSC.shape[1] == q_BTHR.shape[1]
@@ -64,42 +75,68 @@ class MultiHeadLatentAttention(nn.Module):
         return mixed
 
     def _project_queries(self, x_BTD: Tensor) -> Tensor:
-        q = self.q_b_proj(self.q_a_norm(self.q_a_proj(x_BTD))) if self.has_query_latent else self.q_proj(x_BTD)
+        q = (
+            self.q_b_proj(self.q_a_norm(self.q_a_proj(x_BTD)))
+            if self.has_query_latent
+            else self.q_proj(x_BTD)
+        )
         return q.unflatten(-1, (-1, self.nope + self.rope))  # type: ignore[no-any-return]
 
     def _compute_expanded_attention(
-        self, q_BTHN: Tensor, q_BTHR: Tensor, latent_BSC: Tensor, k_BS1R: Tensor, context: ForwardContext
+        self,
+        q_BTHN: Tensor,
+        q_BTHR: Tensor,
+        latent_BSC: Tensor,
+        k_BS1R: Tensor,
+        context: ForwardContext,
     ) -> Tensor:
         """Expand the keys and values of every head, as in training."""
         keys_values = self.kv_b_proj(latent_BSC).unflatten(-1, (-1, self.nope + self.value))
         k_BSHN, v_BSHV = keys_values.split([self.nope, self.value], dim=-1)
         k = torch.cat([k_BSHN, k_BS1R.expand(-1, -1, k_BSHN.shape[2], -1)], dim=-1)
-        return self._compute_masked_attention(torch.cat([q_BTHN, q_BTHR], dim=-1), k, v_BSHV, context)
+        return self._compute_masked_attention(
+            torch.cat([q_BTHN, q_BTHR], dim=-1), k, v_BSHV, context
+        )
 
     def _compute_absorbed_attention(
-        self, q_BTHN: Tensor, q_BTHR: Tensor, latent_BSC: Tensor, k_BS1R: Tensor, context: ForwardContext
+        self,
+        q_BTHN: Tensor,
+        q_BTHR: Tensor,
+        latent_BSC: Tensor,
+        k_BS1R: Tensor,
+        context: ForwardContext,
     ) -> Tensor:
-        """Attend to latents: q · (W_k latent) = (W_kᵀ q) · latent is multi-query attention (DeepSeek-V2, 2.1.2)."""
+        """Attend to latents: q · (W_k latent) = (W_kᵀ q) · latent is multi-query attention
+        (DeepSeek-V2, 2.1.2).
+        """
         # Not through the module: the absorbed form multiplies with slices of the weight.
         weight = get_local_tensor(self.kv_b_proj.weight).unflatten(0, (-1, self.nope + self.value))
         keys_HNC, values_HVC = weight.split([self.nope, self.value], dim=1)
         q_BTHC = torch.einsum("bthn,hnc->bthc", q_BTHN, keys_HNC)
         latent_BS1C = latent_BSC.unsqueeze(2)
         k = torch.cat([latent_BS1C, k_BS1R], dim=-1)
-        y_BTHC = self._compute_masked_attention(torch.cat([q_BTHC, q_BTHR], dim=-1), k, latent_BS1C, context)
+        y_BTHC = self._compute_masked_attention(
+            torch.cat([q_BTHC, q_BTHR], dim=-1), k, latent_BS1C, context
+        )
         return torch.einsum("bthc,hvc->bthv", y_BTHC, values_HVC)
 
-    def _compute_masked_attention(self, q: Tensor, k: Tensor, v: Tensor, context: ForwardContext) -> Tensor:
+    def _compute_masked_attention(
+        self, q: Tensor, k: Tensor, v: Tensor, context: ForwardContext
+    ) -> Tensor:
         if self.logit_recorder is not None and self.training:
             self.logit_recorder.record(q, k, self.scale, context.heads)
         dropout = self.dropout if self.training else 0.0
-        return compute_attention(q, k, v, context.masks[self.layer_type], scale=self.scale, dropout=dropout)
+        return compute_attention(
+            q, k, v, context.masks[self.layer_type], scale=self.scale, dropout=dropout
+        )
 
 
 def compute_mla_scale(config: ModelConfig, attention: LatentAttentionConfig) -> float:
-    """Return the factor on the scores: 1 / sqrt(N + R), under YaRN with `mscale_all_dim` times its mscale squared.
+    """Return the factor on the scores: 1 / sqrt(N + R), under YaRN with `mscale_all_dim` times its
+    mscale squared.
 
-    DeepSeek applies that part of YaRN's factor here, where it reaches the channels without rotation too.
+    DeepSeek applies that part of YaRN's factor here, where it reaches the channels without rotation
+    too.
     """
     width = attention.qk_nope_head_dim + attention.qk_rope_head_dim
     if attention.scale is not None:

@@ -1,6 +1,7 @@
 """A stack of blocks: position embeddings and a norm before the blocks, a norm after them.
 
-A decoder or an encoder is one stack. An encoder-decoder is two, of the same class with different configs.
+A decoder or an encoder is one stack. An encoder-decoder is two, of the same class with different
+configs.
 """
 
 from dataclasses import replace
@@ -30,7 +31,11 @@ from llmsys.config.position import (
 )
 from llmsys.model.document_lengths import DocumentLengths
 from llmsys.model.dropout import apply_dropout
-from llmsys.model.embedding import LearnedPositionEmbedding, RelativePositionBias, SinusoidalPositionEmbedding
+from llmsys.model.embedding import (
+    LearnedPositionEmbedding,
+    RelativePositionBias,
+    SinusoidalPositionEmbedding,
+)
 from llmsys.model.forward_context import ContextBuilder, ForwardContext
 from llmsys.model.kv_cache import EncoderOutput, KeyValueCache
 from llmsys.model.long_attention import LengthProjection, build_shared_length_projection
@@ -45,7 +50,9 @@ from llmsys.model.transformer_block import TransformerBlock
 
 
 class LayerStack(nn.Module):
-    """The layers between embedded tokens and the head. `alpha` is DeepNorm's, which depends on the full model."""
+    """The layers between embedded tokens and the head. `alpha` is DeepNorm's, which depends on
+    the full model.
+    """
 
     def __init__(self, config: ModelConfig, *, alpha: float = 1.0) -> None:
         super().__init__()
@@ -88,9 +95,11 @@ class LayerStack(nn.Module):
         predicted_BP: Tensor | None = None,
         layers: range | None = None,
     ) -> tuple[Tensor, ForwardContext]:
-        """Return the hidden states after the last block, before the final norm, and the context of the blocks.
+        """Return the hidden states after the last block, before the final norm, and the context of
+        the blocks.
 
-        With `layers` only those blocks run; without the first among them, `embedded_BTD` are hidden states.
+        With `layers` only those blocks run; without the first among them, `embedded_BTD` are hidden
+        states.
         """
         context = self.shared(
             embedded_BTD.shape[1],
@@ -109,10 +118,15 @@ class LayerStack(nn.Module):
             context = replace(context, length_projection_NT=self.length_proj(embedded_BTD.shape[1]))
         if predicted_BP is not None:
             embedded_BTD = self.get_submodule("mask_embedding")(embedded_BTD, predicted_BP.shape[1])
-        positions_BTD, x_BTD = self._embed_positions(context.positions_BT, embedded_BTD.dtype), embedded_BTD
+        positions_BTD, x_BTD = (
+            self._embed_positions(context.positions_BT, embedded_BTD.dtype),
+            embedded_BTD,
+        )
         if layers is None or 0 in layers:
             # A recurrence adds the positions itself, before every step.
-            x_BTD = self._prepare_embedding(x_BTD, positions_BTD if self.recurrence is None else None)
+            x_BTD = self._prepare_embedding(
+                x_BTD, positions_BTD if self.recurrence is None else None
+            )
         if self.recurrence is not None:
             x_BTD = self.recurrence(self.blocks[0], x_BTD, positions_BTD, context)
         elif self.config.residual.is_reversible:
@@ -126,8 +140,14 @@ class LayerStack(nn.Module):
         return x_BTD, context
 
     def select_blocks(self, layers: range | None) -> list[nn.Module]:
-        """Return the blocks of some layers, or all that are here. In a pipeline a rank lacks those of other stages."""
-        return [block for name, block in self.blocks.named_children() if layers is None or int(name) in layers]
+        """Return the blocks of some layers, or all that are here. In a pipeline a rank lacks
+        those of other stages.
+        """
+        return [
+            block
+            for name, block in self.blocks.named_children()
+            if layers is None or int(name) in layers
+        ]
 
     def apply_final_norm(self, x_BTD: Tensor) -> Tensor:
         """Apply the final norm, followed in training by dropout."""
@@ -160,7 +180,13 @@ def _has_final_norm(config: ModelConfig) -> bool:
     match config.residual:
         case PostNormConfig() | DeepNormConfig() as residual:
             return residual.final_norm
-        case PreNormConfig() | SandwichNormConfig() | OutputNormConfig() | ParallelBlockConfig() | ReversibleConfig():
+        case (
+            PreNormConfig()
+            | SandwichNormConfig()
+            | OutputNormConfig()
+            | ParallelBlockConfig()
+            | ReversibleConfig()
+        ):
             return True
         case unreachable:
             assert_never(unreachable)

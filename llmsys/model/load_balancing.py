@@ -1,8 +1,8 @@
 """Load balancing of experts: auxiliary losses and the bias rule.
 
 Invariants:
-- Losses are sums over real tokens. The caller, who knows the tokens of all ranks and micro-batches, divides once, so a
-  loss does not depend on the layout.
+- Losses are sums over real tokens. The caller, who knows the tokens of all ranks and micro-batches,
+  divides once, so a loss does not depend on the layout.
 """
 
 from typing import assert_never
@@ -17,9 +17,14 @@ from llmsys.model.router import RouterScores, count_bins
 
 
 def compute_auxiliary_losses(
-    config: MoeConfig, scores: RouterScores, asked_BE: Tensor, share_E: Tensor | None, real_BT: Tensor
+    config: MoeConfig,
+    scores: RouterScores,
+    asked_BE: Tensor,
+    share_E: Tensor | None,
+    real_BT: Tensor,
 ) -> Tensor | None:
-    """Return the weighted balance and router z losses, (2,), summed over real tokens; None when the config has neither.
+    """Return the weighted balance and router z losses, (2,), summed over real tokens; None when the
+    config has neither.
 
     Args:
         config: The losses and their weights.
@@ -35,7 +40,9 @@ def compute_auxiliary_losses(
                 shares_BE = _compute_expert_shares(asked_BE)
                 balance_loss = weight * compute_load_balancing_loss(scores, shares_BE, real_BT)
         case AuxiliaryLossConfig(weight=weight):
-            shares_BE = _compute_expert_shares(asked_BE) if share_E is None else share_E.expand_as(asked_BE)
+            shares_BE = (
+                _compute_expert_shares(asked_BE) if share_E is None else share_E.expand_as(asked_BE)
+            )
             balance_loss = weight * compute_load_balancing_loss(scores, shares_BE, real_BT)
         case NoBalancingConfig():
             pass
@@ -46,23 +53,31 @@ def compute_auxiliary_losses(
     if balance_loss is None and z_loss is None:
         return None
     zero = scores.logits_NE.new_zeros(())
-    return torch.stack([zero if balance_loss is None else balance_loss, zero if z_loss is None else z_loss])
+    return torch.stack(
+        [zero if balance_loss is None else balance_loss, zero if z_loss is None else z_loss]
+    )
 
 
 def compute_load_balancing_loss(scores: RouterScores, shares_BE: Tensor, real_BT: Tensor) -> Tensor:
-    """Return E · sum_e f_e P_e of each sequence times its tokens, summed; per token 1 when balanced, E at worst.
+    """Return E · sum_e f_e P_e of each sequence times its tokens, summed; per token 1 when
+    balanced, E at worst.
 
-    f_e is the share of the assignments to expert e, and P_e the mean over tokens of its share of the scores (Fedus
-    2021, arXiv:2101.03961, eq. 4 to 6; per sequence DeepSeek-V3, arXiv:2412.19437, eq. 17 to 20). With the f of the
-    previous step the loss is linear in the tokens, hence independent of the layout.
+    f_e is the share of the assignments to expert e, and P_e the mean over tokens of its share of
+    the scores (Fedus 2021, arXiv:2101.03961, eq. 4 to 6; per sequence DeepSeek-V3,
+    arXiv:2412.19437, eq. 17 to 20). With the f of the previous step the loss is linear in the
+    tokens, hence independent of the layout.
     """
-    probability_BE = (scores.compute_probabilities().unflatten(0, real_BT.shape) * real_BT[..., None]).sum(1)
+    probability_BE = (
+        scores.compute_probabilities().unflatten(0, real_BT.shape) * real_BT[..., None]
+    ).sum(1)
     total: Tensor = (shares_BE * probability_BE).sum()
     return shares_BE.shape[-1] * total
 
 
 def compute_router_z_loss(scores: RouterScores, real_BT: Tensor) -> Tensor:
-    """Return logsumexp(router logits)², summed over real tokens (Zoph 2022, arXiv:2202.08906, eq. 5)."""
+    """Return logsumexp(router logits)², summed over real tokens (Zoph 2022, arXiv:2202.08906,
+    eq. 5).
+    """
     return (scores.logits_NE.logsumexp(dim=-1).square() * real_BT.flatten()).sum()
 
 
@@ -71,12 +86,15 @@ def count_tokens_by_row(experts_NK: Tensor, num_experts: int, real_BT: Tensor) -
     rows, length = real_BT.shape
     row_N = torch.arange(rows, device=experts_NK.device).repeat_interleave(length)
     # Bin 0 is for what does not count: padding, and NO_EXPERT.
-    bins_NK = (row_N[:, None] * num_experts + experts_NK + 1).where(real_BT.view(-1, 1) & (experts_NK >= 0), 0)
+    bins_NK = (row_N[:, None] * num_experts + experts_NK + 1).where(
+        real_BT.view(-1, 1) & (experts_NK >= 0), 0
+    )
     return count_bins(bins_NK.flatten(), rows * num_experts + 1)[1:].view(rows, num_experts)
 
 
 def update_balance_bias(bias_E: Tensor, tokens_E: Tensor, rate: float) -> Tensor:
-    """Compute the next balance bias: up by `rate` for experts below the mean load, down for those above (sign rule).
+    """Compute the next balance bias: up by `rate` for experts below the mean load, down for those
+    above (sign rule).
 
     Wang 2024, arXiv:2408.15664, algorithm 1; DeepSeek-V3, arXiv:2412.19437, section 2.1.2.
 
@@ -96,7 +114,8 @@ def update_balance_bias(bias_E: Tensor, tokens_E: Tensor, rate: float) -> Tensor
 def add_step_counts(sums: list[Tensor], values: list[Tensor]) -> None:
     """Add to the counters of a step, but not in a pass that activation checkpointing repeats.
 
-    An operation of its own, which compiled graphs call as it is: they cannot ask whether they are repeated.
+    An operation of its own, which compiled graphs call as it is: they cannot ask whether they are
+    repeated.
 
     Args:
         sums: The counters, changed in place.
@@ -113,7 +132,8 @@ def _(sums: list[Tensor], values: list[Tensor]) -> None:
 
 
 def is_recomputation() -> bool:
-    """Return whether this forward pass runs inside a backward pass, as activation checkpointing does.
+    """Return whether this forward pass runs inside a backward pass, as activation checkpointing
+    does.
 
     Such a pass repeats one that was already counted.
     """

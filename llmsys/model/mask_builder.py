@@ -1,7 +1,7 @@
 """The masks of one stack, each in the form that the kernel of its layers takes.
 
 On a CPU a mask is a table at most (attention_mask.py). On accelerators the kernel is chosen by
-llmsys/config/attention_kernel.py, and the mask is built for it: lengths, key ranges, or nothing.
+llmsys/kernels/attention_kernel.py, and the mask is built for it: lengths, key ranges, or nothing.
 """
 
 from collections.abc import Mapping
@@ -11,8 +11,6 @@ from typing import assert_never
 import torch
 from torch import Tensor
 
-from llmsys.config.attention_kernel import AttentionTraits, choose_attention_kernel
-from llmsys.config.attention_layers import describe_cross_attention, describe_self_attention
 from llmsys.config.model import LayerType, ModelConfig
 from llmsys.config.position import (
     AlibiConfig,
@@ -23,6 +21,8 @@ from llmsys.config.position import (
     SinusoidalPositionConfig,
     TransformerXlPositionConfig,
 )
+from llmsys.kernels.attention_kernel import AttentionTraits, choose_attention_kernel
+from llmsys.kernels.attention_layers import describe_cross_attention, describe_self_attention
 from llmsys.model import attention_device
 from llmsys.model.attention_mask import (
     EVERYTHING,
@@ -71,9 +71,15 @@ class MaskInputs:
         return 0 if self.cache is None else self.cache.length
 
     def get_padding(self) -> Tensor | None:
-        """Return the number of leading slots of each row of the cache that are empty, (B,); None: no row has any."""
+        """Return the number of leading slots of each row of the cache that are empty, (B,);
+        None: no row has any.
+        """
         is_padded = self.cache is not None and self.cache.is_padded
-        return self.cache.padding_B.to(self.like.device) if self.cache is not None and is_padded else None
+        return (
+            self.cache.padding_B.to(self.like.device)
+            if self.cache is not None and is_padded
+            else None
+        )
 
 
 class MaskBuilder:
@@ -83,7 +89,8 @@ class MaskBuilder:
         self.config = config
         self.causal = config.family != "encoder"
         self.windows = {
-            config.get_layer_type(i): config.get_attention_window(i) for i in range(config.num_hidden_layers)
+            config.get_layer_type(i): config.get_attention_window(i)
+            for i in range(config.num_hidden_layers)
         }
 
     def build_self_masks(self, inputs: MaskInputs) -> Mapping[LayerType, LayerMask]:
@@ -124,7 +131,9 @@ class MaskBuilder:
                 is_cached=inputs.cache is not None,
             )
             if choose_attention_kernel(device, traits).kernel == "flex":
-                return build_flex_mask(build_cross_ranges(*documents, len(inputs.like), inputs.length, sources))
+                return build_flex_mask(
+                    build_cross_ranges(*documents, len(inputs.like), inputs.length, sources)
+                )
         return build_cross_attention_mask(*documents, inputs.length, sources)
 
     def _build_chosen_mask(
@@ -139,8 +148,11 @@ class MaskBuilder:
                 if inputs.documents_BT is None:
                     lengths = build_row_lengths(len(inputs.like), inputs.length, device)
                 elif lengths is None:
-                    # A wait: the loader counts them before the batch travels, other callers may not.
-                    lengths = build_document_lengths(inputs.documents_BT.cpu()).map_tensors(lambda x: x.to(device))
+                    # A wait: the loader counts them before the batch travels, other callers may
+                    # not.
+                    lengths = build_document_lengths(inputs.documents_BT.cpu()).map_tensors(
+                        lambda x: x.to(device)
+                    )
                 return build_varlen_mask(lengths, causal=self.causal, window=window)
             case "flex":
                 ranges = build_self_ranges(
@@ -186,23 +198,33 @@ class MaskBuilder:
         }
         bias_HTS = self._compute_bias_table(inputs)
         if bias_HTS is not None:
-            masks = {kind: mask.add_bias(bias_HTS.to(inputs.like.dtype)) for kind, mask in masks.items()}
+            masks = {
+                kind: mask.add_bias(bias_HTS.to(inputs.like.dtype)) for kind, mask in masks.items()
+            }
         return masks
 
     def _compute_bias_table(self, inputs: MaskInputs) -> Tensor | None:
         """Return the ALiBi or T5 bias of the scores, (H, T, S).
 
-        It depends on distances alone, so slots of the cache serve as positions, also where rows are padded or packed.
+        It depends on distances alone, so slots of the cache serve as positions, also where rows are
+        padded or packed.
         """
         end, device = inputs.start + inputs.length, inputs.like.device
-        queries_T, keys_S = torch.arange(inputs.start, end, device=device), torch.arange(end, device=device)
+        queries_T, keys_S = (
+            torch.arange(inputs.start, end, device=device),
+            torch.arange(end, device=device),
+        )
         match self.config.position:
             case AlibiConfig() as position:
-                slopes_H = compute_alibi_slopes(self.config.num_attention_heads)[inputs.heads].to(device)
+                slopes_H = compute_alibi_slopes(self.config.num_attention_heads)[inputs.heads].to(
+                    device
+                )
                 return position.factor * compute_alibi_bias(slopes_H, queries_T, keys_S)
             case RelativeBiasConfig():
                 assert inputs.bias_table is not None
-                bias_HTS: Tensor = inputs.bias_table(queries_T, keys_S, bidirectional=not self.causal)[inputs.heads]
+                bias_HTS: Tensor = inputs.bias_table(
+                    queries_T, keys_S, bidirectional=not self.causal
+                )[inputs.heads]
                 return bias_HTS
             case (
                 RopeConfig()
@@ -222,12 +244,16 @@ class MaskBuilder:
             case AlibiConfig() as position:
                 slopes_H = compute_alibi_slopes(self.config.num_attention_heads)[inputs.heads]
                 # non_blocking: the host must not wait for a copy of a few numbers.
-                return AlibiBias((position.factor * slopes_H).to(device, non_blocking=True), inputs.start)
+                return AlibiBias(
+                    (position.factor * slopes_H).to(device, non_blocking=True), inputs.start
+                )
             case RelativeBiasConfig():
                 assert inputs.bias_table is not None
                 distances_R = torch.arange(1 - end, end, device=device)
                 origin = torch.zeros(1, dtype=distances_R.dtype, device=device)
-                bias_H1R = inputs.bias_table(origin, distances_R, bidirectional=not self.causal)[inputs.heads]
+                bias_H1R = inputs.bias_table(origin, distances_R, bidirectional=not self.causal)[
+                    inputs.heads
+                ]
                 # In float32: the gradient of a distance is a sum over all pairs at that distance.
                 return DistanceBias(bias_H1R[:, 0].float().contiguous(), inputs.start)
             case (

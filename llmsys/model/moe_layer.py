@@ -1,8 +1,9 @@
-"""The mixture-of-experts layer: router, dispatcher, experts, and shared experts that every token visits.
+"""The mixture-of-experts layer: router, dispatcher, experts, and shared experts that every token
+visits.
 
-The balance bias (and, for the auxiliary loss over a batch, the shares of the previous step) are persistent buffers.
-Sums over the tokens of a step are buffers that are not saved. A pass that activation checkpointing repeats is not
-counted again.
+The balance bias (and, for the auxiliary loss over a batch, the shares of the previous step) are
+persistent buffers. Sums over the tokens of a step are buffers that are not saved. A pass that
+activation checkpointing repeats is not counted again.
 """
 
 from collections.abc import Callable
@@ -33,7 +34,13 @@ from llmsys.model.load_balancing import (
     count_tokens_by_row,
     is_recomputation,
 )
-from llmsys.model.router import RouterScores, RoutingDecision, TopKRouter, choose_tokens, drop_overflow
+from llmsys.model.router import (
+    RouterScores,
+    RoutingDecision,
+    TopKRouter,
+    choose_tokens,
+    drop_overflow,
+)
 from llmsys.model.token_dispatcher import LocalTokenDispatcher, TokenDispatcher
 
 # B rows, T positions, N = B * T tokens, D width, E experts
@@ -45,7 +52,8 @@ class MoELayer(Float32BufferModule):
     Two attributes may be replaced from outside:
 
     - `dispatcher`, by one that spans ranks.
-    - `reduce_row_counts`, which sums the counts of a sequence's shards, (B, E), over the ranks that hold them.
+    - `reduce_row_counts`, which sums the counts of a sequence's shards, (B, E), over the ranks that
+      hold them.
     """
 
     balance_bias_E: Tensor
@@ -60,7 +68,9 @@ class MoELayer(Float32BufferModule):
         super().__init__()
         self.config = config
         self.router = TopKRouter(hidden_size, config)
-        self.experts = GroupedExperts(config.num_experts, hidden_size, config.moe_intermediate_size, config.expert)
+        self.experts = GroupedExperts(
+            config.num_experts, hidden_size, config.moe_intermediate_size, config.expert
+        )
         width = config.shared_expert_size
         self.shared = build_feed_forward(config.expert, hidden_size, width) if width else None
         self.shared_gate = nn.Linear(hidden_size, 1, bias=False) if config.shared_gate else None
@@ -70,12 +80,16 @@ class MoELayer(Float32BufferModule):
         self.number = 0
         """Place among the layers with experts of the model, in depth order."""
         self.balance_factor = 1.0
-        """Factor on the balance loss and the rate of the bias; set from outside where it changes over a run."""
+        """Factor on the balance loss and the rate of the bias; set from outside where it changes
+        over a run.
+        """
         balance = config.balance
         needs_shares = isinstance(balance, AuxiliaryLossConfig) and balance.scope == "batch"
         # Present under every balance kind: checkpoints have one format.
         self.register_buffer("balance_bias_E", torch.zeros(config.num_experts))
-        self.register_buffer("expert_share_E", torch.zeros(config.num_experts) if needs_shares else None)
+        self.register_buffer(
+            "expert_share_E", torch.zeros(config.num_experts) if needs_shares else None
+        )
         for name in ("expert_tokens_E", "probability_sum_E"):
             self.register_buffer(name, torch.zeros(config.num_experts), persistent=False)
         for name in ("router_z_sum", "num_tokens", "num_dropped"):
@@ -83,7 +97,9 @@ class MoELayer(Float32BufferModule):
         self.reset_buffers()
 
     def reset_buffers(self) -> None:
-        """Set the initial values of all buffers, for instance after `to_empty`: no bias, even shares, zero counts."""
+        """Set the initial values of all buffers, for instance after `to_empty`: no bias, even
+        shares, zero counts.
+        """
         self.balance_bias_E.zero_()
         if self.expert_share_E is not None:
             self.expert_share_E.fill_(1 / self.config.num_experts)
@@ -95,19 +111,30 @@ class MoELayer(Float32BufferModule):
             sums.zero_()
 
     def get_step_counters(self) -> tuple[Tensor, ...]:
-        """Return the sums over the tokens of the step so far: the buffers themselves, not copies."""
-        return self.expert_tokens_E, self.probability_sum_E, self.router_z_sum, self.num_tokens, self.num_dropped
+        """Return the sums over the tokens of the step so far: the buffers themselves, not
+        copies.
+        """
+        return (
+            self.expert_tokens_E,
+            self.probability_sum_E,
+            self.router_z_sum,
+            self.num_tokens,
+            self.num_dropped,
+        )
 
-    def forward(self, x_BTD: Tensor, real_BT: Tensor | None = None, documents_BT: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x_BTD: Tensor, real_BT: Tensor | None = None, documents_BT: Tensor | None = None
+    ) -> Tensor:
         """Return the sum over the chosen and shared experts, in the shape and dtype of the input.
 
         In training mode the counters of the step are updated.
 
         Args:
             x_BTD: Activations; each row is one sequence.
-            real_BT: False where a token is padding, which is not counted, has no loss and uses no expert capacity.
-                None: no padding.
-            documents_BT: Document numbers, for experts with a capacity per document. None: a row is one document.
+            real_BT: False where a token is padding, which is not counted, has no loss and uses no
+                expert capacity. None: no padding.
+            documents_BT: Document numbers, for experts with a capacity per document. None: a row is
+                one document.
         """
         if real_BT is None:
             real_BT = torch.ones(x_BTD.shape[:2], dtype=torch.bool, device=x_BTD.device)
@@ -119,7 +146,9 @@ class MoELayer(Float32BufferModule):
 
     def _compute_shared(self, shared: nn.Module, x_ND: Tensor) -> Tensor:
         shared_ND: Tensor = shared(x_ND)
-        return shared_ND if self.shared_gate is None else self.shared_gate(x_ND).sigmoid() * shared_ND
+        return (
+            shared_ND if self.shared_gate is None else self.shared_gate(x_ND).sigmoid() * shared_ND
+        )
 
     def compute_auxiliary_loss(self) -> Tensor:
         """Return the weighted balance and router z losses of the last training forward.
@@ -132,26 +161,35 @@ class MoELayer(Float32BufferModule):
         return self.sum_auxiliary_losses() / self._auxiliary[1].clamp(min=1)
 
     def sum_auxiliary_losses(self) -> Tensor:
-        """Return the weighted balance and router z losses of the last training forward: a sum over real tokens."""
+        """Return the weighted balance and router z losses of the last training forward: a sum
+        over real tokens.
+        """
         if self._auxiliary is None:
             return torch.zeros((), device=self.balance_bias_E.device)
         balance, z_loss = self._auxiliary[0]
         weighted: Tensor = balance * self.balance_factor + z_loss
         return weighted
 
-    def _route_tokens(self, scores: RouterScores, real_BT: Tensor, documents_BT: Tensor | None) -> RoutingDecision:
+    def _route_tokens(
+        self, scores: RouterScores, real_BT: Tensor, documents_BT: Tensor | None
+    ) -> RoutingDecision:
         match self.config.routing:
             case TokenChoiceConfig():
                 # `asked` has what is dropped below, too: balance is about what the router wants.
                 routing = asked = self._select_experts(scores)
             case ExpertCapacityConfig(factor=factor, scope=scope):
                 routing = asked = self._select_experts(scores)
-                # Evaluation drops nothing: a prompt continued token by token would drop others than one read at once.
+                # Evaluation drops nothing: a prompt continued token by token would drop others than
+                # one read at once.
                 if self.training:
                     positions_BT = _count_positions(scope, real_BT, documents_BT)
-                    routing = drop_overflow(asked, factor, self.config.num_experts, real_BT, positions_BT)
+                    routing = drop_overflow(
+                        asked, factor, self.config.num_experts, real_BT, positions_BT
+                    )
             case ExpertChoiceConfig(factor=factor, scope=scope):
-                chosen = choose_tokens(scores, factor, real_BT, _count_positions(scope, real_BT, documents_BT))
+                chosen = choose_tokens(
+                    scores, factor, real_BT, _count_positions(scope, real_BT, documents_BT)
+                )
                 weights_NK = self.router.scale_weights(chosen.weights_NK)
                 routing = asked = RoutingDecision(chosen.experts_NK, weights_NK, partial=True)
             case unreachable:
@@ -170,14 +208,22 @@ class MoELayer(Float32BufferModule):
                 assert_never(unreachable)
 
     def _record_routing(
-        self, scores: RouterScores, asked: RoutingDecision, routing: RoutingDecision, real_BT: Tensor
+        self,
+        scores: RouterScores,
+        asked: RoutingDecision,
+        routing: RoutingDecision,
+        real_BT: Tensor,
     ) -> None:
         num_experts = self.config.num_experts
         asked_BE = count_tokens_by_row(asked.experts_NK, num_experts, real_BT)
-        # A recomputed forward must save the tensors that the first one saved, so the loss is computed there too.
+        # A recomputed forward must save the tensors that the first one saved, so the loss is
+        # computed there too.
         counts_BE = self.reduce_row_counts(asked_BE)
-        loss = compute_auxiliary_losses(self.config, scores, counts_BE, self.expert_share_E, real_BT)
-        # A compiled graph is that of the first pass: its backward repeats operations, never this function.
+        loss = compute_auxiliary_losses(
+            self.config, scores, counts_BE, self.expert_share_E, real_BT
+        )
+        # A compiled graph is that of the first pass: its backward repeats operations, never this
+        # function.
         if not torch.compiler.is_compiling() and is_recomputation():
             self._require_auxiliary_gradient(loss)
             return
@@ -185,22 +231,37 @@ class MoELayer(Float32BufferModule):
         self._auxiliary = None if loss is None else (loss, num_tokens)
         with torch.no_grad():
             probability_E = (scores.compute_probabilities() * real_BT.view(-1, 1)).sum(0)
-            values = [asked_BE.sum(0), probability_E, compute_router_z_loss(scores, real_BT), num_tokens]
+            values = [
+                asked_BE.sum(0),
+                probability_E,
+                compute_router_z_loss(scores, real_BT),
+                num_tokens,
+            ]
             if routing is not asked:
                 values.append(asked_BE.sum() - (routing.experts_NK >= 0).sum())
             add_step_counts(list(self.get_step_counters()[: len(values)]), values)
 
     def _require_auxiliary_gradient(self, loss: Tensor | None) -> None:
         stored = self._auxiliary
-        if loss is not None and loss.requires_grad and stored is not None and not stored[0].requires_grad:
+        if (
+            loss is not None
+            and loss.requires_grad
+            and stored is not None
+            and not stored[0].requires_grad
+        ):
             raise ConfigError(
-                "torch.utils.checkpoint with use_reentrant=True runs the first forward pass without "
-                "gradients, so balance and z losses would have no gradient. Use use_reentrant=False."
+                "torch.utils.checkpoint with use_reentrant=True runs the first forward pass "
+                "without gradients, so balance and z losses would have no gradient. Use "
+                "use_reentrant=False."
             )
 
 
-def _count_positions(scope: Literal["sequence", "document"], real_BT: Tensor, documents_BT: Tensor | None) -> Tensor:
-    """Return positions counted from the start of each group of tokens that share the capacity of experts, (B, T)."""
+def _count_positions(
+    scope: Literal["sequence", "document"], real_BT: Tensor, documents_BT: Tensor | None
+) -> Tensor:
+    """Return positions counted from the start of each group of tokens that share the capacity of
+    experts, (B, T).
+    """
     if scope == "document" and documents_BT is not None:
         return compute_document_positions(documents_BT)
     return torch.arange(real_BT.shape[1], device=real_BT.device).expand(real_BT.shape)

@@ -15,13 +15,16 @@ from llmsys.model.normalization import build_norm
 from llmsys.model.parametrization import compute_score_factor
 from llmsys.model.scaled_dot_product import compute_attention
 
-# B rows, T query positions, S key positions, D width, H query heads, G key-value heads, K width of a head
+# B rows, T query positions, S key positions, D width, H query heads, G key-value heads, K width of
+# a head
 
 
 class AttentionProjections(nn.Module):
     """The four projections with their norms, and the settings of the scores."""
 
-    def __init__(self, config: ModelConfig, attention: MultiHeadAttentionConfig, layer: int) -> None:
+    def __init__(
+        self, config: ModelConfig, attention: MultiHeadAttentionConfig, layer: int
+    ) -> None:
         super().__init__()
         self.layer = layer
         self.head_dim, self.heads = config.head_dim, config.num_attention_heads
@@ -45,7 +48,9 @@ class AttentionProjections(nn.Module):
         return self._split_heads(self.q_proj(x_BTD), self.q_norm if self.norms != "none" else None)
 
     def _project_keys_values(self, x_BSD: Tensor) -> tuple[Tensor, Tensor]:
-        k_BSGK = self._split_heads(self.k_proj(x_BSD), self.k_norm if self.norms != "none" else None)
+        k_BSGK = self._split_heads(
+            self.k_proj(x_BSD), self.k_norm if self.norms != "none" else None
+        )
         return k_BSGK, self._split_heads(self.v_proj(x_BSD))
 
     def _split_heads(self, x_BTW: Tensor, norm: nn.Module | None = None) -> Tensor:
@@ -58,20 +63,36 @@ class AttentionProjections(nn.Module):
         return x_BTHK if self.clip is None else x_BTHK.clamp(-self.clip, self.clip)
 
     def _compute_attention_output(
-        self, q_BTHK: Tensor, k_BSGK: Tensor, v_BSGK: Tensor, mask: LayerMask, sinks_H: Tensor | None = None
+        self,
+        q_BTHK: Tensor,
+        k_BSGK: Tensor,
+        v_BSGK: Tensor,
+        mask: LayerMask,
+        sinks_H: Tensor | None = None,
     ) -> Tensor:
         dropout = self.dropout if self.training else 0.0
         y_BTHK = compute_attention(
-            q_BTHK, k_BSGK, v_BSGK, mask, scale=self.scale, softcap=self.softcap, sinks_H=sinks_H, dropout=dropout
+            q_BTHK,
+            k_BSGK,
+            v_BSGK,
+            mask,
+            scale=self.scale,
+            softcap=self.softcap,
+            sinks_H=sinks_H,
+            dropout=dropout,
         )
         mixed: Tensor = self.o_proj(y_BTHK.flatten(2))
         return mixed
 
 
 class MultiHeadAttention(AttentionProjections):
-    """softmax(q kᵀ / sqrt(K)) v over one sequence; H / G query heads share a key-value head (Ainslie 2023)."""
+    """softmax(q kᵀ / sqrt(K)) v over one sequence; H / G query heads share a key-value head
+    (Ainslie 2023).
+    """
 
-    def __init__(self, config: ModelConfig, attention: MultiHeadAttentionConfig, layer: int) -> None:
+    def __init__(
+        self, config: ModelConfig, attention: MultiHeadAttentionConfig, layer: int
+    ) -> None:
         super().__init__(config, attention, layer)
         self.layer_type = config.get_layer_type(layer)
         self.rotates = config.uses_rope(layer)
@@ -87,11 +108,14 @@ class MultiHeadAttention(AttentionProjections):
         if self.logit_recorder is not None and self.training:
             self.logit_recorder.record(q_BTHK, k_BSGK, self.scale, context.heads)
         sinks_H = None if self.sinks is None else self.sinks[context.heads]
-        return self._compute_attention_output(q_BTHK, k_BSGK, v_BSGK, context.masks[self.layer_type], sinks_H)
+        return self._compute_attention_output(
+            q_BTHK, k_BSGK, v_BSGK, context.masks[self.layer_type], sinks_H
+        )
 
 
 class CrossAttention(AttentionProjections):
-    """Queries from the decoder, keys and values from the encoder's last hidden states (Vaswani 2017, 3.2.3).
+    """Queries from the decoder, keys and values from the encoder's last hidden states (Vaswani
+    2017, 3.2.3).
 
     Without rotary embedding and sinks, which belong to positions of one sequence.
     """
@@ -109,4 +133,6 @@ class CrossAttention(AttentionProjections):
             k_BSGK, v_BSGK = context.cache.get_or_compute_source_keys_values(
                 self.layer, lambda: self._project_keys_values(memory.hidden_BSD)
             )
-        return self._compute_attention_output(self._project_queries(x_BTD), k_BSGK, v_BSGK, context.cross_mask)
+        return self._compute_attention_output(
+            self._project_queries(x_BTD), k_BSGK, v_BSGK, context.cross_mask
+        )

@@ -1,7 +1,8 @@
 """DeepSeek-V3's multi-token prediction (arXiv:2412.19437, 2.2).
 
-Module k takes the hidden states of module k - 1 and the embeddings of the tokens k positions ahead, and returns hidden
-states from which the shared head predicts the token after those. Used in training only.
+Module k takes the hidden states of module k - 1 and the embeddings of the tokens k positions ahead,
+and returns hidden states from which the shared head predicts the token after those. Used in
+training only.
 """
 
 import torch
@@ -29,11 +30,15 @@ class MultiTokenPredictionModule(nn.Module):
         self.norm = build_norm(config, width)
 
     def forward(self, hidden_BTD: Tensor, embedded_BTD: Tensor, context: ForwardContext) -> Tensor:
-        """Return the next hidden states, before `norm` and head. `embedded_BTD` embeds the tokens k positions ahead."""
+        """Return the next hidden states, before `norm` and head. `embedded_BTD` embeds the
+        tokens k positions ahead.
+        """
         both = torch.cat([self.embedding_norm(embedded_BTD), self.hidden_norm(hidden_BTD)], dim=-1)
         return self.block(self.projection(both), context)  # type: ignore[no-any-return]
 
 
 def shift_tokens(tokens_BT: Tensor, places: int) -> Tensor:
-    """Return token t + places at position t. The last `places` positions wrap around; the loss ignores them."""
+    """Return token t + places at position t. The last `places` positions wrap around; the loss
+    ignores them.
+    """
     return tokens_BT.roll(-places, dims=1)

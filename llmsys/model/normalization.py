@@ -1,6 +1,7 @@
 """Normalization layers: RMSNorm and LayerNorm, built from `model.norm` of the config.
 
-Both compute in float32 and return the dtype of their input, so they are safe under bfloat16 weights.
+Both compute in float32 and return the dtype of their input, so they are safe under bfloat16
+weights.
 """
 
 from typing import assert_never
@@ -15,7 +16,8 @@ from llmsys.model import cpu_kernels
 
 
 class RMSNorm(nn.Module):
-    """weight · x / sqrt(mean(x²) + eps) over the last dim (Zhang and Sennrich 2019, arXiv:1910.07467).
+    """weight · x / sqrt(mean(x²) + eps) over the last dim (Zhang and Sennrich 2019,
+    arXiv:1910.07467).
 
     With `unit_offset` the factor is 1 + weight, so that weight decay pulls it towards 1 (Gemma).
     """
@@ -30,14 +32,19 @@ class RMSNorm(nn.Module):
         """Normalize the last dim; same shape and dtype as `x`."""
         if self.unit_offset:
             # 1 + weight in float32: bfloat16 would round a small weight away.
-            return F.rms_norm(x.float(), self.weight.shape, 1.0 + self.weight.float(), self.eps).to(x.dtype)
+            return F.rms_norm(x.float(), self.weight.shape, 1.0 + self.weight.float(), self.eps).to(
+                x.dtype
+            )
         if cpu_kernels.is_cpu_norm_supported(x, self.weight):
             return cpu_kernels.compute_rms_norm(x, self.weight, self.eps)
         return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
 
     def extra_repr(self) -> str:
         """Return the width and eps that `print(module)` shows."""
-        return f"{self.weight.shape[0]}, eps={self.eps}{', unit_offset=True' if self.unit_offset else ''}"
+        return (
+            f"{self.weight.shape[0]}, "
+            f"eps={self.eps}{', unit_offset=True' if self.unit_offset else ''}"
+        )
 
 
 def build_norm(config: ModelConfig, width: int) -> nn.Module:

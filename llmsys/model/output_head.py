@@ -1,4 +1,6 @@
-"""Output heads: hidden states to logits, and the modules on the first token (pooler, classifier)."""
+"""Output heads: hidden states to logits, and the modules on the first token (pooler,
+classifier).
+"""
 
 from typing import Literal, assert_never
 
@@ -24,7 +26,9 @@ from llmsys.model.query_stream import MaskEmbedding
 
 
 class LmHead(Float32BufferModule):
-    """Logits over the vocabulary: softcap(scale · hidden Wᵀ + bias). W is the token embedding when tied."""
+    """Logits over the vocabulary: softcap(scale · hidden Wᵀ + bias). W is the token embedding
+    when tied.
+    """
 
     fixed_bias_V: Tensor
     bias: nn.Parameter | None
@@ -35,7 +39,9 @@ class LmHead(Float32BufferModule):
         inverse_sqrt = head.scale == "inverse_sqrt_hidden_size"
         self.scale = config.hidden_size**-0.5 if inverse_sqrt else float(head.scale)
         self.scale *= compute_head_factor(config)
-        self.weight = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size).normal_(std=0.02))
+        self.weight = nn.Parameter(
+            torch.empty(config.vocab_size, config.hidden_size).normal_(std=0.02)
+        )
         self.register_parameter(
             "bias", nn.Parameter(torch.zeros(config.vocab_size)) if head.bias == "trained" else None
         )
@@ -64,14 +70,18 @@ class LmHead(Float32BufferModule):
 
 
 class MlmHead(nn.Module):
-    """norm(activation(dense(hidden))) Wᵀ + bias (Devlin 2018; BERT's released code). W is usually tied."""
+    """norm(activation(dense(hidden))) Wᵀ + bias (Devlin 2018; BERT's released code). W is
+    usually tied.
+    """
 
     def __init__(self, config: ModelConfig, head: MlmHeadConfig) -> None:
         super().__init__()
         self.kind = head.activation
         self.dense = nn.Linear(config.hidden_size, config.hidden_size)
         self.norm = build_norm(config, config.hidden_size)
-        self.weight = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size).normal_(std=0.02))
+        self.weight = nn.Parameter(
+            torch.empty(config.vocab_size, config.hidden_size).normal_(std=0.02)
+        )
         self.bias = nn.Parameter(torch.zeros(config.vocab_size))
 
     def prepare_hidden(self, x_BTD: Tensor) -> Tensor:
@@ -85,10 +95,12 @@ class MlmHead(nn.Module):
 
 
 class NextSentenceHead(nn.Linear):
-    """BERT's two logits from the pooled vector: the second segment follows the first (0), or it does not (1).
+    """BERT's two logits from the pooled vector: the second segment follows the first (0), or it
+    does not (1).
 
     Attributes:
-        is_trained: Whether the objective has this loss. Otherwise its weights and the pooler's have no gradients.
+        is_trained: Whether the objective has this loss. Otherwise its weights and the pooler's have
+            no gradients.
         nats_sum: Loss of the step so far, summed over labelled rows.
         num_correct: Labelled rows whose likelier logit is right.
         num_pairs: Labelled rows.
@@ -106,7 +118,9 @@ class NextSentenceHead(nn.Linear):
             self.register_buffer(name, torch.zeros(()), persistent=False)
 
     def record_loss(self, pooled_BD: Tensor, labels_B: Tensor) -> None:
-        """Keep the loss of a forward pass, and add it to the counters. Negative labels are left out."""
+        """Keep the loss of a forward pass, and add it to the counters. Negative labels are left
+        out.
+        """
         logits_B2 = self(pooled_BD).float()
         self._nats = F.cross_entropy(logits_B2, labels_B, reduction="sum")
         with torch.no_grad():
@@ -118,11 +132,15 @@ class NextSentenceHead(nn.Linear):
         """Return the loss of the last training forward in nats, summed over labelled rows, once."""
         nats, self._nats = self._nats, None
         if nats is None:
-            raise RuntimeError("no training forward with next_sentence_B has run since the last call")
+            raise RuntimeError(
+                "no training forward with next_sentence_B has run since the last call"
+            )
         return nats
 
     def get_step_counters(self) -> tuple[Tensor, ...]:
-        """Return the counters of the step so far: nats, correct rows, rows. The buffers themselves, not copies."""
+        """Return the counters of the step so far: nats, correct rows, rows. The buffers
+        themselves, not copies.
+        """
         return self.nats_sum, self.num_correct, self.num_pairs
 
     def reset_buffers(self) -> None:
@@ -132,7 +150,9 @@ class NextSentenceHead(nn.Linear):
 
 
 def build_head(config: ModelConfig) -> nn.Module | None:
-    """Build the map from hidden states to logits over the vocabulary; None for heads without one."""
+    """Build the map from hidden states to logits over the vocabulary; None for heads without
+    one.
+    """
     match config.head:
         case LmHeadConfig() as head:
             return LmHead(config, head)
@@ -161,15 +181,23 @@ def get_next_sentence_head(model: nn.Module) -> NextSentenceHead:
 
 
 def build_extras(config: ModelConfig) -> dict[str, nn.Module]:
-    """Build the modules on the first token, by their names: pooler, next_sentence, classifier; XLNet's vector."""
+    """Build the modules on the first token, by their names: pooler, next_sentence, classifier;
+    XLNet's vector.
+    """
     width = config.hidden_size
     match config.head:
         case ClassificationHeadConfig(num_labels=num_labels, pooling=pooling):
-            dense: dict[str, nn.Module] = {"pooler": nn.Linear(width, width)} if pooling is None else {}
+            dense: dict[str, nn.Module] = (
+                {"pooler": nn.Linear(width, width)} if pooling is None else {}
+            )
             return dense | {"classifier": nn.Linear(width, num_labels)}
         case MlmHeadConfig() as head:
-            pooler: dict[str, nn.Module] = {"pooler": nn.Linear(width, width)} if head.pooler else {}
-            return pooler | ({"next_sentence": NextSentenceHead(width)} if head.next_sentence else {})
+            pooler: dict[str, nn.Module] = (
+                {"pooler": nn.Linear(width, width)} if head.pooler else {}
+            )
+            return pooler | (
+                {"next_sentence": NextSentenceHead(width)} if head.next_sentence else {}
+            )
         case FeaturesHeadConfig() as head:
             return {"pooler": nn.Linear(width, width)} if head.pooler else {}
         case PermutationHeadConfig():
@@ -180,8 +208,12 @@ def build_extras(config: ModelConfig) -> dict[str, nn.Module]:
             assert_never(unreachable)
 
 
-def pool_positions(x_BTD: Tensor, pooling: Literal["first", "mean"], real_BT: Tensor | None) -> Tensor:
-    """Return one vector of each sequence, (B, D): the first, or the mean of all but padding (`real_BT` is False)."""
+def pool_positions(
+    x_BTD: Tensor, pooling: Literal["first", "mean"], real_BT: Tensor | None
+) -> Tensor:
+    """Return one vector of each sequence, (B, D): the first, or the mean of all but padding
+    (`real_BT` is False).
+    """
     if pooling == "first":
         return x_BTD[:, 0]
     if real_BT is None:

@@ -1,6 +1,8 @@
-"""Multipliers, initial values and learning rates that a parametrization derives from the size of a model.
+"""Multipliers, initial values and learning rates that a parametrization derives from the size of a
+model.
 
-`m` is hidden_size / base_hidden_size, `l` num_hidden_layers / base_num_hidden_layers; other widths have their own m.
+`m` is hidden_size / base_hidden_size, `l` num_hidden_layers / base_num_hidden_layers; other widths
+have their own m.
 
 | tensor | µP: std, rate | CompleteP: further factors | unit-scaled: std, rate |
 |---|---|---|---|
@@ -11,9 +13,9 @@
 | vectors | as they are, 1 | rate l^(α - 1) in blocks | as they are, 1 / sqrt(channels) |
 | output of a branch | | multiplied by l^-α | multiplied by 1 / sqrt(layers) |
 
-µP's columns are factors on the standard ones. Published multipliers of hidden weights are folded into std and rate:
-(multiplier, std, rate) trains as (1, multiplier · std, multiplier · rate) does under Adam (Yang 2023,
-arXiv:2310.02244), and kernels, fp8 layers and exports see plain weights.
+µP's columns are factors on the standard ones. Published multipliers of hidden weights are folded
+into std and rate: (multiplier, std, rate) trains as (1, multiplier · std, multiplier · rate) does
+under Adam (Yang 2023, arXiv:2310.02244), and kernels, fp8 layers and exports see plain weights.
 """
 
 import math
@@ -36,7 +38,9 @@ OUTPUTS = ("router", "shared_gate", "q_a_proj", "kv_a_proj")
 
 
 class MatrixInputs(NamedTuple):
-    """Inputs of a matrix: the width that they belong to, their number, and if the number of outputs is fixed."""
+    """Inputs of a matrix: the width that they belong to, their number, and if the number of
+    outputs is fixed.
+    """
 
     width: Width
     size: int
@@ -68,7 +72,9 @@ def find_matrix_inputs(config: ModelConfig, name: str) -> MatrixInputs | None:
             stack = config.encoder_model if name.startswith("encoder.") else config
             return MatrixInputs("intermediate", stack.intermediate_size, False)
         is_routed = ".experts." in name
-        return MatrixInputs("expert", moe.moe_intermediate_size if is_routed else moe.shared_expert_size, False)
+        return MatrixInputs(
+            "expert", moe.moe_intermediate_size if is_routed else moe.shared_expert_size, False
+        )
     return MatrixInputs("hidden", config.hidden_size, owner in OUTPUTS)
 
 
@@ -122,11 +128,13 @@ def compute_rate_factor(config: ModelConfig, name: str, width_exponent: float = 
     Args:
         config: The full model.
         name: Parameter name.
-        width_exponent: Power of 1 / m in µP: 1 for updates whose elements have one size (Adam, Lion). Orthogonal
-            updates of that size have a spectral norm that grows by sqrt(m) only: 0.5.
+        width_exponent: Power of 1 / m in µP: 1 for updates whose elements have one size (Adam,
+            Lion). Orthogonal updates of that size have a spectral norm that grows by sqrt(m) only:
+            0.5.
 
     Returns:
-        The factor; its inverse applies to weight decay, so that rate · decay is that of the base model.
+        The factor; its inverse applies to weight decay, so that rate · decay is that of the base
+        model.
     """
     match config.parametrization:
         case StandardParametrizationConfig():
@@ -134,11 +142,15 @@ def compute_rate_factor(config: ModelConfig, name: str, width_exponent: float = 
         case MupConfig() as mup:
             inputs, factor = find_matrix_inputs(config, name), 1.0
             if inputs is not None:
-                # Of a fixed number of outputs each follows the whole update, whose norm grows by sqrt(m) even so.
+                # Of a fixed number of outputs each follows the whole update, whose norm grows by
+                # sqrt(m) even so.
                 exponent = 1.0 if inputs.has_fixed_outputs else width_exponent
                 factor = float(_compute_width_ratio(config, mup, inputs.width) ** -exponent)
             if isinstance(mup, CompletePConfig) and "blocks." in name:
-                factor *= float((config.num_hidden_layers / mup.base_num_hidden_layers) ** (mup.depth_exponent - 1))
+                factor *= float(
+                    (config.num_hidden_layers / mup.base_num_hidden_layers)
+                    ** (mup.depth_exponent - 1)
+                )
             return factor
         case UnitScaledConfig():
             return _compute_unit_rate(config, name)
@@ -151,14 +163,19 @@ def _compute_unit_rate(config: ModelConfig, name: str) -> float:
     depth = layers**-0.5 if "blocks." in name else 1.0
     if inputs is not None:
         return depth / inputs.size
-    # u-µP trains no gains. A rate of 1 would replace them in a step, so they learn as an embedding does.
+    # u-µP trains no gains. A rate of 1 would replace them in a step, so they learn as an embedding
+    # does.
     return 1.0 if name == "head.weight" else depth * config.hidden_size**-0.5
 
 
 def count_init_layers(config: ModelConfig) -> int:
-    """Return the layers whose number divides the initial values of branch outputs (GPT-2): those of the base model."""
+    """Return the layers whose number divides the initial values of branch outputs (GPT-2): those
+    of the base model.
+    """
     mup = config.parametrization
-    return mup.base_num_hidden_layers if isinstance(mup, CompletePConfig) else config.num_hidden_layers
+    return (
+        mup.base_num_hidden_layers if isinstance(mup, CompletePConfig) else config.num_hidden_layers
+    )
 
 
 def compute_head_factor(config: ModelConfig) -> float:
@@ -181,8 +198,11 @@ def compute_head_factor(config: ModelConfig) -> float:
             assert_never(unreachable)
 
 
-def compute_score_factor(config: ModelConfig, head_dim: int, *, has_own_scale: bool = False) -> float:
-    """Return the factor on the scale of attention scores, which becomes proportional to 1 / head_dim.
+def compute_score_factor(
+    config: ModelConfig, head_dim: int, *, has_own_scale: bool = False
+) -> float:
+    """Return the factor on the scale of attention scores, which becomes proportional to 1 /
+    head_dim.
 
     Args:
         config: The model.
@@ -208,7 +228,9 @@ def compute_branch_factor(config: ModelConfig) -> float:
     """Return the factor on the output of a branch before it is added to the stream."""
     match config.parametrization:
         case CompletePConfig() as mup:
-            return float((mup.base_num_hidden_layers / config.num_hidden_layers) ** mup.depth_exponent)
+            return float(
+                (mup.base_num_hidden_layers / config.num_hidden_layers) ** mup.depth_exponent
+            )
         case StandardParametrizationConfig() | MupConfig():
             return 1.0
         case UnitScaledConfig() as unit:

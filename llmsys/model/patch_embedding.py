@@ -1,7 +1,8 @@
-"""Image patches as positions, and learned positions that are interpolated to other image sizes (ViT).
+"""Image patches as positions, and learned positions that are interpolated to other image sizes
+(ViT).
 
-Images come as the bytes of their patches, (B, N, P) uint8: rows of patches from top to bottom, in a patch its channels,
-rows and columns, in the order of a convolution's weight.
+Images come as the bytes of their patches, (B, N, P) uint8: rows of patches from top to bottom, in a
+patch its channels, rows and columns, in the order of a convolution's weight.
 """
 
 import math
@@ -31,7 +32,9 @@ class PatchEmbedding(Float32BufferModule):
         self.patches = patches
         self.weight = nn.Parameter(torch.empty(width, patches.patch_values).normal_(std=0.02))
         self.bias = nn.Parameter(torch.zeros(width))
-        self.class_token = nn.Parameter(torch.empty(width).normal_(std=0.02)) if patches.class_token else None
+        self.class_token = (
+            nn.Parameter(torch.empty(width).normal_(std=0.02)) if patches.class_token else None
+        )
         for name in ("scale_P", "shift_P"):
             self.register_buffer(name, torch.empty(patches.patch_values), persistent=False)
         self.reset_buffers()
@@ -40,7 +43,8 @@ class PatchEmbedding(Float32BufferModule):
         """Set scale and shift of (value / 255 - mean) / std, for instance after `to_empty`."""
         area = self.patches.patch_size**2
         mean_C, std_C = (
-            torch.tensor(self.patches.list_channel_values(one)) for one in (self.patches.mean, self.patches.std)
+            torch.tensor(self.patches.list_channel_values(one))
+            for one in (self.patches.mean, self.patches.std)
         )
         self.scale_P.copy_((1 / (255 * std_C)).repeat_interleave(area))
         self.shift_P.copy_((mean_C / std_C).repeat_interleave(area))
@@ -64,12 +68,16 @@ def build_input_embedding(config: ModelConfig) -> TokenEmbedding | PatchEmbeddin
 class PatchPositionEmbedding(LearnedPositionEmbedding):
     """A trained vector for every patch of a grid and for the class token."""
 
-    def __init__(self, config: ModelConfig, position: LearnedPositionConfig, patches: PatchesConfig) -> None:
+    def __init__(
+        self, config: ModelConfig, position: LearnedPositionConfig, patches: PatchesConfig
+    ) -> None:
         super().__init__(config, position)
         self.num_leading = patches.num_leading
 
     def forward(self, positions_BT: Tensor) -> Tensor:
-        """Return the vectors of all positions, (..., T, D), interpolated where T is another grid than the table's."""
+        """Return the vectors of all positions, (..., T, D), interpolated where T is another grid
+        than the table's.
+        """
         if positions_BT.shape[-1] == len(self.weight):
             return super().forward(positions_BT)
         return self.interpolate(positions_BT.shape[-1])[None]
@@ -80,18 +88,27 @@ class PatchPositionEmbedding(LearnedPositionEmbedding):
         Raises:
             ConfigError: The number of patches is not a square.
         """
-        leading_LD, patches_ND = self.weight.float().split([self.num_leading, len(self.weight) - self.num_leading])
+        leading_LD, patches_ND = self.weight.float().split(
+            [self.num_leading, len(self.weight) - self.num_leading]
+        )
         side = math.isqrt(positions - self.num_leading)
         if side * side != positions - self.num_leading:
             raise ConfigError(
-                f"{positions - self.num_leading} patches are not a square, and images must be. Use {side * side}."
+                f"{positions - self.num_leading} patches are not a square, and images must be. "
+                f"Use {side * side}."
             )
-        grid_1DSS = patches_ND.unflatten(0, (math.isqrt(len(patches_ND)), -1)).permute(2, 0, 1)[None]
-        resized_1DSS = F.interpolate(grid_1DSS, size=(side, side), mode="bicubic", align_corners=False)
+        grid_1DSS = patches_ND.unflatten(0, (math.isqrt(len(patches_ND)), -1)).permute(2, 0, 1)[
+            None
+        ]
+        resized_1DSS = F.interpolate(
+            grid_1DSS, size=(side, side), mode="bicubic", align_corners=False
+        )
         return torch.cat([leading_LD, resized_1DSS[0].flatten(1).T]).to(self.weight.dtype)
 
 
-def build_learned_positions(config: ModelConfig, position: LearnedPositionConfig) -> LearnedPositionEmbedding:
+def build_learned_positions(
+    config: ModelConfig, position: LearnedPositionConfig
+) -> LearnedPositionEmbedding:
     """Build the table of positions: of patches, or of tokens."""
     if config.patches is not None:
         return PatchPositionEmbedding(config, position, config.patches)

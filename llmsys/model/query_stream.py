@@ -1,10 +1,12 @@
-"""XLNet's second stream: states that know a position and not its token (Yang 2019, arXiv:1906.08237, 2.3).
+"""XLNet's second stream: states that know a position and not its token (Yang 2019,
+arXiv:1906.08237, 2.3).
 
-The rows of the query stream follow those of the content stream, so that every layer but attention runs both at once.
+The rows of the query stream follow those of the content stream, so that every layer but attention
+runs both at once.
 
 Invariants:
-- A predicted token sees all tokens that are not predicted, and those predicted before it; in the content stream, which
-  keys and values come from, itself too.
+- A predicted token sees all tokens that are not predicted, and those predicted before it; in the
+  content stream, which keys and values come from, itself too.
 """
 
 import torch
@@ -24,7 +26,9 @@ class MaskEmbedding(nn.Module):
 
     def forward(self, x_BTD: Tensor, predicted: int) -> Tensor:
         """Return the content stream, followed by `predicted` positions of the query stream."""
-        return torch.cat([x_BTD, self.weight.to(x_BTD.dtype).expand(len(x_BTD), predicted, -1)], dim=1)
+        return torch.cat(
+            [x_BTD, self.weight.to(x_BTD.dtype).expand(len(x_BTD), predicted, -1)], dim=1
+        )
 
 
 def build_stream_mask(mask: AttentionMask, predicted_BP: Tensor, length: int) -> AttentionMask:
@@ -59,7 +63,9 @@ def build_stream_mask(mask: AttentionMask, predicted_BP: Tensor, length: int) ->
 def append_places(table_TX: Tensor, predicted_BP: Tensor) -> Tensor:
     """Return the rows of a table by position for both streams, (B, T + P, X)."""
     both_BTX = table_TX.expand(len(predicted_BP), -1, -1)
-    return torch.cat([both_BTX, both_BTX.gather(1, _expand_places(predicted_BP, table_TX.shape[-1]))], dim=1)
+    return torch.cat(
+        [both_BTX, both_BTX.gather(1, _expand_places(predicted_BP, table_TX.shape[-1]))], dim=1
+    )
 
 
 def _expand_places(predicted_BP: Tensor, width: int) -> Tensor:

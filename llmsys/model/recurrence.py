@@ -1,10 +1,13 @@
-"""A stack whose layers are one block, applied again and again (Universal Transformer; Dehghani 2018, arXiv:1807.03819).
+"""A stack whose layers are one block, applied again and again (Universal Transformer; Dehghani
+2018, arXiv:1807.03819).
 
-With adaptive computation time every position halts by itself (ACT; Graves 2016, arXiv:1603.08983). The weighted states
-are summed as Graves does; the listing in the appendix of Dehghani 2018 multiplies earlier ones by later weights too.
+With adaptive computation time every position halts by itself (ACT; Graves 2016, arXiv:1603.08983).
+The weighted states are summed as Graves does; the listing in the appendix of Dehghani 2018
+multiplies earlier ones by later weights too.
 
 Invariants:
-- Every position is computed in every step, so all ranks run the same collectives. A halted position keeps its state.
+- Every position is computed in every step, so all ranks run the same collectives. A halted position
+  keeps its state.
 - Halting probabilities and their sums are float32.
 """
 
@@ -32,20 +35,28 @@ class FixedRecurrence(Float32BufferModule):
         self.num_steps = config.num_hidden_layers
         self.sinusoids = SinusoidalPositionEmbedding(config, SinusoidalPositionConfig())
 
-    def forward(self, block: nn.Module, x_BTD: Tensor, positions_BTD: Tensor | None, context: ForwardContext) -> Tensor:
-        """Return the last states, in the shape and dtype of x_BTD; `positions_BTD` are added before every step."""
+    def forward(
+        self, block: nn.Module, x_BTD: Tensor, positions_BTD: Tensor | None, context: ForwardContext
+    ) -> Tensor:
+        """Return the last states, in the shape and dtype of x_BTD; `positions_BTD` are added
+        before every step.
+        """
         for step in range(self.num_steps):
             x_BTD = block(self._begin_step(x_BTD, positions_BTD, step), _select_step(context, step))
         return x_BTD
 
     def _begin_step(self, x_BTD: Tensor, positions_BTD: Tensor | None, step: int) -> Tensor:
-        """Add the coordinates of position and step, which is counted from 1 (Dehghani 2018, equations 6 and 7)."""
+        """Add the coordinates of position and step, which is counted from 1 (Dehghani 2018,
+        equations 6 and 7).
+        """
         coordinates_D = self.sinusoids(torch.tensor(step + 1, device=x_BTD.device)).to(x_BTD.dtype)
         return x_BTD + (coordinates_D if positions_BTD is None else positions_BTD + coordinates_D)
 
 
 class AdaptiveRecurrence(FixedRecurrence):
-    """The mean of a position's states, weighted by its halting probabilities; the last weight is the remainder to 1."""
+    """The mean of a position's states, weighted by its halting probabilities; the last weight is
+    the remainder to 1.
+    """
 
     depth_sum: Tensor
     num_tokens: Tensor
@@ -58,7 +69,9 @@ class AdaptiveRecurrence(FixedRecurrence):
         for name in ("depth_sum", "num_tokens"):
             self.register_buffer(name, torch.zeros(()), persistent=False)
 
-    def forward(self, block: nn.Module, x_BTD: Tensor, positions_BTD: Tensor | None, context: ForwardContext) -> Tensor:
+    def forward(
+        self, block: nn.Module, x_BTD: Tensor, positions_BTD: Tensor | None, context: ForwardContext
+    ) -> Tensor:
         """Return the weighted states; in training the ponder cost is recorded."""
         total_BT = torch.zeros(x_BTD.shape[:2], device=x_BTD.device)
         ponder_BT, depth_BT = torch.zeros_like(total_BT), torch.zeros_like(total_BT)
@@ -66,9 +79,15 @@ class AdaptiveRecurrence(FixedRecurrence):
         y_BTD = torch.zeros_like(x_BTD)
         for step in range(self.num_steps):
             entered_BTD = self._begin_step(x_BTD, positions_BTD, step)
-            halting_BT = self.halting(entered_BTD).squeeze(-1).float().sigmoid().where(is_running_BT, 0)
+            halting_BT = (
+                self.halting(entered_BTD).squeeze(-1).float().sigmoid().where(is_running_BT, 0)
+            )
             is_last = step + 1 == self.num_steps
-            halts_BT = is_running_BT if is_last else is_running_BT & (total_BT + halting_BT > self.threshold)
+            halts_BT = (
+                is_running_BT
+                if is_last
+                else is_running_BT & (total_BT + halting_BT > self.threshold)
+            )
             remainder_BT = (1 - total_BT).where(halts_BT, 0)
             weight_BT = remainder_BT + halting_BT.where(~halts_BT, 0)
             state_BTD = block(entered_BTD, _select_step(context, step))
@@ -81,7 +100,9 @@ class AdaptiveRecurrence(FixedRecurrence):
         return y_BTD
 
     def _record_ponder(self, depth_BT: Tensor, ponder_BT: Tensor, real_BT: Tensor | None) -> None:
-        """Keep sums over real tokens: the ponder cost, steps plus remainder (Graves 2016, equation 13), and depth."""
+        """Keep sums over real tokens: the ponder cost, steps plus remainder (Graves 2016,
+        equation 13), and depth.
+        """
         weights_BT = torch.ones_like(depth_BT) if real_BT is None else real_BT.float()
         tokens = weights_BT.sum()
         self._ponder = self.ponder_weight * (ponder_BT * weights_BT).sum(), tokens
@@ -90,8 +111,14 @@ class AdaptiveRecurrence(FixedRecurrence):
             self.num_tokens += tokens
 
     def compute_auxiliary_loss(self) -> Tensor:
-        """Return the weighted ponder cost of the last training forward, a mean over real tokens; 0 without any."""
-        tokens = torch.ones_like(self.num_tokens) if self._ponder is None else self._ponder[1].clamp(min=1)
+        """Return the weighted ponder cost of the last training forward, a mean over real tokens;
+        0 without any.
+        """
+        tokens = (
+            torch.ones_like(self.num_tokens)
+            if self._ponder is None
+            else self._ponder[1].clamp(min=1)
+        )
         return self.sum_auxiliary_losses() / tokens
 
     def sum_auxiliary_losses(self) -> Tensor:
@@ -99,7 +126,9 @@ class AdaptiveRecurrence(FixedRecurrence):
         return torch.zeros_like(self.depth_sum) if self._ponder is None else self._ponder[0]
 
     def get_step_counters(self) -> tuple[Tensor, ...]:
-        """Return the sums over the tokens of the step so far: steps and tokens. The buffers themselves, not copies."""
+        """Return the sums over the tokens of the step so far: steps and tokens. The buffers
+        themselves, not copies.
+        """
         return self.depth_sum, self.num_tokens
 
     def reset_counts(self) -> None:
@@ -126,6 +155,8 @@ def build_recurrence(config: ModelConfig) -> FixedRecurrence | None:
 
 
 def _select_step(context: ForwardContext, step: int) -> ForwardContext:
-    """Return the context in which a key-value cache stores the step; the same one without a cache."""
+    """Return the context in which a key-value cache stores the step; the same one without a
+    cache.
+    """
     # An equal context in every step: torch.compile would make a graph for each.
     return context if context.cache is None else replace(context, step=step)

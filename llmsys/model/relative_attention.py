@@ -1,8 +1,10 @@
-"""Transformer-XL's relative attention (Dai 2019, arXiv:1901.02860, 3.3): scores of content and distance.
+"""Transformer-XL's relative attention (Dai 2019, arXiv:1901.02860, 3.3): scores of content and
+distance.
 
-score(i, j) = (q_i + u) · k_j + (q_i + v) · W r(i - j), with sinusoids r of the distance and trained vectors u and v per
-head. XLNet (Yang 2019, 2.5) adds (q_i + s) · e, where e encodes whether i and j are of the same segment. Its second
-stream (query_stream.py) has queries of its own, and the keys and values of the first.
+score(i, j) = (q_i + u) · k_j + (q_i + v) · W r(i - j), with sinusoids r of the distance and trained
+vectors u and v per head. XLNet (Yang 2019, 2.5) adds (q_i + s) · e, where e encodes whether i and j
+are of the same segment. Its second stream (query_stream.py) has queries of its own, and the keys
+and values of the first.
 """
 
 import torch
@@ -16,8 +18,8 @@ from llmsys.model.forward_context import ForwardContext
 from llmsys.model.multi_head_attention import MultiHeadAttention
 from llmsys.model.query_stream import append_places
 
-# B rows, T query positions, S key positions, D width, H query heads, G key-value heads, K width of a head,
-# R = S + T - 1 distances, from S - 1 down to 1 - T
+# B rows, T query positions, S key positions, D width, H query heads, G key-value heads, K width of
+# a head, R = S + T - 1 distances, from S - 1 down to 1 - T
 
 
 class RelativeAttention(MultiHeadAttention):
@@ -36,33 +38,48 @@ class RelativeAttention(MultiHeadAttention):
         self.content_bias = nn.Parameter(torch.zeros(heads)) if position.biases else None
         self.position_bias = nn.Parameter(torch.zeros(heads)) if position.biases else None
         self.segment_bias = nn.Parameter(torch.zeros(heads)) if segments else None
-        self.segment_embed = nn.Parameter(torch.zeros(segments, *heads).normal_(std=0.02)) if segments else None
+        self.segment_embed = (
+            nn.Parameter(torch.zeros(segments, *heads).normal_(std=0.02)) if segments else None
+        )
 
     def forward(self, x_BTD: Tensor, context: ForwardContext) -> Tensor:
         """Mix positions; same shape and dtype as the input."""
         # Contiguous: otherwise both projections would copy it.
         content_BTD = x_BTD[:, : x_BTD.shape[1] - context.num_predicted].contiguous()
-        q_BTHK, (k_BTGK, v_BTGK) = self._project_queries(x_BTD), self._project_keys_values(content_BTD)
-        _, k_BSGK, v_BSGK = context.rotate_and_cache(self.layer_type, self.layer, False, q_BTHK, k_BTGK, v_BTGK)
+        q_BTHK, (k_BTGK, v_BTGK) = (
+            self._project_queries(x_BTD),
+            self._project_keys_values(content_BTD),
+        )
+        _, k_BSGK, v_BSGK = context.rotate_and_cache(
+            self.layer_type, self.layer, False, q_BTHK, k_BTGK, v_BTGK
+        )
         bias_BHTS = self._compute_distance_scores(q_BTHK, context) + self._compute_segment_scores(
             q_BTHK, k_BSGK.shape[1], context
         )
         mask = context.masks[self.layer_type]
-        assert isinstance(mask, AttentionMask), "choose_attention_kernel gives distance scores a table"
+        assert isinstance(mask, AttentionMask), (
+            "choose_attention_kernel gives distance scores a table"
+        )
         # The kernel scales products of queries and keys, but not a bias.
         mask = mask.add_bias(self.scale * bias_BHTS)
-        return self._compute_attention_output(add_bias(q_BTHK, self.content_bias), k_BSGK, v_BSGK, mask, self.sinks)
+        return self._compute_attention_output(
+            add_bias(q_BTHK, self.content_bias), k_BSGK, v_BSGK, mask, self.sinks
+        )
 
     def _compute_distance_scores(self, q_BTHK: Tensor, context: ForwardContext) -> Tensor:
-        """Return (q + v) · W r of every pair, (B, H, T, S): one product with all distances, then a gather."""
+        """Return (q + v) · W r of every pair, (B, H, T, S): one product with all distances, then
+        a gather.
+        """
         assert context.distances_RD is not None
         r_RHK = self.position_proj(context.distances_RD).unflatten(-1, (self.heads, -1))
         scores_BHTR = torch.einsum("bthk,rhk->bhtr", add_bias(q_BTHK, self.position_bias), r_RHK)
         queries = q_BTHK.shape[1] - context.num_predicted
         keys = r_RHK.shape[0] - queries + 1
-        # Query t is at position S - T + t, so key s is S - T + t - s back, which is row T - 1 - t + s.
+        # Query t is at position S - T + t, so key s is S - T + t - s back, which is row T - 1 - t +
+        # s.
         rows_TS = (
-            torch.arange(keys, device=q_BTHK.device) + torch.arange(queries - 1, -1, -1, device=q_BTHK.device)[:, None]
+            torch.arange(keys, device=q_BTHK.device)
+            + torch.arange(queries - 1, -1, -1, device=q_BTHK.device)[:, None]
         )
         if context.predicted_BP is None:
             return scores_BHTR.gather(-1, rows_TS.expand(*scores_BHTR.shape[:2], -1, -1))
@@ -70,10 +87,14 @@ class RelativeAttention(MultiHeadAttention):
         return scores_BHTR.gather(-1, rows_BTS[:, None].expand(-1, self.heads, -1, -1))
 
     def _compute_segment_scores(self, q_BTHK: Tensor, keys: int, context: ForwardContext) -> Tensor:
-        """Return (q + s) · e, with row 0 of e for the same segment and the last row for another one."""
+        """Return (q + s) · e, with row 0 of e for the same segment and the last row for another
+        one.
+        """
         if self.segment_embed is None:
             return q_BTHK.new_zeros(())
-        scores_BHTE = torch.einsum("bthk,ehk->bhte", add_bias(q_BTHK, self.segment_bias), self.segment_embed)
+        scores_BHTE = torch.einsum(
+            "bthk,ehk->bhte", add_bias(q_BTHK, self.segment_bias), self.segment_embed
+        )
         if context.segments is None:
             # Without segments all tokens are of the same one.
             return scores_BHTE[..., :1]
@@ -83,5 +104,7 @@ class RelativeAttention(MultiHeadAttention):
 
 
 def add_bias(q_BTHK: Tensor, bias_HK: Tensor | None) -> Tensor:
-    """Return queries with the trained vector that stands for them in some scores, if there is one."""
+    """Return queries with the trained vector that stands for them in some scores, if there is
+    one.
+    """
     return q_BTHK if bias_HK is None else q_BTHK + bias_HK

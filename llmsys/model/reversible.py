@@ -1,12 +1,14 @@
-"""Reversible residual layers: activations are computed from those after them (Gomez 2017; Kitaev 2020, 3).
+"""Reversible residual layers: activations are computed from those after them (Gomez 2017; Kitaev
+2020, 3).
 
-A stack is a sequence of states s_0 = s_1 = embedding and s_{k+2} = s_k + f_k(s_{k+1}), where f are the branches of all
-blocks in turn. The output is the mean of the last two states. The backward pass needs these two alone: it computes
-f_k(s_{k+1}) again for its gradient, and s_k = s_{k+2} - f_k(s_{k+1}) with it.
+A stack is a sequence of states s_0 = s_1 = embedding and s_{k+2} = s_k + f_k(s_{k+1}), where f are
+the branches of all blocks in turn. The output is the mean of the last two states. The backward pass
+needs these two alone: it computes f_k(s_{k+1}) again for its gradient, and s_k = s_{k+2} -
+f_k(s_{k+1}) with it.
 
 Invariants:
-- A state that was computed backwards differs from the first by rounding. What must not differ, such as the order of
-  hashes, is kept from the first pass (ForwardContext.get_or_compute).
+- A state that was computed backwards differs from the first by rounding. What must not differ, such
+  as the order of hashes, is kept from the first pass (ForwardContext.get_or_compute).
 """
 
 from collections.abc import Iterable
@@ -24,7 +26,9 @@ from llmsys.model.forward_context import ForwardContext
 BRANCHES = ("attention", "feed_forward")
 
 
-def run_reversible_blocks(blocks: Iterable[nn.Module], x_BTD: Tensor, context: ForwardContext) -> Tensor:
+def run_reversible_blocks(
+    blocks: Iterable[nn.Module], x_BTD: Tensor, context: ForwardContext
+) -> Tensor:
     """Return the mean of the last two states, in the shape and dtype of the input."""
     branches = [(block, name) for block in blocks for name in BRANCHES]
     older_BTD = newer_BTD = x_BTD
@@ -34,7 +38,9 @@ def run_reversible_blocks(blocks: Iterable[nn.Module], x_BTD: Tensor, context: F
             step = _ReversibleStep(block, name, number, states, replace(context, kept={}))
             # The result of the repeated pass is needed, after all that is saved for backward.
             with set_checkpoint_early_stop(False):
-                change_BTD = checkpoint(step, [newer_BTD], use_reentrant=False, preserve_rng_state=False)
+                change_BTD = checkpoint(
+                    step, [newer_BTD], use_reentrant=False, preserve_rng_state=False
+                )
         else:
             change_BTD = block(newer_BTD, context, name)
         older_BTD, newer_BTD = newer_BTD, older_BTD + change_BTD
@@ -43,15 +49,30 @@ def run_reversible_blocks(blocks: Iterable[nn.Module], x_BTD: Tensor, context: F
 
 
 class _ReversibleStep:
-    """f_k: in the first pass of a given state, in the repeated pass of the one that `states` has by then."""
+    """f_k: in the first pass of a given state, in the repeated pass of the one that `states` has
+    by then.
+    """
 
     def __init__(
-        self, block: nn.Module, name: str, number: int, states: dict[int, Tensor], context: ForwardContext
+        self,
+        block: nn.Module,
+        name: str,
+        number: int,
+        states: dict[int, Tensor],
+        context: ForwardContext,
     ) -> None:
-        self.block, self.name, self.number, self.states, self.context = block, name, number, states, context
+        self.block, self.name, self.number, self.states, self.context = (
+            block,
+            name,
+            number,
+            states,
+            context,
+        )
 
     def __call__(self, given: list[Tensor]) -> Any:
-        """Return f_k of the state; `given` is emptied, so that nothing holds it until the backward pass."""
+        """Return f_k of the state; `given` is emptied, so that nothing holds it until the
+        backward pass.
+        """
         if given:
             return self.block(given.pop(), self.context, self.name)
         state_BTD = self.states[self.number + 1].requires_grad_()

@@ -1,8 +1,9 @@
 """Recurrent layers in place of blocks: sequence-to-sequence models with attention over the source.
 
-The encoder reads the source in both directions (Bahdanau 2014, arXiv:1409.0473). The decoder's top state attends to the
-encoder's states, and tanh(W [context; state]) is the output (Luong 2015, arXiv:1508.04025, equation 5). With input
-feeding it is an input of the next step too (3.3). Cells are those of torch.nn.RNN, LSTM and GRU, with both biases.
+The encoder reads the source in both directions (Bahdanau 2014, arXiv:1409.0473). The decoder's top
+state attends to the encoder's states, and tanh(W [context; state]) is the output (Luong 2015,
+arXiv:1508.04025, equation 5). With input feeding it is an input of the next step too (3.3). Cells
+are those of torch.nn.RNN, LSTM and GRU, with both biases.
 
 Invariants:
 - Padding follows the source. No state depends on it.
@@ -22,7 +23,8 @@ from llmsys.model.dropout import apply_dropout
 from llmsys.model.forward_context import ForwardContext
 from llmsys.model.kv_cache import EncoderOutput
 
-# B rows, T target positions, S source positions, D width, W width of a cell, G gates of all channels
+# B rows, T target positions, S source positions, D width, W width of a cell, G gates of all
+# channels
 
 State = tuple[Tensor, ...]
 """The tensors that a cell hands to the next position, each (B, W); the first is its output."""
@@ -38,7 +40,9 @@ class RecurrentCell(nn.Module):
         self.state_proj = nn.Linear(width, rnn.num_gates * width)
 
     def forward(self, x_BTD: Tensor, state: State | None = None) -> tuple[Tensor, State]:
-        """Return the outputs of all positions, (B, T, W), and the last state. The first state is 0 by default."""
+        """Return the outputs of all positions, (B, T, W), and the last state. The first state is
+        0 by default.
+        """
         state = self._build_zeros(x_BTD) if state is None else state
         outputs = []
         for inputs_BG in self.input_proj(x_BTD).unbind(1):
@@ -53,14 +57,21 @@ class RecurrentCell(nn.Module):
             case ElmanConfig():
                 return (torch.tanh(inputs_BG + recurrent_BG),)
             case LstmConfig():
-                input_BW, forget_BW, cell_BW, output_BW = (inputs_BG + recurrent_BG).chunk(4, dim=-1)
+                input_BW, forget_BW, cell_BW, output_BW = (inputs_BG + recurrent_BG).chunk(
+                    4, dim=-1
+                )
                 c_BW = forget_BW.sigmoid() * state[1] + input_BW.sigmoid() * cell_BW.tanh()
                 return output_BW.sigmoid() * c_BW.tanh(), c_BW
             case GruConfig():
                 width = self.width
-                reset_BW, update_BW = (inputs_BG + recurrent_BG)[:, : 2 * width].sigmoid().chunk(2, dim=-1)
-                # The reset gate multiplies after the product with the weight, as in torch and cuDNN.
-                new_BW = (inputs_BG[:, 2 * width :] + reset_BW * recurrent_BG[:, 2 * width :]).tanh()
+                reset_BW, update_BW = (
+                    (inputs_BG + recurrent_BG)[:, : 2 * width].sigmoid().chunk(2, dim=-1)
+                )
+                # The reset gate multiplies after the product with the weight, as in torch and
+                # cuDNN.
+                new_BW = (
+                    inputs_BG[:, 2 * width :] + reset_BW * recurrent_BG[:, 2 * width :]
+                ).tanh()
                 return (new_BW + update_BW * (state[0] - new_BW),)
             case unreachable:
                 assert_never(unreachable)
@@ -70,7 +81,9 @@ class RecurrentCell(nn.Module):
 
 
 class RecurrentEncoder(nn.Module):
-    """Layers of two cells, each of half the width; the second reads from the end of the source to its start."""
+    """Layers of two cells, each of half the width; the second reads from the end of the source
+    to its start.
+    """
 
     def __init__(self, config: ModelConfig, rnn: RnnConfig) -> None:
         super().__init__()
@@ -91,7 +104,9 @@ class RecurrentEncoder(nn.Module):
 
 
 class SourceAttention(nn.Module):
-    """Attention of decoder states over encoder states: one head, whose values are the encoder states themselves."""
+    """Attention of decoder states over encoder states: one head, whose values are the encoder
+    states themselves.
+    """
 
     def __init__(self, width: int, rnn: RnnConfig) -> None:
         super().__init__()
@@ -113,10 +128,14 @@ class SourceAttention(nn.Module):
         return attended_BTD.tanh()
 
     def _compute_scores(self, x_BTD: Tensor, keys_BSD: Tensor) -> Tensor:
-        """Return q·W k (Luong 2015, "general"), or v·tanh(W q + b + W' k) (Bahdanau 2014, A.1.2), (B, T, S)."""
+        """Return q·W k (Luong 2015, "general"), or v·tanh(W q + b + W' k) (Bahdanau 2014,
+        A.1.2), (B, T, S).
+        """
         if self.q_proj is None or self.score_proj is None:
             return x_BTD @ keys_BSD.mT
-        scores_BTS1: Tensor = self.score_proj((self.q_proj(x_BTD)[:, :, None] + keys_BSD[:, None]).tanh())
+        scores_BTS1: Tensor = self.score_proj(
+            (self.q_proj(x_BTD)[:, :, None] + keys_BSD[:, None]).tanh()
+        )
         return scores_BTS1.squeeze(-1)
 
 
@@ -126,9 +145,14 @@ class RecurrentDecoder(nn.Module):
     def __init__(self, config: ModelConfig, rnn: RnnConfig) -> None:
         super().__init__()
         self.rnn, self.dropout, width = rnn, config.dropout.residual, config.hidden_size
-        self.cells = nn.ModuleList(RecurrentCell(rnn, width, width) for _ in range(config.num_hidden_layers))
-        # The part of the first layer's input matrix that reads the attended state of the position before.
-        self.feed_proj = nn.Linear(width, rnn.num_gates * width, bias=False) if rnn.input_feeding else None
+        self.cells = nn.ModuleList(
+            RecurrentCell(rnn, width, width) for _ in range(config.num_hidden_layers)
+        )
+        # The part of the first layer's input matrix that reads the attended state of the position
+        # before.
+        self.feed_proj = (
+            nn.Linear(width, rnn.num_gates * width, bias=False) if rnn.input_feeding else None
+        )
         self.bridge = nn.Linear(width, config.num_hidden_layers * rnn.num_states * width)
         self.attention = SourceAttention(width, rnn)
 
@@ -136,11 +160,21 @@ class RecurrentDecoder(nn.Module):
         """Same shape and dtype as the input. The cache keeps the states after the last position."""
         memory, cache = context.memory, context.cache
         if memory is None:
-            raise ConfigError("A recurrent decoder attends to a source, and none was given. Give source_BS.")
+            raise ConfigError(
+                "A recurrent decoder attends to a source, and none was given. Give source_BS."
+            )
         if cache is not None and cache.is_padded:
-            raise ConfigError("A recurrent decoder would read the padding of a row. Give prompts of equal length.")
+            raise ConfigError(
+                "A recurrent decoder would read the padding of a row. Give prompts of equal length."
+            )
         keys_BSD = self.attention.k_proj(memory.hidden_BSD)
-        states = [*(self._build_first_states(memory) if cache is None or not cache.states else cache.states)]
+        states = [
+            *(
+                self._build_first_states(memory)
+                if cache is None or not cache.states
+                else cache.states
+            )
+        ]
         attended_BTD: Tensor
         if self.feed_proj is None:
             attended_BTD = self.attention(self._run_layers(x_BTD, states), keys_BSD, memory)
@@ -151,7 +185,8 @@ class RecurrentDecoder(nn.Module):
         return attended_BTD
 
     def _build_first_states(self, memory: EncoderOutput) -> Sequence[Tensor]:
-        """Return tanh(W summary + b) for every state (Bahdanau 2014, A.2.2), and zeros as the first fed state.
+        """Return tanh(W summary + b) for every state (Bahdanau 2014, A.2.2), and zeros as the first
+        fed state.
 
         The summary joins what either direction of the encoder has read last.
         """
@@ -164,7 +199,9 @@ class RecurrentDecoder(nn.Module):
         return states if self.feed_proj is None else (*states, torch.zeros_like(source_BSD[:, 0]))
 
     def _run_layers(self, x_BTD: Tensor, states: list[Tensor]) -> Tensor:
-        """Return the outputs of the last layer; `states` are replaced by those after the last position."""
+        """Return the outputs of the last layer; `states` are replaced by those after the last
+        position.
+        """
         count = self.rnn.num_states
         for layer, cell in enumerate(self.cells):
             x_BTD = apply_dropout(x_BTD, self.dropout if layer else 0.0, self.training)
@@ -173,7 +210,12 @@ class RecurrentDecoder(nn.Module):
         return x_BTD
 
     def _run_fed_steps(
-        self, feed_proj: nn.Linear, x_BTD: Tensor, states: list[Tensor], keys_BSD: Tensor, memory: EncoderOutput
+        self,
+        feed_proj: nn.Linear,
+        x_BTD: Tensor,
+        states: list[Tensor],
+        keys_BSD: Tensor,
+        memory: EncoderOutput,
     ) -> Tensor:
         """Return the attended states, each of which is an input of the next position."""
         first, *others = (cell for cell in self.cells if isinstance(cell, RecurrentCell))
@@ -191,9 +233,15 @@ class RecurrentDecoder(nn.Module):
         return torch.stack(outputs, 1)
 
 
-def build_recurrent_stack(config: ModelConfig, rnn: RnnConfig) -> RecurrentEncoder | RecurrentDecoder:
+def build_recurrent_stack(
+    config: ModelConfig, rnn: RnnConfig
+) -> RecurrentEncoder | RecurrentDecoder:
     """Build all recurrent layers of an encoder or a decoder, called as one block."""
-    return RecurrentEncoder(config, rnn) if config.family == "encoder" else RecurrentDecoder(config, rnn)
+    return (
+        RecurrentEncoder(config, rnn)
+        if config.family == "encoder"
+        else RecurrentDecoder(config, rnn)
+    )
 
 
 def _count_tokens(x_BSD: Tensor, documents_BS: Tensor | None) -> Tensor:
@@ -204,7 +252,9 @@ def _count_tokens(x_BSD: Tensor, documents_BS: Tensor | None) -> Tensor:
 
 
 def _reverse_positions(x_BSD: Tensor, documents_BS: Tensor | None) -> Tensor:
-    """Return the indices that reverse the tokens of each row and leave its padding in place, (B, S)."""
+    """Return the indices that reverse the tokens of each row and leave its padding in place, (B,
+    S).
+    """
     positions_S, length_B1 = (
         torch.arange(x_BSD.shape[1], device=x_BSD.device),
         _count_tokens(x_BSD, documents_BS)[:, None],

@@ -1,11 +1,12 @@
 """Rotary position embedding (RoPE): angle tables and the rotation of queries and keys.
 
-Dynamic NTK and LongRoPE change their frequencies when a sequence grows past the original context. Cached keys were
-rotated with the old frequencies, in every layer, so the cache must then be computed again.
+Dynamic NTK and LongRoPE change their frequencies when a sequence grows past the original context.
+Cached keys were rotated with the old frequencies, in every layer, so the cache must then be
+computed again.
 
-Inverse frequencies of every scaling kind (linear, NTK, YaRN, Llama 3, LongRoPE) are Python floats. Formulas follow the
-papers named in llmsys/config/position.py. Where a paper leaves a detail open, they follow Hugging Face, because
-published weights were trained with it."""
+Inverse frequencies of every scaling kind (linear, NTK, YaRN, Llama 3, LongRoPE) are Python floats.
+Formulas follow the papers named in llmsys/config/position.py. Where a paper leaves a detail open,
+they follow Hugging Face, because published weights were trained with it."""
 
 import math
 from dataclasses import dataclass
@@ -63,7 +64,9 @@ def compute_rope_frequencies(
         case YarnRopeScalingConfig() as scaling:
             return _compute_yarn_frequencies(scaling, position.theta, base)
         case Llama3RopeScalingConfig() as scaling:
-            return RopeFrequencies(tuple(_compute_llama3_frequency(scaling, frequency) for frequency in base))
+            return RopeFrequencies(
+                tuple(_compute_llama3_frequency(scaling, frequency) for frequency in base)
+            )
         case LongRopeScalingConfig() as scaling:
             return _compute_longrope_frequencies(scaling, base, positions, length)
         case unreachable:
@@ -80,12 +83,18 @@ def _compute_ntk_base(theta: float, width: int, factor: float, length: int, orig
 
 
 def compute_yarn_mscale(factor: float, weight: float = 1.0) -> float:
-    """Return YaRN's factor on cosines and sines (Peng 2023, 3.4), with DeepSeek's weight on the logarithm."""
+    """Return YaRN's factor on cosines and sines (Peng 2023, 3.4), with DeepSeek's weight on the
+    logarithm.
+    """
     return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
 
-def _compute_yarn_frequencies(scaling: YarnRopeScalingConfig, theta: float, base: tuple[float, ...]) -> RopeFrequencies:
-    """Interpolate by a ramp over the channels between `beta_fast` and `beta_slow` rotations (Peng 2023, 3.2, 3.3)."""
+def _compute_yarn_frequencies(
+    scaling: YarnRopeScalingConfig, theta: float, base: tuple[float, ...]
+) -> RopeFrequencies:
+    """Interpolate by a ramp over the channels between `beta_fast` and `beta_slow` rotations
+    (Peng 2023, 3.2, 3.3).
+    """
     width = 2 * len(base)
 
     def compute_correction_dim(rotations: float) -> float:
@@ -100,7 +109,9 @@ def _compute_yarn_frequencies(scaling: YarnRopeScalingConfig, theta: float, base
     # A ramp of no width would divide by zero.
     high += 0.001 if low == high else 0
     shares = (min(max((i - low) / (high - low), 0.0), 1.0) for i in range(len(base)))
-    mixed = tuple(w * (1 - share) + w / scaling.factor * share for w, share in zip(base, shares, strict=True))
+    mixed = tuple(
+        w * (1 - share) + w / scaling.factor * share for w, share in zip(base, shares, strict=True)
+    )
     return RopeFrequencies(mixed, _compute_yarn_attention_factor(scaling))
 
 
@@ -115,12 +126,15 @@ def _compute_yarn_attention_factor(scaling: YarnRopeScalingConfig) -> float:
 
 
 def _compute_llama3_frequency(scaling: Llama3RopeScalingConfig, frequency: float) -> float:
-    rotations = scaling.original_max_position_embeddings * frequency / (2 * math.pi)  # over the original context
+    # over the original context
+    rotations = scaling.original_max_position_embeddings * frequency / (2 * math.pi)
     if rotations > scaling.high_freq_factor:
         return frequency
     if rotations < scaling.low_freq_factor:
         return frequency / scaling.factor
-    smooth = (rotations - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+    smooth = (rotations - scaling.low_freq_factor) / (
+        scaling.high_freq_factor - scaling.low_freq_factor
+    )
     return (1 - smooth) * frequency / scaling.factor + smooth * frequency
 
 
@@ -134,14 +148,19 @@ def _compute_longrope_frequencies(
     if amplitude is None:
         factor = positions / original
         amplitude = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
-    return RopeFrequencies(tuple(w / divisor for w, divisor in zip(base, divisors, strict=True)), amplitude)
+    return RopeFrequencies(
+        tuple(w / divisor for w, divisor in zip(base, divisors, strict=True)), amplitude
+    )
 
 
-# B rows, T positions, P positions of the table, H heads, K width of a head, R rotated channels of it
+# B rows, T positions, P positions of the table, H heads, K width of a head, R rotated channels of
+# it
 
 
 class RotaryCosSin:
-    """Cosines and signed sines of the positions of one forward pass. Not a tensor, so that no wrapper casts it."""
+    """Cosines and signed sines of the positions of one forward pass. Not a tensor, so that no
+    wrapper casts it.
+    """
 
     def __init__(self, cos: Tensor, sin: Tensor, pairing: str = "halves") -> None:
         self.cos, self.sin, self.pairing = cos, sin, pairing
@@ -174,7 +193,9 @@ class _CosSinTable:
 
 
 class RotaryEmbedding:
-    """Angles m · theta^(-2i/R) of every position m (Su 2021, arXiv:2104.09864, 3.2.2), with the configured scaling."""
+    """Angles m · theta^(-2i/R) of every position m (Su 2021, arXiv:2104.09864, 3.2.2), with the
+    configured scaling.
+    """
 
     def __init__(self, config: ModelConfig, position: RopeConfig) -> None:
         self.width = config.rotary_channels
@@ -183,19 +204,31 @@ class RotaryEmbedding:
         self._tables: dict[RopeFrequencies, _CosSinTable] = {}
 
     def __call__(
-        self, positions_BT: Tensor | None, length: int, *, device: torch.device, sliding: bool = False
+        self,
+        positions_BT: Tensor | None,
+        length: int,
+        *,
+        device: torch.device,
+        sliding: bool = False,
     ) -> RotaryCosSin:
-        """Return the rotation of positions 0 to length - 1, or of `positions_BT`, which must be below `length`.
+        """Return the rotation of positions 0 to length - 1, or of `positions_BT`, which must be
+        below `length`.
 
         `sliding` uses the base of sliding-window layers, where they have their own.
         """
         own_base = sliding and self.position.sliding_theta is not None
-        rope = compute_rope_frequencies(self.position, self.width, self.positions, length, own_base=own_base)
+        rope = compute_rope_frequencies(
+            self.position, self.width, self.positions, length, own_base=own_base
+        )
         table = self._get_table(rope, length, device)
         if positions_BT is None:
-            return RotaryCosSin(table.cos_PR[:length, None], table.sin_PR[:length, None], self.position.pairing)
+            return RotaryCosSin(
+                table.cos_PR[:length, None], table.sin_PR[:length, None], self.position.pairing
+            )
         rows = positions_BT.to(device)
-        return RotaryCosSin(table.cos_PR[rows].unsqueeze(2), table.sin_PR[rows].unsqueeze(2), self.position.pairing)
+        return RotaryCosSin(
+            table.cos_PR[rows].unsqueeze(2), table.sin_PR[rows].unsqueeze(2), self.position.pairing
+        )
 
     def _get_table(self, rope: RopeFrequencies, length: int, device: torch.device) -> _CosSinTable:
         table = self._tables.get(rope)
@@ -208,24 +241,39 @@ class RotaryEmbedding:
             self._tables[rope] = table
         return table
 
-    def compute_rows(self, positions_BT: Tensor, length: int, *, sliding: bool = False) -> RotaryCosSin:
-        """Return the rotation of `positions_BT` without a table of all positions; one row serves all rows."""
-        rope = compute_rope_frequencies(self.position, self.width, self.positions, length, own_base=sliding)
+    def compute_rows(
+        self, positions_BT: Tensor, length: int, *, sliding: bool = False
+    ) -> RotaryCosSin:
+        """Return the rotation of `positions_BT` without a table of all positions; one row serves
+        all rows.
+        """
+        rope = compute_rope_frequencies(
+            self.position, self.width, self.positions, length, own_base=sliding
+        )
         rows = positions_BT[0] if len(positions_BT) == 1 else positions_BT
         table = self._compute_table(rope, rows, positions_BT.device)
-        return RotaryCosSin(table.cos_PR.unsqueeze(-2), table.sin_PR.unsqueeze(-2), self.position.pairing)
+        return RotaryCosSin(
+            table.cos_PR.unsqueeze(-2), table.sin_PR.unsqueeze(-2), self.position.pairing
+        )
 
-    def _compute_table(self, rope: RopeFrequencies, positions_P: Tensor, device: torch.device) -> _CosSinTable:
-        # float64, stored as float32 whatever the dtype of the weights: angles grow with the position, and at position
-        # 100,000 a float32 product is off by 4e-3 radians.
-        frequencies = torch.tensor(rope.frequencies, dtype=torch.float64).to(positions_P.device, non_blocking=True)
+    def _compute_table(
+        self, rope: RopeFrequencies, positions_P: Tensor, device: torch.device
+    ) -> _CosSinTable:
+        # float64, stored as float32 whatever the dtype of the weights: angles grow with the
+        # position, and at position 100,000 a float32 product is off by 4e-3 radians.
+        frequencies = torch.tensor(rope.frequencies, dtype=torch.float64).to(
+            positions_P.device, non_blocking=True
+        )
         angles = positions_P.to(torch.float64)[..., None] * frequencies
         cos, sin = angles.cos() * rope.attention_factor, angles.sin() * rope.attention_factor
         # The first of a pair gets minus its partner; a signed table saves a negation per rotation.
         if self.position.pairing == "halves":
             cos, sin = torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
         else:
-            cos, sin = cos.repeat_interleave(2, dim=-1), torch.stack([-sin, sin], dim=-1).flatten(-2)
+            cos, sin = (
+                cos.repeat_interleave(2, dim=-1),
+                torch.stack([-sin, sin], dim=-1).flatten(-2),
+            )
         return _CosSinTable(cos.to(device, torch.float32), sin.to(device, torch.float32))
 
 
@@ -238,12 +286,19 @@ class RotaryBuilder:
     def __init__(self, config: ModelConfig, position: RopeConfig) -> None:
         self.config, self.position = config, position
         self.table = RotaryEmbedding(config, position)
-        self.kinds = sorted({config.get_layer_type(layer) for layer in range(config.num_hidden_layers)})
+        self.kinds = sorted(
+            {config.get_layer_type(layer) for layer in range(config.num_hidden_layers)}
+        )
         self.is_length_dependent = _is_length_dependent(position.scaling)
 
-    def __call__(self, length: int, cache: KeyValueCache | None, device: torch.device) -> dict[LayerType, RotaryCosSin]:
+    def __call__(
+        self, length: int, cache: KeyValueCache | None, device: torch.device
+    ) -> dict[LayerType, RotaryCosSin]:
         """Return the rotations of `length` new tokens after those in the cache, by layer type."""
-        return {kind: self._build_cos_sin(length, cache, device, kind == "sliding_attention") for kind in self.kinds}
+        return {
+            kind: self._build_cos_sin(length, cache, device, kind == "sliding_attention")
+            for kind in self.kinds
+        }
 
     def build_rows(self, positions_BT: Tensor, length: int) -> dict[LayerType, RotaryCosSin]:
         """Return the rotations of some positions of a sequence of `length` tokens, by layer type.
@@ -261,11 +316,16 @@ class RotaryBuilder:
         }
 
     def must_recompute(self, cache: KeyValueCache, new: int) -> bool:
-        """Return whether `new` more tokens change the frequencies that the cache was filled with, in any row."""
+        """Return whether `new` more tokens change the frequencies that the cache was filled
+        with, in any row.
+        """
         if not self.is_length_dependent or not cache.length:
             return False
         lengths = [cache.length - padding for padding in cache.padding_B.tolist()]
-        return any(self._compute_frequencies(length) != self._compute_frequencies(length + new) for length in lengths)
+        return any(
+            self._compute_frequencies(length) != self._compute_frequencies(length + new)
+            for length in lengths
+        )
 
     def _build_cos_sin(
         self, length: int, cache: KeyValueCache | None, device: torch.device, sliding: bool
@@ -275,8 +335,11 @@ class RotaryBuilder:
         end = cache.length + length
         positions_BT = cache.get_positions(cache.length, end)
         if not self.is_length_dependent or not cache.is_padded:
-            return self.table(positions_BT, end - int(cache.padding_B.min()), device=device, sliding=sliding)
-        # Rows of unequal length have their own frequencies, so that no row depends on its neighbours.
+            return self.table(
+                positions_BT, end - int(cache.padding_B.min()), device=device, sliding=sliding
+            )
+        # Rows of unequal length have their own frequencies, so that no row depends on its
+        # neighbours.
         rows = [
             self.table(positions_T[None], end - padding, device=device, sliding=sliding)
             for positions_T, padding in zip(positions_BT, cache.padding_B.tolist(), strict=True)
@@ -294,7 +357,12 @@ def _is_length_dependent(scaling: ScalingConfig) -> bool:
     match scaling:
         case NtkRopeScalingConfig() | LongRopeScalingConfig():
             return True
-        case NoRopeScaling() | LinearRopeScalingConfig() | YarnRopeScalingConfig() | Llama3RopeScalingConfig():
+        case (
+            NoRopeScaling()
+            | LinearRopeScalingConfig()
+            | YarnRopeScalingConfig()
+            | Llama3RopeScalingConfig()
+        ):
             return False
         case unreachable:
             assert_never(unreachable)

@@ -1,15 +1,18 @@
 """The router of a mixture-of-experts layer: scores and choice of the experts of each token.
 
-Expert capacity drops tokens as GShard does (Lepikhin 2020, arXiv:2006.16668, 2.2); expert choice is that of Zhou 2022
-(arXiv:2202.09368). Load balancing is in load_balancing.py.
+Expert capacity drops tokens as GShard does (Lepikhin 2020, arXiv:2006.16668, 2.2); expert choice is
+that of Zhou 2022 (arXiv:2202.09368). Load balancing is in load_balancing.py.
 
 Invariants:
-- Everything is float32, also under bfloat16 weights: top-k turns a rounding error into another expert.
-- Capacity is counted per sequence, or per document of it, so that routing does not depend on ranks or micro-batches.
-- Assignments are admitted by position, and a token's best expert before its others. GShard admits every first choice
-  before any second one; then a token's output would depend on later tokens, which a decoder must not see.
-- Expert choice looks at all positions of a sequence: for training and encoders, not for generation (KeyValueCache
-  raises). It flatters a decoder's evaluation loss.
+- Everything is float32, also under bfloat16 weights: top-k turns a rounding error into another
+  expert.
+- Capacity is counted per sequence, or per document of it, so that routing does not depend on ranks
+  or micro-batches.
+- Assignments are admitted by position, and a token's best expert before its others. GShard admits
+  every first choice before any second one; then a token's output would depend on later tokens,
+  which a decoder must not see.
+- Expert choice looks at all positions of a sequence: for training and encoders, not for generation
+  (KeyValueCache raises). It flatters a decoder's evaluation loss.
 """
 
 from dataclasses import dataclass
@@ -37,7 +40,9 @@ class RouterScores:
     log_scores_NE: Tensor
 
     def compute_probabilities(self) -> Tensor:
-        """Return the scores normalized over the experts, (N, E); sigmoid scores do not sum to 1 on their own."""
+        """Return the scores normalized over the experts, (N, E); sigmoid scores do not sum to 1
+        on their own.
+        """
         return self.log_scores_NE.softmax(dim=-1)
 
 
@@ -54,7 +59,9 @@ class RoutingDecision:
 
 
 class TopKRouter(nn.Module):
-    """Router that scores every expert for every token and selects the best `num_experts_per_tok`."""
+    """Router that scores every expert for every token and selects the best
+    `num_experts_per_tok`.
+    """
 
     def __init__(self, hidden_size: int, config: MoeConfig) -> None:
         super().__init__()
@@ -79,19 +86,29 @@ class TopKRouter(nn.Module):
             case unreachable:
                 assert_never(unreachable)
 
-    def select_experts(self, scores: RouterScores, balance_bias_E: Tensor | None = None) -> RoutingDecision:
-        """Return the experts of each token, best first. The bias affects the choice only, never the weights."""
+    def select_experts(
+        self, scores: RouterScores, balance_bias_E: Tensor | None = None
+    ) -> RoutingDecision:
+        """Return the experts of each token, best first. The bias affects the choice only, never
+        the weights.
+        """
         preference_NE = self._compute_preference(scores, balance_bias_E)
         match self.config.score:
             case "softmax" | "sigmoid":
                 experts_NK = preference_NE.topk(self.config.num_experts_per_tok, dim=-1).indices
                 log_scores_NK = scores.log_scores_NE.gather(-1, experts_NK)
-                # softmax(log s) = s / sum(s): normalised without a division that could be 0/0, and without an epsilon
-                # that lets the router shrink all weights at once by driving its scores towards zero (Megatron-LM
-                # #1545).
-                weights_NK = log_scores_NK.softmax(dim=-1) if self.config.norm_topk_prob else log_scores_NK.exp()
+                # softmax(log s) = s / sum(s): normalised without a division that could be 0/0, and
+                # without an epsilon that lets the router shrink all weights at once by driving its
+                # scores towards zero (Megatron-LM #1545).
+                weights_NK = (
+                    log_scores_NK.softmax(dim=-1)
+                    if self.config.norm_topk_prob
+                    else log_scores_NK.exp()
+                )
             case "sparsemixer":
-                experts_NK, weights_NK = select_sparsemixer_top2(scores.logits_NE, preference_NE, self.config.jitter)
+                experts_NK, weights_NK = select_sparsemixer_top2(
+                    scores.logits_NE, preference_NE, self.config.jitter
+                )
             case unreachable:
                 assert_never(unreachable)
         return RoutingDecision(experts_NK, self.scale_weights(weights_NK))
@@ -104,7 +121,8 @@ class TopKRouter(nn.Module):
     @torch.no_grad()
     def _compute_preference(self, scores: RouterScores, balance_bias_E: Tensor | None) -> Tensor:
         groups = self.config.groups
-        # Without a bias the logits order the experts as the scores do, and do not saturate into ties.
+        # Without a bias the logits order the experts as the scores do, and do not saturate into
+        # ties.
         preference_NE = scores.logits_NE
         if balance_bias_E is not None:
             preference_NE = scores.log_scores_NE.exp() + balance_bias_E
@@ -134,7 +152,8 @@ def count_tokens(experts_NK: Tensor, num_experts: int, *, partial: bool = False)
 def count_bins(bins_A: Tensor, num_bins: int) -> Tensor:
     """Count the occurrences of each number below `num_bins`, int64.
 
-    Unlike bincount it does not make a GPU wait for the largest number. Integers add up the same in any order.
+    Unlike bincount it does not make a GPU wait for the largest number. Integers add up the same in
+    any order.
     """
     counts = torch.zeros(num_bins, dtype=torch.int64, device=bins_A.device)
     return counts.scatter_add_(0, bins_A, torch.ones_like(bins_A))
@@ -146,11 +165,12 @@ def count_bins(bins_A: Tensor, num_bins: int) -> Tensor:
 def mask_outside_top_groups(merit_NE: Tensor, groups: GroupLimitedRoutingConfig) -> Tensor:
     """Return True where an expert is in none of the token's best groups, bool (N, E).
 
-    Group-limited routing lets a token travel to few devices. DeepSeek-V2 (arXiv:2405.04434, 2.2.2) ranks a group by its
-    best expert, DeepSeek-V3 (arXiv:2412.19437, 2.1.2, released code) by the sum of its best two, balance bias included.
+    Group-limited routing lets a token travel to few devices. DeepSeek-V2 (arXiv:2405.04434, 2.2.2)
+    ranks a group by its best expert, DeepSeek-V3 (arXiv:2412.19437, 2.1.2, released code) by the
+    sum of its best two, balance bias included.
     """
-    # DeepSeek's released inference code excludes other groups with −∞. Libraries that give them 0 may choose one of
-    # them where the bias makes every allowed score negative.
+    # DeepSeek's released inference code excludes other groups with −∞. Libraries that give them 0
+    # may choose one of them where the bias makes every allowed score negative.
     merit_NGM = merit_NE.unflatten(-1, (groups.num_groups, -1))
     match groups.score:
         case "max":
@@ -167,66 +187,93 @@ def mask_outside_top_groups(merit_NE: Tensor, groups: GroupLimitedRoutingConfig)
 # N tokens, E experts
 
 
-def select_sparsemixer_top2(logits_NE: Tensor, preference_NE: Tensor, jitter: float) -> tuple[Tensor, Tensor]:
+def select_sparsemixer_top2(
+    logits_NE: Tensor, preference_NE: Tensor, jitter: float
+) -> tuple[Tensor, Tensor]:
     """Return SparseMixer's two experts (N, 2) and their weights (N, 2), which do not sum to 1.
 
-    Liu 2024, arXiv:2409.12136 (Phi-3.5-MoE), in the deterministic form of evaluation. Each choice takes the best
-    remaining expert, weighted by a softmax over the experts close to it. The random choice and the gradient estimate of
-    the paper's training are not built; gradients flow through the weights.
+    Liu 2024, arXiv:2409.12136 (Phi-3.5-MoE), in the deterministic form of evaluation. Each choice
+    takes the best remaining expert, weighted by a softmax over the experts close to it. The random
+    choice and the gradient estimate of the paper's training are not built; gradients flow through
+    the weights.
 
     Args:
         logits_NE: Router logits.
-        preference_NE: The order of the experts: logits, or scores with a balance bias; −∞ excludes an expert.
-        jitter: Experts further than twice this below the best, relatively, are left out of the softmax.
+        preference_NE: The order of the experts: logits, or scores with a balance bias; −∞ excludes
+            an expert.
+        jitter: Experts further than twice this below the best, relatively, are left out of the
+            softmax.
     """
     first_N1 = preference_NE.argmax(dim=-1, keepdim=True)
     open_NE = logits_NE.masked_fill(preference_NE == -torch.inf, -torch.inf)
     weight_N1 = _compute_choice_weight(logits_NE, open_NE, first_N1, jitter)
     second_N1 = preference_NE.scatter(-1, first_N1, -torch.inf).argmax(dim=-1, keepdim=True)
     left_NE = open_NE.scatter(-1, first_N1, -torch.inf)
-    weights_N2 = torch.cat([weight_N1, _compute_choice_weight(logits_NE, left_NE, second_N1, jitter)], dim=-1)
+    weights_N2 = torch.cat(
+        [weight_N1, _compute_choice_weight(logits_NE, left_NE, second_N1, jitter)], dim=-1
+    )
     return torch.cat([first_N1, second_N1], dim=-1), weights_N2
 
 
-def _compute_choice_weight(logits_NE: Tensor, open_NE: Tensor, chosen_N1: Tensor, jitter: float) -> Tensor:
-    """Return the chosen expert's share among those whose logit is less than 2 · jitter, relatively, below its own."""
+def _compute_choice_weight(
+    logits_NE: Tensor, open_NE: Tensor, chosen_N1: Tensor, jitter: float
+) -> Tensor:
+    """Return the chosen expert's share among those whose logit is less than 2 · jitter,
+    relatively, below its own.
+    """
     with torch.no_grad():
         best_N1 = logits_NE.gather(-1, chosen_N1)
         far_NE = (best_N1 - logits_NE) / logits_NE.abs().maximum(best_N1) > 2 * jitter
     return open_NE.masked_fill(far_NE, -torch.inf).softmax(dim=-1).gather(-1, chosen_N1)
 
 
-# B rows (sequences), T positions, N = B * T tokens, K experts per token, E experts, A = N * K assignments
+# B rows (sequences), T positions, N = B * T tokens, K experts per token, E experts, A = N * K
+# assignments
 
 
 def drop_overflow(
     routing: RoutingDecision, factor: float, num_experts: int, real_BT: Tensor, positions_BT: Tensor
 ) -> RoutingDecision:
-    """Keep the first ceil(factor · T · K / E) assignments of each expert and group; T counts its real tokens only.
+    """Keep the first ceil(factor · T · K / E) assignments of each expert and group; T counts its
+    real tokens only.
 
-    A group is a sequence, or a document of it: `positions_BT` counts from 0 in each. Padding (False in real_BT) visits
-    no expert and uses no capacity. Dropped assignments become NO_EXPERT with weight 0.
+    A group is a sequence, or a document of it: `positions_BT` counts from 0 in each. Padding (False
+    in real_BT) visits no expert and uses no capacity. Dropped assignments become NO_EXPERT with
+    weight 0.
     """
     experts_NK = routing.experts_NK
     first_BT = _find_first_tokens(positions_BT)
-    capacity_BT = _compute_group_capacity(first_BT, real_BT, factor * experts_NK.shape[1] / num_experts)
+    capacity_BT = _compute_group_capacity(
+        first_BT, real_BT, factor * experts_NK.shape[1] / num_experts
+    )
     # One queue per group and expert; padding's is without capacity.
     queue_NK = first_BT.view(-1, 1) * num_experts + experts_NK
     queue_A = queue_NK.where(real_BT.view(-1, 1), -1).flatten()
-    kept_NK = _compute_queue_positions(queue_A).view_as(experts_NK) < capacity_BT.where(real_BT, 0).view(-1, 1)
+    kept_NK = _compute_queue_positions(queue_A).view_as(experts_NK) < capacity_BT.where(
+        real_BT, 0
+    ).view(-1, 1)
     return RoutingDecision(
-        experts_NK.where(kept_NK, NO_EXPERT), routing.weights_NK.masked_fill(~kept_NK, 0.0), partial=True
+        experts_NK.where(kept_NK, NO_EXPERT),
+        routing.weights_NK.masked_fill(~kept_NK, 0.0),
+        partial=True,
     )
 
 
 def _find_first_tokens(positions_BT: Tensor) -> Tensor:
     """Return the first token of each token's group, counted over all rows, (B, T)."""
-    return torch.arange(positions_BT.numel(), device=positions_BT.device).view_as(positions_BT) - positions_BT
+    return (
+        torch.arange(positions_BT.numel(), device=positions_BT.device).view_as(positions_BT)
+        - positions_BT
+    )
 
 
 def _compute_group_capacity(first_BT: Tensor, real_BT: Tensor, per_token: float) -> Tensor:
     """Return the real tokens that an expert takes at most in the group of each token, (B, T)."""
-    tokens_N = torch.zeros_like(first_BT).flatten().scatter_add_(0, first_BT.flatten(), real_BT.flatten().long())
+    tokens_N = (
+        torch.zeros_like(first_BT)
+        .flatten()
+        .scatter_add_(0, first_BT.flatten(), real_BT.flatten().long())
+    )
     return compute_capacity(tokens_N, per_token).minimum(tokens_N)[first_BT]
 
 
@@ -241,18 +288,23 @@ def _compute_queue_positions(queue_A: Tensor) -> Tensor:
     # Stable, so that a queue is in the order of positions.
     order_A = queue_A.argsort(stable=True)
     position_A = torch.empty_like(queue_A)
-    position_A[order_A] = compute_document_positions(queue_A[order_A][None])[0]  # a queue is a run of equal numbers
+    # a queue is a run of equal numbers
+    position_A[order_A] = compute_document_positions(queue_A[order_A][None])[0]
     return position_A
 
 
 # Expert choice: K is the largest number of experts of any token.
 
 
-def choose_tokens(scores: RouterScores, factor: float, real_BT: Tensor, positions_BT: Tensor) -> RoutingDecision:
-    """Let each expert take the ceil(factor · T / E) real tokens of a group that score highest with it.
+def choose_tokens(
+    scores: RouterScores, factor: float, real_BT: Tensor, positions_BT: Tensor
+) -> RoutingDecision:
+    """Let each expert take the ceil(factor · T / E) real tokens of a group that score highest with
+    it.
 
-    A group is a sequence, or a document of it: `positions_BT` counts from 0 in each. Weights are the scores themselves
-    (Zhou 2022, 3.2), whatever `norm_topk_prob` is: the weights of a token may sum to 0.
+    A group is a sequence, or a document of it: `positions_BT` counts from 0 in each. Weights are
+    the scores themselves (Zhou 2022, 3.2), whatever `norm_topk_prob` is: the weights of a token may
+    sum to 0.
     """
     merit_BTE = scores.log_scores_NE.detach().unflatten(0, real_BT.shape)
     chosen_NE = _compute_choice_mask(merit_BTE, factor, real_BT, positions_BT).flatten(0, 1)
@@ -264,11 +316,16 @@ def choose_tokens(scores: RouterScores, factor: float, real_BT: Tensor, position
     return RoutingDecision(experts_NK.where(kept_NK, NO_EXPERT), weights_NK, partial=True)
 
 
-def _compute_choice_mask(merit_BTE: Tensor, factor: float, real_BT: Tensor, positions_BT: Tensor) -> Tensor:
+def _compute_choice_mask(
+    merit_BTE: Tensor, factor: float, real_BT: Tensor, positions_BT: Tensor
+) -> Tensor:
     """Return True where an expert takes a token, bool (B, T, E)."""
-    best_BTE = merit_BTE.masked_fill(~real_BT[..., None], -torch.inf).argsort(dim=1, descending=True, stable=True)
+    best_BTE = merit_BTE.masked_fill(~real_BT[..., None], -torch.inf).argsort(
+        dim=1, descending=True, stable=True
+    )
     first_BT = _find_first_tokens(positions_BT)
-    # Best first within each group, and groups in order: place t then belongs to the group of token t.
+    # Best first within each group, and groups in order: place t then belongs to the group of token
+    # t.
     first_BTE = first_BT[..., None].expand_as(best_BTE).gather(1, best_BTE)
     best_BTE = best_BTE.gather(1, first_BTE.argsort(dim=1, stable=True))
     capacity_BT = _compute_group_capacity(first_BT, real_BT, factor / merit_BTE.shape[-1])

@@ -1,9 +1,10 @@
 """Scaled dot-product attention by the cheapest kernel that computes it exactly.
 
-Kernels: on accelerators flash attention over packed sequences and flex_attention, where the mask was built for one of
-them; chunked products for bfloat16 on the CPU; torch's fused kernels without mask, causal, with a boolean mask or with
-a bias; eager operations for what no kernel supports (on the CPU soft cap and sinks) or the CPU's does slowly (dropout).
-llmsys/config/attention_kernel.py holds the rules.
+Kernels: on accelerators flash attention over packed sequences and flex_attention, where the mask
+was built for one of them; chunked products for bfloat16 on the CPU; torch's fused kernels without
+mask, causal, with a boolean mask or with a bias; eager operations for what no kernel supports (on
+the CPU soft cap and sinks) or the CPU's does slowly (dropout). llmsys/kernels/attention_kernel.py
+holds the rules.
 """
 
 import math
@@ -19,7 +20,8 @@ from llmsys.model.dropout import apply_dropout as drop
 from llmsys.model.flex_attention import FlexMask, compute_flex_attention
 from llmsys.model.varlen_attention import VarlenMask, compute_varlen_attention
 
-# B rows, T query positions, S key positions, H query heads, G key-value heads, K width of a head, V width of a value
+# B rows, T query positions, S key positions, H query heads, G key-value heads, K width of a head, V
+# width of a value
 
 
 def compute_attention(
@@ -33,7 +35,8 @@ def compute_attention(
     sinks_H: Tensor | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
-    """Return softmax(softcap(scale · q kᵀ) + bias) v, (B, T, H, V); H / G query heads share a key-value head.
+    """Return softmax(softcap(scale · q kᵀ) + bias) v, (B, T, H, V); H / G query heads share a
+    key-value head.
 
     Args:
         q_BTHK: Queries.
@@ -49,19 +52,25 @@ def compute_attention(
         The output, in the dtype of the values.
 
     Raises:
-        ValueError: A mask that was built for a kernel without dropout or soft cap, and a request for them.
+        ValueError: A mask that was built for a kernel without dropout or soft cap, and a request
+            for them.
     """
     if not isinstance(mask, AttentionMask):
         if dropout or (softcap is not None and isinstance(mask, VarlenMask)):
             raise ValueError(
-                f"{type(mask).__name__} with dropout={dropout} and softcap={softcap}: its kernel has neither a dropout "
-                f"nor, over packed sequences, a soft cap. Build the mask as choose_attention_kernel decides."
+                f"{type(mask).__name__} with dropout={dropout} and softcap={softcap}: its kernel "
+                "has neither a dropout nor, over packed sequences, a soft cap. Build the mask as "
+                "choose_attention_kernel decides."
             )
         return _compute_without_table(q_BTHK, k_BSGK, v_BSGV, mask, scale, softcap, sinks_H)
     if softcap is not None or sinks_H is not None or (dropout and not q_BTHK.is_cuda):
-        return compute_eager_attention(q_BTHK, k_BSGK, v_BSGV, mask, scale, softcap, sinks_H, dropout)
+        return compute_eager_attention(
+            q_BTHK, k_BSGK, v_BSGV, mask, scale, softcap, sinks_H, dropout
+        )
     if _can_use_chunked_attention(q_BTHK, k_BSGK, v_BSGV, mask, scale, dropout):
-        return cpu_attention.compute_chunked_attention(q_BTHK, k_BSGK, v_BSGV, mask.visible_B1TS, causal=mask.causal)
+        return cpu_attention.compute_chunked_attention(
+            q_BTHK, k_BSGK, v_BSGV, mask.visible_B1TS, causal=mask.causal
+        )
     table = mask.visible_B1TS if mask.bias_BHTS is None else mask.bias_BHTS.to(q_BTHK.dtype)
     grouped = q_BTHK.shape[2] != k_BSGK.shape[2]
     if grouped and table is not None and q_BTHK.is_cuda:
@@ -93,11 +102,17 @@ def _compute_without_table(
     scale = 1 / math.sqrt(q_BTHK.shape[-1]) if scale is None else scale
     match mask:
         case VarlenMask():
-            return compute_varlen_attention(q_BTHK, k_BSGK, v_BSGV, mask, scale=scale, sinks_H=sinks_H)
+            return compute_varlen_attention(
+                q_BTHK, k_BSGK, v_BSGV, mask, scale=scale, sinks_H=sinks_H
+            )
         case FlexMask():
-            return compute_flex_attention(q_BTHK, k_BSGK, v_BSGV, mask, scale=scale, softcap=softcap, sinks_H=sinks_H)
+            return compute_flex_attention(
+                q_BTHK, k_BSGK, v_BSGV, mask, scale=scale, softcap=softcap, sinks_H=sinks_H
+            )
         case DistributedMask():
-            return mask.compute_attention(q_BTHK, k_BSGK, v_BSGV, scale=scale, softcap=softcap, sinks_H=sinks_H)
+            return mask.compute_attention(
+                q_BTHK, k_BSGK, v_BSGV, scale=scale, softcap=softcap, sinks_H=sinks_H
+            )
         case unreachable:
             assert_never(unreachable)
 
@@ -150,13 +165,20 @@ def _mask_scores(scores_BHTS: Tensor, mask: AttentionMask) -> Tensor:
     if mask.visible_B1TS is not None:
         return scores_BHTS.masked_fill(~mask.visible_B1TS, -torch.inf)
     if mask.causal:
-        later_TS = torch.ones(scores_BHTS.shape[-2:], dtype=torch.bool, device=scores_BHTS.device).triu_(1)
+        later_TS = torch.ones(
+            scores_BHTS.shape[-2:], dtype=torch.bool, device=scores_BHTS.device
+        ).triu_(1)
         return scores_BHTS.masked_fill(later_TS, -torch.inf)
     return scores_BHTS
 
 
 def _can_use_chunked_attention(
-    q_BTHK: Tensor, k_BSGK: Tensor, v_BSGV: Tensor, mask: AttentionMask, scale: float | None, dropout: float
+    q_BTHK: Tensor,
+    k_BSGK: Tensor,
+    v_BSGV: Tensor,
+    mask: AttentionMask,
+    scale: float | None,
+    dropout: float,
 ) -> bool:
     """Return whether the chunked path computes this, and is faster."""
     # The chunked operator has no other scale.

@@ -1,7 +1,8 @@
-"""Token dispatch in one process: gather tokens by expert, compute, and combine the weighted outputs.
+"""Token dispatch in one process: gather tokens by expert, compute, and combine the weighted
+outputs.
 
-A distributed dispatcher has the same signature and is assigned to `MoELayer.dispatcher` from outside; the layer never
-learns about ranks.
+A distributed dispatcher has the same signature and is assigned to `MoELayer.dispatcher` from
+outside; the layer never learns about ranks.
 """
 
 from collections.abc import Callable
@@ -33,10 +34,11 @@ class TokenDispatcher(Protocol):
         experts: GroupedExperts,
         shared: ComputeShared | None = None,
     ) -> Tensor:
-        """Return y_ND with y_n = sum_k weights_nk · expert_{experts_nk}(x_n), plus the output of `shared`.
+        """Return y_ND with y_n = sum_k weights_nk · expert_{experts_nk}(x_n), plus the output of
+        `shared`.
 
-        An assignment to NO_EXPERT is not computed and contributes nothing. `shared` is called once, while tokens travel
-        if they do.
+        An assignment to NO_EXPERT is not computed and contributes nothing. `shared` is called once,
+        while tokens travel if they do.
         """
         ...
 
@@ -59,7 +61,11 @@ class LocalTokenDispatcher:
 
 
 def compute_experts(
-    x_ND: Tensor, routing: RoutingDecision, counts_E: Tensor, experts: GroupedExperts, num_assigned: int | None
+    x_ND: Tensor,
+    routing: RoutingDecision,
+    counts_E: Tensor,
+    experts: GroupedExperts,
+    num_assigned: int | None,
 ) -> Tensor:
     """Return the weighted sum of the experts of each token, all of which this process holds.
 
@@ -83,8 +89,8 @@ class TokenPermutation:
     """The rows of N · K assignments, sorted by expert.
 
     Attributes:
-        order_M: The assignment n · K + k in sorted row m. Where some assignments are NO_EXPERT, one row more than is
-            computed: all of those read it.
+        order_M: The assignment n · K + k in sorted row m. Where some assignments are NO_EXPERT, one
+            row more than is computed: all of those read it.
         slot_NK: The inverse: the row of assignment (n, k).
         num_rows: Rows that are computed.
     """
@@ -99,7 +105,9 @@ class TokenPermutation:
         return self.order_M.shape[0] > self.num_rows
 
 
-def build_permutation(experts_NK: Tensor, num_experts: int, num_assigned: int | None = None) -> TokenPermutation:
+def build_permutation(
+    experts_NK: Tensor, num_experts: int, num_assigned: int | None = None
+) -> TokenPermutation:
     """Sort the N · K assignments by expert, stably.
 
     Args:
@@ -112,9 +120,12 @@ def build_permutation(experts_NK: Tensor, num_experts: int, num_assigned: int | 
     """
     if num_assigned is None:
         return TokenPermutation(*_sort_assignments(experts_NK), experts_NK.numel())
-    # NO_EXPERT is sorted last. Those assignments all read one more row that is not computed: zero, in backward too.
+    # NO_EXPERT is sorted last. Those assignments all read one more row that is not computed: zero,
+    # in backward too.
     order_A, slot_NK = _sort_assignments(experts_NK.where(experts_NK >= 0, num_experts))
-    return TokenPermutation(order_A[: num_assigned + 1], slot_NK.clamp(max=num_assigned), num_assigned)
+    return TokenPermutation(
+        order_A[: num_assigned + 1], slot_NK.clamp(max=num_assigned), num_assigned
+    )
 
 
 def _sort_assignments(experts_NK: Tensor) -> tuple[Tensor, Tensor]:
@@ -139,7 +150,9 @@ def gather_tokens(x_ND: Tensor, permutation: TokenPermutation) -> Tensor:
     return rows_MD[: permutation.num_rows] if permutation.is_partial else rows_MD
 
 
-def combine_expert_outputs(y_MD: Tensor, weights_NK: Tensor, permutation: TokenPermutation) -> Tensor:
+def combine_expert_outputs(
+    y_MD: Tensor, weights_NK: Tensor, permutation: TokenPermutation
+) -> Tensor:
     """Sum the expert outputs of each token with its weights.
 
     Args:
@@ -173,17 +186,21 @@ def permute_rows(x_MD: Tensor, order_M: Tensor, inverse_M: Tensor) -> Tensor:
     return permuted_MD
 
 
-# Each token has exactly K assignments (NO_EXPERT reads a row of zeros), so both directions are gathers followed by a
-# sum over K. Autograd would derive scatter-adds instead, which on accelerators are atomic and differ from run to run.
+# Each token has exactly K assignments (NO_EXPERT reads a row of zeros), so both directions are
+# gathers followed by a sum over K. Autograd would derive scatter-adds instead, which on
+# accelerators are atomic and differ from run to run.
 
 
 def _sum_over_assignments(rows_MD: Tensor, slot_NK: Tensor, weights_NK: Tensor | None) -> Tensor:
     if not is_on_host(rows_MD):
-        # One kernel, which adds in float32; weights are rounded to the dtype of the rows, as the sum is.
+        # One kernel, which adds in float32; weights are rounded to the dtype of the rows, as the
+        # sum is.
         weights_NK = None if weights_NK is None else weights_NK.to(rows_MD.dtype)
         return F.embedding_bag(slot_NK, rows_MD, mode="sum", per_sample_weights=weights_NK)
     # float32: K outputs in bfloat16 would be rounded K times.
-    sums_ND = torch.zeros(slot_NK.shape[0], rows_MD.shape[1], dtype=torch.float32, device=rows_MD.device)
+    sums_ND = torch.zeros(
+        slot_NK.shape[0], rows_MD.shape[1], dtype=torch.float32, device=rows_MD.device
+    )
     for k in range(slot_NK.shape[1]):
         rows_ND = rows_MD.index_select(0, slot_NK[:, k])
         if weights_NK is None:
@@ -208,7 +225,9 @@ class _TokenGatherFunction(torch.autograd.Function):
 
 class _CombineFunction(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, y_MD: Tensor, weights_NK: Tensor, order_M: Tensor, slot_NK: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, y_MD: Tensor, weights_NK: Tensor, order_M: Tensor, slot_NK: Tensor
+    ) -> Tensor:
         ctx.save_for_backward(y_MD, weights_NK, order_M)
         return _sum_over_assignments(y_MD, slot_NK, weights_NK)
 
@@ -219,7 +238,9 @@ class _CombineFunction(torch.autograd.Function):
         weights_gradient_NK = None
         if ctx.needs_input_grad[1]:
             weights_gradient_NK = torch.zeros_like(weights_NK)
-            weights_gradient_NK.view(-1)[order_M] = torch.linalg.vecdot(gradient_MD, y_MD).to(weights_NK.dtype)
+            weights_gradient_NK.view(-1)[order_M] = torch.linalg.vecdot(gradient_MD, y_MD).to(
+                weights_NK.dtype
+            )
         weights_M = weights_NK.flatten().index_select(0, order_M).to(y_MD.dtype)
         return gradient_MD * weights_M[:, None], weights_gradient_NK, None, None
 

@@ -1,11 +1,15 @@
-"""The Transformer: token ids to logits or hidden states. Loss and parallelism are applied from outside.
+"""The Transformer: token ids to logits or hidden states. Loss and parallelism are applied from
+outside.
 
 Invariants:
-- Parameter names are part of the checkpoint format and do not change. `llmsys estimate CONFIG --explain` lists them.
-- A decoder or an encoder is one stack, without a prefix; that of an encoder-decoder's source is under `encoder.`.
-- In a pipeline a rank has the modules of its stages, under the names that they have in the full model
-  (llmsys/parallel/pipeline.py).
-- Tied, `head.weight` is `embed.weight` itself, and so is the source embedding unless it has its own vocabulary.
+- Parameter names are part of the checkpoint format and do not change. `llmsys estimate CONFIG
+  --explain` lists them.
+- A decoder or an encoder is one stack, without a prefix; that of an encoder-decoder's source is
+  under `encoder.`.
+- In a pipeline a rank has the modules of its stages, under the names that they have in the full
+  model (llmsys/parallel/pipeline.py).
+- Tied, `head.weight` is `embed.weight` itself, and so is the source embedding unless it has its own
+  vocabulary.
 """
 
 from collections.abc import Callable
@@ -26,15 +30,21 @@ from llmsys.model.kv_cache import EncoderOutput, KeyValueCache
 from llmsys.model.layer_stack import LayerStack
 from llmsys.model.moe_layer import MoELayer
 from llmsys.model.multi_token_prediction import MultiTokenPredictionModule, shift_tokens
-from llmsys.model.output_head import build_extras, build_head, get_next_sentence_head, pool_positions
+from llmsys.model.output_head import (
+    build_extras,
+    build_head,
+    get_next_sentence_head,
+    pool_positions,
+)
 from llmsys.model.patch_embedding import build_input_embedding
 from llmsys.model.recurrence import AdaptiveRecurrence
 
 # B rows, T positions, S source positions, D width, V vocabulary
 
 EncoderInput = tuple[Tensor | None, Tensor | None, DocumentLengths | None]
-# (head, hidden_BTD, places) → the result of the forward pass in place of logits, such as the loss of the targets
-# `places` beyond the next token. For a classifier the head is None, and hidden_BTD holds its logits.
+# (head, hidden_BTD, places) → the result of the forward pass in place of logits, such as the loss
+# of the targets `places` beyond the next token. For a classifier the head is None, and hidden_BTD
+# holds its logits.
 Finish = Callable[[nn.Module | None, Tensor, int], Tensor]
 
 
@@ -52,7 +62,9 @@ class Transformer(LayerStack):
         self.token_types = TokenEmbedding(types, config.hidden_size) if types else None
         self.encoder: LayerStack | None = None
         if config.family == "encoder_decoder":
-            self.encoder = LayerStack(config.encoder_model, alpha=compute_deepnorm_alpha(config, encoder=True))
+            self.encoder = LayerStack(
+                config.encoder_model, alpha=compute_deepnorm_alpha(config, encoder=True)
+            )
         self.head = build_head(config)
         for name, module in build_extras(config).items():
             self.add_module(name, module)
@@ -63,7 +75,9 @@ class Transformer(LayerStack):
         self.shapes_elsewhere: dict[str, torch.Size] = {}
         """Tensors of the training state that only other ranks of a pipeline hold."""
         self.run_pipeline: Callable[[Tensor, KeyValueCache], Tensor] | None = None
-        """In a pipeline: returns the logits (B, V) after new tokens (B, T) that follow a cache, on all ranks."""
+        """In a pipeline: returns the logits (B, V) after new tokens (B, T) that follow a cache,
+        on all ranks.
+        """
         self.num_moe_layers = len(moe_layers := self.list_moe_layers())
         for number, layer in enumerate(moe_layers):
             layer.number = number
@@ -88,25 +102,35 @@ class Transformer(LayerStack):
         layers: range | None = None,
         hidden_BTD: Tensor | None = None,
     ) -> Tensor:
-        """Return logits (B, T, V) in the dtype of the weights; of a classifier (B, labels), of features (B, T, D).
+        """Return logits (B, T, V) in the dtype of the weights; of a classifier (B, labels), of
+        features (B, T, D).
 
         Args:
-            tokens_BT: Token ids, integer; in an encoder-decoder those of the target; bytes of patches (B, N, P).
-            documents_BT: Document of each token: others are hidden, and positions begin with it. Padding is negative.
-            document_lengths: Their lengths, which spare accelerators a wait; those of the source likewise.
-            source_BS: Input of the encoder; `source_documents_BS`, by default 0: a target sees that of equal number.
+            tokens_BT: Token ids, integer; in an encoder-decoder those of the target; bytes of
+                patches (B, N, P).
+            documents_BT: Document of each token: others are hidden, and positions begin with it.
+                Padding is negative.
+            document_lengths: Their lengths, which spare accelerators a wait; those of the source
+                likewise.
+            source_BS: Input of the encoder; `source_documents_BS`, by default 0: a target sees that
+                of equal number.
             token_types_BT: Segments of an encoder; None: 0 everywhere.
             next_sentence_B: Labels of rows, for `NextSentenceHead.record_loss`.
-            predicted_BP: Positions to predict in this order, negative: none (XLNet); logits are theirs, (B, P, V).
-            real_BT: False at padding, which experts do not count. None: padding is where documents_BT is negative.
+            predicted_BP: Positions to predict in this order, negative: none (XLNet); logits are
+                theirs, (B, P, V).
+            real_BT: False at padding, which experts do not count. None: padding is where
+                documents_BT is negative.
             memory: The result of `encode_source`, in place of the source.
-            cache: Keys and values so far, extended in place; tokens_BT holds the new tokens. It keeps source or memory.
+            cache: Keys and values so far, extended in place; tokens_BT holds the new tokens. It
+                keeps source or memory.
             finish: Called with head and hidden states; its result is returned in place of logits.
-            layers: Run only these, a stage of a pipeline, and return hidden states unless the last is among them.
+            layers: Run only these, a stage of a pipeline, and return hidden states unless the last
+                is among them.
             hidden_BTD: The hidden states of the stage before.
 
         Raises:
-            ConfigError: Too many positions, documents together with a cache, or a source missing or given twice.
+            ConfigError: Too many positions, documents together with a cache, or a source missing or
+                given twice.
         """
         new, tokens_BT = tokens_BT.shape[1], self._select_input_tokens(tokens_BT, cache)
         x_BTD, context = self.run_blocks(
@@ -115,7 +139,9 @@ class Transformer(LayerStack):
             document_lengths=document_lengths,
             token_types_BT=token_types_BT,
             cache=cache,
-            memory=self._find_encoder_output((source_BS, source_documents_BS, source_document_lengths), memory, cache),
+            memory=self._find_encoder_output(
+                (source_BS, source_documents_BS, source_document_lengths), memory, cache
+            ),
             real_BT=real_BT,
             predicted_BP=predicted_BP,
             layers=layers,
@@ -123,17 +149,28 @@ class Transformer(LayerStack):
         if not self.has_last_layer(layers):
             return x_BTD
         if self.training and self.prediction and self.head is not None:
-            self.predicted = self._run_prediction_modules(self.head, tokens_BT, x_BTD, context, finish)
-        return self._compute_output(x_BTD, context.num_predicted or new, next_sentence_B, finish, context.real_BT)
+            self.predicted = self._run_prediction_modules(
+                self.head, tokens_BT, x_BTD, context, finish
+            )
+        return self._compute_output(
+            x_BTD, context.num_predicted or new, next_sentence_B, finish, context.real_BT
+        )
 
     def _compute_output(
-        self, x_BTD: Tensor, new: int, labels_B: Tensor | None, finish: Finish | None, real_BT: Tensor | None
+        self,
+        x_BTD: Tensor,
+        new: int,
+        labels_B: Tensor | None,
+        finish: Finish | None,
+        real_BT: Tensor | None,
     ) -> Tensor:
         """Return the result of `forward` for the last `new` positions; of images, for all."""
         if isinstance(self.config.head, ClassificationHeadConfig):
             hidden_BTD = self._compute_class_logits(x_BTD, self.config.head.pooling, real_BT)
         else:
-            hidden_BTD = self.apply_final_norm(x_BTD if self.config.patches is not None else x_BTD[:, -new:])
+            hidden_BTD = self.apply_final_norm(
+                x_BTD if self.config.patches is not None else x_BTD[:, -new:]
+            )
         if labels_B is not None:
             get_next_sentence_head(self).record_loss(self.pool_first_position(hidden_BTD), labels_B)
         if finish is not None:
@@ -148,7 +185,10 @@ class Transformer(LayerStack):
     ) -> EncoderOutput:
         """Return the encoder output of a source, for any number of forward passes."""
         if self.encoder is None:
-            raise ConfigError(f"A source was given, but model.family={self.config.family} has no encoder. Omit it.")
+            raise ConfigError(
+                f"A source was given, but model.family={self.config.family} has no encoder. Omit "
+                "it."
+            )
         embed = self.embed if self.source_embed is None else self.source_embed
         x_BSD, _ = self.encoder.run_blocks(
             self._scale_embedding(embed(source_BS)),
@@ -158,11 +198,15 @@ class Transformer(LayerStack):
         return EncoderOutput(self.encoder.apply_final_norm(x_BSD), source_documents_BS)
 
     def pool_first_position(self, hidden_BTD: Tensor) -> Tensor:
-        """Return BERT's pooled vector: tanh of a linear layer over the first position, (B, T, D) to (B, D)."""
+        """Return BERT's pooled vector: tanh of a linear layer over the first position, (B, T, D)
+        to (B, D).
+        """
         return torch.tanh(self.get_submodule("pooler")(hidden_BTD[:, 0]))
 
     def compute_next_sentence_logits(self, hidden_BTD: Tensor) -> Tensor:
-        """Return BERT's two logits from the last hidden states: the second sentence follows, or it does not."""
+        """Return BERT's two logits from the last hidden states: the second sentence follows, or
+        it does not.
+        """
         logits_B2: Tensor = get_next_sentence_head(self)(self.pool_first_position(hidden_BTD))
         return logits_B2
 
@@ -171,46 +215,71 @@ class Transformer(LayerStack):
         return layers is None or self.config.num_hidden_layers - 1 in layers
 
     def list_moe_layers(self, layers: range | None = None) -> list[MoELayer]:
-        """List the mixture-of-experts layers of a stage, or all, in depth order; prediction modules are last."""
+        """List the mixture-of-experts layers of a stage, or all, in depth order; prediction
+        modules are last.
+        """
         parts: list[nn.Module] = [self]
         if layers is not None:
-            parts = [*self.select_blocks(layers), *(self.prediction if self.has_last_layer(layers) else ())]
-        return [module for part in parts for module in part.modules() if isinstance(module, MoELayer)]
+            parts = [
+                *self.select_blocks(layers),
+                *(self.prediction if self.has_last_layer(layers) else ()),
+            ]
+        return [
+            module for part in parts for module in part.modules() if isinstance(module, MoELayer)
+        ]
 
-    def list_auxiliary_layers(self, layers: range | None = None) -> list[MoELayer | AdaptiveRecurrence]:
-        """List the layers with losses and counters of their own: experts, and positions that halt by themselves."""
-        return [*self.list_moe_layers(layers), *(one for one in self.modules() if isinstance(one, AdaptiveRecurrence))]
+    def list_auxiliary_layers(
+        self, layers: range | None = None
+    ) -> list[MoELayer | AdaptiveRecurrence]:
+        """List the layers with losses and counters of their own: experts, and positions that
+        halt by themselves.
+        """
+        return [
+            *self.list_moe_layers(layers),
+            *(one for one in self.modules() if isinstance(one, AdaptiveRecurrence)),
+        ]
 
     def compute_auxiliary_loss(self) -> Tensor:
-        """Return the weighted auxiliary losses of the last training forward, summed over layers; 0 without any.
+        """Return the weighted auxiliary losses of the last training forward, summed over layers; 0
+        without any.
 
         A mean over tokens, ready to be added to a loss that is a mean over tokens.
         """
         losses = [layer.compute_auxiliary_loss() for layer in self.list_auxiliary_layers()]
-        return torch.stack(losses).sum() if losses else torch.zeros((), device=self.embed.weight.device)
+        return (
+            torch.stack(losses).sum()
+            if losses
+            else torch.zeros((), device=self.embed.weight.device)
+        )
 
     def compute_auxiliary_share(
         self, num_tokens: Tensor, num_source_tokens: Tensor, layers: range | None = None
     ) -> Tensor:
-        """Return the share of the last training forward in the weighted auxiliary losses of the step; 0 without any.
+        """Return the share of the last training forward in the weighted auxiliary losses of the
+        step; 0 without any.
 
-        Every layer's loss is a mean over the tokens that it has seen: in an encoder-decoder the encoder sees the
-        source.
+        Every layer's loss is a mean over the tokens that it has seen: in an encoder-decoder the
+        encoder sees the source.
 
         Args:
             num_tokens: Real tokens of the step, over all ranks and micro-batches.
             num_source_tokens: Real tokens of the source.
             layers: The layers that ran; None: all.
         """
-        of_source = set() if self.encoder is None else {id(module) for module in self.encoder.modules()}
+        of_source = (
+            set() if self.encoder is None else {id(module) for module in self.encoder.modules()}
+        )
         shares = [
-            layer.sum_auxiliary_losses() / (num_source_tokens if id(layer) in of_source else num_tokens)
+            layer.sum_auxiliary_losses()
+            / (num_source_tokens if id(layer) in of_source else num_tokens)
             for layer in self.list_auxiliary_layers(layers)
         ]
         return torch.stack(shares).sum() if shares else torch.zeros_like(num_tokens)
 
     def reset_buffers(self) -> None:
-        """Recompute every buffer, after `to_empty` has given a meta-device model storage without values."""
+        """Recompute every buffer, after `to_empty` has given a meta-device model storage without
+        values.
+        """
         # The model has this method too, and would call itself.
         for module in self.modules():
             reset = None if module is self else getattr(module, "reset_buffers", None)
@@ -220,7 +289,9 @@ class Transformer(LayerStack):
     def _embed_tokens(self, tokens_BT: Tensor, token_types_BT: Tensor | None) -> Tensor:
         x_BTD = self._scale_embedding(self.embed(tokens_BT))
         if self.token_types is not None:
-            x_BTD = x_BTD + self.token_types(torch.zeros_like(tokens_BT) if token_types_BT is None else token_types_BT)
+            x_BTD = x_BTD + self.token_types(
+                torch.zeros_like(tokens_BT) if token_types_BT is None else token_types_BT
+            )
         return x_BTD
 
     def _scale_embedding(self, x_BTD: Tensor) -> Tensor:
@@ -231,23 +302,33 @@ class Transformer(LayerStack):
     ) -> EncoderOutput | None:
         """Return the encoder output to attend to; a cache keeps the one that it is given."""
         source_BS, documents_BS, lengths = source
-        encoded = None if source_BS is None else self.encode_source(source_BS, documents_BS, lengths)
+        encoded = (
+            None if source_BS is None else self.encode_source(source_BS, documents_BS, lengths)
+        )
         if encoded is not None and memory is not None:
             raise ConfigError("Both a source and its encoder output were given. Give one of them.")
         memory = encoded if memory is None else memory
         if cache is not None and memory is not None:
             if cache.memory is not None:
-                raise ConfigError("The cache already has a source. Give the source with the first call only.")
+                raise ConfigError(
+                    "The cache already has a source. Give the source with the first call only."
+                )
             cache.memory = memory
         memory = cache.memory if cache is not None else memory
         if (memory is None) != (self.encoder is None):
             family = self.config.family
-            state = "is missing. Give source_BS" if memory is None else "was given, but it has no encoder. Omit it"
+            state = (
+                "is missing. Give source_BS"
+                if memory is None
+                else "was given, but it has no encoder. Omit it"
+            )
             raise ConfigError(f"The source of a model with family={family} {state}.")
         return memory
 
     def _select_input_tokens(self, tokens_BT: Tensor, cache: KeyValueCache | None) -> Tensor:
-        """Return the new tokens, or all tokens where the rotation of the cached ones has changed."""
+        """Return the new tokens, or all tokens where the rotation of the cached ones has
+        changed.
+        """
         rotations = self.shared.rotations
         if cache is None or rotations is None or not rotations.is_length_dependent:
             return tokens_BT
@@ -257,12 +338,17 @@ class Transformer(LayerStack):
         return cache.reset_and_get_tokens(tokens_BT) if must_recompute else tokens_BT
 
     def _run_prediction_modules(
-        self, head: nn.Module, tokens_BT: Tensor, x_BTD: Tensor, context: ForwardContext, finish: Finish | None
+        self,
+        head: nn.Module,
+        tokens_BT: Tensor,
+        x_BTD: Tensor,
+        context: ForwardContext,
+        finish: Finish | None,
     ) -> list[Tensor]:
         """Return the logits of each prediction module, or the results of `finish`.
 
-        Those of module k, counted from 1, belong to the targets k positions ahead, (B, T - k, V): entry t has seen
-        tokens up to t + k and predicts the one after.
+        Those of module k, counted from 1, belong to the targets k positions ahead, (B, T - k, V):
+        entry t has seen tokens up to t + k and predicts the one after.
         """
         predicted, length = [], tokens_BT.shape[1]
         for k, module in enumerate(self.prediction, start=1):
@@ -277,7 +363,9 @@ class Transformer(LayerStack):
         """Return class logits: one vector of the sequence, dropout, linear layer."""
         hidden_BTD = x_BTD if self.norm is None else self.norm(x_BTD)
         pooled_BD = (
-            self.pool_first_position(hidden_BTD) if pooling is None else pool_positions(hidden_BTD, pooling, real_BT)
+            self.pool_first_position(hidden_BTD)
+            if pooling is None
+            else pool_positions(hidden_BTD, pooling, real_BT)
         )
         pooled_BD = apply_dropout(pooled_BD, self.config.dropout.final, self.training)
         logits: Tensor = self.get_submodule("classifier")(pooled_BD)
@@ -285,7 +373,8 @@ class Transformer(LayerStack):
 
     def _tie_weights(self) -> None:
         if self.config.tie_word_embeddings and self.head is not None:
-            # Not through the attributes, which may return the weight in another dtype (parallel/mixed_precision.py).
+            # Not through the attributes, which may return the weight in another dtype
+            # (parallel/mixed_precision.py).
             self.head._parameters["weight"] = self.embed._parameters["weight"]
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:

@@ -1,4 +1,5 @@
-"""One layer of the Transformer: self-attention, cross-attention in an encoder-decoder, and a feed-forward.
+"""One layer of the Transformer: self-attention, cross-attention in an encoder-decoder, and a
+feed-forward.
 
 Each is a branch around the residual stream; `model.residual` places the norms.
 """
@@ -44,7 +45,9 @@ Branch = Callable[[Tensor], Tensor]
 
 
 class TransformerBlock(nn.Module):
-    """Branches one after another, or side by side in a parallel block. `alpha` is DeepNorm's weight of the stream."""
+    """Branches one after another, or side by side in a parallel block. `alpha` is DeepNorm's
+    weight of the stream.
+    """
 
     def __init__(self, config: ModelConfig, layer: int, *, alpha: float = 1.0) -> None:
         super().__init__()
@@ -61,7 +64,9 @@ class TransformerBlock(nn.Module):
         self.feed_forward = _build_feed_forward_or_moe(config, layer)
 
     def forward(self, x_BTD: Tensor, context: ForwardContext, branch: str | None = None) -> Tensor:
-        """Return the next states, or of a reversible stack the output of one branch; same shape and dtype as x_BTD."""
+        """Return the next states, or of a reversible stack the output of one branch; same shape
+        and dtype as x_BTD.
+        """
         if branch is not None:
             return self._run_reversible_branch(branch, x_BTD, context)
         if isinstance(self.residual, ParallelBlockConfig):
@@ -69,7 +74,9 @@ class TransformerBlock(nn.Module):
         return self.run_feed_forward_branch(self.run_attention_branches(x_BTD, context), context)
 
     def run_attention_branches(self, x_BTD: Tensor, context: ForwardContext) -> Tensor:
-        """Run self-attention and, in an encoder-decoder, cross-attention. Not used by a parallel block."""
+        """Run self-attention and, in an encoder-decoder, cross-attention. Not used by a parallel
+        block.
+        """
         cross = self.cross_attention
         x_BTD = self._run_branch("attention", x_BTD, lambda inner: self.attention(inner, context))
         if cross is not None:
@@ -78,38 +85,52 @@ class TransformerBlock(nn.Module):
 
     def run_feed_forward_branch(self, x_BTD: Tensor, context: ForwardContext) -> Tensor:
         """Run the feed-forward or the experts, after attention. Not used by a parallel block."""
-        return self._run_branch("feed_forward", x_BTD, lambda inner: self._run_feed_forward(inner, context))
+        return self._run_branch(
+            "feed_forward", x_BTD, lambda inner: self._run_feed_forward(inner, context)
+        )
 
     def _run_reversible_branch(self, branch: str, x_BTD: Tensor, context: ForwardContext) -> Tensor:
         inner_BTD = self._apply_norm(f"{branch}_norm", x_BTD)
         y_BTD: Tensor = (
-            self.attention(inner_BTD, context) if branch == "attention" else self._run_feed_forward(inner_BTD, context)
+            self.attention(inner_BTD, context)
+            if branch == "attention"
+            else self._run_feed_forward(inner_BTD, context)
         )
         return y_BTD
 
     def _run_parallel_branches(self, x_BTD: Tensor, context: ForwardContext) -> Tensor:
         inner_BTD = self._apply_norm("attention_norm", x_BTD)
         feed_BTD = (
-            inner_BTD if "feed_forward_norm" not in self._modules else self._apply_norm("feed_forward_norm", x_BTD)
+            inner_BTD
+            if "feed_forward_norm" not in self._modules
+            else self._apply_norm("feed_forward_norm", x_BTD)
         )
         y_BTD = self._finish_branch(self.attention(inner_BTD, context)) + self._finish_branch(
             self._run_feed_forward(feed_BTD, context)
         )
         if self.cross_attention is not None:
-            crossed_BTD = self.cross_attention(self._apply_norm("cross_attention_norm", x_BTD), context)
+            crossed_BTD = self.cross_attention(
+                self._apply_norm("cross_attention_norm", x_BTD), context
+            )
             y_BTD = y_BTD + self._finish_branch(crossed_BTD)
         return x_BTD + y_BTD
 
     def _run_branch(self, name: str, x_BTD: Tensor, branch: Branch) -> Tensor:
-        """Run one branch with its norms, in the order that the classes in llmsys/config/norm.py document."""
+        """Run one branch with its norms, in the order that the classes in llmsys/config/norm.py
+        document.
+        """
         match self.residual:
             case PostNormConfig() | DeepNormConfig():
                 stream_BTD = x_BTD if self.alpha == 1.0 else self.alpha * x_BTD
-                return self._apply_norm(f"{name}_norm", stream_BTD + self._finish_branch(branch(x_BTD)))
+                return self._apply_norm(
+                    f"{name}_norm", stream_BTD + self._finish_branch(branch(x_BTD))
+                )
             case PreNormConfig() | ParallelBlockConfig() | ReversibleConfig():
                 y_BTD = branch(self._apply_norm(f"{name}_norm", x_BTD))
             case SandwichNormConfig():
-                y_BTD = self._apply_norm(f"{name}_output_norm", branch(self._apply_norm(f"{name}_norm", x_BTD)))
+                y_BTD = self._apply_norm(
+                    f"{name}_output_norm", branch(self._apply_norm(f"{name}_norm", x_BTD))
+                )
             case OutputNormConfig():
                 y_BTD = self._apply_norm(f"{name}_output_norm", branch(x_BTD))
             case unreachable:
@@ -129,7 +150,9 @@ class TransformerBlock(nn.Module):
         return normed
 
     def _finish_branch(self, y_BTD: Tensor) -> Tensor:
-        """Return the output of a branch as it is added to the stream: with dropout, and times its multiplier."""
+        """Return the output of a branch as it is added to the stream: with dropout, and times
+        its multiplier.
+        """
         y_BTD = apply_dropout(y_BTD, self.dropout, self.training)
         return y_BTD if self.branch_factor == 1.0 else y_BTD * self.branch_factor
 
@@ -151,7 +174,9 @@ class TransformerBlock(nn.Module):
 
 
 def _run_in_chunks(feed: nn.Module, x_BTD: Tensor, length: int) -> Tensor:
-    """Run a feed-forward on `length` positions at a time; the backward pass computes a chunk again (Kitaev 2020, 3)."""
+    """Run a feed-forward on `length` positions at a time; the backward pass computes a chunk
+    again (Kitaev 2020, 3).
+    """
     pieces = x_BTD.split(length, dim=1)
     if not torch.is_grad_enabled():
         return torch.cat([feed(piece) for piece in pieces], dim=1)
@@ -184,4 +209,6 @@ def _build_feed_forward_or_moe(config: ModelConfig, layer: int) -> nn.Module:
     if config.moe is not None and config.is_moe_layer(layer):
         return MoELayer(config.hidden_size, config.moe)
     width = config.intermediate_size
-    return build_feed_forward(config.feed_forward, config.hidden_size, width, config.dropout.activation)
+    return build_feed_forward(
+        config.feed_forward, config.hidden_size, width, config.dropout.activation
+    )

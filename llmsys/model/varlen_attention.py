@@ -1,12 +1,15 @@
-"""Flash attention over packed sequences: documents as lengths, windows, grouped heads and sinks, without a table.
+"""Flash attention over packed sequences: documents as lengths, windows, grouped heads and sinks,
+without a table.
 
-The kernel is torch's (torch.nn.attention.varlen: FlashAttention-2 (Dao 2023, arXiv:2307.08691), or 3 and 4 where they
-are installed and activated), and varlen_kernel.py where keys are wider than values. It runs on CUDA in fp16 and bf16.
+The kernel is torch's (torch.nn.attention.varlen: FlashAttention-2 (Dao 2023, arXiv:2307.08691), or
+3 and 4 where they are installed and activated), and varlen_kernel.py where keys are wider than
+values. It runs on CUDA in fp16 and bf16.
 
-A sink s adds exp(s) to the denominator of the softmax. With lse the log-sum-exp of a query's scores,
-L = log(exp(lse) + exp(s)), the output is out · exp(lse - L). torch's backward ignores the gradient of lse, so
-out · sigmoid(lse - s) would lose a part of the gradients of queries and keys. Here the kernel's backward gets the
-folded output and L in place of its own: with those the formulas of FlashAttention-2 are exact.
+A sink s adds exp(s) to the denominator of the softmax. With lse the log-sum-exp of a query's
+scores, L = log(exp(lse) + exp(s)), the output is out · exp(lse - L). torch's backward ignores the
+gradient of lse, so out · sigmoid(lse - s) would lose a part of the gradients of queries and keys.
+Here the kernel's backward gets the folded output and L in place of its own: with those the formulas
+of FlashAttention-2 are exact.
 """
 
 from dataclasses import dataclass
@@ -16,12 +19,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from llmsys.config.attention_kernel import MAX_FLASH_WIDTH
-from llmsys.config.key_split import can_split_keys
+from llmsys.kernels.attention_kernel import MAX_FLASH_WIDTH
+from llmsys.kernels.key_split import can_split_keys
 from llmsys.model.document_lengths import DocumentLengths
 
-# B rows, T query positions, H query heads, G key-value heads, K width of a head, V width of a value, P = B · T packed
-# positions
+# B rows, T query positions, H query heads, G key-value heads, K width of a head, V width of a
+# value, P = B · T packed positions
 
 FLASH_DTYPES: tuple[torch.dtype, ...] = (torch.float16, torch.bfloat16)
 
@@ -56,7 +59,13 @@ def build_varlen_mask(lengths: DocumentLengths, *, causal: bool, window: int | N
 
 
 def compute_varlen_attention(
-    q_BTHK: Tensor, k_BTGK: Tensor, v_BTGV: Tensor, mask: VarlenMask, *, scale: float, sinks_H: Tensor | None = None
+    q_BTHK: Tensor,
+    k_BTGK: Tensor,
+    v_BTGV: Tensor,
+    mask: VarlenMask,
+    *,
+    scale: float,
+    sinks_H: Tensor | None = None,
 ) -> Tensor:
     """Return attention within documents, (B, T, H, V).
 
@@ -78,12 +87,15 @@ def compute_varlen_attention(
     q, k, v = (x.to(v_BTGV.dtype).flatten(0, 1) for x in (q_BTHK, k_BTGK, v_BTGV))
     lengths, (left, right) = mask.lengths, mask.window
     q = q.contiguous()  # the output gets the strides of the queries
-    out_PHV, _ = _run_varlen(q, k, v, sinks_H, lengths.cu_lengths, lengths.max_length, left, right, scale)
+    out_PHV, _ = _run_varlen(
+        q, k, v, sinks_H, lengths.cu_lengths, lengths.max_length, left, right, scale
+    )
     out_BTHV: Tensor = out_PHV.unflatten(0, q_BTHK.shape[:2])
     return out_BTHV
 
 
-# A custom op, so that selective checkpointing saves its outputs, compiled blocks keep it whole, and fake tensors pass.
+# A custom op, so that selective checkpointing saves its outputs, compiled blocks keep it whole, and
+# fake tensors pass.
 
 
 @torch.library.custom_op("llmsys::varlen_attention", mutates_args=())
@@ -98,15 +110,24 @@ def _run_varlen(
     right: int,
     scale: float,
 ) -> tuple[Tensor, Tensor]:
-    """Return the output, (P, H, V), and the log-sum-exp of each query's scores and sink, float32 (H, P)."""
+    """Return the output, (P, H, V), and the log-sum-exp of each query's scores and sink, float32
+    (H, P).
+    """
     _check_inputs(q, k, v, cu_lengths, (left, right))
     is_causal = (left, right) == (-1, 0)
     if q.shape[-1] != v.shape[-1]:
-        out, lse_HP = _get_wide_key_kernel().run_forward(q, k, v, cu_lengths, max_length, is_causal, scale)
+        out, lse_HP = _get_wide_key_kernel().run_forward(
+            q, k, v, cu_lengths, max_length, is_causal, scale
+        )
     else:
         _load_kernel()
-        lengths, grouped = (cu_lengths, cu_lengths, max_length, max_length), q.shape[1] != k.shape[1]
-        out, lse_HP, _ = torch.ops.torch_attn._varlen_attn(q, k, v, *lengths, is_causal, scale, [left, right], grouped)
+        lengths, grouped = (
+            (cu_lengths, cu_lengths, max_length, max_length),
+            q.shape[1] != k.shape[1],
+        )
+        out, lse_HP, _ = torch.ops.torch_attn._varlen_attn(
+            q, k, v, *lengths, is_causal, scale, [left, right], grouped
+        )
     if sinks_H is None:
         return out, lse_HP
     whole_HP = torch.logaddexp(lse_HP, sinks_H.float()[:, None])
@@ -128,7 +149,9 @@ def _(
     scale: float,
 ) -> tuple[Tensor, Tensor]:
     _check_inputs(q, k, v, cu_lengths, (left, right))
-    return q.new_empty((*q.shape[:2], v.shape[2])), q.new_empty((q.shape[1], q.shape[0]), dtype=torch.float32)
+    return q.new_empty((*q.shape[:2], v.shape[2])), q.new_empty(
+        (q.shape[1], q.shape[0]), dtype=torch.float32
+    )
 
 
 @torch.library.custom_op("llmsys::varlen_attention_backward", mutates_args=())
@@ -145,7 +168,9 @@ def _compute_gradients(
     right: int,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of queries, keys and values; of queries in float32 where keys are wider than values."""
+    """Return the gradients of queries, keys and values; of queries in float32 where keys are
+    wider than values.
+    """
     is_causal = (left, right) == (-1, 0)
     if q.shape[-1] != v.shape[-1]:
         inputs = (dout, q, k, v, out, lse_HP, cu_lengths, max_length)
@@ -162,7 +187,9 @@ def _compute_gradients(
 
 
 @_compute_gradients.register_fake
-def _(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *others: Tensor | float) -> tuple[Tensor, Tensor, Tensor]:
+def _(
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *others: Tensor | float
+) -> tuple[Tensor, Tensor, Tensor]:
     if q.shape[-1] == v.shape[-1]:
         return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     return q.new_empty(q.shape, dtype=torch.float32), k.new_empty(k.shape), v.new_empty(v.shape)
@@ -191,38 +218,53 @@ OPERATION = torch.ops.llmsys.varlen_attention.default
 
 
 def _load_kernel() -> None:
-    """Register torch's operators. Not at the top: the import loads torch's compiler, which takes seconds."""
+    """Register torch's operators. Not at the top: the import loads torch's compiler, which takes
+    seconds.
+    """
     import torch.nn.attention.varlen  # noqa: F401
 
 
 def _get_wide_key_kernel() -> ModuleType:
-    """Return the kernels for keys that are wider than values. Not at the top: CPU wheels do not bring triton."""
+    """Return the kernels for keys that are wider than values. Not at the top: CPU wheels do not
+    bring triton.
+    """
     from llmsys.model import varlen_kernel
 
     return varlen_kernel
 
 
-def _check_inputs(q: Tensor, k: Tensor, v: Tensor, cu_lengths: Tensor, window: tuple[int, int]) -> None:
-    """Raise ValueError for what the kernel does not take; torch's fake implementation accepts all of it."""
-    fix = "Choose the kernel by llmsys.config.attention_kernel, which takes flex_attention there."
+def _check_inputs(
+    q: Tensor, k: Tensor, v: Tensor, cu_lengths: Tensor, window: tuple[int, int]
+) -> None:
+    """Raise ValueError for what the kernel does not take; torch's fake implementation accepts
+    all of it.
+    """
+    fix = "Choose the kernel by llmsys.kernels.attention_kernel, which takes flex_attention there."
     if q.dtype not in FLASH_DTYPES or k.dtype != q.dtype or v.dtype != q.dtype:
-        raise ValueError(f"varlen attention of {q.dtype}, {k.dtype} and {v.dtype}: it takes fp16 or bf16 alone. {fix}")
+        raise ValueError(
+            f"varlen attention of {q.dtype}, {k.dtype} and {v.dtype}: it takes fp16 or bf16 "
+            f"alone. {fix}"
+        )
     is_alike = q.shape == k.shape and v.shape[:2] == k.shape[:2]
     is_split = is_alike and window[0] < 0 and can_split_keys(k.shape[-1], v.shape[-1])
     if not is_split and (v.shape != k.shape or q.shape[-1] != k.shape[-1]):
         shapes = f"{tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)}"
         raise ValueError(
-            f"varlen attention of queries, keys and values {shapes}: their widths must be equal; without windows and "
-            f"groups of heads, keys may also be the sum of two powers of two and values another. {fix}"
+            f"varlen attention of queries, keys and values {shapes}: their widths must be equal; "
+            "without windows and groups of heads, keys may also be the sum of two powers of two "
+            f"and values another. {fix}"
         )
     if q.shape[-1] > MAX_FLASH_WIDTH or q.shape[-1] % 8:
         raise ValueError(
-            f"varlen attention of heads of {q.shape[-1]} channels: at most {MAX_FLASH_WIDTH}, in multiples of 8. {fix}"
+            f"varlen attention of heads of {q.shape[-1]} channels: at most {MAX_FLASH_WIDTH}, in "
+            f"multiples of 8. {fix}"
         )
     if q.shape[0] != k.shape[0] or q.shape[1] % k.shape[1]:
         raise ValueError(
-            f"varlen attention of {tuple(q.shape)} queries and {tuple(k.shape)} keys: one query per key, and query "
-            f"heads that are a multiple of key heads. {fix}"
+            f"varlen attention of {tuple(q.shape)} queries and {tuple(k.shape)} keys: one query "
+            f"per key, and query heads that are a multiple of key heads. {fix}"
         )
     if cu_lengths.dtype != torch.int32:
-        raise ValueError(f"cumulative lengths are {cu_lengths.dtype}, and the kernel reads int32. Convert them.")
+        raise ValueError(
+            f"cumulative lengths are {cu_lengths.dtype}, and the kernel reads int32. Convert them."
+        )

@@ -1,16 +1,19 @@
-"""Triton kernels of flash attention over packed sequences, for keys that are wider than values (FlashAttention-2).
+"""Triton kernels of flash attention over packed sequences, for keys that are wider than values
+(FlashAttention-2).
 
-torch's flash attention takes one width: with the 192 and 128 channels of DeepSeek-V3 it would compute a fifth more.
-flex_attention rounds widths up to powers of two and computes 1.5 to 1.7 times as much. A head of keys is multiplied
-in two parts whose widths are powers of two, 128 and 64. The backward makes the five products of a tile once (Dao 2023,
-arXiv:2307.08691, algorithm 2), and adds to the gradients of queries in float32 by atomic operations.
+torch's flash attention takes one width: with the 192 and 128 channels of DeepSeek-V3 it would
+compute a fifth more. flex_attention rounds widths up to powers of two and computes 1.5 to 1.7 times
+as much. A head of keys is multiplied in two parts whose widths are powers of two, 128 and 64. The
+backward makes the five products of a tile once (Dao 2023, arXiv:2307.08691, algorithm 2), and adds
+to the gradients of queries in float32 by atomic operations.
 
 Imported where a kernel runs: triton comes with torch's CUDA wheels only.
 
 Invariants:
-- Tiles of queries and keys begin where a document begins, and no tile beyond the diagonal is computed.
-- With `torch.use_deterministic_algorithms` equal inputs give equal bits: the backward then starts once for each tile of
-  keys of a document, one after another.
+- Tiles of queries and keys begin where a document begins, and no tile beyond the diagonal is
+  computed.
+- With `torch.use_deterministic_algorithms` equal inputs give equal bits: the backward then starts
+  once for each tile of keys of a document, one after another.
 """
 
 import math
@@ -20,7 +23,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from llmsys.config.key_split import BACKWARD_TILE, FORWARD_TILE, choose_backward_tile, choose_options, split_width
+from llmsys.kernels.key_split import (
+    BACKWARD_TILE,
+    FORWARD_TILE,
+    choose_backward_tile,
+    choose_options,
+    split_width,
+)
 
 # P packed positions, H heads, K width of a key, V width of a value, N documents
 
@@ -88,7 +97,8 @@ def _add_keys(
 @triton.jit
 def compute_tile(
     queries, keys, values, outputs, lse_HP, cu_lengths,
-    query_row, query_head, key_row, key_head, value_row, value_head, num_positions, num_tiles, scale_log2,
+    query_row, query_head, key_row, key_head, value_row, value_head, num_positions, num_tiles,
+    scale_log2,
     IS_CAUSAL: tl.constexpr, WIDTH_1: tl.constexpr, WIDTH_2: tl.constexpr, WIDTH_V: tl.constexpr,
     TILE_Q: tl.constexpr, TILE_K: tl.constexpr,
 ):  # fmt: skip
@@ -136,14 +146,21 @@ def compute_tile(
 
 
 @triton.jit
-def compute_delta(outputs, gradients, delta_HP, gradient_row, gradient_head, num_positions, WIDTH: tl.constexpr,
+def compute_delta(outputs, gradients, delta_HP, gradient_row, gradient_head, num_positions,
+    WIDTH: tl.constexpr,
                   ROWS: tl.constexpr):  # fmt: skip
-    """Compute the dot products of outputs and their gradients, which the softmax's derivative needs."""
+    """Compute the dot products of outputs and their gradients, which the softmax's derivative
+    needs.
+    """
     rows, head = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.program_id(1)
     is_row, out_row = rows < num_positions, tl.num_programs(1) * WIDTH
     out = _load_tile(outputs + head * WIDTH, rows, out_row, is_row, 0, WIDTH).to(tl.float32)
-    dout = _load_tile(gradients + head * gradient_head, rows, gradient_row, is_row, 0, WIDTH).to(tl.float32)
-    tl.store(delta_HP + head.to(tl.int64) * num_positions + rows, tl.sum(out * dout, 1), mask=is_row)
+    dout = _load_tile(gradients + head * gradient_head, rows, gradient_row, is_row, 0, WIDTH).to(
+        tl.float32
+    )
+    tl.store(
+        delta_HP + head.to(tl.int64) * num_positions + rows, tl.sum(out * dout, 1), mask=is_row
+    )
 
 
 @triton.jit
@@ -154,7 +171,9 @@ def compute_tile_gradients(
     IS_CAUSAL: tl.constexpr, WIDTH_1: tl.constexpr, WIDTH_2: tl.constexpr, WIDTH_V: tl.constexpr,
     TILE_Q: tl.constexpr, TILE_K: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradients of a tile of keys and values, and add its share to those of the queries that see it."""
+    """Compute the gradients of a tile of keys and values, and add its share to those of the
+    queries that see it.
+    """
     document, head = tl.program_id(0) // num_tiles, tl.program_id(1)
     begin = (first_tile + tl.program_id(0) % num_tiles) * TILE_K
     start = tl.load(cu_lengths + document)
@@ -193,7 +212,11 @@ def compute_tile_gradients(
         scores = _score_keys(q_1, q_2, k_1, k_2, WIDTH_2)
         lse = tl.load(lse_HP + numbers + rows, mask=is_query, other=0.0)
         delta = tl.load(delta_HP + numbers + rows, mask=is_query, other=0.0)
-        is_seen = is_query[:, None] & is_key[None, :] & ((columns[None, :] <= rows[:, None]) | (not IS_CAUSAL))
+        is_seen = (
+            is_query[:, None]
+            & is_key[None, :]
+            & ((columns[None, :] <= rows[:, None]) | (not IS_CAUSAL))
+        )
         weights = tl.where(is_seen, tl.exp2((scores * scale - lse[:, None]) * LOG2_E), 0.0)
         dout = _load_tile(gradients, rows, gradient_row, is_query, 0, WIDTH_V)
         dv = tl.dot(weights.to(dout.dtype).T, dout, dv)
@@ -210,7 +233,13 @@ def compute_tile_gradients(
 
 
 def run_forward(
-    q: Tensor, k: Tensor, v: Tensor, cu_lengths: Tensor, max_length: int, is_causal: bool, scale: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_lengths: Tensor,
+    max_length: int,
+    is_causal: bool,
+    scale: float,
 ) -> tuple[Tensor, Tensor]:
     """Return attention within documents and its log-sum-exp.
 
@@ -227,17 +256,25 @@ def run_forward(
         The output, (P, H, V), and the log-sum-exp of each query's scores, float32 (H, P).
     """
     positions, heads, _ = q.shape
-    out, lse_HP = q.new_empty(positions, heads, v.shape[2]), q.new_empty(heads, positions, dtype=torch.float32)
-    num_tiles, options = -(-max_length // FORWARD_TILE[0]), choose_options(_find_capability(q), is_backward=False)
+    out, lse_HP = (
+        q.new_empty(positions, heads, v.shape[2]),
+        q.new_empty(heads, positions, dtype=torch.float32),
+    )
+    num_tiles, options = (
+        -(-max_length // FORWARD_TILE[0]),
+        choose_options(_find_capability(q), is_backward=False),
+    )
     compute_tile[((len(cu_lengths) - 1) * num_tiles, heads)](
-        q, k, v, out, lse_HP, cu_lengths, *_list_strides(q, k, v), positions, num_tiles, scale * math.log2(math.e),
+        q, k, v, out, lse_HP, cu_lengths, *_list_strides(q, k, v), positions, num_tiles,
+        scale * math.log2(math.e),
         is_causal, *split_width(q.shape[2]), v.shape[2], *FORWARD_TILE, **options,
     )  # fmt: skip
     return out, lse_HP
 
 
 def run_backward(
-    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse_HP: Tensor, cu_lengths: Tensor, max_length: int,
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse_HP: Tensor, cu_lengths: Tensor,
+    max_length: int,
     is_causal: bool, scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Return the gradients of queries, keys and values.
@@ -272,7 +309,8 @@ def run_backward(
     for first in starts:
         tiles = num_tiles // len(starts)
         compute_tile_gradients[(documents * tiles, heads)](
-            q, k, v, dout, lse_HP, delta_HP, dq, dk, dv, cu_lengths, *_list_strides(q, k, v, dout), positions, tiles,
+            q, k, v, dout, lse_HP, delta_HP, dq, dk, dv, cu_lengths, *_list_strides(q, k, v, dout),
+            positions, tiles,
             first, scale, is_causal, *split_width(q.shape[2]), width, *tile, **options,
         )  # fmt: skip
     return dq, dk, dv

@@ -1,4 +1,5 @@
-"""The kernel of torch's AdamW: fused, foreach or a loop, by the devices and meshes of the parameters.
+"""The kernel of torch's AdamW: fused, foreach or a loop, by the devices and meshes of the
+parameters.
 
 | parameters | kernel | reason |
 |---|---|---|
@@ -12,7 +13,10 @@ from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._foreach_utils import _get_foreach_kernels_supported_devices, _get_fused_kernels_supported_devices
+from torch.utils._foreach_utils import (
+    _get_foreach_kernels_supported_devices,
+    _get_fused_kernels_supported_devices,
+)
 
 
 class AdamWKernel(NamedTuple):
@@ -32,11 +36,17 @@ def choose_adamw_kernel(lists: Iterable[Sequence[Tensor]]) -> AdamWKernel:
         The kernel and the reason.
     """
     lists = list(lists)
-    if any(len({getattr(one, "device_mesh", None) for one in parameters}) > 1 for parameters in lists):
-        return AdamWKernel("loop", "a list holds shards of several meshes, which torch steps one by one")
+    if any(
+        len({getattr(one, "device_mesh", None) for one in parameters}) > 1 for parameters in lists
+    ):
+        return AdamWKernel(
+            "loop", "a list holds shards of several meshes, which torch steps one by one"
+        )
     everything = [parameter for parameters in lists for parameter in parameters]
     if others := {str(one.dtype) for one in everything if not torch.is_floating_point(one)}:
-        return AdamWKernel("loop", f"{', '.join(sorted(others))} has neither a fused kernel nor lists")
+        return AdamWKernel(
+            "loop", f"{', '.join(sorted(others))} has neither a fused kernel nor lists"
+        )
     kinds = {parameter.device.type for parameter in everything}
     if not (others := kinds - set(_get_fused_kernels_supported_devices())):
         return AdamWKernel("fused", f"torch has a fused kernel on {', '.join(sorted(kinds))}")

@@ -1,4 +1,6 @@
-"""An elementwise optimizer over named parameters, for bitwise mode: every operation rounds once (elementwise.py)."""
+"""An elementwise optimizer over named parameters, for bitwise mode: every operation rounds once
+(elementwise.py).
+"""
 
 from collections.abc import Sequence
 
@@ -19,21 +21,35 @@ class BitwiseOptimizer:
     """
 
     def __init__(
-        self, named: dict[str, nn.Parameter], config: ElementwiseConfig, model: ModelConfig | None = None
+        self,
+        named: dict[str, nn.Parameter],
+        config: ElementwiseConfig,
+        model: ModelConfig | None = None,
     ) -> None:
         self.named = named
         self.rule = build_elementwise_rule(config)
         self.steps = 0
         self.moments = {
-            moment: {name: torch.zeros_like(parameter, requires_grad=False) for name, parameter in named.items()}
+            moment: {
+                name: torch.zeros_like(parameter, requires_grad=False)
+                for name, parameter in named.items()
+            }
             for moment in self.rule.moments
         }
         groups = build_parameter_groups(named.items(), config, model)
-        self._rules = {name: (group.lr_multiplier, group.weight_decay) for group in groups for name in group.names}
+        self._rules = {
+            name: (group.lr_multiplier, group.weight_decay)
+            for group in groups
+            for name in group.names
+        }
 
     @torch.no_grad()
-    def step(self, gradients: Sequence[Tensor], learning_rate: float, gradient_scale: float) -> None:
-        """Take one step with this rank's shard of each gradient, in the order of `named`, times `gradient_scale`."""
+    def step(
+        self, gradients: Sequence[Tensor], learning_rate: float, gradient_scale: float
+    ) -> None:
+        """Take one step with this rank's shard of each gradient, in the order of `named`, times
+        `gradient_scale`.
+        """
         self.steps += 1
         decay = get_weight_decay_share(learning_rate)
         for name, gradient in zip(self.named, gradients, strict=True):

@@ -1,4 +1,6 @@
-"""The optimizers of a config, with state that exists from the start so that a checkpoint can be loaded into it."""
+"""The optimizers of a config, with state that exists from the start so that a checkpoint can be
+loaded into it.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, assert_never
@@ -25,14 +27,20 @@ from llmsys.optim.adamw_kernel import choose_adamw_kernel
 from llmsys.optim.compressed_adamw import CompressedAdamW
 from llmsys.optim.elementwise import STATE_KEYS, ElementwiseOptimizer
 from llmsys.optim.matrix_optimizer import STATE_KEYS as MATRIX_STATE_KEYS
-from llmsys.optim.matrix_optimizer import BuildZeros, MatrixOptimizer, Update, build_plain_zeros, update_plain_tensors
+from llmsys.optim.matrix_optimizer import (
+    BuildZeros,
+    MatrixOptimizer,
+    Update,
+    build_plain_zeros,
+    update_plain_tensors,
+)
 from llmsys.optim.muon import Apply, Muon, apply_to_each
 from llmsys.optim.parameter_groups import ParameterGroup, build_parameter_groups
 
 log = get_logger(__name__)
 
-# Name of each moment in a checkpoint → in the optimizer's state. A matrix under Muon has no second moment; scales
-# belong to moments of 8 bits.
+# Name of each moment in a checkpoint → in the optimizer's state. A matrix under Muon has no second
+# moment; scales belong to moments of 8 bits.
 MOMENTS = (
     STATE_KEYS
     | MATRIX_STATE_KEYS
@@ -44,14 +52,19 @@ Alike = Callable[[Iterable[Tensor]], Iterable[list[Tensor]]]
 
 
 class OptimizersContainer(torch.optim.Optimizer):
-    """The optimizers of a config, one per update rule, with the interface of one torch optimizer."""
+    """The optimizers of a config, one per update rule, with the interface of one torch
+    optimizer.
+    """
 
     def __init__(self, members: list[torch.optim.Optimizer]) -> None:
-        # Not the base's, which would make groups and state of its own; DeepSpeed asks for the class only.
+        # Not the base's, which would make groups and state of its own; DeepSpeed asks for the class
+        # only.
         self._members = members
         self.param_groups = [group for member in members for group in member.param_groups]
         # Every state exists from the start and is changed in place.
-        self.state: Any = {parameter: state for member in members for parameter, state in member.state.items()}
+        self.state: Any = {
+            parameter: state for member in members for parameter, state in member.state.items()
+        }
 
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Take one step of each optimizer."""
@@ -87,9 +100,11 @@ def build_optimizer(
         config: The `optimizer:` section.
         compute_dtype: Dtype of Muon's matmuls; bfloat16 where it is float16.
         model: The `model:` section, whose parametrization scales rates. None: the standard one.
-        apply: Calls a function on full matrices for Muon, gathering shards where parameters are sharded.
+        apply: Calls a function on full matrices for Muon, gathering shards where parameters are
+            sharded.
         alike: Sorts parameters into lists that one fused kernel can take.
-        update: Changes full tensors in place for Adafactor and SOAP, gathering shards where parameters are sharded.
+        update: Changes full tensors in place for Adafactor and SOAP, gathering shards where
+            parameters are sharded.
         build_zeros: Builds their state, sharded like a parameter.
 
     Returns:
@@ -110,9 +125,15 @@ def build_optimizer(
             members += [Muon(muon, dtype=dtype, apply=apply)] if muon else []
         case AdafactorConfig() | SoapConfig():
             if matrices := [*_iter_param_groups(groups, named, "matrix", alike)]:
-                members.append(MatrixOptimizer(matrices, config, update=update, build_zeros=build_zeros))
+                members.append(
+                    MatrixOptimizer(matrices, config, update=update, build_zeros=build_zeros)
+                )
         case LionConfig() | AdEMAMixConfig() | PythonOptimizerConfig() | ScheduleFreeConfig():
-            members.append(ElementwiseOptimizer([*_iter_param_groups(groups, named, "elementwise", alike)], config))
+            members.append(
+                ElementwiseOptimizer(
+                    [*_iter_param_groups(groups, named, "elementwise", alike)], config
+                )
+            )
         case unreachable:
             assert_never(unreachable)
     return OptimizersContainer(members)
@@ -124,12 +145,20 @@ def _iter_param_groups(
     for group in groups:
         if group.algorithm == rule:
             for parameters in alike(named[name] for name in group.names):
-                yield {"params": parameters, "weight_decay": group.weight_decay, "rate_scale": group.lr_multiplier}
+                yield {
+                    "params": parameters,
+                    "weight_decay": group.weight_decay,
+                    "rate_scale": group.lr_multiplier,
+                }
 
 
 def _build_adamw(groups: list[dict[str, Any]], config: OptimizerConfig) -> torch.optim.Optimizer:
     if isinstance(config, AdamWConfig) and config.moments != "fp32":
-        settings: dict[str, Any] = {"lr": config.learning_rate, "betas": config.betas, "eps": config.eps}
+        settings: dict[str, Any] = {
+            "lr": config.learning_rate,
+            "betas": config.betas,
+            "eps": config.eps,
+        }
         return CompressedAdamW(groups, moments=config.moments, **settings)
     kernel = choose_adamw_kernel(group["params"] for group in groups)
     if kernel.kind != "fused":
@@ -139,10 +168,12 @@ def _build_adamw(groups: list[dict[str, Any]], config: OptimizerConfig) -> torch
     optimizer = rule(groups, lr=config.learning_rate, betas=config.betas, eps=config.eps, **options)
     for group in groups:
         for parameter in group["params"]:
-            # As torch's first step would create it; a float32 step counter is required by fused=True. The other kernels
-            # read the counter on the host.
+            # As torch's first step would create it; a float32 step counter is required by
+            # fused=True. The other kernels read the counter on the host.
             optimizer.state[parameter] = {
-                "step": torch.zeros((), dtype=torch.float32, device=parameter.device if options["fused"] else "cpu"),
+                "step": torch.zeros(
+                    (), dtype=torch.float32, device=parameter.device if options["fused"] else "cpu"
+                ),
                 "exp_avg": torch.zeros_like(parameter, requires_grad=False),
                 "exp_avg_sq": torch.zeros_like(parameter, requires_grad=False),
             }

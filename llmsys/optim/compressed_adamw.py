@@ -1,16 +1,20 @@
 """AdamW whose moments are stored in bfloat16 or 8 bits, and computed in float32.
 
 - `bf16`: two bytes per moment.
-- `int8`: one byte per moment, and a float32 scale for each block of up to BLOCK neighbours in the last dim (Dettmers
-  2021, arXiv:2110.02861, has blocks of 2048 and other codes). The codes are companded: a first moment is
-  ±(code / 127)² · scale, a second moment (code / 255)⁴ · scale, so that values far below the largest of their block
-  keep their size. Vectors (norm weights, biases) keep float32.
+- `int8`: one byte per moment, and a float32 scale for each block of up to BLOCK neighbours in the
+  last dim (Dettmers 2021, arXiv:2110.02861, has blocks of 2048 and other codes). The codes are
+  companded: a first moment is ±(code / 127)² · scale, a second moment (code / 255)⁴ · scale, so
+  that values far below the largest of their block keep their size. Vectors (norm weights, biases)
+  keep float32.
 
 Invariants:
-- Rounding is stochastic, hence right on average: rounded to nearest, a moment would stop moving when a step changes it
-  by less than half of the distance between two codes (with beta2 = 0.999 in bfloat16, it does so always).
-- A second moment above zero is never stored as zero: the next update would be divided by almost nothing.
-- Random numbers follow from the step and the parameter's number, so that a resumed run repeats them.
+- Rounding is stochastic, hence right on average: rounded to nearest, a moment would stop moving
+  when a step changes it by less than half of the distance between two codes (with beta2 = 0.999 in
+  bfloat16, it does so always).
+- A second moment above zero is never stored as zero: the next update would be divided by almost
+  nothing.
+- Random numbers follow from the step and the parameter's number, so that a resumed run repeats
+  them.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,7 +32,8 @@ CODE_DTYPES = {"exp_avg": torch.int8, "exp_avg_sq": torch.uint8}
 
 
 class CompressedAdamW(torch.optim.Optimizer):
-    """AdamW (Kingma 2014; Loshchilov and Hutter 2017) with compressed moments. Parameters may be DTensors.
+    """AdamW (Kingma 2014; Loshchilov and Hutter 2017) with compressed moments. Parameters may be
+    DTensors.
 
     Args:
         groups: Parameter groups, as for every torch optimizer.
@@ -74,10 +79,14 @@ class CompressedAdamW(torch.optim.Optimizer):
         step = int(state["step"])
         assert parameter.grad is not None
         # Different for every step and parameter, up to a million parameters.
-        generator = torch.Generator(get_local_tensor(parameter).device).manual_seed(step << 20 | number)
+        generator = torch.Generator(get_local_tensor(parameter).device).manual_seed(
+            step << 20 | number
+        )
         tensors = {"weight": parameter, "gradient": parameter.grad, **state}
         del tensors["step"]
-        for piece in _iter_pieces({name: get_local_tensor(value) for name, value in tensors.items()}):
+        for piece in _iter_pieces(
+            {name: get_local_tensor(value) for name, value in tensors.items()}
+        ):
             _update_piece(piece, group, step, generator)
 
 
@@ -100,8 +109,9 @@ def _build_scales(parameter: Tensor) -> Tensor:
     block, local = get_moment_block(parameter.shape[-1]), get_local_tensor(parameter)
     if local.shape[-1] % block:
         raise ConfigError(
-            f"optimizer.moments=int8 has one scale for {block} neighbours, but this rank holds {local.shape[-1]} of "
-            f"{parameter.shape[-1]} columns. Use layout.tensor=1, 2, 4, 8 or 16, or optimizer.moments=bf16."
+            f"optimizer.moments=int8 has one scale for {block} neighbours, but this rank holds "
+            f"{local.shape[-1]} of {parameter.shape[-1]} columns. Use layout.tensor=1, 2, 4, 8 or "
+            "16, or optimizer.moments=bf16."
         )
     scales = local.new_zeros(*local.shape[:-1], local.shape[-1] // block, dtype=torch.float32)
     if local is parameter:
@@ -118,17 +128,24 @@ def _build_scales(parameter: Tensor) -> Tensor:
 def _iter_pieces(tensors: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:
     """Yield views of some rows of all tensors; scales have as many rows as their matrix."""
     width = max(1, tensors["weight"].shape[-1]) if tensors["weight"].dim() > 1 else 1
-    rows = {name: value.view(-1, value.shape[-1]) if value.dim() > 1 else value for name, value in tensors.items()}
+    rows = {
+        name: value.view(-1, value.shape[-1]) if value.dim() > 1 else value
+        for name, value in tensors.items()
+    }
     size = max(1, MAX_UPDATED_ELEMENTS // width)
     for start in range(0, len(rows["weight"]), size):
         yield {name: value[start : start + size] for name, value in rows.items()}
 
 
-def _update_piece(piece: dict[str, Tensor], group: dict[str, Any], step: int, generator: torch.Generator) -> None:
+def _update_piece(
+    piece: dict[str, Tensor], group: dict[str, Any], step: int, generator: torch.Generator
+) -> None:
     beta1, beta2 = group["betas"]
     weight, gradient = piece["weight"], piece["gradient"].float()
     first = expand_moment(piece, "exp_avg").lerp_(gradient, 1 - beta1)
-    second = expand_moment(piece, "exp_avg_sq").mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+    second = (
+        expand_moment(piece, "exp_avg_sq").mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+    )
     root = second.sqrt().div_((1 - beta2**step) ** 0.5).add_(group["eps"])
     weight.mul_(1 - group["lr"] * group["weight_decay"])
     weight.addcdiv_(first, root, value=-group["lr"] / (1 - beta1**step))
@@ -155,7 +172,9 @@ def expand_moment(state: dict[str, Tensor], name: str) -> Tensor:
     return blocks.mul_(scales[..., None]).view(stored.shape)
 
 
-def store_moment(state: dict[str, Tensor], name: str, value: Tensor, generator: torch.Generator) -> None:
+def store_moment(
+    state: dict[str, Tensor], name: str, value: Tensor, generator: torch.Generator
+) -> None:
     """Write a float32 moment into its stored form, rounded stochastically.
 
     Args:
@@ -173,10 +192,20 @@ def store_moment(state: dict[str, Tensor], name: str, value: Tensor, generator: 
         blocks = value.view(*scales.shape, -1)
         scales.copy_(blocks.abs().amax(-1))
         # A block of zeros has codes of zero.
-        share = (blocks / scales[..., None].clamp(min=torch.finfo(torch.float32).tiny)).view(value.shape)
+        share = (blocks / scales[..., None].clamp(min=torch.finfo(torch.float32).tiny)).view(
+            value.shape
+        )
         noise = torch.rand(value.shape, generator=generator, device=value.device)
         if name == "exp_avg":
-            stored.copy_(share.abs().sqrt_().mul_(127).add_(noise).floor_().clamp_(max=127).mul_(share.sign()))
+            stored.copy_(
+                share.abs()
+                .sqrt_()
+                .mul_(127)
+                .add_(noise)
+                .floor_()
+                .clamp_(max=127)
+                .mul_(share.sign())
+            )
         else:
             codes = share.sqrt().sqrt_().mul_(255).add_(noise).floor_().clamp_(max=255)
             stored.copy_(torch.where(share > 0, codes.clamp_(min=1), 0))
@@ -185,6 +214,8 @@ def store_moment(state: dict[str, Tensor], name: str, value: Tensor, generator: 
 def _round_to_bfloat16(value: Tensor, generator: torch.Generator) -> Tensor:
     """Return a neighbouring bfloat16, the nearer one with the higher probability."""
     bits = value.view(torch.int32)
-    noise = torch.randint(1 << 16, value.shape, generator=generator, device=value.device, dtype=torch.int32)
+    noise = torch.randint(
+        1 << 16, value.shape, generator=generator, device=value.device, dtype=torch.int32
+    )
     # A carry out of the lower 16 bits moves to the next bfloat16; what is left of them is cut off.
     return (bits + noise & -(1 << 16)).view(torch.float32).to(torch.bfloat16)

@@ -1,8 +1,9 @@
 """Update rules that treat each element by itself, and an optimizer for those that torch lacks.
 
-Every operation rounds once (IEEE 754), so an element's bits never depend on its neighbours: any sharding, flat or by
-rows, gives the same numbers. torch's fused AdamW on the CPU takes most elements by vector instructions and the rest one
-by one, with other roundings; the torch engine uses it in fast mode all the same, because it is faster.
+Every operation rounds once (IEEE 754), so an element's bits never depend on its neighbours: any
+sharding, flat or by rows, gives the same numbers. torch's fused AdamW on the CPU takes most
+elements by vector instructions and the rest one by one, with other roundings; the torch engine uses
+it in fast mode all the same, because it is faster.
 """
 
 import math
@@ -32,7 +33,9 @@ from llmsys.model.local_tensor import get_local_tensor
 # Elements updated at a time on CPUs, so that they stay in cache: 256 KiB of each of five tensors.
 CACHED_ELEMENTS = 1 << 16
 
-ElementwiseConfig = AdamWConfig | LionConfig | AdEMAMixConfig | ScheduleFreeConfig | PythonOptimizerConfig
+ElementwiseConfig = (
+    AdamWConfig | LionConfig | AdEMAMixConfig | ScheduleFreeConfig | PythonOptimizerConfig
+)
 
 # Name of each moment in a checkpoint → in the state of an optimizer.
 STATE_KEYS = {
@@ -53,10 +56,14 @@ class ElementwiseRule(Protocol):
 
     @property
     def is_elementwise(self) -> bool:
-        """False if the change of an element depends on others; only a class of the user's own may do so."""
+        """False if the change of an element depends on others; only a class of the user's own
+        may do so.
+        """
         ...
 
-    def compute_update(self, gradient: Tensor, moments: Sequence[Tensor], step: int, rate: float) -> Tensor:
+    def compute_update(
+        self, gradient: Tensor, moments: Sequence[Tensor], step: int, rate: float
+    ) -> Tensor:
         """Update the moments in place and return the change to subtract, without weight decay.
 
         Args:
@@ -76,7 +83,9 @@ class AdamWRule:
     moments: tuple[str, ...] = ("first_moment", "second_moment")
     is_elementwise: bool = True
 
-    def compute_update(self, gradient: Tensor, moments: Sequence[Tensor], step: int, rate: float) -> Tensor:
+    def compute_update(
+        self, gradient: Tensor, moments: Sequence[Tensor], step: int, rate: float
+    ) -> Tensor:
         """Implement `ElementwiseRule.compute_update`."""
         (beta1, beta2), (first, second) = self.config.betas, moments
         first.mul_(beta1).add_(gradient * (1 - beta1))
@@ -98,7 +107,9 @@ class LionRule:
     moments: tuple[str, ...] = ("first_moment",)
     is_elementwise: bool = True
 
-    def compute_update(self, gradient: Tensor, moments: Sequence[Tensor], step: int, rate: float) -> Tensor:
+    def compute_update(
+        self, gradient: Tensor, moments: Sequence[Tensor], step: int, rate: float
+    ) -> Tensor:
         """Implement `ElementwiseRule.compute_update`."""
         (beta1, beta2), (first,) = self.config.betas, moments
         # Before the moment is updated, and with another coefficient than it is.
@@ -115,7 +126,9 @@ class AdEMAMixRule:
     moments: tuple[str, ...] = ("first_moment", "second_moment", "slow_moment")
     is_elementwise: bool = True
 
-    def compute_update(self, gradient: Tensor, moments: Sequence[Tensor], step: int, rate: float) -> Tensor:
+    def compute_update(
+        self, gradient: Tensor, moments: Sequence[Tensor], step: int, rate: float
+    ) -> Tensor:
         """Implement `ElementwiseRule.compute_update`."""
         (beta1, beta2), (first, second, slow) = self.config.betas, moments
         alpha, beta3 = compute_slow_coefficients(self.config, step)
@@ -128,11 +141,12 @@ class AdEMAMixRule:
 
 @dataclass(frozen=True)
 class ScheduleFreeRule:
-    """Schedule-free AdamW (Defazio 2024, arXiv:2405.15682, algorithm 1), in terms of the weights y of the gradient.
+    """Schedule-free AdamW (Defazio 2024, arXiv:2405.15682, algorithm 1), in terms of the weights y
+    of the gradient.
 
-    The moment is z - y of the paper, which begins at zero; the average is x = y - (1 - β1) / β1 · (z - y). With
-    c = (p + 1) / (t + p), y moves by c (z - y) - γ (1 - β1 (1 - c)) g, and z - y becomes
-    (1 - c) (z - y - γ β1 g), where g is the normalized gradient with weight decay.
+    The moment is z - y of the paper, which begins at zero; the average is x = y - (1 - β1) / β1 ·
+    (z - y). With c = (p + 1) / (t + p), y moves by c (z - y) - γ (1 - β1 (1 - c)) g, and z - y
+    becomes (1 - c) (z - y - γ β1 g), where g is the normalized gradient with weight decay.
     """
 
     config: ScheduleFreeConfig
@@ -140,9 +154,16 @@ class ScheduleFreeRule:
     is_elementwise: bool = True
 
     def compute_update(
-        self, gradient: Tensor, moments: Sequence[Tensor], step: int, rate: float, decay: Tensor | None = None
+        self,
+        gradient: Tensor,
+        moments: Sequence[Tensor],
+        step: int,
+        rate: float,
+        decay: Tensor | None = None,
     ) -> Tensor:
-        """Implement `ElementwiseRule.compute_update`; `decay` is weight decay times the weights, averaged likewise."""
+        """Implement `ElementwiseRule.compute_update`; `decay` is weight decay times the weights,
+        averaged likewise.
+        """
         (beta1, beta2), (second, lookahead) = self.config.betas, moments
         power = self.config.averaging_power
         share = (power + 1) / (step + power)
@@ -154,7 +175,8 @@ class ScheduleFreeRule:
 
 
 def compute_slow_coefficients(config: AdEMAMixConfig, step: int) -> tuple[float, float]:
-    """Return weight and decay rate of the slow momentum at a step, counted from 1 (AdEMAMix, section 3).
+    """Return weight and decay rate of the slow momentum at a step, counted from 1 (AdEMAMix,
+    section 3).
 
     The weight grows linearly, and the half-life of the momentum from that of betas[0].
     """
@@ -164,7 +186,9 @@ def compute_slow_coefficients(config: AdEMAMixConfig, step: int) -> tuple[float,
     if start == 0:
         return share * config.slow_weight, end
     low, high = math.log(start), math.log(end)
-    return share * config.slow_weight, min(math.exp(low * high / ((1 - share) * high + share * low)), end)
+    return share * config.slow_weight, min(
+        math.exp(low * high / ((1 - share) * high + share * low)), end
+    )
 
 
 def require_elementwise(config: OptimizerConfig) -> ElementwiseConfig:
@@ -185,7 +209,13 @@ def require_elementwise(config: OptimizerConfig) -> ElementwiseConfig:
                 f"optimizer.kind={config.kind} is not built by this engine. "
                 "Use optimizer.kind=adamw, or engine.kind=torch with train.reproducibility=fast."
             )
-        case AdamWConfig() | LionConfig() | AdEMAMixConfig() | ScheduleFreeConfig() | PythonOptimizerConfig():
+        case (
+            AdamWConfig()
+            | LionConfig()
+            | AdEMAMixConfig()
+            | ScheduleFreeConfig()
+            | PythonOptimizerConfig()
+        ):
             return config
         case unreachable:
             assert_never(unreachable)
@@ -242,7 +272,11 @@ def update_parameter(
     """
     size = CACHED_ELEMENTS if parameter.device.type == "cpu" else MAX_UPDATED_ELEMENTS
     whole = (gradient, parameter, *moments)
-    pieces = zip(*(one.view(-1).split(size) for one in whole), strict=True) if rule.is_elementwise else [whole]
+    pieces = (
+        zip(*(one.view(-1).split(size) for one in whole), strict=True)
+        if rule.is_elementwise
+        else [whole]
+    )
     for piece, weight, *state in pieces:
         scaled = piece if gradient_scale == 1 else piece * gradient_scale
         if isinstance(rule, ScheduleFreeRule):
@@ -254,13 +288,18 @@ def update_parameter(
 
 
 def build_elementwise_state(parameter: Tensor, rule: ElementwiseRule) -> dict[str, Tensor]:
-    """Return the state of a parameter before the first step: moments at zero and, on the host, the step counter."""
-    moments = {STATE_KEYS[name]: torch.zeros_like(parameter, requires_grad=False) for name in rule.moments}
+    """Return the state of a parameter before the first step: moments at zero and, on the host,
+    the step counter.
+    """
+    moments = {
+        STATE_KEYS[name]: torch.zeros_like(parameter, requires_grad=False) for name in rule.moments
+    }
     return {"step": torch.zeros(())} | moments
 
 
 class ElementwiseOptimizer(torch.optim.Optimizer):
-    """An optimizer of one elementwise rule. Parameters may be DTensors or flat shards; the state exists at once.
+    """An optimizer of one elementwise rule. Parameters may be DTensors or flat shards; the state
+    exists at once.
 
     Args:
         groups: Parameter groups, as for every torch optimizer.
@@ -268,7 +307,9 @@ class ElementwiseOptimizer(torch.optim.Optimizer):
     """
 
     def __init__(self, groups: Sequence[Mapping[str, Any]], config: ElementwiseConfig) -> None:
-        super().__init__([dict(group) for group in groups], {"lr": config.learning_rate, "weight_decay": 0.0})
+        super().__init__(
+            [dict(group) for group in groups], {"lr": config.learning_rate, "weight_decay": 0.0}
+        )
         self.rule = build_elementwise_rule(config)
         for group in self.param_groups:
             for parameter in group["params"]:

@@ -1,7 +1,8 @@
-"""The learning rate, weight decay and balance factor of a step, as functions of the tokens trained so far.
+"""The learning rate, weight decay and balance factor of a step, as functions of the tokens trained
+so far.
 
-Everything is counted in tokens, so that a change of batch size does not move the schedule. Only the Noam schedule
-counts steps, as its formula does.
+Everything is counted in tokens, so that a change of batch size does not move the schedule. Only the
+Noam schedule counts steps, as its formula does.
 """
 
 import math
@@ -27,7 +28,9 @@ from llmsys.errors import ConfigError
 
 
 class LearningRate(float):
-    """A learning rate with the share of the config's weight decay that applies with it; a plain float means all."""
+    """A learning rate with the share of the config's weight decay that applies with it; a plain
+    float means all.
+    """
 
     decay_share: float
 
@@ -47,8 +50,10 @@ def set_rates(groups: Iterable[dict[str, Any]], rate: float) -> None:
     """Set a step's learning rate and weight decay in an optimizer's parameter groups, in place.
 
     Args:
-        groups: Parameter groups with `rate_scale`, the group's multiple of the rate, and their full `weight_decay`.
-        rate: The learning rate of the step, with its share of weight decay if it is a `LearningRate`.
+        groups: Parameter groups with `rate_scale`, the group's multiple of the rate, and their full
+            `weight_decay`.
+        rate: The learning rate of the step, with its share of weight decay if it is a
+            `LearningRate`.
     """
     for group in groups:
         group["lr"] = rate * group["rate_scale"]
@@ -92,15 +97,18 @@ def compute_balance_factor(config: RunConfig, steps: int) -> float:
 
 
 def compute_noam_rate(step: int, warmup_steps: int, hidden_size: int) -> float:
-    """Return d^-1/2 · min(t^-1/2, t · t0^-3/2), counted from t = 1, with its peak at t = t0 (Vaswani 2017, 5.3)."""
+    """Return d^-1/2 · min(t^-1/2, t · t0^-3/2), counted from t = 1, with its peak at t = t0
+    (Vaswani 2017, 5.3).
+    """
     return float(hidden_size**-0.5 * min(step**-0.5, step * warmup_steps**-1.5))
 
 
 def compute_lr_multiplier(config: ScheduleConfig, tokens: float, budget_tokens: float) -> float:
-    """Return the share of the peak learning rate at `tokens`, in [0, 1]; one of the user's own may be above 1.
+    """Return the share of the peak learning rate at `tokens`, in [0, 1]; one of the user's own may
+    be above 1.
 
-    inverse_sqrt is Vaswani 2017, 5.3, in tokens, normalized to 1 at its peak t = t0 = warmup_tokens.
-    wsd (warm-up, stable, decay) is Hu 2024 (MiniCPM) with a linear decay.
+    inverse_sqrt is Vaswani 2017, 5.3, in tokens, normalized to 1 at its peak t = t0 =
+    warmup_tokens. wsd (warm-up, stable, decay) is Hu 2024 (MiniCPM) with a linear decay.
     """
     if isinstance(config, NoamScheduleConfig):
         raise TypeError("schedule.kind=noam has no peak rate; see compute_noam_rate")
@@ -142,12 +150,14 @@ def load_python_schedule(config: PythonScheduleConfig) -> PythonSchedule:
     return load_python_object(config, PythonSchedule, "schedule")  # type: ignore[type-abstract]
 
 
-def _compute_python_multiplier(config: PythonScheduleConfig, tokens: float, budget_tokens: float) -> float:
+def _compute_python_multiplier(
+    config: PythonScheduleConfig, tokens: float, budget_tokens: float
+) -> float:
     multiplier = load_python_schedule(config).compute_multiplier(tokens, budget_tokens)
     if not isinstance(multiplier, int | float) or not 0 <= multiplier < math.inf:
         raise ConfigError(
-            f"{config.path} gives {multiplier!r} after {tokens:,.0f} tokens, but a multiplier of the learning rate is "
-            "a finite number, 0 or more. Correct compute_multiplier."
+            f"{config.path} gives {multiplier!r} after {tokens:,.0f} tokens, but a multiplier of "
+            "the learning rate is a finite number, 0 or more. Correct compute_multiplier."
         )
     return float(multiplier)
 

@@ -1,6 +1,7 @@
 """Adafactor and SOAP: update rules of full matrices, with state whose shape is not the parameter's.
 
-Reads and writes parameters and state by `Update`, which gathers what is sharded. State is sharded like its parameter.
+Reads and writes parameters and state by `Update`, which gathers what is sharded. State is sharded
+like its parameter.
 """
 
 import math
@@ -34,13 +35,17 @@ Update = Callable[[Sequence[Tensor], Callable[[list[Tensor]], None]], None]
 BuildZeros = Callable[[Sequence[int], Tensor], Tensor]
 
 
-def update_plain_tensors(tensors: Sequence[Tensor], function: Callable[[list[Tensor]], None]) -> None:
+def update_plain_tensors(
+    tensors: Sequence[Tensor], function: Callable[[list[Tensor]], None]
+) -> None:
     """Call `function` on the tensors themselves: the `Update` of unsharded parameters."""
     function(list(tensors))
 
 
 def build_plain_zeros(shape: Sequence[int], like: Tensor) -> Tensor:
-    """Return zeros of a shape with the dtype and device of a tensor: the `BuildZeros` of unsharded parameters."""
+    """Return zeros of a shape with the dtype and device of a tensor: the `BuildZeros` of
+    unsharded parameters.
+    """
     return torch.zeros(tuple(shape), dtype=like.dtype, device=like.device)
 
 
@@ -52,14 +57,23 @@ class MatrixRule(Protocol):
         ...
 
     def update_parameter(
-        self, weight: Tensor, gradient: Tensor, state: State, *, step: int, rate: float, weight_decay: float
+        self,
+        weight: Tensor,
+        gradient: Tensor,
+        state: State,
+        *,
+        step: int,
+        rate: float,
+        weight_decay: float,
     ) -> None:
         """Change weight and state in place; `step` is counted from 1."""
         ...
 
 
 class AdafactorRule:
-    """Adafactor (Shazeer 2018, algorithms 4 and 5), as torch.optim.Adafactor computes it for each matrix."""
+    """Adafactor (Shazeer 2018, algorithms 4 and 5), as torch.optim.Adafactor computes it for
+    each matrix.
+    """
 
     def __init__(self, config: AdafactorConfig) -> None:
         self.config = config
@@ -68,15 +82,27 @@ class AdafactorRule:
         """Implement `MatrixRule.list_state_shapes`."""
         if len(shape) < 2:
             return {"exp_avg_sq": tuple(shape)}
-        return {"exp_avg_sq_row": (*shape[:-1], 1), "exp_avg_sq_column": (*shape[:-2], 1, shape[-1])}
+        return {
+            "exp_avg_sq_row": (*shape[:-1], 1),
+            "exp_avg_sq_column": (*shape[:-2], 1, shape[-1]),
+        }
 
     def update_parameter(
-        self, weight: Tensor, gradient: Tensor, state: State, *, step: int, rate: float, weight_decay: float
+        self,
+        weight: Tensor,
+        gradient: Tensor,
+        state: State,
+        *,
+        step: int,
+        rate: float,
+        weight_decay: float,
     ) -> None:
         """Implement `MatrixRule.update_parameter`."""
         change, dims = step**-self.config.decay_exponent, tuple(range(-min(2, weight.ndim), 0))
         # Stacked experts are matrices of their own, wherever they are.
-        size = weight.square().mean(dims, keepdim=True).sqrt().clamp_(min=self.config.min_weight_size)
+        size = (
+            weight.square().mean(dims, keepdim=True).sqrt().clamp_(min=self.config.min_weight_size)
+        )
         weight.mul_(1 - rate * weight_decay)
         square = gradient.square()
         if weight.ndim > 1:
@@ -87,12 +113,20 @@ class AdafactorRule:
         else:
             estimate = state["exp_avg_sq"].lerp_(square, change).clone()
         update = estimate.clamp_(min=MIN_SQUARE**2).rsqrt_().mul_(gradient)
-        excess = update.square().mean(dims, keepdim=True).sqrt().div_(self.config.clip_threshold).clamp_(min=1.0)
+        excess = (
+            update.square()
+            .mean(dims, keepdim=True)
+            .sqrt()
+            .div_(self.config.clip_threshold)
+            .clamp_(min=1.0)
+        )
         weight.sub_(update.mul_(size * min(rate, step**-0.5) / excess))
 
 
 class SoapRule:
-    """SOAP (Vyas 2024, algorithm 3): Adam in the eigenbasis of the gradients' second moments over rows and columns."""
+    """SOAP (Vyas 2024, algorithm 3): Adam in the eigenbasis of the gradients' second moments
+    over rows and columns.
+    """
 
     def __init__(self, config: SoapConfig) -> None:
         self.config = config
@@ -106,7 +140,14 @@ class SoapRule:
         return shapes
 
     def update_parameter(
-        self, weight: Tensor, gradient: Tensor, state: State, *, step: int, rate: float, weight_decay: float
+        self,
+        weight: Tensor,
+        gradient: Tensor,
+        state: State,
+        *,
+        step: int,
+        rate: float,
+        weight_decay: float,
     ) -> None:
         """Implement `MatrixRule.update_parameter`."""
         sides = [dim for dim, name in SIDES.items() if f"basis_{name}" in state]
@@ -132,7 +173,9 @@ class SoapRule:
                 self._update_basis(state, dim)
 
     def _update_basis(self, state: State, dim: int) -> None:
-        """Take one step of power iteration, with the vectors in the order of their eigenvalues (section 4)."""
+        """Take one step of power iteration, with the vectors in the order of their eigenvalues
+        (section 4).
+        """
         basis_SS, matrix_SS = state[f"basis_{SIDES[dim]}"], state[f"preconditioner_{SIDES[dim]}"]
         product_SS = matrix_SS @ basis_SS
         order_S = (basis_SS * product_SS).sum(-2).argsort(-1, descending=True)
@@ -182,7 +225,9 @@ class MatrixOptimizer(torch.optim.Optimizer):
         update: Update = update_plain_tensors,
         build_zeros: BuildZeros = build_plain_zeros,
     ) -> None:
-        super().__init__([dict(group) for group in groups], {"lr": config.learning_rate, "weight_decay": 0.0})
+        super().__init__(
+            [dict(group) for group in groups], {"lr": config.learning_rate, "weight_decay": 0.0}
+        )
         self.rule, self._update = build_matrix_rule(config), update
         for group in self.param_groups:
             for parameter in group["params"]:
@@ -211,4 +256,6 @@ class MatrixOptimizer(torch.optim.Optimizer):
             options = {"rate": float(group["lr"]), "weight_decay": group["weight_decay"]}
             self.rule.update_parameter(weight, gradient, named, step=step, **options)
 
-        self._update([parameter.detach(), parameter.grad, *(state[key] for key in keys)], update_full)
+        self._update(
+            [parameter.detach(), parameter.grad, *(state[key] for key in keys)], update_full
+        )

@@ -1,8 +1,9 @@
 """Muon: orthogonalized momentum for matrices. All other parameters use AdamW.
 
-Momentum is averaged, pushed towards the nearest orthogonal matrix by a few Newton-Schulz steps (Jordan 2024), and
-scaled to the root mean square of an AdamW step (Moonshot 2025, arXiv:2502.16982, 2.2), so that learning rate and weight
-decay carry over from AdamW. It needs full matrices; where parameters are sharded, `apply` gathers them.
+Momentum is averaged, pushed towards the nearest orthogonal matrix by a few Newton-Schulz steps
+(Jordan 2024), and scaled to the root mean square of an AdamW step (Moonshot 2025, arXiv:2502.16982,
+2.2), so that learning rate and weight decay carry over from AdamW. It needs full matrices; where
+parameters are sharded, `apply` gathers them.
 """
 
 import math
@@ -15,7 +16,8 @@ from torch import Tensor
 
 # M, N the sides of a matrix, E experts (any leading dims are a batch of matrices)
 
-# Coefficients of the quintic step, chosen for the steepest slope at 0: singular values end near 1, not at it.
+# Coefficients of the quintic step, chosen for the steepest slope at 0: singular values end near 1,
+# not at it.
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
 # Root mean square of a usual AdamW update (Moonshot 2025, 2.2).
@@ -34,10 +36,12 @@ def orthogonalize_matrices(update_MN: Tensor, steps: int) -> Tensor:
         steps: Newton-Schulz iterations.
 
     Returns:
-        Roughly U Vᵀ of the singular value decomposition: singular values of 0.7 to 1.2, same dtype and shape.
+        Roughly U Vᵀ of the singular value decomposition: singular values of 0.7 to 1.2, same dtype
+        and shape.
     """
     a, b, c = COEFFICIENTS
-    tall = update_MN.shape[-2] > update_MN.shape[-1]  # the Gram matrix of the shorter side is the smaller one
+    # the Gram matrix of the shorter side is the smaller one
+    tall = update_MN.shape[-2] > update_MN.shape[-1]
     x: Tensor = update_MN.mT if tall else update_MN
     # The Frobenius norm bounds the singular values by 1, below which the steps converge.
     x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
@@ -63,8 +67,12 @@ class Muon(torch.optim.Optimizer):
         apply: Calls a function on full matrices where parameters are sharded.
     """
 
-    def __init__(self, groups: Sequence[dict[str, Any]], *, dtype: torch.dtype, apply: Apply = apply_to_each) -> None:
-        super().__init__(list(groups), {"lr": 0.0, "weight_decay": 0.0, "momentum": 0.95, "steps": 5})
+    def __init__(
+        self, groups: Sequence[dict[str, Any]], *, dtype: torch.dtype, apply: Apply = apply_to_each
+    ) -> None:
+        super().__init__(
+            list(groups), {"lr": 0.0, "weight_decay": 0.0, "momentum": 0.95, "steps": 5}
+        )
         self._dtype, self._apply = dtype, apply
         for group in self.param_groups:
             for parameter in group["params"]:
@@ -78,7 +86,9 @@ class Muon(torch.optim.Optimizer):
         """Take one step from the gradients. Collective where `apply` is."""
         for group in self.param_groups:
             parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
-            momenta = [self._update_momentum(parameter, group["momentum"]) for parameter in parameters]
+            momenta = [
+                self._update_momentum(parameter, group["momentum"]) for parameter in parameters
+            ]
             updates = self._apply(momenta, partial(orthogonalize_matrices, steps=group["steps"]))
             for parameter, update in zip(parameters, updates, strict=True):
                 parameter.mul_(1 - group["lr"] * group["weight_decay"])

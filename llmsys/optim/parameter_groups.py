@@ -1,11 +1,12 @@
 """Parameter groups: weight decay, learning-rate multiple and update algorithm of each parameter.
 
-The parametrization of the model multiplies the rate of a parameter (llmsys/model/parametrization.py), and divides its
-decay by as much, since decay is multiplied by the rate.
+The parametrization of the model multiplies the rate of a parameter
+(llmsys/model/parametrization.py), and divides its decay by as much, since decay is multiplied by
+the rate.
 
-Matrices (two or more dimensions) decay; vectors (norm weights, biases, stacked ones included) do not. Embeddings are
-matrices and decay, as in GPT-3 and LLaMA. Under Muon, the projections of attention, feed-forward and experts use Muon,
-all else AdamW.
+Matrices (two or more dimensions) decay; vectors (norm weights, biases, stacked ones included) do
+not. Embeddings are matrices and decay, as in GPT-3 and LLaMA. Under Muon, the projections of
+attention, feed-forward and experts use Muon, all else AdamW.
 
 Invariants:
 - Names are grouped, not tensors, so that every engine builds the same groups from its own tensors.
@@ -62,8 +63,8 @@ def get_parameter_role(name: str) -> Role:
         name: As in `Transformer.named_parameters`.
 
     Returns:
-        "experts" for routed experts (`blocks.3.feed_forward.experts.up_proj`), "embedding" for token embedding and
-        head, otherwise "dense".
+        "experts" for routed experts (`blocks.3.feed_forward.experts.up_proj`), "embedding" for
+        token embedding and head, otherwise "dense".
     """
     if ".experts." in name:
         return "experts"
@@ -76,7 +77,9 @@ def _has_weight_decay(name: str, parameter: nn.Parameter) -> bool:
 
 
 def build_parameter_groups(
-    named: Iterable[tuple[str, nn.Parameter]], config: OptimizerConfig, model: ModelConfig | None = None
+    named: Iterable[tuple[str, nn.Parameter]],
+    config: OptimizerConfig,
+    model: ModelConfig | None = None,
 ) -> list[ParameterGroup]:
     """Build the parameter groups in a fixed order, without empty ones.
 
@@ -91,7 +94,11 @@ def build_parameter_groups(
     members: dict[tuple[Role, bool, UpdateRule, float], list[str]] = {}
     for name, parameter in named:
         rule = config.select_update_rule(name, parameter.ndim)
-        factor = 1.0 if model is None else compute_rate_factor(model, name, WIDTH_EXPONENTS.get(rule, 1.0))
+        factor = (
+            1.0
+            if model is None
+            else compute_rate_factor(model, name, WIDTH_EXPONENTS.get(rule, 1.0))
+        )
         key = (get_parameter_role(name), _has_weight_decay(name, parameter), rule, factor)
         members.setdefault(key, []).append(name)
     return [

@@ -1,24 +1,28 @@
-"""Activation checkpointing of every block: of decoder, encoder and prediction modules (Chen 2016, arXiv:1604.06174).
+"""Activation checkpointing of every block: of decoder, encoder and prediction modules (Chen 2016,
+arXiv:1604.06174).
 
 Invariants:
-- The same bits with and without: random numbers are drawn again from the same state, routing and all-to-alls repeat,
-  and counters are updated in the first pass only (`llmsys.model.load_balancing.is_recomputation`).
-- The host reads the splits of all-to-alls in the first pass only (llmsys/model/host_read.py), except where blocks are
-  compiled.
+- The same bits with and without: random numbers are drawn again from the same state, routing and
+  all-to-alls repeat, and counters are updated in the first pass only
+  (`llmsys.model.load_balancing.is_recomputation`).
+- The host reads the splits of all-to-alls in the first pass only (llmsys/model/host_read.py),
+  except where blocks are compiled.
 
 Saved from forward to backward, which llmsys/estimate restates:
 
 - `none`: the tensors autograd saves.
-- `offload`: nothing on the device; the tensors autograd saves are in host memory (activation_offload.py).
+- `offload`: nothing on the device; the tensors autograd saves are in host memory
+  (activation_offload.py).
 - `full`: the inputs of the block, and what all blocks share (masks, rotary tables, encoder output).
-- `selective`: the same, and the outputs of `SAVED_OPERATIONS`: matmuls with weights (also of experts, also in fp8),
-  fused attention with its logsumexp (on the CPU in bfloat16 its probabilities), and received data of collectives.
-  Recomputed are norms, rotations, activations, dropout, casts, residual sums, the sorting of tokens by expert,
-  flex_attention (compiled code, which no dispatch mode sees), and
-  eager attention (soft caps, sinks, distances, dropout on CPUs), whose T × T tensors Korthikanti 2022
-  (arXiv:2205.05198, 5) recomputes too.
+- `selective`: the same, and the outputs of `SAVED_OPERATIONS`: matmuls with weights (also of
+  experts, also in fp8), fused attention with its logsumexp (on the CPU in bfloat16 its
+  probabilities), and received data of collectives. Recomputed are norms, rotations, activations,
+  dropout, casts, residual sums, the sorting of tokens by expert, flex_attention (compiled code,
+  which no dispatch mode sees), and eager attention (soft caps, sinks, distances, dropout on CPUs),
+  whose T × T tensors Korthikanti 2022 (arXiv:2205.05198, 5) recomputes too.
 
-The last matmul of a block is not recomputed where no saved tensor depends on it: torch stops as soon as it has all.
+The last matmul of a block is not recomputed where no saved tensor depends on it: torch stops as
+soon as it has all.
 """
 
 from collections import defaultdict, deque
@@ -31,7 +35,11 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 from llmsys.model import cpu_attention, cpu_kernels, varlen_attention
 from llmsys.model.host_read import RepeatedReads
@@ -65,8 +73,9 @@ def build_read_contexts() -> Contexts:
 def build_eager_contexts(operations: Collection[Any]) -> Callable[[], Contexts]:
     """Return the `context_fn` of `torch.utils.checkpoint.checkpoint` for eager blocks.
 
-    torch's own contexts intercept every operation of a block, those of FSDP's hooks included, and fail when the second
-    pass gathers weights that were already gathered in the first. These intercept the saved operations only.
+    torch's own contexts intercept every operation of a block, those of FSDP's hooks included, and
+    fail when the second pass gathers weights that were already gathered in the first. These
+    intercept the saved operations only.
     """
 
     def build_contexts() -> Contexts:
@@ -80,16 +89,24 @@ def build_eager_contexts(operations: Collection[Any]) -> Callable[[], Contexts]:
 
 
 @contextmanager
-def _enter_both(one: AbstractContextManager[Any], other: AbstractContextManager[Any]) -> Iterator[None]:
+def _enter_both(
+    one: AbstractContextManager[Any], other: AbstractContextManager[Any]
+) -> Iterator[None]:
     with one, other:
         yield
 
 
 def build_compiled_contexts(operations: Collection[Any]) -> Callable[[], Any]:
-    """Return the `context_fn` for blocks inside torch.compile, which supports torch's own contexts only."""
+    """Return the `context_fn` for blocks inside torch.compile, which supports torch's own
+    contexts only.
+    """
 
     def choose_policy(context: Any, operation: Any, *inputs: Any, **named: Any) -> CheckpointPolicy:
-        return CheckpointPolicy.MUST_SAVE if operation in operations else CheckpointPolicy.PREFER_RECOMPUTE
+        return (
+            CheckpointPolicy.MUST_SAVE
+            if operation in operations
+            else CheckpointPolicy.PREFER_RECOMPUTE
+        )
 
     return lambda: create_selective_checkpoint_contexts(choose_policy)
 
@@ -111,13 +128,16 @@ class _SavingMode(TorchDispatchMode):
         if func in self.operations:
             # An alias: the output itself would keep the graph that autograd attaches to it.
             saved = tree_map_only(Tensor, _detach_alias, outputs)
-            # Shapes reveal a second pass that takes another branch, versions an output that was overwritten.
+            # Shapes reveal a second pass that takes another branch, versions an output that was
+            # overwritten.
             self.store[func].append(_SavedOutputs(saved, _list_shapes(args), _list_versions(saved)))
         return outputs
 
 
 class _RecomputingMode(TorchDispatchMode):
-    """Dispatch mode of the second pass: returns stored outputs in their order, and computes the rest."""
+    """Dispatch mode of the second pass: returns stored outputs in their order, and computes the
+    rest.
+    """
 
     def __init__(self, operations: Collection[Any], store: Store) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -132,21 +152,33 @@ class _RecomputingMode(TorchDispatchMode):
         if func not in self.operations:
             return func(*args, **(kwargs or {}))
         if not self.store[func]:
-            raise RuntimeError(f"the second pass of a block calls {func} more often than the first. {_RULE}")
+            raise RuntimeError(
+                f"the second pass of a block calls {func} more often than the first. {_RULE}"
+            )
         outputs, shapes, versions = self.store[func].popleft()
         if shapes != _list_shapes(args):
-            raise RuntimeError(f"{func} got shapes {_list_shapes(args)}, and {shapes} in the first pass. {_RULE}")
+            raise RuntimeError(
+                f"{func} got shapes {_list_shapes(args)}, and {shapes} in the first pass. {_RULE}"
+            )
         if versions != _list_versions(outputs):
-            raise RuntimeError(f"an output of {func} was changed in place after it was saved. {_RULE}")
+            raise RuntimeError(
+                f"an output of {func} was changed in place after it was saved. {_RULE}"
+            )
         return outputs
 
 
-_RULE = "Both passes must run the same operations, with one backward per forward, and leave saved outputs unchanged."
+_RULE = (
+    "Both passes must run the same operations, with one backward per forward, and leave saved "
+    "outputs unchanged."
+)
 
 
 def _detach_alias(x: Tensor) -> Tensor:
-    """Return an alias with the same storage and version counter, without the graph that will be attached to `x`."""
-    # Dispatch modes run with this key excluded, and an alias would then get a version counter of its own.
+    """Return an alias with the same storage and version counter, without the graph that will be
+    attached to `x`.
+    """
+    # Dispatch modes run with this key excluded, and an alias would then get a version counter of
+    # its own.
     with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):
         return x.detach()
 
@@ -182,15 +214,19 @@ SAVED_OPERATIONS = {
 
 
 def apply_activation_checkpoint(
-    model: Transformer, mode: ActivationCheckpointMode, *, compiled: bool = False, separates_experts: bool = False
+    model: Transformer,
+    mode: ActivationCheckpointMode,
+    *,
+    compiled: bool = False,
+    separates_experts: bool = False,
 ) -> None:
     """Wrap the forward of every block. Names of parameters and modules do not change.
 
     Args:
         model: A model before FSDP and `compile_blocks`.
         mode: See the module's docstring.
-        compiled: Whether `compile_blocks` follows. torch.compile then partitions the recomputation itself; around a
-            compiled block `selective` would see one opaque operation.
+        compiled: Whether `compile_blocks` follows. torch.compile then partitions the recomputation
+            itself; around a compiled block `selective` would see one opaque operation.
         separates_experts: See `must_compile_pieces`.
     """
     if mode == "offload":
@@ -202,7 +238,8 @@ def apply_activation_checkpoint(
             case "none":
                 pass
             case "full" if compiled and not in_pieces:
-                # A block that is compiled as one graph has no splits for the host to read, see `must_compile_pieces`.
+                # A block that is compiled as one graph has no splits for the host to read, see
+                # `must_compile_pieces`.
                 _wrap_method((block, "forward"))
             case "full":
                 _wrap_method((block, "forward"), build_read_contexts)

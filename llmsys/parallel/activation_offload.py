@@ -1,11 +1,13 @@
 """Activations of a block in host memory between its forward and its backward.
 
-Every tensor that autograd saves in a block is copied out as it is saved, on a stream of its own, and the device's
-memory is free once the block has ended. The backward of a block starts to fetch the tensors of the block before it, so
-copies run next to computation in both directions. On a CPU the same hooks copy within host memory.
+Every tensor that autograd saves in a block is copied out as it is saved, on a stream of its own,
+and the device's memory is free once the block has ended. The backward of a block starts to fetch
+the tensors of the block before it, so copies run next to computation in both directions. On a CPU
+the same hooks copy within host memory.
 
 Invariants:
-- The same bits as without: copies only. Parameters, buffers and what all blocks share (masks, rotations) stay.
+- The same bits as without: copies only. Parameters, buffers and what all blocks share (masks,
+  rotations) stay.
 - A tensor that several operations save travels once.
 """
 
@@ -27,7 +29,9 @@ MIN_BYTES = 1 << 10
 
 
 class _HostCopy:
-    """A saved tensor: on its device until the block ends, then in host memory, then on its device again."""
+    """A saved tensor: on its device until the block ends, then in host memory, then on its
+    device again.
+    """
 
     def __init__(self, tensor: Tensor, streams: "_CopyStreams") -> None:
         self.original: Tensor | None = tensor
@@ -42,7 +46,8 @@ class _HostCopy:
 
     def get(self) -> Tensor:
         """Return the tensor, on its device."""
-        if self.original is not None:  # the backward of a block that has not ended: a loss inside of it
+        # the backward of a block that has not ended: a loss inside of it
+        if self.original is not None:
             return self.original
         self.start_fetch()
         assert self._fetched is not None
@@ -103,7 +108,11 @@ class _BlockRecord:
     """The copies of one forward of a block, and the record of the block before it."""
 
     def __init__(
-        self, block: nn.Module, shared: set[int], earlier: "_BlockRecord | None", streams: _CopyStreams
+        self,
+        block: nn.Module,
+        shared: set[int],
+        earlier: "_BlockRecord | None",
+        streams: _CopyStreams,
     ) -> None:
         self._block, self._shared, self._streams = block, shared, streams
         # Weak: a chain of records would keep the copies of every earlier step.
@@ -151,11 +160,15 @@ class _BlockRecord:
     def _must_offload(self, tensor: Tensor) -> bool:
         if tensor.numel() * tensor.element_size() < MIN_BYTES or isinstance(tensor, DTensor):
             return False
-        return _get_storage(tensor) not in self._shared | {_get_storage(one) for one in _list_weights(self._block)}
+        return _get_storage(tensor) not in self._shared | {
+            _get_storage(one) for one in _list_weights(self._block)
+        }
 
 
 def _list_weights(block: nn.Module) -> list[Tensor]:
-    """List parameters and buffers as they are now: FSDP replaces shards by gathered tensors and back."""
+    """List parameters and buffers as they are now: FSDP replaces shards by gathered tensors and
+    back.
+    """
     return [get_local_tensor(one) for one in (*block.parameters(), *block.buffers())]
 
 
@@ -183,7 +196,9 @@ def apply_activation_offload(model: Transformer) -> None:
     """
     streams, last = _CopyStreams(), list[ref[_BlockRecord]]()
 
-    def wrap_forward(block: TransformerBlock, forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def wrap_forward(
+        block: TransformerBlock, forward: Callable[..., Tensor]
+    ) -> Callable[..., Tensor]:
         def run_block(x_BTD: Tensor, context: Any) -> Tensor:
             if not torch.is_grad_enabled():
                 return forward(x_BTD, context)

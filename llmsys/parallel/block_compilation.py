@@ -2,14 +2,15 @@
 
 A block is one graph. The exchanges of the tensor and context axes are operations of that graph.
 
-Blocks with experts of their own ranks or shards (`must_compile_pieces`) are the exception: only a host that knows the
-number of rows can receive them, and FSDP gathers such experts in a hook, which no graph can hold. There the pieces of a
-block are compiled: attention with its norms and residual sum, the router, and the activations of experts. Between them
-the sort, exchange and products of tokens run as without compilation.
+Blocks with experts of their own ranks or shards (`must_compile_pieces`) are the exception: only a
+host that knows the number of rows can receive them, and FSDP gathers such experts in a hook, which
+no graph can hold. There the pieces of a block are compiled: attention with its norms and residual
+sum, the router, and the activations of experts. Between them the sort, exchange and products of
+tokens run as without compilation.
 
 Invariants:
-- Only passes with gradients are compiled. Evaluation and generation have other shapes, and would be compiled again for
-  each.
+- Only passes with gradients are compiled. Evaluation and generation have other shapes, and would be
+  compiled again for each.
 """
 
 from collections.abc import Callable
@@ -41,19 +42,25 @@ def list_blocks(model: Transformer) -> list[TransformerBlock]:
 
 
 def must_compile_pieces(block: TransformerBlock, *, separates_experts: bool) -> bool:
-    """Return whether a block is compiled in pieces: where FSDP has hooks in it, or the host reads counts of tokens.
+    """Return whether a block is compiled in pieces: where FSDP has hooks in it, or the host reads
+    counts of tokens.
 
     Args:
         block: A block.
         separates_experts: Whether experts are on several ranks, or sharded apart from their block.
 
     Returns:
-        True with such experts, with experts that take some assignments only, and with widths without grouped matmuls.
+        True with such experts, with experts that take some assignments only, and with widths
+        without grouped matmuls.
     """
     layer = block.feed_forward
     if not isinstance(layer, MoELayer):
         return False
-    return separates_experts or layer.config.routing.kind != "token_choice" or not layer.experts.grouped
+    return (
+        separates_experts
+        or layer.config.routing.kind != "token_choice"
+        or not layer.experts.grouped
+    )
 
 
 def list_branches(block: TransformerBlock) -> tuple[Piece, Piece]:
@@ -70,15 +77,19 @@ def list_branches(block: TransformerBlock) -> tuple[Piece, Piece]:
     return (block, "run_attention_branches"), (block, "run_feed_forward_branch")
 
 
-def compile_blocks(model: Transformer, *, separates_experts: bool = False, backend: str = "inductor") -> None:
-    """Compile every block with torch.compile, before anything is sharded: hooks of FSDP and DeepSpeed stay outside.
+def compile_blocks(
+    model: Transformer, *, separates_experts: bool = False, backend: str = "inductor"
+) -> None:
+    """Compile every block with torch.compile, before anything is sharded: hooks of FSDP and
+    DeepSpeed stay outside.
 
     Args:
         model: Changed in place; after `apply_activation_checkpoint`.
         separates_experts: See `must_compile_pieces`.
         backend: A backend of torch.compile.
     """
-    # Experts count tokens and set their balance losses in the first pass; a repeated pass must not do it again.
+    # Experts count tokens and set their balance losses in the first pass; a repeated pass must not
+    # do it again.
     torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True
     for block in list_blocks(model):
         if must_compile_pieces(block, separates_experts=separates_experts):
@@ -90,7 +101,11 @@ def compile_blocks(model: Transformer, *, separates_experts: bool = False, backe
 def _compile_pieces(block: TransformerBlock, backend: str) -> None:
     layer = block.feed_forward
     assert isinstance(layer, MoELayer)
-    pieces = [list_branches(block)[0], (layer.router, "compute_scores"), (layer.router, "select_experts")]
+    pieces = [
+        list_branches(block)[0],
+        (layer.router, "compute_scores"),
+        (layer.router, "select_experts"),
+    ]
     for piece in pieces:
         _compile_method(piece, backend)
     # The number of rows of an expert's rank differs in every step.
@@ -113,5 +128,7 @@ def _compile_method(piece: Piece, backend: str, *, dynamic: bool | None = None) 
 
 
 def _has_few_rows(inputs: tuple[Any, ...]) -> bool:
-    """Return whether an input has fewer than two rows: sizes 0 and 1 are never dynamic, and compiled apart."""
+    """Return whether an input has fewer than two rows: sizes 0 and 1 are never dynamic, and
+    compiled apart.
+    """
     return any(isinstance(value, Tensor) and len(value) < 2 for value in inputs)

@@ -1,7 +1,8 @@
 """Differentiable collectives of a forward pass, and the reduce-scatter of FSDP gradients.
 
 Invariants:
-- A loss is a sum over ranks, so the gradient of an all-gather is a reduce-scatter and vice versa. Nothing is averaged.
+- A loss is a sum over ranks, so the gradient of an all-gather is a reduce-scatter and vice versa.
+  Nothing is averaged.
 - Shards along the gathered dim are in the order of the group's ranks.
 """
 
@@ -26,13 +27,23 @@ class CustomReduceScatter(ABC):
 
     @abstractmethod
     def __call__(
-        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: dist.ProcessGroup,
+        op: Any,
+        async_op: bool = False,
     ) -> None:
-        """Set `output_tensor` to the sum over ranks of this rank's shard of their `input_tensor`. Collective."""
+        """Set `output_tensor` to the sum over ranks of this rank's shard of their
+        `input_tensor`. Collective.
+        """
 
 
-def configure_gradient_reduction(module: FSDPModule, mesh: DeviceMesh, how: CustomReduceScatter | None = None) -> None:
-    """Make FSDP sum gradients over `mesh` without division: the loss is divided by the targets of all ranks.
+def configure_gradient_reduction(
+    module: FSDPModule, mesh: DeviceMesh, how: CustomReduceScatter | None = None
+) -> None:
+    """Make FSDP sum gradients over `mesh` without division: the loss is divided by the targets of
+    all ranks.
 
     `how` None uses the fastest: the library's own, but a pairwise exchange for gloo.
     """
@@ -48,10 +59,17 @@ def configure_gradient_reduction(module: FSDPModule, mesh: DeviceMesh, how: Cust
 
 
 class PairwiseReduceScatter(CustomReduceScatter):
-    """Reduce-scatter in W - 1 rounds of point-to-point messages, each of one shard, with one shard of extra memory."""
+    """Reduce-scatter in W - 1 rounds of point-to-point messages, each of one shard, with one
+    shard of extra memory.
+    """
 
     def __call__(
-        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: dist.ProcessGroup,
+        op: Any,
+        async_op: bool = False,
     ) -> None:
         """Implement `CustomReduceScatter.__call__`."""
         ranks, own = group.size(), group.rank()
@@ -76,21 +94,27 @@ collectives = torch.ops._c10d_functional
 
 
 def all_gather(x: Tensor, group: Group, dim: int) -> Tensor:
-    """Concatenate the shards of all ranks along `dim`. The backward is a reduce-scatter. Collective."""
+    """Concatenate the shards of all ranks along `dim`. The backward is a reduce-scatter.
+    Collective.
+    """
     gathered: Tensor = _AllGather.apply(x, group, dim)  # type: ignore[no-untyped-call]
     return gathered
 
 
 def reduce_scatter(x: Tensor, group: Group, dim: int) -> Tensor:
-    """Return this rank's shard, along `dim`, of the sum over ranks; the ranks must divide the dim. Collective."""
+    """Return this rank's shard, along `dim`, of the sum over ranks; the ranks must divide the
+    dim. Collective.
+    """
     piece: Tensor = _ReduceScatter.apply(x, group, dim)  # type: ignore[no-untyped-call]
     return piece
 
 
 def all_to_all(x: Tensor, group: Group, split: int, joined: int) -> Tensor:
-    """Send shard r of dim `split` to rank r, and concatenate the received shards along dim `joined`. Collective.
+    """Send shard r of dim `split` to rank r, and concatenate the received shards along dim
+    `joined`. Collective.
 
-    Ulysses (Jacobs 2023, arXiv:2309.14509, 3.1): heads for positions before attention, positions for heads after it.
+    Ulysses (Jacobs 2023, arXiv:2309.14509, 3.1): heads for positions before attention, positions
+    for heads after it.
     """
     exchanged: Tensor = _AllToAll.apply(x, group, split, joined)  # type: ignore[no-untyped-call]
     return exchanged
@@ -103,10 +127,11 @@ def all_reduce(x: Tensor, group: Group) -> Tensor:
 
 
 class RowExchange:
-    """One all-to-all of rows with uneven splits, in two halves: what is computed between them overlaps it.
+    """One all-to-all of rows with uneven splits, in two halves: what is computed between them
+    overlaps it.
 
-    In backward the second half starts the exchange of gradients and the first one finishes it, so the backward of what
-    was computed between them overlaps that.
+    In backward the second half starts the exchange of gradients and the first one finishes it, so
+    the backward of what was computed between them overlaps that.
 
     Args:
         send: Rows for each rank.
@@ -120,12 +145,16 @@ class RowExchange:
         self.pending_gradient: Tensor | None = None
 
     def start(self, x_MD: Tensor) -> Tensor:
-        """Start sending rows, in the order of the ranks; only `finish` may read the result. Collective."""
+        """Start sending rows, in the order of the ranks; only `finish` may read the result.
+        Collective.
+        """
         pending_MD: Tensor = _StartExchange.apply(x_MD, self)  # type: ignore[no-untyped-call]
         return pending_MD
 
     def finish(self, pending_MD: Tensor) -> Tensor:
-        """Return the received rows, in the order of the ranks. On accelerators the stream waits, not the host."""
+        """Return the received rows, in the order of the ranks. On accelerators the stream waits,
+        not the host.
+        """
         arrived_MD: Tensor = _FinishExchange.apply(pending_MD, self)  # type: ignore[no-untyped-call]
         return arrived_MD
 
@@ -168,13 +197,17 @@ class _FinishExchange(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         exchange = ctx.exchange
-        exchange.pending_gradient = _start_all_to_all(gradients[0], exchange.receive, exchange.send, exchange.group)
+        exchange.pending_gradient = _start_all_to_all(
+            gradients[0], exchange.receive, exchange.send, exchange.group
+        )
         # Without values: `_StartExchange` has the gradient.
         return gradients[0].new_zeros(()).expand_as(gradients[0]), None
 
 
 def _start_all_to_all(x_MD: Tensor, send: list[int], receive: list[int], group: Group) -> Tensor:
-    pending: Tensor = collectives.all_to_all_single(x_MD.contiguous(), receive, send, group.group_name)
+    pending: Tensor = collectives.all_to_all_single(
+        x_MD.contiguous(), receive, send, group.group_name
+    )
     return pending
 
 
@@ -224,7 +257,9 @@ class _AllReduce(torch.autograd.Function):
 
 
 def _all_gather_tensor(x: Tensor, group: Group, dim: int) -> Tensor:
-    pieces = _wait_tensor(collectives.all_gather_into_tensor(x.contiguous(), group.size(), group.group_name))
+    pieces = _wait_tensor(
+        collectives.all_gather_into_tensor(x.contiguous(), group.size(), group.group_name)
+    )
     # The collective stacks the ranks along dim 0, whatever the dim.
     by_rank: Tensor = pieces.unflatten(0, (group.size(), -1))
     return by_rank.movedim(0, dim).flatten(dim, dim + 1)
@@ -233,7 +268,9 @@ def _all_gather_tensor(x: Tensor, group: Group, dim: int) -> Tensor:
 def _reduce_scatter_tensor(x: Tensor, group: Group, dim: int) -> Tensor:
     pieces = x.unflatten(dim, (group.size(), -1)).movedim(dim, 0).contiguous()
     # The dim of ranks is left, with one entry.
-    return _wait_tensor(collectives.reduce_scatter_tensor(pieces, "sum", group.size(), group.group_name)).squeeze(0)
+    return _wait_tensor(
+        collectives.reduce_scatter_tensor(pieces, "sum", group.size(), group.group_name)
+    ).squeeze(0)
 
 
 def _all_to_all_tensor(x: Tensor, group: Group, split: int, joined: int) -> Tensor:

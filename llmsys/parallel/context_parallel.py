@@ -1,12 +1,14 @@
-"""Context parallel attention: each rank attends with some of the heads to full sequences, or to a ring of ranks.
+"""Context parallel attention: each rank attends with some of the heads to full sequences, or to a
+ring of ranks.
 
-After the projections of queries, keys and values the context axis exchanges heads for positions, before the output
-projection positions for heads (Ulysses, Jacobs 2023, arXiv:2309.14509, 3.1). The tensor axis has its own heads from the
-start. So rotations, masks of packed documents, windows, biases, sinks and caps are those of one process, for fewer
-heads. Latent attention exchanges queries, and gathers the latents, which are narrower than the keys and values.
+After the projections of queries, keys and values the context axis exchanges heads for positions,
+before the output projection positions for heads (Ulysses, Jacobs 2023, arXiv:2309.14509, 3.1). The
+tensor axis has its own heads from the start. So rotations, masks of packed documents, windows,
+biases, sinks and caps are those of one process, for fewer heads. Latent attention exchanges
+queries, and gathers the latents, which are narrower than the keys and values.
 
-With `layout.context_kind=ring` nothing is exchanged here: keys and values go round in attention itself
-(ring_attention.py). With ulysses_ring heads are exchanged inside of each member of the ring.
+With `layout.context_kind=ring` nothing is exchanged here: keys and values go round in attention
+itself (ring_attention.py). With ulysses_ring heads are exchanged inside of each member of the ring.
 """
 
 from dataclasses import dataclass
@@ -42,7 +44,9 @@ def divide_attention(model: Transformer, sharding: SequenceSharding) -> None:
 
 
 def _divide_heads(attention: AttentionProjections, sharding: SequenceSharding) -> None:
-    attention.register_forward_pre_hook(lambda _, inputs: (sharding.enter_column_parallel(inputs[0], 1), *inputs[1:]))
+    attention.register_forward_pre_hook(
+        lambda _, inputs: (sharding.enter_column_parallel(inputs[0], 1), *inputs[1:])
+    )
     # `out_features` is still that of all ranks: the tensor axis has replaced the weight only.
     groups = attention.k_proj.out_features // attention.head_dim
     shared = KeyValueHeadSharding(attention.heads, groups, attention.head_dim, sharding)
@@ -50,22 +54,32 @@ def _divide_heads(attention: AttentionProjections, sharding: SequenceSharding) -
     for linear in (attention.k_proj, attention.v_proj):
         replace_forward(linear, _KeyValueProjection(linear, sharding, shared))
     if attention.norms == "full":  # norms of single heads need no communication
-        queries = KeyValueHeadSharding(attention.heads, attention.heads, attention.head_dim, sharding)
+        queries = KeyValueHeadSharding(
+            attention.heads, attention.heads, attention.head_dim, sharding
+        )
         replace_forward(attention.q_norm, _NormOverRanks(attention.q_norm, sharding, queries))
         replace_forward(attention.k_norm, _NormOverRanks(attention.k_norm, sharding, shared))
 
 
-def _divide_latent_attention(attention: MultiHeadLatentAttention, sharding: SequenceSharding) -> None:
+def _divide_latent_attention(
+    attention: MultiHeadLatentAttention, sharding: SequenceSharding
+) -> None:
     queries: nn.Linear = attention.q_b_proj if attention.has_query_latent else attention.q_proj
-    queries.register_forward_pre_hook(lambda _, inputs: sharding.enter_column_parallel(inputs[0], 1))
+    queries.register_forward_pre_hook(
+        lambda _, inputs: sharding.enter_column_parallel(inputs[0], 1)
+    )
     replace_forward(queries, _QueryProjection(queries, sharding))
-    attention.kv_a_proj.register_forward_hook(lambda _, inputs, latent_BLC: sharding.gather_positions(latent_BLC))
+    attention.kv_a_proj.register_forward_hook(
+        lambda _, inputs, latent_BLC: sharding.gather_positions(latent_BLC)
+    )
     replace_forward(attention.kv_b_proj, _LatentKeyValueProjection(attention.kv_b_proj, sharding))
 
 
 @dataclass(frozen=True)
 class KeyValueHeadSharding:
-    """The key-value heads that serve this rank's query heads, where `groups` of them serve `heads`."""
+    """The key-value heads that serve this rank's query heads, where `groups` of them serve
+    `heads`.
+    """
 
     heads: int
     groups: int
@@ -76,7 +90,9 @@ class KeyValueHeadSharding:
         """Return the key-value heads that this rank attends with; one may serve several ranks."""
         queries = self.sharding.get_head_slice(self.heads)
         # Rounded outward: the query heads of a rank may begin or end inside a group.
-        return slice(queries.start * self.groups // self.heads, -(-queries.stop * self.groups // self.heads))
+        return slice(
+            queries.start * self.groups // self.heads, -(-queries.stop * self.groups // self.heads)
+        )
 
     def get_channel_slice(self) -> slice:
         """Return the channels of these heads among those of all heads."""
@@ -84,14 +100,18 @@ class KeyValueHeadSharding:
         return slice(own.start * self.head_dim, own.stop * self.head_dim)
 
     def select_tensor_rank_rows(self, rows: Tensor) -> Tensor:
-        """Return the rows of a weight or bias that this tensor rank uses: its shard, or one head of an unsplit one."""
+        """Return the rows of a weight or bias that this tensor rank uses: its shard, or one head
+        of an unsplit one.
+        """
         ranks, rank = self.sharding.tensor.size, self.sharding.tensor.rank
         if self.groups % ranks == 0:
             return rows
         return rows.narrow(0, rank * self.groups // ranks * self.head_dim, self.head_dim)
 
     def repeat_heads(self, x_BTW: Tensor) -> Tensor:
-        """Repeat heads so that every ulysses rank gets one, where there are fewer heads than ranks."""
+        """Repeat heads so that every ulysses rank gets one, where there are fewer heads than
+        ranks.
+        """
         heads, ranks = x_BTW.shape[2] // self.head_dim, self.sharding.ulysses.size
         if heads % ranks == 0 or not self.sharding.is_sharded:
             return x_BTW
@@ -113,13 +133,20 @@ class _QueryProjection(ColumnParallelLinear):
 class _KeyValueProjection(ColumnParallelLinear):
     """Key or value projection, followed by the exchange of positions for heads."""
 
-    def __init__(self, linear: nn.Linear, sharding: SequenceSharding, shared: KeyValueHeadSharding) -> None:
+    def __init__(
+        self, linear: nn.Linear, sharding: SequenceSharding, shared: KeyValueHeadSharding
+    ) -> None:
         super().__init__(linear)
         self.sharding, self.shared = sharding, shared
 
     def __call__(self, x: Tensor) -> Tensor:
-        weight, bias = self.shared.select_tensor_rank_rows(get_local_tensor(self.linear.weight)), self.linear.bias
-        local_bias = None if bias is None else self.shared.select_tensor_rank_rows(get_local_tensor(bias))
+        weight, bias = (
+            self.shared.select_tensor_rank_rows(get_local_tensor(self.linear.weight)),
+            self.linear.bias,
+        )
+        local_bias = (
+            None if bias is None else self.shared.select_tensor_rank_rows(get_local_tensor(bias))
+        )
         y_BTW = apply_linear(self.linear, x, weight, local_bias)
         return self.sharding.all_to_all_heads(self.shared.repeat_heads(y_BTW))
 
@@ -134,7 +161,9 @@ class _LatentKeyValueProjection(ColumnParallelLinear):
     def __call__(self, x: Tensor) -> Tensor:
         weight, ulysses = get_local_tensor(self.linear.weight), self.sharding.ulysses
         # Rows are ordered by head, so a chunk has whole heads.
-        own: Tensor = weight.chunk(ulysses.size)[ulysses.rank] if self.sharding.is_sharded else weight
+        own: Tensor = (
+            weight.chunk(ulysses.size)[ulysses.rank] if self.sharding.is_sharded else weight
+        )
         return apply_linear(self.linear, x, own, None)
 
 
@@ -151,7 +180,9 @@ class _OutputProjection(RowParallelLinear):
 class _NormOverRanks:
     """A norm over all heads at once, of which this rank has some: its means are sums over ranks."""
 
-    def __init__(self, norm: nn.Module, sharding: SequenceSharding, heads: KeyValueHeadSharding) -> None:
+    def __init__(
+        self, norm: nn.Module, sharding: SequenceSharding, heads: KeyValueHeadSharding
+    ) -> None:
         self.norm, self.sharding, self.heads = norm, sharding, heads
         self.eps: float = norm.eps  # type: ignore[assignment]
 
@@ -168,7 +199,8 @@ class _NormOverRanks:
     def _compute_mean(self, x_BTW: Tensor) -> Tensor:
         """Return the mean over the channels of all ranks.
 
-        A head that several ranks share counts once per rank, in the sum and in the number of channels.
+        A head that several ranks share counts once per rank, in the sum and in the number of
+        channels.
         """
         group, total = self.sharding.heads_group, x_BTW.sum(-1, keepdim=True)
         ranks = 1 if group is None else group.size()

@@ -1,4 +1,5 @@
-"""A separate gloo group for control messages, so that background saves do not interleave with training collectives.
+"""A separate gloo group for control messages, so that background saves do not interleave with
+training collectives.
 
 Invariants:
 - One thread at a time uses the group; construction and every method are collective.
@@ -32,7 +33,8 @@ class ControlGroup:
         Raises:
             The exception of the lowest failing rank, on all ranks.
         """
-        # A failure is gathered like a result: a rank that raised here would leave the others waiting.
+        # A failure is gathered like a result: a rank that raised here would leave the others
+        # waiting.
         result, failure = _catch_failure(work)
         results: list[Any] = [(result, failure)]
         if get_world_size() > 1:

@@ -1,7 +1,8 @@
 """DistributedDataParallel: every rank holds all parameters, and gradients are summed.
 
-Masters and gradients are float32; a forward reads each parameter in the compute dtype (mixed_precision.py). Ranks
-communicate in the last backward of a step only; before it, gradients of micro-batches accumulate locally in float32.
+Masters and gradients are float32; a forward reads each parameter in the compute dtype
+(mixed_precision.py). Ranks communicate in the last backward of a step only; before it, gradients of
+micro-batches accumulate locally in float32.
 """
 
 import contextlib
@@ -31,7 +32,9 @@ from llmsys.parallel.sequence_sharding import SequenceSharding
 
 
 class DdpModel:
-    """DDP around a model from the meta device, with initial values from `initial`, equal on all ranks."""
+    """DDP around a model from the meta device, with initial values from `initial`, equal on all
+    ranks.
+    """
 
     def __init__(
         self,
@@ -47,7 +50,8 @@ class DdpModel:
         self.sharding = SequenceSharding(model, meshes)
         ignored = list_unused_parameters(model)
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ignored)
-        # Initial values are equal on all ranks already, and expert counters differ between ranks on purpose.
+        # Initial values are equal on all ranks already, and expert counters differ between ranks on
+        # purpose.
         self._ddp = DistributedDataParallel(model, forward_sync_buffers=False, init_sync=False)
         self._ddp.register_comm_hook(None, _all_reduce_bucket)
         self.forward: Callable[..., Tensor] = self._ddp
@@ -64,7 +68,8 @@ class DdpModel:
 
 
 def list_unused_parameters(model: Transformer) -> list[str]:
-    """List the parameters without a gradient: BERT's pooler and next-sentence head, where only masks are trained.
+    """List the parameters without a gradient: BERT's pooler and next-sentence head, where only
+    masks are trained.
 
     DDP would wait for their gradients forever.
 
@@ -78,15 +83,26 @@ def list_unused_parameters(model: Transformer) -> list[str]:
         case MlmHeadConfig():
             if (head := getattr(model, "next_sentence", None)) is not None and head.is_trained:
                 return []
-            return [name for name, _ in model.named_parameters() if name.startswith(("pooler.", "next_sentence."))]
-        case LmHeadConfig() | ClassificationHeadConfig() | FeaturesHeadConfig() | PermutationHeadConfig():
+            return [
+                name
+                for name, _ in model.named_parameters()
+                if name.startswith(("pooler.", "next_sentence."))
+            ]
+        case (
+            LmHeadConfig()
+            | ClassificationHeadConfig()
+            | FeaturesHeadConfig()
+            | PermutationHeadConfig()
+        ):
             return []
         case unreachable:
             assert_never(unreachable)
 
 
 def _all_reduce_bucket(state: Any, bucket: dist.GradBucket) -> Future[Tensor]:
-    """Sum a bucket over ranks. DDP would average; the loss is already divided by the targets of all ranks."""
+    """Sum a bucket over ranks. DDP would average; the loss is already divided by the targets of
+    all ranks.
+    """
     work = dist.all_reduce(bucket.buffer(), async_op=True)
     assert work is not None
     summed: Future[Tensor] = work.get_future().then(lambda done: done.value()[0])

@@ -1,7 +1,8 @@
 """Functions of full matrices over matrices that are sharded by rows or columns.
 
-Reads and writes local shards (DTensors). Each matrix is sent to one rank, processed there and sent back, so that no
-work is repeated and every rank receives about as much as it holds: two all-to-alls for a whole model.
+Reads and writes local shards (DTensors). Each matrix is sent to one rank, processed there and sent
+back, so that no work is repeated and every rank receives about as much as it holds: two all-to-alls
+for a whole model.
 """
 
 from collections import defaultdict
@@ -31,12 +32,14 @@ class _RowShard(NamedTuple):
 def map_full_matrices(parts: Sequence[Tensor], function: Function) -> list[Tensor]:
     """Apply `function` to each full matrix. Collective.
 
-    Stacks sharded along their first dim hold full matrices and need no communication. Matrices sharded over two axes
-    (tensor parallel and FSDP) are gathered on every rank, which repeats the work there.
+    Stacks sharded along their first dim hold full matrices and need no communication. Matrices
+    sharded over two axes (tensor parallel and FSDP) are gathered on every rank, which repeats the
+    work there.
 
     Args:
         parts: Shards of matrices: DTensors, or plain full matrices.
-        function: Maps a full matrix, or a stack of them, to one of the same shape; commutes with transposition.
+        function: Maps a full matrix, or a stack of them, to one of the same shape; commutes with
+            transposition.
 
     Returns:
         The results, sharded as the inputs.
@@ -51,12 +54,19 @@ def map_full_matrices(parts: Sequence[Tensor], function: Function) -> list[Tenso
             by_axis[part.device_mesh, axis].append(index)
         else:
             # Copied: a view would keep every full result until the last one is there.
-            results[index] = _to_dtensor_like(get_local_slice(function(part.full_tensor()), part).clone(), part)
+            results[index] = _to_dtensor_like(
+                get_local_slice(function(part.full_tensor()), part).clone(), part
+            )
     for (mesh, axis), indices in by_axis.items():
         members = [parts[index] for index in indices]
         shards = [_list_row_shards(part, axis) for part in members]  # type: ignore[arg-type]
-        # One exchange for all matrices of an axis: latency counts, and owners are balanced over all of them.
-        mapped = iter(_apply_on_owners([shard for each in shards for shard in each], function, mesh.get_group(axis)))
+        # One exchange for all matrices of an axis: latency counts, and owners are balanced over all
+        # of them.
+        mapped = iter(
+            _apply_on_owners(
+                [shard for each in shards for shard in each], function, mesh.get_group(axis)
+            )
+        )
         for index, part, each in zip(indices, members, shards, strict=True):
             locals_ = [next(mapped) for _ in each]
             results[index] = _to_dtensor_like(_join_row_shards(locals_, part, axis), part)  # type: ignore[arg-type]
@@ -64,13 +74,16 @@ def map_full_matrices(parts: Sequence[Tensor], function: Function) -> list[Tenso
 
 
 def _has_full_matrices(part: Tensor) -> bool:
-    """Return whether the local shard consists of full matrices: nothing is sharded, or only the stack is."""
+    """Return whether the local shard consists of full matrices: nothing is sharded, or only the
+    stack is.
+    """
     assert isinstance(part, DTensor)
     return all(p.is_replicate() or (part.ndim > 2 and p.is_shard(0)) for p in part.placements)
 
 
 def _find_split_axis(part: Tensor) -> int | None:
-    """Return the mesh axis that splits matrices: a matrix by rows, or every matrix of a stack. None if there are more.
+    """Return the mesh axis that splits matrices: a matrix by rows, or every matrix of a stack. None
+    if there are more.
 
     An axis that shards the stack leaves its matrices full.
     """
@@ -85,11 +98,17 @@ def _find_split_axis(part: Tensor) -> int | None:
     plain = len(split) == 1 and type(part.placements[split[0]]) is Shard
     if not plain or part.device_mesh.size(split[0]) == 1:
         return None
-    return split[0] if part.ndim == 3 or (part.ndim == 2 and part.placements[split[0]].is_shard(0)) else None
+    return (
+        split[0]
+        if part.ndim == 3 or (part.ndim == 2 and part.placements[split[0]].is_shard(0))
+        else None
+    )
 
 
 def _list_row_shards(part: DTensor, axis: int) -> list[_RowShard]:
-    """List this rank's rows of each matrix; columns, where those are split, as rows of the transposed matrix."""
+    """List this rank's rows of each matrix; columns, where those are split, as rows of the
+    transposed matrix.
+    """
     local, placement = part.to_local(), part.placements[axis]
     stack = local if local.ndim == 3 else local[None]
     by_columns = placement.is_shard(2)
@@ -117,21 +136,36 @@ def _to_dtensor_like(local: Tensor, part: Tensor) -> Tensor:
         return local
     # With the shape: torch would compute it from a local shard, as if all were equal.
     return DTensor.from_local(
-        local, part.device_mesh, part.placements, run_check=False, shape=part.shape, stride=part.stride()
+        local,
+        part.device_mesh,
+        part.placements,
+        run_check=False,
+        shape=part.shape,
+        stride=part.stride(),
     )
 
 
-def _apply_on_owners(parts: Sequence[_RowShard], function: Function, group: dist.ProcessGroup) -> list[Tensor]:
-    """Send each matrix to its owner and back; return the local shards of the results, in the order of `parts`."""
+def _apply_on_owners(
+    parts: Sequence[_RowShard], function: Function, group: dist.ProcessGroup
+) -> list[Tensor]:
+    """Send each matrix to its owner and back; return the local shards of the results, in the
+    order of `parts`.
+    """
     ranks, own = dist.get_world_size(group), dist.get_rank(group)
     columns = [part.local.shape[1] for part in parts]
-    owners = assign_matrices([torch.Size((part.num_rows, n)) for part, n in zip(parts, columns, strict=True)], ranks)
+    owners = assign_matrices(
+        [torch.Size((part.num_rows, n)) for part, n in zip(parts, columns, strict=True)], ranks
+    )
     mine = [index for index, owner in enumerate(owners) if owner == own]
     # An all-to-all takes its input in the order of the receivers.
     order = sorted(range(len(parts)), key=lambda index: (owners[index], index))
     locals_ = [part.local for part in parts]
-    send = [sum(locals_[index].numel() for index in order if owners[index] == r) for r in range(ranks)]
-    rows_by_rank = [[_count_rows(parts[index].num_rows, ranks, r) for index in mine] for r in range(ranks)]
+    send = [
+        sum(locals_[index].numel() for index in order if owners[index] == r) for r in range(ranks)
+    ]
+    rows_by_rank = [
+        [_count_rows(parts[index].num_rows, ranks, r) for index in mine] for r in range(ranks)
+    ]
     widths = [columns[index] for index in mine]
     receive = [sum(m * n for m, n in zip(rows, widths, strict=True)) for rows in rows_by_rank]
     sent = torch.cat([locals_[index].reshape(-1) for index in order])
@@ -140,13 +174,20 @@ def _apply_on_owners(parts: Sequence[_RowShard], function: Function, group: dist
     blocks = zip(received.split(receive), rows_by_rank, strict=True)
     pieces_RK = [_split_block(block, rows, widths) for block, rows in blocks]
     full = [function(torch.cat([pieces[k] for pieces in pieces_RK])) for k in range(len(mine))]
-    cut_RK = zip(*(matrix.split([rows[k] for rows in rows_by_rank]) for k, matrix in enumerate(full)), strict=True)
+    cut_RK = zip(
+        *(matrix.split([rows[k] for rows in rows_by_rank]) for k, matrix in enumerate(full)),
+        strict=True,
+    )
     back = [piece.reshape(-1) for pieces in cut_RK for piece in pieces]
     returned = torch.empty_like(sent)
     # A rank that owns no matrix sends and keeps nothing, but takes part.
-    dist.all_to_all_single(returned, torch.cat(back) if back else received, send, receive, group=group)
+    dist.all_to_all_single(
+        returned, torch.cat(back) if back else received, send, receive, group=group
+    )
     results = returned.split([locals_[index].numel() for index in order])
-    by_index = {index: result.view_as(locals_[index]) for index, result in zip(order, results, strict=True)}
+    by_index = {
+        index: result.view_as(locals_[index]) for index, result in zip(order, results, strict=True)
+    }
     return [by_index[index] for index in range(len(parts))]
 
 
@@ -156,13 +197,17 @@ def _split_block(block: Tensor, rows: Sequence[int], widths: Sequence[int]) -> l
 
 
 def _count_rows(total: int, ranks: int, rank: int) -> int:
-    """Count the rows of a rank under Shard(0): equal shards rounded up, the last ones shorter or empty."""
+    """Count the rows of a rank under Shard(0): equal shards rounded up, the last ones shorter or
+    empty.
+    """
     per_rank = -(-total // ranks)
     return max(0, min(total, (rank + 1) * per_rank) - rank * per_rank)
 
 
 def assign_matrices(shapes: Sequence[torch.Size], ranks: int) -> list[int]:
-    """Assign each matrix to a rank: the largest first, each to the rank with the least work; the same on every rank."""
+    """Assign each matrix to a rank: the largest first, each to the rank with the least work; the
+    same on every rank.
+    """
     work = [0] * ranks
     owners = [0] * len(shapes)
     # FLOPs of a Newton-Schulz step, up to a factor.

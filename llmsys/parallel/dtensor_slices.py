@@ -37,9 +37,14 @@ def get_local_region(tensor: Tensor) -> list[tuple[int, int]]:
     """
     if not isinstance(tensor, DTensor):
         return [(0, length) for length in tensor.shape]
-    sizes, offsets = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    sizes, offsets = compute_local_shape_and_global_offset(
+        tensor.shape, tensor.device_mesh, tensor.placements
+    )
     # An empty shard begins past the end, which `narrow` rejects.
-    return [(min(start, length), size) for start, size, length in zip(offsets, sizes, tensor.shape, strict=True)]
+    return [
+        (min(start, length), size)
+        for start, size, length in zip(offsets, sizes, tensor.shape, strict=True)
+    ]
 
 
 def group_by_mesh(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
@@ -53,7 +58,9 @@ def group_by_mesh(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
     """
     by_mesh: dict[DeviceMesh | None, list[Tensor]] = {}
     for tensor in tensors:
-        by_mesh.setdefault(tensor.device_mesh if isinstance(tensor, DTensor) else None, []).append(tensor)
+        by_mesh.setdefault(tensor.device_mesh if isinstance(tensor, DTensor) else None, []).append(
+            tensor
+        )
     return list(by_mesh.values())
 
 

@@ -1,12 +1,12 @@
 """Expert parallel token dispatch: tokens are sent to the ranks that hold their experts, and back.
 
-The same contract as the model's local dispatcher. One small all-to-all of counts, and one all-to-all of rows in each
-direction, with uneven splits. The host reads the counts once per layer; a pass that activation checkpointing repeats
-uses the counts of the first.
+The same contract as the model's local dispatcher. One small all-to-all of counts, and one
+all-to-all of rows in each direction, with uneven splits. The host reads the counts once per layer;
+a pass that activation checkpointing repeats uses the counts of the first.
 
-Where a token's experts tend to share ranks (`must_send_once_per_rank`), it is sent once to each rank, which returns the
-weighted sum of its experts' outputs; else once to each expert. The shared experts are computed while rows travel, in
-backward too.
+Where a token's experts tend to share ranks (`must_send_once_per_rank`), it is sent once to each
+rank, which returns the weighted sum of its experts' outputs; else once to each expert. The shared
+experts are computed while rows travel, in backward too.
 
 Invariants:
 - Stable sorts fix the order, so results are deterministic to the bit.
@@ -34,7 +34,8 @@ from llmsys.model.token_dispatcher import (
 )
 from llmsys.parallel.collectives import RowExchange, exchange_rows
 
-# N tokens of this rank, K experts per token, D width, R ranks, L experts of a rank, M rows sent or received
+# N tokens of this rank, K experts per token, D width, R ranks, L experts of a rank, M rows sent or
+# received
 
 
 class ExchangePlan(NamedTuple):
@@ -74,7 +75,11 @@ class AllToAllTokenDispatcher:
         return send(x_ND, routing, experts, shared)
 
     def _send_to_experts(
-        self, x_ND: Tensor, routing: RoutingDecision, experts: GroupedExperts, shared: ComputeShared | None
+        self,
+        x_ND: Tensor,
+        routing: RoutingDecision,
+        experts: GroupedExperts,
+        shared: ComputeShared | None,
     ) -> Tensor:
         """Send one row for each assignment."""
         counts_E = count_tokens(routing.experts_NK, self.num_experts, partial=routing.partial)
@@ -94,9 +99,15 @@ class AllToAllTokenDispatcher:
         return y_ND if shared_ND is None else y_ND + shared_ND
 
     def _send_to_ranks(
-        self, x_ND: Tensor, routing: RoutingDecision, experts: GroupedExperts, shared: ComputeShared | None
+        self,
+        x_ND: Tensor,
+        routing: RoutingDecision,
+        experts: GroupedExperts,
+        shared: ComputeShared | None,
     ) -> Tensor:
-        """Send one row for each rank that holds experts of a token, with their numbers and weights."""
+        """Send one row for each rank that holds experts of a token, with their numbers and
+        weights.
+        """
         experts_NK, weights_NK = routing.experts_NK, routing.weights_NK
         # Floored: NO_EXPERT is -1, which truncation would make rank 0.
         ranks_NK = experts_NK.div(self.num_experts // self.ranks, rounding_mode="floor")
@@ -105,9 +116,13 @@ class AllToAllTokenDispatcher:
         rows_R = count_tokens(visits_NK, self.ranks, partial=True)
         plan = read_once(lambda: self._exchange_counts(counts_E.view(self.ranks, -1), rows_R))
         permutation = build_permutation(visits_NK, self.ranks, sum(plan.send))
-        local_MK = self._number_local_experts(experts_NK, ranks_NK, permutation.order_M[: permutation.num_rows])
+        local_MK = self._number_local_experts(
+            experts_NK, ranks_NK, permutation.order_M[: permutation.num_rows]
+        )
         local_MK = exchange_rows(local_MK, plan.send, plan.receive, self.group)
-        weights_MK = exchange_rows(gather_tokens(weights_NK, permutation), plan.send, plan.receive, self.group)
+        weights_MK = exchange_rows(
+            gather_tokens(weights_NK, permutation), plan.send, plan.receive, self.group
+        )
         exchange = RowExchange(plan.send, plan.receive, self.group)
         pending_MD = exchange.start(gather_tokens(x_ND, permutation))
         # Computed while the rows travel.
@@ -122,31 +137,45 @@ class AllToAllTokenDispatcher:
         return y_ND if shared_ND is None else y_ND + shared_ND
 
     def _exchange_counts(self, counts_RL: Tensor, rows_R: Tensor) -> ExchangePlan:
-        """Tell each rank how many rows and assignments it gets. The one place where the host waits in a layer."""
+        """Tell each rank how many rows and assignments it gets. The one place where the host
+        waits in a layer.
+        """
         sent = torch.cat([rows_R[:, None], counts_RL], dim=1).long()
         received = torch.empty_like(sent)
         dist.all_to_all_single(received, sent, group=self.group)
         # One copy to the host, thus one wait, for all three.
-        send, receive, assigned = torch.stack([rows_R, received[:, 0], received[:, 1:].sum(1)]).tolist()
+        send, receive, assigned = torch.stack(
+            [rows_R, received[:, 0], received[:, 1:].sum(1)]
+        ).tolist()
         return ExchangePlan(send, receive, sum(assigned), received[:, 1:])
 
-    def _number_local_experts(self, experts_NK: Tensor, ranks_NK: Tensor, order_M: Tensor) -> Tensor:
-        """Return the experts of each row's token that its rank holds, by their number there; else NO_EXPERT."""
+    def _number_local_experts(
+        self, experts_NK: Tensor, ranks_NK: Tensor, order_M: Tensor
+    ) -> Tensor:
+        """Return the experts of each row's token that its rank holds, by their number there;
+        else NO_EXPERT.
+        """
         local_experts = self.num_experts // self.ranks
         token_M, rank_M = order_M // experts_NK.shape[1], ranks_NK.flatten()[order_M]
         experts_MK = experts_NK[token_M]
         is_there_MK = ranks_NK[token_M] == rank_M[:, None]
         return (experts_MK - local_experts * rank_M[:, None]).where(is_there_MK, NO_EXPERT)
 
-    def _compute_expert_outputs(self, arrived_MD: Tensor, received_RL: Tensor, experts: GroupedExperts) -> Tensor:
-        """Return the outputs of this rank's experts for the received rows, in the order of arrival."""
+    def _compute_expert_outputs(
+        self, arrived_MD: Tensor, received_RL: Tensor, experts: GroupedExperts
+    ) -> Tensor:
+        """Return the outputs of this rank's experts for the received rows, in the order of
+        arrival.
+        """
         regroup, ungroup = _compute_expert_permutation(received_RL, len(arrived_MD))
         outputs_MD = experts(permute_rows(arrived_MD, regroup, ungroup), received_RL.sum(0))
         return permute_rows(outputs_MD, ungroup, regroup)
 
 
 def _mask_first_visits(ranks_NK: Tensor) -> Tensor:
-    """Return True at the first of a token's assignments to each rank, bool (N, K); False where there is no expert."""
+    """Return True at the first of a token's assignments to each rank, bool (N, K); False where
+    there is no expert.
+    """
     same_NKK = ranks_NK[:, :, None] == ranks_NK[:, None, :]
     return ~same_NKK.tril(diagonal=-1).any(-1) & (ranks_NK >= 0)
 
@@ -156,7 +185,9 @@ def _compute_expert_permutation(received_RL: Tensor, num_rows: int) -> tuple[Ten
     ranks, local_experts = received_RL.shape
     expert_of_group = torch.arange(local_experts, device=received_RL.device).repeat(ranks)
     # Without `output_size` torch would wait for the device to sum the counts.
-    expert_of_row = torch.repeat_interleave(expert_of_group, received_RL.flatten(), output_size=num_rows)
+    expert_of_row = torch.repeat_interleave(
+        expert_of_group, received_RL.flatten(), output_size=num_rows
+    )
     regroup = torch.argsort(expert_of_row, stable=True)
     ungroup = torch.empty_like(regroup)
     ungroup[regroup] = torch.arange(len(regroup), device=regroup.device)

@@ -1,8 +1,10 @@
-"""Muon where a rank holds a flat shard of many parameters: masters and moments of DeepSpeed's ZeRO 1 to 3.
+"""Muon where a rank holds a flat shard of many parameters: masters and moments of DeepSpeed's ZeRO
+1 to 3.
 
-The momentum is updated in the shard. Matrices are then put together, some at a time, each is orthogonalized by one rank
-of its group, and every rank takes the elements of its shard: two all-reduces in the dtype of the products. An element
-is zero on all ranks but one, so these sums round nothing. All other parameters use AdamW in the shard.
+The momentum is updated in the shard. Matrices are then put together, some at a time, each is
+orthogonalized by one rank of its group, and every rank takes the elements of its shard: two
+all-reduces in the dtype of the products. An element is zero on all ranks but one, so these sums
+round nothing. All other parameters use AdamW in the shard.
 
 Invariants:
 - Every rank of a group lists the same matrices in the same order.
@@ -25,7 +27,9 @@ CHUNK_ELEMENTS = 1 << 25
 
 
 class ShardPiece(NamedTuple):
-    """The elements of one matrix, or stack of matrices, that a rank's shard holds; none where the slices are empty."""
+    """The elements of one matrix, or stack of matrices, that a rank's shard holds; none where
+    the slices are empty.
+    """
 
     shape: torch.Size
     in_matrix: slice
@@ -46,7 +50,9 @@ class FlatMatrices(NamedTuple):
     pieces: Sequence[ShardPiece]
 
     def iter_chunks(self) -> Iterator[list[ShardPiece]]:
-        """Yield the pieces in order, in lists whose matrices have at most `CHUNK_ELEMENTS` together."""
+        """Yield the pieces in order, in lists whose matrices have at most `CHUNK_ELEMENTS`
+        together.
+        """
         chunk: list[ShardPiece] = []
         for piece in self.pieces:
             if chunk and sum(one.shape.numel() for one in [*chunk, piece]) > CHUNK_ELEMENTS:
@@ -69,8 +75,12 @@ class FlatMuon(torch.optim.Optimizer):
         matrices: The parameters of each shard; set once the shards exist.
     """
 
-    def __init__(self, groups: Sequence[Mapping[str, Any]], config: MuonConfig, dtype: torch.dtype) -> None:
-        super().__init__([dict(group) for group in groups], {"lr": config.learning_rate, "weight_decay": 0.0})
+    def __init__(
+        self, groups: Sequence[Mapping[str, Any]], config: MuonConfig, dtype: torch.dtype
+    ) -> None:
+        super().__init__(
+            [dict(group) for group in groups], {"lr": config.learning_rate, "weight_decay": 0.0}
+        )
         self.matrices: dict[Tensor, FlatMatrices] = {}
         self._config, self._dtype = config, dtype
         self._rule = AdamWRule(AdamWConfig(betas=config.betas, eps=config.eps))
@@ -83,13 +93,21 @@ class FlatMuon(torch.optim.Optimizer):
                 state, gradient = self.state[shard], shard.grad
                 state["step"] += 1
                 if group["algorithm"] == "muon":
-                    self._step_matrices(shard, gradient, state["exp_avg"], group["lr"], group["weight_decay"])
+                    self._step_matrices(
+                        shard, gradient, state["exp_avg"], group["lr"], group["weight_decay"]
+                    )
                     continue
                 moments = [state[STATE_KEYS[name]] for name in self._rule.moments]
-                options = {"step": int(state["step"]), "rate": group["lr"], "weight_decay": group["weight_decay"]}
+                options = {
+                    "step": int(state["step"]),
+                    "rate": group["lr"],
+                    "weight_decay": group["weight_decay"],
+                }
                 update_parameter(self._rule, shard, gradient, moments, **options)
 
-    def _step_matrices(self, shard: Tensor, gradient: Tensor, average: Tensor, rate: float, decay: float) -> None:
+    def _step_matrices(
+        self, shard: Tensor, gradient: Tensor, average: Tensor, rate: float, decay: float
+    ) -> None:
         momentum, found = self._config.momentum, self.matrices[shard]
         average.lerp_(gradient, 1 - momentum)
         shard.mul_(1 - rate * decay)
@@ -106,15 +124,21 @@ class FlatMuon(torch.optim.Optimizer):
                 scale = ADAMW_RMS * math.sqrt(max(piece.shape[-2:]))
                 shard[piece.in_shard].add_(update[piece.in_matrix].to(shard), alpha=-rate * scale)
 
-    def _orthogonalize(self, chunk: Sequence[ShardPiece], given: Tensor, group: dist.ProcessGroup) -> Tensor:
-        """Return the orthogonalized matrices, one after another; each rank computes some of them. Collective."""
+    def _orthogonalize(
+        self, chunk: Sequence[ShardPiece], given: Tensor, group: dist.ProcessGroup
+    ) -> Tensor:
+        """Return the orthogonalized matrices, one after another; each rank computes some of
+        them. Collective.
+        """
         dist.all_reduce(given, group=group)
         found, sizes = torch.zeros_like(given), [piece.shape.numel() for piece in chunk]
         rank, ranks = dist.get_rank(group), dist.get_world_size(group)
         places = zip(chunk, given.split(sizes), found.split(sizes), strict=True)
         for number, (piece, source, target) in enumerate(places):
             if number % ranks == rank:
-                updates = orthogonalize_matrices(source.view(piece.shape), self._config.newton_schulz_steps)
+                updates = orthogonalize_matrices(
+                    source.view(piece.shape), self._config.newton_schulz_steps
+                )
                 target.copy_(updates.flatten())
         dist.all_reduce(found, group=group)
         return found

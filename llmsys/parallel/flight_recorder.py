@@ -1,7 +1,8 @@
-"""The flight recorder of collectives: torch keeps the last ones of every group, and a hang writes them to a file.
+"""The flight recorder of collectives: torch keeps the last ones of every group, and a hang writes
+them to a file.
 
-Reads torch's ring buffer; writes one file per rank, which torch's `fr_trace` compares across ranks. Importing this file
-does not import torch, because the variables must be set before torch is.
+Reads torch's ring buffer; writes one file per rank, which torch's `fr_trace` compares across ranks.
+Importing this file does not import torch, because the variables must be set before torch is.
 
 Invariants:
 - A variable that the user has set is kept.
@@ -20,7 +21,8 @@ from llmsys.log import get_logger
 log = get_logger(__name__)
 
 FILE_PREFIX = "collectives-rank-"
-NUM_COLLECTIVES = 10_000  # a step of Llama-3.1 405B on 2,048 ranks has about 1,800; torch keeps 2,000 by default
+# a step of Llama-3.1 405B on 2,048 ranks has about 1,800; torch keeps 2,000 by default
+NUM_COLLECTIVES = 10_000
 # Limit of a dump: torch's recorder takes a lock that a hanging thread may hold.
 WRITE_SECONDS = 10.0
 
@@ -43,7 +45,8 @@ def set_flight_recorder_variables(folder: Path, environment: MutableMapping[str,
 
 
 def start_collective_trace(folder: Path, rank: int) -> threading.Thread:
-    """Start to write the last collectives of this rank: those of NCCL on an accelerator, else those of gloo.
+    """Start to write the last collectives of this rank: those of NCCL on an accelerator, else those
+    of gloo.
 
     Args:
         folder: an existing folder.
@@ -53,7 +56,9 @@ def start_collective_trace(folder: Path, rank: int) -> threading.Thread:
         The writing thread. Join it for `WRITE_SECONDS` at most.
     """
     # A daemon: a writer that waits for torch's lock must not keep the process from ending.
-    writer = threading.Thread(target=_write_trace, args=(folder / f"{FILE_PREFIX}{rank}",), daemon=True)
+    writer = threading.Thread(
+        target=_write_trace, args=(folder / f"{FILE_PREFIX}{rank}",), daemon=True
+    )
     writer.start()
     return writer
 
@@ -65,8 +70,8 @@ def _write_trace(path: Path) -> None:
     try:
         # A torch with CUDA has two recorders, and that of NCCL is empty in a run on CPUs.
         dump = c10d._dump_nccl_trace if torch.cuda.is_available() else c10d._dump_fr_trace
-        # torch names the lines of a stack by its compiler, whose import takes seconds that a hang before the first step
-        # does not have.
+        # torch names the lines of a stack by its compiler, whose import takes seconds that a hang
+        # before the first step does not have.
         has_stacks = "torch._dynamo" in sys.modules
         # Collectives included, stacks if they are cheap, completed ones too.
         trace: bytes = dump(True, has_stacks, False)

@@ -1,14 +1,15 @@
 """fp8 matmuls of linear layers in blocks and of routed experts, applied before anything else.
 
-Masters, names and shapes do not change. Inputs, weights and gradients are rounded to 8 bits (e4m3) just before each
-matmul, with scales along the dim that is summed over. Everything between matmuls stays bfloat16.
+Masters, names and shapes do not change. Inputs, weights and gradients are rounded to 8 bits (e4m3)
+just before each matmul, with scales along the dim that is summed over. Everything between matmuls
+stays bfloat16.
 
 - `fp8`: a scale per row (Micikevicius 2022, arXiv:2209.05433, has the formats).
-- `fp8_block`: a scale per 128 neighbours of a row of activations and gradients, and per 128 × 128 tile of weights
-  (DeepSeek-V3, arXiv:2412.19437, 3.3.2).
+- `fp8_block`: a scale per 128 neighbours of a row of activations and gradients, and per 128 × 128
+  tile of weights (DeepSeek-V3, arXiv:2412.19437, 3.3.2).
 
-On GPUs the kernels are torchao's; those of experts and of block scales are its prototypes. The emulation in
-fp8_emulation.py, for any device, rounds alike and multiplies in float32.
+On GPUs the kernels are torchao's; those of experts and of block scales are its prototypes. The
+emulation in fp8_emulation.py, for any device, rounds alike and multiplies in float32.
 """
 
 import importlib.util
@@ -27,7 +28,8 @@ from llmsys.parallel.fp8_emulation import BLOCK, compute_fp8_matmul
 
 Fp8Recipe = Literal["fp8", "fp8_block"]
 
-# Both widths of a matmul must be multiples of it: kernels read 16 bytes at a time, and tiles of weights are square.
+# Both widths of a matmul must be multiples of it: kernels read 16 bytes at a time, and tiles of
+# weights are square.
 MULTIPLES: dict[Fp8Recipe, int] = {"fp8": 16, "fp8_block": BLOCK}
 
 # CUDA compute capability of the first GPUs that multiply fp8 (Ada), and take block scales (Hopper).
@@ -39,7 +41,9 @@ Multiply = Callable[[Tensor, Tensor], Tensor]
 MultiplyGroups = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
-def require_fp8(device: torch.device, recipe: Fp8Recipe = "fp8", key: str = "train.matmul_dtype") -> None:
+def require_fp8(
+    device: torch.device, recipe: Fp8Recipe = "fp8", key: str = "train.matmul_dtype"
+) -> None:
     """Check that this machine can multiply fp8.
 
     Args:
@@ -61,17 +65,23 @@ def _find_missing_requirement(device: torch.device, recipe: Fp8Recipe) -> str | 
         return f"this run uses {device.type}, which has no fp8 matmuls. {newer}"
     capability, needed = torch.cuda.get_device_capability(device), MIN_CAPABILITIES[recipe]
     if capability < needed:
-        name, have, least = torch.cuda.get_device_name(device), *(".".join(map(str, c)) for c in (capability, needed))
+        name, have, least = (
+            torch.cuda.get_device_name(device),
+            *(".".join(map(str, c)) for c in (capability, needed)),
+        )
         return f"{name} has compute capability {have}, but fp8 matmuls need {least}. {newer}"
     if importlib.util.find_spec("torchao") is None:
         return "torchao is not installed. Install llmsys[fp8]"
     return None
 
 
-def list_fp8_layers(model: Transformer, recipe: Fp8Recipe = "fp8", tensor_ranks: int = 1) -> list[str]:
+def list_fp8_layers(
+    model: Transformer, recipe: Fp8Recipe = "fp8", tensor_ranks: int = 1
+) -> list[str]:
     """List the linear layers that multiply in fp8: those of blocks whose widths suit the kernels.
 
-    Left out: the router, whose choice depends on small differences, and embeddings and head, where rounding costs most.
+    Left out: the router, whose choice depends on small differences, and embeddings and head, where
+    rounding costs most.
 
     Args:
         model: The model before it is sharded.
@@ -185,7 +195,9 @@ def _get_rowwise_arguments() -> tuple[Any, Any]:
 def _compute_rowwise(x_NK: Tensor, weight_FK: Tensor) -> Tensor:
     from torchao.float8.float8_linear import matmul_with_hp_or_float8_args
 
-    y_NF: Tensor = matmul_with_hp_or_float8_args.apply(x_NK, weight_FK.t(), *_get_rowwise_arguments())
+    y_NF: Tensor = matmul_with_hp_or_float8_args.apply(
+        x_NK, weight_FK.t(), *_get_rowwise_arguments()
+    )
     return y_NF
 
 
@@ -208,7 +220,9 @@ def _compute_groups(recipe: Fp8Recipe, x_MD: Tensor, weight_EDF: Tensor, ends_E:
     y_MF: Tensor
     match recipe:
         case "fp8":
-            from torchao.prototype.moe_training.fp8_grouped_mm import _to_fp8_rowwise_then_scaled_grouped_mm
+            from torchao.prototype.moe_training.fp8_grouped_mm import (
+                _to_fp8_rowwise_then_scaled_grouped_mm,
+            )
 
             y_MF = _to_fp8_rowwise_then_scaled_grouped_mm(x_MD, weight_EDF, ends_E)
         case "fp8_block":

@@ -1,7 +1,9 @@
-"""fp8 matmuls by rounding to 8 bits and multiplying in float32, for tests and for comparisons on any device.
+"""fp8 matmuls by rounding to 8 bits and multiplying in float32, for tests and for comparisons on
+any device.
 
-A linear layer is the case of one expert. Each of the three products of forward and backward rounds both inputs with
-scales along the dim that it sums over: channels in, channels out, and rows of an expert.
+A linear layer is the case of one expert. Each of the three products of forward and backward rounds
+both inputs with scales along the dim that it sums over: channels in, channels out, and rows of an
+expert.
 """
 
 from typing import Any
@@ -21,7 +23,8 @@ MAX_E4M3 = 448.0
 
 
 def compute_fp8_matmul(x_MK: Tensor, weight_EKN: Tensor, ends_E: Tensor, in_blocks: bool) -> Tensor:
-    """Return the rows of each expert times its weights, with inputs rounded to e4m3, in backward too.
+    """Return the rows of each expert times its weights, with inputs rounded to e4m3, in backward
+    too.
 
     Args:
         x_MK: Rows grouped by expert.
@@ -38,7 +41,9 @@ def compute_fp8_matmul(x_MK: Tensor, weight_EKN: Tensor, ends_E: Tensor, in_bloc
 
 class _Fp8Matmul(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x_MK: Tensor, weight_EKN: Tensor, ends_E: Tensor, in_blocks: bool) -> Tensor:
+    def forward(
+        ctx: Any, x_MK: Tensor, weight_EKN: Tensor, ends_E: Tensor, in_blocks: bool
+    ) -> Tensor:
         ctx.save_for_backward(x_MK, weight_EKN, ends_E)
         ctx.in_blocks = in_blocks
         weight = _round_weights(weight_EKN, 1, in_blocks)
@@ -58,7 +63,9 @@ class _Fp8Matmul(torch.autograd.Function):
 
 
 def _round_to_e4m3(x: Tensor, largest: Tensor, in_blocks: bool) -> Tensor:
-    """Round float32 values to e4m3 with the scale that makes `largest` its greatest number, or nearly so."""
+    """Round float32 values to e4m3 with the scale that makes `largest` its greatest number, or
+    nearly so.
+    """
     # A row of zeros has no largest value to divide by.
     scale = largest.clamp(min=1e-12) / MAX_E4M3
     if not in_blocks:
@@ -80,7 +87,11 @@ def _round_weights(weight_EKN: Tensor, summed: int, in_blocks: bool) -> Tensor:
     if not in_blocks:
         return _round_to_e4m3(weight_EKN, weight_EKN.abs().amax(summed, keepdim=True), in_blocks)
     tiles = weight_EKN.unflatten(2, (-1, BLOCK)).unflatten(1, (-1, BLOCK))
-    return _round_to_e4m3(tiles, tiles.abs().amax((2, 4), keepdim=True), in_blocks).flatten(3).flatten(1, 2)
+    return (
+        _round_to_e4m3(tiles, tiles.abs().amax((2, 4), keepdim=True), in_blocks)
+        .flatten(3)
+        .flatten(1, 2)
+    )
 
 
 def _round_columns(x_MK: Tensor, group_M: Tensor, num_groups: int, in_blocks: bool) -> Tensor:
@@ -92,7 +103,9 @@ def _round_columns(x_MK: Tensor, group_M: Tensor, num_groups: int, in_blocks: bo
 
 
 def _number_row_groups(num_rows: int, ends_E: Tensor, in_blocks: bool) -> tuple[Tensor, int]:
-    """Return the group of each row, (M,), and a bound on their number: an expert's rows, or up to 128 of them."""
+    """Return the group of each row, (M,), and a bound on their number: an expert's rows, or up
+    to 128 of them.
+    """
     row_M = torch.arange(num_rows, device=ends_E.device)
     # Ends are exclusive: the row with that number is the next expert's.
     expert_M = torch.searchsorted(ends_E.long(), row_M, right=True)
@@ -102,4 +115,6 @@ def _number_row_groups(num_rows: int, ends_E: Tensor, in_blocks: bool) -> tuple[
     blocks_E = (ends_E - starts_E + BLOCK - 1) // BLOCK
     first_E = blocks_E.cumsum(0) - blocks_E
     # Each expert adds at most one block that is not full.
-    return first_E[expert_M] + (row_M - starts_E[expert_M]) // BLOCK, num_rows // BLOCK + len(ends_E)
+    return first_E[expert_M] + (row_M - starts_E[expert_M]) // BLOCK, num_rows // BLOCK + len(
+        ends_E
+    )

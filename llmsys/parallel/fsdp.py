@@ -39,7 +39,9 @@ class DataParallelModel(Protocol):
         ...
 
     def enter_micro_batch(self, *, last: bool) -> AbstractContextManager[None]:
-        """Return the context of forward and backward of a micro-batch; gradients are complete after the `last` one."""
+        """Return the context of forward and backward of a micro-batch; gradients are complete
+        after the `last` one.
+        """
         ...
 
     def finish_gradients(self) -> None:
@@ -47,7 +49,9 @@ class DataParallelModel(Protocol):
         ...
 
     def reshard_parameters(self) -> None:
-        """Reshard parameters before masters are read: after a forward without backward they may still be gathered."""
+        """Reshard parameters before masters are read: after a forward without backward they may
+        still be gathered.
+        """
         ...
 
 
@@ -68,7 +72,8 @@ class FsdpModel:
         self.forward: Callable[..., Tensor] = model
         apply_expert_parallel(model, meshes)
         self.sharding = apply_tensor_context_parallel(model, meshes)
-        # Before FSDP makes every parameter a DTensor: until then the unsplit ones are those that are not.
+        # Before FSDP makes every parameter a DTensor: until then the unsplit ones are those that
+        # are not.
         self._partial = PartialGradientReducer(model, meshes.tensor)
         apply_fsdp(model, meshes, compute_dtype, offload)
         self._units = [module for module in model.modules() if isinstance(module, FSDPModule)]
@@ -81,9 +86,9 @@ class FsdpModel:
     def enter_micro_batch(self, *, last: bool) -> AbstractContextManager[None]:
         """Return the context of a micro-batch. All sums are in float32.
 
-        Sharded gradients are reduced over shards after every backward, and between replicas once per step. Whole
-        gradients accumulate unsharded, four bytes per parameter of this rank's experts and of all else, and are reduced
-        once per step.
+        Sharded gradients are reduced over shards after every backward, and between replicas once
+        per step. Whole gradients accumulate unsharded, four bytes per parameter of this rank's
+        experts and of all else, and are reduced once per step.
         """
         for unit in self._units:
             if self._whole:
@@ -105,8 +110,8 @@ class FsdpModel:
 def configure_prefetch(model: Transformer) -> None:
     """Prefetch the weights of the next block, its experts included, in forward and backward.
 
-    FSDP's own prefetch relies on the host running ahead of the device; an all-to-all of tokens makes the host wait for
-    their counts.
+    FSDP's own prefetch relies on the host running ahead of the device; an all-to-all of tokens
+    makes the host wait for their counts.
     """
     for block, following in pairwise(map(_list_fsdp_units, list_blocks_in_order(model))):
         block[0].set_modules_to_forward_prefetch(following)
@@ -117,11 +122,18 @@ def list_blocks_in_order(model: Transformer) -> list[TransformerBlock]:
     """List the blocks in the order of a forward pass: encoder, decoder, prediction modules."""
     stacks: list[LayerStack] = [model] if model.encoder is None else [model.encoder, model]
     predicted = [
-        block for module in model.prediction for block in module.modules() if isinstance(block, TransformerBlock)
+        block
+        for module in model.prediction
+        for block in module.modules()
+        if isinstance(block, TransformerBlock)
     ]
-    return [block for stack in stacks for block in stack.blocks if isinstance(block, TransformerBlock)] + predicted
+    return [
+        block for stack in stacks for block in stack.blocks if isinstance(block, TransformerBlock)
+    ] + predicted
 
 
 def _list_fsdp_units(block: TransformerBlock) -> list[FSDPModule]:
-    """List the FSDP units of a block: the block, then its experts where they are a unit of their own."""
+    """List the FSDP units of a block: the block, then its experts where they are a unit of their
+    own.
+    """
     return [module for module in block.modules() if isinstance(module, FSDPModule)]

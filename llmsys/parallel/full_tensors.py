@@ -1,6 +1,8 @@
-"""Functions of several full tensors of one parameter, such as a weight and its preconditioners, that are sharded.
+"""Functions of several full tensors of one parameter, such as a weight and its preconditioners,
+that are sharded.
 
-Every rank gathers them and repeats the work. Stacks whose matrices are full on a rank are not gathered.
+Every rank gathers them and repeats the work. Stacks whose matrices are full on a rank are not
+gathered.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,8 +15,11 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from llmsys.parallel.dtensor_slices import get_local_slice
 
 
-def update_full_tensors(tensors: Sequence[Tensor], function: Callable[[list[Tensor]], None]) -> None:
-    """Call a function that changes full tensors in place, and keep this rank's part of each. Collective.
+def update_full_tensors(
+    tensors: Sequence[Tensor], function: Callable[[list[Tensor]], None]
+) -> None:
+    """Call a function that changes full tensors in place, and keep this rank's part of each.
+    Collective.
 
     Args:
         tensors: Shards, sharded alike; plain tensors are full.
@@ -35,7 +40,8 @@ def update_full_tensors(tensors: Sequence[Tensor], function: Callable[[list[Tens
 
 def _has_full_matrices(tensor: Tensor) -> bool:
     return not isinstance(tensor, DTensor) or all(
-        placement.is_replicate() or (tensor.ndim > 2 and placement.is_shard(0)) for placement in tensor.placements
+        placement.is_replicate() or (tensor.ndim > 2 and placement.is_shard(0))
+        for placement in tensor.placements
     )
 
 

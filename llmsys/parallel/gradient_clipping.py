@@ -1,4 +1,5 @@
-"""The gradient norm over parameters of any mesh, and clipping by it. torch's own clip takes one mesh only.
+"""The gradient norm over parameters of any mesh, and clipping by it. torch's own clip takes one
+mesh only.
 
 Invariants:
 - Each element's square is counted once: ranks that hold the same shard count a fraction of it each.
@@ -52,17 +53,20 @@ def clip_gradients(
     ranks: int | None = None,
     doubled: Collection[Tensor] = (),
 ) -> Tensor:
-    """Divide all gradients by `scale`, and clip their global norm to `max_norm`, in place. Collective.
+    """Divide all gradients by `scale`, and clip their global norm to `max_norm`, in place.
+    Collective.
 
     Args:
         parameters: DTensors and plain tensors, on any meshes; those without a gradient are skipped.
         max_norm: The largest global norm; 0 does not clip.
         scale: The loss scale.
-        ranks: Ranks that have these parameters, in shards or copies; None: all. In a pipeline those of a stage.
+        ranks: Ranks that have these parameters, in shards or copies; None: all. In a pipeline those
+            of a stage.
         doubled: Parameters that two stages of a pipeline have.
 
     Returns:
-        The norm after division and before clipping, a scalar tensor; not finite where a gradient is not.
+        The norm after division and before clipping, a scalar tensor; not finite where a gradient is
+        not.
     """
     by_holders: dict[int, list[Tensor]] = defaultdict(list)
     ranks, doubled_ids = ranks or get_world_size(), {id(parameter) for parameter in doubled}
@@ -72,12 +76,18 @@ def clip_gradients(
             by_holders[copies * _count_holders(parameter.grad, ranks)] += [
                 grad for grad in list_local_gradients([parameter]) if grad.numel()
             ]
-    squares = [_sum_squares(gradients) / holders for holders, gradients in by_holders.items() if gradients]
+    squares = [
+        _sum_squares(gradients) / holders for holders, gradients in by_holders.items() if gradients
+    ]
     norm = all_reduce_sum(torch.stack(squares).sum()).sqrt() / scale
     if max_norm > 0 or scale != 1:
         # 1e-6 as in torch.nn.utils.clip_grad_norm_.
-        factor = (max_norm / (norm + 1e-6)).clamp(max=1.0) if max_norm > 0 else torch.ones_like(norm)
-        torch._foreach_mul_([grad for gradients in by_holders.values() for grad in gradients], factor / scale)
+        factor = (
+            (max_norm / (norm + 1e-6)).clamp(max=1.0) if max_norm > 0 else torch.ones_like(norm)
+        )
+        torch._foreach_mul_(
+            [grad for gradients in by_holders.values() for grad in gradients], factor / scale
+        )
     return norm
 
 
@@ -86,9 +96,15 @@ def _sum_squares(gradients: list[Tensor]) -> Tensor:
 
 
 def _count_holders(grad: Tensor, ranks: int) -> int:
-    """Count those of `ranks` that hold the same shard of a gradient: by replication, or outside of its mesh."""
+    """Count those of `ranks` that hold the same shard of a gradient: by replication, or outside
+    of its mesh.
+    """
     if not isinstance(grad, DTensor):
         return ranks
     mesh = grad.device_mesh
-    shards = (mesh.size(dim) for dim, placement in enumerate(grad.placements) if not placement.is_replicate())
+    shards = (
+        mesh.size(dim)
+        for dim, placement in enumerate(grad.placements)
+        if not placement.is_replicate()
+    )
     return ranks // math.prod(shards)

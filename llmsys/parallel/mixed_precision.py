@@ -1,6 +1,8 @@
-"""float32 parameters that a forward pass reads in another dtype, for engines that keep every parameter unsharded.
+"""float32 parameters that a forward pass reads in another dtype, for engines that keep every
+parameter unsharded.
 
-The cast is part of the autograd graph, so gradients arrive in float32 at the parameters; recomputation repeats it.
+The cast is part of the autograd graph, so gradients arrive in float32 at the parameters;
+recomputation repeats it.
 """
 
 from functools import cache
@@ -22,10 +24,13 @@ def cast_parameters(model: nn.Module, dtype: torch.dtype) -> None:
     if dtype == torch.float32:
         return
     for module in model.modules():
-        names = tuple(name for name, parameter in module._parameters.items() if parameter is not None)
+        names = tuple(
+            name for name, parameter in module._parameters.items() if parameter is not None
+        )
         if names:
             kind: Any = type(module)
-            # Properties are looked up in the class, and before `nn.Module.__getattr__`, which finds parameters.
+            # Properties are looked up in the class, and before `nn.Module.__getattr__`, which finds
+            # parameters.
             module.__class__ = _build_casting_class(kind, names, dtype)
 
 

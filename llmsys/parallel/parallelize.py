@@ -1,7 +1,8 @@
-"""Parallelism applied to a model from outside, in a fixed order: experts, tensor and context axes, FSDP2.
+"""Parallelism applied to a model from outside, in a fixed order: experts, tensor and context axes,
+FSDP2.
 
-Takes a model on the meta device and leaves it sharded without storage; `materialize_parameters` then gives each rank
-its own shards of the initial values.
+Takes a model on the meta device and leaves it sharded without storage; `materialize_parameters`
+then gives each rank its own shards of the initial values.
 """
 
 from collections.abc import Callable
@@ -10,7 +11,12 @@ from typing import Any, Literal
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
 from torch.distributed.tensor import DTensor, Shard
 
 from llmsys.config.expert_sharding import MAX_IMBALANCE, compute_dim_imbalance, select_shard_dim
@@ -32,20 +38,28 @@ log = get_logger(__name__)
 
 
 def apply_expert_parallel(model: Transformer, meshes: DeviceMeshes) -> None:
-    """Give each rank of the expert axis its experts, and each MoE layer an all-to-all dispatcher."""
+    """Give each rank of the expert axis its experts, and each MoE layer an all-to-all
+    dispatcher.
+    """
     if meshes.expert is None:
         return
     for layer in model.list_moe_layers():
         for name, parameter in list(layer.experts.named_parameters(recurse=False)):
-            local = parameter.data.chunk(meshes.expert.size(), dim=0)[meshes.expert.get_local_rank()]
+            local = parameter.data.chunk(meshes.expert.size(), dim=0)[
+                meshes.expert.get_local_rank()
+            ]
             # A DTensor, so that checkpoints see one parameter of all experts.
-            shared = DTensor.from_local(local.contiguous(), meshes.expert, [Shard(0)], run_check=False)
+            shared = DTensor.from_local(
+                local.contiguous(), meshes.expert, [Shard(0)], run_check=False
+            )
             layer.experts.register_parameter(name, nn.Parameter(shared))
         layer.dispatcher = AllToAllTokenDispatcher(meshes.expert.get_group(), layer.config)
 
 
 def apply_tensor_context_parallel(model: Transformer, meshes: DeviceMeshes) -> SequenceSharding:
-    """Shard matrices over the tensor axis, and sequences over tensor and context; axes of one rank change nothing."""
+    """Shard matrices over the tensor axis, and sequences over tensor and context; axes of one
+    rank change nothing.
+    """
     sharding = SequenceSharding(model, meshes)
     if meshes.tensor is not None:
         split_matrices(model, meshes.tensor)
@@ -59,29 +73,41 @@ def apply_tensor_context_parallel(model: Transformer, meshes: DeviceMeshes) -> S
 
 
 def apply_fsdp(
-    model: Transformer, meshes: DeviceMeshes, compute_dtype: torch.dtype, offload: Literal["none", "state"] = "none"
+    model: Transformer,
+    meshes: DeviceMeshes,
+    compute_dtype: torch.dtype,
+    offload: Literal["none", "state"] = "none",
 ) -> None:
-    """Apply FSDP2: float32 masters in shards, forward in `compute_dtype`, gradients summed in float32.
+    """Apply FSDP2: float32 masters in shards, forward in `compute_dtype`, gradients summed in
+    float32.
 
-    With `offload` of the state, shards are in host memory and are copied to the device as they are gathered.
+    With `offload` of the state, shards are in host memory and are copied to the device as they are
+    gathered.
     """
     pinned = torch.cuda.is_available()  # on the CPU offload moves nothing
     storage = OffloadPolicy() if offload == "none" else CPUOffloadPolicy(pin_memory=pinned)
-    policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
-    units: list[tuple[Any, DeviceMesh]] = [(block, meshes.dense) for block in list_blocks(model)] + [
-        (model, meshes.replica)
-    ]
+    policy = MixedPrecisionPolicy(
+        param_dtype=compute_dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
+    )
+    units: list[tuple[Any, DeviceMesh]] = [
+        (block, meshes.dense) for block in list_blocks(model)
+    ] + [(model, meshes.replica)]
     if meshes.expert_fsdp is not None:
         # Inner modules first: FSDP2 leaves the parameters of inner units out of outer ones.
         units = [(layer.experts, meshes.expert_fsdp) for layer in model.list_moe_layers()] + units
     place = build_expert_placement(model, meshes)
     for module, mesh in units:
-        fully_shard(module, mesh=mesh, mp_policy=policy, offload_policy=storage, shard_placement_fn=place)
+        fully_shard(
+            module, mesh=mesh, mp_policy=policy, offload_policy=storage, shard_placement_fn=place
+        )
         configure_gradient_reduction(module, mesh)
 
 
-def build_expert_placement(model: Transformer, meshes: DeviceMeshes) -> Callable[[nn.Parameter], Shard | None]:
-    """Return FSDP2's `shard_placement_fn`: experts are split inside where whole experts would make uneven shards.
+def build_expert_placement(
+    model: Transformer, meshes: DeviceMeshes
+) -> Callable[[nn.Parameter], Shard | None]:
+    """Return FSDP2's `shard_placement_fn`: experts are split inside where whole experts would make
+    uneven shards.
 
     Logs a warning where neither is even.
 
@@ -103,8 +129,9 @@ def build_expert_placement(model: Transformer, meshes: DeviceMeshes) -> Callable
                 uneven = f"{name} {shape}"
     if uneven:
         log.warning(
-            "%s has no dim that %d ranks share evenly, so some ranks hold more of the experts than others. Use a "
-            "layout.expert that divides the experts, or a number of ranks that divides the widths.",
+            "%s has no dim that %d ranks share evenly, so some ranks hold more of the experts "
+            "than others. Use a layout.expert that divides the experts, or a number of ranks that "
+            "divides the widths.",
             uneven,
             shards,
         )
@@ -119,7 +146,8 @@ def materialize_parameters(
     *,
     on_host: bool = False,
 ) -> None:
-    """Allocate storage and set the initial value of every parameter; a rank keeps only its shard of each.
+    """Allocate storage and set the initial value of every parameter; a rank keeps only its shard of
+    each.
 
     Args:
         model: A model on the meta device; changed in place.

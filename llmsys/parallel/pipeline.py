@@ -1,13 +1,16 @@
 """The stages of a pipeline on one rank, run by the schedules of torch.distributed.pipelining.
 
-A rank keeps the modules of its stages, under the names that they have in the full model, so a checkpoint does not
-depend on the pipeline. Every rank reads the batch of its data rank: stages exchange hidden states and their gradients
-and nothing else.
+A rank keeps the modules of its stages, under the names that they have in the full model, so a
+checkpoint does not depend on the pipeline. Every rank reads the batch of its data rank: stages
+exchange hidden states and their gradients and nothing else.
 
 Invariants:
-- Backward passes of a stage run in the order of the micro-batches, so gradients are summed as in one process.
-- Stages run as plain modules: FSDP2 gathers, reshards and reduces by its own hooks, as without a pipeline.
-- Shapes are given in advance. Otherwise torch would run a first pass to find them, and experts would count it.
+- Backward passes of a stage run in the order of the micro-batches, so gradients are summed as in
+  one process.
+- Stages run as plain modules: FSDP2 gathers, reshards and reduces by its own hooks, as without a
+  pipeline.
+- Shapes are given in advance. Otherwise torch would run a first pass to find them, and experts
+  would count it.
 """
 
 import logging
@@ -19,7 +22,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+)
 
 from llmsys.config.pipeline import (
     GPipeScheduleConfig,
@@ -36,11 +44,13 @@ logging.getLogger("torch.distributed.pipelining").setLevel(logging.WARNING)
 
 # B rows, L positions of this rank, D width
 
-# (stage, hidden states of the stage before or None, number of the micro-batch) → hidden states, or the loss.
+# (stage, hidden states of the stage before or None, number of the micro-batch) → hidden states, or
+# the loss.
 RunStage = Callable[[int, Tensor | None, int], Tensor]
 
 
-# (stage, whether it is the last backward pass of the step on this rank) → the context of a backward pass.
+# (stage, whether it is the last backward pass of the step on this rank) → the context of a backward
+# pass.
 EnterBackward = Callable[[int, bool], AbstractContextManager[None]]
 
 
@@ -103,7 +113,12 @@ class PipelineRunner:
         """Called with each pass that begins, and with "" at its end."""
 
     def run_step(
-        self, num_micro_batches: int, rows: int, positions: int, run_stage: RunStage, enter_backward: EnterBackward
+        self,
+        num_micro_batches: int,
+        rows: int,
+        positions: int,
+        run_stage: RunStage,
+        enter_backward: EnterBackward,
     ) -> None:
         """Run all forward and backward passes of a step. Collective over the pipeline.
 
@@ -111,14 +126,16 @@ class PipelineRunner:
             num_micro_batches: Micro-batches of this rank.
             rows: Sequences of each, B.
             positions: Positions of a sequence on this rank, L.
-            run_stage: Runs the forward of a stage; for the last stage it returns the loss to send backward.
+            run_stage: Runs the forward of a stage; for the last stage it returns the loss to send
+                backward.
             enter_backward: Returns the context of a backward pass.
         """
         if self._built != (shape := (num_micro_batches, rows, positions)):
             self._schedule, self._built = self._build_schedule(*shape), shape
         self._run_stage, self._enter_backward = run_stage, enter_backward
         self._backwards_left = num_micro_batches * len(self.stages)
-        # torch splits these numbers into micro-batches; the batches themselves are looked up by `run_stage`.
+        # torch splits these numbers into micro-batches; the batches themselves are looked up by
+        # `run_stage`.
         numbers = torch.arange(num_micro_batches)
         first = (numbers,) if 0 in self.stages else ()
         target = numbers if any(map(self.cut.is_last, self.stages)) else None
@@ -182,14 +199,17 @@ class PipelineRunner:
     def run_forward(
         self, rows: int, positions: int, run_stage: Callable[[int, Tensor | None], Tensor]
     ) -> Tensor | None:
-        """Run the stages of this rank on one batch. For all ranks of the pipeline, with the same batches in order.
+        """Run the stages of this rank on one batch. For all ranks of the pipeline, with the same
+        batches in order.
 
-        A rank is done after its own stages, so it runs the next batch while later stages run this one.
+        A rank is done after its own stages, so it runs the next batch while later stages run this
+        one.
 
         Args:
             rows: Sequences, B.
             positions: Positions of each, T.
-            run_stage: (stage, hidden states of the stage before or None) → hidden states (B, T, D), or logits.
+            run_stage: (stage, hidden states of the stage before or None) → hidden states (B, T, D),
+                or logits.
 
         Returns:
             The result of the last stage on its rank; None on others.
@@ -198,11 +218,17 @@ class PipelineRunner:
         for stage in self.stages:
             hidden_BTD: Tensor | None = None
             if stage > 0:
-                hidden_BTD = torch.empty(rows, positions, self._hidden_size, dtype=self._dtype, device=self._device)
+                hidden_BTD = torch.empty(
+                    rows, positions, self._hidden_size, dtype=self._dtype, device=self._device
+                )
                 dist.recv(hidden_BTD, group=self._group, group_src=(self.rank - 1) % self.cut.ranks)
             result = run_stage(stage, hidden_BTD)
             if not self.cut.is_last(stage):
-                dist.send(result.contiguous(), group=self._group, group_dst=(self.rank + 1) % self.cut.ranks)
+                dist.send(
+                    result.contiguous(),
+                    group=self._group,
+                    group_dst=(self.rank + 1) % self.cut.ranks,
+                )
                 result = None
         return result
 
@@ -213,7 +239,11 @@ class PipelineRunner:
             result: The result on the rank of the last stage; None on others.
             shape: Its shape.
         """
-        received = torch.empty(shape, dtype=torch.float32, device=self._device) if result is None else result
+        received = (
+            torch.empty(shape, dtype=torch.float32, device=self._device)
+            if result is None
+            else result
+        )
         dist.broadcast(received, group=self._group, group_src=self.cut.ranks - 1)
         return received
 
@@ -221,7 +251,8 @@ class PipelineRunner:
     def sum_with_other_end(self, parameter: Tensor) -> None:
         """Sum the gradients of a parameter that the first and the last rank of the pipeline have.
 
-        For these two ranks: each sends its own. Both get the same sum, so both copies make the same step.
+        For these two ranks: each sends its own. Both get the same sum, so both copies make the same
+        step.
 
         Args:
             parameter: The copy of this rank.
@@ -246,7 +277,9 @@ def _ignore_pass(text: str) -> None:
 
 
 class _StageModule(nn.Module):
-    """The module that torch runs as a stage. It has no parameters of its own, so torch leaves FSDP to FSDP."""
+    """The module that torch runs as a stage. It has no parameters of its own, so torch leaves
+    FSDP to FSDP.
+    """
 
     def __init__(self, runner: PipelineRunner, index: int) -> None:
         super().__init__()
@@ -269,7 +302,9 @@ class _Stage(PipelineStage):
         group: dist.ProcessGroup,
     ) -> None:
         count = len(runner.cut.stages)
-        super().__init__(_StageModule(runner, index), index, count, device, taken, given, group=group)
+        super().__init__(
+            _StageModule(runner, index), index, count, device, taken, given, group=group
+        )
         self._runner = runner
 
     def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> None:

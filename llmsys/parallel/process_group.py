@@ -1,6 +1,7 @@
 """The process group of a run, and small collectives over it.
 
-Reads RANK, WORLD_SIZE and the rendezvous variables that launchers set; without them the process is a world of one.
+Reads RANK, WORLD_SIZE and the rendezvous variables that launchers set; without them the process is
+a world of one.
 
 Invariants:
 - Every collective ends within the timeout or raises.
@@ -25,7 +26,8 @@ Value = TypeVar("Value")
 # Timeout of a collective.
 TIMEOUT_SECONDS = 300
 
-# World size from which gloo connects two ranks when they first communicate; a full mesh connects all at once.
+# World size from which gloo connects two ranks when they first communicate; a full mesh connects
+# all at once.
 LAZY_MESH_RANKS = 64
 
 # Open files of a rank without its connections: token files (256), libraries, logs.
@@ -45,7 +47,8 @@ def get_local_device() -> torch.device:
 
 @contextmanager
 def init_process_group(timeout_seconds: int = TIMEOUT_SECONDS) -> Iterator[None]:
-    """Join the launcher's process group, or a group of one without a launcher, and leave it at the end. Collective.
+    """Join the launcher's process group, or a group of one without a launcher, and leave it at the
+    end. Collective.
 
     Args:
         timeout_seconds: Longest wait for peers in one collective.
@@ -54,7 +57,8 @@ def init_process_group(timeout_seconds: int = TIMEOUT_SECONDS) -> Iterator[None]
         Nothing; the group exists inside the context.
 
     Raises:
-        LaunchError: RANK is set without the other variables, or the system allows too few open files.
+        LaunchError: RANK is set without the other variables, or the system allows too few open
+            files.
     """
     device = get_local_device()
     if device.type == "cuda":
@@ -66,12 +70,16 @@ def init_process_group(timeout_seconds: int = TIMEOUT_SECONDS) -> Iterator[None]
         _check_launcher_variables()
         prepare_descriptors(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
         bind_rendezvous()
-        # With its device NCCL connects here, where a failure names it, and splits the groups of meshes off this one.
-        # Its buffers are then allocated before those of the first step.
-        dist.init_process_group(backend, timeout=timeout, device_id=device if device.type == "cuda" else None)
+        # With its device NCCL connects here, where a failure names it, and splits the groups of
+        # meshes off this one. Its buffers are then allocated before those of the first step.
+        dist.init_process_group(
+            backend, timeout=timeout, device_id=device if device.type == "cuda" else None
+        )
     else:
         # A store in memory: one process needs no port.
-        dist.init_process_group(backend, rank=0, world_size=1, store=dist.HashStore(), timeout=timeout)
+        dist.init_process_group(
+            backend, rank=0, world_size=1, store=dist.HashStore(), timeout=timeout
+        )
     try:
         yield
     finally:
@@ -79,7 +87,8 @@ def init_process_group(timeout_seconds: int = TIMEOUT_SECONDS) -> Iterator[None]
 
 
 def set_group_timeout(group: dist.ProcessGroup) -> None:
-    """Give a group the timeout of the run: torch gives groups other than the first its own, 10 or 30 minutes.
+    """Give a group the timeout of the run: torch gives groups other than the first its own, 10 or
+    30 minutes.
 
     Args:
         group: A group that this rank belongs to.
@@ -90,16 +99,19 @@ def set_group_timeout(group: dist.ProcessGroup) -> None:
 
 
 def _check_launcher_variables() -> None:
-    missing = [name for name in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+    missing = [
+        name for name in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ
+    ]
     if missing:
         raise LaunchError(
-            f"RANK={os.environ['RANK']} is set but {', '.join(missing)} is not. "
-            f"Start the ranks with torchrun, deepspeed or srun, or unset RANK to train in one process."
+            f"RANK={os.environ['RANK']} is set but {', '.join(missing)} is not. Start the ranks "
+            "with torchrun, deepspeed or srun, or unset RANK to train in one process."
         )
 
 
 def prepare_descriptors(rank: int, world_size: int) -> None:
-    """Raise the limit of open files to what the system allows, and keep gloo from opening one for every rank.
+    """Raise the limit of open files to what the system allows, and keep gloo from opening one for
+    every rank.
 
     Args:
         rank: Rank of this process.
@@ -109,7 +121,8 @@ def prepare_descriptors(rank: int, world_size: int) -> None:
         LaunchError: The system allows fewer than this rank needs.
     """
     if world_size >= LAZY_MESH_RANKS:
-        os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")  # connects when two ranks first communicate
+        # connects when two ranks first communicate
+        os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -117,8 +130,9 @@ def prepare_descriptors(rank: int, world_size: int) -> None:
     needed = OWN_DESCRIPTORS + (world_size if rank == 0 else 0)
     if hard not in (resource.RLIM_INFINITY, -1) and hard < needed:
         raise LaunchError(
-            f"rank {rank} of {world_size} needs {needed} open files, and this system allows {hard} (ulimit -Hn). "
-            f"Raise the limit to {needed} or more: LimitNOFILE of the service, or /etc/security/limits.conf."
+            f"rank {rank} of {world_size} needs {needed} open files, and this system allows "
+            f"{hard} (ulimit -Hn). Raise the limit to {needed} or more: LimitNOFILE of the "
+            "service, or /etc/security/limits.conf."
         )
 
 
@@ -198,7 +212,8 @@ def run_on_rank_zero(action: Callable[[], Value]) -> Value:
 
     Raises:
         LlmsysError: On rank 0, the error of `action`.
-        SystemExit: On the other ranks, so that one failure reads as one message and not as a list of lost connections.
+        SystemExit: On the other ranks, so that one failure reads as one message and not as a list
+            of lost connections.
     """
     if get_world_size() == 1:
         return action()

@@ -4,7 +4,8 @@ torch itself listens on every interface, and unpickles what arrives.
 
 Invariants:
 - A store that this host opens for `127.0.0.1` cannot be reached from another host.
-- Where the host's name gives no address of its own, torch's behaviour is kept and a warning is logged.
+- Where the host's name gives no address of its own, torch's behaviour is kept and a warning is
+  logged.
 """
 
 import importlib
@@ -48,7 +49,8 @@ def open_store(
     timeout: timedelta = timedelta(seconds=300),
     **options: Any,
 ) -> dist.TCPStore:
-    """Return torch's TCP store, with the arguments of its constructor; the listening one is bound to one address.
+    """Return torch's TCP store, with the arguments of its constructor; the listening one is bound
+    to one address.
 
     Raises:
         DistNetworkError: The port is taken, as torch itself raises.
@@ -57,37 +59,50 @@ def open_store(
     if address is None:
         if is_master:
             log.warning(
-                "%s is not an address of this host, so the rendezvous listens on all network interfaces. Name "
-                "the first host by one of its addresses if the network is not trusted.",
+                "%s is not an address of this host, so the rendezvous listens on all network "
+                "interfaces. Name the first host by one of its addresses if the network is not "
+                "trusted.",
                 host_name,
             )
         return dist.TCPStore(host_name, port, world_size, is_master, timeout, **options)
     listening = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
     try:
-        # A run that restarts gets its port although connections of the last attempt are in TIME_WAIT.
+        # A run that restarts gets its port although connections of the last attempt are in
+        # TIME_WAIT.
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((address, port))
         listening.listen(BACKLOG)
     except OSError as error:
         listening.close()
-        raise dist.DistNetworkError(f"{address}:{port} is not available for listening: {error.strerror}") from error
+        raise dist.DistNetworkError(
+            f"{address}:{port} is not available for listening: {error.strerror}"
+        ) from error
     # Detached, since the store closes the socket.
     port, fd = listening.getsockname()[1], listening.detach()
-    return dist.TCPStore(address, port, world_size, is_master, timeout, master_listen_fd=fd, **options)
+    return dist.TCPStore(
+        address, port, world_size, is_master, timeout, master_listen_fd=fd, **options
+    )
 
 
 def choose_listen_address(host: str) -> str | None:
-    """Return the address of this host that other hosts reach as `host`; None where it cannot be determined.
+    """Return the address of this host that other hosts reach as `host`; None where it cannot be
+    determined.
 
-    A name that resolves to loopback here (Debian's 127.0.1.1) may resolve to another address elsewhere; it is taken
-    only where all ranks are on this host.
+    A name that resolves to loopback here (Debian's 127.0.1.1) may resolve to another address
+    elsewhere; it is taken only where all ranks are on this host.
     """
     try:
-        addresses = [str(entry[4][0]) for entry in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)]
+        addresses = [
+            str(entry[4][0]) for entry in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        ]
     except OSError:
         return None
     outward = [address for address in addresses if not _is_loopback(address)]
-    if not outward and addresses and (host == "localhost" or host in addresses or _has_all_ranks_here()):
+    if (
+        not outward
+        and addresses
+        and (host == "localhost" or host in addresses or _has_all_ranks_here())
+    ):
         return addresses[0]
     return next((address for address in outward if _is_own(address)), None)
 

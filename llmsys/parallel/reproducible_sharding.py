@@ -1,13 +1,14 @@
 """Reproducible FSDP2 and experts: the same bits for any number of ranks.
 
-Experts: rows of a matmul can depend on how many there are, and elements of an activation on their alignment (the
-remainder of a vector takes another path through the kernel). So each expert computes the rows of each micro-batch in
-matmuls and storage of their own, of shapes that no layout changes. The rows that arrive from R ranks are R
-micro-batches; the R gradients of a weight are summed by the tree of reproducible_sum.py, in float32.
+Experts: rows of a matmul can depend on how many there are, and elements of an activation on their
+alignment (the remainder of a vector takes another path through the kernel). So each expert computes
+the rows of each micro-batch in matmuls and storage of their own, of shapes that no layout changes.
+The rows that arrive from R ranks are R micro-batches; the R gradients of a weight are summed by the
+tree of reproducible_sum.py, in float32.
 
-Gradients: a reduce-scatter may add ranks in any order. Here every rank sends each shard of its gradient to the rank
-that keeps it (the same bytes as a ring's reduce-scatter), which sums them by the tree. Replicas then gather their sums
-and add them likewise.
+Gradients: a reduce-scatter may add ranks in any order. Here every rank sends each shard of its
+gradient to the rank that keeps it (the same bytes as a ring's reduce-scatter), which sums them by
+the tree. Replicas then gather their sums and add them likewise.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,14 +36,20 @@ from llmsys.parallel.parallelize import apply_expert_parallel, build_expert_plac
 from llmsys.parallel.process_group import all_gather_tensor
 from llmsys.parallel.reproducible_sum import sum_tree
 
-# R ranks that send rows, L experts of this rank, M rows, N rows of one rank for one expert, D width, F width inside
+# R ranks that send rows, L experts of this rank, M rows, N rows of one rank for one expert, D
+# width, F width inside
 
-# Alignment of the operands of a matmul in bytes, as of new tensors on the CPU; results can depend on it.
+# Alignment of the operands of a matmul in bytes, as of new tensors on the CPU; results can depend
+# on it.
 ALIGNMENT = 64
 
 
-def apply_reproducible_expert_parallel(model: Transformer, meshes: DeviceMeshes, compute_dtype: torch.dtype) -> None:
-    """Give each rank of the expert axis its experts, as in fast mode, and compute them one by one."""
+def apply_reproducible_expert_parallel(
+    model: Transformer, meshes: DeviceMeshes, compute_dtype: torch.dtype
+) -> None:
+    """Give each rank of the expert axis its experts, as in fast mode, and compute them one by
+    one.
+    """
     apply_expert_parallel(model, meshes)
     for layer in model.list_moe_layers():
         layer.experts.forward = SequentialExperts(layer.experts, compute_dtype)  # type: ignore[method-assign,assignment]
@@ -51,13 +58,18 @@ def apply_reproducible_expert_parallel(model: Transformer, meshes: DeviceMeshes,
 
 
 class ReproducibleTokenDispatcher(AllToAllTokenDispatcher):
-    """All-to-all dispatcher whose experts see which rows came from which rank; every assignment is a row."""
+    """All-to-all dispatcher whose experts see which rows came from which rank; every assignment
+    is a row.
+    """
 
     def __init__(self, group: dist.ProcessGroup, config: MoeConfig) -> None:
         super().__init__(group, config)
-        self.sends_once_per_rank = False  # sums of a rank's experts would depend on the number of ranks
+        # sums of a rank's experts would depend on the number of ranks
+        self.sends_once_per_rank = False
 
-    def _compute_expert_outputs(self, arrived_MD: Tensor, received_RL: Tensor, experts: GroupedExperts) -> Tensor:
+    def _compute_expert_outputs(
+        self, arrived_MD: Tensor, received_RL: Tensor, experts: GroupedExperts
+    ) -> Tensor:
         outputs_MD: Tensor = experts(arrived_MD, received_RL)
         return outputs_MD
 
@@ -69,7 +81,9 @@ class SequentialExperts:
         self.experts, self.dtype = experts, dtype
 
     def __call__(self, x_MD: Tensor, counts: Tensor) -> Tensor:
-        """Return one output per row, in the same order: by rank, then by expert, with `counts` (R, L) or (L,)."""
+        """Return one output per row, in the same order: by rank, then by expert, with `counts`
+        (R, L) or (L,).
+        """
         counts_RL = counts if counts.ndim == 2 else counts[None]
         by_name = {
             n: copy_weight_per_source(get_local_tensor(p), len(counts_RL), self.dtype)
@@ -81,7 +95,9 @@ class SequentialExperts:
             by_expert = {name: copies[source].unbind() for name, copies in by_name.items()}
             for expert in range(counts_RL.shape[1]):
                 tensors = {name: align_storage(each[expert]) for name, each in by_expert.items()}
-                outputs.append(align_storage(self._compute_expert(align_storage(next(rows)), tensors)))
+                outputs.append(
+                    align_storage(self._compute_expert(align_storage(next(rows)), tensors))
+                )
         return torch.cat(outputs)
 
     def _compute_expert(self, x_ND: Tensor, tensors: dict[str, Tensor]) -> Tensor:
@@ -93,11 +109,15 @@ class SequentialExperts:
 
         config = self.experts.config
         gate_NF = apply_projection("gate", x_ND) if config.is_gated else None
-        return apply_projection("down", apply_gated_activation(config, gate_NF, apply_projection("up", x_ND)))
+        return apply_projection(
+            "down", apply_gated_activation(config, gate_NF, apply_projection("up", x_ND))
+        )
 
 
 def copy_weight_per_source(weight: Tensor, sources: int, dtype: torch.dtype) -> Sequence[Tensor]:
-    """Return `weight` in `dtype`, once per source; the gradient is the tree's sum in the dtype of `weight`."""
+    """Return `weight` in `dtype`, once per source; the gradient is the tree's sum in the dtype
+    of `weight`.
+    """
     if sources == 1:
         return (weight.to(dtype),)
     copies: tuple[Tensor, ...] = _SourceCopies.apply(weight, sources, dtype)  # type: ignore[no-untyped-call]
@@ -138,10 +158,17 @@ def _copy_if_unaligned(x: Tensor) -> Tensor:
 
 
 class ReproducibleReduceScatter(CustomReduceScatter):
-    """Reduce-scatter by an all-to-all and the tree. The ranks of a group hold neighbouring leaves of the tree."""
+    """Reduce-scatter by an all-to-all and the tree. The ranks of a group hold neighbouring
+    leaves of the tree.
+    """
 
     def __call__(
-        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: dist.ProcessGroup,
+        op: Any,
+        async_op: bool = False,
     ) -> None:
         """Implement `CustomReduceScatter.__call__`."""
         arrived = torch.empty_like(input_tensor)
@@ -154,7 +181,9 @@ def all_reduce_replicas(gradient: Tensor, group: dist.ProcessGroup) -> None:
     gradient.copy_(sum_tree(all_gather_tensor(gradient, group)))
 
 
-def apply_reproducible_fsdp(model: Transformer, meshes: DeviceMeshes, compute_dtype: torch.dtype) -> None:
+def apply_reproducible_fsdp(
+    model: Transformer, meshes: DeviceMeshes, compute_dtype: torch.dtype
+) -> None:
     """Apply expert parallelism and FSDP2 with sums in a fixed order.
 
     Args:
@@ -167,8 +196,11 @@ def apply_reproducible_fsdp(model: Transformer, meshes: DeviceMeshes, compute_dt
     place = build_expert_placement(model, meshes)
     if meshes.expert_fsdp is not None:
         for layer in model.list_moe_layers():
-            # These experts compute micro-batches of other ranks too, so their gradients leave autograd in float32.
-            _shard_module(layer.experts, meshes.expert_fsdp, policy(param_dtype=torch.float32), place)
+            # These experts compute micro-batches of other ranks too, so their gradients leave
+            # autograd in float32.
+            _shard_module(
+                layer.experts, meshes.expert_fsdp, policy(param_dtype=torch.float32), place
+            )
     for block in model.modules():
         if isinstance(block, TransformerBlock):
             _shard_module(block, meshes.dense, policy(param_dtype=compute_dtype), place)
@@ -178,7 +210,10 @@ def apply_reproducible_fsdp(model: Transformer, meshes: DeviceMeshes, compute_dt
 
 
 def _shard_module(
-    module: Any, mesh: DeviceMesh, policy: MixedPrecisionPolicy, place: Callable[[nn.Parameter], Shard | None]
+    module: Any,
+    mesh: DeviceMesh,
+    policy: MixedPrecisionPolicy,
+    place: Callable[[nn.Parameter], Shard | None],
 ) -> None:
     """Make one FSDP unit over the last axis of `mesh`; an axis before it holds replicas."""
     axes = mesh.mesh_dim_names or ()

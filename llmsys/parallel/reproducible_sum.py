@@ -1,8 +1,9 @@
 """Sums in an order that depends on the summands alone, never on the ranks that hold them.
 
-A step is a fixed list of micro-batches, numbered over all ranks. Their gradients are the leaves of one binary tree:
-0 with 1, 2 with 3, then pairs of pairs, and so on. Rank r of W takes the leaves r, W + r, 2W + r, …; so the leaves of
-one round are adjacent, and when W is a power of two they are a full subtree.
+A step is a fixed list of micro-batches, numbered over all ranks. Their gradients are the leaves of
+one binary tree: 0 with 1, 2 with 3, then pairs of pairs, and so on. Rank r of W takes the leaves r,
+W + r, 2W + r, …; so the leaves of one round are adjacent, and when W is a power of two they are a
+full subtree.
 
 Invariants:
 - Every sum consists of element-wise additions of two tensors: no kernel can choose another order.
@@ -32,7 +33,8 @@ def sum_tree(leaves: Tensor) -> Tensor:
 
 
 class StreamingTreeSum:
-    """The tree over leaves that arrive one after another; at most one unfinished sum of each size is kept.
+    """The tree over leaves that arrive one after another; at most one unfinished sum of each size
+    is kept.
 
     A leaf is a list of tensors, and is overwritten.
     """
@@ -51,7 +53,9 @@ class StreamingTreeSum:
         self._sums.append((level, leaf))
 
     def get_subtree(self) -> list[Tensor]:
-        """Return the sum of the leaves so far, whose number is a power of two; the next leaf may overwrite it."""
+        """Return the sum of the leaves so far, whose number is a power of two; the next leaf may
+        overwrite it.
+        """
         [(_, gradients)] = self._sums
         return gradients
 
@@ -84,13 +88,16 @@ def sum_rows_pairwise(x_RK: Tensor) -> Tensor:
 
 
 def compute_row_squared_norms(gradient: Tensor) -> Tensor:
-    """Return the sum of squares of each row (index of the first dim), float64, independent of the other rows."""
+    """Return the sum of squares of each row (index of the first dim), float64, independent of
+    the other rows.
+    """
     x_RK = gradient[:, None].flatten(1)
     num_rows = max(1, BLOCK // max(1, x_RK.shape[1]))
     norms_R = gradient.new_empty(len(x_RK), dtype=torch.float64)
     for start in range(0, len(x_RK), num_rows):
         blocks = [
-            sum_rows_pairwise(part.double().square_()) for part in x_RK[start : start + num_rows].split(BLOCK, dim=1)
+            sum_rows_pairwise(part.double().square_())
+            for part in x_RK[start : start + num_rows].split(BLOCK, dim=1)
         ]
         norms_R[start : start + num_rows] = sum_rows_pairwise(torch.stack(blocks, dim=1))
     return norms_R
@@ -105,10 +112,12 @@ def compute_gradient_norm(
     first_rows: Sequence[int],
     num_rows: int,
 ) -> float:
-    """Compute the norm over all parameters, from the rows that this rank holds of each gradient. Collective.
+    """Compute the norm over all parameters, from the rows that this rank holds of each gradient.
+    Collective.
 
     Args:
-        parameters: Parameters, full or sharded; of the axes, at most one shards another dim than the first.
+        parameters: Parameters, full or sharded; of the axes, at most one shards another dim than
+            the first.
         gradients: This rank's shard of each gradient.
         counts: False on ranks whose rows another rank counts.
         first_rows: Number of the first row of each parameter, among those of the whole model.
@@ -117,7 +126,8 @@ def compute_gradient_norm(
     Returns:
         The norm, equal on all ranks.
     """
-    # One slot per row of all parameters. Every other rank has a zero there, so the sum over ranks only collects.
+    # One slot per row of all parameters. Every other rank has a zero there, so the sum over ranks
+    # only collects.
     squares = torch.zeros(1, num_rows, dtype=torch.float64, device=gradients[0].device)
     for parameter, gradient, first in zip(parameters, gradients, first_rows, strict=True):
         first_row, rows = gather_rows(parameter, gradient)
@@ -130,8 +140,8 @@ def compute_gradient_norm(
 def gather_rows(parameter: Tensor, gradient: Tensor) -> tuple[int, Tensor]:
     """Return full rows of a gradient, and the number of the first of them in the full parameter.
 
-    Collective where an axis shards another dim than the first, as for experts that are split inside: there each rank of
-    the axis gets the rows that Shard(0) would give it.
+    Collective where an axis shards another dim than the first, as for experts that are split
+    inside: there each rank of the axis gets the rows that Shard(0) would give it.
 
     Args:
         parameter: The parameter; rows are indices of its first dim.

@@ -1,11 +1,14 @@
-"""Ring attention: positions stay on their ranks, and keys and values come round (Liu 2023, arXiv:2310.01889).
+"""Ring attention: positions stay on their ranks, and keys and values come round (Liu 2023,
+arXiv:2310.01889).
 
-In step s a rank attends to the keys of the rank s places before it, while those of the next step travel. They come
-directly from their owner, so that a step which a window hides costs no message either, and gradients of keys and values
-go straight home, where they are added in float32. Partial results are merged by their log-sum-exp (ring_blocks.py).
+In step s a rank attends to the keys of the rank s places before it, while those of the next step
+travel. They come directly from their owner, so that a step which a window hides costs no message
+either, and gradients of keys and values go straight home, where they are added in float32. Partial
+results are merged by their log-sum-exp (ring_blocks.py).
 
-A sink adds its exponential to the denominator of the merged softmax: out · exp(lse − L), with L the log-sum-exp of lse
-and sink. As in llmsys/model/varlen_attention.py the backward takes the folded output and L.
+A sink adds its exponential to the denominator of the merged softmax: out · exp(lse − L), with L the
+log-sum-exp of lse and sink. As in llmsys/model/varlen_attention.py the backward takes the folded
+output and L.
 """
 
 from collections.abc import Callable
@@ -19,8 +22,8 @@ from torch import Tensor
 from llmsys.model.attention_mask import DistributedMask
 from llmsys.parallel.ring_blocks import BlockRule, Side, add_block, add_block_gradients
 
-# B rows, L local queries, S = L keys of a rank, H query heads, G key-value heads, K width of a key, V width of a value,
-# P rows of positions, N ranks of the ring
+# B rows, L local queries, S = L keys of a rank, H query heads, G key-value heads, K width of a key,
+# V width of a value, P rows of positions, N ranks of the ring
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,8 @@ class RingMask(DistributedMask):
         positions_PNL: Positions of the tokens of each rank, ascending.
         lower_PL: The first position that a query of this rank sees.
         upper_PL: The last one.
-        distances: Steps that are made, 0 first; a window leaves out those in which no rank sees a key.
+        distances: Steps that are made, 0 first; a window leaves out those in which no rank sees a
+            key.
         is_fused: Flash attention applies.
         slopes_H: ALiBi's slopes of this rank's heads.
     """
@@ -55,10 +59,20 @@ class RingMask(DistributedMask):
         softcap: float | None,
         sinks_H: Tensor | None,
     ) -> Tensor:
-        """Return attention to the keys of all ranks, (B, L, H, V), in the dtype of the values. Collective."""
+        """Return attention to the keys of all ranks, (B, L, H, V), in the dtype of the values.
+        Collective.
+        """
         q, k, v = (x.to(v_BLGV.dtype).contiguous() for x in (q_BLHK, k_BLGK, v_BLGV))
-        places = self.slopes_H, self.positions_PNL, self.lower_PL, self.upper_PL, list(self.distances)
-        out_BLHV: Tensor = run_ring(q, k, v, sinks_H, *places, self.is_fused, scale, softcap, self.group)[0]
+        places = (
+            self.slopes_H,
+            self.positions_PNL,
+            self.lower_PL,
+            self.upper_PL,
+            list(self.distances),
+        )
+        out_BLHV: Tensor = run_ring(
+            q, k, v, sinks_H, *places, self.is_fused, scale, softcap, self.group
+        )[0]
         return out_BLHV
 
 
@@ -73,7 +87,9 @@ class _Ring:
     group: dist.ProcessGroup
 
     def start_exchange(self, pair: Pair, distance: int) -> tuple[Pair, list[dist.Work]]:
-        """Start to send to the rank `distance` places on, and to receive from the one as far back."""
+        """Start to send to the rank `distance` places on, and to receive from the one as far
+        back.
+        """
         size, rank = self.group.size(), self.group.rank()
         arriving, messages = (torch.empty_like(pair[0]), torch.empty_like(pair[1])), []
         for leaving, target in zip(pair, arriving, strict=True):
@@ -113,7 +129,8 @@ def compute_ring(
     softcap: float | None,
     group: str,
 ) -> tuple[Tensor, Tensor]:
-    """Return the output, (B, L, H, V), and the log-sum-exp of all scores and the sink, float32 (B, H, L). Collective.
+    """Return the output, (B, L, H, V), and the log-sum-exp of all scores and the sink, float32 (B,
+    H, L). Collective.
 
     Args:
         q: Queries, (B, L, H, K).
@@ -142,7 +159,9 @@ def compute_ring(
     here, works = (k, v), list[dist.Work]()
     for distance, following in zip(distances, [*distances[1:], None], strict=True):
         _wait(works)
-        arriving, works = (here, []) if following is None else ring.start_exchange((k, v), following)
+        arriving, works = (
+            (here, []) if following is None else ring.start_exchange((k, v), following)
+        )
         add_block(out, lse_BHL, q, *here, _select_source(rule, ring, distance, positions_PNL))
         here = arriving
     if sinks_H is not None:
@@ -179,7 +198,8 @@ def compute_ring_gradients(
     softcap: float | None,
     group: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of queries, keys and values; those of keys are the sums of all ranks. Collective.
+    """Return the gradients of queries, keys and values; those of keys are the sums of all ranks.
+    Collective.
 
     Args:
         dout: Gradient of the output.
@@ -208,7 +228,9 @@ def compute_ring_gradients(
     here, works = (k, v), list[dist.Work]()
     for distance, following in zip(distances, [*distances[1:], None], strict=True):
         _wait(works)
-        arriving, works = (here, []) if following is None else ring.start_exchange((k, v), following)
+        arriving, works = (
+            (here, []) if following is None else ring.start_exchange((k, v), following)
+        )
         aimed = _select_source(rule, ring, distance, positions_PNL)
         parts = add_block_gradients(dq, dout, q, *here, out, lse_BHL, aimed)
         if distance == 0:
@@ -218,13 +240,17 @@ def compute_ring_gradients(
             # Those of the step before have travelled during this step's products.
             _add_returned(totals, returning, homing)
             # Each rank's share is rounded once, to the dtype of the keys; the sum is in float32.
-            returning, homing = ring.start_exchange((parts[0].to(k.dtype), parts[1].to(v.dtype)), -distance)
+            returning, homing = ring.start_exchange(
+                (parts[0].to(k.dtype), parts[1].to(v.dtype)), -distance
+            )
         here = arriving
     _add_returned(totals, returning, homing)
     return dq.to(q.dtype), totals[0].to(k.dtype).contiguous(), totals[1].to(v.dtype).contiguous()
 
 
-run_ring_backward = torch.library.custom_op("llmsys::ring_attention_backward", compute_ring_gradients, mutates_args=())
+run_ring_backward = torch.library.custom_op(
+    "llmsys::ring_attention_backward", compute_ring_gradients, mutates_args=()
+)
 
 
 @run_ring_backward.register_fake
@@ -233,7 +259,9 @@ def _(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tens
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
 
 
-def _add_returned(totals: tuple[Tensor, ...], returning: tuple[Tensor, ...], homing: list[dist.Work]) -> None:
+def _add_returned(
+    totals: tuple[Tensor, ...], returning: tuple[Tensor, ...], homing: list[dist.Work]
+) -> None:
     _wait(homing)
     # Nothing returns from the step of the rank's own keys.
     for total, part in zip(totals, returning, strict=False):
@@ -255,7 +283,9 @@ def _build_rule(
 
 
 def _select_source(rule: BlockRule, ring: _Ring, distance: int, positions_PNL: Tensor) -> BlockRule:
-    return replace(rule, side=ring.get_side(distance), keys_PS=positions_PNL[:, ring.get_source(distance)])
+    return replace(
+        rule, side=ring.get_side(distance), keys_PS=positions_PNL[:, ring.get_source(distance)]
+    )
 
 
 def _save_inputs(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -272,7 +302,9 @@ def _run_backward(ctx: Any, dout: Tensor, _: None) -> tuple[Tensor | None, ...]:
     if sinks_H is not None and ctx.needs_input_grad[3]:
         # A sink's value is zero, so its score gets minus its weight times gradient · output.
         dots_BHL = (dout.float() * out.float()).sum(-1).transpose(1, 2)
-        dsinks_H = -((sinks_H.float()[:, None] - lse_BHL).exp() * dots_BHL).sum((0, 2)).to(sinks_H.dtype)
+        dsinks_H = (
+            -((sinks_H.float()[:, None] - lse_BHL).exp() * dots_BHL).sum((0, 2)).to(sinks_H.dtype)
+        )
     # The inputs without gradients, from the slopes to the group.
     return *gradients, dsinks_H, *[None] * 9
 

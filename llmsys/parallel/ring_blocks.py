@@ -1,11 +1,11 @@
 """Attention of a rank's queries to the keys of one other rank: a partial result, and its gradients.
 
-A partial result is (out, lse): the softmax over these keys alone, and the log-sum-exp of their scores. Results of
-disjoint keys are merged by `merge_block` (Milakov 2018, arXiv:1805.02867). With the merged out and lse the gradients
-of the blocks add up (Dao 2022, arXiv:2205.14135, appendix B).
+A partial result is (out, lse): the softmax over these keys alone, and the log-sum-exp of their
+scores. Results of disjoint keys are merged by `merge_block` (Milakov 2018, arXiv:1805.02867). With
+the merged out and lse the gradients of the blocks add up (Dao 2022, arXiv:2205.14135, appendix B).
 
-Two ways to compute a block: torch's flash attention, where whole halves of queries see whole halves of keys, and plain
-products in float32 over chunks of queries.
+Two ways to compute a block: torch's flash attention, where whole halves of queries see whole halves
+of keys, and plain products in float32 over chunks of queries.
 """
 
 from collections.abc import Iterator
@@ -15,14 +15,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-# B rows, L queries, S keys, H query heads, G key-value heads, R = H / G, K width of a key, V width of a value,
-# P rows of positions: B, or 1 where all rows have the same
+# B rows, L queries, S keys, H query heads, G key-value heads, R = H / G, K width of a key, V width
+# of a value, P rows of positions: B, or 1 where all rows have the same
 
 # Queries of one product, so that scores take H · 256 · S floats.
 CHUNK = 256
 
-# Where a rank's pair of chunks comes from, compared with that of the queries: its first chunk lies in front of theirs
-# where its rank is lower, and its second chunk behind theirs.
+# Where a rank's pair of chunks comes from, compared with that of the queries: its first chunk lies
+# in front of theirs where its rank is lower, and its second chunk behind theirs.
 Side = Literal["own", "before", "after"]
 
 aten = torch.ops.aten
@@ -35,7 +35,8 @@ class BlockRule:
     Attributes:
         scale: Factor on the scores.
         softcap: Scores become cap · tanh(score / cap) before the bias is added.
-        is_fused: Positions are in zigzag order without documents or windows, so that flash attention applies.
+        is_fused: Positions are in zigzag order without documents or windows, so that flash
+            attention applies.
         side: The source of the keys.
         queries_PL: Positions of the queries.
         keys_PS: Positions of the keys, ascending in each row.
@@ -74,7 +75,9 @@ def _weigh(log_share_BHL: Tensor) -> Tensor:
     return log_share_BHL.exp().transpose(1, 2)[..., None]
 
 
-def add_block(out_BLHV: Tensor, lse_BHL: Tensor, q: Tensor, k: Tensor, v: Tensor, rule: BlockRule) -> None:
+def add_block(
+    out_BLHV: Tensor, lse_BHL: Tensor, q: Tensor, k: Tensor, v: Tensor, rule: BlockRule
+) -> None:
     """Attend to a block of keys, and merge the result into that of all blocks so far.
 
     Args:
@@ -96,11 +99,20 @@ def add_block(out_BLHV: Tensor, lse_BHL: Tensor, q: Tensor, k: Tensor, v: Tensor
         # A query without a visible key has a log-sum-exp of -inf, and -inf - -inf would be NaN.
         weights = (scores - part_lse.clamp_min(torch.finfo(torch.float32).min)[..., None]).exp_()
         part = chunk.split_heads(weights @ chunk.v).transpose(1, 2)
-        merge_block(out_BLHV[:, chunk.rows], lse_BHL[:, :, chunk.rows], part, part_lse.flatten(1, 2))
+        merge_block(
+            out_BLHV[:, chunk.rows], lse_BHL[:, :, chunk.rows], part, part_lse.flatten(1, 2)
+        )
 
 
 def add_block_gradients(
-    dq: Tensor, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse_BHL: Tensor, rule: BlockRule
+    dq: Tensor,
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse_BHL: Tensor,
+    rule: BlockRule,
 ) -> tuple[Tensor, Tensor]:
     """Add a block's share to the gradient of the queries, and return those of its keys and values.
 
@@ -130,7 +142,8 @@ def add_block_gradients(
         # By the log-sum-exp of all keys, so the weights are those of the whole softmax.
         weights = (scores - chunk.stack_rows(lse_BHL[:, :, chunk.rows])[..., None]).exp_()
         d_chunk, out_chunk = (chunk.stack_heads(x[:, chunk.rows]) for x in (dout, out))
-        # The sum over all keys of weight · gradient of the weight, which a block alone could not know.
+        # The sum over all keys of weight · gradient of the weight, which a block alone could not
+        # know.
         delta = (d_chunk * out_chunk).sum(-1, keepdim=True)
         dscores = weights * (d_chunk @ chunk.v.transpose(-1, -2) - delta) * rule.scale
         dscores = dscores if slope is None else dscores * slope
@@ -142,12 +155,15 @@ def add_block_gradients(
 
 
 def _select_halves(length: int, side: Side) -> tuple[slice, slice]:
-    """Return the queries and the keys that see each other, in zigzag order without documents and windows."""
+    """Return the queries and the keys that see each other, in zigzag order without documents and
+    windows.
+    """
     half = length // 2
     match side:
         case "own":
             return slice(0, length), slice(0, length)
-        case "before":  # the first chunk of a lower rank lies before both chunks here, its second one after both
+        # the first chunk of a lower rank lies before both chunks here, its second one after both
+        case "before":
             return slice(0, length), slice(0, half)
         case "after":
             # Both chunks of a higher rank lie between the two chunks here.
@@ -157,9 +173,13 @@ def _select_halves(length: int, side: Side) -> tuple[slice, slice]:
 def _run_flash(q: Tensor, k: Tensor, v: Tensor, rule: BlockRule) -> tuple[Tensor, Tensor]:
     given, is_causal = [x.transpose(1, 2) for x in (q, k, v)], rule.side == "own"
     if q.device.type == "cpu":
-        out, lse = aten._scaled_dot_product_flash_attention_for_cpu(*given, 0.0, is_causal, scale=rule.scale)
+        out, lse = aten._scaled_dot_product_flash_attention_for_cpu(
+            *given, 0.0, is_causal, scale=rule.scale
+        )
     else:
-        out, lse, *_ = aten._scaled_dot_product_flash_attention(*given, 0.0, is_causal, False, scale=rule.scale)
+        out, lse, *_ = aten._scaled_dot_product_flash_attention(
+            *given, 0.0, is_causal, False, scale=rule.scale
+        )
     return out.transpose(1, 2), lse
 
 
@@ -174,13 +194,17 @@ def _run_flash_backward(
         seed, none = q.new_zeros(2, dtype=torch.uint64), None  # without dropout nothing is drawn
         run = aten._scaled_dot_product_flash_attention_backward
         lengths = (none, none, q.shape[1], k.shape[1])
-        parts = run(*given, lse.contiguous(), *lengths, 0.0, is_causal, seed, seed[:0], scale=rule.scale)
+        parts = run(
+            *given, lse.contiguous(), *lengths, 0.0, is_causal, seed, seed[:0], scale=rule.scale
+        )
     return [part.transpose(1, 2) for part in parts]
 
 
 @dataclass(frozen=True)
 class _Chunk:
-    """Some queries, and the keys that they may see, in float32 with query heads stacked: (B, G, R, rows, width)."""
+    """Some queries, and the keys that they may see, in float32 with query heads stacked: (B, G,
+    R, rows, width).
+    """
 
     rows: slice
     keys: slice
@@ -192,7 +216,9 @@ class _Chunk:
     rule: BlockRule
 
     def compute_scores(self) -> tuple[Tensor, Tensor | None]:
-        """Return the scores, minus infinity where hidden, (B, G, R, rows, keys), and the slope of the soft cap."""
+        """Return the scores, minus infinity where hidden, (B, G, R, rows, keys), and the slope
+        of the soft cap.
+        """
         rule, slope = self.rule, None
         scores = self.q @ self.k.transpose(-1, -2) * rule.scale
         if rule.softcap is not None:
@@ -205,7 +231,9 @@ class _Chunk:
             slopes = rule.slopes_H.float().view(1, self.q.shape[1], -1, 1, 1)
             scores = scores - slopes * distances_PLS[:, None, None]
         places_S = torch.arange(rule.keys_PS.shape[1], device=scores.device)[self.keys]
-        is_visible_PLS = (places_S >= self.first_PL[..., None]) & (places_S <= self.last_PL[..., None])
+        is_visible_PLS = (places_S >= self.first_PL[..., None]) & (
+            places_S <= self.last_PL[..., None]
+        )
         return scores.masked_fill(~is_visible_PLS[:, None, None], -torch.inf), slope
 
     def stack_heads(self, x_BLHK: Tensor) -> Tensor:
@@ -228,13 +256,17 @@ def _stack_heads(x_BLHK: Tensor, groups: int) -> Tensor:
 
 
 def _iter_chunks(q: Tensor, k: Tensor, v: Tensor, rule: BlockRule) -> Iterator[_Chunk]:
-    """Yield chunks of queries with the keys that they may see. A CPU skips what none of them sees."""
+    """Yield chunks of queries with the keys that they may see. A CPU skips what none of them
+    sees.
+    """
     groups, num_keys = k.shape[2], k.shape[1]
     keys_PS = rule.keys_PS.contiguous()
     # Keys are in ascending order, so those that a query sees are a range of indices.
     first_PL = torch.searchsorted(keys_PS, rule.lower_PL.contiguous())
     last_PL = torch.searchsorted(keys_PS, rule.upper_PL.contiguous(), right=True) - 1
-    queries, all_keys, all_values = (_stack_heads(x, g) for x, g in ((q, groups), (k, groups), (v, groups)))
+    queries, all_keys, all_values = (
+        _stack_heads(x, g) for x, g in ((q, groups), (k, groups), (v, groups))
+    )
     for start in range(0, q.shape[1], CHUNK):
         rows = slice(start, start + CHUNK)
         first, last, keys = first_PL[:, rows], last_PL[:, rows], slice(0, num_keys)
@@ -243,5 +275,12 @@ def _iter_chunks(q: Tensor, k: Tensor, v: Tensor, rule: BlockRule) -> Iterator[_
             if not bool((first <= last).any()):
                 continue
         yield _Chunk(
-            rows, keys, queries[..., rows, :], all_keys[..., keys, :], all_values[..., keys, :], first, last, rule
+            rows,
+            keys,
+            queries[..., rows, :],
+            all_keys[..., keys, :],
+            all_values[..., keys, :],
+            first,
+            last,
+            rule,
         )

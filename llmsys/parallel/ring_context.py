@@ -1,12 +1,13 @@
 """The order of tokens over a ring of ranks, and the masks and rotations that follow it.
 
-Each document is cut into 2 · N chunks, and rank r of N has chunks r and 2N − 1 − r (zigzag), so all ranks have the same
-share of a causal triangle. A document's first tokens, which see the fewest keys and are fewer than 2 · N, are dealt one
-by one in the same way, over all documents of a row: every rank has exactly T / N tokens of a row. A row without
-document numbers is one document.
+Each document is cut into 2 · N chunks, and rank r of N has chunks r and 2N − 1 − r (zigzag), so all
+ranks have the same share of a causal triangle. A document's first tokens, which see the fewest keys
+and are fewer than 2 · N, are dealt one by one in the same way, over all documents of a row: every
+rank has exactly T / N tokens of a row. A row without document numbers is one document.
 
 Invariants:
-- Tokens of a rank are in ascending order, so the keys that a query sees are a range of another rank's keys too.
+- Tokens of a rank are in ascending order, so the keys that a query sees are a range of another
+  rank's keys too.
 - The order follows from document numbers, which all ranks of a sequence have: nothing is exchanged.
 """
 
@@ -17,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from llmsys.config.attention_kernel import choose_ring_kernel
-from llmsys.config.attention_layers import describe_self_attention
 from llmsys.config.model import LayerType
+from llmsys.kernels.attention_kernel import choose_ring_kernel
+from llmsys.kernels.attention_layers import describe_self_attention
 from llmsys.model import attention_device
 from llmsys.model.attention_mask import LayerMask
 from llmsys.model.embedding import compute_alibi_slopes
@@ -32,10 +33,13 @@ from llmsys.model.transformer import Transformer
 from llmsys.parallel.ring_attention import RingMask
 from llmsys.parallel.sequence_sharding import SequenceSharding
 
-# B rows, T positions, N ranks of the ring, L = T / N positions of one, P rows of positions: B, or 1 where all are equal
+# B rows, T positions, N ranks of the ring, L = T / N positions of one, P rows of positions: B, or 1
+# where all are equal
 
 
-def compute_ring_order(documents_BT: Tensor | None, length: int, ranks: int, device: torch.device) -> Tensor:
+def compute_ring_order(
+    documents_BT: Tensor | None, length: int, ranks: int, device: torch.device
+) -> Tensor:
     """Return the positions of all ranks one after another, int64 (P, T).
 
     Args:
@@ -65,7 +69,9 @@ def compute_ring_order(documents_BT: Tensor | None, length: int, ranks: int, dev
 
 
 @cache
-def list_ring_distances(ranks: int, length: int, window: int | None, causal: bool) -> tuple[int, ...]:
+def list_ring_distances(
+    ranks: int, length: int, window: int | None, causal: bool
+) -> tuple[int, ...]:
     """List the steps in which some rank sees a key, for rows of one document.
 
     Args:
@@ -83,7 +89,9 @@ def list_ring_distances(ranks: int, length: int, window: int | None, causal: boo
     reach = -(-(window - 1) // chunk)  # chunks whose nearest key is inside of the window
     seen = {0}
     for number in range(2 * ranks):
-        for other in range(max(0, number - reach), number + 1 if causal else min(2 * ranks, number + reach + 1)):
+        for other in range(
+            max(0, number - reach), number + 1 if causal else min(2 * ranks, number + reach + 1)
+        ):
             own, source = min(number, 2 * ranks - 1 - number), min(other, 2 * ranks - 1 - other)
             seen.add((own - source) % ranks)
     return tuple(sorted(seen))
@@ -99,7 +107,10 @@ class RingMaskBuilder:
         """Return the masks of self-attention by layer type."""
         if not self.sharding.is_sharded:
             return self.builder.build_self_masks(inputs)
-        return {kind: self._build_mask(inputs, kind, window) for kind, window in self.builder.windows.items()}
+        return {
+            kind: self._build_mask(inputs, kind, window)
+            for kind, window in self.builder.windows.items()
+        }
 
     def build_cross_mask(self, inputs: MaskInputs, memory: EncoderOutput | None) -> LayerMask:
         """Return the mask of the cross-attention."""
@@ -129,9 +140,10 @@ class RingMaskBuilder:
         own_PL = positions_PNL[:, ring.rank]
         slopes_H = None
         if config.position.kind == "alibi":
-            slopes_H = (config.position.factor * compute_alibi_slopes(config.num_attention_heads)[inputs.heads]).to(
-                device, non_blocking=True
-            )
+            slopes_H = (
+                config.position.factor
+                * compute_alibi_slopes(config.num_attention_heads)[inputs.heads]
+            ).to(device, non_blocking=True)
         # `list_ring_distances` holds for rows of one document.
         skipping = None if inputs.documents_BT is not None else window
         return RingMask(
@@ -154,11 +166,15 @@ class RingRotations:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.builder, name)
 
-    def __call__(self, length: int, cache: KeyValueCache | None, device: torch.device) -> dict[LayerType, RotaryCosSin]:
+    def __call__(
+        self, length: int, cache: KeyValueCache | None, device: torch.device
+    ) -> dict[LayerType, RotaryCosSin]:
         """Return the rotations by layer type."""
         if not self.sharding.is_sharded:
             return self.builder(length, cache, device)
-        return self.builder.build_rows(self.sharding.get_ring_positions()[:, self.sharding.ring.rank], length)
+        return self.builder.build_rows(
+            self.sharding.get_ring_positions()[:, self.sharding.ring.rank], length
+        )
 
 
 def apply_ring(model: Transformer, sharding: SequenceSharding) -> None:
@@ -173,7 +189,9 @@ def apply_ring(model: Transformer, sharding: SequenceSharding) -> None:
         tokens_BT: Tensor = args[0] if args else kwargs["tokens_BT"]
         documents_BT = kwargs.get("documents_BT")
         if sharding.is_sharded:
-            order_PT = compute_ring_order(documents_BT, tokens_BT.shape[1], sharding.ring.size, tokens_BT.device)
+            order_PT = compute_ring_order(
+                documents_BT, tokens_BT.shape[1], sharding.ring.size, tokens_BT.device
+            )
             sharding.set_ring_order(order_PT)
 
     model.register_forward_pre_hook(order_positions, with_kwargs=True)

@@ -1,10 +1,13 @@
-"""The positions and heads of each rank, where several ranks work on the same sequences (tensor and context axes).
+"""The positions and heads of each rank, where several ranks work on the same sequences (tensor and
+context axes).
 
-With a ring the tokens of a row are first put in ring order (ring_context.py), and the shards are cut from that.
+With a ring the tokens of a row are first put in ring order (ring_context.py), and the shards are
+cut from that.
 
-In training each rank carries T / (tensor · context) positions of the residual stream: norms, routers, experts and the
-loss see every token once, on one rank. In evaluation each rank carries all positions, so that any length and a
-key-value cache are possible and logits are complete; matrices stay sharded.
+In training each rank carries T / (tensor · context) positions of the residual stream: norms,
+routers, experts and the loss see every token once, on one rank. In evaluation each rank carries all
+positions, so that any length and a key-value cache are possible and logits are complete; matrices
+stay sharded.
 """
 
 from collections.abc import Callable
@@ -45,11 +48,13 @@ class MeshAxis:
 
 
 class SequenceSharding:
-    """This rank's index on the axes, and the exchanges at the boundaries of attention and feed-forward.
+    """This rank's index on the axes, and the exchanges at the boundaries of attention and
+    feed-forward.
 
-    Position shard = context rank · tensor + tensor rank, so ranks of one context rank hold neighbouring shards. Head
-    shard = tensor rank · ulysses + ulysses rank: the tensor axis splits the projections, the ulysses axis their
-    outputs. Ranks of a ring have the same heads; a member of the ring is the ulysses · tensor ranks of one ring rank.
+    Position shard = context rank · tensor + tensor rank, so ranks of one context rank hold
+    neighbouring shards. Head shard = tensor rank · ulysses + ulysses rank: the tensor axis splits
+    the projections, the ulysses axis their outputs. Ranks of a ring have the same heads; a member
+    of the ring is the ulysses · tensor ranks of one ring rank.
     """
 
     def __init__(self, model: Transformer, meshes: DeviceMeshes) -> None:
@@ -61,12 +66,16 @@ class SequenceSharding:
 
     @property
     def is_sharded(self) -> bool:
-        """True while positions are sharded: in training, where more than one rank holds the same sequences."""
+        """True while positions are sharded: in training, where more than one rank holds the same
+        sequences.
+        """
         return self._model.training and self.sequence.size > 1
 
     @property
     def is_first_rank(self) -> bool:
-        """True on the rank that counts for those with the same sequences, in sums over all ranks."""
+        """True on the rank that counts for those with the same sequences, in sums over all
+        ranks.
+        """
         return self.sequence.rank == 0
 
     def shard_positions(self, x_BT: Tensor) -> Tensor:
@@ -76,9 +85,9 @@ class SequenceSharding:
         length = x_BT.shape[1]
         if length % self.sequence.size:
             raise LayoutError(
-                f"A sequence of {length} positions cannot be divided over context={self.context.size} × "
-                f"tensor={self.tensor.size} ranks. Use batch.sequence_length={length - length % self.sequence.size}, "
-                f"or another layout."
+                f"A sequence of {length} positions cannot be divided over "
+                f"context={self.context.size} × tensor={self.tensor.size} ranks. Use "
+                f"batch.sequence_length={length - length % self.sequence.size}, or another layout."
             )
         if self._ring_order_PT is None:
             return x_BT.chunk(self.sequence.size, dim=1)[self.sequence.rank].contiguous()
@@ -103,7 +112,9 @@ class SequenceSharding:
         Targets k positions ahead, (B, T - k), belong to the first T - k positions.
         """
         missing = batch.tokens_BT.shape[1] - targets_BT.shape[1] if self.is_sharded else 0
-        return self.shard_positions(F.pad(targets_BT, (0, missing), value=IGNORED) if missing else targets_BT)
+        return self.shard_positions(
+            F.pad(targets_BT, (0, missing), value=IGNORED) if missing else targets_BT
+        )
 
     def get_head_slice(self, total: int) -> slice:
         """Return the query heads, of `total`, that this rank attends with."""
@@ -119,31 +130,58 @@ class SequenceSharding:
         return axis.group if axis.size > 1 else None
 
     def enter_column_parallel(self, x: Tensor, dim: int) -> Tensor:
-        """Gather the positions of all tensor ranks, before a linear layer whose outputs are split."""
-        return all_gather(x, self.tensor.group, dim) if self.is_sharded and self.tensor.size > 1 else x
+        """Gather the positions of all tensor ranks, before a linear layer whose outputs are
+        split.
+        """
+        return (
+            all_gather(x, self.tensor.group, dim) if self.is_sharded and self.tensor.size > 1 else x
+        )
 
     def exit_row_parallel(self, y: Tensor, dim: int) -> Tensor:
-        """Sum over tensor ranks, for this rank's positions, after a linear layer whose inputs are split."""
+        """Sum over tensor ranks, for this rank's positions, after a linear layer whose inputs
+        are split.
+        """
         if self.tensor.size == 1:
             return y
-        return reduce_scatter(y, self.tensor.group, dim) if self.is_sharded else all_reduce(y, self.tensor.group)
+        return (
+            reduce_scatter(y, self.tensor.group, dim)
+            if self.is_sharded
+            else all_reduce(y, self.tensor.group)
+        )
 
     def all_to_all_heads(self, x_BTW: Tensor) -> Tensor:
-        """Exchange positions for heads (adjacent in W) over the ulysses axis: fewer heads of all positions."""
-        return all_to_all(x_BTW, self.ulysses.group, 2, 1) if self.is_sharded and self.ulysses.size > 1 else x_BTW
+        """Exchange positions for heads (adjacent in W) over the ulysses axis: fewer heads of all
+        positions.
+        """
+        return (
+            all_to_all(x_BTW, self.ulysses.group, 2, 1)
+            if self.is_sharded and self.ulysses.size > 1
+            else x_BTW
+        )
 
     def all_to_all_positions(self, x_BTW: Tensor) -> Tensor:
         """Exchange heads for positions over the ulysses axis: all heads of fewer positions."""
-        return all_to_all(x_BTW, self.ulysses.group, 1, 2) if self.is_sharded and self.ulysses.size > 1 else x_BTW
+        return (
+            all_to_all(x_BTW, self.ulysses.group, 1, 2)
+            if self.is_sharded and self.ulysses.size > 1
+            else x_BTW
+        )
 
     def gather_positions(self, x_BLW: Tensor) -> Tensor:
-        """Gather the positions of all ranks of a member of the ring; without a ring, of the same sequences."""
-        return all_gather(x_BLW, self.member.group, 1) if self.is_sharded and self.member.size > 1 else x_BLW
+        """Gather the positions of all ranks of a member of the ring; without a ring, of the same
+        sequences.
+        """
+        return (
+            all_gather(x_BLW, self.member.group, 1)
+            if self.is_sharded and self.member.size > 1
+            else x_BLW
+        )
 
 
 def replace_forward(module: nn.Module, forward: Callable[[Tensor], Tensor]) -> None:
     """Call `forward` in place of the module's own; its parameters, names and hooks stay."""
-    # Not `module.forward = forward`: torch.compile would compile every layer anew, for that object's identity.
+    # Not `module.forward = forward`: torch.compile would compile every layer anew, for that
+    # object's identity.
     kind: Any = type(module)
     module.__class__ = _build_replaced_class(kind)
     module.replaced_forward = forward  # type: ignore[assignment]
@@ -161,7 +199,9 @@ def _build_replaced_class(kind: Any) -> Any:
 
 
 def divide_positions(model: Transformer, sharding: SequenceSharding) -> None:
-    """Make embeddings return this rank's positions, while masks, rotations and biases cover what attention sees."""
+    """Make embeddings return this rank's positions, while masks, rotations and biases cover what
+    attention sees.
+    """
     for module in model.modules():
         if isinstance(module, TokenEmbedding):
             replace_forward(module, _ShardedEmbedding(module.forward, sharding))
@@ -197,11 +237,17 @@ class _SequenceCountReducer:
         self.sharding = sharding
 
     def __call__(self, counts_BE: Tensor) -> Tensor:
-        return all_reduce(counts_BE, self.sharding.sequence.group) if self.sharding.is_sharded else counts_BE
+        return (
+            all_reduce(counts_BE, self.sharding.sequence.group)
+            if self.sharding.is_sharded
+            else counts_BE
+        )
 
 
 class _FullContextBuilder:
-    """A ContextBuilder for sharded positions: attention sees full sequences, all else this rank's positions."""
+    """A ContextBuilder for sharded positions: attention sees full sequences, all else this
+    rank's positions.
+    """
 
     def __init__(self, builder: ContextBuilder, sharding: SequenceSharding) -> None:
         self.builder, self.sharding = builder, sharding
@@ -218,4 +264,6 @@ class _FullContextBuilder:
         # `length` counts the positions of this rank.
         context = self.builder(length * sharding.sequence.size, like, **rest)
         real_BT = None if context.real_BT is None else sharding.shard_positions(context.real_BT)
-        return replace(context, positions_BT=sharding.shard_positions(context.positions_BT), real_BT=real_BT)
+        return replace(
+            context, positions_BT=sharding.shard_positions(context.positions_BT), real_BT=real_BT
+        )

@@ -1,24 +1,28 @@
-"""Tensor parallel with sequence parallel: the matrices of a block split over ranks, positions split between them.
+"""Tensor parallel with sequence parallel: the matrices of a block split over ranks, positions split
+between them.
 
-Megatron's split (Shoeybi 2019, arXiv:1909.08053, 3) with a residual stream sharded by positions (Korthikanti 2022,
-arXiv:2205.05198, 4.2.2): an all-gather before column-parallel layers, a reduce-scatter after row-parallel ones.
+Megatron's split (Shoeybi 2019, arXiv:1909.08053, 3) with a residual stream sharded by positions
+(Korthikanti 2022, arXiv:2205.05198, 4.2.2): an all-gather before column-parallel layers, a
+reduce-scatter after row-parallel ones.
 
 Split over the tensor axis, in all blocks:
 
-- By outputs (dim 0): q_proj, k_proj, v_proj with their biases; of latent attention q_b_proj (or q_proj) and kv_b_proj;
-  gate_proj and up_proj with their biases, of dense layers and shared experts. k_proj and v_proj are not split where
-  there are fewer key-value heads than tensor ranks: each rank then uses the rows of one head.
+- By outputs (dim 0): q_proj, k_proj, v_proj with their biases; of latent attention q_b_proj (or
+  q_proj) and kv_b_proj; gate_proj and up_proj with their biases, of dense layers and shared
+  experts. k_proj and v_proj are not split where there are fewer key-value heads than tensor ranks:
+  each rank then uses the rows of one head.
 - By inputs (dim 1): o_proj and down_proj.
 
-Not split, sharded over shard · context only: norms, router, shared gate, biases of o_proj and down_proj, sinks, and
-latent attention's projections into the latents. A rank's gradient of these comes from its positions or heads alone, so
-they are summed over the axis, once per step.
+Not split, sharded over shard · context only: norms, router, shared gate, biases of o_proj and
+down_proj, sinks, and latent attention's projections into the latents. A rank's gradient of these
+comes from its positions or heads alone, so they are summed over the axis, once per step.
 
-Routed experts are never split, but assigned to and sharded over all ranks of a replica. Parameters outside of blocks
-(embeddings, head, final norm, learned positions, prediction modules) are sharded over all ranks of a replica and
-gathered when used, so the loss at the head is that of this rank's positions without another collective. A head split by
-vocabulary would save the gathered weight (V · D elements, and as many of its gradient, in the compute dtype), for three
-more collectives per block of logits.
+Routed experts are never split, but assigned to and sharded over all ranks of a replica. Parameters
+outside of blocks (embeddings, head, final norm, learned positions, prediction modules) are sharded
+over all ranks of a replica and gathered when used, so the loss at the head is that of this rank's
+positions without another collective. A head split by vocabulary would save the gathered weight (V ·
+D elements, and as many of its gradient, in the compute dtype), for three more collectives per block
+of logits.
 """
 
 from collections.abc import Iterator
@@ -42,7 +46,9 @@ BY_OUTPUTS, BY_INPUTS = 0, 1
 
 
 def split_matrices(model: Transformer, mesh: DeviceMesh) -> None:
-    """Leave each rank of the tensor axis its shard of every split matrix. The model is on the meta device."""
+    """Leave each rank of the tensor axis its shard of every split matrix. The model is on the
+    meta device.
+    """
     for linear, dim in _iter_split_projections(model, mesh.size()):
         _split_parameter(linear, "weight", dim, mesh)
         if linear.bias is not None and dim == BY_OUTPUTS:
@@ -52,7 +58,9 @@ def split_matrices(model: Transformer, mesh: DeviceMesh) -> None:
 def _iter_split_projections(model: Transformer, ranks: int) -> Iterator[tuple[nn.Linear, int]]:
     for module in model.modules():
         if isinstance(module, TransformerBlock):
-            yield from ((linear, BY_OUTPUTS) for linear in list_head_projections(module.attention, ranks))
+            yield from (
+                (linear, BY_OUTPUTS) for linear in list_head_projections(module.attention, ranks)
+            )
             yield module.attention.get_submodule("o_proj"), BY_INPUTS  # type: ignore[misc]
         elif isinstance(module, FeedForward):
             yield from ((linear, BY_OUTPUTS) for linear in _list_inner_projections(module))
@@ -60,7 +68,9 @@ def _iter_split_projections(model: Transformer, ranks: int) -> Iterator[tuple[nn
 
 
 def list_head_projections(attention: nn.Module, ranks: int) -> list[nn.Linear]:
-    """List the projections of an attention whose outputs are heads that are assigned to `ranks` ranks."""
+    """List the projections of an attention whose outputs are heads that are assigned to `ranks`
+    ranks.
+    """
     names = ["q_proj", "k_proj", "v_proj"]
     if isinstance(attention, MultiHeadLatentAttention):
         names = ["q_b_proj" if attention.has_query_latent else "q_proj", "kv_b_proj"]
@@ -71,7 +81,11 @@ def list_head_projections(attention: nn.Module, ranks: int) -> list[nn.Linear]:
 
 def _list_inner_projections(feed_forward: FeedForward) -> list[nn.Linear]:
     projections = [feed_forward.up_proj]
-    return [feed_forward.gate_proj, *projections] if hasattr(feed_forward, "gate_proj") else projections
+    return (
+        [feed_forward.gate_proj, *projections]
+        if hasattr(feed_forward, "gate_proj")
+        else projections
+    )
 
 
 def _split_parameter(module: nn.Module, name: str, dim: int, mesh: DeviceMesh) -> None:
@@ -81,10 +95,14 @@ def _split_parameter(module: nn.Module, name: str, dim: int, mesh: DeviceMesh) -
 
 
 def divide_feed_forwards(model: Transformer, sharding: SequenceSharding) -> None:
-    """Shard every feed-forward: positions at its input and output, in any order, and channels inside."""
+    """Shard every feed-forward: positions at its input and output, in any order, and channels
+    inside.
+    """
     for module in model.modules():
         if isinstance(module, FeedForward):
-            module.register_forward_pre_hook(lambda _, inputs: sharding.enter_column_parallel(inputs[0], 0))
+            module.register_forward_pre_hook(
+                lambda _, inputs: sharding.enter_column_parallel(inputs[0], 0)
+            )
             for linear in _list_inner_projections(module):
                 replace_forward(linear, ColumnParallelLinear(linear))
             replace_forward(module.down_proj, RowParallelLinear(module.down_proj, sharding, 0))
@@ -104,7 +122,9 @@ class ColumnParallelLinear:
 
 
 class RowParallelLinear:
-    """The forward of a linear layer of which this rank has some inputs: a sum over ranks, with the bias added once."""
+    """The forward of a linear layer of which this rank has some inputs: a sum over ranks, with
+    the bias added once.
+    """
 
     def __init__(self, linear: nn.Linear, sharding: SequenceSharding, dim: int) -> None:
         self.linear, self.sharding, self.dim = linear, sharding, dim
@@ -118,9 +138,11 @@ class RowParallelLinear:
 
 
 class PartialGradientReducer:
-    """Sum over the tensor axis of the gradients of unsplit parameters. Built before FSDP is applied.
+    """Sum over the tensor axis of the gradients of unsplit parameters. Built before FSDP is
+    applied.
 
-    Without parameters outside of blocks and without experts: their shards span the axis, and FSDP sums them.
+    Without parameters outside of blocks and without experts: their shards span the axis, and FSDP
+    sums them.
     """
 
     def __init__(self, model: Transformer, mesh: DeviceMesh | None) -> None:
@@ -130,7 +152,8 @@ class PartialGradientReducer:
             for prefix, block in model.named_modules()
             if isinstance(block, TransformerBlock) and mesh is not None
             for name, parameter in block.named_parameters()
-            if not isinstance(parameter, DTensor) and get_parameter_role(f"{prefix}.{name}") != "experts"
+            if not isinstance(parameter, DTensor)
+            and get_parameter_role(f"{prefix}.{name}") != "experts"
         ]
 
     @torch.no_grad()
@@ -142,7 +165,8 @@ class PartialGradientReducer:
         named = dict(self._model.named_parameters())
         optional = [named[name].grad for name in self.names]
         gradients = [get_local_tensor(grad) for grad in optional if grad is not None]
-        # One message: these are many small vectors, each of which would pay the latency of a collective.
+        # One message: these are many small vectors, each of which would pay the latency of a
+        # collective.
         flat = torch.cat([grad.flatten() for grad in gradients])
         dist.all_reduce(flat, group=self._group)
         pieces = flat.split([grad.numel() for grad in gradients])

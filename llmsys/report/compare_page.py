@@ -1,7 +1,7 @@
 """Render one page about several runs: their curves, the config keys that differ, and their scores.
 
-Reads run folders, finished or not; writes one HTML file. Curves are drawn over tokens, training time and FLOPs
-(6 x active parameters x tokens; Kaplan et al. 2020).
+Reads run folders, finished or not; writes one HTML file. Curves are drawn over tokens, training
+time and FLOPs (6 x active parameters x tokens; Kaplan et al. 2020).
 """
 
 import json
@@ -11,9 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from llmsys.errors import DataError
-from llmsys.local_files import write_bytes_atomically
 from llmsys.progress import format_duration
-from llmsys.report.html_markup import Child, Html, build_section, build_table, build_tag, format_amount, format_number
+from llmsys.report.html_markup import (
+    Child,
+    Html,
+    build_section,
+    build_table,
+    build_tag,
+    format_amount,
+    format_number,
+)
 from llmsys.report.html_page import render_document
 from llmsys.report.plots import (
     BLUE,
@@ -32,6 +39,7 @@ from llmsys.report.plots import (
 from llmsys.report.report_section import ReportSection, build_report_section, compute_curves_height
 from llmsys.report.run_record import MISSING, RunRecord, is_finite, read_run
 from llmsys.report.run_sections import describe_run_state
+from llmsys.storage.local_files import write_bytes_atomically
 
 COLOURS = (BLUE, ORANGE, GREEN, PURPLE)
 DASHES = ("solid", "dash", "dot", "dashdot")
@@ -59,18 +67,29 @@ def write_comparison(folders: Sequence[Path], output: Path) -> Path:
         DataError: There are fewer than two runs, too many, or a folder has no steps.
     """
     if len(set(folders)) < 2 or len(folders) > MAX_RUNS:
-        raise DataError(f"{len(set(folders))} runs cannot be compared on one page. Give 2 to {MAX_RUNS} run folders.")
+        raise DataError(
+            f"{len(set(folders))} runs cannot be compared on one page. Give 2 to {MAX_RUNS} run "
+            "folders."
+        )
     runs = [read_run(folder) for folder in folders]
     for run in runs:
         if not run.curves.step:
-            raise DataError(f"{run.folder} has no logged step, so there is nothing to compare. Leave it out.")
+            raise DataError(
+                f"{run.folder} has no logged step, so there is nothing to compare. Leave it out."
+            )
     titles = _choose_titles(runs)
     thinned = any(len(run.curves.step) > MAX_POINTS for run in runs)
     note = build_tag("p", THINNING_RULE, class_="muted") if thinned else None
     parts = [
         build_report_section("curves", "Curves", list(_iter_figures(runs, titles)), note),
-        ReportSection("scores", "Scores", build_section("scores", "Scores", _build_scores_table(runs, titles))),
-        ReportSection("config", "Config", build_section("config", "Differing keys", _build_keys_table(runs, titles))),
+        ReportSection(
+            "scores", "Scores", build_section("scores", "Scores", _build_scores_table(runs, titles))
+        ),
+        ReportSection(
+            "config",
+            "Config",
+            build_section("config", "Differing keys", _build_keys_table(runs, titles)),
+        ),
     ]
     best = _find_best(runs, titles)
     more = f" and {len(titles) - SHOWN_NAMES} more" if len(titles) > SHOWN_NAMES else ""
@@ -95,20 +114,31 @@ def _find_best(runs: Sequence[RunRecord], titles: Sequence[str]) -> tuple[str, s
         for run, title in zip(runs, titles, strict=True)
         if (event := run.last_evaluation) is not None and is_finite(event.get("loss"))
     ]
-    return (f"{min(scored)[0]:.4f}", f"nats per token, held out: {min(scored)[1]}") if scored else None
+    return (
+        (f"{min(scored)[0]:.4f}", f"nats per token, held out: {min(scored)[1]}") if scored else None
+    )
 
 
 def _iter_figures(runs: Sequence[RunRecord], titles: Sequence[str]) -> Iterator[Figure]:
     axes = (
         ("tokens", "Loss against tokens", "tokens trained", [1.0] * len(runs)),
         ("time", "Loss against time", "hours of training steps", None),
-        ("flops", "Loss against compute", "FLOPs (6 N D, N active parameters)", [_get_flops(run) for run in runs]),
+        (
+            "flops",
+            "Loss against compute",
+            "FLOPs (6 N D, N active parameters)",
+            [_get_flops(run) for run in runs],
+        ),
     )
     for name, title, unit, factors in axes:
         traces: list[Trace] = []
         for number, run in enumerate(runs):
             tokens = list(run.curves.columns["tokens"])
-            x = compute_training_hours(run) if factors is None else [factors[number] * one for one in tokens]
+            x = (
+                compute_training_hours(run)
+                if factors is None
+                else [factors[number] * one for one in tokens]
+            )
             traces += _build_run_traces(run, titles[number], number, tokens, x)
         if any(trace["x"] for trace in traces):
             layout = {
@@ -121,7 +151,9 @@ def _iter_figures(runs: Sequence[RunRecord], titles: Sequence[str]) -> Iterator[
             if _has_stub(traces):
                 layout["xaxis"] = {"title": {"text": unit}, "type": "log"}
                 caption += " The runs differ much in length, so the axis is logarithmic."
-            yield Figure(f"plot-{name}", title, traces, layout, caption, compute_curves_height(traces))
+            yield Figure(
+                f"plot-{name}", title, traces, layout, caption, compute_curves_height(traces)
+            )
 
 
 def _has_stub(traces: Sequence[Trace]) -> bool:
@@ -137,7 +169,9 @@ def _get_flops(run: RunRecord) -> float:
 
 
 def compute_training_hours(run: RunRecord) -> list[float]:
-    """Return the hours of training steps up to each logged step, at the speed that each of them measured."""
+    """Return the hours of training steps up to each logged step, at the speed that each of them
+    measured.
+    """
     tokens, speeds = run.curves.columns["tokens"], run.curves.columns["tokens_per_second"]
     spent = [
         (after - before) / speed if speed > 0 else MISSING
@@ -160,19 +194,35 @@ def _build_run_traces(
     measured = [
         (place, event["loss"])
         for _, event in sorted(run.evaluations.items())
-        if is_finite(event.get("loss")) and is_finite(place := places.get(event.get("tokens", MISSING), MISSING))
+        if is_finite(event.get("loss"))
+        and is_finite(place := places.get(event.get("tokens", MISSING), MISSING))
     ]
     if not measured:
         return [line]
-    diamonds = build_line(f"{title}, held out", [a for a, _ in measured], [b for _, b in measured], colour)
+    diamonds = build_line(
+        f"{title}, held out", [a for a, _ in measured], [b for _, b in measured], colour
+    )
     marker = {"color": colour, "size": 9, "symbol": "diamond"}
     return [line, diamonds | {"mode": "markers", "marker": marker, "showlegend": False}]
 
 
 def _build_scores_table(runs: Sequence[RunRecord], titles: Sequence[str]) -> Html:
     sets = sorted({name for run in runs for name in (run.last_evaluation or {}).get("sets") or {}})
-    metrics = sorted({name for run in runs for name in (run.last_evaluation or {}).get("metrics") or {}})
-    head = ("run", "state", "steps", "tokens", "time", "parameters", "loss", "bits per byte", *sets, *metrics)
+    metrics = sorted(
+        {name for run in runs for name in (run.last_evaluation or {}).get("metrics") or {}}
+    )
+    head = (
+        "run",
+        "state",
+        "steps",
+        "tokens",
+        "time",
+        "parameters",
+        "loss",
+        "bits per byte",
+        *sets,
+        *metrics,
+    )
     rows: list[list[Child]] = []
     for run, title in zip(runs, titles, strict=True):
         event = run.last_evaluation or {}
@@ -188,16 +238,26 @@ def _build_scores_table(runs: Sequence[RunRecord], titles: Sequence[str]) -> Htm
                 _format_value(run.get_start_value("parameters"), format_amount),
                 _format_value(event.get("loss"), "{:.4f}".format),
                 _format_value(event.get("bits_per_byte"), "{:.4f}".format),
-                *(_format_value(_get_accuracy(answers.get(name) or {}), "{:.1%}".format) for name in sets),
-                *(_format_value((own.get(name) or {}).get("value"), "{:.4g}".format) for name in metrics),
+                *(
+                    _format_value(_get_accuracy(answers.get(name) or {}), "{:.1%}".format)
+                    for name in sets
+                ),
+                *(
+                    _format_value((own.get(name) or {}).get("value"), "{:.4g}".format)
+                    for name in metrics
+                ),
             ]
         )
     return build_table(head, rows, numeric=range(2, len(head)))
 
 
 def _get_accuracy(answers: Mapping[str, Any]) -> Any:
-    """Return the accuracy of a task; of one of the harness `acc` or, where it generates, `exact_match`."""
-    return next((answers[name] for name in ("accuracy", "acc", "exact_match") if name in answers), None)
+    """Return the accuracy of a task; of one of the harness `acc` or, where it generates,
+    `exact_match`.
+    """
+    return next(
+        (answers[name] for name in ("accuracy", "acc", "exact_match") if name in answers), None
+    )
 
 
 def _format_value(value: Any, form: Any) -> str:
@@ -205,7 +265,9 @@ def _format_value(value: Any, form: Any) -> str:
 
 
 def list_differing_keys(configs: Sequence[dict[str, Any]]) -> list[tuple[str, list[str]]]:
-    """Return the keys whose values differ, with the value of each config; `–` where it has no such key."""
+    """Return the keys whose values differ, with the value of each config; `–` where it has no
+    such key.
+    """
     flat = [dict(_iter_leaves(config, "")) for config in configs]
     keys = list(dict.fromkeys(key for values in flat for key in values))
     rows = [(key, [values.get(key, "–") for values in flat]) for key in keys if key not in NAMES]
@@ -217,14 +279,19 @@ def _iter_leaves(value: Any, prefix: str) -> Iterator[tuple[str, str]]:
         for key, item in value.items():
             yield from _iter_leaves(item, f"{prefix}.{key}" if prefix else str(key))
     else:
-        yield prefix, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+        yield (
+            prefix,
+            value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str),
+        )
 
 
 def _build_keys_table(runs: Sequence[RunRecord], titles: Sequence[str]) -> Html:
     rows = list_differing_keys([run.config for run in runs])
     if not rows:
         return build_tag("p", "Their configs are equal, apart from name and folder.")
-    return build_table(("key", *titles), [(key, *map(_shorten_value, values)) for key, values in rows])
+    return build_table(
+        ("key", *titles), [(key, *map(_shorten_value, values)) for key, values in rows]
+    )
 
 
 def _shorten_value(value: str) -> str:

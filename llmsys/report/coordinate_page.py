@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from llmsys.local_files import write_bytes_atomically
 from llmsys.report.html_page import render_document
 from llmsys.report.plots import BLUE, GREEN, ORANGE, PURPLE, Figure, build_line
 from llmsys.report.report_section import Numbers, build_report_section
+from llmsys.storage.local_files import write_bytes_atomically
 
 COLOURS = (BLUE, ORANGE, GREEN, PURPLE)
 
@@ -56,7 +56,10 @@ def write_coordinate_page(rows: Sequence[CoordinateCurves], steps: int, path: Pa
         numbers.append((kind, f"{worst.exponent:+.2f}", f"largest exponent, of {worst.part}"))
         figures = [_plot_curves(kind, "changes", own), _plot_curves(kind, "sizes", own)]
         parts.append(build_report_section(kind, kind, figures))
-    notes = ["The exponent is the slope of log change over log width: 0 where wider models change by as much."]
+    notes = [
+        "The exponent is the slope of log change over log width: 0 where wider models change by "
+        "as much."
+    ]
     titles = ("coordinates", f"activations after {steps} steps")
     write_bytes_atomically(path, render_document(titles, numbers, notes, parts).encode())
     return path
@@ -66,10 +69,17 @@ def _plot_curves(kind: str, values: str, rows: Sequence[CoordinateCurves]) -> Fi
     traces = []
     for row, colour in zip(rows, COLOURS, strict=False):
         points: Mapping[int, float] = getattr(row, values)
-        traces.append(build_line(row.part, list(points), list(points.values()), colour, markers=True))
+        traces.append(
+            build_line(row.part, list(points), list(points.values()), colour, markers=True)
+        )
     widths = sorted({width for row in rows for width in row.changes})
     layout = {
-        "xaxis": {"title": {"text": "hidden_size"}, "type": "log", "tickvals": widths, "ticktext": [*map(str, widths)]},
+        "xaxis": {
+            "title": {"text": "hidden_size"},
+            "type": "log",
+            "tickvals": widths,
+            "ticktext": [*map(str, widths)],
+        },
         # more ticks make plotly label every digit, and 9 covers 10
         "yaxis": {"title": {"text": "root mean square"}, "type": "log", "nticks": 5},
         "showlegend": True,

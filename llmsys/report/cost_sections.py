@@ -1,4 +1,5 @@
-"""Build the sections about question sets, utilisation and memory, and predicted against measured cost.
+"""Build the sections about question sets, utilisation and memory, and predicted against measured
+cost.
 
 Reads a `RunRecord`. A section with nothing to show is None.
 """
@@ -13,23 +14,36 @@ from llmsys.report.run_record import RunRecord
 
 
 def build_cost_numbers(record: RunRecord) -> Numbers:
-    """Return utilisation and its base, memory of the fullest rank, and the number of dead experts."""
-    share, memory = record.curves.get_last_value("utilisation"), record.curves.get_last_value("memory_bytes")
+    """Return utilisation and its base, memory of the fullest rank, and the number of dead
+    experts.
+    """
+    share, memory = (
+        record.curves.get_last_value("utilisation"),
+        record.curves.get_last_value("memory_bytes"),
+    )
     numbers: Numbers = []
     if not math.isnan(share):
-        numbers.append(("utilisation", f"{share:.1%}", str((record.last_step or {}).get("utilisation_of", ""))))
+        numbers.append(
+            ("utilisation", f"{share:.1%}", str((record.last_step or {}).get("utilisation_of", "")))
+        )
     if not math.isnan(memory):
         numbers.append(("memory", format_memory_size(memory), "of the fullest rank"))
     if record.experts.whole:
         loads = record.experts.whole[max(record.experts.whole)]
         dead = sum(share == 0 for layer in loads for share in layer)
-        numbers.append(("dead experts", str(dead), f"of {sum(map(len, loads))} in all layers, last record"))
+        numbers.append(
+            ("dead experts", str(dead), f"of {sum(map(len, loads))} in all layers, last record")
+        )
     return numbers
 
 
 def build_answers_section(record: RunRecord) -> Html | None:
     """Return a table of the question sets of the latest evaluation that has them."""
-    asked = [event for _, event in sorted(record.evaluations.items()) if isinstance(event.get("sets"), dict)]
+    asked = [
+        event
+        for _, event in sorted(record.evaluations.items())
+        if isinstance(event.get("sets"), dict)
+    ]
     if not asked:
         return None
     keys = ("accuracy", "accuracy_per_byte", "accuracy_per_token")
@@ -40,7 +54,9 @@ def build_answers_section(record: RunRecord) -> Html | None:
     ]
     head = ("set", "by likelihood", "per byte", "per token", "questions")
     lead = build_tag(
-        "p", f"Accuracy: share of questions whose correct answer was the most likely, after step {asked[-1]['step']:,}."
+        "p",
+        "Accuracy: share of questions whose correct answer was the most likely, after step "
+        f"{asked[-1]['step']:,}.",
     )
     tables = [build_table(head, rows, numeric=[1, 2, 3, 4])] if rows else []
     harness = [
@@ -51,18 +67,27 @@ def build_answers_section(record: RunRecord) -> Html | None:
         if metric != "questions" and isinstance(value, float) and math.isfinite(value)
     ]
     if harness:
-        tables.append(build_table(("harness task", "metric", "value", "questions"), harness, numeric=[2, 3]))
+        tables.append(
+            build_table(("harness task", "metric", "value", "questions"), harness, numeric=[2, 3])
+        )
     return build_section("answers", "Answers", lead, *tables)
 
 
 def build_metrics_section(record: RunRecord) -> Html | None:
     """Return a table of the user's own metrics after each evaluation."""
-    measured = {step: one["metrics"] for step, one in sorted(record.evaluations.items()) if one.get("metrics")}
+    measured = {
+        step: one["metrics"]
+        for step, one in sorted(record.evaluations.items())
+        if one.get("metrics")
+    }
     if not measured:
         return None
     names = sorted({name for values in measured.values() for name in values})
     rows = [
-        [f"{step:,}", *(f"{values[name]['value']:.4g}" if name in values else "–" for name in names)]
+        [
+            f"{step:,}",
+            *(f"{values[name]['value']:.4g}" if name in values else "–" for name in names),
+        ]
         for step, values in measured.items()
     ]
     lead = build_tag("p", "Means over the held-out targets, of evaluation.metrics.")
@@ -85,7 +110,13 @@ def build_prediction_section(record: RunRecord) -> Html | None:
     ]
     if seconds is not None:
         interval = f"{seconds['p50']:.3g} s ({seconds['p10']:.3g} to {seconds['p90']:.3g})"
-        rows.append([f"step on {said['device']}", interval, *_format_measured(took, "step_seconds", seconds["p50"])])
+        rows.append(
+            [
+                f"step on {said['device']}",
+                interval,
+                *_format_measured(took, "step_seconds", seconds["p50"]),
+            ]
+        )
     note = (
         None
         if seconds is not None
@@ -106,8 +137,8 @@ def build_profile_section(record: RunRecord) -> Html | None:
     profile = record.profiles[max(record.profiles)]
     lead = build_tag(
         "p",
-        f"Step {profile['step']:,} of rank 0: {profile['seconds']:.3g} busy seconds; the host waited for the "
-        f"device for {profile['host_wait_seconds']:.3g} s. The timeline is "
+        f"Step {profile['step']:,} of rank 0: {profile['seconds']:.3g} busy seconds; the host "
+        f"waited for the device for {profile['host_wait_seconds']:.3g} s. The timeline is "
         f"{profile['trace']} in the run folder; https://ui.perfetto.dev opens it.",
     )
     kinds = [[name, f"{share:.1%}"] for name, share in profile["shares"].items()]
@@ -117,7 +148,9 @@ def build_profile_section(record: RunRecord) -> Html | None:
         "Profile",
         lead,
         build_table(("kind of kernel", "share"), kinds, numeric=[1]),
-        build_details("Longest kernels", build_table(("kernel", "calls", "share"), kernels, numeric=[1, 2])),
+        build_details(
+            "Longest kernels", build_table(("kernel", "calls", "share"), kernels, numeric=[1, 2])
+        ),
     )
 
 

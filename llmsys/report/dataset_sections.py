@@ -1,4 +1,5 @@
-"""Build the sections about a dataset: funnel, languages, lengths, skipped records, files, tokenizer.
+"""Build the sections about a dataset: funnel, languages, lengths, skipped records, files,
+tokenizer.
 
 Reads a `Manifest`; gives `ReportSection`s, the key numbers and the dataset's origin.
 
@@ -11,7 +12,7 @@ Invariants:
 
 from collections.abc import Mapping
 
-from llmsys.manifest import LanguageUsage, Manifest, SkippedInput
+from llmsys.dataset.manifest import LanguageUsage, Manifest, SkippedInput
 from llmsys.report import plots
 from llmsys.report.contamination_section import build_contamination_section
 from llmsys.report.funnel_section import build_funnel_section, describe_input, format_offset
@@ -31,7 +32,16 @@ from llmsys.report.plots import Figure
 from llmsys.report.report_section import Numbers, ReportSection, build_report_section
 
 MAX_TOKENIZER_BARS = 24
-HEAD = ("language", "documents", "text", "tokens", "bytes per token", "words per token", "unknown", "as bytes")
+HEAD = (
+    "language",
+    "documents",
+    "text",
+    "tokens",
+    "bytes per token",
+    "words per token",
+    "unknown",
+    "as bytes",
+)
 
 
 def build_tokenizer_section(manifest: Manifest) -> ReportSection | None:
@@ -41,16 +51,18 @@ def build_tokenizer_section(manifest: Manifest) -> ReportSection | None:
         return None
     rows = [_build_row(name, one) for name, one in usage.languages.items()]
     facts = (
-        f"{format_number(usage.dead_pieces)} of {format_number(usage.pieces)} pieces occur in no document. "
-        f"{format_number(usage.checked_documents)} documents were also encoded by the tokenizer library, with "
-        "equal ids."
+        f"{format_number(usage.dead_pieces)} of {format_number(usage.pieces)} pieces occur in no "
+        f"document. {format_number(usage.checked_documents)} documents were also encoded by the "
+        "tokenizer library, with equal ids."
     )
     if usage.by_library:
         facts += f" The library encoded every document: {usage.by_library}."
     examples = [build_tag("code", piece.replace(" ", "␣")) for piece in usage.dead_examples]
     spaced = [one for example in examples for one in (example, " ")]
     dead = (
-        build_details([f"the first {len(examples)} pieces that occur in no document"], build_tag("p", spaced))
+        build_details(
+            [f"the first {len(examples)} pieces that occur in no document"], build_tag("p", spaced)
+        )
         if examples
         else None
     )
@@ -65,21 +77,35 @@ def build_tokenizer_section(manifest: Manifest) -> ReportSection | None:
 
 
 def _build_figures(languages: Mapping[str, LanguageUsage]) -> list[Figure]:
-    """Return bytes per token of the languages with the most text, longest tokens first; [] for a single language."""
-    most = list(languages.items())[:MAX_TOKENIZER_BARS]  # the manifest has them in order of their bytes
+    """Return bytes per token of the languages with the most text, longest tokens first; [] for a
+    single language.
+    """
+    # the manifest has them in order of their bytes
+    most = list(languages.items())[:MAX_TOKENIZER_BARS]
     if len(most) < 2:
         return []
-    found = sorted(((one.bytes / max(one.tokens, 1), name or "(none)") for name, one in most), reverse=True)
+    found = sorted(
+        ((one.bytes / max(one.tokens, 1), name or "(none)") for name, one in most), reverse=True
+    )
     values, names = [value for value, _ in found], [name for _, name in found]
-    traces, layout = plots.build_bars(names, values, [f"{value:.2f}" for value in values], "bytes of text per token")
+    traces, layout = plots.build_bars(
+        names, values, [f"{value:.2f}" for value in values], "bytes of text per token"
+    )
     caption = (
-        "In UTF-8 a character takes one byte in Latin script, two in Greek, Cyrillic, Hebrew and Arabic, three in "
-        "most other scripts."
+        "In UTF-8 a character takes one byte in Latin script, two in Greek, Cyrillic, Hebrew and "
+        "Arabic, three in most other scripts."
     )
     if len(languages) > MAX_TOKENIZER_BARS:
-        caption += f" The {MAX_TOKENIZER_BARS} languages with the most text; the table has all {len(languages)}."
+        caption += (
+            f" The {MAX_TOKENIZER_BARS} languages with the most text; the table has all "
+            f"{len(languages)}."
+        )
     title = "Bytes per token by language"
-    return [Figure("plot-tokenizer", title, traces, layout, caption, plots.compute_bars_height(len(names)))]
+    return [
+        Figure(
+            "plot-tokenizer", title, traces, layout, caption, plots.compute_bars_height(len(names))
+        )
+    ]
 
 
 def _build_row(name: str, one: LanguageUsage) -> tuple[str, ...]:
@@ -105,9 +131,14 @@ def build_dataset_numbers(manifest: Manifest) -> Numbers:
     numbers: Numbers = []
     if manifest.funnel:
         first, last = manifest.funnel[0], manifest.funnel[-1]
-        remark = f"{format_percent(last.documents_out, first.documents_in)} of {format_number(first.documents_in)}"
+        remark = (
+            f"{format_percent(last.documents_out, first.documents_in)} of "
+            f"{format_number(first.documents_in)}"
+        )
         numbers.append(("documents kept", format_number(last.documents_out), remark))
-        numbers.append(("clean text", format_bytes(last.bytes_out), f"from {describe_input(manifest)}"))
+        numbers.append(
+            ("clean text", format_bytes(last.bytes_out), f"from {describe_input(manifest)}")
+        )
     tokens = sum(split.tokens for split in manifest.splits.values())
     if tokens:
         text = sum(split.bytes for split in manifest.splits.values())
@@ -115,10 +146,16 @@ def build_dataset_numbers(manifest: Manifest) -> Numbers:
     if manifest.answers:
         amount = sum(manifest.answers.values())
         numbers.append(
-            ("answer tokens", format_amount(amount), f"{format_percent(amount, tokens)} of all, with a loss")
+            (
+                "answer tokens",
+                format_amount(amount),
+                f"{format_percent(amount, tokens)} of all, with a loss",
+            )
         )
     if manifest.vocab_size:
-        numbers.append(("vocabulary", format_number(manifest.vocab_size), str(manifest.token_dtype)))
+        numbers.append(
+            ("vocabulary", format_number(manifest.vocab_size), str(manifest.token_dtype))
+        )
     return numbers
 
 
@@ -126,7 +163,10 @@ def list_missing_notes(manifest: Manifest) -> list[str]:
     """Return notes on parts that are missing, with the reason and the next step."""
     notes = []
     if not manifest.splits:
-        notes.append("No token files yet: only documents were prepared. `llmsys prepare CONFIG` continues with tokens.")
+        notes.append(
+            "No token files yet: only documents were prepared. `llmsys prepare CONFIG` continues "
+            "with tokens."
+        )
     if manifest.funnel and not manifest.funnel[-1].documents_out:
         notes.append("No documents were kept; the funnel shows which rules dropped them.")
     return notes
@@ -149,9 +189,13 @@ def build_dataset_sections(manifest: Manifest) -> list[ReportSection]:
 def _build_distributions_section(manifest: Manifest) -> ReportSection | None:
     figures: list[Figure] = []
     if manifest.languages:
-        counts = plots.select_largest(((code, one.documents) for code, one in manifest.languages.items()), MAX_BARS)
+        counts = plots.select_largest(
+            ((code, one.documents) for code, one in manifest.languages.items()), MAX_BARS
+        )
         codes, values = [_shorten_code(code) for code, _ in counts], [value for _, value in counts]
-        traces, layout = plots.build_bars(codes, values, [format_number(value) for value in values], "documents")
+        traces, layout = plots.build_bars(
+            codes, values, [format_number(value) for value in values], "documents"
+        )
         caption = "All extracted documents, before the language filter."
         height = plots.compute_bars_height(len(counts), codes)
         figures.append(Figure("plot-languages", "Languages", traces, layout, caption, height))
@@ -160,17 +204,23 @@ def _build_distributions_section(manifest: Manifest) -> ReportSection | None:
             manifest.lengths.edges, manifest.lengths.counts, "characters", "documents"
         )
         caption = f"{format_number(sum(manifest.lengths.counts))} kept documents."
-        figures.append(Figure("plot-lengths", "Length of kept documents", traces, layout, caption, 320))
+        figures.append(
+            Figure("plot-lengths", "Length of kept documents", traces, layout, caption, 320)
+        )
     if not figures:
         return None
     html = build_section(
-        "distributions", "Languages and lengths", build_tag("div", [one.to_html() for one in figures], class_="grid")
+        "distributions",
+        "Languages and lengths",
+        build_tag("div", [one.to_html() for one in figures], class_="grid"),
     )
     return ReportSection("distributions", "Languages", html, figures)
 
 
 def _shorten_code(code: str) -> str:
-    """Return the name of a language that fits two lines of a label; a model of one's own can name them anyhow."""
+    """Return the name of a language that fits two lines of a label; a model of one's own can
+    name them anyhow.
+    """
     most = 2 * plots.LABEL_CHARACTERS
     return code if len(code) <= most else f"{code[: most - 1]}…"
 
@@ -182,21 +232,30 @@ def _build_reading_section(manifest: Manifest) -> ReportSection | None:
     read = manifest.read
     skipped = sum(skip.count for skip in read.skipped)
     facts = (
-        f"Files: {format_number(read.files)}, records: {format_number(read.records)}, {describe_input(manifest)}; "
-        f"records that could not be used: {format_number(skipped)}."
+        f"Files: {format_number(read.files)}, records: {format_number(read.records)}, "
+        f"{describe_input(manifest)}; records that could not be used: {format_number(skipped)}."
     )
     return build_report_section(
-        "reading", "Reading", [], build_tag("p", facts), _build_skips_table(read.skipped) if read.skipped else None
+        "reading",
+        "Reading",
+        [],
+        build_tag("p", facts),
+        _build_skips_table(read.skipped) if read.skipped else None,
     )
 
 
 def _build_skips_table(skips: tuple[SkippedInput, ...]) -> Html:
     ordered = sorted(skips, key=lambda skip: (-skip.count, skip.file, skip.offset))
     rows = [
-        (skip.reason, format_number(skip.count), skip.file, format_offset(skip)) for skip in ordered[:MAX_SKIP_ROWS]
+        (skip.reason, format_number(skip.count), skip.file, format_offset(skip))
+        for skip in ordered[:MAX_SKIP_ROWS]
     ]
     left = len(ordered) - len(rows)
-    more = build_tag("p", f"{format_number(left)} more rows are in manifest.json.", class_="muted") if left else None
+    more = (
+        build_tag("p", f"{format_number(left)} more rows are in manifest.json.", class_="muted")
+        if left
+        else None
+    )
     head = ("reason", "records", "file", "first at")
     return build_tag("div", build_table(head, rows, numeric=[1, 3]), more)
 
@@ -248,7 +307,11 @@ def build_dataset_origin(manifest: Manifest) -> list[Html]:
     ]
     blocks = [build_tag("h3", "Dataset"), identity]
     if splits:
-        blocks.append(build_table(("split", "documents", "tokens", "text", "files"), splits, numeric=range(1, 5)))
+        blocks.append(
+            build_table(
+                ("split", "documents", "tokens", "text", "files"), splits, numeric=range(1, 5)
+            )
+        )
         head = ("token file", "documents", "tokens", "size", "xxh3_128")
         blocks.append(
             build_details(

@@ -1,4 +1,5 @@
-"""Render the page of an estimate: memory over one step, a roofline of a layer, and a timeline of the step.
+"""Render the page of an estimate: memory over one step, a roofline of a layer, and a timeline of
+the step.
 
 Reads the values that `llmsys estimate --json` prints, kernels and a timeline. Writes one HTML file.
 """
@@ -12,8 +13,13 @@ from llmsys.estimate.device_profile import DeviceProfile
 from llmsys.estimate.roofline import LayerKernel
 from llmsys.estimate.step_timeline import StepTimeline
 from llmsys.estimate.summary_table import format_count, format_gib
-from llmsys.local_files import write_bytes_atomically
-from llmsys.report.html_markup import Html, build_section, build_table, escape_plot_text, format_amount
+from llmsys.report.html_markup import (
+    Html,
+    build_section,
+    build_table,
+    escape_plot_text,
+    format_amount,
+)
 from llmsys.report.html_page import render_document
 from llmsys.report.plots import (
     BLUE,
@@ -27,13 +33,20 @@ from llmsys.report.plots import (
     build_line,
 )
 from llmsys.report.report_section import Numbers, ReportSection, build_report_section
+from llmsys.storage.local_files import write_bytes_atomically
 
 # Categories of memory that have a colour of their own; smaller ones are summed.
 NUM_CATEGORIES = 8
 CATEGORY_COLOURS = (
     BLUE, ORANGE, GREEN, PURPLE, "theme:yellow", "theme:sky", "theme:muted", "theme:ink", FAINT
 )  # fmt: skip
-ACTIVITY_COLOURS = {"forward": BLUE, "backward": ORANGE, "exchange": GREEN, "update": PURPLE, "bubble": FAINT}
+ACTIVITY_COLOURS = {
+    "forward": BLUE,
+    "backward": ORANGE,
+    "exchange": GREEN,
+    "update": PURPLE,
+    "bubble": FAINT,
+}
 GIB = 2**30
 # Kernels of a roofline that are as near as this share one dot.
 DOT_DECADES = 0.1
@@ -63,28 +76,47 @@ def write_estimate_page(
     """
     counts, flops = result["parameters"], result["flops"]
     numbers: Numbers = [
-        ("parameters", format_count(counts["total"]), f"{format_count(counts['active']['all'])} active per token"),
+        (
+            "parameters",
+            format_count(counts["total"]),
+            f"{format_count(counts['active']['all'])} active per token",
+        ),
         ("FLOPs of a step", format_count(flops["forward_backward"]), flops["convention"]),
     ]
     notes = []
     memory, time = result["memory"], result.get("time")
     if memory is not None:
-        numbers.append(("peak memory per rank", format_gib(memory["peak_bytes"]), memory["peak_instant"]))
+        numbers.append(
+            ("peak memory per rank", format_gib(memory["peak_bytes"]), memory["peak_instant"])
+        )
     else:
         notes.append("A bare model has no run: no memory of a step, no time.")
     if time is not None:
         step = time["step_seconds"]
         numbers.append(
-            ("seconds per step", f"{step['p50']:.3g}", f"P10 to P90: {step['p10']:.3g} to {step['p90']:.3g}")
+            (
+                "seconds per step",
+                f"{step['p50']:.3g}",
+                f"P10 to P90: {step['p10']:.3g} to {step['p90']:.3g}",
+            )
         )
-        numbers.append(("utilisation", f"{time['utilisation']['model_causal']:.1%}", "of the peak, in a step"))
+        numbers.append(
+            ("utilisation", f"{time['utilisation']['model_causal']:.1%}", "of the peak, in a step")
+        )
     elif device is None:
         notes.append("No device was given: no roofline and no timeline. Add --device NAME.")
-    rows = [(name, f"{count:,}", f"{count / counts['total']:.1%}") for name, count in counts["by_component"].items()]
+    rows = [
+        (name, f"{count:,}", f"{count / counts['total']:.1%}")
+        for name, count in counts["by_component"].items()
+    ]
     table = build_table(("component", "parameters", "share"), rows, numeric=(1, 2))
     parts = list(iter_step_sections(memory, time, device, kernels, timeline))
-    parts.append(ReportSection("parameters", "Parameters", build_section("parameters", "Parameters", table)))
-    write_bytes_atomically(path, render_document((title, "estimate"), numbers, notes, parts).encode())
+    parts.append(
+        ReportSection("parameters", "Parameters", build_section("parameters", "Parameters", table))
+    )
+    write_bytes_atomically(
+        path, render_document((title, "estimate"), numbers, notes, parts).encode()
+    )
     return path
 
 
@@ -95,7 +127,8 @@ def iter_step_sections(
     kernels: Sequence[LayerKernel],
     timeline: StepTimeline | None,
 ) -> Iterator[ReportSection]:
-    """Yield the sections of one step: memory, the kernels of a layer, and the timeline; those that are known.
+    """Yield the sections of one step: memory, the kernels of a layer, and the timeline; those that
+    are known.
 
     Args:
         memory: values of `MemoryTimeline.to_dict`.
@@ -112,14 +145,20 @@ def iter_step_sections(
         yield build_report_section("memory", "Memory over one step", [plot_memory(memory, room)])
     if device is not None and kernels:
         table = _build_kernel_table(kernels)
-        yield build_report_section("roofline", "Kernels of a layer", [plot_roofline(kernels, device)], table)
+        yield build_report_section(
+            "roofline", "Kernels of a layer", [plot_roofline(kernels, device)], table
+        )
     if time is not None and timeline is not None:
         figures = [plot_timeline(timeline, time)]
-        yield build_report_section("timeline", "Timeline of one step", figures, _build_parts_table(time))
+        yield build_report_section(
+            "timeline", "Timeline of one step", figures, _build_parts_table(time)
+        )
 
 
 def plot_memory(memory: dict[str, Any], room: float | None) -> Figure:
-    """Return bytes of a rank by instant and category, the peak marked, with the device's memory as a line."""
+    """Return bytes of a rank by instant and category, the peak marked, with the device's memory
+    as a line.
+    """
     instants = memory["instants"]
     totals: dict[str, float] = {}
     for instant in instants:
@@ -135,25 +174,51 @@ def plot_memory(memory: dict[str, Any], room: float | None) -> Figure:
             else sum(size for other, size in one["items"].items() if other not in largest)
             for one in instants
         ]
-        traces.append(_build_stacked_bar(name, names, [size / GIB for size in sizes], colour, "GiB"))
+        traces.append(
+            _build_stacked_bar(name, names, [size / GIB for size in sizes], colour, "GiB")
+        )
     peak = memory["peak_bytes"] / GIB
-    layout = build_bars_layout("GiB on one rank") | {"barmode": "stack", "showlegend": True, "hovermode": "closest"}
+    layout = build_bars_layout("GiB on one rank") | {
+        "barmode": "stack",
+        "showlegend": True,
+        "hovermode": "closest",
+    }
     layout["shapes"] = [] if room is None else [_build_limit(room / GIB)]
     caption = f"The peak, {peak:.1f} GiB, is {memory['peak_instant']} (▶)."
-    caption += "" if room is None else f" The dashed line is the {room / GIB:.1f} GiB that a program can allocate."
-    return Figure("plot-memory", "By category", traces, layout, caption, height=120 + 34 * len(names))
+    caption += (
+        ""
+        if room is None
+        else f" The dashed line is the {room / GIB:.1f} GiB that a program can allocate."
+    )
+    return Figure(
+        "plot-memory", "By category", traces, layout, caption, height=120 + 34 * len(names)
+    )
 
 
 def _mark_peak(instant: dict[str, Any], memory: dict[str, Any]) -> str:
-    return f"▶ {instant['name']}" if instant["name"] == memory["peak_instant"] else str(instant["name"])
+    return (
+        f"▶ {instant['name']}"
+        if instant["name"] == memory["peak_instant"]
+        else str(instant["name"])
+    )
 
 
 def _build_limit(value: float) -> dict[str, Any]:
     line = {"color": "theme:ink", "width": 1.5, "dash": "dash"}
-    return {"type": "line", "x0": value, "x1": value, "y0": 0, "y1": 1, "yref": "paper", "line": line}
+    return {
+        "type": "line",
+        "x0": value,
+        "x1": value,
+        "y0": 0,
+        "y1": 1,
+        "yref": "paper",
+        "line": line,
+    }
 
 
-def _build_stacked_bar(name: str, labels: Sequence[str], values: Sequence[float], colour: str, unit: str) -> Trace:
+def _build_stacked_bar(
+    name: str, labels: Sequence[str], values: Sequence[float], colour: str, unit: str
+) -> Trace:
     return {
         "type": "bar",
         "orientation": "h",
@@ -172,27 +237,40 @@ def plot_roofline(kernels: Sequence[LayerKernel], device: DeviceProfile) -> Figu
     low = min(0.3, *(one.intensity for one in kernels)) / 2
     # room for half a label right of the last dot on a phone
     high = max(3 * corner, *(4 * one.intensity for one in kernels))
-    roof = build_line("roof: peak and memory", [low, corner, high], [low * bandwidth, peak, peak], ORANGE)
+    roof = build_line(
+        "roof: peak and memory", [low, corner, high], [low * bandwidth, peak, peak], ORANGE
+    )
     groups = _group_kernels(kernels)
     first = [kernels[group[0]] for group in groups]
-    dots = build_line("kernels", [one.intensity for one in first], [one.rate for one in first], BLUE) | {
+    dots = build_line(
+        "kernels", [one.intensity for one in first], [one.rate for one in first], BLUE
+    ) | {
         "mode": "markers+text",
         "text": [", ".join(str(number + 1) for number in group) for group in groups],
         "textposition": ["top center", "bottom center"] * len(groups),
         "textfont": {"size": 10, "color": "theme:ink"},
-        "hovertext": ["<br>".join(escape_plot_text(kernels[number].name) for number in group) for group in groups],
+        "hovertext": [
+            "<br>".join(escape_plot_text(kernels[number].name) for number in group)
+            for group in groups
+        ],
         "marker": {"color": BLUE, "size": 9},
         "hovertemplate": "%{hovertext}: %{x:.3g} FLOP/byte, %{y:.3s}FLOP/s<extra></extra>",
     }
     layout = {
         "xaxis": {"title": {"text": "operations per byte"}, "type": "log"},
-        "yaxis": {"title": {"text": "FLOP/s"}, "type": "log", "exponentformat": "power", "dtick": 1},
+        "yaxis": {
+            "title": {"text": "FLOP/s"},
+            "type": "log",
+            "exponentformat": "power",
+            "dtick": 1,
+        },
         "showlegend": True,
         "hovermode": "closest",
     }
     caption = (
-        f"Forward pass of one micro-batch in bf16 on {device.name}. The roof's corner is at {corner:,.0f} operations "
-        "per byte; kernels left of it wait for memory. Rates are from the device profile, numbers as in the table."
+        f"Forward pass of one micro-batch in bf16 on {device.name}. The roof's corner is at "
+        f"{corner:,.0f} operations per byte; kernels left of it wait for memory. Rates are from "
+        "the device profile, numbers as in the table."
     )
     return Figure("plot-roofline", "Roofline", [roof, dots], layout, caption, height=420)
 
@@ -215,11 +293,14 @@ def _group_kernels(kernels: Sequence[LayerKernel]) -> list[list[int]]:
 def _build_kernel_table(kernels: Sequence[LayerKernel]) -> Html:
     total = sum(one.seconds for one in kernels)
     rows = [
-        (f"{number}  {one.name}", format_amount(one.flops), format_amount(one.moved_bytes), f"{one.intensity:,.1f}",
+        (f"{number}  {one.name}", format_amount(one.flops), format_amount(one.moved_bytes),
+            f"{one.intensity:,.1f}",
          f"{1e6 * one.seconds:,.1f}", f"{one.seconds / total:.1%}")
         for number, one in enumerate(kernels, 1)
     ]  # fmt: skip
-    return build_table(("kernel", "FLOPs", "bytes", "FLOPs/byte", "µs", "share"), rows, numeric=(1, 2, 3, 4, 5))
+    return build_table(
+        ("kernel", "FLOPs", "bytes", "FLOPs/byte", "µs", "share"), rows, numeric=(1, 2, 3, 4, 5)
+    )
 
 
 def plot_timeline(timeline: StepTimeline, time: dict[str, Any] | None = None) -> Figure:
@@ -238,22 +319,36 @@ def plot_timeline(timeline: StepTimeline, time: dict[str, Any] | None = None) ->
         }
         bars |= {"text": [one.text for one in found], "textposition": "none"}
         traces.append(bars | {"hovertemplate": "%{text}: %{x:.3g} s<extra></extra>"})
-    layout = build_bars_layout("seconds") | {"barmode": "overlay", "showlegend": True, "bargap": 0.15}
+    layout = build_bars_layout("seconds") | {
+        "barmode": "overlay",
+        "showlegend": True,
+        "bargap": 0.15,
+    }
     layout["yaxis"] = layout["yaxis"] | {
-        "categoryorder": "array", "categoryarray": [f"rank {rank}" for rank in range(timeline.ranks)]
+        "categoryorder": "array",
+        "categoryarray": [f"rank {rank}" for rank in range(timeline.ranks)]
     }  # fmt: skip
     drawn = "" if timeline.drawn == timeline.micro_batches else f"{timeline.drawn} of "
-    caption = f"{drawn}{timeline.micro_batches} micro-batches on {timeline.ranks} pipeline rank(s), P50. "
+    caption = (
+        f"{drawn}{timeline.micro_batches} micro-batches on {timeline.ranks} pipeline rank(s), P50. "
+    )
     caption += (
-        "Exchanges are the part that no computation hides; those of tensor, context and experts are in the passes."
+        "Exchanges are the part that no computation hides; those of tensor, context and experts "
+        "are in the passes."
     )
     if time is not None and (bubble := time["parts_seconds"].get("bubble", 0.0)) > 0:
-        caption += f" The estimate's bubble is {bubble:.3g} s of {time['step_seconds']['p50']:.3g} s."
-    return Figure("plot-timeline", "By rank", traces, layout, caption, height=150 + 34 * timeline.ranks)
+        caption += (
+            f" The estimate's bubble is {bubble:.3g} s of {time['step_seconds']['p50']:.3g} s."
+        )
+    return Figure(
+        "plot-timeline", "By rank", traces, layout, caption, height=150 + 34 * timeline.ranks
+    )
 
 
 def _build_parts_table(time: dict[str, Any]) -> Html:
     whole = sum(time["parts_seconds"].values())
     parts = sorted(time["parts_seconds"].items(), key=lambda one: -one[1])
-    rows = [(name, f"{seconds:.4g}", f"{seconds / whole:.1%}") for name, seconds in parts if seconds > 0]
+    rows = [
+        (name, f"{seconds:.4g}", f"{seconds / whole:.1%}") for name, seconds in parts if seconds > 0
+    ]
     return build_table(("part of the step", "seconds", "share"), rows, numeric=(1, 2))

@@ -1,6 +1,8 @@
-"""Build the section about the family of a run: the runs that its weights came from, and the runs that took its weights.
+"""Build the section about the family of a run: the runs that its weights came from, and the runs
+that took its weights.
 
-Reads the `branch` events of the run, of its ancestors and of the other run folders in the same place.
+Reads the `branch` events of the run, of its ancestors and of the other run folders in the same
+place.
 
 Invariants:
 - A run without relatives has no section. An ancestor whose folder is gone is named by its path.
@@ -32,7 +34,8 @@ def build_family_section(record: RunRecord) -> ReportSection | None:
         record: The run of the page.
 
     Returns:
-        Loss curves over tokens and a table with what every branch changed; None for a run without relatives.
+        Loss curves over tokens and a table with what every branch changed; None for a run without
+        relatives.
     """
     family = _collect_family(record)
     if len(family) == 1 and record.branch is None:
@@ -40,10 +43,17 @@ def build_family_section(record: RunRecord) -> ReportSection | None:
     traces = []
     for number, member in enumerate(family):
         curves, colour = member.curves, COLOURS[number % len(COLOURS)]
-        traces += plots.build_noisy_curve(member.name, curves.columns["tokens"], curves.columns["loss"], colour)
-    caption = "Training loss of the run, of the runs that it took weights from, and of their branches in its folder."
+        traces += plots.build_noisy_curve(
+            member.name, curves.columns["tokens"], curves.columns["loss"], colour
+        )
+    caption = (
+        "Training loss of the run, of the runs that it took weights from, and of their branches "
+        "in its folder."
+    )
     layout = plots.build_tokens_layout("nats per token", legend=True)
-    figure = Figure("plot-family", "Loss of the family", traces, layout, caption, compute_curves_height(traces))
+    figure = Figure(
+        "plot-family", "Loss of the family", traces, layout, caption, compute_curves_height(traces)
+    )
     head = ("run", "from", "tokens", "data", "moments", "changed")
     table = build_table(head, [_build_row(member) for member in family], numeric=[2])
     return build_report_section("family", "Family", [figure], table)
@@ -61,7 +71,11 @@ def _collect_family(record: RunRecord) -> list[RunRecord]:
     candidates = sorted(record.folder.resolve().parent.glob("*/config.yaml"))[:MAX_FOLDERS]
     is_grown = True
     while is_grown:  # a branch of a branch is found in the next round
-        found = [path.parent for path in candidates if path.parent not in family and _find_relative(path, set(family))]
+        found = [
+            path.parent
+            for path in candidates
+            if path.parent not in family and _find_relative(path, set(family))
+        ]
         is_grown = bool(found) and len(family) < MAX_RUNS
         family |= {folder: read_run(folder) for folder in found[: MAX_RUNS - len(family)]}
     return sorted(family.values(), key=lambda one: (_get_tokens(one), one.name))
@@ -71,7 +85,9 @@ def _find_parent(member: RunRecord, branch: Event) -> Path | None:
     """Return the folder of the parent: as recorded, else of the same name next to the run."""
     recorded = Path(str(branch.get("run")))
     folders = (recorded, member.folder.parent / recorded.name)
-    return next((folder.resolve() for folder in folders if (folder / "events.jsonl").is_file()), None)
+    return next(
+        (folder.resolve() for folder in folders if (folder / "events.jsonl").is_file()), None
+    )
 
 
 def _find_relative(config: Path, family: set[Path]) -> Path | None:
@@ -94,6 +110,17 @@ def _build_row(member: RunRecord) -> tuple[str | Html, ...]:
         return member.name, "–", "0", "–", "–", "–"
     changes = [*branch.get("changes", ()), *(f"grown: {name}" for name in branch.get("grown", ()))]
     parent = f"{branch.get('run')}@{branch.get('parent_steps')}"
-    listed = build_tag("ul", [build_tag("li", str(change)) for change in changes]) if changes else "nothing"
+    listed = (
+        build_tag("ul", [build_tag("li", str(change)) for change in changes])
+        if changes
+        else "nothing"
+    )
     tokens = format_amount(_get_tokens(member))
-    return member.name, parent, tokens, str(branch.get("data_order")), str(branch.get("moments")), listed
+    return (
+        member.name,
+        parent,
+        tokens,
+        str(branch.get("data_order")),
+        str(branch.get("moments")),
+        listed,
+    )

@@ -1,8 +1,10 @@
-"""Build the funnel of a dataset's report: documents in and out of each stage, and why documents were dropped.
+"""Build the funnel of a dataset's report: documents in and out of each stage, and why documents
+were dropped.
 
 Reads the funnel of a `Manifest` and `ThresholdReport`s.
 
-The input is described in its own units: HTML only where there was HTML, rows where a file counts rows.
+The input is described in its own units: HTML only where there was HTML, rows where a file counts
+rows.
 
 Invariants:
 - Every rule that dropped documents is shown with an example, its value and its threshold.
@@ -11,8 +13,8 @@ Invariants:
 
 from collections.abc import Sequence
 
-from llmsys.manifest import DropCount, DropExample, FunnelStage, Manifest, SkippedInput
-from llmsys.manifest_section import ThresholdReport, is_counted_in_rows
+from llmsys.dataset.manifest import DropCount, DropExample, FunnelStage, Manifest, SkippedInput
+from llmsys.dataset.manifest_section import ThresholdReport, is_counted_in_rows
 from llmsys.report import plots
 from llmsys.report.html_markup import (
     Html,
@@ -28,7 +30,11 @@ from llmsys.report.html_markup import (
 )
 from llmsys.report.plots import Figure
 from llmsys.report.report_section import ReportSection, build_report_section
-from llmsys.report.threshold_sections import build_early_exit_note, build_silent_tests_table, build_threshold_block
+from llmsys.report.threshold_sections import (
+    build_early_exit_note,
+    build_silent_tests_table,
+    build_threshold_block,
+)
 
 
 def describe_input(manifest: Manifest) -> str:
@@ -36,8 +42,13 @@ def describe_input(manifest: Manifest) -> str:
     given = manifest.read.given_text_bytes
     html = manifest.read.html_bytes - given
     if html <= 0:  # pairs have no pages at all
-        return f"{format_bytes(given or (manifest.funnel[0].bytes_in if manifest.funnel else 0))} of text"
-    return f"{format_bytes(html)} of HTML" + (f" and {format_bytes(given)} of text" if given else "")
+        return (
+            f"{format_bytes(given or (manifest.funnel[0].bytes_in if manifest.funnel else 0))} of "
+            "text"
+        )
+    return f"{format_bytes(html)} of HTML" + (
+        f" and {format_bytes(given)} of text" if given else ""
+    )
 
 
 def describe_funnel_bytes(manifest: Manifest) -> str:
@@ -99,11 +110,18 @@ def _build_drop_reasons(
     if not drops:
         return [build_silent_tests_table(borders)]
     tests = [
-        _build_drop_details(stage, drop, [one for one in borders if (one.rule, one.test) == (drop.rule, drop.test)])
+        _build_drop_details(
+            stage, drop, [one for one in borders if (one.rule, one.test) == (drop.rule, drop.test)]
+        )
         for stage, drop in drops
     ]
     note = build_early_exit_note() if borders else None
-    return [build_tag("h3", "Why documents were dropped"), note, *tests, build_silent_tests_table(borders)]
+    return [
+        build_tag("h3", "Why documents were dropped"),
+        note,
+        *tests,
+        build_silent_tests_table(borders),
+    ]
 
 
 def _build_changes_table(stages: tuple[FunnelStage, ...]) -> list[Html]:
@@ -123,9 +141,13 @@ def _build_changes_table(stages: tuple[FunnelStage, ...]) -> list[Html]:
 
 def _build_funnel_figure(stages: tuple[FunnelStage, ...]) -> Figure:
     names = [format_title(stage.stage) for stage in stages]
-    kept = plots.build_bars(names, [s.documents_out for s in stages], ["" for _ in stages], "documents")[0][0]
+    kept = plots.build_bars(
+        names, [s.documents_out for s in stages], ["" for _ in stages], "documents"
+    )[0][0]
     gone_count = [s.documents_in - s.documents_out for s in stages]
-    gone = plots.build_bars(names, gone_count, ["" for _ in stages], "documents", plots.ORANGE)[0][0]
+    gone = plots.build_bars(names, gone_count, ["" for _ in stages], "documents", plots.ORANGE)[0][
+        0
+    ]
     kept |= {"name": "kept", "hovertemplate": "%{y}: %{x:,} kept<extra></extra>"}
     gone |= {"name": "dropped here", "hovertemplate": "%{y}: %{x:,} dropped<extra></extra>"}
     layout = plots.build_bars_layout("documents") | {"barmode": "stack", "showlegend": True}
@@ -161,24 +183,31 @@ def _build_dropped_cell(stage: FunnelStage) -> Html:
         "span",
         f"{format_number(gone)} ",
         build_tag("span", format_percent(gone, stage.documents_in), class_="muted"),
-        build_tag("span", build_tag("i", style=f"width:{share:.1f}%"), class_="meter", aria_hidden="true"),
+        build_tag(
+            "span", build_tag("i", style=f"width:{share:.1f}%"), class_="meter", aria_hidden="true"
+        ),
     )
 
 
-def _build_drop_details(stage: FunnelStage, drop: DropCount, borders: Sequence[ThresholdReport]) -> Html:
+def _build_drop_details(
+    stage: FunnelStage, drop: DropCount, borders: Sequence[ThresholdReport]
+) -> Html:
     """Return one test with examples: the documents nearest to its threshold where it has one."""
     summary = [
         build_tag("b", f"{format_title(drop.rule)}: {format_title(drop.test)}"),
         build_tag(
             "span",
             f" {format_number(drop.documents)} document{'' if drop.documents == 1 else 's'}, "
-            f"{format_bytes(drop.bytes)}, {format_percent(drop.documents, stage.documents_in)} of the input",
+            f"{format_bytes(drop.bytes)}, {format_percent(drop.documents, stage.documents_in)} of "
+            "the input",
             class_="muted",
         ),
     ]
     blocks = [build_threshold_block(border) for border in borders if border.dropped.documents]
     examples = blocks or [_build_example(example) for example in drop.examples]
-    return build_details(summary, examples or build_tag("p", "No examples were kept.", class_="muted"))
+    return build_details(
+        summary, examples or build_tag("p", "No examples were kept.", class_="muted")
+    )
 
 
 def _build_example(example: DropExample) -> Html:
@@ -197,7 +226,11 @@ def _build_example(example: DropExample) -> Html:
 
 
 def _build_value_entry(name: str, value: float | str | None) -> list[tuple[str, Html]]:
-    return [] if value is None else [(name, join_html(value if isinstance(value, str) else format_number(value)))]
+    return (
+        []
+        if value is None
+        else [(name, join_html(value if isinstance(value, str) else format_number(value)))]
+    )
 
 
 def format_title(name: str) -> str:

@@ -35,8 +35,13 @@ def join_html(children: Child) -> Html:
 
 
 def build_tag(element: str, /, *children: Child, **attributes: str | bool) -> Html:
-    """Return one element. `class_` becomes class, `data_x` data-x; an attribute that is True has no value."""
-    written = "".join(_format_attribute(key.rstrip("_").replace("_", "-"), value) for key, value in attributes.items())
+    """Return one element. `class_` becomes class, `data_x` data-x; an attribute that is True has
+    no value.
+    """
+    written = "".join(
+        _format_attribute(key.rstrip("_").replace("_", "-"), value)
+        for key, value in attributes.items()
+    )
     # void elements have no end tag
     if element in {"input", "meta", "link"}:
         return Html(f"<{element}{written}>")
@@ -63,8 +68,11 @@ def build_section(anchor: str, title: str, *children: Child) -> Html:
     return build_tag("section", build_tag("h2", title), *children, id=anchor)
 
 
-def build_table(head: Sequence[str], rows: Iterable[Sequence[Child]], numeric: Iterable[int] = ()) -> Html:
-    """Build a table. On narrow screens one of numbers scrolls sideways, and rows with text are stacked.
+def build_table(
+    head: Sequence[str], rows: Iterable[Sequence[Child]], numeric: Iterable[int] = ()
+) -> Html:
+    """Build a table. On narrow screens one of numbers scrolls sideways, and rows with text are
+    stacked.
 
     Args:
         head: Titles of the columns.
@@ -80,9 +88,15 @@ def build_table(head: Sequence[str], rows: Iterable[Sequence[Child]], numeric: I
     def build_row(kind: str, row: Sequence[Child]) -> Html:
         classes = ["number" if i in right else "" for i in range(len(row))]
         if kind == "th" or not is_stacked:
-            return build_tag("tr", [build_tag(kind, cell, class_=one) for cell, one in zip(row, classes, strict=True)])
+            return build_tag(
+                "tr",
+                [build_tag(kind, cell, class_=one) for cell, one in zip(row, classes, strict=True)],
+            )
         titled = zip(row, classes, head, strict=True)
-        return build_tag("tr", [build_tag(kind, cell, class_=one, data_title=title) for cell, one, title in titled])
+        return build_tag(
+            "tr",
+            [build_tag(kind, cell, class_=one, data_title=title) for cell, one, title in titled],
+        )
 
     body = [build_row("td", row) for row in rows]
     return build_tag(
@@ -95,7 +109,9 @@ def build_table(head: Sequence[str], rows: Iterable[Sequence[Child]], numeric: I
 
 def build_definition_list(pairs: Iterable[tuple[str, Child]]) -> Html:
     """Return names with their values, one per line."""
-    return build_tag("dl", [(build_tag("dt", name), build_tag("dd", value)) for name, value in pairs])
+    return build_tag(
+        "dl", [(build_tag("dt", name), build_tag("dd", value)) for name, value in pairs]
+    )
 
 
 def build_details(summary: Child, *children: Child, opened: bool = False) -> Html:
@@ -115,12 +131,18 @@ def build_details(summary: Child, *children: Child, opened: bool = False) -> Htm
 def format_user_text(text: str, characters: int = EXCERPT_CHARACTERS) -> Html:
     """Return text of a page or a model as a block, cut after `characters` with a note."""
     cut = len(text) - characters
-    rest = build_tag("span", f" … {format_number(cut)} more characters", class_="muted") if cut > 0 else None
+    rest = (
+        build_tag("span", f" … {format_number(cut)} more characters", class_="muted")
+        if cut > 0
+        else None
+    )
     return build_tag("pre", text[:characters], rest, class_="text", dir="auto")
 
 
 def escape_plot_text(text: str) -> str:
-    """Return user text without the tags, entities and %{…} that plotly interprets in labels and hovers."""
+    """Return user text without the tags, entities and %{…} that plotly interprets in labels and
+    hovers.
+    """
     return html.escape(text, quote=False).replace("%{", "%\u200b{")
 
 

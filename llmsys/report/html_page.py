@@ -1,11 +1,13 @@
-"""Render the report of a dataset, a run or both as one HTML file that needs no other file and no network.
+"""Render the report of a dataset, a run or both as one HTML file that needs no other file and no
+network.
 
-Reads a run folder and a dataset folder; either may be incomplete or absent. Writes the page. The end of the page is
-about the origin of the run: starts, checkpoints, environment and config.
+Reads a run folder and a dataset folder; either may be incomplete or absent. Writes the page. The
+end of the page is about the origin of the run: starts, checkpoints, environment and config.
 
 Invariants:
 - The same folders give the same bytes.
-- No content of the page is run as a script: the page's policy names each script by its hash, and all text is escaped.
+- No content of the page is run as a script: the page's policy names each script by its hash, and
+  all text is escaped.
 - The file is written atomically.
 """
 
@@ -18,10 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from llmsys import __version__
+from llmsys.dataset.manifest import MANIFEST_NAME, Manifest, load_manifest
 from llmsys.errors import DataError
-from llmsys.local_files import write_bytes_atomically
 from llmsys.log import get_logger
-from llmsys.manifest import MANIFEST_NAME, Manifest, load_manifest
 from llmsys.report.dataset_sections import (
     build_dataset_numbers,
     build_dataset_origin,
@@ -44,6 +45,7 @@ from llmsys.report.packed_plotly import load_packed_plotly
 from llmsys.report.report_section import Numbers, ReportSection
 from llmsys.report.run_record import RunRecord, is_finite, read_run
 from llmsys.report.run_sections import build_run_numbers, build_run_sections, describe_run_state
+from llmsys.storage.local_files import write_bytes_atomically
 
 
 def build_run_origin(record: RunRecord) -> list[Html]:
@@ -64,13 +66,22 @@ def build_run_origin(record: RunRecord) -> list[Html]:
         blocks += [build_tag("h3", "Starts"), build_table(head, rows, numeric=[2])]
     if record.checkpoints:
         last = record.checkpoints[max(record.checkpoints)]
-        blocks.append(build_tag("p", f"Checkpoints: {len(record.checkpoints)}; the last: {last.get('folder', '?')}"))
+        blocks.append(
+            build_tag(
+                "p", f"Checkpoints: {len(record.checkpoints)}; the last: {last.get('folder', '?')}"
+            )
+        )
     if record.environment:
         blocks.append(
-            build_details("Environment of the run", build_definition_list(_flatten_mapping(record.environment)))
+            build_details(
+                "Environment of the run",
+                build_definition_list(_flatten_mapping(record.environment)),
+            )
         )
     if record.config_text:
-        blocks.append(build_details("Resolved configuration", format_user_text(record.config_text, 200_000)))
+        blocks.append(
+            build_details("Resolved configuration", format_user_text(record.config_text, 200_000))
+        )
     return blocks
 
 
@@ -82,26 +93,33 @@ def _flatten_mapping(value: dict[str, Any], before: str = "") -> list[tuple[str,
         if isinstance(item, dict):
             pairs += _flatten_mapping(item, f"{name}.")
         else:
-            pairs.append((name, item if isinstance(item, str) else json.dumps(item, ensure_ascii=False)))
+            pairs.append(
+                (name, item if isinstance(item, str) else json.dumps(item, ensure_ascii=False))
+            )
     return pairs
 
 
 def _format_time(event: dict[str, Any]) -> str:
     seconds = event.get("time")
-    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S}" if is_finite(seconds) else "–"
+    return (
+        f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S}" if is_finite(seconds) else "–"
+    )
 
 
 log = get_logger(__name__)
 
 
 def write_report(
-    run_folder: Path | None, data_folder: Path | None, output: Path | None = None, reload_seconds: float | None = None
+    run_folder: Path | None,
+    data_folder: Path | None,
+    output: Path | None = None,
+    reload_seconds: float | None = None,
 ) -> Path:
     """Write the report of a run, of a dataset, or of both on one page.
 
     Args:
-        run_folder: Folder with config.yaml, environment.json and events.jsonl, or some of them; None for a dataset
-            alone.
+        run_folder: Folder with config.yaml, environment.json and events.jsonl, or some of them;
+            None for a dataset alone.
         data_folder: Folder with manifest.json; None for a run alone.
         output: The HTML file; by default report.html in the run folder, else in the dataset folder.
         reload_seconds: Interval at which an open page loads itself again; None: never.
@@ -118,11 +136,16 @@ def write_report(
         if data_folder is not None and (data_folder / MANIFEST_NAME).exists():
             load_manifest(data_folder)  # says what is wrong with it
         raise DataError(
-            f"Nothing to report: no run in {run_folder or '(no run folder)'} and no {MANIFEST_NAME} in "
-            f"{data_folder or '(no dataset folder)'}. Run `llmsys prepare CONFIG` or `llmsys train CONFIG` first."
+            f"Nothing to report: no run in {run_folder or '(no run folder)'} and no "
+            f"{MANIFEST_NAME} in {data_folder or '(no dataset folder)'}. Run `llmsys prepare "
+            "CONFIG` or `llmsys train CONFIG` first."
         )
-    path = output or (run_folder if run_folder is not None else data_folder or Path()) / "report.html"
-    page = render_report(run, manifest, data_notes, reload_seconds).encode("utf-8", errors="replace")
+    path = (
+        output or (run_folder if run_folder is not None else data_folder or Path()) / "report.html"
+    )
+    page = render_report(run, manifest, data_notes, reload_seconds).encode(
+        "utf-8", errors="replace"
+    )
     write_bytes_atomically(path, page)
     log.info("report: %s (%s)", path, format_bytes(len(page)))
     return path
@@ -163,7 +186,9 @@ def render_report(
 
 
 def _find_tokens_per_byte(run: RunRecord, manifest: Manifest | None) -> float | None:
-    """Return tokens per byte of the training split, else of the evaluated text; None where neither is known."""
+    """Return tokens per byte of the training split, else of the evaluated text; None where
+    neither is known.
+    """
     if manifest is not None and "train" in manifest.splits and manifest.splits["train"].bytes:
         return manifest.splits["train"].tokens / manifest.splits["train"].bytes
     evaluation = run.last_evaluation or {}
@@ -178,8 +203,8 @@ def _list_data_warnings(run: RunRecord, manifest: Manifest | None) -> list[str]:
         return []
     return [
         f"The run was trained on data with the fingerprint {trained_on}, but this dataset has "
-        f"{manifest.fingerprint}: it was prepared again since. This page does not describe the data that the "
-        "model was trained on."
+        f"{manifest.fingerprint}: it was prepared again since. This page does not describe the "
+        "data that the model was trained on."
     ]
 
 
@@ -188,7 +213,9 @@ def _build_titles(run: RunRecord | None, manifest: Manifest | None) -> tuple[str
     data = f"dataset {manifest.name}" if manifest is not None else ""
     if run is None:
         return (manifest.name if manifest is not None else "report"), "dataset report"
-    return run.name, " · ".join(one for one in ("training run", describe_run_state(run)[0], data) if one)
+    return run.name, " · ".join(
+        one for one in ("training run", describe_run_state(run)[0], data) if one
+    )
 
 
 # --- The document ---
@@ -227,23 +254,39 @@ def render_document(
         for what, how_much, remark in numbers
     ]
     missing = build_tag(
-        "aside", build_tag("h2", "Good to know"), build_tag("ul", [build_tag("li", note) for note in notes]), id="notes"
+        "aside",
+        build_tag("h2", "Good to know"),
+        build_tag("ul", [build_tag("li", note) for note in notes]),
+        id="notes",
     )
     body = build_tag(
         "body",
-        build_tag("nav", [build_tag("a", one.title, href=f"#{one.anchor}") for one in parts], aria_label="sections"),
+        build_tag(
+            "nav",
+            [build_tag("a", one.title, href=f"#{one.anchor}") for one in parts],
+            aria_label="sections",
+        ),
         build_tag("header", build_tag("h1", title), build_tag("p", subtitle, class_="muted")),
         build_tag(
-            "main", build_tag("div", cards, class_="cards"), missing if notes else None, [one.html for one in parts]
+            "main",
+            build_tag("div", cards, class_="cards"),
+            missing if notes else None,
+            [one.html for one in parts],
         ),
         build_tag(
             "footer",
-            f"Written by llmsys {__version__}. This page is a single file and loads nothing. Its plots use the "
-            "embedded plotly.js (MIT licence, copyright Plotly, Inc.).",
+            f"Written by llmsys {__version__}. This page is a single file and loads nothing. Its "
+            "plots use the embedded plotly.js (MIT licence, copyright Plotly, Inc.).",
         ),
         build_tag("noscript", "Only the plots need JavaScript."),
         build_tag("script", dump_script_json(figures), type="application/json", id="figures"),
-        build_tag("script", Html(library.text), type="text/plain", id="library", data_bytes=str(library.size)),
+        build_tag(
+            "script",
+            Html(library.text),
+            type="text/plain",
+            id="library",
+            data_bytes=str(library.size),
+        ),
         [build_tag("script", Html(script)) for script in scripts],
     )
     return join_html([Html("<!DOCTYPE html>\n"), build_tag("html", head, body, lang="en"), "\n"])
@@ -254,11 +297,15 @@ def _build_head(title: str, scripts: list[str], library: str, reload_seconds: fl
         "head",
         build_tag("meta", charset="utf-8"),
         build_tag(
-            "meta", http_equiv="Content-Security-Policy", content=_build_content_security_policy(scripts, library)
+            "meta",
+            http_equiv="Content-Security-Policy",
+            content=_build_content_security_policy(scripts, library),
         ),
         build_tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         build_tag("meta", name="color-scheme", content="light dark"),
-        None if reload_seconds is None else build_tag("meta", http_equiv="refresh", content=f"{reload_seconds:g}"),
+        None
+        if reload_seconds is None
+        else build_tag("meta", http_equiv="refresh", content=f"{reload_seconds:g}"),
         # or browsers ask the server for /favicon.ico
         build_tag("link", rel="icon", href="data:,"),
         build_tag("title", title),
@@ -267,10 +314,16 @@ def _build_head(title: str, scripts: list[str], library: str, reload_seconds: fl
 
 
 def _build_content_security_policy(scripts: list[str], library: str) -> str:
-    """Return a policy that allows these scripts and the library of a digest alone, and loads nothing from anywhere."""
-    digests = [library] + [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
+    """Return a policy that allows these scripts and the library of a digest alone, and loads
+    nothing from anywhere.
+    """
+    digests = [library] + [
+        base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts
+    ]
     allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
-    return f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:"
+    return (
+        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:"
+    )
 
 
 def _read_asset(name: str) -> str:

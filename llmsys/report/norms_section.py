@@ -21,8 +21,16 @@ ROW, FRAME = 16, 120
 
 KINDS = (
     ("gradient", "Gradient norms", "norm of the gradient of each layer before clipping"),
-    ("update", "Relative updates", "norm of the change of each layer in the step, over the norm of its weights"),
-    ("activation", "Activations", "root mean square of each block's output over tokens and channels"),
+    (
+        "update",
+        "Relative updates",
+        "norm of the change of each layer in the step, over the norm of its weights",
+    ),
+    (
+        "activation",
+        "Activations",
+        "root mean square of each block's output over tokens and channels",
+    ),
 )
 
 
@@ -41,10 +49,14 @@ def build_norms_section(record: RunRecord) -> ReportSection | None:
     stride = math.ceil(len(steps) / MAX_RECORDS)
     steps = steps[::-1][::stride][::-1]
     figures = [_build_figure(record, steps, *kind) for kind in KINDS]
-    return build_report_section("norms", "Norms by layer", [figure for figure in figures if figure is not None])
+    return build_report_section(
+        "norms", "Norms by layer", [figure for figure in figures if figure is not None]
+    )
 
 
-def _build_figure(record: RunRecord, steps: list[int], kind: str, title: str, meaning: str) -> Figure | None:
+def _build_figure(
+    record: RunRecord, steps: list[int], kind: str, title: str, meaning: str
+) -> Figure | None:
     events = [record.norms[step] for step in steps]
     layers = list(dict.fromkeys(layer for event in events for layer in event[kind]))
     if not layers:
@@ -55,10 +67,18 @@ def _build_figure(record: RunRecord, steps: list[int], kind: str, title: str, me
         "type": "heatmap",
         "x": steps,
         "y": [escape_plot_text(layer) for layer in layers],
-        "z": [[None if value is None else round(math.log10(value), 3) for value in row] for row in values],
+        "z": [
+            [None if value is None else round(math.log10(value), 3) for value in row]
+            for row in values
+        ],
         "text": [["–" if value is None else f"{value:.3g}" for value in row] for row in values],
         "colorscale": "theme:heat-scale",
-        "colorbar": {"title": {"text": "log₁₀", "side": "right"}, "thickness": 12, "outlinewidth": 0, "len": 1},
+        "colorbar": {
+            "title": {"text": "log₁₀", "side": "right"},
+            "thickness": 12,
+            "outlinewidth": 0,
+            "len": 1,
+        },
         "hovertemplate": "%{y}, step %{x}: %{text}<extra></extra>",
         "hoverongaps": False,
     }
@@ -69,7 +89,9 @@ def _build_figure(record: RunRecord, steps: list[int], kind: str, title: str, me
     }
     reach = f" From {min(shown):.3g} to {max(shown):.3g}." if shown else ""
     caption = f"The {meaning}.{reach}"
-    return Figure(f"plot-norms-{kind}", title, [trace], layout, caption, FRAME + ROW * max(8, len(layers)))
+    return Figure(
+        f"plot-norms-{kind}", title, [trace], layout, caption, FRAME + ROW * max(8, len(layers))
+    )
 
 
 def _get_value(event: dict[str, Any], kind: str, layer: str) -> float | None:

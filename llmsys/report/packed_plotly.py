@@ -1,6 +1,7 @@
 """plotly.js for pages: packed as text, so that a page takes 1.5 MB in place of 4.9 MB.
 
-Reads the package plotly. Writes the packed text into the cache folder, because packing takes seconds.
+Reads the package plotly. Writes the packed text into the cache folder, because packing takes
+seconds.
 """
 
 import base64
@@ -10,7 +11,7 @@ import lzma
 from functools import cache
 from typing import NamedTuple
 
-from llmsys.local_files import get_cache_folder, write_bytes_atomically
+from llmsys.storage.local_files import get_cache_folder, write_bytes_atomically
 
 log = logging.getLogger(__name__)
 # unpack.js has these settings.
@@ -38,7 +39,8 @@ def load_packed_plotly() -> PackedScript:
     Returns:
         The script; equal for a version of plotly.
     """
-    from plotly.offline import get_plotlyjs  # 5 MB of text; nobody else on the command line needs it
+    # 5 MB of text; nobody else on the command line needs it
+    from plotly.offline import get_plotlyjs
 
     script = get_plotlyjs().encode()
     digest = hashlib.sha256(script)
@@ -55,7 +57,10 @@ def load_packed_plotly() -> PackedScript:
             write_bytes_atomically(file, text.encode())
         except OSError as error:
             log.warning(
-                "%s cannot be written (%s), so every command that writes a page packs plotly.js again", file, error
+                "%s cannot be written (%s), so every command that writes a page packs plotly.js "
+                "again",
+                file,
+                error,
             )
     return PackedScript(text.strip(), len(script), base64.b64encode(digest.digest()).decode())
 

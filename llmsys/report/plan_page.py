@@ -1,4 +1,5 @@
-"""Render the page of a plan: the Pareto front, one step of the best layout, and what binds the others.
+"""Render the page of a plan: the Pareto front, one step of the best layout, and what binds the
+others.
 
 Reads the values that `llmsys plan --json` prints, and the best layout. Writes one HTML file.
 """
@@ -12,12 +13,12 @@ from llmsys.estimate.plan.layout_candidate import EstimatedCandidate
 from llmsys.estimate.roofline import list_layer_kernels
 from llmsys.estimate.step_timeline import build_timeline_from_estimate, count_rank_micro_batch
 from llmsys.estimate.summary_table import format_gib
-from llmsys.local_files import write_bytes_atomically
 from llmsys.report.estimate_page import iter_step_sections
 from llmsys.report.html_markup import build_section, build_table, build_tag, escape_plot_text
 from llmsys.report.html_page import render_document
 from llmsys.report.plots import BLUE, ORANGE, Figure, Trace, build_line
 from llmsys.report.report_section import Numbers, ReportSection, build_report_section
+from llmsys.storage.local_files import write_bytes_atomically
 
 GIB = 2**30
 
@@ -25,7 +26,8 @@ GIB = 2**30
 def write_plan_page(
     data: dict[str, Any], title: str, path: Path, chosen: EstimatedCandidate, device: DeviceProfile
 ) -> Path:
-    """Write the page of a plan: the Pareto front, one step of the best layout, and what binds the others.
+    """Write the page of a plan: the Pareto front, one step of the best layout, and what binds the
+    others.
 
     Args:
         data: values of `plan_to_dict`.
@@ -44,28 +46,47 @@ def write_plan_page(
         ("peak memory per device", format_gib(best["peak_bytes"]), best["peak_instant"]),
         ("utilisation", f"{best['utilisation']:.1%}", data["device"]),
     ]
-    head = ("layout", "step P50, s", "tokens/s/device", "utilisation", "peak", "instant of the peak")
+    head = (
+        "layout",
+        "step P50, s",
+        "tokens/s/device",
+        "utilisation",
+        "peak",
+        "instant of the peak",
+    )
     rows = [
-        (one["choice"], f"{one['step_seconds']['p50']:#.3g}", f"{one['tokens_per_second_per_device']:,.0f}",
+        (one["choice"], f"{one['step_seconds']['p50']:#.3g}",
+            f"{one['tokens_per_second_per_device']:,.0f}",
          f"{one['utilisation']:.1%}", format_gib(one["peak_bytes"]), one["peak_instant"])
         for one in _list_shown_layouts(data)
     ]  # fmt: skip
     parts = [
         build_report_section(
-            "front", "Time and memory", [plot_pareto(data)], build_table(head, rows, numeric=(1, 2, 3, 4))
+            "front",
+            "Time and memory",
+            [plot_pareto(data)],
+            build_table(head, rows, numeric=(1, 2, 3, 4)),
         )
     ]
     parts += iter_candidate_sections(chosen, device)
     if data["rejected"]:
-        table = build_table(("change", "what binds"), [(one["change"], one["reason"]) for one in data["rejected"]])
+        table = build_table(
+            ("change", "what binds"), [(one["change"], one["reason"]) for one in data["rejected"]]
+        )
         lead = build_tag("p", f"Neighbours of {best['choice']}.")
-        parts.append(ReportSection("rejected", "Rejected", build_section("rejected", "Rejected", lead, table)))
+        parts.append(
+            ReportSection(
+                "rejected", "Rejected", build_section("rejected", "Rejected", lead, table)
+            )
+        )
     titles = (title, f"plan for {data['device']}")
     write_bytes_atomically(path, render_document(titles, numbers, [], parts).encode())
     return path
 
 
-def iter_candidate_sections(chosen: EstimatedCandidate, device: DeviceProfile) -> Iterator[ReportSection]:
+def iter_candidate_sections(
+    chosen: EstimatedCandidate, device: DeviceProfile
+) -> Iterator[ReportSection]:
     """Yield memory, roofline and timeline of one step of a layout.
 
     Args:
@@ -79,8 +100,12 @@ def iter_candidate_sections(chosen: EstimatedCandidate, device: DeviceProfile) -
     memory, time = chosen.memory.to_dict() | {"layout": settings}, chosen.step.to_dict()
     result = {"memory": memory, "time": time}
     sequences, tensor = count_rank_micro_batch(result, config)
-    kernels = list_layer_kernels(config.model, device, sequences, config.batch.sequence_length, tensor)
-    yield from iter_step_sections(memory, time, device, kernels, build_timeline_from_estimate(result, config))
+    kernels = list_layer_kernels(
+        config.model, device, sequences, config.batch.sequence_length, tensor
+    )
+    yield from iter_step_sections(
+        memory, time, device, kernels, build_timeline_from_estimate(result, config)
+    )
 
 
 def _list_shown_layouts(data: dict[str, Any]) -> list[dict[str, Any]]:
@@ -89,13 +114,18 @@ def _list_shown_layouts(data: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def plot_pareto(data: dict[str, Any]) -> Figure:
-    """Return the layouts that no other beats in both time and memory as a line, and the fastest ones as dots."""
+    """Return the layouts that no other beats in both time and memory as a line, and the fastest
+    ones as dots.
+    """
     front = sorted(data["pareto"], key=lambda one: one["step_seconds"]["p50"])
     traces: list[Trace] = []
     for name, rows, colour, mode in (
         ("Pareto front", front, ORANGE, "lines+markers"), ("fastest", data["best"], BLUE, "markers")
     ):  # fmt: skip
-        x, y = [one["step_seconds"]["p50"] for one in rows], [one["peak_bytes"] / GIB for one in rows]
+        x, y = (
+            [one["step_seconds"]["p50"] for one in rows],
+            [one["peak_bytes"] / GIB for one in rows],
+        )
         trace = build_line(name, x, y, colour, markers=True) | {"mode": mode}
         trace |= {"text": [escape_plot_text(one["choice"]) for one in rows]}
         traces.append(trace | {"hovertemplate": "%{text}: %{x:.3g} s, %{y:.1f} GiB<extra></extra>"})
@@ -105,4 +135,11 @@ def plot_pareto(data: dict[str, Any]) -> Figure:
         "showlegend": True,
         "hovermode": "closest",
     }
-    return Figure("plot-pareto", "Pareto front", traces, layout, "Lower and further left is better.", height=380)
+    return Figure(
+        "plot-pareto",
+        "Pareto front",
+        traces,
+        layout,
+        "Lower and further left is better.",
+        height=380,
+    )

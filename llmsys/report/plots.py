@@ -1,4 +1,5 @@
-"""Build plots as data: each function turns numbers into a `Figure` that the page's script draws with plotly.
+"""Build plots as data: each function turns numbers into a `Figure` that the page's script draws
+with plotly.
 
 Invariants:
 - The same numbers give the same figure.
@@ -27,7 +28,9 @@ LEGEND_CHARACTERS = 40
 # Minimum number of points of a curve with a running mean.
 SMOOTHED_FROM = 200
 
-BLUE, ORANGE, GREEN, PURPLE, FAINT = (f"theme:{name}" for name in ("blue", "orange", "green", "purple", "faint"))
+BLUE, ORANGE, GREEN, PURPLE, FAINT = (
+    f"theme:{name}" for name in ("blue", "orange", "green", "purple", "faint")
+)
 
 Trace = dict[str, Any]
 
@@ -43,16 +46,24 @@ class Figure:
     caption: str = ""
     height: int = 300
     views: list[dict[str, Any]] = field(default_factory=list)
-    """Other readings of the same plot: {label, y: one list per trace, title of the y axis}; the first is drawn."""
+    """Other readings of the same plot: {label, y: one list per trace, title of the y axis}; the
+    first is drawn.
+    """
     slider_steps: list[dict[str, Any]] = field(default_factory=list)
     """States of a heat map in time: {label, z}; the last is drawn, a slider shows the others."""
 
     def to_html(self) -> Html:
-        """Return the element that the page's script draws into, with its title, buttons, slider and caption."""
+        """Return the element that the page's script draws into, with its title, buttons, slider
+        and caption.
+        """
         heading = f"{self.anchor}-title"
         buttons = [
             build_tag(
-                "button", view["label"], type="button", data_view=str(i), aria_pressed="true" if i == 0 else "false"
+                "button",
+                view["label"],
+                type="button",
+                data_view=str(i),
+                aria_pressed="true" if i == 0 else "false",
             )
             for i, view in enumerate(self.views)
         ]
@@ -62,7 +73,15 @@ class Figure:
                 "label",
                 "at ",
                 build_tag("output", self.slider_steps[-1]["label"]),
-                build_tag("input", type="range", min="0", max=last, value=last, step="1", aria_label="step of the run"),
+                build_tag(
+                    "input",
+                    type="range",
+                    min="0",
+                    max=last,
+                    value=last,
+                    step="1",
+                    aria_label="step of the run",
+                ),
                 class_="moments",
             )
             if len(self.slider_steps) > 1
@@ -77,7 +96,13 @@ class Figure:
                 class_="figure-head",
             ),
             slider,
-            build_tag("div", id=self.anchor, class_="plot", style=f"height:{self.height}px", aria_labelledby=heading),
+            build_tag(
+                "div",
+                id=self.anchor,
+                class_="plot",
+                style=f"height:{self.height}px",
+                aria_labelledby=heading,
+            ),
             build_tag("figcaption", self.caption) if self.caption else None,
         )
 
@@ -99,7 +124,8 @@ class Figure:
 def downsample_points(
     x: Sequence[float], y: Sequence[float], limit: int = MAX_POINTS
 ) -> tuple[list[float], list[float]]:
-    """Return at most `limit` of the points, x ascending: the lowest and the highest of each interval.
+    """Return at most `limit` of the points, x ascending: the lowest and the highest of each
+    interval.
 
     Peaks survive, which taking every n-th point would lose. Points with nan are left out.
     """
@@ -120,7 +146,9 @@ def downsample_points(
 def compute_running_mean(
     x: Sequence[float], y: Sequence[float], share: float = 0.02
 ) -> tuple[list[float], list[float]]:
-    """Return the centred running mean of y over `share` of all points, without nan, at most `MAX_POINTS` / 4 points."""
+    """Return the centred running mean of y over `share` of all points, without nan, at most
+    `MAX_POINTS` / 4 points.
+    """
     points = [(a, b) for a, b in zip(x, y, strict=True) if math.isfinite(a) and math.isfinite(b)]
     sums = [0.0, *accumulate(b for _, b in points)]
     half = max(1, int(len(points) * share / 2))
@@ -133,27 +161,42 @@ def compute_running_mean(
     return [_round_value(a) for a, _ in means], [_round_value(b) for _, b in means]
 
 
-def build_noisy_curve(name: str, x: Sequence[float], y: Sequence[float], colour: str = BLUE) -> list[Trace]:
-    """Return line traces of a noisy quantity: downsampled; a long one as its running mean over a faint original."""
+def build_noisy_curve(
+    name: str, x: Sequence[float], y: Sequence[float], colour: str = BLUE
+) -> list[Trace]:
+    """Return line traces of a noisy quantity: downsampled; a long one as its running mean over a
+    faint original.
+    """
     exact = build_exact_curve(name, x, y, colour)
     if len(exact[0]["x"]) < SMOOTHED_FROM:
         return exact
     faint = {"opacity": 0.35, "showlegend": False, "line": {"color": colour, "width": 1}}
-    return [exact[0] | faint, build_line(f"{name}, running mean", *compute_running_mean(x, y), colour)]
+    return [
+        exact[0] | faint,
+        build_line(f"{name}, running mean", *compute_running_mean(x, y), colour),
+    ]
 
 
-def build_exact_curve(name: str, x: Sequence[float], y: Sequence[float], colour: str = BLUE) -> list[Trace]:
-    """Return the line trace of a quantity without noise: only downsampled, with dots where the points are few."""
+def build_exact_curve(
+    name: str, x: Sequence[float], y: Sequence[float], colour: str = BLUE
+) -> list[Trace]:
+    """Return the line trace of a quantity without noise: only downsampled, with dots where the
+    points are few.
+    """
     thin_x, thin_y = downsample_points(x, y)
     return [build_line(name, thin_x, thin_y, colour, markers=len(thin_x) < 30)]
 
 
-def build_line(name: str, x: Sequence[float], y: Sequence[float], colour: str, *, markers: bool = False) -> Trace:
+def build_line(
+    name: str, x: Sequence[float], y: Sequence[float], colour: str, *, markers: bool = False
+) -> Trace:
     """Return one line trace, with dots where the points are few."""
     return {
         "type": "scatter",
         "mode": "lines+markers" if markers else "lines",
-        "name": "<br>".join(map(escape_plot_text, textwrap.wrap(name, LEGEND_CHARACTERS) or [name])),
+        "name": "<br>".join(
+            map(escape_plot_text, textwrap.wrap(name, LEGEND_CHARACTERS) or [name])
+        ),
         "x": list(x),
         "y": list(y),
         "line": {"color": colour, "width": 2},
@@ -182,9 +225,15 @@ def build_tokens_layout(
 
 
 def build_bars(
-    labels: Sequence[str], values: Sequence[float], texts: Sequence[str], x_title: str, colours: str | list[str] = BLUE
+    labels: Sequence[str],
+    values: Sequence[float],
+    texts: Sequence[str],
+    x_title: str,
+    colours: str | list[str] = BLUE,
 ) -> tuple[list[Trace], dict[str, Any]]:
-    """Return horizontal bars, the first on top, each with its text, and their layout. Labels may be user text."""
+    """Return horizontal bars, the first on top, each with its text, and their layout. Labels may
+    be user text.
+    """
     trace: Trace = {
         "type": "bar",
         "orientation": "h",
@@ -197,7 +246,9 @@ def build_bars(
         "cliponaxis": False,
     }
     # room for the text of the longest bar
-    return [trace], build_bars_layout(x_title) | {"margin": {"r": max(52, 12 + 8 * max(map(len, texts), default=0))}}
+    return [trace], build_bars_layout(x_title) | {
+        "margin": {"r": max(52, 12 + 8 * max(map(len, texts), default=0))}
+    }
 
 
 def build_bars_layout(x_title: str) -> dict[str, Any]:
@@ -212,7 +263,9 @@ def build_bars_layout(x_title: str) -> dict[str, Any]:
 
 
 def compute_bars_height(count: int, labels: Iterable[str] = ()) -> int:
-    """Return the height in pixels of `count` horizontal bars, with space for the lines of the longest label on each."""
+    """Return the height in pixels of `count` horizontal bars, with space for the lines of the
+    longest label on each.
+    """
     lines = max((len(wrap_label(label)) for label in labels), default=1)
     return 90 + max(30, 12 + 15 * lines) * max(count, 2)
 
@@ -221,13 +274,17 @@ def select_largest(items: Iterable[tuple[str, float]], limit: int) -> list[tuple
     """Return the largest items; the rest is summed as one."""
     ordered = sorted(items, key=lambda item: (-item[1], item[0]))
     rest = ordered[limit:]
-    return ordered[:limit] + ([(f"{len(rest)} others", sum(value for _, value in rest))] if rest else [])
+    return ordered[:limit] + (
+        [(f"{len(rest)} others", sum(value for _, value in rest))] if rest else []
+    )
 
 
 def build_histogram(
     edges: Sequence[float], counts: Sequence[float], x_title: str, y_title: str
 ) -> tuple[list[Trace], dict[str, Any]]:
-    """Return counts between edges as a filled outline, without empty ends; over two decades the axis is logarithmic."""
+    """Return counts between edges as a filled outline, without empty ends; over two decades the
+    axis is logarithmic.
+    """
     filled = [number for number, count in enumerate(counts) if count] or [0]
     edges, counts = edges[filled[0] : filled[-1] + 2], counts[filled[0] : filled[-1] + 1]
     logarithmic = len(edges) > 1 and edges[-1] > 100 * max(edges[1], 1)
@@ -250,11 +307,17 @@ def build_histogram(
         "title": {"text": x_title},
         **({"type": "log", "dtick": 1 if edges[-1] < 1e6 * left[0] else 2} if logarithmic else {}),
     }
-    return [trace], {"xaxis": x, "yaxis": {"title": {"text": y_title}, "rangemode": "tozero"}, "showlegend": False}
+    return [trace], {
+        "xaxis": x,
+        "yaxis": {"title": {"text": y_title}, "rangemode": "tozero"},
+        "showlegend": False,
+    }
 
 
 def build_expert_heatmap(load_LE: list[list[float]]) -> tuple[list[Trace], dict[str, Any]]:
-    """Return the load of each expert (columns) in each layer (rows). 1 is even; colours end at 0 and 2."""
+    """Return the load of each expert (columns) in each layer (rows). 1 is even; colours end at 0
+    and 2.
+    """
     trace: Trace = {
         "type": "heatmap",
         "z": load_LE,
@@ -263,7 +326,8 @@ def build_expert_heatmap(load_LE: list[list[float]]) -> tuple[list[Trace], dict[
         "colorscale": "theme:even-scale",
         "xgap": 1,
         "ygap": 1,
-        "colorbar": {"title": {"text": "× even", "side": "right"}, "thickness": 12, "outlinewidth": 0, "len": 1,
+        "colorbar": {"title": {"text": "× even", "side": "right"}, "thickness": 12,
+            "outlinewidth": 0, "len": 1,
                      "tickvals": [0, 0.5, 1, 1.5, 2], "ticktext": ["0", "0.5", "1", "1.5", "≥ 2"]},
         "hovertemplate": "layer %{y}, expert %{x}: %{z:.2f} × even<extra></extra>",
         "hoverongaps": False,
@@ -272,7 +336,12 @@ def build_expert_heatmap(load_LE: list[list[float]]) -> tuple[list[Trace], dict[
     few_layers = {"dtick": 1} if len(load_LE) <= 32 else {}
     return [trace], {
         "xaxis": {"title": {"text": "expert"}, "showgrid": False, **few},
-        "yaxis": {"title": {"text": "MoE layer"}, "autorange": "reversed", "showgrid": False, **few_layers},
+        "yaxis": {
+            "title": {"text": "MoE layer"},
+            "autorange": "reversed",
+            "showgrid": False,
+            **few_layers,
+        },
         "hovermode": "closest",
     }
 
@@ -280,15 +349,22 @@ def build_expert_heatmap(load_LE: list[list[float]]) -> tuple[list[Trace], dict[
 def _write_labels(labels: Sequence[str]) -> list[str]:
     """Return wrapped labels, all distinct: plotly would draw bars of equal labels as one."""
     before = [labels[:number].count(label) for number, label in enumerate(labels)]
-    whole = [f"{label} ({same + 1})" if same else label for label, same in zip(labels, before, strict=True)]
+    whole = [
+        f"{label} ({same + 1})" if same else label
+        for label, same in zip(labels, before, strict=True)
+    ]
     return ["<br>".join(map(escape_plot_text, wrap_label(label))) for label in whole]
 
 
 def wrap_label(label: str) -> list[str]:
-    """Return the lines of a label: split between words, and inside a word that is longer than a line."""
+    """Return the lines of a label: split between words, and inside a word that is longer than a
+    line.
+    """
     return textwrap.wrap(label, LABEL_CHARACTERS, break_on_hyphens=False) or [label]
 
 
 def _round_value(value: float) -> float:
-    """Return six significant digits: the resolution of a screen, at a third of the bytes. Counts stay integers."""
+    """Return six significant digits: the resolution of a screen, at a third of the bytes. Counts
+    stay integers.
+    """
     return value if float(value).is_integer() else float(f"{value:.6g}")

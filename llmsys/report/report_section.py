@@ -29,11 +29,15 @@ def compute_curves_height(traces: Sequence[Trace]) -> int:
     Returns:
         Pixels.
     """
-    lines = sum(str(trace["name"]).count("<br>") + 1 for trace in traces if trace.get("showlegend", True))
+    lines = sum(
+        str(trace["name"]).count("<br>") + 1 for trace in traces if trace.get("showlegend", True)
+    )
     return 300 + 19 * max(4, lines)
 
 
-def build_report_section(anchor: str, title: str, figures: Sequence[Figure], *more: Html | None) -> ReportSection:
+def build_report_section(
+    anchor: str, title: str, figures: Sequence[Figure], *more: Html | None
+) -> ReportSection:
     """Build a section that shows its figures, then the rest.
 
     Args:
@@ -46,5 +50,8 @@ def build_report_section(anchor: str, title: str, figures: Sequence[Figure], *mo
         The section.
     """
     return ReportSection(
-        anchor, title, build_section(anchor, title, [one.to_html() for one in figures], *more), list(figures)
+        anchor,
+        title,
+        build_section(anchor, title, [one.to_html() for one in figures], *more),
+        list(figures),
     )

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from llmsys.config.yaml_files import parse_yaml
+from llmsys.config.loading.yaml_files import parse_yaml
 from llmsys.errors import ConfigError
 from llmsys.events import Event, iter_events
 
@@ -39,7 +39,9 @@ class StepCurves:
     """One column per field of the step events. A value that is absent or not finite is nan."""
 
     step: "array[float]" = field(default_factory=lambda: array("d"))
-    columns: dict[str, "array[float]"] = field(default_factory=lambda: {name: array("d") for name in CURVES})
+    columns: dict[str, "array[float]"] = field(
+        default_factory=lambda: {name: array("d") for name in CURVES}
+    )
 
     def append_event(self, event: Event) -> None:
         """Add one step event, and remove earlier events of the same or a later step."""
@@ -62,9 +64,11 @@ class StepCurves:
 
 @dataclass
 class ExpertLoadHistory:
-    """The balance of experts over a run: extremes of every record, and full loads of a bounded number of records.
+    """The balance of experts over a run: extremes of every record, and full loads of a bounded
+    number of records.
 
-    A load is an expert's share of its layer's tokens times the number of experts, so that 1 is even.
+    A load is an expert's share of its layer's tokens times the number of experts, so that 1 is
+    even.
     """
 
     step: list[int] = field(default_factory=list)
@@ -77,7 +81,9 @@ class ExpertLoadHistory:
     keep_every: int = 1
 
     def append_event(self, event: Event) -> None:
-        """Add one experts event. As full loads grow too many, only every second, fourth, … record keeps its own."""
+        """Add one experts event. As full loads grow too many, only every second, fourth, …
+        record keeps its own.
+        """
         self.truncate_after(event["step"] - 1)
         load_LE = [[share * len(layer) for share in layer] for layer in event["load"] if layer]
         if not load_LE:
@@ -93,7 +99,11 @@ class ExpertLoadHistory:
         self.whole[position] = load_LE
         if len(self.whole) > 2 and len(self.whole) * sum(map(len, load_LE)) > MAX_LOAD_NUMBERS:
             self.keep_every *= 2
-            self.whole = {p: load for p, load in self.whole.items() if p % self.keep_every == 0 or p == position}
+            self.whole = {
+                p: load
+                for p, load in self.whole.items()
+                if p % self.keep_every == 0 or p == position
+            }
 
     def truncate_after(self, step: float) -> None:
         """Remove the records later than `step`."""
@@ -131,7 +141,13 @@ class RunRecord:
     @property
     def is_empty(self) -> bool:
         """True where the folder held nothing to report."""
-        return not (self.config_text or self.environment or self.starts or self.curves.step or self.evaluations)
+        return not (
+            self.config_text
+            or self.environment
+            or self.starts
+            or self.curves.step
+            or self.evaluations
+        )
 
     @property
     def last_evaluation(self) -> Event | None:
@@ -153,11 +169,16 @@ class RunRecord:
         elif kind == "branch":
             self.branch = event
         elif kind == "batch_growth" and self.starts:
-            self.starts[-1] = self.starts[-1] | {"steps": event["steps"]}  # fewer, larger steps remain
+            # fewer, larger steps remain
+            self.starts[-1] = self.starts[-1] | {"steps": event["steps"]}
         elif kind == "prediction":
             self._set_prediction(event)
         elif kind == "measured":
-            self.measured = event if float(event["peak_bytes"]) >= 0 and float(event["step_seconds"]) > 0 else None
+            self.measured = (
+                event
+                if float(event["peak_bytes"]) >= 0 and float(event["step_seconds"]) > 0
+                else None
+            )
         elif not isinstance(event.get("step"), int):
             return
         elif kind == "step":
@@ -190,11 +211,17 @@ class RunRecord:
             event["memory"]["peak_bytes"],
             *([] if seconds is None else [seconds[p] for p in ("p10", "p50", "p90")]),
         ]
-        if min(numbers) > 0 and isinstance(event["memory"]["instant"], str) and isinstance(event["device"], str):
+        if (
+            min(numbers) > 0
+            and isinstance(event["memory"]["instant"], str)
+            and isinstance(event["device"], str)
+        ):
             self.prediction = event
 
     def _add_start(self, event: Event) -> None:
-        """Add a start. A start from step s removes the records of later steps: that part of the trajectory was lost."""
+        """Add a start. A start from step s removes the records of later steps: that part of the
+        trajectory was lost.
+        """
         self.starts.append(event)
         self.finish = self.prediction = self.measured = None
         step = event.get("resumed_from") or 0
@@ -219,7 +246,9 @@ def read_run(folder: Path) -> RunRecord:
     _read_environment(record)
     path = folder / "events.jsonl"
     if not path.is_file():
-        record.notes.append(f"No events: {path} does not exist. `llmsys train CONFIG` writes it while it runs.")
+        record.notes.append(
+            f"No events: {path} does not exist. `llmsys train CONFIG` writes it while it runs."
+        )
         return record
     damaged = 0
     for event in iter_events(path):
@@ -228,7 +257,9 @@ def read_run(folder: Path) -> RunRecord:
         except (TypeError, ValueError, KeyError, AttributeError):
             damaged += 1
     if damaged:
-        record.notes.append(f"{damaged} events in {path} lack fields of their kind and are omitted.")
+        record.notes.append(
+            f"{damaged} events in {path} lack fields of their kind and are omitted."
+        )
     record.notes.extend(_iter_missing_notes(record))
     return record
 
@@ -239,9 +270,14 @@ def _read_config(record: RunRecord) -> None:
         record.config_text = path.read_text("utf-8", errors="replace")
         config, _ = parse_yaml(record.config_text, str(path))
     except FileNotFoundError:
-        record.notes.append(f"No configuration: {path} does not exist. `llmsys train CONFIG` writes it when it starts.")
+        record.notes.append(
+            f"No configuration: {path} does not exist. `llmsys train CONFIG` writes it when it "
+            "starts."
+        )
     except ConfigError as error:
-        record.notes.append(f"{path} is not readable as YAML ({str(error).splitlines()[0]}); shown as text only.")
+        record.notes.append(
+            f"{path} is not readable as YAML ({str(error).splitlines()[0]}); shown as text only."
+        )
     else:
         record.config = config if isinstance(config, dict) else {}
         run = record.config.get("run")
@@ -253,7 +289,9 @@ def _read_environment(record: RunRecord) -> None:
     try:
         environment = json.loads(path.read_bytes())
     except FileNotFoundError:
-        record.notes.append(f"No environment: {path} does not exist, so versions and git state are unknown.")
+        record.notes.append(
+            f"No environment: {path} does not exist, so versions and git state are unknown."
+        )
     except ValueError as error:
         record.notes.append(f"{path} is not JSON ({error}); versions and git state are unknown.")
     else:
@@ -267,16 +305,29 @@ def _iter_missing_notes(record: RunRecord) -> Iterator[str]:
         yield "The event file is empty: the run has not started yet."
     elif not steps:
         yield "No step has been logged yet (see train.log_every_steps): no curves."
-    strange = [step for step, loss in zip(steps, record.curves.columns["loss"], strict=True) if loss != loss]
+    strange = [
+        step
+        for step, loss in zip(steps, record.curves.columns["loss"], strict=True)
+        if loss != loss
+    ]
     if strange:
-        shown = ", ".join(f"{step:.0f}" for step in strange[:5]) + (", …" if len(strange) > 5 else "")
-        yield f"The loss is missing or not finite in {len(strange)} logged steps ({shown}); omitted from the curves."
+        shown = ", ".join(f"{step:.0f}" for step in strange[:5]) + (
+            ", …" if len(strange) > 5 else ""
+        )
+        yield (
+            f"The loss is missing or not finite in {len(strange)} logged steps ({shown}); omitted "
+            "from the curves."
+        )
     if steps and not record.evaluations:
         yield "No evaluation yet (evaluation.every_steps; 0 means only at the end): no comparison."
     if steps and not record.experts.step:
         model = record.config.get("model")
         dense = isinstance(model, dict) and not model.get("moe")
-        yield "No expert load: the model is dense." if dense else "No expert load: no `experts` event was logged."
+        yield (
+            "No expert load: the model is dense."
+            if dense
+            else "No expert load: no `experts` event was logged."
+        )
     if steps and not record.samples:
         yield "No samples: no `samples` event was logged (generation.prompts)."
 
@@ -288,4 +339,6 @@ def is_finite(value: object) -> TypeGuard[float]:
 
 
 def _to_float(value: object) -> float:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else MISSING
+    return (
+        float(value) if isinstance(value, int | float) and not isinstance(value, bool) else MISSING
+    )

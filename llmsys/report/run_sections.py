@@ -9,9 +9,9 @@ Invariants:
 import math
 from typing import Any
 
-from llmsys.compressor_comparison import describe_heldout_bytes, is_heldout_too_small
 from llmsys.progress import format_duration
 from llmsys.report import plots
+from llmsys.report.compressor_comparison import describe_heldout_bytes, is_heldout_too_small
 from llmsys.report.cost_sections import (
     build_answers_section,
     build_cost_numbers,
@@ -40,7 +40,8 @@ def build_run_sections(record: RunRecord, tokens_per_byte: float | None) -> list
 
     Args:
         record: The run.
-        tokens_per_byte: Of the training text, to show the training loss in bits per byte; None when unknown.
+        tokens_per_byte: Of the training text, to show the training loss in bits per byte; None when
+            unknown.
     """
     tables = (
         ("answers", "Answers", build_answers_section(record)),
@@ -49,7 +50,8 @@ def build_run_sections(record: RunRecord, tokens_per_byte: float | None) -> list
         ("profile", "Profile", build_profile_section(record)),
     )
     asked, measured, predicted, profiled = (
-        None if html is None else ReportSection(anchor, title, html) for anchor, title, html in tables
+        None if html is None else ReportSection(anchor, title, html)
+        for anchor, title, html in tables
     )
     training = _build_training_section(record, tokens_per_byte)
     parts = [
@@ -75,21 +77,36 @@ def build_run_numbers(record: RunRecord) -> Numbers:
     numbers: Numbers = [("state", *describe_run_state(record))]
     evaluation = record.last_evaluation
     if evaluation and is_finite(evaluation.get("bits_per_byte")):
-        rivals = [("xz", evaluation.get("xz_bits_per_byte")), ("gzip", evaluation.get("gzip_bits_per_byte"))]
+        rivals = [
+            ("xz", evaluation.get("xz_bits_per_byte")),
+            ("gzip", evaluation.get("gzip_bits_per_byte")),
+        ]
         remark = ", ".join(f"{name} {value:.3f}" for name, value in rivals if is_finite(value))
         size = evaluation.get("evaluated_bytes")
         remark += f" {describe_heldout_bytes(size if is_finite(size) else None)}" if remark else ""
         numbers.append(("bits per byte", f"{evaluation['bits_per_byte']:.3f}", remark))
     if evaluation and is_finite(evaluation.get("loss")):
         numbers.append(("validation loss", f"{evaluation['loss']:.3f}", "nats per token"))
-    parameters, active = record.get_start_value("parameters"), record.get_start_value("parameters_active")
+    parameters, active = (
+        record.get_start_value("parameters"),
+        record.get_start_value("parameters_active"),
+    )
     if is_finite(parameters):
-        remark = f"{format_amount(active)} active per token" if is_finite(active) and active != parameters else ""
+        remark = (
+            f"{format_amount(active)} active per token"
+            if is_finite(active) and active != parameters
+            else ""
+        )
         numbers.append(("parameters", format_amount(parameters), remark))
     if record.curves.step:
-        tokens, speed = record.curves.get_last_value("tokens"), record.curves.get_last_value("tokens_per_second")
+        tokens, speed = (
+            record.curves.get_last_value("tokens"),
+            record.curves.get_last_value("tokens_per_second"),
+        )
         remark = f"step {record.curves.step[-1]:,.0f}"
-        numbers.append(("tokens trained", format_amount(tokens) if tokens == tokens else "–", remark))
+        numbers.append(
+            ("tokens trained", format_amount(tokens) if tokens == tokens else "–", remark)
+        )
         if speed == speed:
             numbers.append(("tokens per second", format_amount(speed), _format_machine(record)))
     return numbers + build_cost_numbers(record)
@@ -112,7 +129,9 @@ def describe_run_state(record: RunRecord) -> tuple[str, str]:
     steps = record.get_start_value("steps")
     done = record.curves.step[-1]
     how_far = (
-        f"{format_percent(done, steps)} of {format_number(steps)} steps" if is_finite(steps) else f"step {done:,.0f}"
+        f"{format_percent(done, steps)} of {format_number(steps)} steps"
+        if is_finite(steps)
+        else f"step {done:,.0f}"
     )
     return "unfinished", how_far
 
@@ -129,8 +148,14 @@ def _build_compressor_section(record: RunRecord) -> ReportSection | None:
     evaluation = record.last_evaluation
     if evaluation is None or not is_finite(evaluation.get("bits_per_byte")):
         return None
-    rivals = [("this model", "bits_per_byte"), ("xz -9", "xz_bits_per_byte"), ("gzip -9", "gzip_bits_per_byte")]
-    shown = [(name, float(evaluation[key])) for name, key in rivals if is_finite(evaluation.get(key))]
+    rivals = [
+        ("this model", "bits_per_byte"),
+        ("xz -9", "xz_bits_per_byte"),
+        ("gzip -9", "gzip_bits_per_byte"),
+    ]
+    shown = [
+        (name, float(evaluation[key])) for name, key in rivals if is_finite(evaluation.get(key))
+    ]
     best = min(shown[1:], key=lambda one: one[1], default=None)
     traces, layout = plots.build_bars(
         [name for name, _ in shown],
@@ -144,22 +169,35 @@ def _build_compressor_section(record: RunRecord) -> ReportSection | None:
     elif is_heldout_too_small(evaluation.get("evaluated_bytes") or 0):
         verdict = "The held-out text is too small to compare the model with compressors."
     elif shown[0][1] < best[1]:
-        verdict = f"The model needs {1 - shown[0][1] / best[1]:.0%} fewer bits than {best[0]}, the better compressor."
+        verdict = (
+            f"The model needs {1 - shown[0][1] / best[1]:.0%} fewer bits than {best[0]}, the "
+            "better compressor."
+        )
     else:
         verdict = f"The model does not beat {best[0]} yet."
-    sizes = {"bytes": evaluation.get("evaluated_bytes"), "tokens": evaluation.get("evaluated_tokens")}
+    sizes = {
+        "bytes": evaluation.get("evaluated_bytes"),
+        "tokens": evaluation.get("evaluated_tokens"),
+    }
     measured = [f"{format_amount(size)} {word}" for word, size in sizes.items() if is_finite(size)]
     size = sizes["bytes"] if is_finite(sizes["bytes"]) else None
     step = format_number(evaluation["step"])
     caption = f"{verdict} Lower is better. Compared {describe_heldout_bytes(size)}, at step {step}"
     caption += f" ({' = '.join(measured)} of held-out documents)." if measured else "."
     figure = Figure(
-        "plot-yardstick", "Against compressors", traces, layout, caption, plots.compute_bars_height(len(shown))
+        "plot-yardstick",
+        "Against compressors",
+        traces,
+        layout,
+        caption,
+        plots.compute_bars_height(len(shown)),
     )
     return build_report_section("yardstick", "Compressors", [figure])
 
 
-def _build_training_section(record: RunRecord, tokens_per_byte: float | None) -> ReportSection | None:
+def _build_training_section(
+    record: RunRecord, tokens_per_byte: float | None
+) -> ReportSection | None:
     curves = record.curves
     if not curves.step:
         return None
@@ -176,7 +214,9 @@ def _build_training_section(record: RunRecord, tokens_per_byte: float | None) ->
             draw = plots.build_exact_curve if name == "learning_rate" else plots.build_noisy_curve
             traces = draw(unit, tokens, columns[name], colour)
             layout = plots.build_tokens_layout(unit, from_zero=True, exponents=exponents)
-            figures.append(Figure(f"plot-{name.replace('_', '-')}", title, traces, layout, height=240))
+            figures.append(
+                Figure(f"plot-{name.replace('_', '-')}", title, traces, layout, height=240)
+            )
     waiting = [
         100 * wait / whole if whole > 0 else math.nan
         for wait, whole in zip(columns["data_wait_seconds"], columns["seconds"], strict=True)
@@ -186,24 +226,46 @@ def _build_training_section(record: RunRecord, tokens_per_byte: float | None) ->
         layout = plots.build_tokens_layout("% of the time", from_zero=True)
         figures.append(Figure("plot-data-wait", "Waiting for data", traces, layout, height=240))
     large, rest = figures[0], figures[1:]
-    notes = build_tag("p", plots.THINNING_RULE, class_="muted") if len(curves.step) > plots.MAX_POINTS else None
+    notes = (
+        build_tag("p", plots.THINNING_RULE, class_="muted")
+        if len(curves.step) > plots.MAX_POINTS
+        else None
+    )
     html = build_section(
-        "training", "Training", large.to_html(), build_tag("div", [one.to_html() for one in rest], class_="grid"), notes
+        "training",
+        "Training",
+        large.to_html(),
+        build_tag("div", [one.to_html() for one in rest], class_="grid"),
+        notes,
     )
     return ReportSection("training", "Training", html, figures)
 
 
 def _build_loss_figure(record: RunRecord, tokens_per_byte: float | None) -> Figure:
-    """Return training and evaluation loss, with a second view in bits per byte where tokens per byte are known."""
+    """Return training and evaluation loss, with a second view in bits per byte where tokens per
+    byte are known.
+    """
     curves = record.curves
     traces = plots.build_noisy_curve("training", curves.columns["tokens"], curves.columns["loss"])
     bits_per_nat = (tokens_per_byte or 0.0) / math.log(2)
-    bits: list[list[float | None]] = [[_round_value(y * bits_per_nat) for y in trace["y"]] for trace in traces]
+    bits: list[list[float | None]] = [
+        [_round_value(y * bits_per_nat) for y in trace["y"]] for trace in traces
+    ]
     evaluations = [event for _, event in sorted(record.evaluations.items())]
-    measured = [event for event in evaluations if is_finite(event.get("loss")) and is_finite(event.get("tokens"))]
+    measured = [
+        event
+        for event in evaluations
+        if is_finite(event.get("loss")) and is_finite(event.get("tokens"))
+    ]
     if measured:
-        tokens, losses = [event["tokens"] for event in measured], [event["loss"] for event in measured]
-        diamonds = {"mode": "lines+markers", "marker": {"color": plots.ORANGE, "size": 9, "symbol": "diamond"}}
+        tokens, losses = (
+            [event["tokens"] for event in measured],
+            [event["loss"] for event in measured],
+        )
+        diamonds = {
+            "mode": "lines+markers",
+            "marker": {"color": plots.ORANGE, "size": 9, "symbol": "diamond"},
+        }
         traces = [*traces, plots.build_line("held out", tokens, losses, plots.ORANGE) | diamonds]
         bits = [*bits, [event.get("bits_per_byte") for event in measured]]
     views: list[dict[str, Any]] = []
@@ -211,11 +273,21 @@ def _build_loss_figure(record: RunRecord, tokens_per_byte: float | None) -> Figu
     if tokens_per_byte:
         nats = [trace["y"] for trace in traces]
         views = [
-            {"label": unit, "title": unit, "y": y} for unit, y in (("nats per token", nats), ("bits per byte", bits))
+            {"label": unit, "title": unit, "y": y}
+            for unit, y in (("nats per token", nats), ("bits per byte", bits))
         ]
-        caption = f"A byte of training text is {tokens_per_byte:.4f} tokens: bits per byte = nats × {bits_per_nat:.4f}."
+        caption = (
+            f"A byte of training text is {tokens_per_byte:.4f} tokens: bits per byte = nats × "
+            f"{bits_per_nat:.4f}."
+        )
     return Figure(
-        "plot-loss", "Loss", traces, plots.build_tokens_layout("nats per token", legend=True), caption, 380, views
+        "plot-loss",
+        "Loss",
+        traces,
+        plots.build_tokens_layout("nats per token", legend=True),
+        caption,
+        380,
+        views,
     )
 
 
@@ -225,22 +297,31 @@ def _build_experts_section(record: RunRecord) -> ReportSection | None:
         return None
     positions = sorted(loads.whole)
     heats = [[[round(one, 3) for one in layer] for layer in loads.whole[p]] for p in positions]
-    moments = [{"label": f"step {format_number(loads.step[p])}", "z": z} for p, z in zip(positions, heats, strict=True)]
+    moments = [
+        {"label": f"step {format_number(loads.step[p])}", "z": z}
+        for p, z in zip(positions, heats, strict=True)
+    ]
     traces, layout = plots.build_expert_heatmap(heats[-1])
     heat = Figure(
         "plot-experts",
         "Expert load by layer",
         traces,
         layout,
-        "Share of a layer's tokens routed to each expert, times the number of experts: 1 is balanced. "
-        f"{len(moments)} of {len(loads.step)} records can be chosen.",
+        "Share of a layer's tokens routed to each expert, times the number of experts: 1 is "
+        f"balanced. {len(moments)} of {len(loads.step)} records can be chosen.",
         100 + max(160, min(560, 30 * len(heats[-1]))),
         slider_steps=moments,
     )
     lines = [
-        *plots.build_noisy_curve("most loaded expert of all layers", loads.tokens, loads.busiest, plots.ORANGE),
-        *plots.build_noisy_curve("most loaded expert, mean over layers", loads.tokens, loads.busiest_mean, plots.BLUE),
-        *plots.build_noisy_curve("least loaded expert of all layers", loads.tokens, loads.idlest, plots.GREEN),
+        *plots.build_noisy_curve(
+            "most loaded expert of all layers", loads.tokens, loads.busiest, plots.ORANGE
+        ),
+        *plots.build_noisy_curve(
+            "most loaded expert, mean over layers", loads.tokens, loads.busiest_mean, plots.BLUE
+        ),
+        *plots.build_noisy_curve(
+            "least loaded expert of all layers", loads.tokens, loads.idlest, plots.GREEN
+        ),
     ]
     over_time = Figure(
         "plot-balance",
@@ -253,16 +334,26 @@ def _build_experts_section(record: RunRecord) -> ReportSection | None:
 
 
 def _build_samples_section(record: RunRecord) -> ReportSection | None:
-    steps = sorted((step for step, event in record.samples.items() if event.get("samples")), reverse=True)
+    steps = sorted(
+        (step for step, event in record.samples.items() if event.get("samples")), reverse=True
+    )
     if not steps:
         return None
     shown = _format_samples(record.samples[steps[0]])
     earlier = [
-        build_details(f"Samples of step {format_number(step)}", _format_samples(record.samples[step]))
+        build_details(
+            f"Samples of step {format_number(step)}", _format_samples(record.samples[step])
+        )
         for step in steps[1:6]
     ]
-    lead = build_tag("p", f"Text generated after step {format_number(steps[0])}; the prompt is bold.", class_="muted")
-    return ReportSection("samples", "Samples", build_section("samples", "Samples", lead, shown, earlier))
+    lead = build_tag(
+        "p",
+        f"Text generated after step {format_number(steps[0])}; the prompt is bold.",
+        class_="muted",
+    )
+    return ReportSection(
+        "samples", "Samples", build_section("samples", "Samples", lead, shown, earlier)
+    )
 
 
 def _format_samples(event: dict[str, Any]) -> Html:

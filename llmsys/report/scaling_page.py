@@ -1,6 +1,8 @@
-"""Render the pages of scaling laws: a fitted one with its runs as dots, and the published ones for a budget.
+"""Render the pages of scaling laws: a fitted one with its runs as dots, and the published ones for
+a budget.
 
-Reads runs and their fit, or the comparison of laws; writes one HTML file. Curves are dotted beyond the largest run.
+Reads runs and their fit, or the comparison of laws; writes one HTML file. Curves are dotted beyond
+the largest run.
 """
 
 from collections.abc import Sequence
@@ -12,7 +14,6 @@ from llmsys.estimate.scaling.chinchilla import ParametricLaw
 from llmsys.estimate.scaling.law import BudgetRequest
 from llmsys.estimate.scaling.law_fit import UNKNOWNS, LawFit, TrainingRun
 from llmsys.estimate.summary_table import format_count
-from llmsys.local_files import write_bytes_atomically
 from llmsys.report.html_markup import Html, build_section, build_table, format_amount, format_number
 from llmsys.report.html_page import render_document
 from llmsys.report.plots import (
@@ -28,6 +29,7 @@ from llmsys.report.plots import (
     compute_bars_height,
 )
 from llmsys.report.report_section import Numbers, ReportSection, build_report_section
+from llmsys.storage.local_files import write_bytes_atomically
 
 COLOURS = (BLUE, ORANGE, GREEN, PURPLE)
 # Range of the plotted law, as a multiple of the largest run.
@@ -54,18 +56,30 @@ def write_scaling_report(points: Sequence[TrainingRun], fit: LawFit, path: Path)
     parts = [
         build_report_section("compute", "Compute", [plot_loss_against_compute(points, fit)], None),
         build_report_section(
-            "parameters", "Parameters", [plot_loss_against_axis(points, fit.law, "parameters", "tokens")], None
+            "parameters",
+            "Parameters",
+            [plot_loss_against_axis(points, fit.law, "parameters", "tokens")],
+            None,
         ),
         build_report_section(
-            "tokens", "Tokens", [plot_loss_against_axis(points, fit.law, "tokens", "parameters")], None
+            "tokens",
+            "Tokens",
+            [plot_loss_against_axis(points, fit.law, "tokens", "parameters")],
+            None,
         ),
-        ReportSection("constants", "Constants", build_section("constants", "Constants", _build_constants_table(fit))),
-        ReportSection("runs", "Runs", build_section("runs", "Runs", _build_runs_table(points, fit))),
+        ReportSection(
+            "constants",
+            "Constants",
+            build_section("constants", "Constants", _build_constants_table(fit)),
+        ),
+        ReportSection(
+            "runs", "Runs", build_section("runs", "Runs", _build_runs_table(points, fit))
+        ),
     ]
     titles = ("scaling law", f"fitted on {len(points)} runs")
     notes = [
-        "Intervals of 5 to 95 % come from resampled runs. They do not cover other data, another schedule, or "
-        "sizes far beyond the largest run."
+        "Intervals of 5 to 95 % come from resampled runs. They do not cover other data, another "
+        "schedule, or sizes far beyond the largest run."
     ]
     write_bytes_atomically(path, render_document(titles, numbers, notes, parts).encode())
     return path
@@ -84,25 +98,52 @@ def plot_loss_against_compute(points: Sequence[TrainingRun], fit: LawFit) -> Fig
         build_line("beyond the runs", *_split_columns(ahead), FAINT)
         | {"line": {"color": FAINT, "width": 2, "dash": "dot"}},
     ]
-    return Figure("by-compute", "Loss against compute", traces, _build_axes_layout("FLOPs (6 N D)"), height=380)
+    return Figure(
+        "by-compute",
+        "Loss against compute",
+        traces,
+        _build_axes_layout("FLOPs (6 N D)"),
+        height=380,
+    )
 
 
-def plot_loss_against_axis(points: Sequence[TrainingRun], law: ParametricLaw, axis: str, other: str) -> Figure:
-    """Return loss over parameters or tokens, with one curve of the law per value of the other, at most four."""
+def plot_loss_against_axis(
+    points: Sequence[TrainingRun], law: ParametricLaw, axis: str, other: str
+) -> Figure:
+    """Return loss over parameters or tokens, with one curve of the law per value of the other,
+    at most four.
+    """
     values = sorted({getattr(point, other) for point in points})
-    shown = values if len(values) <= len(COLOURS) else [values[i * (len(values) - 1) // 3] for i in range(4)]
-    grid = _build_log_grid(min(getattr(p, axis) for p in points), max(getattr(p, axis) for p in points))
+    shown = (
+        values
+        if len(values) <= len(COLOURS)
+        else [values[i * (len(values) - 1) // 3] for i in range(4)]
+    )
+    grid = _build_log_grid(
+        min(getattr(p, axis) for p in points), max(getattr(p, axis) for p in points)
+    )
     traces: list[Trace] = []
     for value, colour in zip(shown, COLOURS, strict=False):
         members = [point for point in points if getattr(point, other) == value]
         traces.append(
-            _build_dots(f"{format_amount(value)} {other}", [getattr(p, axis) for p in members], members, colour)
+            _build_dots(
+                f"{format_amount(value)} {other}",
+                [getattr(p, axis) for p in members],
+                members,
+                colour,
+            )
         )
-        sized = [(x, law.predict_loss(x, value) if axis == "parameters" else law.predict_loss(value, x)) for x in grid]
+        sized = [
+            (x, law.predict_loss(x, value) if axis == "parameters" else law.predict_loss(value, x))
+            for x in grid
+        ]
         traces.append(
-            build_line(f"law, {format_amount(value)} {other}", *_split_columns(sized), colour) | {"showlegend": False}
+            build_line(f"law, {format_amount(value)} {other}", *_split_columns(sized), colour)
+            | {"showlegend": False}
         )
-    return Figure(f"by-{axis}", f"Loss against {axis}", traces, _build_axes_layout(axis), height=380)
+    return Figure(
+        f"by-{axis}", f"Loss against {axis}", traces, _build_axes_layout(axis), height=380
+    )
 
 
 def _build_dots(name: str, x: Sequence[float], points: Sequence[TrainingRun], colour: str) -> Trace:
@@ -137,8 +178,13 @@ def _format_interval(fit: LawFit, name: str) -> str:
 def _build_constants_table(fit: LawFit) -> Html:
     law = fit.law
     values = (law.irreducible, law.parameter_factor, law.token_factor, law.alpha, law.beta)
-    rows = [(name, f"{value:.6g}", _format_interval(fit, name)) for name, value in zip(UNKNOWNS, values, strict=True)]
-    return build_table(("L = E + A / N^alpha + B / D^beta", "value", "5 to 95 %"), rows, numeric=(1, 2))
+    rows = [
+        (name, f"{value:.6g}", _format_interval(fit, name))
+        for name, value in zip(UNKNOWNS, values, strict=True)
+    ]
+    return build_table(
+        ("L = E + A / N^alpha + B / D^beta", "value", "5 to 95 %"), rows, numeric=(1, 2)
+    )
 
 
 def _build_runs_table(points: Sequence[TrainingRun], fit: LawFit) -> Html:
@@ -152,11 +198,14 @@ def _build_runs_table(points: Sequence[TrainingRun], fit: LawFit) -> Html:
         )
         for point, residual in zip(points, fit.residuals, strict=True)
     ]
-    return build_table(("run", "parameters", "tokens", "loss", "above the law"), rows, numeric=(1, 2, 3, 4))
+    return build_table(
+        ("run", "parameters", "tokens", "loss", "above the law"), rows, numeric=(1, 2, 3, 4)
+    )
 
 
 def write_scale_page(result: dict[str, Any], path: Path) -> Path:
-    """Write the page of a comparison of scaling laws: sizes and tokens that each recommends, and their spread.
+    """Write the page of a comparison of scaling laws: sizes and tokens that each recommends, and
+    their spread.
 
     Args:
         result: values of `compare_laws`.
@@ -172,14 +221,25 @@ def write_scale_page(result: dict[str, Any], path: Path) -> Path:
         for name in ("parameters", "tokens")
     ]  # fmt: skip
     ratio = spread["tokens_per_parameter"]
-    numbers.append(("tokens per parameter", f"{ratio['median']:.1f}", f"{ratio['low']:.1f} to {ratio['high']:.1f}"))
+    numbers.append(
+        (
+            "tokens per parameter",
+            f"{ratio['median']:.1f}",
+            f"{ratio['low']:.1f} to {ratio['high']:.1f}",
+        )
+    )
     names = [row["law"] for row in laws]
     ratios = [row["tokens_per_parameter"] for row in laws]
     bars = build_bars(names, ratios, [f"{one:.1f}" for one in ratios], "tokens per parameter",
                       [ORANGE if row["marked"] else BLUE for row in laws])  # fmt: skip
     figures = [
         _plot_law_optima(laws),
-        Figure("plot-ratio", "Tokens per parameter", *bars, height=compute_bars_height(len(names), names)),
+        Figure(
+            "plot-ratio",
+            "Tokens per parameter",
+            *bars,
+            height=compute_bars_height(len(names), names),
+        ),
     ]
     rows = [
         (row["law"], format_count(row["parameters"]), format_count(row["tokens"]),
@@ -189,14 +249,18 @@ def write_scale_page(result: dict[str, Any], path: Path) -> Path:
     ]  # fmt: skip
     table = build_table(("law", "parameters", "tokens", "loss", "remarks"), rows, numeric=(1, 2, 3))
     parts = [build_report_section("laws", "Laws", figures, table)]
-    notes = ["Losses depend on the data and tokenizer of each law and cannot be compared between laws."]
+    notes = [
+        "Losses depend on the data and tokenizer of each law and cannot be compared between laws."
+    ]
     titles = ("scaling laws", f"{result['budget']['flops']:.3g} FLOPs")
     write_bytes_atomically(path, render_document(titles, numbers, notes, parts).encode())
     return path
 
 
 def _plot_law_optima(laws: Sequence[dict[str, Any]]) -> Figure:
-    """Return the front of laws: what each recommends, in parameters and tokens, from the smallest to the largest."""
+    """Return the front of laws: what each recommends, in parameters and tokens, from the
+    smallest to the largest.
+    """
     ordered = sorted(laws, key=lambda row: float(row["parameters"]))
     x, y = [row["parameters"] for row in ordered], [row["tokens"] for row in ordered]
     trace = build_line("recommendations", x, y, BLUE, markers=True)

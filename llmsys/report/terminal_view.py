@@ -1,4 +1,5 @@
-"""Format the state of a run for a terminal: progress, losses as a line of blocks, speed, checkpoints.
+"""Format the state of a run for a terminal: progress, losses as a line of blocks, speed,
+checkpoints.
 
 Reads a `RunRecord`.
 """
@@ -34,13 +35,19 @@ def format_run_view(record: RunRecord, columns: int | None = None) -> str:
         lines += _list_step_lines(record, width)
         losses = downsample_points(steps, curves["loss"], max(2, width // 2 * 2))[1]
         lines.append(("loss", draw_blocks(losses)))
-        lines.append(("", f"{losses[0]:.3f} at first, {losses[-1]:.3f} now" if losses else "no finite value"))
+        lines.append(
+            ("", f"{losses[0]:.3f} at first, {losses[-1]:.3f} now" if losses else "no finite value")
+        )
     if (event := record.last_evaluation) is not None:
         names = (("loss", "loss"), ("bits_per_byte", "bits per byte"), ("accuracy", "accuracy"))
-        parts = [f"{title} {event[name]:.4f}" for name, title in names if is_finite(event.get(name))]
+        parts = [
+            f"{title} {event[name]:.4f}" for name, title in names if is_finite(event.get(name))
+        ]
         lines.append(("held out", f"step {event['step']:,}: {', '.join(parts)}"))
     if record.checkpoints:
-        lines.append(("checkpoint", f"step {max(record.checkpoints):,}, {len(record.checkpoints)} written"))
+        lines.append(
+            ("checkpoint", f"step {max(record.checkpoints):,}, {len(record.checkpoints)} written")
+        )
     lines += [("note", note) for note in record.notes[:3] if not steps]
     return "\n".join(f"{name:<12}{text}" for name, text in lines)
 
@@ -54,8 +61,14 @@ def _list_step_lines(record: RunRecord, width: int) -> list[tuple[str, str]]:
         lines.append(("step", f"{bar} {step:,.0f} of {total:,.0f} ({share:.0%})"))
     else:
         lines.append(("step", f"{step:,.0f}"))
-    tokens, speed = record.curves.get_last_value("tokens"), record.curves.get_last_value("tokens_per_second")
-    memory, rate = record.curves.get_last_value("memory_bytes"), record.curves.get_last_value("learning_rate")
+    tokens, speed = (
+        record.curves.get_last_value("tokens"),
+        record.curves.get_last_value("tokens_per_second"),
+    )
+    memory, rate = (
+        record.curves.get_last_value("memory_bytes"),
+        record.curves.get_last_value("learning_rate"),
+    )
     parts = [f"{format_amount(tokens)} tokens"] if tokens == tokens else []
     parts += [f"{format_amount(speed)} a second"] if speed == speed else []
     size = record.get_start_value("tokens_per_step")

@@ -1,4 +1,5 @@
-"""Resolve `batch.micro_sequences: auto` to the largest micro-batch that the estimate fits into every rank's memory.
+"""Resolve `batch.micro_sequences: auto` to the largest micro-batch that the estimate fits into
+every rank's memory.
 
 Reads the accelerator's properties, `/proc/meminfo` and the limits of the cgroup.
 """
@@ -34,11 +35,15 @@ def resolve_micro_sequences(config: RunConfig, device: torch.device) -> RunConfi
         return str(choice.sequences)
 
     micro = int(run_on_rank_zero(choose_micro_sequences))
-    return config.model_copy(update={"batch": config.batch.model_copy(update={"micro_sequences": micro})})
+    return config.model_copy(
+        update={"batch": config.batch.model_copy(update={"micro_sequences": micro})}
+    )
 
 
 def get_rank_memory(device: torch.device) -> int:
-    """Return the bytes this rank may use: all of its accelerator, or its share of the machine's free memory."""
+    """Return the bytes this rank may use: all of its accelerator, or its share of the machine's
+    free memory.
+    """
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     return get_free_memory() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -52,7 +57,8 @@ def get_free_memory() -> int:
     """
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     for line in _read_lines(Path("/proc/meminfo")):
-        if line.startswith("MemAvailable:"):  # includes memory that the kernel can reclaim, such as cached files
+        # includes memory that the kernel can reclaim, such as cached files
+        if line.startswith("MemAvailable:"):
             free = int(line.split()[1]) << 10
     # cgroup v2; "max" means no limit.
     limit, used = (_read_lines(CGROUP / name) for name in ("memory.max", "memory.current"))

@@ -1,14 +1,16 @@
 """The doublings of a batch that grows by the gradient noise scale (`batch.ramp.kind=noise_scale`).
 
-The batch doubles once the noise scale, averaged over measurements, is at least twice its size over `max_share`
-(McCandlish 2018, arXiv:1812.06162, 2.3: a batch near the noise scale is a fair trade of tokens for steps). It never
-shrinks. Every doubling is an event `batch_growth`, and every checkpoint has the doublings so far and the averages, so
-that a resumed run takes the steps that it would have taken.
+The batch doubles once the noise scale, averaged over measurements, is at least twice its size over
+`max_share` (McCandlish 2018, arXiv:1812.06162, 2.3: a batch near the noise scale is a fair trade of
+tokens for steps). It never shrinks. Every doubling is an event `batch_growth`, and every checkpoint
+has the doublings so far and the averages, so that a resumed run takes the steps that it would have
+taken.
 
 Rank 0 decides for all ranks.
 
 Invariants:
-- Steps are functions of the config with the recorded doublings; positions in the data follow from them.
+- Steps are functions of the config with the recorded doublings; positions in the data follow from
+  them.
 """
 
 from collections.abc import Mapping
@@ -28,26 +30,34 @@ class BatchGrowth:
 
     Args:
         meter: the meter of the noise scale; None: nothing is measured, nor recorded.
-        record: the record of the checkpoint that the run continues from; empty for a run that begins.
+        record: the record of the checkpoint that the run continues from; empty for a run that
+            begins.
 
     Attributes:
         last_measurement: measurements before the last doubling.
     """
 
-    def __init__(self, meter: NoiseScaleMeter | None = None, record: Mapping[str, Any] = MappingProxyType({})) -> None:
+    def __init__(
+        self, meter: NoiseScaleMeter | None = None, record: Mapping[str, Any] = MappingProxyType({})
+    ) -> None:
         self.meter = meter
         self.last_measurement = 0
         self.load_record(record)
 
     def find_growth(self, config: RunConfig, steps_done: int) -> RunConfig | None:
-        """Return the config whose batch doubles from the next step on, or None. Collective after measured steps.
+        """Return the config whose batch doubles from the next step on, or None. Collective after
+        measured steps.
 
         Args:
             config: the config with the doublings so far.
             steps_done: steps that are done.
         """
         ramp, batch = config.batch.ramp, config.batch
-        if self.meter is None or not isinstance(ramp, NoiseRampConfig) or not self.meter.is_due(steps_done):
+        if (
+            self.meter is None
+            or not isinstance(ramp, NoiseRampConfig)
+            or not self.meter.is_due(steps_done)
+        ):
             return None
         size = batch.get_step_tokens(steps_done)
         if size == batch.tokens_per_step or steps_done >= config.num_steps:
@@ -59,14 +69,19 @@ class BatchGrowth:
         if ramp.max_share * noise < 2 * size:
             return None
         self.last_measurement = self.meter.scale.measurements
-        return set_doublings(config, {"batch_growth": {"doubled_after_steps": [*ramp.doubled_after_steps, steps_done]}})
+        return set_doublings(
+            config,
+            {"batch_growth": {"doubled_after_steps": [*ramp.doubled_after_steps, steps_done]}},
+        )
 
     def _get_noise_tokens(self) -> float:
         """Return the noise scale in tokens; 0 while it is unknown."""
         return 0.0 if self.meter is None else self.meter.scale.tokens or 0.0
 
     def describe(self, grown: RunConfig, steps_done: int) -> dict[str, Any]:
-        """Return the fields of the event of a doubling, of the config that `find_growth` returned."""
+        """Return the fields of the event of a doubling, of the config that `find_growth`
+        returned.
+        """
         batch = grown.batch
         assert isinstance(batch.ramp, NoiseRampConfig)
         return {
@@ -78,11 +93,17 @@ class BatchGrowth:
         }
 
     def build_record(self, config: RunConfig) -> dict[str, Any]:
-        """Return what a checkpoint records: the doublings and the averages; empty where nothing is measured."""
+        """Return what a checkpoint records: the doublings and the averages; empty where nothing
+        is measured.
+        """
         if self.meter is None or not isinstance(ramp := config.batch.ramp, NoiseRampConfig):
             return {}
         doubled, scale = list(ramp.doubled_after_steps), asdict(self.meter.scale)
-        growth = {"doubled_after_steps": doubled, "last_measurement": self.last_measurement, "noise_scale": scale}
+        growth = {
+            "doubled_after_steps": doubled,
+            "last_measurement": self.last_measurement,
+            "noise_scale": scale,
+        }
         return {"batch_growth": growth}
 
     def load_record(self, record: Mapping[str, Any]) -> None:

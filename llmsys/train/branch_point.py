@@ -1,13 +1,17 @@
-"""Continue a run in a new folder from one of its steps, with other settings: `train.branch_from: RUN@STEP`.
+"""Continue a run in a new folder from one of its steps, with other settings: `train.branch_from:
+RUN@STEP`.
 
-Or begin a run at token 0 with the weights of another one: `train.init_from`. Reads a checkpoint of the other run. The
-new run knows its parent: its checkpoints have the key `parent`, its events the event `branch`.
+Or begin a run at token 0 with the weights of another one: `train.init_from`. Reads a checkpoint of
+the other run. The new run knows its parent: its checkpoints have the key `parent`, its events the
+event `branch`.
 
 Invariants:
-- The token count continues. Step n of the new run is the step of its own batch size that begins at that token.
-- With the same data, seed, sequence length and packing the data continue where the parent stopped; pairs with the same
-  batch too. A branch with no change follows its parent bit for bit.
-- Every setting that differs from the parent's is logged and recorded; nothing is taken over silently.
+- The token count continues. Step n of the new run is the step of its own batch size that begins at
+  that token.
+- With the same data, seed, sequence length and packing the data continue where the parent stopped;
+  pairs with the same batch too. A branch with no change follows its parent bit for bit.
+- Every setting that differs from the parent's is logged and recorded; nothing is taken over
+  silently.
 """
 
 import re
@@ -25,7 +29,12 @@ from llmsys.train.checkpoint_load import read_resumable_record
 from llmsys.train.checkpoint_record import read_record
 from llmsys.train.recorded_doublings import set_doublings
 from llmsys.train.run_checks import format_changes
-from llmsys.train.source_checkpoint import TakenTensors, find_source_checkpoint, load_taken_tensors, select_tensors
+from llmsys.train.source_checkpoint import (
+    TakenTensors,
+    find_source_checkpoint,
+    load_taken_tensors,
+    select_tensors,
+)
 from llmsys.train.step_guard import StepGuard
 
 SOURCES = re.compile(r"train\.(branch_from|init_from|grow_model) ")
@@ -73,8 +82,8 @@ def find_branch_point(config: RunConfig, identity: dict[str, Any]) -> BranchPoin
         The branch point; its checkpoint is complete.
 
     Raises:
-        CheckpointError: the step is missing, damaged or of another tokenizer, has weights alone, lies between two
-            steps of the new run, or the new run has no step after it.
+        CheckpointError: the step is missing, damaged or of another tokenizer, has weights alone,
+            lies between two steps of the new run, or the new run has no step after it.
     """
     assert config.train.branch_from is not None
     fingerprint = identity["tokenizer_fingerprint"]
@@ -88,7 +97,8 @@ def find_branch_point(config: RunConfig, identity: dict[str, Any]) -> BranchPoin
     changes = _list_changes(saved, now)
     # Windows are cut by these settings; steps of pairs are grouped by the whole batch.
     keys = ("sequence_length", "packing", "fill_in_middle", "window_order")
-    if not config.objective.uses_windows or "window_order" in now["batch"]:  # rows that are read on are the batch's
+    # rows that are read on are the batch's
+    if not config.objective.uses_windows or "window_order" in now["batch"]:
         keys = tuple(now["batch"].keys() | set(keys))
     is_same_cut = all(saved["batch"].get(key) == now["batch"].get(key) for key in keys)
     has_same_data = all(saved.get(key) == now.get(key) for key in DATA_KEYS)
@@ -105,8 +115,8 @@ def _count_parent_tokens(checkpoint: Path, saved: dict[str, Any], record: dict[s
         return BatchConfig.model_validate(batch).count_tokens_before(int(record["steps"]))
     except (KeyError, TypeError, AttributeError, ValueError):
         raise CheckpointError(
-            f"{checkpoint} does not record the batch that it was trained with, so its token count is unknown. "
-            f"Start from its weights with train.init_from={checkpoint}."
+            f"{checkpoint} does not record the batch that it was trained with, so its token count "
+            f"is unknown. Start from its weights with train.init_from={checkpoint}."
         ) from None
 
 
@@ -116,19 +126,23 @@ def _find_first_step(config: RunConfig, checkpoint: Path, tokens: int, parent_st
     steps = batch.count_steps_for(tokens)
     if batch.count_tokens_before(steps) != tokens:
         raise CheckpointError(
-            f"{checkpoint} has {tokens} tokens after {parent_steps} steps, and no step of the new run begins there: "
-            f"its steps have {size} tokens. Branch at a step whose tokens are a multiple of {size}, or change batch."
+            f"{checkpoint} has {tokens} tokens after {parent_steps} steps, and no step of the new "
+            f"run begins there: its steps have {size} tokens. Branch at a step whose tokens are a "
+            f"multiple of {size}, or change batch."
         )
     if config.num_steps <= steps:
         raise CheckpointError(
-            f"{checkpoint} has {tokens} tokens, and train.tokens={config.train.tokens} leaves no step after it. "
-            f"Set train.tokens to the total of parent and branch, {tokens + size} or more."
+            f"{checkpoint} has {tokens} tokens, and train.tokens={config.train.tokens} leaves no "
+            f"step after it. Set train.tokens to the total of parent and branch, {tokens + size} "
+            "or more."
         )
     return steps
 
 
 def _is_parent_first_source(saved: dict[str, Any], now: dict[str, Any], tokens: int) -> bool:
-    """Return whether the new run is a mixture that reads the parent's dataset alone until the branch."""
+    """Return whether the new run is a mixture that reads the parent's dataset alone until the
+    branch.
+    """
     stages, sources = now.get("mixture"), now["data"]
     if not stages or "0" not in sources or saved["seed"] != now["seed"]:
         return False
@@ -138,14 +152,17 @@ def _is_parent_first_source(saved: dict[str, Any], now: dict[str, Any], tokens: 
     return is_alone and saved["data"].get("fingerprint") == sources["0"]["fingerprint"]
 
 
-def load_branch(engine: Engine, point: BranchPoint, config: RunConfig, judge: StepGuard) -> dict[str, Any]:
+def load_branch(
+    engine: Engine, point: BranchPoint, config: RunConfig, judge: StepGuard
+) -> dict[str, Any]:
     """Fill an engine from the branch point. Collective.
 
     Args:
         engine: filled with weights, moments and buffers.
         point: from `find_branch_point`.
         config: the config of the new run.
-        judge: filled with the skipped steps and accepted losses of the parent where steps have the same numbers.
+        judge: filled with the skipped steps and accepted losses of the parent where steps have the
+            same numbers.
 
     Returns:
         The parent, the changes and what was taken, for events and checkpoints.
@@ -159,16 +176,23 @@ def load_branch(engine: Engine, point: BranchPoint, config: RunConfig, judge: St
     load_taken_tensors(engine, point.checkpoint, taken, config, updates=updates)
     if point.steps == int(point.record["steps"]):
         judge.load_state_dict(point.record.get("judge", {}))
-    order = "continued" if point.is_data_continued else "in another order, from the same token count"
-    parent = _describe_parent(point, taken, moments=f"new: {reason}" if reason else "taken", order=order)
+    order = (
+        "continued" if point.is_data_continued else "in another order, from the same token count"
+    )
+    parent = _describe_parent(
+        point, taken, moments=f"new: {reason}" if reason else "taken", order=order
+    )
     log.info("branched from %s: %d tokens done, moments %s, data %s", *_get_shown(parent))
     for change in point.changes or ("nothing",):
         log.info("changed: %s", change)
     return parent
 
 
-def load_initial_weights(engine: Engine, config: RunConfig, identity: dict[str, Any]) -> dict[str, Any]:
-    """Fill parameters and buffers by name from `train.init_from`, for a run from token 0. Collective.
+def load_initial_weights(
+    engine: Engine, config: RunConfig, identity: dict[str, Any]
+) -> dict[str, Any]:
+    """Fill parameters and buffers by name from `train.init_from`, for a run from token 0.
+    Collective.
 
     Args:
         engine: filled with the tensors that both models have.
@@ -179,7 +203,8 @@ def load_initial_weights(engine: Engine, config: RunConfig, identity: dict[str, 
         The parent, as of a branch.
 
     Raises:
-        CheckpointError: there is no complete checkpoint, no tensor in common, a shape differs, or the tokenizer does.
+        CheckpointError: there is no complete checkpoint, no tensor in common, a shape differs, or
+            the tokenizer does.
     """
     assert config.train.init_from is not None
     fingerprint = identity["tokenizer_fingerprint"]
@@ -192,14 +217,18 @@ def load_initial_weights(engine: Engine, config: RunConfig, identity: dict[str, 
     # A model that was imported has no settings of a training.
     changes = _list_changes(saved, to_current_names(identity)) if "train" in saved else ()
     point = BranchPoint(checkpoint, record, 0, 0, changes, is_data_continued=False)
-    return _describe_parent(point, taken, moments="new: train.init_from takes weights alone", order="from token 0")
+    return _describe_parent(
+        point, taken, moments="new: train.init_from takes weights alone", order="from token 0"
+    )
 
 
 def _list_changes(saved: dict[str, Any], now: dict[str, Any]) -> tuple[str, ...]:
     return tuple(change for change in format_changes(saved, now) if not SOURCES.match(change))
 
 
-def _describe_parent(point: BranchPoint, taken: TakenTensors, *, moments: str, order: str) -> dict[str, Any]:
+def _describe_parent(
+    point: BranchPoint, taken: TakenTensors, *, moments: str, order: str
+) -> dict[str, Any]:
     return {
         "run": str(point.checkpoint.parent.parent),
         "checkpoint": str(point.checkpoint),

@@ -38,7 +38,10 @@ def build_model(config: RunConfig) -> Transformer:
     built = sum(parameter.numel() for parameter in model.parameters())
     estimated = count_parameters(config.model).total
     if built != estimated:
-        raise ConfigError(f"The model has {built} parameters, the estimate says {estimated}. This is a bug: report it.")
+        raise ConfigError(
+            f"The model has {built} parameters, the estimate says {estimated}. This is a bug: "
+            "report it."
+        )
     return model
 
 
@@ -57,15 +60,19 @@ def build_engine(
         config: the config with its precision resolved.
         meshes: device meshes of the resolved layout.
         device: device of this rank.
-        noise: meter of the gradient noise scale, which the torch engine calls after each micro-batch.
-        initialize: draw the initial weights. False: a checkpoint will replace them, and they are NaN until then.
+        noise: meter of the gradient noise scale, which the torch engine calls after each
+            micro-batch.
+        initialize: draw the initial weights. False: a checkpoint will replace them, and they are
+            NaN until then.
         report_pass: called with each pass of a pipeline stage that begins, and with "" at its end.
 
     Returns:
         The engine, wrapped into an exponential moving average where the config asks for one.
     """
     engine: Engine = _build_base_engine(config, meshes, device, noise, initialize)
-    if report_pass is not None and isinstance(pipeline := getattr(engine, "pipeline", None), PipelinedModel):
+    if report_pass is not None and isinstance(
+        pipeline := getattr(engine, "pipeline", None), PipelinedModel
+    ):
         pipeline.report_passes(report_pass)
     if isinstance(config.optimizer, ScheduleFreeConfig):
         return ScheduleFreeEngine(engine, config.optimizer.betas[0])
@@ -74,7 +81,11 @@ def build_engine(
 
 
 def _build_base_engine(
-    config: RunConfig, meshes: DeviceMeshes, device: torch.device, noise: NoiseScaleMeter | None, initialize: bool
+    config: RunConfig,
+    meshes: DeviceMeshes,
+    device: torch.device,
+    noise: NoiseScaleMeter | None,
+    initialize: bool,
 ) -> Engine:
     common: dict[str, Any] = {
         "meshes": meshes,
@@ -88,18 +99,23 @@ def _build_base_engine(
     model = build_model(config)
     if isinstance(config.objective, NextSentenceConfig):
         get_next_sentence_head(model).is_trained = True
-    # In this order: checkpointing wraps the converted modules, and compilation sees the wrapped blocks.
+    # In this order: checkpointing wraps the converted modules, and compilation sees the wrapped
+    # blocks.
     if config.train.matmul_dtype != "compute":
         convert_to_fp8(model, config.train.matmul_dtype, tensor_ranks=meshes.layout.tensor)
     if config.train.expert_matmul_dtype != "compute":
         convert_experts_to_fp8(model, config.train.expert_matmul_dtype)
     compiled, separates_experts = config.train.compile == "block", meshes.has_separate_experts
     apply_activation_checkpoint(
-        model, config.train.activation_checkpoint, compiled=compiled, separates_experts=separates_experts
+        model,
+        config.train.activation_checkpoint,
+        compiled=compiled,
+        separates_experts=separates_experts,
     )
     if compiled:
         compile_blocks(model, separates_experts=separates_experts)
-    # Engines are imported where they are built: deepspeed and accelerate are optional and slow to import.
+    # Engines are imported where they are built: deepspeed and accelerate are optional and slow to
+    # import.
     match config.engine:
         case AccelerateEngineConfig():
             from llmsys.engine.accelerate_engine import AccelerateEngine
@@ -108,7 +124,9 @@ def _build_base_engine(
         case DeepSpeedEngineConfig() as settings:
             from llmsys.engine.deepspeed_engine import DeepSpeedEngine
 
-            return DeepSpeedEngine(model, zero_stage=settings.zero_stage, offload=settings.cpu_offload, **common)
+            return DeepSpeedEngine(
+                model, zero_stage=settings.zero_stage, offload=settings.cpu_offload, **common
+            )
         case TorchEngineConfig() if config.train.reproducibility == "bitwise":
             from llmsys.engine.bitwise_engine import BitwiseEngine
 
@@ -135,4 +153,8 @@ def _build_base_engine(
 
 
 def _cut_stages(config: RunConfig, meshes: DeviceMeshes) -> PipelineCut | None:
-    return None if meshes.pipeline is None else cut_layers(config.model, meshes.layout, config.batch.sequence_length)
+    return (
+        None
+        if meshes.pipeline is None
+        else cut_layers(config.model, meshes.layout, config.batch.sequence_length)
+    )

@@ -1,6 +1,7 @@
 """Build the step batches and the evaluator of a config's objective.
 
-The one file that maps an objective to its data. Everything is opened and checked before a model is built.
+The one file that maps an objective to its data. Everything is opened and checked before a model is
+built.
 """
 
 from typing import assert_never
@@ -24,14 +25,24 @@ from llmsys.data.heldout_batches import HeldoutPairs, MaskedHeldoutWindows
 from llmsys.data.images import ImageCollator, build_image_layout
 from llmsys.data.length_buckets import LengthBuckets
 from llmsys.data.packed_windows import PackedDocuments, SourceWindows, WindowDataset
-from llmsys.data.sequence_pairs import ClassificationCollator, MakeBatch, SequencePairs, TranslationCollator, open_pairs
-from llmsys.data.step_batches import BucketedStepBatches, StepBatches, StridedStepBatches, WindowStepBatches
+from llmsys.data.sequence_pairs import (
+    ClassificationCollator,
+    MakeBatch,
+    SequencePairs,
+    TranslationCollator,
+    open_pairs,
+)
+from llmsys.data.step_batches import (
+    BucketedStepBatches,
+    StepBatches,
+    StridedStepBatches,
+    WindowStepBatches,
+)
 from llmsys.data.step_plan import RunPlan
 from llmsys.data.stream_windows import StreamWindows
+from llmsys.dataset.paged_token_shards import require_paged
+from llmsys.dataset.token_shards import TokenShards
 from llmsys.errors import ConfigError
-from llmsys.paged_token_shards import require_paged
-from llmsys.token_shards import TokenShards
-from llmsys.tokenizer import Tokenizer
 from llmsys.train.build_transform import (
     HidingObjective,
     PairObjective,
@@ -46,6 +57,7 @@ from llmsys.train.heldout_evaluator import HeldoutEvaluator, MixtureEvaluator, b
 from llmsys.train.multiple_choice_evaluator import build_task_evaluator
 from llmsys.train.python_metric import load_python_metrics
 from llmsys.train.run_data import RunData, get_mixture, open_first_source, open_run_data
+from llmsys.vocabulary.tokenizer import Tokenizer
 
 
 def build_step_batches(config: RunConfig, ranks: int, data_rank: int) -> StepBatches:
@@ -64,8 +76,11 @@ def build_step_batches(config: RunConfig, ranks: int, data_rank: int) -> StepBat
         DataError: the data are missing or damaged.
     """
     if config.train.reproducibility == "bitwise":
-        require_ranks(ranks, list_micro_batch_counts(config.batch, windows=config.objective.uses_windows))
-        # A rank takes every ranks-th micro-batch of a single rank's plan, so their content does not depend on `ranks`.
+        require_ranks(
+            ranks, list_micro_batch_counts(config.batch, windows=config.objective.uses_windows)
+        )
+        # A rank takes every ranks-th micro-batch of a single rank's plan, so their content does not
+        # depend on `ranks`.
         return StridedStepBatches(_build_sharded_steps(config, 1, 0), ranks, data_rank)
     return _build_sharded_steps(config, ranks, data_rank)
 
@@ -74,7 +89,12 @@ def _build_sharded_steps(config: RunConfig, ranks: int, data_rank: int) -> StepB
     match config.objective:
         case NextTokenConfig():
             return _build_window_steps(config, None, ranks, data_rank)
-        case MaskedLmConfig() | NextSentenceConfig() | PermutationConfig() | SpanCorruptionConfig() as objective:
+        case (
+            MaskedLmConfig()
+            | NextSentenceConfig()
+            | PermutationConfig()
+            | SpanCorruptionConfig() as objective
+        ):
             return _build_window_steps(config, objective, ranks, data_rank)
         case TranslationConfig() | ClassificationConfig() as objective:
             _, tokenizer = open_first_source(config, "train")
@@ -111,7 +131,8 @@ def _build_window_steps(
 
 
 def build_evaluator(config: RunConfig, row_ranks: RowRanks = ALONE) -> Evaluator:
-    """Build the evaluator of held-out data for the objective, with the evaluation tasks of the config.
+    """Build the evaluator of held-out data for the objective, with the evaluation tasks of the
+    config.
 
     Args:
         config: the config of the run.
@@ -127,7 +148,12 @@ def build_evaluator(config: RunConfig, row_ranks: RowRanks = ALONE) -> Evaluator
     match config.objective:
         case NextTokenConfig():
             return _build_text_evaluator(config, None, row_ranks)
-        case MaskedLmConfig() | NextSentenceConfig() | PermutationConfig() | SpanCorruptionConfig() as objective:
+        case (
+            MaskedLmConfig()
+            | NextSentenceConfig()
+            | PermutationConfig()
+            | SpanCorruptionConfig() as objective
+        ):
             return _build_text_evaluator(config, objective, row_ranks)
         case TranslationConfig() | ClassificationConfig() as objective:
             _, tokenizer = open_first_source(config, "heldout")
@@ -139,7 +165,9 @@ def build_evaluator(config: RunConfig, row_ranks: RowRanks = ALONE) -> Evaluator
             assert_never(unreachable)
 
 
-def _build_text_evaluator(config: RunConfig, hidden: HidingObjective | None, row_ranks: RowRanks) -> Evaluator:
+def _build_text_evaluator(
+    config: RunConfig, hidden: HidingObjective | None, row_ranks: RowRanks
+) -> Evaluator:
     dataset = open_run_data(config, "heldout")
     evaluators = {
         name: _build_source_evaluator(config, hidden, shards, dataset.tokenizer, row_ranks)
@@ -151,39 +179,54 @@ def _build_text_evaluator(config: RunConfig, hidden: HidingObjective | None, row
 
 
 def _build_source_evaluator(
-    config: RunConfig, hidden: HidingObjective | None, shards: TokenShards, tokenizer: Tokenizer, row_ranks: RowRanks
+    config: RunConfig,
+    hidden: HidingObjective | None,
+    shards: TokenShards,
+    tokenizer: Tokenizer,
+    row_ranks: RowRanks,
 ) -> Evaluator:
     if hidden is None:
         return HeldoutEvaluator(config, shards, tokenizer, row_ranks)
     windows = build_heldout_windows(config, shards, tokenizer)
-    masking = build_transform(config, hidden, tokenizer, ("heldout", shards.fingerprint), windows.get_rows)
+    masking = build_transform(
+        config, hidden, tokenizer, ("heldout", shards.fingerprint), windows.get_rows
+    )
     return _build_target_evaluator(config, MaskedHeldoutWindows(windows, masking), row_ranks)
 
 
-def _build_target_evaluator(config: RunConfig, heldout: HeldoutRows, row_ranks: RowRanks) -> TargetEvaluator:
+def _build_target_evaluator(
+    config: RunConfig, heldout: HeldoutRows, row_ranks: RowRanks
+) -> TargetEvaluator:
     metrics = load_python_metrics(config.evaluation.metrics, config.model.vocab_size)
     return TargetEvaluator(heldout, row_ranks, config.evaluation_sequences, metrics)
 
 
 def _build_windows(config: RunConfig, dataset: RunData) -> WindowDataset:
-    """Return the training windows of a dataset, or of a mixture; its stages begin at whole sequences."""
+    """Return the training windows of a dataset, or of a mixture; its stages begin at whole
+    sequences.
+    """
     length = config.batch.sequence_length
     packed = [
         build_source_windows(
-            shards, config.batch, config.run.seed, build_middle_filler(config, shards, dataset.tokenizer)
+            shards,
+            config.batch,
+            config.run.seed,
+            build_middle_filler(config, shards, dataset.tokenizer),
         )
         for shards in dataset.sources
     ]
     if (mixture := get_mixture(config.data)) is None:
         return packed[0]
-    stages = [(-(-tokens // length), weights) for tokens, weights in mixture.stage_weights]  # rounded up
+    # rounded up
+    stages = [(-(-tokens // length), weights) for tokens, weights in mixture.stage_weights]
     return MixtureWindows(packed, dataset.names, stages)
 
 
 def build_source_windows(
     shards: TokenShards, batch: BatchConfig, seed: int, middle: MiddleFiller | None = None
 ) -> SourceWindows:
-    """Build the windows of a dataset in the order of its manifest, which keeps the order of older runs.
+    """Build the windows of a dataset in the order of its manifest, which keeps the order of older
+    runs.
 
     Args:
         shards: the training split.
@@ -202,13 +245,20 @@ def build_source_windows(
     if batch.window_order == "consecutive":
         rows = batch.sequences_per_step
     if shards.manifest.order == 1 and (rows or packing != "concatenate"):
-        key, value, legal = ("window_order", "consecutive", "shuffled") if rows else ("packing", packing, "concatenate")
+        key, value, legal = (
+            ("window_order", "consecutive", "shuffled")
+            if rows
+            else ("packing", packing, "concatenate")
+        )
         raise ConfigError(
-            f"batch.{key}={value} needs token files with page tables, and {shards.folder} was prepared by an "
-            f"earlier version. Run llmsys prepare CONFIG again, or use batch.{key}={legal}."
+            f"batch.{key}={value} needs token files with page tables, and {shards.folder} was "
+            "prepared by an earlier version. Run llmsys prepare CONFIG again, or use "
+            f"batch.{key}={legal}."
         )
     if packing != "concatenate":
-        return FittedWindows(require_paged(shards), length=length, seed=seed, packing=packing, middle=middle)
+        return FittedWindows(
+            require_paged(shards), length=length, seed=seed, packing=packing, middle=middle
+        )
     match shards.manifest.order:
         case 1:
             return PackedDocuments(shards, length=length, seed=seed)
@@ -240,7 +290,9 @@ def _open_checked_pairs(config: RunConfig, objective: PairObjective, split: str)
     pairs = open_pairs(config.data.folder, split, None if layout is None else layout.num_positions)
     match objective:
         case TranslationConfig():
-            pairs.require_lengths(config.batch.sequence_length, config.batch.counted_sequence_length)
+            pairs.require_lengths(
+                config.batch.sequence_length, config.batch.counted_sequence_length
+            )
         case ClassificationConfig():
             if layout is None:
                 pairs.require_lengths(config.batch.sequence_length, 1)
@@ -261,7 +313,9 @@ def _check_labels(config: RunConfig, pairs: SequencePairs) -> None:
         )
 
 
-def _build_length_buckets(config: RunConfig, objective: PairObjective, pairs: SequencePairs) -> LengthBuckets:
+def _build_length_buckets(
+    config: RunConfig, objective: PairObjective, pairs: SequencePairs
+) -> LengthBuckets:
     match objective:
         case TranslationConfig():  # counted in target tokens (Vaswani 2017, 5.1)
             counted, other = pairs.targets.lengths, pairs.source_lengths
@@ -279,6 +333,10 @@ def _build_collator(config: RunConfig, objective: PairObjective, tokenizer: Toke
             return TranslationCollator(get_start_token(config))
         case ClassificationConfig():
             layout = build_image_layout(config)
-            return ClassificationCollator(tokenizer.eos_id) if layout is None else ImageCollator(layout)
+            return (
+                ClassificationCollator(tokenizer.eos_id)
+                if layout is None
+                else ImageCollator(layout)
+            )
         case unreachable:
             assert_never(unreachable)

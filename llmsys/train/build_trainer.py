@@ -1,6 +1,7 @@
 """Build a trainer from a config on joined ranks, and run it. The composition root of training.
 
-Reads the datasets and the run folder; writes checkpoints, events and the run record into the run folder.
+Reads the datasets and the run folder; writes checkpoints, events and the run record into the run
+folder.
 
 Invariants:
 - Every rank calls `train_run`; one process at a time holds the lock of the run folder.
@@ -25,7 +26,11 @@ from llmsys.log import get_logger
 from llmsys.model import initialization
 from llmsys.model.transformer import Transformer
 from llmsys.parallel.device_mesh import build_device_meshes
-from llmsys.parallel.device_setup import bind_to_near_processors, trim_allocator, warn_about_unused_gpus
+from llmsys.parallel.device_setup import (
+    bind_to_near_processors,
+    trim_allocator,
+    warn_about_unused_gpus,
+)
 from llmsys.parallel.fp8 import require_fp8
 from llmsys.parallel.process_group import (
     TIMEOUT_SECONDS,
@@ -35,11 +40,15 @@ from llmsys.parallel.process_group import (
     init_process_group,
     run_on_rank_zero,
 )
-from llmsys.tokenizer import Tokenizer
 from llmsys.train import run_folder
 from llmsys.train.auto_micro_batch import resolve_micro_sequences
 from llmsys.train.batch_growth import BatchGrowth
-from llmsys.train.branch_point import BranchPoint, find_branch_point, load_branch, load_initial_weights
+from llmsys.train.branch_point import (
+    BranchPoint,
+    find_branch_point,
+    load_branch,
+    load_initial_weights,
+)
 from llmsys.train.build_engine import build_engine
 from llmsys.train.build_objective import build_evaluator, build_step_batches
 from llmsys.train.checkpoint_average import average_checkpoints, require_enough_saves
@@ -63,15 +72,23 @@ from llmsys.train.step_metrics import build_step_meter, find_device_profile
 from llmsys.train.step_profiler import StepProfiler
 from llmsys.train.stop_request import StopRequest
 from llmsys.train.trainer import Trainer
-from llmsys.train.trainer_components import Checkpointing, Evaluation, Observability, RunControl, TrainingData
+from llmsys.train.trainer_components import (
+    Checkpointing,
+    Evaluation,
+    Observability,
+    RunControl,
+    TrainingData,
+)
 from llmsys.train.watchdog import Watchdog
+from llmsys.vocabulary.tokenizer import Tokenizer
 
 log = get_logger(__name__)
 
 # Seconds to wait for the lock of the run folder: ranks of a killed run need a moment to exit.
 LOCK_SECONDS = 30
 
-# Completes the prompts of a config with a model. Passed in, because `generate` is a layer above `train`.
+# Completes the prompts of a config with a model. Passed in, because `generate` is a layer above
+# `train`.
 PromptCompleter = Callable[[Transformer, Tokenizer, RunConfig], list[dict[str, str]]]
 
 
@@ -87,7 +104,8 @@ def train_run(config: RunConfig, complete_prompts: PromptCompleter) -> Evaluatio
 
     Raises:
         StopRequested: the run was asked to stop; its state is saved.
-        LlmsysError: the config, the data or a checkpoint cannot be used, or training cannot continue.
+        LlmsysError: the config, the data or a checkpoint cannot be used, or training cannot
+            continue.
     """
     bind_to_near_processors(get_local_device())
     with init_process_group(compute_collective_timeout(config)), contextlib.ExitStack() as stack:
@@ -111,7 +129,9 @@ def train_run(config: RunConfig, complete_prompts: PromptCompleter) -> Evaluatio
 
 
 def compute_collective_timeout(config: RunConfig) -> int:
-    """Return the timeout of one collective in seconds, so long that the watchdog names the missing rank first."""
+    """Return the timeout of one collective in seconds, so long that the watchdog names the
+    missing rank first.
+    """
     return max(TIMEOUT_SECONDS, round(2 * config.train.hang_timeout_seconds))
 
 
@@ -148,10 +168,14 @@ def set_num_threads(config: RunConfig) -> None:
         config: `train.threads_per_process` overrides the number of threads.
     """
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    torch.set_num_threads(config.train.threads_per_process or max(1, (os.cpu_count() or 1) // processes))
+    torch.set_num_threads(
+        config.train.threads_per_process or max(1, (os.cpu_count() or 1) // processes)
+    )
 
 
-def build_trainer(config: RunConfig, stack: contextlib.ExitStack, complete_prompts: PromptCompleter) -> Trainer:
+def build_trainer(
+    config: RunConfig, stack: contextlib.ExitStack, complete_prompts: PromptCompleter
+) -> Trainer:
     """Return a trainer, resumed from the newest complete checkpoint of the run folder. Collective.
 
     Args:
@@ -164,18 +188,28 @@ def build_trainer(config: RunConfig, stack: contextlib.ExitStack, complete_promp
     report_phase(0, "opening the data")
     device, layout = get_local_device(), config.resolve_layout(get_world_size())
     dataset, profile = open_run_data(config, "train"), find_device_profile(config, device)
-    step_meter = build_step_meter(config, device, profile)  # before the model, to subtract the memory in use now
+    # before the model, to subtract the memory in use now
+    step_meter = build_step_meter(config, device, profile)
     meshes = build_device_meshes(layout, device)
     report_phase(0, "looking for a checkpoint")
     newest = find_resume_point(config)
     identity = config.trajectory_settings | dataset.to_identity()
-    branch = find_branch_point(config, identity) if newest is None and config.train.branch_from else None
-    config = set_doublings(config, record := read_growth_record(newest, branch.growth_record if branch else None))
+    branch = (
+        find_branch_point(config, identity) if newest is None and config.train.branch_from else None
+    )
+    config = set_doublings(
+        config, record := read_growth_record(newest, branch.growth_record if branch else None)
+    )
     place = layout.data_parallel_size, layout.get_data_rank(get_rank())
     steps = build_step_batches(config, *place)
-    growth = control.batch_growth = BatchGrowth(build_noise_scale_meter(config, steps, layout), record)
+    growth = control.batch_growth = BatchGrowth(
+        build_noise_scale_meter(config, steps, layout), record
+    )
     report_phase(0, "building the model")
-    options: dict[str, Any] = {"initialize": newest is None, "report_pass": control.watchdog.report_work}
+    options: dict[str, Any] = {
+        "initialize": newest is None,
+        "report_pass": control.watchdog.report_work,
+    }
     engine = build_engine(config, meshes, device, growth.meter, **options)
     report_phase(0, "loading the checkpoint")
     evaluator = build_evaluator(config, RowRanks(layout.sequence_parallel_size, layout.pipeline))
@@ -192,8 +226,13 @@ def build_trainer(config: RunConfig, stack: contextlib.ExitStack, complete_promp
     norm_meter = NormMeter(every, engine) if (every := config.train.norms_every_steps) else None
 
     def sample_prompts() -> list[dict[str, str]]:
-        # Collective: sharded weights are gathered in every forward pass. Only a decoder continues text.
-        return complete_prompts(engine.module, dataset.tokenizer, config) if config.model.family == "decoder" else []
+        # Collective: sharded weights are gathered in every forward pass. Only a decoder continues
+        # text.
+        return (
+            complete_prompts(engine.module, dataset.tokenizer, config)
+            if config.model.family == "decoder"
+            else []
+        )
 
     return Trainer(
         config=config,
@@ -205,16 +244,22 @@ def build_trainer(config: RunConfig, stack: contextlib.ExitStack, complete_promp
             has_own_rows=layout.has_own_rows(get_rank()),
         ),
         evaluation=Evaluation(evaluator, sample_prompts),
-        checkpointing=Checkpointing(_build_saver(config, stack, engine, start.resumed), identity, start.parent),
+        checkpointing=Checkpointing(
+            _build_saver(config, stack, engine, start.resumed), identity, start.parent
+        ),
         control=control,
-        observability=Observability(metric_logger, step_meter, growth.meter, profiler, norm_meter, check),
+        observability=Observability(
+            metric_logger, step_meter, growth.meter, profiler, norm_meter, check
+        ),
         steps_done=start.steps,
         is_resumed=start.resumed is not None,
     )
 
 
 class StartState(NamedTuple):
-    """The steps done, the step of the checkpoint that was resumed, and the run whose weights were taken."""
+    """The steps done, the step of the checkpoint that was resumed, and the run whose weights
+    were taken.
+    """
 
     steps: int
     resumed: int | None = None
@@ -229,7 +274,9 @@ def _load_state(
     identity: dict[str, Any],
     judge: StepGuard,
 ) -> StartState:
-    """Fill the engine from the run's checkpoint, else from the run that it starts from. Collective."""
+    """Fill the engine from the run's checkpoint, else from the run that it starts from.
+    Collective.
+    """
     if newest is not None:
         steps = resume_from_checkpoint(engine, newest, config, identity, judge)
         return StartState(steps, resumed=steps, parent=read_record(newest).get("parent"))
@@ -273,7 +320,10 @@ def _build_metric_logger(
     run_folder.write_run_record(config, dataset.fingerprint, get_world_size())
     events = stack.enter_context(EventWriter(config.run.folder / "events.jsonl"))
     if config.train.reproducibility == "bitwise":
-        micro_batches = steps.count_micro_batches(0) * config.resolve_layout(get_world_size()).data_parallel_size
+        micro_batches = (
+            steps.count_micro_batches(0)
+            * config.resolve_layout(get_world_size()).data_parallel_size
+        )
         log.info(format_bitwise_notice(config, micro_batches, device.type))
     if config.batch.packing != "concatenate":
         log.info("packing per epoch: %s", steps.get_packing_stats())

@@ -1,4 +1,6 @@
-"""Build what changes the rows of an objective: masks, spans, pairs of segments, and augmented images."""
+"""Build what changes the rows of an objective: masks, spans, pairs of segments, and augmented
+images.
+"""
 
 from typing import assert_never
 
@@ -13,18 +15,26 @@ from llmsys.config.objective import (
 from llmsys.config.run import RunConfig
 from llmsys.data.fill_in_middle import MiddleFiller, MiddleTokens
 from llmsys.data.images import build_image_layout
-from llmsys.data.masking import ReadWindows, SegmentPairs, SpanCorruptor, TokenMasker, WindowTransform
+from llmsys.data.masking import (
+    ReadWindows,
+    SegmentPairs,
+    SpanCorruptor,
+    TokenMasker,
+    WindowTransform,
+)
 from llmsys.data.permutation import PermutationSampler
 from llmsys.data.sequence_pairs import SequencePairs
+from llmsys.dataset.token_shards import TokenShards
 from llmsys.errors import ConfigError
-from llmsys.token_shards import TokenShards
-from llmsys.tokenizer import Tokenizer
+from llmsys.vocabulary.tokenizer import Tokenizer
 
 PairObjective = TranslationConfig | ClassificationConfig
 HidingObjective = MaskedLmConfig | NextSentenceConfig | PermutationConfig | SpanCorruptionConfig
 
 
-def build_augmentation(config: RunConfig, objective: PairObjective, pairs: SequencePairs) -> WindowTransform | None:
+def build_augmentation(
+    config: RunConfig, objective: PairObjective, pairs: SequencePairs
+) -> WindowTransform | None:
     """Build the augmentation of training images.
 
     Args:
@@ -36,7 +46,11 @@ def build_augmentation(config: RunConfig, objective: PairObjective, pairs: Seque
         The augmentation; None for texts, and where none is asked for.
     """
     layout = build_image_layout(config)
-    if layout is None or not isinstance(objective, ClassificationConfig) or objective.augmentation is None:
+    if (
+        layout is None
+        or not isinstance(objective, ClassificationConfig)
+        or objective.augmentation is None
+    ):
         return None
     from llmsys.data.image_augmentation import ImageAugmenter  # torchvision, which is optional
 
@@ -80,12 +94,16 @@ def build_transform(
             _, spans = objective.count_noise(config.batch.sequence_length)
             names = [objective.sentinel_token.replace("{}", str(span)) for span in range(spans)]
             sentinels = _find_tokens(tokenizer, names, "objective.sentinel_token")
-            return SpanCorruptor(objective, tuple(sentinels), tokenizer.eos_id, get_start_token(config), key)
+            return SpanCorruptor(
+                objective, tuple(sentinels), tokenizer.eos_id, get_start_token(config), key
+            )
         case unreachable:
             assert_never(unreachable)
 
 
-def build_middle_filler(config: RunConfig, shards: TokenShards, tokenizer: Tokenizer) -> MiddleFiller | None:
+def build_middle_filler(
+    config: RunConfig, shards: TokenShards, tokenizer: Tokenizer
+) -> MiddleFiller | None:
     """Build what rearranges documents for fill-in-the-middle.
 
     Args:
@@ -104,13 +122,17 @@ def build_middle_filler(config: RunConfig, shards: TokenShards, tokenizer: Token
         return None
     if shards.manifest.answers:
         raise ConfigError(
-            f"batch.fill_in_middle would move answers away from their questions in the chats of {shards.folder}. Set "
-            "it to null, or train on chats in a run of their own."
+            "batch.fill_in_middle would move answers away from their questions in the chats of "
+            f"{shards.folder}. Set it to null, or train on chats in a run of their own."
         )
     names = [settings.prefix_token, settings.middle_token, settings.suffix_token]
-    tokens = _find_tokens(tokenizer, names, "batch.fill_in_middle.prefix_token, middle_token, suffix_token")
+    tokens = _find_tokens(
+        tokenizer, names, "batch.fill_in_middle.prefix_token, middle_token, suffix_token"
+    )
     if len(set(tokens)) < len(tokens):
-        raise ConfigError(f"batch.fill_in_middle has equal tokens: {', '.join(names)}. Use three different ones.")
+        raise ConfigError(
+            f"batch.fill_in_middle has equal tokens: {', '.join(names)}. Use three different ones."
+        )
     return MiddleFiller(settings, MiddleTokens(*tokens), (shards.fingerprint, config.run.seed))
 
 

@@ -1,15 +1,17 @@
-"""Data of runs over chats: the meaning of stored ids, the chat template, and tokenizers with places of their tokens."""
+"""Data of runs over chats: the meaning of stored ids, the chat template, and tokenizers with
+places of their tokens.
+"""
 
 from pathlib import Path
 
-from llmsys.chat_template import TEMPLATE_NAME
-from llmsys.chat_tokens import StoredChats
 from llmsys.config.data import list_dataset_folders
 from llmsys.config.run import RunConfig
 from llmsys.config.tokenizer import NoTokenizer, PythonTokenizerConfig
+from llmsys.dataset.chat_tokens import StoredChats
 from llmsys.errors import ConfigError
-from llmsys.tokenizer import TextTokenizer, load_tokenizer
 from llmsys.train.run_data import RunData, get_tokenizer_path
+from llmsys.vocabulary.chat_template import TEMPLATE_NAME
+from llmsys.vocabulary.tokenizer import TextTokenizer, load_tokenizer
 
 
 def get_stored_chats(config: RunConfig, dataset: RunData) -> StoredChats | None:
@@ -20,21 +22,24 @@ def get_stored_chats(config: RunConfig, dataset: RunData) -> StoredChats | None:
         dataset: its data.
 
     Raises:
-        ConfigError: another objective, or windows without borders of documents, would not keep answers apart.
+        ConfigError: another objective, or windows without borders of documents, would not keep
+            answers apart.
     """
-    names = [name or config.data.kind for name, one in zip(dataset.names, dataset.sources, strict=True)
+    names = [name or config.data.kind for name, one in zip(dataset.names, dataset.sources,
+        strict=True)
              if one.manifest.answers]  # fmt: skip
     if not names:
         return None
     if config.objective.kind != "next_token":
         raise ConfigError(
-            f"objective.kind={config.objective.kind} has no loss on answers alone, which the chats of {names[0]} need. "
-            "Use a decoder with objective.kind=next_token, or other data."
+            f"objective.kind={config.objective.kind} has no loss on answers alone, which the "
+            f"chats of {names[0]} need. Use a decoder with objective.kind=next_token, or other "
+            "data."
         )
     if config.batch.attention_scope != "document":
         raise ConfigError(
-            f"batch.attention_scope={config.batch.attention_scope} would show the chats of {names[0]} each other. "
-            "Use document."
+            f"batch.attention_scope={config.batch.attention_scope} would show the chats of "
+            f"{names[0]} each other. Use document."
         )
     return StoredChats(dataset.tokenizer.vocab_size, dataset.tokenizer.eos_id)
 
@@ -55,8 +60,9 @@ def load_file_tokenizer(config: RunConfig, purpose: str) -> TextTokenizer:
     """
     if isinstance(config.tokenizer, NoTokenizer | PythonTokenizerConfig):
         raise ConfigError(
-            f"tokenizer.kind={config.tokenizer.kind} has no places of control tokens in a text, which {purpose} needs. "
-            "Use a SentencePiece model or a tokenizer.json, or leave it out."
+            f"tokenizer.kind={config.tokenizer.kind} has no places of control tokens in a text, "
+            f"which {purpose} needs. Use a SentencePiece model or a tokenizer.json, or leave it "
+            "out."
         )
     return load_tokenizer(get_tokenizer_path(config), getattr(config.tokenizer, "eos_token", None))
 

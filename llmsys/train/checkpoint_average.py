@@ -1,7 +1,7 @@
 """Average the weights of the last checkpoints into one model (Vaswani 2017, 6.1).
 
-Reads `checkpoints/` of a run folder; writes `averaged/step-N`, a checkpoint of weights alone. N is the step of the
-newest one averaged.
+Reads `checkpoints/` of a run folder; writes `averaged/step-N`, a checkpoint of weights alone. N is
+the step of the newest one averaged.
 
 Invariants:
 - Tensors are read one at a time and added in float64, so memory stays near one model.
@@ -42,22 +42,29 @@ def require_enough_saves(config: RunConfig) -> None:
     Raises:
         ConfigError: the budget has fewer saves than `checkpoint.average_last`.
     """
-    count, every, steps = config.checkpoint.average_last, config.checkpoint.every_steps, config.num_steps
+    count, every, steps = (
+        config.checkpoint.average_last,
+        config.checkpoint.every_steps,
+        config.num_steps,
+    )
     if is_batch_measured(config):  # fewest steps: the batch may double early
         steps = -(-config.train.tokens // config.batch.tokens_per_step)
     saves = -(-steps // every) if every else 1
     if count > saves:
         raise ConfigError(
             f"checkpoint.average_last={count} needs as many checkpoints, and {steps} steps with "
-            f"checkpoint.every_steps={every} save {saves}. Use checkpoint.every_steps={max(1, steps // count)} or "
-            "less, or set checkpoint.average_last=0."
+            f"checkpoint.every_steps={every} save {saves}. Use "
+            f"checkpoint.every_steps={max(1, steps // count)} or less, or set "
+            "checkpoint.average_last=0."
         )
 
 
 def average_checkpoints(run_folder: Path, count: int) -> Path:
-    """Return the checkpoint with the mean of the last `count` checkpoints of a run; write it unless it exists.
+    """Return the checkpoint with the mean of the last `count` checkpoints of a run; write it unless
+    it exists.
 
-    For one process. If the run removes a checkpoint during the read, the newest ones are read again.
+    For one process. If the run removes a checkpoint during the read, the newest ones are read
+    again.
 
     Args:
         run_folder: folder of the run, which may still be training.
@@ -73,11 +80,13 @@ def average_checkpoints(run_folder: Path, count: int) -> Path:
         except READ_FAILURES:
             if all(checkpoint.exists() for checkpoint in checkpoints):
                 raise
-            log.info("a checkpoint was removed by its run during averaging; using the newest ones now")
+            log.info(
+                "a checkpoint was removed by its run during averaging; using the newest ones now"
+            )
     raise CheckpointError(
         f"{MAX_READ_ATTEMPTS} times a checkpoint was removed by its run while it was averaged. "
-        f"Raise checkpoint.keep_last or checkpoint.every_steps of that run, wait for its end, or set "
-        f"checkpoint.average_last=0."
+        "Raise checkpoint.keep_last or checkpoint.every_steps of that run, wait for its end, or "
+        "set checkpoint.average_last=0."
     )
 
 
@@ -85,8 +94,9 @@ def _list_last_checkpoints(folder: Path, count: int) -> list[Path]:
     checkpoints = list_complete_checkpoints(folder)[-count:]
     if len(checkpoints) < count:
         raise CheckpointError(
-            f"{folder} has {len(checkpoints)} checkpoints, and checkpoint.average_last={count} of them are "
-            "needed. Train longer, save more often (checkpoint.every_steps, keep_last), or set it to 0."
+            f"{folder} has {len(checkpoints)} checkpoints, and checkpoint.average_last={count} of "
+            "them are needed. Train longer, save more often (checkpoint.every_steps, keep_last), "
+            "or set it to 0."
         )
     return checkpoints
 
@@ -94,7 +104,11 @@ def _list_last_checkpoints(folder: Path, count: int) -> list[Path]:
 def _write_average(checkpoints: list[Path], run_folder: Path) -> Path:
     identities = {"averaged": [_read_identity(checkpoint) for checkpoint in checkpoints]}
     target = run_folder / AVERAGED / checkpoints[-1].name
-    if target.exists() and find_checkpoint_error(target) is None and _read_averaged_identities(target) == identities:
+    if (
+        target.exists()
+        and find_checkpoint_error(target) is None
+        and _read_averaged_identities(target) == identities
+    ):
         return target
     _require_complete(checkpoints)
     tensors = {
@@ -104,13 +118,16 @@ def _write_average(checkpoints: list[Path], run_folder: Path) -> Path:
     }
     steps = int(read_record(checkpoints[-1])["steps"])
     run_state = {**read_run_state(checkpoints[-1]), **identities}
-    published = publish_weights(target.parent, lambda folder: save_tensors(tensors, folder), steps, run_state)
+    published = publish_weights(
+        target.parent, lambda folder: save_tensors(tensors, folder), steps, run_state
+    )
     log.info("%s is the mean of the last %d checkpoints", published, len(checkpoints))
     return published
 
 
 def list_checkpoints_to_average(run_folder: Path, count: int) -> list[Path]:
-    """Return the last `count` checkpoints of a run, verified, for a reader that averages without writing.
+    """Return the last `count` checkpoints of a run, verified, for a reader that averages without
+    writing.
 
     Args:
         run_folder: folder of the run.
@@ -131,7 +148,8 @@ def _require_complete(checkpoints: list[Path]) -> None:
     for checkpoint in checkpoints:
         if (problem := find_checkpoint_error(checkpoint)) is not None:
             raise CheckpointError(
-                f"{checkpoint} cannot be averaged: {problem}. Train longer, or set checkpoint.average_last=0."
+                f"{checkpoint} cannot be averaged: {problem}. Train longer, or set "
+                "checkpoint.average_last=0."
             )
 
 
@@ -150,7 +168,10 @@ def average_tensor(name: str, like: Tensor, checkpoints: list[Path]) -> Tensor:
     Returns:
         The mean in the dtype of `like`, added in float64; for integers the last value.
     """
-    total, value = torch.zeros(like.shape, dtype=torch.float64), torch.empty(like.shape, dtype=like.dtype)
+    total, value = (
+        torch.zeros(like.shape, dtype=torch.float64),
+        torch.empty(like.shape, dtype=like.dtype),
+    )
     for checkpoint in checkpoints:
         load_tensors({name: value}, checkpoint)
         total += value
@@ -159,7 +180,9 @@ def average_tensor(name: str, like: Tensor, checkpoints: list[Path]) -> Tensor:
 
 
 def _read_identity(checkpoint: Path) -> list[Any]:
-    """Return the checkpoint's name and the checksums of its files, which tell it from another of the same name."""
+    """Return the checkpoint's name and the checksums of its files, which tell it from another of
+    the same name.
+    """
     return [checkpoint.name, read_record(checkpoint)["files"]]
 
 

@@ -1,8 +1,8 @@
 """`__RANK_0.index`: the locations of the tensors that one rank wrote, as an Arrow file.
 
-A save by several ranks has one index per rank, beside the rank's tensors, and no file that lists all tensors. A reader
-maps every index and keeps the chunks that overlap what it loads. A save by one process has `metadata.json`
-instead, see `checkpoint_metadata.py`.
+A save by several ranks has one index per rank, beside the rank's tensors, and no file that lists
+all tensors. A reader maps every index and keeps the chunks that overlap what it loads. A save by
+one process has `metadata.json` instead, see `checkpoint_metadata.py`.
 
 Invariants:
 - Only tensors are written and read.
@@ -28,8 +28,8 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.storage import WriteResult
 
-from llmsys.arrow_file import ARROW_ERRORS, ArrowFileWriter
 from llmsys.errors import CheckpointError
+from llmsys.storage.arrow_file import ARROW_ERRORS, ArrowFileWriter
 from llmsys.train.checkpoint_metadata import DTYPES
 
 SUFFIX = ".index"
@@ -66,7 +66,8 @@ def write_index(path: Path, metadata: Metadata, results: Iterable[WriteResult]) 
     for name, entry in metadata.state_dict_metadata.items():
         if not isinstance(entry, TensorStorageMetadata):
             raise TypeError(
-                f"{name} is not a tensor. A checkpoint stores tensors only; put other values into its record."
+                f"{name} is not a tensor. A checkpoint stores tensors only; put other values into "
+                "its record."
             )
         for chunk in entry.chunks:
             place = places[name, chunk.offsets]
@@ -89,14 +90,15 @@ def read_indices(checkpoint: Path, wanted: Mapping[str, Boxes] | None = None) ->
 
     Args:
         checkpoint: Folder of the checkpoint.
-        wanted: Parts to load by name. Chunks that do not overlap them along the first axis are left out, and those of
-            other tensors are. None: all chunks.
+        wanted: Parts to load by name. Chunks that do not overlap them along the first axis are left
+            out, and those of other tensors are. None: all chunks.
 
     Returns:
         Shapes and types of all tensors, and the chunks.
 
     Raises:
-        CheckpointError: an index is damaged or points outside of what it describes, or chunks are missing.
+        CheckpointError: an index is damaged or points outside of what it describes, or chunks are
+            missing.
     """
     tensors = _TensorTable(wanted)
     for path in sorted(checkpoint.glob(f"__*{SUFFIX}")):
@@ -106,13 +108,19 @@ def read_indices(checkpoint: Path, wanted: Mapping[str, Boxes] | None = None) ->
                 table = pa.ipc.open_file(file).read_all()
                 if not table.schema.equals(SCHEMA):
                     raise ValueError("it has other columns")
-                tensors.add_chunks(table.combine_chunks(), data.name, data.stat().st_size if data.is_file() else 0)
+                tensors.add_chunks(
+                    table.combine_chunks(), data.name, data.stat().st_size if data.is_file() else 0
+                )
         except (*ARROW_ERRORS, ValueError) as error:
-            raise CheckpointError(f"{path} cannot be read ({error}). Use another checkpoint.") from None
+            raise CheckpointError(
+                f"{path} cannot be read ({error}). Use another checkpoint."
+            ) from None
     try:
         return tensors.build_metadata()
     except ValueError as error:
-        raise CheckpointError(f"{checkpoint} cannot be read ({error}). Use another checkpoint.") from None
+        raise CheckpointError(
+            f"{checkpoint} cannot be read ({error}). Use another checkpoint."
+        ) from None
 
 
 class _TensorTable:
@@ -125,7 +133,11 @@ class _TensorTable:
         self._places: dict[MetadataIndex, _StorageInfo] = {}
         self._filled = np.zeros(0, np.int64)
         # Names, types and shapes of the index before, and the numbers of its names.
-        self._latest: tuple[list[Any], Counts, Counts] = ([], np.zeros(0, np.int64), np.zeros(0, np.int64))
+        self._latest: tuple[list[Any], Counts, Counts] = (
+            [],
+            np.zeros(0, np.int64),
+            np.zeros(0, np.int64),
+        )
 
     def add_chunks(self, table: pa.Table, file: str, file_bytes: int) -> None:
         """Check the chunks of one rank and keep the wanted ones."""
@@ -138,7 +150,10 @@ class _TensorTable:
         # 0 where the type is unknown, which `_add_tensor` rejects by name.
         itemsizes = np.array([DTYPES[kind].itemsize if kind in DTYPES else 0 for kind in kinds])
         # Without a sum of offset and size, which could overflow.
-        if min(offsets.min(initial=0), sizes.min(initial=0)) < 0 or (sizes > shapes - offsets).any():
+        if (
+            min(offsets.min(initial=0), sizes.min(initial=0)) < 0
+            or (sizes > shapes - offsets).any()
+        ):
             raise ValueError("a chunk is not within its tensor")
         counts = _compute_row_products(starts, sizes)
         begin, length = table.column("begin").to_numpy(), table.column("bytes").to_numpy()
@@ -150,14 +165,20 @@ class _TensorTable:
         for row in self._find_wanted_rows(numbers, starts, offsets, sizes).tolist():
             low, high = starts[row], starts[row + 1]
             entry = self._entries[numbers[row]]
-            chunk = ChunkStorageMetadata(torch.Size(offsets[low:high].tolist()), torch.Size(sizes[low:high].tolist()))
+            chunk = ChunkStorageMetadata(
+                torch.Size(offsets[low:high].tolist()), torch.Size(sizes[low:high].tolist())
+            )
             index = MetadataIndex(names[row].as_py(), chunk.offsets)
             entry.chunks.append(chunk)
             self._places[index] = _StorageInfo(file, int(begin[row]), int(length[row]))
 
     def _number_tensors(self, names: Any, dtypes: Any, starts: Counts, shapes: Counts) -> Counts:
-        """Return the number of the tensor of each chunk. A tensor has one shape and one type in all indices."""
-        codes, first, inverse = np.unique(names.indices.to_numpy(), return_index=True, return_inverse=True)
+        """Return the number of the tensor of each chunk. A tensor has one shape and one type in
+        all indices.
+        """
+        codes, first, inverse = np.unique(
+            names.indices.to_numpy(), return_index=True, return_inverse=True
+        )
         # From the values of this row to those of the first chunk of its tensor.
         shift = np.repeat(starts[:-1] - starts[first[inverse]], np.diff(starts))
         kinds = dtypes.indices.to_numpy()
@@ -174,15 +195,25 @@ class _TensorTable:
             names.indices.take(pa.array(first)),
             dtypes.indices.take(pa.array(first)),
         ]
-        layout = np.concatenate([shapes[starts[row] : starts[row + 1]] for row in first] or [shapes])
+        layout = np.concatenate(
+            [shapes[starts[row] : starts[row + 1]] for row in first] or [shapes]
+        )
         known, known_layout, numbers = self._latest
         # Most ranks have the same tensors: then nothing is done for each.
-        if not (known and all(map(pa.Array.equals, firsts, known)) and np.array_equal(layout, known_layout)):
+        if not (
+            known
+            and all(map(pa.Array.equals, firsts, known))
+            and np.array_equal(layout, known_layout)
+        ):
             numbers = np.zeros(int(codes[-1]) + 1, np.int64)
             for code, row in zip(codes.tolist(), first.tolist(), strict=True):
                 shape = torch.Size(shapes[starts[row] : starts[row + 1]].tolist())
-                numbers[code] = self._add_tensor(names.dictionary[code].as_py(), dtypes[row].as_py(), shape)
-            self._filled = np.concatenate([self._filled, np.zeros(len(self._entries) - len(self._filled), np.int64)])
+                numbers[code] = self._add_tensor(
+                    names.dictionary[code].as_py(), dtypes[row].as_py(), shape
+                )
+            self._filled = np.concatenate(
+                [self._filled, np.zeros(len(self._entries) - len(self._filled), np.int64)]
+            )
             self._latest = firsts, layout, numbers
         found: Counts = numbers[names.indices.to_numpy()]
         return found
@@ -193,20 +224,27 @@ class _TensorTable:
             raise ValueError(f"{dtype!r} is not a torch dtype")
         if name not in self._numbers:
             self._numbers[name] = len(self._entries)
-            self._entries.append(TensorStorageMetadata(TensorProperties(dtype=DTYPES[dtype]), shape, []))
+            self._entries.append(
+                TensorStorageMetadata(TensorProperties(dtype=DTYPES[dtype]), shape, [])
+            )
         entry = self._entries[self._numbers[name]]
         if (entry.size, entry.properties.dtype) != (shape, DTYPES[dtype]):
             raise ValueError(f"{name} has another shape or type in another index")
         return self._numbers[name]
 
-    def _find_wanted_rows(self, numbers: Counts, starts: Counts, offsets: Counts, sizes: Counts) -> Counts:
+    def _find_wanted_rows(
+        self, numbers: Counts, starts: Counts, offsets: Counts, sizes: Counts
+    ) -> Counts:
         if self._wanted is None:
             return np.arange(len(numbers))
         low, high = np.zeros(len(self._numbers), np.int64), np.zeros(len(self._numbers), np.int64)
         for name, boxes in self._wanted.items():
             if name in self._numbers and boxes:
                 # A scalar has no axis and counts as one row.
-                firsts = [(offset[0], offset[0] + size[0]) if len(offset) else (0, 1) for offset, size in boxes]
+                firsts = [
+                    (offset[0], offset[0] + size[0]) if len(offset) else (0, 1)
+                    for offset, size in boxes
+                ]
                 low[self._numbers[name]] = min(first for first, _ in firsts)
                 high[self._numbers[name]] = max(last for _, last in firsts)
         has_axis = np.diff(starts) > 0
@@ -227,10 +265,14 @@ class _TensorTable:
 
 
 def _flatten_lists(table: pa.Table, names: Sequence[str]) -> tuple[Counts, list[Counts]]:
-    """Return where the list of each row begins, and the values of columns whose lists have equal lengths."""
+    """Return where the list of each row begins, and the values of columns whose lists have equal
+    lengths.
+    """
     columns = [table.column(name).chunk(0) for name in names]
     starts = [column.offsets.to_numpy() - column.offsets[0].as_py() for column in columns]
-    if any(column.null_count for column in columns) or not all(np.array_equal(each, starts[0]) for each in starts):
+    if any(column.null_count for column in columns) or not all(
+        np.array_equal(each, starts[0]) for each in starts
+    ):
         raise ValueError("the axes of a chunk differ from those of its tensor")
     return starts[0].astype(np.int64), [column.flatten().to_numpy() for column in columns]
 

@@ -1,10 +1,12 @@
 """Load checkpoints: find the newest complete one, and fill an engine or plain tensors from it.
 
-Reads folders `step-00000100` in torch.distributed.checkpoint's format, which `checkpoint_write.py` publishes.
+Reads folders `step-00000100` in torch.distributed.checkpoint's format, which `checkpoint_write.py`
+publishes.
 
 Invariants:
 - Checksums are verified before a checkpoint is used; each rank verifies its share of the files.
-- A damaged checkpoint is skipped with a warning. One that cannot be read now raises: it may be complete.
+- A damaged checkpoint is skipped with a warning. One that cannot be read now raises: it may be
+  complete.
 - Nothing depends on the engine or the layout that saved.
 """
 
@@ -23,10 +25,24 @@ from llmsys.engine.engine import Engine
 from llmsys.engine.grad_scaler import LOSS_SCALE
 from llmsys.errors import CheckpointError, UnreadableCheckpointError
 from llmsys.log import get_logger
-from llmsys.parallel.process_group import all_gather_object, get_rank, get_world_size, run_on_rank_zero
-from llmsys.train.checkpoint_record import describe_pickle, find_checkpoint_error, list_checkpoints, read_record
+from llmsys.parallel.process_group import (
+    all_gather_object,
+    get_rank,
+    get_world_size,
+    run_on_rank_zero,
+)
+from llmsys.train.checkpoint_record import (
+    describe_pickle,
+    find_checkpoint_error,
+    list_checkpoints,
+    read_record,
+)
 from llmsys.train.checkpoint_saver import CheckpointSaver
-from llmsys.train.checkpoint_storage import CheckpointStorageReader, convert_read_errors, read_tensors
+from llmsys.train.checkpoint_storage import (
+    CheckpointStorageReader,
+    convert_read_errors,
+    read_tensors,
+)
 
 # Times a reader takes another checkpoint because the run removed the one it was reading.
 MAX_READ_ATTEMPTS = 5
@@ -38,8 +54,12 @@ Result = TypeVar("Result")
 log = get_logger(__name__)
 
 
-def save_checkpoint(engine: Engine, folder: Path, run_state: dict[str, Any], keep_last: int) -> Path:
-    """Save the engine's state with `run_state` as `folder/step-N` and keep the newest `keep_last`. Collective."""
+def save_checkpoint(
+    engine: Engine, folder: Path, run_state: dict[str, Any], keep_last: int
+) -> Path:
+    """Save the engine's state with `run_state` as `folder/step-N` and keep the newest
+    `keep_last`. Collective.
+    """
     state = engine.get_state()
     saver = CheckpointSaver(folder, CheckpointConfig(keep_last=keep_last))
     saver.save_state(state, state.steps, run_state)
@@ -61,7 +81,9 @@ def list_complete_checkpoints(folder: Path) -> list[Path]:
 
 @dataclass
 class VerifiedFolder:
-    """The newest complete checkpoint of a folder, if there is one, and the problems of newer ones."""
+    """The newest complete checkpoint of a folder, if there is one, and the problems of newer
+    ones.
+    """
 
     newest: Path | None = None
     problems: dict[Path, str] = field(default_factory=dict)
@@ -77,13 +99,16 @@ def find_newest_checkpoint(folder: Path) -> Path | None:
         The checkpoint's folder, or None.
 
     Raises:
-        UnreadableCheckpointError: a checkpoint cannot be read now. An older one is not taken in its place.
+        UnreadableCheckpointError: a checkpoint cannot be read now. An older one is not taken in its
+            place.
     """
     return verify_folder(folder).newest
 
 
 def verify_folder(folder: Path) -> VerifiedFolder:
-    """Verify checkpoints from the newest down to the first complete one. Collective; the same result on every rank."""
+    """Verify checkpoints from the newest down to the first complete one. Collective; the same
+    result on every rank.
+    """
     seen: list[str] | None = None
     # A run that still trains may replace all of them during the search.
     while (names := _list_checkpoints_on_rank_zero(folder)) != seen:
@@ -93,7 +118,8 @@ def verify_folder(folder: Path) -> VerifiedFolder:
             if problem is None:
                 found.newest = checkpoint
                 return found
-            if problem == describe_pickle(checkpoint):  # complete, but of format 1: to skip it would lose work
+            # complete, but of format 1: to skip it would lose work
+            if problem == describe_pickle(checkpoint):
                 _reject_pickle(checkpoint)
             found.problems[checkpoint] = problem
             # A checkpoint that the run removed meanwhile is no damage.
@@ -113,14 +139,17 @@ def find_error_in_shares(checkpoint: Path) -> str | None:
         The same message on every rank; None for a complete checkpoint.
 
     Raises:
-        UnreadableCheckpointError: on the first rank that cannot read it; the others exit with status 2.
+        UnreadableCheckpointError: on the first rank that cannot read it; the others exit with
+            status 2.
     """
     failure: UnreadableCheckpointError | None = None
     problem: str | None = None
     try:
         problem = find_checkpoint_error(checkpoint, get_rank(), get_world_size())
     except UnreadableCheckpointError as error:
-        problem, failure = ("it was removed while it was read", None) if _is_gone(checkpoint) else (None, error)
+        problem, failure = (
+            ("it was removed while it was read", None) if _is_gone(checkpoint) else (None, error)
+        )
     verdicts = all_gather_object((problem, failure is not None))
     unreadable = [number for number, (_, failed) in enumerate(verdicts) if failed]
     if unreadable and failure is not None and get_rank() == unreadable[0]:
@@ -149,11 +178,16 @@ def _reject_pickle(checkpoint: Path) -> None:
 
 def _list_checkpoints_on_rank_zero(folder: Path) -> list[str]:
     """List published checkpoints as rank 0 sees them, oldest first. Collective."""
-    return run_on_rank_zero(lambda: "\n".join(str(path) for path in list_complete_checkpoints(folder))).splitlines()
+    return run_on_rank_zero(
+        lambda: "\n".join(str(path) for path in list_complete_checkpoints(folder))
+    ).splitlines()
 
 
-def read_newest_checkpoint(find: Callable[[], Path | None], read: Callable[[Path], Result]) -> Result | None:
-    """Return `read(find())`, searched again when the run removes the checkpoint during the read. For one process.
+def read_newest_checkpoint(
+    find: Callable[[], Path | None], read: Callable[[Path], Result]
+) -> Result | None:
+    """Return `read(find())`, searched again when the run removes the checkpoint during the read.
+    For one process.
 
     Args:
         find: returns the checkpoint to read, or None.
@@ -190,21 +224,26 @@ def read_resumable_record(checkpoint: Path) -> dict[str, Any]:
     record = read_record(checkpoint)
     if record.get("weights_only"):
         raise CheckpointError(
-            f"{checkpoint} has weights only, without optimizer moments, and cannot be resumed. Start a new run "
-            f"from it: set run.folder to a new folder and train.init_from={checkpoint}."
+            f"{checkpoint} has weights only, without optimizer moments, and cannot be resumed. "
+            "Start a new run from it: set run.folder to a new folder and "
+            f"train.init_from={checkpoint}."
         )
     return record
 
 
 def load_checkpoint(engine: Engine, checkpoint: Path) -> dict[str, Any]:
-    """Fill the engine from a checkpoint of any engine and layout; return the `run_state` saved with it. Collective."""
+    """Fill the engine from a checkpoint of any engine and layout; return the `run_state` saved
+    with it. Collective.
+    """
     record = read_resumable_record(checkpoint)
     state = engine.get_state()
     reader = CheckpointStorageReader(checkpoint)
     with convert_read_errors(checkpoint):
         stored = reader.read_layout()
     elsewhere = engine.module.shapes_elsewhere
-    _check_names(checkpoint, _drop_optional_tensors(state.tensors), _drop_optional_tensors(stored), elsewhere)
+    _check_names(
+        checkpoint, _drop_optional_tensors(state.tensors), _drop_optional_tensors(stored), elsewhere
+    )
     # An optional tensor that is missing keeps its initial value.
     state.tensors = {name: tensor for name, tensor in state.tensors.items() if name in stored}
     read_tensors(state.tensors, reader)
@@ -216,7 +255,9 @@ def load_checkpoint(engine: Engine, checkpoint: Path) -> dict[str, Any]:
 
 
 def read_tensor_metadata(checkpoint: Path) -> dict[str, Tensor]:
-    """Return the checkpoint's tensors by name on the meta device: shapes and dtypes without storage."""
+    """Return the checkpoint's tensors by name on the meta device: shapes and dtypes without
+    storage.
+    """
     stored = CheckpointStorageReader(checkpoint).read_layout()
     return {
         name: torch.empty(entry.size, dtype=entry.properties.dtype, device="meta")
@@ -233,7 +274,8 @@ def get_stored_weights_name(parameter: str, stored: Collection[str]) -> str:
         stored: names in the checkpoint.
 
     Returns:
-        `average/NAME` where the checkpoint holds an exponential moving average, else `parameter/NAME`.
+        `average/NAME` where the checkpoint holds an exponential moving average, else
+        `parameter/NAME`.
     """
     mean = f"average/{parameter}"
     return mean if mean in stored else f"parameter/{parameter}"
@@ -243,7 +285,9 @@ def load_tensors(tensors: dict[str, Tensor], checkpoint: Path) -> None:
     """Fill plain tensors, named as in `EngineState`, from a checkpoint. For one process."""
     reader = CheckpointStorageReader(checkpoint)
     stored = reader.read_layout()
-    _check_names(checkpoint, tensors, {name: stored[name] for name in stored.keys() & tensors.keys()})
+    _check_names(
+        checkpoint, tensors, {name: stored[name] for name in stored.keys() & tensors.keys()}
+    )
     read_tensors(tensors, reader, alone=True)
 
 
@@ -264,18 +308,29 @@ def read_run_state(checkpoint: Path) -> dict[str, Any]:
 
 
 def _drop_optional_tensors(tensors: dict[str, Any]) -> dict[str, Any]:
-    """Return the tensors without those that some engines and precisions lack. They start anew if they are missing."""
+    """Return the tensors without those that some engines and precisions lack. They start anew if
+    they are missing.
+    """
     return {name: tensor for name, tensor in tensors.items() if name != LOSS_SCALE}
 
 
 def _check_names(
-    checkpoint: Path, wanted: dict[str, Any], stored: dict[str, Any], elsewhere: Mapping[str, torch.Size] | None = None
+    checkpoint: Path,
+    wanted: dict[str, Any],
+    stored: dict[str, Any],
+    elsewhere: Mapping[str, torch.Size] | None = None,
 ) -> None:
-    """Reject a checkpoint of another model before a tensor is read; the message names the first difference."""
+    """Reject a checkpoint of another model before a tensor is read; the message names the first
+    difference.
+    """
     elsewhere = elsewhere or {}  # of other ranks of a pipeline, so that every rank finds the same
     needed = {name: tuple(tensor.shape) for name, tensor in wanted.items()} | dict(elsewhere)
     missing = sorted(needed.keys() - stored.keys())
-    extra = [name for name in stored.keys() - needed.keys() if f"parameter/{name.partition('/')[2]}" not in elsewhere]
+    extra = [
+        name
+        for name in stored.keys() - needed.keys()
+        if f"parameter/{name.partition('/')[2]}" not in elsewhere
+    ]
     shapes = [
         f"{name} has shape {tuple(stored[name].size)}, the model needs {shape}"
         for name, shape in needed.items()
@@ -289,6 +344,6 @@ def _check_names(
         if found:
             more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
             raise CheckpointError(
-                f"{checkpoint} belongs to another model: {found[0]}{more}. Use the model section of its run, "
-                "or another run.folder."
+                f"{checkpoint} belongs to another model: {found[0]}{more}. Use the model section "
+                "of its run, or another run.folder."
             )

@@ -1,13 +1,16 @@
-"""`metadata.json`: the location of every tensor of a checkpoint, as JSON, which runs no code when it is read.
+"""`metadata.json`: the location of every tensor of a checkpoint, as JSON, which runs no code when
+it is read.
 
 torch.distributed.checkpoint keeps the same facts as a pickle in `.metadata`. Layout of the file:
 
     {"version": 1, "tensors": {NAME: {"dtype": "float32", "shape": [8, 4], "chunks": [
-        {"offsets": [0, 0], "sizes": [4, 4], "file": "__0_0.distcp", "begin": 0, "bytes": 1234}, …]}}}
+        {"offsets": [0, 0], "sizes": [4, 4], "file": "__0_0.distcp", "begin": 0, "bytes": 1234},
+        …]}}}
 
 Invariants:
 - Only tensors are written and read.
-- Chunks lie within their tensor and fill it; their bytes lie within a file of the checkpoint's own folder.
+- Chunks lie within their tensor and fill it; their bytes lie within a file of the checkpoint's own
+  folder.
 """
 
 import json
@@ -28,15 +31,20 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from llmsys.errors import CheckpointError
-from llmsys.local_files import is_plain_file_name
+from llmsys.storage.local_files import is_plain_file_name
 
 METADATA = "metadata.json"
 VERSION = 1
-DTYPES = {str(value).removeprefix("torch."): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
+DTYPES = {
+    str(value).removeprefix("torch."): value
+    for value in vars(torch).values()
+    if isinstance(value, torch.dtype)
+}
 
 
 def format_metadata(metadata: Metadata) -> bytes:
-    """Return torch's metadata as the bytes of `metadata.json`; `storage_data` holds the locations of its chunks.
+    """Return torch's metadata as the bytes of `metadata.json`; `storage_data` holds the locations
+    of its chunks.
 
     Raises:
         TypeError: an entry is no tensor. Such values belong into `state.json`.
@@ -45,10 +53,12 @@ def format_metadata(metadata: Metadata) -> bytes:
     for name, entry in metadata.state_dict_metadata.items():
         if not isinstance(entry, TensorStorageMetadata):
             raise TypeError(
-                f"{name} is not a tensor. A checkpoint stores tensors only; put other values into its record."
+                f"{name} is not a tensor. A checkpoint stores tensors only; put other values into "
+                "its record."
             )
         chunks = [
-            _format_chunk(chunk, metadata.storage_data[MetadataIndex(name, chunk.offsets)]) for chunk in entry.chunks
+            _format_chunk(chunk, metadata.storage_data[MetadataIndex(name, chunk.offsets)])
+            for chunk in entry.chunks
         ]
         dtype = str(entry.properties.dtype).removeprefix("torch.")
         tensors[name] = {"dtype": dtype, "shape": list(entry.size), "chunks": chunks}
@@ -66,10 +76,12 @@ def _format_chunk(chunk: ChunkStorageMetadata, place: _StorageInfo) -> dict[str,
 
 
 def parse_metadata(content: bytes, checkpoint: Path) -> Metadata:
-    """Return torch's metadata from the bytes of `metadata.json`, with every number and name checked.
+    """Return torch's metadata from the bytes of `metadata.json`, with every number and name
+    checked.
 
     Raises:
-        CheckpointError: the content is damaged, of a newer version, or points outside of what it describes.
+        CheckpointError: the content is damaged, of a newer version, or points outside of what it
+            describes.
     """
     try:
         values = json.loads(content)
@@ -83,7 +95,9 @@ def parse_metadata(content: bytes, checkpoint: Path) -> Metadata:
                 entries[name] = _parse_tensor(entry)
                 for chunk, found in zip(entries[name].chunks, entry["chunks"], strict=True):
                     size = prod(chunk.sizes) * entries[name].properties.dtype.itemsize
-                    places[MetadataIndex(name, chunk.offsets)] = _parse_place(found, size, checkpoint, file_bytes)
+                    places[MetadataIndex(name, chunk.offsets)] = _parse_place(
+                        found, size, checkpoint, file_bytes
+                    )
             except (KeyError, TypeError, ValueError) as error:
                 raise ValueError(f"{name}: {_describe(error)}") from None
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
@@ -98,17 +112,27 @@ def _parse_tensor(entry: Any) -> TensorStorageMetadata:
     dtype, shape = entry["dtype"], _parse_size(entry["shape"])
     if dtype not in DTYPES:
         raise ValueError(f"{dtype!r} is not a torch dtype")
-    chunks = [ChunkStorageMetadata(_parse_size(one["offsets"]), _parse_size(one["sizes"])) for one in entry["chunks"]]
+    chunks = [
+        ChunkStorageMetadata(_parse_size(one["offsets"]), _parse_size(one["sizes"]))
+        for one in entry["chunks"]
+    ]
     for chunk in chunks:
         ends = [offset + size for offset, size in zip(chunk.offsets, chunk.sizes, strict=True)]
-        if len(ends) != len(shape) or any(end > length for end, length in zip(ends, shape, strict=True)):
-            raise ValueError(f"a chunk of {list(chunk.sizes)} at {list(chunk.offsets)} is not within {list(shape)}")
+        if len(ends) != len(shape) or any(
+            end > length for end, length in zip(ends, shape, strict=True)
+        ):
+            raise ValueError(
+                f"a chunk of {list(chunk.sizes)} at {list(chunk.offsets)} is not within "
+                f"{list(shape)}"
+            )
     if sum(prod(chunk.sizes) for chunk in chunks) != prod(shape):
         raise ValueError(f"its chunks do not fill {list(shape)}")
     return TensorStorageMetadata(TensorProperties(dtype=DTYPES[dtype]), shape, chunks)
 
 
-def _parse_place(found: Any, size: int, checkpoint: Path, file_bytes: dict[str, int]) -> _StorageInfo:
+def _parse_place(
+    found: Any, size: int, checkpoint: Path, file_bytes: dict[str, int]
+) -> _StorageInfo:
     file, begin, length = found["file"], *_parse_counts([found["begin"], found["bytes"]])
     if not is_plain_file_name(file):
         raise ValueError(f"{file!r} is not the name of a file in the checkpoint's folder")

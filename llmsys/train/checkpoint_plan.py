@@ -1,7 +1,8 @@
-"""Plan a save by many ranks: each rank plans for itself, and ranks agree who writes what several of them hold.
+"""Plan a save by many ranks: each rank plans for itself, and ranks agree who writes what several of
+them hold.
 
-torch.distributed.checkpoint gathers the plans of all ranks on rank 0 at every save. Here ranks exchange 8 bytes per
-chunk, once, and keep the answer for later saves.
+torch.distributed.checkpoint gathers the plans of all ranks on rank 0 at every save. Here ranks
+exchange 8 bytes per chunk, once, and keep the answer for later saves.
 
 Invariants:
 - Every chunk is written by one rank; chunks that several ranks hold are spread over them.
@@ -37,7 +38,9 @@ _OWNED: "WeakKeyDictionary[ControlGroup, tuple[bytes, Mask]]" = WeakKeyDictionar
 
 
 class RankPlanner(DefaultSavePlanner):
-    """Plans the chunks that this rank writes, without other ranks' plans. Construction is collective."""
+    """Plans the chunks that this rank writes, without other ranks' plans. Construction is
+    collective.
+    """
 
     def __init__(self, tensors: dict[str, Tensor], control_group: ControlGroup) -> None:
         """Choose the chunks of `tensors` that this rank writes.
@@ -48,7 +51,9 @@ class RankPlanner(DefaultSavePlanner):
         super().__init__(flatten_state_dict=False)
         items = create_default_local_save_plan(dict(tensors), False).items
         items = [item for item in items if _has_values(item)]
-        self._items = [item for item, own in zip(items, _find_owned(items, control_group), strict=True) if own]
+        self._items = [
+            item for item, own in zip(items, _find_owned(items, control_group), strict=True) if own
+        ]
         _require_full_tensors(self._items, control_group)
 
     def create_local_plan(self) -> SavePlan:
@@ -63,23 +68,33 @@ class RankPlanner(DefaultSavePlanner):
 
 
 def _has_values(item: WriteItem) -> bool:
-    """Return whether a chunk is worth an entry. Some ranks hold nothing of a tensor with few rows."""
+    """Return whether a chunk is worth an entry. Some ranks hold nothing of a tensor with few
+    rows.
+    """
     data = item.tensor_data
     return data is None or data.chunk.sizes.numel() > 0 or data.size.numel() == 0
 
 
 def _find_owned(items: list[WriteItem], control_group: ControlGroup) -> Mask:
-    """Return which items this rank writes. Collective; later saves of equal structure reuse the answer."""
+    """Return which items this rank writes. Collective; later saves of equal structure reuse the
+    answer.
+    """
     # NUL separates, because no name has one.
     names = (f"{item.index.fqn}\0{list(item.index.offset or ())}" for item in items)
     hashes = np.array([xxhash.xxh3_64_intdigest(name.encode()) for name in names], np.uint64)
-    structure, (known, mask) = hashes.tobytes(), _OWNED.get(control_group, (b"", np.zeros(0, np.bool_)))
+    structure, (known, mask) = (
+        hashes.tobytes(),
+        _OWNED.get(control_group, (b"", np.zeros(0, np.bool_))),
+    )
     # All ranks reuse the answer or none does, since the exchange is collective.
-    if _reduce_numbers([int(known == structure and len(mask) == len(items))], dist.ReduceOp.MIN, control_group)[0]:
+    if _reduce_numbers(
+        [int(known == structure and len(mask) == len(items))], dist.ReduceOp.MIN, control_group
+    )[0]:
         return mask
     owned = np.zeros(len(items), np.bool_)
     most = _reduce_numbers([len(items)], dist.ReduceOp.MAX, control_group)[0]
-    slices = max(1, -(-most * get_world_size() // CHUNKS_AT_ONCE))  # bounds the memory of the exchange
+    # bounds the memory of the exchange
+    slices = max(1, -(-most * get_world_size() // CHUNKS_AT_ONCE))
     for number in range(slices):
         rows = np.flatnonzero(hashes % np.uint64(slices) == number)
         gathered = _gather_hashes(hashes[rows], control_group)
@@ -123,7 +138,9 @@ def _gather_hashes(hashes: Hashes, control_group: ControlGroup) -> list[Hashes]:
 
 
 def _require_full_tensors(items: list[WriteItem], control_group: ControlGroup) -> None:
-    """Raise CheckpointError on every rank if the chunks of all ranks do not fill the tensors. Collective."""
+    """Raise CheckpointError on every rank if the chunks of all ranks do not fill the tensors.
+    Collective.
+    """
     chunks = [item.tensor_data for item in items if item.tensor_data is not None]
     written = sum(data.chunk.sizes.numel() for data in chunks)
     # A tensor is counted by the writer of its first chunk.
@@ -131,8 +148,8 @@ def _require_full_tensors(items: list[WriteItem], control_group: ControlGroup) -
     written, whole = _reduce_numbers([written, whole], dist.ReduceOp.SUM, control_group)
     if written != whole:
         raise CheckpointError(
-            f"the ranks hold {written} numbers of tensors with {whole}. Report this with the layout of the run: a "
-            "checkpoint of these ranks would not be complete."
+            f"the ranks hold {written} numbers of tensors with {whole}. Report this with the "
+            "layout of the run: a checkpoint of these ranks would not be complete."
         )
 
 

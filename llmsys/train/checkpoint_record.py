@@ -1,7 +1,8 @@
-"""`state.json`: the record that makes a folder of tensor files a checkpoint, with a checksum of every file.
+"""`state.json`: the record that makes a folder of tensor files a checkpoint, with a checksum of
+every file.
 
-Holds the format, the numbers of data steps and optimizer updates, the run's identity, further state of the run and the
-checksum of each file. The last key is the checksum of the record itself.
+Holds the format, the numbers of data steps and optimizer updates, the run's identity, further state
+of the run and the checksum of each file. The last key is the checksum of the record itself.
 
 Invariants:
 - Each rank computes and verifies the checksums of its share of the files.
@@ -21,11 +22,12 @@ from typing import Any
 import xxhash
 
 from llmsys.errors import CheckpointError, UnreadableCheckpointError
-from llmsys.local_files import is_plain_file_name, write_bytes_atomically
+from llmsys.storage.local_files import is_plain_file_name, write_bytes_atomically
 
 # Format 2 holds the locations of the tensors in `metadata.json`; format 1 held them in a pickle.
 FORMAT = 2
-# Format 3 holds the locations of the tensors in an index per rank; format 2 remains that of a save by one process.
+# Format 3 holds the locations of the tensors in an index per rank; format 2 remains that of a save
+# by one process.
 INDEXED_FORMAT = 3
 RECORD = "state.json"
 # The metadata file of format 1: a pickle, which can run code when it is read.
@@ -33,7 +35,8 @@ PICKLED, PICKLED_FORMAT = ".metadata", 1
 BLAKE2B_DIGITS = 128
 CHECKPOINT_NAME = re.compile(r"step-(\d+)")
 
-# Errors that tell the state of the disk. Any other (EIO, ESTALE, EACCES, a timeout) may be gone later.
+# Errors that tell the state of the disk. Any other (EIO, ESTALE, EACCES, a timeout) may be gone
+# later.
 DAMAGE_ERRORS = frozenset((errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP))
 
 
@@ -49,16 +52,18 @@ def list_checkpoints(folder: Path) -> dict[int, Path]:
         if error.errno not in DAMAGE_ERRORS:
             raise build_unreadable_error(folder, error) from error
         names = []
-    steps = sorted((int(match[1]), name) for name in names if (match := CHECKPOINT_NAME.fullmatch(name)))
+    steps = sorted(
+        (int(match[1]), name) for name in names if (match := CHECKPOINT_NAME.fullmatch(name))
+    )
     return {step: folder / name for step, name in steps}
 
 
 def build_unreadable_error(path: Path, error: OSError) -> UnreadableCheckpointError:
     """Return the error for a file that the system cannot read now and that may be complete."""
     return UnreadableCheckpointError(
-        f"{path} could not be read: {error.strerror or error}. The checkpoint is not treated as corrupt: "
-        "nothing was skipped or deleted. Repair the disk, the mount or the permissions, then run the same "
-        "command again."
+        f"{path} could not be read: {error.strerror or error}. The checkpoint is not treated as "
+        "corrupt: nothing was skipped or deleted. Repair the disk, the mount or the permissions, "
+        "then run the same command again."
     )
 
 
@@ -78,10 +83,14 @@ def is_present(path: Path) -> bool:
 
 
 def compute_digest(file: Path, like: str = "") -> str:
-    """Return the checksum of a file in hex: xxh3_128, or blake2b where `like` is a blake2b of an older checkpoint."""
+    """Return the checksum of a file in hex: xxh3_128, or blake2b where `like` is a blake2b of an
+    older checkpoint.
+    """
     with file.open("rb") as opened:
         # xxh3_128 is ten times as fast as blake2b, and enough against damage.
-        return hashlib.file_digest(opened, "blake2b" if len(like) == BLAKE2B_DIGITS else xxhash.xxh3_128).hexdigest()
+        return hashlib.file_digest(
+            opened, "blake2b" if len(like) == BLAKE2B_DIGITS else xxhash.xxh3_128
+        ).hexdigest()
 
 
 def compute_digests(files: Iterable[Path]) -> dict[str, str]:
@@ -90,7 +99,9 @@ def compute_digests(files: Iterable[Path]) -> dict[str, str]:
 
 
 def list_rank_files(folder: Path, rank: int) -> list[Path]:
-    """List the files that a rank wrote: its tensors, and on rank 0 also every file without a rank in its name."""
+    """List the files that a rank wrote: its tensors, and on rank 0 also every file without a
+    rank in its name.
+    """
     files = sorted(file for file in folder.iterdir() if file.name != RECORD)
     own = [file for file in files if file.name.startswith(f"__{rank}_")]
     # torch names a tensor file after the rank that wrote it: __0_0.distcp.
@@ -102,7 +113,8 @@ def write_record(folder: Path, record: dict[str, Any]) -> None:
     is_indexed = any(name.endswith(".index") for name in record["files"])
     record = {"format": INDEXED_FORMAT if is_indexed else FORMAT, **record}
     write_bytes_atomically(
-        folder / RECORD, json.dumps(record | {"digest": _compute_record_digest(record)}, indent=2).encode()
+        folder / RECORD,
+        json.dumps(record | {"digest": _compute_record_digest(record)}, indent=2).encode(),
     )
 
 
@@ -114,7 +126,8 @@ def read_record(checkpoint: Path, expected: int = FORMAT) -> dict[str, Any]:
         expected: the only format that is accepted.
 
     Returns:
-        The record without its own checksum. Keys: format, steps, updates, run, files, and further state of the run.
+        The record without its own checksum. Keys: format, steps, updates, run, files, and further
+        state of the run.
 
     Raises:
         CheckpointError: it is missing, damaged or of another format.
@@ -145,17 +158,22 @@ def read_record(checkpoint: Path, expected: int = FORMAT) -> dict[str, Any]:
 
 
 def describe_pickle(checkpoint: Path) -> str:
-    """Return the reason why pickled metadata are rejected, and the command that rewrites a trusted checkpoint."""
+    """Return the reason why pickled metadata are rejected, and the command that rewrites a
+    trusted checkpoint.
+    """
     return (
-        f"its metadata are a pickle ({PICKLED}, format 1), and reading a pickle can run code. If you trust its "
-        f"author, rewrite it with `llmsys convert {shlex.quote(str(checkpoint))} --trust-pickle`"
+        f"its metadata are a pickle ({PICKLED}, format 1), and reading a pickle can run code. If "
+        f"you trust its author, rewrite it with `llmsys convert {shlex.quote(str(checkpoint))} "
+        "--trust-pickle`"
     )
 
 
 def _describe_format(found: Any, checkpoint: Path) -> str:
     if found == PICKLED_FORMAT:
         return describe_pickle(checkpoint)
-    newer = ", written by a newer llmsys" if isinstance(found, int) and found > INDEXED_FORMAT else ""
+    newer = (
+        ", written by a newer llmsys" if isinstance(found, int) and found > INDEXED_FORMAT else ""
+    )
     return f"format {found}{newer}; this version reads {FORMAT} and {INDEXED_FORMAT}"
 
 
@@ -185,7 +203,9 @@ def find_checkpoint_error(checkpoint: Path, share: int = 0, shares: int = 1) -> 
         return str(error)
 
 
-def find_damaged_file(checkpoint: Path, digests: dict[str, str], share: int = 0, shares: int = 1) -> str | None:
+def find_damaged_file(
+    checkpoint: Path, digests: dict[str, str], share: int = 0, shares: int = 1
+) -> str | None:
     """Return a message about the first file that is missing or differs from its checksum, or None.
 
     Raises:

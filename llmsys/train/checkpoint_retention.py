@@ -1,10 +1,11 @@
-"""Select and remove old checkpoints: keep the newest, one every N steps for ever, and the best by evaluation.
+"""Select and remove old checkpoints: keep the newest, one every N steps for ever, and the best by
+evaluation.
 
-`select_kept_steps` is a pure function of steps and scores. A checkpoint's score is the evaluation of its own step,
-which its record holds.
+`select_kept_steps` is a pure function of steps and scores. A checkpoint's score is the evaluation
+of its own step, which its record holds.
 
-`VerifiedCheckpoints` is a cache, so that a save does not read all of them again. A verdict holds while the files keep
-their sizes and times. UnreadableCheckpointError is raised: it is no verdict.
+`VerifiedCheckpoints` is a cache, so that a save does not read all of them again. A verdict holds
+while the files keep their sizes and times. UnreadableCheckpointError is raised: it is no verdict.
 
 Invariants:
 - A damaged checkpoint does not count: as many complete ones stay as the rules ask for.
@@ -42,12 +43,16 @@ class VerifiedCheckpoints:
         self._verdicts: dict[Path, tuple[Signature, str | None]] = {}
 
     def mark_verified(self, checkpoint: Path) -> None:
-        """Record that a checkpoint is complete, because it was verified elsewhere or written just now."""
+        """Record that a checkpoint is complete, because it was verified elsewhere or written
+        just now.
+        """
         with contextlib.suppress(UnreadableCheckpointError):  # it is verified when it is needed
             self._verdicts[checkpoint] = _read_signature(checkpoint), None
 
     def is_complete(self, checkpoint: Path) -> bool:
-        """Return whether every byte of a checkpoint is as it was written; read it unless the verdict is known."""
+        """Return whether every byte of a checkpoint is as it was written; read it unless the
+        verdict is known.
+        """
         signature = _read_signature(checkpoint)
         if checkpoint not in self._verdicts or self._verdicts[checkpoint][0] != signature:
             problem = find_checkpoint_error(checkpoint)
@@ -66,7 +71,9 @@ def _read_signature(checkpoint: Path) -> Signature:
         if error.errno not in DAMAGE_ERRORS:
             raise build_unreadable_error(checkpoint, error) from error
         return ()
-    return tuple(sorted((name, stat.st_size, stat.st_ino, stat.st_mtime_ns) for name, stat in stats))
+    return tuple(
+        sorted((name, stat.st_size, stat.st_ino, stat.st_mtime_ns) for name, stat in stats)
+    )
 
 
 def is_every_step_complete(step: int) -> bool:
@@ -84,28 +91,38 @@ def select_kept_steps(
 
     Args:
         steps: steps of the checkpoints, in any order.
-        scores: value of `best_metric` for the steps that were evaluated. Of equal scores the newer step ranks higher.
+        scores: value of `best_metric` for the steps that were evaluated. Of equal scores the newer
+            step ranks higher.
         rule: limits of each kind.
         is_complete: asked in the order of rank, until a rule has as many as it keeps.
     """
     ordered = sorted(steps)
     sign = 1 if rule.best_metric in LOWER_IS_BETTER else -1
     # The newer one of equal scores.
-    ranked = sorted((step for step in ordered if step in scores), key=lambda step: (sign * scores[step], -step))
-    forever = {step for step in ordered if rule.keep_every_steps and step % rule.keep_every_steps == 0}
+    ranked = sorted(
+        (step for step in ordered if step in scores), key=lambda step: (sign * scores[step], -step)
+    )
+    forever = {
+        step for step in ordered if rule.keep_every_steps and step % rule.keep_every_steps == 0
+    }
     last = list(islice(filter(is_complete, reversed(ordered)), rule.keep_last))
-    oldest = last[-1] if len(last) == rule.keep_last else 0  # with fewer complete ones nothing is removed
+    # with fewer complete ones nothing is removed
+    oldest = last[-1] if len(last) == rule.keep_last else 0
     best = islice(filter(is_complete, ranked), rule.keep_best)
     return {*(step for step in ordered if step >= oldest), *best, *forever}
 
 
-def remove_old_checkpoints(folder: Path, rule: CheckpointConfig, verified: VerifiedCheckpoints | None = None) -> None:
-    """Remove the checkpoints that no rule keeps. A folder that cannot be removed is tried again after the next save.
+def remove_old_checkpoints(
+    folder: Path, rule: CheckpointConfig, verified: VerifiedCheckpoints | None = None
+) -> None:
+    """Remove the checkpoints that no rule keeps. A folder that cannot be removed is tried again
+    after the next save.
 
     Args:
         folder: `checkpoints/` of a run.
         rule: limits of each kind.
-        verified: verdicts known so far. Complete checkpoints outrank damaged ones, so candidates are verified.
+        verified: verdicts known so far. Complete checkpoints outrank damaged ones, so candidates
+            are verified.
     """
     verified = VerifiedCheckpoints() if verified is None else verified
     try:
@@ -121,12 +138,17 @@ def remove_old_checkpoints(folder: Path, rule: CheckpointConfig, verified: Verif
             log.warning("checkpoint %s could not be removed: %s", found[step], error.strerror)
 
 
-def _select_removable(found: Mapping[int, Path], rule: CheckpointConfig, verified: VerifiedCheckpoints) -> list[int]:
+def _select_removable(
+    found: Mapping[int, Path], rule: CheckpointConfig, verified: VerifiedCheckpoints
+) -> list[int]:
     scores = _read_scores(found, rule) if rule.keep_best else {}
     if found.keys() <= select_kept_steps(list(found), scores, rule):
         return []  # nothing to remove, so nothing is verified
     return sorted(
-        found.keys() - select_kept_steps(list(found), scores, rule, lambda step: verified.is_complete(found[step]))
+        found.keys()
+        - select_kept_steps(
+            list(found), scores, rule, lambda step: verified.is_complete(found[step])
+        )
     )
 
 

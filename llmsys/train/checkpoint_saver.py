@@ -4,7 +4,8 @@ Reads an engine's state; publishes `step-N` folders (`checkpoint_write.py`) and 
 
 Invariants:
 - One save runs at a time; the next waits for it.
-- The state does not change while it is copied: the trainer calls `wait_for_copy` before each optimizer step.
+- The state does not change while it is copied: the trainer calls `wait_for_copy` before each
+  optimizer step.
 - A failed save leaves older checkpoints as they were, and the run continues.
 - The second failure in a row ends the run, and so does a failure of the last save.
 """
@@ -25,15 +26,21 @@ from llmsys.errors import CheckpointError
 from llmsys.parallel.control_group import ControlGroup
 from llmsys.parallel.process_group import get_local_device, get_rank
 from llmsys.train.checkpoint_retention import VerifiedCheckpoints, remove_old_checkpoints
-from llmsys.train.checkpoint_write import get_checkpoint_path, remove_partial_checkpoints, write_sharded_checkpoint
+from llmsys.train.checkpoint_write import (
+    get_checkpoint_path,
+    remove_partial_checkpoints,
+    write_sharded_checkpoint,
+)
 from llmsys.train.remote_run import find_remote_run
 
 
 class HostStateCopy:
-    """A copy of a rank's share of the state in host memory, made after one step and written during later ones.
+    """A copy of a rank's share of the state in host memory, made after one step and written during
+    later ones.
 
-    Buffers are allocated at the first copy and reused: fresh memory costs more to touch than to fill. From an
-    accelerator the copy runs on a stream of its own while the next step computes, until `wait`.
+    Buffers are allocated at the first copy and reused: fresh memory costs more to touch than to
+    fill. From an accelerator the copy runs on a stream of its own while the next step computes,
+    until `wait`.
     """
 
     def __init__(self) -> None:
@@ -42,18 +49,23 @@ class HostStateCopy:
         self._copied: torch.cuda.Event | None = None
 
     def copy_from_device(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return copies of the tensors on the host, sharded as they are. The next call overwrites them.
+        """Return copies of the tensors on the host, sharded as they are. The next call overwrites
+        them.
 
         Call `wait` before the tensors change, and before the copies are read.
         """
         device = next((tensor.device for tensor in tensors.values() if tensor.is_cuda), None)
         if device is None:
-            return {name: self._copy_tensor(name, tensor.detach()) for name, tensor in tensors.items()}
+            return {
+                name: self._copy_tensor(name, tensor.detach()) for name, tensor in tensors.items()
+            }
         if self._stream is None:
             self._stream = torch.cuda.Stream(device)
         self._stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(self._stream):
-            copies = {name: self._copy_tensor(name, tensor.detach()) for name, tensor in tensors.items()}
+            copies = {
+                name: self._copy_tensor(name, tensor.detach()) for name, tensor in tensors.items()
+            }
             self._copied = self._stream.record_event()
         return copies
 
@@ -70,7 +82,8 @@ class HostStateCopy:
             self._buffers[name] = buffer
         buffer.copy_(local, non_blocking=True)
         if local.is_cuda and self._stream is not None:
-            # An engine may have made the tensor for this save alone; its memory is not to be reused before it is read.
+            # An engine may have made the tensor for this save alone; its memory is not to be reused
+            # before it is read.
             local.record_stream(self._stream)
         if not isinstance(tensor, DTensor):
             return buffer
@@ -85,7 +98,9 @@ CLOSE_SECONDS = 120
 
 @dataclass
 class SaveResult:
-    """One save. `stalled_seconds` is the time training waited, `seconds` the time of the whole save."""
+    """One save. `stalled_seconds` is the time training waited, `seconds` the time of the whole
+    save.
+    """
 
     steps: int
     folder: Path
@@ -101,7 +116,8 @@ class CheckpointSaver:
 
     def __init__(self, folder: Path, rule: CheckpointConfig) -> None:
         self.folder, self._rule = folder, rule
-        # A group of its own: the background thread must not interleave with collectives of training.
+        # A group of its own: the background thread must not interleave with collectives of
+        # training.
         self._control_group = ControlGroup()
         self._copy = HostStateCopy()
         self._thread: threading.Thread | None = None
@@ -118,12 +134,16 @@ class CheckpointSaver:
             self._verified.mark_verified(get_checkpoint_path(self.folder, steps))
 
     def allocate_buffers(self, state: EngineState) -> None:
-        """Allocate the buffers for copies of a state, so that the first save does not stall longer than later ones."""
+        """Allocate the buffers for copies of a state, so that the first save does not stall
+        longer than later ones.
+        """
         if self._rule.mode == "async":
             self._copy.copy_from_device(state.tensors)
             self._copy.wait()
 
-    def save_state(self, state: EngineState, steps: int, run_state: dict[str, Any], **more: Any) -> None:
+    def save_state(
+        self, state: EngineState, steps: int, run_state: dict[str, Any], **more: Any
+    ) -> None:
         """Save the state after `steps` data steps; return when training may continue. Collective.
 
         Args:
@@ -164,7 +184,9 @@ class CheckpointSaver:
             self._last.stalled_seconds += time.perf_counter() - began
 
     def wait_for_save(self) -> None:
-        """Wait for the save in the background, if there is one. Raises as `save_state` does. Collective."""
+        """Wait for the save in the background, if there is one. Raises as `save_state` does.
+        Collective.
+        """
         if self._thread is not None and self._last is not None:
             self._thread.join()
             self._thread = None
@@ -188,12 +210,17 @@ class CheckpointSaver:
             self._thread.join(CLOSE_SECONDS)
 
     def _write_checkpoint(
-        self, save: SaveResult, tensors: dict[str, Tensor], record: dict[str, Any], device: torch.device = CPU
+        self,
+        save: SaveResult,
+        tensors: dict[str, Tensor],
+        record: dict[str, Any],
+        device: torch.device = CPU,
     ) -> None:
         """Write the tensors; `device` is that of a copy, whose end has to come first."""
         try:
             if device.type == "cuda":
-                # A new thread begins on device 0, where every rank of this host would open a context.
+                # A new thread begins on device 0, where every rank of this host would open a
+                # context.
                 torch.cuda.set_device(device)
             self._copy.wait()
             write_sharded_checkpoint(tensors, save.folder, record, self._control_group)
@@ -202,13 +229,16 @@ class CheckpointSaver:
                 remove_old_checkpoints(self.folder, self._rule, self._verified)
             if (remote := find_remote_run(self.folder.parent)) is not None:
                 self._control_group.run_on_first_rank(remote.upload)
-        except BaseException as failure:  # raised in _check_save; torch's CheckpointException is no Exception
+        # raised in _check_save; torch's CheckpointException is no Exception
+        except BaseException as failure:
             save.failure = failure
         save.seconds = time.perf_counter() - save.start_time
         save.is_finished = True
 
     def _check_save(self, save: SaveResult) -> None:
-        """Raise the failure of a save if it is the second in a row or no CheckpointError. All ranks have the same."""
+        """Raise the failure of a save if it is the second in a row or no CheckpointError. All
+        ranks have the same.
+        """
         if save.failure is None:
             self._failures = 0
             return

@@ -1,7 +1,8 @@
-"""Storage of torch.distributed.checkpoint with JSON metadata: reading a checkpoint runs no code from it.
+"""Storage of torch.distributed.checkpoint with JSON metadata: reading a checkpoint runs no code
+from it.
 
-Writes `metadata.json` in place of torch's pickled `.metadata` and reads it back into torch's classes. Tensors stay in
-torch's files, which are read with `weights_only=True`.
+Writes `metadata.json` in place of torch's pickled `.metadata` and reads it back into torch's
+classes. Tensors stay in torch's files, which are read with `weights_only=True`.
 
 Invariants:
 - A pickled `.metadata` is never opened here, not even that of a single rank (`__0.metadata`).
@@ -26,15 +27,22 @@ from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
 from llmsys.errors import CheckpointError
-from llmsys.local_files import write_bytes_atomically
 from llmsys.parallel.process_group import all_gather_object
+from llmsys.storage.local_files import write_bytes_atomically
 from llmsys.train.checkpoint_index import SUFFIX, Boxes, read_indices, write_index
 from llmsys.train.checkpoint_metadata import METADATA, format_metadata, parse_metadata
-from llmsys.train.checkpoint_record import DAMAGE_ERRORS, PICKLED, build_unreadable_error, describe_pickle
+from llmsys.train.checkpoint_record import (
+    DAMAGE_ERRORS,
+    PICKLED,
+    build_unreadable_error,
+    describe_pickle,
+)
 
 
 class CheckpointWriter(FileSystemWriter):
-    """A writer of tensors in torch's format, one synced file per rank, with the metadata as JSON."""
+    """A writer of tensors in torch's format, one synced file per rank, with the metadata as
+    JSON.
+    """
 
     def __init__(self, folder: Path) -> None:
         """Write into `folder`, which is created if it is missing."""
@@ -42,7 +50,9 @@ class CheckpointWriter(FileSystemWriter):
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Write `metadata.json` durably from the results of all ranks. Called on rank 0 alone."""
-        metadata.storage_data = {one.index: one.storage_data for written in results for one in written}
+        metadata.storage_data = {
+            one.index: one.storage_data for written in results for one in written
+        }
         write_bytes_atomically(Path(self.path) / METADATA, format_metadata(metadata))
 
     def _get_metadata_path(self, rank: int | None = None) -> os.PathLike[str]:
@@ -87,7 +97,9 @@ class CheckpointStorageReader(FileSystemReader):
         return self._metadata
 
     def read_layout(self) -> dict[str, STORAGE_TYPES]:
-        """Return shapes and types of all tensors, without the chunks of many ranks. Raises as `read_metadata`."""
+        """Return shapes and types of all tensors, without the chunks of many ranks. Raises as
+        `read_metadata`.
+        """
         checkpoint = Path(self.path)
         # No chunk is wanted, only shapes and types.
         found = self._metadata or _read_metadata(checkpoint, {})
@@ -96,7 +108,9 @@ class CheckpointStorageReader(FileSystemReader):
     def select_tensors(self, tensors: dict[str, Tensor]) -> None:
         """Read the metadata of what this rank holds of some tensors. Raises as `read_metadata`."""
         if self._metadata is None or self._is_selected:
-            self._metadata = _read_metadata(Path(self.path), {name: _list_boxes(one) for name, one in tensors.items()})
+            self._metadata = _read_metadata(
+                Path(self.path), {name: _list_boxes(one) for name, one in tensors.items()}
+            )
             self._is_selected = True
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
@@ -109,11 +123,15 @@ class CheckpointStorageReader(FileSystemReader):
         """Read tensors into those of the planner.
 
         Raises:
-            CheckpointError: the plan names something else than a tensor, which torch would unpickle.
+            CheckpointError: the plan names something else than a tensor, which torch would
+                unpickle.
         """
         for item in plan.items:
             if item.type != LoadItemType.TENSOR:
-                raise CheckpointError(f"{self.path}: {item.storage_index.fqn} is not a tensor. Use another checkpoint.")
+                raise CheckpointError(
+                    f"{self.path}: {item.storage_index.fqn} is not a tensor. Use another "
+                    "checkpoint."
+                )
         done: Future[None] = super().read_data(plan, planner)
         return done
 
@@ -141,12 +159,18 @@ def _read_metadata(checkpoint: Path, wanted: dict[str, Boxes] | None = None) -> 
 
 @contextmanager
 def convert_read_errors(checkpoint: Path) -> Iterator[None]:
-    """Raise UnreadableCheckpointError for what the system cannot read now; leave the rest, and Ctrl-C, as it is."""
+    """Raise UnreadableCheckpointError for what the system cannot read now; leave the rest, and
+    Ctrl-C, as it is.
+    """
     try:
         yield
     except (CheckpointException, OSError) as error:
         # torch wraps the errors of all ranks into one CheckpointException.
-        causes = [cause for cause, _ in error.failures.values()] if isinstance(error, CheckpointException) else [error]
+        causes = (
+            [cause for cause, _ in error.failures.values()]
+            if isinstance(error, CheckpointException)
+            else [error]
+        )
         for cause in causes:
             if isinstance(cause, KeyboardInterrupt):
                 raise cause from None
@@ -155,7 +179,9 @@ def convert_read_errors(checkpoint: Path) -> Iterator[None]:
         raise
 
 
-def read_tensors(tensors: dict[str, Tensor], reader: CheckpointStorageReader, alone: bool = False) -> None:
+def read_tensors(
+    tensors: dict[str, Tensor], reader: CheckpointStorageReader, alone: bool = False
+) -> None:
     """Fill tensors by name from a checkpoint. Collective, unless `alone`.
 
     Args:
@@ -179,7 +205,9 @@ def read_tensors(tensors: dict[str, Tensor], reader: CheckpointStorageReader, al
 
 
 def _read_own_tensors(tensors: dict[str, Tensor], reader: CheckpointStorageReader) -> None:
-    """Fill this rank's part of the tensors. Ranks plan for themselves: rank 0 would handle the plans of all."""
+    """Fill this rank's part of the tensors. Ranks plan for themselves: rank 0 would handle the
+    plans of all.
+    """
     with convert_read_errors(Path(reader.path)):
         reader.select_tensors(tensors)  # before dcp.load, which would wrap its error
     try:
@@ -189,7 +217,9 @@ def _read_own_tensors(tensors: dict[str, Tensor], reader: CheckpointStorageReade
     except CheckpointException as error:
         causes = [cause for cause, _ in error.failures.values()]
         reason = _describe(causes[0]) if causes else str(error)
-        raise CheckpointError(f"{reader.path} cannot be read: {reason}. Use another checkpoint.") from error
+        raise CheckpointError(
+            f"{reader.path} cannot be read: {reason}. Use another checkpoint."
+        ) from error
 
 
 def _describe(cause: BaseException) -> str:

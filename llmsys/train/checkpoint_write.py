@@ -1,7 +1,7 @@
 """Write a checkpoint: into a hidden folder, with checksums, synced, and published by one rename.
 
-Every rank writes its shards into `.step-00000100.partial` and computes the checksums of its files. Rank 0 writes
-`state.json` with all checksums, syncs, and renames the folder to `step-00000100`.
+Every rank writes its shards into `.step-00000100.partial` and computes the checksums of its files.
+Rank 0 writes `state.json` with all checksums, syncs, and renames the folder to `step-00000100`.
 
 Invariants:
 - A folder without a leading dot is complete.
@@ -19,9 +19,9 @@ from torch import Tensor
 from torch.distributed.checkpoint import CheckpointException
 
 from llmsys.errors import CheckpointError, LlmsysError, to_data_error
-from llmsys.local_files import sync_folder
 from llmsys.parallel.control_group import ControlGroup
 from llmsys.parallel.process_group import get_rank, get_world_size
+from llmsys.storage.local_files import sync_folder
 from llmsys.train.checkpoint_plan import RankPlanner
 from llmsys.train.checkpoint_record import (
     compute_digests,
@@ -67,9 +67,13 @@ def write_sharded_checkpoint(
             control_group.run_on_all_ranks(
                 lambda: remote.upload_rank_files(list_rank_files(partial, get_rank()), target)
             )
-        digests = control_group.run_on_all_ranks(lambda: compute_digests(list_rank_files(partial, get_rank())))
+        digests = control_group.run_on_all_ranks(
+            lambda: compute_digests(list_rank_files(partial, get_rank()))
+        )
         files = {name: digest for found in digests for name, digest in found.items()}
-        control_group.run_on_first_rank(lambda: publish_checkpoint(partial, target, record | {"files": files}))
+        control_group.run_on_first_rank(
+            lambda: publish_checkpoint(partial, target, record | {"files": files})
+        )
     except (CheckpointException, OSError, RuntimeError, LlmsysError) as error:
         raise build_save_error(target, error) from error
 
@@ -103,7 +107,10 @@ def save_rank_tensors(tensors: dict[str, Tensor], folder: Path, planner: RankPla
 
 
 def publish_weights(
-    folder: Path, write: Callable[[Path], None], steps: int = 0, run_state: dict[str, Any] | None = None
+    folder: Path,
+    write: Callable[[Path], None],
+    steps: int = 0,
+    run_state: dict[str, Any] | None = None,
 ) -> Path:
     """Publish a checkpoint of weights alone. For one process, without a process group.
 
@@ -123,14 +130,21 @@ def publish_weights(
     _recreate_folder(partial)
     write(partial)
     files = compute_digests(sorted(partial.iterdir()))
-    publish_checkpoint(partial, target, {"steps": steps, "weights_only": True, "run": run_state or {}, "files": files})
+    publish_checkpoint(
+        partial,
+        target,
+        {"steps": steps, "weights_only": True, "run": run_state or {}, "files": files},
+    )
     return target
 
 
 def save_tensors(tensors: dict[str, Tensor], folder: Path) -> None:
-    """Write plain tensors as the files of a checkpoint. For one process, without a process group."""
+    """Write plain tensors as the files of a checkpoint. For one process, without a process
+    group.
+    """
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # one process by design
+        # one process by design
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         dcp.save(tensors, storage_writer=CheckpointWriter(folder), no_dist=True)
 
 
@@ -157,7 +171,8 @@ def remove_checkpoint(checkpoint: Path) -> None:
 
 
 def restore_replaced(folder: Path) -> None:
-    """Restore a checkpoint that a killed save had renamed, if its replacement is missing or damaged. Removes nothing.
+    """Restore a checkpoint that a killed save had renamed, if its replacement is missing or
+    damaged. Removes nothing.
 
     For the holder of the run folder's lock, before a checkpoint to resume from is searched.
     """
@@ -187,14 +202,21 @@ def _recreate_folder(partial: Path) -> None:
 
 
 def build_save_error(target: Path, error: BaseException) -> BaseException:
-    """Return a CheckpointError for a full, read-only or forbidden disk; any other failure unchanged."""
-    causes = [cause for cause, _ in error.failures.values()] if isinstance(error, CheckpointException) else [error]
+    """Return a CheckpointError for a full, read-only or forbidden disk; any other failure
+    unchanged.
+    """
+    causes = (
+        [cause for cause, _ in error.failures.values()]
+        if isinstance(error, CheckpointException)
+        else [error]
+    )
     for cause in causes:
         reason = _find_disk_reason(cause)
         if reason is not None:
             return CheckpointError(
-                f"{target} could not be saved: {reason}. Earlier checkpoints are intact. Free space or lower "
-                "checkpoint.keep_last, then run the same command again to continue from the newest one."
+                f"{target} could not be saved: {reason}. Earlier checkpoints are intact. Free "
+                "space or lower checkpoint.keep_last, then run the same command again to "
+                "continue from the newest one."
             )
     return error
 

@@ -1,8 +1,10 @@
-"""Look for silent data corruption: a rank's forward and backward of a step are repeated on another rank, and compared.
+"""Look for silent data corruption: a rank's forward and backward of a step are repeated on another
+rank, and compared.
 
-Each rank first computes the step of the next data-parallel rank, then its own; a rank alone computes its own twice. The
-gradients of all parameters, before any sum over ranks, are hashed. Equal inputs on equal machines give equal bits, so
-other hashes are an error of a processor or a memory. Dixit 2021 (arXiv:2102.11245) gives rates of such errors.
+Each rank first computes the step of the next data-parallel rank, then its own; a rank alone
+computes its own twice. The gradients of all parameters, before any sum over ranks, are hashed.
+Equal inputs on equal machines give equal bits, so other hashes are an error of a processor or a
+memory. Dixit 2021 (arXiv:2102.11245) gives rates of such errors.
 
 Invariants:
 - The weights of both passes are those before the step, and a step whose hashes differ changes none.
@@ -46,26 +48,30 @@ def require_comparable_gradients(config: RunConfig, device: torch.device) -> Non
     """
     key = f"train.corruption_check_every_steps={config.train.corruption_check_every_steps}"
     if config.engine.kind != "torch":
-        raise ConfigError(f"{key} needs engine.kind=torch, not {config.engine.kind}. Use it, or set the key to 0.")
+        raise ConfigError(
+            f"{key} needs engine.kind=torch, not {config.engine.kind}. Use it, or set the key to 0."
+        )
     for axis in ("expert", "tensor", "context", "pipeline"):
         if (size := getattr(config.layout, axis)) > 1:
             raise ConfigError(
-                f"{key} compares ranks that compute whole sequences alone, and layout.{axis}={size} splits them. Use "
-                f"layout.{axis}=1, or set the key to 0."
+                f"{key} compares ranks that compute whole sequences alone, and "
+                f"layout.{axis}={size} splits them. Use layout.{axis}=1, or set the key to 0."
             )
     if config.train.precision == "fp16":
         raise ConfigError(
-            f"{key}: train.precision=fp16 skips steps that overflow. Use bf16 or fp32, or set the key to 0."
+            f"{key}: train.precision=fp16 skips steps that overflow. Use bf16 or fp32, or set the "
+            "key to 0."
         )
     if config.train.noise_scale_every_steps:
         raise ConfigError(
-            f"{key}: train.noise_scale_every_steps={config.train.noise_scale_every_steps} takes micro-batches in "
-            "another order. Set one of the two keys to 0."
+            f"{key}: train.noise_scale_every_steps={config.train.noise_scale_every_steps} takes "
+            "micro-batches in another order. Set one of the two keys to 0."
         )
     if device.type != "cpu" and config.train.reproducibility != "bitwise":
         raise ConfigError(
-            f"{key} compares bits, and the kernels of train.reproducibility={config.train.reproducibility} add in any "
-            f"order on {device.type}. Set train.reproducibility=bitwise, or the key to 0."
+            f"{key} compares bits, and the kernels of "
+            f"train.reproducibility={config.train.reproducibility} add in any order on "
+            f"{device.type}. Set train.reproducibility=bitwise, or the key to 0."
         )
 
 
@@ -81,7 +87,12 @@ class CorruptionCheck:
     """
 
     def __init__(
-        self, config: RunConfig, engine: RepeatingEngine, read_batches: ReadBatches, data_rank: int, ranks: int
+        self,
+        config: RunConfig,
+        engine: RepeatingEngine,
+        read_batches: ReadBatches,
+        data_rank: int,
+        ranks: int,
     ) -> None:
         self._every_steps, self._seed = config.train.corruption_check_every_steps, config.run.seed
         self._engine, self._read_batches = engine, read_batches
@@ -91,14 +102,17 @@ class CorruptionCheck:
         self._hash = GradientHash(engine.module)
 
     def begin_step(self, step: int) -> None:
-        """Compute the gradients of the next rank if step `step`, counted from 0, is checked. Collective then."""
+        """Compute the gradients of the next rank if step `step`, counted from 0, is checked.
+        Collective then.
+        """
         if (step + 1) % self._every_steps:
             return
         self._repeated, self._step = self._hash_repetition(step, 1), step
         self._hash.start()
 
     def end_step(self) -> dict[str, Any] | None:
-        """Compare, before the weights change, and return the fields of a `corruption_check` event. Collective.
+        """Compare, before the weights change, and return the fields of a `corruption_check` event.
+        Collective.
 
         Raises:
             LlmsysError: two ranks computed other gradients from the same data.
@@ -108,20 +122,29 @@ class CorruptionCheck:
         step, self._step = self._step, -1
         found = all_gather_object((self._hash.finish(), self._repeated, platform.node()))
         own, repeated, hosts = zip(*found, strict=True)
-        suspects = [rank for rank in range(self._ranks) if own[rank] != repeated[(rank - 1) % self._ranks]]
+        suspects = [
+            rank for rank in range(self._ranks) if own[rank] != repeated[(rank - 1) % self._ranks]
+        ]
         if suspects:
             third = all_gather_object(self._hash_repetition(step, 2))
             raise LlmsysError(
-                " ".join(self._describe_suspect(step, one, own, repeated, third, hosts) for one in suspects)
+                " ".join(
+                    self._describe_suspect(step, one, own, repeated, third, hosts)
+                    for one in suspects
+                )
             )
-        return {"hash": hashlib.blake2b("".join(own).encode(), digest_size=16).hexdigest(), "ranks": self._ranks}
+        return {
+            "hash": hashlib.blake2b("".join(own).encode(), digest_size=16).hexdigest(),
+            "ranks": self._ranks,
+        }
 
     def _hash_repetition(self, step: int, distance: int) -> str:
         """Return the hash of the gradients of the rank `distance` after this one, computed here."""
         data_rank = (self._data_rank + distance) % self._ranks
         batches = self._read_batches(step, data_rank)
         self._hash.start()
-        torch.manual_seed(derive_order_key("dropout", self._seed, step, data_rank) >> 1)  # as seed_dropout
+        # as seed_dropout
+        torch.manual_seed(derive_order_key("dropout", self._seed, step, data_rank) >> 1)
         self._engine.repeat_gradients(batches, data_rank)
         return self._hash.finish()
 
@@ -134,28 +157,34 @@ class CorruptionCheck:
         third: Sequence[str],
         hosts: Sequence[str],
     ) -> str:
-        """Return what differs for the data of `rank`, the rank at fault if two of three agree, and the next step."""
+        """Return what differs for the data of `rank`, the rank at fault if two of three agree,
+        and the next step.
+        """
         first, second, last = rank, (rank - 1) % self._ranks, (rank - 2) % self._ranks
         computed = [(first, own[first]), (second, repeated[second]), (last, third[last])]
         values = [value for _, value in computed]
         lonely = [holder for holder, value in computed if values.count(value) == 1]
         text = (
-            f"step {step + 1}: the gradients of rank {rank} have hash {own[first]}, and computed again on rank "
-            f"{second} {repeated[second]}."
+            f"step {step + 1}: the gradients of rank {rank} have hash {own[first]}, and computed "
+            f"again on rank {second} {repeated[second]}."
         )
         if len(lonely) != 1:
             return (
-                f"{text} A third computation gave {third[last]}: these kernels do not repeat their bits. Set "
-                "train.reproducibility=bitwise, or train.corruption_check_every_steps=0."
+                f"{text} A third computation gave {third[last]}: these kernels do not repeat "
+                "their bits. Set train.reproducibility=bitwise, or "
+                "train.corruption_check_every_steps=0."
             )
         return (
-            f"{text} A third computation agrees with all but rank {lonely[0]} on {hosts[lonely[0]]}, whose processor "
-            "or memory is suspect. No weight was changed. Test or exclude that machine, and run the same command again "
-            "to continue from the last checkpoint."
+            f"{text} A third computation agrees with all but rank {lonely[0]} on "
+            f"{hosts[lonely[0]]}, whose processor or memory is suspect. No weight was changed. "
+            "Test or exclude that machine, and run the same command again to continue from the "
+            "last checkpoint."
         )
 
 
-def build_corruption_check(config: RunConfig, engine: Engine, layout: ParallelLayout) -> CorruptionCheck | None:
+def build_corruption_check(
+    config: RunConfig, engine: Engine, layout: ParallelLayout
+) -> CorruptionCheck | None:
     """Return the check of `train.corruption_check_every_steps`, or None where it is 0.
 
     Args:
@@ -174,13 +203,18 @@ def build_corruption_check(config: RunConfig, engine: Engine, layout: ParallelLa
 
 
 class GradientHash:
-    """The hash of all parameter gradients between `start` and `finish`, before they are summed over ranks.
+    """The hash of all parameter gradients between `start` and `finish`, before they are summed over
+    ranks.
 
-    Hooks are on the tensors of the forward pass: under FSDP these are gathered parameters, which exist inside of it.
+    Hooks are on the tensors of the forward pass: under FSDP these are gathered parameters, which
+    exist inside of it.
     """
 
     def __init__(self, module: nn.Module) -> None:
-        self._units = [("", module), *((n, m) for n, m in module.named_modules() if isinstance(m, TransformerBlock))]
+        self._units = [
+            ("", module),
+            *((n, m) for n, m in module.named_modules() if isinstance(m, TransformerBlock)),
+        ]
         self._handles: list[RemovableHandle] = []
         self._sums: dict[str, list[int]] = {}
 
@@ -188,7 +222,9 @@ class GradientHash:
         """Watch every parameter from the next forward pass on."""
         self._sums, seen = {}, set[int]()
         for prefix, unit in self._units:
-            self._handles.append(unit.register_forward_pre_hook(partial(self._watch_parameters, prefix, seen)))
+            self._handles.append(
+                unit.register_forward_pre_hook(partial(self._watch_parameters, prefix, seen))
+            )
 
     def finish(self) -> str:
         """Return the hash, and remove every hook."""
@@ -196,14 +232,22 @@ class GradientHash:
             self._handles.pop().remove()
         return hashlib.blake2b(repr(sorted(self._sums.items())).encode(), digest_size=8).hexdigest()
 
-    def _watch_parameters(self, prefix: str, seen: set[int], unit: nn.Module, arguments: tuple[Any, ...]) -> None:
+    def _watch_parameters(
+        self, prefix: str, seen: set[int], unit: nn.Module, arguments: tuple[Any, ...]
+    ) -> None:
         for name, parameter in unit.named_parameters(prefix):
             # The blocks' parameters have other tensors inside of their own forward passes.
-            if id(parameter) not in seen and parameter.requires_grad and not hasattr(type(parameter), "to_local"):
+            if (
+                id(parameter) not in seen
+                and parameter.requires_grad
+                and not hasattr(type(parameter), "to_local")
+            ):
                 seen.add(id(parameter))
                 self._handles.append(parameter.register_hook(partial(self._add_gradient, name)))
 
     def _add_gradient(self, name: str, gradient: Tensor) -> None:
         _, sums = hash_slice(gradient)
         # A sum: micro-batches may come in any order.
-        self._sums[name] = [(a + b) % 2**64 for a, b in zip(self._sums.get(name, [0, 0]), sums, strict=True)]
+        self._sums[name] = [
+            (a + b) % 2**64 for a, b in zip(self._sums.get(name, [0, 0]), sums, strict=True)
+        ]

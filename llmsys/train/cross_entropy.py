@@ -1,16 +1,18 @@
 """Cross entropy as sums in nats, also fused with the output head, without holding all logits.
 
-Fused: tokens × vocabulary is the largest activation of a model with a large vocabulary (16 GiB for 32k tokens and 256k
-pieces in bfloat16). Only valid targets are computed, one block of rows at a time: logits, their loss, and at once the
-gradients of hidden states and weight. No second pass over the logits is needed, because training asks for a sum, whose
-gradient is each token's gradient times one number. An encoder that fills masks computes a seventh of its logits;
-on accelerators llmsys/engine/micro_batch_loss.py selects those rows.
+Fused: tokens × vocabulary is the largest activation of a model with a large vocabulary (16 GiB for
+32k tokens and 256k pieces in bfloat16). Only valid targets are computed, one block of rows at a
+time: logits, their loss, and at once the gradients of hidden states and weight. No second pass over
+the logits is needed, because training asks for a sum, whose gradient is each token's gradient times
+one number. An encoder that fills masks computes a seventh of its logits; on accelerators
+llmsys/engine/micro_batch_loss.py selects those rows.
 
 The caller divides once by the valid targets of all ranks.
 
-`cross_entropy(logits.float())` writes three float32 tensors of tokens × vocabulary. Here a few rows at a time stay in
-cache, and the forward pass computes the gradient in the dtype of the logits: 3.7 times as fast on one core with 4,096
-tokens and a vocabulary of 8,192 (tools/bench/loss.py). On accelerators one kernel does it (cross_entropy_kernel.py).
+`cross_entropy(logits.float())` writes three float32 tensors of tokens × vocabulary. Here a few rows
+at a time stay in cache, and the forward pass computes the gradient in the dtype of the logits: 3.7
+times as fast on one core with 4,096 tokens and a vocabulary of 8,192 (tools/bench/loss.py). On
+accelerators one kernel does it (cross_entropy_kernel.py).
 
 Invariants:
 - The loss equals that of unfused logits.
@@ -41,8 +43,10 @@ def compute_sequence_losses(
     Args:
         logits_BTV: any float dtype; they are summed in float32.
         targets_BT: classes, or IGNORED.
-        label_smoothing: ε. The target distribution is 1 - ε for the true class and ε / (V - 1) for each other class.
-        z_loss: weight of the squared log-sum-exp of each token's logits (PaLM, arXiv:2204.02311, 5), added to its loss.
+        label_smoothing: ε. The target distribution is 1 - ε for the true class and ε / (V - 1) for
+            each other class.
+        z_loss: weight of the squared log-sum-exp of each token's logits (PaLM, arXiv:2204.02311,
+            5), added to its loss.
 
     Returns:
         float32 (B,).
@@ -53,7 +57,11 @@ def compute_sequence_losses(
 
 
 def compute_token_losses(
-    logits_NV: Tensor, targets_N: Tensor, smoothing: float, z_weight: float, gradient_NV: Tensor | None = None
+    logits_NV: Tensor,
+    targets_N: Tensor,
+    smoothing: float,
+    z_weight: float,
+    gradient_NV: Tensor | None = None,
 ) -> Tensor:
     """Return the loss of each token, float32 (N,), 0 where the target is IGNORED. Without autograd.
 
@@ -64,10 +72,13 @@ def compute_token_losses(
         z_weight: weight of the z loss.
         gradient_NV: filled with the gradient of the sum of losses; may be `logits_NV` itself.
     """
-    other = smoothing / max(logits_NV.shape[1] - 1, 1)  # target probability of each class but the true one
+    # target probability of each class but the true one
+    other = smoothing / max(logits_NV.shape[1] - 1, 1)
     extra = 1 - smoothing - other  # target probability of the true one beyond that
     if logits_NV.device.type == "cuda":
-        nats_N: Tensor = _compute_on_accelerator(logits_NV, targets_N, other, extra, z_weight, gradient_NV)
+        nats_N: Tensor = _compute_on_accelerator(
+            logits_NV, targets_N, other, extra, z_weight, gradient_NV
+        )
         return nats_N
     losses_N = torch.empty(len(logits_NV), dtype=torch.float32, device=logits_NV.device)
     valid_N1 = (targets_N != IGNORED)[:, None]
@@ -98,7 +109,12 @@ def compute_token_losses(
 # A custom op, so that fake tensors pass.
 @torch.library.custom_op("llmsys::token_losses", mutates_args=("gradient_NV",))
 def _compute_on_accelerator(
-    logits_NV: Tensor, targets_N: Tensor, other: float, extra: float, z_weight: float, gradient_NV: Tensor | None
+    logits_NV: Tensor,
+    targets_N: Tensor,
+    other: float,
+    extra: float,
+    z_weight: float,
+    gradient_NV: Tensor | None,
 ) -> Tensor:
     # Not at the top: CPU wheels do not bring triton.
     from llmsys.train.cross_entropy_kernel import run_token_losses
@@ -115,7 +131,9 @@ class _TokenLosses(torch.autograd.Function):
     """Autograd for `compute_token_losses`, with the gradient computed in the forward pass."""
 
     @staticmethod
-    def forward(ctx: Any, logits_NV: Tensor, targets_N: Tensor, smoothing: float, z_weight: float) -> Tensor:
+    def forward(
+        ctx: Any, logits_NV: Tensor, targets_N: Tensor, smoothing: float, z_weight: float
+    ) -> Tensor:
         gradient_NV = torch.empty_like(logits_NV) if ctx.needs_input_grad[0] else None
         ctx.gradient_NV = gradient_NV
         return compute_token_losses(logits_NV, targets_N, smoothing, z_weight, gradient_NV)
@@ -124,7 +142,9 @@ class _TokenLosses(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
         gradient_NV, ctx.gradient_NV = ctx.gradient_NV, None
         if gradient_NV is None:
-            raise RuntimeError("the gradient of the loss was consumed by its first backward; call the loss again")
+            raise RuntimeError(
+                "the gradient of the loss was consumed by its first backward; call the loss again"
+            )
         return gradient_NV.mul_(gradients[0][:, None].to(gradient_NV.dtype)), None, None, None
 
 
@@ -150,10 +170,13 @@ def compute_linear_cross_entropy(
         label_smoothing: see `compute_sequence_losses`.
         z_loss: see `compute_sequence_losses`.
     """
-    # Indexing with a mask makes the host wait for an accelerator. There the engine has left out most rows without a
-    # target, and the loss masks the others.
+    # Indexing with a mask makes the host wait for an accelerator. There the engine has left out
+    # most rows without a target, and the loss masks the others.
     rows = targets_BT != IGNORED if is_on_host(x_BTD) else slice(None)
-    x_ND, targets_N = head.prepare_hidden(x_BTD[rows].reshape(-1, x_BTD.shape[-1])), targets_BT[rows].flatten()
+    x_ND, targets_N = (
+        head.prepare_hidden(x_BTD[rows].reshape(-1, x_BTD.shape[-1])),
+        targets_BT[rows].flatten(),
+    )
     fixed_V: Tensor | None = None
     softcap: float | None = None
     match head:
@@ -169,7 +192,9 @@ def compute_linear_cross_entropy(
 
 
 def build_training_loss(config: LossConfig) -> Loss:
-    """Return the loss of training. Evaluation uses `compute_sequence_losses` without smoothing and z loss."""
+    """Return the loss of training. Evaluation uses `compute_sequence_losses` without smoothing
+    and z loss.
+    """
     shape = {"label_smoothing": config.label_smoothing, "z_loss": config.z_loss}
 
     def compute_loss(head: nn.Module | None, x_BTD: Tensor, targets_BT: Tensor) -> Tensor:
@@ -181,7 +206,9 @@ def build_training_loss(config: LossConfig) -> Loss:
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
-    """Sum over tokens, with the gradients computed in the forward pass and scaled in the backward pass."""
+    """Sum over tokens, with the gradients computed in the forward pass and scaled in the
+    backward pass.
+    """
 
     @staticmethod
     def forward(
@@ -203,7 +230,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
         for rows in blocks:
             logits = _compute_logits(x_ND[rows], weight_VD, bias_V, fixed_V, softcap)
             # d/dx of cap · tanh(x / cap) is 1 − tanh²; computed before the logits are overwritten.
-            softcap_slope = None if softcap is None or not needs_gradient else 1 - (logits / softcap).square_()
+            softcap_slope = (
+                None if softcap is None or not needs_gradient else 1 - (logits / softcap).square_()
+            )
             # The gradient overwrites the logits, which saves one block of memory.
             total += compute_token_losses(
                 logits, targets_N[rows], smoothing, z_weight, logits if needs_gradient else None
@@ -224,7 +253,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
         # Freed at once, and scaled in place: so a second backward is not possible.
         (dx_ND, dweight_VD, dbias_V), ctx.gradients = ctx.gradients, (None, None, None)
         if dx_ND is None or dweight_VD is None:
-            raise RuntimeError("the gradient of the loss was consumed by its first backward; call the loss again")
+            raise RuntimeError(
+                "the gradient of the loss was consumed by its first backward; call the loss again"
+            )
         factor, (weight_dtype, bias_dtype) = gradients[0], ctx.dtypes
         dweight_VD = _scale(dweight_VD, factor, weight_dtype)
         dbias_V = None if dbias_V is None else dbias_V.mul_(factor).to(bias_dtype)
@@ -232,17 +263,22 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 
 def _add_product(total: Tensor | None, a: Tensor, b: Tensor, num_blocks: int) -> Tensor:
-    """Return the sum so far plus a matrix product of one more block, in float32 where there are several."""
+    """Return the sum so far plus a matrix product of one more block, in float32 where there are
+    several.
+    """
     if a.device.type != "cuda" or num_blocks == 1:
         return _add_block(total, a @ b, num_blocks)
-    # The product is added where it is made, in float32: no block's part in 16 bits, and no pass to add it.
+    # The product is added where it is made, in float32: no block's part in 16 bits, and no pass to
+    # add it.
     if total is None:
         return torch.mm(a, b, out_dtype=torch.float32)
     return torch.addmm(total, a, b, out_dtype=torch.float32, out=total)
 
 
 def _scale(total: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return total · factor in a dtype. Overwrites `total`, except on accelerators that convert in the same pass."""
+    """Return total · factor in a dtype. Overwrites `total`, except on accelerators that convert
+    in the same pass.
+    """
     if total.device.type != "cuda" or total.dtype == dtype:
         return total.mul_(factor).to(dtype)
     return torch.mul(total, factor, out=torch.empty_like(total, dtype=dtype))
@@ -252,15 +288,17 @@ def _add_block(total: Tensor | None, part: Tensor, num_blocks: int) -> Tensor:
     """Return the sum so far plus one more block, in float32 where there are several."""
     if total is not None:
         return total.add_(part)
-    # In bfloat16 small blocks would be lost in a large sum. At once: a sum that is converted at the second block exists
-    # twice beside that block.
+    # In bfloat16 small blocks would be lost in a large sum. At once: a sum that is converted at the
+    # second block exists twice beside that block.
     return part if num_blocks == 1 else part.float()
 
 
 def _list_row_blocks(x_ND: Tensor, vocabulary: int) -> list[slice]:
     """Return slices of at least 16 rows whose logits fill one block."""
     on_cpu = x_ND.device.type == "cpu"
-    rows = (LOGITS_BYTES_ON_CPU if on_cpu else LOGITS_BYTES_ON_ACCELERATOR) // (vocabulary * x_ND.element_size())
+    rows = (LOGITS_BYTES_ON_CPU if on_cpu else LOGITS_BYTES_ON_ACCELERATOR) // (
+        vocabulary * x_ND.element_size()
+    )
     # Whole tiles of matrix products on accelerators.
     rows = max(16, rows if on_cpu or rows < TILE_ROWS else rows // TILE_ROWS * TILE_ROWS)
     # One empty block without targets, so that the weight gets a gradient of zeros.
@@ -268,7 +306,11 @@ def _list_row_blocks(x_ND: Tensor, vocabulary: int) -> list[slice]:
 
 
 def _compute_logits(
-    x_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, fixed_V: Tensor | None, softcap: float | None
+    x_ND: Tensor,
+    weight_VD: Tensor,
+    bias_V: Tensor | None,
+    fixed_V: Tensor | None,
+    softcap: float | None,
 ) -> Tensor:
     """Return the head's logits for some rows, valid until the next call."""
     logits_NV = torch.mm(x_ND, weight_VD.T, out=_get_logits_buffer(len(x_ND), len(weight_VD), x_ND))
@@ -284,8 +326,8 @@ _logits_buffers: dict[tuple[torch.device, torch.dtype], Tensor] = {}
 def _get_logits_buffer(rows: int, columns: int, like: Tensor) -> Tensor:
     """Return memory for one block of logits, reused between steps on the CPU.
 
-    New memory costs a page fault for every 4 KiB on a CPU: a quarter of the time of the matmul that fills it.
-    Accelerators have allocators that keep theirs.
+    New memory costs a page fault for every 4 KiB on a CPU: a quarter of the time of the matmul that
+    fills it. Accelerators have allocators that keep theirs.
     """
     if like.device.type != "cpu":
         return like.new_empty(rows, columns)

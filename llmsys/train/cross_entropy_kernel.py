@@ -1,7 +1,8 @@
-"""Triton kernel of the cross entropy of rows of logits, with its gradient in the place of the logits.
+"""Triton kernel of the cross entropy of rows of logits, with its gradient in the place of the
+logits.
 
-Plain operations read and write a float32 copy of the logits eight times. Here a row is read twice, the second time from
-the L2 cache, and written once, in the dtype of the logits.
+Plain operations read and write a float32 copy of the logits eight times. Here a row is read twice,
+the second time from the L2 cache, and written once, in the dtype of the logits.
 
 Imported where the kernel runs: triton comes with torch's CUDA wheels only.
 """
@@ -20,7 +21,8 @@ OPTIONS = {"num_warps": 8, "num_stages": 1}
 
 @triton.jit
 def compute_row(
-    logits, targets, losses, gradients, logits_row, gradients_row, num_columns, other, extra, z_weight,
+    logits, targets, losses, gradients, logits_row, gradients_row, num_columns, other, extra,
+    z_weight,
     IGNORED: tl.constexpr, HAS_OTHER: tl.constexpr, HAS_GRADIENT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Compute the loss of one row, and the gradient of its logits."""
@@ -32,7 +34,9 @@ def compute_row(
     highest, total, logits_sum = float("-inf"), 0.0, 0.0
     for begin in range(0, num_columns, BLOCK):
         columns = begin + tl.arange(0, BLOCK)
-        x = tl.load(logits + columns, mask=columns < num_columns, other=float("-inf")).to(tl.float32)
+        x = tl.load(logits + columns, mask=columns < num_columns, other=float("-inf")).to(
+            tl.float32
+        )
         new_highest = tl.maximum(highest, tl.max(x, 0))
         total = total * tl.exp(highest - new_highest) + tl.sum(tl.exp(x - new_highest), 0)
         highest = new_highest
@@ -47,10 +51,16 @@ def compute_row(
         factor = 1 + 2 * z_weight * z
         for begin in range(0, num_columns, BLOCK):
             columns = begin + tl.arange(0, BLOCK)
-            x = tl.load(logits + columns, mask=columns < num_columns, other=float("-inf")).to(tl.float32)
+            x = tl.load(logits + columns, mask=columns < num_columns, other=float("-inf")).to(
+                tl.float32
+            )
             gradient = tl.exp(x - z) * factor - other - tl.where(columns == target, extra, 0.0)
             gradient = tl.where(is_valid, gradient, 0.0)
-            tl.store(gradients + columns, gradient.to(gradients.dtype.element_ty), mask=columns < num_columns)
+            tl.store(
+                gradients + columns,
+                gradient.to(gradients.dtype.element_ty),
+                mask=columns < num_columns,
+            )
 
 
 def run_token_losses(
@@ -73,7 +83,8 @@ def run_token_losses(
         return losses_N
     gradient = logits_NV if gradient_NV is None else gradient_NV
     compute_row[(len(logits_NV),)](
-        logits_NV, targets_N, losses_N, gradient, logits_NV.stride(0), gradient.stride(0), logits_NV.shape[1],
+        logits_NV, targets_N, losses_N, gradient, logits_NV.stride(0), gradient.stride(0),
+        logits_NV.shape[1],
         other, extra, z_weight, ignored, other != 0, gradient_NV is not None, BLOCK, **OPTIONS,
     )  # fmt: skip
     return losses_N

@@ -13,4 +13,5 @@ def seed_dropout(seed: int, step: int) -> None:
         seed: `run.seed`.
         step: index of the step, counted from 0.
     """
-    torch.manual_seed(derive_order_key("dropout", seed, step, get_rank()) >> 1)  # torch takes 63 bits
+    # torch takes 63 bits
+    torch.manual_seed(derive_order_key("dropout", seed, step, get_rank()) >> 1)

@@ -1,7 +1,8 @@
 """Evaluate loss and accuracy on held-out rows, divided among all ranks.
 
 Invariants:
-- Each row's sums are gathered and added in row order, so the number of ranks changes only rounding inside the model.
+- Each row's sums are gathered and added in row order, so the number of ranks changes only rounding
+  inside the model.
 - The loss is plain cross entropy, without label smoothing or z loss.
 """
 
@@ -18,7 +19,8 @@ from llmsys.parallel.process_group import all_reduce_sum, get_rank, get_world_si
 from llmsys.train.cross_entropy import compute_sequence_losses
 from llmsys.train.python_metric import LoadedMetric, MetricValue
 
-# Computes the logits of a batch without dropout, such as `Engine.compute_logits`; None where another rank has them.
+# Computes the logits of a batch without dropout, such as `Engine.compute_logits`; None where
+# another rank has them.
 LogitsFunction = Callable[[Batch], Tensor | None]
 
 
@@ -27,7 +29,8 @@ class RowRanks(NamedTuple):
 
     Attributes:
         neighbours: ranks of one pipeline stage, next to each other.
-        stages: ranks of a pipeline, each with such neighbours; the outermost axis. Logits are None on all but one.
+        stages: ranks of a pipeline, each with such neighbours; the outermost axis. Logits are None
+            on all but one.
     """
 
     neighbours: int = 1
@@ -46,7 +49,9 @@ class HeldoutRows(Protocol):
         ...
 
     def get_batch(self, first: int, count: int) -> Batch:
-        """Return rows `first` to `first + count - 1`; past the end, a batch without valid targets."""
+        """Return rows `first` to `first + count - 1`; past the end, a batch without valid
+        targets.
+        """
         ...
 
 
@@ -73,7 +78,9 @@ class Evaluator(Protocol):
 
 @dataclass(frozen=True)
 class EvaluationSums:
-    """Sums over all rows: loss in nats, targets whose most likely class is correct, targets, and means of metrics."""
+    """Sums over all rows: loss in nats, targets whose most likely class is correct, targets, and
+    means of metrics.
+    """
 
     nats: float
     correct: float
@@ -114,10 +121,14 @@ class TargetEvaluator:
 
     def evaluate(self, compute_logits: LogitsFunction, device: torch.device) -> TargetEvaluation:
         """Evaluate this rank's rows and return the result over all ranks. Collective."""
-        sums = sum_over_rows(self.heldout, compute_logits, device, self.row_ranks, self.sequences, self.metrics)
+        sums = sum_over_rows(
+            self.heldout, compute_logits, device, self.row_ranks, self.sequences, self.metrics
+        )
         loss = sums.nats / max(sums.targets, 1)
         perplexity = float(torch.tensor(loss).exp())
-        return TargetEvaluation(loss, perplexity, sums.correct / max(sums.targets, 1), int(sums.targets), sums.metrics)
+        return TargetEvaluation(
+            loss, perplexity, sums.correct / max(sums.targets, 1), int(sums.targets), sums.metrics
+        )
 
 
 def remove_empty_metrics(values: dict[str, Any]) -> dict[str, Any]:
@@ -129,7 +140,11 @@ def remove_empty_metrics(values: dict[str, Any]) -> dict[str, Any]:
     Returns:
         The fields for events and JSON.
     """
-    return values if values["metrics"] else {name: value for name, value in values.items() if name != "metrics"}
+    return (
+        values
+        if values["metrics"]
+        else {name: value for name, value in values.items() if name != "metrics"}
+    )
 
 
 def sum_over_rows(
@@ -170,7 +185,8 @@ def compute_row_metrics(
     sequences: int = MAX_DEFAULT_SEQUENCES,
     metrics: Sequence[LoadedMetric] = (),
 ) -> Tensor:
-    """Return loss, correct targets, targets and metrics of each row, float64 (rows, 3 + metrics). Collective.
+    """Return loss, correct targets, targets and metrics of each row, float64 (rows, 3 + metrics).
+    Collective.
 
     Args:
         heldout: the rows; each is read once over all ranks.
@@ -208,5 +224,6 @@ def compute_batch_row_sums(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
     valid_BT = targets_BT != IGNORED
     hits_B = (valid_BT & (likeliest_BT == targets_BT)).sum(1)
     return torch.stack(
-        [compute_sequence_losses(logits_BTV, targets_BT), hits_B.float(), valid_BT.sum(1).float()], dim=1
+        [compute_sequence_losses(logits_BTV, targets_BT), hits_B.float(), valid_BT.sum(1).float()],
+        dim=1,
     )

@@ -1,10 +1,11 @@
 """Expert load over all ranks: update the balancing bias after each step, and report the balance.
 
-The mean depth of positions that halt by themselves, and the next-sentence loss, are counted likewise.
+The mean depth of positions that halt by themselves, and the next-sentence loss, are counted
+likewise.
 
 Invariants:
-- Sums over tokens are taken in the forward pass, reduced over ranks once per step, and reset. Layout and gradient
-  accumulation therefore change no number.
+- Sums over tokens are taken in the forward pass, reduced over ranks once per step, and reset.
+  Layout and gradient accumulation therefore change no number.
 """
 
 import math
@@ -27,10 +28,12 @@ from llmsys.parallel.process_group import all_reduce_sum
 
 @dataclass(frozen=True)
 class ExpertLoadReport:
-    """Load of the experts of each layer in one step, over all ranks and micro-batches. Empty for dense models.
+    """Load of the experts of each layer in one step, over all ranks and micro-batches. Empty for
+    dense models.
 
     Attributes:
-        load: share of the layer's assignments that requested each expert, before drops; they sum to 1.
+        load: share of the layer's assignments that requested each expert, before drops; they sum to
+            1.
         entropy: entropy of the load over that of an even one: 1 is even, 0 all on one expert.
         dead: experts that no token requested.
         imbalance: load of the busiest expert over the mean load; 1 is even.
@@ -48,8 +51,13 @@ class ExpertLoadReport:
     dropped: list[float]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a list per number with one entry per layer, `busiest` (worst imbalance) and the sum `dead_experts`."""
-        return asdict(self) | {"busiest": max(self.imbalance, default=0.0), "dead_experts": sum(self.dead)}
+        """Return a list per number with one entry per layer, `busiest` (worst imbalance) and the
+        sum `dead_experts`.
+        """
+        return asdict(self) | {
+            "busiest": max(self.imbalance, default=0.0),
+            "dead_experts": sum(self.dead),
+        }
 
 
 def set_balance_factor(model: Transformer, factor: float) -> None:
@@ -65,11 +73,12 @@ def set_balance_factor(model: Transformer, factor: float) -> None:
 
 @dataclass(frozen=True)
 class ExpertLoad:
-    """Sums of one step on the device. They are read, which makes the host wait, when a report is asked for.
+    """Sums of one step on the device. They are read, which makes the host wait, when a report is
+    asked for.
 
     Attributes:
-        sums_LS: per layer the tokens of each expert, the sums of its probabilities, and three scalars, float64;
-            None for dense models.
+        sums_LS: per layer the tokens of each expert, the sums of its probabilities, and three
+            scalars, float64; None for dense models.
     """
 
     sums_LS: Tensor | None
@@ -87,7 +96,11 @@ class ExpertLoad:
         if self.sums_LS is None:
             return ExpertLoadReport([], [], [], [], [], [], [])
         tokens_LE, probability_LE, (z_L, tokens_L, dropped_L) = _split_sums(self.sums_LS)
-        num_experts, tokens_L, share_LE = tokens_LE.shape[1], tokens_L.clamp(min=1), _compute_shares(tokens_LE)
+        num_experts, tokens_L, share_LE = (
+            tokens_LE.shape[1],
+            tokens_L.clamp(min=1),
+            _compute_shares(tokens_LE),
+        )
         numbers_L = [
             # The entropy of one expert would be divided by log 1 = 0.
             torch.special.entr(share_LE).sum(1) / math.log(max(num_experts, 2)),
@@ -100,12 +113,15 @@ class ExpertLoad:
         rows = torch.cat([torch.stack(numbers_L), share_LE.T]).tolist()
         entropy, dead, imbalance, balance, router_z, dropped, *shares = rows
         load = [list(share) for share in zip(*shares, strict=True)]
-        return ExpertLoadReport(load, entropy, [int(count) for count in dead], imbalance, balance, router_z, dropped)
+        return ExpertLoadReport(
+            load, entropy, [int(count) for count in dead], imbalance, balance, router_z, dropped
+        )
 
 
 @torch.no_grad()
 def update_expert_balance(model: Transformer, applied: bool = True) -> ExpertLoad:
-    """Update the balancing biases from the load of one step, and reset the counts. Collective; the host waits nowhere.
+    """Update the balancing biases from the load of one step, and reset the counts. Collective; the
+    host waits nowhere.
 
     The bias moves by the sign rule of DeepSeek-V3 (arXiv:2412.19437, 2.1.2).
 
@@ -119,10 +135,15 @@ def update_expert_balance(model: Transformer, applied: bool = True) -> ExpertLoa
     if not model.num_moe_layers or model.config.moe is None:
         return ExpertLoad(None)
     layers = model.list_moe_layers()
-    # Layers of other pipeline stages add zeros. float64 holds every count that sums of float32 can reach.
-    zeros_S = torch.zeros(2 * model.config.moe.num_experts + 3, device=next(model.parameters()).device)
+    # Layers of other pipeline stages add zeros. float64 holds every count that sums of float32 can
+    # reach.
+    zeros_S = torch.zeros(
+        2 * model.config.moe.num_experts + 3, device=next(model.parameters()).device
+    )
     found = {layer.number: _stack_layer_sums(layer) for layer in layers}
-    sums_LS = all_reduce_sum(torch.stack([found.get(n, zeros_S) for n in range(model.num_moe_layers)]).double())
+    sums_LS = all_reduce_sum(
+        torch.stack([found.get(n, zeros_S) for n in range(model.num_moe_layers)]).double()
+    )
     tokens_LE = _split_sums(sums_LS)[0]
     share_LE = _compute_shares(tokens_LE)
     for layer in layers:
@@ -134,19 +155,22 @@ def update_expert_balance(model: Transformer, applied: bool = True) -> ExpertLoa
 
 @torch.no_grad()
 def measure_mean_depth(model: Transformer) -> dict[str, Tensor]:
-    """Return the mean steps of a position in this step, over all ranks, and reset the counts. Collective.
+    """Return the mean steps of a position in this step, over all ranks, and reset the counts.
+    Collective.
 
     Args:
         model: the model.
 
     Returns:
-        `mean_depth` of the decoder or of the only stack, and `encoder_mean_depth`, as far as positions halt by
-        themselves; scalars on the device. Empty for other models.
+        `mean_depth` of the decoder or of the only stack, and `encoder_mean_depth`, as far as
+        positions halt by themselves; scalars on the device. Empty for other models.
     """
     stacks = {"mean_depth": model.recurrence}
     if model.encoder is not None:
         stacks["encoder_mean_depth"] = model.encoder.recurrence
-    layers = {name: layer for name, layer in stacks.items() if isinstance(layer, AdaptiveRecurrence)}
+    layers = {
+        name: layer for name, layer in stacks.items() if isinstance(layer, AdaptiveRecurrence)
+    }
     if not layers:
         return {}
     sums_L2 = all_reduce_sum(
@@ -159,20 +183,25 @@ def measure_mean_depth(model: Transformer) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def measure_next_sentence(model: Transformer) -> dict[str, Tensor]:
-    """Return loss and accuracy of the next-sentence head in this step over all ranks, and reset them. Collective.
+    """Return loss and accuracy of the next-sentence head in this step over all ranks, and reset
+    them. Collective.
 
     Args:
         model: the model.
 
     Returns:
-        `next_sentence_loss` in nats per row and `next_sentence_accuracy`, scalars on the device; empty without a head.
+        `next_sentence_loss` in nats per row and `next_sentence_accuracy`, scalars on the device;
+        empty without a head.
     """
     head = getattr(model, "next_sentence", None)
     if not isinstance(head, NextSentenceHead):
         return {}
     nats, correct, pairs = all_reduce_sum(torch.stack(head.get_step_counters()).double())
     head.reset_buffers()
-    return {"next_sentence_loss": nats / pairs.clamp(min=1), "next_sentence_accuracy": correct / pairs.clamp(min=1)}
+    return {
+        "next_sentence_loss": nats / pairs.clamp(min=1),
+        "next_sentence_accuracy": correct / pairs.clamp(min=1),
+    }
 
 
 def measure_heldout_next_sentence(model: Transformer, objective: str) -> dict[str, float]:
@@ -191,7 +220,9 @@ def measure_heldout_next_sentence(model: Transformer, objective: str) -> dict[st
 
 
 def _split_sums(sums_LS: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-    """Return tokens and probabilities of each expert, (L, E), and the scalars (L,) of `_stack_layer_sums`."""
+    """Return tokens and probabilities of each expert, (L, E), and the scalars (L,) of
+    `_stack_layer_sums`.
+    """
     num_experts = (sums_LS.shape[1] - 3) // 2
     return sums_LS[:, :num_experts], sums_LS[:, num_experts:-3], sums_LS[:, -3:].unbind(1)
 

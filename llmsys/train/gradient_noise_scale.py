@@ -1,12 +1,13 @@
 """Measure the gradient noise scale: the tokens per step beyond which larger batches stop helping.
 
-McCandlish 2018 (arXiv:1812.06162), 2.2 and A.1: B = tr(Σ) / |G|² with Σ the covariance of a token's gradient and G its
-mean. The expected squared norm of a mean over b tokens is |G|² + tr(Σ) / b. Two such norms, of the first micro-batch of
-all ranks and of the whole step, give unbiased estimates of |G|² and tr(Σ). Both are noisy, so they are averaged over
-steps before the division. Tokens of one sequence are not independent: B counts tokens of such sequences.
+McCandlish 2018 (arXiv:1812.06162), 2.2 and A.1: B = tr(Σ) / |G|² with Σ the covariance of a token's
+gradient and G its mean. The expected squared norm of a mean over b tokens is |G|² + tr(Σ) / b. Two
+such norms, of the first micro-batch of all ranks and of the whole step, give unbiased estimates of
+|G|² and tr(Σ). Both are noisy, so they are averaged over steps before the division. Tokens of one
+sequence are not independent: B counts tokens of such sequences.
 
-In bitwise mode the smaller batch is the first half of the step, or the largest power of two of its micro-batches: one
-subtree of its sum, with the same bits on any number of ranks.
+In bitwise mode the smaller batch is the first half of the step, or the largest power of two of its
+micro-batches: one subtree of its sum, with the same bits on any number of ranks.
 """
 
 from collections.abc import Callable, Sequence
@@ -38,7 +39,9 @@ class GradientNoiseScale:
     weight: float = 0.0
     measurements: int = 0
 
-    def update(self, small_squared: float, small_tokens: float, large_squared: float, large_tokens: float) -> None:
+    def update(
+        self, small_squared: float, small_tokens: float, large_squared: float, large_tokens: float
+    ) -> None:
         """Add one measurement (A.1, equations A.2 and A.3).
 
         Args:
@@ -82,20 +85,28 @@ class GradientHookEngine(Protocol):
     after_micro_batch: Callable[[int], None] | None
 
     def compute_partial_norm(self) -> float:
-        """Return the norm of the gradients of the step's micro-batches so far, over all ranks. Collective."""
+        """Return the norm of the gradients of the step's micro-batches so far, over all ranks.
+        Collective.
+        """
         ...
 
 
 class NoiseScaleMeter:
-    """A meter of the noise scale in every `every_steps`-th step, called by the engine after each micro-batch.
+    """A meter of the noise scale in every `every_steps`-th step, called by the engine after each
+    micro-batch.
 
-    A measured step costs one more gradient norm and one more reduction. The first micro-batch is drawn by (seed, step):
-    an assignment by length would otherwise always measure the same kind. The order changes the step's sum by rounding
-    only. With `keeps_order` (bitwise mode) nothing is drawn, and the first half of the step is measured.
+    A measured step costs one more gradient norm and one more reduction. The first micro-batch is
+    drawn by (seed, step): an assignment by length would otherwise always measure the same kind. The
+    order changes the step's sum by rounding only. With `keeps_order` (bitwise mode) nothing is
+    drawn, and the first half of the step is measured.
     """
 
-    def __init__(self, every_steps: int, sequence_ranks: int, seed: int, *, keeps_order: bool = False) -> None:
-        """Measure every `every_steps` steps; `sequence_ranks` neighbouring ranks hold the same micro-batches."""
+    def __init__(
+        self, every_steps: int, sequence_ranks: int, seed: int, *, keeps_order: bool = False
+    ) -> None:
+        """Measure every `every_steps` steps; `sequence_ranks` neighbouring ranks hold the same
+        micro-batches.
+        """
         self.scale = GradientNoiseScale()
         self._every_steps, self._seed, self._keeps_order = every_steps, seed, keeps_order
         self._sequence_ranks = sequence_ranks
@@ -105,7 +116,9 @@ class NoiseScaleMeter:
         self._small: tuple[float, float] | None = None
 
     def begin_step(self, step: int, batches: Sequence[Batch]) -> list[Batch]:
-        """Return the micro-batches of step `step`, counted from 0, in the order to train on them."""
+        """Return the micro-batches of step `step`, counted from 0, in the order to train on
+        them.
+        """
         assert self.engine is not None
         self._targets = self._small = self.engine.after_micro_batch = None
         # The two norms must be of different numbers of tokens.
@@ -114,7 +127,8 @@ class NoiseScaleMeter:
         self.engine.after_micro_batch = self._record_gradient
         num_small = 1
         if self._keeps_order:
-            num_small = 1 << (len(batches) - 1).bit_length() - 1  # the largest power of two below their number
+            # the largest power of two below their number
+            num_small = 1 << (len(batches) - 1).bit_length() - 1
         else:
             order = build_permutation(len(batches), derive_order_key("noise", self._seed, step))
             batches = [batches[place] for place in order.tolist()]
@@ -139,19 +153,26 @@ class NoiseScaleMeter:
     def format_noise_scale(self, batch_tokens: int) -> dict[str, str]:
         """Return the batch size and the noise scale in tokens, for the progress line."""
         tokens = self.scale.tokens
-        return {} if tokens is None else {"batch": f"{batch_tokens:,}", "noise_scale": f"{tokens:,.0f}"}
+        return (
+            {}
+            if tokens is None
+            else {"batch": f"{batch_tokens:,}", "noise_scale": f"{tokens:,.0f}"}
+        )
 
     def end_step(self, result: StepResult) -> None:
         """Update the averages if the step was measured and applied."""
         if self._small is None or not result.is_applied:
             return
         norm, targets = self._small
-        # The engine divides by the targets of the whole step; here the mean is over those of the micro-batch.
+        # The engine divides by the targets of the whole step; here the mean is over those of the
+        # micro-batch.
         small = (norm * result.targets / targets) ** 2
         self.scale.update(small, targets, result.gradient_norm**2, result.targets)
 
 
-def build_noise_scale_meter(config: RunConfig, steps: StepBatches, layout: ParallelLayout) -> NoiseScaleMeter | None:
+def build_noise_scale_meter(
+    config: RunConfig, steps: StepBatches, layout: ParallelLayout
+) -> NoiseScaleMeter | None:
     """Return the meter of `train.noise_scale_every_steps`, or None where it is 0. Collective.
 
     Raises:
@@ -163,4 +184,6 @@ def build_noise_scale_meter(config: RunConfig, steps: StepBatches, layout: Paral
     first = 0 if isinstance(config.batch.ramp, NoiseRampConfig) else config.num_steps - 1
     run_on_rank_zero(lambda: require_micro_batches(steps.count_micro_batches(first), config.batch))
     keeps_order = config.train.reproducibility == "bitwise"
-    return NoiseScaleMeter(every_steps, layout.sequence_parallel_size, config.run.seed, keeps_order=keeps_order)
+    return NoiseScaleMeter(
+        every_steps, layout.sequence_parallel_size, config.run.seed, keeps_order=keeps_order
+    )

@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 
-from llmsys.chat_template import ChatTemplate, load_chat_template
 from llmsys.config.harness import HarnessConfig
 from llmsys.config.run import RunConfig
 from llmsys.data.harness_rows import HarnessTokenizer
@@ -25,6 +24,7 @@ from llmsys.errors import ConfigError, DataError
 from llmsys.train.chat_data import get_template_folder, load_file_tokenizer
 from llmsys.train.evaluator import LogitsFunction, RowRanks
 from llmsys.train.harness_model import HarnessModel
+from llmsys.vocabulary.chat_template import ChatTemplate, load_chat_template
 
 FEWSHOT_SEED = 1234  # the default of the harness
 
@@ -56,14 +56,17 @@ class HarnessEvaluator:
 
     def __init__(self, asked: HarnessConfig, config: RunConfig, row_ranks: RowRanks) -> None:
         self.asked, self.row_ranks = asked, row_ranks
-        self.longest, self.sequences = config.model.max_position_embeddings, config.evaluation_sequences
+        self.longest, self.sequences = (
+            config.model.max_position_embeddings,
+            config.evaluation_sequences,
+        )
         library = load_file_tokenizer(config, "evaluation.tasks with kind=harness")
         prefix = library.eos_id if library.bos_id < 0 else library.bos_id
         if asked.prefix_token is not None:
             found = library.find_piece_id(asked.prefix_token)
             if found is None:
-                raise ConfigError(f"evaluation.tasks: prefix_token={asked.prefix_token} is no token of the tokenizer. "
-                                  "Correct it, or leave it out.")  # fmt: skip
+                raise ConfigError(f"evaluation.tasks: prefix_token={asked.prefix_token} is no "
+                "token of the tokenizer. Correct it, or leave it out.")  # fmt: skip
             prefix = found
         self.tokenizer = HarnessTokenizer(library, prefix)
         self.template: ChatTemplate | None = None
@@ -71,12 +74,20 @@ class HarnessEvaluator:
             self.template = load_chat_template(get_template_folder(config), library)
         self.loaded = load_harness_tasks(asked)
 
-    def evaluate(self, compute_logits: LogitsFunction, device: torch.device) -> dict[str, HarnessScores]:
+    def evaluate(
+        self, compute_logits: LogitsFunction, device: torch.device
+    ) -> dict[str, HarnessScores]:
         """Score the model and return the metrics of each task by its name. Collective."""
         from lm_eval.evaluator import evaluate
 
         model = HarnessModel(
-            compute_logits, device, self.tokenizer, self.longest, self.row_ranks, self.sequences, self.template
+            compute_logits,
+            device,
+            self.tokenizer,
+            self.longest,
+            self.row_ranks,
+            self.sequences,
+            self.template,
         )
         # progress bars of the harness, on every rank and in every evaluation
         with _keep_offline(), _keep_random_state(), contextlib.redirect_stderr(io.StringIO()):
@@ -92,7 +103,9 @@ class HarnessEvaluator:
         assert results is not None  # on its rank 0, which every rank is
         prefix = f"{self.asked.name}/" if self.asked.name else ""
         return {
-            f"{prefix}{name}": HarnessScores(_select_metrics(values), count_questions(results, name))
+            f"{prefix}{name}": HarnessScores(
+                _select_metrics(values), count_questions(results, name)
+            )
             for name, values in results["results"].items()
         }
 
@@ -105,12 +118,14 @@ def count_questions(results: dict[str, Any], name: str) -> int:
         name: a task or a group, which may have groups itself.
 
     Returns:
-        The documents that were scored; those of a task that is in two groups of a group count twice, as in the
-        harness's own means.
+        The documents that were scored; those of a task that is in two groups of a group count
+        twice, as in the harness's own means.
     """
     if (counts := results["n-samples"].get(name)) is not None:
         return int(counts["effective"])
-    return sum(count_questions(results, child) for child in results.get("group_subtasks", {}).get(name, ()))
+    return sum(
+        count_questions(results, child) for child in results.get("group_subtasks", {}).get(name, ())
+    )
 
 
 def load_harness_tasks(asked: HarnessConfig) -> Any:
@@ -131,26 +146,32 @@ def load_harness_tasks(asked: HarnessConfig) -> Any:
             from lm_eval.tasks import TaskManager
         except ImportError as error:
             raise ConfigError(
-                f"evaluation.tasks with kind=harness needs the package lm_eval, which cannot be imported ({error}). "
-                "Install it with: pip install 'llmsys[harness]', or remove the entry."
+                "evaluation.tasks with kind=harness needs the package lm_eval, which cannot be "
+                f"imported ({error}). Install it with: pip install 'llmsys[harness]', or remove "
+                "the entry."
             ) from None
         own = None if asked.include_path is None else str(asked.include_path)
         if own is not None and not os.path.isdir(own):
-            raise DataError(f"evaluation.tasks: include_path={own} is no folder. Name the folder of the task files.")
+            raise DataError(
+                f"evaluation.tasks: include_path={own} is no folder. Name the folder of the task "
+                "files."
+            )
         manager = TaskManager(include_path=own, include_defaults=False) if own else None
         if manager is None or any(name not in manager.all_tasks for name in asked.tasks):
             manager = TaskManager(include_path=own)  # reads all task files of the harness
         for name in asked.tasks:
             if name not in manager.all_tasks:
-                raise DataError(f"evaluation.tasks: the harness knows no task {name}. Correct the name, or name the "
-                                "folder of its file in include_path.")  # fmt: skip
+                raise DataError(f"evaluation.tasks: the harness knows no task {name}. Correct the "
+                "name, or name the folder of its file in include_path.")  # fmt: skip
         try:
             loaded = manager.load(list(asked.tasks))
         except Exception as error:  # of datasets, of YAML, and of tasks' own Python
             raise DataError(
-                f"evaluation.tasks: {', '.join(asked.tasks)} cannot be loaded without the internet "
-                f"({type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}). Put the data where the "
-                "task's dataset_path and data_files name them, or into the cache of datasets (HF_HOME)."
+                f"evaluation.tasks: {', '.join(asked.tasks)} cannot be loaded without the "
+                f"internet ({type(error).__name__}: "
+                f"{str(error).splitlines()[0] if str(error) else ''}). Put the data where the "
+                "task's dataset_path and data_files name them, or into the cache of datasets "
+                "(HF_HOME)."
             ) from None
     for name, task in loaded["tasks"].items():
         _prepare_task(name, task, asked)
@@ -158,11 +179,14 @@ def load_harness_tasks(asked: HarnessConfig) -> Any:
 
 
 def _prepare_task(name: str, task: Any, asked: HarnessConfig) -> None:
-    """Set the number of examples as the harness does; raise DataError for a task that draws random tokens."""
+    """Set the number of examples as the harness does; raise DataError for a task that draws
+    random tokens.
+    """
     settings = task.get_config("generation_kwargs") or {}
     if settings.get("do_sample") or float(settings.get("temperature") or 0) > 0:
-        raise DataError(f"evaluation.tasks: {name} samples its answers ({settings}), and only greedy answers are "
-                        "given. Set do_sample: false and temperature: 0 in the task's file.")  # fmt: skip
+        raise DataError(f"evaluation.tasks: {name} samples its answers ({settings}), and only "
+        "greedy answers are given. Set do_sample: false and temperature: 0 in the task's "
+        "file.")  # fmt: skip
     given = task.get_config("num_fewshot")
     if asked.num_fewshot is not None and given != 0:
         task.set_config(key="num_fewshot", value=asked.num_fewshot)
@@ -172,7 +196,9 @@ def _prepare_task(name: str, task: Any, asked: HarnessConfig) -> None:
 
 
 def _select_metrics(values: dict[str, Any]) -> dict[str, float]:
-    """Return the numbers of a task, without its standard errors and the name of the filter `none`."""
+    """Return the numbers of a task, without its standard errors and the name of the filter
+    `none`.
+    """
     return {
         name.removesuffix(",none"): float(value)
         for name, value in values.items()

@@ -1,10 +1,12 @@
-"""A model as lm-evaluation-harness asks it: log-likelihoods of texts, and greedy continuations, over all ranks.
+"""A model as lm-evaluation-harness asks it: log-likelihoods of texts, and greedy continuations,
+over all ranks.
 
-Every rank builds all requests of a task and gets all answers, so the harness sees a single process. Rows are divided
-among the ranks here, as those of every other evaluation are (train/evaluator.py).
+Every rank builds all requests of a task and gets all answers, so the harness sees a single process.
+Rows are divided among the ranks here, as those of every other evaluation are (train/evaluator.py).
 
 Invariants:
-- Logits come from `LogitsFunction` alone, so that every engine and layout answers; a continuation has no cache.
+- Logits come from `LogitsFunction` alone, so that every engine and layout answers; a continuation
+  has no cache.
 """
 
 from collections.abc import Sequence
@@ -13,15 +15,15 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from llmsys.chat_template import ChatTemplate
 from llmsys.data.batch import IGNORED, Batch
 from llmsys.data.harness_rows import HarnessTokenizer, build_continuation_row, iter_rolling_windows
 from llmsys.data.multiple_choice import ChoiceRow, ScoredRows
 from llmsys.data.packed_windows import PADDING
 from llmsys.errors import DataError
 from llmsys.parallel.process_group import all_reduce_sum, get_rank, get_world_size
-from llmsys.tokenizer import TextTokenizer
 from llmsys.train.evaluator import LogitsFunction, RowRanks, compute_row_metrics
+from llmsys.vocabulary.chat_template import ChatTemplate
+from llmsys.vocabulary.tokenizer import TextTokenizer
 
 MAX_NEW_TOKENS = 256  # as the harness, for tasks that set none
 NO_TOKEN = -1
@@ -68,18 +70,28 @@ class HarnessModel:
     world_size: int = 1
     tokenizer_name: str = "llmsys"
 
-    def loglikelihood(self, requests: Sequence[Request], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """Return (log-likelihood in nats, whether greedy decoding gives it) of each continuation. Collective."""
+    def loglikelihood(
+        self, requests: Sequence[Request], disable_tqdm: bool = False
+    ) -> list[tuple[float, bool]]:
+        """Return (log-likelihood in nats, whether greedy decoding gives it) of each
+        continuation. Collective.
+        """
         pairs = [self.tokenizer.encode_pair(*request.args) for request in requests]
-        return self._score_rows([build_continuation_row(n, *pair, self.longest) for n, pair in enumerate(pairs)])
+        return self._score_rows(
+            [build_continuation_row(n, *pair, self.longest) for n, pair in enumerate(pairs)]
+        )
 
-    def loglikelihood_rolling(self, requests: Sequence[Request], disable_tqdm: bool = False) -> list[float]:
+    def loglikelihood_rolling(
+        self, requests: Sequence[Request], disable_tqdm: bool = False
+    ) -> list[float]:
         """Return the log-likelihood of each text, every token once. Collective."""
         rows: list[ChoiceRow] = []
         owners: list[int] = []
         for owner, request in enumerate(requests):
             ids = self.tokenizer.encode(request.args[0])
-            for context, scored in iter_rolling_windows(ids, self.tokenizer.prefix_token, self.longest):
+            for context, scored in iter_rolling_windows(
+                ids, self.tokenizer.prefix_token, self.longest
+            ):
                 rows.append(build_continuation_row(len(rows), context, scored, self.longest))
                 owners.append(owner)
         sums = [0.0] * len(requests)
@@ -90,7 +102,9 @@ class HarnessModel:
     def generate_until(self, requests: Sequence[Request], disable_tqdm: bool = False) -> list[str]:
         """Return the greedy continuation of each context. Collective."""
         asked = [self._parse_generation(*request.args) for request in requests]
-        per_round = self.sequences * (get_world_size() // self.row_ranks.stages // self.row_ranks.neighbours)
+        per_round = self.sequences * (
+            get_world_size() // self.row_ranks.stages // self.row_ranks.neighbours
+        )
         # Long ones first: memory errors come early, and rows of a batch have similar lengths.
         order = sorted(range(len(asked)), key=lambda number: (-len(asked[number].context), number))
         texts = [""] * len(asked)
@@ -101,12 +115,15 @@ class HarnessModel:
                 texts[number] = text
         return texts
 
-    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+    def apply_chat_template(
+        self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
+    ) -> str:
         """Return messages in the chat template."""
         assert self.template is not None  # the evaluator was built with it
         if not add_generation_prompt:
             raise DataError(
-                "a task begins the assistant's answer, which is not supported. Set apply_chat_template=false."
+                "a task begins the assistant's answer, which is not supported. Set "
+                "apply_chat_template=false."
             )
         return self.template.render_prompt(chat_history)
 
@@ -116,9 +133,12 @@ class HarnessModel:
 
     def _score_rows(self, rows: list[ChoiceRow]) -> list[tuple[float, bool]]:
         scored = ScoredRows(rows)
-        found = compute_row_metrics(scored, self.compute_logits, self.device, self.row_ranks, self.sequences)
+        found = compute_row_metrics(
+            scored, self.compute_logits, self.device, self.row_ranks, self.sequences
+        )
         answers = {row.question: (-nats, correct == targets)
-                   for row, (nats, correct, targets) in zip(scored.sorted, found.tolist(), strict=True)}  # fmt: skip
+                   for row, (nats, correct, targets) in zip(scored.sorted, found.tolist(),
+                       strict=True)}  # fmt: skip
         return [answers[number] for number in range(len(rows))]
 
     def _parse_generation(self, context: str, settings: dict[str, Any]) -> Continuation:
@@ -126,32 +146,50 @@ class HarnessModel:
 
         given = normalize_gen_kwargs(settings, MAX_NEW_TOKENS)
         library = self.tokenizer.tokenizer
-        end = next((piece for piece, token in library.get_control_pieces().items() if token == library.eos_id), None)
+        end = next(
+            (
+                piece
+                for piece, token in library.get_control_pieces().items()
+                if token == library.eos_id
+            ),
+            None,
+        )
         stops = handle_stop_sequences(list(given["until"]), eos=end)
         room = self.longest - given["max_gen_toks"]
         if room < 1:
             raise DataError(
-                f"a task generates up to {given['max_gen_toks']} tokens, and the model's context has {self.longest} "
-                "(model.max_position_embeddings). Set generation_kwargs.max_gen_toks in the task's file."
+                f"a task generates up to {given['max_gen_toks']} tokens, and the model's context "
+                f"has {self.longest} (model.max_position_embeddings). Set "
+                "generation_kwargs.max_gen_toks in the task's file."
             )
-        return Continuation(self.tokenizer.encode(context)[-room:], tuple(stops), given["max_gen_toks"])
+        return Continuation(
+            self.tokenizer.encode(context)[-room:], tuple(stops), given["max_gen_toks"]
+        )
 
     def _continue_round(self, asked: list[Continuation], per_round: int) -> list[str]:
-        """Return the texts of one batch on every rank; each rank computes its rows of it. Collective."""
+        """Return the texts of one batch on every rank; each rank computes its rows of it.
+        Collective.
+        """
         library = self.tokenizer.tokenizer
         new: list[list[int]] = [[] for _ in asked]
         is_open = [True] * len(asked)
         while any(is_open):
-            tokens = self._choose_next_tokens([[*one.context, *ids] for one, ids in zip(asked, new, strict=True)],
+            tokens = self._choose_next_tokens([[*one.context, *ids] for one, ids in zip(asked, new,
+                strict=True)],
                                               per_round)  # fmt: skip
             for row, one in enumerate(asked):
                 if not is_open[row]:
                     continue
                 new[row].append(tokens[row])
                 text = _decode_known(library, new[row])
-                is_ended = tokens[row] == library.eos_id or any(stop in text for stop in one.stops if stop)
+                is_ended = tokens[row] == library.eos_id or any(
+                    stop in text for stop in one.stops if stop
+                )
                 is_open[row] = not is_ended and len(new[row]) < one.max_tokens
-        return [_cut_text(_decode_known(library, ids), one.stops) for one, ids in zip(asked, new, strict=True)]
+        return [
+            _cut_text(_decode_known(library, ids), one.stops)
+            for one, ids in zip(asked, new, strict=True)
+        ]
 
     def _choose_next_tokens(self, rows: list[list[int]], per_round: int) -> list[int]:
         """Return the likeliest next token of every row, the same on every rank. Collective."""

@@ -1,4 +1,6 @@
-"""The last report of a rank, which the watchdogs of a run exchange, and the state of its process."""
+"""The last report of a rank, which the watchdogs of a run exchange, and the state of its
+process.
+"""
 
 import platform
 from dataclasses import dataclass
@@ -38,7 +40,9 @@ class Heartbeat:
 
 
 def read_process_state(beat: Heartbeat) -> str:
-    """Return the system's state of a rank's process: running, stopped, disk-sleep, …, gone; unknown on another host."""
+    """Return the system's state of a rank's process: running, stopped, disk-sleep, …, gone;
+    unknown on another host.
+    """
     if beat.host != platform.node():
         return UNKNOWN
     try:

@@ -1,4 +1,5 @@
-"""Evaluate next-token loss on held-out documents, in nats per token and bits per byte, with gzip and xz as baselines.
+"""Evaluate next-token loss on held-out documents, in nats per token and bits per byte, with gzip
+and xz as baselines.
 
 The sources of a mixture are evaluated separately and combined.
 """
@@ -16,8 +17,7 @@ from llmsys.config.run import RunConfig
 from llmsys.data.batch import Batch
 from llmsys.data.heldout_batches import HeldoutWindows
 from llmsys.data.heldout_chats import HeldoutChats
-from llmsys.token_shards import TokenShards
-from llmsys.tokenizer import Tokenizer
+from llmsys.dataset.token_shards import TokenShards
 from llmsys.train.evaluator import (
     ALONE,
     EvaluationResult,
@@ -29,6 +29,7 @@ from llmsys.train.evaluator import (
     sum_over_rows,
 )
 from llmsys.train.python_metric import MetricValue, load_python_metrics
+from llmsys.vocabulary.tokenizer import Tokenizer
 
 # 1 / ln 2.
 BITS_PER_NAT = 1.4426950408889634
@@ -36,7 +37,9 @@ BITS_PER_NAT = 1.4426950408889634
 
 @dataclass(frozen=True)
 class HeldoutEvaluation:
-    """Loss of a model on held-out text: every byte, and the end of each document; of chats the answers."""
+    """Loss of a model on held-out text: every byte, and the end of each document; of chats the
+    answers.
+    """
 
     loss: float
     bits_per_byte: float
@@ -52,7 +55,9 @@ class HeldoutEvaluation:
         return remove_empty_metrics(asdict(self))
 
 
-def build_heldout_windows(config: RunConfig, shards: TokenShards, tokenizer: Tokenizer) -> HeldoutWindows:
+def build_heldout_windows(
+    config: RunConfig, shards: TokenShards, tokenizer: Tokenizer
+) -> HeldoutWindows:
     """Return the held-out windows, packed as in training."""
     return HeldoutWindows(
         shards,
@@ -105,7 +110,9 @@ class HeldoutDocuments:
             yield self._tokenizer.decode(without_end).encode()
 
 
-def _build_heldout_rows(config: RunConfig, shards: TokenShards, tokenizer: Tokenizer) -> HeldoutTextRows:
+def _build_heldout_rows(
+    config: RunConfig, shards: TokenShards, tokenizer: Tokenizer
+) -> HeldoutTextRows:
     if not shards.manifest.answers:
         return HeldoutDocuments(config, shards, tokenizer)
     length = config.evaluation.resolve_sequence_length(config.batch.sequence_length)
@@ -119,7 +126,11 @@ class HeldoutEvaluator:
     """
 
     def __init__(
-        self, config: RunConfig, shards: TokenShards, tokenizer: Tokenizer, row_ranks: RowRanks = ALONE
+        self,
+        config: RunConfig,
+        shards: TokenShards,
+        tokenizer: Tokenizer,
+        row_ranks: RowRanks = ALONE,
     ) -> None:
         self._row_ranks = row_ranks
         self._sequences = config.evaluation_sequences
@@ -130,7 +141,9 @@ class HeldoutEvaluator:
     def evaluate(self, compute_logits: LogitsFunction, device: torch.device) -> HeldoutEvaluation:
         """Evaluate this rank's windows and return the result over all ranks. Collective."""
         rows = self._rows
-        sums = sum_over_rows(rows, compute_logits, device, self._row_ranks, self._sequences, self._metrics)
+        sums = sum_over_rows(
+            rows, compute_logits, device, self._row_ranks, self._sequences, self._metrics
+        )
         nats = sums.nats
         gzip, xz = self.compute_compressor_baselines()
         loss = nats / rows.tokens
@@ -146,14 +159,18 @@ class HeldoutEvaluator:
         )
 
     def compute_compressor_baselines(self) -> tuple[float, float]:
-        """Return the bits per byte of `gzip -9` and `xz -9` on the concatenated documents that are evaluated."""
+        """Return the bits per byte of `gzip -9` and `xz -9` on the concatenated documents that
+        are evaluated.
+        """
         if self._compressor_baselines is None:
             self._compressor_baselines = compute_compressed_bits_per_byte(self._rows.iter_texts())
         return self._compressor_baselines
 
 
 def compute_compressed_bits_per_byte(texts: Iterator[bytes]) -> tuple[float, float]:
-    """Return the bits per byte of gzip -9 and xz -9, streaming, so memory does not grow with the text."""
+    """Return the bits per byte of gzip -9 and xz -9, streaming, so memory does not grow with the
+    text.
+    """
     # 31: the window of 32 KiB with a gzip header, as the command writes it.
     gzip = zlib.compressobj(9, zlib.DEFLATED, 31)
     xz = lzma.LZMACompressor(preset=9)
@@ -176,18 +193,24 @@ class MixtureResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the combined numbers, and under `sources` those of each source by name."""
-        return self.combined.to_dict() | {"sources": {name: one.to_dict() for name, one in self.sources.items()}}
+        return self.combined.to_dict() | {
+            "sources": {name: one.to_dict() for name, one in self.sources.items()}
+        }
 
 
 @dataclass(frozen=True)
 class MixtureEvaluator:
-    """An evaluator of every source; a source weighs as much as it has held out, not as its share in training."""
+    """An evaluator of every source; a source weighs as much as it has held out, not as its share
+    in training.
+    """
 
     evaluators: Mapping[str, Evaluator]
 
     def evaluate(self, compute_logits: LogitsFunction, device: torch.device) -> EvaluationResult:
         """Evaluate every source and combine the results. Collective."""
-        found: dict[str, Any] = {name: one.evaluate(compute_logits, device) for name, one in self.evaluators.items()}
+        found: dict[str, Any] = {
+            name: one.evaluate(compute_logits, device) for name, one in self.evaluators.items()
+        }
         return MixtureResult(combine_results(list(found.values())), found)
 
 
@@ -234,12 +257,17 @@ def _combine_metrics(results: Sequence[EvaluationResult], weight: str) -> dict[s
     fields = [result.to_dict() for result in results]
     total = max(sum(one[weight] for one in fields), 1)
     return {
-        name: MetricValue(sum(one["metrics"][name]["value"] * one[weight] for one in fields) / total, first["code"])
+        name: MetricValue(
+            sum(one["metrics"][name]["value"] * one[weight] for one in fields) / total,
+            first["code"],
+        )
         for name, first in fields[0].get("metrics", {}).items()
     }
 
 
-def _build_weighted_mean(results: Sequence[EvaluationResult], weight: str) -> Callable[[str], float]:
+def _build_weighted_mean(
+    results: Sequence[EvaluationResult], weight: str
+) -> Callable[[str], float]:
     fields = [result.to_dict() for result in results]
     total = sum(one[weight] for one in fields)
     return lambda name: float(sum(one[name] * one[weight] for one in fields) / max(total, 1))

@@ -1,12 +1,16 @@
-"""Load the state that training starts from: the newest checkpoint of the run. source_checkpoint.py has other runs.
+"""Load the state that training starts from: the newest checkpoint of the run. source_checkpoint.py
+has other runs.
 
 A run folder with nothing to resume may start at step 0 if nothing was ever saved.
 
-Reads `checkpoints/` and `events.jsonl`; moves unusable checkpoints to `checkpoints/before-restart-N`.
+Reads `checkpoints/` and `events.jsonl`; moves unusable checkpoints to
+`checkpoints/before-restart-N`.
 
 Invariants:
-- Model, data and settings are compared before a tensor is read, so a rejected checkpoint changes nothing.
-- A folder in which a checkpoint was ever saved never starts at step 0 unless `train.restart` asks for it.
+- Model, data and settings are compared before a tensor is read, so a rejected checkpoint changes
+  nothing.
+- A folder in which a checkpoint was ever saved never starts at step 0 unless `train.restart` asks
+  for it.
 - Nothing is deleted.
 """
 
@@ -19,11 +23,16 @@ from llmsys.config.run import RunConfig
 from llmsys.engine.engine import Engine
 from llmsys.errors import CheckpointError
 from llmsys.events import iter_events
-from llmsys.local_files import sync_folder
 from llmsys.log import get_logger
 from llmsys.parallel.process_group import run_on_rank_zero
+from llmsys.storage.local_files import sync_folder
 from llmsys.train import checkpoint_load
-from llmsys.train.checkpoint_record import DAMAGE_ERRORS, build_unreadable_error, is_present, list_checkpoints
+from llmsys.train.checkpoint_record import (
+    DAMAGE_ERRORS,
+    build_unreadable_error,
+    is_present,
+    list_checkpoints,
+)
 from llmsys.train.checkpoint_write import REMOVED, REPLACED, restore_replaced
 from llmsys.train.run_checks import check_loaded_state, drop_reproducibility_mode, format_changes
 from llmsys.train.step_guard import StepGuard
@@ -47,8 +56,9 @@ def restore_leftovers(folder: Path) -> str:
         restore_replaced(folder)
     except OSError as error:
         raise CheckpointError(
-            f"{folder}: the checkpoint that an interrupted save had moved away cannot be restored: "
-            f"{error.strerror or error}. Repair the disk or the permissions, then run the same command again."
+            f"{folder}: the checkpoint that an interrupted save had moved away cannot be "
+            f"restored: {error.strerror or error}. Repair the disk or the permissions, then run "
+            "the same command again."
         ) from error
     return ""
 
@@ -72,12 +82,16 @@ def start_over(config: RunConfig, problems: Mapping[Path, str]) -> str:
         return ""
     if not config.train.restart:
         raise CheckpointError(
-            f"{config.run.folder} has a history but no checkpoint to resume: {reason}. The run was not "
-            "restarted, and nothing was deleted. Restore a complete checkpoint, set run.folder to a new "
-            "folder, or set train.restart=true to start at step 0."
+            f"{config.run.folder} has a history but no checkpoint to resume: {reason}. The run "
+            "was not restarted, and nothing was deleted. Restore a complete checkpoint, set "
+            "run.folder to a new folder, or set train.restart=true to start at step 0."
         )
     aside = _move_aside(folder)
-    log.warning("train.restart=true: starting at step 0, because %s%s", reason, f"; see {aside}" if aside else "")
+    log.warning(
+        "train.restart=true: starting at step 0, because %s%s",
+        reason,
+        f"; see {aside}" if aside else "",
+    )
     return ""
 
 
@@ -87,11 +101,17 @@ def _find_saved_checkpoint(folder: Path, problems: Mapping[Path, str]) -> str | 
         named = [f"{checkpoint.name}: {problem}" for checkpoint, problem in problems.items()]
         more = f"; and {len(named) - MAX_LISTED} more" if len(named) > MAX_LISTED else ""
         return f"no checkpoint is complete ({'; '.join(named[:MAX_LISTED])}{more})"
-    leftovers = sorted(path.name for pattern in (REPLACED, REMOVED) for path in folder.glob(pattern))
+    leftovers = sorted(
+        path.name for pattern in (REPLACED, REMOVED) for path in folder.glob(pattern)
+    )
     if leftovers:
         return f"{folder} has only leftovers of a killed run ({', '.join(leftovers)})"
     step = _read_last_save(folder.parent / "events.jsonl")
-    return None if step is None else f"its events.jsonl lists a checkpoint of step {step}, but {folder} has none"
+    return (
+        None
+        if step is None
+        else f"its events.jsonl lists a checkpoint of step {step}, but {folder} has none"
+    )
 
 
 def _read_last_save(events: Path) -> int | None:
@@ -113,7 +133,9 @@ def _read_last_save(events: Path) -> int | None:
 
 
 def _move_aside(folder: Path) -> Path | None:
-    """Move checkpoints and leftovers into a new folder inside `folder` and return it; None if there are none."""
+    """Move checkpoints and leftovers into a new folder inside `folder` and return it; None if
+    there are none.
+    """
     leftovers = [path for pattern in (REPLACED, REMOVED) for path in sorted(folder.glob(pattern))]
     moving = [*list_checkpoints(folder).values(), *leftovers]
     if not moving:
@@ -130,17 +152,22 @@ def _move_aside(folder: Path) -> Path | None:
         sync_folder(folder)
     except OSError as error:
         raise CheckpointError(
-            f"{folder}: unusable checkpoints cannot be moved to {aside.name}: {error.strerror or error}. "
-            "Repair the disk or the permissions, then run the same command again, or set run.folder to a new "
-            "folder."
+            f"{folder}: unusable checkpoints cannot be moved to {aside.name}: "
+            f"{error.strerror or error}. Repair the disk or the permissions, then run the same "
+            "command again, or set run.folder to a new folder."
         ) from error
     return aside
 
 
 # Next step for a difference, by the prefix of its key.
 ADVICE = {
-    "data": "The data differ: set data.folder to the original dataset, or prepare it again with the original config.",
-    "tokenizer_fingerprint": "The tokenizer differs, so ids have another meaning: use the tokenizer of the run.",
+    "data": (
+        "The data differ: set data.folder to the original dataset, or prepare it again with "
+        "the original config."
+    ),
+    "tokenizer_fingerprint": (
+        "The tokenizer differs, so ids have another meaning: use the tokenizer of the run."
+    ),
     "model": "The model differs: restore the model section.",
 }
 
@@ -206,9 +233,11 @@ def require_same_settings(newest: Path, saved: dict[str, Any], now: dict[str, An
     changes = format_changes(to_current_names(saved), to_current_names(now))
     if not changes:
         return
-    advice = [text for key, text in ADVICE.items() if any(change.startswith(key) for change in changes)]
+    advice = [
+        text for key, text in ADVICE.items() if any(change.startswith(key) for change in changes)
+    ]
     raise CheckpointError(
-        f"{newest} was trained with other settings: {'; '.join(changes)}. A run folder belongs to one "
-        f"trajectory. {''.join(f'{text} ' for text in advice)}Restore the settings, or set run.folder to a new "
-        "folder."
+        f"{newest} was trained with other settings: {'; '.join(changes)}. A run folder belongs to "
+        f"one trajectory. {''.join(f'{text} ' for text in advice)}Restore the settings, or set "
+        "run.folder to a new folder."
     )

@@ -1,4 +1,5 @@
-"""Log the metrics of a run to events.jsonl, and to TensorBoard, Weights & Biases or MLflow by accelerate's trackers.
+"""Log the metrics of a run to events.jsonl, and to TensorBoard, Weights & Biases or MLflow by
+accelerate's trackers.
 
 Writes on rank 0 alone. All trackers are off by default.
 """
@@ -37,12 +38,16 @@ class Trackers:
                 "MLFLOW_TRACKING_URI", f"sqlite:///{folder / 'mlflow.db'}"
             )  # MLflow keeps no files now
             tracker = _load_tracker_class("MLflowTracker", "mlflow")(
-                config.tracking.project, logging_dir=str(folder / "mlruns"), run_name=config.run.name
+                config.tracking.project,
+                logging_dir=str(folder / "mlruns"),
+                run_name=config.run.name,
             )
             self._trackers.append(tracker)
         for tracker in self._trackers:
             _start_tracker(tracker)
-            tracker.store_init_configuration(_flatten_settings(redact_values(config.model_dump(mode="json"))))
+            tracker.store_init_configuration(
+                _flatten_settings(redact_values(config.model_dump(mode="json")))
+            )
 
     def log_step(self, step: int, values: dict[str, float]) -> None:
         """Send the numbers of one step."""
@@ -60,19 +65,23 @@ def _start_tracker(tracker: Any) -> None:
         tracker.start()
     except Exception as error:  # services fail with errors of their own: no key, no network
         raise ConfigError(
-            f"tracking.{tracker.name}=true, but it failed to start: {str(error).rstrip('.')}. Fix this, or set "
-            f"tracking.{tracker.name}=false."
+            f"tracking.{tracker.name}=true, but it failed to start: {str(error).rstrip('.')}. Fix "
+            f"this, or set tracking.{tracker.name}=false."
         ) from error
 
 
 def _flatten_settings(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested settings with dotted keys, such as `{"model.hidden_size": 256}`, as numbers and texts."""
+    """Return nested settings with dotted keys, such as `{"model.hidden_size": 256}`, as numbers
+    and texts.
+    """
     flat: dict[str, Any] = {}
     for key, value in settings.items():
         if isinstance(value, dict):
             flat |= _flatten_settings(value, f"{prefix}{key}.")
         else:
-            flat[prefix + key] = value if isinstance(value, bool | int | float | str) else str(value)
+            flat[prefix + key] = (
+                value if isinstance(value, bool | int | float | str) else str(value)
+            )
     return flat
 
 

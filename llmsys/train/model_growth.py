@@ -1,10 +1,12 @@
-"""Grow the tensors of a trained model to a deeper or wider one, or to experts that are copies of a dense layer.
+"""Grow the tensors of a trained model to a deeper or wider one, or to experts that are copies of a
+dense layer.
 
-- Layers: block i is a copy of block i mod L (G_stack, Du 2024, arXiv:2405.15319). The model's function changes.
-- Widths: a tensor is repeated, and along its input divided by the copies (HyperCloning, Samragh 2024,
-  arXiv:2409.12903). The model computes the same.
-- Experts: each is a copy of the dense layer, and the router is new (Komatsuzaki 2022, arXiv:2212.05055). The model
-  computes the same where the weights of the chosen experts sum to 1.
+- Layers: block i is a copy of block i mod L (G_stack, Du 2024, arXiv:2405.15319). The model's
+  function changes.
+- Widths: a tensor is repeated, and along its input divided by the copies (HyperCloning, Samragh
+  2024, arXiv:2409.12903). The model computes the same.
+- Experts: each is a copy of the dense layer, and the router is new (Komatsuzaki 2022,
+  arXiv:2212.05055). The model computes the same where the weights of the chosen experts sum to 1.
 
 Invariants:
 - Widths grow by whole factors, heads as whole heads; the vocabulary and the number of experts stay.
@@ -22,14 +24,16 @@ from torch import Tensor
 from llmsys.config.model import ModelConfig
 from llmsys.data.shuffle import derive_order_key
 
-# Standard deviation of the noise between copies of an input, in that of the tensor. It cancels in the output, and
-# without it copies would have equal gradients for ever.
+# Standard deviation of the noise between copies of an input, in that of the tensor. It cancels in
+# the output, and without it copies would have equal gradients for ever.
 NOISE = 0.01
 
 _BLOCK = re.compile(r"((?:encoder\.)?blocks)\.(\d+)\.(.+)")
 _EXPERT = re.compile(r"(.+)\.experts\.(\w+)_(proj|bias)")
 _MAPS = re.compile(r".+\.(q|k|v|o|gate|up|down)_proj\.weight")
-_VECTORS = re.compile(r"(.+_)?norm\.(weight|bias)|.+\.(attention_norm|feed_forward_norm)\.(weight|bias)|.+_proj\.bias")
+_VECTORS = re.compile(
+    r"(.+_)?norm\.(weight|bias)|.+\.(attention_norm|feed_forward_norm)\.(weight|bias)|.+_proj\.bias"
+)
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,8 @@ class Growth:
         source: Name of the stored parameter.
         repeats: Copies along each dim, without the dim of experts.
         input_dim: The dim of `repeats` that a product sums over; None for outputs only.
-        num_experts: Experts that get a copy each; 0 for a tensor that is not made from a dense layer.
+        num_experts: Experts that get a copy each; 0 for a tensor that is not made from a dense
+            layer.
         is_transposed: The stored tensor is (out, in) and the parameter (in, out).
     """
 
@@ -51,7 +56,9 @@ class Growth:
     is_transposed: bool = False
 
 
-def find_growth(name: str, shape: tuple[int, ...], stored: Mapping[str, torch.Size]) -> Growth | None:
+def find_growth(
+    name: str, shape: tuple[int, ...], stored: Mapping[str, torch.Size]
+) -> Growth | None:
     """Find the rule that makes a parameter from a stored one.
 
     Args:
@@ -72,20 +79,32 @@ def find_growth(name: str, shape: tuple[int, ...], stored: Mapping[str, torch.Si
         theirs = theirs[::-1]
     growable, input_dim = _get_growable_dims(name)
     if from_dense:  # the dims of experts, without that of the experts themselves
-        growable, input_dim = {dim - 1 for dim in growable}, None if input_dim is None else input_dim - 1
-    if len(theirs) != len(wanted) or any(new % old for new, old in zip(wanted, theirs, strict=True)):
+        growable, input_dim = (
+            {dim - 1 for dim in growable},
+            None if input_dim is None else input_dim - 1,
+        )
+    if len(theirs) != len(wanted) or any(
+        new % old for new, old in zip(wanted, theirs, strict=True)
+    ):
         return None
     repeats = tuple(new // old for new, old in zip(wanted, theirs, strict=True))
     if any(count > 1 and dim not in growable for dim, count in enumerate(repeats)):
         return None
-    return Growth(source, repeats, input_dim, experts, is_transposed=from_dense and len(theirs) == 2)
+    return Growth(
+        source, repeats, input_dim, experts, is_transposed=from_dense and len(theirs) == 2
+    )
 
 
 def _find_source(name: str, stored: Mapping[str, torch.Size]) -> tuple[str | None, bool]:
-    """Return the stored parameter that a parameter is made from, and whether it is a dense layer for experts."""
+    """Return the stored parameter that a parameter is made from, and whether it is a dense layer
+    for experts.
+    """
     if (match := _BLOCK.fullmatch(name)) is not None:
         blocks, number, rest = match[1], int(match[2]), match[3]
-        depth = 1 + max((int(m[2]) for key in stored if (m := _BLOCK.fullmatch(key)) and m[1] == blocks), default=-1)
+        depth = 1 + max(
+            (int(m[2]) for key in stored if (m := _BLOCK.fullmatch(key)) and m[1] == blocks),
+            default=-1,
+        )
         name = f"{blocks}.{number % depth}.{rest}" if depth else name
     if name in stored:
         return name, False
@@ -130,7 +149,9 @@ def grow_tensor(source: Tensor, growth: Growth, key: tuple[str | int, ...]) -> T
         # Noise that sums to zero over the copies of an input leaves the output as it is.
         noise = (noise - noise.mean(dim, keepdim=True)).flatten(dim, dim + 1)
         grown = (grown + noise * (NOISE * float(source.std()))) / copies
-    return grown.expand(growth.num_experts, *grown.shape).contiguous() if growth.num_experts else grown
+    return (
+        grown.expand(growth.num_experts, *grown.shape).contiguous() if growth.num_experts else grown
+    )
 
 
 def find_shape_violation(saved: Mapping[str, Any], model: ModelConfig) -> str | None:
@@ -143,22 +164,27 @@ def find_shape_violation(saved: Mapping[str, Any], model: ModelConfig) -> str | 
     Returns:
         A message with the next step, or None.
     """
-    heads, groups = saved["num_attention_heads"], saved.get("num_key_value_heads") or saved["num_attention_heads"]
+    heads, groups = (
+        saved["num_attention_heads"],
+        saved.get("num_key_value_heads") or saved["num_attention_heads"],
+    )
     size = saved.get("head_dim") or saved["hidden_size"] // heads
     if size != model.head_dim:
         return (
-            f"heads of {size} channels cannot grow to {model.head_dim}: widths grow by whole heads. Set "
+            f"heads of {size} channels cannot grow to {model.head_dim}: widths grow by whole "
+            "heads. Set "
             f"model.num_attention_heads={model.num_attention_heads * (model.head_dim or size) // size}."
         )
     ratio = model.num_attention_heads // (model.num_key_value_heads or model.num_attention_heads)
     if heads // groups != ratio:
         return (
-            f"{heads // groups} attention heads share keys and values, and {ratio} in the model to train. Set "
+            f"{heads // groups} attention heads share keys and values, and {ratio} in the model "
+            "to train. Set "
             f"model.num_key_value_heads={max(1, model.num_attention_heads * groups // heads)}."
         )
     if model.tie_word_embeddings and model.hidden_size != saved["hidden_size"]:
         return (
-            f"a tied head of {model.hidden_size} channels would add up equal channels and scale the logits. Set "
-            "model.tie_word_embeddings=false."
+            f"a tied head of {model.hidden_size} channels would add up equal channels and scale "
+            "the logits. Set model.tie_word_embeddings=false."
         )
     return None

@@ -1,8 +1,10 @@
-"""Evaluate multiple choice and minimal pairs by likelihood, together with the loss on held-out data.
+"""Evaluate multiple choice and minimal pairs by likelihood, together with the loss on held-out
+data.
 
-A choice's likelihood is the sum of the log-probabilities of its tokens after the context. Texts differ in length, so
-there are three accuracies: by the sum (`acc` in lm-evaluation-harness), by the sum over the choice's bytes (its
-`acc_norm`, which counts characters), and by the sum over its tokens. A tie counts as wrong.
+A choice's likelihood is the sum of the log-probabilities of its tokens after the context. Texts
+differ in length, so there are three accuracies: by the sum (`acc` in lm-evaluation-harness), by the
+sum over the choice's bytes (its `acc_norm`, which counts characters), and by the sum over its
+tokens. A tie counts as wrong.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,15 +13,27 @@ from typing import Any, assert_never
 
 import torch
 
-from llmsys.config.evaluation import MAX_DEFAULT_SEQUENCES, MinimalPairsConfig, MultipleChoiceConfig, SetConfig
+from llmsys.config.evaluation import (
+    MAX_DEFAULT_SEQUENCES,
+    MinimalPairsConfig,
+    MultipleChoiceConfig,
+    SetConfig,
+)
 from llmsys.config.harness import HarnessConfig
 from llmsys.config.run import RunConfig
 from llmsys.data.multiple_choice import ChoiceRows, MultipleChoiceQuestion, read_questions
 from llmsys.errors import ConfigError
-from llmsys.tokenizer import Tokenizer
-from llmsys.train.evaluator import ALONE, EvaluationResult, Evaluator, LogitsFunction, RowRanks, compute_row_metrics
+from llmsys.train.evaluator import (
+    ALONE,
+    EvaluationResult,
+    Evaluator,
+    LogitsFunction,
+    RowRanks,
+    compute_row_metrics,
+)
 from llmsys.train.harness_evaluator import HarnessEvaluator
 from llmsys.train.run_data import get_prefix_ids
+from llmsys.vocabulary.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -52,18 +66,23 @@ class MultipleChoiceEvaluator:
 
     def evaluate(self, compute_logits: LogitsFunction, device: torch.device) -> QuestionScores:
         """Score this rank's rows and return the accuracies over all ranks. Collective."""
-        found = compute_row_metrics(self.rows, compute_logits, device, self.row_ranks, self.sequences)
+        found = compute_row_metrics(
+            self.rows, compute_logits, device, self.row_ranks, self.sequences
+        )
         nats = {
             (row.question, row.choice): (float(numbers[0]), float(numbers[2]))
             for row, numbers in zip(self.rows.sorted, found, strict=True)
         }
-        correct = [_compare_likelihoods(question, [nats[number, choice] for choice in range(len(question.choices))])
+        correct = [_compare_likelihoods(question, [nats[number,
+            choice] for choice in range(len(question.choices))])
                  for number, question in enumerate(self.rows.questions)]  # fmt: skip
         shares = [sum(one) / len(correct) for one in zip(*correct, strict=True)]
         return QuestionScores(shares[0], shares[1], shares[2], questions=len(correct))
 
 
-def _compare_likelihoods(question: MultipleChoiceQuestion, found: Sequence[tuple[float, float]]) -> list[bool]:
+def _compare_likelihoods(
+    question: MultipleChoiceQuestion, found: Sequence[tuple[float, float]]
+) -> list[bool]:
     """Return whether the answer is the most likely choice: in sum, per byte and per token.
 
     Args:
@@ -90,7 +109,9 @@ class EvaluationWithTasks:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the numbers of the held-out data, and under `sets` the scores of each task."""
-        return self.heldout.to_dict() | {"sets": {name: one.to_dict() for name, one in self.answers.items()}}
+        return self.heldout.to_dict() | {
+            "sets": {name: one.to_dict() for name, one in self.answers.items()}
+        }
 
 
 @dataclass(frozen=True)
@@ -112,7 +133,8 @@ class EvaluatorWithTasks:
                     found = one.evaluate(compute_logits, device)
                     if both := answers.keys() & found.keys():
                         raise ConfigError(
-                            f"evaluation.tasks: two entries score {min(both)}. Set the name of one, or leave it out."
+                            f"evaluation.tasks: two entries score {min(both)}. Set the name of "
+                            "one, or leave it out."
                         )
                     answers |= found
                 case unreachable:
@@ -120,14 +142,20 @@ class EvaluatorWithTasks:
         return EvaluationWithTasks(measured, answers)
 
 
-def build_task_evaluator(heldout: Evaluator, config: RunConfig, tokenizer: Tokenizer, row_ranks: RowRanks) -> Evaluator:
-    """Return an evaluator that also evaluates `evaluation.tasks`; the given one where there are none.
+def build_task_evaluator(
+    heldout: Evaluator, config: RunConfig, tokenizer: Tokenizer, row_ranks: RowRanks
+) -> Evaluator:
+    """Return an evaluator that also evaluates `evaluation.tasks`; the given one where there are
+    none.
 
     Raises:
         DataError: a question is malformed or too long, or a task of the harness lacks its files.
         ConfigError: lm_eval is not installed.
     """
-    tasks = {one.title: _build_evaluator(one, config, tokenizer, row_ranks) for one in config.evaluation.tasks}
+    tasks = {
+        one.title: _build_evaluator(one, config, tokenizer, row_ranks)
+        for one in config.evaluation.tasks
+    }
     return EvaluatorWithTasks(heldout, tasks) if tasks else heldout
 
 
@@ -136,8 +164,13 @@ def _build_evaluator(
 ) -> MultipleChoiceEvaluator | HarnessEvaluator:
     match asked:
         case MultipleChoiceConfig() | MinimalPairsConfig():
-            longest, opening = config.model.max_position_embeddings, get_prefix_ids(config.generation, tokenizer)
-            rows = ChoiceRows(read_questions(asked), tokenizer, opening or [tokenizer.eos_id], longest)
+            longest, opening = (
+                config.model.max_position_embeddings,
+                get_prefix_ids(config.generation, tokenizer),
+            )
+            rows = ChoiceRows(
+                read_questions(asked), tokenizer, opening or [tokenizer.eos_id], longest
+            )
             return MultipleChoiceEvaluator(rows, row_ranks, config.evaluation_sequences)
         case HarnessConfig():
             return HarnessEvaluator(asked, config, row_ranks)

@@ -1,10 +1,12 @@
 """Measure norms by layer in chosen steps: of activations, gradients, weights and their updates.
 
-A layer is a block, or the embedding, norm or head outside of blocks. Gradients are those of the whole step before
-clipping. An activation is the root mean square of a block's output over real tokens and channels.
+A layer is a block, or the embedding, norm or head outside of blocks. Gradients are those of the
+whole step before clipping. An activation is the root mean square of a block's output over real
+tokens and channels.
 
 Invariants:
-- Each element counts once, whatever the layout: sums of squares over all ranks are divided by the copies that exist.
+- Each element counts once, whatever the layout: sums of squares over all ranks are divided by the
+  copies that exist.
 - A step that is not measured costs one look at its number; measuring changes no weight.
 """
 
@@ -55,7 +57,9 @@ class NormMeter:
                 self._handles.append(module.register_forward_hook(record))
 
     def end_step(self) -> dict[str, Any] | None:
-        """Return the fields of a `norms` event, None in a step that is not measured. Collective in one that is."""
+        """Return the fields of a `norms` event, None in a step that is not measured. Collective
+        in one that is.
+        """
         if self._engine.observe_gradients is None:
             return None
         self._engine.observe_gradients = None
@@ -73,25 +77,35 @@ class NormMeter:
 
     def _get_weights(self) -> dict[str, Tensor]:
         tensors = self._engine.get_state().tensors
-        return {name.removeprefix(PARAMETER): t for name, t in tensors.items() if name.startswith(PARAMETER)}
+        return {
+            name.removeprefix(PARAMETER): t
+            for name, t in tensors.items()
+            if name.startswith(PARAMETER)
+        }
 
     def _record_gradients(self, gradients: Mapping[str, Tensor], scale: float) -> None:
         norms = reduce_layer_norms(gradients, self._engine.device)
         self._gradients = {layer: norm / scale for layer, norm in norms.items()}
 
     @torch.no_grad()
-    def _record_activation(self, layer: str, module: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> None:
+    def _record_activation(
+        self, layer: str, module: nn.Module, arguments: tuple[Any, ...], output: Tensor
+    ) -> None:
         real_BT = arguments[1].real_BT
         squares_BT = get_local_tensor(output).detach().double().square().sum(-1)
         real_BT = torch.ones_like(squares_BT, dtype=torch.bool) if real_BT is None else real_BT
         before = self._activations.get(layer, (squares_BT.new_zeros(()), squares_BT.new_zeros(())))
         counted = real_BT.sum() * output.shape[-1]
         # where, not a product: padding may be infinite
-        self._activations[layer] = before[0] + squares_BT.where(real_BT, 0).sum(), before[1] + counted
+        self._activations[layer] = (
+            before[0] + squares_BT.where(real_BT, 0).sum(),
+            before[1] + counted,
+        )
 
 
 def get_layer_name(parameter: str) -> str:
-    """Return the layer of a parameter: `blocks.3` of `blocks.3.attention.q_proj.weight`, `embed` of `embed.weight`.
+    """Return the layer of a parameter: `blocks.3` of `blocks.3.attention.q_proj.weight`, `embed` of
+    `embed.weight`.
 
     Args:
         parameter: Name of the parameter.
@@ -107,15 +121,20 @@ def reduce_layer_norms(tensors: Mapping[str, Tensor], device: torch.device) -> d
     """Return the norm of the tensors of each layer over all ranks. Collective.
 
     Args:
-        tensors: DTensors and plain tensors by parameter; of a plain one each rank has the whole. Ranks of a pipeline
-            have others.
+        tensors: DTensors and plain tensors by parameter; of a plain one each rank has the whole.
+            Ranks of a pipeline have others.
         device: Device of the reduction.
 
     Returns:
         Norms by layer, the same on every rank.
     """
     sums = {
-        name: (get_local_tensor(t).double().square().sum(), get_local_tensor(t).numel(), t.numel(), 1)
+        name: (
+            get_local_tensor(t).double().square().sum(),
+            get_local_tensor(t).numel(),
+            t.numel(),
+            1,
+        )
         for name, t in tensors.items()
     }
     layers: dict[str, float] = {}
@@ -128,16 +147,29 @@ def reduce_layer_norms(tensors: Mapping[str, Tensor], device: torch.device) -> d
 
 
 def _reduce_mean_squares(sums: Mapping[str, Sums], device: torch.device) -> dict[str, float]:
-    """Return the root mean square by layer. Ranks that have the same rows count them equally often in both sums."""
+    """Return the root mean square by layer. Ranks that have the same rows count them equally
+    often in both sums.
+    """
     reduced = _sum_over_ranks(sums, 2, device)
-    return {layer: (squares / max(count, 1.0)) ** 0.5 for layer, (squares, count) in reduced.items()}
+    return {
+        layer: (squares / max(count, 1.0)) ** 0.5 for layer, (squares, count) in reduced.items()
+    }
 
 
-def _sum_over_ranks(sums: Mapping[str, Iterable[Any]], width: int, device: torch.device) -> dict[str, list[float]]:
-    """Return the sums over ranks of `width` numbers by name, in float64; a rank may lack names. Collective."""
+def _sum_over_ranks(
+    sums: Mapping[str, Iterable[Any]], width: int, device: torch.device
+) -> dict[str, list[float]]:
+    """Return the sums over ranks of `width` numbers by name, in float64; a rank may lack names.
+    Collective.
+    """
     names = list(dict.fromkeys(name for own in all_gather_object(list(sums)) for name in own))
     rows = [
-        torch.stack([torch.as_tensor(x, dtype=torch.float64, device=device) for x in sums.get(name, [0.0] * width)])
+        torch.stack(
+            [
+                torch.as_tensor(x, dtype=torch.float64, device=device)
+                for x in sums.get(name, [0.0] * width)
+            ]
+        )
         for name in names
     ]
     return dict(zip(names, all_reduce_sum(torch.stack(rows)).tolist(), strict=True)) if rows else {}

@@ -1,7 +1,7 @@
 """Convert checkpoints of format 1, whose metadata are a pickle, to the current format in place.
 
-Reads `state.json` and `.metadata`; writes `metadata.json` and `state.json`; removes `.metadata`. The tensors stay as
-they are, so a run resumes with equal numbers.
+Reads `state.json` and `.metadata`; writes `metadata.json` and `state.json`; removes `.metadata`.
+The tensors stay as they are, so a run resumes with equal numbers.
 
 Invariants:
 - The only code that unpickles. It runs for `llmsys convert --trust-pickle` alone.
@@ -16,7 +16,7 @@ from typing import Any
 from torch.distributed.checkpoint.metadata import Metadata
 
 from llmsys.errors import CheckpointError, ConfigError
-from llmsys.local_files import write_bytes_atomically
+from llmsys.storage.local_files import write_bytes_atomically
 from llmsys.train.checkpoint_metadata import DTYPES, METADATA, format_metadata, parse_metadata
 from llmsys.train.checkpoint_record import (
     PICKLED,
@@ -82,7 +82,10 @@ def list_checkpoints(source: Path) -> list[Path]:
         return [source]
     found = [path for folder in FOLDERS for path in sorted((source / folder).glob("step-*"))]
     if not found:
-        raise ConfigError(f"{source} is neither a checkpoint nor a run folder with checkpoints. Name one of these.")
+        raise ConfigError(
+            f"{source} is neither a checkpoint nor a run folder with checkpoints. Name one of "
+            "these."
+        )
     return found
 
 
@@ -103,14 +106,19 @@ def convert_pickled_metadata(checkpoint: Path) -> bool:
         (checkpoint / PICKLED).unlink(missing_ok=True)  # left by an interrupted conversion
         return False
     if problem != describe_pickle(checkpoint):
-        raise CheckpointError(f"{checkpoint} cannot be rewritten: {problem}. Remove it, or use another.")
+        raise CheckpointError(
+            f"{checkpoint} cannot be rewritten: {problem}. Remove it, or use another."
+        )
     record = read_record(checkpoint, PICKLED_FORMAT)
     files: dict[str, str] = dict(record["files"])
     if (damage := find_damaged_file(checkpoint, files)) is not None:
-        raise CheckpointError(f"{checkpoint} cannot be rewritten: {damage}. Remove it, or use another.")
+        raise CheckpointError(
+            f"{checkpoint} cannot be rewritten: {damage}. Remove it, or use another."
+        )
     content = format_metadata(_load_pickled_metadata(checkpoint))
     parse_metadata(content, checkpoint)  # reject what a reader would reject
-    # The metadata, then the record, then the pickle: after an interruption the command can be repeated.
+    # The metadata, then the record, then the pickle: after an interruption the command can be
+    # repeated.
     write_bytes_atomically(checkpoint / METADATA, content)
     files.pop(PICKLED, None)
     files[METADATA] = compute_digest(checkpoint / METADATA)
@@ -126,9 +134,16 @@ def _load_pickled_metadata(checkpoint: Path) -> Metadata:
             metadata = MetadataUnpickler(file).load()
         if not isinstance(metadata, Metadata):
             raise TypeError(f"it holds a {type(metadata).__name__}")
-    except (pickle.UnpicklingError, AttributeError, EOFError, LookupError, TypeError, ValueError) as error:
+    except (
+        pickle.UnpicklingError,
+        AttributeError,
+        EOFError,
+        LookupError,
+        TypeError,
+        ValueError,
+    ) as error:
         raise CheckpointError(
-            f"{checkpoint / PICKLED} is not the metadata of a checkpoint ({error}) and was not loaded. Do not "
-            "use this checkpoint: its author replaced the file by something else."
+            f"{checkpoint / PICKLED} is not the metadata of a checkpoint ({error}) and was not "
+            "loaded. Do not use this checkpoint: its author replaced the file by something else."
         ) from None
     return metadata

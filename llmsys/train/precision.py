@@ -1,7 +1,8 @@
 """Resolve `train.precision: auto` and `train.compile: auto` for the devices of this run.
 
-The dtype is the one that the devices multiply natively. Reads the processor's flags, oneDNN's environment variables and
-the run's checkpoints. Nothing is measured for the decision, so equal machines decide alike.
+The dtype is the one that the devices multiply natively. Reads the processor's flags, oneDNN's
+environment variables and the run's checkpoints. Nothing is measured for the decision, so equal
+machines decide alike.
 
 Invariants:
 - A run folder with a checkpoint keeps the dtype that the checkpoint was trained in.
@@ -22,15 +23,33 @@ from llmsys.config.run import RunConfig
 from llmsys.config.train import Precision
 from llmsys.errors import CheckpointError
 from llmsys.log import get_logger
-from llmsys.parallel.process_group import all_gather_object, get_local_device, get_rank, run_on_rank_zero
+from llmsys.parallel.process_group import (
+    all_gather_object,
+    get_local_device,
+    get_rank,
+    run_on_rank_zero,
+)
 from llmsys.train.checkpoint_record import read_record
 
 log = get_logger(__name__)
 
-DTYPES: dict[Precision, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+DTYPES: dict[Precision, torch.dtype] = {
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp32": torch.float32,
+}
 ISA_VARIABLES = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
-# https://uxlfoundation.github.io/oneDNN/dev_guide_cpu_dispatcher_control.html: these have no bfloat16 products.
-ISA_WITHOUT_BF16 = {"SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_CORE", "AVX512_CORE_VNNI"}
+# https://uxlfoundation.github.io/oneDNN/dev_guide_cpu_dispatcher_control.html: these have no
+# bfloat16 products.
+ISA_WITHOUT_BF16 = {
+    "SSE41",
+    "AVX",
+    "AVX2",
+    "AVX2_VNNI",
+    "AVX2_VNNI_2",
+    "AVX512_CORE",
+    "AVX512_CORE_VNNI",
+}
 CPUINFO = Path("/proc/cpuinfo")
 # fp16 on a CPU that takes this many times as long as fp32 logs a warning.
 SLOW_FACTOR = 2.0
@@ -69,7 +88,9 @@ def find_bf16_support(device: torch.device) -> NativeSupport:
 def _find_processor_support() -> NativeSupport:
     machine = platform.machine().lower()
     if sys.platform != "linux":
-        return NativeSupport(False, f"torch has no bfloat16 matmuls on {platform.system()} processors")
+        return NativeSupport(
+            False, f"torch has no bfloat16 matmuls on {platform.system()} processors"
+        )
     if not (torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled):
         return NativeSupport(False, "this torch build has no oneDNN")
     if machine in ("x86_64", "amd64"):
@@ -83,7 +104,9 @@ def _find_processor_support() -> NativeSupport:
         return NativeSupport(False, f"bfloat16 is untested on {machine}")
     for variable in ISA_VARIABLES:
         if os.environ.get(variable, "").upper() in ISA_WITHOUT_BF16:
-            return NativeSupport(False, f"{variable}={os.environ[variable]} disables its bfloat16 instructions")
+            return NativeSupport(
+                False, f"{variable}={os.environ[variable]} disables its bfloat16 instructions"
+            )
     return NativeSupport(True, "the processor supports it natively")
 
 
@@ -93,7 +116,11 @@ def _read_processor_flags() -> set[str]:
         lines = CPUINFO.read_text().splitlines()
     except OSError:
         return set()
-    found = (line.partition(":")[2].split() for line in lines if line.lower().startswith(("features", "flags")))
+    found = (
+        line.partition(":")[2].split()
+        for line in lines
+        if line.lower().startswith(("features", "flags"))
+    )
     return set(next(found, []))
 
 
@@ -136,7 +163,9 @@ def resolve_precision(config: RunConfig) -> RunConfig:
 
     def decide() -> Precision:
         asked = config.train.precision
-        precision, why = (asked, "") if asked != "auto" else select_precision(config.run.folder, support)
+        precision, why = (
+            (asked, "") if asked != "auto" else select_precision(config.run.folder, support)
+        )
         resolved = config.resolve_precision(precision, why).train.resolved_precision
         if why:
             log.info("train.precision=auto selects %s: %s", resolved, why)
@@ -154,12 +183,15 @@ def resolve_compile(config: RunConfig) -> RunConfig:
         config: the config of the run.
 
     Returns:
-        The config with `block` or `none` in place of `auto`: block only where every rank can compile for its device.
+        The config with `block` or `none` in place of `auto`: block only where every rank can
+        compile for its device.
     """
     if config.train.compile != "auto":
         return config
     # False sorts before True: one rank without Triton decides for all.
-    has_triton = min(all_gather_object(get_local_device().type == "cuda" and find_spec("triton") is not None))
+    has_triton = min(
+        all_gather_object(get_local_device().type == "cuda" and find_spec("triton") is not None)
+    )
     config = config.resolve_compile(has_triton)
     log.info("train.compile=auto selects %s", config.train.compile)
     return config
@@ -181,14 +213,19 @@ def select_precision(run_folder: Path, support: NativeSupport) -> tuple[Precisio
         return own, support.reason
     if recorded == own:
         return recorded, f"{run_folder} was trained in it, and {support.reason}"
-    return recorded, f"{run_folder} was trained in it, and a run keeps its dtype; a new run would use {own} here"
+    return (
+        recorded,
+        f"{run_folder} was trained in it, and a run keeps its dtype; a new run would use {own} "
+        "here",
+    )
 
 
 def set_matmul_numerics() -> None:
     """Let float32 matmuls multiply float32, and half-precision ones add in float32.
 
-    TF32 rounds inputs to 10 bits, and the router is in float32 so that rounding does not choose another expert. Sums in
-    16 bits would round each partial sum of a matmul that is split along the summed dim.
+    TF32 rounds inputs to 10 bits, and the router is in float32 so that rounding does not choose
+    another expert. Sums in 16 bits would round each partial sum of a matmul that is split along the
+    summed dim.
     """
     torch.set_float32_matmul_precision("highest")
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
@@ -205,8 +242,12 @@ def get_matmul_numerics() -> dict[str, Any]:
     }
 
 
-def describe_slowness(precision: Precision, device: torch.device, support: NativeSupport, *, kept: bool) -> str:
-    """Return a warning with the measured factor where a 16-bit dtype is slow on this device, else an empty string."""
+def describe_slowness(
+    precision: Precision, device: torch.device, support: NativeSupport, *, kept: bool
+) -> str:
+    """Return a warning with the measured factor where a 16-bit dtype is slow on this device,
+    else an empty string.
+    """
     if precision == "fp32" or (precision == "bf16" and support.is_native) or device.type != "cpu":
         return ""
     factor = measure_slowdown(DTYPES[precision])
@@ -223,7 +264,9 @@ def describe_slowness(precision: Precision, device: torch.device, support: Nativ
 
 
 def measure_slowdown(dtype: torch.dtype) -> float:
-    """Return the time of a small CPU matmul in `dtype` over that in float32. Takes about 50 ms where it is slow."""
+    """Return the time of a small CPU matmul in `dtype` over that in float32. Takes about 50 ms
+    where it is slow.
+    """
     seconds = []
     for measured in (torch.float32, dtype):
         a = torch.ones(MATMUL_SIZE, MATMUL_SIZE, dtype=measured)

@@ -9,7 +9,8 @@
 A metric is the mean of a number of each target. The same forward passes serve it and the loss.
 
 Invariants:
-- A target's number depends on its own logits alone, so that it is the same on every number of ranks; the kit tests it.
+- A target's number depends on its own logits alone, so that it is the same on every number of
+  ranks; the kit tests it.
 """
 
 import inspect
@@ -70,7 +71,8 @@ class LoadedMetric:
             float32 (B,).
 
         Raises:
-            ConfigError: the user's code failed or returned anything but a finite number of each target.
+            ConfigError: the user's code failed or returned anything but a finite number of each
+                target.
         """
         valid_BT = targets_BT != IGNORED
         rows_N = valid_BT.nonzero()[:, 0]
@@ -78,10 +80,14 @@ class LoadedMetric:
         if not len(rows_N):
             return sums_B
         logits_NV = logits_BTV.reshape(-1, logits_BTV.shape[-1])[valid_BT.reshape(-1)]
-        return sums_B.index_add_(0, rows_N, _compute_values(self.metric, logits_NV, targets_BT[valid_BT]))
+        return sums_B.index_add_(
+            0, rows_N, _compute_values(self.metric, logits_NV, targets_BT[valid_BT])
+        )
 
 
-def load_python_metrics(configs: Sequence[PythonMetricConfig], vocab_size: int) -> tuple[LoadedMetric, ...]:
+def load_python_metrics(
+    configs: Sequence[PythonMetricConfig], vocab_size: int
+) -> tuple[LoadedMetric, ...]:
     """Run the user's code and build the metrics.
 
     Args:
@@ -92,7 +98,8 @@ def load_python_metrics(configs: Sequence[PythonMetricConfig], vocab_size: int) 
         One metric for each, tested.
 
     Raises:
-        ConfigError: a class is missing or wrong, or an option is, or it fails `check_python_metric`.
+        ConfigError: a class is missing or wrong, or an option is, or it fails
+            `check_python_metric`.
     """
     found = []
     for number, config in enumerate(configs):
@@ -110,8 +117,8 @@ def check_python_metric(metric: PythonMetric, vocab_size: int = 64) -> None:
         vocab_size: number of classes of the test.
 
     Raises:
-        ConfigError: it fails, changes the logits, returns anything but a finite number of each target, or a target's
-            number depends on other targets.
+        ConfigError: it fails, changes the logits, returns anything but a finite number of each
+            target, or a target's number depends on other targets.
     """
     draws = torch.Generator().manual_seed(0)
     logits_NV = torch.randn(6, vocab_size, generator=draws)
@@ -119,12 +126,17 @@ def check_python_metric(metric: PythonMetric, vocab_size: int = 64) -> None:
     given = logits_NV.clone()
     values_N = _compute_values(metric, given, targets_N)
     if not torch.equal(given, logits_NV):
-        raise ConfigError(f"{type(metric).__name__} changed the logits, which others read. Change a copy of them.")
-    alone_N = torch.cat([_compute_values(metric, logits_NV[i : i + 1], targets_N[i : i + 1]) for i in range(6)])
+        raise ConfigError(
+            f"{type(metric).__name__} changed the logits, which others read. Change a copy of them."
+        )
+    alone_N = torch.cat(
+        [_compute_values(metric, logits_NV[i : i + 1], targets_N[i : i + 1]) for i in range(6)]
+    )
     if not torch.allclose(values_N, alone_N, rtol=1e-4, atol=1e-5):
         raise ConfigError(
-            f"{type(metric).__name__} gives {values_N.tolist()} for six targets together and {alone_N.tolist()} one by "
-            "one: the metric would depend on the batch and on the number of ranks. Compute each target by itself."
+            f"{type(metric).__name__} gives {values_N.tolist()} for six targets together and "
+            f"{alone_N.tolist()} one by one: the metric would depend on the batch and on the "
+            "number of ranks. Compute each target by itself."
         )
 
 
@@ -135,16 +147,19 @@ def _compute_values(metric: PythonMetric, logits_NV: Tensor, targets_N: Tensor) 
         values = metric.compute(logits_NV, targets_N)
     except Exception as error:
         reason = describe_error(error, Path(inspect.getfile(type(metric))))
-        raise ConfigError(f"{name} failed on logits of {tuple(logits_NV.shape)}: {reason}. Correct compute.") from error
+        raise ConfigError(
+            f"{name} failed on logits of {tuple(logits_NV.shape)}: {reason}. Correct compute."
+        ) from error
     about = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
     if about != tuple(targets_N.shape):
         raise ConfigError(
-            f"{name} returned {about} for {len(targets_N)} targets. Return a tensor with a number of each target."
+            f"{name} returned {about} for {len(targets_N)} targets. Return a tensor with a number "
+            "of each target."
         )
     if not bool(values.isfinite().all()):
         bad = int((~values.isfinite()).nonzero()[0])
         raise ConfigError(
-            f"{name} returned {values[bad].item()} for target {targets_N[bad].item()}, which is not finite. Correct "
-            "compute; a logarithm or a division may need an epsilon."
+            f"{name} returned {values[bad].item()} for target {targets_N[bad].item()}, which is "
+            "not finite. Correct compute; a logarithm or a division may need an epsilon."
         )
     return values.float()

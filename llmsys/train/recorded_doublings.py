@@ -1,4 +1,5 @@
-"""The doublings that a run has recorded, of a batch that grows by the gradient noise scale. Needs no torch.
+"""The doublings that a run has recorded, of a batch that grows by the gradient noise scale. Needs
+no torch.
 
 Reads `events.jsonl` and records of checkpoints of runs.
 """
@@ -21,7 +22,9 @@ def is_batch_measured(config: RunConfig) -> bool:
     Returns:
         False where the sizes of all steps follow from the config, also of doublings that it gives.
     """
-    return isinstance(config.batch.ramp, NoiseRampConfig) and config.train.noise_scale_every_steps > 0
+    return (
+        isinstance(config.batch.ramp, NoiseRampConfig) and config.train.noise_scale_every_steps > 0
+    )
 
 
 def set_doublings(config: RunConfig, record: dict[str, Any]) -> RunConfig:
@@ -66,7 +69,8 @@ def load_doublings(config: RunConfig) -> RunConfig:
 
 
 def read_growth_record(newest: Path | None, parent: dict[str, Any] | None) -> dict[str, Any]:
-    """Return the record whose doublings of the batch a run continues; empty where it begins with its own.
+    """Return the record whose doublings of the batch a run continues; empty where it begins with
+    its own.
 
     Args:
         newest: the run's newest checkpoint.

@@ -1,9 +1,12 @@
-"""A run folder in object storage: its files are written on this machine and uploaded, checkpoints record last.
+"""A run folder in object storage: its files are written on this machine and uploaded, checkpoints
+record last.
 
-Reads/Writes: the objects of a run folder, and the local folder of their copies, which all ranks see.
+Reads/Writes: the objects of a run folder, and the local folder of their copies, which all ranks
+see.
 
 Invariants:
-- A checkpoint in the storage counts when its `state.json` is there; that is written last and deleted first.
+- A checkpoint in the storage counts when its `state.json` is there; that is written last and
+  deleted first.
 - The storage decides: what another machine wrote there since replaces the copies here.
 - One command at a time writes a run folder, and one that lost its lock publishes nothing.
 """
@@ -15,11 +18,17 @@ from functools import cache
 from pathlib import Path
 
 from llmsys.errors import DataError, LockedFolderError
-from llmsys.folder_upload import UploadRecord, download_files, list_changed, read_stamp, upload_files
-from llmsys.local_files import find_folder_url, lock_folder
 from llmsys.log import get_logger
-from llmsys.object_lock import LOCK_FOLDER, ObjectLock
-from llmsys.object_store import RemoteObject, open_object_folder
+from llmsys.storage.folder_upload import (
+    UploadRecord,
+    download_files,
+    list_changed,
+    read_stamp,
+    upload_files,
+)
+from llmsys.storage.local_files import find_folder_url, lock_folder
+from llmsys.storage.object_lock import LOCK_FOLDER, ObjectLock
+from llmsys.storage.object_store import RemoteObject, open_object_folder
 from llmsys.train.checkpoint_record import CHECKPOINT_NAME, RECORD, list_checkpoints
 
 CHECKPOINTS = "checkpoints"
@@ -41,7 +50,11 @@ class RemoteRun:
     def fetch(self) -> None:
         """Bring the copies up to date before a run continues. For rank 0, which holds the lock."""
         objects, record = self.objects.list_objects(), UploadRecord(self.folder)
-        own = {name: found for name, found in objects.items() if not name.startswith((f"{CHECKPOINTS}/", LOCK_FOLDER))}
+        own = {
+            name: found
+            for name, found in objects.items()
+            if not name.startswith((f"{CHECKPOINTS}/", LOCK_FOLDER))
+        }
         changed = {name: name for name, found in own.items() if not record.has_tag(name, found)}
         download_files(self.folder, self.objects, changed)
         for name in changed:
@@ -53,10 +66,15 @@ class RemoteRun:
             if step not in remote and step < newest:
                 _move_away(path)
         for step, files in remote.items():
-            if not all(record.has_tag(name, found) and (self.folder / name).exists() for name, found in files.items()):
+            if not all(
+                record.has_tag(name, found) and (self.folder / name).exists()
+                for name, found in files.items()
+            ):
                 self._fetch_checkpoint(step, files, record)
 
-    def _fetch_checkpoint(self, step: int, files: dict[str, RemoteObject], record: UploadRecord) -> None:
+    def _fetch_checkpoint(
+        self, step: int, files: dict[str, RemoteObject], record: UploadRecord
+    ) -> None:
         # Named as a save that is not finished, which the saver removes.
         target = self.folder / next(iter(files)).rpartition("/")[0]
         partial = target.with_name(f".{target.name}.partial")
@@ -70,12 +88,16 @@ class RemoteRun:
             record.add(name, found)
 
     def withdraw_checkpoint(self, target: Path) -> str:
-        """Make a checkpoint in the storage count no longer, because its files will be replaced. For rank 0."""
+        """Make a checkpoint in the storage count no longer, because its files will be replaced.
+        For rank 0.
+        """
         self.objects.delete(f"{CHECKPOINTS}/{target.name}/{RECORD}")
         return ""
 
     def upload_rank_files(self, files: list[Path], target: Path) -> None:
-        """Upload the tensors that this rank wrote, before they are published under the name of `target`."""
+        """Upload the tensors that this rank wrote, before they are published under the name of
+        `target`.
+        """
         record = UploadRecord(self.folder)
         for path in files:
             name = f"{CHECKPOINTS}/{target.name}/{path.name}"
@@ -113,7 +135,8 @@ def find_remote_run(folder: Path) -> RemoteRun | None:
 
 
 def fetch_run(folder: Path) -> None:
-    """Copy a remote run to this machine, to read it. While it is written here, its copies are newer than its objects.
+    """Copy a remote run to this machine, to read it. While it is written here, its copies are newer
+    than its objects.
 
     Args:
         folder: The run folder. A local one is left as it is.
@@ -129,7 +152,8 @@ def fetch_run(folder: Path) -> None:
 
 @contextmanager
 def lock_run(folder: Path, wait_seconds: float) -> Iterator[int]:
-    """Hold the lock of a run folder; of a remote one also that of its storage, with its files copied to this machine.
+    """Hold the lock of a run folder; of a remote one also that of its storage, with its files
+    copied to this machine.
 
     Args:
         folder: The run folder.
@@ -159,7 +183,9 @@ def lock_run(folder: Path, wait_seconds: float) -> Iterator[int]:
 def _find_step(name: str) -> int | None:
     """Return the step of the checkpoint that a file is in, None for any other file of a run."""
     parts = name.split("/")
-    match = CHECKPOINT_NAME.fullmatch(parts[1]) if len(parts) == 3 and parts[0] == CHECKPOINTS else None
+    match = (
+        CHECKPOINT_NAME.fullmatch(parts[1]) if len(parts) == 3 and parts[0] == CHECKPOINTS else None
+    )
     return None if match is None else int(match[1])
 
 
@@ -169,7 +195,11 @@ def _group_checkpoints(objects: dict[str, RemoteObject]) -> dict[int, dict[str, 
     for name, about in objects.items():
         if (step := _find_step(name)) is not None:
             found.setdefault(step, {})[name] = about
-    return {step: files for step, files in found.items() if any(name.endswith(f"/{RECORD}") for name in files)}
+    return {
+        step: files
+        for step, files in found.items()
+        if any(name.endswith(f"/{RECORD}") for name in files)
+    }
 
 
 def _move_away(checkpoint: Path) -> None:
@@ -178,7 +208,15 @@ def _move_away(checkpoint: Path) -> None:
 
 
 def _iter_files(folder: Path) -> Iterator[str]:
-    """Yield the files of a run, relative to its folder, without those of an attempt and hidden ones."""
+    """Yield the files of a run, relative to its folder, without those of an attempt and hidden
+    ones.
+    """
     for place, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".") and name not in _OWN_FOLDERS]
-        yield from (str((Path(place) / name).relative_to(folder)) for name in names if not name.startswith("."))
+        folders[:] = [
+            name for name in folders if not name.startswith(".") and name not in _OWN_FOLDERS
+        ]
+        yield from (
+            str((Path(place) / name).relative_to(folder))
+            for name in names
+            if not name.startswith(".")
+        )

@@ -1,7 +1,8 @@
-"""Checks before training and at saves: all ranks agree, and the conditions and hashes of bitwise reproducibility.
+"""Checks before training and at saves: all ranks agree, and the conditions and hashes of bitwise
+reproducibility.
 
-Before anything is built, each rank sends its versions and checksums of llmsys' source and of its config. Later a
-difference would be a wrong sum or a hang."""
+Before anything is built, each rank sends its versions and checksums of llmsys' source and of its
+config. Later a difference would be a wrong sum or a hang."""
 
 import hashlib
 import platform
@@ -30,14 +31,17 @@ def format_bitwise_notice(config: RunConfig, micro_batches: int, device: str) ->
         device: device type, such as `cpu`.
     """
     return (
-        f"bitwise mode: the same weights and moments, bit for bit, on any power of two of processes that divides the "
-        f"{micro_batches} micro-batches of a step; on devices of this kind ({device}), with the versions in "
-        f"environment.json and {config.train.threads_per_process} CPU threads per process"
+        "bitwise mode: the same weights and moments, bit for bit, on any power of two of "
+        f"processes that divides the {micro_batches} micro-batches of a step; on devices of this "
+        f"kind ({device}), with the versions in environment.json and "
+        f"{config.train.threads_per_process} CPU threads per process"
     )
 
 
 def hash_state_if_bitwise(config: RunConfig, state: EngineState) -> dict[str, str]:
-    """Return {"state_hash": hash} for the record of a checkpoint; empty in fast mode. Collective."""
+    """Return {"state_hash": hash} for the record of a checkpoint; empty in fast mode.
+    Collective.
+    """
     return {"state_hash": hash_state(state)} if config.train.reproducibility == "bitwise" else {}
 
 
@@ -53,13 +57,15 @@ def check_loaded_state(engine: Engine, checkpoint: Path, record: dict[str, Any])
     loaded = hash_state(engine.get_state())
     if loaded != saved:
         raise CheckpointError(
-            f"{checkpoint} was saved with state {saved} and loads as {loaded}. Its files are intact, so the "
-            "state was loaded wrongly: resume with the versions that saved it (environment.json), and report "
-            "this."
+            f"{checkpoint} was saved with state {saved} and loads as {loaded}. Its files are "
+            "intact, so the state was loaded wrongly: resume with the versions that saved it "
+            "(environment.json), and report this."
         )
 
 
-def drop_reproducibility_mode(saved: dict[str, Any], now: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def drop_reproducibility_mode(
+    saved: dict[str, Any], now: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return both identities without the mode where they differ in it, and log the change.
 
     A run may continue in the other mode; the bits differ from there on.
@@ -105,7 +111,9 @@ def collect_rank_facts(config: RunConfig) -> dict[str, str]:
     }
 
 
-def format_disagreement(found: list[tuple[str, dict[str, str]]], settings: list[dict[str, Any]]) -> str:
+def format_disagreement(
+    found: list[tuple[str, dict[str, str]]], settings: list[dict[str, Any]]
+) -> str:
     """Return one sentence per rank that differs from rank 0, and the next step.
 
     Args:
@@ -115,24 +123,35 @@ def format_disagreement(found: list[tuple[str, dict[str, str]]], settings: list[
     first_host, first = found[0]
     lines = []
     for number, (host, facts) in enumerate(found):
-        changed = [(name, first[name], value) for name, value in facts.items() if value != first[name]]
-        changed = [entry for entry in changed if entry[0] != "the config"] + list_changes(settings[0], settings[number])
-        differing = [f"{name} {here} (rank 0 on {first_host}: {there})" for name, there, here in changed]
+        changed = [
+            (name, first[name], value) for name, value in facts.items() if value != first[name]
+        ]
+        changed = [entry for entry in changed if entry[0] != "the config"] + list_changes(
+            settings[0], settings[number]
+        )
+        differing = [
+            f"{name} {here} (rank 0 on {first_host}: {there})" for name, there, here in changed
+        ]
         if differing:
             lines.append(f"rank {number} on {host} has {'; '.join(differing[:MAX_LISTED])}")
     more = f" (and {len(lines) - MAX_LISTED} more ranks)" if len(lines) > MAX_LISTED else ""
     return (
-        f"{'. '.join(lines[:MAX_LISTED])}{more}. All ranks must run the same program with the same config. "
-        "Install the same versions on every host, and start every rank with the same arguments."
+        f"{'. '.join(lines[:MAX_LISTED])}{more}. All ranks must run the same program with the "
+        "same config. Install the same versions on every host, and start every rank with the "
+        "same arguments."
     )
 
 
 def list_changes(saved: Any, now: Any, path: str = "") -> list[tuple[str, Any, Any]]:
-    """Return (dotted key, value in `saved`, value in `now`) for every difference between nested settings."""
+    """Return (dotted key, value in `saved`, value in `now`) for every difference between nested
+    settings.
+    """
     if isinstance(saved, dict) and isinstance(now, dict):
         keys = sorted(saved.keys() | now.keys())
         return [
-            entry for key in keys for entry in list_changes(saved.get(key), now.get(key), f"{path}.{key}".strip("."))
+            entry
+            for key in keys
+            for entry in list_changes(saved.get(key), now.get(key), f"{path}.{key}".strip("."))
         ]
     return [] if saved == now else [(path, saved, now)]
 

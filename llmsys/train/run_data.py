@@ -1,6 +1,8 @@
-"""Open and check the data of a run: one dataset or the sources of a mixture, with their common tokenizer.
+"""Open and check the data of a run: one dataset or the sources of a mixture, with their common
+tokenizer.
 
-Reads manifests, token shards and the tokenizer. Data, tokenizer and model that do not fit each other are rejected.
+Reads manifests, token shards and the tokenizer. Data, tokenizer and model that do not fit each
+other are rejected.
 """
 
 from dataclasses import dataclass
@@ -28,10 +30,10 @@ from llmsys.config.tokenizer import (
 )
 from llmsys.config.train import GenerationConfig
 from llmsys.data.images import PixelTokenizer
+from llmsys.dataset.manifest import combine_fingerprints, load_manifest
+from llmsys.dataset.token_shards import TokenShards, open_tokens
 from llmsys.errors import ConfigError, DataError
-from llmsys.manifest import combine_fingerprints, load_manifest
-from llmsys.token_shards import TokenShards, open_tokens
-from llmsys.tokenizer import CODE_NAME, Tokenizer, find_model_file, load_tokenizer
+from llmsys.vocabulary.tokenizer import CODE_NAME, Tokenizer, find_model_file, load_tokenizer
 
 
 @dataclass(frozen=True)
@@ -48,15 +50,25 @@ class RunData:
         return combine_fingerprints([source.fingerprint for source in self.sources])
 
     def to_identity(self) -> dict[str, Any]:
-        """Return the data's part of a run's identity, so that another dataset on resume is a readable difference."""
+        """Return the data's part of a run's identity, so that another dataset on resume is a
+        readable difference.
+        """
         counts: list[dict[str, Any]] = []
         for one in self.sources:
             order = one.manifest.order
             # Without the key for order 1: checkpoints of earlier versions have none.
             kept = {} if order == 1 else {"order": order}
-            sums = {"fingerprint": one.fingerprint, "documents": one.num_documents, "tokens": one.num_tokens}
+            sums = {
+                "fingerprint": one.fingerprint,
+                "documents": one.num_documents,
+                "tokens": one.num_tokens,
+            }
             counts.append(sums | kept)
-        sizes = {str(number): count for number, count in enumerate(counts)} if len(counts) > 1 else counts[0]
+        sizes = (
+            {str(number): count for number, count in enumerate(counts)}
+            if len(counts) > 1
+            else counts[0]
+        )
         return {
             "data_fingerprint": self.fingerprint,
             "tokenizer_fingerprint": self.tokenizer.fingerprint,
@@ -69,7 +81,14 @@ def get_mixture(data: DataConfig) -> MixtureConfig | None:
     match data:
         case MixtureConfig():
             return data
-        case CrawlConfig() | TokensConfig() | ChatConfig() | PairsConfig() | LabelledTextConfig() | ImagesConfig():
+        case (
+            CrawlConfig()
+            | TokensConfig()
+            | ChatConfig()
+            | PairsConfig()
+            | LabelledTextConfig()
+            | ImagesConfig()
+        ):
             return None
         case unreachable:
             assert_never(unreachable)
@@ -83,14 +102,16 @@ def open_run_data(config: RunConfig, split: str) -> RunData:
         split: `train` or `heldout`.
 
     Returns:
-        The token shards with their tokenizer. Sources of a mixture without documents in the split are left out.
+        The token shards with their tokenizer. Sources of a mixture without documents in the split
+        are left out.
 
     Raises:
         ConfigError: the model's vocabulary is smaller than the tokenizer's.
         DataError: the data are missing or damaged, or were prepared with another tokenizer.
     """
     for folder in list_dataset_folders(config.data):
-        load_manifest(folder)  # first: `llmsys prepare` makes the tokenizer too, and its error would mislead
+        # first: `llmsys prepare` makes the tokenizer too, and its error would mislead
+        load_manifest(folder)
     tokenizer = load_run_tokenizer(config)
     if (mixture := get_mixture(config.data)) is not None:
         named = _open_mixture_sources(mixture, split, tokenizer)
@@ -100,23 +121,28 @@ def open_run_data(config: RunConfig, split: str) -> RunData:
             named[""].require_tokenizer(tokenizer.fingerprint)
     if tokenizer.vocab_size > config.model.vocab_size:
         raise ConfigError(
-            f"model.vocab_size={config.model.vocab_size} is less than the tokenizer's {tokenizer.vocab_size} pieces. "
-            f"Set model.vocab_size={tokenizer.vocab_size} or more."
+            f"model.vocab_size={config.model.vocab_size} is less than the tokenizer's "
+            f"{tokenizer.vocab_size} pieces. Set model.vocab_size={tokenizer.vocab_size} or more."
         )
     return RunData(tuple(named), tuple(named.values()), tokenizer)
 
 
-def _open_mixture_sources(mixture: MixtureConfig, split: str, tokenizer: Tokenizer) -> dict[str, TokenShards]:
-    """Return the sources of a mixture by name. Training needs documents in all of them, evaluation in one."""
+def _open_mixture_sources(
+    mixture: MixtureConfig, split: str, tokenizer: Tokenizer
+) -> dict[str, TokenShards]:
+    """Return the sources of a mixture by name. Training needs documents in all of them,
+    evaluation in one.
+    """
     found = {}
     for source in mixture.sources:
         manifest = load_manifest(source.folder)
         theirs = manifest.tokenizer_fingerprint
         if manifest.splits and theirs != tokenizer.fingerprint:
             raise DataError(
-                f"source {source.title} ({source.folder}) was made by tokenizer {theirs}, but the run has "
-                f"{tokenizer.fingerprint}, so ids have another meaning. Prepare {source.folder} again with "
-                f"tokenizer.kind=file tokenizer.path={mixture.folder / 'tokenizer'}."
+                f"source {source.title} ({source.folder}) was made by tokenizer {theirs}, but the "
+                f"run has {tokenizer.fingerprint}, so ids have another meaning. Prepare "
+                f"{source.folder} again with tokenizer.kind=file "
+                f"tokenizer.path={mixture.folder / 'tokenizer'}."
             )
         listed = manifest.splits.get(split)  # type: ignore[call-overload]
         if split == "train" or (listed is not None and listed.documents):
@@ -158,14 +184,17 @@ def load_run_tokenizer(config: RunConfig) -> Tokenizer:
     if isinstance(config.tokenizer, NoTokenizer):
         return PixelTokenizer()
     if isinstance(config.tokenizer, PythonTokenizerConfig):
-        from llmsys.config.python_tokenizer import load_python_tokenizer, read_python_tokenizer
+        from llmsys.vocabulary.python_tokenizer import load_python_tokenizer, read_python_tokenizer
 
         own = load_python_tokenizer(config.tokenizer)
-        for made in (folder / "tokenizer" / CODE_NAME for folder in list_dataset_folders(config.data)):
+        for made in (
+            folder / "tokenizer" / CODE_NAME for folder in list_dataset_folders(config.data)
+        ):
             if made.is_file() and read_python_tokenizer(made).fingerprint != own.fingerprint:
                 raise DataError(
-                    f"tokenizer: the options of {config.tokenizer.path} did not prepare {made.parent.parent}. "
-                    "Restore them, or prepare the dataset again: llmsys prepare CONFIG"
+                    f"tokenizer: the options of {config.tokenizer.path} did not prepare "
+                    f"{made.parent.parent}. Restore them, or prepare the dataset again: llmsys "
+                    "prepare CONFIG"
                 )
         return own
     return load_tokenizer(get_tokenizer_path(config), getattr(config.tokenizer, "eos_token", None))
@@ -212,7 +241,7 @@ def get_prefix_ids(settings: GenerationConfig, tokenizer: Tokenizer) -> list[int
     for piece, token in ids.items():
         if token is None:
             raise ConfigError(
-                f"generation.prefix_pieces has {piece}, which is not a token of the tokenizer. Correct it, or "
-                "leave it out for the prefix used in training."
+                f"generation.prefix_pieces has {piece}, which is not a token of the tokenizer. "
+                "Correct it, or leave it out for the prefix used in training."
             )
     return [token for piece in settings.prefix_pieces if (token := ids[piece]) is not None]

@@ -1,4 +1,5 @@
-"""Write the record of a run into its folder: config.yaml (resolved) and environment.json (versions, source, host).
+"""Write the record of a run into its folder: config.yaml (resolved) and environment.json (versions,
+source, host).
 
 The folder also holds events.jsonl, checkpoints/, report.html and .lock.
 """
@@ -12,20 +13,33 @@ import torch
 import yaml
 
 from llmsys.config.run import RunConfig
-from llmsys.local_files import PRIVATE, write_bytes_atomically
 from llmsys.log import redact_values
-from llmsys.source_code import read_source
+from llmsys.storage.local_files import PRIVATE, write_bytes_atomically
 from llmsys.train.precision import get_matmul_numerics
+from llmsys.train.source_code import read_source
 
-RECORDED_PACKAGES = ("torch", "deepspeed", "accelerate", "sentencepiece", "pyarrow", "numpy", "pydantic")
-# Prefixes of environment variables that change how a step runs: allocator, flight recorder, network, kernels.
+RECORDED_PACKAGES = (
+    "torch",
+    "deepspeed",
+    "accelerate",
+    "sentencepiece",
+    "pyarrow",
+    "numpy",
+    "pydantic",
+)
+# Prefixes of environment variables that change how a step runs: allocator, flight recorder,
+# network, kernels.
 RECORDED_VARIABLES = ("CUDA_", "CUBLAS_", "GLOO_", "NCCL_", "OMP_", "PYTORCH_", "TORCH_")
 
 
 def write_run_record(config: RunConfig, data_fingerprint: str, world_size: int) -> None:
-    """Write config.yaml and environment.json, with secrets redacted. Called by rank 0 at each start."""
+    """Write config.yaml and environment.json, with secrets redacted. Called by rank 0 at each
+    start.
+    """
     folder = config.run.folder
-    text = yaml.safe_dump(redact_values(config.model_dump(mode="json")), sort_keys=False, allow_unicode=True)
+    text = yaml.safe_dump(
+        redact_values(config.model_dump(mode="json")), sort_keys=False, allow_unicode=True
+    )
     write_bytes_atomically(folder / "config.yaml", text.encode())
     environment = {
         "packages": {name: _find_package_version(name) for name in ("llmsys", *RECORDED_PACKAGES)},
@@ -36,13 +50,19 @@ def write_run_record(config: RunConfig, data_fingerprint: str, world_size: int) 
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
         "matmuls": get_matmul_numerics(),
         "world_size": world_size,
-        "variables": {name: os.environ[name] for name in sorted(os.environ) if name.startswith(RECORDED_VARIABLES)},
+        "variables": {
+            name: os.environ[name]
+            for name in sorted(os.environ)
+            if name.startswith(RECORDED_VARIABLES)
+        },
         "affinity": sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
         "source": read_source(),
         "data_fingerprint": data_fingerprint,
     }
     write_bytes_atomically(
-        folder / "environment.json", json.dumps(redact_values(environment), indent=2).encode(), PRIVATE
+        folder / "environment.json",
+        json.dumps(redact_values(environment), indent=2).encode(),
+        PRIVATE,
     )
 
 

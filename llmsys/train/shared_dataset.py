@@ -1,4 +1,5 @@
-"""Read the small files of a run's datasets once for all ranks: thousands would ask one file system at once.
+"""Read the small files of a run's datasets once for all ranks: thousands would ask one file system
+at once.
 
 Reads: manifests and indexes of local datasets.
 """
@@ -9,15 +10,16 @@ from pathlib import Path
 
 from llmsys.config.data import list_dataset_folders
 from llmsys.config.run import RunConfig
-from llmsys.local_files import find_folder_url
-from llmsys.manifest import MANIFEST_NAME, load_manifest
+from llmsys.dataset.manifest import MANIFEST_NAME, load_manifest
 from llmsys.parallel.process_group import get_world_size, run_on_rank_zero
-from llmsys.received_files import hold_received_files
+from llmsys.storage.local_files import find_folder_url
+from llmsys.storage.received_files import hold_received_files
 
 
 @contextmanager
 def share_dataset_files(config: RunConfig) -> Iterator[None]:
-    """Read manifests and indexes on rank 0 and send them to all ranks, for `open_run_data`. Collective.
+    """Read manifests and indexes on rank 0 and send them to all ranks, for `open_run_data`.
+    Collective.
 
     A remote dataset is copied to each host by one of its processes.
 
@@ -48,7 +50,13 @@ def read_dataset_files(config: RunConfig) -> dict[Path, bytes]:
     for folder in list_dataset_folders(config.data):
         if find_folder_url(folder) is None:
             splits = load_manifest(folder).splits.values()
-            indexes = [folder / "tokens" / split.index.name for split in splits if split.index is not None]
+            indexes = [
+                folder / "tokens" / split.index.name for split in splits if split.index is not None
+            ]
             # A missing one is named where it is opened.
-            files |= {path: path.read_bytes() for path in (folder / MANIFEST_NAME, *indexes) if path.exists()}
+            files |= {
+                path: path.read_bytes()
+                for path in (folder / MANIFEST_NAME, *indexes)
+                if path.exists()
+            }
     return files

@@ -4,8 +4,8 @@ Reads a checkpoint that `train.init_from` or `train.branch_from` names (see bran
 
 Invariants:
 - The checkpoint is complete and of the run's tokenizer before a model is built.
-- A tensor is taken as it is, grown by a rule of model_growth.py where `train.grow_model` allows it, or left at its
-  initial value; the log and the run's events list all three.
+- A tensor is taken as it is, grown by a rule of model_growth.py where `train.grow_model` allows it,
+  or left at its initial value; the log and the run's events list all three.
 - Moments, averages and the loss scale are taken together or not at all.
 """
 
@@ -43,7 +43,8 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True)
 class TakenTensors:
-    """The tensors of a new run by where they come from: names as in `EngineState`, equal on every rank.
+    """The tensors of a new run by where they come from: names as in `EngineState`, equal on every
+    rank.
 
     Attributes:
         common: Taken as they are.
@@ -72,7 +73,9 @@ class TakenTensors:
 
 
 def _shorten_names(names: Iterable[str]) -> list[str]:
-    shortened = (re.sub(r"blocks\.\d+", "blocks.*", name.removeprefix(PARAMETER)) for name in sorted(names))
+    shortened = (
+        re.sub(r"blocks\.\d+", "blocks.*", name.removeprefix(PARAMETER)) for name in sorted(names)
+    )
     return list(dict.fromkeys(shortened))
 
 
@@ -97,8 +100,8 @@ def find_source_checkpoint(source: Path, key: str, tokenizer_fingerprint: str) -
     if theirs not in (None, tokenizer_fingerprint):
         raise CheckpointError(
             f"{checkpoint} was trained with tokenizer {theirs}, but the data were prepared with "
-            f"{tokenizer_fingerprint}, so ids have another meaning. Prepare the data with its tokenizer: "
-            "tokenizer.kind=file tokenizer.path=DATA/tokenizer."
+            f"{tokenizer_fingerprint}, so ids have another meaning. Prepare the data with its "
+            "tokenizer: tokenizer.kind=file tokenizer.path=DATA/tokenizer."
         )
     return checkpoint
 
@@ -114,8 +117,8 @@ def _resolve_path(source: Path, key: str) -> Path:
             return saved[int(step)]
         steps = ", ".join(map(str, list(saved)[-10:])) or "none"
         raise CheckpointError(
-            f"{key}={source}: {folder} has no checkpoint of step {step}. Its last steps with one: {steps}. Name one "
-            "of them, or keep more with checkpoint.keep_every_steps."
+            f"{key}={source}: {folder} has no checkpoint of step {step}. Its last steps with one: "
+            f"{steps}. Name one of them, or keep more with checkpoint.keep_every_steps."
         )
     found = find_newest_checkpoint(source / "checkpoints")
     if found is None:
@@ -143,11 +146,21 @@ def select_tensors(engine: Engine, checkpoint: Path, config: RunConfig) -> Taken
     stored = _drop_moments(read_tensor_metadata(checkpoint))
     needed = _drop_moments(engine.get_state().tensors) | dict(engine.module.shapes_elsewhere)
     if not stored.keys() & needed.keys():
-        raise CheckpointError(f"{checkpoint} has no tensor of this model. Correct the path, or leave it out.")
+        raise CheckpointError(
+            f"{checkpoint} has no tensor of this model. Correct the path, or leave it out."
+        )
     saved = read_run_state(checkpoint).get("model")
-    if config.train.grow_model and isinstance(saved, dict) and (problem := find_shape_violation(saved, config.model)):
+    if (
+        config.train.grow_model
+        and isinstance(saved, dict)
+        and (problem := find_shape_violation(saved, config.model))
+    ):
         raise CheckpointError(f"{checkpoint} cannot be grown: {problem}")
-    parameters = {name.removeprefix(PARAMETER): shape for name, shape in stored.items() if name.startswith(PARAMETER)}
+    parameters = {
+        name.removeprefix(PARAMETER): shape
+        for name, shape in stored.items()
+        if name.startswith(PARAMETER)
+    }
     common, new, grown = [], [], {}
     for name, shape in sorted(needed.items()):
         if stored.get(name) == shape:
@@ -167,19 +180,25 @@ def select_tensors(engine: Engine, checkpoint: Path, config: RunConfig) -> Taken
 
 
 def _drop_moments(tensors: Mapping[str, Tensor]) -> dict[str, torch.Size]:
-    return {name: tensor.shape for name, tensor in tensors.items() if name.startswith((PARAMETER, BUFFER))}
+    return {
+        name: tensor.shape
+        for name, tensor in tensors.items()
+        if name.startswith((PARAMETER, BUFFER))
+    }
 
 
-def _describe_shape(checkpoint: Path, name: str, theirs: torch.Size, ours: torch.Size, config: RunConfig) -> str:
+def _describe_shape(
+    checkpoint: Path, name: str, theirs: torch.Size, ours: torch.Size, config: RunConfig
+) -> str:
     text = f"{checkpoint}: {name} has shape {tuple(theirs)}, the model needs {tuple(ours)}. "
     if config.train.grow_model:
         return text + (
-            "No rule grows it: widths grow by whole factors, heads as whole heads, and vocabulary and number of "
-            "experts stay. Use such sizes."
+            "No rule grows it: widths grow by whole factors, heads as whole heads, and vocabulary "
+            "and number of experts stay. Use such sizes."
         )
     return text + (
-        "Use the model section it was trained with, except for its head, or train.grow_model=true for a deeper or "
-        "wider model."
+        "Use the model section it was trained with, except for its head, or train.grow_model=true "
+        "for a deeper or wider model."
     )
 
 
@@ -193,13 +212,18 @@ def load_taken_tensors(
         checkpoint: from `find_source_checkpoint`.
         taken: from `select_tensors`.
         config: the config of the new run.
-        updates: optimizer steps of the checkpoint, to take its moments as well; 0 starts the optimizer anew.
+        updates: optimizer steps of the checkpoint, to take its moments as well; 0 starts the
+            optimizer anew.
     """
     state = engine.get_state()
     stored = read_tensor_metadata(checkpoint)
     names = [name for name in taken.common if name in state.tensors]
     if updates:
-        names += [name for name in state.tensors if name in stored and not name.startswith((PARAMETER, BUFFER))]
+        names += [
+            name
+            for name in state.tensors
+            if name in stored and not name.startswith((PARAMETER, BUFFER))
+        ]
     wanted = {name: state.tensors[name] for name in sorted(names)}
     read_tensors(wanted, CheckpointStorageReader(checkpoint))
     state.tensors.update(wanted)
@@ -213,16 +237,27 @@ def load_taken_tensors(
     if get_rank() == 0:
         log.info("%d tensors initialized from %s", len(taken.common), checkpoint)
         shown = {key: ", ".join(names) or "nothing" for key, names in taken.to_dict().items()}
-        for words, key in (("grown", "grown"), ("newly initialised", "new"), ("not used", "unused")):
+        for words, key in (
+            ("grown", "grown"),
+            ("newly initialised", "new"),
+            ("not used", "unused"),
+        ):
             if key != "grown" or taken.grown:
                 log.info("%s: %s", words, shown[key])
 
 
 @torch.no_grad()
 def _grow_parameter(
-    target: Tensor, name: str, growth: Growth, checkpoint: Path, config: RunConfig, stored: dict[str, Tensor]
+    target: Tensor,
+    name: str,
+    growth: Growth,
+    checkpoint: Path,
+    config: RunConfig,
+    stored: dict[str, Tensor],
 ) -> None:
-    """Fill this rank's shard of a parameter; every rank reads the stored tensor as a whole, one at a time."""
+    """Fill this rank's shard of a parameter; every rank reads the stored tensor as a whole, one
+    at a time.
+    """
     source = f"{PARAMETER}{growth.source}"
     whole = {source: torch.empty(stored[source].shape)}
     load_tensors(whole, checkpoint)

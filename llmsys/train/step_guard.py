@@ -1,9 +1,11 @@
-"""Skip bad steps: those whose loss or gradient norm is not finite, or a spike by `train.spike_detection`.
+"""Skip bad steps: those whose loss or gradient norm is not finite, or a spike by
+`train.spike_detection`.
 
 Also lists the sequences and documents of a step, for the record of a skipped one.
 
 Invariants:
-- A step is rejected before the optimizer changes anything, on all ranks alike: all judge by the same numbers.
+- A step is rejected before the optimizer changes anything, on all ranks alike: all judge by the
+  same numbers.
 - Steps are counted from 1, as in the log.
 - The decisions are part of the checkpoint, so a resumed run decides the same.
 """
@@ -18,9 +20,9 @@ import numpy as np
 
 from llmsys.config.train import TrainConfig
 from llmsys.data.step_batches import BucketedStepBatches, StepBatches, WindowStepBatches
+from llmsys.dataset.token_shards import TokenShards
 from llmsys.engine.engine import StepResult
 from llmsys.errors import LlmsysError
-from llmsys.token_shards import TokenShards
 
 
 class StepGuard:
@@ -28,7 +30,9 @@ class StepGuard:
 
     def __init__(self, config: TrainConfig) -> None:
         self._config = config
-        self._accepted: deque[tuple[float, float]] = deque(maxlen=config.spike_detection.window_steps)
+        self._accepted: deque[tuple[float, float]] = deque(
+            maxlen=config.spike_detection.window_steps
+        )
         self._consecutive_skips = 0
         self._last_skipped = 0
         self.skipped_steps: set[int] = set()
@@ -76,7 +80,10 @@ class StepGuard:
         self._accepted.clear()
         self._accepted.extend((loss, norm) for loss, norm in state.get("taken", ()))
         if not known:  # a rewind keeps the count, or a run could rewind for ever
-            self._consecutive_skips, self._last_skipped = state.get("in_a_row", 0), state.get("last_bad", 0)
+            self._consecutive_skips, self._last_skipped = (
+                state.get("in_a_row", 0),
+                state.get("last_bad", 0),
+            )
 
     def _describe_problem(self, loss: float, gradient_norm: float) -> str:
         if not (math.isfinite(loss) and math.isfinite(gradient_norm)):
@@ -86,13 +93,20 @@ class StepGuard:
         if len(self._accepted) == spike.window_steps:
             losses, norms = zip(*self._accepted, strict=True)
             for name, value, past, key, factor in (
-                ("gradient norm", gradient_norm, norms, "max_grad_norm_ratio", spike.max_grad_norm_ratio),
+                (
+                    "gradient norm",
+                    gradient_norm,
+                    norms,
+                    "max_grad_norm_ratio",
+                    spike.max_grad_norm_ratio,
+                ),
                 ("loss", loss, losses, "max_loss_ratio", spike.max_loss_ratio),
             ):
                 if factor and value > factor * (middle := median(past)):
                     return (
-                        f"{name} {value:.4g}, and the median of the last {spike.window_steps} steps is {middle:.4g}. "
-                        f"train.spike_detection.{key} allows {factor:g} times that"
+                        f"{name} {value:.4g}, and the median of the last {spike.window_steps} "
+                        f"steps is {middle:.4g}. train.spike_detection.{key} allows {factor:g} "
+                        "times that"
                     )
         return ""
 
@@ -100,15 +114,17 @@ class StepGuard:
         config = self._config
         if config.on_bad_step == "stop":
             raise LlmsysError(
-                f"step {step}: {self.problem}. Lower optimizer.learning_rate, train in fp32, or skip such "
-                "steps with train.on_bad_step=skip; the same command continues from the last checkpoint."
+                f"step {step}: {self.problem}. Lower optimizer.learning_rate, train in fp32, or "
+                "skip such steps with train.on_bad_step=skip; the same command continues from "
+                "the last checkpoint."
             )
         if self._consecutive_skips > config.max_consecutive_bad_steps:
             raise LlmsysError(
-                f"step {step}: {self.problem}. It is consecutive bad step {self._consecutive_skips}; "
-                f"train.max_consecutive_bad_steps={config.max_consecutive_bad_steps} are allowed. Lower "
-                "optimizer.learning_rate or train in fp32; the same command continues from the last "
-                "checkpoint."
+                f"step {step}: {self.problem}. It is consecutive bad step "
+                f"{self._consecutive_skips}; "
+                f"train.max_consecutive_bad_steps={config.max_consecutive_bad_steps} are allowed. "
+                "Lower optimizer.learning_rate or train in fp32; the same command continues from "
+                "the last checkpoint."
             )
 
 
@@ -116,7 +132,9 @@ class StepGuard:
 MAX_LISTED = 200
 
 
-def describe_step_contents(steps: StepBatches, sources: Sequence[TokenShards], step: int) -> dict[str, Any]:
+def describe_step_contents(
+    steps: StepBatches, sources: Sequence[TokenShards], step: int
+) -> dict[str, Any]:
     """Return sequence numbers (first and last) and document ids of a step over all ranks.
 
     Args:
@@ -129,12 +147,19 @@ def describe_step_contents(steps: StepBatches, sources: Sequence[TokenShards], s
         places = [place for number in numbers for place in steps.windows.list_documents(number)]
         return {"sequences": [numbers[0], numbers[-1]], **_describe_documents(places, sources)}
     if isinstance(steps, BucketedStepBatches):
-        rows = sorted({int(row) for group in steps.grouping.get_step_buckets(step) for row in group})
+        rows = sorted(
+            {int(row) for group in steps.grouping.get_step_buckets(step) for row in group}
+        )
         return _describe_documents([(0, row) for row in rows], [steps.pairs.targets])
     return {}
 
 
-def _describe_documents(places: list[tuple[int, int]], sources: Sequence[TokenShards]) -> dict[str, Any]:
+def _describe_documents(
+    places: list[tuple[int, int]], sources: Sequence[TokenShards]
+) -> dict[str, Any]:
     distinct = list(dict.fromkeys(places))
-    ids = [str(sources[source].get_lineage(document)["id"]) for source, document in distinct[:MAX_LISTED]]
+    ids = [
+        str(sources[source].get_lineage(document)["id"])
+        for source, document in distinct[:MAX_LISTED]
+    ]
     return {"documents": ids, "num_documents": len(distinct)}

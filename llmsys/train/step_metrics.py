@@ -1,7 +1,9 @@
-"""Measure steps: seconds, tokens per second, utilisation, memory and data stall; the medians of a run at its end.
+"""Measure steps: seconds, tokens per second, utilisation, memory and data stall; the medians of a
+run at its end.
 
 Invariants:
-- Numbers are those of the slowest or fullest rank, from one small reduction on logged steps and none on others.
+- Numbers are those of the slowest or fullest rank, from one small reduction on logged steps and
+  none on others.
 - Utilisation is a share of a described device's peak; of an unknown device it is None.
 """
 
@@ -16,7 +18,11 @@ from typing import Any
 import torch
 
 from llmsys.config.run import RunConfig
-from llmsys.estimate.device_profile import DeviceProfile, find_device_by_driver_name, load_device_profile
+from llmsys.estimate.device_profile import (
+    DeviceProfile,
+    find_device_by_driver_name,
+    load_device_profile,
+)
 from llmsys.estimate.flops import count_flops
 from llmsys.estimate.prediction_error import format_memory_size
 from llmsys.parallel.process_group import all_reduce_max, get_world_size
@@ -25,14 +31,19 @@ UNKNOWN = "unknown device"
 
 
 def find_device_profile(config: RunConfig, device: torch.device) -> DeviceProfile | None:
-    """Return the profile of `flops.device`, else the one whose driver name matches this accelerator, else None.
+    """Return the profile of `flops.device`, else the one whose driver name matches this
+    accelerator, else None.
 
     Raises:
         ConfigError: `flops.device` names no profile.
     """
     if config.flops.device is not None:
         return load_device_profile(config.flops.device)
-    return find_device_by_driver_name(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+    return (
+        find_device_by_driver_name(torch.cuda.get_device_name(device))
+        if device.type == "cuda"
+        else None
+    )
 
 
 @dataclass(frozen=True)
@@ -50,15 +61,22 @@ class FlopsConvention:
 
     def compute_utilisation(self, tokens_per_second: float) -> float | None:
         """Return the model's operations as a share of the peak; None where the peak is unknown."""
-        return None if self.peak_flops is None else tokens_per_second * self.flops_per_token / self.peak_flops
+        return (
+            None
+            if self.peak_flops is None
+            else tokens_per_second * self.flops_per_token / self.peak_flops
+        )
 
     def __str__(self) -> str:
         """Return convention, device and dtype."""
         return f"{self.convention}, {self.device}, {self.precision}"
 
 
-def build_flops_convention(config: RunConfig, profile: DeviceProfile | None, ranks: int) -> FlopsConvention:
-    """Return the convention of a run, without a peak where the device is unknown or every step has other lengths.
+def build_flops_convention(
+    config: RunConfig, profile: DeviceProfile | None, ranks: int
+) -> FlopsConvention:
+    """Return the convention of a run, without a peak where the device is unknown or every step has
+    other lengths.
 
     Args:
         config: the config with its precision resolved.
@@ -71,11 +89,15 @@ def build_flops_convention(config: RunConfig, profile: DeviceProfile | None, ran
     convention, precision = config.flops.convention, config.train.resolved_precision
     source, target = config.sequence_lengths
     recompute = config.train.activation_checkpoint
-    counted = count_flops(config.model, source, 1, convention, target_length=target, recompute=recompute)
+    counted = count_flops(
+        config.model, source, 1, convention, target_length=target, recompute=recompute
+    )
     whole_windows = config.objective.uses_windows
     peak = profile.peak_flops.get(precision) if profile is not None and whole_windows else None
     name = UNKNOWN if profile is None else profile.name
-    return FlopsConvention(convention, name, precision, counted.flops_per_token, None if peak is None else peak * ranks)
+    return FlopsConvention(
+        convention, name, precision, counted.flops_per_token, None if peak is None else peak * ranks
+    )
 
 
 def read_peak_memory(device: torch.device) -> tuple[int, int]:
@@ -101,13 +123,17 @@ def read_resident_memory(field_name: str) -> int:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:
         # macOS counts bytes, other systems KiB
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
+            1 if sys.platform == "darwin" else 1024
+        )
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith(field_name))
 
 
 @dataclass
 class StepMeter:
-    """Seconds and memory of the steps of this rank. Built before the model, to subtract the memory in use then."""
+    """Seconds and memory of the steps of this rank. Built before the model, to subtract the
+    memory in use then.
+    """
 
     config: RunConfig
     device: torch.device
@@ -122,7 +148,9 @@ class StepMeter:
         self._has_full_length = True
 
     def record_step(self, number: int, seconds: float) -> None:
-        """Record the seconds of one step without its data stall. Steps of smaller or shorter batches do not count."""
+        """Record the seconds of one step without its data stall. Steps of smaller or shorter
+        batches do not count.
+        """
         batch = self.config.batch
         self._has_full_length = batch.get_step_length(number - 1) == batch.sequence_length
         if self._has_full_length and batch.get_step_tokens(number - 1) == batch.tokens_per_step:
@@ -138,8 +166,8 @@ class StepMeter:
     def compute_step_metrics(self, tokens: int, seconds: float, wait: float) -> dict[str, Any]:
         """Return the numbers of a logged step over all ranks. Collective.
 
-        Keys: seconds, data_wait_seconds, tokens_per_second, utilisation (None: unknown), utilisation_of, memory_bytes,
-        and on accelerators memory_allocated_bytes.
+        Keys: seconds, data_wait_seconds, tokens_per_second, utilisation (None: unknown),
+        utilisation_of, memory_bytes, and on accelerators memory_allocated_bytes.
 
         Args:
             tokens: tokens of the step over all ranks.
@@ -150,7 +178,9 @@ class StepMeter:
         if self.device.type != "cuda":
             memory = read_resident_memory("VmRSS")
         # One reduction for all four: a collective costs more than its few bytes.
-        slowest, longest_wait, fullest, most_allocated = self._compute_max_over_ranks(seconds, wait, memory, allocated)
+        slowest, longest_wait, fullest, most_allocated = self._compute_max_over_ranks(
+            seconds, wait, memory, allocated
+        )
         speed = tokens / slowest
         # Operations per token are those of full sequences.
         share = self.flops_convention.compute_utilisation(speed) if self._has_full_length else None
@@ -167,14 +197,19 @@ class StepMeter:
         }
 
     def compute_run_metrics(self) -> dict[str, Any]:
-        """Return the median step seconds, and the peak memory above that in use before, over all ranks. Collective.
+        """Return the median step seconds, and the peak memory above that in use before, over all
+        ranks. Collective.
 
         Empty without a full-sized step. The first step is left out if there are more: it warms up.
         """
         if not self.seconds:
             return {}
         most, given_out = self._peak
-        own = median(self.seconds[1:] or self.seconds), max(0, most - self._baseline_bytes), given_out
+        own = (
+            median(self.seconds[1:] or self.seconds),
+            max(0, most - self._baseline_bytes),
+            given_out,
+        )
         middle, peak, allocated = self._compute_max_over_ranks(*own)
         return {
             "step_seconds": middle,
@@ -184,10 +219,14 @@ class StepMeter:
         }
 
     def _compute_max_over_ranks(self, *numbers: float) -> list[float]:
-        found: list[float] = all_reduce_max(torch.tensor(numbers, dtype=torch.float64, device=self.device)).tolist()
+        found: list[float] = all_reduce_max(
+            torch.tensor(numbers, dtype=torch.float64, device=self.device)
+        ).tolist()
         return found
 
 
-def build_step_meter(config: RunConfig, device: torch.device, profile: DeviceProfile | None) -> StepMeter:
+def build_step_meter(
+    config: RunConfig, device: torch.device, profile: DeviceProfile | None
+) -> StepMeter:
     """Return the meter of this rank."""
     return StepMeter(config, device, build_flops_convention(config, profile, get_world_size()))

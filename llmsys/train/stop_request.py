@@ -1,8 +1,9 @@
 """Stop requests: a signal, the end of the Slurm job, or the run's own time limit.
 
-Each rank checks for itself and sends a flag with the numbers that are reduced with a step's loss. The sum is the same
-everywhere, so all ranks stop after the same step. SIGTERM and SIGUSR1 (as `sbatch --signal=USR1@300` sends) count, and
-SIGHUP (a closed terminal) unless it was ignored before, as by `nohup`.
+Each rank checks for itself and sends a flag with the numbers that are reduced with a step's loss.
+The sum is the same everywhere, so all ranks stop after the same step. SIGTERM and SIGUSR1 (as
+`sbatch --signal=USR1@300` sends) count, and SIGHUP (a closed terminal) unless it was ignored
+before, as by `nohup`.
 """
 
 import errno
@@ -16,16 +17,19 @@ from types import FrameType
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 # Asks a running job for a profile of its next step, see step_profiler.py.
 PROFILE_SIGNAL = signal.SIGUSR2
-# The variable in which a launcher passes the meaning of SIGHUP to the ranks: the launcher had to ignore it, or it ends
-# the ranks at once. Without the variable, SIGHUP saves unless it is ignored.
+# The variable in which a launcher passes the meaning of SIGHUP to the ranks: the launcher had to
+# ignore it, or it ends the ranks at once. Without the variable, SIGHUP saves unless it is ignored.
 HANGUP, HANGUP_SAVES, HANGUP_ENDS = "LLMSYS_HANGUP", "save", "end"
 SLURM_END = "SLURM_JOB_END_TIME"
-# Seconds before the end of a Slurm job at which the run saves; three times the longest save is added.
+# Seconds before the end of a Slurm job at which the run saves; three times the longest save is
+# added.
 RESERVE_SECONDS = 120.0
 
 
 class StopRequest:
-    """The reason why this rank was asked to stop, if it was. Times are wall clock seconds, as Slurm's."""
+    """The reason why this rank was asked to stop, if it was. Times are wall clock seconds, as
+    Slurm's.
+    """
 
     def __init__(
         self,
@@ -46,15 +50,22 @@ class StopRequest:
         now = self._clock()
         if not self.reason and now >= self._limit:
             self.reason = self._limit_text
-        if not self.reason and now >= self._job_end - RESERVE_SECONDS - 3 * self.longest_save_seconds:
+        if (
+            not self.reason
+            and now >= self._job_end - RESERVE_SECONDS - 3 * self.longest_save_seconds
+        ):
             self.reason = f"Slurm ends the job in {max(0.0, self._job_end - now):.0f} s"
         # A float: it is reduced with the loss.
         return float(bool(self.reason))
 
     @contextmanager
     def handle_signals(self) -> Iterator[None]:
-        """Record the signals as stop requests inside the block; restore their handlers afterwards."""
-        before = {number: signal.signal(number, self._handle_signal) for number in self._list_signals()}
+        """Record the signals as stop requests inside the block; restore their handlers
+        afterwards.
+        """
+        before = {
+            number: signal.signal(number, self._handle_signal) for number in self._list_signals()
+        }
         try:
             yield
         finally:
@@ -72,7 +83,9 @@ class StopRequest:
 
 
 def redirect_dead_terminal() -> None:
-    """Redirect stdout and stderr to /dev/null if their terminal is gone: a write to it would fail and abort a save."""
+    """Redirect stdout and stderr to /dev/null if their terminal is gone: a write to it would
+    fail and abort a save.
+    """
     for descriptor in (1, 2):
         try:
             # Writing nothing still reports EIO on a terminal that is gone.

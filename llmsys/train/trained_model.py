@@ -1,4 +1,6 @@
-"""Load a trained model from a run folder in one process, without an engine, for evaluation and generation."""
+"""Load a trained model from a run folder in one process, without an engine, for evaluation and
+generation.
+"""
 
 from pathlib import Path
 
@@ -28,7 +30,8 @@ from llmsys.train.remote_run import fetch_run
 def load_trained_model(config: RunConfig) -> tuple[Transformer, Path]:
     """Load the newest complete checkpoint of the run as a plain module in the run's compute dtype.
 
-    With `checkpoint.average_last` it is the average of the last ones, which is written if it does not exist.
+    With `checkpoint.average_last` it is the average of the last ones, which is written if it does
+    not exist.
 
     Args:
         config: the config of the run.
@@ -45,11 +48,19 @@ def load_trained_model(config: RunConfig) -> tuple[Transformer, Path]:
     average = config.checkpoint.average_last
 
     def find_checkpoint() -> Path | None:
-        return average_checkpoints(config.run.folder, average) if average > 1 else find_newest_checkpoint(folder)
+        return (
+            average_checkpoints(config.run.folder, average)
+            if average > 1
+            else find_newest_checkpoint(folder)
+        )
 
-    read = read_newest_checkpoint(find_checkpoint, lambda found: (_load_model(config, found), found))
+    read = read_newest_checkpoint(
+        find_checkpoint, lambda found: (_load_model(config, found), found)
+    )
     if read is None:
-        raise CheckpointError(f"{folder} has no complete checkpoint. Run `llmsys train` with this config first.")
+        raise CheckpointError(
+            f"{folder} has no complete checkpoint. Run `llmsys train` with this config first."
+        )
     return read
 
 
@@ -59,7 +70,8 @@ def _load_model(config: RunConfig, found: Path) -> Transformer:
     model.reset_buffers()
     stored = read_tensor_metadata(found).keys()
     tensors: dict[str, Tensor] = {
-        get_stored_weights_name(name, stored): value.detach() for name, value in model.named_parameters()
+        get_stored_weights_name(name, stored): value.detach()
+        for name, value in model.named_parameters()
     }
     tensors |= {f"buffer/{name}": buffer for name, buffer in iter_persistent_buffers(model)}
     load_tensors(tensors, found)

@@ -1,6 +1,7 @@
 """The training loop: read the micro-batches of a step, train, log, evaluate, save.
 
-Every object it uses is built by `build_trainer.py`. Nothing here depends on an engine, a mesh or a file format.
+Every object it uses is built by `build_trainer.py`. Nothing here depends on an engine, a mesh or a
+file format.
 
 Invariants:
 - Steps are counted from 1 in events and checkpoints; step `n` reads the data of index `n - 1`.
@@ -34,7 +35,13 @@ from llmsys.train.expert_load import (
 )
 from llmsys.train.recorded_doublings import set_doublings
 from llmsys.train.run_checks import hash_state_if_bitwise
-from llmsys.train.trainer_components import Checkpointing, Evaluation, Observability, RunControl, TrainingData
+from llmsys.train.trainer_components import (
+    Checkpointing,
+    Evaluation,
+    Observability,
+    RunControl,
+    TrainingData,
+)
 
 log = get_logger(__name__)
 
@@ -51,7 +58,8 @@ class Trainer:
         checkpointing: saver of checkpoints.
         control: step guard, stop request and watchdog.
         observability: events, trackers and meters.
-        steps_done: steps before the first one to train; the step of the checkpoint that was resumed or branched from.
+        steps_done: steps before the first one to train; the step of the checkpoint that was resumed
+            or branched from.
         is_resumed: whether the run folder has the checkpoint of that step.
         has_trained: whether this process has taken a step.
     """
@@ -96,7 +104,9 @@ class Trainer:
         return self.config.batch.count_tokens_before(self.steps_done)
 
     def _train_until_restart(self, progress: Progress) -> None:
-        """Train until the last step, or until the loader must start again: after a rewind, or for a larger batch."""
+        """Train until the last step, or until the loader must start again: after a rewind, or
+        for a larger batch.
+        """
         for step, batches in self.data.loader.iter_steps(self.steps_done, self.config.num_steps):
             is_stop_requested = False
             if step + 1 in self.control.step_guard.skipped_steps:
@@ -113,9 +123,13 @@ class Trainer:
 
     def _grow_batch(self) -> bool:
         """Double the batch from the next step on where the noise scale asks for it. Collective."""
-        if (grown := self.control.batch_growth.find_growth(self.config, self.steps_done)) is not None:
+        if (
+            grown := self.control.batch_growth.find_growth(self.config, self.steps_done)
+        ) is not None:
             self._set_config(grown)
-            self._log_event("batch_growth", **self.control.batch_growth.describe(grown, self.steps_done))
+            self._log_event(
+                "batch_growth", **self.control.batch_growth.describe(grown, self.steps_done)
+            )
         return grown is not None
 
     def _set_config(self, config: RunConfig) -> None:
@@ -124,7 +138,9 @@ class Trainer:
         self.config = self.observability.step_meter.config = config
 
     def _train_step(self, step: int, batches: list[Batch], progress: Progress) -> bool:
-        """Train on one step, counted from 0, and return whether any rank was asked to stop. Collective."""
+        """Train on one step, counted from 0, and return whether any rank was asked to stop.
+        Collective.
+        """
         config, number, guard = self.config, step + 1, self.control.step_guard
         self.control.watchdog.report_phase(number, "forward and backward")
         began = time.perf_counter()
@@ -140,7 +156,9 @@ class Trainer:
         self.observability.end_step(result)
         # After a skipped step too: it resets the counts, and is collective.
         experts = update_expert_balance(self.engine.module, result.is_applied)
-        measured = measure_mean_depth(self.engine.module) | measure_next_sentence(self.engine.module)
+        measured = measure_mean_depth(self.engine.module) | measure_next_sentence(
+            self.engine.module
+        )
         self.steps_done = number
         seconds = time.perf_counter() - began
         self.observability.step_meter.record_step(number, seconds)
@@ -161,7 +179,9 @@ class Trainer:
         return result.extras[0] > 0
 
     def _accept_step(self, loss: float, gradient_norm: float) -> bool:
-        """Ask the step guard. The engine changes its state after this call, so a copy for a save must be complete."""
+        """Ask the step guard. The engine changes its state after this call, so a copy for a save
+        must be complete.
+        """
         self.checkpointing.saver.wait_for_copy()
         self.observability.compare_gradients(self.steps_done + 1)
         return self.control.step_guard.accept_step(loss, gradient_norm)
@@ -222,10 +242,14 @@ class Trainer:
             self.observability.metric_logger.log_save(save)
 
     def _handle_skipped_step(self, number: int, result: StepResult, progress: Progress) -> None:
-        """Record a step that changed no weight, and rewind where `train.on_bad_step` asks for it."""
+        """Record a step that changed no weight, and rewind where `train.on_bad_step` asks for
+        it.
+        """
         guard = self.control.step_guard
         # An overflow only lowers the loss scale, so every policy skips it.
-        policy: Literal["skip", "rewind", "stop"] = self.config.train.on_bad_step if guard.problem else "skip"
+        policy: Literal["skip", "rewind", "stop"] = (
+            self.config.train.on_bad_step if guard.problem else "skip"
+        )
         problem = guard.problem or "gradients overflowed, and the loss scale was lowered"
         self.observability.metric_logger.log_event(
             "bad_step" if guard.problem else "overflow",
@@ -259,11 +283,13 @@ class Trainer:
     def _stop_run(self) -> None:
         self._finish_saves()
         self._log_measurements()
-        reason = next((reason for reason in all_gather_object(self.control.stop_request.reason) if reason), "")
+        reason = next(
+            (reason for reason in all_gather_object(self.control.stop_request.reason) if reason), ""
+        )
         self._log_event("stopped", reason=reason)
         raise StopRequested(
-            f"{reason}: saved after step {self.steps_done} of {self.config.num_steps} into {self.config.run.folder}. "
-            f"Run the same command again to continue."
+            f"{reason}: saved after step {self.steps_done} of {self.config.num_steps} into "
+            f"{self.config.run.folder}. Run the same command again to continue."
         )
 
     def _log_event(self, event: str, **fields: Any) -> None:
@@ -295,6 +321,8 @@ class Trainer:
             self._log_event("experts", tokens=self.tokens_done, **experts.to_dict())
 
     def _log_measurements(self) -> None:
-        """Log the median step time and peak memory, which `llmsys reconcile` compares with the prediction."""
+        """Log the median step time and peak memory, which `llmsys reconcile` compares with the
+        prediction.
+        """
         if metrics := self.observability.step_meter.compute_run_metrics():
             self._log_event("measured", **metrics)

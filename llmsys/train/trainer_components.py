@@ -1,4 +1,6 @@
-"""Groups of objects that a `Trainer` uses: data, evaluation, checkpointing, control and observability."""
+"""Groups of objects that a `Trainer` uses: data, evaluation, checkpointing, control and
+observability.
+"""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -36,7 +38,8 @@ class TrainingData:
 
     Attributes:
         loader: yields (step, micro-batches), steps counted from 0.
-        describe_step: returns the sequences and documents of a step over all ranks, for the record of a skipped step.
+        describe_step: returns the sequences and documents of a step over all ranks, for the record
+            of a skipped step.
         build_steps: builds the micro-batches of this rank for a config with other steps.
         has_own_rows: whether this rank counts for those that hold the same rows.
     """
@@ -74,7 +77,8 @@ class Checkpointing:
     Attributes:
         saver: writes checkpoints at once or in the background.
         run_state: settings and fingerprints that a resumed run must share.
-        parent: the step of another run that this one branched from, see branch_point.py; None for a run of its own.
+        parent: the step of another run that this one branched from, see branch_point.py; None for a
+            run of its own.
     """
 
     saver: CheckpointSaver
@@ -97,7 +101,9 @@ class Checkpointing:
         self.saver.wait_for_save()
         newest = checkpoint_load.find_newest_checkpoint(self.saver.folder)
         if newest is None:
-            raise CheckpointError(f"step {step} was bad, and there is no complete checkpoint to rewind to.")
+            raise CheckpointError(
+                f"step {step} was bad, and there is no complete checkpoint to rewind to."
+            )
         checkpoint_load.load_checkpoint(engine, newest)
         record = read_record(newest)
         step_guard.load_state_dict(record.get("judge", {}), known=step_guard.skipped_steps)
@@ -106,7 +112,9 @@ class Checkpointing:
 
 @dataclass
 class RunControl:
-    """Objects that change the course of a run: step guard, stop request, watchdog and the growth of its batch."""
+    """Objects that change the course of a run: step guard, stop request, watchdog and the growth
+    of its batch.
+    """
 
     step_guard: StepGuard
     stop_request: StopRequest
@@ -116,7 +124,9 @@ class RunControl:
 
 @dataclass
 class Observability:
-    """The event log and trackers, the meter of step time and memory, and those of what was asked for."""
+    """The event log and trackers, the meter of step time and memory, and those of what was asked
+    for.
+    """
 
     metric_logger: MetricLogger
     step_meter: StepMeter
@@ -130,12 +140,18 @@ class Observability:
         return nullcontext() if self.profiler is None else self.profiler.record_step(number)
 
     def begin_step(self, step: int, batches: list[Batch]) -> list[Batch]:
-        """Return the micro-batches of step `step`, counted from 0, in the order in which they are trained on."""
+        """Return the micro-batches of step `step`, counted from 0, in the order in which they
+        are trained on.
+        """
         if self.corruption_check is not None:
             self.corruption_check.begin_step(step)
         if self.norm_meter is not None:
             self.norm_meter.begin_step(step + 1)
-        return batches if self.noise_scale_meter is None else self.noise_scale_meter.begin_step(step, batches)
+        return (
+            batches
+            if self.noise_scale_meter is None
+            else self.noise_scale_meter.begin_step(step, batches)
+        )
 
     def end_step(self, result: StepResult) -> None:
         """Update the gradient noise scale with the result of a step."""
@@ -143,25 +159,35 @@ class Observability:
             self.noise_scale_meter.end_step(result)
 
     def compare_gradients(self, number: int) -> None:
-        """Compare the gradients of step `number`, counted from 1, with those of their repetition, if it is checked.
+        """Compare the gradients of step `number`, counted from 1, with those of their repetition,
+        if it is checked.
 
         Raises:
             LlmsysError: they differ; no weight has changed.
         """
-        if self.corruption_check is not None and (found := self.corruption_check.end_step()) is not None:
+        if (
+            self.corruption_check is not None
+            and (found := self.corruption_check.end_step()) is not None
+        ):
             self.metric_logger.log_event("corruption_check", number, **found)
 
     def log_measurements(self, number: int, tokens_done: int) -> None:
-        """Log what step `number` was measured for: a `profile` event, and a `norms` event. Collective."""
+        """Log what step `number` was measured for: a `profile` event, and a `norms` event.
+        Collective.
+        """
         if self.profiler is not None and (summary := self.profiler.pop_summary()) is not None:
             self.metric_logger.log_event("profile", number, **summary)
         if self.norm_meter is not None and (norms := self.norm_meter.end_step()) is not None:
             self.metric_logger.log_event("norms", number, tokens=tokens_done, **norms)
 
     def format_progress(self, batch_tokens: int) -> dict[str, str]:
-        """Return what the progress line shows besides speed and loss: utilisation, memory and the noise scale."""
+        """Return what the progress line shows besides speed and loss: utilisation, memory and
+        the noise scale.
+        """
         meter = self.noise_scale_meter
-        return self.step_meter.details | ({} if meter is None else meter.format_noise_scale(batch_tokens))
+        return self.step_meter.details | (
+            {} if meter is None else meter.format_noise_scale(batch_tokens)
+        )
 
     def log_step(
         self,
@@ -196,7 +222,9 @@ class Observability:
             learning_rate=learning_rate,
             gradient_norm=result.gradient_norm,
             batch_tokens=batch_tokens,
-            **self.step_meter.compute_step_metrics(batch_tokens, seconds + wait_seconds, wait_seconds),
+            **self.step_meter.compute_step_metrics(
+                batch_tokens, seconds + wait_seconds, wait_seconds
+            ),
             **fields,
             **noise,
         )

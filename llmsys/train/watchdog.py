@@ -1,16 +1,20 @@
 """Detect hangs: name the rank that hangs, dump the stacks of every rank, and end the run.
 
 The loop reports each phase (`report_phase`). A thread of each rank writes the last report to
-`heartbeats/rank-N.json` in the run folder. When a rank makes no progress for the timeout, its thread writes stacks to
-`heartbeats/rank-N.stacks` and the last collectives to `heartbeats/collectives-rank-N` (flight_recorder.py). The first
-live rank compares all heartbeats and names the ranks that are silent or late; every rank exits with status 4. On each
-host the first live rank makes silent ranks dump their stacks.
+`heartbeats/rank-N.json` in the run folder. When a rank makes no progress for the timeout, its
+thread writes stacks to `heartbeats/rank-N.stacks` and the last collectives to
+`heartbeats/collectives-rank-N` (flight_recorder.py). The first live rank compares all heartbeats
+and names the ranks that are silent or late; every rank exits with status 4. On each host the first
+live rank makes silent ranks dump their stacks.
 
 Invariants:
-- The first time of a phase may exceed the timeout, as compiling does, while a rank works (`work_meter.py`).
-- Heartbeats are files, not keys of the process group's store: its server is rank 0, which may be the one that hangs.
-- Stacks are dumped under the interpreter's lock. `faulthandler.dump_traceback_later` runs without it and sometimes
-  walks into a frame that is being freed, which kills a rank that was only suspended.
+- The first time of a phase may exceed the timeout, as compiling does, while a rank works
+  (`work_meter.py`).
+- Heartbeats are files, not keys of the process group's store: its server is rank 0, which may be
+  the one that hangs.
+- Stacks are dumped under the interpreter's lock. `faulthandler.dump_traceback_later` runs without
+  it and sometimes walks into a frame that is being freed, which kills a rank that was only
+  suspended.
 """
 
 import atexit
@@ -39,13 +43,20 @@ from llmsys.train.work_meter import WorkMeter
 STACKS_SIGNAL = signal.SIGQUIT
 
 
-def describe_hanging_ranks(heartbeats: list[Heartbeat], ranks: int, silent_after_seconds: float) -> list[str]:
-    """Return a sentence per hanging rank: silent, else with fewer beats, else in a pass that other stages wait for."""
+def describe_hanging_ranks(
+    heartbeats: list[Heartbeat], ranks: int, silent_after_seconds: float
+) -> list[str]:
+    """Return a sentence per hanging rank: silent, else with fewer beats, else in a pass that
+    other stages wait for.
+    """
     known = {beat.rank: beat for beat in heartbeats}
-    unheard = [f"rank {number} has sent no heartbeat" for number in range(ranks) if number not in known]
+    unheard = [
+        f"rank {number} has sent no heartbeat" for number in range(ranks) if number not in known
+    ]
     silent = [
-        f"rank {beat.rank} on {beat.host} (process {beat.process}) has been silent for {beat.age_seconds:.0f} s, "
-        f"since {beat.phase_and_work} of step {beat.step}; its process is {read_process_state(beat)}"
+        f"rank {beat.rank} on {beat.host} (process {beat.process}) has been silent for "
+        f"{beat.age_seconds:.0f} s, since {beat.phase_and_work} of step {beat.step}; its process "
+        f"is {read_process_state(beat)}"
         for beat in heartbeats
         if beat.age_seconds > silent_after_seconds
     ]
@@ -56,16 +67,21 @@ def describe_hanging_ranks(heartbeats: list[Heartbeat], ranks: int, silent_after
     if not late and any(not beat.work for beat in heartbeats):
         late, others = [beat for beat in heartbeats if beat.work], "wait"
     return [
-        f"rank {beat.rank} on {beat.host} (process {beat.process}) is still in {beat.phase_and_work} of step "
-        f"{beat.step}, while others {others}"
+        f"rank {beat.rank} on {beat.host} (process {beat.process}) is still in "
+        f"{beat.phase_and_work} of step {beat.step}, while others {others}"
         for beat in late
     ]
 
 
-def is_any_at_work(heartbeats: list[Heartbeat], timeout_seconds: float, silent_after_seconds: float) -> bool:
+def is_any_at_work(
+    heartbeats: list[Heartbeat], timeout_seconds: float, silent_after_seconds: float
+) -> bool:
     """Return whether a rank worked within the timeout and no silent rank is stopped or gone."""
     silent = [beat for beat in heartbeats if beat.age_seconds > silent_after_seconds]
-    if any(read_process_state(beat) in (GONE, UNKNOWN, psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE) for beat in silent):
+    if any(
+        read_process_state(beat) in (GONE, UNKNOWN, psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE)
+        for beat in silent
+    ):
         return False
     return any(beat.idle_seconds + beat.age_seconds <= timeout_seconds for beat in heartbeats)
 
@@ -73,7 +89,8 @@ def is_any_at_work(heartbeats: list[Heartbeat], timeout_seconds: float, silent_a
 def request_stack_dump(beat: Heartbeat) -> None:
     """Make a silent rank of this host dump its stacks.
 
-    A stopped rank is continued, and its own watchdog dumps. STACKS_SIGNAL reaches one whose interpreter lock is held.
+    A stopped rank is continued, and its own watchdog dumps. STACKS_SIGNAL reaches one whose
+    interpreter lock is held.
     """
     state = read_process_state(beat)
     if state in (GONE, UNKNOWN):
@@ -89,7 +106,8 @@ FOLDER, NAMED = "heartbeats", "named"
 # For long timeouts one beat every MAX_INTERVAL_SECONDS.
 BEATS_PER_TIMEOUT = 10
 MAX_INTERVAL_SECONDS = 5.0
-# Missed heartbeats after which a rank counts as silent: its process is stopped or gone, or its host is.
+# Missed heartbeats after which a rank counts as silent: its process is stopped or gone, or its host
+# is.
 SILENT_BEATS = 4
 
 # CPU time, as a share of the timeout, that counts as work: threads that only poll use less.
@@ -101,7 +119,8 @@ log = get_logger(__name__)
 
 
 def is_hang_named(run_folder: Path, since: float) -> bool:
-    """Return whether a rank has named a hanging one, so that a peer lost afterwards is a consequence.
+    """Return whether a rank has named a hanging one, so that a peer lost afterwards is a
+    consequence.
 
     Args:
         run_folder: folder of the run.
@@ -134,7 +153,8 @@ class Watchdog:
         self._stacks: TextIO | None = None
         if timeout_seconds:
             self._folder.mkdir(parents=True, exist_ok=True)
-            self._named.unlink(missing_ok=True)  # a report of an earlier run in this folder is stale
+            # a report of an earlier run in this folder is stale
+            self._named.unlink(missing_ok=True)
             self._stacks = (self._folder / f"rank-{get_rank():05d}.stacks").open("w")
             faulthandler.register(STACKS_SIGNAL, self._stacks)
             self._write_heartbeat()
@@ -168,14 +188,19 @@ class Watchdog:
         before = time.monotonic()
         while not self._closed.wait(self._interval):
             heard = time.monotonic() - self._last_report
-            self._write_heartbeat(self._work.measure_idle_seconds() if self._is_first_time else heard)
+            self._write_heartbeat(
+                self._work.measure_idle_seconds() if self._is_first_time else heard
+            )
             now = time.monotonic()
             if now - before > self._silent_after_seconds:  # this process itself was suspended
                 if self._named.exists():
                     self._end_run()
                 self._last_report = now  # so was the whole job, and nothing hung
             # Two intervals of grace: heartbeats of other ranks are up to one interval old.
-            elif now - self._last_report > self._timeout + 2 * self._interval and not self._may_take_longer():
+            elif (
+                now - self._last_report > self._timeout + 2 * self._interval
+                and not self._may_take_longer()
+            ):
                 self._end_run()
             before = now
 
@@ -183,7 +208,9 @@ class Watchdog:
         if not self._is_first_time or self._named.exists():
             return False
         patience = self._timeout + 2 * self._interval
-        return is_any_at_work(self._read_heartbeats(), patience, max(self._timeout, self._silent_after_seconds))
+        return is_any_at_work(
+            self._read_heartbeats(), patience, max(self._timeout, self._silent_after_seconds)
+        )
 
     def _write_heartbeat(self, idle_seconds: float = 0.0) -> None:
         fields = asdict(self._beat) | {"idle_seconds": idle_seconds}
@@ -205,26 +232,39 @@ class Watchdog:
             faulthandler.dump_traceback(self._stacks)
         heartbeats = self._read_heartbeats()
         alive = [beat for beat in heartbeats if beat.age_seconds <= self._silent_after_seconds]
-        if get_rank() == min((beat.rank for beat in alive), default=get_rank()) and self._claim_report():
-            self._report_hang(describe_hanging_ranks(heartbeats, get_world_size(), self._silent_after_seconds))
-        if get_rank() == min((beat.rank for beat in alive if beat.host == self._beat.host), default=get_rank()):
+        if (
+            get_rank() == min((beat.rank for beat in alive), default=get_rank())
+            and self._claim_report()
+        ):
+            self._report_hang(
+                describe_hanging_ranks(heartbeats, get_world_size(), self._silent_after_seconds)
+            )
+        if get_rank() == min(
+            (beat.rank for beat in alive if beat.host == self._beat.host), default=get_rank()
+        ):
             for beat in heartbeats:
                 if beat not in alive:
                     request_stack_dump(beat)
-        # The report and the stacks of a woken rank must be written before a launcher sees this exit.
+        # The report and the stacks of a woken rank must be written before a launcher sees this
+        # exit.
         time.sleep(EXIT_DELAY_SECONDS)
         trace.join(flight_recorder.WRITE_SECONDS)
         os._exit(HUNG)  # sys.exit would end this thread only
 
     def _delay_exit(self) -> None:
-        """Wait at exit if `_end_run` runs, so that the status is HUNG even if a partner left a moment before."""
+        """Wait at exit if `_end_run` runs, so that the status is HUNG even if a partner left a
+        moment before.
+        """
         if self._ending.is_set():
             time.sleep(2 * EXIT_DELAY_SECONDS)
 
     def _claim_report(self) -> bool:
-        """Return whether no rank has reported yet. A rank that was suspended comes too late to know better."""
+        """Return whether no rank has reported yet. A rank that was suspended comes too late to
+        know better.
+        """
         try:
-            os.close(os.open(self._named, os.O_CREAT | os.O_EXCL))  # decides between ranks that time out together
+            # decides between ranks that time out together
+            os.close(os.open(self._named, os.O_CREAT | os.O_EXCL))
         except FileExistsError:
             return False
         except OSError:  # two reports are better than none
@@ -233,22 +273,36 @@ class Watchdog:
 
     def _report_hang(self, named: list[str]) -> None:
         own = self._beat
-        who = "; ".join(named) or "no single rank hangs: all wait at the same point, see their stacks"
+        who = (
+            "; ".join(named) or "no single rank hangs: all wait at the same point, see their stacks"
+        )
         log.error(
-            "no step has finished for %.0f s (train.hang_timeout_seconds), in %s of step %d: %s. Stacks of "
-            "every rank are in %s, and its last collectives in %sN, to compare with `%s`. The run ends; the same "
-            "command continues from the last checkpoint.",
+            "no step has finished for %.0f s (train.hang_timeout_seconds), in %s of step %d: %s. "
+            "Stacks of every rank are in %s, and its last collectives in %sN, to compare with "
+            "`%s`. The run ends; the same command continues from the last checkpoint.",
             *(self._timeout, own.phase, own.step, who),
-            *(self._folder, flight_recorder.FILE_PREFIX, flight_recorder.format_trace_command(self._folder)),
+            *(
+                self._folder,
+                flight_recorder.FILE_PREFIX,
+                flight_recorder.format_trace_command(self._folder),
+            ),
         )
         try:
             with EventWriter(self._events) as events:
-                events.write("hang", step=own.step, phase=own.phase, named=named, timeout_seconds=self._timeout)
+                events.write(
+                    "hang",
+                    step=own.step,
+                    phase=own.phase,
+                    named=named,
+                    timeout_seconds=self._timeout,
+                )
         except OSError as error:
             log.debug("the hang event could not be written: %s", error)
 
     def _read_heartbeats(self) -> list[Heartbeat]:
-        """Return all heartbeats. Ages are differences of file times, so clocks of hosts are not compared."""
+        """Return all heartbeats. Ages are differences of file times, so clocks of hosts are not
+        compared.
+        """
         found = []
         times = {}
         for number in range(get_world_size()):

@@ -1,7 +1,7 @@
 """Measure whether this process works: it or a child computes, or it reads and writes.
 
-A process that waits in a collective, for a lock or for a signal does none of these. The driver of an accelerator may
-compute while it waits; the timeout of the collective ends that wait.
+A process that waits in a collective, for a lock or for a signal does none of these. The driver of
+an accelerator may compute while it waits; the timeout of the collective ends that wait.
 """
 
 import resource
@@ -16,7 +16,9 @@ WORK_FAULTS = 64
 
 
 class WorkMeter:
-    """The time this process has been idle. Called from one thread, whose own work does not count."""
+    """The time this process has been idle. Called from one thread, whose own work does not
+    count.
+    """
 
     def __init__(self, work_seconds: float) -> None:
         """Count `work_seconds` of CPU time since the last work as work."""
@@ -42,7 +44,9 @@ class WorkMeter:
         return now - self._worked_at
 
     def _read_counters(self) -> tuple[float, int, int]:
-        """Return the CPU seconds, the bytes transferred and the pages read by this process and its children."""
+        """Return the CPU seconds, the bytes transferred and the pages read by this process and
+        its children.
+        """
         # process_time is finer than psutil, whose times are multiples of 10 ms.
         seconds, transferred = time.process_time(), 0
         for process in (self._process, *self._process.children(recursive=True)):

@@ -1,7 +1,9 @@
-"""Every command, config and example of README.md and docs/ works: it is run in a folder of its own, or parsed.
+"""Every command, config and example of README.md and docs/ works: it is run in a folder of its own,
+or parsed.
 
-Commands that cost much (training a real config, plans, other programs) are parsed by the parser of their verb, and
-their configs are resolved. Commands of `RUN_PAGES` run on a tiny crawl with a tiny model.
+Commands that cost much (training a real config, plans, other programs) are parsed by the parser of
+their verb, and their configs are resolved. Commands of `RUN_PAGES` run on a tiny crawl with a tiny
+model.
 """
 
 import importlib
@@ -17,13 +19,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-import llmsys.config.load
-from launch.commands.verbs import VERBS
-from launch.main import build_parser, main
-from llmsys.config.load import load_run_config, read_config
+import llmsys.config.loading.load
+from llmsys.config.loading.load import load_run_config, read_config
 from llmsys.config.run import RunConfig
 from llmsys.config.section import list_fields, list_section_types
 from llmsys.events import iter_events
+from llmsys.launch.commands.verbs import VERBS
+from llmsys.launch.main import build_parser, main
 from tests.helpers.fake_s3 import FakeS3
 from tests.helpers.harness_stand_in import install_stand_in
 from tests.helpers.json_tokenizers import write as write_tokenizer_json
@@ -44,53 +46,76 @@ from tools.recipe_chats import TEMPLATE, iter_chats, iter_questions
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 # Pages whose commands run, in this order: later ones use the files of earlier ones.
 RUN_PAGES = (
-    *("your-crawl.md", "../README.md", "report.md", "scaling-out.md", "object-storage.md", "hugging-face.md"),
+    *(
+        "your-crawl.md",
+        "../README.md",
+        "report.md",
+        "scaling-out.md",
+        "object-storage.md",
+        "hugging-face.md",
+    ),
     *("languages.md", "python.md", "tuning.md"),
 )
 LANGUAGES = {"console", "yaml", "python", "text"}
 # Verbs that print the same wherever they run; the page shows exactly what they print.
 EXACT = {"show", "estimate", "scale"}
-# Plans of more than 8 GPUs take 5 s of CPU time or more; test_plans.py holds what pages show of them.
-PARSED_ONLY = {"plan", "dryrun", "doctor", "launch", "preflight", "demo", "chat"}  # a chat ends with Ctrl-C
+# Plans of more than 8 GPUs take 5 s of CPU time or more; test_plans.py holds what pages show of
+# them.
+# a chat ends with Ctrl-C
+PARSED_ONLY = {"plan", "dryrun", "doctor", "launch", "preflight", "demo", "chat"}
 # An export is compared with what transformers loads in tests/llmsys/convert.
 COMPILED_ONLY = ("import AutoModelForCausalLM",)
 # What a small run takes in place of what the pages say.
 MINE = (
-    "tokenizer.vocab_size=400 model.vocab_size=400 model.hidden_size=16 model.intermediate_size=24 "
-    "model.num_hidden_layers=1 model.num_attention_heads=2 model.num_key_value_heads=1 batch.sequence_length=32 "
-    "batch.sequences=2 schedule.warmup_tokens=64 schedule.decay_tokens=64 launch.processes=1 "
-    "generation.max_new_tokens=2 data.executor.kind=inline data.split.heldout_fraction=0.2 train.precision=fp32"
+    "tokenizer.vocab_size=400 model.vocab_size=400 model.hidden_size=16 "
+    "model.intermediate_size=24 model.num_hidden_layers=1 model.num_attention_heads=2 "
+    "model.num_key_value_heads=1 batch.sequence_length=32 batch.sequences=2 "
+    "schedule.warmup_tokens=64 schedule.decay_tokens=64 launch.processes=1 "
+    "generation.max_new_tokens=2 data.executor.kind=inline data.split.heldout_fraction=0.2 "
+    "train.precision=fp32"
 )
 TINY = {
     "my.yaml": f"{MINE} train.tokens=256",
     "cooled.yaml": f"{MINE} train.tokens=384 train.branch_from=runs/mine@4",
-    "chats.yaml": "model.vocab_size=400 model.hidden_size=16 model.intermediate_size=24 model.num_hidden_layers=1 "
-    "model.num_attention_heads=2 model.num_key_value_heads=1 batch.sequence_length=32 batch.sequences=2 "
-    "train.tokens=512 train.branch_from=runs/cool@6 schedule.warmup_tokens=64 schedule.decay_tokens=64 "
-    "launch.processes=1 data.max_tokens=128 "
-    "generation.max_new_tokens=2 data.executor.kind=inline train.precision=fp32",
-    "continued.yaml": "batch.sequence_length=32 batch.sequences=2 train.tokens=128 schedule.warmup_tokens=64 "
-    "launch.processes=1 data.executor.kind=inline data.split.heldout_fraction=0.2 train.precision=fp32",
+    "chats.yaml": "model.vocab_size=400 model.hidden_size=16 model.intermediate_size=24 "
+    "model.num_hidden_layers=1 model.num_attention_heads=2 model.num_key_value_heads=1 "
+    "batch.sequence_length=32 batch.sequences=2 train.tokens=512 "
+    "train.branch_from=runs/cool@6 schedule.warmup_tokens=64 schedule.decay_tokens=64 "
+    "launch.processes=1 data.max_tokens=128 generation.max_new_tokens=2 "
+    "data.executor.kind=inline train.precision=fp32",
+    "continued.yaml": "batch.sequence_length=32 batch.sequences=2 train.tokens=128 "
+    "schedule.warmup_tokens=64 launch.processes=1 data.executor.kind=inline "
+    "data.split.heldout_fraction=0.2 train.precision=fp32",
     "languages.yaml": "tokenizer.vocab_size=400 model.vocab_size=400 data.executor.kind=inline "
     "data.split.heldout_fraction=0.2",
-    # the tiny crawl has one German page, too few for two splits; another split, because equal datasets are rejected
-    "german.yaml": "data.executor.kind=inline data.language.languages=[en] data.split.heldout_fraction=0.4",
-    "mixed.yaml": f"{MINE.replace(' data.executor.kind=inline data.split.heldout_fraction=0.2', '')} train.tokens=256",
+    # the tiny crawl has one German page, too few for two splits; another split, because equal
+    # datasets are rejected
+    "german.yaml": (
+        "data.executor.kind=inline data.language.languages=[en] data.split.heldout_fraction=0.4"
+    ),
+    "mixed.yaml": (
+        f"{MINE.replace(' data.executor.kind=inline data.split.heldout_fraction=0.2', '')} "
+        "train.tokens=256"
+    ),
     "tokens.yaml": "data.executor.kind=inline",
-    "train/llama-1b-1xh200": f"{MINE.replace('schedule.decay_tokens=64', 'model.head_dim=8')} train.tokens=128 "
-    "data.folder=runs/one-data run.folder=runs/one data.rules=[] batch.micro_sequences=1",
+    "train/llama-1b-1xh200": f"{MINE.replace('schedule.decay_tokens=64', 'model.head_dim=8')} "
+    "train.tokens=128 data.folder=runs/one-data run.folder=runs/one data.rules=[] "
+    "batch.micro_sequences=1",
     "runs/cool/config.yaml": "",
     "runs/chats/config.yaml": "",
     "runs/start/config.yaml": "generation.max_new_tokens=2",
 }
-# What `llmsys init` writes, smaller; a verb whose options follow the config takes no overrides here.
+# What `llmsys init` writes, smaller; a verb whose options follow the config takes no overrides
+# here.
 SMALL = (
-    "batch.sequence_length=32 batch.sequences=2 train.tokens=128 schedule.warmup_tokens=64 launch.processes=1 "
-    "data.executor.kind=inline data.split.heldout_fraction=0.2 train.precision=fp32 generation.max_new_tokens=2"
+    "batch.sequence_length=32 batch.sequences=2 train.tokens=128 schedule.warmup_tokens=64 "
+    "launch.processes=1 data.executor.kind=inline data.split.heldout_fraction=0.2 "
+    "train.precision=fp32 generation.max_new_tokens=2"
 )
 FIRST_HOUR = {
-    "my.yaml": f"{SMALL} tokenizer.vocab_size=400 model.vocab_size=400 model.hidden_size=16 model.intermediate_size=24 "
-    "model.num_hidden_layers=1 model.num_attention_heads=2 model.num_key_value_heads=1",
+    "my.yaml": f"{SMALL} tokenizer.vocab_size=400 model.vocab_size=400 model.hidden_size=16 "
+    "model.intermediate_size=24 model.num_hidden_layers=1 model.num_attention_heads=2 "
+    "model.num_key_value_heads=1",
     "qwen.yaml": SMALL,
 }
 REPLACED = {
@@ -115,7 +140,12 @@ def is_exact(words: Sequence[str]) -> bool:
 
 
 def list_page_commands(path: Path) -> list[Command]:
-    return [command for block in list_blocks(path) if block.language == "console" for command in iter_commands(block)]
+    return [
+        command
+        for block in list_blocks(path)
+        if block.language == "console"
+        for command in iter_commands(block)
+    ]
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
@@ -123,19 +153,23 @@ def test_every_block_is_of_a_kind_that_is_checked(path: Path) -> None:
     for block in list_blocks(path):
         assert block.language in LANGUAGES, f"{block.place}: {block.language or 'no language'}"
         if block.language == "text":
-            assert not re.search(r"^\s*(\$ |llmsys |make |pip )", block.text, re.MULTILINE), block.place
+            assert not re.search(r"^\s*(\$ |llmsys |make |pip )", block.text, re.MULTILINE), (
+                block.place
+            )
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A working directory with a crawl and every config that a page shows, and a bucket; one rank trains in here."""
+    """A working directory with a crawl and every config that a page shows, and a bucket; one
+    rank trains in here.
+    """
     folder = tmp_path_factory.mktemp("docs")
     make_crawl(folder / "crawl", files=1)
     write_chats_and_tasks(folder)
     with pytest.MonkeyPatch.context() as patch, FakeS3() as s3:
         s3.connect(patch, folder / "cache")
         patch.chdir(folder)
-        patch.setattr("launch.launchers.local.run_local_ranks", train_in_this_process)
+        patch.setattr("llmsys.launch.launchers.local.run_local_ranks", train_in_this_process)
         for path in PAGES:
             for block in list_blocks(path):
                 if block.language == "yaml":
@@ -144,7 +178,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def write_chats_and_tasks(folder: Path) -> None:
-    """Write what `python tools/recipe_chats.py chats` writes, but fewer chats, and the files that the page shows."""
+    """Write what `python tools/recipe_chats.py chats` writes, but fewer chats, and the files
+    that the page shows.
+    """
     [template] = list_blocks_of_kind("tuning.md", "{% for m in messages %}")
     [task] = list_blocks_of_kind("tuning.md", "# tasks/")
     assert template.text == TEMPLATE
@@ -153,8 +189,14 @@ def write_chats_and_tasks(folder: Path) -> None:
         "heldout": iter_chats(8, 1, is_heldout=True),
         "questions": iter_questions(4, 2),
     }
-    files = {f"chats/{name}.jsonl": "".join(json.dumps(row) + "\n" for row in lines) for name, lines in rows.items()}
-    files |= {"chats/chat.jinja": template.text, task.text.split("\n", 1)[0].removeprefix("# "): task.text}
+    files = {
+        f"chats/{name}.jsonl": "".join(json.dumps(row) + "\n" for row in lines)
+        for name, lines in rows.items()
+    }
+    files |= {
+        "chats/chat.jinja": template.text,
+        task.text.split("\n", 1)[0].removeprefix("# "): task.text,
+    }
     for name, text in files.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text)
@@ -165,10 +207,10 @@ def list_blocks_of_kind(page: str, opening: str) -> list[Block]:
 
 
 def train_in_this_process(config: RunConfig, words: Sequence[str]) -> None:
-    import launch.train
+    import llmsys.launch.train
 
     assert config.launch.processes == 1
-    assert launch.train.main(list(words)) == 0
+    assert llmsys.launch.train.main(list(words)) == 0
 
 
 def write_config(block: Block) -> None:
@@ -176,7 +218,9 @@ def write_config(block: Block) -> None:
     name = re.match(r"# (\S+\.yaml)\n", block.text)
     assert name, f"{block.place}: the first line of a config is `# NAME.yaml`"
     if Path(name[1]).exists():
-        assert Path(name[1]).read_text() == block.text, f"{block.place} differs from {name[1]} on another page"
+        assert Path(name[1]).read_text() == block.text, (
+            f"{block.place} differs from {name[1]} on another page"
+        )
     Path(name[1]).write_text(block.text)
 
 
@@ -198,7 +242,9 @@ def check_command(command: Command, words: list[str]) -> None:
             makefile = (ROOT / "Makefile").read_text()
             for word in rest:
                 name, is_variable, _ = word.partition("=")
-                assert re.search(rf"^{name} ?[?:]?=" if is_variable else rf"^{name}:", makefile, re.MULTILINE), command
+                assert re.search(
+                    rf"^{name} ?[?:]?=" if is_variable else rf"^{name}:", makefile, re.MULTILINE
+                ), command
         case ["pip" | "uv", *rest]:
             check_install(command, rest)
         case ["python", script, *_]:
@@ -223,14 +269,24 @@ def check_verb(command: Command, verb: str, words: list[str]) -> None:
         pytest.fail(f"{command.place}: `{command.text}` is rejected by its parser")
     is_error = any(line.startswith("llmsys: error") for line in command.output)
     # a run folder is there once the commands before have run
-    if VERBS[verb].takes_config and arguments.config and not is_error and not arguments.config.startswith("runs/"):
-        own = getattr(importlib.import_module(f"launch.commands.{verb}"), "OWN_NAMES", ())
+    if (
+        VERBS[verb].takes_config
+        and arguments.config
+        and not is_error
+        and not arguments.config.startswith("runs/")
+    ):
+        own = getattr(importlib.import_module(f"llmsys.launch.commands.{verb}"), "OWN_NAMES", ())
         if arguments.config not in LATER:
-            read_config(arguments.config, [word for word in arguments.overrides if word.partition("=")[0] not in own])
+            read_config(
+                arguments.config,
+                [word for word in arguments.overrides if word.partition("=")[0] not in own],
+            )
 
 
 def check_install(command: Command, words: list[str]) -> None:
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
     for extra in re.findall(r"\[([a-z0-9,]+)\]", " ".join(words)):
         assert set(extra.split(",")) <= extras.keys(), command
     for after, word in pairwise(words):
@@ -240,12 +296,15 @@ def check_install(command: Command, words: list[str]) -> None:
 def test_the_commands_of_the_tutorials_run_in_order(
     folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Prepares four times and trains three times in this process: about fifteen seconds of CPU time."""
+    """Prepares four times and trains three times in this process: about fifteen seconds of CPU
+    time.
+    """
 
     def load_tiny_config(config: str, overrides: Sequence[str] = ()) -> RunConfig:
         return load_run_config(config, [*TINY.get(config, "").split(), *overrides])
 
-    monkeypatch.setattr(llmsys.config.load, "load_run_config", load_tiny_config)  # for the examples in Python
+    # for the examples in Python
+    monkeypatch.setattr(llmsys.config.loading.load, "load_run_config", load_tiny_config)
     if find_spec("lm_eval") is None:  # an optional package
         install_stand_in(monkeypatch)
     for name in RUN_PAGES:
@@ -254,7 +313,9 @@ def test_the_commands_of_the_tutorials_run_in_order(
             if block.language == "console":
                 for command in iter_commands(block):
                     run_command(command, capfd)
-            elif block.language == "python" and not any(text in block.text for text in COMPILED_ONLY):
+            elif block.language == "python" and not any(
+                text in block.text for text in COMPILED_ONLY
+            ):
                 exec(compile(block.text, block.place, "exec"), variables)
     check_events(folder)
 
@@ -265,7 +326,7 @@ def test_the_five_commands_of_both_ways_run_on_other_data(
     """Prepares twice and trains twice in this process: about eight seconds of CPU time."""
     transformers = pytest.importorskip("transformers")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("launch.launchers.local.run_local_ranks", train_in_this_process)
+    monkeypatch.setattr("llmsys.launch.launchers.local.run_local_ranks", train_in_this_process)
     make_crawl(Path("crawl"), files=1)
     config = transformers.Qwen3Config(**LLAMA | {"vocab_size": 400, "head_dim": 8})
     transformers.Qwen3ForCausalLM(config).save_pretrained("Qwen3-0.6B")
@@ -285,20 +346,32 @@ def check_events(folder: Path) -> None:
             assert event.keys() <= known, f"{path}: {event['event']} has {event.keys() - known}"
 
 
-def run_command(command: Command, capfd: pytest.CaptureFixture[str], tiny: dict[str, str] = TINY) -> None:
+def run_command(
+    command: Command, capfd: pytest.CaptureFixture[str], tiny: dict[str, str] = TINY
+) -> None:
     program, verb, *words = command.words
-    if program != "llmsys" or verb in EXACT | PARSED_ONLY or ("gguf" in words and find_spec("gguf") is None):
+    if (
+        program != "llmsys"
+        or verb in EXACT | PARSED_ONLY
+        or ("gguf" in words and find_spec("gguf") is None)
+    ):
         return
     config = next((word for word in words if word in tiny), "")
     words = [REPLACED.get(word, word) for word in words]
     if "--explain" in words:
         words[words.index("--explain") + 1] = "https://example-0.org/3"
-    status = main([verb, *words, *(tiny.get(config, "").split() if VERBS[verb].takes_config else ())])
-    assert status == 0, f"{command.place}: `{command.text}` ended with status {status}: {capfd.readouterr().err}"
+    status = main(
+        [verb, *words, *(tiny.get(config, "").split() if VERBS[verb].takes_config else ())]
+    )
+    assert status == 0, (
+        f"{command.place}: `{command.text}` ended with status {status}: {capfd.readouterr().err}"
+    )
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
-def test_pages_show_what_commands_print(path: Path, folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_pages_show_what_commands_print(
+    path: Path, folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     for command in list_page_commands(path):
         program, *words = command.words
         if program != "llmsys" or not is_exact(words) or words[1:2] == ["continued.yaml"]:
@@ -309,7 +382,9 @@ def test_pages_show_what_commands_print(path: Path, folder: Path, capfd: pytest.
         is_error = any(line.startswith("llmsys: error") for line in command.output)
         assert status == (2 if is_error else 0), f"{command.place}: {errors}"
         if command.output:
-            assert matches_output(command.output, errors if is_error else output), f"{command.place}: now {output}"
+            assert matches_output(command.output, errors if is_error else output), (
+                f"{command.place}: now {output}"
+            )
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
@@ -317,9 +392,13 @@ def test_verbs_options_and_keys_in_the_text_exist(path: Path) -> None:
     for code in list_inline_code(path):
         if found := re.match(r"llmsys ([a-z]+)\b", code):
             assert found[1] in VERBS, f"{path.name}: {code}"
-            options = {name for action in build_parser(found[1])._actions for name in action.option_strings}
+            options = {
+                name for action in build_parser(found[1])._actions for name in action.option_strings
+            }
             assert set(re.findall(r"(?<=\s)--[a-z-]+", code)) <= options, f"{path.name}: {code}"
-        elif (found := re.match(r"([a-z_]+)((?:\.[a-z_]+)+)(?=[:=\s]|$)", code)) and found[1] in RunConfig.model_fields:
+        elif (found := re.match(r"([a-z_]+)((?:\.[a-z_]+)+)(?=[:=\s]|$)", code)) and found[
+            1
+        ] in RunConfig.model_fields:
             assert has_key(found[0].split(".")), f"{path.name}: no key {found[0]}"
 
 
@@ -329,12 +408,18 @@ def has_key(keys: list[str]) -> bool:
         fields = list_fields(members, key) if key != "kind" else members[:1]
         if not fields:
             return False
-        members = [] if key == "kind" else [one for field in fields for one in list_section_types(field.annotation)]
+        members = (
+            []
+            if key == "kind"
+            else [one for field in fields for one in list_section_types(field.annotation)]
+        )
     return True
 
 
 def test_yaml_blocks_are_configs(folder: Path) -> None:
-    """A cluster's costs are no run; a config over an imported model resolves after its import (the run above)."""
+    """A cluster's costs are no run; a config over an imported model resolves after its import
+    (the run above).
+    """
     from llmsys.estimate.cluster_costs import load_cluster_costs
 
     for path in PAGES:

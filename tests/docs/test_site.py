@@ -1,4 +1,6 @@
-"""The site: every page is in the menu, every link leads somewhere, and the reference covers the code."""
+"""The site: every page is in the menu, every link leads somewhere, and the reference covers the
+code.
+"""
 
 import re
 import subprocess
@@ -10,10 +12,10 @@ from typing import Any
 import pytest
 import yaml
 
-from launch.commands.verbs import VERBS
 from llmsys.config.quality_rules import RuleConfig
 from llmsys.config.run import RunConfig
 from llmsys.config.section import get_kind, list_section_types
+from llmsys.launch.commands.verbs import VERBS
 from tests.helpers.paths import ROOT
 from tools.docs import event_reference
 from tools.docs.hooks import READMES, iter_pages, read_readme, resolve_path
@@ -48,12 +50,16 @@ def list_anchors(text: str) -> set[str]:
     """Return the anchors of a page: explicit ones, and those that are made of headings."""
     explicit = set(re.findall(r"\{#([\w-]+)\}", text))
     headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
-    return explicit | {re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", one).strip().lower()) for one in headings}
+    return explicit | {
+        re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", one).strip().lower()) for one in headings
+    }
 
 
 def test_every_link_leads_to_a_page_and_a_heading(pages: dict[str, str]) -> None:
     for path, text in pages.items():
-        for target in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"```.*?```", "", text, flags=re.DOTALL)):
+        for target in re.findall(
+            r"\]\(([^)\s]+)\)", re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+        ):
             if "://" in target:
                 continue
             file, _, anchor = target.partition("#")
@@ -65,7 +71,9 @@ def test_every_link_leads_to_a_page_and_a_heading(pages: dict[str, str]) -> None
 def test_links_of_readme_files_exist() -> None:
     for path in ("README.md", *READMES):
         for target in re.findall(r"\]\(([^)\s#]+)(?:#[^)]*)?\)", (ROOT / path).read_text()):
-            assert "://" in target or (ROOT / path).parent.joinpath(target).exists(), f"{path}: {target}"
+            assert "://" in target or (ROOT / path).parent.joinpath(target).exists(), (
+                f"{path}: {target}"
+            )
 
 
 def test_links_between_readme_files_become_links_between_pages() -> None:
@@ -81,7 +89,9 @@ def test_the_reference_has_every_field_verb_rule_and_event(pages: dict[str, str]
         for section in list_section_types(field.annotation):
             for key, own in section.model_fields.items():
                 described = " ".join((own.description or "").split())[:12].replace("_", "\\_")
-                assert key == "kind" or re.search(rf"^\| `{key}` \|.*{re.escape(described)}", page, re.MULTILINE), key
+                assert key == "kind" or re.search(
+                    rf"^\| `{key}` \|.*{re.escape(described)}", page, re.MULTILINE
+                ), key
     for verb in VERBS:
         assert f"## llmsys {verb} " in pages["reference/verbs.md"]
     for rule in list_section_types(RuleConfig):
@@ -91,7 +101,10 @@ def test_the_reference_has_every_field_verb_rule_and_event(pages: dict[str, str]
 
 
 def test_an_event_that_is_not_described_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = [*event_reference.iter_event_calls(), event_reference.EventCall("rewind", "x.py", ("new_field",))]
+    calls = [
+        *event_reference.iter_event_calls(),
+        event_reference.EventCall("rewind", "x.py", ("new_field",)),
+    ]
     monkeypatch.setattr(event_reference, "iter_event_calls", lambda: iter(calls))
     with pytest.raises(ValueError, match="new_field"):
         event_reference.list_event_fields()
@@ -101,10 +114,24 @@ def test_an_event_that_is_not_described_is_an_error(monkeypatch: pytest.MonkeyPa
 def test_images_copy_files_that_exist_and_install_the_pins(name: str) -> None:
     text = (ROOT / "containers" / name).read_text()
     if name == "Dockerfile":
-        copied = [word for line in re.findall(r"^COPY (.+)$", text, re.MULTILINE) for word in line.split()[:-1]]
+        copied = [
+            word
+            for line in re.findall(r"^COPY (.+)$", text, re.MULTILINE)
+            for word in line.split()[:-1]
+        ]
     else:
-        copied = [line.split()[0] for line in text.split("%files")[1].split("%post")[0].strip().splitlines()]
-    assert {"pyproject.toml", "constraints.txt", "llmsys", "data_pipeline", "launch", "configs"} <= set(copied)
+        copied = [
+            line.split()[0]
+            for line in text.split("%files")[1].split("%post")[0].strip().splitlines()
+        ]
+    assert {
+        "pyproject.toml",
+        "constraints.txt",
+        "llmsys",
+        "data_pipeline",
+        "launch",
+        "configs",
+    } <= set(copied)
     for source in copied:
         assert (ROOT / source).exists(), source
     project = (ROOT / "pyproject.toml").read_text()
@@ -114,11 +141,24 @@ def test_images_copy_files_that_exist_and_install_the_pins(name: str) -> None:
 
 
 def test_the_dockerfile_has_known_instructions_in_a_legal_order() -> None:
-    """No registry and no builder here: instructions, continuations and the order of FROM and ARG."""
-    text = re.sub(r"^#.*\n", "", (ROOT / "containers" / "Dockerfile").read_text(), flags=re.MULTILINE)
+    """No registry and no builder here: instructions, continuations and the order of FROM and
+    ARG.
+    """
+    text = re.sub(
+        r"^#.*\n", "", (ROOT / "containers" / "Dockerfile").read_text(), flags=re.MULTILINE
+    )
     lines = [line for line in re.sub(r"\\\n", " ", text).splitlines() if line.strip()]
     instructions = [line.split()[0] for line in lines]
-    assert set(instructions) <= {"FROM", "RUN", "ARG", "ENV", "WORKDIR", "COPY", "ENTRYPOINT", "CMD"}
+    assert set(instructions) <= {
+        "FROM",
+        "RUN",
+        "ARG",
+        "ENV",
+        "WORKDIR",
+        "COPY",
+        "ENTRYPOINT",
+        "CMD",
+    }
     assert instructions[0] == "FROM"
     assert instructions.count("ENTRYPOINT") == instructions.count("CMD") == 1
     for line in lines:
@@ -130,7 +170,12 @@ def test_the_dockerfile_has_known_instructions_in_a_legal_order() -> None:
 def test_the_apptainer_definition_has_its_header_and_known_sections() -> None:
     text = (ROOT / "containers" / "llmsys.def").read_text()
     assert re.search(r"^Bootstrap: docker\nFrom: \S+$", text, re.MULTILINE)
-    assert set(re.findall(r"^%(\w+)", text, re.MULTILINE)) == {"files", "post", "environment", "runscript"}
+    assert set(re.findall(r"^%(\w+)", text, re.MULTILINE)) == {
+        "files",
+        "post",
+        "environment",
+        "runscript",
+    }
     for section in ("post", "environment", "runscript"):
         script = re.split(r"^%\w+$", text.split(f"%{section}\n")[1], flags=re.MULTILINE)[0]
         subprocess.run(["sh", "-n", "-c", script], check=True)
@@ -138,7 +183,16 @@ def test_the_apptainer_definition_has_its_header_and_known_sections() -> None:
 
 @pytest.mark.skipif(find_spec("mkdocs") is None, reason="make docs installs mkdocs")
 def test_the_site_builds_without_warnings(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-d", str(tmp_path / "site")]
+    command = [
+        sys.executable,
+        "-m",
+        "mkdocs",
+        "build",
+        "--strict",
+        "--quiet",
+        "-d",
+        str(tmp_path / "site"),
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "site" / "index.html").exists()

@@ -1,4 +1,6 @@
-"""Runs of the bitwise engine on tiny models: the fixed micro-batches of a step, dealt to any number of ranks."""
+"""Runs of the bitwise engine on tiny models: the fixed micro-batches of a step, dealt to any
+number of ranks.
+"""
 
 import hashlib
 from typing import Any, NamedTuple
@@ -35,11 +37,15 @@ class Case(NamedTuple):
 
 DROPOUT = {"residual": 0.1, "attention": 0.1, "embedding": 0.1}
 ODD_EXPERTS = {
-    "num_experts": 8, "num_experts_per_tok": 1, "moe_intermediate_size": 10, "shared_intermediate_size": 12,
-    "routing": {"kind": "capacity", "factor": 0.9}, "balance": {"kind": "auxiliary_loss", "weight": 0.5},
+    "num_experts": 8, "num_experts_per_tok": 1, "moe_intermediate_size": 10,
+    "shared_intermediate_size": 12,
+    "routing": {"kind": "capacity", "factor": 0.9}, "balance": {"kind": "auxiliary_loss",
+        "weight": 0.5},
     "router_bias": True, "expert": {"kind": "clamped_swiglu", "bias": True},
 }  # fmt: skip
-"""Of 32 tokens in a micro-batch some experts get none; widths that no vector divides; biases and drops."""
+"""Of 32 tokens in a micro-batch some experts get none; widths that no vector divides; biases and
+drops.
+"""
 
 CASES = {
     "dense, tied, dropout, fp32": Case(
@@ -84,24 +90,37 @@ def build(case: Case, kind: type[BitwiseEngine] | type[TorchEngine] = BitwiseEng
         model = Transformer(config)
     apply_activation_checkpoint(model, recompute)
     return kind(
-        model, meshes=build_device_meshes(layout.resolve(get_world_size(), config), device), optimizer=OPTIMIZER,
-        loss=build_training_loss(LossConfig(z_loss=1e-3)), compute_dtype=case.dtype, seed=9, device=device,
+        model, meshes=build_device_meshes(layout.resolve(get_world_size(), config), device),
+        optimizer=OPTIMIZER,
+        loss=build_training_loss(LossConfig(z_loss=1e-3)), compute_dtype=case.dtype, seed=9,
+        device=device,
     )  # fmt: skip
 
 
 def select_rank_batches(step: int) -> list[Batch]:
-    """This rank's micro-batches of a step, two sequences each. In the first one, a sequence has nothing to learn."""
+    """This rank's micro-batches of a step, two sequences each. In the first one, a sequence has
+    nothing to learn.
+    """
     mine = range(get_rank(), MICRO_BATCHES, get_world_size())
-    return [build_sequences(step, 2 * number, 2, ignored=LENGTH if number == 0 else 0) for number in mine]
+    return [
+        build_sequences(step, 2 * number, 2, ignored=LENGTH if number == 0 else 0)
+        for number in mine
+    ]
 
 
 def take_steps(engine: Engine, first: int, last: int) -> list[Any]:
-    """What steps `first` to `last` told: loss, norm, experts and state; then the hash of some logits."""
+    """What steps `first` to `last` told: loss, norm, experts and state; then the hash of some
+    logits.
+    """
     told = []
     for step in range(first, last + 1):
         result = engine.train_step(select_rank_batches(step), 1e-2)
         told.append(
-            {"loss": result.loss, "norm": result.gradient_norm, **update_expert_balance(engine.module).to_dict()}
+            {
+                "loss": result.loss,
+                "norm": result.gradient_norm,
+                **update_expert_balance(engine.module).to_dict(),
+            }
             | {"state": hash_state(engine.get_state())}
         )
     return [*told, hash_of_logits(engine)]
@@ -109,6 +128,8 @@ def take_steps(engine: Engine, first: int, last: int) -> list[Any]:
 
 def hash_of_logits(engine: Engine) -> str:
     """Of eight batches that are the same for every number of ranks."""
-    mine = [engine.compute_logits(batch).float().numpy().tobytes() for batch in select_rank_batches(99)]
+    mine = [
+        engine.compute_logits(batch).float().numpy().tobytes() for batch in select_rank_batches(99)
+    ]
     in_order = [one for turn in zip(*all_gather_object(mine), strict=True) for one in turn]
     return hashlib.blake2b(b"".join(in_order), digest_size=8).hexdigest()

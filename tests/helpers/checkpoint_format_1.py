@@ -1,4 +1,6 @@
-"""Checkpoints as llmsys wrote them in format 1, with torch's own writer and its pickled `.metadata`."""
+"""Checkpoints as llmsys wrote them in format 1, with torch's own writer and its pickled
+`.metadata`.
+"""
 
 import pickle
 from pathlib import Path
@@ -14,11 +16,15 @@ def write_format_one(checkpoint: Path, tensors: dict[str, Tensor], steps: int, *
     """Write a checkpoint of format 1; `more` goes into its record."""
     checkpoint.mkdir(parents=True)
     dcp.save(tensors, storage_writer=dcp.FileSystemWriter(checkpoint), no_dist=True)
-    return write_signed_record(checkpoint, {"format": 1, "steps": steps, "updates": steps, "run": {"seed": 1}, **more})
+    return write_signed_record(
+        checkpoint, {"format": 1, "steps": steps, "updates": steps, "run": {"seed": 1}, **more}
+    )
 
 
 def write_signed_record(checkpoint: Path, record: dict[str, Any]) -> Path:
-    """Write a record with the right digests of whatever lies there: they find damage, not malice."""
+    """Write a record with the right digests of whatever lies there: they find damage, not
+    malice.
+    """
     files = compute_digests(file for file in sorted(checkpoint.iterdir()) if file.name != RECORD)
     write_record(checkpoint, {**record, "files": files})
     return checkpoint

@@ -10,8 +10,10 @@ from tests.helpers.paths import ROOT
 
 def run_llmsys(*words: object, check: bool = True) -> subprocess.CompletedProcess[str]:
     """Run `llmsys` with the given arguments; fail on a nonzero status unless `check` is false."""
-    command = [sys.executable, "-m", "launch.main", *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300, check=False)
+    command = [sys.executable, "-m", "llmsys.launch.main", *map(str, words)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=ROOT, timeout=300, check=False
+    )
     assert not check or done.returncode == 0, done.stderr[-3000:]
     return done
 

@@ -1,4 +1,6 @@
-"""The same few records in every compression that the reader knows, so that tests can damage them."""
+"""The same few records in every compression that the reader knows, so that tests can damage
+them.
+"""
 
 import gzip
 
@@ -7,7 +9,9 @@ import zstandard
 
 from tests.helpers.warc_records import PAGE, format_page, format_response, record
 
-DICTIONARY = zstandard.train_dictionary(400, [format_page(number) for number in range(300)]).as_bytes()
+DICTIONARY = zstandard.train_dictionary(
+    400, [format_page(number) for number in range(300)]
+).as_bytes()
 
 
 def build_records() -> list[bytes]:
@@ -18,15 +22,21 @@ def build_records() -> list[bytes]:
 
 
 def compress_records(kind: str, contents: list[bytes]) -> list[bytes]:
-    """The records as members: "gzip", "whole" (one gzip member), "zstd", "dictionary", "lz4" or "plain"."""
+    """The records as members: "gzip", "whole" (one gzip member), "zstd", "dictionary", "lz4" or
+    "plain".
+    """
     if kind == "gzip":
         return [gzip.compress(content, mtime=0) for content in contents]
     if kind == "whole":
         return [gzip.compress(b"".join(contents), mtime=0)]
     if kind == "zstd":
-        return [zstandard.ZstdCompressor(write_checksum=True).compress(content) for content in contents]
+        return [
+            zstandard.ZstdCompressor(write_checksum=True).compress(content) for content in contents
+        ]
     if kind == "dictionary":
-        packer = zstandard.ZstdCompressor(dict_data=zstandard.ZstdCompressionDict(DICTIONARY), write_checksum=True)
+        packer = zstandard.ZstdCompressor(
+            dict_data=zstandard.ZstdCompressionDict(DICTIONARY), write_checksum=True
+        )
         first = b"\x5d\x2a\x4d\x18" + len(DICTIONARY).to_bytes(4, "little") + DICTIONARY
         return [first + packer.compress(contents[0]), *map(packer.compress, contents[1:])]
     if kind == "lz4":

@@ -16,7 +16,8 @@ from tests.helpers.paths import ROOT
 Settings = dict[str, Any]
 TEMPLATES = ROOT / "launch" / "commands" / "templates"
 
-# T positions of a window and of a source; two steps of two windows fill the budget several times over.
+# T positions of a window and of a source; two steps of two windows fill the budget several times
+# over.
 LENGTH = 16
 MODEL: Settings = {
     "vocab_size": 300,
@@ -53,7 +54,9 @@ class ConfigVariant:
 
 
 def iter_variants(annotation: object = RunConfig, path: str = "") -> Iterator[ConfigVariant]:
-    """Yield the members of every union below an annotation that are told apart by `kind`; a path may come twice."""
+    """Yield the members of every union below an annotation that are told apart by `kind`; a path
+    may come twice.
+    """
     if get_origin(annotation) is Annotated:
         annotation = get_args(annotation)[0]
     if get_origin(annotation) in (tuple, list, dict):
@@ -107,8 +110,12 @@ def _set_value(settings: Settings, keys: list[str], value: Any) -> Settings:
     return settings | {first: value}
 
 
-def _choose(path: str, kind: str, section: Settings | None = None, **more: Any) -> tuple[str, Settings]:
-    """Return an entry of EXAMPLES: `section` are further fields of the variant, `more` settings elsewhere."""
+def _choose(
+    path: str, kind: str, section: Settings | None = None, **more: Any
+) -> tuple[str, Settings]:
+    """Return an entry of EXAMPLES: `section` are further fields of the variant, `more` settings
+    elsewhere.
+    """
     settings = {key.replace("__", "."): value for key, value in more.items()}
     return f"{path}.kind={kind}", settings | ({path: {"kind": kind} | section} if section else {})
 
@@ -124,12 +131,18 @@ PAIRS: Settings = {
     "heldout_source": ["text.en"],
     "heldout_target": ["text.de"],
 }
-LABELLED: Settings = {"kind": "labelled", "inputs": ["labels.tsv"], "heldout_inputs": ["labels.tsv"]}
-IMAGES: Settings = {"kind": "images", "inputs": ["images.npz"], "heldout_inputs": ["images.npz"], "image_size": 8,
+LABELLED: Settings = {
+    "kind": "labelled",
+    "inputs": ["labels.tsv"],
+    "heldout_inputs": ["labels.tsv"],
+}
+IMAGES: Settings = {"kind": "images", "inputs": ["images.npz"], "heldout_inputs": ["images.npz"],
+    "image_size": 8,
                     "num_channels": 1}  # fmt: skip
 TOKENS: Settings = {"kind": "tokens", "inputs": ["megatron/train.idx"]}
 CHAT: Settings = {"kind": "chat", "inputs": ["chats.jsonl"], "template": "chat.jinja"}
-VIT: Settings = {"family": "encoder", "vocab_size": 256, "max_position_embeddings": 5, "position": {"kind": "learned"},
+VIT: Settings = {"family": "encoder", "vocab_size": 256, "max_position_embeddings": 5,
+    "position": {"kind": "learned"},
                  "patches": {"image_size": 8, "patch_size": 4, "num_channels": 1}}  # fmt: skip
 LABELS: Settings = {"kind": "classification", "num_labels": 3}
 PAIR_BATCH: Settings = {"sequence_length": LENGTH, "tokens": 4 * LENGTH}
@@ -156,12 +169,23 @@ RECURRENT: Settings = {
     "model__position": {"kind": "none"},
 }
 ROPE_SCALING = {"factor": 2.0, "original_max_position_embeddings": 8}
-FEED_FORWARDS = ("relu", "gelu", "gelu_tanh", "silu", "swiglu", "geglu", "geglu_tanh", "clamped_swiglu")
+FEED_FORWARDS = (
+    "relu",
+    "gelu",
+    "gelu_tanh",
+    "silu",
+    "swiglu",
+    "geglu",
+    "geglu_tanh",
+    "clamped_swiglu",
+)
 
 MODEL_EXAMPLES: dict[str, Settings] = dict([
     *_choose_each("model.norm", "rmsnorm", "layernorm"),
-    *_choose_each("model.residual", "pre", "post", "deepnorm", "sandwich", "output", "parallel", "reversible"),
-    *_choose_each("model.position", "rope", "learned", "sinusoidal", "alibi", "relative_bias", "none"),
+    *_choose_each("model.residual", "pre", "post", "deepnorm", "sandwich", "output", "parallel",
+        "reversible"),
+    *_choose_each("model.position", "rope", "learned", "sinusoidal", "alibi", "relative_bias",
+        "none"),
     *_choose_each("model.position", "transformer_xl"),
     *_choose_each("model.position.scaling", "none"),
     _choose("model.position.scaling", "linear", {"factor": 2.0}),
@@ -176,44 +200,54 @@ MODEL_EXAMPLES: dict[str, Settings] = dict([
         "kv_lora_rank": 6, "qk_nope_head_dim": 4, "qk_rope_head_dim": 4, "v_head_dim": 4,
     }),
     _choose("model.attention", "longformer", {"windows": [8]}, **BERT, model__head={"kind": "mlm"}),
-    _choose("model.attention", "linformer", {"projected_length": 4}, **BERT, model__head={"kind": "mlm"},
+    _choose("model.attention", "linformer", {"projected_length": 4}, **BERT,
+        model__head={"kind": "mlm"},
             batch__attention_scope="window"),
-    _choose("model.attention", "lsh", {"chunk_length": 4, "num_hashes": 2}, model__position={"kind": "learned"}),
+    _choose("model.attention", "lsh", {"chunk_length": 4, "num_hashes": 2},
+        model__position={"kind": "learned"}),
     _choose("model.attention", "segment_memory", {"segment_length": 4, "memory_length": 6},
             model__position={"kind": "transformer_xl"}),
     *_choose_each("model.recurrence", "fixed", "adaptive"),
     *_choose_each("model.rnn", "elman", "lstm", "gru", **RECURRENT, data=PAIRS, batch=PAIR_BATCH),
     *_choose_each("model.parametrization", "standard", "unit_scaled"),
     _choose("model.parametrization", "mup", {"base_hidden_size": 8}),
-    _choose("model.parametrization", "complete_p", {"base_hidden_size": 8, "base_num_hidden_layers": 1}),
+    _choose("model.parametrization", "complete_p", {"base_hidden_size": 8,
+        "base_num_hidden_layers": 1}),
     *_choose_each("model.feed_forward", *FEED_FORWARDS),
     *_choose_each("model.moe.expert", *FEED_FORWARDS),
     *_choose_each("model.moe.routing", "token_choice"),
     _choose("model.moe.routing", "capacity", {"factor": 1.0, "scope": "document"}),
-    _choose("model.moe.routing", "expert_choice", {"factor": 1.0}, model__moe__balance={"kind": "none"}),
+    _choose("model.moe.routing", "expert_choice", {"factor": 1.0},
+        model__moe__balance={"kind": "none"}),
     *_choose_each("model.moe.balance", "bias", "auxiliary_loss", "none"),
     *_choose_each("model.head", "lm"),
     *_choose_each("model.head", "mlm", **BERT, model__tie_word_embeddings=True),
     _choose("model.head", "features", {"pooler": True}, **BERT),
     *_choose_each("model.head", "permutation", **XLNET),
-    _choose("model.head", "classification", {"num_labels": 3}, **BERT, data=LABELLED, batch=PAIR_BATCH),
+    _choose("model.head", "classification", {"num_labels": 3}, **BERT, data=LABELLED,
+        batch=PAIR_BATCH),
 ])  # fmt: skip
 
 TRAINING_EXAMPLES: dict[str, Settings] = dict([
     _choose("batch.ramp", "linear", {"start_tokens": 512, "ramp_tokens": 4096}),
     _choose("batch.ramp", "noise_scale", {"start_tokens": 512, "doubled_after_steps": [2]}),
     *_choose_each("objective", "next_token"),
-    _choose("objective", "translation", model__family="encoder_decoder", data=PAIRS, batch=PAIR_BATCH),
+    _choose("objective", "translation", model__family="encoder_decoder", data=PAIRS,
+        batch=PAIR_BATCH),
     _choose("objective", "masked", model__family="encoder", model__head={"kind": "mlm"}),
-    _choose("objective", "masked_next_sentence", model__family="encoder", model__embedding={"token_types": 2},
+    _choose("objective", "masked_next_sentence", model__family="encoder",
+        model__embedding={"token_types": 2},
             model__head={"kind": "mlm", "pooler": True, "next_sentence": True}),
-    _choose("objective", "permutation", {"context_factor": 3}, model__head={"kind": "permutation"}, **XLNET),
+    _choose("objective", "permutation", {"context_factor": 3}, model__head={"kind": "permutation"},
+        **XLNET),
     _choose("objective", "span_corruption", {"noise_density": 0.3}, model__family="encoder_decoder",
             batch__attention_scope="window"),
     _choose(
-        "objective", "classification", model__family="encoder", model__head=LABELS, data=LABELLED, batch=PAIR_BATCH
+        "objective", "classification", model__family="encoder", model__head=LABELS, data=LABELLED,
+        batch=PAIR_BATCH
     ),
-    *_choose_each("optimizer", "adamw", "adam", "muon", "lion", "ademamix", "schedule_free", "adafactor", "soap"),
+    *_choose_each("optimizer", "adamw", "adam", "muon", "lion", "ademamix", "schedule_free",
+        "adafactor", "soap"),
     *_choose_each("schedule", "cosine", "linear", "constant"),
     _choose("schedule", "wsd", {"decay_tokens": 8 * LENGTH}),
     _choose("schedule", "inverse_sqrt", {"warmup_tokens": 8 * LENGTH}),
@@ -227,10 +261,13 @@ TRAINING_EXAMPLES: dict[str, Settings] = dict([
 # Relative paths start in the folder that the walk makes.
 DATA_EXAMPLES: dict[str, Settings] = dict([
     *_choose_each("data", "crawl"),
-    ("data.kind=pairs", {"data": PAIRS, "model": MODEL | {"family": "encoder_decoder"}, "batch": PAIR_BATCH}),
-    ("data.kind=labelled", {"data": LABELLED, "model": MODEL | {"family": "encoder", "head": LABELS},
+    ("data.kind=pairs", {"data": PAIRS, "model": MODEL | {"family": "encoder_decoder"},
+        "batch": PAIR_BATCH}),
+    ("data.kind=labelled", {"data": LABELLED, "model": MODEL | {"family": "encoder",
+        "head": LABELS},
                             "batch": PAIR_BATCH}),
-    ("data.kind=tokens", {"data": TOKENS, "tokenizer": {"kind": "file", "path": "prepared/tokenizer"}}),
+    ("data.kind=tokens", {"data": TOKENS, "tokenizer": {"kind": "file",
+        "path": "prepared/tokenizer"}}),
     ("data.kind=chat", {"data": CHAT, "tokenizer": {"kind": "file", "path": "prepared/tokenizer"}}),
     ("data.kind=images", {"data": IMAGES, "model": MODEL | VIT | {"head": LABELS},
                           "batch": {"sequence_length": 5, "tokens": 20}}),
@@ -240,11 +277,14 @@ DATA_EXAMPLES: dict[str, Settings] = dict([
     *_choose_each("data.extract", "article", "resiliparse", "trafilatura"),
     _choose("data.extract", "python", {"path": f"{TEMPLATES}/extractor.py:Paragraphs"}),
     *_choose_each("data.unicode", "none", "ftfy", "nfc"),
-    *_choose_each("data.rules[]", "gopher_repetition", "gopher_quality", "c4", "c4_datatrove", "c4_dolma",
+    *_choose_each("data.rules[]", "gopher_repetition", "gopher_quality", "c4", "c4_datatrove",
+        "c4_dolma",
                   "line_corrections", "fineweb_quality", "native_text"),
     _choose("data.rules[]", "bad_words", {"word_lists": [{"entries": ["quarry"]}]}),
-    _choose("data.rules[]", "fasttext_classifier", {"model": "model.bin", "label": "good", "min_score": 0.5}),
-    _choose("data.rules[]", "linear_classifier", {"model": "model.npz", "label": "good", "min_score": 0.5}),
+    _choose("data.rules[]", "fasttext_classifier", {"model": "model.bin", "label": "good",
+        "min_score": 0.5}),
+    _choose("data.rules[]", "linear_classifier", {"model": "model.npz", "label": "good",
+        "min_score": 0.5}),
     _choose("data.rules[]", "perplexity", {"model": "model.arpa", "backend": "arpa"}),
     _choose("data.rules[]", "python", {"path": f"{TEMPLATES}/rule.py:NoRecipes"}),
     *_choose_each("data.deduplicate.url", "url", "none"),
@@ -257,9 +297,11 @@ DATA_EXAMPLES: dict[str, Settings] = dict([
     _choose("data.deduplicate.substring", "substring", {"min_characters": 60, "min_words": 20}),
     _choose("data.deduplicate.substring", "none"),
     *_choose_each("data.deduplicate.index", "kept", "none"),
-    *_choose_each("data.deduplicate.key_filter", "sorted", "bloom", data__deduplicate__exact={"kind": "text"}),
+    *_choose_each("data.deduplicate.key_filter", "sorted", "bloom",
+        data__deduplicate__exact={"kind": "text"}),
     *_choose_each("data.decontaminate", "none"),
-    _choose("data.decontaminate", "ngram", {"sets": [{"name": "s", "files": ["items.jsonl"], "query_fields": ["q"]}]}),
+    _choose("data.decontaminate", "ngram", {"sets": [{"name": "s", "files": ["items.jsonl"],
+        "query_fields": ["q"]}]}),
     *_choose_each("data.pii", "none", "replace"),
     *_choose_each("data.executor", "local", "inline", "ray", "slurm"),
     *_choose_each("tokenizer", "sentencepiece"),

@@ -1,9 +1,10 @@
-"""Converts a synthetic folder both ways in a process of its own and prints how much memory each way took, as JSON.
+"""Converts a synthetic folder both ways in a process of its own and prints how much memory each way
+took, as JSON.
 
     python tests/helpers/conversion_memory.py FOLDER LAYERS HIDDEN SHARD_BYTES [EXPERTS]
 
-Memory is the growth of the largest resident set over what it was after a tiny conversion, in bytes: libraries are not
-counted, pages that are read through a mapping are.
+Memory is the growth of the largest resident set over what it was after a tiny conversion, in bytes:
+libraries are not counted, pages that are read through a mapping are.
 """
 
 import json
@@ -16,7 +17,7 @@ from typing import Any
 
 import torch
 
-from llmsys.config.load import build_model_config
+from llmsys.config.loading.load import build_model_config
 from llmsys.convert.conversion_plan import build_conversion_plan
 from llmsys.convert.family_mappings import get_family_mapping
 from llmsys.convert.from_hugging_face import convert_from_hugging_face
@@ -42,7 +43,9 @@ def write_synthetic_model(folder: Path, values: dict[str, Any], shard_bytes: int
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(values))
     model = build_model_config(values)
-    shapes = build_conversion_plan(model, get_family_mapping(values["model_type"], model)).their_shapes
+    shapes = build_conversion_plan(
+        model, get_family_mapping(values["model_type"], model)
+    ).their_shapes
     shards: list[dict[str, tuple[torch.dtype, tuple[int, ...]]]] = [{}]
     room = shard_bytes
     for name, shape in shapes.items():
@@ -55,7 +58,9 @@ def write_synthetic_model(folder: Path, values: dict[str, Any], shard_bytes: int
     for number, shard in enumerate(shards):
         with SafetensorsShardWriter(folder / f"model-{number}.safetensors", shard) as writer:
             for name, (_, shape) in shard.items():
-                writer.write(name, torch.randint(0, 1 << 14, shape, dtype=torch.int16).view(torch.bfloat16))
+                writer.write(
+                    name, torch.randint(0, 1 << 14, shape, dtype=torch.int16).view(torch.bfloat16)
+                )
                 files[name] = f"model-{number}.safetensors"
     (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": files}))
     return sum(2 * prod(shape) for shape in shapes.values())
@@ -69,7 +74,9 @@ def main(folder: Path, layers: int, hidden: int, shard_bytes: int, experts: int 
     write_synthetic_model(folder / "tiny", build_config(1, 64, experts), 1 << 30)
     convert_from_hugging_face(folder / "tiny", folder / "tiny_ours")
     convert_to_hugging_face(folder / "tiny_ours", folder / "tiny_back")
-    total = write_synthetic_model(folder / "theirs", build_config(layers, hidden, experts), shard_bytes)
+    total = write_synthetic_model(
+        folder / "theirs", build_config(layers, hidden, experts), shard_bytes
+    )
     before, began = measure_peak_bytes(), time.monotonic()
     convert_from_hugging_face(folder / "theirs", folder / "ours")
     middle, halfway = measure_peak_bytes(), time.monotonic()

@@ -18,7 +18,14 @@ SEQUENCES, SOURCE, TARGET = 2, 9, 7
 
 
 def _attend_eagerly(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any, *, scale: Any = None, softcap: Any = None, **rest: Any
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: Any,
+    *,
+    scale: Any = None,
+    softcap: Any = None,
+    **rest: Any,
 ) -> torch.Tensor:
     return compute_eager_attention(q, k, v, mask, scale, softcap, rest.get("sinks_H"))
 
@@ -33,7 +40,9 @@ def use_eager_attention() -> Iterator[None]:
 
 
 def count_forward_flops(config: ModelConfig) -> int:
-    """Return the FLOPs of SEQUENCES sequences of SOURCE positions, and of TARGET where the model has a decoder too."""
+    """Return the FLOPs of SEQUENCES sequences of SOURCE positions, and of TARGET where the model
+    has a decoder too.
+    """
     model = Transformer(config)
     for layer in model.list_moe_layers():
         layer.eval()  # the statistics that training observes cost a product of their own

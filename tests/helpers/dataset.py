@@ -1,4 +1,6 @@
-"""A small tokenized dataset, made in a second: what `prepare` would leave, for tests of training."""
+"""A small tokenized dataset, made in a second: what `prepare` would leave, for tests of
+training.
+"""
 
 from pathlib import Path
 from typing import Literal

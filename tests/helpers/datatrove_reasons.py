@@ -1,15 +1,20 @@
 """datatrove's names of reasons, by rule and test of this pipeline."""
 
-# datatrove's reason by our rule and test; the two that have two directions say which by value and threshold.
+# datatrove's reason by our rule and test; the two that have two directions say which by value and
+# threshold.
 REASONS = {
     "gopher_repetition:empty text": "empty",
     "gopher_repetition:share of duplicate paragraphs": "dup_para_frac",
     "gopher_repetition:share of characters in duplicate paragraphs": "dup_para_char_frac",
     "gopher_repetition:share of duplicate lines": "dup_line_frac",
     "gopher_repetition:share of characters in duplicate lines": "dup_line_char_frac",
-    **{f"gopher_repetition:share of characters in the most frequent {n}-gram": f"top_{n}_gram" for n in (2, 3, 4)},
     **{
-        f"gopher_repetition:share of characters in duplicate {n}-grams": f"duplicated_{n}_n_grams" for n in range(5, 11)
+        f"gopher_repetition:share of characters in the most frequent {n}-gram": f"top_{n}_gram"
+        for n in (2, 3, 4)
+    },
+    **{
+        f"gopher_repetition:share of characters in duplicate {n}-grams": f"duplicated_{n}_n_grams"
+        for n in range(5, 11)
     },
     "gopher_quality:words <": "gopher_short_doc",
     "gopher_quality:words >": "gopher_long_doc",

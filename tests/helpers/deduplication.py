@@ -6,24 +6,32 @@ from typing import Any
 
 import pyarrow as pa
 
-from data_pipeline.core.document_schema import DROPPED_SCHEMA, build_document_schema
-from data_pipeline.core.task_record import TaskOutput, TaskRecord
-from data_pipeline.graph.stage_runner import StageRunner
-from data_pipeline.graph.tasks import Task
-from data_pipeline.pipelines.dataset_state import DatasetState
-from data_pipeline.pipelines.deduplication_stages import DeduplicationStages
-from data_pipeline.stages.collect import collect_shard
 from llmsys.config.data import CrawlConfig
 from llmsys.config.executor import InlineExecutorConfig
-from llmsys.local_files import lock_folder
-from llmsys.token_shards import ArrowFileWriter, read_batches
+from llmsys.data_pipeline.core.document_schema import DROPPED_SCHEMA, build_document_schema
+from llmsys.data_pipeline.core.task_record import TaskOutput, TaskRecord
+from llmsys.data_pipeline.graph.stage_runner import StageRunner
+from llmsys.data_pipeline.graph.tasks import Task
+from llmsys.data_pipeline.pipelines.dataset_state import DatasetState
+from llmsys.data_pipeline.pipelines.deduplication_stages import DeduplicationStages
+from llmsys.data_pipeline.stages.collect import collect_shard
+from llmsys.dataset.token_shards import ArrowFileWriter, read_batches
+from llmsys.storage.local_files import lock_folder
 
 Document = dict[str, Any]
 
 
 def build_document(name: str, text: str, **fields: Any) -> Document:
     """A judged document with an id and a text."""
-    return {"id": name, "text": text, "url": f"https://x.org/{name}", "date": "", "file": "f", "offset": 0, **fields}
+    return {
+        "id": name,
+        "text": text,
+        "url": f"https://x.org/{name}",
+        "date": "",
+        "file": "f",
+        "offset": 0,
+        **fields,
+    }
 
 
 def _apply_rules(folder: Path, rows: Sequence[Document], batch: int) -> TaskRecord:
@@ -45,12 +53,23 @@ def _apply_rules(folder: Path, rows: Sequence[Document], batch: int) -> TaskReco
 
 
 def deduplicate_documents(
-    folder: Path, documents: Sequence[Document], deduplicate: dict[str, Any], files: int = 1, batch: int = 7
+    folder: Path,
+    documents: Sequence[Document],
+    deduplicate: dict[str, Any],
+    files: int = 1,
+    batch: int = 7,
 ) -> tuple[list[Document], list[Document]]:
-    """Return the documents that stay, and the dropped ones, when they lie in this order in so many files."""
+    """Return the documents that stay, and the dropped ones, when they lie in this order in so
+    many files.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    data = CrawlConfig.model_validate({"name": folder.name, "folder": folder, "deduplicate": deduplicate})
-    records = [_apply_rules(folder / "work" / f"{n}.arrow", documents[n::files], batch) for n in range(files)]
+    data = CrawlConfig.model_validate(
+        {"name": folder.name, "folder": folder, "deduplicate": deduplicate}
+    )
+    records = [
+        _apply_rules(folder / "work" / f"{n}.arrow", documents[n::files], batch)
+        for n in range(files)
+    ]
     with lock_folder(folder) as lock:
         runner = StageRunner(folder, InlineExecutorConfig(), lock)
 
@@ -76,5 +95,7 @@ def _collect_documents(folder: Path, left: DatasetState) -> tuple[list[Document]
         dropped=outputs[1],
         batch_bytes=1 << 20,
     )
-    kept, gone = ([row for batch in read_batches(path) for row in batch.to_pylist()] for path in outputs)
+    kept, gone = (
+        [row for batch in read_batches(path) for row in batch.to_pylist()] for path in outputs
+    )
     return kept, gone

@@ -1,4 +1,6 @@
-"""Dry runs of a tiny model on eight pretended devices, each in a process of its own and once for all tests."""
+"""Dry runs of a tiny model on eight pretended devices, each in a process of its own and once for
+all tests.
+"""
 
 import functools
 import json
@@ -27,7 +29,11 @@ batch: {{sequence_length: {LENGTH}, sequences: 16, micro_sequences: 1}}
 train: {{tokens: 10_000, precision: bf16}}
 evaluation: {{micro_sequences: 1}}
 """
-EXPERTS = ("model.moe.num_experts=8", "model.moe.num_experts_per_tok=2", "model.moe.moe_intermediate_size=32")
+EXPERTS = (
+    "model.moe.num_experts=8",
+    "model.moe.num_experts_per_tok=2",
+    "model.moe.moe_intermediate_size=32",
+)
 
 
 @functools.cache
@@ -43,20 +49,28 @@ def write_tiny_config() -> Path:
 _FOLDERS: list[tempfile.TemporaryDirectory[str]] = []
 
 
-def build_request(*overrides: str, rank: int = 0, skew: float = 1.0, device: str = "h100-sxm") -> DryRunRequest:
-    return DryRunRequest(str(write_tiny_config()), overrides, 1, RANKS, rank, device, expert_skew=skew)
+def build_request(
+    *overrides: str, rank: int = 0, skew: float = 1.0, device: str = "h100-sxm"
+) -> DryRunRequest:
+    return DryRunRequest(
+        str(write_tiny_config()), overrides, 1, RANKS, rank, device, expert_skew=skew
+    )
 
 
 @functools.cache
-def run_tiny(*overrides: str, rank: int = 0, skew: float = 1.0, device: str = "h100-sxm") -> dict[str, Any]:
+def run_tiny(
+    *overrides: str, rank: int = 0, skew: float = 1.0, device: str = "h100-sxm"
+) -> dict[str, Any]:
     return run_dry_run(build_request(*overrides, rank=rank, skew=skew, device=device))
 
 
 def run_planted(plant: str, *overrides: str) -> dict[str, Any]:
-    """The result of a run in which `plant`, Python with `torch` imported, has changed llmsys before it starts."""
+    """The result of a run in which `plant`, Python with `torch` imported, has changed llmsys
+    before it starts.
+    """
     code = f"""
 import json, sys
-from llmsys.config.load import read_config
+from llmsys.config.loading.load import read_config
 from llmsys.dryrun.dry_run_request import DryRunRequest
 from llmsys.dryrun.guard_library import load_guard_library
 from llmsys.estimate.device_profile import load_device_profile
@@ -75,7 +89,9 @@ session = RankSession(request, config, load_device_profile(request.device))
 print(json.dumps(build_rank_result(session, session.run())))
 """
     given = json.dumps(build_request(*overrides).to_dict())
-    run = subprocess.run([sys.executable, "-c", code], input=given, capture_output=True, text=True, check=False)
+    run = subprocess.run(
+        [sys.executable, "-c", code], input=given, capture_output=True, text=True, check=False
+    )
     assert run.returncode == 0, run.stderr
     result: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
     return result

@@ -1,4 +1,6 @@
-"""Jobs that lose their process or fail, for tests of executors; imports little, because every worker imports it."""
+"""Jobs that lose their process or fail, for tests of executors; imports little, because every
+worker imports it.
+"""
 
 import os
 import signal
@@ -8,8 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from data_pipeline.executors.base import Report
-from data_pipeline.executors.local import LocalExecutor
+from llmsys.data_pipeline.executors.base import Report
+from llmsys.data_pipeline.executors.local import LocalExecutor
 
 
 def die_until(path: Path, lives: int, report: Report) -> dict[str, Any]:
@@ -57,5 +59,6 @@ def sleep_for_ever(path: Path, report: Report) -> dict[str, Any]:
     return {}
 
 
-if __name__ == "__main__":  # python -m tests.helpers.failing_tasks PATH: a parent whose worker never finishes
+# python -m tests.helpers.failing_tasks PATH: a parent whose worker never finishes
+if __name__ == "__main__":
     list(LocalExecutor(workers=1).run_jobs([partial(sleep_for_ever, Path(sys.argv[1]))]))

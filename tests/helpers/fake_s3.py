@@ -1,7 +1,9 @@
-"""A storage that speaks as much of S3 as s3fs asks for, on a port of this machine, and fails when told to.
+"""A storage that speaks as much of S3 as s3fs asks for, on a port of this machine, and fails when
+told to.
 
-Reads, ranges, listings, writes, conditional writes, uploads in parts, and deletions. Gives `FakeS3` with objects to be
-set and taken away, and `failures`: what the next answers for an object are instead.
+Reads, ranges, listings, writes, conditional writes, uploads in parts, and deletions. Gives `FakeS3`
+with objects to be set and taken away, and `failures`: what the next answers for an object are
+instead.
 """
 
 import hashlib
@@ -17,8 +19,8 @@ from xml.sax.saxutils import escape
 import pytest
 from s3fs import S3FileSystem  # type: ignore[import-untyped]
 
-from llmsys.object_store import open_object_folder
-from llmsys.range_cache import open_cache
+from llmsys.storage.object_store import open_object_folder
+from llmsys.storage.range_cache import open_cache
 
 ACCESS_KEY = "the-right-key"
 BUCKETS = {"crawl", "bucket"}
@@ -39,7 +41,9 @@ class StorageServer:
     url: str
 
     def connect(self, patch: pytest.MonkeyPatch, cache: Path) -> None:
-        """Make this process, and those it starts, use this storage, with copies in a folder of their own."""
+        """Make this process, and those it starts, use this storage, with copies in a folder of
+        their own.
+        """
         for name, value in self.environment().items():
             patch.setenv(name, value)
         patch.setenv("LLMSYS_CACHE", str(cache))
@@ -66,8 +70,8 @@ class FakeS3(StorageServer):
 
     Attributes:
         objects: content by key.
-        failures: for a key, what the next answers to GET are: a status such as 503, or "cut" for a body of which the
-            second half never comes. For "PUT key", what those to PUT are.
+        failures: for a key, what the next answers to GET are: a status such as 503, or "cut" for a
+            body of which the second half never comes. For "PUT key", what those to PUT are.
         asked: the ranges that were asked for, by key.
         written: the keys that were written or deleted ("-key"), in order.
     """
@@ -79,8 +83,12 @@ class FakeS3(StorageServer):
         self.written: list[str] = []
         self.parts: dict[str, dict[int, bytes]] = {}
         self.lock = threading.Lock()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (_Handler,), {"s3": self}))
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+        self._server = ThreadingHTTPServer(
+            ("127.0.0.1", 0), type("Bound", (_Handler,), {"s3": self})
+        )
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
+        )
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
 
     def __enter__(self) -> Self:
@@ -146,7 +154,10 @@ class _Handler(BaseHTTPRequestHandler):
         assert "aws-chunked" not in self.headers.get("Content-Encoding", "")
         content = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         parts = urlsplit(self.path)
-        query = {name: values[0] for name, values in parse_qs(parts.query, keep_blank_values=True).items()}
+        query = {
+            name: values[0]
+            for name, values in parse_qs(parts.query, keep_blank_values=True).items()
+        }
         return content, (unquote(parts.path).split("/", 2)[2], query)
 
     def _write(self, key: str, content: bytes) -> None:
@@ -188,7 +199,10 @@ class _Handler(BaseHTTPRequestHandler):
                 folders.add(prefix + rest.split(delimiter)[0] + delimiter)
             else:
                 found += _ENTRY.format(escape(key), len(content), _tag(content), _CHANGED)
-        found += "".join(f"<CommonPrefixes><Prefix>{escape(folder)}</Prefix></CommonPrefixes>" for folder in folders)
+        found += "".join(
+            f"<CommonPrefixes><Prefix>{escape(folder)}</Prefix></CommonPrefixes>"
+            for folder in folders
+        )
         self._answer(200, _LIST % found.encode(), {"Content-Type": "application/xml"})
 
     def _object(self, key: str, *, body: bool) -> None:
@@ -209,23 +223,37 @@ class _Handler(BaseHTTPRequestHandler):
         asked = self.headers.get("Range", "")
         self.s3.asked.setdefault(key, []).append(asked)
         match = re.match(r"bytes=(\d+)-(\d*)", asked)
-        start, stop = (int(match[1]), int(match[2] or len(content)) + 1) if match else (0, len(content))
+        start, stop = (
+            (int(match[1]), int(match[2] or len(content)) + 1) if match else (0, len(content))
+        )
         failure = self._take_failure(key)
         if isinstance(failure, int):
-            self._error(failure, {503: "SlowDown", 403: "AccessDenied", 404: "NoSuchKey"}.get(failure, "InternalError"))
+            self._error(
+                failure,
+                {503: "SlowDown", 403: "AccessDenied", 404: "NoSuchKey"}.get(
+                    failure, "InternalError"
+                ),
+            )
             return
         part = content[start:stop]
         length = len(part)
         if failure == "cut":
             part, self.close_connection = part[: length // 2], True
         about = f"bytes {start}-{start + length - 1}/{len(content)}"
-        self._answer(206 if match else 200, part, headers | ({"Content-Range": about} if match else {}), length=length)
+        self._answer(
+            206 if match else 200,
+            part,
+            headers | ({"Content-Range": about} if match else {}),
+            length=length,
+        )
 
     def _error(self, status: int, code: str, *, body: bool = True) -> None:
         text = f"<Error><Code>{code}</Code><Message>{code} it is.</Message></Error>" if body else ""
         self._answer(status, text.encode(), {"Content-Type": "application/xml"})
 
-    def _answer(self, status: int, content: bytes, headers: dict[str, str], length: int | None = None) -> None:
+    def _answer(
+        self, status: int, content: bytes, headers: dict[str, str], length: int | None = None
+    ) -> None:
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name, value)

@@ -1,4 +1,5 @@
-"""sbatch, squeue and scancel for tests without Slurm: an array is one process that runs its tasks one after the other.
+"""sbatch, squeue and scancel for tests without Slurm: an array is one process that runs its tasks
+one after the other.
 
 python -m tests.helpers.fake_slurm COMMAND ARGUMENTS…     (the state lies in the folder $FAKE_SLURM)
 """
@@ -26,12 +27,17 @@ def install(folder: Path) -> dict[str, str]:
         words = shlex.join([sys.executable, "-m", "tests.helpers.fake_slurm", command])
         script.write_text(f'#!/bin/sh\nPYTHONPATH={shlex.quote(str(ROOT))} exec {words} "$@"\n')
         script.chmod(0o755)
-    return {"PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}", "FAKE_SLURM": str(folder / "state")}
+    return {
+        "PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}",
+        "FAKE_SLURM": str(folder / "state"),
+    }
 
 
 def main(command: str, words: list[str]) -> int:
     state = Path(os.environ["FAKE_SLURM"])
-    options = dict(word[2:].split("=", 1) for word in words if word.startswith("--") and "=" in word)
+    options = dict(
+        word[2:].split("=", 1) for word in words if word.startswith("--") and "=" in word
+    )
     if command == "sbatch":
         return submit(state, options, words[-1])
     if command == "serve":
@@ -56,10 +62,17 @@ def submit(state: Path, options: dict[str, str], script: str) -> int:
     last = int(options["array"].partition("%")[0].split("-")[1])
     array = str(100 + len(list(state.iterdir())))
     (state / f"{array}.seen").touch()
-    words = [f"--last={last}", f"--array={array}", f"--name={options['job-name']}", f"--output={options['output']}"]
+    words = [
+        f"--last={last}",
+        f"--array={array}",
+        f"--name={options['job-name']}",
+        f"--output={options['output']}",
+    ]
     command = [sys.executable, "-m", "tests.helpers.fake_slurm", "serve", *words, script]
     with open(state / f"{array}.log", "w") as log:
-        process = subprocess.Popen(command, start_new_session=True, stdout=log, stderr=log, cwd=options["chdir"])
+        process = subprocess.Popen(
+            command, start_new_session=True, stdout=log, stderr=log, cwd=options["chdir"]
+        )
     note = state / f"{array}-.array"
     tasks = " ".join(map(str, range(last + 1)))
     note.with_suffix(".new").write_text(f"{process.pid}\n{options['job-name']}\n{tasks}\n")

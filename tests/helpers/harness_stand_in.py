@@ -1,8 +1,10 @@
-"""The interface of lm_eval 0.4 that llmsys calls, over task files of the kinds in harness_tasks.py, in few lines.
+"""The interface of lm_eval 0.4 that llmsys calls, over task files of the kinds in harness_tasks.py,
+in few lines.
 
-Stands in for the package where it is not installed: what is llmsys' own (tokens around a text, cuts, batches over
-ranks, greedy answers, names and counts of scores, messages) is then tested without it.
-`test_the_stand_in_scores_as_the_package` holds it against the package where that is installed.
+Stands in for the package where it is not installed: what is llmsys' own (tokens around a text,
+cuts, batches over ranks, greedy answers, names and counts of scores, messages) is then tested
+without it. `test_the_stand_in_scores_as_the_package` holds it against the package where that is
+installed.
 """
 
 import json
@@ -40,17 +42,28 @@ class Task:
         self.seed = seed
 
     def render(self, key: str, row: dict[str, Any]) -> str:
-        return jinja2.Environment(keep_trailing_newline=True).from_string(self.config[key]).render(**row)
+        return (
+            jinja2.Environment(keep_trailing_newline=True)
+            .from_string(self.config[key])
+            .render(**row)
+        )
 
     def build_requests(self, rows: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
         match self.config["output_type"]:
             case "multiple_choice":
-                return [(self.render("doc_to_text", row), " " + one) for row in rows for one in row["choices"]]
+                return [
+                    (self.render("doc_to_text", row), " " + one)
+                    for row in rows
+                    for one in row["choices"]
+                ]
             case "loglikelihood_rolling":
                 return [(self.render("doc_to_target", row),) for row in rows]
             case kind:
                 assert kind == "generate_until"
-                return [(self.render("doc_to_text", row), dict(self.config["generation_kwargs"])) for row in rows]
+                return [
+                    (self.render("doc_to_text", row), dict(self.config["generation_kwargs"]))
+                    for row in rows
+                ]
 
     def compute_metrics(self, rows: list[dict[str, Any]], found: list[Any]) -> dict[str, float]:
         match self.config["output_type"]:
@@ -66,7 +79,10 @@ class Task:
                     "bits_per_byte": -sum(found) / size / math.log(2),
                 }
             case _:
-                right = [text == self.render("doc_to_target", row) for row, text in zip(rows, found, strict=True)]
+                right = [
+                    text == self.render("doc_to_target", row)
+                    for row, text in zip(rows, found, strict=True)
+                ]
                 return {"exact_match": sum(right) / len(right)}
 
     @staticmethod
@@ -85,7 +101,9 @@ class TaskManager:
     def __init__(self, include_path: str | None = None, include_defaults: bool = True) -> None:
         files = [] if include_path is None else sorted(Path(include_path).glob("*.yaml"))
         configs = [yaml.safe_load(file.read_text()) for file in files]
-        self.configs = {one["task"] if isinstance(one["task"], str) else one["group"]: one for one in configs}
+        self.configs = {
+            one["task"] if isinstance(one["task"], str) else one["group"]: one for one in configs
+        }
         self.all_tasks = list(self.configs)
 
     def load(self, names: list[str]) -> dict[str, Any]:
@@ -102,7 +120,9 @@ class TaskManager:
         return {"tasks": tasks, "groups": groups}
 
 
-def evaluate(lm: Any, loaded: dict[str, Any], limit: int | None = None, **options: Any) -> dict[str, Any]:
+def evaluate(
+    lm: Any, loaded: dict[str, Any], limit: int | None = None, **options: Any
+) -> dict[str, Any]:
     assert options["log_samples"] is False
     assert options["bootstrap_iters"] == 0
     results: dict[str, dict[str, Any]] = {}
@@ -139,7 +159,8 @@ def install_stand_in(patch: pytest.MonkeyPatch) -> None:
         "lm_eval.evaluator": {"evaluate": evaluate},
         "lm_eval.models": {},
         "lm_eval.models.utils": {
-            "normalize_gen_kwargs": normalize_gen_kwargs, "handle_stop_sequences": handle_stop_sequences
+            "normalize_gen_kwargs": normalize_gen_kwargs,
+            "handle_stop_sequences": handle_stop_sequences
         },
     }  # fmt: skip
     for name, members in names.items():

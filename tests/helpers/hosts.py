@@ -1,8 +1,11 @@
-"""Hosts on one machine, for tests: network namespaces joined by a bridge, each with its own name, address, loopback,
-/etc/hosts, mounts and sshd. They share this machine's disk and processors, as hosts with one shared file system do.
+"""Hosts on one machine, for tests: network namespaces joined by a bridge, each with its own name,
+address, loopback,
+/etc/hosts, mounts and sshd. They share this machine's disk and processors, as hosts with one shared
+file system do.
 
-Needs root, Debian's iproute2, openssh-server, openssh-client (and pdsh, where a test uses it) and leave to make
-namespaces; `why_not` says what is missing. Everything made is removed at the end of the block.
+Needs root, Debian's iproute2, openssh-server, openssh-client (and pdsh, where a test uses it) and
+leave to make namespaces; `why_not` says what is missing. Everything made is removed at the end of
+the block.
 """
 
 import os
@@ -20,7 +23,12 @@ import psutil
 
 from tests.helpers.paths import ROOT
 
-PROGRAMS = {"ip": "iproute2", "sshd": "openssh-server", "ssh": "openssh-client", "ssh-keygen": "openssh-client"}
+PROGRAMS = {
+    "ip": "iproute2",
+    "sshd": "openssh-server",
+    "ssh": "openssh-client",
+    "ssh-keygen": "openssh-client",
+}
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 START_SECONDS = 30
 
@@ -51,7 +59,9 @@ exec {sshd} -D -e -f {config}
 
 @dataclass
 class Hosts:
-    """Hosts that are up. `env` has an `ssh` on its PATH that finds their keys; commands begin in the checkout."""
+    """Hosts that are up. `env` has an `ssh` on its PATH that finds their keys; commands begin in
+    the checkout.
+    """
 
     folder: Path
     prefix: str
@@ -73,15 +83,21 @@ class Hosts:
         """The command line that runs `words` on a host, in the namespaces of its sshd."""
         return ["nsenter", "-t", str(self.daemons[name].pid), "-n", "-m", "-u", f"-w{ROOT}", *words]
 
-    def run(self, name: str, *words: str, timeout_seconds: float = 180) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, name: str, *words: str, timeout_seconds: float = 180
+    ) -> subprocess.CompletedProcess[str]:
         """Run to the end on a host, and give what was said."""
         command = self.inside(name, *words)
-        return subprocess.run(command, env=self.env, capture_output=True, text=True, timeout=timeout_seconds)
+        return subprocess.run(
+            command, env=self.env, capture_output=True, text=True, timeout=timeout_seconds
+        )
 
     def start(self, name: str, *words: str, log: Path) -> subprocess.Popen[bytes]:
         """Begin on a host; what is said goes to `log`."""
         with log.open("ab") as opened:
-            return subprocess.Popen(self.inside(name, *words), env=self.env, stdout=opened, stderr=opened)
+            return subprocess.Popen(
+                self.inside(name, *words), env=self.env, stdout=opened, stderr=opened
+            )
 
     @property
     def addresses(self) -> dict[str, str]:
@@ -95,8 +111,9 @@ class Hosts:
     def crash(self, name: str) -> None:
         """Kill everything on a host at once, as the loss of its power does.
 
-        All of it stands still before any of it ends: a process that saw another one die would tell of it, as srun asks
-        Slurm to end a step that has lost a node. Slurm asks a minute later, when another start has the step's name.
+        All of it stands still before any of it ends: a process that saw another one die would tell
+        of it, as srun asks Slurm to end a step that has lost a node. Slurm asks a minute later,
+        when another start has the step's name.
         """
         halted: set[int] = set()
         while running := set(self.pids(name)) - halted:
@@ -106,7 +123,9 @@ class Hosts:
 
     def processes(self, name: str) -> list[psutil.Process]:
         """What runs in a host's network."""
-        listed = subprocess.run(["ip", "netns", "pids", f"{self.prefix}{name}"], capture_output=True, text=True)
+        listed = subprocess.run(
+            ["ip", "netns", "pids", f"{self.prefix}{name}"], capture_output=True, text=True
+        )
         found = []
         for pid in listed.stdout.split():
             with suppress(psutil.NoSuchProcess):
@@ -122,7 +141,9 @@ class Hosts:
         return found
 
     def signal(self, name: str, number: int) -> None:
-        """Send a signal to every process of a host, its sshd too: SIGSTOP halts it, SIGKILL ends it for good."""
+        """Send a signal to every process of a host, its sshd too: SIGSTOP halts it, SIGKILL ends
+        it for good.
+        """
         for process in self.processes(name):
             with suppress(psutil.NoSuchProcess):
                 process.send_signal(number)
@@ -145,7 +166,11 @@ def find_missing_requirement() -> str:
     """Why no hosts can be made here; "" when they can."""
     if os.geteuid() != 0:
         return "making network namespaces needs root"
-    missing = {package for program, package in PROGRAMS.items() if shutil.which(program, path=SYSTEM_PATH) is None}
+    missing = {
+        package
+        for program, package in PROGRAMS.items()
+        if shutil.which(program, path=SYSTEM_PATH) is None
+    }
     if missing:
         return f"apt-get install {' '.join(sorted(missing))} is wanted"
     probe = f"llmsys-{os.getpid()}-probe"
@@ -155,8 +180,12 @@ def find_missing_requirement() -> str:
 
 
 @contextmanager
-def real_hosts(folder: Path, names: Sequence[str], before: dict[str, str] | None = None) -> Iterator[Hosts]:
-    """Hosts of these names for the block. `before` has shell lines that a host runs before its sshd starts."""
+def real_hosts(
+    folder: Path, names: Sequence[str], before: dict[str, str] | None = None
+) -> Iterator[Hosts]:
+    """Hosts of these names for the block. `before` has shell lines that a host runs before its
+    sshd starts.
+    """
     hosts = Hosts(folder, f"llmsys-{os.getpid()}-", names)
     _write_keys(folder)
     try:
@@ -171,13 +200,18 @@ def real_hosts(folder: Path, names: Sequence[str], before: dict[str, str] | None
 
 def _write_keys(folder: Path) -> None:
     for key in ("host_key", "key"):
-        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / key], check=True)
+        subprocess.run(
+            ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / key], check=True
+        )
     (folder / "ssh_config").write_text(SSH.format(folder=folder))
     (folder / "bin").mkdir()
-    # Hosts share their processes' numbers with this machine, and a host's pkill must not reach beyond it.
+    # Hosts share their processes' numbers with this machine, and a host's pkill must not reach
+    # beyond it.
     for name, options in (("ssh", f"-F {folder}/ssh_config"), ("pkill", "--ns $$ --nslist net")):
         program = folder / "bin" / name
-        program.write_text(f'#!/bin/sh\nexec {shutil.which(name, path=SYSTEM_PATH)} {options} "$@"\n')
+        program.write_text(
+            f'#!/bin/sh\nexec {shutil.which(name, path=SYSTEM_PATH)} {options} "$@"\n'
+        )
         program.chmod(0o755)
 
 
@@ -187,14 +221,29 @@ def _join(hosts: Hosts) -> None:
     _ip("netns", "add", net)
     _ip("-n", net, "link", "add", "bridge", "type", "bridge")
     _ip("-n", net, "link", "set", "bridge", "up")
-    table = "127.0.0.1 localhost\n" + "".join(f"{address} {name}\n" for name, address in hosts.addresses.items())
+    table = "127.0.0.1 localhost\n" + "".join(
+        f"{address} {name}\n" for name, address in hosts.addresses.items()
+    )
     for name, address in hosts.addresses.items():
         host = f"{hosts.prefix}{name}"
         _ip("netns", "add", host)
         settings = Path("/etc/netns") / host
         settings.mkdir(parents=True)
         (settings / "hosts").write_text(table)
-        _ip("-n", net, "link", "add", f"to-{name}", "type", "veth", "peer", "name", "eth0", "netns", host)
+        _ip(
+            "-n",
+            net,
+            "link",
+            "add",
+            f"to-{name}",
+            "type",
+            "veth",
+            "peer",
+            "name",
+            "eth0",
+            "netns",
+            host,
+        )
         _ip("-n", net, "link", "set", f"to-{name}", "master", "bridge", "up")
         _ip("-n", host, "address", "add", f"{address}/24", "dev", "eth0")
         _ip("-n", host, "link", "set", "eth0", "up")
@@ -202,13 +251,28 @@ def _join(hosts: Hosts) -> None:
 
 
 def _start_sshd(hosts: Hosts, name: str, before: str) -> None:
-    """sshd in the host's own network, mounts and name. `ip netns exec` has put its /etc/hosts in place."""
+    """sshd in the host's own network, mounts and name. `ip netns exec` has put its /etc/hosts in
+    place.
+    """
     config, sshd = hosts.folder / f"sshd-{name}", shutil.which("sshd", path=SYSTEM_PATH)
     (hosts.folder / "bin" / name).mkdir()  # what only this host has on its PATH
-    path = f"{hosts.folder}/bin/{name}:{hosts.folder}/bin:{Path(sys.executable).parent}:{SYSTEM_PATH}"
+    path = (
+        f"{hosts.folder}/bin/{name}:{hosts.folder}/bin:{Path(sys.executable).parent}:{SYSTEM_PATH}"
+    )
     config.write_text(SSHD.format(folder=hosts.folder, path=path))
     script = BEGIN.format(name=name, before=before, sshd=sshd, config=config)
-    words = ["ip", "netns", "exec", f"{hosts.prefix}{name}", "unshare", "--uts", "--mount", "sh", "-ec", script]
+    words = [
+        "ip",
+        "netns",
+        "exec",
+        f"{hosts.prefix}{name}",
+        "unshare",
+        "--uts",
+        "--mount",
+        "sh",
+        "-ec",
+        script,
+    ]
     with (hosts.folder / f"sshd-{name}.log").open("wb") as log:
         hosts.daemons[name] = subprocess.Popen(words, stdout=log, stderr=log)
 

@@ -1,6 +1,8 @@
-"""Tiny configs of the model types that are read from Hugging Face, and the classes that compute them.
+"""Tiny configs of the model types that are read from Hugging Face, and the classes that compute
+them.
 
-Odd sizes on purpose: heads that do not share hidden_size evenly, more layers in one stack, dense layers among experts.
+Odd sizes on purpose: heads that do not share hidden_size evenly, more layers in one stack, dense
+layers among experts.
 """
 
 from typing import Any
@@ -52,11 +54,22 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gpt2": (
         "gpt2",
         "GPT2LMHeadModel",
-        {"vocab_size": 61, "n_embd": 24, "n_layer": 3, "n_head": 4, "n_positions": 64, "bos_token_id": 1}
+        {
+            "vocab_size": 61,
+            "n_embd": 24,
+            "n_layer": 3,
+            "n_head": 4,
+            "n_positions": 64,
+            "bos_token_id": 1,
+        }
         | {"eos_token_id": 2},
     ),
     "llama": ("llama", "LlamaForCausalLM", GROUPED | {"attention_bias": True, "mlp_bias": True}),
-    "llama tied": ("llama", "LlamaForCausalLM", GROUPED | {"tie_word_embeddings": True, "head_dim": 10}),
+    "llama tied": (
+        "llama",
+        "LlamaForCausalLM",
+        GROUPED | {"tie_word_embeddings": True, "head_dim": 10},
+    ),
     "mistral": ("mistral", "MistralForCausalLM", GROUPED | {"sliding_window": 5, "head_dim": 8}),
     "mixtral": ("mixtral", "MixtralForCausalLM", GROUPED | {"num_local_experts": 4}),
     "qwen2": ("qwen2", "Qwen2ForCausalLM", GROUPED),
@@ -71,14 +84,21 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "qwen3_moe": (
         "qwen3_moe",
         "Qwen3MoeForCausalLM",
-        GROUPED | {"head_dim": 10, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 12},
+        GROUPED
+        | {"head_dim": 10, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 12},
     ),
     "gemma2": ("gemma2", "Gemma2ForCausalLM", GROUPED | {"head_dim": 10, "sliding_window": 5}),
-    "gemma3_text": ("gemma3_text", "Gemma3ForCausalLM", GROUPED | {"head_dim": 10, "sliding_window": 5}),
+    "gemma3_text": (
+        "gemma3_text",
+        "Gemma3ForCausalLM",
+        GROUPED | {"head_dim": 10, "sliding_window": 5},
+    ),
     "deepseek_v2": (
         "deepseek_v2",
         "DeepseekV2ForCausalLM",
-        SMALL | LATENT | {"q_lora_rank": None, "topk_method": "greedy", "n_group": 1, "topk_group": 1},
+        SMALL
+        | LATENT
+        | {"q_lora_rank": None, "topk_method": "greedy", "n_group": 1, "topk_group": 1},
     ),
     "deepseek_v2 with query rank": (
         "deepseek_v2",
@@ -108,36 +128,74 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "bloom": (
         "bloom",
         "BloomForCausalLM",
-        {"vocab_size": 61, "hidden_size": 24, "n_layer": 3, "n_head": 4, "bos_token_id": 1, "eos_token_id": 2}
+        {
+            "vocab_size": 61,
+            "hidden_size": 24,
+            "n_layer": 3,
+            "n_head": 4,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+        }
         | {"pad_token_id": 0},
     ),
     "falcon 7b": (
         "falcon",
         "FalconForCausalLM",
-        {"vocab_size": 61, "hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 4, "bos_token_id": 1}
+        {
+            "vocab_size": 61,
+            "hidden_size": 24,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "bos_token_id": 1,
+        }
         | {"eos_token_id": 2},
     ),
     "falcon 40b": (
         "falcon",
         "FalconForCausalLM",
-        {"vocab_size": 61, "hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 4, "num_kv_heads": 2}
+        {
+            "vocab_size": 61,
+            "hidden_size": 24,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "num_kv_heads": 2,
+        }
         | {"new_decoder_architecture": True, "bos_token_id": 1, "eos_token_id": 2},
     ),
     "falcon rw": (
         "falcon",
         "FalconForCausalLM",
-        {"vocab_size": 61, "hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 4, "alibi": True}
-        | {"multi_query": False, "parallel_attn": False, "bias": True, "bos_token_id": 1, "eos_token_id": 2},
+        {
+            "vocab_size": 61,
+            "hidden_size": 24,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "alibi": True,
+        }
+        | {
+            "multi_query": False,
+            "parallel_attn": False,
+            "bias": True,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+        },
     ),
     "phimoe": (
         "phimoe",
         "PhimoeForCausalLM",
-        GROUPED | {"num_local_experts": 4, "attention_bias": True, "lm_head_bias": True, "sliding_window": None},
+        GROUPED
+        | {
+            "num_local_experts": 4,
+            "attention_bias": True,
+            "lm_head_bias": True,
+            "sliding_window": None,
+        },
     ),
     "gpt_oss": (
         "gpt_oss",
         "GptOssForCausalLM",
-        GROUPED | {"head_dim": 10, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 5},
+        GROUPED
+        | {"head_dim": 10, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 5},
     ),
     "smollm3": ("smollm3", "SmolLM3ForCausalLM", GROUPED),
     "dbrx": (
@@ -161,21 +219,37 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "t5": (
         "t5",
         "T5ForConditionalGeneration",
-        {"vocab_size": 61, "d_model": 24, "d_kv": 10, "d_ff": 40, "num_layers": 2, "num_decoder_layers": 3}
+        {
+            "vocab_size": 61,
+            "d_model": 24,
+            "d_kv": 10,
+            "d_ff": 40,
+            "num_layers": 2,
+            "num_decoder_layers": 3,
+        }
         | {"num_heads": 4, "decoder_start_token_id": 0},
     ),
     "t5 gated and untied": (
         "t5",
         "T5ForConditionalGeneration",
         {"vocab_size": 61, "d_model": 24, "d_kv": 10, "d_ff": 40, "num_layers": 2, "num_heads": 4}
-        | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False, "decoder_start_token_id": 0},
+        | {
+            "feed_forward_proj": "gated-gelu",
+            "tie_word_embeddings": False,
+            "decoder_start_token_id": 0,
+        },
     ),
     "marian": ("marian", "MarianMTModel", STACKS),
     "bart": ("bart", "BartForConditionalGeneration", STACKS),
     "vit": (
         "vit",
         "ViTForImageClassification",
-        {"hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 40}
+        {
+            "hidden_size": 24,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "intermediate_size": 40,
+        }
         | {"image_size": 12, "patch_size": 4},
     ),
 }

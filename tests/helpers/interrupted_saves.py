@@ -1,4 +1,6 @@
-"""Processes that save a small state and die, or meet a full disk, in a phase of the save; light to start by fork."""
+"""Processes that save a small state and die, or meet a full disk, in a phase of the save; light
+to start by fork.
+"""
 
 import os
 import resource
@@ -31,7 +33,9 @@ PHASES = {
 
 def build_state(step: int) -> EngineState:
     """A state that says which step it is of."""
-    return EngineState({"parameter/w": torch.full((64, 64), float(step)), "first_moment/w": torch.ones(64)}, step)
+    return EngineState(
+        {"parameter/w": torch.full((64, 64), float(step)), "first_moment/w": torch.ones(64)}, step
+    )
 
 
 def save(folder: Path, step: int, mode: str = "async") -> CheckpointSaver:
@@ -60,7 +64,9 @@ def die_in(folder: Path, step: int, phase: str) -> None:
     save(folder, step)
 
 
-def _wrap_with_death(real: Callable[..., Any], before: bool, when: Callable[..., bool]) -> Callable[..., Any]:
+def _wrap_with_death(
+    real: Callable[..., Any], before: bool, when: Callable[..., bool]
+) -> Callable[..., Any]:
     def dying(*arguments: Any, **named: Any) -> Any:
         if before and when(*arguments):
             os.kill(os.getpid(), signal.SIGKILL)
@@ -94,10 +100,14 @@ def save_with_little_room(folder: Path, step: int, answer: Any) -> None:
 
 
 def publish_empty_checkpoint(folder: Path, step: int, score: float | None = None) -> Path:
-    """Publish a checkpoint without tensors, with the loss of its evaluation, and return its folder."""
+    """Publish a checkpoint without tensors, with the loss of its evaluation, and return its
+    folder.
+    """
     partial = folder / f".step-{step:08d}.partial"
     partial.mkdir(parents=True)
     evaluation = None if score is None else {"loss": score}
     target = folder / f"step-{step:08d}"
-    publish_checkpoint(partial, target, {"steps": step, "run": {}, "files": {}, "evaluation": evaluation})
+    publish_checkpoint(
+        partial, target, {"steps": step, "run": {}, "files": {}, "evaluation": evaluation}
+    )
     return target

@@ -4,7 +4,17 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 
 LINES = [f"The lazy dog jumps over {i} quick foxes; it's the {i % 7}th box." for i in range(200)]
 WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
@@ -25,14 +35,18 @@ def train_gpt2() -> tuple[Tokenizer, dict[str, Any]]:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
     trainer = trainers.BpeTrainer(
-        vocab_size=320, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), special_tokens=["<|endoftext|>"]
+        vocab_size=320,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=["<|endoftext|>"],
     )
     end = "<|endoftext|>"
     return train(tokenizer, trainer), {"bos_token": end, "eos_token": end, "unk_token": end}
 
 
 def train_llama3() -> tuple[Tokenizer, dict[str, Any]]:
-    """Byte-level with its own cuts; the begin piece is put before a text, pieces follow the vocabulary."""
+    """Byte-level with its own cuts; the begin piece is put before a text, pieces follow the
+    vocabulary.
+    """
     tokenizer = Tokenizer(models.BPE(ignore_merges=True))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -41,7 +55,9 @@ def train_llama3() -> tuple[Tokenizer, dict[str, Any]]:
         ]
     )
     tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(vocab_size=310, initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(
+        vocab_size=310, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
+    )
     train(tokenizer, trainer)
     tokenizer.add_special_tokens(["<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>"])
     begin = tokenizer.token_to_id("<|begin_of_text|>")
@@ -49,7 +65,9 @@ def train_llama3() -> tuple[Tokenizer, dict[str, Any]]:
         [
             processors.ByteLevel(trim_offsets=False),
             processors.TemplateProcessing(
-                single="<|begin_of_text|> $A", pair="$A $B", special_tokens=[("<|begin_of_text|>", begin)]
+                single="<|begin_of_text|> $A",
+                pair="$A $B",
+                special_tokens=[("<|begin_of_text|>", begin)],
             ),
         ]
     )
@@ -62,23 +80,41 @@ def train_qwen2() -> tuple[Tokenizer, dict[str, Any]]:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
     cut = pre_tokenizers.Split(Regex(QWEN2), "isolated")
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([cut, pre_tokenizers.ByteLevel(False, use_regex=False)])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [cut, pre_tokenizers.ByteLevel(False, use_regex=False)]
+    )
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
-    train(tokenizer, trainers.BpeTrainer(vocab_size=310, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
+    train(
+        tokenizer,
+        trainers.BpeTrainer(vocab_size=310, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()),
+    )
     tokenizer.add_special_tokens(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
-    return tokenizer, {"bos_token": None, "eos_token": "<|endoftext|>", "tokenizer_class": "Qwen2Tokenizer"}
+    return tokenizer, {
+        "bos_token": None,
+        "eos_token": "<|endoftext|>",
+        "tokenizer_class": "Qwen2Tokenizer",
+    }
 
 
 def train_llama2() -> tuple[Tokenizer, dict[str, Any]]:
     """SentencePiece's BPE with bytes in the vocabulary, as transformers writes it."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
-    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
     tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
     )
     special = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
-    train(tokenizer, trainers.BpeTrainer(vocab_size=420, special_tokens=special, max_token_length=12))
+    train(
+        tokenizer, trainers.BpeTrainer(vocab_size=420, special_tokens=special, max_token_length=12)
+    )
     values = json.loads(tokenizer.to_str())
     values["added_tokens"] = values["added_tokens"][:3]  # bytes are pieces, not control tokens
     tokenizer = Tokenizer.from_str(json.dumps(values))
@@ -97,7 +133,9 @@ def train_bert() -> tuple[Tokenizer, dict[str, Any]]:
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     train(tokenizer, trainers.WordPieceTrainer(vocab_size=300, special_tokens=special))
     tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
     )
     return tokenizer, {"do_lower_case": True}
 
@@ -110,7 +148,11 @@ def train_t5() -> tuple[Tokenizer, dict[str, Any]]:
     special = ["<pad>", "</s>", "<unk>"]
     alphabet = list("</s>abcdefghijklmnopqrstuvwxyz ")
     trainer = trainers.UnigramTrainer(
-        vocab_size=150, special_tokens=special, unk_token="<unk>", initial_alphabet=alphabet, show_progress=False
+        vocab_size=150,
+        special_tokens=special,
+        unk_token="<unk>",
+        initial_alphabet=alphabet,
+        show_progress=False,
     )
     train(tokenizer, trainer)
     tokenizer.post_processor = processors.TemplateProcessing(
@@ -146,7 +188,8 @@ LOSSLESS = ("gpt2", "llama3", "qwen2", "llama2")
 def write(kind: str, folder: Path) -> Tokenizer:
     """tokenizer.json and tokenizer_config.json of a kind; gives the library's own tokenizer."""
     tokenizer, config = KINDS[kind]()
-    if kind == "gpt2":  # as in NeoX and OLMo: runs of spaces are text, and so is what is added without being special
+    # as in NeoX and OLMo: runs of spaces are text, and so is what is added without being special
+    if kind == "gpt2":
         tokenizer.add_tokens([AddedToken("    ", normalized=False)])
     folder.mkdir(exist_ok=True, parents=True)
     tokenizer.save(str(folder / "tokenizer.json"))

@@ -1,4 +1,5 @@
-"""How many bytes tensors hold, whoever keeps them: autograd, checkpoints, FSDP, or the model itself.
+"""How many bytes tensors hold, whoever keeps them: autograd, checkpoints, FSDP, or the model
+itself.
 
 Every operation's outputs are followed by their storages, which are not kept alive by that.
 """
@@ -12,7 +13,8 @@ from torch.utils._pytree import tree_leaves
 
 
 class Followed(TorchDispatchMode):
-    """Follows the storages that operations make. `peak_bytes` is the most that was alive behind any operation.
+    """Follows the storages that operations make. `peak_bytes` is the most that was alive behind any
+    operation.
 
     The storages of `apart`, which operations look at too, are not counted.
     """
@@ -23,7 +25,9 @@ class Followed(TorchDispatchMode):
         self._apart = {_local(one).untyped_storage()._cdata for one in apart}
         self.peak_bytes = 0
 
-    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, operation: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         """Run the operation and note what it gave."""
         given = operation(*args, **(kwargs or {}))
         for leaf in tree_leaves(given):
@@ -37,7 +41,11 @@ class Followed(TorchDispatchMode):
 
     def alive(self) -> int:
         """Bytes that are alive now. Sizes are those of now: FSDP empties storages."""
-        storages = [UntypedStorage._new_with_weak_ptr(one) for key, one in self._weak.items() if key not in self._apart]
+        storages = [
+            UntypedStorage._new_with_weak_ptr(one)
+            for key, one in self._weak.items()
+            if key not in self._apart
+        ]
         sizes: list[int] = [one.nbytes() for one in storages if one is not None]
         return sum(sizes)
 
@@ -48,7 +56,9 @@ def _local(tensor: Tensor) -> Tensor:
 
 
 def measure_kept_bytes(forward: Callable[[], Tensor], *known: Tensor) -> int:
-    """Bytes of the storages made by `forward` that are alive when it is over, without those of `known`."""
+    """Bytes of the storages made by `forward` that are alive when it is over, without those of
+    `known`.
+    """
     with Followed(*known) as followed:
         given = forward()
     kept: int = followed.alive()

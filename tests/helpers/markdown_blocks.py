@@ -37,11 +37,16 @@ class Command(NamedTuple):
 
 def list_blocks(path: Path) -> list[Block]:
     text = path.read_text()
-    return [Block(path, text[: found.start()].count("\n") + 1, found[1], found[2]) for found in FENCE.finditer(text)]
+    return [
+        Block(path, text[: found.start()].count("\n") + 1, found[1], found[2])
+        for found in FENCE.finditer(text)
+    ]
 
 
 def iter_commands(block: Block) -> Iterator[Command]:
-    """Yield the commands of a console block: lines after `$ `, continued by a backslash, and then their output."""
+    """Yield the commands of a console block: lines after `$ `, continued by a backslash, and
+    then their output.
+    """
     number, lines = block.line, iter(block.text.splitlines())
     command, place = "", ""
     output: list[str] = []
@@ -68,7 +73,9 @@ def list_inline_code(path: Path) -> list[str]:
 
 def matches_output(shown: tuple[str, ...], printed: str) -> bool:
     """Return whether a page shows what was printed, where a line of … stands for any lines."""
-    pattern = "\n".join(r".*" if line.strip() == ELISION else re.escape(line.rstrip()) for line in shown)
+    pattern = "\n".join(
+        r".*" if line.strip() == ELISION else re.escape(line.rstrip()) for line in shown
+    )
     pattern = pattern.replace("\n.*", r"(\n.*)?").replace(".*\n", r"(.*\n)?")
     text = "\n".join(line.rstrip() for line in printed.strip("\n").splitlines())
     return re.fullmatch(pattern, text, flags=re.DOTALL) is not None

@@ -49,31 +49,52 @@ RECURRENT = {
 
 DECODERS: dict[str, dict[str, Any]] = {
     "llama": {},
-    "tied, own head_dim, one key": {"tie_word_embeddings": True, "num_key_value_heads": 1, "head_dim": 6},
-    "learned, offset": {"position": {"kind": "learned", "offset": 2}, "norm": LAYERNORM, "attention": ALL_BIASES},
+    "tied, own head_dim, one key": {
+        "tie_word_embeddings": True,
+        "num_key_value_heads": 1,
+        "head_dim": 6,
+    },
+    "learned, offset": {
+        "position": {"kind": "learned", "offset": 2},
+        "norm": LAYERNORM,
+        "attention": ALL_BIASES,
+    },
     "sinusoidal": {"position": {"kind": "sinusoidal"}},
     "sinusoidal halves": {"position": {"kind": "sinusoidal", "arrangement": "halves"}},
     "rope, part": {"position": {"kind": "rope", "fraction": 0.5, "theta": 50.0}},
     "rope, neighbours": {"position": {"kind": "rope", "pairing": "neighbours"}},
     "rope, linear": {"position": {"kind": "rope", "scaling": {"kind": "linear", "factor": 3.0}}},
     "rope in some layers": {"position": {"kind": "rope", "layers": [False, True]}},
-    "windows, own theta": {"position": {"kind": "rope", "sliding_theta": 20.0, "theta": 500.0}, **SLIDING},
+    "windows, own theta": {
+        "position": {"kind": "rope", "sliding_theta": 20.0, "theta": 500.0},
+        **SLIDING,
+    },
     "window everywhere": {"sliding_window": 2},
     "alibi": {"position": {"kind": "alibi", "factor": 0.7}, "embedding": {"norm": True}},
     "relative bias": {"position": BUCKETS, "attention": {"kind": "multi_head", "scale": 1.0}},
     "relative bias, windows": {"position": BUCKETS, **SLIDING},
     "transformer_xl": {"position": {"kind": "transformer_xl"}},
-    "transformer_xl, no biases, window": {"position": {"kind": "transformer_xl", "biases": False}, "sliding_window": 4},
+    "transformer_xl, no biases, window": {
+        "position": {"kind": "transformer_xl", "biases": False},
+        "sliding_window": 4,
+    },
     "no position": {"position": {"kind": "none"}},
     "qk norm of heads": {"attention": {"kind": "multi_head", "qk_norm": "head"}},
     "qk norm of all": {"attention": {"kind": "multi_head", "qk_norm": "full", "clip": 0.8}},
-    "softcap, windows": {"attention": {"kind": "multi_head", "logit_softcap": 2.0, "scale": 0.7}, **SLIDING},
+    "softcap, windows": {
+        "attention": {"kind": "multi_head", "logit_softcap": 2.0, "scale": 0.7},
+        **SLIDING,
+    },
     "sinks, windows": {"attention": {"kind": "multi_head", "sinks": True}, **SLIDING},
     "sinks, softcap, alibi": {
         "attention": {"kind": "multi_head", "sinks": True, "logit_softcap": 3.0},
         "position": {"kind": "alibi"},
     },
-    "latent": {"attention": LATENT, "position": {"kind": "rope", "pairing": "neighbours"}, "num_key_value_heads": 4},
+    "latent": {
+        "attention": LATENT,
+        "position": {"kind": "rope", "pairing": "neighbours"},
+        "num_key_value_heads": 4,
+    },
     "latent, no query latent": {
         "attention": LATENT | {"q_lora_rank": None, "bias": True, "scale": 0.4},
         "num_key_value_heads": 4,
@@ -88,7 +109,10 @@ DECODERS: dict[str, dict[str, Any]] = {
     "post, final norm": {"residual": {"kind": "post", "final_norm": True}, "norm": LAYERNORM},
     "deepnorm": {"residual": {"kind": "deepnorm"}, "norm": LAYERNORM},
     "deepnorm, final norm": {"residual": {"kind": "deepnorm", "final_norm": True}},
-    "sandwich, unit offset": {"residual": {"kind": "sandwich"}, "norm": {"kind": "rmsnorm", "unit_offset": True}},
+    "sandwich, unit offset": {
+        "residual": {"kind": "sandwich"},
+        "norm": {"kind": "rmsnorm", "unit_offset": True},
+    },
     "output norm": {"residual": {"kind": "output"}},
     "parallel": {"residual": {"kind": "parallel"}, "norm": {"kind": "layernorm", "bias": False}},
     "parallel, two norms": {"residual": {"kind": "parallel", "norms": 2}},
@@ -116,23 +140,37 @@ DECODERS: dict[str, dict[str, Any]] = {
         "norm": LAYERNORM,
         "position": {"kind": "sinusoidal"},
     },
-    "feed-forward clamped": {"feed_forward": {"kind": "clamped_swiglu", "bias": True, "limit": 0.5}},
+    "feed-forward clamped": {
+        "feed_forward": {"kind": "clamped_swiglu", "bias": True, "limit": 0.5}
+    },
 }
 
 MEMORIES: dict[str, dict[str, Any]] = {
     "segments of 3, memory of 2": {"segment_length": 3, "memory_length": 2},
-    "segments of 2, memory of 4, biases": {"segment_length": 2, "memory_length": 4, "qkv_bias": True},
+    "segments of 2, memory of 4, biases": {
+        "segment_length": 2,
+        "memory_length": 4,
+        "qkv_bias": True,
+    },
     "segments without memory": {"segment_length": 4, "memory_length": 0, "output_bias": True},
     "one segment": {"segment_length": 9},
 }
 DECODERS |= {
-    name: {"position": {"kind": "transformer_xl"}, "attention": {"kind": "segment_memory"} | changes}
+    name: {
+        "position": {"kind": "transformer_xl"},
+        "attention": {"kind": "segment_memory"} | changes,
+    }
     for name, changes in MEMORIES.items()
 }
 DECODERS["longformer, causal"] = {
     "position": {"kind": "sinusoidal"},
     "num_key_value_heads": 4,
-    "attention": {"kind": "longformer", "windows": [6, 4], "dilations": [1, 1, 2, 3], "num_global_tokens": 0},
+    "attention": {
+        "kind": "longformer",
+        "windows": [6, 4],
+        "dilations": [1, 1, 2, 3],
+        "num_global_tokens": 0,
+    },
 }
 
 ENCODERS: dict[str, dict[str, Any]] = {
@@ -140,14 +178,26 @@ ENCODERS: dict[str, dict[str, Any]] = {
     "bert classifier": BERT | {"head": {"kind": "classification", "num_labels": 3}},
     "rope encoder": {"family": "encoder", "head": {"kind": "features"}, **SLIDING},
     "longformer": BERT
-    | {"head": {"kind": "mlm"}, "attention": {"kind": "longformer", "windows": [4, 2], "dilations": [1, 1, 2, 3]}},
+    | {
+        "head": {"kind": "mlm"},
+        "attention": {"kind": "longformer", "windows": [4, 2], "dilations": [1, 1, 2, 3]},
+    },
     "longformer, no global tokens": BERT
     | {
         "head": {"kind": "features"},
-        "attention": {"kind": "longformer", "windows": [2], "num_global_tokens": 0, "qkv_bias": True},
+        "attention": {
+            "kind": "longformer",
+            "windows": [2],
+            "num_global_tokens": 0,
+            "qkv_bias": True,
+        },
     },
     "universal encoder": BERT
-    | {"head": {"kind": "mlm"}, "recurrence": {"kind": "adaptive", "threshold": 0.9}, "num_hidden_layers": 3},
+    | {
+        "head": {"kind": "mlm"},
+        "recurrence": {"kind": "adaptive", "threshold": 0.9},
+        "num_hidden_layers": 3,
+    },
     "alibi encoder": {
         "family": "encoder",
         "head": {"kind": "mlm", "activation": "relu"},
@@ -204,9 +254,15 @@ ENCODER_DECODERS: dict[str, dict[str, Any]] = {
     "lstm": RECURRENT | {"rnn": {"kind": "lstm"}, "tie_word_embeddings": True},
     "gru, additive, another encoder": RECURRENT
     | {"rnn": {"kind": "gru", "score": "additive"}, "encoder": {"num_hidden_layers": 1}},
-    "elman, not fed": RECURRENT | {"rnn": {"kind": "elman", "input_feeding": False}, "num_hidden_layers": 3},
-    "lstm, additive, not fed": RECURRENT | {"rnn": {"kind": "lstm", "score": "additive", "input_feeding": False}},
-    "output, alibi": {"family": "encoder_decoder", "residual": {"kind": "output"}, "position": {"kind": "alibi"}},
+    "elman, not fed": RECURRENT
+    | {"rnn": {"kind": "elman", "input_feeding": False}, "num_hidden_layers": 3},
+    "lstm, additive, not fed": RECURRENT
+    | {"rnn": {"kind": "lstm", "score": "additive", "input_feeding": False}},
+    "output, alibi": {
+        "family": "encoder_decoder",
+        "residual": {"kind": "output"},
+        "position": {"kind": "alibi"},
+    },
 }
 
 ARCHITECTURES = DECODERS | ENCODERS | ENCODER_DECODERS
@@ -217,7 +273,9 @@ def build_choice_config(name: str) -> ModelConfig:
 
 
 def build_source(config: ModelConfig) -> dict[str, Tensor]:
-    """Two sources of unequal length for an encoder-decoder, the shorter one padded; nothing for other families."""
+    """Two sources of unequal length for an encoder-decoder, the shorter one padded; nothing for
+    other families.
+    """
     if config.family != "encoder_decoder":
         return {}
     documents = torch.tensor([[0, 0, 0, 0, 0], [0, 0, 0, -1, -1]])

@@ -1,4 +1,6 @@
-"""Tiny model sections that together use every choice a model section has: for tests over all architectures."""
+"""Tiny model sections that together use every choice a model section has: for tests over all
+architectures.
+"""
 
 from typing import Any
 
@@ -35,11 +37,26 @@ DECODERS: dict[str, Changes] = {
     "tied": {"tie_word_embeddings": True},
     "own head width": {"head_dim": 10},
     "multi-query, parallel": {"num_key_value_heads": 1, "residual": {"kind": "parallel"}},
-    "parallel with two norms": {**LAYERNORM, **BIASES, "residual": {"kind": "parallel", "norms": 2}},
+    "parallel with two norms": {
+        **LAYERNORM,
+        **BIASES,
+        "residual": {"kind": "parallel", "norms": 2},
+    },
     "layernorm without bias": {"norm": {"kind": "layernorm", "bias": False}},
-    "learned positions with offset": {**LAYERNORM, **BIASES, "position": {"kind": "learned", "offset": 2}},
-    "alibi, embedding norm": {**LAYERNORM, "position": {"kind": "alibi"}, "embedding": {"norm": True}},
-    "gelu with biases": {"feed_forward": {"kind": "gelu", "bias": True}, "position": {"kind": "none"}},
+    "learned positions with offset": {
+        **LAYERNORM,
+        **BIASES,
+        "position": {"kind": "learned", "offset": 2},
+    },
+    "alibi, embedding norm": {
+        **LAYERNORM,
+        "position": {"kind": "alibi"},
+        "embedding": {"norm": True},
+    },
+    "gelu with biases": {
+        "feed_forward": {"kind": "gelu", "bias": True},
+        "position": {"kind": "none"},
+    },
     "relu": {"feed_forward": {"kind": "relu"}, "position": {"kind": "sinusoidal"}},
     "qkv bias only": _attention(qkv_bias=True),
     "norm of each head": _attention(qk_norm="head"),
@@ -56,16 +73,29 @@ DECODERS: dict[str, Changes] = {
     "deepnorm": {**LAYERNORM, "residual": {"kind": "deepnorm", "final_norm": True}},
     "post": {**LAYERNORM, "residual": {"kind": "post"}},
     "transformer-xl": {**EVERY_HEAD, "position": {"kind": "transformer_xl"}},
-    "transformer-xl without biases": {**EVERY_HEAD, "position": {"kind": "transformer_xl", "biases": False}},
+    "transformer-xl without biases": {
+        **EVERY_HEAD,
+        "position": {"kind": "transformer_xl", "biases": False},
+    },
     "segments with memory": {
         **EVERY_HEAD,
         "position": {"kind": "transformer_xl"},
-        "attention": {"kind": "segment_memory", "segment_length": 4, "memory_length": 6, "qkv_bias": True},
+        "attention": {
+            "kind": "segment_memory",
+            "segment_length": 4,
+            "memory_length": 6,
+            "qkv_bias": True,
+        },
     },
     "dilated windows": {
         **EVERY_HEAD,
         "position": {"kind": "sinusoidal"},
-        "attention": {"kind": "longformer", "windows": [8], "dilations": [1, 2], "num_global_tokens": 0},
+        "attention": {
+            "kind": "longformer",
+            "windows": [8],
+            "dilations": [1, 2],
+            "num_global_tokens": 0,
+        },
     },
     "relative bias": {"position": {"kind": "relative_bias", "buckets": 8}},
     "universal": {"recurrence": {"kind": "fixed"}},
@@ -79,12 +109,16 @@ DECODERS: dict[str, Changes] = {
 MIXTURES: dict[str, Changes] = {
     "experts": {"moe": MOE},
     "experts without a dense width": {"moe": MOE, "intermediate_size": 0},
-    "experts balanced by a loss": {"moe": {**MOE, "balance": {"kind": "auxiliary_loss"}, "score": "sigmoid"}},
+    "experts balanced by a loss": {
+        "moe": {**MOE, "balance": {"kind": "auxiliary_loss"}, "score": "sigmoid"}
+    },
     "shared experts, dense first, tied": {
         "moe": {**MOE, "num_shared_experts": 2, "first_dense_layers": 1},
         "tie_word_embeddings": True,
     },
-    "gated shared expert of its own width": {"moe": {**MOE, "shared_intermediate_size": 20, "shared_gate": True}},
+    "gated shared expert of its own width": {
+        "moe": {**MOE, "shared_intermediate_size": 20, "shared_gate": True}
+    },
     "every second layer": {"num_hidden_layers": 5, "moe": {**MOE, "every": 2}},
     "dense layers by number": {"num_hidden_layers": 5, "moe": {**MOE, "dense_layers": [1, 2]}},
     "expert and router biases": {
@@ -113,11 +147,18 @@ BERT: Changes = {
 ENCODERS: dict[str, Changes] = {
     "masked language model": {**BERT, "head": {"kind": "mlm"}},
     "masked, untied": {**BERT, "head": {"kind": "mlm"}, "tie_word_embeddings": False},
-    "masked and next sentence": {**BERT, "head": {"kind": "mlm", "pooler": True, "next_sentence": True}},
+    "masked and next sentence": {
+        **BERT,
+        "head": {"kind": "mlm", "pooler": True, "next_sentence": True},
+    },
     "classifier": {**BERT, "head": {"kind": "classification", "num_labels": 5}},
     "features": {**BERT, "head": {"kind": "features"}},
     "features and pooler": {**BERT, "head": {"kind": "features", "pooler": True}},
-    "longformer": {**BERT, "attention": {"kind": "longformer", "windows": [8]}, "head": {"kind": "mlm"}},
+    "longformer": {
+        **BERT,
+        "attention": {"kind": "longformer", "windows": [8]},
+        "head": {"kind": "mlm"},
+    },
     "longformer, dilated": {
         **BERT,
         "attention": {
@@ -129,7 +170,11 @@ ENCODERS: dict[str, Changes] = {
         },
         "head": {"kind": "mlm"},
     },
-    "linformer": {**BERT, "attention": {"kind": "linformer", "projected_length": 6}, "head": {"kind": "mlm"}},
+    "linformer": {
+        **BERT,
+        "attention": {"kind": "linformer", "projected_length": 6},
+        "head": {"kind": "mlm"},
+    },
     "linformer, grouped, own mixtures": {
         **BERT,
         "num_key_value_heads": 2,
@@ -142,7 +187,11 @@ ENCODERS: dict[str, Changes] = {
         "attention": {"kind": "linformer", "projected_length": 6, "sharing": "heads"},
         "head": {"kind": "features"},
     },
-    "hashed": {**BERT, "attention": {"kind": "lsh", "chunk_length": 4, "num_hashes": 2}, "head": {"kind": "mlm"}},
+    "hashed": {
+        **BERT,
+        "attention": {"kind": "lsh", "chunk_length": 4, "num_hashes": 2},
+        "head": {"kind": "mlm"},
+    },
     "two streams": {
         **LAYERNORM,
         **EVERY_HEAD,
@@ -159,7 +208,11 @@ ENCODERS: dict[str, Changes] = {
         "head": {"kind": "permutation"},
     },
     "encoder of experts": {"family": "encoder", "moe": MOE, "head": {"kind": "mlm"}},
-    "encoder with windows": {"family": "encoder", "sliding_window": 4, "head": {"kind": "features"}},
+    "encoder with windows": {
+        "family": "encoder",
+        "sliding_window": 4,
+        "head": {"kind": "features"},
+    },
 }
 ORIGINAL: Changes = {
     **LAYERNORM,
@@ -180,9 +233,21 @@ RECURRENT: Changes = {
 }
 PAIRS: dict[str, Changes] = {
     "original": ORIGINAL,
-    "universal in both stacks": {**ORIGINAL, "recurrence": {"kind": "adaptive"}, "encoder": {"num_hidden_layers": 2}},
-    "two vocabularies": {**ORIGINAL, "embedding": {"source_vocab_size": 30}, "tie_word_embeddings": False},
-    "learned in both stacks": {**ORIGINAL, "position": {"kind": "learned", "offset": 2}, "embedding": {"norm": True}},
+    "universal in both stacks": {
+        **ORIGINAL,
+        "recurrence": {"kind": "adaptive"},
+        "encoder": {"num_hidden_layers": 2},
+    },
+    "two vocabularies": {
+        **ORIGINAL,
+        "embedding": {"source_vocab_size": 30},
+        "tie_word_embeddings": False,
+    },
+    "learned in both stacks": {
+        **ORIGINAL,
+        "position": {"kind": "learned", "offset": 2},
+        "embedding": {"norm": True},
+    },
     "relative bias in both stacks": {
         "family": "encoder_decoder",
         "head_dim": 10,
@@ -190,7 +255,11 @@ PAIRS: dict[str, Changes] = {
         "feed_forward": {"kind": "geglu_tanh"},
     },
     "lstm": {**RECURRENT, "rnn": {"kind": "lstm"}, "tie_word_embeddings": True},
-    "gru, additive": {**RECURRENT, "rnn": {"kind": "gru", "score": "additive"}, "encoder": {"num_hidden_layers": 2}},
+    "gru, additive": {
+        **RECURRENT,
+        "rnn": {"kind": "gru", "score": "additive"},
+        "encoder": {"num_hidden_layers": 2},
+    },
     "elman, not fed, two vocabularies": {
         **RECURRENT,
         "rnn": {"kind": "elman", "input_feeding": False},

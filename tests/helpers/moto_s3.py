@@ -1,4 +1,6 @@
-"""moto's S3 server on a port of this machine: an implementation of the protocol that is not ours."""
+"""moto's S3 server on a port of this machine: an implementation of the protocol that is not
+ours.
+"""
 
 import logging
 from collections.abc import Mapping

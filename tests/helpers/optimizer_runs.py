@@ -29,7 +29,9 @@ COPIED = ("ddp", "accelerate")
 
 
 class Loss:
-    """Masked cross entropy; in some steps a loss of the hidden states, which gives the head no gradient."""
+    """Masked cross entropy; in some steps a loss of the hidden states, which gives the head no
+    gradient.
+    """
 
     step = 0
 
@@ -50,7 +52,8 @@ def build_engine(kind: str, loss: Loss, optimizer: OptimizerConfig) -> Engine:
     ranks = torch.distributed.get_world_size()
     layout = ParallelLayout(replicate=ranks if kind == "ddp" else 1)
     common: dict[str, Any] = {
-        "meshes": build_device_meshes(layout.resolve(ranks, config), device), "optimizer": optimizer, "loss": loss,
+        "meshes": build_device_meshes(layout.resolve(ranks, config), device),
+        "optimizer": optimizer, "loss": loss,
         "compute_dtype": torch.float32, "seed": 7, "device": device,
     }  # fmt: skip
     if kind in ("torch", "ddp"):

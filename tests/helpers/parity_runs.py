@@ -20,7 +20,9 @@ from tests.helpers.tiny_training import LENGTH, SEQUENCES, build_sequences, buil
 
 STEPS = 3
 SEED = 1
-"""Its run is well-conditioned: micro-batches in another order move no moment by more than 1e-5 of the largest."""
+"""Its run is well-conditioned: micro-batches in another order move no moment by more than 1e-5
+of the largest.
+"""
 LEARNING_RATE = 1e-2
 OPTIMIZER = AdamWConfig(learning_rate=LEARNING_RATE, embedding_lr_multiplier=2.0)
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -28,14 +30,21 @@ Moments = dict[str, Any]
 
 
 def compute_mean_loss(model: Transformer, batch: Batch) -> torch.Tensor:
-    """Return the mean training loss per valid target (checked by tests/llmsys/train/test_cross_entropy.py)."""
+    """Return the mean training loss per valid target (checked by
+    tests/llmsys/train/test_cross_entropy.py).
+    """
     loss = build_training_loss(LossConfig())
-    total: torch.Tensor = model(batch.tokens_BT, finish=lambda head, x, _: loss(head, x, batch.targets_BT))
+    total: torch.Tensor = model(
+        batch.tokens_BT, finish=lambda head, x, _: loss(head, x, batch.targets_BT)
+    )
     return total / batch.num_valid_targets
 
 
-def run_reference(clip: float, steps: int = STEPS, **changes: object) -> tuple[list[float], list[float], Moments]:
-    """Run the reference: torch's AdamW and clipping, one process, all sequences of a step in one batch.
+def run_reference(
+    clip: float, steps: int = STEPS, **changes: object
+) -> tuple[list[float], list[float], Moments]:
+    """Run the reference: torch's AdamW and clipping, one process, all sequences of a step in one
+    batch.
 
     Returns:
         Losses and gradient norms of the steps, and the final parameters and moments.
@@ -70,13 +79,20 @@ def run_reference(clip: float, steps: int = STEPS, **changes: object) -> tuple[l
 
 
 def build_engine(
-    kind: str, layout: ParallelLayout, clip: float, micro_batches: int, *, seed: int = SEED, **changes: object
+    kind: str,
+    layout: ParallelLayout,
+    clip: float,
+    micro_batches: int,
+    *,
+    seed: int = SEED,
+    **changes: object,
 ) -> Engine:
     """Build an engine as the trainer does.
 
     Args:
-        kind: "torch", "accelerate", "zero3" or "bitwise", followed by options: "bf16", "fp16", "offload", "ddp",
-            "whole" (unsharded gradient accumulation), "full" or "selective" (activation checkpointing), "int8" moments.
+        kind: "torch", "accelerate", "zero3" or "bitwise", followed by options: "bf16", "fp16",
+            "offload", "ddp", "whole" (unsharded gradient accumulation), "full" or "selective"
+            (activation checkpointing), "int8" moments.
     """
     device = torch.device("cpu")
     config = build_tiny_config(**changes)
@@ -86,12 +102,16 @@ def build_engine(
     for what in {"full", "selective"} & set(words):
         apply_activation_checkpoint(model, what)  # type: ignore[arg-type]
     common: dict[str, Any] = {
-        "meshes": build_device_meshes(layout.resolve(torch.distributed.get_world_size(), config), device),
+        "meshes": build_device_meshes(
+            layout.resolve(torch.distributed.get_world_size(), config), device
+        ),
         "optimizer": OPTIMIZER.model_copy(
             update={"max_grad_norm": clip, "moments": "int8" if "int8" in words else "fp32"}
         ),
         "loss": build_training_loss(LossConfig()),
-        "compute_dtype": next((dtype for word, dtype in DTYPES.items() if word in words), torch.float32),
+        "compute_dtype": next(
+            (dtype for word, dtype in DTYPES.items() if word in words), torch.float32
+        ),
         "seed": seed,
         "device": device,
     }
@@ -100,7 +120,9 @@ def build_engine(
 
         ways: dict[str, Any] = {"data_parallel": "ddp" if "ddp" in words else "fsdp"}
         ways |= {"gradients": "whole" if "whole" in words else "sharded"}
-        return TorchEngine(model, **common, **ways, offload="state" if "offload" in words else "none")
+        return TorchEngine(
+            model, **common, **ways, offload="state" if "offload" in words else "none"
+        )
     if words[0] == "bitwise":
         from llmsys.engine.bitwise_engine import BitwiseEngine
 
@@ -118,16 +140,25 @@ def build_engine(
 
 
 def select_rank_batches(step: int, rank: int, world_size: int, micro_batches: int) -> list[Batch]:
-    """Return the micro-batches of a rank. The first sequence of the step has no targets, so rank 0 has fewer."""
+    """Return the micro-batches of a rank. The first sequence of the step has no targets, so rank
+    0 has fewer.
+    """
     size = SEQUENCES // world_size // micro_batches
     first = rank * size * micro_batches
     starts = range(first, first + size * micro_batches, size)
-    return [build_sequences(step, start, size, ignored=LENGTH if start == 0 else 0) for start in starts]
+    return [
+        build_sequences(step, start, size, ignored=LENGTH if start == 0 else 0) for start in starts
+    ]
 
 
 def gather_full_state(engine: Engine) -> Moments:
-    """Return the training state with full tensors as numpy arrays; names and shapes do not depend on the layout."""
+    """Return the training state with full tensors as numpy arrays; names and shapes do not
+    depend on the layout.
+    """
     from torch.distributed.tensor import DTensor
 
     state = engine.get_state()
-    return {n: (t.full_tensor() if isinstance(t, DTensor) else t).numpy() for n, t in state.tensors.items()}
+    return {
+        n: (t.full_tensor() if isinstance(t, DTensor) else t).numpy()
+        for n, t in state.tensors.items()
+    }

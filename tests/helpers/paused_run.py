@@ -1,8 +1,10 @@
-"""A run that stands still in the middle until a test lets it go on: whatever is done to it then, it cannot have ended.
+"""A run that stands still in the middle until a test lets it go on: whatever is done to it then, it
+cannot have ended.
 
-Tiny steps are over in milliseconds, and a test that looks for a step and then kills comes too late on a fast machine,
-or where it gets no processor for a moment. Nothing in the code that users run knows of this: the environment names a
-folder with a `sitecustomize.py`, which hears of every folder that a rank makes and halts rank 0 at one checkpoint's.
+Tiny steps are over in milliseconds, and a test that looks for a step and then kills comes too late
+on a fast machine, or where it gets no processor for a moment. Nothing in the code that users run
+knows of this: the environment names a folder with a `sitecustomize.py`, which hears of every folder
+that a rank makes and halts rank 0 at one checkpoint's.
 """
 
 import os
@@ -32,14 +34,18 @@ if "RANK" in os.environ:
 
 @dataclass(frozen=True)
 class Standstill:
-    """A run that was started with this `python_path` first on its PYTHONPATH halts as it saves a step, on rank 0."""
+    """A run that was started with this `python_path` first on its PYTHONPATH halts as it saves a
+    step, on rank 0.
+    """
 
     python_path: Path
 
     @property
     def environment(self) -> dict[str, str]:
         """This process's environment, for a run that is to stand still."""
-        return os.environ | {"PYTHONPATH": f"{self.python_path}{os.pathsep}{os.environ.get('PYTHONPATH', ROOT)}"}
+        return os.environ | {
+            "PYTHONPATH": f"{self.python_path}{os.pathsep}{os.environ.get('PYTHONPATH', ROOT)}"
+        }
 
     @property
     def words(self) -> list[str]:
@@ -51,14 +57,24 @@ class Standstill:
         """Whether the run stands still."""
         return (self.python_path / "reached").exists()
 
-    def wait(self, *processes: subprocess.Popen[str] | subprocess.Popen[bytes], patience_seconds: float = 300) -> None:
+    def wait(
+        self,
+        *processes: subprocess.Popen[str] | subprocess.Popen[bytes],
+        patience_seconds: float = 300,
+    ) -> None:
         """Until the run stands still. Fails when one of its processes has ended before."""
 
         def reached() -> bool:
-            assert all(process.poll() is None for process in processes), "the run ended before it stood still"
+            assert all(process.poll() is None for process in processes), (
+                "the run ended before it stood still"
+            )
             return self.reached
 
-        wait_until(reached, "the run did not come to where it is to stand still", patience_seconds=patience_seconds)
+        wait_until(
+            reached,
+            "the run did not come to where it is to stand still",
+            patience_seconds=patience_seconds,
+        )
 
     def heard(self, number: int, rank: int = 0) -> bool:
         """Whether a rank has heard a signal: its handler is called before the next step."""

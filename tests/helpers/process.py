@@ -16,7 +16,9 @@ def wait_until(
     *,
     patience_seconds: float = PATIENCE_SECONDS,
 ) -> None:
-    """Return as soon as the condition holds; fail with `what` when it never does. A dear look is worth a pause."""
+    """Return as soon as the condition holds; fail with `what` when it never does. A dear look is
+    worth a pause.
+    """
     deadline = time.monotonic() + patience_seconds
     while not condition():
         assert time.monotonic() < deadline, f"waited {patience_seconds:.0f} s in vain: {what}"
@@ -33,5 +35,7 @@ def has_ended(pid: int) -> bool:
 
 def wait_for_pid(path: Path) -> int:
     """The process id that another process writes to `path`."""
-    wait_until(lambda: path.exists() and path.read_text().endswith("\n"), f"{path.name} was not written")
+    wait_until(
+        lambda: path.exists() and path.read_text().endswith("\n"), f"{path.name} was not written"
+    )
     return int(path.read_text())

@@ -1,4 +1,6 @@
-"""Layouts as their papers print them: name, model, layout, devices, and whether they multiply out."""
+"""Layouts as their papers print them: name, model, layout, devices, and whether they multiply
+out.
+"""
 
 from llmsys.config.model import ModelConfig
 
@@ -15,7 +17,8 @@ def build_gpt(hidden: int, layers: int, heads: int) -> ModelConfig:
     )
 
 
-# Narayanan 2021 (arXiv:2104.04473), table 1; Megatron-LM's README (H100, 2024); Smith 2022 (MT-NLG), 2.4.
+# Narayanan 2021 (arXiv:2104.04473), table 1; Megatron-LM's README (H100, 2024); Smith 2022
+# (MT-NLG), 2.4.
 MEGATRON = [
     ("sc21 1.7B", build_gpt(2304, 24, 24), "tp=1,pp=1,dp=32", 32),
     ("sc21 7.5B", build_gpt(4096, 36, 32), "tp=4,pp=1,dp=32", 128),

@@ -1,7 +1,9 @@
-"""Slurm's own daemons in a folder of their own, for tests: munged, slurmctld, and slurmd on each node.
+"""Slurm's own daemons in a folder of their own, for tests: munged, slurmctld, and slurmd on each
+node.
 
-The node is this machine, or nodes are hosts made of namespaces (tests/helpers/hosts.py), the first of which controls.
-Needs root and Debian's packages: apt-get install --no-install-recommends slurm-wlm munge
+The node is this machine, or nodes are hosts made of namespaces (tests/helpers/hosts.py), the first
+of which controls. Needs root and Debian's packages: apt-get install --no-install-recommends
+slurm-wlm munge
 """
 
 import os
@@ -16,11 +18,16 @@ from pathlib import Path
 
 import psutil
 
-from llmsys.port import find_free_port
+from llmsys.parallel.port import find_free_port
 from tests.helpers.hosts import Hosts
 from tests.helpers.process import wait_until
 
-PROGRAMS = {"munged": "munge", "slurmctld": "slurmctld", "slurmd": "slurmd", "sbatch": "slurm-client"}
+PROGRAMS = {
+    "munged": "munge",
+    "slurmctld": "slurmctld",
+    "slurmd": "slurmd",
+    "sbatch": "slurm-client",
+}
 LOOK = 0.3
 """Seconds between two questions to slurmctld."""
 CONF = """ClusterName=scratch
@@ -63,7 +70,9 @@ def _build_local_node(name: str, *words: str) -> list[str]:
 
 @dataclass
 class Slurm:
-    """A Slurm that is up. `inside` gives the line that runs words on one of its hosts; the first one controls."""
+    """A Slurm that is up. `inside` gives the line that runs words on one of its hosts; the first
+    one controls.
+    """
 
     folder: Path
     head: str
@@ -81,14 +90,19 @@ class Slurm:
     def said(self, *words: str) -> str:
         """What a command says on the host that controls."""
         done = subprocess.run(
-            self.inside(self.head, *words), env=self.base | self.environment, capture_output=True, text=True
+            self.inside(self.head, *words),
+            env=self.base | self.environment,
+            capture_output=True,
+            text=True,
         )
         assert done.returncode == 0, f"{' '.join(words)}: {done.stdout}{done.stderr}"
         return done.stdout
 
     def job(self, number: int | str, field: str) -> str:
         """A field of `scontrol show job`, such as JobState."""
-        found = re.search(rf"\b{field}=(\S*)", self.said("scontrol", "--oneliner", "show", "job", str(number)))
+        found = re.search(
+            rf"\b{field}=(\S*)", self.said("scontrol", "--oneliner", "show", "job", str(number))
+        )
         assert found is not None, field
         return found[1]
 
@@ -102,8 +116,12 @@ class Slurm:
         self._start(name, "slurmd", "-D")
 
     def notice_silence(self, *names: str) -> None:
-        """Tell slurmctld to give up nodes that do not answer, long before its SlurmdTimeout: no clock decides."""
-        self.said("scontrol", "update", f"NodeName={','.join(names)}", "State=DOWN", "Reason=silence")
+        """Tell slurmctld to give up nodes that do not answer, long before its SlurmdTimeout: no
+        clock decides.
+        """
+        self.said(
+            "scontrol", "update", f"NodeName={','.join(names)}", "State=DOWN", "Reason=silence"
+        )
 
     def _configure(self) -> None:
         nodes = "\n".join(
@@ -121,7 +139,9 @@ class Slurm:
         path = f"{os.environ['PATH']}:/usr/sbin:/sbin"
         command = self.inside(name, shutil.which(words[0], path=path) or words[0], *words[1:])
         with (self.folder / "daemons.log").open("ab") as log:
-            daemon = subprocess.Popen(command, env=self.base | self.environment, stdout=log, stderr=log)
+            daemon = subprocess.Popen(
+                command, env=self.base | self.environment, stdout=log, stderr=log
+            )
         self.daemons.append(daemon)
         return daemon
 
@@ -131,22 +151,31 @@ class Slurm:
         key, door = self.folder / "munge" / "key", self.folder / "munge" / "socket"
         key.write_bytes(os.urandom(1024))
         key.chmod(0o400)
-        (self.folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")  # none is used, and none is looked for
+        # none is used, and none is looked for
+        (self.folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
         self._configure()
-        parts = [f"--{part}-file={self.folder}/munge/{part}" for part in ("key", "pid", "log", "seed")]
-        munged = self._start(self.head, "munged", "--foreground", "--force", f"--socket={door}", *parts)
+        parts = [
+            f"--{part}-file={self.folder}/munge/{part}" for part in ("key", "pid", "log", "seed")
+        ]
+        munged = self._start(
+            self.head, "munged", "--foreground", "--force", f"--socket={door}", *parts
+        )
         wait_until(lambda: door.exists() or munged.poll() is not None, "munged did not start")
         self._start(self.head, "slurmctld", "-D", "-c")
         nodes = [name for name in self.addresses if name != self.head or len(self.addresses) == 1]
         for name in nodes:
             self.start_node(name)
-        wait_until(lambda: self._is_up(set(nodes)), f"nodes never came up, see {self.folder}/*.log", LOOK)
+        wait_until(
+            lambda: self._is_up(set(nodes)), f"nodes never came up, see {self.folder}/*.log", LOOK
+        )
 
     def _is_up(self, nodes: set[str]) -> bool:
         try:
             return self.nodes("idle") == nodes
         except AssertionError:
-            assert all(daemon.poll() is None for daemon in self.daemons), (self.folder / "daemons.log").read_text()
+            assert all(daemon.poll() is None for daemon in self.daemons), (
+                self.folder / "daemons.log"
+            ).read_text()
             return False
 
     def _end(self) -> None:
@@ -168,7 +197,9 @@ def _running(slurm: Slurm) -> Iterator[Slurm]:
 def find_missing_requirement() -> str:
     """Why no Slurm can be started here; "" when one can."""
     path = f"{os.environ['PATH']}:/usr/sbin:/sbin"
-    missing = [package for program, package in PROGRAMS.items() if shutil.which(program, path=path) is None]
+    missing = [
+        package for program, package in PROGRAMS.items() if shutil.which(program, path=path) is None
+    ]
     if missing:
         return f"apt-get install {' '.join(missing)} is wanted"
     return "" if os.geteuid() == 0 else "Slurm's daemons need root"
@@ -176,10 +207,17 @@ def find_missing_requirement() -> str:
 
 @contextmanager
 def real_slurm(folder: Path) -> Iterator[dict[str, str]]:
-    """A Slurm whose only node is this machine, for the block; yields the environment in which sbatch finds it."""
+    """A Slurm whose only node is this machine, for the block; yields the environment in which
+    sbatch finds it.
+    """
     name = socket.gethostname().split(".")[0]
     slurm = Slurm(
-        folder, name, {name: "127.0.0.1"}, _build_local_node, dict(os.environ), (find_free_port(), find_free_port())
+        folder,
+        name,
+        {name: "127.0.0.1"},
+        _build_local_node,
+        dict(os.environ),
+        (find_free_port(), find_free_port()),
     )
     with _running(slurm):
         yield slurm.environment

@@ -1,6 +1,8 @@
-"""Write what commands print now into docs/: `python -m tests.helpers.refresh_pages`, then read the diff.
+"""Write what commands print now into docs/: `python -m tests.helpers.refresh_pages`, then read the
+diff.
 
-Where a page leaves out lines with …, the lines that are most like the shown ones take their place, in order.
+Where a page leaves out lines with …, the lines that are most like the shown ones take their place,
+in order.
 """
 
 import contextlib
@@ -11,7 +13,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from launch.main import main
+from llmsys.launch.main import main
 from tests.docs.test_commands import LATER, PAGES, is_exact, list_page_commands, write_config
 from tests.helpers.markdown_blocks import ELISION, list_blocks, matches_output
 
@@ -46,7 +48,9 @@ def refresh_page(path: Path) -> None:
         if not matches_output(command.output, output.getvalue()):
             now = choose_lines(command.output, output.getvalue().splitlines())
             before = "\n".join([f"$ {command.text}", *command.output])
-            path.write_text(path.read_text().replace(before, "\n".join([f"$ {command.text}", *now])))
+            path.write_text(
+                path.read_text().replace(before, "\n".join([f"$ {command.text}", *now]))
+            )
             print(f"{command.place}: {command.text}")
 
 

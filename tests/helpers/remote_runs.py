@@ -1,4 +1,6 @@
-"""Training processes on any number of ranks, without a launcher, that are killed at the upload of one file."""
+"""Training processes on any number of ranks, without a launcher, that are killed at the upload
+of one file.
+"""
 
 import multiprocessing
 import multiprocessing.connection
@@ -14,18 +16,27 @@ LEASE_SECONDS = 0.5
 
 
 def train_ranks(words: Sequence[str], world_size: int, cache: Path, fatal: str = "") -> list[int]:
-    """Train with processes of a machine whose copies lie in `cache`; return their exit codes, all -9 if one was killed.
+    """Train with processes of a machine whose copies lie in `cache`; return their exit codes, all
+    -9 if one was killed.
 
     Each rank kills itself when it begins to upload a file whose name contains `fatal`.
     """
-    from llmsys.port import find_free_port
+    from llmsys.parallel.port import find_free_port
 
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([*PRELOADED, "s3fs", "llmsys.config.load", "llmsys.train.build_trainer"])
-    environment = {**os.environ, "LLMSYS_CACHE": str(cache), "WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1"}
+    context.set_forkserver_preload(
+        [*PRELOADED, "s3fs", "llmsys.config.loading.load", "llmsys.train.build_trainer"]
+    )
+    environment = {
+        **os.environ,
+        "LLMSYS_CACHE": str(cache),
+        "WORLD_SIZE": str(world_size),
+        "MASTER_ADDR": "127.0.0.1",
+    }
     environment |= {"MASTER_PORT": str(find_free_port()), "LOCAL_WORLD_SIZE": str(world_size)}
     processes = [
-        context.Process(target=_train_rank, args=(rank, environment, list(words), fatal)) for rank in range(world_size)
+        context.Process(target=_train_rank, args=(rank, environment, list(words), fatal))
+        for rank in range(world_size)
     ]
     for process in processes:
         process.start()
@@ -41,10 +52,14 @@ def train_ranks(words: Sequence[str], world_size: int, cache: Path, fatal: str =
 
 def _train_rank(rank: int, environment: dict[str, str], words: list[str], fatal: str) -> None:
     os.environ.clear()
-    os.environ |= environment | {"RANK": str(rank), "LOCAL_RANK": str(rank), "GLOO_SOCKET_IFNAME": "lo"}
-    from llmsys import object_lock
-    from llmsys.config.load import load_run_config
-    from llmsys.object_store import ObjectFolder
+    os.environ |= environment | {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+    from llmsys.config.loading.load import load_run_config
+    from llmsys.storage import object_lock
+    from llmsys.storage.object_store import ObjectFolder
     from llmsys.train.build_trainer import train_run
 
     object_lock.LEASE_SECONDS, object_lock.POLL_SECONDS = LEASE_SECONDS, 0.05

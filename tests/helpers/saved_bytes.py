@@ -14,7 +14,10 @@ from llmsys.estimate.activation_memory import build_activation_shape, iter_block
 from llmsys.estimate.memory_timeline import compute_saved_bytes
 from llmsys.estimate.software_profile import MemoryProfile
 from llmsys.model.transformer import Transformer
-from llmsys.parallel.activation_checkpoint import ActivationCheckpointMode, apply_activation_checkpoint
+from llmsys.parallel.activation_checkpoint import (
+    ActivationCheckpointMode,
+    apply_activation_checkpoint,
+)
 from tests.helpers.live_memory import measure_kept_bytes
 from tests.helpers.model_sections import SHAPE
 
@@ -56,7 +59,9 @@ def measure_saved_bytes(
     tokens_BT = torch.randint(0, model.vocab_size, (SEQUENCES, LENGTH))
 
     def forward() -> torch.Tensor:
-        given: torch.Tensor = module(tokens_BT, finish=lambda head, hidden, places: hidden, **inputs)
+        given: torch.Tensor = module(
+            tokens_BT, finish=lambda head, hidden, places: hidden, **inputs
+        )
         return given
 
     forward()  # tables of rotations are there from now on
@@ -67,29 +72,41 @@ def estimate_saved_bytes(
     model: ModelConfig, dtype: torch.dtype, policy: ActivationCheckpointMode, *, documents: bool
 ) -> int:
     pairs = model.family == "encoder_decoder"
-    batch: dict[str, Any] = {"sequence_length": SOURCE if pairs else LENGTH, "sequences": SEQUENCES} | (
-        {"target_sequence_length": LENGTH} if pairs else {}
-    )
+    batch: dict[str, Any] = {
+        "sequence_length": SOURCE if pairs else LENGTH,
+        "sequences": SEQUENCES,
+    } | ({"target_sequence_length": LENGTH} if pairs else {})
     batch |= {"attention_scope": "window"} if model.attention.mixes_documents else {}
     config = RunConfig.model_validate(
         {
             "model": model,
             "batch": batch,
-            "train": {"precision": "bf16" if dtype == torch.bfloat16 else "fp32", "activation_checkpoint": policy},
+            "train": {
+                "precision": "bf16" if dtype == torch.bfloat16 else "fp32",
+                "activation_checkpoint": policy,
+            },
         }
     )
     extent = build_activation_shape(config, ParallelLayout(shard=1), ON_CPU)
     extent = replace(extent, has_documents=extent.has_documents and documents)
     kinds = iter_block_groups(config, extent)
-    return sum(len(kind.layers) * compute_saved_bytes(kind.saved_tensors, policy, False, ON_CPU) for kind in kinds)
+    return sum(
+        len(kind.layers) * compute_saved_bytes(kind.saved_tensors, policy, False, ON_CPU)
+        for kind in kinds
+    )
 
 
 def compare_saved_bytes(
-    changes: dict[str, Any], dtype: torch.dtype, policy: ActivationCheckpointMode, *, documents: bool
+    changes: dict[str, Any],
+    dtype: torch.dtype,
+    policy: ActivationCheckpointMode,
+    *,
+    documents: bool,
 ) -> tuple[int, int]:
     fewer, more = build_model_pair(changes)
     measured, predicted = (
-        rule(more, dtype, policy, documents=documents) - rule(fewer, dtype, policy, documents=documents)
+        rule(more, dtype, policy, documents=documents)
+        - rule(fewer, dtype, policy, documents=documents)
         for rule in (measure_saved_bytes, estimate_saved_bytes)
     )
     return measured, predicted

@@ -8,7 +8,9 @@ import pyarrow as pa
 
 
 def save_to_disk(folder: Path, split: str, rows: list[dict[str, Any]]) -> None:
-    """Write a split as `Dataset.save_to_disk` does: streams of Arrow, and state.json with their names."""
+    """Write a split as `Dataset.save_to_disk` does: streams of Arrow, and state.json with their
+    names.
+    """
     folder.mkdir(parents=True)
     table = pa.Table.from_pylist(rows)
     with (

@@ -1,4 +1,6 @@
-"""Find tensors of positions × positions: the tables that no kernel of an accelerator should need."""
+"""Find tensors of positions × positions: the tables that no kernel of an accelerator should
+need.
+"""
 
 from typing import Any
 
@@ -19,6 +21,9 @@ class ScoreTableFinder(TorchDispatchMode):
         results = func(*args, **(kwargs or {}))
         for x in tree_leaves(results):
             # Of a view, what it is a view of: an expanded row is no table.
-            if isinstance(x, Tensor) and x.untyped_storage().nbytes() // x.element_size() >= self.length**2:
+            if (
+                isinstance(x, Tensor)
+                and x.untyped_storage().nbytes() // x.element_size() >= self.length**2
+            ):
                 self.found.append(f"{func} {tuple(x.shape)} {str(x.dtype).removeprefix('torch.')}")
         return results

@@ -1,4 +1,6 @@
-"""Steps of tiny models with matrices and sequences split over ranks, and the same steps in one process."""
+"""Steps of tiny models with matrices and sequences split over ranks, and the same steps in one
+process.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,7 +17,10 @@ from llmsys.data.packed_windows import PADDING
 from llmsys.engine.engine import Engine, reduce_token_counts
 from llmsys.engine.micro_batch_loss import compute_loss_share
 from llmsys.model.transformer import Transformer
-from llmsys.parallel.activation_checkpoint import ActivationCheckpointMode, apply_activation_checkpoint
+from llmsys.parallel.activation_checkpoint import (
+    ActivationCheckpointMode,
+    apply_activation_checkpoint,
+)
 from llmsys.parallel.block_compilation import compile_blocks
 from llmsys.parallel.device_mesh import build_device_meshes
 from llmsys.parallel.dtensor_slices import get_local_slice
@@ -35,7 +40,11 @@ ROWS, LENGTH = 4, 16
 LOSS = LossConfig(label_smoothing=0.1, z_loss=0.01)
 FIRST_BETA = 0.9
 # One assignment per token, and the bias that decides: all tokens on one expert, none on the others.
-ONE_EXPERT: dict[str, Any] = {"num_experts_per_tok": 1, "score": "sigmoid", "balance": {"kind": "bias"}}
+ONE_EXPERT: dict[str, Any] = {
+    "num_experts_per_tok": 1,
+    "score": "sigmoid",
+    "balance": {"kind": "bias"},
+}
 DEEPSEEK: dict[str, Any] = {
     "score": "sigmoid",
     "balance": {"kind": "bias", "sequence_weight": 0.5},
@@ -45,13 +54,21 @@ DEEPSEEK: dict[str, Any] = {
 }
 EXPERTS: dict[str, ModelConfig] = {
     "experts, evenness over the batch": build_tiny_moe_config(
-        {"balance": {"kind": "auxiliary_loss", "weight": 0.5}, "shared_intermediate_size": 12, "shared_gate": True}
+        {
+            "balance": {"kind": "auxiliary_loss", "weight": 0.5},
+            "shared_intermediate_size": 12,
+            "shared_gate": True,
+        }
     ),
     "experts, evenness of sequences": build_tiny_moe_config(
-        {"balance": {"kind": "auxiliary_loss", "scope": "sequence", "weight": 0.5}, "router_bias": True}
+        {
+            "balance": {"kind": "auxiliary_loss", "scope": "sequence", "weight": 0.5},
+            "router_bias": True,
+        }
     ),
     "experts, all tokens on one": build_tiny_moe_config(ONE_EXPERT),
-    # Widths that two ranks split into blocks of 128. One layer: what one rounds differently is off by 6 % in the next.
+    # Widths that two ranks split into blocks of 128. One layer: what one rounds differently is off
+    # by 6 % in the next.
     "fp8, experts": build_tiny_moe_config(
         {"moe_intermediate_size": 128, "num_shared_experts": 2},
         hidden_size=256,
@@ -93,8 +110,15 @@ def convert_named_model(name: str, model: Transformer, tensor_ranks: int = 1) ->
 
 
 def build_named_batch(name: str, first: int = 0, count: int = ROWS) -> Batch:
-    """Rows of packed documents; two are padded, one of them for the most part, so that ranks have uneven work."""
-    documents = [[0] * 5 + [1] * 11, [0] * 16, [0, 0, 1, 1, 1, 2, 2, 2, 2] + [PADDING] * 7, [0] * 3 + [PADDING] * 13]
+    """Rows of packed documents; two are padded, one of them for the most part, so that ranks
+    have uneven work.
+    """
+    documents = [
+        [0] * 5 + [1] * 11,
+        [0] * 16,
+        [0, 0, 1, 1, 1, 2, 2, 2, 2] + [PADDING] * 7,
+        [0] * 3 + [PADDING] * 13,
+    ]
     documents_BT = torch.tensor(documents)
     tokens_BT = build_tiny_tokens(ROWS, LENGTH + 1)
     targets_BT, tokens_BT = tokens_BT[:, 1:].clone(), tokens_BT[:, :-1].clone()
@@ -104,7 +128,12 @@ def build_named_batch(name: str, first: int = 0, count: int = ROWS) -> Batch:
         targets_BT = tokens_BT.where((tokens_BT % 3 == 0) & (documents_BT != PADDING), IGNORED)
         types_BT = (build_tiny_tokens(ROWS, LENGTH, 2, seed=5))[first : first + count]
     rows = slice(first, first + count)
-    return Batch(tokens_BT[rows].clone(), targets_BT[rows].clone(), documents_BT[rows].clone(), token_types_BT=types_BT)
+    return Batch(
+        tokens_BT[rows].clone(),
+        targets_BT[rows].clone(),
+        documents_BT[rows].clone(),
+        token_types_BT=types_BT,
+    )
 
 
 def compute_plain_gradients(name: str) -> dict[str, Tensor]:
@@ -123,22 +152,35 @@ def compute_plain_gradients(name: str) -> dict[str, Tensor]:
 def collect_reported_experts(model: Transformer) -> dict[str, Tensor]:
     """What the step found out about experts."""
     report = update_expert_balance(model)
-    return {key: torch.tensor(value, dtype=torch.float32) for key, value in report.to_dict().items()} if report else {}
+    return (
+        {key: torch.tensor(value, dtype=torch.float32) for key, value in report.to_dict().items()}
+        if report
+        else {}
+    )
 
 
 def build_sharded_engine(
-    name: str, layout: ParallelLayout, recompute: ActivationCheckpointMode = "none", compiled: str = ""
+    name: str,
+    layout: ParallelLayout,
+    recompute: ActivationCheckpointMode = "none",
+    compiled: str = "",
 ) -> Engine:
-    """The torch engine with the weights of `model_named`, its blocks compiled by a backend of torch.compile."""
+    """The torch engine with the weights of `model_named`, its blocks compiled by a backend of
+    torch.compile.
+    """
     from llmsys.engine.torch_engine import TorchEngine
 
     whole, device = build_named_model(name), torch.device("cpu")
     with torch.device("meta"):
         model = Transformer(whole.config)
-    meshes = build_device_meshes(layout.resolve(torch.distributed.get_world_size(), whole.config), device)
+    meshes = build_device_meshes(
+        layout.resolve(torch.distributed.get_world_size(), whole.config), device
+    )
     convert_named_model(name, model, layout.tensor)
     separates_experts = meshes.has_separate_experts
-    apply_activation_checkpoint(model, recompute, compiled=bool(compiled), separates_experts=separates_experts)
+    apply_activation_checkpoint(
+        model, recompute, compiled=bool(compiled), separates_experts=separates_experts
+    )
     if compiled:
         compile_blocks(model, separates_experts=separates_experts, backend=compiled)
     engine = TorchEngine(
@@ -153,7 +195,11 @@ def build_sharded_engine(
     take(engine, {f"parameter/{key}": value for key, value in whole.named_parameters()})
     take(
         engine,
-        {f"buffer/{key}": value for key, value in whole.state_dict().items() if key in dict(whole.named_buffers())},
+        {
+            f"buffer/{key}": value
+            for key, value in whole.state_dict().items()
+            if key in dict(whole.named_buffers())
+        },
     )
     return engine
 
@@ -175,14 +221,21 @@ def gather_sharded_gradients(
     return collect_gradients(rank, build_sharded_engine(name, layout, recompute), name, layout)
 
 
-def collect_gradients(rank: int, engine: Engine, name: str, layout: ParallelLayout) -> dict[str, Tensor]:
-    """The numbers and gradients of a first step of an engine: Adam's first moment has a tenth of the gradient."""
+def collect_gradients(
+    rank: int, engine: Engine, name: str, layout: ParallelLayout
+) -> dict[str, Tensor]:
+    """The numbers and gradients of a first step of an engine: Adam's first moment has a tenth of
+    the gradient.
+    """
     fitted = layout.resolve(torch.distributed.get_world_size(), engine.module.config)
     rows = ROWS // fitted.data_parallel_size
-    result = engine.train_step([build_named_batch(name, fitted.get_data_rank(rank) * rows, rows)], 1e-3)
-    found = {"loss": torch.tensor(result.loss), "norm": torch.tensor(result.gradient_norm)} | collect_reported_experts(
-        engine.module
+    result = engine.train_step(
+        [build_named_batch(name, fitted.get_data_rank(rank) * rows, rows)], 1e-3
     )
+    found = {
+        "loss": torch.tensor(result.loss),
+        "norm": torch.tensor(result.gradient_norm),
+    } | collect_reported_experts(engine.module)
     for key, tensor in engine.get_state().tensors.items():
         if key.startswith("first_moment/"):
             found[key.removeprefix("first_moment/")] = gather_full_tensor(tensor) / (1 - FIRST_BETA)
@@ -194,7 +247,9 @@ def gather_full_tensor(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
-def check_gradients(case: Any, found: Mapping[str, Any], expected: Mapping[str, Tensor], tolerance: float) -> None:
+def check_gradients(
+    case: Any, found: Mapping[str, Any], expected: Mapping[str, Tensor], tolerance: float
+) -> None:
     """Check what `gather_sharded_gradients` found, as arrays, against `compute_plain_gradients`."""
     assert found.keys() == expected.keys(), case
     largest = max(float(value.norm()) for value in expected.values())
@@ -207,6 +262,10 @@ def check_gradients(case: Any, found: Mapping[str, Any], expected: Mapping[str, 
 
 
 def all_gradients(rank: int, cases: Sequence[tuple[Any, ...]]) -> list[dict[str, Any]]:
-    """Many cases in one set of processes; numpy, because tensors would travel through shared memory."""
+    """Many cases in one set of processes; numpy, because tensors would travel through shared
+    memory.
+    """
     found = [gather_sharded_gradients(rank, *case) for case in cases]
-    return [{key: value.numpy() for key, value in one.items()} for one in found] if rank == 0 else []
+    return (
+        [{key: value.numpy() for key, value in one.items()} for one in found] if rank == 0 else []
+    )

@@ -1,12 +1,13 @@
-"""Digests of the source behind each stage, which do not change with comments, docstrings, types, imports or own names.
+"""Digests of the source behind each stage, which do not change with comments, docstrings, types,
+imports or own names.
 
     python -m tests.helpers.stage_digest
 
 accepts the present source: it writes tests/data_pipeline/pipelines/stage_digests.json.
 
-A name that the sources of a stage bind themselves (a function, class, parameter, variable or field) counts by the order
-in which it first occurs, so that renaming it changes nothing and exchanging two of them does. Other names, such as
-those of numpy, count as they are.
+A name that the sources of a stage bind themselves (a function, class, parameter, variable or field)
+counts by the order in which it first occurs, so that renaming it changes nothing and exchanging two
+of them does. Other names, such as those of numpy, count as they are.
 """
 
 import ast
@@ -16,11 +17,13 @@ from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
-from data_pipeline.pipelines.stage_code import DOCUMENT_STAGES, PAIR_STAGES, StageCode
+from llmsys.data_pipeline.pipelines.stage_code import DOCUMENT_STAGES, PAIR_STAGES, StageCode
 
 ROOT = Path(__file__).resolve().parents[2]
 ACCEPTED = ROOT / "tests" / "data_pipeline" / "pipelines" / "stage_digests.json"
-STAGES: dict[str, StageCode] = DOCUMENT_STAGES | {f"pairs/{name}": code for name, code in PAIR_STAGES.items()}
+STAGES: dict[str, StageCode] = DOCUMENT_STAGES | {
+    f"pairs/{name}": code for name, code in PAIR_STAGES.items()
+}
 
 
 def list_sources(code: StageCode, root: Path = ROOT) -> list[Path]:
@@ -28,7 +31,9 @@ def list_sources(code: StageCode, root: Path = ROOT) -> list[Path]:
     paths = [root / source for source in code.sources]
     if missing := [str(path) for path in paths if not path.exists()]:
         raise FileNotFoundError(f"stage_code.py names {', '.join(missing)}. Correct the path.")
-    return sorted({file for path in paths for file in (path.rglob("*.py") if path.is_dir() else [path])})
+    return sorted(
+        {file for path in paths for file in (path.rglob("*.py") if path.is_dir() else [path])}
+    )
 
 
 def compute_digest(sources: Iterable[str]) -> str:
@@ -42,7 +47,10 @@ def compute_digest(sources: Iterable[str]) -> str:
 @cache  # comparisons share one entry
 def compute_stage(code: StageCode) -> dict[str, int | str]:
     """Return the entry of a stage in the accepted file."""
-    return {"version": code.version, "digest": compute_digest(path.read_text() for path in list_sources(code))}
+    return {
+        "version": code.version,
+        "digest": compute_digest(path.read_text() for path in list_sources(code)),
+    }
 
 
 class _Substance(ast.NodeTransformer):
@@ -91,4 +99,6 @@ def _dump(tree: ast.AST, own: set[str]) -> str:
 
 
 if __name__ == "__main__":
-    ACCEPTED.write_text(json.dumps({name: compute_stage(code) for name, code in STAGES.items()}, indent=1) + "\n")
+    ACCEPTED.write_text(
+        json.dumps({name: compute_stage(code) for name, code in STAGES.items()}, indent=1) + "\n"
+    )

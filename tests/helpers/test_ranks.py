@@ -1,4 +1,6 @@
-"""What tests on several ranks stand on: how a rank ended is told at once, and a crash costs one more try."""
+"""What tests on several ranks stand on: how a rank ended is told at once, and a crash costs one
+more try.
+"""
 
 import os
 import signal
@@ -55,5 +57,7 @@ def test_what_the_second_rank_raised_is_told_though_the_first_waits_for_it() -> 
 
 
 def test_a_rank_that_ends_without_an_answer_is_named() -> None:
-    with pytest.raises(AssertionError, match=r"rank 1 raised:\nit ended without an answer|rank 0 raised"):
+    with pytest.raises(
+        AssertionError, match=r"rank 1 raised:\nit ended without an answer|rank 0 raised"
+    ):
         run_ranks(leave, 2)

@@ -1,4 +1,6 @@
-"""A tiny crawl, made in milliseconds: English pages that stay, and pages that each stage has a reason to drop."""
+"""A tiny crawl, made in milliseconds: English pages that stay, and pages that each stage has a
+reason to drop.
+"""
 
 import gzip
 import hashlib
@@ -17,11 +19,17 @@ they wanted to see old bridges while children played near water under tall trees
 before dinner many families told stories about distant mountains travel weather harvest music and books
 """
 WORDS = PROSE.split()
-GERMAN = "Der Hund läuft durch den Wald und die Kinder spielen im Garten, während der Vater das Essen kocht. "
+GERMAN = (
+    "Der Hund läuft durch den Wald und die Kinder spielen im Garten, während der Vater das Essen "
+    "kocht. "
+)
 
 
 def write_sentences(choose: random.Random, count: int) -> list[str]:
-    return [" ".join(choose.choices(WORDS, k=choose.randrange(8, 16))).capitalize() + "." for _ in range(count)]
+    return [
+        " ".join(choose.choices(WORDS, k=choose.randrange(8, 16))).capitalize() + "."
+        for _ in range(count)
+    ]
 
 
 def format_page(paragraphs: list[str]) -> bytes:
@@ -33,14 +41,17 @@ def format_record(url: str, date: str, html: bytes) -> bytes:
     http = b"HTTP/1.1 200 OK\r\nContent-Type: text/html; charset=utf-8\r\n\r\n" + html
     name = hashlib.md5(url.encode() + date.encode()).hexdigest()
     header = (
-        f"WARC/1.0\r\nWARC-Type: response\r\nWARC-Record-ID: <urn:uuid:{name}>\r\nWARC-Target-URI: {url}\r\n"
-        f"WARC-Date: {date}\r\nContent-Type: application/http; msgtype=response\r\nContent-Length: {len(http)}\r\n\r\n"
+        "WARC/1.0\r\nWARC-Type: response\r\nWARC-Record-ID: "
+        f"<urn:uuid:{name}>\r\nWARC-Target-URI: {url}\r\nWARC-Date: {date}\r\nContent-Type: "
+        f"application/http; msgtype=response\r\nContent-Length: {len(http)}\r\n\r\n"
     )
     return gzip.compress(header.encode() + http + b"\r\n\r\n", mtime=0)
 
 
 def make_crawl(folder: Path, files: int = 3, pages: int = 14, seed: int = 0) -> Path:
-    """Write `files` WARC files; each holds good pages, a German one, a short one, a recrawl and a near copy."""
+    """Write `files` WARC files; each holds good pages, a German one, a short one, a recrawl and
+    a near copy.
+    """
     choose = random.Random(seed)
     folder.mkdir(parents=True, exist_ok=True)
     for number in range(files):
@@ -50,7 +61,9 @@ def make_crawl(folder: Path, files: int = 3, pages: int = 14, seed: int = 0) -> 
         texts = [*good, [GERMAN * 8], ["Too short to stay."], good[1], copy]
         records = [
             format_record(
-                f"https://example-{number}.org/{i}", f"2024-05-0{number + 1}T00:00:{i:02d}Z", format_page(paragraphs)
+                f"https://example-{number}.org/{i}",
+                f"2024-05-0{number + 1}T00:00:{i:02d}Z",
+                format_page(paragraphs),
             )
             for i, paragraphs in enumerate(texts)
         ]
@@ -59,7 +72,9 @@ def make_crawl(folder: Path, files: int = 3, pages: int = 14, seed: int = 0) -> 
 
 
 def build_tiny_config(folder: Path | str, crawl: Path | list[str], **data: Any) -> RunConfig:
-    """A run whose data section reads the tiny crawl into `folder`, in this process unless told otherwise."""
+    """A run whose data section reads the tiny crawl into `folder`, in this process unless told
+    otherwise.
+    """
     inputs = crawl if isinstance(crawl, list) else [f"{crawl}/*.warc.gz"]
     section: dict[str, Any] = {
         "name": "tiny",
@@ -73,7 +88,9 @@ def build_tiny_config(folder: Path | str, crawl: Path | list[str], **data: Any) 
         "executor": {"kind": "inline"},
     }
     tokenizer = {"kind": "sentencepiece", "vocab_size": 400}
-    return RunConfig.model_validate({"data": CrawlConfig.model_validate(section | data), "tokenizer": tokenizer})
+    return RunConfig.model_validate(
+        {"data": CrawlConfig.model_validate(section | data), "tokenizer": tokenizer}
+    )
 
 
 ROOMS = ("documents", "dropped", "tokenizer", "tokens", "work")
@@ -81,18 +98,32 @@ ROOMS = ("documents", "dropped", "tokenizer", "tokens", "work")
 
 def hash_files(folder: Path) -> dict[str, str]:
     """The sha256 of every file whose bytes are promised, by its name below the dataset folder."""
-    files = [path for room in ROOMS for path in sorted((folder / room).rglob("*")) if path.is_file()]
+    files = [
+        path for room in ROOMS for path in sorted((folder / room).rglob("*")) if path.is_file()
+    ]
     files.append(folder / "manifest.json")
-    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in files
+    }
 
 
 def read_public_files(folder: Path) -> dict[str, bytes]:
-    """The bytes of every file that readers of a dataset use, by its name below the dataset folder."""
-    return {name: (folder / name).read_bytes() for name in hash_files(folder) if not name.startswith("work/")}
+    """The bytes of every file that readers of a dataset use, by its name below the dataset
+    folder.
+    """
+    return {
+        name: (folder / name).read_bytes()
+        for name in hash_files(folder)
+        if not name.startswith("work/")
+    }
 
 
-if __name__ == "__main__":  # python -m tests.helpers.tiny_crawl FOLDER INPUTS DATA: JSON lists and sections
-    from data_pipeline.pipelines.prepare_dataset import prepare_dataset
+# python -m tests.helpers.tiny_crawl FOLDER INPUTS DATA: JSON lists and sections
+if __name__ == "__main__":
+    from llmsys.data_pipeline.pipelines.prepare_dataset import prepare_dataset
 
-    given = [f"{name}/*.warc.gz" if Path(name).is_dir() else name for name in json.loads(sys.argv[2])]
+    given = [
+        f"{name}/*.warc.gz" if Path(name).is_dir() else name for name in json.loads(sys.argv[2])
+    ]
     prepare_dataset(build_tiny_config(sys.argv[1], given, **json.loads(sys.argv[3])))

@@ -9,7 +9,9 @@ from numpy.typing import NDArray
 LABELS = ("2", "10", "7")
 
 
-def build_images(count: int = 12, size: int = 8, channels: int = 1) -> tuple[NDArray[np.uint8], list[str]]:
+def build_images(
+    count: int = 12, size: int = 8, channels: int = 1
+) -> tuple[NDArray[np.uint8], list[str]]:
     """Return random images, (N, H, W, C), and their labels."""
     images = np.random.default_rng(0).integers(0, 256, (count, size, size, channels), np.uint8)
     return images, [LABELS[number % 3] for number in range(count)]

@@ -37,20 +37,29 @@ def build_tiny_model(config: ModelConfig, seed: int = 0) -> Transformer:
     generator = torch.Generator().manual_seed(seed + 1)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if parameter.dim() == 1 or not parameter.any():  # ones and zeros would hide a missing weight or bias
+            # ones and zeros would hide a missing weight or bias
+            if parameter.dim() == 1 or not parameter.any():
                 parameter += 0.3 * torch.randn(parameter.shape, generator=generator)
             elif "router" in name:
                 parameter *= 3
         if hasattr(model.head, "fixed_bias_V"):
-            model.head.fixed_bias_V += 0.2 * torch.randn(model.head.fixed_bias_V.shape, generator=generator)  # type: ignore[arg-type]
+            model.head.fixed_bias_V += 0.2 * torch.randn(
+                model.head.fixed_bias_V.shape, generator=generator
+            )  # type: ignore[arg-type]
         for layer in model.list_moe_layers():
             if layer.config.balance.kind == "bias":
-                layer.balance_bias_E += 0.2 * torch.randn(layer.balance_bias_E.shape, generator=generator)
+                layer.balance_bias_E += 0.2 * torch.randn(
+                    layer.balance_bias_E.shape, generator=generator
+                )
     return model
 
 
-def build_tiny_tokens(rows: int = 2, length: int = 7, vocab_size: int = 37, seed: int = 0) -> Tensor:
-    return torch.randint(0, vocab_size, (rows, length), generator=torch.Generator().manual_seed(seed))
+def build_tiny_tokens(
+    rows: int = 2, length: int = 7, vocab_size: int = 37, seed: int = 0
+) -> Tensor:
+    return torch.randint(
+        0, vocab_size, (rows, length), generator=torch.Generator().manual_seed(seed)
+    )
 
 
 def compute_relative_error(value: Tensor | None, reference: Tensor | None) -> float:

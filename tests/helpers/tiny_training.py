@@ -30,7 +30,9 @@ def build_tiny_config(**changes: object) -> ModelConfig:
 
 
 def build_sequences(step: int, first: int, count: int, ignored: int = 0) -> Batch:
-    """Sequences `first` to `first + count - 1` of a step, the same whoever asks. `ignored` targets do not count."""
+    """Sequences `first` to `first + count - 1` of a step, the same whoever asks. `ignored`
+    targets do not count.
+    """
     rows = []
     for index in range(first, first + count):
         generator = torch.Generator().manual_seed(1000 * step + index)

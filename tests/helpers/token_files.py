@@ -4,14 +4,18 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from llmsys import token_shards
-from llmsys.manifest import Histogram, Manifest, ReadSummary
+from llmsys.dataset import token_shards
+from llmsys.dataset.manifest import Histogram, Manifest, ReadSummary
 
 TOKENIZER = "ab" * 16
 
 
-def write_tokens(path: Path, documents: list[list[int]], rows_per_batch: int = 2, first: int = 0) -> None:
-    """Write one token file; ids, offsets and hashes are the numbers of the documents, from `first`."""
+def write_tokens(
+    path: Path, documents: list[list[int]], rows_per_batch: int = 2, first: int = 0
+) -> None:
+    """Write one token file; ids, offsets and hashes are the numbers of the documents, from
+    `first`.
+    """
     schema = token_shards.build_token_schema("uint16")
     with token_shards.ArrowFileWriter(path, schema) as writer:
         for start in range(0, len(documents), rows_per_batch):
@@ -47,11 +51,15 @@ def write_paged_dataset(
             name=index.name, files=len(entries), digest=token_shards.compute_file_digest(index)
         ),
     )
-    token_shards.write_manifest(folder, build_token_manifest({"train": split}, [entry.digest for entry in entries], 2))
+    token_shards.write_manifest(
+        folder, build_token_manifest({"train": split}, [entry.digest for entry in entries], 2)
+    )
     return folder
 
 
-def build_token_manifest(splits: dict[str, token_shards.Split], digests: list[str], order: int) -> Manifest:
+def build_token_manifest(
+    splits: dict[str, token_shards.Split], digests: list[str], order: int
+) -> Manifest:
     """Return the manifest of a dataset with tokens and without documents."""
     return Manifest.model_validate(
         {

@@ -1,7 +1,8 @@
-"""Tiny models of transformers, one for each family and for each setting that changes what a family computes.
+"""Tiny models of transformers, one for each family and for each setting that changes what a family
+computes.
 
-Every tensor is random and large enough that a missing, doubled or swapped one shows: norms are not one, biases, sinks
-and correction biases not zero.
+Every tensor is random and large enough that a missing, doubled or swapped one shows: norms are not
+one, biases, sinks and correction biases not zero.
 """
 
 from typing import Any
@@ -126,21 +127,36 @@ OPT = {
     "bos_token_id": None,
     "eos_token_id": None,
 }
-LONG = {"short_factor": [1.0, 1.5], "long_factor": [1.2, 3.0], "original_max_position_embeddings": 16, "factor": 4.0}
-# transformers' Phimoe takes the short list at every length, so its lists are made equal here; Llama changes lists.
+LONG = {
+    "short_factor": [1.0, 1.5],
+    "long_factor": [1.2, 3.0],
+    "original_max_position_embeddings": 16,
+    "factor": 4.0,
+}
+# transformers' Phimoe takes the short list at every length, so its lists are made equal here; Llama
+# changes lists.
 SHORT = LONG | {"long_factor": LONG["short_factor"]}
 # Where transformers' eager attention adds the bias twice.
 SDPA = {"falcon, alibi"}
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
-    "gpt2": ("GPT2LMHeadModel", {"vocab_size": 48, "n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": 64}),
+    "gpt2": (
+        "GPT2LMHeadModel",
+        {"vocab_size": 48, "n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": 64},
+    ),
     "llama": ("LlamaForCausalLM", LLAMA | rope("default")),
     "llama, tied": ("LlamaForCausalLM", LLAMA | {"tie_word_embeddings": True}),
     "llama, biases": ("LlamaForCausalLM", LLAMA | {"attention_bias": True, "mlp_bias": True}),
     "llama, linear": ("LlamaForCausalLM", LLAMA | rope("linear", factor=3.0)),
-    "llama, dynamic": ("LlamaForCausalLM", LLAMA | rope("dynamic", factor=3.0) | {"max_position_embeddings": 16}),
+    "llama, dynamic": (
+        "LlamaForCausalLM",
+        LLAMA | rope("dynamic", factor=3.0) | {"max_position_embeddings": 16},
+    ),
     "llama, yarn": ("LlamaForCausalLM", LLAMA | rope("yarn", **YARN)),
-    "llama, yarn, factor": ("LlamaForCausalLM", LLAMA | rope("yarn", **YARN, attention_factor=1.7, beta_fast=4.0)),
+    "llama, yarn, factor": (
+        "LlamaForCausalLM",
+        LLAMA | rope("yarn", **YARN, attention_factor=1.7, beta_fast=4.0),
+    ),
     "llama, llama3": (
         "LlamaForCausalLM",
         LLAMA | rope("llama3", **YARN, low_freq_factor=1.0, high_freq_factor=4.0),
@@ -149,7 +165,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("MistralForCausalLM", LLAMA | {"sliding_window": 8}),
     "mistral, head_dim": ("MistralForCausalLM", LLAMA | {"sliding_window": None, "head_dim": 8}),
     "mixtral": ("MixtralForCausalLM", LLAMA | LOCAL_EXPERTS | {"sliding_window": 8}),
-    "mixtral, top-3 of 5": ("MixtralForCausalLM", LLAMA | {"num_local_experts": 5, "num_experts_per_tok": 3}),
+    "mixtral, top-3 of 5": (
+        "MixtralForCausalLM",
+        LLAMA | {"num_local_experts": 5, "num_experts_per_tok": 3},
+    ),
     "qwen2": ("Qwen2ForCausalLM", LLAMA),
     "qwen2, windows": (
         "Qwen2ForCausalLM",
@@ -160,11 +179,19 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen2MoeForCausalLM",
         LLAMA
         | EXPERTS
-        | {"norm_topk_prob": True, "decoder_sparse_step": 2, "num_hidden_layers": 4, "mlp_only_layers": [3]},
+        | {
+            "norm_topk_prob": True,
+            "decoder_sparse_step": 2,
+            "num_hidden_layers": 4,
+            "mlp_only_layers": [3],
+        },
     ),
     "qwen3": ("Qwen3ForCausalLM", LLAMA | {"head_dim": 8, "tie_word_embeddings": True}),
     "qwen3_moe": ("Qwen3MoeForCausalLM", LLAMA | EXPERTS | {"head_dim": 8, "norm_topk_prob": True}),
-    "qwen3_moe, plain": ("Qwen3MoeForCausalLM", LLAMA | EXPERTS | {"head_dim": 8, "norm_topk_prob": False}),
+    "qwen3_moe, plain": (
+        "Qwen3MoeForCausalLM",
+        LLAMA | EXPERTS | {"head_dim": 8, "norm_topk_prob": False},
+    ),
     "gemma2": (
         "Gemma2ForCausalLM",
         LLAMA
@@ -178,7 +205,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "gemma3_text": (
         "Gemma3ForCausalLM",
-        LLAMA | {"head_dim": 8, "sliding_window": 8, "num_hidden_layers": 7, "query_pre_attn_scalar": 12},
+        LLAMA
+        | {"head_dim": 8, "sliding_window": 8, "num_hidden_layers": 7, "query_pre_attn_scalar": 12},
     ),
     "deepseek_v2": (
         "DeepseekV2ForCausalLM",
@@ -187,15 +215,32 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek_v2, groups": (
         "DeepseekV2ForCausalLM",
         LATENT
-        | {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.5}
+        | {
+            "topk_method": "group_limited_greedy",
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 1.5,
+        }
         | DEEP_YARN,
     ),
-    "deepseek_v3": ("DeepseekV3ForCausalLM", LATENT | {"n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5}),
-    "deepseek_v3, yarn": ("DeepseekV3ForCausalLM", LATENT | {"n_group": 4, "topk_group": 2} | DEEP_YARN),
+    "deepseek_v3": (
+        "DeepseekV3ForCausalLM",
+        LATENT | {"n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5},
+    ),
+    "deepseek_v3, yarn": (
+        "DeepseekV3ForCausalLM",
+        LATENT | {"n_group": 4, "topk_group": 2} | DEEP_YARN,
+    ),
     "deepseek_v3, no q_lora, halves": (
         "DeepseekV3ForCausalLM",
         LATENT
-        | {"q_lora_rank": None, "n_group": 1, "topk_group": 1, "rope_interleave": False, "norm_topk_prob": False}
+        | {
+            "q_lora_rank": None,
+            "n_group": 1,
+            "topk_group": 1,
+            "rope_interleave": False,
+            "norm_topk_prob": False,
+        }
         | {"attention_bias": True},
     ),
     "glm4_moe": (
@@ -213,7 +258,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "olmo2": ("Olmo2ForCausalLM", LLAMA),
-    "olmoe": ("OlmoeForCausalLM", LLAMA | {"num_experts": 4, "num_experts_per_tok": 2, "clip_qkv": 0.8}),
+    "olmoe": (
+        "OlmoeForCausalLM",
+        LLAMA | {"num_experts": 4, "num_experts_per_tok": 2, "clip_qkv": 0.8},
+    ),
     "gpt_neox": ("GPTNeoXForCausalLM", DECODER | {"intermediate_size": 24, "rotary_pct": 0.5}),
     "gpt_neox, one after another": (
         "GPTNeoXForCausalLM",
@@ -223,26 +271,46 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "opt, norms after": ("OPTForCausalLM", OPT | {"do_layer_norm_before": False}),
     "bloom": (
         "BloomForCausalLM",
-        {"vocab_size": 48, "hidden_size": 16, "n_layer": 2, "n_head": 4, "bos_token_id": None, "eos_token_id": None},
+        {
+            "vocab_size": 48,
+            "hidden_size": 16,
+            "n_layer": 2,
+            "n_head": 4,
+            "bos_token_id": None,
+            "eos_token_id": None,
+        },
     ),
-    "falcon, one key": ("FalconForCausalLM", FALCON | {"multi_query": True, "parallel_attn": True, "alibi": False}),
+    "falcon, one key": (
+        "FalconForCausalLM",
+        FALCON | {"multi_query": True, "parallel_attn": True, "alibi": False},
+    ),
     "falcon, alibi": (
         "FalconForCausalLM",
         FALCON | {"multi_query": False, "parallel_attn": False, "alibi": True, "bias": True},
     ),
-    "falcon, new": ("FalconForCausalLM", FALCON | {"new_decoder_architecture": True, "num_kv_heads": 2}),
+    "falcon, new": (
+        "FalconForCausalLM",
+        FALCON | {"new_decoder_architecture": True, "num_kv_heads": 2},
+    ),
     "falcon, new, one norm": (
         "FalconForCausalLM",
-        FALCON | {"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1},
+        FALCON
+        | {"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1},
     ),
-    "phimoe": ("PhimoeForCausalLM", LLAMA | LOCAL_EXPERTS | {"lm_head_bias": True, "attention_bias": True}),
+    "phimoe": (
+        "PhimoeForCausalLM",
+        LLAMA | LOCAL_EXPERTS | {"lm_head_bias": True, "attention_bias": True},
+    ),
     "phimoe, longrope": (
         "PhimoeForCausalLM",
         LLAMA | LOCAL_EXPERTS | rope("longrope", **SHORT, short_mscale=1.2, long_mscale=1.4),
     ),
     "gpt_oss": (
         "GptOssForCausalLM",
-        LLAMA | LOCAL_EXPERTS | {"head_dim": 8, "sliding_window": 8} | rope("yarn", **YARN, truncate=False),
+        LLAMA
+        | LOCAL_EXPERTS
+        | {"head_dim": 8, "sliding_window": 8}
+        | rope("yarn", **YARN, truncate=False),
     ),
     "smollm3": ("SmolLM3ForCausalLM", LLAMA | {"num_hidden_layers": 4}),
     "dbrx": ("DbrxForCausalLM", DBRX),
@@ -250,7 +318,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "bert, pretraining": ("BertForPreTraining", BERT | {"tie_word_embeddings": True}),
     "bert, labels": ("BertForSequenceClassification", BERT | {"num_labels": 3}),
     "bert, features": ("BertModel", BERT),
-    "roberta": ("RobertaForMaskedLM", BERT | {"max_position_embeddings": 66, "pad_token_id": 1, "type_vocab_size": 1}),
+    "roberta": (
+        "RobertaForMaskedLM",
+        BERT | {"max_position_embeddings": 66, "pad_token_id": 1, "type_vocab_size": 1},
+    ),
     "roberta, labels": (
         "RobertaForSequenceClassification",
         BERT | {"max_position_embeddings": 66, "pad_token_id": 1, "num_labels": 3},
@@ -262,10 +333,16 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "T5ForConditionalGeneration",
         T5 | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
     ),
-    "t5, deeper decoder": ("T5ForConditionalGeneration", T5 | {"num_decoder_layers": 3, "num_layers": 1}),
+    "t5, deeper decoder": (
+        "T5ForConditionalGeneration",
+        T5 | {"num_decoder_layers": 3, "num_layers": 1},
+    ),
     "marian": ("MarianMTModel", BART | {"scale_embedding": True, "activation_function": "swish"}),
     "bart": ("BartForConditionalGeneration", BART),
-    "bart, scaled": ("BartForConditionalGeneration", BART | {"scale_embedding": True, "encoder_layers": 1}),
+    "bart, scaled": (
+        "BartForConditionalGeneration",
+        BART | {"scale_embedding": True, "encoder_layers": 1},
+    ),
 }
 
 
@@ -288,12 +365,21 @@ def build(case: str) -> Any:
     return model
 
 
-def build_images(patches: PatchesConfig, rows: int, image_size: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the patches of random images as our models take them, and the same images as transformers does."""
+def build_images(
+    patches: PatchesConfig, rows: int, image_size: int = 0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the patches of random images as our models take them, and the same images as
+    transformers does.
+    """
     layout = ImageLayout(image_size or patches.image_size, patches)
     shape = (rows, patches.num_channels, layout.image_size, layout.image_size)
-    images = torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    mean, std = (torch.tensor(patches.list_channel_values(one))[:, None, None] for one in (patches.mean, patches.std))
+    images = torch.randint(
+        0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+    )
+    mean, std = (
+        torch.tensor(patches.list_channel_values(one))[:, None, None]
+        for one in (patches.mean, patches.std)
+    )
     return torch.from_numpy(layout.cut_patches(images.numpy())), (images / 255 - mean) / std
 
 

@@ -6,12 +6,19 @@ PAGE = b"<!DOCTYPE html><html><body><p>%s</p></body></html>"
 
 
 def format_response(
-    url: str, body: bytes, *, content_type: str = "text/html", status: str = "200 OK", headers: str = ""
+    url: str,
+    body: bytes,
+    *,
+    content_type: str = "text/html",
+    status: str = "200 OK",
+    headers: str = "",
 ) -> bytes:
     """One response record, not compressed."""
     http = f"HTTP/1.1 {status}\r\nContent-Type: {content_type}\r\n{headers}\r\n".encode() + body
     address = f"WARC-Target-URI: {url}\r\n"
-    return record("response", http, f"{address}Content-Type: application/http; msgtype=response\r\n")
+    return record(
+        "response", http, f"{address}Content-Type: application/http; msgtype=response\r\n"
+    )
 
 
 def record(kind: str, block: bytes, headers: str = "", length: int | None = None) -> bytes:
@@ -30,7 +37,9 @@ def record(kind: str, block: bytes, headers: str = "", length: int | None = None
 
 def format_page(number: int) -> bytes:
     """A response with a page of its own."""
-    return format_response(f"https://example.org/{number}", PAGE % f"Page number {number}.".encode())
+    return format_response(
+        f"https://example.org/{number}", PAGE % f"Page number {number}.".encode()
+    )
 
 
 def compress_members(*records: bytes) -> list[bytes]:

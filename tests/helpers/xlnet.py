@@ -1,4 +1,6 @@
-"""transformers' XLNet with the weights of a model with Transformer-XL's positions, and gradients to compare."""
+"""transformers' XLNet with the weights of a model with Transformer-XL's positions, and gradients
+to compare.
+"""
 
 from collections.abc import Iterator
 from typing import Any
@@ -36,8 +38,10 @@ def build_xlnet(ours: Transformer, **changes: Any) -> Any:
     values = ours.config
     theirs = transformers.XLNetLMHeadModel(
         build_config(
-            vocab_size=values.vocab_size, d_model=values.hidden_size, n_layer=values.num_hidden_layers,
-            n_head=values.num_attention_heads, d_inner=values.intermediate_size, ff_activation="gelu",
+            vocab_size=values.vocab_size, d_model=values.hidden_size,
+            n_layer=values.num_hidden_layers,
+            n_head=values.num_attention_heads, d_inner=values.intermediate_size,
+            ff_activation="gelu",
             layer_norm_eps=1e-12, dropout=0.0, untie_r=True, **changes,
         )
     )  # fmt: skip
@@ -45,7 +49,9 @@ def build_xlnet(ours: Transformer, **changes: Any) -> Any:
     with torch.no_grad():
         for name, parameter in ours.named_parameters():
             target = named[get_their_name(name)]
-            target.copy_(parameter.T.reshape(target.shape) if is_turned(name) else parameter.view_as(target))
+            target.copy_(
+                parameter.T.reshape(target.shape) if is_turned(name) else parameter.view_as(target)
+            )
     return theirs
 
 
@@ -62,7 +68,9 @@ def iter_gradients(ours: Transformer, theirs: Any) -> Iterator[tuple[str, Tensor
 
 def is_turned(name: str) -> bool:
     """Return whether their tensor has the input first: (D, H, K) in place of (H · K, D)."""
-    return name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight", "position_proj.weight"))
+    return name.endswith(
+        ("q_proj.weight", "k_proj.weight", "v_proj.weight", "position_proj.weight")
+    )
 
 
 def get_their_name(name: str) -> str:

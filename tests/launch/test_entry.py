@@ -1,4 +1,6 @@
-"""Signals of the program `llmsys`, from its first import to its verb, each in a process of its own."""
+"""Signals of the program `llmsys`, from its first import to its verb, each in a process of its
+own.
+"""
 
 import os
 import signal
@@ -11,7 +13,7 @@ import pytest
 # `interrupt` is called in place of the verb, before or after its start.
 PROGRAM = """
 import os, signal, sys, time
-import launch.entry, launch.main
+import llmsys.launch.entry, llmsys.launch.main
 
 class Dropping:
     def __del__(self):
@@ -21,9 +23,9 @@ def run_command(name, words, before_verb):
     {body}
     time.sleep(60)
 
-launch.main._run_command = run_command
+llmsys.launch.main._run_command = run_command
 sys.argv = ["llmsys", {verb!r}, "a b.yaml"]
-sys.exit(launch.entry.main())
+sys.exit(llmsys.launch.entry.main())
 """
 # A library that turns exceptions of its imports into its own.
 WRAPPED = "try: os.kill(os.getpid(), signal.SIGINT)\n    except BaseException: raise ImportError"
@@ -36,8 +38,18 @@ CONTINUES = "What is done is kept; the same command continues: llmsys prepare 'a
     [
         ("show", WRAPPED, 130, AGAIN),
         ("show", "before_verb(name); os.kill(os.getpid(), signal.SIGINT)", 130, AGAIN),
-        ("prepare", "before_verb(name); os.kill(os.getpid(), signal.SIGINT)", 130, f"llmsys: interrupted. {CONTINUES}"),
-        ("prepare", "before_verb(name); os.kill(os.getpid(), signal.SIGTERM)", 75, f"llmsys: stopped. {CONTINUES}"),
+        (
+            "prepare",
+            "before_verb(name); os.kill(os.getpid(), signal.SIGINT)",
+            130,
+            f"llmsys: interrupted. {CONTINUES}",
+        ),
+        (
+            "prepare",
+            "before_verb(name); os.kill(os.getpid(), signal.SIGTERM)",
+            75,
+            f"llmsys: stopped. {CONTINUES}",
+        ),
         ("show", "before_verb(name); os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM, ""),
         ("show", "before_verb(name); Dropping()", 130, AGAIN),
         (
@@ -48,7 +60,14 @@ CONTINUES = "What is done is kept; the same command continues: llmsys prepare 'a
         ),
     ],
     ids=[
-        *("ctrl-c while importing", "ctrl-c", "ctrl-c in prepare", "sigterm in prepare", "sigterm", "dropped ctrl-c"),
+        *(
+            "ctrl-c while importing",
+            "ctrl-c",
+            "ctrl-c in prepare",
+            "sigterm in prepare",
+            "sigterm",
+            "dropped ctrl-c",
+        ),
         "ctrl-c in an import of a verb",
     ],
 )
@@ -57,7 +76,8 @@ def test_a_signal_ends_a_verb_with_the_way_to_continue(
 ) -> None:
     ended = subprocess.run(
         [sys.executable, "-c", PROGRAM.format(verb=verb, body=body)],
-        env=os.environ | {"PYTHONPATH": str(repository)}, capture_output=True, text=True, timeout=50,
+        env=os.environ | {"PYTHONPATH": str(repository)}, capture_output=True, text=True,
+        timeout=50,
     )  # fmt: skip
     assert (ended.returncode, ended.stderr) == (status, printed)
 
@@ -66,7 +86,8 @@ def test_an_ignored_interrupt_stays_ignored(repository: Path) -> None:
     """`nohup llmsys … &` of a shell without job control."""
     body = "before_verb(name); os.kill(os.getpid(), signal.SIGINT); os._exit(7)"
     ended = subprocess.run(
-        ["sh", "-c", 'trap "" INT; exec "$@"', "sh", sys.executable, "-c", PROGRAM.format(verb="show", body=body)],
+        ["sh", "-c", 'trap "" INT; exec "$@"', "sh", sys.executable, "-c",
+            PROGRAM.format(verb="show", body=body)],
         env=os.environ | {"PYTHONPATH": str(repository)}, timeout=50,
     )  # fmt: skip
     assert ended.returncode == 7

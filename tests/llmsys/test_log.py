@@ -34,7 +34,14 @@ def _one_process(monkeypatch):
 def test_an_event_is_read_as_it_was_written(tmp_path):
     path = tmp_path / "new" / "events.jsonl"
     with EventWriter(path) as writer:
-        writer.write("step", step=1, loss=2.5, text="ü </script> \n \u2028", path=Path("a/b"), load=[[0.5, 0.5]])
+        writer.write(
+            "step",
+            step=1,
+            loss=2.5,
+            text="ü </script> \n \u2028",
+            path=Path("a/b"),
+            load=[[0.5, 0.5]],
+        )
     (event,) = read_events(path)
     assert path.read_bytes().count(b"\n") == 1
     assert event.pop("time") == pytest.approx(1.7e9, rel=0.5)
@@ -56,7 +63,10 @@ def test_numbers_that_are_not_finite_are_null_so_that_every_line_is_strict_json(
 
 
 def test_a_value_that_json_cannot_hold_is_refused_before_anything_is_written(tmp_path):
-    with EventWriter(tmp_path / "e") as writer, pytest.raises(TypeError, match="takes only JSON values, not object"):
+    with (
+        EventWriter(tmp_path / "e") as writer,
+        pytest.raises(TypeError, match="takes only JSON values, not object"),
+    ):
         writer.write("step", what=object())
     assert (tmp_path / "e").read_bytes() == b""
 
@@ -93,7 +103,9 @@ def test_a_line_cut_anywhere_by_a_kill_costs_that_line_only(tmp_path, caplog, ke
     assert caplog.text == ""  # a broken last line is what a kill leaves
     with EventWriter(path) as writer:  # the next writer does not glue its event to the broken line
         writer.write("third")
-    assert [event["event"] for event in read_events(path)] == ["first"] + ["second"] * whole + ["third"]
+    assert [event["event"] for event in read_events(path)] == ["first"] + ["second"] * whole + [
+        "third"
+    ]
     assert ("skipped 1 invalid line(s)" in caplog.text) == (not whole)
 
 
@@ -105,7 +117,9 @@ def test_broken_lines_in_the_middle_are_counted(tmp_path, caplog):
 
 
 def test_a_missing_event_file_says_what_writes_it(tmp_path):
-    with pytest.raises(DataError, match=r"the event file does not exist\. `llmsys train CONFIG` writes it"):
+    with pytest.raises(
+        DataError, match=r"the event file does not exist\. `llmsys train CONFIG` writes it"
+    ):
         read_events(tmp_path / "events.jsonl")
 
 
@@ -120,7 +134,11 @@ def test_after_a_crash_the_last_record_of_a_step_counts(tmp_path):
         writer.write("evaluation", step=3, run=2)
         writer.write("step", step=3, run=3)
     latest = read_latest_events(path)
-    assert [(e["step"], e["run"]) for e in latest if e["event"] == "step"] == [(1, 1), (2, 1), (3, 3)]
+    assert [(e["step"], e["run"]) for e in latest if e["event"] == "step"] == [
+        (1, 1),
+        (2, 1),
+        (3, 3),
+    ]
     assert [e["resumed_from"] for e in latest if e["event"] == "start"] == [None, 2]
     assert [e["run"] for e in latest if e["event"] == "evaluation"] == [2]
 
@@ -178,11 +196,17 @@ def test_progress_prints_a_line_every_few_seconds_and_one_at_the_end():
 
 
 def test_progress_without_a_total_says_how_much_was_done():
-    assert _progress(None, "tok", 0.001, 2000)[-1] == "extract: 2k tok, 1k tok/s, dropped=1999, done after 2 s"
+    assert (
+        _progress(None, "tok", 0.001, 2000)[-1]
+        == "extract: 2k tok, 1k tok/s, dropped=1999, done after 2 s"
+    )
 
 
 def test_what_was_done_before_a_resume_does_not_count_for_the_rate():
-    assert _progress(100, "step", 1.0, 5, done=90)[0] == "extract: 95 of 100 steps (95%), 1 step/s, 5 s left, dropped=4"
+    assert (
+        _progress(100, "step", 1.0, 5, done=90)[0]
+        == "extract: 95 of 100 steps (95%), 1 step/s, 5 s left, dropped=4"
+    )
 
 
 def test_bytes_are_scaled_to_megabytes():
@@ -248,7 +272,13 @@ def test_on_a_terminal_a_bar_is_drawn_and_log_lines_stay_whole():
 
 @pytest.mark.parametrize(
     ("seconds", "words"),
-    [(0.2, "0 s"), (59.6, "1 min 00 s"), (125, "2 min 05 s"), (11_220, "3 h 07 min"), (187_200, "2 d 04 h")],
+    [
+        (0.2, "0 s"),
+        (59.6, "1 min 00 s"),
+        (125, "2 min 05 s"),
+        (11_220, "3 h 07 min"),
+        (187_200, "2 d 04 h"),
+    ],
 )
 def test_durations_read_as_a_person_says_them(seconds, words):
     assert format_duration(seconds) == words

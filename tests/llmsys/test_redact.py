@@ -9,7 +9,14 @@ import pytest
 
 from llmsys.errors import DataError
 from llmsys.events import EventWriter
-from llmsys.log import configure_logging, get_logger, has_secret, is_secret_name, redact_secrets, redact_values
+from llmsys.log import (
+    configure_logging,
+    get_logger,
+    has_secret,
+    is_secret_name,
+    redact_secrets,
+    redact_values,
+)
 
 SECRET_TEXTS = {
     "https://user:hush@host/a.warc.gz": "https://REDACTED@host/a.warc.gz",
@@ -55,16 +62,27 @@ def test_what_is_no_secret_stays(text: str) -> None:
 
 def test_names_are_secret_by_their_parts() -> None:
     secret = (
-        "GH_PAT HF_TOKEN MY_AUTH SSH_PASSPHRASE AWS_CREDENTIALS WANDB_API_KEY SIGNING_KEY DB_PWD NPM_PASS lower_token"
+        "GH_PAT HF_TOKEN MY_AUTH SSH_PASSPHRASE AWS_CREDENTIALS WANDB_API_KEY SIGNING_KEY DB_PWD "
+        "NPM_PASS lower_token"
     )
-    plain = "PATH PYTHONPATH HF_HOME NCCL_DEBUG WANDB_PROJECT OMP_NUM_THREADS TORCH_COMPASS KEYBOARD"
+    plain = (
+        "PATH PYTHONPATH HF_HOME NCCL_DEBUG WANDB_PROJECT OMP_NUM_THREADS TORCH_COMPASS KEYBOARD"
+    )
     assert [name for name in secret.split() if not is_secret_name(name)] == []
     assert [name for name in plain.split() if is_secret_name(name)] == []
 
 
 def test_plain_data_keeps_its_form() -> None:
-    value = {"inputs": ["https://u:hush@h/x", 3], "none": None, "deep": {"a": ("HF_TOKEN=hush", 1.5)}}
-    expected = {"inputs": ["https://REDACTED@h/x", 3], "none": None, "deep": {"a": ["HF_TOKEN=REDACTED", 1.5]}}
+    value = {
+        "inputs": ["https://u:hush@h/x", 3],
+        "none": None,
+        "deep": {"a": ("HF_TOKEN=hush", 1.5)},
+    }
+    expected = {
+        "inputs": ["https://REDACTED@h/x", 3],
+        "none": None,
+        "deep": {"a": ["HF_TOKEN=REDACTED", 1.5]},
+    }
     assert redact_values(value) == expected
 
 

@@ -1,6 +1,8 @@
-"""Attention as its formulas say it, one query and one head at a time, for every kind of positions and masks.
+"""Attention as its formulas say it, one query and one head at a time, for every kind of positions
+and masks.
 
-Takes lists of vectors, gives lists of vectors. Uses no fused operation, no mask tensor and none of the code it checks.
+Takes lists of vectors, gives lists of vectors. Uses no fused operation, no mask tensor and none of
+the code it checks.
 """
 
 import math
@@ -18,7 +20,13 @@ Vectors = list[Tensor]
 
 
 def compute_self_attention(
-    config: ModelConfig, p: Parameters, name: str, layer: int, x: Vectors, documents: list[int], types: list[int]
+    config: ModelConfig,
+    p: Parameters,
+    name: str,
+    layer: int,
+    x: Vectors,
+    documents: list[int],
+    types: list[int],
 ) -> Vectors:
     if config.attention.kind == "latent":
         return compute_latent_attention(config, p, name, layer, x, documents)
@@ -26,9 +34,14 @@ def compute_self_attention(
         return compute_longformer_attention(config, p, name, layer, x, documents)
     if config.attention.kind == "linformer":
         return compute_linformer_attention(config, p, name, layer, x, documents)
-    heads, shared_by = config.num_attention_heads, config.num_attention_heads // config.num_key_value_heads
+    heads, shared_by = (
+        config.num_attention_heads,
+        config.num_attention_heads // config.num_key_value_heads,
+    )
     q, k, v = (project_heads(config, p, name, which, x) for which in "qkv")
-    cut_k, cut_v = (project_heads(config, p, name, which, [one.detach() for one in x]) for which in "kv")
+    cut_k, cut_v = (
+        project_heads(config, p, name, which, [one.detach() for one in x]) for which in "kv"
+    )
     outputs, near_k, near_v = [], k, v
     for t in range(len(x)):
         mixed = []
@@ -41,7 +54,9 @@ def compute_self_attention(
             if f"{name}.content_bias" in p:
                 query = query + p[f"{name}.content_bias"][head]
             scores = [cap_scores(config, query @ key * scale(config)) for key in keys]
-            extra = [compute_position_score(config, p, name, head, q[t][head], t, s, types) for s in seen]
+            extra = [
+                compute_position_score(config, p, name, head, q[t][head], t, s, types) for s in seen
+            ]
             scores = [score + more for score, more in zip(scores, extra, strict=True)]
             sink = p.get(f"{name}.sinks", [None] * heads)[head]
             mixed.append(compute_mean([v[s][head // shared_by] for s in seen], scores, sink))
@@ -50,7 +65,13 @@ def compute_self_attention(
 
 
 def compute_cross_attention(
-    config: ModelConfig, p: Parameters, name: str, x: Vectors, documents: list[int], memory: Vectors, sources: list[int]
+    config: ModelConfig,
+    p: Parameters,
+    name: str,
+    x: Vectors,
+    documents: list[int],
+    memory: Vectors,
+    sources: list[int],
 ) -> Vectors:
     shared_by = config.num_attention_heads // config.num_key_value_heads
     q = project_heads(config, p, name, "q", x)
@@ -79,16 +100,31 @@ def compute_latent_attention(
             q = apply_linear(p, f"{name}.q_proj", one)
         else:
             c = apply_linear(p, f"{name}.q_a_proj", one)
-            q = apply_linear(p, f"{name}.q_b_proj", compute_rms(c, latent.norm_eps) * p[f"{name}.q_a_norm.weight"])
+            q = apply_linear(
+                p,
+                f"{name}.q_b_proj",
+                compute_rms(c, latent.norm_eps) * p[f"{name}.q_a_norm.weight"],
+            )
         joint = apply_linear(p, f"{name}.kv_a_proj", one)
-        c, shared = joint[: latent.kv_lora_rank], rotate(config, layer, joint[latent.kv_lora_rank :], position)
-        kv = apply_linear(p, f"{name}.kv_b_proj", compute_rms(c, latent.norm_eps) * p[f"{name}.kv_a_norm.weight"])
+        c, shared = (
+            joint[: latent.kv_lora_rank],
+            rotate(config, layer, joint[latent.kv_lora_rank :], position),
+        )
+        kv = apply_linear(
+            p, f"{name}.kv_b_proj", compute_rms(c, latent.norm_eps) * p[f"{name}.kv_a_norm.weight"]
+        )
         q_heads, kv_heads = q.view(-1, nope + rope), kv.view(-1, nope + width)
-        queries.append([torch.cat([h[:nope], rotate(config, layer, h[nope:], position)]) for h in q_heads])
+        queries.append(
+            [torch.cat([h[:nope], rotate(config, layer, h[nope:], position)]) for h in q_heads]
+        )
         keys.append([torch.cat([h[:nope], shared]) for h in kv_heads])
         values.append([h[nope:] for h in kv_heads])
     factor = latent.scale or 1 / math.sqrt(nope + rope)
-    if latent.scale is None and config.position.kind == "rope" and config.position.scaling.kind == "yarn":
+    if (
+        latent.scale is None
+        and config.position.kind == "rope"
+        and config.position.scaling.kind == "yarn"
+    ):
         scaling = config.position.scaling
         factor *= (0.1 * (scaling.mscale_all_dim or 0) * math.log(scaling.factor) + 1) ** 2
     outputs = []
@@ -105,23 +141,36 @@ def compute_latent_attention(
 def compute_longformer_attention(
     config: ModelConfig, p: Parameters, name: str, layer: int, x: Vectors, documents: list[int]
 ) -> Vectors:
-    """Beltagy 2020, 3.1: a window dilated by head, and leading positions that see and are seen by all.
+    """Beltagy 2020, 3.1: a window dilated by head, and leading positions that see and are seen by
+    all.
 
     In a decoder the half of a window before a position, and itself.
     """
     kind: Any = config.attention
     radius, tokens = kind.windows[layer % len(kind.windows)] // 2, kind.num_global_tokens
     local = [project_heads(config, p, name, which, x) for which in "qkv"]
-    everywhere = [project_heads(config, p, f"{name}.global", which, x, "_") for which in "qkv"] if tokens else local
+    everywhere = (
+        [project_heads(config, p, f"{name}.global", which, x, "_") for which in "qkv"]
+        if tokens
+        else local
+    )
     outputs = []
     for t in range(len(x)):
         q, k, v = everywhere if t < tokens else local
         mixed = []
         for head in range(config.num_attention_heads):
             dilation = kind.dilations[head % len(kind.dilations)]
-            near = [s for s in range(len(x)) if (t - s) % dilation == 0 and abs(t - s) <= radius * dilation]
+            near = [
+                s
+                for s in range(len(x))
+                if (t - s) % dilation == 0 and abs(t - s) <= radius * dilation
+            ]
             near = [s for s in near if s <= t or config.family == "encoder"]
-            seen = [s for s in range(len(x)) if documents[s] == documents[t] and (min(s, t) < tokens or s in near)]
+            seen = [
+                s
+                for s in range(len(x))
+                if documents[s] == documents[t] and (min(s, t) < tokens or s in near)
+            ]
             scores = [q[t][head] @ k[s][head] / math.sqrt(config.head_dim) for s in seen]
             mixed.append(compute_mean([v[s][head] for s in seen], scores, None))
         outputs.append(apply_linear(p, f"{name}.o_proj", torch.cat(mixed)))
@@ -133,7 +182,10 @@ def compute_linformer_attention(
 ) -> Vectors:
     """Wang 2020, equation 7: keys and values are mixtures of all positions that are no padding."""
     kind: Any = config.attention
-    shared_by, size = config.num_attention_heads // config.num_key_value_heads, kind.projected_length
+    shared_by, size = (
+        config.num_attention_heads // config.num_key_value_heads,
+        kind.projected_length,
+    )
     q, k, v = (project_heads(config, p, name, which, x) for which in "qkv")
     first, last = {
         "layers": ("length_proj",) * 2,
@@ -153,7 +205,11 @@ def compute_linformer_attention(
                 keys.append(sum(weights[0][s] * row for s, row in zip(real, rows, strict=True)))
                 values.append(sum(weights[1][s] * v[s][theirs] for s in real))
             query = rotate(config, layer, q[t][head], t)
-            mixed.append(compute_mean(values, [query @ key / math.sqrt(config.head_dim) for key in keys], None))  # type: ignore[arg-type]
+            mixed.append(
+                compute_mean(
+                    values, [query @ key / math.sqrt(config.head_dim) for key in keys], None
+                )
+            )  # type: ignore[arg-type]
         outputs.append(apply_linear(p, f"{name}.o_proj", torch.cat(mixed)))
     return outputs
 
@@ -188,7 +244,9 @@ def is_visible(config: ModelConfig, layer: int, t: int, s: int, documents: list[
         return False
     if s < get_segment_start(config, t) - getattr(config.attention, "memory_length", 0):
         return False
-    return config.get_attention_window(layer) is None or abs(t - s) < config.get_attention_window(layer)
+    return config.get_attention_window(layer) is None or abs(t - s) < config.get_attention_window(
+        layer
+    )
 
 
 def compute_mean(values: Vectors, scores: list[Tensor], sink: Tensor | None) -> Tensor:
@@ -196,7 +254,9 @@ def compute_mean(values: Vectors, scores: list[Tensor], sink: Tensor | None) -> 
     everything = scores if sink is None else [*scores, sink]
     top = max(score.detach() for score in everything)
     total = sum((score - top).exp() for score in everything)
-    return sum((score - top).exp() / total * value for score, value in zip(scores, values, strict=True))  # type: ignore[return-value]
+    return sum(
+        (score - top).exp() / total * value for score, value in zip(scores, values, strict=True)
+    )  # type: ignore[return-value]
 
 
 def scale(config: ModelConfig) -> float:
@@ -228,7 +288,14 @@ def rotate(config: ModelConfig, layer: int, x: Tensor, position: int) -> Tensor:
 
 
 def compute_position_score(
-    config: ModelConfig, p: Parameters, name: str, head: int, query: Tensor, t: int, s: int, types: list[int]
+    config: ModelConfig,
+    p: Parameters,
+    name: str,
+    head: int,
+    query: Tensor,
+    t: int,
+    s: int,
+    types: list[int],
 ) -> Tensor | float:
     """What the places of query and key add to the score."""
     kind = config.position.kind
@@ -236,14 +303,20 @@ def compute_position_score(
         assert config.num_attention_heads == 4
         return -config.position.factor * 2.0 ** (-2 * (head + 1)) * abs(t - s)
     if kind == "relative_bias":
-        return p[f"{name.split('blocks.')[0]}relative_bias.weight"][get_distance_bucket(config, s - t), head]
+        return p[f"{name.split('blocks.')[0]}relative_bias.weight"][
+            get_distance_bucket(config, s - t), head
+        ]
     return (
-        compute_xl_score(config, p, name, head, query, t - s, types[t] == types[s]) if kind == "transformer_xl" else 0.0
+        compute_xl_score(config, p, name, head, query, t - s, types[t] == types[s])
+        if kind == "transformer_xl"
+        else 0.0
     )
 
 
 def get_distance_bucket(config: ModelConfig, ahead: int) -> int:
-    """Raffel 2020: half of the buckets for exact distances, the rest for logarithmically growing ranges."""
+    """Raffel 2020: half of the buckets for exact distances, the rest for logarithmically growing
+    ranges.
+    """
     relative: Any = config.position
     count, offset, distance = relative.buckets, 0, max(-ahead, 0)
     if config.family == "encoder":
@@ -257,12 +330,20 @@ def get_distance_bucket(config: ModelConfig, ahead: int) -> int:
 
 
 def compute_xl_score(
-    config: ModelConfig, p: Parameters, name: str, head: int, query: Tensor, distance: int, same: bool
+    config: ModelConfig,
+    p: Parameters,
+    name: str,
+    head: int,
+    query: Tensor,
+    distance: int,
+    same: bool,
 ) -> Tensor:
     """(q + v) · W r(distance), and XLNet's (q + s) · e(same segment or not)."""
     width, heads = config.hidden_size, config.num_attention_heads
     waves = [distance / 10000 ** (2 * i / width) for i in range(width // 2)]
-    r = torch.tensor([math.sin(w) for w in waves] + [math.cos(w) for w in waves], dtype=torch.float64)
+    r = torch.tensor(
+        [math.sin(w) for w in waves] + [math.cos(w) for w in waves], dtype=torch.float64
+    )
     mapped = apply_linear(p, f"{name}.position_proj", r).view(heads, -1)[head]
     score = (query + p.get(f"{name}.position_bias", torch.zeros(heads, 1))[head]) @ mapped
     if f"{name}.segment_embed" in p:

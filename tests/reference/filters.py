@@ -1,4 +1,5 @@
-"""Slow twins of what filters documents by lists, patterns and evaluation sets: one document at a time, no memory.
+"""Slow twins of what filters documents by lists, patterns and evaluation sets: one document at a
+time, no memory.
 
 What they mean is written down as directly as it can be; the fast ones must agree.
 """
@@ -6,7 +7,7 @@ What they mean is written down as directly as it can be; the fast ones must agre
 import re
 from collections.abc import Collection, Sequence
 
-from data_pipeline.text.simplify_text import simplify_text
+from llmsys.data_pipeline.text.simplify_text import simplify_text
 
 LETTER = r"[^\W\x00-\x7f]"  # beyond ASCII; of scripts that write spaces
 ATOM = rf"(?:[A-Za-z0-9!#$%&'*+/=?^_`{{|}}~-]|{LETTER})+"
@@ -21,11 +22,15 @@ def scan_emails(text: str) -> list[tuple[int, int]]:
 
 
 def find_bad_words(text: str, words: Collection[str], anywhere: bool) -> list[str]:
-    """Listed words in a text, each position asked for each word, the longest first; found words do not overlap."""
+    """Listed words in a text, each position asked for each word, the longest first; found words
+    do not overlap.
+    """
     lower, found, position = text.lower(), [], 0
     while position < len(lower):
         hits = [
-            word for word in words if lower.startswith(word, position) and (anywhere or _apart(lower, position, word))
+            word
+            for word in words
+            if lower.startswith(word, position) and (anywhere or _apart(lower, position, word))
         ]
         best = max(hits, key=len, default="")
         found += [best] if best else []
@@ -34,12 +39,19 @@ def find_bad_words(text: str, words: Collection[str], anywhere: bool) -> list[st
 
 
 def _apart(text: str, position: int, word: str) -> bool:
-    around = text[max(0, position - 1) : position] + text[position + len(word) : position + len(word) + 1]
+    around = (
+        text[max(0, position - 1) : position]
+        + text[position + len(word) : position + len(word) + 1]
+    )
     return not any(character.isalnum() or character == "_" for character in around)
 
 
 def find_url_match(
-    url: str, hard: Collection[str], soft: Collection[str], max_soft: int, substrings: Collection[str]
+    url: str,
+    hard: Collection[str],
+    soft: Collection[str],
+    max_soft: int,
+    substrings: Collection[str],
 ) -> str | None:
     """The first test on words that a URL fails."""
     words = set(re.split(r"[^a-zA-Z0-9]+", url))
@@ -51,7 +63,9 @@ def find_url_match(
     return "substring" if any(one in plain for one in substrings) else None
 
 
-def find_ngram_matches(text: str, items: Sequence[str], ngram_words: int, min_item_words: int) -> set[tuple[int, str]]:
+def find_ngram_matches(
+    text: str, items: Sequence[str], ngram_words: int, min_item_words: int
+) -> set[tuple[int, str]]:
     """(item, n-gram) for every n-gram of an item that stands in a text, words joined by spaces."""
     words = simplify_text(text).split()
     found = set()

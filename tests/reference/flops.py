@@ -8,7 +8,8 @@ def count_visible_pairs(
 ) -> int:
     """(query, key) pairs of one sequence in which the query sees the key.
 
-    A query sees, itself included, its own document, with `causal` nothing later, and what is fewer than `window` away.
+    A query sees, itself included, its own document, with `causal` nothing later, and what is fewer
+    than `window` away.
     """
     numbers: list[int] = []
     while len(numbers) < length:

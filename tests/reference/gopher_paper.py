@@ -1,4 +1,6 @@
-"""Gopher's rules as the dialect `paper` reads them, one document at a time, as plainly as the paper says them."""
+"""Gopher's rules as the dialect `paper` reads them, one document at a time, as plainly as the
+paper says them.
+"""
 
 import re
 from collections import Counter
@@ -35,7 +37,8 @@ def find_paper_repetition_violation(text: str) -> str | None:
         "paragraphs": [part.strip() for part in re.split(r"\n{2,}", text) if part.strip()],
     }
     copies = {
-        name: [part for place, part in enumerate(found) if part in found[:place]] for name, found in parts.items()
+        name: [part for place, part in enumerate(found) if part in found[:place]]
+        for name, found in parts.items()
     }
     for name, found in parts.items():
         if len(copies[name]) / len(found) > 0.3:

@@ -24,12 +24,16 @@ class TransformersBackend:
 
     @torch.no_grad()
     def predict(self, ids: list[int]) -> torch.Tensor:
-        """Log-probabilities of the next token after each of the last ids that the model can read, (T, V)."""
+        """Log-probabilities of the next token after each of the last ids that the model can
+        read, (T, V).
+        """
         logits: torch.Tensor = self.model(torch.tensor([ids[-self.longest :]])).logits[0]
         return logits.log_softmax(-1)
 
     def score(self, context: list[int], scored: list[int]) -> tuple[float, bool]:
-        """Sum over the scored ids, each predicted from all before it; whether each is the likeliest."""
+        """Sum over the scored ids, each predicted from all before it; whether each is the
+        likeliest.
+        """
         nats, is_greedy = 0.0, True
         whole = (context + scored)[-(self.longest + 1) :]
         begin = len(whole) - len(scored)
@@ -47,11 +51,17 @@ class TransformersBackend:
             context, continuation = request.args
             spaces = context[len(context.rstrip()) :]
             before = self.encode(context.rstrip())
-            found.append(self.score(before, self.encode(context.rstrip() + spaces + continuation)[len(before) :]))
+            found.append(
+                self.score(
+                    before, self.encode(context.rstrip() + spaces + continuation)[len(before) :]
+                )
+            )
         return found
 
     def loglikelihood_rolling(self, requests: Sequence[Any]) -> list[float]:
-        """Parts of the model's length; the last one has as many ids, of which only the new ones are scored."""
+        """Parts of the model's length; the last one has as many ids, of which only the new ones
+        are scored.
+        """
         sums = []
         for request in requests:
             ids, total = self.encode(request.args[0]), 0.0

@@ -1,4 +1,6 @@
-"""The plain twin of near-duplicate removal: Python integers, all pairs, no numpy; slow, and read in a minute."""
+"""The plain twin of near-duplicate removal: Python integers, all pairs, no numpy; slow, and read
+in a minute.
+"""
 
 from itertools import combinations
 
@@ -23,7 +25,9 @@ def combine(hashes: list[int]) -> int:
 
 
 def compute_signature(words: list[str], n: int, a: list[int], b: list[int]) -> list[int] | None:
-    runs = [combine([hash_word(word) for word in words[i : i + n]]) for i in range(len(words) - n + 1)]
+    runs = [
+        combine([hash_word(word) for word in words[i : i + n]]) for i in range(len(words) - n + 1)
+    ]
     if not runs:
         return None
     return [min(((run * x + y) & MASK) % PRIME for run in runs) for x, y in zip(a, b, strict=True)]
@@ -35,8 +39,12 @@ def find_linked(left: list[int] | None, right: list[int] | None, rows: int) -> b
     return any(left[i : i + rows] == right[i : i + rows] for i in range(0, len(left), rows))
 
 
-def select_kept(documents: list[tuple[str, str]], signatures: list[list[int] | None], rows: int) -> set[str]:
-    """Ids that stay of (id, text): per connected component the longest text, then the smallest id."""
+def select_kept(
+    documents: list[tuple[str, str]], signatures: list[list[int] | None], rows: int
+) -> set[str]:
+    """Ids that stay of (id, text): per connected component the longest text, then the smallest
+    id.
+    """
     component = list(range(len(documents)))
     for left, right in combinations(range(len(documents)), 2):
         if find_linked(signatures[left], signatures[right], rows):

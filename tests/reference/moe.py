@@ -1,6 +1,7 @@
 """The mixture-of-experts layer as its formulas say it, one token, expert and assignment at a time.
 
-Takes the layer's parameters by name, so autograd gives their gradients, and uses none of the code that it checks.
+Takes the layer's parameters by name, so autograd gives their gradients, and uses none of the code
+that it checks.
 """
 
 import math
@@ -17,13 +18,20 @@ Visits = dict[int, Tensor]
 """Of one token: the weight of each expert that it visits."""
 
 
-def compute_mixture(config: MoeConfig, p: Parameters, x: Tensor, real: Tensor, *, training: bool) -> Tensor:
+def compute_mixture(
+    config: MoeConfig, p: Parameters, x: Tensor, real: Tensor, *, training: bool
+) -> Tensor:
     """(rows, positions, width) to the same; `real` is False where a token is padding."""
     rows = []
     for row, here in zip(x, real.tolist(), strict=True):
         visits = route(config, p, row, here, training=training)
         rows.append(
-            torch.stack([compute_token(config, p, one, weights) for one, weights in zip(row, visits, strict=True)])
+            torch.stack(
+                [
+                    compute_token(config, p, one, weights)
+                    for one, weights in zip(row, visits, strict=True)
+                ]
+            )
         )
     return torch.stack(rows)
 
@@ -31,7 +39,9 @@ def compute_mixture(config: MoeConfig, p: Parameters, x: Tensor, real: Tensor, *
 def compute_token(config: MoeConfig, p: Parameters, x: Tensor, visits: Visits) -> Tensor:
     y = torch.zeros_like(x)
     for e, weight in visits.items():
-        y = y + config.routed_scaling_factor * weight * compute_network(config, x, *(part(p, name, e) for name in MAPS))
+        y = y + config.routed_scaling_factor * weight * compute_network(
+            config, x, *(part(p, name, e) for name in MAPS)
+        )
     if config.shared_expert_size:
         shared = [(p.get(f"shared.{m}_proj.weight"), p.get(f"shared.{m}_proj.bias")) for m in MAPS]
         answer = compute_network(config, x, *((None if w is None else w.T, b) for w, b in shared))
@@ -76,7 +86,9 @@ def compute_scores(config: MoeConfig, p: Parameters, x: Tensor) -> tuple[Tensor,
     return logits, logits.exp() / logits.exp().sum()
 
 
-def route(config: MoeConfig, p: Parameters, row: Tensor, real: list[bool], *, training: bool) -> list[Visits]:
+def route(
+    config: MoeConfig, p: Parameters, row: Tensor, real: list[bool], *, training: bool
+) -> list[Visits]:
     tokens, size = sum(real), config.num_experts
     if config.routing.kind == "expert_choice":
         return select_expert_choice(
@@ -85,7 +97,9 @@ def route(config: MoeConfig, p: Parameters, row: Tensor, real: list[bool], *, tr
     wanted = [choose(config, p, x) for x in row]
     if config.routing.kind == "token_choice" or not training:
         return wanted
-    room = math.ceil(Fraction(str(config.routing.factor)) * tokens * config.num_experts_per_tok / size)
+    room = math.ceil(
+        Fraction(str(config.routing.factor)) * tokens * config.num_experts_per_tok / size
+    )
     taken = [0] * size
     kept: list[dict[int, Tensor]] = []
     for visits, here in zip(wanted, real, strict=True):
@@ -97,7 +111,9 @@ def route(config: MoeConfig, p: Parameters, row: Tensor, real: list[bool], *, tr
     return kept
 
 
-def select_expert_choice(config: MoeConfig, p: Parameters, row: Tensor, real: list[bool], room: int) -> list[Visits]:
+def select_expert_choice(
+    config: MoeConfig, p: Parameters, row: Tensor, real: list[bool], room: int
+) -> list[Visits]:
     all_scores = [compute_scores(config, p, x)[1] for x in row]
     here = [t for t, is_real in enumerate(real) if is_real]
     visits: list[Visits] = [{} for _ in row]
@@ -116,7 +132,11 @@ def choose(config: MoeConfig, p: Parameters, x: Tensor) -> Visits:
     merit = [float(s.detach()) for s in score]
     if config.balance.kind == "bias":
         merit = [m + float(b) for m, b in zip(merit, p["balance_bias_E"], strict=True)]
-    allowed = [e for e in range(config.num_experts) if config.groups is None or e in open_experts(config, merit)]
+    allowed = [
+        e
+        for e in range(config.num_experts)
+        if config.groups is None or e in open_experts(config, merit)
+    ]
     if config.score == "sparsemixer":
         return select_sparsemixer(config, logits, merit, allowed)
     chosen = sorted(allowed, key=lambda e: -merit[e])[: config.num_experts_per_tok]
@@ -134,20 +154,28 @@ def open_experts(config: MoeConfig, merit: list[float]) -> list[int]:
     return [e for g in order[: config.groups.groups_per_token] for e in members[g]]
 
 
-def select_sparsemixer(config: MoeConfig, logits: Tensor, merit: list[float], allowed: list[int]) -> Visits:
+def select_sparsemixer(
+    config: MoeConfig, logits: Tensor, merit: list[float], allowed: list[int]
+) -> Visits:
     visits: Visits = {}
     for _ in range(2):
         left = [e for e in allowed if e not in visits]
         best = max(left, key=lambda e: merit[e])
         top = float(logits[best].detach())
         values = {e: float(logits[e].detach()) for e in left}
-        near = [e for e in left if (top - values[e]) / max(abs(values[e]), top) <= 2 * config.jitter]
+        near = [
+            e for e in left if (top - values[e]) / max(abs(values[e]), top) <= 2 * config.jitter
+        ]
         visits[best] = logits[best].exp() / sum(logits[e].exp() for e in near)
     return visits
 
 
-def compute_balance_losses(config: MoeConfig, p: Parameters, x: Tensor, share: Tensor | None) -> Tensor:
-    """The auxiliary losses of all rows, a mean over tokens; without padding. `share`: of the step before."""
+def compute_balance_losses(
+    config: MoeConfig, p: Parameters, x: Tensor, share: Tensor | None
+) -> Tensor:
+    """The auxiliary losses of all rows, a mean over tokens; without padding. `share`: of the
+    step before.
+    """
     balance, size = config.balance, config.num_experts
     total, tokens = torch.zeros(()), x.shape[0] * x.shape[1]
     for row in x:
@@ -161,6 +189,16 @@ def compute_balance_losses(config: MoeConfig, p: Parameters, x: Tensor, share: T
                 loss = size * sum(count[e] / sum(count) * share_of_score[e] for e in range(size))
                 total = total + balance.sequence_weight * loss / tokens
             elif balance.kind == "auxiliary_loss":
-                f = [count[e] / sum(count) for e in range(size)] if share is None else share.tolist()
-                total = total + balance.weight * size * sum(f[e] * share_of_score[e] for e in range(size)) / tokens
+                f = (
+                    [count[e] / sum(count) for e in range(size)]
+                    if share is None
+                    else share.tolist()
+                )
+                total = (
+                    total
+                    + balance.weight
+                    * size
+                    * sum(f[e] * share_of_score[e] for e in range(size))
+                    / tokens
+                )
     return total

@@ -4,7 +4,13 @@ import math
 
 
 def step_lion(
-    weight: float, gradient: float, momentum: float, *, rate: float, decay: float, betas: tuple[float, float]
+    weight: float,
+    gradient: float,
+    momentum: float,
+    *,
+    rate: float,
+    decay: float,
+    betas: tuple[float, float],
 ) -> tuple[float, float]:
     """Return the next weight and momentum of Lion (Chen 2023, algorithm 2)."""
     beta1, beta2 = betas
@@ -14,7 +20,8 @@ def step_lion(
 
 
 def compute_slow_beta(step: int, warmup: int, start: float, end: float) -> float:
-    """Return the decay rate whose half-life is between those of two others (AdEMAMix, appendix A.1).
+    """Return the decay rate whose half-life is between those of two others (AdEMAMix, appendix
+    A.1).
 
     The half-life grows linearly with the step.
     """
@@ -37,7 +44,9 @@ def step_ademamix(
     warmup: int,
     eps: float,
 ) -> tuple[float, tuple[float, float, float]]:
-    """Return the next weight and the moments (fast, second, slow) of AdEMAMix (Pagliardini 2024, algorithm 1)."""
+    """Return the next weight and the moments (fast, second, slow) of AdEMAMix (Pagliardini 2024,
+    algorithm 1).
+    """
     (beta1, beta2, beta3), (fast, second, slow) = betas, moments
     beta3 = compute_slow_beta(step, warmup, beta1, beta3)
     alpha *= min(step / warmup, 1.0) if warmup else 1.0
@@ -62,7 +71,9 @@ def step_schedule_free(
     power: float,
     eps: float,
 ) -> tuple[float, float, float]:
-    """Return the next average x, fast weight z and second moment (Defazio 2024, algorithm 1); gradients are at y."""
+    """Return the next average x, fast weight z and second moment (Defazio 2024, algorithm 1);
+    gradients are at y.
+    """
     beta2, trained = betas[1], (1 - betas[0]) * fast + betas[0] * average
     second = beta2 * second + (1 - beta2) * gradient**2
     direction = gradient / (math.sqrt(second / (1 - beta2**step)) + eps) + decay * trained

@@ -3,10 +3,12 @@
 import numpy as np
 
 from llmsys.data.shuffle import KeyedPermutation, build_permutation, derive_order_key
-from llmsys.token_shards import TokenShards
+from llmsys.dataset.token_shards import TokenShards
 
 
-def build_window(shards: TokenShards, *, length: int, seed: int, index: int) -> tuple[list[int], list[int]]:
+def build_window(
+    shards: TokenShards, *, length: int, seed: int, index: int
+) -> tuple[list[int], list[int]]:
     """Tokens and document numbers of sequence `index`, by building the epoch."""
     total = int(shards.lengths.sum())
     per_epoch = (total - 1) // length
@@ -14,13 +16,20 @@ def build_window(shards: TokenShards, *, length: int, seed: int, index: int) -> 
     stream: list[int] = []
     owner: list[int] = []
     for number, document in enumerate(
-        build_permutation(shards.num_documents, derive_order_key("documents", shards.fingerprint, seed, epoch))
+        build_permutation(
+            shards.num_documents, derive_order_key("documents", shards.fingerprint, seed, epoch)
+        )
     ):
         tokens = shards.get_tokens(int(document)).tolist()
         stream += tokens
         owner += [number] * (len(tokens) - 1) + [number + 1]
     start = (
-        int(build_permutation(per_epoch, derive_order_key("windows", shards.fingerprint, seed, epoch))[place]) * length
+        int(
+            build_permutation(
+                per_epoch, derive_order_key("windows", shards.fingerprint, seed, epoch)
+            )[place]
+        )
+        * length
     )
     return stream[start : start + length + 1], owner[start : start + length + 1]
 
@@ -28,7 +37,8 @@ def build_window(shards: TokenShards, *, length: int, seed: int, index: int) -> 
 def build_stream_window(
     shards: TokenShards, *, length: int, seed: int, index: int
 ) -> tuple[list[int], list[int], list[int]]:
-    """Tokens, document of each token, and document that each token belongs to as an input, of order 2.
+    """Tokens, document of each token, and document that each token belongs to as an input, of order
+    2.
 
     Documents that follow the end of the stream are counted on.
     """
@@ -46,23 +56,37 @@ def build_stream_window(
     start %= len(stream)
     places = range(start, start + length + 1)
     tokens = [stream[at % len(stream)] for at in places]
-    documents = [owner[at % len(stream)] + shards.num_documents * (at // len(stream)) for at in places]
+    documents = [
+        owner[at % len(stream)] + shards.num_documents * (at // len(stream)) for at in places
+    ]
     is_last = [owner[at % len(stream)] != owner[(at + 1) % len(stream)] for at in places]
-    return tokens, documents, [document + last for document, last in zip(documents, is_last, strict=True)]
+    return (
+        tokens,
+        documents,
+        [document + last for document, last in zip(documents, is_last, strict=True)],
+    )
 
 
 def pack_best_fit(sizes: list[int], length: int, num_windows: int) -> tuple[list[int], list[int]]:
-    """Window and kept tokens of each document: largest first, each into the fullest window with room for it."""
+    """Window and kept tokens of each document: largest first, each into the fullest window with
+    room for it.
+    """
     room, windows, kept = [length] * num_windows, [-1] * len(sizes), [0] * len(sizes)
     for document in sorted(range(len(sizes)), key=lambda document: -sizes[document]):
         fits = [window for window in range(num_windows) if room[window] >= sizes[document]]
-        chosen = min(fits, key=lambda window: room[window]) if fits else max(range(num_windows), key=room.__getitem__)
+        chosen = (
+            min(fits, key=lambda window: room[window])
+            if fits
+            else max(range(num_windows), key=room.__getitem__)
+        )
         _place(document, chosen, sizes, room, windows, kept)
     return windows, kept
 
 
 def pack_first_fit(sizes: list[int], length: int, num_windows: int) -> tuple[list[int], list[int]]:
-    """Window and kept tokens of each document: in order, each into the first window with room for it."""
+    """Window and kept tokens of each document: in order, each into the first window with room
+    for it.
+    """
     room, windows, kept = [length] * num_windows, [-1] * len(sizes), [0] * len(sizes)
     for document, size in enumerate(sizes):
         fits = [window for window in range(num_windows) if room[window] >= size]
@@ -71,7 +95,14 @@ def pack_first_fit(sizes: list[int], length: int, num_windows: int) -> tuple[lis
     return windows, kept
 
 
-def _place(document: int, window: int, sizes: list[int], room: list[int], windows: list[int], kept: list[int]) -> None:
+def _place(
+    document: int,
+    window: int,
+    sizes: list[int],
+    room: list[int],
+    windows: list[int],
+    kept: list[int],
+) -> None:
     kept[document] = min(sizes[document], room[window])
     windows[document] = window if kept[document] else -1
     room[window] -= kept[document]

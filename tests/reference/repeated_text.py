@@ -1,10 +1,14 @@
-"""Plain twins of what takes repeated parts out: every part compared with every earlier one, no hashes."""
+"""Plain twins of what takes repeated parts out: every part compared with every earlier one, no
+hashes.
+"""
 
 from collections.abc import Callable, Sequence
 
 
 def find_later_places(keys_of: Sequence[Sequence[str | None]]) -> list[list[int]]:
-    """Per document, in the order in which copies stay, the places whose key stood before, here or in an earlier one."""
+    """Per document, in the order in which copies stay, the places whose key stood before, here
+    or in an earlier one.
+    """
     before: list[str] = []
     found = []
     for keys in keys_of:
@@ -19,12 +23,18 @@ def find_later_places(keys_of: Sequence[Sequence[str | None]]) -> list[list[int]
 
 
 def cut_repeated_strings(texts: Sequence[str], length: int) -> list[str]:
-    """Texts, in the order in which copies stay, without the characters of later occurrences of repeated strings.
+    """Texts, in the order in which copies stay, without the characters of later occurrences of
+    repeated strings.
 
-    A suffix array by definition: all suffixes of all texts in order; neighbours that share `length` characters or more
-    are occurrences of one string, and of such a run all but the first place are later ones.
+    A suffix array by definition: all suffixes of all texts in order; neighbours that share `length`
+    characters or more are occurrences of one string, and of such a run all but the first place are
+    later ones.
     """
-    suffixes = sorted((text[start:], number, start) for number, text in enumerate(texts) for start in range(len(text)))
+    suffixes = sorted(
+        (text[start:], number, start)
+        for number, text in enumerate(texts)
+        for start in range(len(text))
+    )
     covered = [[False] * len(text) for text in texts]
     run: list[tuple[int, int]] = []
     head = ""
@@ -41,7 +51,9 @@ def cut_repeated_strings(texts: Sequence[str], length: int) -> list[str]:
 
 
 def _kept(text: str, flags: Sequence[bool]) -> list[str]:
-    marked = "".join("\0" if flag else character for character, flag in zip(text, flags, strict=True))
+    marked = "".join(
+        "\0" if flag else character for character, flag in zip(text, flags, strict=True)
+    )
     return [part.strip() for part in marked.split("\0") if part.strip()]
 
 

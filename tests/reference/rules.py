@@ -1,4 +1,5 @@
-"""The rules as their definitions say them: one document at a time, no shared columns, spaCy on the whole text.
+"""The rules as their definitions say them: one document at a time, no shared columns, spaCy on the
+whole text.
 
 The fast rules in data_pipeline/rules must agree with these in decision, reason and rewritten text.
 """
@@ -10,12 +11,24 @@ from typing import Any
 
 import spacy
 
-from data_pipeline.text.vocabulary import PUNCTUATION, TERMINAL_MARKS
 from llmsys.config.line_rules import C4Config, C4DatatroveConfig
-from llmsys.config.quality_rules import FinewebQualityConfig, GopherQualityConfig, GopherRepetitionConfig, RuleConfig
+from llmsys.config.quality_rules import (
+    FinewebQualityConfig,
+    GopherQualityConfig,
+    GopherRepetitionConfig,
+    RuleConfig,
+)
+from llmsys.data_pipeline.text.vocabulary import PUNCTUATION, TERMINAL_MARKS
 
 Judgement = tuple[str | None, str]  # the test that failed (None: kept) and the text afterwards
-POLICY = ("terms of use", "privacy policy", "cookie policy", "uses cookies", "use of cookies", "use cookies")
+POLICY = (
+    "terms of use",
+    "privacy policy",
+    "cookie policy",
+    "uses cookies",
+    "use of cookies",
+    "use cookies",
+)
 
 
 @lru_cache(maxsize=1)
@@ -83,7 +96,9 @@ def find_repetition_violation(text: str, rule: GopherRepetitionConfig) -> str | 
             if len(gram) * count / len(text) > getattr(rule, f"max_top_{n}gram_share"):
                 return f"share of characters in the most frequent {n}-gram"
     for n in range(5, 11):
-        if count_scanned_ngrams(words, n) / len(text) > getattr(rule, f"max_duplicate_{n}gram_share"):
+        if count_scanned_ngrams(words, n) / len(text) > getattr(
+            rule, f"max_duplicate_{n}gram_share"
+        ):
             return f"share of characters in duplicate {n}-grams"
     return None
 
@@ -115,9 +130,15 @@ def find_quality_violation(text: str, rule: GopherQualityConfig) -> str | None:
     if (text.count("...") + text.count("…")) / max(len(words), 1) > rule.max_ellipsis_ratio:
         return "ellipses per word"
     lines = text.splitlines() or [""]
-    if sum(line.lstrip().startswith(("•", "-")) for line in lines) / len(lines) > rule.max_bullet_line_share:
+    if (
+        sum(line.lstrip().startswith(("•", "-")) for line in lines) / len(lines)
+        > rule.max_bullet_line_share
+    ):
         return "share of lines that start with a bullet"
-    if sum(line.rstrip().endswith(("...", "…")) for line in lines) / len(lines) > rule.max_ellipsis_line_share:
+    if (
+        sum(line.rstrip().endswith(("...", "…")) for line in lines) / len(lines)
+        > rule.max_ellipsis_line_share
+    ):
         return "share of lines that end with an ellipsis"
     letters = sum(any(character.isalpha() for character in word) for word in words)
     if letters / max(len(words), 1) < rule.min_alphabetic_word_share:
@@ -158,11 +179,20 @@ def find_fineweb_violation(text: str, rule: FinewebQualityConfig) -> str | None:
     lines = [line for line in text.split("\n") if line.strip()]
     if not lines:
         return "empty text"
-    if sum(line[-1] in TERMINAL_MARKS for line in lines) / len(lines) < rule.min_end_mark_line_share:
+    if (
+        sum(line[-1] in TERMINAL_MARKS for line in lines) / len(lines)
+        < rule.min_end_mark_line_share
+    ):
         return "share of lines with an end mark"
-    if sum(len(line) <= rule.short_line_characters for line in lines) / len(lines) > rule.max_short_line_share:
+    if (
+        sum(len(line) <= rule.short_line_characters for line in lines) / len(lines)
+        > rule.max_short_line_share
+    ):
         return "share of short lines"
-    if find_repeats(lines)[1] / len(text.replace("\n", "")) > rule.max_duplicate_line_character_share:
+    if (
+        find_repeats(lines)[1] / len(text.replace("\n", ""))
+        > rule.max_duplicate_line_character_share
+    ):
         return "share of characters in duplicate lines"
     if text.count("\n") / len(split_words(text)) > rule.max_newlines_per_word:
         return "newlines per word"

@@ -1,7 +1,9 @@
-"""The Transformer as its formulas say it, one row, position, head and expert at a time: slow, and easy to believe.
+"""The Transformer as its formulas say it, one row, position, head and expert at a time: slow, and
+easy to believe.
 
-Takes the parameters and saved buffers as a mapping from name to tensor (the names that checkpoints have), so autograd
-gives their gradients. Attention is in attention.py, the other layers in layers.py. Without dropout.
+Takes the parameters and saved buffers as a mapping from name to tensor (the names that checkpoints
+have), so autograd gives their gradients. Attention is in attention.py, the other layers in
+layers.py. Without dropout.
 """
 
 import math
@@ -12,7 +14,12 @@ from torch import Tensor
 
 from llmsys.config.model import ModelConfig
 from tests.reference import rnn
-from tests.reference.attention import Parameters, Vectors, compute_cross_attention, compute_self_attention
+from tests.reference.attention import (
+    Parameters,
+    Vectors,
+    compute_cross_attention,
+    compute_self_attention,
+)
 from tests.reference.layers import apply_activation, apply_dense, apply_linear, apply_norm
 from tests.reference.moe import compute_mixture
 
@@ -34,12 +41,21 @@ def output(
         memory: Vectors = []
         sources: list[int] = []
         if source is not None:
-            sources = [0] * len(source[row]) if source_documents is None else source_documents[row].tolist()
+            sources = (
+                [0] * len(source[row])
+                if source_documents is None
+                else source_documents[row].tolist()
+            )
             memory = encoded(config, p, source[row], sources)
         x = embedded(config, p, "embed", ids)
         if "token_types.weight" in p:
-            x = [one + p["token_types.weight"][segment] for one, segment in zip(x, segments, strict=True)]
-        x = stack(config, p, "", x, numbers, segments, alpha(config, encoder=False), memory, sources)
+            x = [
+                one + p["token_types.weight"][segment]
+                for one, segment in zip(x, segments, strict=True)
+            ]
+        x = stack(
+            config, p, "", x, numbers, segments, alpha(config, encoder=False), memory, sources
+        )
         rows.append(headed(config, p, finished(config, p, "", x)))
     return torch.stack(rows)
 
@@ -47,12 +63,24 @@ def output(
 def encoded(config: ModelConfig, p: Parameters, ids: Tensor, documents: list[int]) -> Vectors:
     table = "embed" if config.embedding.source_vocab_size is None else "source_embed"
     x = embedded(config, p, table, ids)
-    x = stack(config.encoder_model, p, "encoder.", x, documents, [0] * len(ids), alpha(config, encoder=True))
+    x = stack(
+        config.encoder_model,
+        p,
+        "encoder.",
+        x,
+        documents,
+        [0] * len(ids),
+        alpha(config, encoder=True),
+    )
     return finished(config, p, "encoder.", x)
 
 
 def finished(config: ModelConfig, p: Parameters, prefix: str, x: Vectors) -> Vectors:
-    return [apply_norm(config, p, f"{prefix}norm", one) for one in x] if f"{prefix}norm.weight" in p else x
+    return (
+        [apply_norm(config, p, f"{prefix}norm", one) for one in x]
+        if f"{prefix}norm.weight" in p
+        else x
+    )
 
 
 def embedded(config: ModelConfig, p: Parameters, table: str, ids: Tensor) -> Vectors:
@@ -73,7 +101,9 @@ def stack(
     sources: list[int] | None = None,
 ) -> Vectors:
     if config.recurrence is None:
-        x = [one + added_position(config, p, prefix, place(documents, t)) for t, one in enumerate(x)]
+        x = [
+            one + added_position(config, p, prefix, place(documents, t)) for t, one in enumerate(x)
+        ]
     if config.embedding.norm:
         x = [apply_norm(config, p, f"{prefix}embedding_norm", one) for one in x]
     if config.rnn is not None and config.family == "encoder":
@@ -83,7 +113,9 @@ def stack(
     if config.recurrence is not None:
         return recurrent(config, p, prefix, x, documents, types, alpha, memory, sources)
     for layer in range(config.num_hidden_layers):
-        branches = branches_of(config, p, f"{prefix}blocks.{layer}", layer, documents, types, memory, sources)
+        branches = branches_of(
+            config, p, f"{prefix}blocks.{layer}", layer, documents, types, memory, sources
+        )
         x = block(config, p, f"{prefix}blocks.{layer}", x, branches, alpha)
     return x
 
@@ -99,14 +131,19 @@ def recurrent(
     memory: Vectors | None,
     sources: list[int] | None,
 ) -> Vectors:
-    """Universal Transformer: one block in every step; with ACT, Graves 2016, equations 4 to 10, for each position."""
+    """Universal Transformer: one block in every step; with ACT, Graves 2016, equations 4 to 10,
+    for each position.
+    """
     name, kind = f"{prefix}blocks.0", cast(Any, config.recurrence)
     used: list[list[Any]] = [[] for _ in x]
     states: list[Vectors] = [[] for _ in x]
     halted = [False] * len(x)
     for step in range(1, config.num_hidden_layers + 1):
         clock = wave(config, step)
-        entered = [one + added_position(config, p, prefix, place(documents, t)) + clock for t, one in enumerate(x)]
+        entered = [
+            one + added_position(config, p, prefix, place(documents, t)) + clock
+            for t, one in enumerate(x)
+        ]
         branches = branches_of(config, p, name, 0, documents, types, memory, sources)
         after = block(config, p, name, entered, branches, alpha)
         if kind.kind == "fixed":
@@ -122,7 +159,10 @@ def recurrent(
             used[t].append(1 - sum(used[t]) if halted[t] else h)
     if kind.kind == "fixed":
         return x
-    return [cast(Tensor, sum(w * s for w, s in zip(used[t], states[t], strict=True))) for t in range(len(x))]
+    return [
+        cast(Tensor, sum(w * s for w, s in zip(used[t], states[t], strict=True)))
+        for t in range(len(x))
+    ]
 
 
 def wave(config: ModelConfig, step: int) -> Tensor:
@@ -131,7 +171,9 @@ def wave(config: ModelConfig, step: int) -> Tensor:
 
 
 def predicted(config: ModelConfig, p: Parameters, ids: Tensor) -> list[Tensor]:
-    """DeepSeek-V3, equations 21 to 23: for each depth k the logits at the positions that have a token k places on."""
+    """DeepSeek-V3, equations 21 to 23: for each depth k the logits at the positions that have a
+    token k places on.
+    """
     documents = [0] * len(ids)
     x = stack(config, p, "", embedded(config, p, "embed", ids), documents, documents, 1.0)
     logits, last = [], config.num_hidden_layers - 1
@@ -140,7 +182,10 @@ def predicted(config: ModelConfig, p: Parameters, ids: Tensor) -> list[Tensor]:
         ahead = embedded(config, p, "embed", ids[k:])
         pairs = [
             torch.cat(
-                [apply_norm(config, p, f"{name}.embedding_norm", e), apply_norm(config, p, f"{name}.hidden_norm", h)]
+                [
+                    apply_norm(config, p, f"{name}.embedding_norm", e),
+                    apply_norm(config, p, f"{name}.hidden_norm", h),
+                ]
             )
             for e, h in zip(ahead, x, strict=False)
         ]
@@ -163,7 +208,9 @@ def branches_of(
 ) -> dict[str, Any]:
     """What stands on the residual stream of one block, in order."""
     branches: dict[str, Any] = {
-        "attention": lambda x: compute_self_attention(config, p, f"{name}.attention", layer, x, documents, types)
+        "attention": lambda x: compute_self_attention(
+            config, p, f"{name}.attention", layer, x, documents, types
+        )
     }
     if memory:
         branches["cross_attention"] = lambda x: compute_cross_attention(
@@ -178,17 +225,30 @@ def branches_of(
     if f"{name}.feed_forward.router.weight" in p:
         branches["feed_forward"] = lambda x: experts(config, p, f"{name}.feed_forward.", x)
     else:
-        branches["feed_forward"] = lambda x: [apply_dense(config, p, f"{name}.feed_forward", one) for one in x]
+        branches["feed_forward"] = lambda x: [
+            apply_dense(config, p, f"{name}.feed_forward", one) for one in x
+        ]
     return branches
 
 
 def experts(config: ModelConfig, p: Parameters, prefix: str, x: Vectors) -> Vectors:
     own = {name.removeprefix(prefix): value for name, value in p.items() if name.startswith(prefix)}
     rows = torch.stack(x)[None]
-    return list(compute_mixture(config.moe, own, rows, torch.ones(1, len(x), dtype=torch.bool), training=False)[0])  # type: ignore[arg-type]
+    return list(
+        compute_mixture(
+            config.moe, own, rows, torch.ones(1, len(x), dtype=torch.bool), training=False
+        )[0]
+    )  # type: ignore[arg-type]
 
 
-def block(config: ModelConfig, p: Parameters, name: str, x: Vectors, branches: dict[str, Any], alpha: float) -> Vectors:
+def block(
+    config: ModelConfig,
+    p: Parameters,
+    name: str,
+    x: Vectors,
+    branches: dict[str, Any],
+    alpha: float,
+) -> Vectors:
     kind = config.residual.kind
 
     def normed(which: str, vectors: Vectors) -> Vectors:
@@ -222,7 +282,11 @@ def alpha(config: ModelConfig, encoder: bool) -> float:
     depth = config.num_hidden_layers
     if config.family != "encoder_decoder":
         return (2 * depth) ** (1 / 4)
-    return 0.81 * (config.encoder_model.num_hidden_layers**4 * depth) ** (1 / 16) if encoder else (3 * depth) ** (1 / 4)
+    return (
+        0.81 * (config.encoder_model.num_hidden_layers**4 * depth) ** (1 / 16)
+        if encoder
+        else (3 * depth) ** (1 / 4)
+    )
 
 
 def place(documents: list[int], t: int) -> int:
@@ -233,15 +297,21 @@ def place(documents: list[int], t: int) -> int:
     return count
 
 
-def added_position(config: ModelConfig, p: Parameters, prefix: str, position: int) -> Tensor | float:
+def added_position(
+    config: ModelConfig, p: Parameters, prefix: str, position: int
+) -> Tensor | float:
     kind: Any = config.position
     if kind.kind == "learned":
         return p[f"{prefix}positions.weight"][position + kind.offset]
     if kind.kind != "sinusoidal":
         return 0.0
-    pairs = [position / 10000 ** (2 * i / config.hidden_size) for i in range(config.hidden_size // 2)]
+    pairs = [
+        position / 10000 ** (2 * i / config.hidden_size) for i in range(config.hidden_size // 2)
+    ]
     if kind.arrangement == "halves":
-        return torch.tensor([math.sin(a) for a in pairs] + [math.cos(a) for a in pairs], dtype=torch.float64)
+        return torch.tensor(
+            [math.sin(a) for a in pairs] + [math.cos(a) for a in pairs], dtype=torch.float64
+        )
     return torch.tensor([f(a) for a in pairs for f in (math.sin, math.cos)], dtype=torch.float64)
 
 
@@ -255,7 +325,10 @@ def headed(config: ModelConfig, p: Parameters, x: Vectors) -> Tensor:
         inner = [apply_activation(head.activation, apply_linear(p, "head.dense", one)) for one in x]
         x = [apply_norm(config, p, "head.norm", one) for one in inner]
     elif head.scale != 1.0:
-        x = [one * (config.hidden_size**-0.5 if isinstance(head.scale, str) else head.scale) for one in x]
+        x = [
+            one * (config.hidden_size**-0.5 if isinstance(head.scale, str) else head.scale)
+            for one in x
+        ]
     weight = p["embed.weight"] if config.tie_word_embeddings else p["head.weight"]
     logits = torch.stack([weight @ one for one in x])
     for name in ("head.bias", "head.fixed_bias_V"):

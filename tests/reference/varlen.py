@@ -1,8 +1,10 @@
-"""torch's operators of variable-length flash attention on the CPU, behind the same contract, without flash.
+"""torch's operators of variable-length flash attention on the CPU, behind the same contract,
+without flash.
 
-`register_cpu_kernels` gives `torch_attn::_varlen_attn` and its backward a CPU kernel in this process. So the project's
-own calls run: packing, order of arguments, windows, groups, and the log-sum-exp, (H, T), that the backward is given. As
-in the CUDA kernel, probabilities of the backward come from the lse and the output that it is given.
+`register_cpu_kernels` gives `torch_attn::_varlen_attn` and its backward a CPU kernel in this
+process. So the project's own calls run: packing, order of arguments, windows, groups, and the
+log-sum-exp, (H, T), that the backward is given. As in the CUDA kernel, probabilities of the
+backward come from the lse and the output that it is given.
 """
 
 from functools import cache
@@ -13,7 +15,9 @@ from torch import Tensor
 
 
 def _hide_keys(lengths: list[int], window: list[int], is_causal: bool) -> Tensor:
-    """Return which of all packed keys a packed query sees, (T, T): the rule of the kernel, by two loops."""
+    """Return which of all packed keys a packed query sees, (T, T): the rule of the kernel, by
+    two loops.
+    """
     total, (left, right) = lengths[-1], window
     if is_causal:
         right = 0
@@ -95,7 +99,13 @@ def compute_gradients(
 
 
 def run_forward(
-    q: Tensor, k: Tensor, v: Tensor, cu_lengths: Tensor, max_length: int, is_causal: bool, scale: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_lengths: Tensor,
+    max_length: int,
+    is_causal: bool,
+    scale: float,
 ) -> tuple[Tensor, Tensor]:
     """The contract of llmsys/model/varlen_kernel.py."""
     out, lse, _ = attend(q, k, v, cu_lengths, cu_lengths, max_length, max_length, is_causal, scale)
@@ -115,7 +125,10 @@ def run_backward(
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """As `run_forward`; gradients of queries are float32."""
-    lengths, unused = (cu_lengths, cu_lengths, max_length, max_length), torch.zeros(2, dtype=torch.uint64)
+    lengths, unused = (
+        (cu_lengths, cu_lengths, max_length, max_length),
+        torch.zeros(2, dtype=torch.uint64),
+    )
     dq, dk, dv = compute_gradients(dout, q, k, v, out, lse_HP, *lengths, is_causal, unused, scale)
     return dq.float(), dk, dv
 

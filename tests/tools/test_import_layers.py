@@ -1,4 +1,6 @@
-"""The one direction of import that import-linter cannot see: `torch.distributed` is a part of torch, not a package."""
+"""The one direction of import that import-linter cannot see: `torch.distributed` is a part of
+torch, not a package.
+"""
 
 import ast
 from collections.abc import Iterator
@@ -29,7 +31,9 @@ def uses(tree: ast.AST) -> Iterator[int]:
             names = [ast.unparse(node)]
         else:
             continue
-        if any(name == "torch.distributed" or name.startswith("torch.distributed.") for name in names):
+        if any(
+            name == "torch.distributed" or name.startswith("torch.distributed.") for name in names
+        ):
             yield node.lineno
 
 
@@ -44,6 +48,13 @@ def test_process_groups_are_known_in_few_places(repository: Path) -> None:
 
 
 def test_every_spelling_is_seen() -> None:
-    spellings = ("import torch.distributed as dist", "from torch import distributed", "torch.distributed.barrier()")
-    assert all(list(uses(ast.parse(spelling))) for spelling in (*spellings, "from torch.distributed.fsdp import x"))
+    spellings = (
+        "import torch.distributed as dist",
+        "from torch import distributed",
+        "torch.distributed.barrier()",
+    )
+    assert all(
+        list(uses(ast.parse(spelling)))
+        for spelling in (*spellings, "from torch.distributed.fsdp import x")
+    )
     assert not list(uses(ast.parse("from torch import nn; torch.distributions.Normal")))

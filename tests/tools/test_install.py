@@ -1,4 +1,6 @@
-"""Laws of tools/install.py, with pip and venv played by a function that says what it was asked for."""
+"""Laws of tools/install.py, with pip and venv played by a function that says what it was asked
+for.
+"""
 
 import fcntl
 import sys
@@ -50,7 +52,9 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Checkout:
     return checkout
 
 
-def test_a_finished_install_does_nothing(checkout: Checkout, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_finished_install_does_nothing(
+    checkout: Checkout, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert checkout.install() == ["venv", "pip"]
     capsys.readouterr()
     assert checkout.install() == []
@@ -58,7 +62,9 @@ def test_a_finished_install_does_nothing(checkout: Checkout, capsys: pytest.Capt
 
 
 @pytest.mark.parametrize("name", ["pyproject.toml", "constraints.txt"])
-def test_a_changed_file_is_installed_into_the_same_environment(name: str, checkout: Checkout) -> None:
+def test_a_changed_file_is_installed_into_the_same_environment(
+    name: str, checkout: Checkout
+) -> None:
     checkout.install()
     (checkout.root / name).write_text("changed\n")
     assert checkout.install() == ["pip"]
@@ -121,18 +127,27 @@ def test_progress_names_what_pip_does() -> None:
     assert install.describe_progress("Obtaining file:///x\n") == ""
     assert install.describe_progress(log) == "1 packages found"
     log += "  Downloading https://example.org/torch-2.13.0-cp311.whl (183.2 MB)\n"
-    assert install.describe_progress(log) == "1 packages found, now torch-2.13.0-cp311.whl (183.2 MB)"
-    assert install.describe_progress(log + "Installing collected packages: numpy, torch\n") == "writing 2 packages"
+    assert (
+        install.describe_progress(log) == "1 packages found, now torch-2.13.0-cp311.whl (183.2 MB)"
+    )
+    assert (
+        install.describe_progress(log + "Installing collected packages: numpy, torch\n")
+        == "writing 2 packages"
+    )
 
 
 def test_a_running_step_prints_its_progress(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(install, "PROGRESS_SECONDS", 0.01)
-    code = "import os, time; print('Collecting numpy', flush=True)\nwhile not os.path.exists('go'): time.sleep(0.01)"
+    code = (
+        "import os, time; print('Collecting numpy', flush=True)\nwhile not os.path.exists('go'): "
+        "time.sleep(0.01)"
+    )
     with (tmp_path / LOG).open("w") as log, (tmp_path / LOCK).open("w") as lock:
         step = threading.Thread(
-            target=install.run_command, args=([sys.executable, "-c", code], tmp_path, lock.fileno(), log)
+            target=install.run_command,
+            args=([sys.executable, "-c", code], tmp_path, lock.fileno(), log),
         )
         step.start()
         said = ""
@@ -147,7 +162,9 @@ def test_a_running_step_prints_its_progress(
         step.join()
 
 
-def test_two_installs_wait_for_each_other(checkout: Checkout, capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_installs_wait_for_each_other(
+    checkout: Checkout, capsys: pytest.CaptureFixture[str]
+) -> None:
     checkout.venv.mkdir()
     with (checkout.venv / LOCK).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -170,7 +187,9 @@ def test_a_step_that_fails_shows_the_end_of_its_log_and_the_next_step(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = [sys.executable, "-c", "print('no space left'); raise SystemExit(3)"]
-    said = pytest.raises(SystemExit, match=r"status 3; the whole log is .*then run `make install` again")
+    said = pytest.raises(
+        SystemExit, match=r"status 3; the whole log is .*then run `make install` again"
+    )
     with (tmp_path / LOG).open("w") as log, (tmp_path / LOCK).open("w") as lock, said:
         install.run_command(command, tmp_path, lock.fileno(), log)
     assert capsys.readouterr().err == "no space left\n"

@@ -1,9 +1,18 @@
-"""The ledger of kernels in the README is what its tool prints, and its steps lead towards the goal."""
+"""The ledger of kernels in the README is what its tool prints, and its steps lead towards the
+goal.
+"""
 
 from pathlib import Path
 
 from llmsys.estimate.device_profile import load_device_profile
-from tools.bench.kernel_ledger import BEGIN, DENSE, END, MIXTURE, estimate_ideal_step, iter_ledger_lines
+from tools.bench.kernel_ledger import (
+    BEGIN,
+    DENSE,
+    END,
+    MIXTURE,
+    estimate_ideal_step,
+    iter_ledger_lines,
+)
 
 
 def test_the_readme_has_the_ledger_that_the_tool_prints(repository: Path) -> None:

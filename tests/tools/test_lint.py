@@ -1,4 +1,6 @@
-"""tools/lint.py finds a planted violation of each of its rules, and nothing in code that keeps them."""
+"""tools/lint.py finds a planted violation of each of its rules, and nothing in code that keeps
+them.
+"""
 
 from pathlib import Path
 
@@ -65,7 +67,9 @@ def product(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def run_lint(product: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> tuple[int, str]:
+def run_lint(
+    product: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> tuple[int, str]:
     monkeypatch.setattr("sys.argv", ["tools/lint.py"])
     return lint.main(), capsys.readouterr().out
 
@@ -87,13 +91,22 @@ def test_code_that_keeps_the_rules_has_no_finding(
         ("LS004", '"""What a run costs."""\n'),
         ("LS004", 'def estimate_price() -> int:\n    """How much it costs."""\n    return 1\n'),
         ("LS006", WITHOUT_ASSERT_NEVER),
-        ("LS006", WITHOUT_ASSERT_NEVER.replace("int()", '"adamw"').replace("match value", "match value.kind")),
+        (
+            "LS006",
+            WITHOUT_ASSERT_NEVER.replace("int()", '"adamw"').replace(
+                "match value", "match value.kind"
+            ),
+        ),
         ("LS007", "x = 1\n" * 301),
         ("LS007", "def run() -> None:\n" + "    x = 1\n" * 60),
     ],
 )
 def test_a_planted_violation_is_found_at_its_file(
-    code: str, text: str, product: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    code: str,
+    text: str,
+    product: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (product / "data_pipeline" / "planted.py").write_text(text)
     status, output = run_lint(product, capsys, monkeypatch)
@@ -111,7 +124,10 @@ def test_a_function_that_another_package_imports_needs_its_sections(
     (product / "llmsys" / "memory.py").write_text(GOOD.replace(section, "Also:"))
     status, output = run_lint(product, capsys, monkeypatch)
     assert status == 1
-    assert f"LS005 `estimate_bytes` is used by another package and has no `{section}` section." in output
+    assert (
+        f"LS005 `estimate_bytes` is used by another package and has no `{section}` section."
+        in output
+    )
 
 
 def test_only_the_named_files_are_reported(

@@ -9,7 +9,8 @@ from pathlib import Path
 # Measured; lower them with the code. Counted are the files with a function that a process ran.
 MAX_ESTIMATE, MAX_PREPARE = 30, 102
 
-# Python imports this file first, in a worker process too. Code of modules, classes and module constants is no function.
+# Python imports this file first, in a worker process too. Code of modules, classes and module
+# constants is no function.
 HOOK = """
 import os, sys, threading
 
@@ -30,14 +31,18 @@ sys.setprofile(note)
 
 
 def count_files(words: Sequence[str], repository: Path, folder: Path) -> int:
-    """Run a command and return the number of our files of which one of its processes ran a function."""
+    """Run a command and return the number of our files of which one of its processes ran a
+    function.
+    """
     notes = folder / "notes"
     notes.mkdir()
     (folder / "sitecustomize.py").write_text(HOOK)
     paths = os.pathsep.join([str(folder), str(repository)])
     subprocess.run(
-        [sys.executable, "-m", "launch.main", *words], cwd=repository, check=True, capture_output=True, text=True,
-        env={**os.environ, "PYTHONPATH": paths, "NOTES": str(notes), "REPOSITORY": os.path.join(repository, "")},
+        [sys.executable, "-m", "llmsys.launch.main", *words], cwd=repository, check=True,
+        capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": paths, "NOTES": str(notes),
+            "REPOSITORY": os.path.join(repository, "")},
     )  # fmt: skip
     files = {name for path in notes.iterdir() for name in path.read_text().splitlines()}
     return sum(not name.startswith(str(repository / ".venv")) for name in files)
@@ -49,5 +54,11 @@ def test_an_estimate_opens_few_files(repository: Path, tmp_path: Path) -> None:
 
 def test_one_shard_through_prepare_opens_few_files(repository: Path, tmp_path: Path) -> None:
     shard = "tests/data/sample_crawl/shard-00000.warc.gz"
-    settings = [f"data.inputs=[{shard}]", f"data.folder={tmp_path / 'data'}", "data.executor.workers=1"]
-    assert 60 < count_files(["prepare", "train/demo", *settings], repository, tmp_path) <= MAX_PREPARE
+    settings = [
+        f"data.inputs=[{shard}]",
+        f"data.folder={tmp_path / 'data'}",
+        "data.executor.workers=1",
+    ]
+    assert (
+        60 < count_files(["prepare", "train/demo", *settings], repository, tmp_path) <= MAX_PREPARE
+    )

@@ -1,4 +1,6 @@
-"""tools/mutate.py: its bugs fit the source and the table of CONTRIBUTING.md, and it names one that no test notices."""
+"""tools/mutate.py: its bugs fit the source and the table of CONTRIBUTING.md, and it names one
+that no test notices.
+"""
 
 import ast
 import re
@@ -17,34 +19,49 @@ ROOMS = ("data", "model", "optim", "parallel", "engine", "train", "estimate")
 def test_every_bug_fits_the_source_and_the_file_is_still_python(repository: Path) -> None:
     for mutant in MUTANTS:
         source = (repository / mutant.file).read_text(encoding="utf-8")
-        before, after = ast.dump(ast.parse(source)), ast.dump(ast.parse(mutant.apply_to_source(source)))
+        before, after = (
+            ast.dump(ast.parse(source)),
+            ast.dump(ast.parse(mutant.apply_to_source(source))),
+        )
         assert before != after, mutant.title
 
 
 def test_every_bug_has_its_own_title_and_tests_of_its_own_package(repository: Path) -> None:
     assert len({mutant.title for mutant in MUTANTS}) == len(MUTANTS) >= 80
     for mutant in MUTANTS:
-        package = Path(mutant.file).parent.parts[: 1 if mutant.file.startswith("data_pipeline/") else 2]
+        package = Path(mutant.file).parent.parts[
+            : 1 if mutant.file.startswith("data_pipeline/") else 2
+        ]
         for test in mutant.tests:
             path, _, name = test.partition("::")
             assert path.startswith(f"tests/{'/'.join(package)}/"), mutant.title
-            assert f"def {name.partition(chr(91))[0]}" in (repository / path).read_text(encoding="utf-8"), mutant.title
-    packages = {Path(mutant.file).parts[1] for mutant in MUTANTS if mutant.file.startswith("llmsys/")}
+            assert f"def {name.partition(chr(91))[0]}" in (repository / path).read_text(
+                encoding="utf-8"
+            ), mutant.title
+    packages = {
+        Path(mutant.file).parts[1] for mutant in MUTANTS if mutant.file.startswith("llmsys/")
+    }
     assert packages.issuperset(ROOMS)
 
 
 def test_the_table_of_contributing_names_every_bug_and_a_test_that_exists(repository: Path) -> None:
     text = (repository / "CONTRIBUTING.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (.+) \| `([\w/]+\.py)` \| `(test_\w+)` \|$", text, re.MULTILINE)
-    assert [(title, file) for title, file, _ in rows] == [(mutant.title, mutant.file) for mutant in MUTANTS]
+    assert [(title, file) for title, file, _ in rows] == [
+        (mutant.title, mutant.file) for mutant in MUTANTS
+    ]
     for mutant, (*_, name) in zip(MUTANTS, rows, strict=True):
         files = {test.partition("::")[0] for test in mutant.tests}
-        assert any(f"def {name}(" in (repository / file).read_text(encoding="utf-8") for file in files), name
+        assert any(
+            f"def {name}(" in (repository / file).read_text(encoding="utf-8") for file in files
+        ), name
 
 
 def test_a_bug_whose_text_is_gone_is_named() -> None:
     mutant = mutate.Mutant("a sum", "shop.py", "a + b", "a - b", ())
-    with pytest.raises(mutate.MutantError, match=r"shop.py has 0 times the text 'a \+ b' of the mutant 'a sum'"):
+    with pytest.raises(
+        mutate.MutantError, match=r"shop.py has 0 times the text 'a \+ b' of the mutant 'a sum'"
+    ):
         mutant.apply_to_source("a * b")
     with pytest.raises(mutate.MutantError, match="has 2 times"):
         mutant.apply_to_source("a + b + (a + b)")
@@ -86,18 +103,25 @@ MUTATIONS = """
 
 
 def test_it_tells_bugs_that_are_caught_from_those_that_are_not(tmp_path: Path) -> None:
-    files = {"shop.py": SOURCE, "tests/test_shop.py": TESTS, "mutations.yaml": MUTATIONS, "pytest.ini": "[pytest]\n"}
+    files = {
+        "shop.py": SOURCE,
+        "tests/test_shop.py": TESTS,
+        "mutations.yaml": MUTATIONS,
+        "pytest.ini": "[pytest]\n",
+    }
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
     # In a process of its own: it forks, which pytest's must not.
     program = (
-        "import sys; from pathlib import Path; from tools import mutate; mutate.ROOT = Path(sys.argv[1]); "
-        "mutate.MUTATIONS = mutate.ROOT / 'mutations.yaml'; mutate.PRELOADED = (); "
-        "sys.exit(mutate.main(['--markdown']))"
+        "import sys; from pathlib import Path; from tools import mutate; mutate.ROOT = "
+        "Path(sys.argv[1]); mutate.MUTATIONS = mutate.ROOT / 'mutations.yaml'; mutate.PRELOADED = "
+        "(); sys.exit(mutate.main(['--markdown']))"
     )
-    found = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=False)
+    found = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=False
+    )
     assert found.returncode == 1, found.stderr
     expected = {
         "a difference": "test_add",

@@ -1,4 +1,6 @@
-"""Laws of what is shipped: the wheel holds the code and the configs and works from any folder; --help is light."""
+"""Laws of what is shipped: the wheel holds the code and the configs and works from any folder;
+--help is light.
+"""
 
 import json
 import os
@@ -9,7 +11,17 @@ from pathlib import Path
 
 import pytest
 
-HEAVY = {"torch", "deepspeed", "accelerate", "transformers", "pyarrow", "spacy", "numpy", "plotly", "pydantic"}
+HEAVY = {
+    "torch",
+    "deepspeed",
+    "accelerate",
+    "transformers",
+    "pyarrow",
+    "spacy",
+    "numpy",
+    "plotly",
+    "pydantic",
+}
 
 
 @pytest.fixture(scope="module")
@@ -22,8 +34,14 @@ def wheel(tmp_path_factory: pytest.TempPathFactory, repository: Path) -> zipfile
 
 def test_wheel_holds_three_rooms_and_the_configs(wheel: zipfile.ZipFile, repository: Path) -> None:
     names = set(wheel.namelist())
-    assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"llmsys", "data_pipeline", "launch"}
-    configs = {path.relative_to(repository).as_posix() for path in (repository / "configs").rglob("*.yaml")}
+    assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {
+        "llmsys",
+        "data_pipeline",
+        "launch",
+    }
+    configs = {
+        path.relative_to(repository).as_posix() for path in (repository / "configs").rglob("*.yaml")
+    }
     assert configs
     assert {f"llmsys/{name}" for name in configs} <= names
 
@@ -34,11 +52,19 @@ def test_wheel_has_the_licence_and_the_command(wheel: zipfile.ZipFile) -> None:
     assert "llmsys = launch.entry:main" in wheel.read(metadata["entry_points.txt"]).decode()
 
 
-def test_the_installed_package_finds_its_configs_from_any_folder(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
+def test_the_installed_package_finds_its_configs_from_any_folder(
+    wheel: zipfile.ZipFile, tmp_path: Path
+) -> None:
     wheel.extractall(tmp_path / "installed")
-    code = "import llmsys; print(llmsys.__file__); from launch.main import main; main(['show', 'train/demo'])"
+    code = (
+        "import llmsys; print(llmsys.__file__); from llmsys.launch.main import main; "
+        "main(['show', 'train/demo'])"
+    )
     (tmp_path / "elsewhere").mkdir()
-    code += "; from launch.commands.demo import list_crawl_overrides; print(*list_crawl_overrides())"
+    code += (
+        "; from llmsys.launch.commands.demo import list_crawl_overrides; "
+        "print(*list_crawl_overrides())"
+    )
     result = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path / "elsewhere", capture_output=True, text=True,
         env={**os.environ, "PYTHONPATH": str(tmp_path / "installed")}, check=False,
@@ -47,7 +73,9 @@ def test_the_installed_package_finds_its_configs_from_any_folder(wheel: zipfile.
     assert str(tmp_path / "installed") in result.stdout.splitlines()[0]
     assert "hidden_size" in result.stdout
     shards = json.loads(result.stdout.splitlines()[-1].removeprefix("data.inputs="))
-    assert [Path(shard).parent for shard in shards] == [tmp_path / "installed" / "llmsys" / "sample_crawl"] * 2
+    assert [Path(shard).parent for shard in shards] == [
+        tmp_path / "installed" / "llmsys" / "sample_crawl"
+    ] * 2
 
 
 def test_the_wheel_with_the_sample_crawl_stays_small(wheel: zipfile.ZipFile) -> None:
@@ -58,11 +86,16 @@ def loaded_by(code: str, repository: Path) -> set[str]:
     """The top-level modules that a fresh interpreter holds after running `code`."""
     report = "print(*{name.partition('.')[0] for name in __import__('sys').modules})"
     program = f"try:\n    {code}\nexcept SystemExit:\n    pass\n{report}"
-    result = subprocess.run([sys.executable, "-c", program], cwd=repository, capture_output=True, text=True, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", program], cwd=repository, capture_output=True, text=True, check=True
+    )
     return set(result.stdout.splitlines()[-1].split())
 
 
-@pytest.mark.parametrize("code", ["import launch.main", "import launch.main; launch.main.main(['--help'])"])
+@pytest.mark.parametrize(
+    "code",
+    ["import llmsys.launch.main", "import llmsys.launch.main; llmsys.launch.main.main(['--help'])"],
+)
 def test_help_loads_nothing_heavy(code: str, repository: Path) -> None:
     loaded = loaded_by(code, repository)
     assert "launch" in loaded
@@ -70,6 +103,9 @@ def test_help_loads_nothing_heavy(code: str, repository: Path) -> None:
 
 
 def test_estimate_loads_no_torch(repository: Path) -> None:
-    loaded = loaded_by("import launch.main; launch.main.main(['estimate', 'train/demo', '--json'])", repository)
+    loaded = loaded_by(
+        "import llmsys.launch.main; llmsys.launch.main.main(['estimate', 'train/demo', '--json'])",
+        repository,
+    )
     assert "llmsys" in loaded
     assert loaded.isdisjoint({"torch", "deepspeed", "accelerate", "transformers", "spacy"})

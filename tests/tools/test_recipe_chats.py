@@ -1,4 +1,6 @@
-"""The chats of the recipe: the same on every machine, right, and without a held-out question in training."""
+"""The chats of the recipe: the same on every machine, right, and without a held-out question in
+training.
+"""
 
 import hashlib
 import json
@@ -18,7 +20,10 @@ HASHES = {
 
 def test_files_are_those_that_the_results_were_measured_with(tmp_path: Path) -> None:
     write_chats(tmp_path / "chats")
-    found = {path.name: hashlib.sha256(path.read_bytes()).hexdigest()[:16] for path in (tmp_path / "chats").iterdir()}
+    found = {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+        for path in (tmp_path / "chats").iterdir()
+    }
     assert found == HASHES
 
 
@@ -30,7 +35,8 @@ def test_no_question_is_in_both_splits_and_answers_are_right() -> None:
         for line in files[f"{name}.jsonl"].splitlines():
             messages = [one for one in json.loads(line)["messages"] if one["role"] != "system"]
             own |= {
-                ask["content"]: answer["content"] for ask, answer in zip(messages[::2], messages[1::2], strict=True)
+                ask["content"]: answer["content"]
+                for ask, answer in zip(messages[::2], messages[1::2], strict=True)
             }
     assert not exchanges["train"].keys() & exchanges["heldout"].keys()
     for question, answer in (exchanges["train"] | exchanges["heldout"]).items():

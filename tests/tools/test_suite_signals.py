@@ -4,10 +4,15 @@ import subprocess
 import sys
 from pathlib import Path
 
-LOOK = "import signal; print(*(signal.getsignal(one) is signal.SIG_IGN for one in (signal.SIGINT, signal.SIGHUP)))"
+LOOK = (
+    "import signal; print(*(signal.getsignal(one) is signal.SIG_IGN for one in (signal.SIGINT, "
+    "signal.SIGHUP)))"
+)
 
 
-def test_what_a_test_starts_hears_signals_that_nohup_and_a_background_job_ignore(repository: Path) -> None:
+def test_what_a_test_starts_hears_signals_that_nohup_and_a_background_job_ignore(
+    repository: Path,
+) -> None:
     """And pytest itself stays deaf to them."""
     code = (
         "import os, signal, subprocess, sys, tests.conftest\n"

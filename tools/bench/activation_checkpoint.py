@@ -1,10 +1,12 @@
-"""Measure whole steps under the three policies of activation checkpointing, in turn in one process with one thread.
+"""Measure whole steps under the three policies of activation checkpointing, in turn in one process
+with one thread.
 
-    python tools/bench/activation_checkpoint.py [--model demo-moe] [--sequences 4] [--length 512] [--steps 9] [--json]
+    python tools/bench/activation_checkpoint.py [--model demo-moe] [--sequences 4] [--length 512]
+    [--steps 9] [--json]
 
-Seconds are medians of CPU time, which other work on the machine changes least. Saved bytes are the estimate's; a test
-compares it with live tensors. fp32 master weights, bf16 matmuls, the torch engine as `llmsys train` builds it. The run
-fails if losses differ between policies.
+Seconds are medians of CPU time, which other work on the machine changes least. Saved bytes are the
+estimate's; a test compares it with live tensors. fp32 master weights, bf16 matmuls, the torch
+engine as `llmsys train` builds it. The run fails if losses differ between policies.
 """
 
 import argparse
@@ -17,7 +19,7 @@ from typing import Any, get_args
 
 import torch
 
-from llmsys.config.load import load_model_config, load_run_config
+from llmsys.config.loading.load import load_model_config, load_run_config
 from llmsys.config.run import RunConfig
 from llmsys.data.batch import Batch
 from llmsys.engine.engine import Engine
@@ -32,12 +34,22 @@ POLICIES: tuple[ActivationCheckpointMode, ...] = get_args(ActivationCheckpointMo
 
 def main() -> int:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="demo-moe", help="a name below configs/model (default: %(default)s)")
-    parser.add_argument("--precision", choices=("bf16", "fp32"), default="bf16", help="default: %(default)s")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--model", default="demo-moe", help="a name below configs/model (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--precision", choices=("bf16", "fp32"), default="bf16", help="default: %(default)s"
+    )
     parser.add_argument("--sequences", type=int, default=4, help="of a step (default: %(default)s)")
-    parser.add_argument("--length", type=int, default=512, help="tokens of a sequence (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=9, help="timed steps of each policy (default: %(default)s)")
+    parser.add_argument(
+        "--length", type=int, default=512, help="tokens of a sequence (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--steps", type=int, default=9, help="timed steps of each policy (default: %(default)s)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -52,7 +64,9 @@ def main() -> int:
     return 0
 
 
-def build_policy_config(arguments: argparse.Namespace, policy: ActivationCheckpointMode) -> RunConfig:
+def build_policy_config(
+    arguments: argparse.Namespace, policy: ActivationCheckpointMode
+) -> RunConfig:
     """Return the demo's config with this model, batch and policy, on one process."""
     train = (f"train.activation_checkpoint={policy}", f"train.precision={arguments.precision}")
     demo = load_run_config("train/demo", ["layout.expert=1", "launch.processes=1", *train])
@@ -61,14 +75,16 @@ def build_policy_config(arguments: argparse.Namespace, policy: ActivationCheckpo
     model = load_model_config(f"model/{arguments.model}")
     room = max(arguments.length, model.max_position_embeddings)
     return RunConfig.model_validate(
-        given | {"model": model.model_copy(update={"max_position_embeddings": room}), "batch": batch}
+        given
+        | {"model": model.model_copy(update={"max_position_embeddings": room}), "batch": batch}
     )
 
 
 def measure_policies(
     configs: dict[ActivationCheckpointMode, RunConfig], steps: int
 ) -> tuple[dict[str, Any], dict[ActivationCheckpointMode, float]]:
-    """Return one row per policy, and the last losses. Steps alternate between policies; the first of each is not
+    """Return one row per policy, and the last losses. Steps alternate between policies; the first
+    of each is not
     timed.
     """
     device = torch.device("cpu")
@@ -82,14 +98,19 @@ def measure_policies(
         for policy, engine in engines.items():
             taken, losses[policy] = measure_step(engine, step, configs[policy])
             seconds[policy] += [taken] if step else []
-    rows = {policy: build_row(configs[policy], statistics.median(times)) for policy, times in seconds.items()}
+    rows = {
+        policy: build_row(configs[policy], statistics.median(times))
+        for policy, times in seconds.items()
+    }
     return {"cores": os.cpu_count(), "torch": torch.__version__, "policies": rows}, losses
 
 
 def measure_step(engine: Engine, step: int, config: RunConfig) -> tuple[float, float]:
     """Return CPU seconds and loss of one step on random tokens, the same for every policy."""
     shape = config.batch.sequences_per_step, config.batch.sequence_length + 1
-    ids = torch.randint(0, config.model.vocab_size, shape, generator=torch.Generator().manual_seed(step))
+    ids = torch.randint(
+        0, config.model.vocab_size, shape, generator=torch.Generator().manual_seed(step)
+    )
     batch = Batch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous(), None)
     began = time.process_time()
     loss = engine.train_step([batch], 1e-4).loss

@@ -1,11 +1,12 @@
-"""Measure the cost of bitwise mode: tokens per second and bytes sent, next to fast mode, on 1, 2 and 4 processes.
+"""Measure the cost of bitwise mode: tokens per second and bytes sent, next to fast mode, on 1, 2
+and 4 processes.
 
     python tools/bench/bitwise.py [--processes 1 2 4] [--steps 12]
 
-The demo's model and batch, one thread per process. Modes alternate step by step in the same processes, so that other
-work on the machine affects all of them. Everything is a median over steps: the time of the slowest rank, the CPU time
-of rank 0 (which a busy machine disturbs less), and the bytes that rank 0 writes to its peers, as the kernel counts
-them.
+The demo's model and batch, one thread per process. Modes alternate step by step in the same
+processes, so that other work on the machine affects all of them. Everything is a median over steps:
+the time of the slowest rank, the CPU time of rank 0 (which a busy machine disturbs less), and the
+bytes that rank 0 writes to its peers, as the kernel counts them.
 """
 
 import argparse
@@ -23,7 +24,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from llmsys.config.load import load_run_config
+from llmsys.config.loading.load import load_run_config
 from llmsys.config.run import RunConfig
 from llmsys.data.batch import Batch
 from llmsys.engine.engine import Engine
@@ -42,19 +43,27 @@ MODES = {
 
 def main(words: Sequence[str]) -> None:
     """Print one table row for each number of processes, expert degree and mode."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--steps", type=int, default=12, help="Measured steps of each mode.")
     parser.add_argument("--config", default="train/demo")
     asked = parser.parse_args(words)
-    print("| processes | expert | mode | tokens/s | CPU seconds of a rank | of fast | MB that a rank sends |")
+    print(
+        "| processes | expert | mode | tokens/s | CPU seconds of a rank | of fast | MB that a "
+        "rank sends |"
+    )
     print("|---|---|---|---|---|---|---|")
     for processes in asked.processes:
         for expert in sorted({1, processes}):
             rows = measure_ranks(processes, (asked.config, asked.steps, expert))
             for mode, (speed, cpu, sent) in rows.items():
                 share = cpu / rows["fast"][1]
-                print(f"| {processes} | {expert} | {mode} | {speed:,.0f} | {cpu:.2f} | {share:.2f} | {sent:.0f} |")
+                print(
+                    f"| {processes} | {expert} | {mode} | {speed:,.0f} | {cpu:.2f} | {share:.2f} "
+                    f"| {sent:.0f} |"
+                )
                 sys.stdout.flush()
 
 
@@ -64,7 +73,9 @@ def measure_ranks(processes: int, arguments: tuple[Any, ...]) -> dict[str, list[
     with tempfile.TemporaryDirectory() as folder:
         answers = context.SimpleQueue()
         ranks = [
-            context.Process(target=run_rank, args=(answers, folder, rank, processes, *arguments), daemon=True)
+            context.Process(
+                target=run_rank, args=(answers, folder, rank, processes, *arguments), daemon=True
+            )
             for rank in range(processes)
         ]
         for one in ranks:
@@ -77,22 +88,36 @@ def measure_ranks(processes: int, arguments: tuple[Any, ...]) -> dict[str, list[
         return found
 
 
-def run_rank(answers: Any, folder: str, rank: int, processes: int, name: str, steps: int, expert: int) -> None:
-    """Run one process: all modes in turn. Rank 0 answers with (tokens per second, CPU seconds, megabytes) of each."""
+def run_rank(
+    answers: Any, folder: str, rank: int, processes: int, name: str, steps: int, expert: int
+) -> None:
+    """Run one process: all modes in turn. Rank 0 answers with (tokens per second, CPU seconds,
+    megabytes) of each.
+    """
     os.environ |= {"GLOO_SOCKET_IFNAME": "lo"}
     torch.set_num_threads(1)
     store = dist.FileStore(str(Path(folder) / "store"), processes)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=processes)
-    configs = {mode: load_run_config(name, (*COMMON, f"layout.expert={expert}", *more)) for mode, more in MODES.items()}
+    configs = {
+        mode: load_run_config(name, (*COMMON, f"layout.expert={expert}", *more))
+        for mode, more in MODES.items()
+    }
     engines = {mode: build_mode_engine(config) for mode, config in configs.items()}
     told: dict[str, list[tuple[float, ...]]] = {mode: [] for mode in MODES}
     for step in range(steps + 2):  # the first two warm up
         for mode, engine in engines.items():
-            told[mode].append(measure_step(engine, build_batches(configs[mode], step, rank, processes)))
+            told[mode].append(
+                measure_step(engine, build_batches(configs[mode], step, rank, processes))
+            )
     if rank == 0:
         tokens = configs["fast"].batch.tokens_per_step
-        medians = {mode: [statistics.median(column) for column in zip(*told[mode][2:], strict=True)] for mode in MODES}
-        answers.put({mode: [tokens / wall, cpu, sent] for mode, (wall, cpu, sent) in medians.items()})
+        medians = {
+            mode: [statistics.median(column) for column in zip(*told[mode][2:], strict=True)]
+            for mode in MODES
+        }
+        answers.put(
+            {mode: [tokens / wall, cpu, sent] for mode, (wall, cpu, sent) in medians.items()}
+        )
     dist.barrier()
     dist.destroy_process_group()
 
@@ -106,19 +131,31 @@ def build_mode_engine(config: RunConfig) -> Engine:
 
 
 def build_batches(config: RunConfig, step: int, rank: int, processes: int) -> list[Batch]:
-    """Return random tokens: a step's sequences sharded over ranks, in micro-batches of the config's size."""
+    """Return random tokens: a step's sequences sharded over ranks, in micro-batches of the
+    config's size.
+    """
     length, total = config.batch.sequence_length, config.batch.sequences_per_step
     generator = torch.Generator().manual_seed(step)
-    tokens = torch.randint(0, config.model.vocab_size, (total, length + 1), generator=generator)[rank::processes]
+    tokens = torch.randint(0, config.model.vocab_size, (total, length + 1), generator=generator)[
+        rank::processes
+    ]
     size = config.batch.resolve_micro_sequences(total // processes)
-    return [Batch(rows[:, :-1].contiguous(), rows[:, 1:].contiguous()) for rows in tokens.split(size)]
+    return [
+        Batch(rows[:, :-1].contiguous(), rows[:, 1:].contiguous()) for rows in tokens.split(size)
+    ]
 
 
 def measure_step(engine: Engine, batches: list[Batch]) -> tuple[float, ...]:
-    """Return (seconds until the last rank finished, CPU seconds of this rank, megabytes that it wrote)."""
+    """Return (seconds until the last rank finished, CPU seconds of this rank, megabytes that it
+    wrote).
+    """
     process = psutil.Process()
     dist.barrier()
-    written, busy, began = process.io_counters().write_chars, time.process_time(), time.perf_counter()
+    written, busy, began = (
+        process.io_counters().write_chars,
+        time.process_time(),
+        time.perf_counter(),
+    )
     engine.train_step(batches, 1e-4)
     update_expert_balance(engine.module)
     busy, written = time.process_time() - busy, process.io_counters().write_chars - written

@@ -25,7 +25,8 @@ class KernelUsage:
 
 
 def compile_kernel(
-    part: str, function: Any, signature: dict[str, str], constants: dict[str, Any], options: dict[str, int],
+    part: str, function: Any, signature: dict[str, str], constants: dict[str, Any],
+    options: dict[str, int],
     architecture: str, aligned: Sequence[str] = (),
 ) -> KernelUsage:  # fmt: skip
     """Compile a Triton function to PTX and cubin, and read what ptxas reports.
@@ -55,39 +56,73 @@ def compile_kernel(
     )
     ptx = compiled.asm["ptx"]
     report = _run_ptxas(ptx)
-    registers, spilled = (re.findall(pattern, report) for pattern in (r"Used (\d+) registers", r"(\d+) bytes spill"))
+    registers, spilled = (
+        re.findall(pattern, report) for pattern in (r"Used (\d+) registers", r"(\d+) bytes spill")
+    )
     return KernelUsage(
-        part, function.__name__, int(registers[0]), sum(map(int, spilled)), compiled.metadata.shared, len(ptx),
+        part, function.__name__, int(registers[0]), sum(map(int, spilled)),
+        compiled.metadata.shared, len(ptx),
         len(compiled.asm["cubin"]),
     )  # fmt: skip
 
 
 def compile_own_kernels(architecture: str) -> list[KernelUsage]:
-    """Compile attention with keys of 192 and values of 128 channels, forward and backward, and the loss."""
-    from llmsys.config.key_split import FORWARD_TILE, choose_backward_tile, choose_options
+    """Compile attention with keys of 192 and values of 128 channels, forward and backward, and
+    the loss.
+    """
     from llmsys.data.batch import IGNORED
+    from llmsys.kernels.key_split import FORWARD_TILE, choose_backward_tile, choose_options
     from llmsys.model import varlen_kernel
     from llmsys.train import cross_entropy_kernel
 
-    bf16, fp32 = ("queries", "keys", "values", "outputs", "gradients", "dk_PHK", "dv_PHV", "logits"), ("lse_HP",
+    bf16, fp32 = ("queries", "keys", "values", "outputs", "gradients", "dk_PHK", "dv_PHV",
+        "logits"), ("lse_HP",
         "delta_HP", "dq_PHK", "losses")  # fmt: skip
-    tensors = dict.fromkeys(bf16, "*bf16") | dict.fromkeys(fp32, "*fp32") | {"cu_lengths": "*i32", "targets": "*i64"}
+    tensors = (
+        dict.fromkeys(bf16, "*bf16")
+        | dict.fromkeys(fp32, "*fp32")
+        | {"cu_lengths": "*i32", "targets": "*i64"}
+    )
     kinds = tensors | dict.fromkeys(("scale", "scale_log2", "other", "extra", "z_weight"), "fp32")
     capability = divmod(ARCHITECTURES[architecture][1], 10)
     tiles = FORWARD_TILE, choose_backward_tile(capability)
     widths = {"IS_CAUSAL": True, "WIDTH_1": 128, "WIDTH_2": 64, "WIDTH_V": 128}
     ahead = [choose_options(capability, is_backward=backward) for backward in (False, True)]
-    loss = {"IGNORED": IGNORED, "HAS_OTHER": True, "HAS_GRADIENT": True, "BLOCK": cross_entropy_kernel.BLOCK}
+    loss = {
+        "IGNORED": IGNORED,
+        "HAS_OTHER": True,
+        "HAS_GRADIENT": True,
+        "BLOCK": cross_entropy_kernel.BLOCK,
+    }
     usages = []
     for part, function, constants, options in (
-        ("attention, 192 and 128", varlen_kernel.compute_tile, widths | _name_tile(tiles[0]), ahead[0]),
-        ("attention, 192 and 128", varlen_kernel.compute_tile_gradients, widths | _name_tile(tiles[1]), ahead[1]),
+        (
+            "attention, 192 and 128",
+            varlen_kernel.compute_tile,
+            widths | _name_tile(tiles[0]),
+            ahead[0],
+        ),
+        (
+            "attention, 192 and 128",
+            varlen_kernel.compute_tile_gradients,
+            widths | _name_tile(tiles[1]),
+            ahead[1],
+        ),
         ("loss", cross_entropy_kernel.compute_row, loss, cross_entropy_kernel.OPTIONS),
     ):
-        signature = {name: "constexpr" if name in constants else kinds.get(name, "i32") for name in function.arg_names}
+        signature = {
+            name: "constexpr" if name in constants else kinds.get(name, "i32")
+            for name in function.arg_names
+        }
         # As at a launch: addresses and strides that are multiples of 16.
-        aligned = [name for name in function.arg_names if name in tensors or name.endswith(("_row", "_head"))]
-        usages.append(compile_kernel(part, function, signature, constants, options, architecture, aligned))
+        aligned = [
+            name
+            for name in function.arg_names
+            if name in tensors or name.endswith(("_row", "_head"))
+        ]
+        usages.append(
+            compile_kernel(part, function, signature, constants, options, architecture, aligned)
+        )
     return usages
 
 

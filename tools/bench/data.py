@@ -1,13 +1,16 @@
-"""Measure each part of the data pipeline next to the tools in common use, on the same files in one run.
+"""Measure each part of the data pipeline next to the tools in common use, on the same files in one
+run.
 
-    python tools/bench/data.py 'crawl/*.warc.gz' [--datatrove PYTHON] [--pages 60] [--repeats 3] [--output table.md]
+    python tools/bench/data.py 'crawl/*.warc.gz' [--datatrove PYTHON] [--pages 60] [--repeats 3]
+    [--output table.md]
 
-PYTHON is an interpreter that has datatrove (`python -m venv ref; ref/bin/pip install 'datatrove[processing]==0.10.1'
-lxml_html_clean`, and libmagic).
+PYTHON is an interpreter that has datatrove (`python -m venv ref; ref/bin/pip install
+'datatrove[processing]==0.10.1' lxml_html_clean`, and libmagic).
 
-- Speeds are medians of CPU seconds of one process. datatrove's extractor works in a second process, which counts.
-- Token ids, SentencePiece's too, are medians of three. From WARC to documents, the first row and resiliparse's are of
-  one run.
+- Speeds are medians of CPU seconds of one process. datatrove's extractor works in a second process,
+  which counts.
+- Token ids, SentencePiece's too, are medians of three. From WARC to documents, the first row and
+  resiliparse's are of one run.
 - One process and two are wall time: the best of the repeats.
 - The table shows agreement next to speed. Our encoder is compared with SentencePiece.
 """
@@ -22,9 +25,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from data_pipeline.readers.input_files import find_inputs
 from llmsys.config.cleaning import ResiliparseExtractorConfig
 from llmsys.config.data import CrawlConfig
+from llmsys.data_pipeline.readers.input_files import find_inputs
 from tools.bench import data_parts as ours
 from tools.bench import datatrove_reference as theirs
 from tools.bench import token_encoding
@@ -33,11 +36,11 @@ from tools.bench.rules import RULES
 
 HEAD = "| part | this | beside | that | ratio | agreement |\n|---|---|---|---|---|---|"
 
-# One whole preparation in a process of its own: seconds by the clock, CPU seconds of all its processes, and the peak
-# memory of any of them.
+# One whole preparation in a process of its own: seconds by the clock, CPU seconds of all its
+# processes, and the peak memory of any of them.
 PREPARE = """
 import json, os, resource, sys, time
-from data_pipeline.pipelines.prepare_dataset import prepare_dataset
+from llmsys.data_pipeline.pipelines.prepare_dataset import prepare_dataset
 from llmsys.config.run import RunConfig
 start = time.monotonic()
 prepare_dataset(RunConfig.model_validate(json.loads(sys.argv[1])), until="documents")
@@ -63,13 +66,23 @@ class PartRow(NamedTuple):
 
 
 def build_row(
-    part: str, unit: str, amount: float, seconds: float, beside: str, other: float | None, agreement: str
+    part: str,
+    unit: str,
+    amount: float,
+    seconds: float,
+    beside: str,
+    other: float | None,
+    agreement: str,
 ) -> PartRow:
-    """Return one part: `amount` of a unit in our seconds, and the other tool's seconds per amount where it ran."""
+    """Return one part: `amount` of a unit in our seconds, and the other tool's seconds per
+    amount where it ran.
+    """
     this = f"{amount / seconds:,.4g} {unit}/s"
     if other is None:
         return PartRow(part, this, beside, "not run", "", "")
-    return PartRow(part, this, beside, f"{amount / other:,.4g} {unit}/s", f"{other / seconds:.2f}", agreement)
+    return PartRow(
+        part, this, beside, f"{amount / other:,.4g} {unit}/s", f"{other / seconds:.2f}", agreement
+    )
 
 
 def measure_reading(files: list[str], repeats: int) -> PartRow:
@@ -95,14 +108,31 @@ def measure_documents(
         )
     plain = config.model_copy(update={"extract": ResiliparseExtractorConfig()})
     rows = []
-    for chosen, state, repeats in ((config, "first", 1), (config, "again", arguments.repeats), (plain, "again", 1)):
-        seconds, made = measure_median_seconds(partial(ours.prepare_documents, files, chosen), repeats)
+    for chosen, state, repeats in (
+        (config, "first", 1),
+        (config, "again", arguments.repeats),
+        (plain, "again", 1),
+    ):
+        seconds, made = measure_median_seconds(
+            partial(ours.prepare_documents, files, chosen), repeats
+        )
         other = took * made["html"] / found["html"] if found else None
-        agreement = f"kept {made['kept'] / made['pages']:.1%} of {made['pages']:,} pages, they {found.get('kept', 0):,}"
+        agreement = (
+            f"kept {made['kept'] / made['pages']:.1%} of {made['pages']:,} pages, they "
+            f"{found.get('kept', 0):,}"
+        )
         agreement += f" of {found.get('pages', 0):,}: other texts"
         name = f"WARC to filtered documents, {chosen.extract.kind}, {state}"
         rows.append(
-            build_row(name, "MB of HTML", made["html"] / 1e6, seconds, "datatrove, trafilatura", other, agreement)
+            build_row(
+                name,
+                "MB of HTML",
+                made["html"] / 1e6,
+                seconds,
+                "datatrove, trafilatura",
+                other,
+                agreement,
+            )
         )
     return rows
 
@@ -116,21 +146,30 @@ def measure_rules(texts: list[str], arguments: argparse.Namespace) -> list[PartR
         equal = sum(one == two for one, two in zip(results, found, strict=True))
         agreement = f"{equal:,} of {len(texts):,} verdicts and texts"
     rows = [("FineWeb rules, cold", cold), ("FineWeb rules, words known", warm)]
-    return [build_row(name, "documents", len(texts), took, "datatrove", other, agreement) for name, took in rows]
+    return [
+        build_row(name, "documents", len(texts), took, "datatrove", other, agreement)
+        for name, took in rows
+    ]
 
 
 def measure_signatures(texts: list[str], arguments: argparse.Namespace) -> list[PartRow]:
     """Measure MinHash 14 x 8 over 5-grams."""
     other, found = None, None
     if arguments.datatrove:
-        other, found = theirs.measure_datatrove_minhash(arguments.datatrove, texts, arguments.repeats)
+        other, found = theirs.measure_datatrove_minhash(
+            arguments.datatrove, texts, arguments.repeats
+        )
     rows = []
     for kind in ("sha1", "combined"):
         seconds, mine = ours.measure_minhash(texts, kind, arguments.repeats)
         agreement = "another hash, the same estimate"
         if kind == "sha1" and found is not None:
             agreement = f"{ours.compute_equal_share(mine, found):.2%} of signatures, bit by bit"
-        rows.append(build_row(f"MinHash, {kind}", "documents", len(texts), seconds, "datatrove", other, agreement))
+        rows.append(
+            build_row(
+                f"MinHash, {kind}", "documents", len(texts), seconds, "datatrove", other, agreement
+            )
+        )
     return rows
 
 
@@ -143,7 +182,8 @@ def measure_encoding(texts: list[str]) -> list[PartRow]:
     agreement = f"{found['equal']:.2%} of texts with equal ids"
     names = [("token ids, cold", "cold"), ("token ids, words known", "warm")]
     return [
-        build_row(name, "MB", size, found[key], "SentencePiece", found["library"], agreement) for name, key in names
+        build_row(name, "MB", size, found[key], "SentencePiece", found["library"], agreement)
+        for name, key in names
     ]
 
 
@@ -166,9 +206,17 @@ def measure_processes(files: list[str], config: CrawlConfig, repeats: int) -> li
     one, two = best[1]["seconds"], best[2]["seconds"]
     peak = max(found["peak"] for found in best.values()) / 2**20
     seconds = PartRow(
-        "prepare --until documents", f"{two:.1f} s", "one process", f"{one:.1f} s", f"{one / two:.2f}", ""
+        "prepare --until documents",
+        f"{two:.1f} s",
+        "one process",
+        f"{one:.1f} s",
+        f"{one / two:.2f}",
+        "",
     )
-    spent = f"best of the repeats, by the clock; CPU seconds {best[2]['cpu']:.1f} and {best[1]['cpu']:.1f}"
+    spent = (
+        f"best of the repeats, by the clock; CPU seconds {best[2]['cpu']:.1f} and "
+        f"{best[1]['cpu']:.1f}"
+    )
     return [seconds._replace(agreement=spent), _build_peak_row(peak)]
 
 
@@ -179,8 +227,12 @@ def _build_peak_row(mebibytes: float) -> PartRow:
 def main() -> int:
     """Measure and print."""
     parser = build_datatrove_parser(__doc__, 500)
-    parser.add_argument("--pages", type=int, default=60, help="records a file for datatrove (default: %(default)s)")
-    parser.add_argument("--repeats", type=int, default=3, help="of most measurements (default: %(default)s)")
+    parser.add_argument(
+        "--pages", type=int, default=60, help="records a file for datatrove (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--repeats", type=int, default=3, help="of most measurements (default: %(default)s)"
+    )
     parser.add_argument("--output", type=Path, metavar="FILE", help="where the table goes too")
     arguments = parser.parse_args()
     files = find_inputs(arguments.crawl)
@@ -207,7 +259,10 @@ def main() -> int:
     print_rows(*measure_rules(some, arguments))
     print_rows(*measure_signatures(some, arguments))
     print_rows(*measure_encoding(some))
-    print(f"\n{len(files)} files, {len(texts):,} English pages, {time.monotonic() - began:,.0f} s", file=sys.stderr)
+    print(
+        f"\n{len(files)} files, {len(texts):,} English pages, {time.monotonic() - began:,.0f} s",
+        file=sys.stderr,
+    )
     if arguments.output:
         arguments.output.write_text("\n".join(lines) + "\n")
     return 0

@@ -1,8 +1,10 @@
-"""Run datatrove's side of tools/bench/data.py under another interpreter, because the two cannot share an environment.
+"""Run datatrove's side of tools/bench/data.py under another interpreter, because the two cannot
+share an environment.
 
-Returns CPU seconds of datatrove 0.10.1 (its process and its extractor's), its decisions and its signatures on given
-inputs. It is called as in its FineWeb example. Its language filter needs a download and is replaced by our verdicts,
-which cost it nothing; the URL filter is left out on both sides.
+Returns CPU seconds of datatrove 0.10.1 (its process and its extractor's), its decisions and its
+signatures on given inputs. It is called as in its FineWeb example. Its language filter needs a
+download and is replaced by our verdicts, which cost it nothing; the URL filter is left out on both
+sides.
 """
 
 import json
@@ -89,7 +91,9 @@ def _run_datatrove(python: str, program: str, given: dict[str, Any]) -> dict[str
     return answer
 
 
-def measure_datatrove_rules(python: str, texts: Sequence[str], repeats: int) -> tuple[float, list[str | None]]:
+def measure_datatrove_rules(
+    python: str, texts: Sequence[str], repeats: int
+) -> tuple[float, list[str | None]]:
     """Return CPU seconds of FineWeb's filters, and the rewritten text of each kept document."""
     found = _run_datatrove(python, _CHAIN, {"texts": list(texts), "repeats": repeats})
     return found["seconds"], found["results"]
@@ -98,13 +102,19 @@ def measure_datatrove_rules(python: str, texts: Sequence[str], repeats: int) -> 
 def measure_datatrove_pipeline(
     python: str, files: Sequence[str], english: Sequence[str], limit: int, repeats: int
 ) -> tuple[float, dict[str, int]]:
-    """Return CPU seconds from WARC to filtered documents, with bytes of HTML, pages and kept documents."""
+    """Return CPU seconds from WARC to filtered documents, with bytes of HTML, pages and kept
+    documents.
+    """
     given = {"files": list(files), "english": list(english), "limit": limit, "repeats": repeats}
     found = _run_datatrove(python, _PIPELINE, given)
     return found["seconds"], found["results"]
 
 
-def measure_datatrove_minhash(python: str, texts: Sequence[str], repeats: int) -> tuple[float, list[list[list[int]]]]:
-    """Return CPU seconds of FineWeb's signatures (14 x 8, SHA-1, 5-grams), and the signature of each text."""
+def measure_datatrove_minhash(
+    python: str, texts: Sequence[str], repeats: int
+) -> tuple[float, list[list[list[int]]]]:
+    """Return CPU seconds of FineWeb's signatures (14 x 8, SHA-1, 5-grams), and the signature of
+    each text.
+    """
     found = _run_datatrove(python, _MINHASH, {"texts": list(texts), "repeats": repeats})
     return found["seconds"], found["results"]

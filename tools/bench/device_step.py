@@ -1,10 +1,13 @@
-"""Measure the training step of a config on the accelerators of this machine: time, MFU, memory and kernels.
+"""Measure the training step of a config on the accelerators of this machine: time, MFU, memory and
+kernels.
 
-    python -m tools.bench.device_step model/llama3.1-8b model.num_hidden_layers=4 batch.sequence_length=8192 \\
+    python -m tools.bench.device_step model/llama3.1-8b model.num_hidden_layers=4
+    batch.sequence_length=8192 \\
         batch.sequences=2 batch.micro_sequences=1 train.precision=bf16 --kernels 20
 
-Random tokens in documents of random lengths, as in `llmsys doctor device`. Under torchrun every rank takes part. Where
-the device has a profile, `llmsys estimate`'s time of the same words is printed next to the measured one.
+Random tokens in documents of random lengths, as in `llmsys doctor device`. Under torchrun every
+rank takes part. Where the device has a profile, `llmsys estimate`'s time of the same words is
+printed next to the measured one.
 """
 
 import argparse
@@ -17,14 +20,20 @@ import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from llmsys.config.load import read_config
+from llmsys.config.loading.load import read_config
 from llmsys.config.run import RunConfig
 from llmsys.doctor.device_check import find_profile_name
 from llmsys.doctor.step_check import build_step_engine, draw_batches, run_step
 from llmsys.estimate.device_profile import load_device_profile
 from llmsys.estimate.step_time import estimate_step_time
 from llmsys.parallel.device_setup import trim_allocator
-from llmsys.parallel.process_group import all_reduce_max, get_local_device, get_rank, get_world_size, init_process_group
+from llmsys.parallel.process_group import (
+    all_reduce_max,
+    get_local_device,
+    get_rank,
+    get_world_size,
+    init_process_group,
+)
 from llmsys.train.step_metrics import build_flops_convention
 
 WARM_UP_STEPS = 2
@@ -32,11 +41,17 @@ WARM_UP_STEPS = 2
 
 def main() -> None:
     """Measure, and print one line of JSON and a table of kernels on rank 0."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("config", help="shipped config, config file or model")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value")
-    parser.add_argument("--steps", type=int, default=4, help="measured steps, after two for warming up (default: 4)")
-    parser.add_argument("--kernels", type=int, default=0, help="kernels to print with their time in one more step")
+    parser.add_argument(
+        "--steps", type=int, default=4, help="measured steps, after two for warming up (default: 4)"
+    )
+    parser.add_argument(
+        "--kernels", type=int, default=0, help="kernels to print with their time in one more step"
+    )
     arguments = parser.parse_args()
     config = read_config(arguments.config, arguments.overrides).run
     with init_process_group():
@@ -47,7 +62,9 @@ def main() -> None:
                 print(f"{milliseconds:>10.2f} ms {count:>6} x {name[:100]}")
 
 
-def measure(config: RunConfig, steps: int, num_kernels: int) -> tuple[dict[str, Any], list[tuple[str, int, float]]]:
+def measure(
+    config: RunConfig, steps: int, num_kernels: int
+) -> tuple[dict[str, Any], list[tuple[str, int, float]]]:
     """Train steps and compare them with the estimate. Collective.
 
     Args:
@@ -56,7 +73,8 @@ def measure(config: RunConfig, steps: int, num_kernels: int) -> tuple[dict[str, 
         num_kernels: rows of the table of kernels; 0 profiles nothing.
 
     Returns:
-        Numbers of the slowest and fullest rank, and (kernel, count, milliseconds) of one step of this rank.
+        Numbers of the slowest and fullest rank, and (kernel, count, milliseconds) of one step of
+        this rank.
     """
     device = get_local_device()
     engine, batches = build_step_engine(config, device), draw_batches(config)
@@ -72,7 +90,10 @@ def measure(config: RunConfig, steps: int, num_kernels: int) -> tuple[dict[str, 
     measured = torch.tensor([median(seconds[WARM_UP_STEPS:]), peak], dtype=torch.float64)
     slowest, fullest = all_reduce_max(measured).tolist()
     found = {"step_ms": 1e3 * slowest, "peak_gib": fullest / 2**30, "losses": losses}
-    found |= {"tokens_per_second": config.batch.tokens_per_step / slowest, **compare_with_estimate(config, slowest)}
+    found |= {
+        "tokens_per_second": config.batch.tokens_per_step / slowest,
+        **compare_with_estimate(config, slowest),
+    }
     if not num_kernels:
         return found, []
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
@@ -82,7 +103,9 @@ def measure(config: RunConfig, steps: int, num_kernels: int) -> tuple[dict[str, 
 
 
 def compare_with_estimate(config: RunConfig, seconds: float) -> dict[str, Any]:
-    """Return MFU and the estimate's interval in milliseconds; nothing for a device without a profile."""
+    """Return MFU and the estimate's interval in milliseconds; nothing for a device without a
+    profile.
+    """
     name = find_profile_name()
     if name is None:
         return {}
@@ -96,13 +119,21 @@ def compare_with_estimate(config: RunConfig, seconds: float) -> dict[str, Any]:
 
 
 def list_kernels(profiler: profile, device: torch.device) -> list[tuple[str, int, float]]:
-    """Return (name, count, milliseconds) of kernels, the longest first; on a CPU of torch's operators."""
+    """Return (name, count, milliseconds) of kernels, the longest first; on a CPU of torch's
+    operators.
+    """
     kind = DeviceType.CUDA if device.type == "cuda" else DeviceType.CPU
     rows = [
-        (one.key, one.count, (one.self_device_time_total if kind == DeviceType.CUDA else one.self_cpu_time_total) / 1e3)
+        (
+            one.key,
+            one.count,
+            (one.self_device_time_total if kind == DeviceType.CUDA else one.self_cpu_time_total)
+            / 1e3,
+        )
         for one in profiler.key_averages()
         # Annotations cover the kernels that they name.
-        if one.device_type == kind and not one.key.startswith(("FSDP::", "Optimizer.", "ProfilerStep"))
+        if one.device_type == kind
+        and not one.key.startswith(("FSDP::", "Optimizer.", "ProfilerStep"))
     ]
     return sorted(rows, key=lambda row: -row[2])
 

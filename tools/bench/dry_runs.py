@@ -1,7 +1,8 @@
-"""Run the dry runs of llmsys/dryrun/README.md: five models at three lengths, on clusters that do not exist.
+"""Run the dry runs of llmsys/dryrun/README.md: five models at three lengths, on clusters that do
+not exist.
 
-Reads configs and a device profile. Writes one JSON file for each dry run, and prints the table of the README from those
-those that are there.
+Reads configs and a device profile. Writes one JSON file for each dry run, and prints the table of
+the README from those those that are there.
 
     python tools/bench/dry_runs.py --output runs/dry --models llama mixtral --lengths 8192 32768
 """
@@ -100,7 +101,9 @@ ROWS = {
 def run_row(name: str, length: int, overrides: list[str], folder: Path) -> None:
     """Run one dry run and write its result, or print why it has none."""
     request = ROWS[name].build_request(length, overrides)
-    command = format_dry_run_command(request.config, request.overrides, request.nodes, 8, request.device)
+    command = format_dry_run_command(
+        request.config, request.overrides, request.nodes, 8, request.device
+    )
     print(f"{command} --documents {DOCUMENTS[length]}", file=sys.stderr, flush=True)
     try:
         result = run_dry_run(request)
@@ -113,7 +116,9 @@ def run_row(name: str, length: int, overrides: list[str], folder: Path) -> None:
 
 def format_row(name: str, length: int, result: dict[str, Any]) -> str:
     """Return a row of the table."""
-    layout = [f"{axis} {size}" for axis, size in result["layout"].items() if size != 1 and axis != "shard"]
+    layout = [
+        f"{axis} {size}" for axis, size in result["layout"].items() if size != 1 and axis != "shard"
+    ]
     estimate = result["estimate"]
     evaluation = next(one for one in estimate["phases"] if one["phase"] == "evaluation")
     cells = [
@@ -137,8 +142,8 @@ def format_row(name: str, length: int, result: dict[str, Any]) -> str:
 def iter_table(folder: Path) -> Iterator[str]:
     """Yield the table of all results in a folder."""
     yield (
-        "| model | ranks | tokens | layout | peak, GiB | estimate, GiB | difference | evaluation, GiB | largest rank "
-        "| attention FLOPs | tables | CPU seconds | host GiB |"
+        "| model | ranks | tokens | layout | peak, GiB | estimate, GiB | difference | evaluation, "
+        "GiB | largest rank | attention FLOPs | tables | CPU seconds | host GiB |"
     )
     yield "|---|---|---|---|---|---|---|---|---|---|---|---|---|"
     for name in ROWS:
@@ -149,11 +154,21 @@ def iter_table(folder: Path) -> Iterator[str]:
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", choices=ROWS, default=list(ROWS), help="(default: all)")
-    parser.add_argument("--lengths", nargs="+", type=int, choices=DOCUMENTS, default=list(DOCUMENTS))
-    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="further values of the config")
-    parser.add_argument("--output", type=Path, default=Path("runs/dry_runs"), help="folder of the results")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--models", nargs="+", choices=ROWS, default=list(ROWS), help="(default: all)"
+    )
+    parser.add_argument(
+        "--lengths", nargs="+", type=int, choices=DOCUMENTS, default=list(DOCUMENTS)
+    )
+    parser.add_argument(
+        "--set", nargs="+", default=[], metavar="KEY=VALUE", help="further values of the config"
+    )
+    parser.add_argument(
+        "--output", type=Path, default=Path("runs/dry_runs"), help="folder of the results"
+    )
     return parser
 
 

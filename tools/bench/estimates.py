@@ -15,7 +15,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from llmsys.config.yaml_files import dump_yaml
+from llmsys.config.loading.yaml_files import dump_yaml
 from llmsys.errors import LlmsysError
 from llmsys.estimate.program_profile import FOLDER, load_packaged_profiles_again
 from llmsys.estimate.residual_model import FILE, load_residuals
@@ -37,29 +37,45 @@ from tools.bench.published_row import PublishedRow, read_json, run_estimate
 README = Path(__file__).resolve().parents[2] / "llmsys" / "estimate" / "README.md"
 PAGE = README.with_name("published_errors.md")
 SUMMARY_HEAD = (
-    "| rows | number | P10–P90 covers | median P90 / P10 | median error of P50 | of a constant utilisation | "
-    "less than half of it |\n|---|---|---|---|---|---|---|"
+    "| rows | number | P10–P90 covers | median P90 / P10 | median error of P50 | of a constant "
+    "utilisation | less than half of it |\n|---|---|---|---|---|---|---|"
 )
 BEGIN, END = "<!-- published errors: begin -->", "<!-- published errors: end -->"
 
 
 def main() -> int:
     """Print the tables; with --write, fit the constants and write them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--truth", type=Path, default=RUNS, help="rows of published runs (default: the tests' copy)")
-    parser.add_argument("--write", action="store_true", help="fit on all rows, and write constants, page and README")
-    parser.add_argument("--commands", action="store_true", help="print the command line of every row, and nothing else")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--truth", type=Path, default=RUNS, help="rows of published runs (default: the tests' copy)"
+    )
+    parser.add_argument(
+        "--write", action="store_true", help="fit on all rows, and write constants, page and README"
+    )
+    parser.add_argument(
+        "--commands",
+        action="store_true",
+        help="print the command line of every row, and nothing else",
+    )
     arguments = parser.parse_args()
     if arguments.commands:
         found = [one for one in read_rows(arguments.truth) if isinstance(one, PublishedRow)]
-        print("\n".join(f"# {one.name}: {one.measured:.4g} {one.kind}\n{one.command}" for one in found))
+        print(
+            "\n".join(
+                f"# {one.name}: {one.measured:.4g} {one.kind}\n{one.command}" for one in found
+            )
+        )
         return 0
     is_foreign = arguments.truth.resolve() != RUNS.resolve()
     rows, skipped = select_priced_rows(arguments.truth)
     times = build_time_rows(rows)
     if arguments.write:
         if is_foreign:
-            raise SystemExit("--write fits the constants on the tests' copy of the rows. Remove --truth.")
+            raise SystemExit(
+                "--write fits the constants on the tests' copy of the rows. Remove --truth."
+            )
         for _ in range(2):  # the factor of runs changes how often they save
             write_constants(times)
             times = build_time_rows(rows)
@@ -72,7 +88,9 @@ def main() -> int:
     ]
     if not is_foreign:
         unseen = [(path, *select_priced_rows(path)) for path in UNSEEN]
-        summary = list_summary_lines(times, [row for _, priced, _ in unseen for row in build_time_rows(priced)])
+        summary = list_summary_lines(
+            times, [row for _, priced, _ in unseen for row in build_time_rows(priced)]
+        )
         for path, priced, missing in unseen:
             lines += ["### Rows that nothing was fitted on", "", *iter_unseen_notes(path)]
             if peaks := [one for one in priced if one.kind == "memory"]:
@@ -108,7 +126,11 @@ def write_constants(rows: Sequence[TimeRow]) -> None:
     fits = build_program_fits(rows)
     for name, fit in fits.items():
         path = FOLDER / f"{name}.yaml"
-        own = path.read_text(encoding="utf-8").partition("# Written by tools/bench/estimates.py")[0].rstrip()
+        own = (
+            path.read_text(encoding="utf-8")
+            .partition("# Written by tools/bench/estimates.py")[0]
+            .rstrip()
+        )
         values = {kind: one.model_dump(mode="json") for kind, one in fit.items()}
         head = "# Written by tools/bench/estimates.py --write."
         path.write_text(f"{own}\n{head}\n{dump_yaml({'fit': values})}", encoding="utf-8")
@@ -138,34 +160,55 @@ def iter_unseen_notes(path: Path) -> Iterator[str]:
 
 
 def list_summary_lines(rows: Sequence[TimeRow], unseen: Sequence[TimeRow]) -> list[str]:
-    """Return a line for each class: sources left out of the fit, and rows that nothing was fitted on."""
+    """Return a line for each class: sources left out of the fit, and rows that nothing was
+    fitted on.
+    """
     found = [SUMMARY_HEAD]
     for kind in KINDS:
         own = [row for row in rows if row.kind == kind]
-        found.append(format_summary_line(f"{kind}, source left out", list_held_out_rows(own, select_peers(kind, rows))))
+        found.append(
+            format_summary_line(
+                f"{kind}, source left out", list_held_out_rows(own, select_peers(kind, rows))
+            )
+        )
     mixtures = [row for row in rows if row.kind == "moe"]
     held = list_held_out_rows(mixtures, select_peers("moe", rows), get_model)
     found.append(format_summary_line("moe, model left out", held))
     never = list_printed_rows(unseen, rows)
     for kind in KINDS:
-        found.append(format_summary_line(f"{kind}, never fitted", [one for one in never if one.row.kind == kind]))
+        found.append(
+            format_summary_line(
+                f"{kind}, never fitted", [one for one in never if one.row.kind == kind]
+            )
+        )
     return found
 
 
 def iter_time_lines(
-    rows: Sequence[TimeRow], known: Sequence[TimeRow], skipped: Sequence[SkippedRow], *, is_foreign: bool
+    rows: Sequence[TimeRow],
+    known: Sequence[TimeRow],
+    skipped: Sequence[SkippedRow],
+    *,
+    is_foreign: bool,
 ) -> Iterator[str]:
     """Yield a summary by class, and every row with its signed error."""
     if is_foreign:
         held = list_printed_rows(rows, known)
-        how = "P10 to P90 are those that the commands print; no row of this file was used for a fit."
+        how = (
+            "P10 to P90 are those that the commands print; no row of this file was used for a fit."
+        )
     else:
         groups = [[row for row in rows if row.kind == kind] for kind in KINDS]
-        held = [one for group in groups for one in list_held_out_rows(group, select_peers(group[0].kind, rows))]
+        held = [
+            one
+            for group in groups
+            for one in list_held_out_rows(group, select_peers(group[0].kind, rows))
+        ]
         how = (
-            "Every number of this table is of a fit without any row of the same source (leave one source out): "
-            "factors, spread and baseline. The baseline is a constant utilisation: 6 · N · D operations at the median "
-            "share of the peak of all other steps, or of all other runs."
+            "Every number of this table is of a fit without any row of the same source (leave one "
+            "source out): factors, spread and baseline. The baseline is a constant utilisation: 6 "
+            "· N · D operations at the median share of the peak of all other steps, or of all "
+            "other runs."
         )
     yield "### Time"
     yield ""
@@ -202,20 +245,27 @@ def format_summary_line(name: str, group: Sequence[HeldOutRow]) -> str:
     covered = sum(one.is_covered for one in group) / len(group)
     width = median(one.interval.p90 / one.interval.p10 for one in group)
     ours, base = (
-        median(map(abs, errors)) for errors in zip(*((o.error, o.baseline_error) for o in group), strict=True)
+        median(map(abs, errors))
+        for errors in zip(*((o.error, o.baseline_error) for o in group), strict=True)
     )
     is_half = "yes" if ours < base / 2 else "no"
-    return f"| {name} | {len(group)} | {covered:.0%} | {width:.2f} | {ours:.1%} | {base:.1%} | {is_half} |"
+    return (
+        f"| {name} | {len(group)} | {covered:.0%} | {width:.2f} | {ours:.1%} | {base:.1%} | "
+        f"{is_half} |"
+    )
 
 
 def format_time_row(one: HeldOutRow) -> str:
     """Return the line of a row."""
     row, interval = one.row, one.interval
     unit = "h" if row.kind == "run" else "s"
-    numbers = " | ".join(f"{value:,.4g}" for value in (row.measured, interval.p10, interval.p50, interval.p90))
+    numbers = " | ".join(
+        f"{value:,.4g}" for value in (row.measured, interval.p10, interval.p50, interval.p90)
+    )
     covered = "yes" if one.is_covered else "no"
     return (
-        f"| {row.name}, {unit} | {row.program} | {numbers} | {one.error:+.1%} | {covered} | {one.baseline_error:+.1%} |"
+        f"| {row.name}, {unit} | {row.program} | {numbers} | {one.error:+.1%} | {covered} | "
+        f"{one.baseline_error:+.1%} |"
     )
 
 
@@ -231,14 +281,20 @@ def iter_energy_lines(path: Path, foreign: bool) -> Iterator[str]:
         numbers = " | ".join(f"{value:,.4g}" for value in (row.measured, one.p10, one.p50, one.p90))
         mark = " (calibration)" if row.calibrates and not foreign else ""
         covered = "yes" if one.contains(row.measured) else "no"
-        yield f"| {row.name}{mark} | {numbers} | {one.p50 / row.measured - 1:+.1%} | {covered} | {row.note} |"
+        yield (
+            f"| {row.name}{mark} | {numbers} | {one.p50 / row.measured - 1:+.1%} | {covered} | "
+            f"{row.note} |"
+        )
     yield ""
 
 
 def write_section(path: Path, lines: Sequence[str]) -> None:
     """Write lines between the two marks of a file."""
     before, rest = path.read_text(encoding="utf-8").split(BEGIN)
-    path.write_text(f"{before}{BEGIN}\n\n" + "\n".join(lines) + f"\n\n{END}{rest.split(END)[1]}", encoding="utf-8")
+    path.write_text(
+        f"{before}{BEGIN}\n\n" + "\n".join(lines) + f"\n\n{END}{rest.split(END)[1]}",
+        encoding="utf-8",
+    )
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
-"""Compare parameters and FLOPs with counts on the models' own implementations, which should be equal."""
+"""Compare parameters and FLOPs with counts on the models' own implementations, which should be
+equal.
+"""
 
 import json
 from collections.abc import Iterator
 from typing import Any
 
-from llmsys.config.load import build_model_config, load_model_config
+from llmsys.config.loading.load import build_model_config, load_model_config
 from llmsys.estimate.flops import count_flops
 from llmsys.estimate.model_tensors import count_parameters
 from tools.bench.published_row import DATA
@@ -22,7 +24,8 @@ def _read_counted(name: str) -> Any:
 def _iter_parameter_lines() -> Iterator[str]:
     yield "### Parameters"
     yield ""
-    rows = [(row["id"], row["total"], count_parameters(load_model_config(f"model/{row['id']}")).total)
+    rows = [(row["id"], row["total"],
+        count_parameters(load_model_config(f"model/{row['id']}")).total)
             for row in _read_counted("counted_parameters.json")]  # fmt: skip
     yield from _iter_table_lines(rows, "parameters")
 

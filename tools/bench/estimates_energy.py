@@ -1,4 +1,6 @@
-"""Compare measured energies of whole runs with the estimate. Other published energies are hours times assumed watts."""
+"""Compare measured energies of whole runs with the estimate. Other published energies are hours
+times assumed watts.
+"""
 
 import re
 from contextlib import suppress
@@ -11,7 +13,11 @@ from llmsys.errors import LlmsysError
 from llmsys.estimate.cluster_costs import ClusterCosts
 from llmsys.estimate.device_profile import load_device_profile
 from llmsys.estimate.model_tensors import count_parameters
-from llmsys.estimate.residual_model import PercentileInterval, ResidualModel, build_log_normal_interval
+from llmsys.estimate.residual_model import (
+    PercentileInterval,
+    ResidualModel,
+    build_log_normal_interval,
+)
 from llmsys.estimate.run_cost import compute_mean_watts
 from tools.bench.estimates_time import TimeRow
 from tools.bench.published_row import find_model_words, load_words_model
@@ -49,11 +55,15 @@ def build_energy_rows(rows: list[dict[str, Any]], run: ResidualModel) -> list[En
 
 
 def fit_energy(rows: list[EnergyRow], run: ResidualModel) -> ResidualModel:
-    """Return the factor of the calibration rows. They are too few for a spread, which is that of runs and of power."""
+    """Return the factor of the calibration rows. They are too few for a spread, which is that of
+    runs and of power.
+    """
     kept = [row for row in rows if row.calibrates]
     middle = mean(log(row.measured / row.modelled) for row in kept)
     names = tuple(row.name for row in kept)
-    return ResidualModel(factor=round(exp(middle), 3), spread=round(hypot(run.spread, POWER_SPREAD), 3), rows=names)
+    return ResidualModel(
+        factor=round(exp(middle), 3), spread=round(hypot(run.spread, POWER_SPREAD), 3), rows=names
+    )
 
 
 def _build_energy_row(row: dict[str, Any], run: ResidualModel, *, calibrates: bool) -> EnergyRow:

@@ -1,8 +1,9 @@
-"""Fit published times, and compare rows that a fit does not know with their intervals and with a constant utilisation.
+"""Fit published times, and compare rows that a fit does not know with their intervals and with a
+constant utilisation.
 
-Fitted are one factor for each program and class of model, and a spread for each class, which is wider for a program of
-few rows. Whole sources are held out: the error of a row is that of a fit without any row of its source, spread and
-baseline included.
+Fitted are one factor for each program and class of model, and a spread for each class, which is
+wider for a program of few rows. Whole sources are held out: the error of a row is that of a fit
+without any row of its source, spread and baseline included.
 """
 
 from collections import defaultdict
@@ -13,12 +14,19 @@ from math import exp, log, sqrt
 from statistics import median
 
 from llmsys.estimate.program_profile import ProgramFit
-from llmsys.estimate.residual_model import Z90, PercentileInterval, ResidualModel, build_log_normal_interval
+from llmsys.estimate.residual_model import (
+    Z90,
+    PercentileInterval,
+    ResidualModel,
+    build_log_normal_interval,
+)
 from tools.bench.estimates_time import KINDS, TimeClass, TimeRow, get_model, get_source
 
-# Share of held-out rows that P10 to P90 is widened to hold: the middle of the 80 % it is named for and 90 %.
+# Share of held-out rows that P10 to P90 is widened to hold: the middle of the 80 % it is named for
+# and 90 %.
 COVERED = 0.85
-# Rows of a typical program that the mean of its class counts for: the variance of a row over that between programs.
+# Rows of a typical program that the mean of its class counts for: the variance of a row over that
+# between programs.
 PRIOR_ROWS = 2.0
 
 
@@ -27,20 +35,25 @@ class ProgramFactor:
     """The factor of measured over modelled times of a program, and what it is known from."""
 
     factor: float
-    weight: float = 0.0  # rows that it was fitted on, those of one source counted by their square root
+    # rows that it was fitted on, those of one source counted by their square root
+    weight: float = 0.0
 
     @property
     def widening(self) -> float:
-        """Standard deviation of the next row over that of a row around a program whose factor is known exactly.
+        """Standard deviation of the next row over that of a row around a program whose factor is
+        known exactly.
 
-        The predictive variance where factors are drawn towards the mean: 1 + 1 / (PRIOR_ROWS + weight) of a row's own.
+        The predictive variance where factors are drawn towards the mean: 1 + 1 / (PRIOR_ROWS +
+        weight) of a row's own.
         """
         return sqrt(1 + 1 / (PRIOR_ROWS + self.weight))
 
 
 @dataclass(frozen=True)
 class ClassFit:
-    """Constants of one class: a factor for each program, one for all others, and the spread around a known factor."""
+    """Constants of one class: a factor for each program, one for all others, and the spread
+    around a known factor.
+    """
 
     other: ProgramFactor
     programs: Mapping[str, ProgramFactor]
@@ -49,11 +62,14 @@ class ClassFit:
     def predict_interval(self, row: TimeRow) -> PercentileInterval:
         """Return the interval of a row."""
         found = self.programs.get(row.program, self.other)
-        return build_log_normal_interval(row.modelled_time * found.factor, self.spread * found.widening)
+        return build_log_normal_interval(
+            row.modelled_time * found.factor, self.spread * found.widening
+        )
 
 
 def fit_class(rows: Sequence[TimeRow]) -> ClassFit:
-    """Fit the constants of a class; the spread is that of sources, and of models, which the fit does not know.
+    """Fit the constants of a class; the spread is that of sources, and of models, which the fit
+    does not know.
 
     Args:
         rows: rows of one class.
@@ -78,7 +94,8 @@ def fit_class(rows: Sequence[TimeRow]) -> ClassFit:
 
 
 def fit_factors(rows: Sequence[TimeRow]) -> tuple[ProgramFactor, dict[str, ProgramFactor]]:
-    """Return the typical factor of measured over modelled times, and that of each program, drawn towards it.
+    """Return the typical factor of measured over modelled times, and that of each program, drawn
+    towards it.
 
     A source of n rows counts as √n: rows of one table share its errors.
 
@@ -86,8 +103,9 @@ def fit_factors(rows: Sequence[TimeRow]) -> tuple[ProgramFactor, dict[str, Progr
         rows: rows of one class.
 
     Returns:
-        The mean of steps and the factors of their programs. Whole runs have one factor, their median: programs of most
-        of them are guesses, and what is lost outside of steps has no upper bound.
+        The mean of steps and the factors of their programs. Whole runs have one factor, their
+        median: programs of most of them are guesses, and what is lost outside of steps has no upper
+        bound.
     """
     sizes: dict[str, int] = defaultdict(int)
     for row in rows:
@@ -100,7 +118,8 @@ def fit_factors(rows: Sequence[TimeRow]) -> tuple[ProgramFactor, dict[str, Progr
     mean = sum(w * e for w, e in zip(weights, errors, strict=True)) / sum(weights)
     found = {}
     for program in {row.program for row in rows}:
-        # A row out of line is of another program than it was taken for, or wrong: it tells nothing of this one.
+        # A row out of line is of another program than it was taken for, or wrong: it tells nothing
+        # of this one.
         own = [
             (w, e)
             for row, w, e, ratio in zip(rows, weights, errors, ratios, strict=True)
@@ -116,11 +135,15 @@ def compute_weighted_median(values: Sequence[float], weights: Sequence[float]) -
     """Return the first value up to which half of the weights lie."""
     ordered = sorted(zip(values, weights, strict=True))
     reached = accumulate(weight for _, weight in ordered)
-    return next(value for (value, _), sum_ in zip(ordered, reached, strict=True) if sum_ >= sum(weights) / 2)
+    return next(
+        value for (value, _), sum_ in zip(ordered, reached, strict=True) if sum_ >= sum(weights) / 2
+    )
 
 
 def clip_outliers(values: Sequence[float]) -> list[float]:
-    """Return values with those beyond Tukey's outer fences (three quartile distances) on the fence."""
+    """Return values with those beyond Tukey's outer fences (three quartile distances) on the
+    fence.
+    """
     low, high = compute_quantile(values, 0.25), compute_quantile(values, 0.75)
     reach = 3 * (high - low)
     return [min(max(value, low - reach), high + reach) for value in values]
@@ -160,7 +183,9 @@ class HeldOutRow:
 
 
 def list_held_out_rows(
-    rows: Sequence[TimeRow], peers: Sequence[TimeRow], get_group: Callable[[TimeRow], str] | None = None
+    rows: Sequence[TimeRow],
+    peers: Sequence[TimeRow],
+    get_group: Callable[[TimeRow], str] | None = None,
 ) -> list[HeldOutRow]:
     """Predict every row of a class by a fit without its source.
 
@@ -176,7 +201,10 @@ def list_held_out_rows(
     fits: dict[str, tuple[ClassFit, float]] = {}
     for name in {group(row) for row in rows}:
         fit = fit_class([row for row in rows if group(row) != name])
-        fits[name] = fit, median(row.ideal_time / row.measured for row in peers if group(row) != name)
+        fits[name] = (
+            fit,
+            median(row.ideal_time / row.measured for row in peers if group(row) != name),
+        )
     found = []
     for row in rows:
         fit, utilisation = fits[group(row)]
@@ -185,7 +213,9 @@ def list_held_out_rows(
 
 
 def list_printed_rows(rows: Sequence[TimeRow], known: Sequence[TimeRow]) -> list[HeldOutRow]:
-    """Return rows of another file with the intervals that their commands print, and the baseline of the known rows."""
+    """Return rows of another file with the intervals that their commands print, and the baseline
+    of the known rows.
+    """
     found = []
     for row in rows:
         utilisation = median(one.ideal_time / one.measured for one in select_peers(row.kind, known))
@@ -205,7 +235,9 @@ def build_residuals(rows: Sequence[TimeRow]) -> dict[TimeClass, ResidualModel]:
         own = [row for row in rows if row.kind == kind]
         fit, names = fit_class(own), tuple(row.name for row in own)
         spread = fit.spread * fit.other.widening
-        found[kind] = ResidualModel(factor=round(fit.other.factor, 3), spread=round(spread, 3), rows=names)
+        found[kind] = ResidualModel(
+            factor=round(fit.other.factor, 3), spread=round(spread, 3), rows=names
+        )
     return found
 
 

@@ -73,7 +73,11 @@ class TimeRow:
     def printed_interval(self) -> PercentileInterval:
         """The interval that the command prints."""
         result = run_estimate(self.published.words)
-        found = result["money"]["accelerator_hours"] if self.kind == "run" else result["time"]["step_seconds"]
+        found = (
+            result["money"]["accelerator_hours"]
+            if self.kind == "run"
+            else result["time"]["step_seconds"]
+        )
         return PercentileInterval(found["p10"], found["p50"], found["p90"])
 
     @cached_property
@@ -95,7 +99,11 @@ class TimeRow:
     def blind_log_ratio(self) -> float:
         """The same without constants that were fitted on rows of this model alone."""
         words = find_blind_words(self.name, self.published.words)
-        return self.log_ratio if words is None else TimeRow(replace(self.published, words=words)).log_ratio
+        return (
+            self.log_ratio
+            if words is None
+            else TimeRow(replace(self.published, words=words)).log_ratio
+        )
 
 
 def build_time_rows(rows: Iterable[PublishedRow]) -> list[TimeRow]:

@@ -1,14 +1,17 @@
-r"""Score extractors on pages with hand-marked text: token F1, precision, recall, and pages per CPU second.
+r"""Score extractors on pages with hand-marked text: token F1, precision, recall, and pages per CPU
+second.
 
     python tools/bench/extract.py article-extraction-benchmark.tar.gz [--rounds 3]
 
-The archive (or its unpacked folder) is Scrapinghub's article-extraction-benchmark: `ground-truth.json` and
-`html/ID.html.gz`. The metric is theirs: multisets of 4-grams of `\w+` tokens, precision and recall of each page,
-their means, and F1 of the two means. Every extractor reads the same bytes in the same run, one process, in turn;
-the median of the rounds counts. Trafilatura takes part when it is installed: pip install 'llmsys[trafilatura]'.
+The archive (or its unpacked folder) is Scrapinghub's article-extraction-benchmark:
+`ground-truth.json` and `html/ID.html.gz`. The metric is theirs: multisets of 4-grams of `\w+`
+tokens, precision and recall of each page, their means, and F1 of the two means. Every extractor
+reads the same bytes in the same run, one process, in turn; the median of the rounds counts.
+Trafilatura takes part when it is installed: pip install 'llmsys[trafilatura]'.
 
-Each page belongs to one of two parts, by a hash of its id: `chosen-on`, which rules and constants may be chosen on, and
-`held-out`, which only this bench reads. Both are printed; only the second may be claimed.
+Each page belongs to one of two parts, by a hash of its id: `chosen-on`, which rules and constants
+may be chosen on, and `held-out`, which only this bench reads. Both are printed; only the second may
+be claimed.
 """
 
 import argparse
@@ -27,13 +30,13 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from data_pipeline.extract.extractor import extract_pages
 from llmsys.config.cleaning import (
     ArticleExtractorConfig,
     ExtractConfig,
     ResiliparseExtractorConfig,
     TrafilaturaExtractorConfig,
 )
+from llmsys.data_pipeline.extract.extractor import extract_pages
 
 EXTRACTORS: dict[str, ExtractConfig] = {
     "article": ArticleExtractorConfig(),
@@ -53,11 +56,18 @@ Shingles = Counter[tuple[str, ...]]
 def read_benchmark(path: Path) -> tuple[list[bytes], list[str], list[str]]:
     """Return pages, their marked texts, and the part of each page, in the order of their ids."""
     if path.is_dir():
-        files = {file.relative_to(path).as_posix(): file.read_bytes() for file in path.rglob("*") if file.is_file()}
+        files = {
+            file.relative_to(path).as_posix(): file.read_bytes()
+            for file in path.rglob("*")
+            if file.is_file()
+        }
     else:
         with tarfile.open(path) as archive:
             members = [member for member in archive if member.isfile()]
-            files = {member.name.removeprefix("./"): archive.extractfile(member).read() for member in members}  # type: ignore[union-attr]
+            files = {
+                member.name.removeprefix("./"): archive.extractfile(member).read()
+                for member in members
+            }  # type: ignore[union-attr]
     gold = json.loads(files["ground-truth.json"])
     ids = sorted(name for name in gold if f"html/{name}.html.gz" in files)
     pages = [gzip.decompress(files[f"html/{name}.html.gz"]) for name in ids]
@@ -113,17 +123,26 @@ def print_part(title: str, gold: list[str], found: dict[str, list[str]], is_in: 
 
 def main() -> int:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("benchmark", type=Path, help="archive or folder of the benchmark")
-    parser.add_argument("--rounds", type=int, default=3, help="times each extractor reads all pages (%(default)s)")
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="times each extractor reads all pages (%(default)s)"
+    )
     arguments = parser.parse_args()
     payloads, gold, parts = read_benchmark(arguments.benchmark)
-    pages = pa.record_batch({"charset": ["utf-8"] * len(gold), "payload": pa.array(payloads, pa.large_binary())})
+    pages = pa.record_batch(
+        {"charset": ["utf-8"] * len(gold), "payload": pa.array(payloads, pa.large_binary())}
+    )
     extractors = {
-        name: config for name, config in EXTRACTORS.items() if config.kind != "trafilatura" or find_spec("trafilatura")
+        name: config
+        for name, config in EXTRACTORS.items()
+        if config.kind != "trafilatura" or find_spec("trafilatura")
     }
     found = {
-        name: measure_extraction(pages.slice(0, 2), config)[0] for name, config in extractors.items()
+        name: measure_extraction(pages.slice(0, 2), config)[0]
+        for name, config in extractors.items()
     }  # loads libraries
     seconds: dict[str, list[float]] = {name: [] for name in extractors}
     for _ in range(arguments.rounds):
@@ -131,7 +150,10 @@ def main() -> int:
             found[name], took = measure_extraction(pages, config)
             seconds[name].append(took)
     size = sum(map(len, payloads)) / 1e6
-    print(f"{len(gold)} pages, {size:.1f} MB of HTML; 4-gram token F1, CPU seconds, median of {arguments.rounds}")
+    print(
+        f"{len(gold)} pages, {size:.1f} MB of HTML; 4-gram token F1, CPU seconds, median of "
+        f"{arguments.rounds}"
+    )
     print(f"{'':26}  pages/s  MB/s")
     for name in extractors:
         took = statistics.median(seconds[name])
@@ -141,7 +163,10 @@ def main() -> int:
     ours = statistics.median(seconds["article"])
     for name in extractors:
         if name != "article":
-            print(f"article / {name}: {statistics.median(seconds[name]) / ours:.1f} times the pages per second")
+            print(
+                f"article / {name}: {statistics.median(seconds[name]) / ours:.1f} times the pages "
+                "per second"
+            )
     return 0
 
 

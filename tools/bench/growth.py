@@ -1,7 +1,8 @@
-"""Measure quantities at fractions of full size, fit their growth and extrapolate (scale.py, scale_prepare.py).
+"""Measure quantities at fractions of full size, fit their growth and extrapolate (scale.py,
+scale_prepare.py).
 
-The exponent is the slope of log value over log size; 0 for values that stay below the resolution of the measurement.
-The value at full size follows from the largest measured one and the exponent.
+The exponent is the slope of log value over log size; 0 for values that stay below the resolution of
+the measurement. The value at full size follows from the largest measured one and the exponent.
 """
 
 import argparse
@@ -59,9 +60,12 @@ def measure_growth(
         measured: results so far: one process may measure several quantities.
 
     Returns:
-        The fields of the quantity, sizes, values, exponent, value at full size, and whether both limits are met.
+        The fields of the quantity, sizes, values, exponent, value at full size, and whether both
+        limits are met.
     """
-    sizes = [max(1, round(quantity.full * fraction)) for fraction in fractions or quantity.fractions]
+    sizes = [
+        max(1, round(quantity.full * fraction)) for fraction in fractions or quantity.fractions
+    ]
     values = []
     for size in sizes:
         if (quantity.measure, size) not in measured:
@@ -72,10 +76,17 @@ def measure_growth(
         values.append(found[quantity.name] if isinstance(found, dict) else found)
     exponent = fit_exponent(sizes, values, quantity.resolution)
     at_full = values[-1] * (quantity.full / sizes[-1]) ** max(exponent, 0.0)
-    is_met = math.isfinite(at_full) and at_full <= quantity.limit and exponent <= quantity.max_exponent
-    fields = {key: value for key, value in quantity._asdict().items() if key not in ("measure", "fractions")}
+    is_met = (
+        math.isfinite(at_full) and at_full <= quantity.limit and exponent <= quantity.max_exponent
+    )
+    fields = {
+        key: value
+        for key, value in quantity._asdict().items()
+        if key not in ("measure", "fractions")
+    }
     return fields | {
-        "sizes": sizes, "values": values, "exponent": exponent, "value_at_full": at_full, "is_met": is_met,
+        "sizes": sizes, "values": values, "exponent": exponent, "value_at_full": at_full,
+        "is_met": is_met,
     }  # fmt: skip
 
 
@@ -88,14 +99,20 @@ def fit_exponent(sizes: list[int], values: list[float], resolution: float) -> fl
 def format_table(rows: list[dict[str, Any]]) -> str:
     """Return the rows as Markdown."""
     lines = [
-        "| quantity | unit | measured, by size | exponent | full size | at full size | limit | met |",
+        "| quantity | unit | measured, by size | exponent | full size | at full size | limit | "
+        "met |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
-        values = ", ".join(f"{size:,}: {value:.3g}" for size, value in zip(row["sizes"], row["values"], strict=True))
+        values = ", ".join(
+            f"{size:,}: {value:.3g}"
+            for size, value in zip(row["sizes"], row["values"], strict=True)
+        )
         full = f"{row['full']:,} {row['items']} | {row['value_at_full']:.3g} | {row['limit']:g}"
         met = "yes" if row["is_met"] else "NO"
-        lines.append(f"| {row['name']} | {row['unit']} | {values} | {row['exponent']:.2f} | {full} | {met} |")
+        lines.append(
+            f"| {row['name']} | {row['unit']} | {values} | {row['exponent']:.2f} | {full} | {met} |"
+        )
     return "\n".join(lines)
 
 
@@ -110,10 +127,23 @@ def run_program(quantities: Sequence[Quantity], script: str, description: str | 
     Returns:
         The exit status: 1 if a limit is not met.
     """
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     by_name = {quantity.name: quantity for quantity in quantities}
-    parser.add_argument("--only", nargs="+", choices=by_name, default=list(by_name), help="quantities (default: all)")
-    parser.add_argument("--fractions", nargs="+", type=float, help="fractions of full size (default: each one's own)")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=by_name,
+        default=list(by_name),
+        help="quantities (default: all)",
+    )
+    parser.add_argument(
+        "--fractions",
+        nargs="+",
+        type=float,
+        help="fractions of full size (default: each one's own)",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON in place of the table")
     parser.add_argument("--measure", choices=by_name, help=argparse.SUPPRESS)
     parser.add_argument("--size", type=int, help=argparse.SUPPRESS)
@@ -122,6 +152,9 @@ def run_program(quantities: Sequence[Quantity], script: str, description: str | 
         print(json.dumps(by_name[arguments.measure].measure(arguments.size)))
         return 0
     measured: Measured = {}
-    rows = [measure_growth(by_name[name], script, arguments.fractions, measured) for name in arguments.only]
+    rows = [
+        measure_growth(by_name[name], script, arguments.fractions, measured)
+        for name in arguments.only
+    ]
     print(json.dumps(rows) if arguments.json else format_table(rows))
     return 0 if all(row["is_met"] for row in rows) else 1

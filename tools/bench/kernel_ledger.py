@@ -1,7 +1,9 @@
-"""Print the ledger of kernels of two runs: where a step goes by first principles, and what lies before the goal.
+"""Print the ledger of kernels of two runs: where a step goes by first principles, and what lies
+before the goal.
 
-Reads configs and the profile of a device. Prints the section of llmsys/dryrun/README.md. Seconds are work over the
-rates of the profile, which are measured ones for the H100; the residual of published steps is left out.
+Reads configs and the profile of a device. Prints the section of llmsys/dryrun/README.md. Seconds
+are work over the rates of the profile, which are measured ones for the H100; the residual of
+published steps is left out.
 """
 
 import sys
@@ -11,7 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from llmsys.config.load import read_config
+from llmsys.config.loading.load import read_config
 from llmsys.config.run import RunConfig
 from llmsys.estimate.device_profile import DeviceProfile, load_device_profile
 from llmsys.estimate.flops import count_flops
@@ -34,18 +36,25 @@ class LedgerStep:
 def set_native_attention(device: DeviceProfile) -> DeviceProfile:
     """Return the device with attention kernels that were written for it."""
     rates, factor = device.efficiency, device.efficiency.native_attention
-    faster = {"attention": rates.attention * factor, "attention_backward": rates.attention_backward * factor}
+    faster = {
+        "attention": rates.attention * factor,
+        "attention_backward": rates.attention_backward * factor,
+    }
     return device.model_copy(update={"efficiency": rates.model_copy(update=faster)})
 
 
 def set_faster_experts(device: DeviceProfile) -> DeviceProfile:
     """Return the device with faster grouped products."""
-    return device.model_copy(update={"efficiency": device.efficiency.model_copy(update={"grouped": GROUPED_GOAL})})
+    return device.model_copy(
+        update={"efficiency": device.efficiency.model_copy(update={"grouped": GROUPED_GOAL})}
+    )
 
 
 @dataclass(frozen=True)
 class LedgerRun:
-    """A run on 64 H100, its goal, and the steps from what is there to it; each step keeps those before it."""
+    """A run on 64 H100, its goal, and the steps from what is there to it; each step keeps those
+    before it.
+    """
 
     title: str
     config: str
@@ -55,7 +64,8 @@ class LedgerRun:
 
 
 DENSE = LedgerRun(
-    "Llama 3.1 8B, sequences of 8,192 tokens, one per forward pass, nothing recomputed, compiled blocks",
+    "Llama 3.1 8B, sequences of 8,192 tokens, one per forward pass, nothing recomputed, compiled "
+    "blocks",
     "train/llama-8b-64xh100",
     ("batch.micro_sequences=1", "train.compile=block"),
     0.50,
@@ -66,7 +76,8 @@ DENSE = LedgerRun(
     ),
 )
 MIXTURE = LedgerRun(
-    "Qwen3 30B-A3B, 16 sequences of 4,096 tokens, full recomputation, compiled blocks, experts gathered",
+    "Qwen3 30B-A3B, 16 sequences of 4,096 tokens, full recomputation, compiled blocks, experts "
+    "gathered",
     "train/qwen3-30b-a3b-64xh100",
     ("train.compile=block",),
     0.35,
@@ -78,7 +89,11 @@ MIXTURE = LedgerRun(
             ("train.activation_checkpoint=selective", "batch.micro_sequences=4"),
         ),
         LedgerStep("FlashAttention-3 in place of 2", (), set_native_attention),
-        LedgerStep(f"grouped products at {GROUPED_GOAL:.0%} of the peak in place of 56 %", (), set_faster_experts),
+        LedgerStep(
+            f"grouped products at {GROUPED_GOAL:.0%} of the peak in place of 56 %",
+            (),
+            set_faster_experts,
+        ),
     ),
 )
 WORLD_SIZE = 64
@@ -97,7 +112,10 @@ def iter_ledger_lines() -> Iterator[str]:
     device = load_device_profile("h100-sxm")
     for run in (DENSE, MIXTURE):
         step, config = estimate_ideal_step(run, (), device)
-        yield f"**{run.title}**, {WORLD_SIZE} {device.name}: {step.mfu * step.factor:.1%} of the peak."
+        yield (
+            f"**{run.title}**, {WORLD_SIZE} {device.name}: {step.mfu * step.factor:.1%} of the "
+            "peak."
+        )
         yield ""
         yield from _iter_part_lines(step, config, device)
         yield ""
@@ -114,9 +132,16 @@ def _iter_part_lines(step: StepTime, config: RunConfig, device: DeviceProfile) -
     peak = device.peak_flops["bf16"]
     notes = {
         "products": f"{rates.products:.0%} of the peak, and bytes of thin matrices",
-        "experts": f"{rates.grouped:.0%} of the peak, or the bytes of all experts where they take longer",
-        "attention": f"{attention / seconds['attention'] / peak:.0%} of the peak over forward and backward",
-        "elementwise": f"{rates.memory:.0%} of {device.memory_bandwidth / 1e12:.2f} TB/s, each fused kernel once",
+        "experts": (
+            f"{rates.grouped:.0%} of the peak, or the bytes of all experts where they take longer"
+        ),
+        "attention": (
+            f"{attention / seconds['attention'] / peak:.0%} of the peak over forward and backward"
+        ),
+        "elementwise": (
+            f"{rates.memory:.0%} of {device.memory_bandwidth / 1e12:.2f} TB/s, each "
+            "fused kernel once"
+        ),
         "permutation": "rows of tokens sorted to their experts, weighted and summed",
         "recomputation": "the forward of every block again",
         "data": "gathers and reductions of weights that compute does not hide",

@@ -1,11 +1,13 @@
-"""Registers, spills and shared memory of Triton kernels, without a GPU: those that torch.compile generates, and ours.
+"""Registers, spills and shared memory of Triton kernels, without a GPU: those that torch.compile
+generates, and ours.
 
     python -m tools.bench.kernels                       # sm_80, sm_90 and sm_100
     python -m tools.bench.kernels --arch sm_90 --json
 
-Inductor generates the Triton kernels of parts of a block of llama-8b, forward and backward, for a pretended CUDA device
-(that of `llmsys dryrun`). Our own kernels are those of llmsys/model/varlen_kernel.py, for the widths of DeepSeek-V3.
-cubin.py compiles all. Needs a C++ compiler, and the triton wheel, which CPU wheels of torch do not bring.
+Inductor generates the Triton kernels of parts of a block of llama-8b, forward and backward, for a
+pretended CUDA device (that of `llmsys dryrun`). Our own kernels are those of
+llmsys/model/varlen_kernel.py, for the widths of DeepSeek-V3. cubin.py compiles all. Needs a C++
+compiler, and the triton wheel, which CPU wheels of torch do not bring.
 """
 
 import argparse
@@ -29,12 +31,19 @@ ROWS, WIDTH, INNER, HEADS, HEAD_DIM, EXPERTS = 8192, 4096, 14336, 32, 128, 128
 
 def main() -> None:
     """Print one table per architecture."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--arch", choices=ARCHITECTURES, help="one architecture (default: each in its own process)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--arch", choices=ARCHITECTURES, help="one architecture (default: each in its own process)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object per kernel")
     arguments = parser.parse_args()
     if importlib.util.find_spec("triton") is None:
-        sys.exit("triton is not installed, and compiles the kernels. Install triton==3.7.1, the version of torch 2.13.")
+        sys.exit(
+            "triton is not installed, and compiles the kernels. Install triton==3.7.1, the "
+            "version of torch 2.13."
+        )
     if arguments.arch is None:
         for name in ARCHITECTURES:
             options = ["--arch", name, *(["--json"] if arguments.json else [])]
@@ -51,7 +60,9 @@ def main() -> None:
 
 
 def measure_kernels(architecture: str) -> list[KernelUsage]:
-    """Return the kernels of all parts for one architecture. In a process that has not imported torch."""
+    """Return the kernels of all parts for one architecture. In a process that has not imported
+    torch.
+    """
     profile, capability = ARCHITECTURES[architecture]
     install_cuda_device(profile, capability)
     usages = []
@@ -80,7 +91,8 @@ def install_cuda_device(profile: str, capability: int) -> None:
     known = build_device_properties(load_device_profile(profile))
     install_device(known, HostWaitLog())
     properties = SimpleNamespace(
-        **asdict(known), warp_size=32, max_threads_per_multi_processor=2048, regs_per_multiprocessor=65536,
+        **asdict(known), warp_size=32, max_threads_per_multi_processor=2048,
+        regs_per_multiprocessor=65536,
         max_threads_per_block=1024, shared_memory_per_block_optin=166912, gcnArchName="",
     )  # fmt: skip
     torch.version.cuda = "13.0"
@@ -91,8 +103,10 @@ def install_cuda_device(profile: str, capability: int) -> None:
     for name in ("_exchange_device", "_maybe_exchange_device"):
         setattr(torch.cuda, name, lambda device: 0)
     answers = {
-        "is_available": True, "is_triton_capable": True, "raise_if_triton_unavailable": None, "current_device": 0,
-        "get_raw_stream": 0, "get_compute_capability": capability, "get_device_properties": properties,
+        "is_available": True, "is_triton_capable": True, "raise_if_triton_unavailable": None,
+        "current_device": 0,
+        "get_raw_stream": 0, "get_compute_capability": capability,
+        "get_device_properties": properties,
     }  # fmt: skip
     for name, answer in answers.items():
         setattr(CudaInterface, name, staticmethod(_build_answer(answer)))
@@ -128,12 +142,18 @@ def list_parts() -> dict[str, Callable[[], tuple[Callable[..., Any], list[Any]]]
     def build_norm() -> tuple[Callable[..., Any], list[Any]]:
         norm = RMSNorm(WIDTH, 1e-5)
 
-        def add_and_normalize(x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        def add_and_normalize(
+            x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor
+        ) -> torch.Tensor:
             norm.weight = weight  # type: ignore[assignment]
             return norm(x + y)  # type: ignore[no-any-return]
 
         del norm._parameters["weight"]
-        return add_and_normalize, [build_tensor(ROWS, WIDTH), build_tensor(ROWS, WIDTH), build_tensor(WIDTH)]
+        return add_and_normalize, [
+            build_tensor(ROWS, WIDTH),
+            build_tensor(ROWS, WIDTH),
+            build_tensor(WIDTH),
+        ]
 
     def build_activation() -> tuple[Callable[..., Any], list[Any]]:
         return lambda gate, up: apply_gated_activation(SwigluConfig(), gate, up), [
@@ -189,7 +209,9 @@ def generate_kernels(build: Callable[[], tuple[Callable[..., Any], list[Any]]]) 
 
     with mode:
         function, values = build()
-        graph = make_fx(torch.func.functionalize(run_both), decomposition_table=select_decomp_table())(*values)
+        graph = make_fx(
+            torch.func.functionalize(run_both), decomposition_table=select_decomp_table()
+        )(*values)
     options = {"compile_threads": 1, "force_disable_caches": True, "fx_graph_cache": False}
     recorded = patch.object(async_compile.AsyncCompile, "triton", record_source)
     with config.patch(options), recorded, mode, tracing(TracingContext(mode)):
@@ -201,19 +223,27 @@ def compile_generated_kernel(part: str, name: str, source: str, architecture: st
     """Compile one kernel of Inductor to PTX and cubin, and read what ptxas reports."""
     function, meta, settings = _load_kernel(name, source)
     constants = dict(meta.get("constants", {})) | settings.kwargs
-    signature = {key: "constexpr" if key in constants else kind for key, kind in meta["signature"].items()}
-    constants |= {key: None for key, kind in signature.items() if kind == "constexpr" and key not in constants}
+    signature = {
+        key: "constexpr" if key in constants else kind for key, kind in meta["signature"].items()
+    }
+    constants |= {
+        key: None for key, kind in signature.items() if kind == "constexpr" and key not in constants
+    }
     options = {"num_warps": settings.num_warps, "num_stages": settings.num_stages}
     return compile_kernel(part, function, signature, constants, options, architecture)
 
 
 def _load_kernel(name: str, source: str) -> tuple[Any, dict[str, Any], Any]:
-    """Return the Triton function of a source that Inductor wrote, its signature, and its first configuration."""
+    """Return the Triton function of a source that Inductor wrote, its signature, and its first
+    configuration.
+    """
     from torch._inductor.runtime import triton_helpers, triton_heuristics
 
     found: dict[str, Any] = {}
 
-    def keep_function(size_hints: Any, configs: Any, triton_meta: Any, *rest: Any, **more: Any) -> Any:
+    def keep_function(
+        size_hints: Any, configs: Any, triton_meta: Any, *rest: Any, **more: Any
+    ) -> Any:
         found.update(configs=configs, meta=triton_meta)
         return lambda function: function
 

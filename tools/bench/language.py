@@ -2,9 +2,9 @@
 
     python tools/bench/language.py SENTENCES.jsonl.gz [--join 10] [--every 1]
 
-SENTENCES has one {"lang": …, "text": …} a line, such as lingua's accuracy report. `--join` also measures texts of that
-many sentences, `--every` takes a part of the sentences. Seconds are CPU seconds of one process. Prints last how often
-the batched model and py3langid itself differ.
+SENTENCES has one {"lang": …, "text": …} a line, such as lingua's accuracy report. `--join` also
+measures texts of that many sentences, `--every` takes a part of the sentences. Seconds are CPU
+seconds of one process. Prints last how often the batched model and py3langid itself differ.
 """
 
 import argparse
@@ -18,15 +18,17 @@ from typing import Literal, get_args
 
 import pyarrow as pa
 
-from data_pipeline.language.identify import identify_languages
 from llmsys.config.language import LanguageConfig, normalize_language_code
+from llmsys.data_pipeline.language.identify import identify_languages
 
 Kind = Literal["combined", "cld2", "py3langid"]
 
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("sentences", type=Path)
     parser.add_argument("--join", type=int, default=10)
     parser.add_argument("--every", type=int, default=1)
@@ -35,7 +37,9 @@ def main() -> None:
     samples = [json.loads(line) for line in lines if line][:: arguments.every]
     sentences = [(one["lang"], one["text"]) for one in samples]
     report_accuracy(f"{len(sentences)} single sentences", sentences)
-    report_accuracy(f"texts of {arguments.join} sentences", join_sentences(sentences, arguments.join))
+    report_accuracy(
+        f"texts of {arguments.join} sentences", join_sentences(sentences, arguments.join)
+    )
     compare_with_library([text for _, text in sentences][::10])
 
 
@@ -53,13 +57,20 @@ def report_accuracy(title: str, samples: Sequence[tuple[str, str]]) -> None:
         seconds = time.process_time() - start
         pairs = list(zip(truth, codes.to_pylist(), strict=True))
         right[kind] = Counter(code for code, found in pairs if code == found)
-        sure = [code == found for (code, found), score in zip(pairs, scores.to_pylist(), strict=True) if score > 0.65]
+        sure = [
+            code == found
+            for (code, found), score in zip(pairs, scores.to_pylist(), strict=True)
+            if score > 0.65
+        ]
         print(
-            f"{kind}: {right[kind].total() / len(pairs):.4f} right, {len(pairs) / seconds:,.0f} a second; "
-            f"score > 0.65 for {len(sure) / len(pairs):.3f}, of which {sum(sure) / len(sure):.4f} right"
+            f"{kind}: {right[kind].total() / len(pairs):.4f} right, {len(pairs) / seconds:,.0f} a "
+            f"second; score > 0.65 for {len(sure) / len(pairs):.3f}, of which "
+            f"{sum(sure) / len(sure):.4f} right"
         )
         confused = Counter(pair for pair in pairs if pair[0] != pair[1])
-        print("  taken for: " + ", ".join(f"{a} → {b} {n}" for (a, b), n in confused.most_common(16)))
+        print(
+            "  taken for: " + ", ".join(f"{a} → {b} {n}" for (a, b), n in confused.most_common(16))
+        )
     print_languages(Counter(truth), right)
 
 
@@ -93,11 +104,13 @@ def compare_with_library(texts: Sequence[str]) -> None:
     theirs = [own.classify(text) for text in texts]
     seconds = time.process_time() - start
     codes, scores = identify_languages(pa.array(texts), LanguageConfig(kind="py3langid"))
-    differ = sum(normalize_language_code(a) != b for (a, _), b in zip(theirs, codes.to_pylist(), strict=True))
+    differ = sum(
+        normalize_language_code(a) != b for (a, _), b in zip(theirs, codes.to_pylist(), strict=True)
+    )
     widest = max(abs(a - b) for (_, a), b in zip(theirs, scores.to_pylist(), strict=True))
     print(
-        f"\npy3langid itself: {len(texts) / seconds:,.0f} a second; {differ} of {len(texts)} codes differ, "
-        f"probabilities by {widest:.1e} at most"
+        f"\npy3langid itself: {len(texts) / seconds:,.0f} a second; {differ} of {len(texts)} "
+        f"codes differ, probabilities by {widest:.1e} at most"
     )
 
 

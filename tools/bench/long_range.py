@@ -1,11 +1,13 @@
 """Measure one block of each attention at growing lengths: CPU seconds and bytes saved for backward.
 
-    python tools/bench/long_range.py [--lengths 1024 4096 16384] [--width 64] [--heads 4] [--json] [--plot FILE]
+    python tools/bench/long_range.py [--lengths 1024 4096 16384] [--width 64] [--heads 4] [--json]
+    [--plot FILE]
 
-One row of tokens, one thread, fp32, forward and backward. CPU seconds are changed least by other work on the machine;
-saved bytes are those of the storages that autograd holds after the forward pass. Windows: 256 positions; mixtures: 128;
-hashes: 4 rounds of chunks of 64; segments and their memory: 256 each. `reformer` has reversible layers and a chunked
-feed-forward too. All are encoders but `segment_memory`, which is causal.
+One row of tokens, one thread, fp32, forward and backward. CPU seconds are changed least by other
+work on the machine; saved bytes are those of the storages that autograd holds after the forward
+pass. Windows: 256 positions; mixtures: 128; hashes: 4 rounds of chunks of 64; segments and their
+memory: 256 each. `reformer` has reversible layers and a chunked feed-forward too. All are encoders
+but `segment_memory`, which is causal.
 """
 
 import argparse
@@ -31,7 +33,11 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 REFORMER: dict[str, Any] = {"residual": {"kind": "reversible"}, "feed_forward_chunk": 512}
 # Causal: the others are measured as encoders.
-TRANSFORMER_XL: dict[str, Any] = {"family": "decoder", "position": {"kind": "transformer_xl"}, "head": {"kind": "lm"}}
+TRANSFORMER_XL: dict[str, Any] = {
+    "family": "decoder",
+    "position": {"kind": "transformer_xl"},
+    "head": {"kind": "lm"},
+}
 # Pixels of a panel, and of its margins.
 PANEL, MARGIN = 360, 60
 LINE_HEIGHT = 13
@@ -40,17 +46,30 @@ COLOURS = ("#444444", "#1f77b4", "#2ca02c", "#ff7f0e", "#9467bd", "#d62728")
 
 def main() -> int:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--lengths", type=int, nargs="+", default=[1024, 4096, 16384], help="default: %(default)s")
-    parser.add_argument("--width", type=int, default=64, help="channels of the stream (default: %(default)s)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--lengths", type=int, nargs="+", default=[1024, 4096, 16384], help="default: %(default)s"
+    )
+    parser.add_argument(
+        "--width", type=int, default=64, help="channels of the stream (default: %(default)s)"
+    )
     parser.add_argument("--heads", type=int, default=4, help="default: %(default)s")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="also draw time and memory by length, as SVG")
+    parser.add_argument(
+        "--plot", type=Path, metavar="FILE", help="also draw time and memory by length, as SVG"
+    )
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    measure_block("reformer", 128, arguments.width, arguments.heads)  # torch imports much at the first checkpoint
+    # torch imports much at the first checkpoint
+    measure_block("reformer", 128, arguments.width, arguments.heads)
     found = [
-        {"kind": kind, "length": length, **measure_block(kind, length, arguments.width, arguments.heads)}
+        {
+            "kind": kind,
+            "length": length,
+            **measure_block(kind, length, arguments.width, arguments.heads),
+        }
         for kind in [*KINDS, "reformer"]
         for length in arguments.lengths
     ]
@@ -61,13 +80,17 @@ def main() -> int:
 
 
 def measure_block(kind: str, length: int, width: int, heads: int) -> dict[str, float]:
-    """Return CPU seconds of forward and backward, and the bytes saved between them, of an encoder of one block."""
+    """Return CPU seconds of forward and backward, and the bytes saved between them, of an
+    encoder of one block.
+    """
     changes = REFORMER if kind == "reformer" else TRANSFORMER_XL if kind == "segment_memory" else {}
     kind = "lsh" if kind == "reformer" else kind
     config = ModelConfig.model_validate({
-        "family": "encoder", "vocab_size": 128, "hidden_size": width, "intermediate_size": 4 * width,
+        "family": "encoder", "vocab_size": 128, "hidden_size": width,
+        "intermediate_size": 4 * width,
         "num_hidden_layers": 1, "num_attention_heads": heads, "max_position_embeddings": length,
-        "position": {"kind": "none"}, "head": {"kind": "features"}, "attention": {"kind": kind, **KINDS[kind]},
+        "position": {"kind": "none"}, "head": {"kind": "features"}, "attention": {"kind": kind,
+            **KINDS[kind]},
         **changes,
     })  # fmt: skip
     model = Transformer(config)
@@ -90,8 +113,13 @@ def measure_block(kind: str, length: int, width: int, heads: int) -> dict[str, f
 
 
 def format_table(rows: list[dict[str, Any]]) -> str:
-    """Return one line per measurement, with its growth since the shorter length of the same kind."""
-    lines = ["| attention | positions | CPU seconds | times | saved MiB | times |", "|---|---|---|---|---|---|"]
+    """Return one line per measurement, with its growth since the shorter length of the same
+    kind.
+    """
+    lines = [
+        "| attention | positions | CPU seconds | times | saved MiB | times |",
+        "|---|---|---|---|---|---|",
+    ]
     for earlier, row in zip([None, *rows[:-1]], rows, strict=True):
         text = f"| {row['kind']} | {row['length']:,} "
         for name in ("cpu_seconds", "saved_mib"):
@@ -103,12 +131,20 @@ def format_table(rows: list[dict[str, Any]]) -> str:
 
 
 def draw_plot(rows: list[dict[str, Any]]) -> str:
-    """Return an SVG with two panels by length, both axes logarithmic: CPU seconds, and saved MiB."""
+    """Return an SVG with two panels by length, both axes logarithmic: CPU seconds, and saved
+    MiB.
+    """
     kinds = list(dict.fromkeys(row["kind"] for row in rows))
-    parts = [_draw_panel(rows, kinds, name, number) for number, name in enumerate(("cpu_seconds", "saved_mib"))]
+    parts = [
+        _draw_panel(rows, kinds, name, number)
+        for number, name in enumerate(("cpu_seconds", "saved_mib"))
+    ]
     size = f'width="{2 * (PANEL + MARGIN) + MARGIN}" height="{PANEL + 2 * MARGIN}"'
     body = "".join(parts)
-    return f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="12">{body}</svg>\n'
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" '
+        f'font-size="12">{body}</svg>\n'
+    )
 
 
 def _draw_panel(rows: list[dict[str, Any]], kinds: list[str], name: str, number: int) -> str:
@@ -130,7 +166,10 @@ def _draw_panel(rows: list[dict[str, Any]], kinds: list[str], name: str, number:
         text += f'<text x="{x:.0f}" y="{y + 20:.0f}" text-anchor="middle">{length:,}</text>'
     for power in range(math.ceil(math.log10(low)), math.floor(math.log10(high)) + 1):
         x, y = get_place(lengths[0], 10.0**power)
-        text += f'<line x1="{x:.1f}" x2="{x + PANEL - 90:.1f}" y1="{y:.1f}" y2="{y:.1f}" stroke="#dddddd"/>'
+        text += (
+            f'<line x1="{x:.1f}" x2="{x + PANEL - 90:.1f}" y1="{y:.1f}" y2="{y:.1f}" '
+            'stroke="#dddddd"/>'
+        )
         text += f'<text x="{x - 6:.0f}" y="{y + 4:.0f}" text-anchor="end">{10.0**power:g}</text>'
     ends = []
     for kind, colour in zip(kinds, COLOURS, strict=True):

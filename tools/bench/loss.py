@@ -1,4 +1,5 @@
-"""Measure the chunked cross entropy next to torch's `cross_entropy(logits.float())`: forward and backward, one thread.
+"""Measure the chunked cross entropy next to torch's `cross_entropy(logits.float())`: forward and
+backward, one thread.
 
 python tools/bench/loss.py [--tokens 4096] [--vocabulary 8192] [--runs 7]
 """
@@ -17,10 +18,14 @@ from llmsys.train.cross_entropy import compute_sequence_losses
 
 def compute_plain_loss(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
     """Return the loss as usually written."""
-    return torch.nn.functional.cross_entropy(logits_BTV.float().flatten(0, 1), targets_BT.flatten(), reduction="sum")
+    return torch.nn.functional.cross_entropy(
+        logits_BTV.float().flatten(0, 1), targets_BT.flatten(), reduction="sum"
+    )
 
 
-def measure_seconds(loss: Callable[[Tensor, Tensor], Tensor], logits_BTV: Tensor, targets_BT: Tensor) -> float:
+def measure_seconds(
+    loss: Callable[[Tensor, Tensor], Tensor], logits_BTV: Tensor, targets_BT: Tensor
+) -> float:
     """Return the seconds of one forward and backward."""
     logits_BTV.grad = None
     start = time.perf_counter()
@@ -30,10 +35,18 @@ def measure_seconds(loss: Callable[[Tensor, Tensor], Tensor], logits_BTV: Tensor
 
 def main() -> int:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokens", type=int, default=4096, help="tokens of a micro-batch (default: %(default)s)")
-    parser.add_argument("--vocabulary", type=int, default=8192, help="pieces (default: %(default)s)")
-    parser.add_argument("--runs", type=int, default=7, help="counted pairs of runs (default: %(default)s)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--tokens", type=int, default=4096, help="tokens of a micro-batch (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--vocabulary", type=int, default=8192, help="pieces (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--runs", type=int, default=7, help="counted pairs of runs (default: %(default)s)"
+    )
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     shape = (8, arguments.tokens // 8, arguments.vocabulary)
@@ -49,7 +62,10 @@ def main() -> int:
     ours = statistics.median(pair[1] for pair in pairs)
     theirs = statistics.median(pair[0] for pair in pairs)
     ratio = statistics.median(pair[0] / pair[1] for pair in pairs)
-    print(f"plain {theirs * 1e3:.0f} ms, chunked {ours * 1e3:.0f} ms, ratio {ratio:.2f} (medians of {arguments.runs})")
+    print(
+        f"plain {theirs * 1e3:.0f} ms, chunked {ours * 1e3:.0f} ms, ratio {ratio:.2f} (medians of "
+        f"{arguments.runs})"
+    )
     return 0
 
 

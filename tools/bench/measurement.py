@@ -1,4 +1,6 @@
-"""Shared parts of the data benches: CPU seconds, texts of a crawl's pages, and the options for datatrove."""
+"""Shared parts of the data benches: CPU seconds, texts of a crawl's pages, and the options for
+datatrove.
+"""
 
 import argparse
 import statistics
@@ -8,10 +10,10 @@ from typing import TypeVar
 
 import pyarrow as pa
 
-from data_pipeline.extract.extractor import extract_text
-from data_pipeline.readers.input_files import find_inputs
-from data_pipeline.readers.page_reader import read_pages
 from llmsys.config.cleaning import ResiliparseExtractorConfig
+from llmsys.data_pipeline.extract.extractor import extract_text
+from llmsys.data_pipeline.readers.input_files import find_inputs
+from llmsys.data_pipeline.readers.page_reader import read_pages
 
 Result = TypeVar("Result")
 
@@ -30,7 +32,8 @@ def measure_median_seconds(work: Callable[[], Result], runs: int) -> tuple[float
 
 
 def iter_crawl_texts(patterns: Sequence[str]) -> Iterator[tuple[pa.Array, pa.Array]]:
-    """Yield URLs and texts of the pages of a crawl that resiliparse extracts a text from, batch by batch, in crawl
+    """Yield URLs and texts of the pages of a crawl that resiliparse extracts a text from, batch by
+    batch, in crawl
     order.
     """
     extract = ResiliparseExtractorConfig()
@@ -41,9 +44,15 @@ def iter_crawl_texts(patterns: Sequence[str]) -> Iterator[tuple[pa.Array, pa.Arr
 
 
 def build_datatrove_parser(description: str | None, limit: int) -> argparse.ArgumentParser:
-    """Return a parser for crawl files, datatrove's interpreter and the number of documents (default `limit`)."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Return a parser for crawl files, datatrove's interpreter and the number of documents
+    (default `limit`).
+    """
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("crawl", nargs="+", help="WARC files or patterns")
     parser.add_argument("--datatrove", metavar="PYTHON", help="an interpreter that has datatrove")
-    parser.add_argument("--limit", type=int, default=limit, help="documents; 0 takes all (default: %(default)s)")
+    parser.add_argument(
+        "--limit", type=int, default=limit, help="documents; 0 takes all (default: %(default)s)"
+    )
     return parser

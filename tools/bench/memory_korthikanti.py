@@ -1,4 +1,5 @@
-"""Compare with Korthikanti 2022 (arXiv:2205.05198), figures 1 and 7: state and activations of four models, by formulas.
+"""Compare with Korthikanti 2022 (arXiv:2205.05198), figures 1 and 7: state and activations of four
+models, by formulas.
 
 The paper's numbers are analytical, not measured: equality shows that both count the same tensors.
 """
@@ -23,7 +24,8 @@ from tools.bench.published_row import DATA, Row, build_gpt_model, load_shapes
 
 MEGATRON = MemoryProfile(
     evaluation="none",
-    masks="none", attention="explicit", selective="attention", gathered="again", loss="whole", head="columns",
+    masks="none", attention="explicit", selective="attention", gathered="again", loss="whole",
+    head="columns",
     measured="allocated",
 )  # fmt: skip
 POLICIES: dict[str, tuple[str, Literal["divided", "whole"]]] = {
@@ -37,7 +39,9 @@ POLICIES: dict[str, tuple[str, Literal["divided", "whole"]]] = {
 
 def iter_analytical_rows() -> Iterator[tuple[str, float, float]]:
     """Yield (quantity, the paper's value, ours); GiB, or per cent."""
-    table: Row = json.loads((DATA / "published_runs.json").read_text(encoding="utf-8"))["korthikanti2022"]["memory"]
+    table: Row = json.loads((DATA / "published_runs.json").read_text(encoding="utf-8"))[
+        "korthikanti2022"
+    ]["memory"]
     for name in load_shapes():
         yield f"state of blocks, {name}", table["states_gib"][name], estimate_state_gib(name)
         whole = estimate_activations_gib(name, "none")
@@ -45,19 +49,28 @@ def iter_analytical_rows() -> Iterator[tuple[str, float, float]]:
         ours = estimate_activations_gib(name, "seqsel")
         yield f"activations, {name}, selective", table["activations_gib_selective_sp"][name], ours
         for policy, percent in table["relative_pct"][name].items():
-            yield f"{policy} in % of none, {name}", percent, 100 * estimate_activations_gib(name, policy) / whole
+            yield (
+                f"{policy} in % of none, {name}",
+                percent,
+                100 * estimate_activations_gib(name, policy) / whole,
+            )
 
 
 def estimate_activations_gib(name: str, policy: str) -> float:
     """Return the activations that the first stage saves for all micro-batches in flight, in GiB."""
     shape = load_shapes()[name]
     recompute, stream = POLICIES[policy]
-    system = replace(MEGATRON, pipeline=shape["stages"], pipeline_chunks=shape["chunks"], residual_dtype=stream)
+    system = replace(
+        MEGATRON, pipeline=shape["stages"], pipeline_chunks=shape["chunks"], residual_dtype=stream
+    )
     ledger = estimate_peak_memory(
         build_megatron_config(name, recompute), ParallelLayout(shard=1, tensor=8), system=system
     )
     forward = next(one for one in ledger.instants if one.name == "at the end of forward")
-    return next(item.bytes for item in forward.items if item.name == "activations saved by blocks") / GIB
+    return (
+        next(item.bytes for item in forward.items if item.name == "activations saved by blocks")
+        / GIB
+    )
 
 
 def estimate_state_gib(name: str) -> float:
@@ -66,7 +79,9 @@ def estimate_state_gib(name: str) -> float:
     16-bit weights, float32 gradients, master weights and moments: 18 bytes a parameter.
     """
     config, layout = build_megatron_config(name, "none"), ParallelLayout(shard=1, tensor=8)
-    stage = list_pipeline_stages(config.model, replace(MEGATRON, pipeline=load_shapes()[name]["stages"]))[0]
+    stage = list_pipeline_stages(
+        config.model, replace(MEGATRON, pipeline=load_shapes()[name]["stages"])
+    )[0]
     rows = [row for row in stage.iter_parameters(config.model) if is_in_block(row)]
     weights = get_compute_dtype_bytes(config) * sum(
         count_full_elements(row, layout, config.model) * row.num_copies for row in rows

@@ -1,10 +1,13 @@
-"""Measure what profiles, norms by layer and corruption checks cost a step, in the steps they watch and in the others.
+"""Measure what profiles, norms by layer and corruption checks cost a step, in the steps they watch
+and in the others.
 
-    python tools/bench/observed_step.py [--config recipes/ladder-64] [--every 8] [--steps 64] [--pairs 200] [--json]
+    python tools/bench/observed_step.py [--config recipes/ladder-64] [--every 8] [--steps 64]
+    [--pairs 200] [--json]
 
-CPU seconds of one process with one thread, which other work on the machine changes least. Every kind watches each
-`--every`-th step of one engine; the steps between them are compared with those before anything watched. After that
-steps that a profile does not record alternate with steps without a profile: medians, and the ratios within pairs.
+CPU seconds of one process with one thread, which other work on the machine changes least. Every
+kind watches each `--every`-th step of one engine; the steps between them are compared with those
+before anything watched. After that steps that a profile does not record alternate with steps
+without a profile: medians, and the ratios within pairs.
 """
 
 import argparse
@@ -21,7 +24,7 @@ from typing import NamedTuple
 
 import torch
 
-from llmsys.config.load import load_run_config
+from llmsys.config.loading.load import load_run_config
 from llmsys.config.run import RunConfig
 from llmsys.config.train import ProfileConfig
 from llmsys.data.batch import Batch
@@ -43,23 +46,38 @@ Watch = Callable[[int], AbstractContextManager[None]]
 
 def main() -> int:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--config", default="recipes/ladder-64", help="default: %(default)s")
-    parser.add_argument("--every", type=int, default=8, help="steps from one watched step to the next")
-    parser.add_argument("--steps", type=int, default=64, help="steps of each kind (default: %(default)s)")
-    parser.add_argument("--pairs", type=int, default=200, help="pairs of alternating steps (default: %(default)s)")
+    parser.add_argument(
+        "--every", type=int, default=8, help="steps from one watched step to the next"
+    )
+    parser.add_argument(
+        "--steps", type=int, default=64, help="steps of each kind (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--pairs", type=int, default=200, help="pairs of alternating steps (default: %(default)s)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    config = load_run_config(arguments.config, ["train.precision=fp32", "train.reproducibility=fast"])
+    config = load_run_config(
+        arguments.config, ["train.precision=fp32", "train.reproducibility=fast"]
+    )
     with init_process_group(300):
         found, pairs = measure_kinds(config, arguments.every, arguments.steps, arguments.pairs)
-    print(json.dumps({"kinds": found, "pairs": pairs._asdict()}) if arguments.json else format_table(found, pairs))
+    print(
+        json.dumps({"kinds": found, "pairs": pairs._asdict()})
+        if arguments.json
+        else format_table(found, pairs)
+    )
     return 0
 
 
 class Pairs(NamedTuple):
-    """Alternating steps: median CPU seconds of those inside of a profile and of those without, and their ratio.
+    """Alternating steps: median CPU seconds of those inside of a profile and of those without, and
+    their ratio.
 
     The ratio is the median of those within a pair, with its quartiles.
     """
@@ -70,16 +88,24 @@ class Pairs(NamedTuple):
     quartiles: tuple[float, float]
 
 
-def measure_kinds(config: RunConfig, every: int, steps: int, pairs: int) -> tuple[dict[str, Medians], Pairs]:
-    """Return medians by kind; `nothing` first and last, because a process slows down as it runs; and the pairs."""
+def measure_kinds(
+    config: RunConfig, every: int, steps: int, pairs: int
+) -> tuple[dict[str, Medians], Pairs]:
+    """Return medians by kind; `nothing` first and last, because a process slows down as it runs;
+    and the pairs.
+    """
     meshes = build_device_meshes(config.resolve_layout(1), CPU)
     engine = build_engine(config, meshes, CPU)
     assert isinstance(engine, TorchEngine), "the config has fast mode and no average"
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        profiler = StepProfiler(ProfileConfig(steps=tuple(range(every, steps + 1, every))), folder, 0, CPU)
+        profiler = StepProfiler(
+            ProfileConfig(steps=tuple(range(every, steps + 1, every))), folder, 0, CPU
+        )
         watched = config.model_copy(
-            update={"train": config.train.model_copy(update={"corruption_check_every_steps": every})}
+            update={
+                "train": config.train.model_copy(update={"corruption_check_every_steps": every})
+            }
         )
         check = CorruptionCheck(watched, engine, lambda step, _: [make_batch(config, step)], 0, 1)
         meter = NormMeter(every, engine)
@@ -91,12 +117,16 @@ def measure_kinds(config: RunConfig, every: int, steps: int, pairs: int) -> tupl
             "corruption check": partial(watch_corruption, check),
             "nothing, again": watch_nothing,
         }
-        found = {name: measure_steps(engine, config, every, steps, watch) for name, watch in kinds.items()}
+        found = {
+            name: measure_steps(engine, config, every, steps, watch)
+            for name, watch in kinds.items()
+        }
         return found, measure_pairs(engine, config, steps, pairs, profiler.record_step)
 
 
 def measure_pairs(engine: Engine, config: RunConfig, first: int, count: int, watch: Watch) -> Pairs:
-    """Return the CPU seconds of steps inside of a context that does not record them, and of steps without it.
+    """Return the CPU seconds of steps inside of a context that does not record them, and of steps
+    without it.
 
     Both steps of a pair have the same batch; the one that comes first changes from pair to pair.
     """
@@ -143,8 +173,12 @@ def make_batch(config: RunConfig, step: int) -> Batch:
     return Batch(tokens_BT[:, :-1].contiguous(), tokens_BT[:, 1:].contiguous())
 
 
-def measure_steps(engine: Engine, config: RunConfig, every: int, steps: int, watch: Watch) -> Medians:
-    """Return median CPU seconds of every `every`-th step and of the others, with what watches them."""
+def measure_steps(
+    engine: Engine, config: RunConfig, every: int, steps: int, watch: Watch
+) -> Medians:
+    """Return median CPU seconds of every `every`-th step and of the others, with what watches
+    them.
+    """
     seconds: dict[bool, list[float]] = {True: [], False: []}
     for number in range(1, steps + 1):
         batch = make_batch(config, number - 1)
@@ -158,14 +192,20 @@ def measure_steps(engine: Engine, config: RunConfig, every: int, steps: int, wat
 def format_table(found: dict[str, Medians], pairs: Pairs) -> str:
     """Return one line per kind, and one about the pairs."""
     plain = found["nothing"][1]
-    lines = ["| watched by | CPU ms of a watched step | of other steps | more than unwatched |", "|---|---|---|---|"]
+    lines = [
+        "| watched by | CPU ms of a watched step | of other steps | more than unwatched |",
+        "|---|---|---|---|",
+    ]
     for name, (watched, other) in found.items():
-        lines.append(f"| {name} | {1e3 * watched:.1f} | {1e3 * other:.1f} | {other / plain - 1:+.1%} |")
+        lines.append(
+            f"| {name} | {1e3 * watched:.1f} | {1e3 * other:.1f} | {other / plain - 1:+.1%} |"
+        )
     low, high = pairs.quartiles
     lines += [
         "",
-        f"Inside of a profile that does not record: {1e3 * pairs.inside:.1f} ms, without one {1e3 * pairs.without:.1f} "
-        f"ms; ratio within pairs {pairs.ratio:.4f} (quartiles {low:.4f} to {high:.4f}).",
+        f"Inside of a profile that does not record: {1e3 * pairs.inside:.1f} ms, without one "
+        f"{1e3 * pairs.without:.1f} ms; ratio within pairs {pairs.ratio:.4f} (quartiles {low:.4f} "
+        f"to {high:.4f}).",
     ]
     return "\n".join(lines)
 

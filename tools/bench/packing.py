@@ -1,9 +1,11 @@
-"""Measure how fast documents are packed into windows, and what packing costs in padding and cropped tokens.
+"""Measure how fast documents are packed into windows, and what packing costs in padding and cropped
+tokens.
 
     python tools/bench/packing.py [--length 4096] [--mean 900] [--tokens 40000000] [--json]
 
-Document lengths are log-normal, as those of web text are; `--mean` is their mean in tokens. Rates are medians of five
-rounds of placing one buffer after another, without reading tokens, in one thread.
+Document lengths are log-normal, as those of web text are; `--mean` is their mean in tokens. Rates
+are medians of five rounds of placing one buffer after another, without reading tokens, in one
+thread.
 """
 
 import argparse
@@ -23,7 +25,9 @@ SIGMA = 1.2
 
 
 def draw_spans(tokens: int, mean: float, length: int, seed: int) -> NDArray[np.int64]:
-    """Return the sizes of documents with about `tokens` tokens, those longer than a window split into windows."""
+    """Return the sizes of documents with about `tokens` tokens, those longer than a window split
+    into windows.
+    """
     count = max(1, round(tokens / mean))
     drawn = np.random.default_rng(seed).lognormal(np.log(mean) - SIGMA**2 / 2, SIGMA, count)
     lengths = np.maximum(1, drawn).astype(np.int64)
@@ -33,7 +37,9 @@ def draw_spans(tokens: int, mean: float, length: int, seed: int) -> NDArray[np.i
     return spans
 
 
-def measure_packing(packing: Packing, length: int, mean: float, tokens: int) -> dict[str, float | str]:
+def measure_packing(
+    packing: Packing, length: int, mean: float, tokens: int
+) -> dict[str, float | str]:
     """Return tokens per second, and the shares of padded positions and cropped tokens."""
     size = max(BUFFER_TOKENS, MIN_BUFFER_WINDOWS * length)
     buffers = [draw_spans(size, mean, length, seed) for seed in range(max(1, tokens // size))]
@@ -57,16 +63,33 @@ def measure_packing(packing: Packing, length: int, mean: float, tokens: int) -> 
 
 def main() -> None:
     """Print one line per rule."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--length", type=int, default=4096, help="tokens of a window (default: 4096)")
-    parser.add_argument("--mean", type=float, default=900.0, help="mean length of documents in tokens (default: 900)")
-    parser.add_argument("--tokens", type=int, default=40_000_000, help="tokens of a round (default: 40000000)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--length", type=int, default=4096, help="tokens of a window (default: 4096)"
+    )
+    parser.add_argument(
+        "--mean",
+        type=float,
+        default=900.0,
+        help="mean length of documents in tokens (default: 900)",
+    )
+    parser.add_argument(
+        "--tokens", type=int, default=40_000_000, help="tokens of a round (default: 40000000)"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     words = parser.parse_args()
     packings: tuple[Packing, ...] = ("best_fit", "first_fit")
-    rows = [measure_packing(packing, words.length, words.mean, words.tokens) for packing in packings]
+    rows = [
+        measure_packing(packing, words.length, words.mean, words.tokens) for packing in packings
+    ]
     for row in rows:
-        print(json.dumps(row) if words.json else ", ".join(f"{name} {value}" for name, value in row.items()))
+        print(
+            json.dumps(row)
+            if words.json
+            else ", ".join(f"{name} {value}" for name, value in row.items())
+        )
 
 
 if __name__ == "__main__":

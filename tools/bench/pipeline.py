@@ -1,16 +1,18 @@
-"""Measure the bubble of a pipeline: the time of a step against the bubble formula, and the CPU time of its ranks.
+"""Measure the bubble of a pipeline: the time of a step against the bubble formula, and the CPU time
+of its ranks.
 
     python tools/bench/pipeline.py [--ranks 2] [--micro-batches 8] [--steps 5] [--schedules 1f1b …]
 
-As many processes as `--ranks` each train the model alone, side by side, so that they share the processor's caches and
-memory as stages do; then they train it in stages that cost the same, with every schedule, one thread each. A pipeline
-of p ranks should take 1/p of the time alone, and a bubble of (p - 1) / (v M) of that with v stages per rank and M
-micro-batches (Narayanan 2021, arXiv:2104.04473). Everything is the least over steps, of each pass and of each
-micro-batch alone, because other work on the machine only adds.
+As many processes as `--ranks` each train the model alone, side by side, so that they share the
+processor's caches and memory as stages do; then they train it in stages that cost the same, with
+every schedule, one thread each. A pipeline of p ranks should take 1/p of the time alone, and a
+bubble of (p - 1) / (v M) of that with v stages per rank and M micro-batches (Narayanan 2021,
+arXiv:2104.04473). Everything is the least over steps, of each pass and of each micro-batch alone,
+because other work on the machine only adds.
 
-Wall time needs a core for each process. The replayed time does not: it puts the CPU time of every pass into the order
-in which the rank ran it, after the passes of other stages that it needs, and adds what the slowest rank does outside of
-passes (messages, clipping, the optimizer).
+Wall time needs a core for each process. The replayed time does not: it puts the CPU time of every
+pass into the order in which the rank ran it, after the passes of other stages that it needs, and
+adds what the slowest rank does outside of passes (messages, clipping, the optimizer).
 """
 
 import argparse
@@ -39,23 +41,30 @@ SCHEDULES: dict[str, dict[str, Any]] = {
 LENGTH, TIMEOUT_SECONDS = 256, 600.0
 # A small vocabulary, so that the head costs little and equal numbers of layers are equal stages.
 MODEL = {
-    "vocab_size": 512, "hidden_size": 384, "intermediate_size": 1024, "num_hidden_layers": 8, "num_attention_heads": 6,
+    "vocab_size": 512, "hidden_size": 384, "intermediate_size": 1024, "num_hidden_layers": 8,
+    "num_attention_heads": 6,
     "num_key_value_heads": 6, "max_position_embeddings": LENGTH,
 }  # fmt: skip
 
 
 def main(words: Sequence[str]) -> None:
     """Print a table row for each schedule."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--micro-batches", type=int, default=8)
     parser.add_argument("--steps", type=int, default=5, help="Measured steps of each schedule.")
     parser.add_argument("--schedules", nargs="+", choices=SCHEDULES, default=list(SCHEDULES))
     asked = parser.parse_args(words)
     alone = run_alone(asked.ranks, asked.micro_batches, asked.steps)
-    print(f"{asked.ranks} processes, each alone: {alone.seconds:.3f} s a step, {alone.cpu_seconds:.3f} CPU s")
     print(
-        "| schedule | by CPU time, s | formula, s | ratio | by the clock, s | formula, s | ratio | CPU s of its share |"
+        f"{asked.ranks} processes, each alone: {alone.seconds:.3f} s a step, "
+        f"{alone.cpu_seconds:.3f} CPU s"
+    )
+    print(
+        "| schedule | by CPU time, s | formula, s | ratio | by the clock, s | formula, s | ratio "
+        "| CPU s of its share |"
     )
     print("|---|---|---|---|---|---|---|---|")
     for name in asked.schedules:
@@ -68,13 +77,22 @@ def main(words: Sequence[str]) -> None:
         }
         found = run_case(ranks, partial(measure_steps, layout, asked.micro_batches, asked.steps))
         share = (1 + (ranks - 1) / (chunks * asked.micro_batches)) / ranks
-        pairs = (found.replayed_seconds, alone.replayed_seconds * share), (found.seconds, alone.seconds * share)
+        pairs = (
+            (found.replayed_seconds, alone.replayed_seconds * share),
+            (found.seconds, alone.seconds * share),
+        )
         cells = [f"{time:.3f} | {formula:.3f} | {time / formula:.2f}" for time, formula in pairs]
-        print(f"| {name} | {' | '.join(cells)} | {found.cpu_seconds * ranks / alone.cpu_seconds:.2f} |", flush=True)
+        print(
+            f"| {name} | {' | '.join(cells)} | "
+            f"{found.cpu_seconds * ranks / alone.cpu_seconds:.2f} |",
+            flush=True,
+        )
 
 
 class Pass(NamedTuple):
-    """A forward or backward pass of a micro-batch in a stage, or both without stages, with its CPU time."""
+    """A forward or backward pass of a micro-batch in a stage, or both without stages, with its
+    CPU time.
+    """
 
     kind: str
     stage: int
@@ -83,7 +101,9 @@ class Pass(NamedTuple):
 
 
 class StepTimes(NamedTuple):
-    """Times of a step: by the clock, of a free core for each rank, and of the rank with most CPU time."""
+    """Times of a step: by the clock, of a free core for each rank, and of the rank with most CPU
+    time.
+    """
 
     seconds: float
     replayed_seconds: float
@@ -98,7 +118,9 @@ class PassRecorder:
         self._text, self._began = "", 0.0
 
     def record_pass(self, text: str) -> None:
-        """End the pass before, and begin one such as "forward of micro-batch 3 in stage 1"; "" begins none."""
+        """End the pass before, and begin one such as "forward of micro-batch 3 in stage 1"; ""
+        begins none.
+        """
         now = time.process_time()
         if self._text:
             words = self._text.split()
@@ -144,13 +166,17 @@ def measure_steps(
     """Return the times of a step, each pass the least over steps. Collective."""
     batch = {"sequence_length": LENGTH, "sequences": micro_batches, "micro_sequences": 1}
     train = {"precision": "fp32", "threads_per_process": 1}
-    config = RunConfig.model_validate({"model": MODEL, "layout": layout, "batch": batch, "train": train})
+    config = RunConfig.model_validate(
+        {"model": MODEL, "layout": layout, "batch": batch, "train": train}
+    )
     device, recorder = torch.device("cpu"), PassRecorder()
     meshes = build_device_meshes(config.resolve_layout(get_world_size()), device)
     engine = build_engine(config, meshes, device, report_pass=recorder.record_pass)
     if not layout:
         engine.module.register_forward_pre_hook(recorder.begin_micro_batch)
-    tokens_BT = torch.randint(0, 512, (1, LENGTH + 1), generator=torch.Generator().manual_seed(number))
+    tokens_BT = torch.randint(
+        0, 512, (1, LENGTH + 1), generator=torch.Generator().manual_seed(number)
+    )
     batches = [Batch(tokens_BT[:, :-1].contiguous(), tokens_BT[:, 1:].contiguous())] * micro_batches
     found = []
     for _ in range(steps + 1):
@@ -170,7 +196,9 @@ def measure_steps(
 
 
 def replay_passes(by_rank: list[list[Pass]]) -> float:
-    """Return the time of the passes of all ranks, each in the order of its rank and after those that it needs."""
+    """Return the time of the passes of all ranks, each in the order of its rank and after those
+    that it needs.
+    """
     last = max((one.stage for passes in by_rank for one in passes), default=0)
     ends: dict[tuple[str, int, int], float] = {}
     clocks, left = [0.0] * len(by_rank), [list(reversed(passes)) for passes in by_rank]
@@ -181,7 +209,9 @@ def replay_passes(by_rank: list[list[Pass]]) -> float:
                 before = (kind, stage + (1 if kind == "backward" else -1), number)
                 if 0 <= before[1] <= last and before not in ends:
                     break
-                clocks[rank] = ends[kind, stage, number] = max(clocks[rank], ends.get(before, 0.0)) + seconds
+                clocks[rank] = ends[kind, stage, number] = (
+                    max(clocks[rank], ends.get(before, 0.0)) + seconds
+                )
                 passes.pop()
     return max(clocks)
 

@@ -1,7 +1,8 @@
 """Read published times, hours and peaks as command lines of `llmsys estimate`.
 
-Reads tests/data/estimate/published_runs.json (public facts; each table names its source). What a row does not say is
-filled in by table, never by row: data/published_tables.yaml for steps, published_runs.py for whole runs.
+Reads tests/data/estimate/published_runs.json (public facts; each table names its source). What a
+row does not say is filled in by table, never by row: data/published_tables.yaml for steps,
+published_runs.py for whole runs.
 """
 
 import json
@@ -18,7 +19,8 @@ from tools.bench.published_runs import iter_full_run_rows
 from tools.bench.published_table import iter_table_rows, load_tables
 
 RUNS = DATA / "published_runs.json"
-# Rows that nothing is fitted on; each table has a note on what was known of its errors when rules were written.
+# Rows that nothing is fitted on; each table has a note on what was known of its errors when rules
+# were written.
 UNSEEN = tuple(DATA / f"{name}_runs.json" for name in ("unseen", "later", "recipe", "sibling"))
 
 
@@ -41,7 +43,9 @@ def read_rows(path: Path = RUNS) -> Iterator[PublishedRow | SkippedRow]:
                 yield from list(reader(table, row))
             except (LlmsysError, KeyError, ValidationError) as error:
                 name = str(row.get("id") or row.get("model") or row)
-                yield SkippedRow(table, name, f"{type(error).__name__}: {str(error).splitlines()[0][:120]}")
+                yield SkippedRow(
+                    table, name, f"{type(error).__name__}: {str(error).splitlines()[0][:120]}"
+                )
 
 
 def list_rows(truth: Any) -> list[dict[str, Any]]:

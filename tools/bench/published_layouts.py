@@ -1,4 +1,5 @@
-"""Judge published layouts by `llmsys plan --check --compare`: legal, memory, time, and the layout that a plan chooses.
+"""Judge published layouts by `llmsys plan --check --compare`: legal, memory, time, and the layout
+that a plan chooses.
 
 python tools/bench/published_layouts.py              print the table, a row per published layout
 python tools/bench/published_layouts.py --commands   print the commands
@@ -17,7 +18,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from launch.main import main as run_llmsys
+from llmsys.launch.main import main as run_llmsys
 from tools.bench.published_row import list_gpt_words, load_shapes
 
 GIB = 2**30
@@ -25,7 +26,9 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class PublishedLayout:
-    """A layout that a report gives, and the seconds of a step that it measured; None: it has none."""
+    """A layout that a report gives, and the seconds of a step that it measured; None: it has
+    none.
+    """
 
     name: str
     source: str
@@ -40,7 +43,9 @@ class PublishedLayout:
 
 
 def _list_gpt_run(shape: str, sequences: int, gpus: int) -> tuple[str, ...]:
-    """Return CONFIG and overrides of a GPT of Megatron's tables on A100s, with full recomputation."""
+    """Return CONFIG and overrides of a GPT of Megatron's tables on A100s, with full
+    recomputation.
+    """
     found = load_shapes()[shape]
     model = list_gpt_words(found["hidden"], found["layers"], found["heads"], 51_200)
     batch = (
@@ -54,7 +59,11 @@ def _list_gpt_run(shape: str, sequences: int, gpus: int) -> tuple[str, ...]:
 
 
 def _list_llama_run(length: int, sequences: int, gpus: int) -> tuple[str, ...]:
-    batch = (f"batch.sequence_length={length}", f"batch.sequences={sequences}", "batch.micro_sequences=1")
+    batch = (
+        f"batch.sequence_length={length}",
+        f"batch.sequences={sequences}",
+        "batch.micro_sequences=1",
+    )
     return ("model/llama3.1-405b", *batch, f"gpus={gpus}", "device=h100-sxm", "program=llama3")
 
 
@@ -69,12 +78,16 @@ DEEPSEEK = (
     "device=h800",
     "program=hai-llm-v3",
 )
-# The first chunk has only the embedding and the last one only the head, each in place of one block: 128 chunks on 16
-# ranks (section 3.3.2).
+# The first chunk has only the embedding and the last one only the head, each in place of one block:
+# 128 chunks on 16 ranks (section 3.3.2).
 LLAMA = "Llama 3 (2407.21783), table 4, by its TFLOP/s with causal attention"
 LAYOUTS = (
     PublishedLayout(
-        "Llama 3 405B, 8k, 8,192 H100", LLAMA, _list_llama_run(8192, 2048, 8192), "tp=8,pp=16,vp=8,dp=64", 12.0
+        "Llama 3 405B, 8k, 8,192 H100",
+        LLAMA,
+        _list_llama_run(8192, 2048, 8192),
+        "tp=8,pp=16,vp=8,dp=64",
+        12.0,
     ),
     PublishedLayout(
         "Llama 3 405B, 128k, 16,384 H100",
@@ -85,13 +98,25 @@ LAYOUTS = (
     ),
     # 180,000 accelerator-hours for a trillion tokens, restarts included.
     PublishedLayout(
-        "DeepSeek-V3, 2,048 H800", "DeepSeek-V3 (2412.19437), table 1", DEEPSEEK, "pp=16,ep=64,dp=128", 19.9
+        "DeepSeek-V3, 2,048 H800",
+        "DeepSeek-V3 (2412.19437), table 1",
+        DEEPSEEK,
+        "pp=16,ep=64,dp=128",
+        19.9,
     ),
     PublishedLayout(
-        "MT-NLG 530B, 2,240 A100", "Smith 2022, 2.4", _list_gpt_run("530B", 1920, 2240), "tp=8,pp=35,dp=8", 60.1
+        "MT-NLG 530B, 2,240 A100",
+        "Smith 2022, 2.4",
+        _list_gpt_run("530B", 1920, 2240),
+        "tp=8,pp=35,dp=8",
+        60.1,
     ),
     PublishedLayout(
-        "MT-NLG 530B, 3,360 A100", "Smith 2022, 2.4", _list_gpt_run("530B", 1920, 3360), "tp=8,pp=35,dp=12", 44.4
+        "MT-NLG 530B, 3,360 A100",
+        "Smith 2022, 2.4",
+        _list_gpt_run("530B", 1920, 3360),
+        "tp=8,pp=35,dp=12",
+        44.4,
     ),
     PublishedLayout(
         "Megatron 530B, 2,520 A100",
@@ -148,12 +173,23 @@ def format_judged_row(row: PublishedLayout, found: dict[str, Any]) -> str:
 
 def main() -> int:
     """Print the table, or the commands."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--commands", action="store_true", help="print the commands, and run nothing")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--commands", action="store_true", help="print the commands, and run nothing"
+    )
     if parser.parse_args().commands:
-        print("\n".join(f"# {row.name}: {row.source}\n{shlex.join(['llmsys', *row.arguments])}" for row in LAYOUTS))
+        print(
+            "\n".join(
+                f"# {row.name}: {row.source}\n{shlex.join(['llmsys', *row.arguments])}"
+                for row in LAYOUTS
+            )
+        )
         return 0
-    print("| report | layout | | memory | step, s | measured, s | what a plan chooses | CPU seconds |")
+    print(
+        "| report | layout | | memory | step, s | measured, s | what a plan chooses | CPU seconds |"
+    )
     print("|---|---|---|---|---|---|---|---|")
     for row in LAYOUTS:
         print(format_judged_row(row, judge_layout(row)), flush=True)

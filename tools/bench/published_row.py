@@ -1,4 +1,5 @@
-"""A published measurement and the command line of `llmsys` that prices it; nothing else prices it here.
+"""A published measurement and the command line of `llmsys` that prices it; nothing else prices it
+here.
 
 Reads data/published_tables.yaml (devices, shapes), and configs of published models in data/models/.
 """
@@ -16,12 +17,12 @@ from typing import Any, Literal
 
 import yaml
 
-from launch.commands.estimate_request import compute_estimate
-from launch.main import build_parser
-from llmsys.config.load import load_model_config
+from llmsys.config.loading.load import load_model_config
 from llmsys.config.model import ModelConfig
 from llmsys.errors import ConfigError, LlmsysError
 from llmsys.estimate.device_profile import load_device_profile
+from llmsys.launch.commands.estimate_request import compute_estimate
+from llmsys.launch.main import build_parser
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "tests" / "data" / "estimate"
@@ -33,7 +34,8 @@ Kind = Literal["step", "run", "memory"]
 
 @dataclass(frozen=True)
 class PublishedRow:
-    """One measured number: seconds of a step, accelerator-hours of a run, or GiB of the fullest rank.
+    """One measured number: seconds of a step, accelerator-hours of a run, or GiB of the fullest
+    rank.
 
     `source` is the report; rows of one source are held out together. `words` follow `llmsys`.
     """
@@ -111,12 +113,17 @@ def list_gpt_words(hidden: int, layers: int, heads: int, vocabulary: int) -> lis
         "num_attention_heads": heads,
         "vocab_size": vocabulary,
     }
-    return [str((MODELS / "gpt.yaml").relative_to(ROOT)), *(f"{key}={value}" for key, value in sizes.items())]
+    return [
+        str((MODELS / "gpt.yaml").relative_to(ROOT)),
+        *(f"{key}={value}" for key, value in sizes.items()),
+    ]
 
 
 def load_words_model(words: Sequence[str]) -> ModelConfig:
     """Return the model of CONFIG and overrides."""
-    return load_model_config(str(ROOT / words[0]) if "/models/" in words[0] else words[0], words[1:])
+    return load_model_config(
+        str(ROOT / words[0]) if "/models/" in words[0] else words[0], words[1:]
+    )
 
 
 def resolve_device_name(name: str) -> str:
@@ -150,7 +157,11 @@ def list_run_words(
     Returns:
         Arguments of `llmsys`.
     """
-    overrides = [f"batch.sequence_length={length}", f"batch.sequences={sequences}", f"train.precision={precision}"]
+    overrides = [
+        f"batch.sequence_length={length}",
+        f"batch.sequences={sequences}",
+        f"train.precision={precision}",
+    ]
     longest = load_words_model(model).max_position_embeddings
     if longest is not None and length > longest:
         overrides.append(f"max_position_embeddings={length}")
@@ -170,4 +181,6 @@ def read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ConfigError(f"{path} is no JSON: {error}. Give rows as in tests/data/estimate.") from None
+        raise ConfigError(
+            f"{path} is no JSON: {error}. Give rows as in tests/data/estimate."
+        ) from None

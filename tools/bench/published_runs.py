@@ -7,9 +7,16 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
-from tools.bench.published_row import PublishedRow, Row, find_model_words, list_run_words, resolve_device_name
+from tools.bench.published_row import (
+    PublishedRow,
+    Row,
+    find_model_words,
+    list_run_words,
+    resolve_device_name,
+)
 
-OLD = ("A100", "V100", "TPUv3", "TPUv4", "P100fp32")  # of the years before fused attention and large batches
+# of the years before fused attention and large batches
+OLD = ("A100", "V100", "TPUv3", "TPUv4", "P100fp32")
 
 
 def iter_full_run_rows(table: str, row: Row) -> Iterator[PublishedRow]:
@@ -18,7 +25,9 @@ def iter_full_run_rows(table: str, row: Row) -> Iterator[PublishedRow]:
         run = build_full_run(table, row)
         yield run
         if row.get("step_time_s"):
-            yield replace(run, name=f"{run.name} step", kind="step", measured=float(row["step_time_s"]))
+            yield replace(
+                run, name=f"{run.name} step", kind="step", measured=float(row["step_time_s"])
+            )
 
 
 def build_full_run(table: str, row: Row) -> PublishedRow:
@@ -33,7 +42,10 @@ def build_full_run(table: str, row: Row) -> PublishedRow:
     """
     model = find_model_words(row.get("truth_model") or row["id"], row)
     device = "a100-40gb" if "40GB" in row.get("gpu", "") else resolve_device_name(row["hardware"])
-    total, length = row["params_total"], row.get("seq") or (2048 if row["hardware"] in OLD else 4096)
+    total, length = (
+        row["params_total"],
+        row.get("seq") or (2048 if row["hardware"] in OLD else 4096),
+    )
     ranks = row.get("n_accelerators") or (256 if total < 10e9 else 1024 if total < 50e9 else 2048)
     layout = _find_layout(row, ranks)
     multiple = ranks if layout == "auto" else int(re.findall(r"dp=(\d+)", layout)[0])
@@ -41,15 +53,29 @@ def build_full_run(table: str, row: Row) -> PublishedRow:
     sequences = max(1, round(_choose_batch_tokens(row) / length / multiple)) * multiple
     precision = "fp16" if row["hardware"] == "V100" else "bf16"
     words = list_run_words(model, length, sequences, precision=precision, tokens=row["tokens"])
-    words += ["--program", choose_program(row), "--layout", layout, "--device", device, "--gpus", str(ranks)]
+    words += [
+        "--program",
+        choose_program(row),
+        "--layout",
+        layout,
+        "--device",
+        device,
+        "--gpus",
+        str(ranks),
+    ]
     words += ["--matmul-dtype", row["matmul_dtype"]] if "matmul_dtype" in row else []
     source = re.split(r"[-.\d]", row["id"])[0]
-    return PublishedRow(f"{table} {row['id']}", f"run of {source}", tuple(words), float(row["accel_hours"]), "run")
+    return PublishedRow(
+        f"{table} {row['id']}", f"run of {source}", tuple(words), float(row["accel_hours"]), "run"
+    )
 
 
 def _find_layout(row: Row, ranks: int) -> str:
     """Return the axes that a report names, or auto."""
-    found = {key.lower(): int(size) for key, size in re.findall(r"(TP|PP|EP)(\d+)", row.get("layout", ""))}
+    found = {
+        key.lower(): int(size)
+        for key, size in re.findall(r"(TP|PP|EP)(\d+)", row.get("layout", ""))
+    }
     if not found:
         return "auto"
     axes = {"tp": 1, "pp": 1} | found

@@ -1,6 +1,8 @@
-"""Read the rows of a published table as command lines, by the fields that data/published_tables.yaml gives for it.
+"""Read the rows of a published table as command lines, by the fields that
+data/published_tables.yaml gives for it.
 
-Reads tools/bench/data/published_tables.yaml. A row is a mapping of columns from published_runs.json.
+Reads tools/bench/data/published_tables.yaml. A row is a mapping of columns from
+published_runs.json.
 """
 
 import re
@@ -55,18 +57,22 @@ class TableRule(BaseModel):
 
 
 class PublishedTable(BaseModel):
-    """The fields of one table. A string that names a column of the row means the value of that column."""
+    """The fields of one table. A string that names a column of the row means the value of that
+    column.
+    """
 
     model_config = ConfigDict(extra="forbid")
     name: str  # template of the setup's name
-    each: str | None = None  # pattern of columns with one time each: its groups and `value` become columns
+    # pattern of columns with one time each: its groups and `value` become columns
+    each: str | None = None
     shape: str | None = None  # a model of `shapes`; else the row has hidden, layers and heads
     published: str | None = None  # a published model, instead of a GPT of that shape
     vocabulary: Value = 0
     length: Value
     sequences: Value = 0  # of a step
     sequences_per_rank: Value = 0  # of a step, on each data-parallel rank
-    micro: Value = "few"  # few: 1 under a pipeline, else up to 4; per_stage: a rank's batch over its stages
+    # few: 1 under a pipeline, else up to 4; per_stage: a rank's batch over its stages
+    micro: Value = "few"
     devices: Value = "gpus"
     model_parallel: Value = 0  # tensor ranks up to 8, then pipeline ranks
     tensor: Value = 1
@@ -93,7 +99,12 @@ class PublishedTable(BaseModel):
 
     def apply_rules(self, row: Row) -> "PublishedTable":
         """Return the table with the fields that its rules set for a row."""
-        changes = {key: value for rule in self.rules if rule.is_match(row) for key, value in rule.set.items()}
+        changes = {
+            key: value
+            for rule in self.rules
+            if rule.is_match(row)
+            for key, value in rule.set.items()
+        }
         # Validated, because model_copy accepts names that are no fields.
         return PublishedTable.model_validate(self.model_dump() | changes)
 
@@ -105,7 +116,9 @@ def load_tables() -> dict[str, PublishedTable]:
 
 
 def iter_table_rows(name: str, row: Row) -> Iterator[PublishedRow]:
-    """Yield the numbers of one row: a time and a memory, or one time for each column that `each` matches."""
+    """Yield the numbers of one row: a time and a memory, or one time for each column that `each`
+    matches.
+    """
     table = load_tables()[name]
     if table.each is None:
         yield from _iter_row_numbers(name, table, row)
@@ -120,7 +133,8 @@ def _iter_row_numbers(name: str, table: PublishedTable, row: Row) -> Iterator[Pu
     table = table.apply_rules(row)
     model, length = _list_model_words(table, row), _get_count(row, table.length)
     tensor, pipeline, context, expert = (
-        _get_count(row, axis, default=1) for axis in (table.tensor, table.pipeline, table.context, table.expert)
+        _get_count(row, axis, default=1)
+        for axis in (table.tensor, table.pipeline, table.context, table.expert)
     )
     if table.model_parallel:
         ranks = _get_count(row, table.model_parallel)
@@ -135,10 +149,19 @@ def _iter_row_numbers(name: str, table: PublishedTable, row: Row) -> Iterator[Pu
         "per_stage": local if pipeline == 1 else max(1, local // (pipeline * interleave)),
     }
     one = micro[table.micro] if table.micro in micro else _get_count(row, table.micro)
-    run = list_run_words(model, length, sequences, micro=one, recompute=table.recompute, precision=table.precision)
+    run = list_run_words(
+        model, length, sequences, micro=one, recompute=table.recompute, precision=table.precision
+    )
     if table.context_kind is not None and context > 1:
         run.append(f"layout.context_kind={table.context_kind}")
-    axes = {"tp": tensor, "cp": context, "pp": pipeline, "vp": interleave, "ep": expert, "dp": shard}
+    axes = {
+        "tp": tensor,
+        "cp": context,
+        "pp": pipeline,
+        "vp": interleave,
+        "ep": expert,
+        "dp": shard,
+    }
     layout = ",".join(f"{key}={size}" for key, size in axes.items() if size > 1 or key == "dp")
     words = [*run, "--program", table.program, "--layout", layout]
     words += ["--device", resolve_device_name(str(row.get(table.device, table.device)))]
@@ -166,7 +189,9 @@ def _list_model_words(table: PublishedTable, row: Row) -> list[str]:
     if table.published is not None:
         return find_model_words(str(row.get(table.published, table.published)), row)
     shape = row if table.shape is None else load_shapes()[row.get(table.shape, table.shape)]
-    return list_gpt_words(shape["hidden"], shape["layers"], shape["heads"], _get_count(row, table.vocabulary))
+    return list_gpt_words(
+        shape["hidden"], shape["layers"], shape["heads"], _get_count(row, table.vocabulary)
+    )
 
 
 def _find_seconds(

@@ -2,8 +2,9 @@
 
     python tools/bench/read.py 'tests/data/sample_crawl/*.warc.gz' [--repeats 5]
 
-Prints, in CPU seconds (medians) and MB of the compressed files per second: iterating over all records; reading the
-bodies of all responses; and making batches of pages, decoded, with digests verified and without.
+Prints, in CPU seconds (medians) and MB of the compressed files per second: iterating over all
+records; reading the bodies of all responses; and making batches of pages, decoded, with digests
+verified and without.
 """
 
 import argparse
@@ -16,11 +17,11 @@ from functools import partial
 
 from fastwarc.warc import ArchiveIterator
 
-from data_pipeline.readers.input_stream import open_input_stream
-from data_pipeline.readers.page_batch import NonPageRecord
-from data_pipeline.readers.page_reader import read_pages
-from data_pipeline.readers.warc_records import iter_records
 from llmsys.config.cleaning import ReadConfig
+from llmsys.data_pipeline.readers.input_stream import open_input_stream
+from llmsys.data_pipeline.readers.page_batch import NonPageRecord
+from llmsys.data_pipeline.readers.page_reader import read_pages
+from llmsys.data_pipeline.readers.warc_records import iter_records
 
 _RESPONSE = 4
 _KEEP_BYTES = 5 << 20
@@ -32,7 +33,9 @@ def count_fastwarc_records(path: str) -> int:
 
 
 def count_our_records(path: str) -> int:
-    """Count the records with our reader, which resyncs after corruption and verifies the end of the file."""
+    """Count the records with our reader, which resyncs after corruption and verifies the end of
+    the file.
+    """
     with open_input_stream(path) as source:
         return sum(1 for _ in iter_records(source, lambda record: NonPageRecord(record.offset), 0))
 
@@ -49,12 +52,17 @@ def count_fastwarc_bodies(path: str) -> int:
 
 def count_our_pages(path: str, config: ReadConfig) -> int:
     """Make batches of pages and count them."""
-    return sum(batch.pages.num_rows for batch in read_pages(path, max_page_bytes=_KEEP_BYTES, config=config))
+    return sum(
+        batch.pages.num_rows
+        for batch in read_pages(path, max_page_bytes=_KEEP_BYTES, config=config)
+    )
 
 
 def main() -> None:
     """Measure each way in turn, as often as asked, and print the medians."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("pattern")
     parser.add_argument("--repeats", type=int, default=5)
     arguments = parser.parse_args()
@@ -76,7 +84,10 @@ def main() -> None:
             seconds[name].append(time.process_time() - began)
     for name, times in seconds.items():
         median = statistics.median(times)
-        print(f"{name:<22} {counts[name]:7,} {median:7.2f} s {size / median:6.0f} MB/s {counts[name] / median:9,.0f}/s")
+        print(
+            f"{name:<22} {counts[name]:7,} {median:7.2f} s {size / median:6.0f} MB/s "
+            f"{counts[name] / median:9,.0f}/s"
+        )
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
-"""Measure the FineWeb rules next to datatrove's, on the same extracted texts of one crawl, in one run.
+"""Measure the FineWeb rules next to datatrove's, on the same extracted texts of one crawl, in one
+run.
 
     python tools/bench/rules.py 'crawl/*.warc.gz' [--datatrove PYTHON] [--limit 500]
 
-PYTHON is an interpreter that has datatrove (`python -m venv ref; ref/bin/pip install 'datatrove[processing]==0.10.1'`);
-the two cannot share an environment. Prints CPU seconds of one process (one cold run, and one of datatrove; the median
-of
-three warm), documents per second, the ratios, and the share of documents with an equal verdict and text.
+PYTHON is an interpreter that has datatrove (`python -m venv ref; ref/bin/pip install
+'datatrove[processing]==0.10.1'`); the two cannot share an environment. Prints CPU seconds of one
+process (one cold run, and one of datatrove; the median of three warm), documents per second, the
+ratios, and the share of documents with an equal verdict and text.
 """
 
 import statistics
@@ -14,15 +15,24 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from data_pipeline.language.identify import compute_keep_mask, identify_languages
-from data_pipeline.rules.chain import RuleChain
 from llmsys.config.language import LanguageConfig
 from llmsys.config.line_rules import C4DatatroveConfig
-from llmsys.config.quality_rules import FinewebQualityConfig, GopherQualityConfig, GopherRepetitionConfig
+from llmsys.config.quality_rules import (
+    FinewebQualityConfig,
+    GopherQualityConfig,
+    GopherRepetitionConfig,
+)
+from llmsys.data_pipeline.language.identify import compute_keep_mask, identify_languages
+from llmsys.data_pipeline.rules.chain import RuleChain
 from tools.bench import datatrove_reference as reference
 from tools.bench.measurement import build_datatrove_parser, iter_crawl_texts, measure_cpu_seconds
 
-RULES = (GopherRepetitionConfig(), GopherQualityConfig(), C4DatatroveConfig(end_marks=()), FinewebQualityConfig())
+RULES = (
+    GopherRepetitionConfig(),
+    GopherQualityConfig(),
+    C4DatatroveConfig(end_marks=()),
+    FinewebQualityConfig(),
+)
 BATCH = 128
 WARM_RUNS = 3  # the median counts
 
@@ -32,7 +42,9 @@ def read_english_texts(patterns: Sequence[str], limit: int) -> list[str]:
     language = LanguageConfig()
     texts: list[str] = []
     for _, found in iter_crawl_texts(patterns):
-        texts += found.filter(compute_keep_mask(*identify_languages(found, language), language)).to_pylist()
+        texts += found.filter(
+            compute_keep_mask(*identify_languages(found, language), language)
+        ).to_pylist()
     return texts[:limit] if limit else texts
 
 
@@ -44,7 +56,9 @@ def apply_rules(chain: RuleChain, texts: Sequence[str]) -> list[str | None]:
         left = list(range(len(batch)))
         kept = pa.array(batch, pa.large_string())
         for outcome in chain.apply(kept):
-            left = [place for place, stays in zip(left, outcome.keep.to_pylist(), strict=True) if stays]
+            left = [
+                place for place, stays in zip(left, outcome.keep.to_pylist(), strict=True) if stays
+            ]
             kept = outcome.texts
         by_place = dict(zip(left, kept.to_pylist(), strict=True))
         results += [by_place.get(place) for place in range(len(batch))]
@@ -58,7 +72,10 @@ def main() -> int:
     if not texts:
         print(f"no English page in {' '.join(arguments.crawl)}", file=sys.stderr)
         return 2
-    print(f"{len(texts)} documents, {sum(len(text.encode()) for text in texts) / 1e6:.1f} MB of text; CPU seconds")
+    print(
+        f"{len(texts)} documents, {sum(len(text.encode()) for text in texts) / 1e6:.1f} MB of "
+        "text; CPU seconds"
+    )
     apply_rules(RuleChain(RULES), ["Load the word splitter before the clock starts."])
     chain = RuleChain(RULES)
     runs: list[float] = []

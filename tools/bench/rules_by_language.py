@@ -1,12 +1,14 @@
-"""Compare verdicts and reasons of the Gopher and FineWeb rules with datatrove's, by language, on the same texts.
+"""Compare verdicts and reasons of the Gopher and FineWeb rules with datatrove's, by language, on
+the same texts.
 
-    python tools/bench/rules_by_language.py TEXTS --datatrove PYTHON [--limit 50] [--dictionary] [--join 1]
+    python tools/bench/rules_by_language.py TEXTS --datatrove PYTHON [--limit 50] [--dictionary]
+    [--join 1]
 
-TEXTS is the folder of a dataset prepared with `data.language.languages=[]` and `data.rules=[]`, or a .jsonl.gz file
-with {"lang": …, "text": …} a line, of which `--join` make a text. Each language uses its profile; with `--dictionary`,
-zh, ja and th use words of a dictionary. datatrove gets the same thresholds and stop words, and splits words its own
-way.
-PYTHON is an interpreter that has datatrove 0.10.1 and the libraries it splits words with.
+TEXTS is the folder of a dataset prepared with `data.language.languages=[]` and `data.rules=[]`, or
+a .jsonl.gz file with {"lang": …, "text": …} a line, of which `--join` make a text. Each language
+uses its profile; with `--dictionary`, zh, ja and th use words of a dictionary. datatrove gets the
+same thresholds and stop words, and splits words its own way. PYTHON is an interpreter that has
+datatrove 0.10.1 and the libraries it splits words with.
 """
 
 import argparse
@@ -23,14 +25,18 @@ from typing import Any
 
 import pyarrow as pa
 
-from data_pipeline.language.rules_by_language import list_profile_codes, read_profile
-from data_pipeline.rules.chain import RuleChain
-from data_pipeline.rules.rule import WordSplitters
-from data_pipeline.text.word_columns import WordSplitter
-from data_pipeline.text.word_tokenizers import build_word_tokenizer
 from llmsys.config.language import LanguageProfile
-from llmsys.config.quality_rules import FinewebQualityConfig, GopherQualityConfig, GopherRepetitionConfig
-from llmsys.token_shards import read_batches
+from llmsys.config.quality_rules import (
+    FinewebQualityConfig,
+    GopherQualityConfig,
+    GopherRepetitionConfig,
+)
+from llmsys.data_pipeline.language.rules_by_language import list_profile_codes, read_profile
+from llmsys.data_pipeline.rules.chain import RuleChain
+from llmsys.data_pipeline.rules.rule import WordSplitters
+from llmsys.data_pipeline.text.word_columns import WordSplitter
+from llmsys.data_pipeline.text.word_tokenizers import build_word_tokenizer
+from llmsys.dataset.token_shards import read_batches
 
 Said = dict[str, list[str]]  # by rule, datatrove's reason or "" for each text
 
@@ -87,23 +93,38 @@ REASONS = {
     "gopher_repetition: share of characters in duplicate lines": "dup_line_char_frac",
     "fineweb_quality: share of characters in duplicate lines": "char_dup_ratio",
     **{f"share of characters in the most frequent {n}-gram": f"top_{n}_gram" for n in (2, 3, 4)},
-    **{f"share of characters in duplicate {n}-grams": f"duplicated_{n}_n_grams" for n in range(5, 11)},
+    **{
+        f"share of characters in duplicate {n}-grams": f"duplicated_{n}_n_grams"
+        for n in range(5, 11)
+    },
 }
 
 
 def main() -> int:
     """Compare and print a line per language."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("texts", type=Path)
     parser.add_argument("--datatrove", metavar="PYTHON", required=True)
-    parser.add_argument("--limit", type=int, default=50, help="texts of each language (default: %(default)s)")
-    parser.add_argument("--join", type=int, default=1, help="lines of the file in a text (default: %(default)s)")
-    parser.add_argument("--only", default="", metavar="CODES", help="languages, joined by commas (default: all)")
-    parser.add_argument("--dictionary", action="store_true", help="words of a dictionary for zh, ja and th")
+    parser.add_argument(
+        "--limit", type=int, default=50, help="texts of each language (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--join", type=int, default=1, help="lines of the file in a text (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--only", default="", metavar="CODES", help="languages, joined by commas (default: all)"
+    )
+    parser.add_argument(
+        "--dictionary", action="store_true", help="words of a dictionary for zh, ja and th"
+    )
     arguments = parser.parse_args()
     texts = read_texts(arguments.texts, arguments.join)
     wanted = (
-        arguments.only.split(",") if arguments.only else sorted(set(texts) & set(list_profile_codes()) & set(ISO_639_3))
+        arguments.only.split(",")
+        if arguments.only
+        else sorted(set(texts) & set(list_profile_codes()) & set(ISO_639_3))
     )
     total: Counter[str] = Counter()
     for code in wanted:
@@ -118,17 +139,25 @@ def main() -> int:
         except LookupError as error:
             print(f"{code}: datatrove did not answer: {error}")
             continue
-        pairs = [(one, other) for rule in ours for one, other in zip(ours[rule], theirs[rule], strict=True)]
+        pairs = [
+            (one, other)
+            for rule in ours
+            for one, other in zip(ours[rule], theirs[rule], strict=True)
+        ]
         equal = sum(one == other for one, other in pairs)
         keep = sum((not one) == (not other) for one, other in pairs)
         total += Counter(verdicts=len(pairs), reasons=equal, decisions=keep)
         kept = sum(not any(ours[rule][number] for rule in ours) for number in range(len(own)))
         print(
-            f"{code}{' by dictionary' if folder else ''}: {len(own)} texts, {kept} kept; equal decisions {keep}, "
-            f"reasons too {equal} of {len(pairs)}; CPU seconds {took:.1f} and {seconds:.1f}",
+            f"{code}{' by dictionary' if folder else ''}: {len(own)} texts, {kept} kept; equal "
+            f"decisions {keep}, reasons too {equal} of {len(pairs)}; CPU seconds {took:.1f} and "
+            f"{seconds:.1f}",
             flush=True,
         )
-    print(f"all: decisions {total['decisions']}, reasons too {total['reasons']} of {total['verdicts']}")
+    print(
+        f"all: decisions {total['decisions']}, reasons too {total['reasons']} of "
+        f"{total['verdicts']}"
+    )
     return 0
 
 
@@ -138,7 +167,9 @@ def read_texts(path: Path, join: int) -> dict[str, list[str]]:
     if path.is_dir():
         for file in sorted((path / "documents").glob("part-*.arrow")):
             for batch in read_batches(file):
-                for code, text in zip(*(batch.column(name).to_pylist() for name in ("language", "text")), strict=True):
+                for code, text in zip(
+                    *(batch.column(name).to_pylist() for name in ("language", "text")), strict=True
+                ):
                     found[code].append(text)
         return found
     for line in gzip.decompress(path.read_bytes()).decode().split("\n"):
@@ -153,7 +184,8 @@ def read_texts(path: Path, join: int) -> dict[str, list[str]]:
 def build_rules(profile: LanguageProfile) -> tuple[Any, ...]:
     """Return the three rules for documents in the language of a profile."""
     return tuple(
-        profile.localize_rule(one) for one in (GopherRepetitionConfig(), GopherQualityConfig(), FinewebQualityConfig())
+        profile.localize_rule(one)
+        for one in (GopherRepetitionConfig(), GopherQualityConfig(), FinewebQualityConfig())
     )
 
 
@@ -163,19 +195,27 @@ def apply_rules(texts: Sequence[str], profile: LanguageProfile, code: str) -> Sa
     said: Said = {}
     for rule in build_rules(profile):
         (outcome,) = RuleChain([rule], splitters, code).apply(pa.array(texts, pa.large_string()))
-        columns = (column.to_pylist() for column in (outcome.test, outcome.value, outcome.threshold))
+        columns = (
+            column.to_pylist() for column in (outcome.test, outcome.value, outcome.threshold)
+        )
         said[rule.kind] = [_format_reason(rule.kind, *row) for row in zip(*columns, strict=True)]
     return said
 
 
-def _format_reason(rule: str, test: str | None, value: float | None, threshold: float | None) -> str:
+def _format_reason(
+    rule: str, test: str | None, value: float | None, threshold: float | None
+) -> str:
     if test is None:
         return ""
     sides = f"{test} {'<' if (value or 0) < (threshold or 0) else '>'}"
-    return next((REASONS[name] for name in (test, f"{rule}: {test}", sides) if name in REASONS), test)
+    return next(
+        (REASONS[name] for name in (test, f"{rule}: {test}", sides) if name in REASONS), test
+    )
 
 
-def run_datatrove(python: str, texts: Sequence[str], profile: LanguageProfile, code: str) -> tuple[Said, float]:
+def run_datatrove(
+    python: str, texts: Sequence[str], profile: LanguageProfile, code: str
+) -> tuple[Said, float]:
     """Return the verdicts of datatrove's filters with the same thresholds, and its CPU seconds.
 
     LookupError when it cannot run, as for words of a library that is not installed.
@@ -188,7 +228,9 @@ def run_datatrove(python: str, texts: Sequence[str], profile: LanguageProfile, c
             "dup_line_char_frac": repetition.max_duplicate_line_character_share,
             "dup_para_char_frac": repetition.max_duplicate_paragraph_character_share,
             "top_n_grams": [(n, getattr(repetition, f"max_top_{n}gram_share")) for n in (2, 3, 4)],
-            "dup_n_grams": [(n, getattr(repetition, f"max_duplicate_{n}gram_share")) for n in range(5, 11)],
+            "dup_n_grams": [
+                (n, getattr(repetition, f"max_duplicate_{n}gram_share")) for n in range(5, 11)
+            ],
         },
         "gopher_quality": {
             "min_doc_words": quality.min_words,
@@ -209,7 +251,9 @@ def run_datatrove(python: str, texts: Sequence[str], profile: LanguageProfile, c
     }
     with tempfile.TemporaryDirectory() as folder:
         given, made = Path(folder, "given.json"), Path(folder, "said.json")
-        given.write_text(json.dumps({"code": ISO_639_3[code], "texts": list(texts), "options": options}))
+        given.write_text(
+            json.dumps({"code": ISO_639_3[code], "texts": list(texts), "options": options})
+        )
         command = [python, "-W", "ignore", "-c", REFERENCE, str(given), str(made)]
         run = subprocess.run(command, capture_output=True, text=True)
         if run.returncode:

@@ -1,15 +1,17 @@
-"""Measure what grows with the size of a run, at 1/1000, 1/100 and 1/10 of full size, and extrapolate.
+"""Measure what grows with the size of a run, at 1/1000, 1/100 and 1/10 of full size, and
+extrapolate.
 
     python tools/bench/scale.py [--only NAME …] [--json]
 
-Full size: 15 trillion tokens in 150,000 token files, a model of 405 billion parameters over 2,048 ranks, 4,096 ranks.
-Sizes are made up (an index that lists one small file many times, a slice of a parameter that no memory holds), and the
-code that reads them is that of a run. Every measurement has a process of its own. Times are CPU seconds of one thread,
-the least of several repetitions; memory is that of the whole process, imports included.
+Full size: 15 trillion tokens in 150,000 token files, a model of 405 billion parameters over 2,048
+ranks, 4,096 ranks. Sizes are made up (an index that lists one small file many times, a slice of a
+parameter that no memory holds), and the code that reads them is that of a run. Every measurement
+has a process of its own. Times are CPU seconds of one thread, the least of several repetitions;
+memory is that of the whole process, imports included.
 
-The exponent is the slope of log value over log size; 0 for values that stay below the resolution of the measurement.
-The value at full size follows from the largest measured one and the exponent. The exit status is 1 if a limit is not
-met.
+The exponent is the slope of log value over log size; 0 for values that stay below the resolution of
+the measurement. The value at full size follows from the largest measured one and the exponent. The
+exit status is 1 if a limit is not met.
 """
 
 import os
@@ -32,8 +34,8 @@ def write_dataset(folder: Path, files: int) -> None:
     """Write one token file, an index that lists it `files` times, and their manifest."""
     import pyarrow as pa
 
-    from llmsys import token_shards
-    from llmsys.manifest import Histogram, Manifest, ReadSummary
+    from llmsys.dataset import token_shards
+    from llmsys.dataset.manifest import Histogram, Manifest, ReadSummary
 
     rng = np.random.default_rng(0)
     lengths = np.clip(rng.lognormal(6.1, 1.0, 4_000), 20, 100_000).astype(np.int64)
@@ -56,12 +58,19 @@ def write_dataset(folder: Path, files: int) -> None:
     entry = token_shards.write_page_table(path)
     index = folder / "tokens" / "train.index"
     token_shards.write_token_index(index, [entry] * files)
-    named = token_shards.TokenIndex(name=index.name, files=files, digest=token_shards.compute_file_digest(index))
-    split = token_shards.Split(documents=rows * files, tokens=FILE_TOKENS * files, bytes=4 * rows * files, index=named)
+    named = token_shards.TokenIndex(
+        name=index.name, files=files, digest=token_shards.compute_file_digest(index)
+    )
+    split = token_shards.Split(
+        documents=rows * files, tokens=FILE_TOKENS * files, bytes=4 * rows * files, index=named
+    )
     manifest = Manifest(
-        name="scale", fingerprint="5" * 32, config={}, config_digest="", vocab_size=120_000, token_dtype="uint32",
-        tokenizer_fingerprint="7" * 32, splits={"train": split}, documents=token_shards.DocumentFiles(),
-        dropped=token_shards.DocumentFiles(), funnel=(), languages={}, lengths=Histogram(edges=(0, 1), counts=(0,)),
+        name="scale", fingerprint="5" * 32, config={}, config_digest="", vocab_size=120_000,
+        token_dtype="uint32",
+        tokenizer_fingerprint="7" * 32, splits={"train": split},
+        documents=token_shards.DocumentFiles(),
+        dropped=token_shards.DocumentFiles(), funnel=(), languages={}, lengths=Histogram(edges=(0,
+            1), counts=(0,)),
         read=ReadSummary(files=0, records=0, html_bytes=0), order=2,
     )  # fmt: skip
     token_shards.write_manifest(folder, manifest)
@@ -85,8 +94,8 @@ def get_resident_bytes() -> int:
 def open_windows(folder: Path) -> Any:
     """Open a dataset as a rank does."""
     from llmsys.data.stream_windows import StreamWindows
-    from llmsys.paged_token_shards import require_paged
-    from llmsys.token_shards import open_tokens
+    from llmsys.dataset.paged_token_shards import require_paged
+    from llmsys.dataset.token_shards import open_tokens
 
     return StreamWindows(require_paged(open_tokens(folder, "train")), length=LENGTH, seed=0)
 
@@ -99,8 +108,8 @@ def read_random_windows(windows: Any, count: int) -> None:
 
 def measure_index_read(files: int) -> float:
     """Return the seconds of reading and verifying an index."""
-    from llmsys.manifest import load_manifest
-    from llmsys.token_split import read_token_index
+    from llmsys.dataset.manifest import load_manifest
+    from llmsys.dataset.token_split import read_token_index
 
     with tempfile.TemporaryDirectory() as folder:
         write_dataset(Path(folder), files)
@@ -149,7 +158,9 @@ def measure_trace(files: int) -> float:
 
 
 def measure_initial_values(parameters: int) -> float:
-    """Return the seconds of the starting values of a rank: its rows of a matrix over 2,048 ranks."""
+    """Return the seconds of the starting values of a rank: its rows of a matrix over 2,048
+    ranks.
+    """
     import torch
 
     from llmsys.model.indexed_normal import draw_normal
@@ -157,11 +168,15 @@ def measure_initial_values(parameters: int) -> float:
     torch.set_num_threads(1)
     width = 16_384
     rows = max(1, parameters // width)
-    return measure_seconds(lambda: draw_normal(7, (rows * 2048, width), [(rows * 1000, rows), (0, width)]), 2)
+    return measure_seconds(
+        lambda: draw_normal(7, (rows * 2048, width), [(rows * 1000, rows), (0, width)]), 2
+    )
 
 
 def measure_checkpoint_stats(ranks: int) -> float:
-    """Return the files of a checkpoint, one per rank, that the first rank asks the file system for."""
+    """Return the files of a checkpoint, one per rank, that the first rank asks the file system
+    for.
+    """
     from llmsys.train import checkpoint_record
 
     asked: list[Path] = []
@@ -173,11 +188,13 @@ def measure_checkpoint_stats(ranks: int) -> float:
 
 
 def measure_dataset_reads(ranks: int) -> float:
-    """Return how often all ranks together open the manifest and an index, to open the data of a run."""
-    from llmsys.config.load import load_run_config
-    from llmsys.manifest import load_manifest
-    from llmsys.received_files import hold_received_files
-    from llmsys.token_shards import open_tokens
+    """Return how often all ranks together open the manifest and an index, to open the data of a
+    run.
+    """
+    from llmsys.config.loading.load import load_run_config
+    from llmsys.dataset.manifest import load_manifest
+    from llmsys.dataset.token_shards import open_tokens
+    from llmsys.storage.received_files import hold_received_files
     from llmsys.train.shared_dataset import read_dataset_files
 
     opened = []
@@ -191,7 +208,9 @@ def measure_dataset_reads(ranks: int) -> float:
                 else None
             )
         )
-        with hold_received_files(read_dataset_files(load_run_config("train/demo", [f"data.folder={folder}"]))):
+        with hold_received_files(
+            read_dataset_files(load_run_config("train/demo", [f"data.folder={folder}"]))
+        ):
             for _ in range(ranks):
                 load_manifest(folder)
                 open_tokens(folder, "train")
@@ -200,15 +219,21 @@ def measure_dataset_reads(ranks: int) -> float:
 
 FILES = 150_000
 QUANTITIES = (
-    Quantity("index_read", "s", FILES, "token files", 5, MAX_TIME_EXPONENT, 1e-3, measure_index_read),
-    Quantity("loader_start", "s", FILES, "token files", 60, MAX_TIME_EXPONENT, 1e-2, measure_loader_start),
-    Quantity("loader_memory", "MiB", FILES, "token files", 200, MAX_MEMORY_EXPONENT, 1, measure_loader_memory),
+    Quantity("index_read", "s", FILES, "token files", 5, MAX_TIME_EXPONENT, 1e-3,
+        measure_index_read),
+    Quantity("loader_start", "s", FILES, "token files", 60, MAX_TIME_EXPONENT, 1e-2,
+        measure_loader_start),
+    Quantity("loader_memory", "MiB", FILES, "token files", 200, MAX_MEMORY_EXPONENT, 1,
+        measure_loader_memory),
     Quantity("window", "µs", FILES, "token files", 1_000, MAX_TIME_EXPONENT, 10, measure_window),
     Quantity("trace", "ms", FILES, "token files", 1_000, MAX_TIME_EXPONENT, 0.1, measure_trace),
-    Quantity("initial_values", "s", 405_000_000_000 // 2048, "parameters of a rank", 30, MAX_TIME_EXPONENT, 1e-3,
+    Quantity("initial_values", "s", 405_000_000_000 // 2048, "parameters of a rank", 30,
+        MAX_TIME_EXPONENT, 1e-3,
              measure_initial_values),
-    Quantity("dataset_reads", "opens", 4096, "ranks", 16, MAX_MEMORY_EXPONENT, 1, measure_dataset_reads),
-    Quantity("checkpoint_stats", "files", 4096, "ranks", 16, MAX_MEMORY_EXPONENT, 1, measure_checkpoint_stats),
+    Quantity("dataset_reads", "opens", 4096, "ranks", 16, MAX_MEMORY_EXPONENT, 1,
+        measure_dataset_reads),
+    Quantity("checkpoint_stats", "files", 4096, "ranks", 16, MAX_MEMORY_EXPONENT, 1,
+        measure_checkpoint_stats),
 )  # fmt: skip
 
 

@@ -1,11 +1,13 @@
-"""Measure what grows with the blocks of a preparation and with the ranks of a save, and extrapolate to full size.
+"""Measure what grows with the blocks of a preparation and with the ranks of a save, and extrapolate
+to full size.
 
     python tools/bench/scale_prepare.py [--only NAME …] [--fractions 0.001 0.01 0.1]
 
-Full size: 5.8 million blocks of 90,000 crawl files, 10^10 documents, 14 million chunks of tensors on 4,096 ranks of 512
-hosts. The journal, the planning and the merging are those of a preparation; its workers are simulated, and return at
-once what judged blocks returned. The join of near duplicates is measured with 10^7 and 10^8 documents. Times are CPU
-seconds of one thread; memory is the peak of the whole process, imports included.
+Full size: 5.8 million blocks of 90,000 crawl files, 10^10 documents, 14 million chunks of tensors
+on 4,096 ranks of 512 hosts. The journal, the planning and the merging are those of a preparation;
+its workers are simulated, and return at once what judged blocks returned. The join of near
+duplicates is measured with 10^7 and 10^8 documents. Times are CPU seconds of one thread; memory is
+the peak of the whole process, imports included.
 """
 
 import resource
@@ -20,7 +22,8 @@ import numpy as np
 
 from tools.bench.growth import MAX_MEMORY_EXPONENT, MAX_TIME_EXPONENT, Quantity, run_program
 
-# A block of 16 MB has 104 documents, each with 14 keys; the default of `data.deduplicate.key_filter.keys_per_task`.
+# A block of 16 MB has 104 documents, each with 14 keys; the default of
+# `data.deduplicate.key_filter.keys_per_task`.
 KEYS_PER_BLOCK, KEYS_PER_TASK = 104 * 14, 2_000_000
 BLOCKS, DOCUMENTS, CHUNKS, RANKS, HOSTS = 5_800_000, 10_000_000_000, 14_000_000, 4_096, 512
 
@@ -36,30 +39,44 @@ def measure_peak_mib() -> float:
 def build_result(number: int) -> dict[str, Any]:
     """Return what judging a block returns: 60 tests with three examples each, 30 kB of JSON."""
     examples = [
-        {"id": f"{number * 180 + each:032x}", "url": f"https://example.org/{number}/{each}", "value": 1.5,
-         "threshold": 1.0, "reason": "rule: a test with a value 1.5 > 1", "excerpt": f"{number} words " * 8}
+        {"id": f"{number * 180 + each:032x}", "url": f"https://example.org/{number}/{each}",
+            "value": 1.5,
+         "threshold": 1.0, "reason": "rule: a test with a value 1.5 > 1",
+         "excerpt": f"{number} words " * 8}
         for each in range(3)
     ]  # fmt: skip
     drops = [
-        {"stage": "rule", "rule": "rule", "test": f"test {test}", "documents": 5, "bytes": 900, "examples": examples}
+        {
+            "stage": "rule",
+            "rule": "rule",
+            "test": f"test {test}",
+            "documents": 5,
+            "bytes": 900,
+            "examples": examples,
+        }
         for test in range(60)
     ]
     counts = {"documents_in": 620, "bytes_in": 10**7, "documents_out": 104, "bytes_out": 10**6}
     tally = {"stages": {"rule": counts}, "changes": {}, "drops": drops}
     batches = [[shard, 1] for shard in range(100)]
-    return {"tally": tally, "languages": {"en": [600, 10**6]}, "kept_batches": batches, "dropped_batches": batches}
+    return {
+        "tally": tally,
+        "languages": {"en": [600, 10**6]},
+        "kept_batches": batches,
+        "dropped_batches": batches,
+    }
 
 
 def measure_driver(blocks: int) -> dict[str, float]:
     """Return CPU seconds and peak memory of the driver's part of two stages and of the manifest."""
-    from data_pipeline.core.funnel import FunnelCounts
-    from data_pipeline.core.task_record import TaskOutput, pack_result
-    from data_pipeline.executors.base import Event, Job, LazySequence, TaskDone
-    from data_pipeline.graph.stage_runner import StageRunner
-    from data_pipeline.graph.tasks import Task
-    from data_pipeline.stages.split_inputs import InputBlockList
     from llmsys.config.executor import InlineExecutorConfig
-    from llmsys.local_files import lock_folder
+    from llmsys.data_pipeline.core.funnel import FunnelCounts
+    from llmsys.data_pipeline.core.task_record import TaskOutput, pack_result
+    from llmsys.data_pipeline.executors.base import Event, Job, LazySequence, TaskDone
+    from llmsys.data_pipeline.graph.stage_runner import StageRunner
+    from llmsys.data_pipeline.graph.tasks import Task
+    from llmsys.data_pipeline.stages.split_inputs import InputBlockList
+    from llmsys.storage.local_files import lock_folder
 
     results = [pack_result(build_result(number), []) for number in range(64)]
 
@@ -78,7 +95,8 @@ def measure_driver(blocks: int) -> dict[str, float]:
             pass
 
     inputs = [
-        (f"/crawl/CC-MAIN-20240101-{file:05d}.warc.gz", f"CC-MAIN-20240101-{file:05d}") for file in range(blocks // 64)
+        (f"/crawl/CC-MAIN-20240101-{file:05d}.warc.gz", f"CC-MAIN-20240101-{file:05d}")
+        for file in range(blocks // 64)
     ]
     found = {"blocks": [[part << 24, (part + 1) << 24, f"{part:032x}"] for part in range(64)]}
     listed = InputBlockList(inputs, lambda index: found)
@@ -94,9 +112,13 @@ def measure_driver(blocks: int) -> dict[str, float]:
                     block = listed[index]
                     outputs = [f"work/{stage}/{block.name}.{number}.arrow" for number in range(2)]
                     depends_on = [block.source, block.digest, block.start]
-                    return Task(f"{stage}/{block.name}", depends_on, outputs, lambda report: {}, block.size)
+                    return Task(
+                        f"{stage}/{block.name}", depends_on, outputs, lambda report: {}, block.size
+                    )
 
-                records = runner.run_stage(stage, LazySequence(len(listed), build_task), unit="B", code="")
+                records = runner.run_stage(
+                    stage, LazySequence(len(listed), build_task), unit="B", code=""
+                )
             tally = FunnelCounts()
             for record in records:
                 tally.merge_counts(FunnelCounts(record.result["tally"]))
@@ -108,8 +130,10 @@ def measure_driver(blocks: int) -> dict[str, float]:
 
 
 def measure_join(documents: int) -> dict[str, float]:
-    """Return peak memory, CPU seconds and bytes written when finding clusters: two thirds of documents have a copy."""
-    from data_pipeline.dedup.duplicate_graph import find_labels
+    """Return peak memory, CPU seconds and bytes written when finding clusters: two thirds of
+    documents have a copy.
+    """
+    from llmsys.data_pipeline.dedup.duplicate_graph import find_labels
 
     rows = 2_000_000  # as in a task
 
@@ -117,7 +141,9 @@ def measure_join(documents: int) -> dict[str, float]:
         choose = np.random.default_rng(0)
         for _ in range(0, documents // 3, 100_000):
             first = choose.integers(0, documents, 100_000)
-            yield np.stack([first, np.minimum(first + choose.integers(1, 9, 100_000), documents - 1)], axis=1)
+            yield np.stack(
+                [first, np.minimum(first + choose.integers(1, 9, 100_000), documents - 1)], axis=1
+            )
 
     written, began = read_written_bytes(), time.process_time()
     with tempfile.TemporaryDirectory() as name:
@@ -132,12 +158,16 @@ def measure_join(documents: int) -> dict[str, float]:
 
 def read_written_bytes() -> int:
     """Return the bytes that this process has written to files."""
-    return int(dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())["wchar"])
+    return int(
+        dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())["wchar"]
+    )
 
 
 def count_exchange_opens(blocks: int) -> float:
-    """Return the files that one comparison by MinHash opens: every block once, and every group by each range."""
-    from data_pipeline.dedup.keys import FILES_PER_GROUP, compute_group_size
+    """Return the files that one comparison by MinHash opens: every block once, and every group
+    by each range.
+    """
+    from llmsys.data_pipeline.dedup.keys import FILES_PER_GROUP, compute_group_size
 
     ranges = -(-blocks * KEYS_PER_BLOCK // KEYS_PER_TASK)
     groups = -(-blocks // compute_group_size(blocks)) if blocks > FILES_PER_GROUP else blocks
@@ -148,7 +178,9 @@ def count_exchange_opens(blocks: int) -> float:
 
 
 def measure_save_planning(chunks: int) -> float:
-    """Return the CPU seconds in which a rank finds the chunks that it writes, if every chunk is on two ranks."""
+    """Return the CPU seconds in which a rank finds the chunks that it writes, if every chunk is
+    on two ranks.
+    """
     from llmsys.train.checkpoint_plan import CHUNKS_AT_ONCE, select_owned
 
     choose, seconds = np.random.default_rng(0), 0.0
@@ -163,7 +195,9 @@ def measure_save_planning(chunks: int) -> float:
 
 
 def measure_saved_files(hosts: int) -> float:
-    """Return the files of a checkpoint per host of eight ranks, each of which writes its part of 50 tensors."""
+    """Return the files of a checkpoint per host of eight ranks, each of which writes its part of
+    50 tensors.
+    """
     import torch
     import torch.distributed.checkpoint as dcp
 
@@ -171,13 +205,17 @@ def measure_saved_files(hosts: int) -> float:
 
     with tempfile.TemporaryDirectory() as name:
         for rank in range(8 * hosts):
-            tensors: dict[str, Any] = {f"blocks.{number}.weight": torch.zeros(2) for number in range(50)}
+            tensors: dict[str, Any] = {
+                f"blocks.{number}.weight": torch.zeros(2) for number in range(50)
+            }
             dcp.save(tensors, storage_writer=RankWriter(Path(name), rank), no_dist=True)
         return len(list(Path(name).iterdir())) / hosts
 
 
 def measure_index_read(chunks: int) -> float:
-    """Return the CPU seconds in which a rank finds its chunks in the indices of other ranks at another world size."""
+    """Return the CPU seconds in which a rank finds its chunks in the indices of other ranks at
+    another world size.
+    """
     import torch
     from torch.distributed.checkpoint.filesystem import _StorageInfo
     from torch.distributed.checkpoint.metadata import (
@@ -198,14 +236,22 @@ def measure_index_read(chunks: int) -> float:
             entries, results = {}, []
             for number in range(tensors):
                 chunk = ChunkStorageMetadata(torch.Size([rank * 13, 0]), torch.Size([13, 16]))
-                fqn, properties = f"first_moment/blocks.{number}.weight", TensorProperties(dtype=torch.float32)
-                entries[fqn] = TensorStorageMetadata(properties, torch.Size([ranks * 13, 16]), [chunk])
+                fqn, properties = (
+                    f"first_moment/blocks.{number}.weight",
+                    TensorProperties(dtype=torch.float32),
+                )
+                entries[fqn] = TensorStorageMetadata(
+                    properties, torch.Size([ranks * 13, 16]), [chunk]
+                )
                 place = _StorageInfo(f"__{rank}_0.distcp", number * 900, 900)
                 results.append(WriteResult(MetadataIndex(fqn, chunk.offsets), 900, place))
             write_index(Path(name) / f"__{rank}_0.index", Metadata(dict(entries)), results)
             with (Path(name) / f"__{rank}_0.distcp").open("wb") as file:
                 file.truncate(tensors * 900)
-        wanted = {f"first_moment/blocks.{number}.weight": [([5, 0], [20, 16])] for number in range(tensors)}
+        wanted = {
+            f"first_moment/blocks.{number}.weight": [([5, 0], [20, 16])]
+            for number in range(tensors)
+        }
         began = time.process_time()
         read_indices(Path(name), wanted)
         return time.process_time() - began
@@ -214,16 +260,25 @@ def measure_index_read(chunks: int) -> float:
 MAX_PASSES_EXPONENT = 0.2  # rounds and merges grow with the logarithm
 JOIN = (1e-3, 1e-2)  # of 10^10 documents: at fewer the pairs fit into memory
 QUANTITIES = (
-    Quantity("driver_seconds", "s", BLOCKS, "blocks", BLOCKS / 1_000, MAX_TIME_EXPONENT, 1e-2, measure_driver),
-    Quantity("driver_memory", "MiB", BLOCKS, "blocks", 1_024, MAX_MEMORY_EXPONENT, 1, measure_driver),
-    Quantity("near_join_memory", "MiB", DOCUMENTS, "documents", 1_024, MAX_MEMORY_EXPONENT, 1, measure_join, JOIN),
-    Quantity("near_join_seconds", "s", DOCUMENTS, "documents", 360_000, MAX_TIME_EXPONENT, 1e-1, measure_join, JOIN),
-    Quantity("near_join_bytes", "B/document", DOCUMENTS, "documents", 2_000, MAX_PASSES_EXPONENT, 1, measure_join,
+    Quantity("driver_seconds", "s", BLOCKS, "blocks", BLOCKS / 1_000, MAX_TIME_EXPONENT, 1e-2,
+        measure_driver),
+    Quantity("driver_memory", "MiB", BLOCKS, "blocks", 1_024, MAX_MEMORY_EXPONENT, 1,
+        measure_driver),
+    Quantity("near_join_memory", "MiB", DOCUMENTS, "documents", 1_024, MAX_MEMORY_EXPONENT, 1,
+        measure_join, JOIN),
+    Quantity("near_join_seconds", "s", DOCUMENTS, "documents", 360_000, MAX_TIME_EXPONENT, 1e-1,
+        measure_join, JOIN),
+    Quantity("near_join_bytes", "B/document", DOCUMENTS, "documents", 2_000, MAX_PASSES_EXPONENT, 1,
+        measure_join,
              JOIN),
-    Quantity("exchange_opens", "files", BLOCKS, "blocks", 2 * BLOCKS, MAX_TIME_EXPONENT, 1, count_exchange_opens),
-    Quantity("save_planning", "s", CHUNKS, "chunks of tensors", 5, MAX_TIME_EXPONENT, 1e-2, measure_save_planning),
-    Quantity("load_planning", "s", CHUNKS, "chunks of tensors", 60, MAX_TIME_EXPONENT, 1e-2, measure_index_read),
-    Quantity("saved_files", "files/host", HOSTS, "hosts", 32, MAX_MEMORY_EXPONENT, 1, measure_saved_files),
+    Quantity("exchange_opens", "files", BLOCKS, "blocks", 2 * BLOCKS, MAX_TIME_EXPONENT, 1,
+        count_exchange_opens),
+    Quantity("save_planning", "s", CHUNKS, "chunks of tensors", 5, MAX_TIME_EXPONENT, 1e-2,
+        measure_save_planning),
+    Quantity("load_planning", "s", CHUNKS, "chunks of tensors", 60, MAX_TIME_EXPONENT, 1e-2,
+        measure_index_read),
+    Quantity("saved_files", "files/host", HOSTS, "hosts", 32, MAX_MEMORY_EXPONENT, 1,
+        measure_saved_files),
 )  # fmt: skip
 
 

@@ -1,15 +1,20 @@
-"""Measure whole optimizer steps of the demo model under the torch engine next to common alternatives, in turn.
+"""Measure whole optimizer steps of the demo model under the torch engine next to common
+alternatives, in turn.
 
-    python tools/bench/train_step.py [--model demo-moe] [--sequences 4 16] [--precision fp32 bf16] [--steps 12]
+    python tools/bench/train_step.py [--model demo-moe] [--sequences 4 16] [--precision fp32 bf16]
+    [--steps 12]
         [--rounds 3] [--json]
 
-Each contender is a process with one thread on a core of its own (two for two processes), so that figures do not depend
-on how threads share caches. All see the same random tokens, sequences of 512, in each dtype with fp32 master weights.
-Costs that do not depend on tokens (gathering weights, reducing gradients, AdamW) show in the ratio of step sizes.
+Each contender is a process with one thread on a core of its own (two for two processes), so that
+figures do not depend on how threads share caches. All see the same random tokens, sequences of 512,
+in each dtype with fp32 master weights. Costs that do not depend on tokens (gathering weights,
+reducing gradients, AdamW) show in the ratio of step sizes.
 
-* bare loop: our model, fp32 weights (bf16: under torch.autocast), torch's AdamW and clip, full logits;
+* bare loop: our model, fp32 weights (bf16: under torch.autocast), torch's AdamW and clip, full
+  logits;
 * Trainer: transformers' Trainer on its own class of the same shapes (Qwen2Moe or Llama);
-* ours: a step of `llmsys train`, on one process, and on two with FSDP2, with expert parallelism, and with DDP.
+* ours: a step of `llmsys train`, on one process, and on two with FSDP2, with expert parallelism,
+  and with DDP.
 """
 
 import argparse
@@ -51,37 +56,76 @@ class Work(NamedTuple):
 
 def main() -> int:
     """Measure every contender in turn and print tokens per second and ratios."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="demo-moe", help="a name below configs/model (default: %(default)s)")
-    parser.add_argument(
-        "--sequences", type=int, nargs="+", default=[4, 16], help="windows of a step (default: %(default)s)"
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--precision", nargs="+", choices=PRECISIONS, default=list(PRECISIONS), help="number types (default: both)"
+        "--model", default="demo-moe", help="a name below configs/model (default: %(default)s)"
     )
-    parser.add_argument("--steps", type=int, default=12, help="timed steps of each turn (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=3, help="turns of each contender (default: %(default)s)")
-    parser.add_argument("--only", nargs="+", choices=RANKS, default=list(RANKS), help="contenders to run")
+    parser.add_argument(
+        "--sequences",
+        type=int,
+        nargs="+",
+        default=[4, 16],
+        help="windows of a step (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--precision",
+        nargs="+",
+        choices=PRECISIONS,
+        default=list(PRECISIONS),
+        help="number types (default: both)",
+    )
+    parser.add_argument(
+        "--steps", type=int, default=12, help="timed steps of each turn (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="turns of each contender (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--only", nargs="+", choices=RANKS, default=list(RANKS), help="contenders to run"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--alone", choices=ALONE, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.alone:
-        work = Work(arguments.model, arguments.precision[0], arguments.sequences[0], arguments.steps)
+        work = Work(
+            arguments.model, arguments.precision[0], arguments.sequences[0], arguments.steps
+        )
         print(_measure_alone(arguments.alone, work))
         return 0
     found = {
-        precision: {size: _measure_contenders(arguments, precision, size) for size in arguments.sequences}
+        precision: {
+            size: _measure_contenders(arguments, precision, size) for size in arguments.sequences
+        }
         for precision in arguments.precision
     }
     if arguments.json:
-        print(json.dumps({"machine": _describe_machine(), "model": arguments.model, "tokens_per_second": found}))
+        print(
+            json.dumps(
+                {
+                    "machine": _describe_machine(),
+                    "model": arguments.model,
+                    "tokens_per_second": found,
+                }
+            )
+        )
     else:
-        print("\n\n".join(format_table(by_size, arguments.model, precision) for precision, by_size in found.items()))
+        print(
+            "\n\n".join(
+                format_table(by_size, arguments.model, precision)
+                for precision, by_size in found.items()
+            )
+        )
     return 0
 
 
-def _measure_contenders(arguments: argparse.Namespace, precision: str, sequences: int) -> dict[str, float]:
-    """Return tokens per second of each contender, the median of its turns. No contender runs twice in a row."""
+def _measure_contenders(
+    arguments: argparse.Namespace, precision: str, sequences: int
+) -> dict[str, float]:
+    """Return tokens per second of each contender, the median of its turns. No contender runs
+    twice in a row.
+    """
     speeds: dict[str, list[float]] = {name: [] for name in arguments.only}
     work = Work(arguments.model, precision, sequences, arguments.steps)
     for _ in range(arguments.rounds):
@@ -99,7 +143,8 @@ def format_table(found: dict[int, dict[str, float]], model: str, precision: str)
     lines[-1] += "".join(f"{size * LENGTH:>18,}" for size in found)
     for name in next(iter(found.values())):
         cells = [
-            f"{by[name]:,.0f} {by[name] / by.get('ours, 1 process', max(by.values())):.2f}" for by in found.values()
+            f"{by[name]:,.0f} {by[name] / by.get('ours, 1 process', max(by.values())):.2f}"
+            for by in found.values()
         ]
         lines.append(f"{name:<24}" + "".join(f"{cell:>18}" for cell in cells))
     return "\n".join(lines)
@@ -108,8 +153,23 @@ def format_table(found: dict[int, dict[str, float]], model: str, precision: str)
 def _run_turn(name: str, work: Work) -> float:
     if name in ALONE:
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-m", "tools.bench.train_step", "--alone", name, "--model", work.model]
-        command += ["--steps", str(work.steps), "--sequences", str(work.sequences), "--precision", work.precision]
+        command = [
+            sys.executable,
+            "-m",
+            "tools.bench.train_step",
+            "--alone",
+            name,
+            "--model",
+            work.model,
+        ]
+        command += [
+            "--steps",
+            str(work.steps),
+            "--sequences",
+            str(work.sequences),
+            "--precision",
+            work.precision,
+        ]
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
         if done.returncode:
             raise SystemExit(f"{name}: {done.stderr[-2000:]}")
@@ -186,7 +246,9 @@ def _build_bare_step(work: Work) -> Callable[[int], None]:
 
 
 def _measure_trainer(work: Work) -> float:
-    """Return tokens per second of transformers' Trainer; the clock starts after the warm-up steps."""
+    """Return tokens per second of transformers' Trainer; the clock starts after the warm-up
+    steps.
+    """
     import tempfile
 
     from transformers import Trainer, TrainerCallback, TrainingArguments
@@ -198,26 +260,46 @@ def _measure_trainer(work: Work) -> float:
             times.append(time.perf_counter())
 
     rows = [
-        row for number in range(WARM + steps) for row in _draw_tokens(config.vocab_size, work.sequences, number)[:, :-1]
+        row
+        for number in range(WARM + steps)
+        for row in _draw_tokens(config.vocab_size, work.sequences, number)[:, :-1]
     ]
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(
-            output_dir=folder, use_cpu=True, bf16=work.precision == "bf16", report_to=[], learning_rate=3e-4,
+            output_dir=folder, use_cpu=True, bf16=work.precision == "bf16", report_to=[],
+            learning_rate=3e-4,
             weight_decay=0.1,
-            per_device_train_batch_size=work.sequences, max_steps=WARM + steps, disable_tqdm=True, save_strategy="no",
+            per_device_train_batch_size=work.sequences, max_steps=WARM + steps, disable_tqdm=True,
+            save_strategy="no",
         )  # fmt: skip
         data = [{"input_ids": row, "labels": row} for row in rows]
-        Trainer(model=_build_their_model(config), args=arguments, train_dataset=data, callbacks=[Clock()]).train()
+        Trainer(
+            model=_build_their_model(config),
+            args=arguments,
+            train_dataset=data,
+            callbacks=[Clock()],
+        ).train()
     return steps * work.sequences * LENGTH / (times[-1] - times[WARM - 1])
 
 
 def _build_their_model(config: Any) -> Any:
-    """Return transformers' model of the same shapes: Qwen2Moe with experts, because it has a shared expert too."""
+    """Return transformers' model of the same shapes: Qwen2Moe with experts, because it has a
+    shared expert too.
+    """
     import transformers
 
-    shared = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+    shared = (
+        "vocab_size",
+        "hidden_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+    )
     fields: dict[str, Any] = {name: getattr(config, name) for name in shared}
-    fields |= {"max_position_embeddings": config.max_position_embeddings, "attn_implementation": "sdpa"}
+    fields |= {
+        "max_position_embeddings": config.max_position_embeddings,
+        "attn_implementation": "sdpa",
+    }
     fields["tie_word_embeddings"] = config.tie_word_embeddings
     if config.moe is None:
         return transformers.LlamaForCausalLM(
@@ -265,7 +347,7 @@ def _build_our_step(name: str, work: Work) -> Callable[[int], None]:
 
 
 def _load_model_config(model: str) -> Any:
-    from llmsys.config.load import load_model_config
+    from llmsys.config.loading.load import load_model_config
 
     return load_model_config(f"model/{model}")
 
@@ -273,7 +355,10 @@ def _load_model_config(model: str) -> Any:
 def _describe_machine() -> str:
     cpu = Path("/proc/cpuinfo")
     lines = cpu.read_text().splitlines() if cpu.exists() else []
-    model = next((line.split(": ")[1] for line in lines if line.startswith("model name")), platform.processor())
+    model = next(
+        (line.split(": ")[1] for line in lines if line.startswith("model name")),
+        platform.processor(),
+    )
     return f"{os.cpu_count()} cores of {model}"
 
 

@@ -1,8 +1,8 @@
 """Reference page of every event in events.jsonl, from the calls in the source that write them.
 
 Invariants:
-- The kinds, the fields that a call names, and the files come from the source; a kind or field without a meaning below
-  is an error, as is a meaning that no call uses.
+- The kinds, the fields that a call names, and the files come from the source; a kind or field
+  without a meaning below is an error, as is a meaning that no call uses.
 """
 
 import ast
@@ -18,7 +18,10 @@ WRITERS = {"log_event", "_log_event"}  # and EventWriter.write
 
 KINDS = {
     "start": "The run began, or began again; `resumed_from` is then the step of its checkpoint.",
-    "branch": "The run began at a step of another run (`train.branch_from`), or with its weights (`train.init_from`).",
+    "branch": (
+        "The run began at a step of another run (`train.branch_from`), or with its weights "
+        "(`train.init_from`)."
+    ),
     "prediction": "The estimate of this run on this device.",
     "step": "An optimizer step, every `train.log_every_steps` and at the first and last step.",
     "profile": "A step was recorded with torch's profiler (`train.profile`).",
@@ -32,7 +35,9 @@ KINDS = {
     "save_failed": "A checkpoint could not be written; older ones are as they were.",
     "state_hash": "Hashes of the state at a save, in bitwise mode.",
     "bad_step": "A step was skipped: its loss or gradient norm was not finite, or a spike.",
-    "overflow": "A step was skipped because gradients in fp16 overflowed; the loss scale was lowered.",
+    "overflow": (
+        "A step was skipped because gradients in fp16 overflowed; the loss scale was lowered."
+    ),
     "rewind": "Training went back to a checkpoint (`train.on_bad_step: rewind`).",
     "hang": "A rank made no progress for `train.hang_timeout_seconds`.",
     "stopped": "The run saved and stopped because it was asked to.",
@@ -48,16 +53,19 @@ MAPPED = {
     "norms": "activation gradient update weight",
     "batch_growth": "tokens batch_tokens noise_scale_tokens doubled_after_steps steps",
     "corruption_check": "hash ranks",
-    "prediction": "parameters memory device profile world_size step_seconds modelled_seconds why_no_time",
-    "step": "tokens loss learning_rate gradient_norm batch_tokens seconds data_wait_seconds tokens_per_second "
-    "utilisation utilisation_of memory_bytes memory_allocated_bytes batch_digest epochs attention_imbalance "
-    "attention_imbalance_in_order sequence_length source_tokens target_tokens padding_share mean_depth "
-    "encoder_mean_depth "
-    "next_sentence_loss next_sentence_accuracy "
-    "noise_scale_tokens noise_gradient_squared noise_covariance_trace",
+    "prediction": (
+        "parameters memory device profile world_size step_seconds modelled_seconds why_no_time"
+    ),
+    "step": "tokens loss learning_rate gradient_norm batch_tokens seconds data_wait_seconds "
+    "tokens_per_second utilisation utilisation_of memory_bytes memory_allocated_bytes "
+    "batch_digest epochs attention_imbalance attention_imbalance_in_order sequence_length "
+    "source_tokens target_tokens padding_share mean_depth encoder_mean_depth "
+    "next_sentence_loss next_sentence_accuracy noise_scale_tokens noise_gradient_squared "
+    "noise_covariance_trace",
     "experts": "load entropy dead imbalance balance router_z dropped busiest dead_experts",
-    "evaluation": "loss perplexity bits_per_byte accuracy evaluated_tokens evaluated_targets evaluated_bytes "
-    "gzip_bits_per_byte xz_bits_per_byte sources sets metrics next_sentence_loss next_sentence_accuracy",
+    "evaluation": "loss perplexity bits_per_byte accuracy evaluated_tokens evaluated_targets "
+    "evaluated_bytes gzip_bits_per_byte xz_bits_per_byte sources sets metrics "
+    "next_sentence_loss next_sentence_accuracy",
     "checkpoint": "seconds stalled_seconds",
     "save_failed": "seconds stalled_seconds",
     "measured": "step_seconds steps peak_bytes peak_allocated_bytes",
@@ -72,10 +80,14 @@ FIELDS = {
     "accuracy": "Share of targets whose most likely class is right.",
     "ahead": "Tasks that an earlier stage's idle workers had run already.",
     "again": "Attempts after the first.",
-    "attention_imbalance": "Attention of the busiest rank over the mean, with packed documents; 1 is even.",
+    "attention_imbalance": (
+        "Attention of the busiest rank over the mean, with packed documents; 1 is even."
+    ),
     "attention_imbalance_in_order": "The same without `batch.assignment: balanced`.",
     "balance": "Load balancing loss, as Switch Transformer defines it; 1 is even.",
-    "batch_digest": "Hash of the tokens of the step over all ranks, which `llmsys replay` compares.",
+    "batch_digest": (
+        "Hash of the tokens of the step over all ranks, which `llmsys replay` compares."
+    ),
     "batch_tokens": "Tokens of this step over all ranks.",
     "bits_per_byte": "Bits that the model needs per UTF-8 byte of the held-out text.",
     "branch.tokens": "Tokens of the parent up to there.",
@@ -113,7 +125,10 @@ FIELDS = {
     "load": "Share of each expert.",
     "loss": "Mean cross entropy over all ranks, in nats per target.",
     "mean_depth": "Mean number of steps of a position, where `model.recurrence` is adaptive.",
-    "memory": "Predicted `peak_bytes`, the `instant` of it, `evaluation_bytes`, and the `kind` of memory measured.",
+    "memory": (
+        "Predicted `peak_bytes`, the `instant` of it, `evaluation_bytes`, and the `kind` of "
+        "memory measured."
+    ),
     "memory_allocated_bytes": "Peak bytes of tensors; accelerators only.",
     "memory_bytes": "Peak reserved memory of the fullest rank; on CPUs its resident set.",
     "metrics": "Value and digest of the source of each of `evaluation.metrics`, by name.",
@@ -121,11 +136,15 @@ FIELDS = {
     "moments": "Whether the optimizer's moments are those of the parent, or why not.",
     "named": "Ranks that hang.",
     "new": "Tensors with initial values, which the parent lacks.",
-    "next_sentence_accuracy": "Share of right pairs of segments, with `objective.kind: masked_next_sentence`.",
+    "next_sentence_accuracy": (
+        "Share of right pairs of segments, with `objective.kind: masked_next_sentence`."
+    ),
     "next_sentence_loss": "Loss of those pairs in nats per pair; no part of `loss`.",
     "noise_covariance_trace": "Trace of the covariance of a token's gradient.",
     "noise_gradient_squared": "Squared norm of the gradient without noise.",
-    "noise_scale_tokens": "Gradient noise scale: the batch size at which noise and gradient are equal.",
+    "noise_scale_tokens": (
+        "Gradient noise scale: the batch size at which noise and gradient are equal."
+    ),
     "packing": "Tokens, sequences, padding and unseen tokens of an epoch.",
     "padding_share": "Share of positions that are padding; pairs and labelled texts only.",
     "num_documents": "Number of documents of the step.",
@@ -187,22 +206,36 @@ class EventCall(NamedTuple):
     fields: tuple[str, ...]
 
 
-def iter_event_calls(folders: tuple[str, ...] = ("llmsys", "data_pipeline", "launch")) -> Iterator[EventCall]:
+def iter_event_calls(
+    folders: tuple[str, ...] = ("llmsys", "data_pipeline", "launch"),
+) -> Iterator[EventCall]:
     """Yield the calls that write events, in the order of files and lines."""
     for path in (file for folder in folders for file in sorted((ROOT / folder).rglob("*.py"))):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:
                 named = {word.arg for word in node.keywords if word.arg}
-                is_writer = node.func.attr == "write" and bool(node.keywords) and "event" in ast.unparse(node.func)
+                is_writer = (
+                    node.func.attr == "write"
+                    and bool(node.keywords)
+                    and "event" in ast.unparse(node.func)
+                )
                 if node.func.attr in WRITERS or is_writer:
                     for kind in _list_kinds(node.args[0]):
-                        yield EventCall(kind, path.relative_to(ROOT).as_posix(), tuple(sorted(named)))
+                        yield EventCall(
+                            kind, path.relative_to(ROOT).as_posix(), tuple(sorted(named))
+                        )
 
 
 def _list_kinds(argument: ast.expr) -> list[str]:
-    """Return the kinds that an argument can be; none for a variable, whose callers are writers themselves."""
+    """Return the kinds that an argument can be; none for a variable, whose callers are writers
+    themselves.
+    """
     branches = [argument.body, argument.orelse] if isinstance(argument, ast.IfExp) else [argument]
-    return [one.value for one in branches if isinstance(one, ast.Constant) and isinstance(one.value, str)]
+    return [
+        one.value
+        for one in branches
+        if isinstance(one, ast.Constant) and isinstance(one.value, str)
+    ]
 
 
 def list_event_fields() -> dict[str, tuple[set[str], set[str]]]:
@@ -217,10 +250,17 @@ def list_event_fields() -> dict[str, tuple[set[str], set[str]]]:
         fields.update(call.fields, MAPPED.get(call.kind, "").split())
         files.add(call.file)
     if found.keys() != KINDS.keys():
-        raise ValueError(f"KINDS of tools/docs/event_reference.py and the source differ: {found.keys() ^ KINDS.keys()}")
-    used = {get_meaning_key(kind, name) for kind, (fields, _) in found.items() for name in fields} | {"step"}
+        raise ValueError(
+            "KINDS of tools/docs/event_reference.py and the source differ: "
+            f"{found.keys() ^ KINDS.keys()}"
+        )
+    used = {
+        get_meaning_key(kind, name) for kind, (fields, _) in found.items() for name in fields
+    } | {"step"}
     if used != FIELDS.keys():
-        raise ValueError(f"FIELDS of tools/docs/event_reference.py and the source differ: {used ^ FIELDS.keys()}")
+        raise ValueError(
+            f"FIELDS of tools/docs/event_reference.py and the source differ: {used ^ FIELDS.keys()}"
+        )
     return dict(found)
 
 
@@ -234,14 +274,21 @@ def format_page() -> str:
     """Return the page."""
     found = list_event_fields()
     parts = [
-        "# Events\n\n`events.jsonl` in a run folder has one JSON object a line: `time` (Unix seconds), `event` (the "
-        "kind), in a run `step` (optimizer steps done), and the fields below. A field may be missing where it does not "
-        "apply. Numbers that are not finite are null. After a crash steps are logged again: "
-        "`llmsys.events.read_latest_events` keeps the last of each."
+        "# Events\n\n`events.jsonl` in a run folder has one JSON object a line: `time` (Unix "
+        "seconds), `event` (the kind), in a run `step` (optimizer steps done), and the fields "
+        "below. A field may be missing where it does not apply. Numbers that are not finite are "
+        "null. After a crash steps are logged again: `llmsys.events.read_latest_events` keeps the "
+        "last of each."
     ]
     for kind, text in KINDS.items():
         fields, files = found[kind]
-        rows = [(f"`{name}`", format_text(FIELDS[get_meaning_key(kind, name)])) for name in sorted(fields)]
+        rows = [
+            (f"`{name}`", format_text(FIELDS[get_meaning_key(kind, name)]))
+            for name in sorted(fields)
+        ]
         written = ", ".join(f"`{file}`" for file in sorted(files))
-        parts.append(f"## {kind}\n\n{text} Written by {written}.\n\n{format_table(('field', 'meaning'), rows)}")
+        parts.append(
+            f"## {kind}\n\n{text} Written by "
+            f"{written}.\n\n{format_table(('field', 'meaning'), rows)}"
+        )
     return "\n\n".join(parts) + "\n"

@@ -1,35 +1,46 @@
-"""Reference page of every file format, from the Arrow schemas, the sections of the manifest and the docstrings."""
+"""Reference page of every file format, from the Arrow schemas, the sections of the manifest and
+the docstrings.
+"""
 
 import ast
 from pathlib import Path
 
 import pyarrow as pa
 
-from data_pipeline.core.document_schema import DROPPED_SCHEMA, build_document_schema
-from data_pipeline.dedup.dedup_index import INDEX_KEY_SCHEMA
-from data_pipeline.pairs.read import PAIR_SCHEMA
-from llmsys.arrow_file import build_token_schema
+from llmsys.data_pipeline.core.document_schema import DROPPED_SCHEMA, build_document_schema
+from llmsys.data_pipeline.dedup.dedup_index import INDEX_KEY_SCHEMA
+from llmsys.data_pipeline.pairs.read import PAIR_SCHEMA
+from llmsys.dataset.manifest import Manifest
+from llmsys.dataset.token_file import INDEX_SCHEMA
 from llmsys.estimate.cluster_costs import ClusterCosts
 from llmsys.estimate.device_profile import DeviceProfile
 from llmsys.estimate.program_profile import ProgramProfile
-from llmsys.manifest import Manifest
-from llmsys.token_file import INDEX_SCHEMA
+from llmsys.storage.arrow_file import build_token_schema
 from tools.docs.config_reference import SectionReference
 from tools.docs.markdown import format_docstring, format_table
 
 ROOT = Path(__file__).resolve().parents[2]
 
 SCHEMAS = (
-    ("documents/*.arrow", "Kept documents of a crawl (zstd).", build_document_schema(["RULE.STATISTIC"])),
+    (
+        "documents/*.arrow",
+        "Kept documents of a crawl (zstd).",
+        build_document_schema(["RULE.STATISTIC"]),
+    ),
     ("documents/*.arrow of pairs", "Sources and targets, or texts and labels (zstd).", PAIR_SCHEMA),
     ("dropped/*.arrow", "Dropped documents (zstd).", DROPPED_SCHEMA),
-    ("tokens/*.arrow", "Token ids, one row per document (uint32 above 65,536 pieces).", build_token_schema("uint16")),
+    (
+        "tokens/*.arrow",
+        "Token ids, one row per document (uint32 above 65,536 pieces).",
+        build_token_schema("uint16"),
+    ),
     ("tokens/*.index", "The token files of a split.", INDEX_SCHEMA),
     ("index/*.arrow", "Keys of kept documents for later datasets.", INDEX_KEY_SCHEMA),
 )
-# Files whose layout is described where the code reads and writes them; torch is not imported for a page.
+# Files whose layout is described where the code reads and writes them; torch is not imported for a
+# page.
 DESCRIBED = (
-    ("tokens/*.pages", "llmsys/token_file.py"),
+    ("tokens/*.pages", "llmsys/dataset/token_file.py"),
     ("checkpoints/step-…/state.json", "llmsys/train/checkpoint_record.py"),
     ("checkpoints/step-…/metadata.json", "llmsys/train/checkpoint_metadata.py"),
     ("checkpoints/step-…/__RANK_0.index", "llmsys/train/checkpoint_index.py"),
@@ -65,12 +76,15 @@ def format_module(name: str, path: str) -> str:
 def format_page() -> str:
     """Return the page."""
     parts = [
-        "# File formats\n\nFiles of a dataset folder, a run folder, and files that you write. `llmsys inspect` "
-        "verifies those of a dataset. All Arrow files are in the IPC format, which pyarrow, polars and DuckDB read."
+        "# File formats\n\nFiles of a dataset folder, a run folder, and files that you write. "
+        "`llmsys inspect` verifies those of a dataset. All Arrow files are in the IPC format, "
+        "which pyarrow, polars and DuckDB read."
     ]
     parts += [format_schema(*entry) for entry in SCHEMAS]
     parts += [format_module(*entry) for entry in DESCRIBED]
     for title, page, model in MODELS:
         tables = SectionReference({page: [(model, ())]}).format_sections(page)
-        parts.append(f"## {title}\n\n" + tables.replace("\n## ", "\n### ").replace("## ", "### ", 1))
+        parts.append(
+            f"## {title}\n\n" + tables.replace("\n## ", "\n### ").replace("## ", "### ", 1)
+        )
     return "\n\n".join(parts) + "\n"

@@ -56,7 +56,9 @@ def to_page(path: str) -> str:
 
 
 def read_readme(path: str) -> str:
-    """Return a README with its links pointing to pages; links to files that are no page become their names."""
+    """Return a README with its links pointing to pages; links to files that are no page become
+    their names.
+    """
     folder = PurePosixPath(path).parent
 
     def rewrite_link(match: re.Match[str]) -> str:
@@ -65,7 +67,11 @@ def read_readme(path: str) -> str:
             return match[0]
         file, mark, anchor = target.partition("#")
         found = resolve_path(folder / file)
-        return f"[{title}]({to_page(found).removeprefix('in-depth/')}{mark}{anchor})" if found in READMES else title
+        return (
+            f"[{title}]({to_page(found).removeprefix('in-depth/')}{mark}{anchor})"
+            if found in READMES
+            else title
+        )
 
     return re.sub(r"\[([^\]]+)\]\(([^)\s]+)\)", rewrite_link, (ROOT / path).read_text())
 

@@ -36,7 +36,9 @@ def build_schema(name: str) -> dict[str, Any]:
     Returns:
         A schema that rejects keys without a description.
     """
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema"} | OUTPUTS[name].model_json_schema()
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema"} | OUTPUTS[
+        name
+    ].model_json_schema()
 
 
 def iter_schemas() -> Iterator[tuple[str, str]]:
@@ -49,6 +51,11 @@ def format_page() -> str:
     """Return the page."""
     parts = [HEAD]
     for name, model in OUTPUTS.items():
-        tables = SectionReference({name: [(model, ())]}).format_sections(name).replace("\n## ", "\n### ")
-        parts.append(f"## {name}\n\nIts JSON Schema is `{name}.schema.json` in the folder of this page.\n\n#{tables}")
+        tables = (
+            SectionReference({name: [(model, ())]}).format_sections(name).replace("\n## ", "\n### ")
+        )
+        parts.append(
+            f"## {name}\n\nIts JSON Schema is `{name}.schema.json` in the folder of this "
+            f"page.\n\n#{tables}"
+        )
     return "\n\n".join(parts) + "\n"

@@ -11,17 +11,26 @@ def format_code(text: object) -> str:
 
 
 def format_text(text: str) -> str:
-    """Return prose of a docstring or a field's description as Markdown of one line; `code` in it stays code."""
+    """Return prose of a docstring or a field's description as Markdown of one line; `code` in it
+    stays code.
+    """
     parts = re.split(r"(`[^`]*`)", " ".join(text.split()))
-    escaped = (part if part.startswith("`") else re.sub(r"([\\*_<>\[\]{}])", r"\\\1", part) for part in parts)
+    escaped = (
+        part if part.startswith("`") else re.sub(r"([\\*_<>\[\]{}])", r"\\\1", part)
+        for part in parts
+    )
     return "".join(escaped).replace("|", "\\|")
 
 
 def format_docstring(text: str | None) -> str:
-    """Return the paragraphs of a docstring as Markdown; indented parts, such as attributes, become code."""
+    """Return the paragraphs of a docstring as Markdown; indented parts, such as attributes,
+    become code.
+    """
     paragraphs = re.split(r"\n\s*\n", (text or "").strip())
     return "\n\n".join(
-        f"```text\n{paragraph}\n```" if re.search(r"^\s{4,}\S", paragraph, re.MULTILINE) else format_text(paragraph)
+        f"```text\n{paragraph}\n```"
+        if re.search(r"^\s{4,}\S", paragraph, re.MULTILINE)
+        else format_text(paragraph)
         for paragraph in paragraphs
     )
 

@@ -1,4 +1,5 @@
-"""An extractor of text from HTML, to copy and change. Run this file to test it: python my_extractors.py
+"""An extractor of text from HTML, to copy and change. Run this file to test it: python
+my_extractors.py
 
 data:
   extract:
@@ -12,7 +13,7 @@ import re
 
 from pydantic import Field
 
-from data_pipeline.extract.python_extractor import PythonExtractor
+from llmsys.data_pipeline.extract.python_extractor import PythonExtractor
 
 PARAGRAPH = re.compile(r"<p\b[^>]*>(.*?)</p>", re.DOTALL | re.IGNORECASE)
 TAG = re.compile(r"<[^>]*>")
@@ -25,10 +26,14 @@ class Paragraphs(PythonExtractor):
 
     def extract(self, html: str) -> str:
         """Return the text of a page."""
-        found = [" ".join(entities.unescape(TAG.sub("", one)).split()) for one in PARAGRAPH.findall(html)]
+        found = [
+            " ".join(entities.unescape(TAG.sub("", one)).split()) for one in PARAGRAPH.findall(html)
+        ]
         return "\n\n".join(one for one in found if len(one) >= self.min_characters)
 
 
 if __name__ == "__main__":
-    assert Paragraphs().extract("<h1>Title</h1><p>One <b>line</b> &amp; more</p>") == "One line & more"
+    assert (
+        Paragraphs().extract("<h1>Title</h1><p>One <b>line</b> &amp; more</p>") == "One line & more"
+    )
     print("the extractor returns the text it should")

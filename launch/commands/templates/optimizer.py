@@ -21,7 +21,9 @@ class SignMomentum(PythonOptimizer):
 
     beta: float = Field(0.95, ge=0, lt=1, description="Decay rate of the momentum, per step.")
 
-    def compute_update(self, gradient: Tensor, moments: Sequence[Tensor], step: int, learning_rate: float) -> Tensor:
+    def compute_update(
+        self, gradient: Tensor, moments: Sequence[Tensor], step: int, learning_rate: float
+    ) -> Tensor:
         """Return the change to subtract from a parameter; the moments are updated in place."""
         (momentum,) = moments
         momentum.mul_(self.beta).add_(gradient * (1 - self.beta))

@@ -13,7 +13,7 @@ from typing import BinaryIO
 
 from pydantic import Field
 
-from data_pipeline.readers.python_reader import Document, PythonReader, check_python_reader
+from llmsys.data_pipeline.readers.python_reader import Document, PythonReader, check_python_reader
 
 MESSAGE = re.compile(rb"^From .*\n", re.MULTILINE)
 
@@ -30,7 +30,9 @@ class Mailbox(PythonReader):
             body = message.get_payload(decode=True)
             text = body.decode("utf-8", "replace").strip() if isinstance(body, bytes) else ""
             if len(text) >= self.min_characters:
-                yield Document(text=text, id=message.get("Message-ID", ""), date=message.get("Date", ""))
+                yield Document(
+                    text=text, id=message.get("Message-ID", ""), date=message.get("Date", "")
+                )
 
 
 if __name__ == "__main__":

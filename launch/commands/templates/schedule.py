@@ -1,4 +1,5 @@
-"""A schedule of the learning rate, to copy and change. Run this file to see it: python my_schedule.py
+"""A schedule of the learning rate, to copy and change. Run this file to see it: python
+my_schedule.py
 
 schedule:
   kind: python

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from pydantic import Field
 
-from llmsys.config.python_tokenizer import PythonTokenizer, check_python_tokenizer
+from llmsys.vocabulary.python_tokenizer import PythonTokenizer, check_python_tokenizer
 
 
 class Bytes(PythonTokenizer):

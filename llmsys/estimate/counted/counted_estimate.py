@@ -1,6 +1,8 @@
-"""Estimate a model type that is counted and not trained: parameters, operations, and bytes of its weights.
+"""Estimate a model type that is counted and not trained: parameters, operations, and bytes of its
+weights.
 
-Reads a config.json of Hugging Face. Time, memory of a step and cost need a model that llmsys can build.
+Reads a config.json of Hugging Face. Time, memory of a step and cost need a model that llmsys can
+build.
 """
 
 from collections.abc import Iterator
@@ -8,20 +10,21 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from llmsys.config.hugging_face.config_json import ConfigJsonReader
-from llmsys.config.hugging_face.read_config_json import COUNTED_TYPES, parse_json
-from llmsys.config.hugging_face.shared_fields import check_common_keys
 from llmsys.estimate.counted.counted_model import TABLES, CountedModel, count_active_elements
 from llmsys.estimate.counted.families import COUNTED_FAMILIES, EVERYWHERE
 from llmsys.estimate.model_tensors import ActiveParameters
 from llmsys.estimate.summary_table import format_count, format_gib
+from llmsys.hugging_face.config_json import ConfigJsonReader
+from llmsys.hugging_face.read_config_json import COUNTED_TYPES, parse_json
+from llmsys.hugging_face.shared_fields import check_common_keys
 
 # Bits of a stored weight. int8 and int4 are without the scales of their blocks.
 WEIGHT_BITS = {"fp32": 32, "bf16": 16, "fp8": 8, "int8": 8, "int4": 4}
 
 
 def find_counted_config(config: str) -> tuple[Path, dict[str, Any]] | None:
-    """Return the file and the values of a config.json whose model type is counted and not trained; None for others.
+    """Return the file and the values of a config.json whose model type is counted and not trained;
+    None for others.
 
     Args:
         config: what the command line names.
@@ -63,7 +66,9 @@ def build_counted_model(values: dict[str, Any], source: str) -> CountedModel:
     return model
 
 
-def estimate_counted_model(model: CountedModel, sequences: int, length: int, target: int | None) -> dict[str, Any]:
+def estimate_counted_model(
+    model: CountedModel, sequences: int, length: int, target: int | None
+) -> dict[str, Any]:
     """Estimate parameters, operations and bytes of weights as nested plain values.
 
     Args:
@@ -101,11 +106,15 @@ def estimate_counted_model(model: CountedModel, sequences: int, length: int, tar
         "weights_bytes": {name: (total * bits + 7) // 8 for name, bits in WEIGHT_BITS.items()},
         "memory": None,
         "run": None,
-        "unknown": dict.fromkeys(("time", "money", "energy"), f"{model.model_type} is counted and not built by llmsys"),
+        "unknown": dict.fromkeys(
+            ("time", "money", "energy"), f"{model.model_type} is counted and not built by llmsys"
+        ),
     }
 
 
-def _build_flops_section(model: CountedModel, sequences: int, length: int, source: int) -> dict[str, Any]:
+def _build_flops_section(
+    model: CountedModel, sequences: int, length: int, source: int
+) -> dict[str, Any]:
     linear = model.count_linear_flops(sequences * length, sequences * source)
     scan = model.scan * sequences * length
     conventions = {}
@@ -143,7 +152,9 @@ def list_counted_tensors(model: CountedModel) -> list[dict[str, Any]]:
     ]
 
 
-def format_counted_estimate(result: dict[str, Any], tensors: list[dict[str, Any]] | None = None) -> str:
+def format_counted_estimate(
+    result: dict[str, Any], tensors: list[dict[str, Any]] | None = None
+) -> str:
     """Format the estimate of a counted model for people.
 
     Args:

@@ -1,8 +1,11 @@
-"""A model as its parameter tensors, its attention and its state-space scans, which is all that counts need.
+"""A model as its parameter tensors, its attention and its state-space scans, which is all that
+counts need.
 
 Invariants:
-- Parameters are those that transformers' class of the model type has; tied weights once, buffers not at all.
-- Operations of matmuls are those of PyTorch's FlopCounterMode in eager attention, where attention is over all of s².
+- Parameters are those that transformers' class of the model type has; tied weights once, buffers
+  not at all.
+- Operations of matmuls are those of PyTorch's FlopCounterMode in eager attention, where attention
+  is over all of s².
 """
 
 from collections.abc import Iterable, Iterator
@@ -22,7 +25,8 @@ class AttentionTerm:
     Attributes:
         layers: number of such layers.
         width: heads times the channels of a key and of a value.
-        keys: `causal` and `both` are self-attention, in the encoder of an encoder-decoder for `source`.
+        keys: `causal` and `both` are self-attention, in the encoder of an encoder-decoder for
+            `source`.
         window: positions that a query sees, itself included; None: all.
     """
 
@@ -32,7 +36,9 @@ class AttentionTerm:
     window: int | None = None
 
     def count_products(self, length: int, source: int, *, full: bool) -> int:
-        """Return the multiplications for one sequence: over all pairs, or over those that are visible."""
+        """Return the multiplications for one sequence: over all pairs, or over those that are
+        visible.
+        """
         if self.keys == "cross":
             return self.layers * self.width * length * source
         if self.keys == "source":
@@ -51,7 +57,8 @@ class CountedModel:
         model_type: as in config.json.
         rows: parameter tensors, tied ones once.
         attention: what grows with the square of the length.
-        tied_head: elements of the embedding that multiply as the head; 0 where the head has a matrix of its own.
+        tied_head: elements of the embedding that multiply as the head; 0 where the head has a
+            matrix of its own.
         experts: routed experts of a layer.
         visits: routed experts that a token uses.
         scan: operations of the recurrence for one token, over all layers; see `count_scan`.
@@ -77,7 +84,11 @@ class CountedModel:
             source_tokens: tokens of the encoder.
         """
         vectors = {"token": tokens, "source": source_tokens, "visit": tokens * self.visits}
-        matrices = sum(row.elements_per_vector * vectors[row.input] for row in self.rows if row.input is not None)
+        matrices = sum(
+            row.elements_per_vector * vectors[row.input]
+            for row in self.rows
+            if row.input is not None
+        )
         return 2 * (matrices + tokens * self.tied_head)
 
     def count_attention_flops(self, length: int, source: int, *, full: bool) -> int:
@@ -86,13 +97,14 @@ class CountedModel:
 
 
 def count_scan(elements: int, kind: Literal["selective", "dual", "delta"]) -> int:
-    """Return the operations of a recurrence for one token, in its recurrent form, which no kernel undercuts.
+    """Return the operations of a recurrence for one token, in its recurrent form, which no kernel
+    undercuts.
 
     Args:
         elements: numbers in the state of one layer.
-        kind: selective: Mamba's scan (9 per element: the decay, the input, the sum and the read-out); dual: Mamba-2's
-            with one decay per head (7, as Megatron counts); delta: the gated delta rule (7: decay, two products with
-            the state, one outer product).
+        kind: selective: Mamba's scan (9 per element: the decay, the input, the sum and the
+            read-out); dual: Mamba-2's with one decay per head (7, as Megatron counts); delta: the
+            gated delta rule (7: decay, two products with the state, one outer product).
 
     Returns:
         Operations of the forward pass.

@@ -1,9 +1,9 @@
-"""Decoders with attention in every layer, and mT5: gemma, phi3, olmo3, starcoder2, granite, cohere, ministral.
+"""Decoders with attention in every layer, and mT5: gemma, phi3, olmo3, starcoder2, granite, cohere,
+ministral.
 
 Each `build_` function takes a reader whose defaults are those of transformers' config class.
 """
 
-from llmsys.config.hugging_face.config_json import ConfigJsonReader
 from llmsys.config.module_tensors import Component, ParameterTensor, iter_linear_parameters
 from llmsys.estimate.counted.counted_model import AttentionTerm, CountedModel, place_rows
 from llmsys.estimate.counted.layer_parts import (
@@ -14,6 +14,7 @@ from llmsys.estimate.counted.layer_parts import (
     iter_norm,
 )
 from llmsys.estimate.counted.sizes import read_heads, read_layer_windows, read_size
+from llmsys.hugging_face.config_json import ConfigJsonReader
 
 
 def build_decoder(
@@ -37,7 +38,8 @@ def build_decoder(
         mlp_bias: the feed-forward has biases.
         attention_bias: all four projections have biases.
         qk_norm: norms of queries and keys, see `AttentionSizes`.
-        default_pattern: every n-th layer sees everything where `layer_types` is missing; 0: windows in all or none.
+        default_pattern: every n-th layer sees everything where `layer_types` is missing; 0: windows
+            in all or none.
 
     Returns:
         The model.
@@ -48,18 +50,30 @@ def build_decoder(
     block = [
         *iter_attention("layers.{i}.self_attn", sizes),
         *iter_feed_forward(
-            "layers.{i}.mlp", hidden, read_size(fields, "intermediate_size"), gated=gated, bias=mlp_bias
+            "layers.{i}.mlp",
+            hidden,
+            read_size(fields, "intermediate_size"),
+            gated=gated,
+            bias=mlp_bias,
         ),
-        *(row for name in norms for row in iter_norm(f"layers.{{i}}.{name}", hidden, bias=norm_bias)),
+        *(
+            row
+            for name in norms
+            for row in iter_norm(f"layers.{{i}}.{name}", hidden, bias=norm_bias)
+        ),
     ]
     vocabulary, tied = read_size(fields, "vocab_size"), fields.read_bool("tie_word_embeddings")
     rows = [*iter_tables(vocabulary, hidden, tied=tied), *place_rows(block, range(layers))]
     rows += iter_norm("norm", hidden, bias=norm_bias)
     windows = read_layer_windows(fields, layers, default_pattern)
-    terms = tuple(AttentionTerm(count, sizes.products, window=window) for window, count in windows.items())
+    terms = tuple(
+        AttentionTerm(count, sizes.products, window=window) for window, count in windows.items()
+    )
     longest = fields.read_optional_int("max_position_embeddings")
     name = str(fields.values["model_type"])
-    return CountedModel(name, tuple(rows), terms, vocabulary * hidden if tied else 0, longest=longest)
+    return CountedModel(
+        name, tuple(rows), terms, vocabulary * hidden if tied else 0, longest=longest
+    )
 
 
 def iter_tables(vocabulary: int, hidden: int, *, tied: bool) -> Rows:
@@ -75,15 +89,21 @@ def build_gemma(fields: ConfigJsonReader) -> CountedModel:
 
 
 def build_phi3(fields: ConfigJsonReader) -> CountedModel:
-    """Return Phi-3 and Phi-4, whose queries, keys and values are one matrix, and gate and up another."""
+    """Return Phi-3 and Phi-4, whose queries, keys and values are one matrix, and gate and up
+    another.
+    """
     return build_decoder(fields)
 
 
 def build_olmo3(fields: ConfigJsonReader) -> CountedModel:
-    """Return OLMo 3: norms after each branch and over all query and key channels, windows in three of four layers."""
+    """Return OLMo 3: norms after each branch and over all query and key channels, windows in
+    three of four layers.
+    """
     bias = fields.read_bool("attention_bias")
     after = ("post_attention_layernorm", "post_feedforward_layernorm")
-    return build_decoder(fields, norms=after, attention_bias=bias, qk_norm="full", default_pattern=4)
+    return build_decoder(
+        fields, norms=after, attention_bias=bias, qk_norm="full", default_pattern=4
+    )
 
 
 def build_starcoder2(fields: ConfigJsonReader) -> CountedModel:
@@ -95,12 +115,16 @@ def build_starcoder2(fields: ConfigJsonReader) -> CountedModel:
 def build_granite(fields: ConfigJsonReader) -> CountedModel:
     """Return Granite 3, whose four multipliers are no parameters."""
     return build_decoder(
-        fields, mlp_bias=fields.read_bool("mlp_bias"), attention_bias=fields.read_bool("attention_bias")
+        fields,
+        mlp_bias=fields.read_bool("mlp_bias"),
+        attention_bias=fields.read_bool("attention_bias"),
     )
 
 
 def build_cohere(fields: ConfigJsonReader) -> CountedModel:
-    """Return Command R: one norm for parallel branches, and in Command R+ norms of each head's queries and keys."""
+    """Return Command R: one norm for parallel branches, and in Command R+ norms of each head's
+    queries and keys.
+    """
     norm = "per_head" if fields.read_bool("use_qk_norm") else "none"
     bias = fields.read_bool("attention_bias")
     return build_decoder(fields, norms=("input_layernorm",), attention_bias=bias, qk_norm=norm)
@@ -125,10 +149,14 @@ def build_mt5(fields: ConfigJsonReader) -> CountedModel:
     gated = fields.read_str("feed_forward_proj").startswith("gated-")
     wide, buckets = read_size(fields, "d_ff"), read_size(fields, "relative_attention_num_buckets")
     fields.ignore_keys("tie_word_embeddings")
-    rows = [ParameterTensor("shared.weight", (read_size(fields, "vocab_size"), hidden), "embedding")]
+    rows = [
+        ParameterTensor("shared.weight", (read_size(fields, "vocab_size"), hidden), "embedding")
+    ]
     for stack, layers in (("encoder", encoder), ("decoder", decoder)):
         own: Component = "attention"
-        rows.append(ParameterTensor(f"{stack}.relative_attention_bias.weight", (buckets, heads), own))
+        rows.append(
+            ParameterTensor(f"{stack}.relative_attention_bias.weight", (buckets, heads), own)
+        )
         parts = ("attention",) if stack == "encoder" else ("attention", "cross_attention")
         tokens = "source" if stack == "encoder" else "token"
         block: list[ParameterTensor] = []

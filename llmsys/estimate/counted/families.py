@@ -1,19 +1,23 @@
-"""The model types that are counted and not trained, with the defaults of transformers' config classes.
+"""The model types that are counted and not trained, with the defaults of transformers' config
+classes.
 
-Keys that are listed as ignored change the computation of a token, and neither parameters nor matmuls.
+Keys that are listed as ignored change the computation of a token, and neither parameters nor
+matmuls.
 """
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from llmsys.config.hugging_face.config_json import ConfigJsonReader
 from llmsys.estimate.counted import dense_families as dense
 from llmsys.estimate.counted import hybrid_families as hybrid
 from llmsys.estimate.counted.counted_model import CountedModel
+from llmsys.hugging_face.config_json import ConfigJsonReader
 
 
 class CountedFamily(NamedTuple):
-    """One model type: its counts, the defaults that they need, and its keys that do not change them."""
+    """One model type: its counts, the defaults that they need, and its keys that do not change
+    them.
+    """
 
     build: Callable[[ConfigJsonReader], CountedModel]
     defaults: dict[str, Any]
@@ -21,7 +25,8 @@ class CountedFamily(NamedTuple):
 
 
 _DECODER = {
-    "num_key_value_heads": None, "head_dim": None, "tie_word_embeddings": False, "attention_bias": False,
+    "num_key_value_heads": None, "head_dim": None, "tie_word_embeddings": False,
+    "attention_bias": False,
     "max_position_embeddings": 2048, "sliding_window": None, "layer_types": None,
 }  # fmt: skip
 _LLAMA = _DECODER | {
@@ -32,7 +37,11 @@ _COHERE = _DECODER | {
     "vocab_size": 256000, "hidden_size": 8192, "intermediate_size": 22528, "num_hidden_layers": 40,
     "num_attention_heads": 64, "max_position_embeddings": 8192, "tie_word_embeddings": True,
 }  # fmt: skip
-_MISTRAL = _LLAMA | {"intermediate_size": 14336, "num_key_value_heads": 8, "max_position_embeddings": 131072}
+_MISTRAL = _LLAMA | {
+    "intermediate_size": 14336,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131072,
+}
 _MULTIPLIERS = "embedding_multiplier logits_scaling residual_multiplier attention_multiplier"
 _MAMBA = "time_step_min time_step_max time_step_floor rescale_prenorm_residual residual_in_fp32 "
 
@@ -40,8 +49,10 @@ COUNTED_FAMILIES: dict[str, CountedFamily] = {
     "gemma": CountedFamily(
         dense.build_gemma,
         _DECODER | {
-            "vocab_size": 256000, "hidden_size": 3072, "intermediate_size": 24576, "num_hidden_layers": 28,
-            "num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": 256, "max_position_embeddings": 8192,
+            "vocab_size": 256000, "hidden_size": 3072, "intermediate_size": 24576,
+            "num_hidden_layers": 28,
+            "num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": 256,
+            "max_position_embeddings": 8192,
             "tie_word_embeddings": True,
         },
         "hidden_activation use_bidirectional_attention",
@@ -49,33 +60,39 @@ COUNTED_FAMILIES: dict[str, CountedFamily] = {
     "phi3": CountedFamily(
         dense.build_phi3,
         _LLAMA | {
-            "vocab_size": 32064, "hidden_size": 3072, "intermediate_size": 8192, "max_position_embeddings": 4096,
+            "vocab_size": 32064, "hidden_size": 3072, "intermediate_size": 8192,
+            "max_position_embeddings": 4096,
         },
         "original_max_position_embeddings resid_pdrop embd_pdrop",
     ),
-    "olmo3": CountedFamily(dense.build_olmo3, _LLAMA | {"vocab_size": 50304, "sliding_window": 4096}),
+    "olmo3": CountedFamily(dense.build_olmo3, _LLAMA | {"vocab_size": 50304,
+        "sliding_window": 4096}),
     "starcoder2": CountedFamily(
         dense.build_starcoder2,
         _DECODER | {
-            "vocab_size": 49152, "hidden_size": 3072, "intermediate_size": 12288, "num_hidden_layers": 30,
+            "vocab_size": 49152, "hidden_size": 3072, "intermediate_size": 12288,
+            "num_hidden_layers": 30,
             "num_attention_heads": 24, "num_key_value_heads": 2, "max_position_embeddings": 4096,
             "tie_word_embeddings": True, "use_bias": True,
         },
         "norm_epsilon norm_type residual_dropout embedding_dropout mlp_type",
     ),
     "granite": CountedFamily(dense.build_granite, _LLAMA | {"mlp_bias": False}, _MULTIPLIERS),
-    "cohere": CountedFamily(dense.build_cohere, _COHERE | {"use_qk_norm": False}, "logit_scale layer_norm_eps"),
+    "cohere": CountedFamily(dense.build_cohere, _COHERE | {"use_qk_norm": False},
+        "logit_scale layer_norm_eps"),
     "cohere2": CountedFamily(
         dense.build_cohere2,
         _COHERE | {"sliding_window": 4096},
-        "logit_scale layer_norm_eps sliding_window_pattern order_of_interleaved_layers position_embedding_type "
-        "rotary_pct use_embedding_sharing use_gated_activation use_parallel_block use_parallel_embedding",
+        "logit_scale layer_norm_eps sliding_window_pattern order_of_interleaved_layers "
+        "position_embedding_type rotary_pct use_embedding_sharing use_gated_activation "
+        "use_parallel_block use_parallel_embedding",
     ),
     "ministral": CountedFamily(dense.build_ministral, _MISTRAL | {"sliding_window": 4096}),
     "ministral3": CountedFamily(
         dense.build_ministral,
         _MISTRAL | {
-            "vocab_size": 131072, "num_hidden_layers": 34, "head_dim": 128, "max_position_embeddings": 262144,
+            "vocab_size": 131072, "num_hidden_layers": 34, "head_dim": 128,
+            "max_position_embeddings": 262144,
         },
     ),
     "mt5": CountedFamily(
@@ -85,48 +102,59 @@ COUNTED_FAMILIES: dict[str, CountedFamily] = {
             "num_decoder_layers": None, "num_heads": 6, "relative_attention_num_buckets": 32,
             "feed_forward_proj": "gated-gelu",
         },
-        "relative_attention_max_distance dropout_rate layer_norm_epsilon initializer_factor is_decoder is_gated_act "
-        "dense_act_fn n_positions scale_decoder_outputs",
+        "relative_attention_max_distance dropout_rate layer_norm_epsilon initializer_factor "
+        "is_decoder is_gated_act dense_act_fn n_positions scale_decoder_outputs",
     ),
     "mamba": CountedFamily(
         hybrid.build_mamba,
         {
-            "vocab_size": 50280, "hidden_size": 768, "state_size": 16, "num_hidden_layers": 32, "expand": 2,
+            "vocab_size": 50280, "hidden_size": 768, "state_size": 16, "num_hidden_layers": 32,
+            "expand": 2,
             "conv_kernel": 4, "use_bias": False, "use_conv_bias": True, "time_step_rank": "auto",
             "tie_word_embeddings": True,
         },
-        _MAMBA + "layer_norm_epsilon time_step_scale time_step_init_scheme use_mambapy use_associative_scan "
-        "intermediate_size d_inner d_model n_layer ssm_cfg fused_add_norm rms_norm pad_vocab_size_multiple",
+        _MAMBA + "layer_norm_epsilon time_step_scale time_step_init_scheme use_mambapy "
+        "use_associative_scan intermediate_size d_inner d_model n_layer ssm_cfg "
+        "fused_add_norm rms_norm pad_vocab_size_multiple",
     ),
     "mamba2": CountedFamily(
         hybrid.build_mamba2,
         {
-            "num_heads": 128, "head_dim": 64, "vocab_size": 32768, "hidden_size": 4096, "state_size": 128,
-            "num_hidden_layers": 64, "expand": 2, "conv_kernel": 4, "n_groups": 8, "use_bias": False,
+            "num_heads": 128, "head_dim": 64, "vocab_size": 32768, "hidden_size": 4096,
+            "state_size": 128,
+            "num_hidden_layers": 64, "expand": 2, "conv_kernel": 4, "n_groups": 8,
+            "use_bias": False,
             "use_conv_bias": True, "tie_word_embeddings": False,
         },
-        _MAMBA + "layer_norm_epsilon time_step_rank time_step_limit chunk_size norm_before_gate rms_norm",
+        _MAMBA + ("layer_norm_epsilon time_step_rank time_step_limit chunk_size norm_before_gate "
+        "rms_norm"),
     ),
     "jamba": CountedFamily(
         hybrid.build_jamba,
         _DECODER | {
-            "vocab_size": 65536, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+            "vocab_size": 65536, "hidden_size": 4096, "intermediate_size": 14336,
+            "num_hidden_layers": 32,
             "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 262144,
-            "num_experts_per_tok": 2, "num_experts": 16, "expert_layer_period": 2, "expert_layer_offset": 1,
+            "num_experts_per_tok": 2, "num_experts": 16, "expert_layer_period": 2,
+            "expert_layer_offset": 1,
             "attn_layer_period": 8, "attn_layer_offset": 4, "mamba_d_state": 16, "mamba_d_conv": 4,
-            "mamba_expand": 2, "mamba_dt_rank": "auto", "mamba_conv_bias": True, "mamba_proj_bias": False,
+            "mamba_expand": 2, "mamba_dt_rank": "auto", "mamba_conv_bias": True,
+            "mamba_proj_bias": False,
         },
-        "use_mamba_kernels use_mambapy use_associative_scan num_logits_to_keep mamba_inner_layernorms "
-        "calc_logits_for_entire_prompt",
+        "use_mamba_kernels use_mambapy use_associative_scan num_logits_to_keep "
+        "mamba_inner_layernorms calc_logits_for_entire_prompt",
     ),
     "qwen3_next": CountedFamily(
         hybrid.build_qwen3_next,
         _DECODER | {
-            "vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 48,
-            "num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 256, "max_position_embeddings": 32768,
+            "vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 5632,
+            "num_hidden_layers": 48,
+            "num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 256,
+            "max_position_embeddings": 32768,
             "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
             "linear_num_key_heads": 16, "linear_num_value_heads": 32, "decoder_sparse_step": 1,
-            "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512, "num_experts_per_tok": 10,
+            "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512,
+            "num_experts_per_tok": 10,
             "num_experts": 512, "mlp_only_layers": None, "full_attention_interval": None,
         },
         "norm_topk_prob",
@@ -134,23 +162,29 @@ COUNTED_FAMILIES: dict[str, CountedFamily] = {
     "nemotron_h": CountedFamily(
         hybrid.build_nemotron_h,
         {
-            "vocab_size": 131072, "hidden_size": 4096, "layers_block_type": None, "layer_types": None,
+            "vocab_size": 131072, "hidden_size": 4096, "layers_block_type": None,
+            "layer_types": None,
             "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
-            "max_position_embeddings": 4096, "intermediate_size": 21504, "mlp_bias": False, "ssm_state_size": 128,
-            "mamba_num_heads": 128, "mamba_head_dim": 64, "n_groups": 8, "conv_kernel": 4, "use_conv_bias": True,
-            "n_routed_experts": 8, "moe_intermediate_size": 7688, "moe_shared_expert_intermediate_size": 7688,
+            "max_position_embeddings": 4096, "intermediate_size": 21504, "mlp_bias": False,
+            "ssm_state_size": 128,
+            "mamba_num_heads": 128, "mamba_head_dim": 64, "n_groups": 8, "conv_kernel": 4,
+            "use_conv_bias": True,
+            "n_routed_experts": 8, "moe_intermediate_size": 7688,
+            "moe_shared_expert_intermediate_size": 7688,
             "moe_latent_size": None, "num_experts_per_tok": 2, "use_bias": False,
         },
-        _MAMBA + "attention_bias mamba_proj_bias expand mlp_hidden_act mamba_hidden_act use_mamba_kernels "
-        "time_step_limit chunk_size mamba_ssm_cache_dtype n_shared_experts moe_shared_expert_overlap "
-        "routed_scaling_factor n_group topk_group norm_topk_prob num_nextn_predict_layers mtp_layers_block_type "
-        "layer_norm_epsilon hidden_dropout num_logits_to_keep sliding_window mamba_expand mamba_chunk_size "
-        "attention_head_dim norm_eps time_step_rank mamba_dt_min mamba_dt_max mamba_dt_limit mamba_dt_init_floor "
+        _MAMBA + "attention_bias mamba_proj_bias expand mlp_hidden_act mamba_hidden_act "
+        "use_mamba_kernels time_step_limit chunk_size mamba_ssm_cache_dtype n_shared_experts "
+        "moe_shared_expert_overlap routed_scaling_factor n_group topk_group norm_topk_prob "
+        "num_nextn_predict_layers mtp_layers_block_type layer_norm_epsilon hidden_dropout "
+        "num_logits_to_keep sliding_window mamba_expand mamba_chunk_size attention_head_dim "
+        "norm_eps time_step_rank mamba_dt_min mamba_dt_max mamba_dt_limit mamba_dt_init_floor "
         "is_mamba_tied mtp_hybrid_override_pattern",
     ),
 }  # fmt: skip
 # Keys of every type that change no count.
 EVERYWHERE = (
-    "hidden_act rms_norm_eps initializer_range rope_theta rope_scaling rope_parameters partial_rotary_factor "
-    "attention_dropout router_aux_loss_coef router_jitter_noise pretraining_tp"
+    "hidden_act rms_norm_eps initializer_range rope_theta rope_scaling rope_parameters "
+    "partial_rotary_factor attention_dropout router_aux_loss_coef router_jitter_noise "
+    "pretraining_tp"
 )

@@ -5,9 +5,13 @@ Each `build_` function takes a reader whose defaults are those of transformers' 
 
 import math
 
-from llmsys.config.hugging_face.config_json import ConfigJsonReader
 from llmsys.config.module_tensors import ParameterTensor, iter_linear_parameters
-from llmsys.estimate.counted.counted_model import AttentionTerm, CountedModel, count_scan, place_rows
+from llmsys.estimate.counted.counted_model import (
+    AttentionTerm,
+    CountedModel,
+    count_scan,
+    place_rows,
+)
 from llmsys.estimate.counted.dense_families import iter_tables
 from llmsys.estimate.counted.layer_parts import (
     AttentionSizes,
@@ -24,6 +28,7 @@ from llmsys.estimate.counted.layer_parts import (
     iter_selective_scan,
 )
 from llmsys.estimate.counted.sizes import read_heads, read_size
+from llmsys.hugging_face.config_json import ConfigJsonReader
 
 
 def _read_rank(fields: ConfigJsonReader, name: str, hidden: int) -> int:
@@ -42,7 +47,10 @@ def _read_tables(fields: ConfigJsonReader, hidden: int) -> tuple[list[ParameterT
 def build_mamba(fields: ConfigJsonReader) -> CountedModel:
     """Return Mamba: a norm and a selective scan in every layer."""
     hidden, layers = read_size(fields, "hidden_size"), read_size(fields, "num_hidden_layers")
-    inner, state = int(fields.read_positive_float("expand") * hidden), read_size(fields, "state_size")
+    inner, state = (
+        int(fields.read_positive_float("expand") * hidden),
+        read_size(fields, "state_size"),
+    )
     sizes = SelectiveScanSizes(
         hidden,
         inner,
@@ -55,15 +63,23 @@ def build_mamba(fields: ConfigJsonReader) -> CountedModel:
     rows, tied = _read_tables(fields, hidden)
     block = [*iter_norm("layers.{i}.norm", hidden), *iter_selective_scan("layers.{i}.mixer", sizes)]
     rows += [*place_rows(block, range(layers)), *iter_norm("norm_f", hidden)]
-    return CountedModel("mamba", tuple(rows), (), tied, scan=layers * count_scan(inner * state, "selective"))
+    return CountedModel(
+        "mamba", tuple(rows), (), tied, scan=layers * count_scan(inner * state, "selective")
+    )
 
 
 def build_mamba2(fields: ConfigJsonReader) -> CountedModel:
     """Return Mamba-2: a norm and a dual scan in every layer."""
     hidden, layers = read_size(fields, "hidden_size"), read_size(fields, "num_hidden_layers")
-    inner, heads = int(fields.read_positive_float("expand") * hidden), read_size(fields, "num_heads")
+    inner, heads = (
+        int(fields.read_positive_float("expand") * hidden),
+        read_size(fields, "num_heads"),
+    )
     if inner != heads * (width := read_size(fields, "head_dim")):
-        fields.add_violation("num_heads", f"{heads} heads of {width} channels are not expand × hidden_size = {inner}.")
+        fields.add_violation(
+            "num_heads",
+            f"{heads} heads of {width} channels are not expand × hidden_size = {inner}.",
+        )
     sizes = DualScanSizes(
         hidden,
         inner,
@@ -77,11 +93,15 @@ def build_mamba2(fields: ConfigJsonReader) -> CountedModel:
     rows, tied = _read_tables(fields, hidden)
     block = [*iter_norm("layers.{i}.norm", hidden), *iter_dual_scan("layers.{i}.mixer", sizes)]
     rows += [*place_rows(block, range(layers)), *iter_norm("norm_f", hidden)]
-    return CountedModel("mamba2", tuple(rows), (), tied, scan=layers * count_scan(inner * sizes.state, "dual"))
+    return CountedModel(
+        "mamba2", tuple(rows), (), tied, scan=layers * count_scan(inner * sizes.state, "dual")
+    )
 
 
 def build_jamba(fields: ConfigJsonReader) -> CountedModel:
-    """Return Jamba: one attention layer in each period, Mamba in the others, experts in every second layer."""
+    """Return Jamba: one attention layer in each period, Mamba in the others, experts in every
+    second layer.
+    """
     hidden, layers = read_size(fields, "hidden_size"), read_size(fields, "num_hidden_layers")
     heads, pairs, width = read_heads(fields, hidden)
     inner, state = read_size(fields, "mamba_expand") * hidden, read_size(fields, "mamba_d_state")
@@ -104,14 +124,19 @@ def build_jamba(fields: ConfigJsonReader) -> CountedModel:
         *iter_experts("layers.{i}.feed_forward", experts, hidden, wide),
     ]
     rows, tied = _read_tables(fields, hidden)
-    norms = [row for name in ("input", "pre_ff") for row in iter_norm(f"layers.{{i}}.{name}_layernorm", hidden)]
+    norms = [
+        row
+        for name in ("input", "pre_ff")
+        for row in iter_norm(f"layers.{{i}}.{name}_layernorm", hidden)
+    ]
     mamba = [layer for layer in range(layers) if layer not in attends]
     rows += [
         *place_rows(iter_attention("layers.{i}.self_attn", attention), attends),
         *place_rows(iter_selective_scan("layers.{i}.mamba", scan), mamba),
         *place_rows(mixture, sparse),
         *place_rows(
-            iter_feed_forward("layers.{i}.feed_forward", hidden, wide), [i for i in range(layers) if i not in sparse]
+            iter_feed_forward("layers.{i}.feed_forward", hidden, wide),
+            [i for i in range(layers) if i not in sparse],
         ),
         *place_rows(norms, range(layers)),
         *iter_norm("final_layernorm", hidden),
@@ -125,14 +150,21 @@ def build_jamba(fields: ConfigJsonReader) -> CountedModel:
 
 def _select_layers(fields: ConfigJsonReader, layers: int, name: str) -> list[int]:
     """Return the layers at an offset in each period."""
-    period, offset = read_size(fields, f"{name}_layer_period"), fields.read_int(f"{name}_layer_offset")
+    period, offset = (
+        read_size(fields, f"{name}_layer_period"),
+        fields.read_int(f"{name}_layer_offset"),
+    )
     if not 0 <= offset < period:
-        fields.add_violation(f"{name}_layer_offset", f"{offset} is not below {name}_layer_period={period}.")
+        fields.add_violation(
+            f"{name}_layer_offset", f"{offset} is not below {name}_layer_period={period}."
+        )
     return [layer for layer in range(layers) if layer % period == offset]
 
 
 def build_qwen3_next(fields: ConfigJsonReader) -> CountedModel:
-    """Return Qwen3-Next: gated delta nets, gated attention in every fourth layer, experts with a shared one."""
+    """Return Qwen3-Next: gated delta nets, gated attention in every fourth layer, experts with a
+    shared one.
+    """
     hidden, layers = read_size(fields, "hidden_size"), read_size(fields, "num_hidden_layers")
     heads, pairs, width = read_heads(fields, hidden)
     bias = fields.read_bool("attention_bias")
@@ -159,13 +191,23 @@ def build_qwen3_next(fields: ConfigJsonReader) -> CountedModel:
     experts = max(1, experts)
     mixture = [
         *iter_router("layers.{i}.mlp", experts, hidden),
-        *iter_experts("layers.{i}.mlp", experts, hidden, read_size(fields, "moe_intermediate_size")),
-        *iter_feed_forward("layers.{i}.mlp.shared_expert", hidden, shared, component="shared_experts"),
-        *iter_linear_parameters("layers.{i}.mlp.shared_expert_gate", 1, hidden, False, "shared_experts"),
+        *iter_experts(
+            "layers.{i}.mlp", experts, hidden, read_size(fields, "moe_intermediate_size")
+        ),
+        *iter_feed_forward(
+            "layers.{i}.mlp.shared_expert", hidden, shared, component="shared_experts"
+        ),
+        *iter_linear_parameters(
+            "layers.{i}.mlp.shared_expert_gate", 1, hidden, False, "shared_experts"
+        ),
     ]
     dense = iter_feed_forward("layers.{i}.mlp", hidden, read_size(fields, "intermediate_size"))
     rows, tied = _read_tables(fields, hidden)
-    norms = [row for n in ("input", "post_attention") for row in iter_norm(f"layers.{{i}}.{n}_layernorm", hidden)]
+    norms = [
+        row
+        for n in ("input", "post_attention")
+        for row in iter_norm(f"layers.{{i}}.{n}_layernorm", hidden)
+    ]
     rows += [
         *place_rows(iter_attention("layers.{i}.self_attn", attention), attends),
         *place_rows(iter_delta_rule("layers.{i}.linear_attn", delta), recurs),
@@ -177,7 +219,10 @@ def build_qwen3_next(fields: ConfigJsonReader) -> CountedModel:
     terms = (AttentionTerm(len(attends), attention.products),)
     state = delta.value_heads * delta.key_width * delta.value_width
     work = len(recurs) * count_scan(state, "delta")
-    visits, longest = read_size(fields, "num_experts_per_tok"), fields.read_optional_int("max_position_embeddings")
+    visits, longest = (
+        read_size(fields, "num_experts_per_tok"),
+        fields.read_optional_int("max_position_embeddings"),
+    )
     return CountedModel("qwen3_next", tuple(rows), terms, tied, experts, visits, work, longest)
 
 
@@ -193,7 +238,9 @@ _NEMOTRON_KINDS = {
 
 
 def build_nemotron_h(fields: ConfigJsonReader) -> CountedModel:
-    """Return Nemotron-H: each layer is a norm and one of Mamba-2, attention, a feed-forward, or experts."""
+    """Return Nemotron-H: each layer is a norm and one of Mamba-2, attention, a feed-forward, or
+    experts.
+    """
     hidden = read_size(fields, "hidden_size")
     kinds = _read_nemotron_kinds(fields)
     heads, pairs, width = read_heads(fields, hidden)
@@ -211,7 +258,11 @@ def build_nemotron_h(fields: ConfigJsonReader) -> CountedModel:
     )
     mlp_bias = fields.read_bool("mlp_bias")
     dense = iter_feed_forward(
-        "layers.{i}.mixer", hidden, read_size(fields, "intermediate_size"), gated=False, bias=mlp_bias
+        "layers.{i}.mixer",
+        hidden,
+        read_size(fields, "intermediate_size"),
+        gated=False,
+        bias=mlp_bias,
     )
     experts = read_size(fields, "n_routed_experts", "num_local_experts")
     parts = {
@@ -224,26 +275,45 @@ def build_nemotron_h(fields: ConfigJsonReader) -> CountedModel:
     rows = list(iter_tables(read_size(fields, "vocab_size"), hidden, tied=False))
     for kind, block in parts.items():
         rows += place_rows(block, [i for i, one in enumerate(kinds) if one == kind])
-    rows += [*place_rows(iter_norm("layers.{i}.norm", hidden), range(len(kinds))), *iter_norm("norm_f", hidden)]
+    rows += [
+        *place_rows(iter_norm("layers.{i}.norm", hidden), range(len(kinds))),
+        *iter_norm("norm_f", hidden),
+    ]
     terms = (AttentionTerm(kinds.count("full_attention"), attention.products),)
     work = kinds.count("linear_attention") * count_scan(scan.inner * state, "dual")
-    visits, longest = read_size(fields, "num_experts_per_tok"), fields.read_optional_int("max_position_embeddings")
+    visits, longest = (
+        read_size(fields, "num_experts_per_tok"),
+        fields.read_optional_int("max_position_embeddings"),
+    )
     return CountedModel("nemotron_h", tuple(rows), terms, 0, experts, visits, work, longest)
 
 
-def _build_nemotron_mixture(fields: ConfigJsonReader, hidden: int, experts: int, bias: bool) -> list[ParameterTensor]:
-    shared, wide = (read_size(fields, f"moe_{name}intermediate_size") for name in ("shared_expert_", ""))
+def _build_nemotron_mixture(
+    fields: ConfigJsonReader, hidden: int, experts: int, bias: bool
+) -> list[ParameterTensor]:
+    shared, wide = (
+        read_size(fields, f"moe_{name}intermediate_size") for name in ("shared_expert_", "")
+    )
     latent = fields.read_optional_int("moe_latent_size")
     rows = [
         *iter_router("layers.{i}.mixer", experts, hidden),
         *iter_experts("layers.{i}.mixer", experts, latent or hidden, wide, gated=False),
         *iter_feed_forward(
-            "layers.{i}.mixer.shared_experts", hidden, shared, gated=False, bias=bias, component="shared_experts"
+            "layers.{i}.mixer.shared_experts",
+            hidden,
+            shared,
+            gated=False,
+            bias=bias,
+            component="shared_experts",
         ),
     ]
     if latent is not None:
-        rows += iter_linear_parameters("layers.{i}.mixer.fc1_latent_proj", latent, hidden, bias, "experts")
-        rows += iter_linear_parameters("layers.{i}.mixer.fc2_latent_proj", hidden, latent, bias, "experts")
+        rows += iter_linear_parameters(
+            "layers.{i}.mixer.fc1_latent_proj", latent, hidden, bias, "experts"
+        )
+        rows += iter_linear_parameters(
+            "layers.{i}.mixer.fc2_latent_proj", hidden, latent, bias, "experts"
+        )
     return rows
 
 
@@ -253,12 +323,22 @@ def _read_nemotron_kinds(fields: ConfigJsonReader) -> list[str]:
     words = fields.read_str_list("layers_block_type") or fields.read_str_list("layer_types")
     words = words or list(pattern if isinstance(pattern, str) else "ME*-")
     kinds = [_NEMOTRON_KINDS.get(word, word) for word in words]
-    _check_kinds(fields, "layers_block_type", kinds, ("linear_attention", "full_attention", "moe", "mlp"), len(kinds))
+    _check_kinds(
+        fields,
+        "layers_block_type",
+        kinds,
+        ("linear_attention", "full_attention", "moe", "mlp"),
+        len(kinds),
+    )
     return kinds
 
 
-def _check_kinds(fields: ConfigJsonReader, name: str, kinds: list[str], legal: tuple[str, ...], layers: int) -> None:
+def _check_kinds(
+    fields: ConfigJsonReader, name: str, kinds: list[str], legal: tuple[str, ...], layers: int
+) -> None:
     if len(kinds) != layers:
-        fields.add_violation(name, f"has {len(kinds)} entries for {layers} layers. Give one for each.")
+        fields.add_violation(
+            name, f"has {len(kinds)} entries for {layers} layers. Give one for each."
+        )
     for unknown in sorted({*kinds} - {*legal}):
         fields.add_violation(name, f"{unknown!r} is not supported. Use {' or '.join(legal)}.")

@@ -1,4 +1,6 @@
-"""Types of the object that `llmsys estimate --json` prints for a model type that is counted and not built."""
+"""Types of the object that `llmsys estimate --json` prints for a model type that is counted and
+not built.
+"""
 
 from typing import Any
 
@@ -20,7 +22,9 @@ class CountedParameters(Section):
 class CountedBatch(Section):
     """The batch of one step."""
 
-    sequence_length: int = Field(description="Tokens of a sequence; of an encoder-decoder those of the source.")
+    sequence_length: int = Field(
+        description="Tokens of a sequence; of an encoder-decoder those of the source."
+    )
     target_length: int | None = Field(description="Tokens of a target; null for all other models.")
     sequences: int = Field(description="Sequences of a step.")
     tokens: int = Field(description="Tokens of a step.")

@@ -1,4 +1,6 @@
-"""Parameter tensors of the parts of a block: attention, feed-forward, experts, norms, convolutions and scans."""
+"""Parameter tensors of the parts of a block: attention, feed-forward, experts, norms,
+convolutions and scans.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,7 +13,9 @@ Rows = Iterator[ParameterTensor]
 
 @dataclass(frozen=True)
 class AttentionSizes:
-    """Sizes of grouped-query attention. `gate`: queries come with as many channels that gate the output."""
+    """Sizes of grouped-query attention. `gate`: queries come with as many channels that gate the
+    output.
+    """
 
     hidden: int
     heads: int
@@ -33,8 +37,12 @@ def iter_attention(name: str, sizes: AttentionSizes) -> Rows:
     queries, pairs = sizes.heads * sizes.width, sizes.pairs * sizes.width
     outputs = {"q_proj": queries * (2 if sizes.gate else 1), "k_proj": pairs, "v_proj": pairs}
     for part, width in outputs.items():
-        yield from iter_linear_parameters(f"{name}.{part}", width, sizes.hidden, sizes.bias, "attention")
-    yield from iter_linear_parameters(f"{name}.o_proj", sizes.hidden, queries, sizes.output_bias, "attention")
+        yield from iter_linear_parameters(
+            f"{name}.{part}", width, sizes.hidden, sizes.bias, "attention"
+        )
+    yield from iter_linear_parameters(
+        f"{name}.o_proj", sizes.hidden, queries, sizes.output_bias, "attention"
+    )
     if sizes.qk_norm != "none":
         norms = {
             "head": ((sizes.width,), (sizes.width,)),
@@ -57,15 +65,23 @@ def iter_feed_forward(
 ) -> Rows:
     """Yield a dense feed-forward: three matrices, or two without a gate."""
     for part in ("gate_proj", "up_proj") if gated else ("up_proj",):
-        yield from iter_linear_parameters(f"{name}.{part}", width, hidden, bias, component, input_kind)
-    yield from iter_linear_parameters(f"{name}.down_proj", hidden, width, bias, component, input_kind)
+        yield from iter_linear_parameters(
+            f"{name}.{part}", width, hidden, bias, component, input_kind
+        )
+    yield from iter_linear_parameters(
+        f"{name}.down_proj", hidden, width, bias, component, input_kind
+    )
 
 
 def iter_experts(name: str, experts: int, hidden: int, width: int, *, gated: bool = True) -> Rows:
     """Yield the matrices of all experts, without biases."""
     up = 2 * width if gated else width
-    yield ParameterTensor(f"{name}.experts.up_proj", (experts, up, hidden), "experts", input="visit")
-    yield ParameterTensor(f"{name}.experts.down_proj", (experts, hidden, width), "experts", input="visit")
+    yield ParameterTensor(
+        f"{name}.experts.up_proj", (experts, up, hidden), "experts", input="visit"
+    )
+    yield ParameterTensor(
+        f"{name}.experts.down_proj", (experts, hidden, width), "experts", input="visit"
+    )
 
 
 def iter_router(name: str, experts: int, hidden: int) -> Rows:
@@ -89,7 +105,9 @@ def iter_convolution(name: str, channels: int, kernel: int, *, bias: bool) -> Ro
 
 @dataclass(frozen=True)
 class SelectiveScanSizes:
-    """Sizes of a Mamba mixer (Gu 2023). `norms`: time steps, inputs and outputs are normalized, as in Jamba."""
+    """Sizes of a Mamba mixer (Gu 2023). `norms`: time steps, inputs and outputs are normalized,
+    as in Jamba.
+    """
 
     hidden: int
     inner: int
@@ -107,10 +125,16 @@ def iter_selective_scan(name: str, sizes: SelectiveScanSizes) -> Rows:
     yield ParameterTensor(f"{name}.A_log", (inner, sizes.state), "recurrent")
     yield ParameterTensor(f"{name}.D", (inner,), "recurrent")
     yield from iter_convolution(f"{name}.conv1d", inner, sizes.kernel, bias=sizes.conv_bias)
-    yield from iter_linear_parameters(f"{name}.in_proj", 2 * inner, sizes.hidden, sizes.bias, "recurrent")
-    yield from iter_linear_parameters(f"{name}.x_proj", sizes.rank + 2 * sizes.state, inner, False, "recurrent")
+    yield from iter_linear_parameters(
+        f"{name}.in_proj", 2 * inner, sizes.hidden, sizes.bias, "recurrent"
+    )
+    yield from iter_linear_parameters(
+        f"{name}.x_proj", sizes.rank + 2 * sizes.state, inner, False, "recurrent"
+    )
     yield from iter_linear_parameters(f"{name}.dt_proj", inner, sizes.rank, True, "recurrent")
-    yield from iter_linear_parameters(f"{name}.out_proj", sizes.hidden, inner, sizes.bias, "recurrent")
+    yield from iter_linear_parameters(
+        f"{name}.out_proj", sizes.hidden, inner, sizes.bias, "recurrent"
+    )
     if sizes.norms:
         for part, width in (("dt", sizes.rank), ("b", sizes.state), ("c", sizes.state)):
             yield from iter_norm(f"{name}.{part}_layernorm", width)
@@ -137,9 +161,13 @@ def iter_dual_scan(name: str, sizes: DualScanSizes) -> Rows:
         yield ParameterTensor(f"{name}.{part}", (sizes.heads,), "recurrent")
     yield from iter_convolution(f"{name}.conv1d", channels, sizes.kernel, bias=sizes.conv_bias)
     width = sizes.inner + channels + sizes.heads
-    yield from iter_linear_parameters(f"{name}.in_proj", width, sizes.hidden, sizes.bias, "recurrent")
+    yield from iter_linear_parameters(
+        f"{name}.in_proj", width, sizes.hidden, sizes.bias, "recurrent"
+    )
     yield from iter_norm(f"{name}.norm", sizes.inner)
-    yield from iter_linear_parameters(f"{name}.out_proj", sizes.hidden, sizes.inner, sizes.bias, "recurrent")
+    yield from iter_linear_parameters(
+        f"{name}.out_proj", sizes.hidden, sizes.inner, sizes.bias, "recurrent"
+    )
 
 
 @dataclass(frozen=True)
@@ -160,7 +188,11 @@ def iter_delta_rule(name: str, sizes: DeltaRuleSizes) -> Rows:
     for part in ("dt_bias", "A_log"):
         yield ParameterTensor(f"{name}.{part}", (sizes.value_heads,), "recurrent")
     yield from iter_convolution(f"{name}.conv1d", 2 * keys + values, sizes.kernel, bias=False)
-    yield from iter_linear_parameters(f"{name}.in_proj_qkvz", 2 * keys + 2 * values, sizes.hidden, False, "recurrent")
-    yield from iter_linear_parameters(f"{name}.in_proj_ba", 2 * sizes.value_heads, sizes.hidden, False, "recurrent")
+    yield from iter_linear_parameters(
+        f"{name}.in_proj_qkvz", 2 * keys + 2 * values, sizes.hidden, False, "recurrent"
+    )
+    yield from iter_linear_parameters(
+        f"{name}.in_proj_ba", 2 * sizes.value_heads, sizes.hidden, False, "recurrent"
+    )
     yield from iter_norm(f"{name}.norm", sizes.value_width)
     yield from iter_linear_parameters(f"{name}.out_proj", sizes.hidden, values, False, "recurrent")

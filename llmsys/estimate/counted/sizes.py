@@ -1,6 +1,8 @@
-"""Sizes from a config.json, checked: whole numbers above 0 and below the largest that a tensor can have."""
+"""Sizes from a config.json, checked: whole numbers above 0 and below the largest that a tensor
+can have.
+"""
 
-from llmsys.config.hugging_face.config_json import ConfigJsonReader
+from llmsys.hugging_face.config_json import ConfigJsonReader
 
 # torch numbers the elements of a tensor with 63 bits.
 MAX_SIZE = 2**31
@@ -19,7 +21,9 @@ def read_size(fields: ConfigJsonReader, *names: str) -> int:
     value = fields.read_int(*names)
     if 1 <= value <= MAX_SIZE:
         return value
-    fields.add_violation(names[0], f"{value} is not a size. Use a whole number from 1 to {MAX_SIZE:,}.")
+    fields.add_violation(
+        names[0], f"{value} is not a size. Use a whole number from 1 to {MAX_SIZE:,}."
+    )
     return 1
 
 
@@ -37,19 +41,26 @@ def read_heads(fields: ConfigJsonReader, hidden: int) -> tuple[int, int, int]:
     pairs = fields.read_optional_int("num_key_value_heads") or heads
     width = fields.read_optional_int("head_dim") or hidden // heads
     if heads % pairs or pairs < 1:
-        fields.add_violation("num_key_value_heads", f"{pairs} does not divide num_attention_heads={heads}.")
+        fields.add_violation(
+            "num_key_value_heads", f"{pairs} does not divide num_attention_heads={heads}."
+        )
     if width < 1:
-        fields.add_violation("head_dim", f"hidden_size={hidden} has no channel for each of {heads} heads. Set it.")
+        fields.add_violation(
+            "head_dim", f"hidden_size={hidden} has no channel for each of {heads} heads. Set it."
+        )
     return heads, max(1, pairs), max(1, width)
 
 
-def read_layer_windows(fields: ConfigJsonReader, layers: int, default_pattern: int) -> dict[int | None, int]:
+def read_layer_windows(
+    fields: ConfigJsonReader, layers: int, default_pattern: int
+) -> dict[int | None, int]:
     """Return the number of layers for each attention window; None: they see everything.
 
     Args:
         fields: reader of the config.json.
         layers: number of layers.
-        default_pattern: every n-th layer sees everything where `layer_types` is missing; 0: all have the window.
+        default_pattern: every n-th layer sees everything where `layer_types` is missing; 0: all
+            have the window.
 
     Returns:
         Layers by window.
@@ -62,9 +73,13 @@ def read_layer_windows(fields: ConfigJsonReader, layers: int, default_pattern: i
         full = layers // pattern if pattern and window is not None else full
         kinds = ["full_attention"] * full + ["sliding_attention"] * (layers - full)
     if len(kinds) != layers:
-        fields.add_violation("layer_types", f"has {len(kinds)} entries for {layers} layers. Give one for each.")
+        fields.add_violation(
+            "layer_types", f"has {len(kinds)} entries for {layers} layers. Give one for each."
+        )
     for unknown in sorted({*kinds} - {"full_attention", "sliding_attention"}):
-        fields.add_violation("layer_types", f"{unknown!r} is not supported. Use full_attention or sliding_attention.")
+        fields.add_violation(
+            "layer_types", f"{unknown!r} is not supported. Use full_attention or sliding_attention."
+        )
     slides = kinds.count("sliding_attention") if window is not None else 0
     counts: dict[int | None, int] = {None: layers - slides}
     if slides:

@@ -1,7 +1,9 @@
-"""Count a config.json as transformers' class has it, where that class differs from the model llmsys builds from it.
+"""Count a config.json as transformers' class has it, where that class differs from the model llmsys
+builds from it.
 
-Marian keeps its sinusoids as two tables of parameters that are never trained. XLNet maps 2 s distances for each
-sequence on its own, where one row for each of the 2 s - 1 that exist is enough, and the segments only on request.
+Marian keeps its sinusoids as two tables of parameters that are never trained. XLNet maps 2 s
+distances for each sequence on its own, where one row for each of the 2 s - 1 that exist is enough,
+and the segments only on request.
 """
 
 from typing import Any
@@ -18,13 +20,16 @@ def match_transformers_class(result: dict[str, Any], config: RunConfig) -> dict[
         config: the config of the run.
 
     Returns:
-        The same values; `parameters.frozen` is added for Marian, and `full` and `hardware` operations differ for XLNet.
+        The same values; `parameters.frozen` is added for Marian, and `full` and `hardware`
+        operations differ for XLNet.
     """
     model = config.model
     if model.family == "encoder_decoder" and model.position.kind == "sinusoidal":
         tables = 2 * model.max_position_embeddings * model.hidden_size
         counts = result["parameters"]
-        parts = counts["by_component"] | {"positions": counts["by_component"].get("positions", 0) + tables}
+        parts = counts["by_component"] | {
+            "positions": counts["by_component"].get("positions", 0) + tables
+        }
         more = {"total": counts["total"] + tables, "frozen": tables, "by_component": parts}
         return result | {"parameters": counts | more}
     if model.position.kind == "transformer_xl" and model.head.kind == "permutation":
@@ -38,12 +43,14 @@ def _match_xlnet(flops: dict[str, Any], config: RunConfig) -> dict[str, Any]:
     sequences, width = config.batch.sequences_per_step, model.num_attention_heads * model.head_dim
     tokens, layers = sequences * length, model.num_hidden_layers
     matrix = 2 * layers * model.hidden_size * width
-    # One distance more for every query, and no products with segments, which only token_type_ids ask for.
+    # One distance more for every query, and no products with segments, which only token_type_ids
+    # ask for.
     scores = 2 * layers * width * tokens * (1 - model.position.segments)
     more = matrix * (2 * tokens - (2 * length - 1)) + scores
     # Sinusoids have no gradient.
     spared = matrix * 2 * tokens
-    count = count_flops(model, length, sequences, "full")  # of one stream: XLNet's second needs target_mapping
+    # of one stream: XLNet's second needs target_mapping
+    count = count_flops(model, length, sequences, "full")
     forward, attention = count.forward + more, count.attention + scores
     conventions = dict(flops["conventions"])
     repeated = conventions["hardware"]["forward_backward"] - conventions["full"]["forward_backward"]

@@ -10,7 +10,8 @@ from llmsys.config.run import RunConfig
 from llmsys.config.section import list_divisors
 from llmsys.estimate.plan.layout_candidate import LayoutCandidate, PlanTarget
 
-# Positions of each rank from which a plan tries a ring: below, messages outlast the products of a step.
+# Positions of each rank from which a plan tries a ring: below, messages outlast the products of a
+# step.
 MIN_RING_POSITIONS = 4096
 # Positions of each rank up to which a plan divides a sequence over ranks that exchange heads.
 MIN_CONTEXT_POSITIONS = 256
@@ -19,10 +20,12 @@ MIN_CONTEXT_POSITIONS = 256
 def iter_candidates(
     config: RunConfig, place: PlanTarget, engines: tuple[EngineConfig, ...]
 ) -> Iterator[LayoutCandidate]:
-    """Yield every combination of axes whose product is the number of devices, with the largest micro-batch of each.
+    """Yield every combination of axes whose product is the number of devices, with the largest
+    micro-batch of each.
 
-    `tensor` stays inside a machine, where its traffic belongs, and `pipeline` goes across machines, where others cost
-    more. Pipelines are under 1F1B; `search_layouts` tries the other schedule where they fit.
+    `tensor` stays inside a machine, where its traffic belongs, and `pipeline` goes across machines,
+    where others cost more. Pipelines are under 1F1B; `search_layouts` tries the other schedule
+    where they fit.
     """
     for engine in engines:
         for pipeline in list_pipelines(config, place, engine):
@@ -30,13 +33,19 @@ def iter_candidates(
 
 
 def list_pipelines(config: RunConfig, place: PlanTarget, engine: EngineConfig) -> list[int]:
-    """List the numbers of ranks of a pipeline to try, 1 first; 1 alone where the run cannot be pipelined."""
+    """List the numbers of ranks of a pipeline to try, 1 first; 1 alone where the run cannot be
+    pipelined.
+    """
     machines = place.cluster.devices // place.device.node_devices
     first, windows = ParallelLayout(pipeline=2), config.objective.uses_windows
     if (
         machines < 2
         or any(first.find_stage_violations(config.model))
-        or any(find_pipeline_violations(2, config.model, engine, config.train, config.generation, windows=windows))
+        or any(
+            find_pipeline_violations(
+                2, config.model, engine, config.train, config.generation, windows=windows
+            )
+        )
     ):
         return [1]
     return [ranks for ranks in list_divisors(machines) if ranks <= config.model.num_hidden_layers]
@@ -53,7 +62,10 @@ def _iter_stage_candidates(
             break
         for context in list_divisors(world // tensor):
             is_ring = context * tensor > model.num_attention_heads
-            if context > 1 and config.batch.sequence_length < MIN_CONTEXT_POSITIONS * context * tensor:
+            if (
+                context > 1
+                and config.batch.sequence_length < MIN_CONTEXT_POSITIONS * context * tensor
+            ):
                 break
             # A ring is for sequences that heads cannot divide far enough.
             if is_ring and config.batch.sequence_length < MIN_RING_POSITIONS * context:
@@ -62,18 +74,26 @@ def _iter_stage_candidates(
             for replicate in list_divisors(rest):
                 shard = rest // replicate
                 # DDP's ranks are all copies; FSDP with copies only would be DDP.
-                if isinstance(engine, TorchEngineConfig) and engine.shards_weights == (replicate == rest > 1):
+                if isinstance(engine, TorchEngineConfig) and engine.shards_weights == (
+                    replicate == rest > 1
+                ):
                     continue
                 share = max(1, config.batch.sequences_per_step // (replicate * shard))
                 for expert in experts:
                     if (shard * context * tensor) % expert == 0:
                         axes = replicate, shard, context, tensor, expert
                         one = LayoutCandidate(engine, *axes, "none", share, pipeline=pipeline)
-                        yield from _iter_ring_candidates(one, model.num_attention_heads) if is_ring else (one,)
+                        yield from (
+                            _iter_ring_candidates(one, model.num_attention_heads)
+                            if is_ring
+                            else (one,)
+                        )
 
 
 def _iter_ring_candidates(one: LayoutCandidate, heads: int) -> Iterator[LayoutCandidate]:
-    """Yield the ring of all context ranks, and the one with fewest members, each of which exchanges heads."""
+    """Yield the ring of all context ranks, and the one with fewest members, each of which
+    exchanges heads.
+    """
     yield replace(one, context_kind="ring")
     for ring in list_divisors(one.context)[1:-1]:
         if heads % (one.context // ring * one.tensor) == 0:

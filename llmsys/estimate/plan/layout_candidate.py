@@ -1,4 +1,5 @@
-"""One way to run a config on a number of devices: engine, axes, recomputation and micro-batch, legal or refused.
+"""One way to run a config on a number of devices: engine, axes, recomputation and micro-batch,
+legal or refused.
 
 Legality is what the config and `Layout.fit` refuse; nothing is decided twice.
 """
@@ -8,7 +9,12 @@ from typing import Any, Literal, assert_never
 
 from pydantic import ValidationError
 
-from llmsys.config.engine import AccelerateEngineConfig, DeepSpeedEngineConfig, EngineConfig, TorchEngineConfig
+from llmsys.config.engine import (
+    AccelerateEngineConfig,
+    DeepSpeedEngineConfig,
+    EngineConfig,
+    TorchEngineConfig,
+)
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.pipeline import (
     InterleavedScheduleConfig,
@@ -44,12 +50,17 @@ OFFLOADED: tuple[EngineConfig, ...] = (
 )
 
 # GPipe has the bubble of 1F1B and holds more micro-batches.
-SCHEDULES: tuple[PipelineScheduleConfig, ...] = (OneForwardOneBackwardConfig(), InterleavedScheduleConfig())
+SCHEDULES: tuple[PipelineScheduleConfig, ...] = (
+    OneForwardOneBackwardConfig(),
+    InterleavedScheduleConfig(),
+)
 
 
 @dataclass(frozen=True)
 class LayoutCandidate:
-    """Choice of a plan. Axes as in Layout; `micro_sequences` are windows in one forward pass of one rank."""
+    """Choice of a plan. Axes as in Layout; `micro_sequences` are windows in one forward pass of
+    one rank.
+    """
 
     engine: EngineConfig
     replicate: int
@@ -80,13 +91,18 @@ class LayoutCandidate:
         )
 
     def list_micro_sizes(self) -> list[int]:
-        """List the micro-batches to try, up to `micro_sequences`: divisors of it that the schedule takes."""
+        """List the micro-batches to try, up to `micro_sequences`: divisors of it that the
+        schedule takes.
+        """
         share, schedule = self.micro_sequences, self.schedule
         return [
             size
             for size in list_divisors(share)
             if (size <= 64 or size == share)
-            and (self.pipeline == 1 or schedule.find_micro_batch_problem(self.pipeline, share // size) is None)
+            and (
+                self.pipeline == 1
+                or schedule.find_micro_batch_problem(self.pipeline, share // size) is None
+            )
         ]
 
     def format_layout(self) -> str:
@@ -96,7 +112,14 @@ class LayoutCandidate:
         sizes += [self.context_kind] if self.context_kind != "ulysses" else []
         sizes += [f"ring={self.ring}"] if self.context_kind == "ulysses_ring" else []
         sizes += [self.schedule.kind] if self.pipeline > 1 else []
-        return " ".join([format_engine_name(self.engine), *sizes, f"micro={self.micro_sequences}", f"{self.recompute}"])
+        return " ".join(
+            [
+                format_engine_name(self.engine),
+                *sizes,
+                f"micro={self.micro_sequences}",
+                f"{self.recompute}",
+            ]
+        )
 
 
 @dataclass(frozen=True)
@@ -126,24 +149,36 @@ class PlanTarget:
         return self.explain_memory_rejection(one.memory, one.config, one.choice.layout)
 
     def estimate_memory(self, config: RunConfig, layout: ParallelLayout) -> MemoryTimeline:
-        """Return the memory of a rank on this device, which decides whether train.compile=auto compiles blocks."""
+        """Return the memory of a rank on this device, which decides whether train.compile=auto
+        compiles blocks.
+        """
         system = replace(OURS, expert_load=self.cluster.expert_load)
-        return estimate_peak_memory(resolve_compile_for_profile(config, self.device, layout), layout, system=system)
+        return estimate_peak_memory(
+            resolve_compile_for_profile(config, self.device, layout), layout, system=system
+        )
 
     def estimate_step(self, config: RunConfig, layout: ParallelLayout) -> StepTime:
         """Return the time of a step on this device."""
         return estimate_step_time(config, layout, self.device, expert_load=self.cluster.expert_load)
 
-    def explain_memory_rejection(self, memory: MemoryTimeline, config: RunConfig, layout: ParallelLayout) -> str | None:
+    def explain_memory_rejection(
+        self, memory: MemoryTimeline, config: RunConfig, layout: ParallelLayout
+    ) -> str | None:
         """The same before its time is known."""
         over = memory.peak_bytes + memory.driver_bytes - int(self.device.memory_bytes)
         if over > 0:
             return f"memory: {over / GIB:.1f} GiB over capacity {memory.peak_instant}"
         ranks = min(self.device.node_devices, layout.world_size)
         # Under 1F1B the first of p stages keeps p micro-batches of 1/p of the layers.
-        kept = compute_offloaded_bytes(config, layout) + compute_offloaded_activations(config, layout)
+        kept = compute_offloaded_bytes(config, layout) + compute_offloaded_activations(
+            config, layout
+        )
         host = kept * ranks - self.cluster.host_memory_bytes
-        return f"host memory: {host / GIB:.0f} GiB over the capacity of one machine" if host > 0 else None
+        return (
+            f"host memory: {host / GIB:.0f} GiB over the capacity of one machine"
+            if host > 0
+            else None
+        )
 
 
 class IllegalLayoutError(Exception):
@@ -165,7 +200,9 @@ def format_engine_name(engine: EngineConfig) -> str:
 
 
 def list_policies(config: RunConfig, engine: EngineConfig) -> tuple[Recompute, ...]:
-    """Return the choices of `train.activation_checkpoint` to try; compiled blocks and DeepSpeed offload nothing."""
+    """Return the choices of `train.activation_checkpoint` to try; compiled blocks and DeepSpeed
+    offload nothing.
+    """
     can_offload = config.train.compile == "none" and isinstance(engine, TorchEngineConfig)
     return (*RECOMPUTE, "offload") if can_offload else RECOMPUTE
 
@@ -186,7 +223,8 @@ def apply_candidate(config: RunConfig, choice: LayoutCandidate) -> RunConfig:
 
 
 def require_divisible(config: RunConfig, choice: LayoutCandidate) -> None:
-    """Raise IllegalLayoutError where the sequences of a step do not divide over data ranks and micro-batches.
+    """Raise IllegalLayoutError where the sequences of a step do not divide over data ranks and
+    micro-batches.
 
     Args:
         config: resolved config of a run.
@@ -197,10 +235,14 @@ def require_divisible(config: RunConfig, choice: LayoutCandidate) -> None:
     """
     sequences, ranks = config.batch.sequences_per_step, choice.replicate * choice.shard
     if sequences % ranks:
-        raise IllegalLayoutError(f"{sequences} sequences of a step cannot be divided evenly over {ranks} data ranks")
+        raise IllegalLayoutError(
+            f"{sequences} sequences of a step cannot be divided evenly over {ranks} data ranks"
+        )
     if (sequences // ranks) % choice.micro_sequences:
         share = sequences // ranks
-        raise IllegalLayoutError(f"micro={choice.micro_sequences} does not divide the {share} sequences of a rank")
+        raise IllegalLayoutError(
+            f"micro={choice.micro_sequences} does not divide the {share} sequences of a rank"
+        )
 
 
 def replace_config(config: RunConfig, choice: LayoutCandidate) -> RunConfig:
@@ -225,13 +267,18 @@ def _list_changes(config: RunConfig, choice: LayoutCandidate) -> dict[str, Any]:
     }
 
 
-def estimate_candidate(config: RunConfig, choice: LayoutCandidate, place: PlanTarget) -> EstimatedCandidate:
+def estimate_candidate(
+    config: RunConfig, choice: LayoutCandidate, place: PlanTarget
+) -> EstimatedCandidate:
     """Memory and time of a choice. Raises IllegalLayoutError."""
     return estimate_validated(apply_candidate(config, choice), choice, place)
 
 
-def estimate_validated(made: RunConfig, choice: LayoutCandidate, place: PlanTarget) -> EstimatedCandidate:
-    """Estimate memory and time of a choice that differs from a legal one in its micro-batch at most.
+def estimate_validated(
+    made: RunConfig, choice: LayoutCandidate, place: PlanTarget
+) -> EstimatedCandidate:
+    """Estimate memory and time of a choice that differs from a legal one in its micro-batch at
+    most.
 
     Args:
         made: config of the legal choice.

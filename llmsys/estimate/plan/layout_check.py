@@ -34,13 +34,19 @@ def iter_remarks(config: RunConfig, named: NamedLayout, *, has_batch: bool = Tru
     if not has_batch:
         yield "its memory and time depend on a batch: give batch.sequence_length and batch.sequences"
     if named.pipeline > 1:
-        yield f"pipeline={named.pipeline} is estimated as other trainers run it; layout.pipeline as llmsys train does"
+        yield (
+            f"pipeline={named.pipeline} is estimated as other trainers run it; layout.pipeline as "
+            "llmsys train does"
+        )
         if config.model.num_hidden_layers % named.pipeline:
             yield f"{config.model.num_hidden_layers} blocks make stages of unequal length"
 
 
 def estimate_layout_fit(
-    config: RunConfig, named: NamedLayout, cluster: ClusterCosts, program: ProgramProfile | None = None
+    config: RunConfig,
+    named: NamedLayout,
+    cluster: ClusterCosts,
+    program: ProgramProfile | None = None,
 ) -> dict[str, Any]:
     """Estimate memory and step time of a layout.
 
@@ -51,12 +57,19 @@ def estimate_layout_fit(
         program: who runs it; None: megatron for a pipeline, else llmsys.
 
     Returns:
-        Keys: program, fits, memory (a sentence), time (a sentence), step_seconds, peak_bytes, assumed (sentences).
+        Keys: program, fits, memory (a sentence), time (a sentence), step_seconds, peak_bytes,
+        assumed (sentences).
     """
     device = cluster.load_device()
     if program is None:
-        resolved = resolve_compile_for_profile(resolve_for_profile(config, device), device, named.layout)
-        program = load_program_profile(PIPELINED_PROGRAM) if named.pipeline > 1 else load_own_program(resolved)
+        resolved = resolve_compile_for_profile(
+            resolve_for_profile(config, device), device, named.layout
+        )
+        program = (
+            load_program_profile(PIPELINED_PROGRAM)
+            if named.pipeline > 1
+            else load_own_program(resolved)
+        )
     run = build_program_run(config, program, named, device, expert_load=cluster.expert_load)
     ledger = run.estimate_memory()
     found = ledger.compute_fit_result(int(device.memory_bytes))
@@ -70,18 +83,26 @@ def estimate_layout_fit(
         "assumed": list(_iter_assumptions(run)),
         "step_seconds": seconds.to_dict(),
         "time": (
-            f"under {program.name} a step takes {seconds.p50:.3g} s ({seconds.p10:.3g} to {seconds.p90:.3g}), "
-            f"{step.tokens_per_second_per_device:,.0f} tokens/s/device, utilisation {step.mfu:.1%}"
+            f"under {program.name} a step takes {seconds.p50:.3g} s ({seconds.p10:.3g} to "
+            f"{seconds.p90:.3g}), {step.tokens_per_second_per_device:,.0f} tokens/s/device, "
+            f"utilisation {step.mfu:.1%}"
         ),
     }
 
 
 def _iter_assumptions(run: ProgramRun) -> Iterator[str]:
-    """Yield what the memory of a program rests on and no source gives, each with the memory without it."""
+    """Yield what the memory of a program rests on and no source gives, each with the memory
+    without it.
+    """
     profile = run.memory_profile
     for name, reason in run.program.assumed.items():
         value, other = getattr(profile, name), getattr(OURS, name)
         if value != other:
-            changed = estimate_peak_memory(run.config, run.layout, system=replace(profile, **{name: other}))
+            changed = estimate_peak_memory(
+                run.config, run.layout, system=replace(profile, **{name: other})
+            )
             size = (changed.peak_bytes + changed.driver_bytes) / GIB
-            yield f"assumed: memory.{name}={value}, because {reason}; with {other} it is {size:.1f} GiB"
+            yield (
+                f"assumed: memory.{name}={value}, because {reason}; with {other} it is {size:.1f} "
+                "GiB"
+            )

@@ -27,7 +27,10 @@ class RejectedNeighbour:
 
 
 def iter_rejected_neighbours(
-    config: RunConfig, best: EstimatedCandidate, place: PlanTarget, engines: tuple[EngineConfig, ...]
+    config: RunConfig,
+    best: EstimatedCandidate,
+    place: PlanTarget,
+    engines: tuple[EngineConfig, ...],
 ) -> Iterator[RejectedNeighbour]:
     """Yield each choice that differs from the best in one thing, with the reason against it.
 
@@ -40,17 +43,26 @@ def iter_rejected_neighbours(
     Yields:
         Neighbours that are illegal, do not fit, or are slower.
     """
-    for change, choice in _iter_neighbour_candidates(config, best.choice, place.cluster.devices, engines):
+    for change, choice in _iter_neighbour_candidates(
+        config, best.choice, place.cluster.devices, engines
+    ):
         try:
             one = estimate_candidate(config, choice, place)
         except IllegalLayoutError as illegal:
-            yield RejectedNeighbour(change, f"illegal: {str(illegal).split('. Use')[0].rstrip('.')}")
+            yield RejectedNeighbour(
+                change, f"illegal: {str(illegal).split('. Use')[0].rstrip('.')}"
+            )
             continue
         if (refusal := place.explain_rejection(one)) is not None:
             yield RejectedNeighbour(change, refusal)
         elif one.step_seconds >= best.step_seconds:
-            grown = max(one.step.parts, key=lambda part: one.step.parts[part] - best.step.parts.get(part, 0.0))
-            yield RejectedNeighbour(change, f"time: {one.step_seconds / best.step_seconds - 1:+.1%}, mostly {grown}")
+            grown = max(
+                one.step.parts,
+                key=lambda part: one.step.parts[part] - best.step.parts.get(part, 0.0),
+            )
+            yield RejectedNeighbour(
+                change, f"time: {one.step_seconds / best.step_seconds - 1:+.1%}, mostly {grown}"
+            )
 
 
 def _iter_neighbour_candidates(
@@ -63,7 +75,9 @@ def _iter_neighbour_candidates(
             if devices % others == 0:
                 shard = devices // others
                 share = max(1, config.batch.sequences_per_step // (changed.replicate * shard))
-                micro = max(size for size in list_divisors(share) if size <= max(1, best.micro_sequences))
+                micro = max(
+                    size for size in list_divisors(share) if size <= max(1, best.micro_sequences)
+                )
                 yield f"{axis}={size}", replace(changed, shard=shard, micro_sequences=micro)
     if config.model.moe is not None:
         for size in _list_adjacent_divisors(best.expert, config.model.moe.num_experts):

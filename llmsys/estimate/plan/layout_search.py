@@ -1,6 +1,8 @@
-"""The search: every legal layout, the largest micro-batch that fits in it, ranked by the time of a step.
+"""The search: every legal layout, the largest micro-batch that fits in it, ranked by the time of a
+step.
 
-Gives the best few, those that nothing beats in both time and memory, and for each neighbour of the best what binds it.
+Gives the best few, those that nothing beats in both time and memory, and for each neighbour of the
+best what binds it.
 """
 
 from collections.abc import Callable, Iterator
@@ -45,7 +47,8 @@ class SearchLimits:
     """Limits of the layouts whose memory is looked at.
 
     Attributes:
-        slowness: bound of a step over the best one that fits, up to which less memory is of interest.
+        slowness: bound of a step over the best one that fits, up to which less memory is of
+            interest.
         least: layouts to look at whatever their bounds are.
         most: layouts after which the search ends if one fits.
     """
@@ -83,7 +86,9 @@ class SearchResult:
 
 @dataclass(frozen=True)
 class LayoutPlan:
-    """The layouts that fit, fastest first; those of them that nothing beats in both; and the neighbours of the best."""
+    """The layouts that fit, fastest first; those of them that nothing beats in both; and the
+    neighbours of the best.
+    """
 
     ranked: list[EstimatedCandidate]
     pareto: list[EstimatedCandidate]
@@ -92,13 +97,18 @@ class LayoutPlan:
 
 
 def list_engines(config: RunConfig, offered: tuple[EngineConfig, ...]) -> tuple[EngineConfig, ...]:
-    """Return the engines to search: those of the kind that the config names, all where it names none."""
+    """Return the engines to search: those of the kind that the config names, all where it names
+    none.
+    """
     named = "engine" in config.model_fields_set
     return tuple(one for one in offered if not named or one.kind == config.engine.kind)
 
 
-def search_layouts(config: RunConfig, place: PlanTarget, advance: Advance = lambda share: None) -> LayoutPlan:
-    """Search all layouts of `config.model` and its batch; offload is tried where nothing fits without.
+def search_layouts(
+    config: RunConfig, place: PlanTarget, advance: Advance = lambda share: None
+) -> LayoutPlan:
+    """Search all layouts of `config.model` and its batch; offload is tried where nothing fits
+    without.
 
     Args:
         config: resolved config of a run.
@@ -106,7 +116,8 @@ def search_layouts(config: RunConfig, place: PlanTarget, advance: Advance = lamb
         advance: called with the share of the search that is done.
 
     Returns:
-        The layouts that fit, fastest first, with the Pareto set and the rejected neighbors of the best.
+        The layouts that fit, fastest first, with the Pareto set and the rejected neighbors of the
+        best.
 
     Raises:
         LayoutError: nothing fits, with the missing bytes and a number of devices that suffices.
@@ -126,8 +137,12 @@ def search_layouts(config: RunConfig, place: PlanTarget, advance: Advance = lamb
     return LayoutPlan(ranked, list(_select_pareto_front(ranked)), beside, considered)
 
 
-def _search_copies(config: RunConfig, ranked: list[EstimatedCandidate], place: PlanTarget) -> list[EstimatedCandidate]:
-    """Return the candidates with the best one's other numbers of copies, which a coarse search leaves out."""
+def _search_copies(
+    config: RunConfig, ranked: list[EstimatedCandidate], place: PlanTarget
+) -> list[EstimatedCandidate]:
+    """Return the candidates with the best one's other numbers of copies, which a coarse search
+    leaves out.
+    """
     best = ranked[0].choice
     data, found = best.replicate * best.shard, list(ranked)
     if not _is_large(place):
@@ -150,7 +165,9 @@ def _search_engines(
     """Search the layouts of engines, those with the lowest possible time of a step first."""
     result, bounded = SearchResult(), []
     limits = LARGE if _is_large(place) else SMALL
-    for number, choice in enumerate(choices := _select_coarse(list(iter_candidates(config, place, engines)), place)):
+    for number, choice in enumerate(
+        choices := _select_coarse(list(iter_candidates(config, place, engines)), place)
+    ):
         advance(number / (2 * len(choices)))
         try:
             bounded.append((estimate_lower_bound(config, choice, place), number, choice))
@@ -180,7 +197,9 @@ def _search_engines(
 
 
 def _select_coarse(choices: list[LayoutCandidate], place: PlanTarget) -> list[LayoutCandidate]:
-    """Return the candidates of large clusters: copies of one machine or more, all ranks of a stage, and no other."""
+    """Return the candidates of large clusters: copies of one machine or more, all ranks of a
+    stage, and no other.
+    """
     node = place.device.node_devices
     if not _is_large(place):
         return choices
@@ -196,8 +215,11 @@ def _select_coarse(choices: list[LayoutCandidate], place: PlanTarget) -> list[La
 def _search_micro_batches(
     config: RunConfig, choice: LayoutCandidate, place: PlanTarget
 ) -> tuple[list[EstimatedCandidate], EstimatedCandidate]:
-    """The largest micro-batch that fits and the next smaller one; and the smallest, whether it fits or not."""
-    sizes = choice.list_micro_sizes() or [1]  # 1: the config gives the reason why a schedule takes none
+    """The largest micro-batch that fits and the next smaller one; and the smallest, whether it
+    fits or not.
+    """
+    # 1: the config gives the reason why a schedule takes none
+    sizes = choice.list_micro_sizes() or [1]
     smallest = estimate_candidate(config, replace(choice, micro_sequences=sizes[0]), place)
     if place.explain_rejection(smallest) is not None:
         return [], smallest
@@ -210,7 +232,9 @@ def _search_micro_batches(
         else:
             high = middle - 1
     if choice.pipeline > 1:
-        return _search_schedules(config, made, choice, {sizes[0], sizes[min(1, low)], sizes[low]}, place), smallest
+        return _search_schedules(
+            config, made, choice, {sizes[0], sizes[min(1, low)], sizes[low]}, place
+        ), smallest
     kept = [
         estimate_validated(made, replace(choice, micro_sequences=sizes[index]), place)
         for index in {low, max(0, low - 1)}
@@ -221,8 +245,13 @@ def _search_micro_batches(
 def _search_schedules(
     config: RunConfig, made: RunConfig, choice: LayoutCandidate, sizes: set[int], place: PlanTarget
 ) -> list[EstimatedCandidate]:
-    """Return a pipeline with micro-batches that fit (small ones shorten the bubble), and its other schedules."""
-    found = [estimate_validated(made, replace(choice, micro_sequences=size), place) for size in sorted(sizes)]
+    """Return a pipeline with micro-batches that fit (small ones shorten the bubble), and its
+    other schedules.
+    """
+    found = [
+        estimate_validated(made, replace(choice, micro_sequences=size), place)
+        for size in sorted(sizes)
+    ]
     fastest = min(found, key=lambda one: one.step_seconds).choice
     for schedule in SCHEDULES[1:]:
         try:
@@ -257,13 +286,18 @@ def _format_no_layout_error(
     if closest is None:
         devices = place.cluster.devices
         return (
-            f"No layout of {devices} devices is legal for this model and batch. The last violation: {refusal}. "
-            "Choose another number of devices, or set batch.sequences to a multiple of it."
+            f"No layout of {devices} devices is legal for this model and batch. The last "
+            f"violation: {refusal}. Choose another number of devices, or set batch.sequences to a "
+            "multiple of it."
         )
     verdict = closest.memory.compute_fit_result(int(place.device.memory_bytes))
     why = verdict.text if not verdict.fits else f"{place.explain_rejection(closest)}."
     enough = find_sufficient_devices(config, place)
-    more = f"{enough} devices are enough" if enough else f"no number up to {MOST_DEVICES} devices are enough"
+    more = (
+        f"{enough} devices are enough"
+        if enough
+        else f"no number up to {MOST_DEVICES} devices are enough"
+    )
     return (
         f"No layout fits {place.cluster.devices} × {place.device.name}. The smallest is "
         f"{closest.choice.format_layout()}: {why} "
@@ -272,7 +306,9 @@ def _format_no_layout_error(
 
 
 def find_sufficient_devices(config: RunConfig, place: PlanTarget) -> int | None:
-    """The smallest doubling of the cluster on which some layout fits; None when a batch has no more rows to deal."""
+    """The smallest doubling of the cluster on which some layout fits; None when a batch has no
+    more rows to deal.
+    """
     devices = place.cluster.devices
     while (devices := 2 * devices) <= MOST_DEVICES:
         larger = replace(place, cluster=place.cluster.model_copy(update={"devices": devices}))

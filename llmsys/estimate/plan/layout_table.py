@@ -26,7 +26,9 @@ def plan_to_dict(found: LayoutPlan, device: DeviceProfile, count: int) -> dict[s
         "device": device.name,
         "considered": found.considered,
         # `considered` counts no micro-batches and schedules
-        "fitting": len({replace(one.choice, micro_sequences=0, schedule=SCHEDULES[0]) for one in found.ranked}),
+        "fitting": len(
+            {replace(one.choice, micro_sequences=0, schedule=SCHEDULES[0]) for one in found.ranked}
+        ),
         "best": [convert_candidate_to_dict(one) for one in found.ranked[:count]],
         "pareto": [convert_candidate_to_dict(one) for one in found.pareto],
         "rejected": [{"change": one.change, "reason": one.reason} for one in found.rejected],
@@ -78,7 +80,10 @@ def _iter_plan_lines(data: dict[str, Any]) -> Iterator[str]:
     if (run := data.get("run")) is not None:
         hours, money = (_format_interval(run[key]) for key in ("hours", "amount"))
         yield ""
-        yield f"the run in the fastest layout: {hours} hours, {money} {run['currency']} (P50, P10 to P90)"
+        yield (
+            f"the run in the fastest layout: {hours} hours, {money} {run['currency']} (P50, P10 "
+            "to P90)"
+        )
     if data["rejected"]:
         yield ""
         yield f"neighbours of {data['best'][0]['choice']}, and the constraint that binds each"
@@ -88,7 +93,10 @@ def _iter_plan_lines(data: dict[str, Any]) -> Iterator[str]:
 
 def _iter_candidate_lines(title: str, rows: list[dict[str, Any]]) -> Iterator[str]:
     width = max(len(title), *(len(one["choice"]) for one in rows)) + 2
-    yield f"{title:<{width}}{'step P10–P50–P90, s':>24}{'tokens/s/device':>17}{'MFU':>7}{'peak':>10}  fullest"
+    yield (
+        f"{title:<{width}}{'step P10–P50–P90, s':>24}{'tokens/s/device':>17}{'MFU':>7}{'peak':>10} "
+        " fullest"
+    )
     for one in rows:
         seconds = "–".join(f"{one['step_seconds'][key]:.3g}" for key in ("p10", "p50", "p90"))
         peak = (one["peak_bytes"] + one["driver_bytes"]) / GIB

@@ -14,7 +14,8 @@ from llmsys.estimate.plan.layout_candidate import (
 
 
 def estimate_lower_bound(config: RunConfig, choice: LayoutCandidate, place: PlanTarget) -> float:
-    """Return seconds that no micro-batch and recomputation of a layout is faster than, to a few per cent.
+    """Return seconds that no micro-batch and recomputation of a layout is faster than, to a few per
+    cent.
 
     Args:
         config: resolved config of a run.
@@ -22,7 +23,8 @@ def estimate_lower_bound(config: RunConfig, choice: LayoutCandidate, place: Plan
         place: device profile and cluster.
 
     Returns:
-        The P50 of a step without recomputation, the least of the smallest and the largest micro-batches.
+        The P50 of a step without recomputation, the least of the smallest and the largest
+        micro-batches.
 
     Raises:
         IllegalLayoutError: the batch does not divide, or the model.
@@ -42,4 +44,6 @@ def estimate_lower_bound(config: RunConfig, choice: LayoutCandidate, place: Plan
         for size in {sizes[0], sizes[min(1, len(sizes) - 1)], sizes[-1]}
         for schedule in schedules
     )
-    return min((place.estimate_step(one, one.layout).seconds.p50 for one in tried), default=float("inf"))
+    return min(
+        (place.estimate_step(one, one.layout).seconds.p50 for one in tried), default=float("inf")
+    )

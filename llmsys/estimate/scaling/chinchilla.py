@@ -1,7 +1,9 @@
-"""Laws of the form L(N, D) = E + A / N^alpha + B / D^beta (Hoffmann 2022, 3.3), and the one that knows repetition.
+"""Laws of the form L(N, D) = E + A / N^alpha + B / D^beta (Hoffmann 2022, 3.3), and the one that
+knows repetition.
 
-For plain training the optimum is closed: N = G (C/6)^(beta/(alpha+beta)), G = (alpha A / (beta B))^(1/(alpha+beta)).
-With tokens to serve, a budget pays 6 N D to train and 2 N T to serve (Sardana 2023, 2), and the valley is searched.
+For plain training the optimum is closed: N = G (C/6)^(beta/(alpha+beta)), G = (alpha A / (beta
+B))^(1/(alpha+beta)). With tokens to serve, a budget pays 6 N D to train and 2 N T to serve (Sardana
+2023, 2), and the valley is searched.
 
 The search is by golden section on a logarithmic axis.
 """
@@ -10,15 +12,24 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from llmsys.estimate.scaling.law import FLOPS_PER_PARAMETER_AND_TOKEN, BudgetRequest, LawSource, Optimum
+from llmsys.estimate.scaling.law import (
+    FLOPS_PER_PARAMETER_AND_TOKEN,
+    BudgetRequest,
+    LawSource,
+    Optimum,
+)
 
 GOLDEN = (math.sqrt(5) - 1) / 2
 
 
-def minimize_golden_section(curve: Callable[[float], float], low: float, high: float, steps: int = 120) -> float:
-    """Golden-section search (Kiefer 1953): the x in [low, high] where `curve` is lowest; x is positive.
+def minimize_golden_section(
+    curve: Callable[[float], float], low: float, high: float, steps: int = 120
+) -> float:
+    """Golden-section search (Kiefer 1953): the x in [low, high] where `curve` is lowest; x is
+    positive.
 
-    A step shrinks the interval by 0.618; 120 of them reach the last digit of a double from any start.
+    A step shrinks the interval by 0.618; 120 of them reach the last digit of a double from any
+    start.
     """
     left, right = math.log(low), math.log(high)
     first, second = right - GOLDEN * (right - left), left + GOLDEN * (right - left)
@@ -71,15 +82,17 @@ class ParametricLaw:
         """N of the closed form, for training alone."""
         total = self.alpha + self.beta
         balance = self.alpha * self.parameter_factor / (self.beta * self.token_factor)
-        return float(balance ** (1 / total) * (flops / FLOPS_PER_PARAMETER_AND_TOKEN) ** (self.beta / total))
+        return float(
+            balance ** (1 / total) * (flops / FLOPS_PER_PARAMETER_AND_TOKEN) ** (self.beta / total)
+        )
 
 
 @dataclass(frozen=True)
 class DataConstrainedLaw:
     """Muennighoff 2023: repeated tokens and excess parameters count for less and less.
 
-    D' = U + U R* (1 - exp(-R / R*)) with U unique tokens and R = D / U - 1 repetitions; N' likewise, with the
-    parameters that would be best for U in the place of U.
+    D' = U + U R* (1 - exp(-R / R*)) with U unique tokens and R = D / U - 1 repetitions; N'
+    likewise, with the parameters that would be best for U in the place of U.
     """
 
     name: str
@@ -106,7 +119,9 @@ class DataConstrainedLaw:
         base = self.base
         total = base.alpha + base.beta
         balance = base.alpha * base.parameter_factor / (base.beta * base.token_factor)
-        return float((balance ** (1 / total) * tokens ** (base.beta / total)) ** (total / base.alpha))
+        return float(
+            (balance ** (1 / total) * tokens ** (base.beta / total)) ** (total / base.alpha)
+        )
 
     def find_optimum(self, request: BudgetRequest) -> Optimum:
         """See Law. Without a limit of unique tokens it is the base's own optimum."""
@@ -119,19 +134,25 @@ class DataConstrainedLaw:
 
 
 def compute_effective_amount(amount: float, unique: float, decay: float) -> float:
-    """Return the worth of `amount` when only `unique` of it differs (Muennighoff 2023, equations 5 and 6)."""
+    """Return the worth of `amount` when only `unique` of it differs (Muennighoff 2023, equations
+    5 and 6).
+    """
     repetitions = amount / unique - 1
     return unique * (1 + decay * -math.expm1(-repetitions / decay))
 
 
 def compute_affordable_parameters(request: BudgetRequest, tokens: float) -> float:
     """N so that training on `tokens` and serving what is to be served spends the budget exactly."""
-    per_parameter = FLOPS_PER_PARAMETER_AND_TOKEN * tokens + FLOPS_PER_SERVED_TOKEN * request.served_tokens
+    per_parameter = (
+        FLOPS_PER_PARAMETER_AND_TOKEN * tokens + FLOPS_PER_SERVED_TOKEN * request.served_tokens
+    )
     return request.flops / per_parameter
 
 
 def _find_best_tokens(request: BudgetRequest, loss: Callable[[float, float], float]) -> float:
-    """The D with the lowest loss on the line of equal cost, from a thousand tokens up to a model of one parameter."""
+    """The D with the lowest loss on the line of equal cost, from a thousand tokens up to a model
+    of one parameter.
+    """
     most = request.flops / FLOPS_PER_PARAMETER_AND_TOKEN
     return minimize_golden_section(
         lambda tokens: loss(compute_affordable_parameters(request, tokens), tokens), 1e3, most

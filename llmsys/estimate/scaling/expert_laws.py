@@ -1,15 +1,20 @@
-"""The published laws of mixtures of experts: how to split a budget, how fine experts should be, what they are worth.
+"""The published laws of mixtures of experts: how to split a budget, how fine experts should be,
+what they are worth.
 
 Each law counts parameters in its own way, which its `counts` names.
 
 Invariants:
-- An optimum spends the budget exactly, with the cost of training and serving that the law's paper defines.
+- An optimum spends the budget exactly, with the cost of training and serving that the law's paper
+  defines.
 """
 
 import math
 from dataclasses import dataclass
 
-from llmsys.estimate.scaling.chinchilla import compute_affordable_parameters, minimize_golden_section
+from llmsys.estimate.scaling.chinchilla import (
+    compute_affordable_parameters,
+    minimize_golden_section,
+)
 from llmsys.estimate.scaling.law import (
     FLOPS_PER_PARAMETER_AND_TOKEN,
     BudgetRequest,
@@ -39,10 +44,11 @@ def saturate_experts(experts: int, start: float, most: float) -> float:
 
 @dataclass(frozen=True)
 class ClarkLaw:
-    """Clark 2022 (arXiv:2202.01169), equation 2: log10 L = a log N + b log Ê + c log N log Ê + d, all to base 10.
+    """Clark 2022 (arXiv:2202.01169), equation 2: log10 L = a log N + b log Ê + c log N log Ê + d,
+    all to base 10.
 
-    N is the dense model that gets `experts` experts; Ê saturates with their number.
-    Its losses were measured at 130B tokens, so it says what experts are worth and not how a budget is split.
+    N is the dense model that gets `experts` experts; Ê saturates with their number. Its losses were
+    measured at 130B tokens, so it says what experts are worth and not how a budget is split.
     """
 
     name: str
@@ -64,7 +70,9 @@ class ClarkLaw:
         return float(10 ** (self.a * size + self.b * many + self.c * size * many + self.d))
 
     def compute_dense_equivalent(self, parameters: float, experts: int) -> float:
-        """The dense size with the loss of a model of size N with experts (its effective parameter count)."""
+        """The dense size with the loss of a model of size N with experts (its effective
+        parameter count).
+        """
         one = math.log10(self.saturate_experts(1))
         target = math.log10(self.predict_loss(parameters, experts))
         # Equation 2 with one expert, solved for log N.
@@ -73,11 +81,13 @@ class ClarkLaw:
 
 @dataclass(frozen=True)
 class KrajewskiLaw:
-    """Krajewski 2024 (arXiv:2402.07871): L = c + (g / G^gamma + a) / N^alpha + b / D^beta, equation 9.
+    """Krajewski 2024 (arXiv:2402.07871): L = c + (g / G^gamma + a) / N^alpha + b / D^beta, equation
+    9.
 
-    N counts all parameters without embeddings: with an expansion rate of E, a model written as "64 x 100M" has 100M
-    active ones, of which two thirds are feed-forward layers that exist E times. G is d_ff over the width of an expert.
-    Compute is that of its equation 10, (12 d^2 c_f + d E G c_r) n D with d = 64 n, so it includes the routing.
+    N counts all parameters without embeddings: with an expansion rate of E, a model written as "64
+    x 100M" has 100M active ones, of which two thirds are feed-forward layers that exist E times. G
+    is d_ff over the width of an expert. Compute is that of its equation 10, (12 d^2 c_f + d E G
+    c_r) n D with d = 64 n, so it includes the routing.
     """
 
     name: str
@@ -90,8 +100,12 @@ class KrajewskiLaw:
     b: float
     beta: float
 
-    def predict_loss(self, active_parameters: float, tokens: float, granularity: float, experts: int = 64) -> float:
-        """Nats per token of a model with `active_parameters` and `experts` times as many in its feed-forward layers."""
+    def predict_loss(
+        self, active_parameters: float, tokens: float, granularity: float, experts: int = 64
+    ) -> float:
+        """Nats per token of a model with `active_parameters` and `experts` times as many in its
+        feed-forward layers.
+        """
         parameters = count_total_parameters(active_parameters, experts)
         of_size = (self.g / granularity**self.gamma + self.a) / parameters**self.alpha
         return float(self.c + of_size + self.b / tokens**self.beta)
@@ -99,7 +113,10 @@ class KrajewskiLaw:
     def find_optimum(self, request: BudgetRequest) -> Optimum:
         """See Law. Without a granularity of the request it is the best power of two."""
         candidates = GRANULARITIES if request.granularity is None else (request.granularity,)
-        return min((self._find_optimum_for(request, one) for one in candidates), key=lambda best: best.loss or math.inf)
+        return min(
+            (self._find_optimum_for(request, one) for one in candidates),
+            key=lambda best: best.loss or math.inf,
+        )
 
     def _find_optimum_for(self, request: BudgetRequest, granularity: float) -> Optimum:
         def compute_tokens(active: float) -> float:
@@ -109,9 +126,15 @@ class KrajewskiLaw:
 
         def predict_loss_on_budget(active: float) -> float:
             tokens = compute_tokens(active)
-            return self.predict_loss(active, tokens, granularity, request.experts) if tokens >= 1 else math.inf
+            return (
+                self.predict_loss(active, tokens, granularity, request.experts)
+                if tokens >= 1
+                else math.inf
+            )
 
-        active = minimize_golden_section(predict_loss_on_budget, 1.0, request.flops / FLOPS_PER_PARAMETER_AND_TOKEN)
+        active = minimize_golden_section(
+            predict_loss_on_budget, 1.0, request.flops / FLOPS_PER_PARAMETER_AND_TOKEN
+        )
         return Optimum(
             active,
             compute_tokens(active),
@@ -136,7 +159,8 @@ def count_total_parameters(active: float, experts: int) -> float:
 
 
 def count_training_flops(active: float, experts: int, granularity: float) -> float:
-    """Return the operations of a training token with c_f = 6 and c_r = 14 (Krajewski 2024, equation 10).
+    """Return the operations of a training token with c_f = 6 and c_r = 14 (Krajewski 2024, equation
+    10).
 
     Args:
         active: 12 d^2 n parameters that a token uses.
@@ -152,10 +176,11 @@ def count_training_flops(active: float, experts: int, granularity: float) -> flo
 
 @dataclass(frozen=True)
 class LudziejewskiLaw:
-    """Ludziejewski 2025 (arXiv:2502.05172): L = a Ê^delta N^(alpha + gamma ln Ê) + b Ê^omega D^(beta + zeta ln Ê) + c.
+    """Ludziejewski 2025 (arXiv:2502.05172): L = a Ê^delta N^(alpha + gamma ln Ê) + b Ê^omega
+    D^(beta + zeta ln Ê) + c.
 
-    Its equation 6, for one expert per token as wide as the dense layer. N counts active parameters with embeddings;
-    training costs 6 N D and serving 2 N D. One expert is the dense model.
+    Its equation 6, for one expert per token as wide as the dense layer. N counts active parameters
+    with embeddings; training costs 6 N D and serving 2 N D. One expert is the dense model.
     """
 
     name: str
@@ -173,7 +198,9 @@ class LudziejewskiLaw:
     c: float
 
     def reduce_to_two_terms(self, experts: int) -> tuple[float, float, float, float]:
-        """Return m, mu, n and nu of L = m N^mu + n D^nu + c for a number of experts (its table 4)."""
+        """Return m, mu, n and nu of L = m N^mu + n D^nu + c for a number of experts (its table
+        4).
+        """
         many = saturate_experts(experts, self.start, self.most)
         log = math.log(many)
         return (
@@ -192,9 +219,13 @@ class LudziejewskiLaw:
         """See Law."""
 
         def predict_loss_on_budget(tokens: float) -> float:
-            return self.predict_loss(compute_affordable_parameters(request, tokens), tokens, request.experts)
+            return self.predict_loss(
+                compute_affordable_parameters(request, tokens), tokens, request.experts
+            )
 
-        tokens = minimize_golden_section(predict_loss_on_budget, 1e3, request.flops / FLOPS_PER_PARAMETER_AND_TOKEN)
+        tokens = minimize_golden_section(
+            predict_loss_on_budget, 1e3, request.flops / FLOPS_PER_PARAMETER_AND_TOKEN
+        )
         ignores = {
             "repetition": request.unique_tokens is not None,
             "granularity": (request.granularity or 1) != 1,

@@ -27,9 +27,15 @@ class LawRow(Section):
     source: str = Field(description="Paper.")
     counts: str = Field(description="Parameters that it counts.")
     evidence: str = Field(description="Where its constants are from.")
-    parameters: float = Field(description="Parameters, in the convention of the law; active ones of experts.")
-    total_parameters: float | None = Field(description="All parameters of a mixture; null for a dense model.")
-    granularity: float | None = Field(description="Granularity of experts; null where the law has none.")
+    parameters: float = Field(
+        description="Parameters, in the convention of the law; active ones of experts."
+    )
+    total_parameters: float | None = Field(
+        description="All parameters of a mixture; null for a dense model."
+    )
+    granularity: float | None = Field(
+        description="Granularity of experts; null where the law has none."
+    )
     tokens: float = Field(description="Training tokens.")
     tokens_per_parameter: float = Field(description="Their quotient.")
     loss: float | None = Field(description="Loss in nats per token; null where the law has none.")
@@ -51,8 +57,12 @@ class RateRow(Section):
 
     law: str = Field(description="Its name.")
     at_parameters: float | None = Field(description="Model size that it depends on; null: none.")
-    batch_tokens: float | None = Field(description="Tokens of a batch; null where the law has none.")
-    learning_rate: float | None = Field(description="Peak learning rate; null where the law has none.")
+    batch_tokens: float | None = Field(
+        description="Tokens of a batch; null where the law has none."
+    )
+    learning_rate: float | None = Field(
+        description="Peak learning rate; null where the law has none."
+    )
     outside: Extrapolation | None = Field(description="null inside of the fitted range.")
 
 

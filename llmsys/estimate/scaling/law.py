@@ -1,7 +1,8 @@
-"""A scaling law: what it counts, where it was fitted, and what it recommends for a budget of operations.
+"""A scaling law: what it counts, where it was fitted, and what it recommends for a budget of
+operations.
 
-Compute is 6 · parameters · tokens where a law does not say otherwise. Losses are nats per token of the law's own text
-and tokenizer, so they can be compared along one law only, never between two.
+Compute is 6 · parameters · tokens where a law does not say otherwise. Losses are nats per token of
+the law's own text and tokenizer, so they can be compared along one law only, never between two.
 
 Power laws give the best size or number of tokens directly from the compute.
 """
@@ -31,7 +32,9 @@ class FittedRange:
 
 @dataclass(frozen=True)
 class LawSource:
-    """Source of a law: its paper, its definition of parameters, its spans, and how sure its constants are."""
+    """Source of a law: its paper, its definition of parameters, its spans, and how sure its
+    constants are.
+    """
 
     source: str
     counts: str
@@ -41,10 +44,11 @@ class LawSource:
 
 @dataclass(frozen=True)
 class BudgetRequest:
-    """A budget: operations, unique tokens to train on, tokens to be served later out of the same budget.
+    """A budget: operations, unique tokens to train on, tokens to be served later out of the same
+    budget.
 
-    `served_tokens` is in tokens at the utilisation of training. `experts` and `granularity` (d_ff over the width of one
-    expert; None: the best one) describe a mixture of experts, for its laws.
+    `served_tokens` is in tokens at the utilisation of training. `experts` and `granularity` (d_ff
+    over the width of one expert; None: the best one) describe a mixture of experts, for its laws.
     """
 
     flops: float
@@ -58,7 +62,8 @@ class BudgetRequest:
 class Optimum:
     """A law's best use of a budget. `ignores` names what was asked for and the law has no term for.
 
-    `total_parameters` and `granularity` are of a mixture of experts, whose `parameters` are the active ones.
+    `total_parameters` and `granularity` are of a mixture of experts, whose `parameters` are the
+    active ones.
     """
 
     parameters: float
@@ -93,8 +98,14 @@ class ScalingLaw(Protocol):
 
 
 def find_extrapolation(law: ScalingLaw, flops: float, best: Optimum) -> tuple[float, Axis] | None:
-    """Return how far, and on which axis, a recommendation lies outside the runs behind the law; None inside."""
-    values: dict[Axis, float] = {"FLOPs": flops, "parameters": best.parameters, "tokens": best.tokens}
+    """Return how far, and on which axis, a recommendation lies outside the runs behind the law;
+    None inside.
+    """
+    values: dict[Axis, float] = {
+        "FLOPs": flops,
+        "parameters": best.parameters,
+        "tokens": best.tokens,
+    }
     worst = max(
         ((span.compute_extrapolation(values[span.axis]), span.axis) for span in law.origin.spans),
         default=(1.0, "FLOPs"),
@@ -107,9 +118,11 @@ FLOPS_PER_PF_DAY = 8.64e19
 
 @dataclass(frozen=True)
 class KaplanLaw:
-    """Kaplan 2020 (arXiv:2001.08361): N counts no embeddings, compute is in PF-days, C_min as in its section 6.
+    """Kaplan 2020 (arXiv:2001.08361): N counts no embeddings, compute is in PF-days, C_min as in
+    its section 6.
 
-    N = 1.3e9 C^0.73 (its table 6), and D from 6 N D = C, so that the budget is spent. Its loss is (3.1e8 / C)^0.05.
+    N = 1.3e9 C^0.73 (its table 6), and D from 6 N D = C, so that the budget is spent. Its loss is
+    (3.1e8 / C)^0.05.
     """
 
     name: str
@@ -129,7 +142,9 @@ class KaplanLaw:
 
     @staticmethod
     def predict_loss(parameters: float, tokens: float) -> float:
-        """Nats per token of both limits together, its equation 1.5 with the constants of its table 2."""
+        """Nats per token of both limits together, its equation 1.5 with the constants of its
+        table 2.
+        """
         return float(((6.4e13 / parameters) ** (0.076 / 0.103) + 1.8e13 / tokens) ** 0.103)
 
 
@@ -146,7 +161,10 @@ class ComputeLaw:
         """See Law."""
         tokens = self.factor * request.flops**self.exponent
         return Optimum(
-            request.flops / FLOPS_PER_PARAMETER_AND_TOKEN / tokens, tokens, None, list_ignored_inputs(request)
+            request.flops / FLOPS_PER_PARAMETER_AND_TOKEN / tokens,
+            tokens,
+            None,
+            list_ignored_inputs(request),
         )
 
 

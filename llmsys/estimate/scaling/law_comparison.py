@@ -1,7 +1,7 @@
 """Compare scaling laws: size, tokens, batch size and learning rate for a budget.
 
-The result always holds every law. A single recommendation would hide that published fits differ by a factor of five in
-tokens per parameter at the same compute.
+The result always holds every law. A single recommendation would hide that published fits differ by
+a factor of five in tokens per parameter at the same compute.
 
 A budget in hours, money or energy is converted to FLOPs, with every assumption.
 """
@@ -60,7 +60,10 @@ def convert_budget_to_flops(config: ScalingLawConfig, device: Accelerator | None
     assert device is not None, "a budget in other units names its device"
     hours, how = _convert_to_hours(config, device, amount, unit)
     flops = hours * 3600 * device.flops_per_second * config.utilisation
-    peak = f"{device.name}: {device.flops_per_second / 1e12:,.0f} TFLOP/s at utilisation={config.utilisation:g}"
+    peak = (
+        f"{device.name}: {device.flops_per_second / 1e12:,.0f} TFLOP/s at "
+        f"utilisation={config.utilisation:g}"
+    )
     return ComputeBudget(flops, (*how, f"{hours:,.0f} accelerator-hours", peak))
 
 
@@ -73,12 +76,16 @@ def _convert_to_hours(
         kilowatts = device.watts / 1000 * config.pue
         return amount / kilowatts, (f"{device.watts:g} W for each, times pue={config.pue:g}",)
     assert config.price_per_hour is not None, "the config refuses money without a price"
-    return amount / config.price_per_hour, (f"{config.price_per_hour:g} {unit} per accelerator-hour",)
+    return amount / config.price_per_hour, (
+        f"{config.price_per_hour:g} {unit} per accelerator-hour",
+    )
 
 
 @dataclass(frozen=True)
 class BatchAndLearningRate:
-    """Tokens in a batch and the peak learning rate; None where the law has no answer. `outside` says how far it is."""
+    """Tokens in a batch and the peak learning rate; None where the law has no answer. `outside`
+    says how far it is.
+    """
 
     law: str
     batch_tokens: float | None
@@ -87,27 +94,44 @@ class BatchAndLearningRate:
 
 
 def predict_deepseek_rates(flops: float) -> BatchAndLearningRate:
-    """DeepSeek LLM 2024 (arXiv:2401.02954), 3.1: both are power laws of the compute, fitted from 1e17 to 2e19."""
+    """DeepSeek LLM 2024 (arXiv:2401.02954), 3.1: both are power laws of the compute, fitted from
+    1e17 to 2e19.
+    """
     span = FittedRange("FLOPs", 1e17, 2e19)
     return BatchAndLearningRate(
-        "deepseek_2024", 0.2920 * flops**0.3271, 0.3118 * flops**-0.1250, _find_rate_extrapolation([(span, flops)])
+        "deepseek_2024",
+        0.2920 * flops**0.3271,
+        0.3118 * flops**-0.1250,
+        _find_rate_extrapolation([(span, flops)]),
     )
 
 
 def predict_steplaw_rates(parameters: float, tokens: float) -> BatchAndLearningRate:
-    """Step Law 2025 (arXiv:2503.04715): N without vocabulary; its rate rises with D, where DeepSeek's falls with C."""
-    spans = [(FittedRange("parameters", 6e7, 1.1e9), parameters), (FittedRange("tokens", 2e9, 1e11), tokens)]
+    """Step Law 2025 (arXiv:2503.04715): N without vocabulary; its rate rises with D, where
+    DeepSeek's falls with C.
+    """
+    spans = [
+        (FittedRange("parameters", 6e7, 1.1e9), parameters),
+        (FittedRange("tokens", 2e9, 1e11), tokens),
+    ]
     rate = 1.79 * parameters**-0.713 * tokens**0.307
-    return BatchAndLearningRate("steplaw_2025", 0.58 * tokens**0.571, rate, _find_rate_extrapolation(spans))
+    return BatchAndLearningRate(
+        "steplaw_2025", 0.58 * tokens**0.571, rate, _find_rate_extrapolation(spans)
+    )
 
 
 def predict_kaplan_rates(flops: float, parameters: float) -> BatchAndLearningRate:
-    """Kaplan 2020: B = 2.0e6 C^0.24 (table 6), rate 0.003239 - 0.0001395 ln N (D.6), which ends at N = 1e10."""
+    """Kaplan 2020: B = 2.0e6 C^0.24 (table 6), rate 0.003239 - 0.0001395 ln N (D.6), which ends
+    at N = 1e10.
+    """
     rate = 0.003239 - 0.0001395 * math.log(parameters)
     batch = 2.0e6 * (flops / FLOPS_PER_PF_DAY) ** 0.24
     span = FittedRange("parameters", 768, 1.5e9)
     return BatchAndLearningRate(
-        "kaplan_2020", batch, rate if rate > 0 else None, _find_rate_extrapolation([(span, parameters)])
+        "kaplan_2020",
+        batch,
+        rate if rate > 0 else None,
+        _find_rate_extrapolation([(span, parameters)]),
     )
 
 
@@ -141,10 +165,18 @@ def compare_laws(config: ScalingLawConfig, bought: ComputeBudget) -> dict[str, A
         config.granularity,
     )
     laws: tuple[ScalingLaw, ...] = (*DENSE, *MIXTURES) if config.num_experts > 1 else DENSE
-    if config.highlight is not None and config.highlight not in (names := [law.name for law in laws]):
-        raise ConfigError(f"highlight={config.highlight} is not a law of this table. Use one of {', '.join(names)}.")
+    if config.highlight is not None and config.highlight not in (
+        names := [law.name for law in laws]
+    ):
+        raise ConfigError(
+            f"highlight={config.highlight} is not a law of this table. Use one of "
+            f"{', '.join(names)}."
+        )
     found = [(law, law.find_optimum(request)) for law in laws]
-    rows = [_convert_law_to_dict(law, best, request, marked=law.name == config.highlight) for law, best in found]
+    rows = [
+        _convert_law_to_dict(law, best, request, marked=law.name == config.highlight)
+        for law, best in found
+    ]
     return {
         "budget": {"flops": bought.flops, "assumptions": list(bought.assumptions)},
         "unique_tokens": config.unique_tokens,
@@ -156,9 +188,13 @@ def compare_laws(config: ScalingLawConfig, bought: ComputeBudget) -> dict[str, A
     }
 
 
-def _convert_law_to_dict(law: ScalingLaw, best: Optimum, request: BudgetRequest, *, marked: bool) -> dict[str, Any]:
+def _convert_law_to_dict(
+    law: ScalingLaw, best: Optimum, request: BudgetRequest, *, marked: bool
+) -> dict[str, Any]:
     outside = find_extrapolation(law, request.flops, best)
-    epochs = None if request.unique_tokens is None else max(1.0, best.tokens / request.unique_tokens)
+    epochs = (
+        None if request.unique_tokens is None else max(1.0, best.tokens / request.unique_tokens)
+    )
     return {
         "law": law.name,
         "marked": marked,
@@ -180,7 +216,11 @@ def _convert_law_to_dict(law: ScalingLaw, best: Optimum, request: BudgetRequest,
 def _list_remarks(best: Optimum, epochs: float | None, request: BudgetRequest) -> list[str]:
     said = []
     if best.granularity is not None:
-        total = "" if best.total_parameters is None else f", {format_count(best.total_parameters)} in all"
+        total = (
+            ""
+            if best.total_parameters is None
+            else f", {format_count(best.total_parameters)} in all"
+        )
         active = format_count(best.parameters)
         said.append(f"{request.experts} × {active} active{total}, granularity {best.granularity:g}")
     if "granularity" in best.ignores:
@@ -198,18 +238,26 @@ def _compute_spread(optima: list[Optimum]) -> dict[str, dict[str, float]]:
         "tokens": [best.tokens for best in optima],
         "tokens_per_parameter": [best.tokens_per_parameter for best in optima],
     }
-    return {name: {"low": min(one), "median": median(one), "high": max(one)} for name, one in columns.items()}
+    return {
+        name: {"low": min(one), "median": median(one), "high": max(one)}
+        for name, one in columns.items()
+    }
 
 
 def _list_rates(flops: float, optima: list[Optimum]) -> list[dict[str, Any]]:
-    """Step Law at the smallest, the median and the largest model of the table, since it depends on size and tokens."""
+    """Step Law at the smallest, the median and the largest model of the table, since it depends
+    on size and tokens.
+    """
     by_size = sorted(optima, key=lambda best: best.parameters)
     chosen = [by_size[0], by_size[len(by_size) // 2], by_size[-1]]
     middle = chosen[1].parameters
     rows = [
         (predict_kaplan_rates(flops, middle), middle),
         (predict_deepseek_rates(flops), None),
-        *((predict_steplaw_rates(best.parameters, best.tokens), best.parameters) for best in chosen),
+        *(
+            (predict_steplaw_rates(best.parameters, best.tokens), best.parameters)
+            for best in chosen
+        ),
     ]
     return [
         {
@@ -217,14 +265,20 @@ def _list_rates(flops: float, optima: list[Optimum]) -> list[dict[str, Any]]:
             "at_parameters": size,
             "batch_tokens": one.batch_tokens,
             "learning_rate": one.learning_rate,
-            "outside": None if one.outside is None else {"times": one.outside[0], "axis": one.outside[1]},
+            "outside": None
+            if one.outside is None
+            else {"times": one.outside[0], "axis": one.outside[1]},
         }
         for one, size in rows
     ]
 
 
-def _list_dense_equivalents(config: ScalingLawConfig, optima: list[Optimum]) -> list[dict[str, Any]]:
-    """Return the gain of experts over the median model, for each kind of routing that Clark measured."""
+def _list_dense_equivalents(
+    config: ScalingLawConfig, optima: list[Optimum]
+) -> list[dict[str, Any]]:
+    """Return the gain of experts over the median model, for each kind of routing that Clark
+    measured.
+    """
     if config.num_experts == 1:
         return []
     size = median(best.parameters for best in optima)

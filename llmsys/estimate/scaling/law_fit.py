@@ -1,7 +1,9 @@
-"""A scaling law of one's own: E + A / N^alpha + B / D^beta through a ladder of runs, with honest intervals.
+"""A scaling law of one's own: E + A / N^alpha + B / D^beta through a ladder of runs, with honest
+intervals.
 
-The fit is Hoffmann 2022, D.2: a Huber loss on log L, from a grid of starts. Intervals come from fitting resampled
-runs again (Efron 1979), so they hold what the choice of runs leaves open, and nothing else.
+The fit is Hoffmann 2022, D.2: a Huber loss on log L, from a grid of starts. Intervals come from
+fitting resampled runs again (Efron 1979), so they hold what the choice of runs leaves open, and
+nothing else.
 
 The points are runs or rows of a table, each with parameters, tokens and the loss it reached.
 """
@@ -19,7 +21,13 @@ from numpy.typing import NDArray
 
 from llmsys.errors import DataError
 from llmsys.estimate.scaling.chinchilla import ParametricLaw
-from llmsys.estimate.scaling.law import FLOPS_PER_PARAMETER_AND_TOKEN, Axis, BudgetRequest, FittedRange, LawSource
+from llmsys.estimate.scaling.law import (
+    FLOPS_PER_PARAMETER_AND_TOKEN,
+    Axis,
+    BudgetRequest,
+    FittedRange,
+    LawSource,
+)
 from llmsys.events import read_latest_events
 
 COLUMNS = ("parameters", "tokens", "loss")
@@ -27,7 +35,9 @@ COLUMNS = ("parameters", "tokens", "loss")
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """One finished run: all parameters that a token meets, training tokens, held-back loss in nats per token."""
+    """One finished run: all parameters that a token meets, training tokens, held-back loss in
+    nats per token.
+    """
 
     name: str
     parameters: float
@@ -61,12 +71,17 @@ def load_training_runs(sources: Iterable[Path]) -> list[TrainingRun]:
 def _load_run_folder(folder: Path) -> TrainingRun:
     path = folder / "events.jsonl"
     if not path.exists():
-        raise DataError(f"{folder} has no events.jsonl: it is not a run folder. Name folders that llmsys train wrote.")
+        raise DataError(
+            f"{folder} has no events.jsonl: it is not a run folder. Name folders that llmsys "
+            "train wrote."
+        )
     events = read_latest_events(path)
     start = _get_last_event(events, "start", folder)
     evaluation = _get_last_event(events, "evaluation", folder)
     if not any(event["event"] == "finish" for event in events):
-        raise DataError(f"{folder} has not finished, so its schedule was cut short. Finish it, or omit it.")
+        raise DataError(
+            f"{folder} has not finished, so its schedule was cut short. Finish it, or omit it."
+        )
     parameters = start.get("parameters_active", start.get("parameters"))
     return _parse_run(folder.name, {"parameters": parameters, **evaluation}, folder)
 
@@ -74,7 +89,10 @@ def _load_run_folder(folder: Path) -> TrainingRun:
 def _get_last_event(events: list[dict[str, Any]], kind: str, folder: Path) -> dict[str, Any]:
     found = [event for event in events if event["event"] == kind]
     if not found:
-        raise DataError(f"{folder} has no {kind} event, so nothing was measured. Train it to its end, or omit it.")
+        raise DataError(
+            f"{folder} has no {kind} event, so nothing was measured. Train it to its end, or omit "
+            "it."
+        )
     return found[-1]
 
 
@@ -83,9 +101,14 @@ def _iter_csv_runs(path: Path) -> Iterator[TrainingRun]:
         with path.open(newline="") as opened:
             rows = list(csv.DictReader(opened))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path} cannot be read: {error}. Name a run folder or a CSV file.") from error
+        raise DataError(
+            f"{path} cannot be read: {error}. Name a run folder or a CSV file."
+        ) from error
     if not rows or not set(COLUMNS) <= rows[0].keys():
-        raise DataError(f"{path} needs the columns {', '.join(COLUMNS)}, and at least one row. Write names in line 1.")
+        raise DataError(
+            f"{path} needs the columns {', '.join(COLUMNS)}, and at least one row. Write names in "
+            "line 1."
+        )
     for number, row in enumerate(rows, 2):
         yield _parse_run(row.get("name") or f"{path.name}:{number}", row, f"{path}:{number}")
 
@@ -95,26 +118,33 @@ def _parse_run(name: str, values: dict[str, Any], where: object) -> TrainingRun:
         numbers = {column: float(values[column]) for column in COLUMNS}
     except (KeyError, TypeError, ValueError):
         shown = json.dumps({column: values.get(column) for column in COLUMNS})
-        raise DataError(f"{where}: {shown} does not give {', '.join(COLUMNS)} as numbers.") from None
+        raise DataError(
+            f"{where}: {shown} does not give {', '.join(COLUMNS)} as numbers."
+        ) from None
     if min(numbers.values()) <= 0:
         raise DataError(f"{where}: {numbers} must all be positive.")
     return TrainingRun(name, **numbers)
 
 
-# Residuals of log L above it count linearly, so that one bad run does not bend the law (Hoffmann 2022, D.2).
+# Residuals of log L above it count linearly, so that one bad run does not bend the law (Hoffmann
+# 2022, D.2).
 HUBER_WIDTH = 1e-3
 
 UNKNOWNS = ("E", "A", "B", "alpha", "beta")
 RESAMPLES = 200
 # log E, log A, log B, alpha, beta of each start.
-STARTS = tuple(product((-1.0, 0.0, 0.7), (2.0, 6.0, 10.0), (2.0, 6.0, 10.0), (0.2, 0.4, 0.7), (0.2, 0.4, 0.7)))
+STARTS = tuple(
+    product((-1.0, 0.0, 0.7), (2.0, 6.0, 10.0), (2.0, 6.0, 10.0), (0.2, 0.4, 0.7), (0.2, 0.4, 0.7))
+)
 
 Vector = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class LawFit:
-    """The law, an interval of 5 to 95 % for each of its constants, and the constants of every resampling."""
+    """The law, an interval of 5 to 95 % for each of its constants, and the constants of every
+    resampling.
+    """
 
     law: ParametricLaw
     intervals: dict[str, tuple[float, float]]
@@ -157,7 +187,9 @@ def fit_law(points: Sequence[TrainingRun], resamples: int = RESAMPLES, seed: int
         DataError: the points cannot tell its five constants apart.
     """
     _require_enough_runs(points)
-    sizes, tokens, losses = (np.array([getattr(p, key) for p in points]) for key in ("parameters", "tokens", "loss"))
+    sizes, tokens, losses = (
+        np.array([getattr(p, key) for p in points]) for key in ("parameters", "tokens", "loss")
+    )
     best = _fit_constants(sizes, tokens, losses, STARTS)
     generator = np.random.default_rng(seed)
     again: list[Vector] = []
@@ -165,7 +197,9 @@ def fit_law(points: Sequence[TrainingRun], resamples: int = RESAMPLES, seed: int
         chosen = generator.integers(len(points), size=len(points))
         # Fewer different runs would not determine the constants.
         if len({(sizes[i], tokens[i]) for i in chosen}) > len(UNKNOWNS):
-            again.append(_fit_constants(sizes[chosen], tokens[chosen], losses[chosen], [tuple(best)]))
+            again.append(
+                _fit_constants(sizes[chosen], tokens[chosen], losses[chosen], [tuple(best)])
+            )
     law, laws = _build_law(best, points), tuple(_build_law(one, points) for one in again)
     columns = np.array([_list_constants(one) for one in laws])
     low, high = np.percentile(columns, (5, 95), axis=0)
@@ -183,12 +217,15 @@ def _require_enough_runs(points: Sequence[TrainingRun]) -> None:
     ):
         if count < least:
             raise DataError(
-                f"{count} {what} cannot determine the {len(UNKNOWNS)} constants of a law. Use at least "
-                f"{least}: train every size for several numbers of tokens, each to the end of its schedule."
+                f"{count} {what} cannot determine the {len(UNKNOWNS)} constants of a law. Use at "
+                f"least {least}: train every size for several numbers of tokens, each to the end "
+                "of its schedule."
             )
 
 
-def _fit_constants(sizes: Vector, tokens: Vector, losses: Vector, starts: Sequence[tuple[float, ...]]) -> Vector:
+def _fit_constants(
+    sizes: Vector, tokens: Vector, losses: Vector, starts: Sequence[tuple[float, ...]]
+) -> Vector:
     """The constants with the smallest Huber loss over all starts."""
     from scipy.optimize import minimize  # nothing else of the estimate needs it
 
@@ -205,7 +242,12 @@ def _fit_constants(sizes: Vector, tokens: Vector, losses: Vector, starts: Sequen
     bounds = [(-10, 5), (-10, 40), (-10, 40), (0.01, 2), (0.01, 2)]
     results = [
         minimize(
-            compute_objective, np.array(start), jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": 2000}
+            compute_objective,
+            np.array(start),
+            jac=True,
+            method="L-BFGS-B",
+            bounds=bounds,
+            options={"maxiter": 2000},
         )
         for start in starts
     ]
@@ -214,7 +256,9 @@ def _fit_constants(sizes: Vector, tokens: Vector, losses: Vector, starts: Sequen
 
 
 def _predict_log_losses(constants: Vector, sizes: Vector, tokens: Vector) -> tuple[Vector, Vector]:
-    """log L of each point, and its slopes along log E, log A, log B, alpha and beta: (points,), (points, 5)."""
+    """log L of each point, and its slopes along log E, log A, log B, alpha and beta: (points,),
+    (points, 5).
+    """
     log_e, log_a, log_b, alpha, beta = constants
     log_n, log_d = np.log(sizes), np.log(tokens)
     terms = np.stack([np.full_like(log_n, log_e), log_a - alpha * log_n, log_b - beta * log_d])

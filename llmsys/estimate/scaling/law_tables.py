@@ -27,7 +27,10 @@ def _iter_comparison_lines(result: dict[str, Any]) -> Iterator[str]:
     yield f"budget   {budget['flops']:.3g} FLOPs"
     yield from (f"         {line}" for line in budget["assumptions"])
     if result["served_tokens"]:
-        yield f"         pays for training and for inference on {format_count(result['served_tokens'])} tokens"
+        yield (
+            "         pays for training and for inference on "
+            f"{format_count(result['served_tokens'])} tokens"
+        )
     if result["unique_tokens"] is not None:
         yield f"         {format_count(result['unique_tokens'])} unique tokens"
     yield ""
@@ -51,11 +54,17 @@ def _iter_law_lines(result: dict[str, Any]) -> Iterator[str]:
     for row in result["laws"]:
         loss = "–" if row["loss"] is None else f"{row['loss']:.3f}"
         read = f"{row['epochs']:>8.1f}" if epochs else ""
-        notes = "; ".join([_format_extrapolation(row["outside"]), *row["remarks"], *filter(None, [row["evidence"]])])
+        notes = "; ".join(
+            [
+                _format_extrapolation(row["outside"]),
+                *row["remarks"],
+                *filter(None, [row["evidence"]]),
+            ]
+        )
         yield (
             f"{'>' if row['marked'] else ' '} "
-            f"{row['law']:<24}{format_count(row['parameters']):>11}{format_count(row['tokens']):>10}"
-            f"{row['tokens_per_parameter']:>12.1f}{loss:>8}{read}  {notes}"
+            f"{row['law']:<24}{format_count(row['parameters']):>11}{format_count(row['tokens']):>10}{row['tokens_per_parameter']:>12.1f}{loss:>8}{read} "
+            f" {notes}"
         )
 
 
@@ -71,15 +80,18 @@ def _iter_spread_lines(result: dict[str, Any]) -> Iterator[str]:
         low, middle, high = (format_count(spread[name][key]) for key in ("low", "median", "high"))
         yield f"{title:<12}{low} to {high}, median {middle}"
     ratio = spread["tokens_per_parameter"]
-    yield f"{'ratio':<12}{ratio['low']:.1f} to {ratio['high']:.1f} tokens per parameter, median {ratio['median']:.1f}"
+    yield (
+        f"{'ratio':<12}{ratio['low']:.1f} to {ratio['high']:.1f} tokens per parameter, median "
+        f"{ratio['median']:.1f}"
+    )
 
 
 def _iter_expert_lines(rows: list[dict[str, Any]]) -> Iterator[str]:
     for row in rows:
         far = f", {row['outside']:,.3g}× beyond its runs" if row["outside"] > 1 else ""
         yield (
-            f"{row['law']:<24}{format_count(row['parameters'])} with {row['experts']} experts is worth "
-            f"{format_count(row['dense_parameters'])} dense{far}"
+            f"{row['law']:<24}{format_count(row['parameters'])} with {row['experts']} experts is "
+            f"worth {format_count(row['dense_parameters'])} dense{far}"
         )
 
 
@@ -89,7 +101,10 @@ def _iter_rate_lines(rows: list[dict[str, Any]]) -> Iterator[str]:
         size = "any" if row["at_parameters"] is None else format_count(row["at_parameters"])
         rate = "none left" if row["learning_rate"] is None else f"{row['learning_rate']:.2e}"
         batch = format_count(row["batch_tokens"])
-        yield f"  {row['law']:<24}{size:>11}{batch:>14}{rate:>11}  {_format_extrapolation(row['outside'])}"
+        yield (
+            f"  {row['law']:<24}{size:>11}{batch:>14}{rate:>11}  "
+            f"{_format_extrapolation(row['outside'])}"
+        )
 
 
 # Budget used by default, as a multiple of the largest run.

@@ -1,7 +1,7 @@
 """The published laws of dense models, their constants as printed and the runs behind them.
 
-Two laws appear twice, with the digits their paper rounds to and with those of its figure or source: rounding an
-exponent moves the optimum by a quarter to a half, so neither is quietly preferred.
+Two laws appear twice, with the digits their paper rounds to and with those of its figure or source:
+rounding an exponent moves the optimum by a quarter to a half, so neither is quietly preferred.
 """
 
 from llmsys.estimate.scaling.chinchilla import DataConstrainedLaw, ParametricLaw
@@ -12,24 +12,41 @@ _HOFFMANN = "Hoffmann 2022, arXiv:2203.15556, approach"
 
 KAPLAN = KaplanLaw(
     "kaplan_2020",
-    LawSource("Kaplan 2020, arXiv:2001.08361", "without embeddings", (FittedRange("parameters", 768, 1.5e9),)),
+    LawSource(
+        "Kaplan 2020, arXiv:2001.08361",
+        "without embeddings",
+        (FittedRange("parameters", 768, 1.5e9),),
+    ),
 )
-# The paper prints exponents of 0.50 and 0.51. These are least squares through the nine rows of tables 3 and A3.
+# The paper prints exponents of 0.50 and 0.51. These are least squares through the nine rows of
+# tables 3 and A3.
 HOFFMANN_FRONTIER = ComputeLaw(
     "hoffmann_2022_approach_1",
-    LawSource(f"{_HOFFMANN} 1, table 3", "all parameters", _CHINCHILLA_RUNS, "the lowest loss of training curves"),
+    LawSource(
+        f"{_HOFFMANN} 1, table 3",
+        "all parameters",
+        _CHINCHILLA_RUNS,
+        "the lowest loss of training curves",
+    ),
     1.681,
     0.5019,
 )
 HOFFMANN_ISOFLOP = ComputeLaw(
     "hoffmann_2022_approach_2",
-    LawSource(f"{_HOFFMANN} 2, table A3", "all parameters", _CHINCHILLA_RUNS, "profiles of equal compute"),
+    LawSource(
+        f"{_HOFFMANN} 2, table A3", "all parameters", _CHINCHILLA_RUNS, "profiles of equal compute"
+    ),
     1.148,
     0.5101,
 )
 HOFFMANN_ROUNDED = ParametricLaw(
     "hoffmann_2022_rounded",
-    LawSource(f"{_HOFFMANN} 3, as printed", "all parameters", _CHINCHILLA_RUNS, "exponents rounded to two digits"),
+    LawSource(
+        f"{_HOFFMANN} 3, as printed",
+        "all parameters",
+        _CHINCHILLA_RUNS,
+        "exponents rounded to two digits",
+    ),
     1.69,
     406.4,
     410.7,
@@ -47,7 +64,12 @@ HOFFMANN = ParametricLaw(
 )
 BESIROGLU = ParametricLaw(
     "besiroglu_2024",
-    LawSource("Besiroglu 2024, arXiv:2404.10102", "all parameters", _CHINCHILLA_RUNS, "Hoffmann's runs, fitted again"),
+    LawSource(
+        "Besiroglu 2024, arXiv:2404.10102",
+        "all parameters",
+        _CHINCHILLA_RUNS,
+        "Hoffmann's runs, fitted again",
+    ),
     1.8172,
     482.01,
     2085.43,
@@ -96,7 +118,11 @@ LLAMA3_ROUNDED = ComputeLaw(
 )
 LLAMA3 = ComputeLaw(
     "llama3_2024",
-    LawSource("Llama 3 2024, arXiv:2407.21783, its figure", "compute / 6 tokens", (FittedRange("FLOPs", 6e18, 1e22),)),
+    LawSource(
+        "Llama 3 2024, arXiv:2407.21783, its figure",
+        "compute / 6 tokens",
+        (FittedRange("FLOPs", 6e18, 1e22),),
+    ),
     0.299,
     0.537,
 )

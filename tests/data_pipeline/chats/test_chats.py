@@ -1,4 +1,6 @@
-"""Chats become token rows with a loss on answers; what cannot be used is counted, and named before training."""
+"""Chats become token rows with a loss on answers; what cannot be used is counted, and named
+before training.
+"""
 
 import json
 from pathlib import Path
@@ -8,22 +10,23 @@ import numpy as np
 import pytest
 import torch
 
-from data_pipeline.inspection.verify_dataset import verify_dataset
-from data_pipeline.pipelines.prepare_dataset import prepare_dataset
-from llmsys.chat_template import load_chat_template
 from llmsys.config.run import RunConfig
 from llmsys.data.batch import IGNORED
+from llmsys.data_pipeline.inspection.verify_dataset import verify_dataset
+from llmsys.data_pipeline.pipelines.prepare_dataset import prepare_dataset
+from llmsys.dataset.token_shards import load_manifest, open_tokens
 from llmsys.errors import ConfigError, DataError
 from llmsys.report.dataset_sections import build_dataset_numbers
-from llmsys.token_shards import load_manifest, open_tokens
-from llmsys.tokenizer import load_tokenizer
 from llmsys.train.build_engine import build_model
 from llmsys.train.build_objective import build_evaluator, build_step_batches
+from llmsys.vocabulary.chat_template import load_chat_template
+from llmsys.vocabulary.tokenizer import load_tokenizer
 from tests.helpers.chats import MARKED_TEMPLATES, PLAIN_TEMPLATES, build_chats, write_chats
 from tests.helpers.json_tokenizers import write
 
 MODEL = {
-    "vocab_size": 384, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "vocab_size": 384, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 4,
     "max_position_embeddings": 256,
 }  # fmt: skip
 ANSWER = {"role": "assistant", "content": "y"}
@@ -39,7 +42,12 @@ BAD_ROWS: list[tuple[str, Any]] = [
 
 
 def build_config(folder: Path, **data: Any) -> RunConfig:
-    section = {"kind": "chat", "folder": folder / "data", "inputs": [folder / "chats.jsonl"], "max_tokens": 200}
+    section = {
+        "kind": "chat",
+        "folder": folder / "data",
+        "inputs": [folder / "chats.jsonl"],
+        "max_tokens": 200,
+    }
     section |= {"split": {"heldout_fraction": 0.2}, "executor": {"kind": "inline"}}
     settings = {
         "run": {"folder": folder / "run"},
@@ -56,7 +64,9 @@ def is_part(ids: tuple[int, ...], whole: tuple[int, ...]) -> bool:
     return any(whole[at : at + len(ids)] == ids for at in range(len(whole)))
 
 
-def write_inputs(folder: Path, rows: list[dict[str, Any]], template: str = MARKED_TEMPLATES["chatml"]) -> None:
+def write_inputs(
+    folder: Path, rows: list[dict[str, Any]], template: str = MARKED_TEMPLATES["chatml"]
+) -> None:
     write_chats(folder / "chats.jsonl", rows)
     (folder / "tokenizer").mkdir()
     write("qwen2", folder / "tokenizer")
@@ -71,7 +81,10 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
     with (folder / "chats.jsonl").open("a") as file:
         half = {"messages": [{"role": "user", "content": "x\ud83d"}, ANSWER]}
         file.write(json.dumps(half) + "\n")
-        file.write('not json\n\n{"messages": [{"from": "human", "value": "x"}, {"from": "gpt", "value": "y"}]}\n')
+        file.write(
+            'not json\n\n{"messages": [{"from": "human", "value": "x"}, {"from": "gpt", "value": '
+            '"y"}]}\n'
+        )
     config = build_config(folder)
     prepare_dataset(config)
     return config
@@ -98,13 +111,19 @@ def test_a_second_preparation_has_nothing_to_do_and_another_template_makes_other
     first = load_manifest(prepared.data.folder)
     assert prepare_dataset(prepared) == first
     (tmp_path / "other.jinja").write_text(PLAIN_TEMPLATES["gemma"])
-    data = prepared.data.model_copy(update={"template": tmp_path / "other.jinja", "folder": tmp_path / "data"})
+    data = prepared.data.model_copy(
+        update={"template": tmp_path / "other.jinja", "folder": tmp_path / "data"}
+    )
     other = prepare_dataset(prepared.model_copy(update={"data": data}))
     assert other.fingerprint != first.fingerprint
-    assert (tmp_path / "data" / "tokenizer" / "chat_template.jinja").read_text() == PLAIN_TEMPLATES["gemma"]
+    assert (tmp_path / "data" / "tokenizer" / "chat_template.jinja").read_text() == PLAIN_TEMPLATES[
+        "gemma"
+    ]
 
 
-def test_answers_in_packed_windows_are_learned_as_if_every_chat_were_alone(prepared: RunConfig) -> None:
+def test_answers_in_packed_windows_are_learned_as_if_every_chat_were_alone(
+    prepared: RunConfig,
+) -> None:
     shards = open_tokens(prepared.data.folder, "train")
     tokenizer = load_tokenizer(prepared.data.folder / "tokenizer")
     template = load_chat_template(prepared.data.folder / "tokenizer", tokenizer)
@@ -168,7 +187,9 @@ THINKING = PLAIN_TEMPLATES["chatml"].replace(
         (MARKED_TEMPLATES["chatml"], 0, "no chat is left: the files have no lines"),
     ],
 )
-def test_bad_templates_and_files_are_named(template: str, rows: int, message: str, tmp_path: Path) -> None:
+def test_bad_templates_and_files_are_named(
+    template: str, rows: int, message: str, tmp_path: Path
+) -> None:
     write_inputs(tmp_path, build_chats(rows), template or "x")
     if not template:
         write("qwen2", tmp_path / "tokenizer")
@@ -179,12 +200,22 @@ def test_bad_templates_and_files_are_named(template: str, rows: int, message: st
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"batch": {"attention_scope": "window"}}, "window would show a chat the others of its sequence"),
+        (
+            {"batch": {"attention_scope": "window"}},
+            "window would show a chat the others of its sequence",
+        ),
         ({"tokenizer": {"kind": "sentencepiece"}}, "sentencepiece has no chat template"),
-        ({"model": MODEL | {"family": "encoder", "head": {"kind": "mlm"}}}, "chat data do not fit objective masked"),
+        (
+            {"model": MODEL | {"family": "encoder", "head": {"kind": "mlm"}}},
+            "chat data do not fit objective masked",
+        ),
     ],
 )
 def test_what_chats_do_not_fit_is_refused(changes: dict[str, Any], message: str) -> None:
-    settings = {"data": {"kind": "chat"}, "tokenizer": {"kind": "file", "path": "x"}, "model": MODEL}
+    settings = {
+        "data": {"kind": "chat"},
+        "tokenizer": {"kind": "file", "path": "x"},
+        "model": MODEL,
+    }
     with pytest.raises((ConfigError, ValueError), match=message):
         RunConfig.model_validate(settings | changes)

@@ -3,11 +3,17 @@
 import random
 from typing import Any
 
-from data_pipeline.core.funnel import EXAMPLE_CHARACTERS, FunnelCounts, build_dropped_rows
+from llmsys.data_pipeline.core.funnel import EXAMPLE_CHARACTERS, FunnelCounts, build_dropped_rows
 
 
 def row(number: int) -> dict[str, Any]:
-    document = {"id": f"{number:032x}", "url": f"u{number}", "file": "f", "offset": 0, "text": "é" * number}
+    document = {
+        "id": f"{number:032x}",
+        "url": f"u{number}",
+        "file": "f",
+        "offset": 0,
+        "text": "é" * number,
+    }
     return build_dropped_rows([document], "rule", [("test", 1.0, 2.0, f"reason {number}")])[0]
 
 
@@ -24,7 +30,10 @@ def test_sums_and_the_smallest_examples_are_the_same_in_any_order() -> None:
             whole.merge_counts(FunnelCounts(part.to_dict()))
         stage = whole.build_funnel(["rule"])[0]
         assert stage.documents_in == 20
-        assert (stage.dropped[0].documents, stage.dropped[0].bytes) == (20, 2 * sum(range(500, 520)))
+        assert (stage.dropped[0].documents, stage.dropped[0].bytes) == (
+            20,
+            2 * sum(range(500, 520)),
+        )
         assert [example.url for example in stage.dropped[0].examples] == ["u500", "u501", "u502"]
         assert len(stage.dropped[0].examples[0].excerpt) == EXAMPLE_CHARACTERS
         expected = expected or stage

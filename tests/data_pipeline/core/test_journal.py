@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from data_pipeline.core.journal import Journal, compute_json_digest
-from data_pipeline.core.task_record import TaskRecord, describe_output
-from data_pipeline.graph.tasks import RecordList
+from llmsys.data_pipeline.core.journal import Journal, compute_json_digest
+from llmsys.data_pipeline.core.task_record import TaskRecord, describe_output
+from llmsys.data_pipeline.graph.tasks import RecordList
 from llmsys.errors import DataError
 
 
@@ -22,7 +22,9 @@ def journal(tmp_path: Path) -> Journal:
 
 def save(journal: Journal, name: str, result: dict[str, Any]) -> TaskRecord:
     """Save a record with one output."""
-    return journal.save_record(name, "key", [describe_output(journal.folder, "rooms/a.arrow")], result)
+    return journal.save_record(
+        name, "key", [describe_output(journal.folder, "rooms/a.arrow")], result
+    )
 
 
 def test_a_saved_record_is_found_by_its_key_alone(journal: Journal) -> None:
@@ -55,7 +57,9 @@ def test_records_of_an_earlier_version_are_taken_over(journal: Journal) -> None:
     stage.mkdir(parents=True)
     record = {"key": "key", "outputs": [vars(output)], "result": {"rows": 3}}
     (stage / "a.warc.gz-1.00001.json").write_text(json.dumps(record))
-    for number, content in enumerate((b"", b'{"key": "key"}', b"\x00\xff", b'{"key": "key", "outputs": [')):
+    for number, content in enumerate(
+        (b"", b'{"key": "key"}', b"\x00\xff", b'{"key": "key", "outputs": [')
+    ):
         (stage / f"damaged-{number}.json").write_bytes(content)
     path = journal.folder / "rooms" / "a.arrow"
     stamp = [path.stat().st_size, path.stat().st_mtime_ns, path.stat().st_ino, "as recorded"]
@@ -72,11 +76,15 @@ def test_a_damaged_journal_is_named_with_what_to_do(journal: Journal) -> None:
     save(journal, "stage/a", {})
     journal.close()
     (journal.folder / "journal" / "records.sqlite").write_bytes(b"no database" * 1_000)
-    with pytest.raises(DataError, match=r"records\.sqlite could not be read or written: .* is damaged: delete it"):
+    with pytest.raises(
+        DataError, match=r"records\.sqlite could not be read or written: .* is damaged: delete it"
+    ):
         Journal(journal.folder).find_record("stage/a", "key")
 
 
-def test_the_records_of_a_stage_are_in_the_order_of_its_tasks_and_others_are_removed(journal: Journal) -> None:
+def test_the_records_of_a_stage_are_in_the_order_of_its_tasks_and_others_are_removed(
+    journal: Journal,
+) -> None:
     for position, name in enumerate("dcba"):
         journal.save_record(f"stage/{name}", "key", [], {"name": name}, position)
     save(journal, "stage/early", {})  # its stage has not begun
@@ -84,8 +92,18 @@ def test_the_records_of_a_stage_are_in_the_order_of_its_tasks_and_others_are_rem
         assert journal.has_record(f"stage/{name}", "key", position)
     journal.save_record("stage/early", "key", [], {"name": "early"}, 3)
     journal.remove_stale_records("stage", 4)
-    assert [record.result["name"] for record in RecordList(journal, "stage", 4)] == ["a", "b", "d", "early"]
-    assert [record.result["name"] for record in RecordList(journal, "stage", 4)[::-1]] == ["early", "d", "b", "a"]
+    assert [record.result["name"] for record in RecordList(journal, "stage", 4)] == [
+        "a",
+        "b",
+        "d",
+        "early",
+    ]
+    assert [record.result["name"] for record in RecordList(journal, "stage", 4)[::-1]] == [
+        "early",
+        "d",
+        "b",
+        "a",
+    ]
     assert journal.find_record("stage/c", "key") is None
 
 
@@ -95,11 +113,16 @@ def test_a_name_that_is_not_utf8_is_kept(journal: Journal) -> None:
     assert journal.list_unfinished("stage") == [name]
 
 
-def test_an_input_is_hashed_again_only_when_it_changed(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_input_is_hashed_again_only_when_it_changed(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = journal.folder / "rooms" / "a.arrow"
     first = journal.get_input_digest(path)
     with monkeypatch.context() as patch:
-        patch.setattr("data_pipeline.core.journal.compute_file_digest", lambda path: pytest.fail("hashed again"))
+        patch.setattr(
+            "llmsys.data_pipeline.core.journal.compute_file_digest",
+            lambda path: pytest.fail("hashed again"),
+        )
         journal.close()
         journal = Journal(journal.folder)
         assert journal.get_input_digest(path) == first

@@ -1,4 +1,6 @@
-"""Laws of a changed rerun: the published dataset stays whole until the next one is, whenever the rerun ends."""
+"""Laws of a changed rerun: the published dataset stays whole until the next one is, whenever the
+rerun ends.
+"""
 
 import shutil
 from pathlib import Path
@@ -6,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from data_pipeline.core.staging import STAGING
-from data_pipeline.inspection.verify_dataset import verify_dataset
-from data_pipeline.pipelines.prepare_dataset import prepare_dataset
 from llmsys.config.run import RunConfig
+from llmsys.data_pipeline.core.staging import STAGING
+from llmsys.data_pipeline.inspection.verify_dataset import verify_dataset
+from llmsys.data_pipeline.pipelines.prepare_dataset import prepare_dataset
+from llmsys.dataset.manifest import MANIFEST_NAME, load_manifest
+from llmsys.dataset.token_shards import open_tokens
 from llmsys.errors import DataError
-from llmsys.manifest import MANIFEST_NAME, load_manifest
-from llmsys.token_shards import open_tokens
 from tests.helpers.tiny_crawl import build_tiny_config, hash_files, make_crawl
 
 
@@ -39,9 +41,14 @@ def changed(crawl: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def change(folder: Path, crawl: Path, vocab_size: int = 300) -> RunConfig:
     """Another threshold, other shards and another tokenizer: no file stays what it was."""
     config = build_tiny_config(
-        folder, crawl, rules=[{"kind": "gopher_quality", "min_words": 175}], documents={"num_shards": 1}
+        folder,
+        crawl,
+        rules=[{"kind": "gopher_quality", "min_words": 175}],
+        documents={"num_shards": 1},
     )
-    return config.model_copy(update={"tokenizer": config.tokenizer.model_copy(update={"vocab_size": vocab_size})})
+    return config.model_copy(
+        update={"tokenizer": config.tokenizer.model_copy(update={"vocab_size": vocab_size})}
+    )
 
 
 def stop(*_: Any, **__: Any) -> Any:
@@ -51,21 +58,26 @@ def stop(*_: Any, **__: Any) -> Any:
 @pytest.mark.parametrize(
     "where",
     [
-        "data_pipeline.tokenize.train_sentencepiece.train_document_tokenizer",
-        "data_pipeline.pipelines.build_manifest._compute_usage",
+        "llmsys.data_pipeline.tokenize.train_sentencepiece.train_document_tokenizer",
+        "llmsys.data_pipeline.pipelines.build_manifest._compute_usage",
         "encode_file",
     ],
 )
 def test_an_interrupted_change_leaves_the_published_dataset_whole(
-    published: Path, changed: Path, crawl: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+    published: Path,
+    changed: Path,
+    crawl: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    where: str,
 ) -> None:
     folder = Path(shutil.copytree(published, tmp_path / "data"))
     before = hash_files(folder)
     names = {
-        "data_pipeline.tokenize.train_sentencepiece.train_document_tokenizer": (
-            "data_pipeline.pipelines.output_stages.train_document_tokenizer"
+        "llmsys.data_pipeline.tokenize.train_sentencepiece.train_document_tokenizer": (
+            "llmsys.data_pipeline.pipelines.output_stages.train_document_tokenizer"
         ),
-        "encode_file": "data_pipeline.pipelines.output_stages.encode_file",
+        "encode_file": "llmsys.data_pipeline.pipelines.output_stages.encode_file",
     }
     with monkeypatch.context() as patch:
         patch.setattr(names.get(where, where), stop)
@@ -74,7 +86,9 @@ def test_an_interrupted_change_leaves_the_published_dataset_whole(
     assert verify_dataset(folder, 8).findings == []
     assert open_tokens(folder, "train").fingerprint == load_manifest(published).fingerprint
     now = hash_files(folder)
-    assert {name for name in before if not name.startswith("work/") and now.get(name) != before[name]} == set()
+    assert {
+        name for name in before if not name.startswith("work/") and now.get(name) != before[name]
+    } == set()
     prepare_dataset(change(folder, crawl))
     assert hash_files(folder) == hash_files(changed)
     assert not (folder / STAGING).exists()
@@ -112,11 +126,15 @@ def test_a_publication_that_ends_between_two_files_is_finished_by_the_next_run(
     assert hash_files(folder) == hash_files(changed)
 
 
-def test_a_staged_file_that_no_record_knows_is_not_used(published: Path, crawl: Path, tmp_path: Path) -> None:
+def test_a_staged_file_that_no_record_knows_is_not_used(
+    published: Path, crawl: Path, tmp_path: Path
+) -> None:
     folder = Path(shutil.copytree(published, tmp_path / "data"))
     (name,) = [entry.name for entry in load_manifest(folder).documents.files[:1]]
     (folder / STAGING / "documents").mkdir(parents=True)
-    (folder / STAGING / "documents" / name).write_bytes(b"written by a task that was killed before its record")
+    (folder / STAGING / "documents" / name).write_bytes(
+        b"written by a task that was killed before its record"
+    )
     prepare_dataset(build_tiny_config(folder, crawl))
     assert hash_files(folder) == hash_files(published)
     assert not (folder / STAGING).exists()

@@ -1,4 +1,6 @@
-"""Laws of comparing across datasets and of the filter: earlier copies stay, damage is refused, nothing is missed."""
+"""Laws of comparing across datasets and of the filter: earlier copies stay, damage is refused,
+nothing is missed.
+"""
 
 import itertools
 import json
@@ -9,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data_pipeline.dedup import keys
-from data_pipeline.dedup.bloom_filter import CountingBloomFilter, compute_filter_size
-from data_pipeline.pipelines import gather_stage
-from data_pipeline.pipelines.prepare_dataset import prepare_dataset
+from llmsys.data_pipeline.dedup import keys
+from llmsys.data_pipeline.dedup.bloom_filter import CountingBloomFilter, compute_filter_size
+from llmsys.data_pipeline.pipelines import gather_stage
+from llmsys.data_pipeline.pipelines.prepare_dataset import prepare_dataset
 from llmsys.errors import DataError
 from tests.helpers.deduplication import build_document, deduplicate_documents
 from tests.helpers.killed_preparations import read_kept_bytes
@@ -36,7 +38,9 @@ def earlier(tmp_path: Path) -> Path:
     return tmp_path / "spring"
 
 
-@pytest.mark.parametrize("keys", [{"kind": "sorted"}, {"kind": "bloom"}, {"kind": "sorted", "keys_per_task": 3}])
+@pytest.mark.parametrize(
+    "keys", [{"kind": "sorted"}, {"kind": "bloom"}, {"kind": "sorted", "keys_per_task": 3}]
+)
 def test_what_an_earlier_dataset_holds_stays_there_and_is_dropped_here(
     earlier: Path, tmp_path: Path, keys: dict[str, Any]
 ) -> None:
@@ -48,7 +52,8 @@ def test_what_an_earlier_dataset_holds_stays_there_and_is_dropped_here(
         kept, gone = deduplicate_documents(
             folder, order, INDEXED | {"earlier_datasets": [earlier], "key_filter": keys}, files=3
         )
-        assert {row["url"] for row in kept} == {"u15", "u3"}  # u3 was itself dropped in spring: its text was u2's
+        # u3 was itself dropped in spring: its text was u2's
+        assert {row["url"] for row in kept} == {"u15", "u3"}
         assert {row["url"]: row["reason"] for row in gone} == {
             "u1": f"url_duplicates: same url with {1:032x} of the earlier dataset spring",
             "u12": f"exact_duplicates: same text with {2:032x} of the earlier dataset spring",
@@ -68,7 +73,9 @@ def test_an_index_that_cannot_be_compared_with_is_refused(earlier: Path, tmp_pat
     def refused(**config: Any) -> str:
         with pytest.raises(DataError) as error:
             deduplicate_documents(
-                tmp_path / "now", [named(1, LONG, "u")], {"earlier_datasets": [earlier], "minhash": MINHASH} | config
+                tmp_path / "now",
+                [named(1, LONG, "u")],
+                {"earlier_datasets": [earlier], "minhash": MINHASH} | config,
             )
         return str(error.value)
 
@@ -82,14 +89,20 @@ def test_an_index_that_cannot_be_compared_with_is_refused(earlier: Path, tmp_pat
     (earlier / "index" / "index.json").write_text(json.dumps(content | {"keys": less}))
     assert "holds near, url, but no text keys" in refused()
     assert content["by_characters"] == {"default": False, "en": False}
-    (earlier / "index" / "index.json").write_text(json.dumps(content | {"by_characters": {"en": True, "xx": True}}))
-    assert "near duplicates in en found by characters, and this config's data.language.profiles" in refused()
+    (earlier / "index" / "index.json").write_text(
+        json.dumps(content | {"by_characters": {"en": True, "xx": True}})
+    )
+    assert (
+        "near duplicates in en found by characters, and this config's data.language.profiles"
+        in refused()
+    )
     (earlier / "index" / "index.json").write_text(json.dumps(content))
     path = next((earlier / "index").glob("near-*.arrow"))
     path.write_bytes(path.read_bytes()[:-9] + b"123456789")
     assert f"{path} does not match" in refused()
     deduplicate_documents(earlier, [named(1, LONG, "u1")], {"minhash": {"kind": "none"}})
-    assert not (earlier / "index" / "index.json").exists()  # an index that is not asked for any more is none
+    # an index that is not asked for any more is none
+    assert not (earlier / "index" / "index.json").exists()
 
 
 def test_the_filter_misses_no_repeat_and_lets_through_the_share_that_was_asked_for() -> None:
@@ -98,7 +111,10 @@ def test_the_filter_misses_no_repeat_and_lets_through_the_share_that_was_asked_f
     twice = keys[:4_000]
     for error_rate in (0.1, 0.01):
         masks = []
-        for parts in (np.split(np.concatenate([keys, twice]), 11), [np.concatenate([twice, keys[::-1]])]):
+        for parts in (
+            np.split(np.concatenate([keys, twice]), 11),
+            [np.concatenate([twice, keys[::-1]])],
+        ):
             found = CountingBloomFilter(44_000, error_rate)
             for part in parts:
                 found.add_keys(part)
@@ -122,9 +138,11 @@ ALL_KINDS: dict[str, Any] = {
 def test_every_kind_together_gives_the_same_bytes_whoever_works_in_whatever_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One process, or two on shuffled inputs in blocks of another size; the index is among the bytes.
+    """One process, or two on shuffled inputs in blocks of another size; the index is among the
+    bytes.
 
-    In the second run the blocks are more than a group, so that keys, decisions and documents are gathered by groups.
+    In the second run the blocks are more than a group, so that keys, decisions and documents are
+    gathered by groups.
     """
     crawl = make_crawl(tmp_path / "crawl", files=2)
     names = [f"{crawl}/crawl-{number}.warc.gz" for number in range(2)]
@@ -137,15 +155,24 @@ def test_every_kind_together_gives_the_same_bytes_whoever_works_in_whatever_orde
             for module in (keys, gather_stage):
                 monkeypatch.setattr(module, "FILES_PER_GROUP", 2)
             monkeypatch.setattr(keys, "MAX_GROUPS", 3)
-        config = build_tiny_config(tmp_path / name, inputs, deduplicate=ALL_KINDS, executor=executor)
+        config = build_tiny_config(
+            tmp_path / name, inputs, deduplicate=ALL_KINDS, executor=executor
+        )
         manifest = prepare_dataset(config, until="documents")
         found[name] = read_kept_bytes(tmp_path / name) | {"manifest.json": ""}, manifest.funnel
     assert len(list((tmp_path / "two" / "index").iterdir())) == 6
-    two, groups = (len(list((tmp_path / name / "work" / "sign").iterdir())) for name in ("two", "groups"))
+    two, groups = (
+        len(list((tmp_path / name / "work" / "sign").iterdir())) for name in ("two", "groups")
+    )
     assert groups > two
     assert found["two"] == found["groups"]
     gathered = len(list((tmp_path / "groups" / "work" / "gather").glob("*.kept.arrow")))
-    assert gathered > 3 >= len(list((tmp_path / "groups" / "work" / "groups").glob("sign.text-*.arrow"))) > 1
+    assert (
+        gathered
+        > 3
+        >= len(list((tmp_path / "groups" / "work" / "groups").glob("sign.text-*.arrow")))
+        > 1
+    )
     stages = [stage.stage for stage in manifest.funnel][-5:]
     assert stages == [
         "url_duplicates",
@@ -158,4 +185,7 @@ def test_every_kind_together_gives_the_same_bytes_whoever_works_in_whatever_orde
     assert 0 < last.bytes_out < manifest.funnel[-3].bytes_in
     assert last.documents_out == sum(file.rows for file in manifest.documents.files)
     for stage, following in itertools.pairwise(manifest.funnel[1:]):
-        assert (stage.documents_out, stage.bytes_out) == (following.documents_in, following.bytes_in)
+        assert (stage.documents_out, stage.bytes_out) == (
+            following.documents_in,
+            following.bytes_in,
+        )

@@ -1,4 +1,6 @@
-"""Laws of deduplication: equal to the plain twin, and to datatrove where bits are owed; blind to the order of input."""
+"""Laws of deduplication: equal to the plain twin, and to datatrove where bits are owed; blind to
+the order of input.
+"""
 
 import random
 import re
@@ -9,12 +11,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data_pipeline.dedup import simplified_words
-from data_pipeline.dedup.minhash import PRIME, HashPermutations, MinHasher, reduce_mod_mersenne61
-from data_pipeline.dedup.simplified_words import SimplifiedWordSplitter
-from data_pipeline.stages.compute_signatures import split_document_ids
-from data_pipeline.stages.join_near_duplicates import list_clusters
-from data_pipeline.text.simplify_text import (
+from llmsys.config.deduplication import MinHashDedupConfig
+from llmsys.data_pipeline.dedup import simplified_words
+from llmsys.data_pipeline.dedup.minhash import (
+    PRIME,
+    HashPermutations,
+    MinHasher,
+    reduce_mod_mersenne61,
+)
+from llmsys.data_pipeline.dedup.simplified_words import SimplifiedWordSplitter
+from llmsys.data_pipeline.stages.compute_signatures import split_document_ids
+from llmsys.data_pipeline.stages.join_near_duplicates import list_clusters
+from llmsys.data_pipeline.text.simplify_text import (
     CHANGING,
     fold_text,
     fold_texts,
@@ -22,8 +30,7 @@ from data_pipeline.text.simplify_text import (
     simplify_text,
     simplify_texts,
 )
-from data_pipeline.text.spacy_tokenizer import SpacyTokenizer
-from llmsys.config.deduplication import MinHashDedupConfig
+from llmsys.data_pipeline.text.spacy_tokenizer import SpacyTokenizer
 from tests.helpers.deduplication import build_document, deduplicate_documents
 from tests.reference import minhash as plain
 
@@ -35,7 +42,9 @@ LOOSE = MinHashDedupConfig(buckets=12, hashes_per_bucket=3, ngram_words=3)
 
 
 def near_copies(seed: int) -> list[tuple[str, str]]:
-    """Documents (id, text) of which some are edited or exact copies of others, and some are too short for a shingle."""
+    """Documents (id, text) of which some are edited or exact copies of others, and some are too
+    short for a shingle.
+    """
     choose = random.Random(seed)
     words = LETTERS
     texts = [" ".join(choose.choices(words, k=choose.choice([2, 40, 60]))) for _ in range(20)]
@@ -47,7 +56,9 @@ def near_copies(seed: int) -> list[tuple[str, str]]:
     return [(f"{choose.getrandbits(128):032x}", text) for text in texts]
 
 
-def kept_by_stages(folder: Path, documents: list[tuple[str, str]], files: int, **config: Any) -> set[str]:
+def kept_by_stages(
+    folder: Path, documents: list[tuple[str, str]], files: int, **config: Any
+) -> set[str]:
     """The ids that stay when the documents lie in this order in so many files."""
     rows = [build_document(name, text) for name, text in documents]
     return {row["id"] for row in deduplicate_documents(folder, rows, config, files)[0]}
@@ -55,7 +66,10 @@ def kept_by_stages(folder: Path, documents: list[tuple[str, str]], files: int, *
 
 def test_simplified_text_equals_datatrove() -> None:
     assert simplify_text(FOX) == "the quick brown fox doesn t jump over 0 lazy dogs it sleeps"
-    assert simplify_text(CAFE) == "creme brulee naive cafe 0 ways to say ¡hola and 0 more 日本語 テスト"
+    assert (
+        simplify_text(CAFE)
+        == "creme brulee naive cafe 0 ways to say ¡hola and 0 more 日本語 テスト"
+    )
 
 
 def test_sha1_signatures_equal_datatrove() -> None:
@@ -83,8 +97,12 @@ ODD = [
 ]
 
 
-def test_words_by_column_equal_the_words_of_the_simplified_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In blocks of a few characters and of all texts; what was asked of spaCy before, and what was forgotten."""
+def test_words_by_column_equal_the_words_of_the_simplified_text(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In blocks of a few characters and of all texts; what was asked of spaCy before, and what
+    was forgotten.
+    """
     monkeypatch.setattr(simplified_words, "_MAX_ASKED", 20)
     splitter = SimplifiedWordSplitter(spelling=True)
     for block in (8, 1 << 16):
@@ -92,16 +110,22 @@ def test_words_by_column_equal_the_words_of_the_simplified_text(monkeypatch: pyt
         for texts in (ODD, ODD, [FOX], [], [ODD[0], CAFE]):
             found = splitter.split_words(texts)
             expected = [
-                [w for c in simplify_text(t).split() for w in SpacyTokenizer().split_words([c])[0]] for t in texts
+                [w for c in simplify_text(t).split() for w in SpacyTokenizer().split_words([c])[0]]
+                for t in texts
             ]
             assert np.diff(found.offsets).tolist() == list(map(len, expected))
             all_words = [word for text in expected for word in text]
             assert found.hashes_W.tolist() == list(map(plain.hash_word, all_words))
             assert found.spellings.decode().split(" ") == [*all_words, ""]
-            assert found.ends_W.tolist() == np.cumsum([len(word.encode()) + 1 for word in all_words]).tolist()
+            assert (
+                found.ends_W.tolist()
+                == np.cumsum([len(word.encode()) + 1 for word in all_words]).tolist()
+            )
 
 
-def test_a_run_without_white_space_is_cut_only_where_it_is_very_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_without_white_space_is_cut_only_where_it_is_very_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(simplified_words, "_BLOCK", 10)
     monkeypatch.setattr(simplified_words, "_LONGEST", 100)
     splitter = SimplifiedWordSplitter(spelling=True)
@@ -110,13 +134,20 @@ def test_a_run_without_white_space_is_cut_only_where_it_is_very_long(monkeypatch
     assert found.offsets.tolist() == [0, 3, 5]
 
 
-PLACED = "ab z0۳9.,1²ΑΣσςİı\u0301\u0327 \n\u00a0،⎗가힣\u1b44\u302e\U0001d15e\U0001d16dﬁ\u037e\u0958\u09cb\u0dde"
+PLACED = (
+    "ab z0۳9.,1²ΑΣσςİı\u0301\u0327 "
+    "\n\u00a0،⎗가힣\u1b44\u302e\U0001d15e\U0001d16dﬁ\u037e\u0958\u09cb\u0dde"
+)
 
 
 def test_columns_fold_as_texts_are_folded_one_by_one() -> None:
     """Every character that changes, and those that change with their neighbours, in all company."""
     choose = random.Random(0)
-    texts = ["".join(map(chr, part[start : start + 50])) for part in CHANGING for start in range(0, len(part), 50)]
+    texts = [
+        "".join(map(chr, part[start : start + 50]))
+        for part in CHANGING
+        for start in range(0, len(part), 50)
+    ]
     texts += ["".join(choose.choices(PLACED, k=choose.randrange(9))) for _ in range(4_000)]
     for start in range(0, len(texts), 9):
         group = texts[start : start + 9]
@@ -125,7 +156,9 @@ def test_columns_fold_as_texts_are_folded_one_by_one() -> None:
         joined = " ".join([*folded, ""])
         assert from_code_points(found.codes) == joined
         assert found.edges.tolist() == np.cumsum([0, *(len(text) + 1 for text in folded)]).tolist()
-        assert found.irregular.tolist() == [not (character.isalpha() or character == " ") for character in joined]
+        assert found.irregular.tolist() == [
+            not (character.isalpha() or character == " ") for character in joined
+        ]
 
 
 def test_signatures_equal_the_plain_twin() -> None:
@@ -151,12 +184,27 @@ def test_bucket_keys_are_equal_where_every_hash_of_the_bucket_is() -> None:
 
 def test_the_remainder_is_exact_at_its_edges() -> None:
     prime = int(PRIME)
-    edges = [0, 1, prime - 1, prime, prime + 1, 2 * prime, 7 * prime + 6, 8 * prime, 8 * prime + 7, (1 << 64) - 1]
-    assert reduce_mod_mersenne61(np.array(edges, np.uint64)).tolist() == [value % prime for value in edges]
+    edges = [
+        0,
+        1,
+        prime - 1,
+        prime,
+        prime + 1,
+        2 * prime,
+        7 * prime + 6,
+        8 * prime,
+        8 * prime + 7,
+        (1 << 64) - 1,
+    ]
+    assert reduce_mod_mersenne61(np.array(edges, np.uint64)).tolist() == [
+        value % prime for value in edges
+    ]
 
 
 def test_minima_are_exact_where_values_lie_side_by_side_or_wrap() -> None:
-    """With a = 1 the shingles are the values: these differ only in the bits that the fast search does not see."""
+    """With a = 1 the shingles are the values: these differ only in the bits that the fast search
+    does not see.
+    """
     prime, top = int(PRIME), 1 << 61
     rows = [
         [10 + 7 * top, 12, 900],  # r = 10 comes first, but 10 + 7 > 12 + 0
@@ -167,32 +215,51 @@ def test_minima_are_exact_where_values_lie_side_by_side_or_wrap() -> None:
         [77],
     ]
     choose = random.Random(0)
-    rows += [[choose.getrandbits(64) for _ in range(1500)] + [choose.randrange(8) * top + 5] for _ in range(3)]
+    rows += [
+        [choose.getrandbits(64) for _ in range(1500)] + [choose.randrange(8) * top + 5]
+        for _ in range(3)
+    ]
     for a, b in ((1, 0), (3, 17), (prime - 1, prime - 1)):
         permutations = HashPermutations(np.array([a], np.uint64), np.array([b], np.uint64))
         expected = [[min((value * a + b) % (1 << 64) % prime for value in row)] for row in rows]
-        assert permutations.compute_minima([np.array(row, np.uint64) for row in rows]).tolist() == expected
+        assert (
+            permutations.compute_minima([np.array(row, np.uint64) for row in rows]).tolist()
+            == expected
+        )
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_clusters_and_survivors_equal_the_plain_twin_in_any_order(tmp_path: Path, seed: int) -> None:
+def test_clusters_and_survivors_equal_the_plain_twin_in_any_order(
+    tmp_path: Path, seed: int
+) -> None:
     documents = near_copies(seed)
     signer = MinHasher(LOOSE)
     signatures = [
-        plain.compute_signature(text.split(), 3, signer.permutations.a_K.tolist(), signer.permutations.b_K.tolist())
+        plain.compute_signature(
+            text.split(), 3, signer.permutations.a_K.tolist(), signer.permutations.b_K.tolist()
+        )
         for _, text in documents
     ]
     expected = plain.select_kept(documents, signatures, LOOSE.hashes_per_bucket)
-    # Texts too short for a shingle have no signature; of equal ones the twin must keep the smallest id as well.
+    # Texts too short for a shingle have no signature; of equal ones the twin must keep the smallest
+    # id as well.
     short: dict[str, str] = {}
     for (name, text), signature in zip(documents, signatures, strict=True):
         if signature is None:
             short[text] = min(name, short.get(text, name))
-    expected = {name for name in expected if dict(documents)[name] not in short} | set(short.values())
+    expected = {name for name in expected if dict(documents)[name] not in short} | set(
+        short.values()
+    )
     assert 0 < len(expected) < len(documents)
-    for files, keys in ((1, {"kind": "sorted"}), (3, {"kind": "sorted", "keys_per_task": 100}), (2, {"kind": "bloom"})):
+    for files, keys in (
+        (1, {"kind": "sorted"}),
+        (3, {"kind": "sorted", "keys_per_task": 100}),
+        (2, {"kind": "bloom"}),
+    ):
         random.Random(files).shuffle(documents)
-        found = kept_by_stages(tmp_path / str(files), documents, files, minhash=LOOSE.model_dump(), key_filter=keys)
+        found = kept_by_stages(
+            tmp_path / str(files), documents, files, minhash=LOOSE.model_dump(), key_filter=keys
+        )
         assert found == expected
 
 
@@ -202,7 +269,9 @@ def test_of_equal_texts_the_smallest_id_stays(tmp_path: Path) -> None:
 
 
 def test_ids_of_others_have_an_order_that_does_not_depend_on_their_company() -> None:
-    """Ids of record files begin alike; an order by their beginnings alone would leave the rest to the batches."""
+    """Ids of record files begin alike; an order by their beginnings alone would leave the rest
+    to the batches.
+    """
     ids = ["<urn:uuid:0001-a>", "<urn:uuid:0001-b>", A, "", "é", B[:31]]
     together = split_document_ids(ids).tolist()
     assert together == [split_document_ids([name])[0].tolist() for name in ids]
@@ -225,23 +294,41 @@ def test_the_same_record_twice_stays_once(tmp_path: Path) -> None:
     ]
 
 
-CAPTURES = [(A, "2024-05-01T00:00:00Z", "long text"), (B, "2024-06-01T00:00:00Z", "text"), (C, "", "any text")]
+CAPTURES = [
+    (A, "2024-05-01T00:00:00Z", "long text"),
+    (B, "2024-06-01T00:00:00Z", "text"),
+    (C, "", "any text"),
+]
 
 
 @pytest.mark.parametrize(("keep", "stays"), [("latest", B), ("earliest", A), ("longest", A)])
-def test_of_one_url_the_capture_that_is_asked_for_stays(tmp_path: Path, keep: str, stays: str) -> None:
-    rows = [build_document(name, text, url="https://x.org/", date=date) for name, date, text in CAPTURES]
-    rows += [build_document("d", "without", url=None), build_document("e", "without an address", url=None)]
+def test_of_one_url_the_capture_that_is_asked_for_stays(
+    tmp_path: Path, keep: str, stays: str
+) -> None:
+    rows = [
+        build_document(name, text, url="https://x.org/", date=date) for name, date, text in CAPTURES
+    ]
+    rows += [
+        build_document("d", "without", url=None),
+        build_document("e", "without an address", url=None),
+    ]
     config = {"url": {"kind": "url", "keep": keep}, "minhash": {"kind": "none"}}
     for order in (rows, rows[::-1]):
         kept, gone = deduplicate_documents(tmp_path / order[0]["id"], order, config, files=2)
         assert {row["id"] for row in kept} == {stays, "d", "e"}
-        assert {row["reason"] for row in gone} == {f"url_duplicates: same url with {stays}, which stays of 3 documents"}
+        assert {row["reason"] for row in gone} == {
+            f"url_duplicates: same url with {stays}, which stays of 3 documents"
+        }
 
 
 def test_a_copy_of_a_dropped_capture_stays_when_nothing_else_has_its_text(tmp_path: Path) -> None:
-    captures = [build_document("a", "old", url="u", date="2020"), build_document("b", "new", url="u", date="2021")]
-    kept, _ = deduplicate_documents(tmp_path / "x", [*captures, build_document("c", "old")], {"url": {"kind": "url"}})
+    captures = [
+        build_document("a", "old", url="u", date="2020"),
+        build_document("b", "new", url="u", date="2021"),
+    ]
+    kept, _ = deduplicate_documents(
+        tmp_path / "x", [*captures, build_document("c", "old")], {"url": {"kind": "url"}}
+    )
     assert {row["id"] for row in kept} == {"b", "c"}
 
 

@@ -1,4 +1,6 @@
-"""Laws of sorting and clustering beyond memory: the same rows and clusters as in memory, and no file is left."""
+"""Laws of sorting and clustering beyond memory: the same rows and clusters as in memory, and no
+file is left.
+"""
 
 import weakref
 from collections.abc import Iterator
@@ -9,13 +11,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from data_pipeline.core.task_record import write_file_list, write_rows
-from data_pipeline.dedup import duplicate_graph
-from data_pipeline.dedup.dedup_index import DocumentFiles
-from data_pipeline.dedup.duplicate_graph import ExternalSorter, find_components, find_labels
-from data_pipeline.stages.compute_signatures import DOCUMENT_SCHEMA
-from data_pipeline.stages.join_near_duplicates import LINK_SCHEMA, write_near_duplicates
-from llmsys.token_shards import ArrowFileWriter, read_batches
+from llmsys.data_pipeline.core.task_record import write_file_list, write_rows
+from llmsys.data_pipeline.dedup import duplicate_graph
+from llmsys.data_pipeline.dedup.dedup_index import DocumentFiles
+from llmsys.data_pipeline.dedup.duplicate_graph import ExternalSorter, find_components, find_labels
+from llmsys.data_pipeline.stages.compute_signatures import DOCUMENT_SCHEMA
+from llmsys.data_pipeline.stages.join_near_duplicates import LINK_SCHEMA, write_near_duplicates
+from llmsys.dataset.token_shards import ArrowFileWriter, read_batches
 
 SCHEMA = pa.schema([("a", pa.int64()), ("b", pa.uint64()), ("name", pa.string())])
 
@@ -44,7 +46,12 @@ def draw_links(seed: int) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
     choose = np.random.default_rng(seed)
     chain = np.arange(0, 60)
     hub = np.stack([np.full(40, 150), choose.integers(100, 200, 40)], axis=1)
-    links = [np.stack([chain[:-1], chain[1:]], axis=1), hub, choose.integers(200, 400, (80, 2)), np.array([[399, 399]])]
+    links = [
+        np.stack([chain[:-1], chain[1:]], axis=1),
+        hub,
+        choose.integers(200, 400, (80, 2)),
+        np.array([[399, 399]]),
+    ]
     pairs = np.concatenate([*links, links[2][:9, ::-1]])
     return pairs[choose.permutation(len(pairs))]
 
@@ -65,7 +72,9 @@ def test_stars_that_are_contracted_end_after_the_round_that_finds_it(
 ) -> None:
     """Rows come in batches that end elsewhere in each round: the runs differ."""
     monkeypatch.setattr(duplicate_graph, "_BLOCK_ROWS", 64)
-    pairs = np.random.default_rng(0).permutation(np.stack([np.arange(2_000) // 40 * 40, np.arange(2_000)], axis=1))
+    pairs = np.random.default_rng(0).permutation(
+        np.stack([np.arange(2_000) // 40 * 40, np.arange(2_000)], axis=1)
+    )
     run, rounds = duplicate_graph._StarContraction._run_large_star, list[int]()
 
     def count_round(*arguments: Any) -> int:
@@ -94,8 +103,12 @@ def test_pairs_are_sorted_as_they_come_and_not_held(tmp_path: Path) -> None:
     assert most <= 2
 
 
-def test_the_join_of_near_copies_is_the_same_in_any_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """400 documents in 40 files, of which the longest of a cluster is kept, then the one with the smallest id."""
+def test_the_join_of_near_copies_is_the_same_in_any_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """400 documents in 40 files, of which the longest of a cluster is kept, then the one with
+    the smallest id.
+    """
     monkeypatch.setattr(duplicate_graph, "_BLOCK_ROWS", 4)  # so that clusters span tables
     choose = np.random.default_rng(0)
     names = [f"{number:032x}" for number in choose.permutation(400)]
@@ -104,14 +117,24 @@ def test_the_join_of_near_copies_is_the_same_in_any_memory(tmp_path: Path, monke
         rows = slice(file * 10, file * 10 + 10)
         with ArrowFileWriter(tmp_path / f"{file}.arrow", DOCUMENT_SCHEMA) as writer:
             columns = [names[rows], list(range(10)), lengths[rows].tolist()]
-            writer.write(pa.record_batch([pa.array(column) for column in columns], schema=DOCUMENT_SCHEMA))
+            writer.write(
+                pa.record_batch([pa.array(column) for column in columns], schema=DOCUMENT_SCHEMA)
+            )
     links = draw_links(0)
     links = links[links[:, 0] != links[:, 1]]
     with ArrowFileWriter(tmp_path / "links.arrow", LINK_SCHEMA) as writer:
         for part in np.array_split(links, 5):
-            writer.write(pa.record_batch([pa.array(np.ascontiguousarray(c)) for c in part.T], schema=LINK_SCHEMA))
-    counts = write_rows(tmp_path / "rows", pa.schema([("rows", pa.int64())]), ({"rows": 10} for _ in range(40)))
-    documents = DocumentFiles(write_file_list(tmp_path, "list", (f"{file}.arrow" for file in range(40))), counts)
+            writer.write(
+                pa.record_batch(
+                    [pa.array(np.ascontiguousarray(c)) for c in part.T], schema=LINK_SCHEMA
+                )
+            )
+    counts = write_rows(
+        tmp_path / "rows", pa.schema([("rows", pa.int64())]), ({"rows": 10} for _ in range(40))
+    )
+    documents = DocumentFiles(
+        write_file_list(tmp_path, "list", (f"{file}.arrow" for file in range(40))), counts
+    )
     found = []
     for rows_in_memory in (1_000_000, 16):
         output = tmp_path / f"near-{rows_in_memory}.arrow"
@@ -123,17 +146,23 @@ def test_the_join_of_near_copies_is_the_same_in_any_memory(tmp_path: Path, monke
             output=output,
             rows_in_memory=rows_in_memory,
         )
-        found.append((counted, [row for batch in read_batches(output) for row in batch.to_pylist()]))
+        found.append(
+            (counted, [row for batch in read_batches(output) for row in batch.to_pylist()])
+        )
     assert found[0] == found[1]
     assert not list(tmp_path.glob(".*"))
     members, first = find_components(links)
     kept = {}
     for label in set(first.tolist()):
-        kept[label] = min(members[first == label].tolist(), key=lambda number: (-lengths[number], names[number]))
+        kept[label] = min(
+            members[first == label].tolist(), key=lambda number: (-lengths[number], names[number])
+        )
     expected = {
         (number // 10, number % 10, names[kept[label]], int((first == label).sum()))
         for number, label in zip(members.tolist(), first.tolist(), strict=True)
         if number != kept[label]
     }
-    assert {(row["source"], row["row"], row["kept"], row["size"]) for row in found[0][1]} == expected
+    assert {
+        (row["source"], row["row"], row["kept"], row["size"]) for row in found[0][1]
+    } == expected
     assert counted == {"clusters": len(kept), "linked": len(members), "later": len(expected)}

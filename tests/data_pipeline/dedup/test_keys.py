@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from data_pipeline.dedup.keys import ITEM_SCHEMA, Columns, find_later_items
-from data_pipeline.stages.join_near_duplicates import _list_equal_pairs
+from llmsys.data_pipeline.dedup.keys import ITEM_SCHEMA, Columns, find_later_items
+from llmsys.data_pipeline.stages.join_near_duplicates import _list_equal_pairs
 
 
 def build_items(high: list[int], low: list[int], age: list[int]) -> Columns:
@@ -20,7 +20,11 @@ def test_items_with_half_of_their_hash_in_common_are_not_equal() -> None:
 
 def test_items_of_earlier_datasets_come_first_count_as_one_and_are_never_later() -> None:
     later, first, sizes = find_later_items(build_items([7, 7, 7, 7], [1, 1, 1, 1], [1, 0, 0, 1]))
-    assert (later["row"].tolist(), first["row"].tolist(), sizes.tolist()) == ([0, 3], [1, 1], [3, 3])
+    assert (later["row"].tolist(), first["row"].tolist(), sizes.tolist()) == (
+        [0, 3],
+        [1, 1],
+        [3, 3],
+    )
 
 
 def test_equal_keys_of_different_buckets_link_nothing() -> None:

@@ -1,4 +1,6 @@
-"""Laws of clusters: Ray and Slurm do the same jobs with the same bytes, and lose a job when its process is lost."""
+"""Laws of clusters: Ray and Slurm do the same jobs with the same bytes, and lose a job when its
+process is lost.
+"""
 
 import os
 import signal
@@ -13,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from data_pipeline.executors.base import (
+from llmsys.config.executor import SlurmExecutorConfig
+from llmsys.data_pipeline.executors.base import (
     EagerTaskEvent,
     Event,
     Executor,
@@ -23,14 +26,20 @@ from data_pipeline.executors.base import (
     TaskFailed,
     TaskProgress,
 )
-from data_pipeline.executors.slurm import SlurmExecutor
-from data_pipeline.pipelines.prepare_dataset import prepare_dataset
-from launch.hosts.hostfile import Host
-from llmsys.config.executor import SlurmExecutorConfig
+from llmsys.data_pipeline.executors.slurm import SlurmExecutor
+from llmsys.data_pipeline.pipelines.prepare_dataset import prepare_dataset
 from llmsys.errors import DataError, LaunchError
 from llmsys.events import read_events
+from llmsys.launch.hosts.hostfile import Host
 from tests.helpers import fake_slurm
-from tests.helpers.failing_tasks import count, die_until, meet, pass_gate, raise_failure, sleep_for_ever
+from tests.helpers.failing_tasks import (
+    count,
+    die_until,
+    meet,
+    pass_gate,
+    raise_failure,
+    sleep_for_ever,
+)
 from tests.helpers.process import has_ended, wait_for_pid, wait_until
 from tests.helpers.real_slurm import find_missing_requirement, real_slurm
 from tests.helpers.tiny_crawl import build_tiny_config, hash_files, make_crawl
@@ -58,7 +67,9 @@ def require_the_laws_of_an_executor(executor: Executor, folder: Path) -> None:
     ]
     events = list(executor.run_jobs(jobs))
     ends = ended(events)
-    assert {index: end.result["counted"] for index, end in ends.items() if isinstance(end, TaskDone)} == {
+    assert {
+        index: end.result["counted"] for index, end in ends.items() if isinstance(end, TaskDone)
+    } == {
         0: 3,
         3: 4,
         4: 5,
@@ -85,7 +96,9 @@ def ray_address() -> Iterator[str]:
 
 
 def start_ray(tries: int = 6) -> Any:
-    """Two nodes. Ray gives its daemons half a minute to start, which a busy machine may not keep: then once more."""
+    """Two nodes. Ray gives its daemons half a minute to start, which a busy machine may not
+    keep: then once more.
+    """
     from ray.cluster_utils import Cluster
 
     node = {"num_cpus": 1, "object_store_memory": 80 << 20}
@@ -105,32 +118,51 @@ def start_ray(tries: int = 6) -> Any:
 def test_two_nodes_of_ray_give_the_same_bytes_and_share_the_work(
     crawl: Path, tmp_path: Path, ray_address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from data_pipeline.executors.ray import RayExecutor
+    from llmsys.data_pipeline.executors.ray import RayExecutor
 
     cluster = RayExecutor(ray_address, workers=0)
     try:
         assert cluster.limit == 2
         require_the_laws_of_an_executor(cluster, tmp_path)
-        assert len(ended(list(cluster.run_jobs([partial(meet, tmp_path / "meeting", name, 2) for name in "ab"])))) == 2
+        assert (
+            len(
+                ended(
+                    list(
+                        cluster.run_jobs(
+                            [partial(meet, tmp_path / "meeting", name, 2) for name in "ab"]
+                        )
+                    )
+                )
+            )
+            == 2
+        )
         assert len(cluster.nodes) == 2
         events = cluster.run_jobs([partial(count, 1), partial(count, 2)])
         assert any(isinstance(event, TaskDone) for event in events)
-        cluster.eager_jobs.next_jobs.append((7, partial(count, 9)))  # which a finished task makes possible
+        # which a finished task makes possible
+        cluster.eager_jobs.next_jobs.append((7, partial(count, 9)))
         early = [event.event for event in events if isinstance(event, EagerTaskEvent)]
         assert TaskDone(7, {"counted": 9}) in early
         # Both nodes have a worker now, whose start would otherwise take longer than this task may.
-        slow = ended(list(cluster.run_jobs([partial(sleep_for_ever, tmp_path / "pid")], seconds=1.0)))
+        slow = ended(
+            list(cluster.run_jobs([partial(sleep_for_ever, tmp_path / "pid")], seconds=1.0))
+        )
         assert isinstance(slow[0], TaskFailed)
         assert slow[0].cause == "slow"
         pid = wait_for_pid(tmp_path / "pid")
         wait_until(lambda: has_ended(pid), "the process of a slow try outlived it")
-        monkeypatch.chdir(tmp_path)  # relative paths begin where the command was given, on every node
-        prepare_dataset(build_tiny_config(Path("ray"), crawl, executor={"kind": "ray", "address": ray_address}))
+        # relative paths begin where the command was given, on every node
+        monkeypatch.chdir(tmp_path)
+        prepare_dataset(
+            build_tiny_config(Path("ray"), crawl, executor={"kind": "ray", "address": ray_address})
+        )
     finally:
         cluster.close()
     prepare_dataset(build_tiny_config(tmp_path / "here", crawl))
     assert hash_files(tmp_path / "ray") == hash_files(tmp_path / "here")
-    assert any(event.get("ahead") for event in read_events(tmp_path / "ray" / "events.jsonl")), "stages overlap"
+    assert any(event.get("ahead") for event in read_events(tmp_path / "ray" / "events.jsonl")), (
+        "stages overlap"
+    )
 
 
 @pytest.mark.distributed
@@ -139,17 +171,21 @@ def test_training_on_ray_has_a_command_on_every_node_and_forwards_a_stop(
 ) -> None:
     """Tests launch/launchers/ray_job.py; it is here because this file has a cluster."""
     ray = pytest.importorskip("ray")
-    from launch.launchers import ray_job
-    from launch.launchers.host_commands import HostCommand, LaunchPlan
-    from launch.launchers.ray_job import run_on_nodes
+    from llmsys.launch.launchers import ray_job
+    from llmsys.launch.launchers.host_commands import HostCommand, LaunchPlan
+    from llmsys.launch.launchers.ray_job import run_on_nodes
 
     plan = LaunchPlan(build_hosts(2), tmp_path, tmp_path, 29500, "toy", 2, 3, 60, 60)
     ready = "trap 'exit 75' TERM; touch ready-$$; while :; do sleep 0.05; done"
-    monkeypatch.setattr(ray_job, "build_torchrun_command", lambda plan, host: HostCommand("", ("bash", "-c", ready)))
+    monkeypatch.setattr(
+        ray_job, "build_torchrun_command", lambda plan, host: HostCommand("", ("bash", "-c", ready))
+    )
     monkeypatch.setenv("RAY_ADDRESS", ray_address)
 
     def stop_when_ready() -> None:
-        wait_until(lambda: len(list(tmp_path.glob("ready-*"))) == 2, "not every node started its command")
+        wait_until(
+            lambda: len(list(tmp_path.glob("ready-*"))) == 2, "not every node started its command"
+        )
         os.kill(os.getpid(), signal.SIGTERM)
 
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGUSR1)
@@ -157,7 +193,9 @@ def test_training_on_ray_has_a_command_on_every_node_and_forwards_a_stop(
     try:
         stopping.start()
         assert run_on_nodes(plan, 0) == 75
-        with pytest.raises(LaunchError, match=r"nodes=3: Ray had no 3 nodes with \{'CPU': 1\} free within 1 s"):
+        with pytest.raises(
+            LaunchError, match=r"nodes=3: Ray had no 3 nodes with \{'CPU': 1\} free within 1 s"
+        ):
             run_on_nodes(replace(plan, hosts=build_hosts(3), patience_seconds=1), 0)
     finally:
         ray.shutdown()
@@ -173,12 +211,15 @@ def test_a_missing_ray_is_named_with_the_command_that_installs_it() -> None:
     program = (
         "import sys; sys.modules['ray'] = None\n"
         "from llmsys.errors import ConfigError\n"
-        "try:\n    import data_pipeline.executors.ray\n"
+        "try:\n    import llmsys.data_pipeline.executors.ray\n"
         "except ConfigError as error:\n    print(error)\n"
     )
-    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    told = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    ).stdout
     assert told.strip() == (
-        "data.executor.kind=ray needs Ray, which is not installed. Install it with: pip install 'llmsys[ray]'"
+        "data.executor.kind=ray needs Ray, which is not installed. Install it with: pip install "
+        "'llmsys[ray]'"
     )
 
 
@@ -195,7 +236,9 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_next_array_does_not_wait_for_the_slowest_task_and_its_results_get_arrays_of_their_own(
     tmp_path: Path, fake: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first of six jobs ends when a job that the second one enables has run; two tasks may be in Slurm."""
+    """The first of six jobs ends when a job that the second one enables has run; two tasks may
+    be in Slurm.
+    """
     config = SLURM.model_copy(update={"jobs_per_task": 1, "array_tasks": 1, "workers": 2})
     arrays = SlurmExecutor(config, tmp_path / "slurm")
     most = 0
@@ -230,22 +273,31 @@ def touch(path: Path, report: Report) -> dict[str, Any]:
 def test_arrays_of_slurm_give_the_same_bytes(crawl: Path, tmp_path: Path, fake: Path) -> None:
     plain = {"rules": [], "deduplicate": {"exact": {"kind": "none"}, "minhash": {"kind": "none"}}}
     executor = SLURM.model_dump() | {"jobs_per_task": 8}
-    prepare_dataset(build_tiny_config(tmp_path / "slurm", crawl, executor=executor, **plain), until="documents")
+    prepare_dataset(
+        build_tiny_config(tmp_path / "slurm", crawl, executor=executor, **plain), until="documents"
+    )
     prepare_dataset(build_tiny_config(tmp_path / "here", crawl, **plain), until="documents")
     assert hash_files(tmp_path / "slurm") == hash_files(tmp_path / "here")
-    assert any(event.get("ahead") for event in read_events(tmp_path / "slurm" / "events.jsonl")), "stages overlap"
+    assert any(event.get("ahead") for event in read_events(tmp_path / "slurm" / "events.jsonl")), (
+        "stages overlap"
+    )
     assert not (tmp_path / "slurm" / "slurm").exists()
 
 
-def test_an_array_fails_only_the_jobs_that_were_lost_and_ends_with_its_driver(tmp_path: Path, fake: Path) -> None:
-    arrays = SlurmExecutor(SLURM.model_copy(update={"jobs_per_task": 1, "array_tasks": 3}), tmp_path / "slurm")
+def test_an_array_fails_only_the_jobs_that_were_lost_and_ends_with_its_driver(
+    tmp_path: Path, fake: Path
+) -> None:
+    arrays = SlurmExecutor(
+        SLURM.model_copy(update={"jobs_per_task": 1, "array_tasks": 3}), tmp_path / "slurm"
+    )
     require_the_laws_of_an_executor(arrays, tmp_path)
     events = arrays.run_jobs([partial(sleep_for_ever, tmp_path / "pid")])
     array = arrays._submit_array([(0, partial(sleep_for_ever, tmp_path / "pid"))], 0)
     assert array.folder.stat().st_mode & 0o777 == 0o700  # the jobs are pickles
     pid = wait_for_pid(tmp_path / "pid")
     assert isinstance(events, Generator)
-    events.close()  # a driver that is killed says nothing to Slurm; the next one of the same folder cleans up
+    # a driver that is killed says nothing to Slurm; the next one of the same folder cleans up
+    events.close()
     SlurmExecutor(SLURM, tmp_path / "slurm")
     wait_until(lambda: has_ended(pid), "a task outlived its driver's successor")
 
@@ -253,17 +305,24 @@ def test_an_array_fails_only_the_jobs_that_were_lost_and_ends_with_its_driver(tm
 def test_a_missing_slurm_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(
-        DataError, match=r"needs sbatch, which is not on the PATH of this machine\. Run llmsys on a submit host"
+        DataError,
+        match=r"needs sbatch, which is not on the PATH of this machine\. Run llmsys on a submit host",
     ):
         SlurmExecutor(SLURM, tmp_path / "slurm")
 
 
 @pytest.mark.distributed
-@pytest.mark.skipif(bool(find_missing_requirement()), reason=f"no Slurm here: {find_missing_requirement()}")
-def test_the_daemons_of_slurm_run_the_arrays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.skipif(
+    bool(find_missing_requirement()), reason=f"no Slurm here: {find_missing_requirement()}"
+)
+def test_the_daemons_of_slurm_run_the_arrays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with real_slurm(tmp_path / "daemons") as environment:
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
-        arrays = SlurmExecutor(SLURM.model_copy(update={"jobs_per_task": 1, "array_tasks": 9}), tmp_path / "slurm")
+        arrays = SlurmExecutor(
+            SLURM.model_copy(update={"jobs_per_task": 1, "array_tasks": 9}), tmp_path / "slurm"
+        )
         require_the_laws_of_an_executor(arrays, tmp_path)
         assert os.listdir(tmp_path).count("slurm") == 0

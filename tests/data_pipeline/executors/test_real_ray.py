@@ -1,4 +1,6 @@
-"""Preparation on a Ray cluster of two real hosts: what a worker or a whole host takes along is done again."""
+"""Preparation on a Ray cluster of two real hosts: what a worker or a whole host takes along is
+done again.
+"""
 
 import secrets
 import sys
@@ -9,7 +11,7 @@ import psutil
 import pytest
 import yaml
 
-from data_pipeline.pipelines.prepare_dataset import prepare_dataset
+from llmsys.data_pipeline.pipelines.prepare_dataset import prepare_dataset
 from tests.helpers.hosts import Hosts, find_missing_requirement, real_hosts
 from tests.helpers.process import wait_until
 from tests.helpers.tiny_crawl import build_tiny_config, hash_files, make_crawl
@@ -19,7 +21,8 @@ pytestmark = [
     pytest.mark.distributed,
     pytest.mark.timeout(900),
     pytest.mark.skipif(
-        bool(find_missing_requirement()), reason=f"no hosts can be made here: {find_missing_requirement()}"
+        bool(find_missing_requirement()),
+        reason=f"no hosts can be made here: {find_missing_requirement()}",
     ),
 ]
 
@@ -35,28 +38,40 @@ def hold(event, arguments):
 if any(word.endswith("default_worker.py") for word in sys.orig_argv):
     sys.addaudithook(hold)
 """
-"""No task of the cluster reads a crawl before `go` is there: however fast or slow a host is, it has one to lose."""
+"""No task of the cluster reads a crawl before `go` is there: however fast or slow a host is, it
+has one to lose.
+"""
 
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hosts]:
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
-    monkeypatch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))  # what a head makes up, the other hosts do not know
+    # what a head makes up, the other hosts do not know
+    monkeypatch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(SITE.format(go=str(tmp_path / "go")))
-    with real_hosts(tmp_path, ["alpha", "beta"], dict.fromkeys(("alpha", "beta"), OWN_PLACES)) as hosts:
+    with real_hosts(
+        tmp_path, ["alpha", "beta"], dict.fromkeys(("alpha", "beta"), OWN_PLACES)
+    ) as hosts:
         start_ray(hosts, "alpha", "--head", "--port=6379", "--include-dashboard=false")
         start_ray(hosts, "beta", f"--address={HEAD}")
         yield hosts
 
 
 def start_ray(hosts: Hosts, name: str, *words: str) -> None:
-    """Ray gives its own daemons half a minute to start, which a busy machine may not keep: then again, three times."""
+    """Ray gives its own daemons half a minute to start, which a busy machine may not keep: then
+    again, three times.
+    """
     log = hosts.folder / f"ray-{name}.log"
     for _ in range(3):
         path = f"PYTHONPATH={hosts.folder / 'site'}:{hosts.env['PYTHONPATH']}"
-        started = hosts.start(name, "env", path, *RAY, f"--node-ip-address={hosts.addresses[name]}", *words, log=log)
-        wait_until(lambda s=started: "runtime started" in log.read_text() or s.poll() is not None, "Ray did not start")
+        started = hosts.start(
+            name, "env", path, *RAY, f"--node-ip-address={hosts.addresses[name]}", *words, log=log
+        )
+        wait_until(
+            lambda s=started: "runtime started" in log.read_text() or s.poll() is not None,
+            "Ray did not start",
+        )
         if started.poll() is None:
             return
         hosts.crash(name)
@@ -65,13 +80,15 @@ def start_ray(hosts: Hosts, name: str, *words: str) -> None:
 
 def in_a_task(hosts: Hosts, name: str) -> psutil.Process:
     """A worker of a host in the middle of a task: Ray names it after the function that it runs."""
-    from data_pipeline.executors.ray import _try_job_on_node
+    from llmsys.data_pipeline.executors.ray import _try_job_on_node
 
     found: list[psutil.Process] = []
 
     def look() -> list[psutil.Process]:
         found.extend(
-            worker for worker, words in hosts.commands(name) if f"ray::{_try_job_on_node.__name__}" in " ".join(words)
+            worker
+            for worker, words in hosts.commands(name)
+            if f"ray::{_try_job_on_node.__name__}" in " ".join(words)
         )
         return found
 
@@ -86,7 +103,15 @@ def test_a_worker_and_then_a_host_may_be_lost_in_the_middle_and_the_bytes_are_th
     config = build_tiny_config(tmp_path / "ray", crawl, executor={"kind": "ray", "address": HEAD})
     (tmp_path / "ray.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json")))
     log = tmp_path / "log"
-    preparing = cluster.start("alpha", sys.executable, "-m", "launch.main", "prepare", f"{tmp_path}/ray.yaml", log=log)
+    preparing = cluster.start(
+        "alpha",
+        sys.executable,
+        "-m",
+        "llmsys.launch.main",
+        "prepare",
+        f"{tmp_path}/ray.yaml",
+        log=log,
+    )
     in_a_task(cluster, "beta").kill()
     wait_until(lambda: "was lost by Ray" in log.read_text(), "nobody missed the worker")
     in_a_task(cluster, "beta")

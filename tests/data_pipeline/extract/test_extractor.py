@@ -1,21 +1,23 @@
-"""Laws of extraction: text is valid and normalised, paragraphs stay apart, depth and length are bounded."""
+"""Laws of extraction: text is valid and normalised, paragraphs stay apart, depth and length are
+bounded.
+"""
 
 import unicodedata
 
 import pyarrow as pa
 import pytest
 
-from data_pipeline.extract.extractor import clean_text, estimate_nesting_depth, extract_text
 from llmsys.config.cleaning import ArticleExtractorConfig, ExtractConfig, ResiliparseExtractorConfig
+from llmsys.data_pipeline.extract.extractor import clean_text, estimate_nesting_depth, extract_text
 
 ARTICLE = "".join(
-    f"<p>Paragraph {number} tells a story about the old mill by the river, at length.</p>" for number in range(6)
+    f"<p>Paragraph {number} tells a story about the old mill by the river, at length.</p>"
+    for number in range(6)
 )
 PAGE = (
-    "<html><head><title>T</title><script>var x = 1;</script></head>"
-    "<body><nav><ul><li><a href='/'>Home</a></li></ul></nav>"
-    f"<main><article><h1>The mill</h1>{ARTICLE}<ul><li>first</li><li>second</li></ul></article></main>"
-    "<footer>Copyright</footer></body></html>"
+    "<html><head><title>T</title><script>var x = 1;</script></head><body><nav><ul><li><a "
+    "href='/'>Home</a></li></ul></nav><main><article><h1>The "
+    f"mill</h1>{ARTICLE}<ul><li>first</li><li>second</li></ul></article></main><footer>Copyright</footer></body></html>"
 )
 
 
@@ -29,20 +31,27 @@ each_extractor = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS
 
 def extract(html: str | bytes, config: ExtractConfig, charset: str = "utf-8") -> str | None:
     payload = html if isinstance(html, bytes) else html.encode(charset)
-    pages = pa.record_batch({"charset": [charset], "payload": pa.array([payload], pa.large_binary())})
+    pages = pa.record_batch(
+        {"charset": [charset], "payload": pa.array([payload], pa.large_binary())}
+    )
     texts = extract_text(pages, config)
     assert texts.type == pa.large_string()
     return texts[0].as_py()
 
 
 @pytest.mark.parametrize(
-    "config", [ArticleExtractorConfig(), ResiliparseExtractorConfig()], ids=["article", "resiliparse"]
+    "config",
+    [ArticleExtractorConfig(), ResiliparseExtractorConfig()],
+    ids=["article", "resiliparse"],
 )
 def test_main_content_keeps_paragraphs_apart_and_leaves_navigation(config: ExtractConfig) -> None:
     text = extract(PAGE, config)
     assert text is not None
     blocks = text.split("\n\n")
-    assert blocks[:2] == ["The mill", "Paragraph 0 tells a story about the old mill by the river, at length."]
+    assert blocks[:2] == [
+        "The mill",
+        "Paragraph 0 tells a story about the old mill by the river, at length.",
+    ]
     assert not {"Home", "Copyright", "var x = 1;"} & set(text.split("\n"))
 
 
@@ -60,7 +69,9 @@ def test_text_is_decoded_by_the_charset_of_the_page(config: ExtractConfig, chars
 
 
 @each_extractor
-@pytest.mark.parametrize("html", ["", "   ", "<html></html>", "<script>x</script>", "\0\0", "<!-- -->"])
+@pytest.mark.parametrize(
+    "html", ["", "   ", "<html></html>", "<script>x</script>", "\0\0", "<!-- -->"]
+)
 def test_nothing_is_null(config: ExtractConfig, html: str) -> None:
     assert extract(html, config) is None
 
@@ -73,7 +84,9 @@ def test_text_is_valid_normalised_and_free_of_controls(config: ExtractConfig) ->
     assert text.encode("utf-8").decode("utf-8") == text
     assert unicodedata.is_normalized("NFC", text)
     assert "café" in text
-    assert not any(unicodedata.category(character) == "Cc" and character not in "\n\t" for character in text)
+    assert not any(
+        unicodedata.category(character) == "Cc" and character not in "\n\t" for character in text
+    )
 
 
 def test_clean_leaves_no_stray_space() -> None:
@@ -104,5 +117,7 @@ def test_a_page_of_many_nested_elements_ends() -> None:
 
 
 def test_a_batch_without_pages_is_fine() -> None:
-    pages = pa.record_batch({"charset": pa.array([], pa.string()), "payload": pa.array([], pa.large_binary())})
+    pages = pa.record_batch(
+        {"charset": pa.array([], pa.string()), "payload": pa.array([], pa.large_binary())}
+    )
     assert extract_text(pages, ArticleExtractorConfig()).to_pylist() == []

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from data_pipeline.extract.html_tree import parse_tree
-from data_pipeline.extract.main_content import extract_article
+from llmsys.data_pipeline.extract.html_tree import parse_tree
+from llmsys.data_pipeline.extract.main_content import extract_article
 
 WORDS = [
     "river",
@@ -28,7 +28,11 @@ WORDS = [
 def sentence(seed: int, words: int = 18) -> str:
     """A sentence that no other seed makes."""
     draw = random.Random(seed)
-    return f"Number {seed} tells of the " + " ".join(draw.choice(WORDS) for _ in range(words)) + ", at length."
+    return (
+        f"Number {seed} tells of the "
+        + " ".join(draw.choice(WORDS) for _ in range(words))
+        + ", at length."
+    )
 
 
 def page(content: str, around: str = "") -> bytes:
@@ -73,7 +77,8 @@ def test_plain_text_extracted_again_is_the_same() -> None:
         "<textarea><p>SECRET</p></textarea>",
         "<div hidden>SECRET</div>",
         "<div style='display: none'>SECRET</div>",
-        "<div class='cookie-consent'><p>SECRET: we use cookies on this site, accept them.</p></div>",
+        "<div class='cookie-consent'><p>SECRET: we use cookies on this site, accept "
+        "them.</p></div>",
         "<div id='newsletterSignup'><p>SECRET: the best stories in your inbox every day.</p></div>",
         "<p>Subscribe to SECRET, our weekly letter.</p>",
     ],
@@ -86,20 +91,25 @@ def test_what_readers_do_not_read_is_not_text(hidden: str) -> None:
 
 def test_code_is_kept_line_by_line() -> None:
     code = "def f(x):\n    if x &lt; 3 &amp;&amp; y:\n\n        return x  # &amp;amp;"
-    text = extract_article(page(paragraphs(0, 1) + f"<pre><code>\n{code}\n</code></pre>" + paragraphs(2, 3)))
+    text = extract_article(
+        page(paragraphs(0, 1) + f"<pre><code>\n{code}\n</code></pre>" + paragraphs(2, 3))
+    )
     assert "\n\ndef f(x):\n    if x < 3 && y:\n\n        return x  # &amp;\n\n" in text
 
 
 def test_code_in_a_table_with_line_numbers_is_code() -> None:
     table = (
-        "<table><tr><td class='linenos'><pre>1\n2</pre></td><td class='code'><pre>a = 1\nb = 2</pre></td></tr></table>"
+        "<table><tr><td class='linenos'><pre>1\n2</pre></td><td class='code'><pre>a = 1\nb = "
+        "2</pre></td></tr></table>"
     )
     text = extract_article(page(paragraphs(0, 1) + table + paragraphs(2, 3)))
     assert "\n\na = 1\nb = 2\n\n" in text
 
 
 def test_lists_have_one_line_per_item() -> None:
-    items = "<ul><li>first item<ul><li>inner</li></ul></li><li><p>second</p><p>and more</p></li></ul>"
+    items = (
+        "<ul><li>first item<ul><li>inner</li></ul></li><li><p>second</p><p>and more</p></li></ul>"
+    )
     text = extract_article(page(paragraphs(0, 1) + items + paragraphs(2, 3)))
     assert "\n\n- first item\n  - inner\n- second\n  and more\n\n" in text
 
@@ -111,12 +121,16 @@ def test_tables_have_one_line_per_row_and_keep_empty_cells() -> None:
 
 
 def test_a_line_break_is_a_newline() -> None:
-    text = extract_article(page(f"<p>{sentence(0)}<br>{sentence(1)}<br><br>{sentence(2)}</p>" + paragraphs(3, 4)))
+    text = extract_article(
+        page(f"<p>{sentence(0)}<br>{sentence(1)}<br><br>{sentence(2)}</p>" + paragraphs(3, 4))
+    )
     assert text.startswith(f"{sentence(0)}\n{sentence(1)}\n\n{sentence(2)}")
 
 
 def test_headings_stay_with_their_text_and_go_without_it() -> None:
-    links = "".join(f"<li><a href='/{word}'>The {word} that you should read about</a></li>" for word in WORDS)
+    links = "".join(
+        f"<li><a href='/{word}'>The {word} that you should read about</a></li>" for word in WORDS
+    )
     content = f"<h2>Part</h2>{paragraphs(*range(16))}<h2>Elsewhere</h2><ul>{links}</ul>"
     text = extract_article(page(content))
     assert text.startswith("Part\n\n")
@@ -124,14 +138,18 @@ def test_headings_stay_with_their_text_and_go_without_it() -> None:
 
 
 def test_sections_beside_each_other_all_stay() -> None:
-    sections = "".join(f"<section class='part'><h2>Part {n}</h2>{paragraphs(n, n + 50)}</section>" for n in range(5))
+    sections = "".join(
+        f"<section class='part'><h2>Part {n}</h2>{paragraphs(n, n + 50)}</section>"
+        for n in range(5)
+    )
     text = extract_article(page(f"<div class='page'>{sections}</div>"))
     assert all(sentence(n) in text and f"Part {n}" in text for n in range(5))
 
 
 def test_posts_of_a_forum_all_stay() -> None:
     posts = "".join(
-        f"<div class='comment'><div class='comment-body'>{paragraphs(n, n + 9)}</div></div>" for n in range(4)
+        f"<div class='comment'><div class='comment-body'>{paragraphs(n, n + 9)}</div></div>"
+        for n in range(4)
     )
     text = extract_article(page(f"<div class='comments'>{posts}</div>"))
     assert all(sentence(n) in text for n in range(4))
@@ -145,7 +163,10 @@ def test_comments_under_an_article_go() -> None:
 @pytest.mark.parametrize(
     ("html", "text"),
     [
-        ("<p>one<p>two &amp three &lt; four &notit; &#x110000;", "one\n\ntwo & three < four ¬it; �"),
+        (
+            "<p>one<p>two &amp three &lt; four &notit; &#x110000;",
+            "one\n\ntwo & three < four ¬it; �",
+        ),
         ("<b><p>unclosed<i>tags</b>everywhere</i>", "unclosedtagseverywhere"),
         ("<table><p>foster</p><tr><td>cell</table>after", "foster\n\ncell\n\nafter"),
         ("</div></p>stray", "stray"),
@@ -176,7 +197,9 @@ def test_nested_lists_take_time_in_proportion() -> None:
 
 def test_a_name_does_not_put_out_what_holds_most_paragraphs() -> None:
     links = "".join(
-        f"<div><a href='/{n}'>The {word} of number {n} in the archive</a></div>" for n in range(9) for word in WORDS
+        f"<div><a href='/{n}'>The {word} of number {n} in the archive</a></div>"
+        for n in range(9)
+        for word in WORDS
     )
     post = f"<div class='widget Blog'><div class='date-posts'>{paragraphs(0, 1, 2, 3)}</div></div>"
     text = extract_article(page(links, post))
@@ -184,24 +207,34 @@ def test_a_name_does_not_put_out_what_holds_most_paragraphs() -> None:
 
 
 def test_an_aside_goes_unless_it_holds_the_content() -> None:
-    assert sentence(9) not in extract_article(page(paragraphs(*range(4)) + f"<aside><p>{sentence(9)}</p></aside>"))
-    assert sentence(9) in extract_article(page("<p>Short.</p>", f"<aside>{paragraphs(9, 10, 11, 12)}</aside>"))
+    assert sentence(9) not in extract_article(
+        page(paragraphs(*range(4)) + f"<aside><p>{sentence(9)}</p></aside>")
+    )
+    assert sentence(9) in extract_article(
+        page("<p>Short.</p>", f"<aside>{paragraphs(9, 10, 11, 12)}</aside>")
+    )
 
 
 def test_a_name_does_not_put_out_what_is_large_by_the_aside_in_it() -> None:
     aside = f"<aside>{paragraphs(20, 21, 22)}</aside>"
-    text = extract_article(page(paragraphs(0, 1, 2, 3), f"<div class='related'>{aside}{paragraphs(10, 11)}</div>"))
+    text = extract_article(
+        page(paragraphs(0, 1, 2, 3), f"<div class='related'>{aside}{paragraphs(10, 11)}</div>")
+    )
     assert text.split("\n\n") == [sentence(seed) for seed in (0, 1, 2, 3, 10, 11)]
 
 
 def test_a_paragraph_beside_the_content_stays_without_marks_of_punctuation() -> None:
     plain = " ".join(WORDS)
-    text = extract_article(f"<div><h1>The mill</h1><p>{plain}</p><div>{paragraphs(*range(6))}</div></div>".encode())
+    text = extract_article(
+        f"<div><h1>The mill</h1><p>{plain}</p><div>{paragraphs(*range(6))}</div></div>".encode()
+    )
     assert plain in text.split("\n\n")
 
 
 def test_a_page_builder_that_calls_all_that_it_builds_a_widget_puts_nothing_out() -> None:
     built = f"<div class='elementor-widget elementor-widget-text'>{paragraphs(9)}</div>"
-    text = extract_article(page(paragraphs(*range(6)) + built + f"<div class='widget'>{paragraphs(8)}</div>"))
+    text = extract_article(
+        page(paragraphs(*range(6)) + built + f"<div class='widget'>{paragraphs(8)}</div>")
+    )
     assert sentence(9) in text
     assert sentence(8) not in text

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from data_pipeline.extract.extractor import build_extractor
-from data_pipeline.graph.resource_files import list_extractor_versions
-from launch.commands.templates.extractor import Paragraphs
 from llmsys.config.cleaning import PythonExtractorConfig
 from llmsys.config.data import CrawlConfig
+from llmsys.data_pipeline.extract.extractor import build_extractor
+from llmsys.data_pipeline.graph.resource_files import list_extractor_versions
 from llmsys.errors import ConfigError, DataError
+from llmsys.launch.commands.templates.extractor import Paragraphs
 from tests.helpers.paths import ROOT
 
 TEMPLATE = (ROOT / "launch/commands/templates/extractor.py").read_text()
@@ -25,7 +25,9 @@ def own(tmp_path: Path) -> Path:
 def test_a_text_follows_from_the_options_and_the_present_source(own: Path) -> None:
     config = PythonExtractorConfig(path=f"{own}:Paragraphs", options={"min_characters": 5})
     extract, data = build_extractor(config), CrawlConfig(extract=config)
-    assert extract(PAGE) == Paragraphs(min_characters=5).extract(PAGE.decode()) == "A long paragraph."
+    assert (
+        extract(PAGE) == Paragraphs(min_characters=5).extract(PAGE.decode()) == "A long paragraph."
+    )
     before = list_extractor_versions(data)
     own.write_text(TEMPLATE.replace("return ", "return 'now ' + ", 1))
     assert build_extractor(config)(PAGE) == "now A long paragraph."
@@ -36,8 +38,13 @@ def test_an_error_names_the_page_and_the_line(own: Path) -> None:
     own.write_text(TEMPLATE.replace("return ", "return 3 or ", 1))
     config = PythonExtractorConfig(path=f"{own}:Paragraphs")
     with pytest.raises(
-        DataError, match=r"own\.py:Paragraphs failed on a page that begins b'<p>A .* returned int, not str"
+        DataError,
+        match=r"own\.py:Paragraphs failed on a page that begins b'<p>A .* returned int, not str",
     ):
         build_extractor(config)(PAGE)
-    with pytest.raises(ConfigError, match=r"min_character: unknown key\. Did you mean min_characters\?"):
-        list_extractor_versions(CrawlConfig(extract=config.model_copy(update={"options": {"min_character": 1}})))
+    with pytest.raises(
+        ConfigError, match=r"min_character: unknown key\. Did you mean min_characters\?"
+    ):
+        list_extractor_versions(
+            CrawlConfig(extract=config.model_copy(update={"options": {"min_character": 1}}))
+        )

@@ -1,4 +1,6 @@
-"""Laws of failing: a task is tried again after a longer and longer wait, and a hopeless input costs itself only."""
+"""Laws of failing: a task is tried again after a longer and longer wait, and a hopeless input
+costs itself only.
+"""
 
 import json
 from collections.abc import Sequence
@@ -8,18 +10,24 @@ from typing import Any
 
 import pytest
 
-from data_pipeline.core.task_record import TaskRecord
-from data_pipeline.executors.base import InlineExecutor, Report, TaskDone, TaskFailed, TaskProgress
-from data_pipeline.graph.quarantine import read_quarantine
-from data_pipeline.graph.stage_runner import StageRunner
-from data_pipeline.graph.tasks import Task, TaskRetry, run_with_retries
-from data_pipeline.pipelines.prepare_dataset import prepare_dataset
-from data_pipeline.stages.extract_text import extract_file
-from launch.main import main
 from llmsys.config.executor import InlineExecutorConfig
+from llmsys.data_pipeline.core.task_record import TaskRecord
+from llmsys.data_pipeline.executors.base import (
+    InlineExecutor,
+    Report,
+    TaskDone,
+    TaskFailed,
+    TaskProgress,
+)
+from llmsys.data_pipeline.graph.quarantine import read_quarantine
+from llmsys.data_pipeline.graph.stage_runner import StageRunner
+from llmsys.data_pipeline.graph.tasks import Task, TaskRetry, run_with_retries
+from llmsys.data_pipeline.pipelines.prepare_dataset import prepare_dataset
+from llmsys.data_pipeline.stages.extract_text import extract_file
+from llmsys.dataset.token_shards import load_manifest
 from llmsys.errors import DataError
-from llmsys.local_files import lock_folder
-from llmsys.token_shards import load_manifest
+from llmsys.launch.main import main
+from llmsys.storage.local_files import lock_folder
 from tests.helpers.tiny_crawl import build_tiny_config, make_crawl
 
 
@@ -43,19 +51,50 @@ def fill_the_disk(report: Report) -> dict[str, Any]:
 
 
 def test_failed_tasks_are_tried_again_with_longer_and_longer_waits(tmp_path: Path) -> None:
-    jobs = [partial(fail_until, tmp_path / str(index), success) for index, success in enumerate([1, 9, 3, 4])]
+    jobs = [
+        partial(fail_until, tmp_path / str(index), success)
+        for index, success in enumerate([1, 9, 3, 4])
+    ]
     waits: list[float] = []
     config = InlineExecutorConfig(max_attempts=4, backoff_seconds=40)
-    events = list(run_with_retries(InlineExecutor(), [*jobs, refuse, fill_the_disk], config, sleep=waits.append))
-    assert {event.index: event.result["tries"] for event in events if isinstance(event, TaskDone)} == {0: 1, 2: 3, 3: 4}
+    events = list(
+        run_with_retries(
+            InlineExecutor(), [*jobs, refuse, fill_the_disk], config, sleep=waits.append
+        )
+    )
+    assert {
+        event.index: event.result["tries"] for event in events if isinstance(event, TaskDone)
+    } == {0: 1, 2: 3, 3: 4}
     assert waits == [40, 60, 60]
-    assert sorted(event.index for event in events if isinstance(event, TaskRetry)) == [1, 1, 1, 2, 2, 3, 3, 3]
+    assert sorted(event.index for event in events if isinstance(event, TaskRetry)) == [
+        1,
+        1,
+        1,
+        2,
+        2,
+        3,
+        3,
+        3,
+    ]
     assert {event.index: event.cause for event in events if isinstance(event, TaskFailed)} == {
         1: "error",
         4: "mend",  # another try mends neither a message for a person
         5: "mend",  # nor a full disk, for which no input is to blame
     }
-    assert [event.index for event in events if isinstance(event, TaskProgress)] == [0, 1, 2, 3, 1, 2, 3, 1, 2, 3, 1, 3]
+    assert [event.index for event in events if isinstance(event, TaskProgress)] == [
+        0,
+        1,
+        2,
+        3,
+        1,
+        2,
+        3,
+        1,
+        2,
+        3,
+        1,
+        3,
+    ]
 
 
 def stage(folder: Path, *jobs: Any) -> Sequence[TaskRecord]:
@@ -72,7 +111,9 @@ def stage(folder: Path, *jobs: Any) -> Sequence[TaskRecord]:
             runner.close()
 
 
-def test_an_input_that_fails_every_try_is_quarantined_and_the_next_run_tries_it_again(tmp_path: Path) -> None:
+def test_an_input_that_fails_every_try_is_quarantined_and_the_next_run_tries_it_again(
+    tmp_path: Path,
+) -> None:
     good, bad = partial(fail_until, tmp_path / "good", 2), partial(fail_until, tmp_path / "bad", 4)
     first = stage(tmp_path, good, bad)
     assert [record.result for record in first] == [
@@ -85,12 +126,15 @@ def test_an_input_that_fails_every_try_is_quarantined_and_the_next_run_tries_it_
     events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
     assert (events[-1]["tasks"], events[-1]["failed"], events[-1]["again"]) == (2, 0, 3)
     second = stage(tmp_path, good, bad)
-    assert [record.result for record in second] == [{"tries": 2}, {"tries": 4}]  # the good one was not done again
+    # the good one was not done again
+    assert [record.result for record in second] == [{"tries": 2}, {"tries": 4}]
     assert read_quarantine(tmp_path) == []
 
 
 def test_what_a_person_must_mend_quarantines_nothing(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"2 of 2 tasks of stage stage failed, the first is stage/0: mend this\."):
+    with pytest.raises(
+        DataError, match=r"2 of 2 tasks of stage stage failed, the first is stage/0: mend this\."
+    ):
         stage(tmp_path, refuse, fill_the_disk)
     assert read_quarantine(tmp_path) == []
 
@@ -104,15 +148,17 @@ def test_a_poisoned_file_costs_itself_and_is_named_to_the_end(
     crawl = make_crawl(tmp_path / "crawl", files=2, pages=3)
     config = tmp_path / "config.yaml"
     config.write_text(
-        f"data: {{kind: crawl, folder: {tmp_path}/data, inputs: ['{crawl}/*'], documents: {{num_shards: 1}},\n"
-        "  executor: {kind: inline, backoff_seconds: 0}}\n"
+        f"data: {{kind: crawl, folder: {tmp_path}/data, inputs: ['{crawl}/*'], documents: "
+        "{num_shards: 1},\n  executor: {kind: inline, backoff_seconds: 0}}\n"
     )
     command = ["prepare", str(config), "--until", "documents"]
     with monkeypatch.context() as patch:
-        patch.setattr("data_pipeline.pipelines.document_pipeline.extract_file", poisoned)
+        patch.setattr("llmsys.data_pipeline.pipelines.document_pipeline.extract_file", poisoned)
         assert main(command) == 3
     reason = "quarantined after 3 tries: ValueError: this page crashes the parser"
-    assert f"skipped 1: {reason} (first: {crawl}/crawl-1.warc.gz at byte 0)" in capsys.readouterr().out
+    assert (
+        f"skipped 1: {reason} (first: {crawl}/crawl-1.warc.gz at byte 0)" in capsys.readouterr().out
+    )
     assert "in quarantine: task extract/crawl-1.warc.gz-" in caplog.text
     manifest = load_manifest(tmp_path / "data")
     assert [(skip.reason, skip.count) for skip in manifest.read.skipped] == [(reason, 1)]
@@ -132,10 +178,17 @@ def poisoned(report: Report, *, source: str, **parts: Any) -> dict[str, Any]:
     return extract_file(report, source=source, **parts)
 
 
-def test_nothing_is_published_when_every_input_is_quarantined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_published_when_every_input_is_quarantined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     crawl = make_crawl(tmp_path / "crawl", files=1, pages=3)
     executor = {"kind": "inline", "backoff_seconds": 0, "max_attempts": 1}
-    monkeypatch.setattr("data_pipeline.pipelines.document_pipeline.extract_file", lambda report, **parts: 1 / 0)
-    with pytest.raises(DataError, match=r"every input was quarantined\. Read the tracebacks in quarantine/"):
+    monkeypatch.setattr(
+        "llmsys.data_pipeline.pipelines.document_pipeline.extract_file",
+        lambda report, **parts: 1 / 0,
+    )
+    with pytest.raises(
+        DataError, match=r"every input was quarantined\. Read the tracebacks in quarantine/"
+    ):
         prepare_dataset(build_tiny_config(tmp_path / "data", crawl, executor=executor))
     assert not (tmp_path / "data" / "manifest.json").exists()

@@ -1,4 +1,6 @@
-"""Laws of working ahead: who has done a job of a later stage does the next one, and nothing is lost or done twice."""
+"""Laws of working ahead: who has done a job of a later stage does the next one, and nothing is
+lost or done twice.
+"""
 
 import json
 import re
@@ -13,9 +15,10 @@ from typing import Any
 
 import pytest
 
-from data_pipeline.core.journal import Journal
-from data_pipeline.core.task_record import TaskRecord
-from data_pipeline.executors.base import (
+from llmsys.config.executor import ExecutorConfig, InlineExecutorConfig, LocalExecutorConfig
+from llmsys.data_pipeline.core.journal import Journal
+from llmsys.data_pipeline.core.task_record import TaskRecord
+from llmsys.data_pipeline.executors.base import (
     EagerJobs,
     EagerTaskEvent,
     Event,
@@ -26,15 +29,18 @@ from data_pipeline.executors.base import (
     TaskFailed,
     TaskProgress,
 )
-from data_pipeline.executors.local import MAX_WAITING_PER_WORKER, LocalExecutor, WorkerProcess
-from data_pipeline.graph import tasks as module
-from data_pipeline.graph.quarantine import read_quarantine
-from data_pipeline.graph.stage_runner import StageProgress, StageRunner
-from data_pipeline.graph.tasks import EagerTasks, NextStage, Task, TaskRetry
-from data_pipeline.pipelines.prepare_dataset import prepare_dataset
-from llmsys.config.executor import ExecutorConfig, InlineExecutorConfig, LocalExecutorConfig
-from llmsys.local_files import lock_folder
+from llmsys.data_pipeline.executors.local import (
+    MAX_WAITING_PER_WORKER,
+    LocalExecutor,
+    WorkerProcess,
+)
+from llmsys.data_pipeline.graph import tasks as module
+from llmsys.data_pipeline.graph.quarantine import read_quarantine
+from llmsys.data_pipeline.graph.stage_runner import StageProgress, StageRunner
+from llmsys.data_pipeline.graph.tasks import EagerTasks, NextStage, Task, TaskRetry
+from llmsys.data_pipeline.pipelines.prepare_dataset import prepare_dataset
 from llmsys.progress import Progress
+from llmsys.storage.local_files import lock_folder
 from tests.helpers.failing_tasks import count, die_until, pass_gate, raise_failure, sleep_for_ever
 from tests.helpers.tiny_crawl import build_tiny_config, hash_files, make_crawl
 
@@ -52,8 +58,12 @@ def local_pool(workers: int) -> Iterator[LocalExecutor]:
         pool.close()
 
 
-def ends(pool: LocalExecutor, jobs: list[Job], hear: Callable[[Event], None], seconds: float = 0) -> dict[Any, Event]:
-    """How each job ended, by its number; those ahead by ("early", number). `hear` is told of the others as they end."""
+def ends(
+    pool: LocalExecutor, jobs: list[Job], hear: Callable[[Event], None], seconds: float = 0
+) -> dict[Any, Event]:
+    """How each job ended, by its number; those ahead by ("early", number). `hear` is told of the
+    others as they end.
+    """
     found: dict[Any, Event] = {}
     for event in pool.run_jobs(jobs, seconds):
         inner = event.event if isinstance(event, EagerTaskEvent) else event
@@ -65,8 +75,12 @@ def ends(pool: LocalExecutor, jobs: list[Job], hear: Callable[[Event], None], se
     return found
 
 
-def test_jobs_ahead_stay_with_the_worker_that_has_done_one_and_it_leaves_the_last_of_the_stage(tmp_path: Path) -> None:
-    """The order is made certain by gates: a job ends when its gate is opened, as the test hears of another's end."""
+def test_jobs_ahead_stay_with_the_worker_that_has_done_one_and_it_leaves_the_last_of_the_stage(
+    tmp_path: Path,
+) -> None:
+    """The order is made certain by gates: a job ends when its gate is opened, as the test hears
+    of another's end.
+    """
     gates = {name: tmp_path / name for name in ("0", "1", "2", "3", "e0", "e1", "e2")}
     gates["0"].touch()  # so that the worker with the first job is free first
     gates["e2"].touch()
@@ -82,14 +96,17 @@ def test_jobs_ahead_stay_with_the_worker_that_has_done_one_and_it_leaves_the_las
             pids["early" if early else "stage", inner.index] = inner.result["pid"]
             match (early, inner.index):
                 case (False, 0):
-                    ahead.append((0, partial(pass_gate, gates["e0"])))  # for the worker that is idle now
+                    # for the worker that is idle now
+                    ahead.append((0, partial(pass_gate, gates["e0"])))
                     gates["1"].touch()
                 case (False, 1):
-                    ahead.append((1, partial(pass_gate, gates["e1"])))  # waits for that one, though another is idle
+                    # waits for that one, though another is idle
+                    ahead.append((1, partial(pass_gate, gates["e1"])))
                     gates["e0"].touch()
                 case (True, 0):
                     gates["e1"].touch()
-                case (True, 1):  # it is idle, and the last job waits for the other, which is at the last but one
+                # it is idle, and the last job waits for the other, which is at the last but one
+                case (True, 1):
                     gates["2"].touch()
                 case (False, 2):
                     ahead.append((2, partial(pass_gate, gates["e2"])))
@@ -108,13 +125,21 @@ def test_jobs_ahead_stay_with_the_worker_that_has_done_one_and_it_leaves_the_las
 
 
 def test_another_worker_helps_when_too_much_waits(tmp_path: Path) -> None:
-    """The stage's two jobs end together; one worker then is in an early job, which waits for what the other does."""
+    """The stage's two jobs end together; one worker then is in an early job, which waits for
+    what the other does.
+    """
     with local_pool(2) as pool:
         assert pool.eager_jobs is not None
         jobs = [partial(pass_gate, tmp_path / "open")] * 2
         (tmp_path / "open").touch()
-        helped = [partial(touch, tmp_path / f"e{number}") for number in range(1, MAX_WAITING_PER_WORKER + 2)]
-        early: list[Job] = [partial(pass_gate, tmp_path / f"e{MAX_WAITING_PER_WORKER + 1}"), *helped]
+        helped = [
+            partial(touch, tmp_path / f"e{number}")
+            for number in range(1, MAX_WAITING_PER_WORKER + 2)
+        ]
+        early: list[Job] = [
+            partial(pass_gate, tmp_path / f"e{MAX_WAITING_PER_WORKER + 1}"),
+            *helped,
+        ]
 
         def hear(event: Event) -> None:
             if event.index == 1:
@@ -129,7 +154,9 @@ def test_another_worker_helps_when_too_much_waits(tmp_path: Path) -> None:
 
 
 def test_a_worker_with_nothing_else_to_do_takes_jobs_of_later_stages(tmp_path: Path) -> None:
-    """One worker is in a job of the next stage that only ends with the one of the stage after it."""
+    """One worker is in a job of the next stage that only ends with the one of the stage after
+    it.
+    """
     with local_pool(2) as pool:
         assert pool.eager_jobs is not None
         ahead = pool.eager_jobs
@@ -167,7 +194,8 @@ def test_a_job_ahead_that_fails_dies_or_hangs_costs_itself_only(tmp_path: Path) 
         found = ends(pool, [partial(count, 1)] * 6, hear)
     causes = {key: event.cause for key, event in found.items() if isinstance(event, TaskFailed)}
     assert causes == {("early", 0): "error", ("early", 1): "lost", ("early", 2): "slow"}
-    assert len(found) + len(pool.eager_jobs or ()) == 10  # what is left when no worker is, its own stage does
+    # what is left when no worker is, its own stage does
+    assert len(found) + len(pool.eager_jobs or ()) == 10
     assert all(isinstance(found[number], TaskDone) for number in range(6))
 
 
@@ -175,11 +203,15 @@ def test_one_worker_does_one_stage_after_the_other() -> None:
     assert LocalExecutor(1).eager_jobs is None
 
 
-def test_progress_counts_what_was_dropped_ahead_and_takes_back_what_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_counts_what_was_dropped_ahead_and_takes_back_what_failed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with Progress("stage", 10, "B") as progress:
         meter = StageProgress(progress, [10.0])
         shown: list[tuple[float, Any]] = []
-        monkeypatch.setattr(progress, "advance", lambda amount, **details: shown.append((amount, details)))
+        monkeypatch.setattr(
+            progress, "advance", lambda amount, **details: shown.append((amount, details))
+        )
         failed = TaskFailed(0, "lost", "", "lost")
         for event in (
             EagerTaskEvent(TaskProgress(0, 5, 3)),
@@ -195,12 +227,18 @@ def test_progress_counts_what_was_dropped_ahead_and_takes_back_what_failed(monke
     assert not meter._drops | meter._amounts
 
 
-def test_progress_of_a_survey_counts_the_blocks_that_are_extracted_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_of_a_survey_counts_the_blocks_that_are_extracted_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with Progress("stage", 20, "B") as progress:
         meter = StageProgress(progress, [10.0], lambda number: 6.0 if number else 0.0)
         shown: list[float] = []
         monkeypatch.setattr(progress, "advance", lambda amount, **details: shown.append(amount))
-        for event in (TaskDone(0, {}), EagerTaskEvent(TaskProgress(1, 5, 0)), EagerTaskEvent(TaskDone(1, {}))):
+        for event in (
+            TaskDone(0, {}),
+            EagerTaskEvent(TaskProgress(1, 5, 0)),
+            EagerTaskEvent(TaskDone(1, {})),
+        ):
             meter.show_event(event)
         meter.show_event(EagerTaskEvent(TaskProgress(0, 5, 0)))
         meter.update_display(4.0, 0)
@@ -227,13 +265,29 @@ def fail_first(path: Path, job: Job, report: Report) -> dict[str, Any]:
 class Chain:
     """Three stages of four tasks: each doubles what the one before it made."""
 
-    def __init__(self, folder: Path, executor: ExecutorConfig, wrapped: Callable[[str, Job], Job] | None = None):
-        self.folder, self.executor, self.wrapped = folder, executor, wrapped or (lambda name, job: job)
+    def __init__(
+        self,
+        folder: Path,
+        executor: ExecutorConfig,
+        wrapped: Callable[[str, Job], Job] | None = None,
+    ):
+        self.folder, self.executor, self.wrapped = (
+            folder,
+            executor,
+            wrapped or (lambda name, job: job),
+        )
 
     def task(self, stage: str, before: str, inputs: list[Any], number: int) -> Task:
         name, output = f"{stage}/{number}", f"{stage}-{number}"
         job = partial(double, self.folder / f"{before}-{number}", self.folder / output)
-        return Task(name, inputs, [output], self.wrapped(name, job), 1, fallback_result=lambda reason: {"length": 0})
+        return Task(
+            name,
+            inputs,
+            [output],
+            self.wrapped(name, job),
+            1,
+            fallback_result=lambda reason: {"length": 0},
+        )
 
     def run(self) -> tuple[list[Sequence[TaskRecord]], StageRunner]:
         """The records of each stage, and the runner that made them."""
@@ -251,7 +305,10 @@ class Chain:
                 then = next_stage("two", "one", next_stage("three", "two"))
                 stages = [runner.run_stage("one", tasks, unit="file", code="one", next_stage=then)]
                 for stage, before in (("two", "one"), ("three", "two")):
-                    tasks = [self.task(stage, before, record.digests, n) for n, record in enumerate(stages[-1])]
+                    tasks = [
+                        self.task(stage, before, record.digests, n)
+                        for n, record in enumerate(stages[-1])
+                    ]
                     stages.append(runner.run_stage(stage, tasks, unit="file", code=stage))
             finally:
                 runner.close()
@@ -273,26 +330,37 @@ def test_stages_find_what_was_made_ahead_and_the_next_run_finds_everything(tmp_p
     plain = Chain(tmp_path / "plain", InlineExecutorConfig())
     expected, _ = plain.run()
     assert plain.events() == [("one", 4, 0), ("two", 4, 0), ("three", 4, 0)]
-    assert [[r.result for r in records] for records in stages] == [[r.result for r in records] for records in expected]
-    assert [[r.digests for r in records] for records in stages] == [[r.digests for r in stage] for stage in expected]
+    assert [[r.result for r in records] for records in stages] == [
+        [r.result for r in records] for records in expected
+    ]
+    assert [[r.digests for r in records] for records in stages] == [
+        [r.digests for r in stage] for stage in expected
+    ]
     _, again = chain.run()
     assert (again.num_run, again.num_reused) == (0, 12)
 
 
 def test_what_failed_ahead_has_all_its_tries_in_its_own_stage(tmp_path: Path) -> None:
     def wrapped(name: str, job: Job) -> Job:
-        replaced: dict[str, Job] = {"two/1": partial(fail_first, tmp_path / "tries", job), "three/2": raise_failure}
+        replaced: dict[str, Job] = {
+            "two/1": partial(fail_first, tmp_path / "tries", job),
+            "three/2": raise_failure,
+        }
         return replaced.get(name, job)
 
     folder = tmp_path / "chain"
     folder.mkdir()
-    chain = Chain(folder, LocalExecutorConfig(workers=2, max_attempts=2, backoff_seconds=0), wrapped)
+    chain = Chain(
+        folder, LocalExecutorConfig(workers=2, max_attempts=2, backoff_seconds=0), wrapped
+    )
     stages, runner = chain.run()
     assert [record.result["length"] for record in stages[1]] == [4] * 4
     assert [record.result["length"] for record in stages[2]] == [8, 8, 0, 8]
     assert chain.events() == [("one", 4, 5), ("two", 1, 0), ("three", 2, 0)]
     assert runner.num_run == 11
-    assert [(entry["task"], entry["tries"]) for entry in read_quarantine(folder)] == [("three/2", 2)]
+    assert [(entry["task"], entry["tries"]) for entry in read_quarantine(folder)] == [
+        ("three/2", 2)
+    ]
 
 
 def test_one_task_may_enable_many_of_which_few_wait_at_a_time_and_their_own_successors_come_first(
@@ -307,7 +375,12 @@ def test_one_task_may_enable_many_of_which_few_wait_at_a_time_and_their_own_succ
         return Task(f"{stage}/{item}", [], [], partial(note, order, f"{stage}/{item}"), 1)
 
     sign = NextStage("sign", "", lambda name, record: [build("sign", name)])
-    extract = NextStage("extract", "", lambda name, record: (build("extract", f"{name}.{n}") for n in range(5)), sign)
+    extract = NextStage(
+        "extract",
+        "",
+        lambda name, record: (build("extract", f"{name}.{n}") for n in range(5)),
+        sign,
+    )
     eager = EagerTasks(tmp_path, Journal(tmp_path), extract, queues, 7.0)
     assert queues.seconds == 7.0
     record = TaskRecord.from_result("", (), {})
@@ -324,7 +397,9 @@ def test_one_task_may_enable_many_of_which_few_wait_at_a_time_and_their_own_succ
             eager.record_early_result(EagerTaskEvent(replace(event, index=number)))
     assert most == 3
     assert eager.done == {"extract": 9, "sign": 10}
-    both = [f"{stage}/{name}.{n}" for stage in ("extract", "sign") for name in "ab" for n in range(5)]
+    both = [
+        f"{stage}/{name}.{n}" for stage in ("extract", "sign") for name in "ab" for n in range(5)
+    ]
     assert sorted(order) == sorted({*both} - {"extract/a.1"})
     places = {name: place for place, name in enumerate(order)}
     assert all(places[f"sign/b.{n}"] - places[f"extract/b.{n}"] <= 3 for n in range(5))
@@ -338,12 +413,17 @@ def note(order: list[str], name: str, report: Report) -> dict[str, Any]:
 # --- the pipeline ---
 
 
-@pytest.mark.parametrize(("changes", "stages"), [({}, ["judge", "sign"]), ({"deduplicate": NO_COPIES}, ["judge"])])
+@pytest.mark.parametrize(
+    ("changes", "stages"), [({}, ["judge", "sign"]), ({"deduplicate": NO_COPIES}, ["judge"])]
+)
 def test_a_preparation_judges_and_signs_ahead_and_makes_the_same_bytes(
     changes: dict[str, Any], stages: list[str], tmp_path: Path
 ) -> None:
     crawl = make_crawl(tmp_path / "crawl", pages=10)
-    for name, executor in (("plain", {"kind": "inline"}), ("ahead", {"kind": "local", "workers": 2})):
+    for name, executor in (
+        ("plain", {"kind": "inline"}),
+        ("ahead", {"kind": "local", "workers": 2}),
+    ):
         prepare_dataset(build_tiny_config(tmp_path / name, crawl, executor=executor, **changes))
     assert hash_files(tmp_path / "ahead") == hash_files(tmp_path / "plain")
     lines = map(json.loads, (tmp_path / "ahead" / "events.jsonl").read_text().splitlines())
@@ -354,10 +434,14 @@ def test_a_preparation_judges_and_signs_ahead_and_makes_the_same_bytes(
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_ctrl_c_never_reaches_a_worker_that_is_still_importing() -> None:
-    """Blocked from its first instruction, or it would print a traceback over the message of the command."""
+    """Blocked from its first instruction, or it would print a traceback over the message of the
+    command.
+    """
     worker = WorkerProcess(None)
     try:
-        masks = re.findall(r"SigBlk:\s*(\w+)", Path(f"/proc/{worker.process.pid}/status").read_text())
+        masks = re.findall(
+            r"SigBlk:\s*(\w+)", Path(f"/proc/{worker.process.pid}/status").read_text()
+        )
         assert int(masks[0], 16) >> (signal.SIGINT - 1) & 1
         assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
     finally:

@@ -6,26 +6,32 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data_pipeline.inspection.verify_dataset import verify_dataset
-from data_pipeline.pipelines.prepare_dataset import prepare_dataset
 from llmsys.config.run import RunConfig
 from llmsys.data.sequence_pairs import SequencePairs, open_pairs
+from llmsys.data_pipeline.inspection.verify_dataset import verify_dataset
+from llmsys.data_pipeline.pipelines.prepare_dataset import prepare_dataset
+from llmsys.dataset.manifest import Manifest
 from llmsys.errors import DataError
-from llmsys.manifest import Manifest
 from tests.helpers.tiny_images import build_images, write_image_folder, write_images
 
 
 def prepare(tmp_path: Path, source: Path, **data: Any) -> Manifest:
     settings = {
-        "kind": "images", "folder": tmp_path / "data", "executor": {"kind": "inline"}, "inputs": [source],
+        "kind": "images", "folder": tmp_path / "data", "executor": {"kind": "inline"},
+        "inputs": [source],
         "heldout_inputs": [source], "image_size": 8, "num_channels": 1,
     }  # fmt: skip
-    return prepare_dataset(RunConfig.model_validate({"data": settings | data, "tokenizer": {"kind": "none"}}))
+    return prepare_dataset(
+        RunConfig.model_validate({"data": settings | data, "tokenizer": {"kind": "none"}})
+    )
 
 
 def read_rows(pairs: SequencePairs) -> list[tuple[list[int], int]]:
     rows = range(len(pairs))
-    return [(pairs.sources.get_tokens(row).tolist(), int(pairs.targets.get_tokens(row)[0])) for row in rows]
+    return [
+        (pairs.sources.get_tokens(row).tolist(), int(pairs.targets.get_tokens(row)[0]))
+        for row in rows
+    ]
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -55,7 +61,8 @@ def test_files_are_resized_and_unreadable_ones_counted(tmp_path: Path) -> None:
     (tmp_path / "images" / "2" / "zz.png").write_bytes(b"no image")
     manifest = prepare(tmp_path, tmp_path / "images")
     assert set(open_pairs(tmp_path / "data", "train").sources.lengths.tolist()) == {64}
-    assert [(one.documents_in, one.documents_out) for one in manifest.funnel] == [(26, 24)]  # of both splits
+    # of both splits
+    assert [(one.documents_in, one.documents_out) for one in manifest.funnel] == [(26, 24)]
     assert sum(file.rows for file in manifest.dropped.files) == 2
 
 
@@ -76,9 +83,17 @@ def test_inputs_of_another_form_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "texts" / "a").mkdir(parents=True)
     (tmp_path / "texts" / "a" / "one.txt").write_text("text")
     cases: list[tuple[str, dict[str, Any], str]] = [
-        ("images.npz", {"image_size": 16}, "images of \\(8, 8, 1\\) pixels, but data.image_size=16"),
+        (
+            "images.npz",
+            {"image_size": 16},
+            "images of \\(8, 8, 1\\) pixels, but data.image_size=16",
+        ),
         ("images.npz", {"labels": ["2", "7"]}, "has the label '10', but the labels are 2, 7"),
-        ("images.npz", {"heldout_inputs": []}, "data.heldout_inputs is empty. Name folders or files"),
+        (
+            "images.npz",
+            {"heldout_inputs": []},
+            "data.heldout_inputs is empty. Name folders or files",
+        ),
         ("floats.npz", {}, "Save uint8 images"),
         ("bare.npz", {}, "has no array 'labels"),
         ("none.npz", {}, "cannot be read as .npz"),

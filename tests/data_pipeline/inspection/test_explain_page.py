@@ -1,4 +1,6 @@
-"""Laws of reading decisions: what a dataset says about a page, a drop or another threshold is what was decided."""
+"""Laws of reading decisions: what a dataset says about a page, a drop or another threshold is
+what was decided.
+"""
 
 import json
 import shutil
@@ -8,16 +10,20 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from data_pipeline.inspection.dropped_documents import find_dropped_documents, format_dropped_documents, parse_wanted
-from data_pipeline.inspection.explain_page import explain_url, format_explanation
-from data_pipeline.inspection.export_dropped import export_dropped_documents
-from data_pipeline.inspection.threshold_sweep import format_sweep, sweep_threshold
-from data_pipeline.inspection.verify_dataset import verify_dataset
-from data_pipeline.pipelines.prepare_dataset import prepare_dataset
-from launch.main import main
 from llmsys.config.data import CrawlConfig
+from llmsys.data_pipeline.inspection.dropped_documents import (
+    find_dropped_documents,
+    format_dropped_documents,
+    parse_wanted,
+)
+from llmsys.data_pipeline.inspection.explain_page import explain_url, format_explanation
+from llmsys.data_pipeline.inspection.export_dropped import export_dropped_documents
+from llmsys.data_pipeline.inspection.threshold_sweep import format_sweep, sweep_threshold
+from llmsys.data_pipeline.inspection.verify_dataset import verify_dataset
+from llmsys.data_pipeline.pipelines.prepare_dataset import prepare_dataset
+from llmsys.dataset.manifest import load_manifest
 from llmsys.errors import ConfigError, DataError
-from llmsys.manifest import load_manifest
+from llmsys.launch.main import main
 from tests.helpers.tiny_crawl import build_tiny_config, make_crawl
 
 
@@ -40,20 +46,28 @@ def dataset(crawl: Path, tmp_path_factory: pytest.TempPathFactory) -> CrawlConfi
 
 
 def kept(folder: Path, crawl: Path, words: int) -> int:
-    return sum(file.rows for file in prepare_dataset(config(folder, crawl, words), until="documents").documents.files)
+    return sum(
+        file.rows
+        for file in prepare_dataset(config(folder, crawl, words), until="documents").documents.files
+    )
 
 
-def test_a_sweep_counts_what_another_threshold_keeps(dataset: CrawlConfig, crawl: Path, tmp_path: Path) -> None:
+def test_a_sweep_counts_what_another_threshold_keeps(
+    dataset: CrawlConfig, crawl: Path, tmp_path: Path
+) -> None:
     found = sweep_threshold(dataset.folder, "gopher_quality.min_words=150,180,190,100_000")
     assert (found.field, found.test, found.now) == ("gopher_quality.min_words", "words", (180,))
     looser, now, stricter, none = found.values
     assert (now.stay, now.might_return) == (found.documents, 0)
     assert none.stay == 0
-    # The tiny crawl holds a copy of one page per file: of equal texts one stays, and all go by the threshold together.
+    # The tiny crawl holds a copy of one page per file: of equal texts one stays, and all go by the
+    # threshold together.
     assert stricter.stay == kept(tmp_path / "190", crawl, 190) < now.stay
     assert now.stay < kept(tmp_path / "150", crawl, 150) <= looser.stay + looser.might_return
     assert "at most" in format_sweep(found)
-    assert [one.stay for one in sweep_threshold(dataset.folder, "language.min_score=0.5,1.0").values] == [
+    assert [
+        one.stay for one in sweep_threshold(dataset.folder, "language.min_score=0.5,1.0").values
+    ] == [
         found.documents,
         0,
     ]
@@ -63,13 +77,24 @@ def test_a_sweep_counts_what_another_threshold_keeps(dataset: CrawlConfig, crawl
     ("question", "answer"),
     [
         ("gopher_quality.min_words", "Write rule.field=a,b,c"),
-        ("c4.min_sentences=3", "without the rule c4. Its rules: gopher_quality; and language.min_score."),
+        (
+            "c4.min_sentences=3",
+            "without the rule c4. Its rules: gopher_quality; and language.min_score.",
+        ),
         ("gopher_quality.min_wrds=3", "has no field min_wrds. Its thresholds: min_words,"),
-        ("gopher_quality.min_words=-3", "gopher_quality.min_words=-3 is invalid: Input should be greater than"),
-        ("gopher_quality.min_words=180", "no test compares a stored statistic with gopher_quality.min_words"),
+        (
+            "gopher_quality.min_words=-3",
+            "gopher_quality.min_words=-3 is invalid: Input should be greater than",
+        ),
+        (
+            "gopher_quality.min_words=180",
+            "no test compares a stored statistic with gopher_quality.min_words",
+        ),
     ],
 )
-def test_a_sweep_that_cannot_be_answered_says_why(dataset: CrawlConfig, question: str, answer: str) -> None:
+def test_a_sweep_that_cannot_be_answered_says_why(
+    dataset: CrawlConfig, question: str, answer: str
+) -> None:
     with pytest.raises(DataError) as error:
         sweep_threshold(dataset.folder, question)
     assert answer in str(error.value)
@@ -82,7 +107,9 @@ def test_whole_dropped_documents_are_written_for_other_tools(
     assert main([*words, "--output", str(tmp_path / "dropped.jsonl"), "--json"]) == 0
     count = json.loads(capsys.readouterr().out)["documents"]
     rows = [json.loads(line) for line in (tmp_path / "dropped.jsonl").read_text().splitlines()]
-    total, excerpts = find_dropped_documents(dataset.folder, parse_wanted("rule=gopher_quality,test=words"), count)
+    total, excerpts = find_dropped_documents(
+        dataset.folder, parse_wanted("rule=gopher_quality,test=words"), count
+    )
     assert len(rows) == count == total
     by_id = {row["id"]: row for row in rows}
     for excerpt in excerpts:
@@ -92,8 +119,13 @@ def test_whole_dropped_documents_are_written_for_other_tools(
         assert len(row["text"].encode()) == row["bytes"]
         assert row["text"].startswith(excerpt["text"][:100])
     assert main([*words, "--output", str(tmp_path / "dropped.parquet")]) == 0
-    assert pq.read_table(tmp_path / "dropped.parquet").column("text").to_pylist() == [row["text"] for row in rows]
-    for name, problem in (("dropped.csv", "ends in no format. Use .parquet"), ("dropped.jsonl", "exists already")):
+    assert pq.read_table(tmp_path / "dropped.parquet").column("text").to_pylist() == [
+        row["text"] for row in rows
+    ]
+    for name, problem in (
+        ("dropped.csv", "ends in no format. Use .parquet"),
+        ("dropped.jsonl", "exists already"),
+    ):
         with pytest.raises(ConfigError, match=problem):
             export_dropped_documents(dataset.folder, {}, tmp_path / name)
 
@@ -101,14 +133,18 @@ def test_whole_dropped_documents_are_written_for_other_tools(
 def test_dropped_documents_are_shown_with_value_and_threshold(
     dataset: CrawlConfig, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    total, rows = find_dropped_documents(dataset.folder, parse_wanted("rule=gopher_quality,test=words"), limit=2)
+    total, rows = find_dropped_documents(
+        dataset.folder, parse_wanted("rule=gopher_quality,test=words"), limit=2
+    )
     assert total > len(rows) == 2
     assert all(row["value"] < row["threshold"] == 180 for row in rows)
     assert "gopher_quality: words, value" in format_dropped_documents(total, rows)
     assert main(["inspect", str(dataset.folder), "--dropped", "rule=language", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert {row["test"] for row in shown["documents"]} == {"language"}
-    with pytest.raises(DataError, match=r"has no dropped document with rule=nothing. It has: rule="):
+    with pytest.raises(
+        DataError, match=r"has no dropped document with rule=nothing. It has: rule="
+    ):
         find_dropped_documents(dataset.folder, {"rule": "nothing"}, 1)
     with pytest.raises(DataError, match=r"cannot be parsed\. Write all, or stage=, rule= or test="):
         parse_wanted("words")
@@ -130,7 +166,9 @@ def test_every_page_is_explained_as_it_was_decided(dataset: CrawlConfig) -> None
     stays = next(iter(explain_url(dataset, "https://example-0.org/3")))
     assert stays.steps[-1][0] in ("documents", "gopher_quality")
     assert "https://example-0.org/3\n  captured 2024-05-01" in format_explanation([stays])
-    with pytest.raises(DataError, match=r"is not among the pages of .*\. Write the URL as in the crawl"):
+    with pytest.raises(
+        DataError, match=r"is not among the pages of .*\. Write the URL as in the crawl"
+    ):
         explain_url(dataset, "https://nowhere.org/")
 
 
@@ -157,12 +195,18 @@ def test_a_dataset_is_not_explained_by_what_an_unfinished_change_left(
     with pytest.raises(DataError, match="no document is left"):
         prepare_dataset(config(folder, crawl, 100_000), until="documents")
     assert verify_dataset(folder, 0).findings == []
-    with pytest.raises(DataError, match=r"cannot be explained now: .* Finish llmsys prepare CONFIG first\."):
+    with pytest.raises(
+        DataError, match=r"cannot be explained now: .* Finish llmsys prepare CONFIG first\."
+    ):
         explain_url(dataset.model_copy(update={"folder": folder}), "https://example-0.org/3")
     prepare_dataset(config(folder, crawl), until="documents")
     assert explain_url(dataset.model_copy(update={"folder": folder}), "https://example-0.org/3")
 
 
-def test_what_is_neither_a_dataset_nor_a_config_is_called_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_neither_a_dataset_nor_a_config_is_called_so(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main(["inspect", "runs/nothing"]) == 2
-    assert "runs/nothing is not a dataset folder, and config 'runs/nothing'" in capsys.readouterr().err
+    assert (
+        "runs/nothing is not a dataset folder, and config 'runs/nothing'" in capsys.readouterr().err
+    )

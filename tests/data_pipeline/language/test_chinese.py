@@ -1,4 +1,5 @@
-"""Chinese pages by configs/data/chinese.yaml: prose stays, a bad page goes for a reason with value and threshold.
+"""Chinese pages by configs/data/chinese.yaml: prose stays, a bad page goes for a reason with value
+and threshold.
 
 The prose is the beginning of a novel of the 14th century (public domain), see tests/data/README.md.
 """
@@ -9,14 +10,14 @@ import re
 import pyarrow as pa
 import pytest
 
-from data_pipeline.core.funnel import format_reason
-from data_pipeline.dedup.minhash import MinHasher
-from data_pipeline.language.identify import compute_keep_mask, identify_languages
-from data_pipeline.language.rules_by_language import serialize_rules_by_language
-from data_pipeline.rules.language_chains import get_language_chains
-from data_pipeline.text.word_tokenizers import insert_spaces
 from llmsys.config.deduplication import MinHashDedupConfig
-from llmsys.config.load import load_run_config
+from llmsys.config.loading.load import load_run_config
+from llmsys.data_pipeline.core.funnel import format_reason
+from llmsys.data_pipeline.dedup.minhash import MinHasher
+from llmsys.data_pipeline.language.identify import compute_keep_mask, identify_languages
+from llmsys.data_pipeline.language.rules_by_language import serialize_rules_by_language
+from llmsys.data_pipeline.rules.language_chains import get_language_chains
+from llmsys.data_pipeline.text.word_tokenizers import insert_spaces
 from tests.helpers.paths import TEST_DATA
 
 DATA = load_run_config("data/chinese").data
@@ -35,7 +36,10 @@ def _keywords() -> str:
 
 def _every_other_line_traditional() -> str:
     table = str.maketrans(SIMPLE, TRADITIONAL)
-    return "\n".join(line.translate(table) if number % 2 else line for number, line in enumerate(PAGES[1].split("\n")))
+    return "\n".join(
+        line.translate(table) if number % 2 else line
+        for number, line in enumerate(PAGES[1].split("\n"))
+    )
 
 
 BAD = {
@@ -57,10 +61,15 @@ BAD = {
         r"native_text: share of the rarer of simplified and traditional 0\.\d+ > 0\.15",
     ),
     "half English": (
-        PAGES[0][:400] + "\n" + "The quick brown fox jumps over the lazy dog near the river bank. " * 12,
+        PAGES[0][:400]
+        + "\n"
+        + "The quick brown fox jumps over the lazy dog near the river bank. " * 12,
         r"native_text: share of letters that are Han 0\.\d+ < 0\.5",
     ),
-    "repeated": ("\n".join([LINES[0]] * 8), r"gopher_repetition: share of duplicate lines 0\.875 > 0\.287"),
+    "repeated": (
+        "\n".join([LINES[0]] * 8),
+        r"gopher_repetition: share of duplicate lines 0\.875 > 0\.287",
+    ),
     "navigation": (
         "\n".join(f"首页 | 新闻的世界 | 论坛 | 登录 | 我的帮助 | 第{page}页" for page in range(40)),
         r"gopher_repetition: share of characters in the most frequent 4-gram 0\.\d+ > 0\.16",
@@ -81,7 +90,9 @@ def judged(texts: list[str]) -> list[str]:
         pa.array(texts, pa.large_string()), codes
     ):
         kept = []
-        for number, keep, *verdict in zip(left, outcome.keep, outcome.test, outcome.value, outcome.threshold):  # noqa: B905
+        for number, keep, *verdict in zip(
+            left, outcome.keep, outcome.test, outcome.value, outcome.threshold
+        ):  # noqa: B905
             if keep.as_py():
                 kept.append(number)
             else:

@@ -1,14 +1,15 @@
-"""Laws of pages in Japanese, Korean and Thai: prose stays under the shipped profiles, and what no one wants to read
+"""Laws of pages in Japanese, Korean and Thai: prose stays under the shipped profiles, and what no
+one wants to read
 goes for a stated reason. test_chinese.py has those of Chinese.
 """
 
 import pyarrow as pa
 import pytest
 
-from data_pipeline.language.rules_by_language import serialize_rules_by_language
-from data_pipeline.rules.language_chains import LanguageRuleChains
 from llmsys.config.data import CrawlConfig
 from llmsys.config.language import parse_language_rules
+from llmsys.data_pipeline.language.rules_by_language import serialize_rules_by_language
+from llmsys.data_pipeline.rules.language_chains import LanguageRuleChains
 
 KINDS = ("native_text", "gopher_repetition", "fineweb_quality", "gopher_quality")
 
@@ -46,15 +47,24 @@ def test_prose_stays_and_each_bad_page_goes_for_its_reason(code: str) -> None:
         "prose": prose,
         "share of duplicate lines": f"{first}\n" * 20,
         "share of characters from wrong decoding": prose.encode().decode(WRONG[code], "replace"),
-        "share of letters": "The people walked along the river and talked about the weather of the week. " * 20,
+        "share of letters": (
+            "The people walked along the river and talked about the weather of the week. "
+        )
+        * 20,
     }
-    data = CrawlConfig.model_validate({"language": {"languages": [code]}, "rules": [{"kind": kind} for kind in KINDS]})
+    data = CrawlConfig.model_validate(
+        {"language": {"languages": [code]}, "rules": [{"kind": kind} for kind in KINDS]}
+    )
     chains = LanguageRuleChains(parse_language_rules(serialize_rules_by_language(data)))
     left = list(pages)
     gone: dict[str, str] = {}
-    outcomes = chains.apply(pa.array(pages.values(), pa.large_string()), pa.array([code] * len(pages)))
+    outcomes = chains.apply(
+        pa.array(pages.values(), pa.large_string()), pa.array([code] * len(pages))
+    )
     for outcome in outcomes:
-        gone |= {name: test for name, test in zip(left, outcome.test.to_pylist(), strict=True) if test}
+        gone |= {
+            name: test for name, test in zip(left, outcome.test.to_pylist(), strict=True) if test
+        }
         left = [name for name, keep in zip(left, outcome.keep.to_pylist(), strict=True) if keep]
     assert left == ["prose"]
     assert all(test.startswith(name) for name, test in gone.items())

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from data_pipeline.pipelines.prepare_dataset import prepare_dataset
 from llmsys.config.run import RunConfig
+from llmsys.data_pipeline.pipelines.prepare_dataset import prepare_dataset
+from llmsys.dataset.manifest import Manifest
+from llmsys.dataset.token_shards import open_tokens, verify_checksums
 from llmsys.errors import DataError
-from llmsys.manifest import Manifest
-from llmsys.token_shards import open_tokens, verify_checksums
-from llmsys.tokenizer import load_tokenizer
+from llmsys.vocabulary.tokenizer import load_tokenizer
 from tests.helpers.tiny_pairs import build_sentence_pairs, write_pairs, write_pairs_config
 
 
@@ -31,8 +31,14 @@ def test_source_and_target_rows_translate_each_other(tmp_path: Path) -> None:
     manifest = prepare_dataset(config)
     assert verify_checksums(config.data.folder) == manifest
     tokenizer = load_tokenizer(config.data.folder / "tokenizer")
-    for split, pairs in (("train", build_sentence_pairs(300, seed=1)), ("heldout", build_sentence_pairs(30, seed=2))):
-        targets, sources = open_tokens(config.data.folder, split), open_tokens(config.data.folder, f"{split}_source")
+    for split, pairs in (
+        ("train", build_sentence_pairs(300, seed=1)),
+        ("heldout", build_sentence_pairs(30, seed=2)),
+    ):
+        targets, sources = (
+            open_tokens(config.data.folder, split),
+            open_tokens(config.data.folder, f"{split}_source"),
+        )
         for row, (source, target) in enumerate(pairs):
             assert tokenizer.decode(sources.get_tokens(row).tolist()) == source
             assert tokenizer.decode(targets.get_tokens(row).tolist()) == target
@@ -52,8 +58,12 @@ def test_workers_compression_and_crashes_change_no_byte(tmp_path: Path) -> None:
     for name in ("tokens", "documents", "tokenizer", "dropped"):
         for path in (config.data.folder / name).iterdir():
             assert (tmp_path / "pool" / name / path.name).read_bytes() == path.read_bytes()
-    source, target = write_pairs(tmp_path / "gz", "train", build_sentence_pairs(25_000, seed=1), compress=True)
-    packed = prepare_dataset(with_data(config, folder=tmp_path / "packed", source=[source], target=[target]))
+    source, target = write_pairs(
+        tmp_path / "gz", "train", build_sentence_pairs(25_000, seed=1), compress=True
+    )
+    packed = prepare_dataset(
+        with_data(config, folder=tmp_path / "packed", source=[source], target=[target])
+    )
     assert packed.splits["train"].tokens == whole.splits["train"].tokens
 
 
@@ -76,7 +86,8 @@ def test_lines_that_cannot_be_used_are_dropped_and_counted(tmp_path: Path) -> No
         path.write_bytes(b"\n".join(line[place] for line in lines))  # no newline at the end
     manifest = prepare_dataset(config)
     assert drops(manifest) == {
-        "source_empty": 1, "target_empty": 1, "source_not_utf8": 1, "target_not_utf8": 1, "source_tokens": 1,
+        "source_empty": 1, "target_empty": 1, "source_not_utf8": 1, "target_not_utf8": 1,
+        "source_tokens": 1,
     }  # fmt: skip
     assert manifest.splits["train"].documents == manifest.splits["train_source"].documents == 50
     examples = {drop.test: drop.examples[0] for stage in manifest.funnel for drop in stage.dropped}
@@ -86,7 +97,9 @@ def test_lines_that_cannot_be_used_are_dropped_and_counted(tmp_path: Path) -> No
     assert examples["target_empty"].url.endswith("train.en:5")
     targets = open_tokens(config.data.folder, "train")
     tokenizer = load_tokenizer(config.data.folder / "tokenizer")
-    assert [tokenizer.decode(targets.get_tokens(row).tolist()) for row in range(50)] == [target for _, target in good]
+    assert [tokenizer.decode(targets.get_tokens(row).tolist()) for row in range(50)] == [
+        target for _, target in good
+    ]
 
 
 def test_no_heldout_pair_is_dropped_for_its_length(tmp_path: Path) -> None:
@@ -99,7 +112,9 @@ def test_files_out_of_step_are_refused_with_both_counts(tmp_path: Path) -> None:
     config = write_pairs_config(tmp_path)
     with config.data.target[0].open("ab") as file:
         file.write(b"eine zeile mehr\n")
-    with pytest.raises(DataError, match=r"train.en has 300 lines and .*train.de has 301: .* after line 300"):
+    with pytest.raises(
+        DataError, match=r"train.en has 300 lines and .*train.de has 301: .* after line 300"
+    ):
         prepare_dataset(config)
 
 
@@ -120,7 +135,9 @@ def test_what_is_missing_is_named(tmp_path: Path, changes: dict[str, Any], messa
 
 def test_a_cut_gzip_file_is_named(tmp_path: Path) -> None:
     config = write_pairs_config(tmp_path)
-    source, target = write_pairs(tmp_path / "gz", "train", build_sentence_pairs(500, seed=1), compress=True)
+    source, target = write_pairs(
+        tmp_path / "gz", "train", build_sentence_pairs(500, seed=1), compress=True
+    )
     source.write_bytes(source.read_bytes()[:-20])
     with pytest.raises(DataError, match=r"train.en.gz cannot be read: .*end-of-stream"):
         prepare_dataset(with_data(config, source=[source], target=[target]))
@@ -128,7 +145,8 @@ def test_a_cut_gzip_file_is_named(tmp_path: Path) -> None:
 
 def labelled(tmp_path: Path, suffix: str, **data: Any) -> RunConfig:
     rows = [
-        ("good" if place % 3 else "bad", source) for place, (source, _) in enumerate(build_sentence_pairs(200, seed=1))
+        ("good" if place % 3 else "bad", source)
+        for place, (source, _) in enumerate(build_sentence_pairs(200, seed=1))
     ]
     if suffix.startswith(".tsv"):
         text = "".join(f"{label}\t{body}\n" for label, body in rows)
@@ -140,7 +158,9 @@ def labelled(tmp_path: Path, suffix: str, **data: Any) -> RunConfig:
         "kind": "labelled", "folder": tmp_path / f"data{suffix}", "executor": {"kind": "inline"},
         "inputs": [path], "heldout_inputs": [path],
     }  # fmt: skip
-    return RunConfig.model_validate({"data": section | data, "tokenizer": {"kind": "sentencepiece", "vocab_size": 310}})
+    return RunConfig.model_validate(
+        {"data": section | data, "tokenizer": {"kind": "sentencepiece", "vocab_size": 310}}
+    )
 
 
 def test_labelled_texts_say_the_same_in_every_format(tmp_path: Path) -> None:
@@ -149,10 +169,20 @@ def test_labelled_texts_say_the_same_in_every_format(tmp_path: Path) -> None:
     assert [manifest.labels for manifest in manifests] == [("bad", "good")] * 3
     for config in configs:
         labels = open_tokens(config.data.folder, "train")
-        assert [labels.get_tokens(row).tolist() for row in range(6)] == [[0], [1], [1], [0], [1], [1]]
+        assert [labels.get_tokens(row).tolist() for row in range(6)] == [
+            [0],
+            [1],
+            [1],
+            [0],
+            [1],
+            [1],
+        ]
         texts = open_tokens(config.data.folder, "train_source")
         tokenizer = load_tokenizer(config.data.folder / "tokenizer")
-        assert tokenizer.decode(texts.get_tokens(0).tolist()) == build_sentence_pairs(200, seed=1)[0][0]
+        assert (
+            tokenizer.decode(texts.get_tokens(0).tolist())
+            == build_sentence_pairs(200, seed=1)[0][0]
+        )
 
 
 def test_long_texts_are_cut_and_keep_their_end(tmp_path: Path) -> None:
@@ -165,9 +195,13 @@ def test_long_texts_are_cut_and_keep_their_end(tmp_path: Path) -> None:
 
 
 def test_an_unknown_label_and_an_unknown_format_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"train texts have the label 'good', but the labels are bad, ugly"):
+    with pytest.raises(
+        DataError, match=r"train texts have the label 'good', but the labels are bad, ugly"
+    ):
         prepare_dataset(labelled(tmp_path, ".tsv", labels=["bad", "ugly"]))
-    with pytest.raises(DataError, match=re.escape("are read from .tsv and .jsonl, not from '.txt'")):
+    with pytest.raises(
+        DataError, match=re.escape("are read from .tsv and .jsonl, not from '.txt'")
+    ):
         prepare_dataset(labelled(tmp_path, ".txt"))
 
 

@@ -9,14 +9,14 @@ from typing import Any
 import psutil
 import pytest
 
-from data_pipeline.executors.base import Job, Report, TaskDone, TaskFailed, TaskProgress
-from data_pipeline.executors.local import LocalExecutor
-from data_pipeline.graph.stage_runner import StageRunner
-from data_pipeline.graph.tasks import Task
-from data_pipeline.pipelines.prepare_dataset import prepare_dataset
 from llmsys.config.executor import InlineExecutorConfig
+from llmsys.data_pipeline.executors.base import Job, Report, TaskDone, TaskFailed, TaskProgress
+from llmsys.data_pipeline.executors.local import LocalExecutor
+from llmsys.data_pipeline.graph.stage_runner import StageRunner
+from llmsys.data_pipeline.graph.tasks import Task
+from llmsys.data_pipeline.pipelines.prepare_dataset import prepare_dataset
 from llmsys.errors import DataError
-from llmsys.local_files import lock_folder
+from llmsys.storage.local_files import lock_folder
 from tests.helpers.failing_tasks import count, die_until, meet, raise_failure, sleep_for_ever
 from tests.helpers.killed_preparations import kill_again_and_again, start
 from tests.helpers.paths import ROOT
@@ -39,16 +39,24 @@ def undisturbed(crawl: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_preparation_killed_again_and_again_ends_with_the_same_bytes(
     crawl: Path, undisturbed: Path, tmp_path: Path
 ) -> None:
-    """Five times, at random; `python -m tests.helpers.killed_preparations` does twenty for each kind of duplicate."""
+    """Five times, at random; `python -m tests.helpers.killed_preparations` does twenty for each
+    kind of duplicate.
+    """
     folder = tmp_path / "killed"
     assert kill_again_and_again(folder, crawl, undisturbed, kills=5, seed=0) >= 3
     assert hash_files(folder) == hash_files(undisturbed)
 
 
-def test_a_worker_killed_in_the_middle_costs_nothing_but_time(crawl: Path, undisturbed: Path, tmp_path: Path) -> None:
+def test_a_worker_killed_in_the_middle_costs_nothing_but_time(
+    crawl: Path, undisturbed: Path, tmp_path: Path
+) -> None:
     process = start(tmp_path / "killed", crawl, workers=2)
     wait_until(lambda: (tmp_path / "killed" / "work").exists(), "the first stage began")
-    workers = [child for child in psutil.Process(process.pid).children() if "spawn_main" in " ".join(child.cmdline())]
+    workers = [
+        child
+        for child in psutil.Process(process.pid).children()
+        if "spawn_main" in " ".join(child.cmdline())
+    ]
     for worker in workers:
         worker.kill()
     assert workers
@@ -69,7 +77,8 @@ def test_a_busy_worker_dies_with_its_parent(tmp_path: Path) -> None:
 
 
 def test_a_worker_that_dies_or_hangs_fails_its_own_job_only(tmp_path: Path) -> None:
-    """The limit counts from when a job is handed out, and a worker's start is in it: here both are up before, and the
+    """The limit counts from when a job is handed out, and a worker's start is in it: here both are
+    up before, and the
     one that dies does so in the last job."""
     jobs: list[Job] = [
         partial(sleep_for_ever, tmp_path / "b"),
@@ -81,15 +90,22 @@ def test_a_worker_that_dies_or_hangs_fails_its_own_job_only(tmp_path: Path) -> N
     try:
         list(pool.run_jobs([partial(meet, tmp_path / "meeting", name, 2) for name in "ab"]))
         events = {
-            event.index: event for event in pool.run_jobs(jobs, seconds=1.0) if not isinstance(event, TaskProgress)
+            event.index: event
+            for event in pool.run_jobs(jobs, seconds=1.0)
+            if not isinstance(event, TaskProgress)
         }
     finally:
         pool.close()
     assert events.pop(2) == TaskDone(2, {"counted": 3})
     failed = [event for _, event in sorted(events.items()) if isinstance(event, TaskFailed)]
     assert [event.cause for event in failed] == ["slow", "error", "lost"]
-    assert failed[2].message.startswith("its process was killed by signal 9 (SIGKILL). If the machine ran out of")
-    assert failed[0].message == "took longer than 1 s, so its process was terminated (data.executor.task_seconds)."
+    assert failed[2].message.startswith(
+        "its process was killed by signal 9 (SIGKILL). If the machine ran out of"
+    )
+    assert (
+        failed[0].message
+        == "took longer than 1 s, so its process was terminated (data.executor.task_seconds)."
+    )
     assert failed[1].message == "ValueError: a bug"
     assert "in raise_failure" in failed[1].traceback
     assert has_ended(wait_for_pid(tmp_path / "b"))
@@ -106,15 +122,16 @@ def test_a_failed_task_is_named_and_the_others_are_kept(tmp_path: Path) -> None:
     def stage() -> None:
         with lock_folder(tmp_path) as lock:
             runner = StageRunner(tmp_path, InlineExecutorConfig(), lock)
-            tasks = [Task(f"stage/{name}", [], [name], partial(make_file, tmp_path / name), 1) for name in "abc"]
+            tasks = [
+                Task(f"stage/{name}", [], [name], partial(make_file, tmp_path / name), 1)
+                for name in "abc"
+            ]
             try:
                 runner.run_stage("stage", tasks, unit="file", code="")
             finally:
                 runner.close()
 
-    text = (
-        r"1 of 3 tasks of stage stage failed, the first is stage/b: b cannot be made\. Do this\. Results of the other"
-    )
+    text = r"1 of 3 tasks of stage stage failed, the first is stage/b: b cannot be made\. Do this\. Results of the other"
     with pytest.raises(DataError, match=text):
         stage()
     (tmp_path / "c").chmod(0o600)

@@ -1,11 +1,13 @@
-"""Each published recipe of configs/data runs on the sample crawl and leaves some of it, through the stages it names."""
+"""Each published recipe of configs/data runs on the sample crawl and leaves some of it, through
+the stages it names.
+"""
 
 from pathlib import Path
 
 import pytest
 
-from data_pipeline.pipelines.prepare_dataset import prepare_dataset
-from llmsys.config.load import load_run_config
+from llmsys.config.loading.load import load_run_config
+from llmsys.data_pipeline.pipelines.prepare_dataset import prepare_dataset
 from tests.helpers.paths import SAMPLE_CRAWL
 
 SHARD = SAMPLE_CRAWL / "shard-00000.warc.gz"
@@ -24,4 +26,6 @@ def test_a_published_recipe_runs_on_the_sample_crawl(recipe: str, tmp_path: Path
     assert [name for name in funnel if name in STAGES[recipe]] == STAGES[recipe]
     assert 0 < sum(file.rows for file in manifest.documents.files) < funnel["read"].documents_out
     for stage in manifest.funnel:
-        assert stage.documents_in - stage.documents_out == sum(drop.documents for drop in stage.dropped)
+        assert stage.documents_in - stage.documents_out == sum(
+            drop.documents for drop in stage.dropped
+        )

@@ -1,14 +1,16 @@
-"""Laws of a dataset in object storage: the bytes of a local one, its manifest written last, and kills cost nothing."""
+"""Laws of a dataset in object storage: the bytes of a local one, its manifest written last, and
+kills cost nothing.
+"""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from data_pipeline.pipelines.prepare_dataset import prepare_dataset
+from llmsys.data_pipeline.pipelines.prepare_dataset import prepare_dataset
 from llmsys.errors import DataError
-from llmsys.object_lock import ObjectLock
-from llmsys.object_store import ObjectFolder, RemoteObject, open_object_folder
+from llmsys.storage.object_lock import ObjectLock
+from llmsys.storage.object_store import ObjectFolder, RemoteObject, open_object_folder
 from tests.helpers.fake_s3 import FakeS3
 from tests.helpers.tiny_crawl import build_tiny_config, make_crawl, read_public_files
 
@@ -25,7 +27,11 @@ def list_writes(s3: FakeS3) -> list[str]:
 
 def read_objects(s3: FakeS3) -> dict[str, bytes]:
     reports = ("data/events.jsonl", "data/.lock/")
-    return {key.removeprefix("data/"): data for key, data in s3.objects.items() if not key.startswith(reports)}
+    return {
+        key.removeprefix("data/"): data
+        for key, data in s3.objects.items()
+        if not key.startswith(reports)
+    }
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +55,7 @@ def test_objects_are_the_files_of_a_local_dataset_whatever_kills_the_upload(
         return upload(self, path, name)
 
     monkeypatch.setattr(ObjectFolder, "upload", upload_or_die)
-    monkeypatch.setattr("llmsys.folder_upload.MAX_TRANSFERS", 1)
+    monkeypatch.setattr("llmsys.storage.folder_upload.MAX_TRANSFERS", 1)
     with pytest.raises(KilledError):
         prepare_dataset(remote)
     killed = list_writes(s3)
@@ -57,7 +63,8 @@ def test_objects_are_the_files_of_a_local_dataset_whatever_kills_the_upload(
     assert "manifest.json" not in read_objects(s3)
     assert prepare_dataset(remote) == local
     assert read_objects(s3) == expected
-    # What was uploaded before the kill was not uploaded again, and the manifest came last of the dataset.
+    # What was uploaded before the kill was not uploaded again, and the manifest came last of the
+    # dataset.
     writes = list_writes(s3)
     assert sorted(writes) == sorted([*expected, "events.jsonl"])
     assert writes[-2:] == ["manifest.json", "events.jsonl"]
@@ -68,15 +75,21 @@ def test_objects_are_the_files_of_a_local_dataset_whatever_kills_the_upload(
 
 
 def _check_another_version(s3: FakeS3, crawl: Path, tmp_path: Path) -> None:
-    """The next version of the same folder: its manifest goes first and comes last, and nothing old is left."""
-    changed: dict[str, Any] = {"tokens": {"shard_tokens": 900, "batch_tokens": 300}, "documents": {"num_shards": 1}}
+    """The next version of the same folder: its manifest goes first and comes last, and nothing
+    old is left.
+    """
+    changed: dict[str, Any] = {
+        "tokens": {"shard_tokens": 900, "batch_tokens": 300},
+        "documents": {"num_shards": 1},
+    }
     prepare_dataset(build_tiny_config(URL, crawl, **changed))
     prepare_dataset(build_tiny_config(tmp_path / "changed", crawl, **changed))
     assert read_objects(s3) == read_public_files(tmp_path / "changed")
     writes = list_writes(s3)
     assert (writes[0], writes[-2]) == ("-manifest.json", "manifest.json")
     assert "-documents/part-00001.arrow" in writes
-    # An object that somebody deleted is uploaded again, on another machine all that are not known there.
+    # An object that somebody deleted is uploaded again, on another machine all that are not known
+    # there.
     del s3.objects["data/tokens/train.index"]
     prepare_dataset(build_tiny_config(URL, crawl, **changed))
     assert read_objects(s3) == read_public_files(tmp_path / "changed")

@@ -1,4 +1,6 @@
-"""Laws of the code version: it survives renames and prose, and nobody changes a stage without deciding about it."""
+"""Laws of the code version: it survives renames and prose, and nobody changes a stage without
+deciding about it.
+"""
 
 import json
 from dataclasses import replace
@@ -6,7 +8,7 @@ from importlib import metadata
 
 import pytest
 
-from data_pipeline.pipelines.stage_code import DOCUMENT_STAGES, compute_code_version
+from llmsys.data_pipeline.pipelines.stage_code import DOCUMENT_STAGES, compute_code_version
 from tests.helpers.stage_digest import ACCEPTED, STAGES, compute_digest, compute_stage
 
 SOURCE = '''
@@ -28,8 +30,9 @@ def count(texts: list[str], least: int) -> int:
 def test_a_stage_that_changed_in_substance_has_a_decision_about_its_version(stage: str) -> None:
     accepted = json.loads(ACCEPTED.read_text()).get(stage)
     assert compute_stage(STAGES[stage]) == accepted, (
-        f"the code behind stage {stage} is not the accepted one. If the same inputs can now give other bytes, raise "
-        f"its version in data_pipeline/pipelines/stage_code.py. Then run `python -m tests.helpers.stage_digest`."
+        f"the code behind stage {stage} is not the accepted one. If the same inputs can now give "
+        "other bytes, raise its version in data_pipeline/pipelines/stage_code.py. Then run "
+        "`python -m tests.helpers.stage_digest`."
     )
 
 
@@ -53,7 +56,12 @@ def test_the_digest_survives_renames_prose_types_and_imports(before: str, after:
 
 @pytest.mark.parametrize(
     ("before", "after"),
-    [("np.sum", "np.max"), ("LIMIT = 3", "LIMIT = 4"), ("found - least", "least - found"), (" > ", " >= ")],
+    [
+        ("np.sum", "np.max"),
+        ("LIMIT = 3", "LIMIT = 4"),
+        ("found - least", "least - found"),
+        (" > ", " >= "),
+    ],
 )
 def test_the_digest_follows_the_substance(before: str, after: str) -> None:
     assert compute_digest([SOURCE.replace(before, after)]) != compute_digest([SOURCE])

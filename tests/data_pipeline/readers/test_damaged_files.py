@@ -1,4 +1,6 @@
-"""Laws of damage: whatever bytes are lost or changed, what is whole is delivered, the rest is named, nothing raises."""
+"""Laws of damage: whatever bytes are lost or changed, what is whole is delivered, the rest is
+named, nothing raises.
+"""
 
 import base64
 import gzip
@@ -12,10 +14,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from data_pipeline.readers import warc_records as record_module
-from data_pipeline.readers.page_batch import SkippedRecord
-from data_pipeline.readers.page_reader import read_pages
 from llmsys.config.cleaning import ReadConfig
+from llmsys.data_pipeline.readers import warc_records as record_module
+from llmsys.data_pipeline.readers.page_batch import SkippedRecord
+from llmsys.data_pipeline.readers.page_reader import read_pages
 from tests.helpers.compressed_records import build_records, compress_records
 from tests.helpers.warc_records import PAGE, compress_members, format_page, format_response, record
 
@@ -27,7 +29,9 @@ def read(path: Path, config: ReadConfig | None = None) -> Found:
     """Pages as (offset, content), skips as (offset, reason), and the number of records."""
     batches = list(read_pages(str(path), max_page_bytes=LIMIT, config=config))
     rows = [row for batch in batches for row in batch.pages.to_pylist()]
-    pages = [(row["offset"], row["text"] if row["text"] is not None else row["payload"]) for row in rows]
+    pages = [
+        (row["offset"], row["text"] if row["text"] is not None else row["payload"]) for row in rows
+    ]
     skips = [(skip.offset, skip.reason) for batch in batches for skip in batch.skipped]
     return pages, skips, sum(batch.records for batch in batches)
 
@@ -63,7 +67,9 @@ def plain_pages(folder: Path) -> list[tuple[int, str]]:
 
 
 @pytest.mark.parametrize("kind", ["gzip", "whole", "zstd", "plain"])
-def test_damage_anywhere_costs_only_what_it_hit(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damage_anywhere_costs_only_what_it_hit(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The careful reader is the slow twin of the fast one: both give the same for any damage."""
     parts = compress_records(kind, build_records())
     whole, path = b"".join(parts), tmp_path / "a.warc"
@@ -86,18 +92,25 @@ def test_damage_anywhere_costs_only_what_it_hit(tmp_path: Path, kind: str, monke
 
 @pytest.mark.parametrize("kind", ["gzip", "zstd", "lz4"])
 def test_what_lies_between_two_damaged_members_is_read(tmp_path: Path, kind: str) -> None:
-    parts = [bytearray(part) for part in compress_records(kind, [format_page(number) for number in range(6)])]
+    parts = [
+        bytearray(part)
+        for part in compress_records(kind, [format_page(number) for number in range(6)])
+    ]
     for part in (parts[1], parts[4]):
         part[len(part) // 2 : len(part) // 2 + 20] = b"\xff" * 20
     path = tmp_path / "a.warc"
     path.write_bytes(b"".join(parts))
     pages, skips, _ = read(path)
-    assert [content for _, content in pages] == [PAGE % f"Page number {n}.".encode() for n in (0, 2, 3, 5)]
+    assert [content for _, content in pages] == [
+        PAGE % f"Page number {n}.".encode() for n in (0, 2, 3, 5)
+    ]
     assert [offset for offset, _ in skips] == [sum(map(len, parts[:n])) for n in (1, 4)]
 
 
 @pytest.mark.parametrize("kind", ["gzip", "plain"])
-def test_a_header_that_lost_its_length_is_named_although_its_record_is_no_page(tmp_path: Path, kind: str) -> None:
+def test_a_header_that_lost_its_length_is_named_although_its_record_is_no_page(
+    tmp_path: Path, kind: str
+) -> None:
     cut = record("metadata", b"").replace(b"Content-Length: 0\r\n", b"")
     path = tmp_path / "a.warc"
     path.write_bytes(b"".join(compress_records(kind, [format_page(0), cut, format_page(1)])))
@@ -108,7 +121,10 @@ def test_a_header_that_lost_its_length_is_named_although_its_record_is_no_page(t
 
 @pytest.mark.parametrize("kind", ["gzip", "zstd"])
 def test_lines_survive_damage_to_other_members(tmp_path: Path, kind: str) -> None:
-    lines = [[json.dumps({"text": f"Document {n} of part {part}."}) + "\n" for n in range(40)] for part in range(4)]
+    lines = [
+        [json.dumps({"text": f"Document {n} of part {part}."}) + "\n" for n in range(40)]
+        for part in range(4)
+    ]
     parts = compress_records(kind, ["".join(part).encode() for part in lines])
     content = bytearray(b"".join(parts))
     content[len(parts[0]) + len(parts[1]) // 2] ^= 0x20
@@ -127,7 +143,8 @@ def test_lines_survive_damage_to_other_members(tmp_path: Path, kind: str) -> Non
         (b'["text"]', "not a JSON object"),
         (
             b'{"words": "x", "meta": {"body": "y", "n": 1}, "n": 7}',
-            "no text in field 'text': text is in 'meta.body', 'words' (data.read.text_field names the field)",
+            "no text in field 'text': text is in 'meta.body', 'words' (data.read.text_field names "
+            "the field)",
         ),
         (b'{"text": 7}', "no text in field 'text': no field has text"),
         (
@@ -143,7 +160,9 @@ def test_lines_survive_damage_to_other_members(tmp_path: Path, kind: str) -> Non
     ],
     ids=["cut", "list", "no-text", "number", "many-fields", "long", "50-MB", "deep", "bytes"],
 )
-def test_a_line_that_is_no_document_is_named_and_the_next_is_read(tmp_path: Path, line: bytes, reason: str) -> None:
+def test_a_line_that_is_no_document_is_named_and_the_next_is_read(
+    tmp_path: Path, line: bytes, reason: str
+) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"text": "first"}\n' + line + b'\n{"text": "a\\u0000b\\ud800c\\u2028d"}')
     pages, skips, _ = read(path)
@@ -153,7 +172,10 @@ def test_a_line_that_is_no_document_is_named_and_the_next_is_read(tmp_path: Path
 
 def test_damaged_parquet_and_arrow_never_raise_and_name_what_is_lost(tmp_path: Path) -> None:
     table = pa.table(
-        {"text": [f"Document {n}. " * 5 for n in range(300)], "url": [f"https://x.org/{n}" for n in range(300)]}
+        {
+            "text": [f"Document {n}. " * 5 for n in range(300)],
+            "url": [f"https://x.org/{n}" for n in range(300)],
+        }
     )
     parquet, arrow = tmp_path / "a.parquet", tmp_path / "a.arrow"
     pq.write_table(table, parquet, row_group_size=100, write_page_checksum=True)
@@ -172,9 +194,13 @@ def test_damaged_parquet_and_arrow_never_raise_and_name_what_is_lost(tmp_path: P
 
 
 @pytest.mark.parametrize("cut", [b"", b"\n", b"\r\n\r\n"])
-def test_a_last_header_without_a_block_needs_nothing_behind_it_but_its_lines(tmp_path: Path, cut: bytes) -> None:
+def test_a_last_header_without_a_block_needs_nothing_behind_it_but_its_lines(
+    tmp_path: Path, cut: bytes
+) -> None:
     path = tmp_path / "a.warc"
-    path.write_bytes(format_page(0) + b"WARC/1.0\nWARC-Type: metadata\nFold: a\n b\nContent-Length: 0\n" + cut)
+    path.write_bytes(
+        format_page(0) + b"WARC/1.0\nWARC-Type: metadata\nFold: a\n b\nContent-Length: 0\n" + cut
+    )
     pages, skips, count = read(path)
     assert (len(pages), skips, count) == (1, [], 2)
     path.write_bytes(format_page(0) + b"WARC/1.0\nWARC-Type: metadata\nContent-Length: 0")
@@ -183,46 +209,75 @@ def test_a_last_header_without_a_block_needs_nothing_behind_it_but_its_lines(tmp
 
 def lying(length: int) -> bytes:
     http = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n\r\n" + PAGE % b"short"
-    headers = "WARC-Target-URI: https://example.org/9\r\nContent-Type: application/http; msgtype=response\r\n"
+    headers = (
+        "WARC-Target-URI: https://example.org/9\r\nContent-Type: application/http; "
+        "msgtype=response\r\n"
+    )
     return record("response", http, headers, len(http) + length)
 
 
 @pytest.mark.parametrize("length", [-30, -1, 40, 500, 3_000, 10**12])
 @pytest.mark.parametrize("kind", ["gzip", "whole", "zstd", "plain"])
-def test_a_record_that_lies_about_its_length_costs_itself_alone(tmp_path: Path, kind: str, length: int) -> None:
-    parts = compress_records(kind, [format_page(0), format_page(1), lying(length), format_page(2), format_page(3)])
+def test_a_record_that_lies_about_its_length_costs_itself_alone(
+    tmp_path: Path, kind: str, length: int
+) -> None:
+    parts = compress_records(
+        kind, [format_page(0), format_page(1), lying(length), format_page(2), format_page(3)]
+    )
     path = tmp_path / "a.warc"
     path.write_bytes(b"".join(parts))
     pages, skips, _ = read(path)
-    assert [content for _, content in pages] == [PAGE % f"Page number {n}.".encode() for n in range(4)]
+    assert [content for _, content in pages] == [
+        PAGE % f"Page number {n}.".encode() for n in range(4)
+    ]
     assert len(skips) == 1
     assert skips[0][1].startswith("its header says")
 
 
 def with_digests(body: bytes, said: bytes, form: str) -> bytes:
     http = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n\r\n" + body
-    block = hashlib.sha1(http).digest() if form == "WARC-Block-Digest" else hashlib.sha1(body).digest()
+    block = (
+        hashlib.sha1(http).digest() if form == "WARC-Block-Digest" else hashlib.sha1(body).digest()
+    )
     digest = base64.b32encode(block if not said else hashlib.sha1(said).digest()).decode()
-    headers = "WARC-Target-URI: https://example.org/9\r\nContent-Type: application/http; msgtype=response\r\n"
+    headers = (
+        "WARC-Target-URI: https://example.org/9\r\nContent-Type: application/http; "
+        "msgtype=response\r\n"
+    )
     return record("response", http, f"{headers}{form}: sha1:{digest}\r\n")
 
 
 @pytest.mark.parametrize("form", ["WARC-Block-Digest", "WARC-Payload-Digest"])
 @pytest.mark.parametrize("policy", ["drop", "count", "ignore"])
-def test_a_page_with_another_digest_is_dropped_or_counted(tmp_path: Path, form: str, policy: str) -> None:
+def test_a_page_with_another_digest_is_dropped_or_counted(
+    tmp_path: Path, form: str, policy: str
+) -> None:
     path = tmp_path / "a.warc.gz"
     bodies = [PAGE % b"true", PAGE % b"false"]
     path.write_bytes(
-        b"".join(compress_members(with_digests(bodies[0], b"", form), with_digests(bodies[1], b"x", form)))
+        b"".join(
+            compress_members(
+                with_digests(bodies[0], b"", form), with_digests(bodies[1], b"x", form)
+            )
+        )
     )
     batches = list(
-        read_pages(str(path), max_page_bytes=LIMIT, config=ReadConfig.model_validate({"on_digest_mismatch": policy}))
+        read_pages(
+            str(path),
+            max_page_bytes=LIMIT,
+            config=ReadConfig.model_validate({"on_digest_mismatch": policy}),
+        )
     )
     kept = [payload for batch in batches for payload in batch.pages["payload"].to_pylist()]
     skipped, noted = (
-        [skip.reason for batch in batches for skip in getattr(batch, name)] for name in ("skipped", "noted")
+        [skip.reason for batch in batches for skip in getattr(batch, name)]
+        for name in ("skipped", "noted")
     )
-    expected = {"drop": (1, [f"{form} differs"], []), "count": (2, [], [f"{form} differs"]), "ignore": (2, [], [])}
+    expected = {
+        "drop": (1, [f"{form} differs"], []),
+        "count": (2, [], [f"{form} differs"]),
+        "ignore": (2, [], []),
+    }
     assert (len(kept), skipped, noted) == expected[policy]
     assert kept == bodies[: len(kept)]
 
@@ -231,7 +286,11 @@ def test_wet_and_arc_are_read(tmp_path: Path) -> None:
     text = "Ein Text.\n\nMit Leerzeile\x00."
     headers = "WARC-Target-URI: https://example.org/0\r\nContent-Type: text/plain\r\n"
     wet = tmp_path / "a.warc.wet.gz"
-    wet.write_bytes(b"".join(compress_members(record("warcinfo", b""), record("conversion", text.encode(), headers))))
+    wet.write_bytes(
+        b"".join(
+            compress_members(record("warcinfo", b""), record("conversion", text.encode(), headers))
+        )
+    )
     assert [content for _, content in read(wet)[0]] == [text.replace("\0", "")]
     http = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n\r\n" + PAGE % b"old"
     first = b"filedesc://a.arc 0.0.0.0 20140101000000 text/plain 7\n1 0 x\n\n\n"
@@ -250,7 +309,13 @@ def test_a_bomb_and_a_page_of_100_mb_are_named_and_cost_no_memory(tmp_path: Path
     long = format_response("https://example.org/long", b"<p>" + b"a" * 100_000_000)
     path = tmp_path / "a.warc.gz"
     path.write_bytes(
-        b"".join([*compress_members(format_page(0)), gzip.compress(long, 1), *compress_members(format_page(1))])
+        b"".join(
+            [
+                *compress_members(format_page(0)),
+                gzip.compress(long, 1),
+                *compress_members(format_page(1)),
+            ]
+        )
     )
     del long
     pages, skips, _ = read(path)
@@ -268,8 +333,16 @@ def test_what_cannot_be_opened_is_one_skip(tmp_path: Path) -> None:
         assert batches[0].skipped == [SkippedRecord(str(path), 0, f"unreadable file: {reason}")]
 
 
-@pytest.mark.parametrize("content", [b"PAR1", b"PAR1ab", b"ARROW1\0\0", b"ARROW1\0\0" + b"\xff" * 12 + b"ARROW1"])
-def test_a_footer_that_lies_before_the_file_is_damage_and_no_failing_storage(tmp_path: Path, content: bytes) -> None:
+@pytest.mark.parametrize(
+    "content", [b"PAR1", b"PAR1ab", b"ARROW1\0\0", b"ARROW1\0\0" + b"\xff" * 12 + b"ARROW1"]
+)
+def test_a_footer_that_lies_before_the_file_is_damage_and_no_failing_storage(
+    tmp_path: Path, content: bytes
+) -> None:
     (tmp_path / "short").write_bytes(content)
-    [skip] = [one for batch in read_pages(str(tmp_path / "short"), max_page_bytes=LIMIT) for one in batch.skipped]
+    [skip] = [
+        one
+        for batch in read_pages(str(tmp_path / "short"), max_page_bytes=LIMIT)
+        for one in batch.skipped
+    ]
     assert (skip.offset, skip.is_retryable) == (0, False), skip.reason

@@ -1,4 +1,6 @@
-"""Laws of inputs from elsewhere: datasets of Hugging Face's library, fields per input, chats, own held-out files."""
+"""Laws of inputs from elsewhere: datasets of Hugging Face's library, fields per input, chats,
+own held-out files.
+"""
 
 import json
 import random
@@ -13,14 +15,14 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem  # type: ignore[import-untyped]
 from fsspec.registry import _registry  # type: ignore[import-untyped]
 
-from data_pipeline.pipelines.prepare_dataset import prepare_dataset
-from data_pipeline.readers.input_files import find_input_files, find_inputs
-from data_pipeline.readers.page_reader import read_pages
 from llmsys.config.cleaning import ReadConfig
 from llmsys.config.data import CrawlConfig
-from llmsys.config.load import load_run_config
+from llmsys.config.loading.load import load_run_config
+from llmsys.data_pipeline.pipelines.prepare_dataset import prepare_dataset
+from llmsys.data_pipeline.readers.input_files import find_input_files, find_inputs
+from llmsys.data_pipeline.readers.page_reader import read_pages
+from llmsys.dataset.token_shards import read_batches
 from llmsys.errors import ConfigError, DataError
-from llmsys.token_shards import read_batches
 from tests.helpers.saved_dataset import save_to_disk
 from tests.helpers.tiny_crawl import build_tiny_config, write_sentences
 
@@ -39,14 +41,17 @@ def test_a_saved_dataset_gives_its_training_split_or_the_one_that_is_named(tmp_p
     (found,) = find_inputs([str(tmp_path / "both")], split="test")
     assert read_texts(Path(found)) == ["test"]
     with pytest.raises(
-        DataError, match=r"both has no split 'dev'; it has test, train\. Give one: \{path: .*split: tes"
+        DataError,
+        match=r"both has no split 'dev'; it has test, train\. Give one: \{path: .*split: tes",
     ):
         find_inputs([str(tmp_path / "both")], split="dev")
     # one split alone is read, whatever its name
     assert find_inputs([str(tmp_path / "both" / "test")]) == [found]
     state = {"_data_files": [], "_indices_data_files": [{"filename": "indices.arrow"}]}
     (tmp_path / "both" / "train" / "state.json").write_text(json.dumps(state))
-    with pytest.raises(DataError, match=r"selection of them \(indices\)\. Save it after flatten_indices"):
+    with pytest.raises(
+        DataError, match=r"selection of them \(indices\)\. Save it after flatten_indices"
+    ):
         find_inputs([str(tmp_path / "both")])
 
 
@@ -71,7 +76,10 @@ def test_subsets_and_splits_of_a_hub_folder_are_those_of_its_readme(tmp_path: Pa
     (tmp_path / "README.md").write_text(HEAD)
 
     def find(split: str = "", subset: str = "") -> list[str]:
-        return [str(Path(path).relative_to(tmp_path)) for path in find_inputs([str(tmp_path)], "x", split, subset)]
+        return [
+            str(Path(path).relative_to(tmp_path))
+            for path in find_inputs([str(tmp_path)], "x", split, subset)
+        ]
 
     assert find() == ["de.parquet"]
     assert find(subset="en") == ["en/a.parquet"]
@@ -99,8 +107,10 @@ def hub() -> Iterator[Any]:
 
 
 def test_a_name_on_the_hub_gives_the_files_of_a_split_by_their_names(hub: Any) -> None:
-    for name in ("data/train-00000-of-00002.parquet", "data/train-00001-of-00002.parquet", "README.md",
-                 "data/validation-00000-of-00001.parquet", "data/forget-00000-of-00001.parquet"):  # fmt: skip
+    for name in ("data/train-00000-of-00002.parquet", "data/train-00001-of-00002.parquet",
+        "README.md",
+                 "data/validation-00000-of-00001.parquet",
+                 "data/forget-00000-of-00001.parquet"):  # fmt: skip
         hub.pipe(f"/datasets/owner/name/{name}", b"x")
     url = "hf://datasets/owner/name"
     assert find_inputs([url]) == [f"{url}/data/train-0000{i}-of-00002.parquet" for i in range(2)]
@@ -109,11 +119,16 @@ def test_a_name_on_the_hub_gives_the_files_of_a_split_by_their_names(hub: Any) -
     hub.pipe("/datasets/owner/plain/README.md", b"x")
     assert find_inputs(["hf://datasets/owner/plain/"]) == ["hf://datasets/owner/plain/part.jsonl"]
     hub.pipe("/datasets/owner/tables/a.csv", b"x")
-    with pytest.raises(DataError, match=r"no files to read: a\.csv\. Write it as parquet or JSON lines"):
+    with pytest.raises(
+        DataError, match=r"no files to read: a\.csv\. Write it as parquet or JSON lines"
+    ):
         find_inputs(["hf://datasets/owner/tables"])
 
 
-CHAT = [{"role": "user", "content": "Where?"}, {"role": "assistant", "content": [{"type": "text", "text": "Here."}]}]
+CHAT = [
+    {"role": "user", "content": "Where?"},
+    {"role": "assistant", "content": [{"type": "text", "text": "Here."}]},
+]
 
 
 def test_chats_are_documents_of_their_messages(tmp_path: Path) -> None:
@@ -122,14 +137,21 @@ def test_chats_are_documents_of_their_messages(tmp_path: Path) -> None:
     rows = [*({"messages": chat} for chat in chats), {"text": "no chat"}]
     path = tmp_path / "chats.jsonl"
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    assert read_texts(path, text_field="messages") == ["user: Where?\n\nassistant: Here.", "human: Hi"]
-    batches = list(read_pages(str(path), max_page_bytes=10_000, config=ReadConfig(text_field="messages")))
+    assert read_texts(path, text_field="messages") == [
+        "user: Where?\n\nassistant: Here.",
+        "human: Hi",
+    ]
+    batches = list(
+        read_pages(str(path), max_page_bytes=10_000, config=ReadConfig(text_field="messages"))
+    )
     assert [skip.reason for batch in batches for skip in batch.skipped] == [
         "no text in field 'messages': no field has text",
         "a message in field 'messages' has content other than text",
         "no text in field 'messages': text is in 'text' (data.read.text_field names the field)",
     ]
-    table = pa.table({"talk": [[{"role": "user", "content": "Where?"}]], "id": ["a"], "number": [3]})
+    table = pa.table(
+        {"talk": [[{"role": "user", "content": "Where?"}]], "id": ["a"], "number": [3]}
+    )
     pq.write_table(table, tmp_path / "chats.parquet")
     assert read_texts(tmp_path / "chats.parquet", text_field="talk") == ["user: Where?"]
     table = pa.table({"page": [{"content": "a", "url": "b"}, None]})
@@ -138,7 +160,8 @@ def test_chats_are_documents_of_their_messages(tmp_path: Path) -> None:
     config = ReadConfig(text_field="page.contents")
     (batch,) = read_pages(str(tmp_path / "nested.parquet"), max_page_bytes=10_000, config=config)
     assert {skip.reason for skip in batch.skipped} == {
-        "no text in field 'page.contents': text is in 'page.content', 'page.url' (data.read.text_field names the field)"
+        "no text in field 'page.contents': text is in 'page.content', 'page.url' "
+        "(data.read.text_field names the field)"
     }
     (batch,) = read_pages(str(tmp_path / "chats.parquet"), max_page_bytes=10_000)
     assert [skip.reason for skip in batch.skipped] == [
@@ -148,7 +171,12 @@ def test_chats_are_documents_of_their_messages(tmp_path: Path) -> None:
 
 def write_rows(path: Path, field: str, first: int, count: int) -> None:
     texts = [" ".join(write_sentences(random.Random(first + i), 12)) for i in range(count)]
-    path.write_text("".join(json.dumps({field: text, "id": f"{path.stem}-{i}"}) + "\n" for i, text in enumerate(texts)))
+    path.write_text(
+        "".join(
+            json.dumps({field: text, "id": f"{path.stem}-{i}"}) + "\n"
+            for i, text in enumerate(texts)
+        )
+    )
 
 
 def test_inputs_have_fields_of_their_own_and_named_files_are_held_out_alone(tmp_path: Path) -> None:
@@ -156,7 +184,10 @@ def test_inputs_have_fields_of_their_own_and_named_files_are_held_out_alone(tmp_
     write_rows(tmp_path / "b.jsonl", "body", 100, 6)
     write_rows(tmp_path / "held.jsonl", "content", 200, 3)
     held = {"path": str(tmp_path / "held.jsonl"), "text_field": "content"}
-    inputs: list[Any] = [str(tmp_path / "a.jsonl"), {"path": str(tmp_path / "b.jsonl"), "text_field": "body"}]
+    inputs: list[Any] = [
+        str(tmp_path / "a.jsonl"),
+        {"path": str(tmp_path / "b.jsonl"), "text_field": "body"},
+    ]
     config = build_tiny_config(tmp_path / "data", inputs, heldout_inputs=[held], rules=[])
     assert isinstance(config.data, CrawlConfig)
     manifest = prepare_dataset(config)
@@ -169,10 +200,16 @@ def test_inputs_have_fields_of_their_own_and_named_files_are_held_out_alone(tmp_
     assert made["sample"]["documents"] == 18
     assert prepare_dataset(config) == manifest
     assert manifest.config["data"]["inputs"][1]["text_field"] == "body"
-    with pytest.raises(DataError, match=r"a\.jsonl' is also in data\.inputs, so its documents would be in training"):
-        find_input_files(config.data.model_copy(update={"heldout_inputs": (str(tmp_path / "*.jsonl"),)}))
+    with pytest.raises(
+        DataError, match=r"a\.jsonl' is also in data\.inputs, so its documents would be in training"
+    ):
+        find_input_files(
+            config.data.model_copy(update={"heldout_inputs": (str(tmp_path / "*.jsonl"),)})
+        )
     twice = (*config.data.inputs, config.data.inputs[1].model_copy(update={"text_field": "text"}))
-    with pytest.raises(DataError, match=r"data\.inputs\.2: '.*b\.jsonl' is in another entry too, with other fields"):
+    with pytest.raises(
+        DataError, match=r"data\.inputs\.2: '.*b\.jsonl' is in another entry too, with other fields"
+    ):
         find_input_files(config.data.model_copy(update={"inputs": twice}))
 
 

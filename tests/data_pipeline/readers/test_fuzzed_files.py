@@ -1,4 +1,6 @@
-"""Laws of every reader under any damage: it ends in counted steps, reads what was not hit, and names what was."""
+"""Laws of every reader under any damage: it ends in counted steps, reads what was not hit, and
+names what was.
+"""
 
 import gzip
 import io
@@ -11,21 +13,27 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from data_pipeline.readers import compressed_members as member_module
-from data_pipeline.readers import page_reader as read_module
-from data_pipeline.readers.input_stream import InputStream
-from data_pipeline.readers.page_batch import SkippedRecord
 from llmsys.config.cleaning import ReadConfig
+from llmsys.data_pipeline.readers import compressed_members as member_module
+from llmsys.data_pipeline.readers import page_reader as read_module
+from llmsys.data_pipeline.readers.input_stream import InputStream
+from llmsys.data_pipeline.readers.page_batch import SkippedRecord
 from tests.helpers.compressed_records import compress_records
 from tests.helpers.warc_records import PAGE, compress_members, format_page, record
 
 DIGESTS = ReadConfig(on_digest_mismatch="ignore")
-TEXTS = [f"Text number {number} of a few, which is long enough to be hit." * 3 for number in range(12)]
+TEXTS = [
+    f"Text number {number} of a few, which is long enough to be hit." * 3 for number in range(12)
+]
 
 
 def arc(number: int) -> bytes:
     http = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n\r\n" + PAGE % TEXTS[number].encode()
-    return b"http://example.org/%d 1.2.3.4 20140216050221 text/html %d\n%s\n" % (number, len(http), http)
+    return b"http://example.org/%d 1.2.3.4 20140216050221 text/html %d\n%s\n" % (
+        number,
+        len(http),
+        http,
+    )
 
 
 def wet(number: int) -> bytes:
@@ -38,7 +46,9 @@ def line(number: int) -> bytes:
 
 
 MAKERS = {"warc": format_page, "wet": wet, "arc": arc, "jsonl": line}
-KINDS = [(format, kind) for format in MAKERS for kind in ("plain", "gzip", "zstd", "lz4")] + [("warc", "dictionary")]
+KINDS = [(format, kind) for format in MAKERS for kind in ("plain", "gzip", "zstd", "lz4")] + [
+    ("warc", "dictionary")
+]
 
 
 class Read:
@@ -61,11 +71,19 @@ class Read:
 
 
 def damaged(whole: bytes, choose: random.Random) -> tuple[bytes, int, int]:
-    """Return the bytes with a flip, a cut, a hole or something put in, and the first and last byte that it hit."""
+    """Return the bytes with a flip, a cut, a hole or something put in, and the first and last
+    byte that it hit.
+    """
     place, size = choose.randrange(len(whole)), choose.randrange(1, 200)
     match choose.randrange(4):
         case 0:
-            return whole[:place] + bytes([whole[place] ^ 1 << choose.randrange(8)]) + whole[place + 1 :], place, place
+            return (
+                whole[:place]
+                + bytes([whole[place] ^ 1 << choose.randrange(8)])
+                + whole[place + 1 :],
+                place,
+                place,
+            )
         case 1:
             return whole[:place], place, len(whole)
         case 2:
@@ -89,11 +107,16 @@ def test_what_was_not_hit_is_read_and_what_was_is_named(
         path.write_bytes(content)
         found = Read(path, monkeypatch)
         begins = [0, *ends[:-1]]
-        # What ends or begins beside the damage may have been taken for a part of it; the dictionary belongs to all.
+        # What ends or begins beside the damage may have been taken for a part of it; the dictionary
+        # belongs to all.
         hit = [begins[n] <= last + 1 and first <= ends[n] for n in range(12)]
         if kind == "dictionary" and first < len(parts[0]):
             continue
-        missing = [good.contents[n] for n in range(12) if not hit[n] and good.contents[n] not in found.contents]
+        missing = [
+            good.contents[n]
+            for n in range(12)
+            if not hit[n] and good.contents[n] not in found.contents
+        ]
         assert missing == [], (first, last)
         is_whole = set(good.contents) <= set(found.contents) or len(content) in ends
         if not (is_whole or found.skips):  # bytes that no checksum covers can change unseen
@@ -102,7 +125,9 @@ def test_what_was_not_hit_is_read_and_what_was_is_named(
         assert found.work < 60 * len(content) + 200_000
 
 
-def test_damaged_columns_cost_their_row_group_and_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damaged_columns_cost_their_row_group_and_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     table = pa.table({"text": [f"{text} {n}" for n in range(20) for text in TEXTS]})
     parquet, stream = io.BytesIO(), io.BytesIO()
     pq.write_table(table, parquet, row_group_size=40, write_page_checksum=True)
@@ -132,20 +157,29 @@ def gzip_in_gzip(count: int, tail: int) -> bytes:
         return b"\x1f\x8b\x08\0\0\0\0\0\0\x03" + stored(text, len(text)) + stored(b"", rest)
 
     size = len(one(0))
-    return b"".join(one(size * n) for n in reversed(range(count))) + stored(b"x" * 1_000, 1_000) * tail + b"\xff"
+    return (
+        b"".join(one(size * n) for n in reversed(range(count)))
+        + stored(b"x" * 1_000, 1_000) * tail
+        + b"\xff"
+    )
 
 
 def zstd_in_zstd(count: int, tail: int) -> bytes:
-    """Frames that each lead over all that follow into a long chain of empty blocks that never ends."""
-    return b"".join(b"\x28\xb5\x2f\xfd\0\x58" + (9 * n << 3).to_bytes(3, "little") for n in reversed(range(count))) + (
-        b"\0\0\0" * 20 * tail
-    )
+    """Frames that each lead over all that follow into a long chain of empty blocks that never
+    ends.
+    """
+    return b"".join(
+        b"\x28\xb5\x2f\xfd\0\x58" + (9 * n << 3).to_bytes(3, "little")
+        for n in reversed(range(count))
+    ) + (b"\0\0\0" * 20 * tail)
 
 
 def lz4_in_lz4(count: int, tail: int) -> bytes:
     head = pa.compress(b"x" * 100, codec="lz4", asbytes=True)[:7]
     over = [struct.pack("<I", 0x8000_0000 | 11 * n) for n in reversed(range(count))]
-    return b"".join(head + one for one in over) + (struct.pack("<I", 0x8000_0001) + b"x") * 10 * tail
+    return (
+        b"".join(head + one for one in over) + (struct.pack("<I", 0x8000_0001) + b"x") * 10 * tail
+    )
 
 
 @pytest.mark.parametrize("make", [gzip_in_gzip, zstd_in_zstd, lz4_in_lz4])
@@ -160,7 +194,10 @@ def test_members_inside_one_another_cost_a_counted_number_of_bytes_and_are_named
     found = Read(path, monkeypatch)
     assert found.contents[:2] == [PAGE % f"Page number {n}.".encode() for n in (0, 1)]
     assert found.skips[0].offset == len(good)
-    assert len(found.contents) == 4 or found.skips[-1].reason == "more damage than is searched: the rest is not read"
+    assert (
+        len(found.contents) == 4
+        or found.skips[-1].reason == "more damage than is searched: the rest is not read"
+    )
     assert found.work < 40 * path.stat().st_size + 500_000
 
 
@@ -175,7 +212,14 @@ def test_many_records_that_lie_cost_as_much_as_they_are_long(
         path.write_bytes(
             b"".join(
                 compress_records(
-                    kind, [format_page(0), format_page(1), format_page(2), record("response", b"x", "", length)] * count
+                    kind,
+                    [
+                        format_page(0),
+                        format_page(1),
+                        format_page(2),
+                        record("response", b"x", "", length),
+                    ]
+                    * count,
                 )
             )
         )
@@ -190,9 +234,14 @@ def test_a_header_of_nothing_but_continued_lines_or_one_endless_number_is_named_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folded = record("response", b"x", "A: b\r\n" + " \n" * 20_000)
-    digits = record("response", b"x").replace(b"Content-Length: 1", b"Content-Length: " + b"1" * 5_000)
+    digits = record("response", b"x").replace(
+        b"Content-Length: 1", b"Content-Length: " + b"1" * 5_000
+    )
     path = tmp_path / "a.warc.gz"
-    path.write_bytes(b"".join(compress_members(format_page(0), folded, digits, format_page(1))) + gzip.compress(digits))
+    path.write_bytes(
+        b"".join(compress_members(format_page(0), folded, digits, format_page(1)))
+        + gzip.compress(digits)
+    )
     found = Read(path, monkeypatch)
     assert found.contents == [PAGE % f"Page number {n}.".encode() for n in (0, 1)]
     no_number = "damaged record: Content-Length is no number"
@@ -203,6 +252,8 @@ def test_a_header_of_nothing_but_continued_lines_or_one_endless_number_is_named_
 def test_skips_wait_for_no_page_so_that_damage_without_end_costs_no_memory(tmp_path: Path) -> None:
     path = tmp_path / "a.warc"
     path.write_bytes(b"WARC/1.0\r\nA: b\r\n" * 4_500)
-    batches = [len(batch.skipped) for batch in read_module.read_pages(str(path), max_page_bytes=1_000)]
+    batches = [
+        len(batch.skipped) for batch in read_module.read_pages(str(path), max_page_bytes=1_000)
+    ]
     assert sum(batches) == 4_500
     assert max(batches) < 4_500

@@ -1,4 +1,6 @@
-"""Laws of inputs: paths, URLs, patterns and lists name files; a file elsewhere is known, retried, and read the same."""
+"""Laws of inputs: paths, URLs, patterns and lists name files; a file elsewhere is known,
+retried, and read the same.
+"""
 
 import json
 import os
@@ -13,14 +15,19 @@ import pyarrow.parquet as pq
 import pytest
 from fsspec.registry import _registry  # type: ignore[import-untyped]
 
-from data_pipeline.core.journal import Journal
-from data_pipeline.pipelines.prepare_dataset import prepare_dataset
-from data_pipeline.readers import input_stream as source_module
-from data_pipeline.readers.input_files import compute_input_identity, find_inputs, get_input_name, get_input_size
-from data_pipeline.readers.input_stream import open_input_stream
-from data_pipeline.readers.page_reader import read_pages
+from llmsys.data_pipeline.core.journal import Journal
+from llmsys.data_pipeline.pipelines.prepare_dataset import prepare_dataset
+from llmsys.data_pipeline.readers import input_stream as source_module
+from llmsys.data_pipeline.readers.input_files import (
+    compute_input_identity,
+    find_inputs,
+    get_input_name,
+    get_input_size,
+)
+from llmsys.data_pipeline.readers.input_stream import open_input_stream
+from llmsys.data_pipeline.readers.page_reader import read_pages
+from llmsys.dataset.token_shards import read_batches, verify_checksums
 from llmsys.errors import DataError
-from llmsys.token_shards import read_batches, verify_checksums
 from tests.helpers.tiny_crawl import build_tiny_config, make_crawl
 from tests.helpers.warc_records import compress_members, format_page
 
@@ -47,7 +54,9 @@ def test_patterns_urls_and_lists_name_files_once_and_in_order(tmp_path: Path, me
     memory.pipe("/crawl/1.warc", b"x")
     listed = tmp_path / "list.txt"
     listed.write_text(f"# two\n{tmp_path}/a.warc\n\nmemory://crawl/*.warc\n")
-    found = find_inputs([f"@{listed}", f"{tmp_path}/*.warc", f"{tmp_path}/./a.warc", f"{tmp_path}/c[1].warc"])
+    found = find_inputs(
+        [f"@{listed}", f"{tmp_path}/*.warc", f"{tmp_path}/./a.warc", f"{tmp_path}/c[1].warc"]
+    )
     names = ["a.warc", "b.warc", "c[1].warc", "folder.warc"]
     assert found == [*(f"{tmp_path}/{name}" for name in names), "memory:///crawl/1.warc"]
     assert [get_input_name(path) for path in found[-2:]] == ["folder.warc", "1.warc"]
@@ -63,7 +72,9 @@ def test_patterns_urls_and_lists_name_files_once_and_in_order(tmp_path: Path, me
         ("@{folder}/bad.txt", "bad.txt, line 2: no file matches"),
     ],
 )
-def test_an_input_that_names_nothing_is_refused_with_its_place(tmp_path: Path, pattern: str, message: str) -> None:
+def test_an_input_that_names_nothing_is_refused_with_its_place(
+    tmp_path: Path, pattern: str, message: str
+) -> None:
     (tmp_path / "loop.txt").write_text(f"@{tmp_path}/loop.txt\n")
     (tmp_path / "bad.txt").write_text(f"\n{tmp_path}/nothing.warc\n")
     with pytest.raises(DataError) as caught:
@@ -71,11 +82,14 @@ def test_an_input_that_names_nothing_is_refused_with_its_place(tmp_path: Path, p
     assert message.format(folder=tmp_path) in str(caught.value)
 
 
-def test_a_storage_whose_package_is_missing_is_refused_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_storage_whose_package_is_missing_is_refused_with_the_command(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "s3fs", None)
     monkeypatch.delitem(_registry, "s3", raising=False)  # another test may have used it
     with pytest.raises(
-        DataError, match=r"s3://bucket/\*.warc.gz needs a package that is not installed.*pip install 'llmsys\[s3\]'"
+        DataError,
+        match=r"s3://bucket/\*.warc.gz needs a package that is not installed.*pip install 'llmsys\[s3\]'",
     ):
         find_inputs(["s3://bucket/*.warc.gz"])
 
@@ -110,7 +124,9 @@ class Failing:
         self.opened.close()
 
 
-@pytest.mark.parametrize(("times", "pages", "waits"), [(4, 300, [0.5, 1, 2, 4]), (5, None, [0.5, 1, 2, 4])])
+@pytest.mark.parametrize(
+    ("times", "pages", "waits"), [(4, 300, [0.5, 1, 2, 4]), (5, None, [0.5, 1, 2, 4])]
+)
 def test_a_storage_that_fails_is_tried_again_with_back_off_and_then_counted(
     memory: Any,
     monkeypatch: pytest.MonkeyPatch,
@@ -123,7 +139,9 @@ def test_a_storage_that_fails_is_tried_again_with_back_off_and_then_counted(
     memory.pipe("/x/a.warc.gz", content)
     failures = {len(content) - 10: times}
     place = source_module._RemoteFile
-    monkeypatch.setattr(source_module, "_RemoteFile", lambda url, **more: Failing(place(url, **more), failures))
+    monkeypatch.setattr(
+        source_module, "_RemoteFile", lambda url, **more: Failing(place(url, **more), failures)
+    )
     batches = list(read_pages("memory://x/a.warc.gz", max_page_bytes=10_000))
     assert no_waiting[:4] == waits
     skips = [skip for batch in batches for skip in batch.skipped]
@@ -152,7 +170,9 @@ def test_a_file_that_could_not_be_read_is_read_again_by_the_next_run(
             lambda url, **_: Failing(place(url), broken if url.endswith("1.warc.gz") else {}),
         )
         first = prepare_dataset(config, until="documents")
-    assert [skip.reason for skip in first.read.skipped] == ["unreadable after 5 tries: the connection was reset"]
+    assert [skip.reason for skip in first.read.skipped] == [
+        "unreadable after 5 tries: the connection was reset"
+    ]
     assert prepare_dataset(config, until="documents").read.skipped == ()
 
 
@@ -166,8 +186,13 @@ def test_a_source_that_ends_early_is_an_error_and_not_the_end(
         def read_block(self, position: int, size: int) -> bytes:
             return super().read_block(position, size)[: 6 - position] if position < 6 else b""
 
-    monkeypatch.setattr(source_module, "_RemoteFile", lambda url, **more: Short(place(url, **more), {}))
-    with open_input_stream("memory://x/a", 2) as source, pytest.raises(OSError, match="the file ends at byte 6 of 10"):
+    monkeypatch.setattr(
+        source_module, "_RemoteFile", lambda url, **more: Short(place(url, **more), {})
+    )
+    with (
+        open_input_stream("memory://x/a", 2) as source,
+        pytest.raises(OSError, match="the file ends at byte 6 of 10"),
+    ):
         source.read_block(0, 10)
 
 
@@ -202,12 +227,17 @@ def test_a_file_that_is_rewritten_in_place_while_it_is_read_is_read_no_further_a
     os.utime(path, ns=(time + 1, time + 1))
     rest = list(batches)
     (skip,) = [skip for batch in rest for skip in batch.skipped]
-    assert (skip.reason, skip.is_retryable) == ("unreadable after 1 try: the file changed while it was read", True)
+    assert (skip.reason, skip.is_retryable) == (
+        "unreadable after 1 try: the file changed while it was read",
+        True,
+    )
     assert 0 <= skip.offset <= size
     assert count + sum(batch.pages.num_rows for batch in rest) < 500
 
 
-def test_a_file_whose_name_passes_to_another_while_it_is_read_is_read_as_it_was(tmp_path: Path) -> None:
+def test_a_file_whose_name_passes_to_another_while_it_is_read_is_read_as_it_was(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "a.jsonl"
     write_documents(path, 500)
     batches = read_pages(str(path), max_page_bytes=10_000, batch_pages=10)
@@ -224,10 +254,15 @@ def test_documents_are_copied_to_other_formats_that_can_be_read_again(tmp_path: 
     prepare_dataset(build_tiny_config(tmp_path / "a", crawl, documents=copies), until="documents")
     manifest = verify_checksums(tmp_path / "a")
     names = ["part-00000.parquet", "part-00000.jsonl.zst"]
-    assert [(file.name, file.rows) for file in manifest.copies.files] == [(name, 6) for name in names]
+    assert [(file.name, file.rows) for file in manifest.copies.files] == [
+        (name, 6) for name in names
+    ]
     wanted = identities(tmp_path / "a")
     for name in (*names, "part-00000.arrow"):
-        prepare_dataset(build_tiny_config(tmp_path / name, [f"{tmp_path}/a/documents/{name}"]), until="documents")
+        prepare_dataset(
+            build_tiny_config(tmp_path / name, [f"{tmp_path}/a/documents/{name}"]),
+            until="documents",
+        )
         assert identities(tmp_path / name) == wanted
 
 
@@ -241,7 +276,10 @@ def test_the_fields_of_documents_are_a_choice(tmp_path: Path) -> None:
     from llmsys.config.cleaning import ReadConfig
 
     path = tmp_path / "a.jsonl"
-    path.write_text(json.dumps({"body": {"raw": "Text."}, "meta": {"link": "http://x"}, "n": 5, "date": None}) + "\n")
+    path.write_text(
+        json.dumps({"body": {"raw": "Text."}, "meta": {"link": "http://x"}, "n": 5, "date": None})
+        + "\n"
+    )
     config = ReadConfig(text_field="body.raw", url_field="meta.link", id_field="n")
     (batch,) = read_pages(str(path), max_page_bytes=100, config=config)
     row = batch.pages.to_pylist()[0]

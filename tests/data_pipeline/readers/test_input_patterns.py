@@ -1,18 +1,20 @@
-"""Laws of file names and patterns: bytes that are not UTF-8, links that lead back, and addresses with spaces in ARC."""
+"""Laws of file names and patterns: bytes that are not UTF-8, links that lead back, and addresses
+with spaces in ARC.
+"""
 
 import os
 from pathlib import Path
 
 import pytest
 
-from data_pipeline.pipelines.prepare_dataset import prepare_dataset
-from data_pipeline.readers.file_patterns import match_files
-from data_pipeline.readers.input_files import find_inputs, get_input_name
-from data_pipeline.readers.page_reader import read_pages
-from llmsys.config.merge import read_overrides
+from llmsys.config.loading.merge import read_overrides
+from llmsys.data_pipeline.pipelines.prepare_dataset import prepare_dataset
+from llmsys.data_pipeline.readers.file_patterns import match_files
+from llmsys.data_pipeline.readers.input_files import find_inputs, get_input_name
+from llmsys.data_pipeline.readers.page_reader import read_pages
+from llmsys.dataset.manifest import load_manifest
+from llmsys.dataset.token_shards import read_batches, verify_checksums
 from llmsys.errors import ConfigError, DataError
-from llmsys.manifest import load_manifest
-from llmsys.token_shards import read_batches, verify_checksums
 from tests.helpers.tiny_crawl import build_tiny_config, make_crawl
 
 ODD = os.fsdecode(b"caf\xe9 \xff.warc.gz")
@@ -20,13 +22,17 @@ SHOWN = "caf%E9 %FF.warc.gz"
 
 
 @pytest.mark.parametrize("block_bytes", [1 << 30, 4_096], ids=["whole", "blocks"])
-def test_a_file_whose_name_is_not_utf8_is_prepared_like_any_other(tmp_path: Path, block_bytes: int) -> None:
+def test_a_file_whose_name_is_not_utf8_is_prepared_like_any_other(
+    tmp_path: Path, block_bytes: int
+) -> None:
     crawl = make_crawl(tmp_path / "crawl")
     first = sorted(crawl.glob("*.warc.gz"))[0]
     with (crawl / first.name).open("ab") as file:
         file.write(b"garbage, so that something is skipped")
     config = build_tiny_config(
-        tmp_path / "plain", [f"{crawl}/*.gz"], executor={"kind": "inline", "block_bytes": block_bytes}
+        tmp_path / "plain",
+        [f"{crawl}/*.gz"],
+        executor={"kind": "inline", "block_bytes": block_bytes},
     )
     prepare_dataset(config, until="documents")
     first.rename(crawl / ODD)
@@ -38,12 +44,19 @@ def test_a_file_whose_name_is_not_utf8_is_prepared_like_any_other(tmp_path: Path
 
     def documents(folder: str) -> dict[str, str]:
         files = (tmp_path / folder / "documents").glob("*.arrow")
-        return {row["id"]: row["file"] for name in files for batch in read_batches(name) for row in batch.to_pylist()}
+        return {
+            row["id"]: row["file"]
+            for name in files
+            for batch in read_batches(name)
+            for row in batch.to_pylist()
+        }
 
     plain, odd = documents("plain"), documents("odd")
     assert plain.keys() == odd.keys()
     assert {name: file.replace(first.name, SHOWN) for name, file in plain.items()} == odd
-    assert [skip.file for skip in load_manifest(tmp_path / "odd").read.skipped] == [f"{crawl}/{SHOWN}"]
+    assert [skip.file for skip in load_manifest(tmp_path / "odd").read.skipped] == [
+        f"{crawl}/{SHOWN}"
+    ]
 
 
 def test_a_list_may_name_a_file_whose_name_is_not_utf8(tmp_path: Path) -> None:
@@ -54,7 +67,8 @@ def test_a_list_may_name_a_file_whose_name_is_not_utf8(tmp_path: Path) -> None:
     assert get_input_name(str(path)) == SHOWN
     (tmp_path / "binary").write_bytes(b"\x1f\x8b\0")
     with pytest.raises(
-        DataError, match=r"binary' cannot be read: it is not a text file. Give a text file with one path per line."
+        DataError,
+        match=r"binary' cannot be read: it is not a text file. Give a text file with one path per line.",
     ):
         find_inputs([f"@{tmp_path}/binary"])
 
@@ -62,9 +76,12 @@ def test_a_list_may_name_a_file_whose_name_is_not_utf8(tmp_path: Path) -> None:
 def test_a_name_on_the_command_line_that_is_not_utf8_is_refused_with_a_way_out() -> None:
     with pytest.raises(ConfigError) as caught:
         read_overrides([f"data.inputs=[{ODD}]"])
-    assert "command line, data.inputs: character 5 is '\\udce9', which YAML does not allow." in str(caught.value)
-    assert "write ? as a pattern instead, or name the file in a list: 'data.inputs=[\"@files.txt\"]'." in str(
+    assert "command line, data.inputs: character 5 is '\\udce9', which YAML does not allow." in str(
         caught.value
+    )
+    assert (
+        "write ? as a pattern instead, or name the file in a list: 'data.inputs=[\"@files.txt\"]'."
+        in str(caught.value)
     )
 
 
@@ -78,7 +95,9 @@ def test_links_that_lead_back_add_nothing_and_end(tmp_path: Path) -> None:
     (tmp_path / "crawl" / "self").symlink_to("self")
     expected = [f"{folder}/a.warc", f"{tmp_path}/crawl/b.warc"]
     for pattern in ("crawl/**/*.warc", "**/crawl/**/*.warc", "**", "crawl/**/**/*.warc"):
-        assert [path for path in find_inputs([f"{tmp_path}/{pattern}"]) if path.endswith(".warc")] == expected, pattern
+        assert [
+            path for path in find_inputs([f"{tmp_path}/{pattern}"]) if path.endswith(".warc")
+        ] == expected, pattern
 
 
 def test_a_linked_folder_is_entered_once_by_its_own_path_if_it_has_one(tmp_path: Path) -> None:
@@ -88,7 +107,10 @@ def test_a_linked_folder_is_entered_once_by_its_own_path_if_it_has_one(tmp_path:
     (tmp_path / "in" / "a").symlink_to(tmp_path / "in" / "z")
     (tmp_path / "in" / "m").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "in" / "n").symlink_to(tmp_path / "elsewhere")
-    assert find_inputs([f"{tmp_path}/in/**/*.warc"]) == [f"{tmp_path}/in/m/deep/x.warc", f"{tmp_path}/in/z/x.warc"]
+    assert find_inputs([f"{tmp_path}/in/**/*.warc"]) == [
+        f"{tmp_path}/in/m/deep/x.warc",
+        f"{tmp_path}/in/z/x.warc",
+    ]
 
 
 def test_patterns_match_what_glob_matches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,10 +121,22 @@ def test_patterns_match_what_glob_matches(tmp_path: Path, monkeypatch: pytest.Mo
         (tmp_path / name).write_bytes(b"x")
     monkeypatch.chdir(tmp_path)
     for start in ("", f"{tmp_path}/"):
-        for pattern in ("**/*.gz", "a/**/*.gz", "**/b/*.gz", "*/**/c.gz", "a/*.gz", "**/.hidden/*.gz", "none/**/*.gz"):
+        for pattern in (
+            "**/*.gz",
+            "a/**/*.gz",
+            "**/b/*.gz",
+            "*/**/c.gz",
+            "a/*.gz",
+            "**/.hidden/*.gz",
+            "none/**/*.gz",
+        ):
             found = {os.path.normpath(path) for path in match_files(start + pattern)}
-            assert found == {os.path.normpath(path) for path in glob.glob(start + pattern, recursive=True)}, pattern
-        files = {os.path.normpath(path) for path in match_files(f"{start}a/**") if os.path.isfile(path)}
+            assert found == {
+                os.path.normpath(path) for path in glob.glob(start + pattern, recursive=True)
+            }, pattern
+        files = {
+            os.path.normpath(path) for path in match_files(f"{start}a/**") if os.path.isfile(path)
+        }
         assert files == {os.path.normpath(f"{start}a/{name}") for name in ("b/c.gz", "d[1].gz")}
 
 
@@ -113,12 +147,18 @@ def test_patterns_match_what_glob_matches(tmp_path: Path, monkeypatch: pytest.Mo
             b"http://example.org/a b  c.html?q=1 2 1.2.3.4 20140216050221 text/html %d",
             "http://example.org/a b  c.html?q=1 2",
         ),
-        (b"http://example.org/x y 2001:db8::1 20140216050221 text/html %d", "http://example.org/x y"),
+        (
+            b"http://example.org/x y 2001:db8::1 20140216050221 text/html %d",
+            "http://example.org/x y",
+        ),
         (
             b"http://example.org/x y 1.2.3.4 20140216050221 text/html 200 abc - 5 a.arc.gz %d",
             "http://example.org/x y",
         ),
-        (b"http://example.org/xy 0.0.0.0 20140216050221 text/html; charset=utf-8 %d", "http://example.org/xy"),
+        (
+            b"http://example.org/xy 0.0.0.0 20140216050221 text/html; charset=utf-8 %d",
+            "http://example.org/xy",
+        ),
     ],
 )
 def test_an_arc_address_with_spaces_is_read(tmp_path: Path, line: bytes, url: str) -> None:
@@ -129,4 +169,6 @@ def test_an_arc_address_with_spaces_is_read(tmp_path: Path, line: bytes, url: st
         path.write_bytes(first + between + (line % len(block) + b"\n" + block + b"\n") * 2)
         batches = list(read_pages(str(path), max_page_bytes=100_000))
         pages = [page for batch in batches for page in batch.pages.to_pylist()]
-        assert [(page["url"], page["date"]) for page in pages] == [(url, "2014-02-16T05:02:21Z")] * 2
+        assert [(page["url"], page["date"]) for page in pages] == [
+            (url, "2014-02-16T05:02:21Z")
+        ] * 2

@@ -1,4 +1,6 @@
-"""Laws of inputs whose address holds a secret: they are read, and no file of the dataset has the secret."""
+"""Laws of inputs whose address holds a secret: they are read, and no file of the dataset has the
+secret.
+"""
 
 import logging
 from collections.abc import Iterator
@@ -8,15 +10,15 @@ from typing import Any
 import fsspec  # type: ignore[import-untyped]
 import pytest
 
-import data_pipeline.readers.input_stream as source_module
-from data_pipeline.executors.base import try_job
-from data_pipeline.executors.slurm import SlurmExecutor
-from data_pipeline.graph.quarantine import read_quarantine
-from data_pipeline.pipelines.prepare_dataset import prepare_dataset
-from data_pipeline.readers.input_files import find_inputs
+import llmsys.data_pipeline.readers.input_stream as source_module
 from llmsys.config.executor import SlurmExecutorConfig
+from llmsys.data_pipeline.executors.base import try_job
+from llmsys.data_pipeline.executors.slurm import SlurmExecutor
+from llmsys.data_pipeline.graph.quarantine import read_quarantine
+from llmsys.data_pipeline.pipelines.prepare_dataset import prepare_dataset
+from llmsys.data_pipeline.readers.input_files import find_inputs
+from llmsys.dataset.token_shards import read_batches
 from llmsys.errors import DataError
-from llmsys.token_shards import read_batches
 from tests.helpers import fake_slurm
 from tests.helpers.failing_tasks import count
 from tests.helpers.tiny_crawl import build_tiny_config, hash_files, make_crawl
@@ -56,7 +58,9 @@ def test_no_file_of_a_dataset_has_the_secret_of_its_inputs(
     monkeypatch.setattr(source_module, "_RemoteFile", open_remote)
     monkeypatch.setattr(source_module, "sleep", lambda seconds: None)
     executor = {"kind": "inline", "max_attempts": 1}
-    config = build_tiny_config(tmp_path / "data", inputs, documents={"num_shards": 1}, executor=executor)
+    config = build_tiny_config(
+        tmp_path / "data", inputs, documents={"num_shards": 1}, executor=executor
+    )
     manifest = prepare_dataset(config, until="documents")
     names = {name for path in (tmp_path / "data").rglob("*.arrow") for name in files_named(path)}
     assert any("memory://REDACTED@host/x/" in name for name in names)
@@ -87,7 +91,8 @@ def test_a_failed_try_tells_no_secret() -> None:
 
 def test_an_address_without_its_secret_is_not_taken_for_an_input() -> None:
     with pytest.raises(
-        DataError, match=r"data.inputs: 'https://REDACTED@host/a.gz' comes from the stored config .* Give the"
+        DataError,
+        match=r"data.inputs: 'https://REDACTED@host/a.gz' comes from the stored config .* Give the",
     ):
         find_inputs(["https://REDACTED@host/a.gz"])
 
@@ -108,7 +113,8 @@ def test_jobs_of_slurm_are_for_their_owner_alone_and_their_folder_may_have_space
     crawl = make_crawl(tmp_path / "a crawl", files=1, pages=6)
     plain = {"rules": [], "deduplicate": {"exact": {"kind": "none"}, "minhash": {"kind": "none"}}}
     prepare_dataset(
-        build_tiny_config(tmp_path / "my data", crawl, executor=config.model_dump(), **plain), until="documents"
+        build_tiny_config(tmp_path / "my data", crawl, executor=config.model_dump(), **plain),
+        until="documents",
     )
     prepare_dataset(build_tiny_config(tmp_path / "here", crawl, **plain), until="documents")
     assert hash_files(tmp_path / "my data") == hash_files(tmp_path / "here")

@@ -1,4 +1,6 @@
-"""Laws of what is too large to be decoded: it is refused by its header, named with its rows, and the rest is read."""
+"""Laws of what is too large to be decoded: it is refused by its header, named with its rows, and
+the rest is read.
+"""
 
 import struct
 from pathlib import Path
@@ -7,13 +9,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from data_pipeline.readers import arrow as arrow_module
-from data_pipeline.readers import parquet as parquet_module
-from data_pipeline.readers import row_reader as columns_module
-from data_pipeline.readers.arrow import read_file_messages, read_stream_messages
-from data_pipeline.readers.input_stream import open_input_stream
-from data_pipeline.readers.page_reader import read_pages
-from data_pipeline.readers.parquet import compute_largest_page
+from llmsys.data_pipeline.readers import arrow as arrow_module
+from llmsys.data_pipeline.readers import parquet as parquet_module
+from llmsys.data_pipeline.readers import row_reader as columns_module
+from llmsys.data_pipeline.readers.arrow import read_file_messages, read_stream_messages
+from llmsys.data_pipeline.readers.input_stream import open_input_stream
+from llmsys.data_pipeline.readers.page_reader import read_pages
+from llmsys.data_pipeline.readers.parquet import compute_largest_page
 
 SMALL = pa.table({"text": [f"Text {number}." for number in range(40)], "n": list(range(40))})
 GIANT = pa.table({"text": ["long " * 20_000] * 30, "n": list(range(30))})  # 3 MB
@@ -22,7 +24,9 @@ GIANT = pa.table({"text": ["long " * 20_000] * 30, "n": list(range(30))})  # 3 M
 def read(path: Path) -> tuple[list[int], list[tuple[int, str, int]]]:
     batches = list(read_pages(str(path), max_page_bytes=1_000_000))
     offsets = [row["offset"] for batch in batches for row in batch.pages.to_pylist()]
-    return offsets, [(skip.offset, skip.reason, skip.count) for batch in batches for skip in batch.skipped]
+    return offsets, [
+        (skip.offset, skip.reason, skip.count) for batch in batches for skip in batch.skipped
+    ]
 
 
 @pytest.mark.parametrize("version", ["1.0", "2.0"])
@@ -50,7 +54,10 @@ def test_rows_that_share_their_bytes_are_decoded_few_at_a_time(tmp_path: Path) -
     path = tmp_path / "a.parquet"
     pq.write_table(GIANT, path)  # a dictionary of one text
     column = pq.ParquetFile(path).metadata.row_group(0).column(0)
-    assert compute_largest_page(open_input_stream(str(path)), column, 10_000)[1] == (64 << 20) // 100_004
+    assert (
+        compute_largest_page(open_input_stream(str(path)), column, 10_000)[1]
+        == (64 << 20) // 100_004
+    )
     assert read(path)[0] == list(range(30))
 
 
@@ -67,7 +74,9 @@ def test_a_record_batch_beyond_the_limit_is_not_decoded(
         assert read(path) == (list(range(110)), [])
     sizes = [message.size for message in read_file_messages(open_input_stream(str(file)))]
     assert sizes == [
-        message.size for message in read_stream_messages(open_input_stream(str(stream))) if message.is_batch
+        message.size
+        for message in read_stream_messages(open_input_stream(str(stream)))
+        if message.is_batch
     ]
     assert 3_000_000 <= sizes[1] < 3_060_000
     monkeypatch.setattr(arrow_module, "_MAX_BATCH", 1_000_000)
@@ -77,7 +86,9 @@ def test_a_record_batch_beyond_the_limit_is_not_decoded(
     assert read(stream) == (list(range(40)), [(40, reason, 1)])
 
 
-def test_dictionaries_and_footers_beyond_the_limit_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dictionaries_and_footers_beyond_the_limit_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "a.arrow"
     table = pa.table({"text": GIANT["text"].dictionary_encode()})
     with pa.ipc.new_file(path, table.schema) as writer:
@@ -85,7 +96,10 @@ def test_dictionaries_and_footers_beyond_the_limit_are_refused(tmp_path: Path, m
     assert read(path) == (list(range(30)), [])
     monkeypatch.setattr(arrow_module, "_MAX_BATCH", 50_000)
     offsets, skips = read(path)
-    assert (offsets, [(reason[:16], count) for _, reason, count in skips]) == ([], [("dictionaries of ", 30)])
+    assert (offsets, [(reason[:16], count) for _, reason, count in skips]) == (
+        [],
+        [("dictionaries of ", 30)],
+    )
     pq.write_table(SMALL, tmp_path / "a.parquet")
     monkeypatch.setattr(parquet_module, "_MAX_FOOTER", 100)
     assert read(tmp_path / "a.parquet")[1][0][1].startswith("a parquet file with a footer of ")
@@ -102,9 +116,13 @@ def lying(path: Path, table: pa.Table, rows: int) -> Path:
         content = path.read_bytes()
         begin = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
         footer = content[begin:-8].replace(varint(2 * 77), varint(2 * rows))
-        path.write_bytes(content[:begin] + footer + len(footer).to_bytes(4, "little") + content[-4:])
+        path.write_bytes(
+            content[:begin] + footer + len(footer).to_bytes(4, "little") + content[-4:]
+        )
         return path
-    with (pa.ipc.new_file if path.suffix == ".arrow" else pa.ipc.new_stream)(path, table.schema) as writer:
+    with (pa.ipc.new_file if path.suffix == ".arrow" else pa.ipc.new_stream)(
+        path, table.schema
+    ) as writer:
         writer.write_table(table)
     path.write_bytes(path.read_bytes().replace(struct.pack("<q", 77), struct.pack("<q", rows)))
     return path
@@ -115,7 +133,10 @@ def test_a_header_that_says_any_number_of_rows_makes_no_total_and_no_work_beyond
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setattr(columns_module, "_FEW_ROWS", 1_000)
-    for table in (pa.table({"n": list(range(77))}), pa.table({"text": pa.nulls(77), "n": list(range(77))})):
+    for table in (
+        pa.table({"n": list(range(77))}),
+        pa.table({"text": pa.nulls(77), "n": list(range(77))}),
+    ):
         assert sum(count for _, _, count in read(lying(tmp_path / name, table, 77))[1]) in (77, 1)
         path = lying(tmp_path / name, table, 1 << 62)
         offsets, skips = read(path)
@@ -123,7 +144,9 @@ def test_a_header_that_says_any_number_of_rows_makes_no_total_and_no_work_beyond
         assert 1 <= sum(count for _, _, count in skips) <= 2 * 8 * path.stat().st_size
 
 
-def test_rows_without_bytes_end_and_those_before_them_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_without_bytes_end_and_those_before_them_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(columns_module, "_FEW_ROWS", 1_000)
     table = pa.table({"text": pa.nulls(77)})
     path = lying(tmp_path / "a.arrow", table, 1 << 62)

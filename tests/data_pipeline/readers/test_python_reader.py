@@ -1,4 +1,6 @@
-"""A reader of the user's own code: its documents, what its source decides, damage, and the refusals."""
+"""A reader of the user's own code: its documents, what its source decides, damage, and the
+refusals.
+"""
 
 from collections.abc import Iterator
 from itertools import count
@@ -7,23 +9,23 @@ from typing import BinaryIO
 
 import pytest
 
-from data_pipeline.graph.resource_files import require_resource_files
-from data_pipeline.pipelines.prepare_dataset import prepare_dataset
-from data_pipeline.readers.page_reader import read_pages
-from data_pipeline.readers.python_reader import Document, PythonReader, check_python_reader
-from launch.commands.templates.reader import Mailbox
 from llmsys.config.cleaning import PythonReaderConfig, ReadConfig
 from llmsys.config.data import CrawlConfig
 from llmsys.config.run import RunConfig
+from llmsys.data_pipeline.graph.resource_files import require_resource_files
+from llmsys.data_pipeline.pipelines.prepare_dataset import prepare_dataset
+from llmsys.data_pipeline.readers.page_reader import read_pages
+from llmsys.data_pipeline.readers.python_reader import Document, PythonReader, check_python_reader
+from llmsys.dataset.manifest import Manifest
+from llmsys.dataset.token_shards import read_batches
 from llmsys.errors import ConfigError, DataError
-from llmsys.manifest import Manifest
-from llmsys.token_shards import read_batches
+from llmsys.launch.commands.templates.reader import Mailbox
 from tests.helpers.paths import ROOT
 
 TEMPLATE = (ROOT / "launch/commands/templates/reader.py").read_text()
 MAIL = b"From a\nMessage-ID: 1\n\nThe first message of two in this mailbox.\n\nFrom b\n\nA second one without an id.\n"
 PAGES = """
-from data_pipeline.readers.python_reader import Document, PythonReader
+from llmsys.data_pipeline.readers.python_reader import Document, PythonReader
 
 
 class Pages(PythonReader):
@@ -45,10 +47,18 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def prepare() -> tuple[Manifest, list[str]]:
     reader = {"kind": "python", "path": "own.py:Mailbox"}
-    data = {"folder": "made", "inputs": [{"path": "*.mbox", "reader": reader}], "executor": {"kind": "inline"},
-            "language": {"languages": [], "min_score": 0}, "documents": {"num_shards": 1}}  # fmt: skip
-    manifest = prepare_dataset(RunConfig.model_validate({"data": {"kind": "crawl"} | data}), "documents")
-    rows = [row for batch in read_batches(Path("made/documents/part-00000.arrow")) for row in batch.to_pylist()]
+    data = {"folder": "made", "inputs": [{"path": "*.mbox", "reader": reader}],
+        "executor": {"kind": "inline"},
+            "language": {"languages": [], "min_score": 0},
+            "documents": {"num_shards": 1}}  # fmt: skip
+    manifest = prepare_dataset(
+        RunConfig.model_validate({"data": {"kind": "crawl"} | data}), "documents"
+    )
+    rows = [
+        row
+        for batch in read_batches(Path("made/documents/part-00000.arrow"))
+        for row in batch.to_pylist()
+    ]
     return manifest, sorted(row["text"] for row in rows)
 
 
@@ -70,7 +80,10 @@ def test_a_crawl_without_a_reader_keeps_the_keys_of_its_tasks() -> None:
     [
         ("EOFError('cut')", "damaged file after 2 documents: cut"),
         ("OSError('crc')", "crc"),
-        ("__import__('zlib').error('invalid block')", "damaged file after 2 documents: invalid block"),
+        (
+            "__import__('zlib').error('invalid block')",
+            "damaged file after 2 documents: invalid block",
+        ),
         ("__import__('lzma').LZMAError('corrupt')", "damaged file after 2 documents: corrupt"),
     ],
 )
@@ -91,17 +104,23 @@ def test_an_error_of_the_code_names_the_file_and_the_line() -> None:
     Path("a.pages").write_text("broken\n")
     config = ReadConfig(reader=PythonReaderConfig(path="own.py:Pages"))
     with pytest.raises(
-        DataError, match=r"own.py:Pages failed on a.pages after 1 documents: KeyError: 'subject', line 10"
+        DataError,
+        match=r"own.py:Pages failed on a.pages after 1 documents: KeyError: 'subject', line 10",
     ):
         list(read_pages("a.pages", max_page_bytes=1000, config=config))
-    Path("own.py").write_text(PAGES.replace('Document(html=line.decode(), url="https://example.org/")', "line"))
+    Path("own.py").write_text(
+        PAGES.replace('Document(html=line.decode(), url="https://example.org/")', "line")
+    )
     with pytest.raises(DataError, match=r"as document 0\. Yield Document"):
         list(read_pages("a.pages", max_page_bytes=1000, config=config))
 
 
 def test_a_missing_class_is_named_before_the_crawl_is_read() -> None:
     data = CrawlConfig(read=ReadConfig(reader=PythonReaderConfig(path="own.py:Nothing")))
-    with pytest.raises(ConfigError, match=r"has no class Nothing that extends PythonReader\. Use one of these: Mail"):
+    with pytest.raises(
+        ConfigError,
+        match=r"has no class Nothing that extends PythonReader\. Use one of these: Mail",
+    ):
         require_resource_files(data)
 
 

@@ -1,14 +1,16 @@
-"""Laws of reading from S3, held against s3fs itself and a storage on this machine that fails when it is told to."""
+"""Laws of reading from S3, held against s3fs itself and a storage on this machine that fails
+when it is told to.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from data_pipeline.readers import input_stream as source_module
-from data_pipeline.readers.input_files import find_inputs
-from data_pipeline.readers.page_batch import SkippedRecord
-from data_pipeline.readers.page_reader import read_pages
+from llmsys.data_pipeline.readers import input_stream as source_module
+from llmsys.data_pipeline.readers.input_files import find_inputs
+from llmsys.data_pipeline.readers.page_batch import SkippedRecord
+from llmsys.data_pipeline.readers.page_reader import read_pages
 from llmsys.errors import DataError
 from tests.helpers import fake_s3
 from tests.helpers.fake_s3 import FakeS3
@@ -38,7 +40,9 @@ def s3(storage: FakeS3, monkeypatch: pytest.MonkeyPatch) -> FakeS3:
 def read(path: str = URL) -> tuple[list[tuple[int, bytes]], list[SkippedRecord]]:
     batches = list(read_pages(path, max_page_bytes=10_000))
     rows = [row for batch in batches for row in batch.pages.to_pylist()]
-    return [(row["offset"], row["payload"]) for row in rows], [skip for batch in batches for skip in batch.skipped]
+    return [(row["offset"], row["payload"]) for row in rows], [
+        skip for batch in batches for skip in batch.skipped
+    ]
 
 
 def here(folder: Path) -> list[tuple[int, bytes]]:
@@ -47,8 +51,14 @@ def here(folder: Path) -> list[tuple[int, bytes]]:
     return read(str(path))[0]
 
 
-def test_patterns_and_lists_of_a_bucket_name_files_that_are_read_as_those_here(s3: FakeS3, tmp_path: Path) -> None:
-    s3.objects |= {"2024/a b/2.warc.gz": CONTENT, "2023/0.warc.gz": b"", "list.txt": b"s3://crawl/2023/*\n# none\n"}
+def test_patterns_and_lists_of_a_bucket_name_files_that_are_read_as_those_here(
+    s3: FakeS3, tmp_path: Path
+) -> None:
+    s3.objects |= {
+        "2024/a b/2.warc.gz": CONTENT,
+        "2023/0.warc.gz": b"",
+        "list.txt": b"s3://crawl/2023/*\n# none\n",
+    }
     assert find_inputs(["s3://crawl/2024/**/*.gz", "@s3://crawl/list.txt"]) == [
         "s3://crawl/2023/0.warc.gz",
         URL,
@@ -98,17 +108,22 @@ def test_an_object_that_is_not_what_it_was_is_read_no_further_and_again_by_the_n
     assert 10 <= count < PAGES
 
 
-def test_keys_that_are_refused_are_named_with_what_to_do(s3: FakeS3, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_that_are_refused_are_named_with_what_to_do(
+    s3: FakeS3, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(fake_s3, "ACCESS_KEY", "another")
     for pattern in ("s3://crawl/*.gz", URL):
         with pytest.raises(
-            DataError, match=r"cannot be listed: InvalidAccessKeyId.*Set credentials .*AWS_ACCESS_KEY_ID"
+            DataError,
+            match=r"cannot be listed: InvalidAccessKeyId.*Set credentials .*AWS_ACCESS_KEY_ID",
         ):
             find_inputs([pattern])
     assert read() == ([], [SkippedRecord(URL, 0, "unreadable file: Forbidden", is_retryable=True)])
 
 
-def test_keys_that_expire_while_reading_cost_nothing_but_another_run(s3: FakeS3, tmp_path: Path) -> None:
+def test_keys_that_expire_while_reading_cost_nothing_but_another_run(
+    s3: FakeS3, tmp_path: Path
+) -> None:
     pages = read_pages(URL, max_page_bytes=10_000, batch_pages=10)
     next(pages)
     s3.failures[KEY] = [403]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from data_pipeline.readers.page_reader import read_pages
+from llmsys.data_pipeline.readers.page_reader import read_pages
 
 
 def read(path: Path, limit: int = 100) -> tuple[list[str], list[str]]:
@@ -32,6 +32,8 @@ def read(path: Path, limit: int = 100) -> tuple[list[str], list[str]]:
         ("a.jsonl", b'{"text": "a row"}\n', ["a row"], ""),
     ],
 )
-def test_a_file_is_one_document(tmp_path: Path, name: str, content: bytes, texts: list[str], reason: str) -> None:
+def test_a_file_is_one_document(
+    tmp_path: Path, name: str, content: bytes, texts: list[str], reason: str
+) -> None:
     (tmp_path / name).write_bytes(content)
     assert read(tmp_path / name) == (texts, [reason] if reason else [])

@@ -1,4 +1,6 @@
-"""Laws of pages whose end is missing: what is there is read, and that something is missing is said, as configured."""
+"""Laws of pages whose end is missing: what is there is read, and that something is missing is
+said, as configured.
+"""
 
 import gzip
 import zlib
@@ -8,11 +10,15 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from data_pipeline.readers.page_reader import read_pages
 from llmsys.config.cleaning import ReadConfig
+from llmsys.data_pipeline.readers.page_reader import read_pages
 from tests.helpers.warc_records import compress_members, format_response, record
 
-BODY = b"<html><body>" + b"".join(b"<p>Paragraph %d of a long page.</p>" % n for n in range(30_000)) + b"</body></html>"
+BODY = (
+    b"<html><body>"
+    + b"".join(b"<p>Paragraph %d of a long page.</p>" % n for n in range(30_000))
+    + b"</body></html>"
+)
 
 
 def _deflate(body: bytes) -> bytes:
@@ -30,14 +36,23 @@ PACK: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
 }
 
 
-def read(folder: Path, content: bytes, policy: str = "count") -> tuple[list[bytes], list[str], list[str]]:
+def read(
+    folder: Path, content: bytes, policy: str = "count"
+) -> tuple[list[bytes], list[str], list[str]]:
     path = folder / "a.warc.gz"
     path.write_bytes(b"".join(compress_members(content)))
     batches = list(
-        read_pages(str(path), max_page_bytes=1 << 22, config=ReadConfig.model_validate({"on_truncation": policy}))
+        read_pages(
+            str(path),
+            max_page_bytes=1 << 22,
+            config=ReadConfig.model_validate({"on_truncation": policy}),
+        )
     )
     payloads = [payload for batch in batches for payload in batch.pages["payload"].to_pylist()]
-    return payloads, *([skip.reason for one in batches for skip in getattr(one, name)] for name in ("skipped", "noted"))  # type: ignore[return-value]
+    return payloads, *(
+        [skip.reason for one in batches for skip in getattr(one, name)]
+        for name in ("skipped", "noted")
+    )  # type: ignore[return-value]
 
 
 def coded(body: bytes, coding: str) -> bytes:
@@ -71,14 +86,18 @@ def test_a_body_that_is_not_coded_as_its_header_says_is_whole(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("coding", ["br", "zstd", "gzip"])
-def test_a_coded_body_of_which_nothing_can_be_decoded_is_no_page(tmp_path: Path, coding: str) -> None:
+def test_a_coded_body_of_which_nothing_can_be_decoded_is_no_page(
+    tmp_path: Path, coding: str
+) -> None:
     payload = b"\x1f\x8b\x08\x00" + bytes(range(256)) * 8
     assert read(tmp_path, coded(payload, coding)) == ([], [f"damaged {coding} coding"], [])
 
 
 @pytest.mark.parametrize("policy", ["count", "drop", "ignore"])
 @pytest.mark.parametrize("kind", ["response", "resource", "conversion"])
-def test_warc_truncated_is_noticed_in_every_record_that_can_be_a_page(tmp_path: Path, kind: str, policy: str) -> None:
+def test_warc_truncated_is_noticed_in_every_record_that_can_be_a_page(
+    tmp_path: Path, kind: str, policy: str
+) -> None:
     headers = "WARC-Target-URI: https://example.org/1\r\nWARC-Truncated: length\r\nContent-Type: "
     page = b"<html><body><p>Half a</p>"
     made = {
@@ -90,7 +109,9 @@ def test_warc_truncated_is_noticed_in_every_record_that_can_be_a_page(tmp_path: 
         "conversion": ("text/plain", b"Half a"),
     }
     media_type, block = made[kind]
-    payloads, skipped, noted = read(tmp_path, record(kind, block, f"{headers}{media_type}\r\n"), policy)
+    payloads, skipped, noted = read(
+        tmp_path, record(kind, block, f"{headers}{media_type}\r\n"), policy
+    )
     reason = ["WARC-Truncated: length"]
     expected = {"count": (1, [], reason), "drop": (0, reason, []), "ignore": (1, [], [])}
     assert (len(payloads), skipped, noted) == expected[policy]
@@ -101,17 +122,27 @@ def test_a_cut_chunk_is_noticed_and_a_missing_last_one_is_not(tmp_path: Path) ->
     page = b"<html><p>one</p></html>"
     chunks = b"%x\r\n%s\r\n" % (len(page), page)
     for end in (b"", b"0\r\n\r\n"):
-        assert read(tmp_path, format_response("https://example.org/1", chunks + end, headers=headers)) == (
+        assert read(
+            tmp_path, format_response("https://example.org/1", chunks + end, headers=headers)
+        ) == (
             [page],
             [],
             [],
         )
-    payloads, skipped, noted = read(tmp_path, format_response("https://example.org/1", chunks[:-9], headers=headers))
+    payloads, skipped, noted = read(
+        tmp_path, format_response("https://example.org/1", chunks[:-9], headers=headers)
+    )
     assert (payloads, skipped, noted) == ([page[:-7]], [], ["its last chunk is cut"])
 
 
 def test_a_page_that_is_cut_twice_has_both_notes(tmp_path: Path) -> None:
-    block = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Encoding: gzip\r\n\r\n" + gzip.compress(BODY)[:-900]
-    headers = "WARC-Target-URI: https://example.org/1\r\nWARC-Truncated: time\r\nContent-Type: application/http\r\n"
+    block = (
+        b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Encoding: gzip\r\n\r\n"
+        + gzip.compress(BODY)[:-900]
+    )
+    headers = (
+        "WARC-Target-URI: https://example.org/1\r\nWARC-Truncated: time\r\nContent-Type: "
+        "application/http\r\n"
+    )
     _, _, noted = read(tmp_path, record("response", block, headers))
     assert noted == ["WARC-Truncated: time", "its gzip coding is cut"]

@@ -1,4 +1,6 @@
-"""Laws of lists of words: C4's borders, counted shares, lines taken out, the lists of the document's own language."""
+"""Laws of lists of words: C4's borders, counted shares, lines taken out, the lists of the
+document's own language.
+"""
 
 import random
 from pathlib import Path
@@ -7,13 +9,13 @@ import pyarrow as pa
 import pytest
 from pydantic import ValidationError
 
-from data_pipeline.core.funnel import format_reason
-from data_pipeline.rules.bad_words import BadWordsRule
-from data_pipeline.rules.chain import RuleChain
-from data_pipeline.rules.rule import DocumentBatch, RuleOutcome, WordSplitters
-from data_pipeline.text.word_columns import WordSplitter
-from data_pipeline.text.word_tokenizers import WhitespaceTokenizer
 from llmsys.config.custom_rules import BadWordsConfig, WordListConfig
+from llmsys.data_pipeline.core.funnel import format_reason
+from llmsys.data_pipeline.rules.bad_words import BadWordsRule
+from llmsys.data_pipeline.rules.chain import RuleChain
+from llmsys.data_pipeline.rules.rule import DocumentBatch, RuleOutcome, WordSplitters
+from llmsys.data_pipeline.text.word_columns import WordSplitter
+from llmsys.data_pipeline.text.word_tokenizers import WhitespaceTokenizer
 from tests.reference.filters import find_bad_words
 
 PLAIN = WordSplitters(WordSplitter(WhitespaceTokenizer()))  # the rule asks for no words
@@ -21,7 +23,9 @@ WORDS = ("ass", "assess", "bad word", "2 girls", "c.r.a.p", "ümlaut", "ab", "ab
 
 
 def config(*words: str, language: str = "any", **options: object) -> BadWordsConfig:
-    return BadWordsConfig.model_validate({"word_lists": [{"entries": words, "language": language}], **options})
+    return BadWordsConfig.model_validate(
+        {"word_lists": [{"entries": words, "language": language}], **options}
+    )
 
 
 def apply(rule: BadWordsConfig, texts: list[str], language: str = "any") -> RuleOutcome:
@@ -43,7 +47,10 @@ def test_counts_equal_their_plain_twin(language: str) -> None:
 def test_a_share_above_the_limit_drops_the_page_and_an_equal_one_stays() -> None:
     outcome = apply(config("ass", max_share=0.25), ["one ass of four", "one ass of", "an assessor"])
     assert outcome.keep.to_pylist() == [True, False, True]
-    assert (outcome.test[1].as_py(), outcome.threshold[1].as_py()) == ("share of listed words", 0.25)
+    assert (outcome.test[1].as_py(), outcome.threshold[1].as_py()) == (
+        "share of listed words",
+        0.25,
+    )
     assert outcome.value[1].as_py() == pytest.approx(1 / 3)
     assert outcome.match.to_pylist() == [None, "ass", None]
 
@@ -75,7 +82,10 @@ def test_lists_are_asked_of_documents_in_their_language(tmp_path: Path) -> None:
     path = tmp_path / "ja.txt"
     path.write_text("# words\nばか\n\n", encoding="utf-8")
     rule = BadWordsConfig(
-        word_lists=(WordListConfig(files=(path,), language="ja"), WordListConfig(entries=("damn",), language="en"))
+        word_lists=(
+            WordListConfig(files=(path,), language="ja"),
+            WordListConfig(entries=("damn",), language="en"),
+        )
     )
     texts = ["あなたはばかです", "damn it"]
     found = {code: apply(rule, texts, code).keep.to_pylist() for code in ("ja", "en", "de")}
@@ -92,6 +102,7 @@ def test_pages_kept_all_the_same_follow_from_their_text_and_the_seed() -> None:
 
 def test_an_empty_list_is_refused() -> None:
     with pytest.raises(
-        ValidationError, match=r"the list is empty\. Name a file, such as word_lists: \[\{files: \[words"
+        ValidationError,
+        match=r"the list is empty\. Name a file, such as word_lists: \[\{files: \[words",
     ):
         BadWordsConfig(word_lists=(WordListConfig(),))

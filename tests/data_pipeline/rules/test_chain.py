@@ -1,4 +1,6 @@
-"""Laws of the rule chain: order, independence of the batch, reasons that can be read, statistics that explain them."""
+"""Laws of the rule chain: order, independence of the batch, reasons that can be read, statistics
+that explain them.
+"""
 
 import random
 
@@ -7,12 +9,17 @@ import pyarrow as pa
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from data_pipeline.core.funnel import format_reason
-from data_pipeline.rules.chain import RuleChain
-from data_pipeline.rules.rule import RuleOutcome, WordSplitters
-from data_pipeline.text.word_columns import WordSplitter
 from llmsys.config.line_rules import C4Config, C4DatatroveConfig
-from llmsys.config.quality_rules import FinewebQualityConfig, GopherQualityConfig, GopherRepetitionConfig, RuleConfig
+from llmsys.config.quality_rules import (
+    FinewebQualityConfig,
+    GopherQualityConfig,
+    GopherRepetitionConfig,
+    RuleConfig,
+)
+from llmsys.data_pipeline.core.funnel import format_reason
+from llmsys.data_pipeline.rules.chain import RuleChain
+from llmsys.data_pipeline.rules.rule import RuleOutcome, WordSplitters
+from llmsys.data_pipeline.text.word_columns import WordSplitter
 
 ALL = (
     GopherRepetitionConfig(),
@@ -41,7 +48,8 @@ WORDS = [
 def text(seed: int) -> str:
     source = random.Random(seed)
     lines = [
-        " ".join(source.choices(WORDS, k=source.randint(2, 14))) + source.choice([".", "?", "", "..."])
+        " ".join(source.choices(WORDS, k=source.randint(2, 14)))
+        + source.choice([".", "?", "", "..."])
         for _ in range(12)
     ]
     return "\n".join(source.choices(lines, k=source.randint(4, 14)))
@@ -56,8 +64,10 @@ def apply(texts: list[str], rules: tuple[RuleConfig, ...] = ALL) -> list[RuleOut
 
 def columns(outcomes: list[RuleOutcome]) -> list[object]:
     return [
-        (o.rule, o.keep.to_pylist(), o.test.to_pylist(), o.value.to_pylist(), o.threshold.to_pylist(),
-         o.texts.to_pylist(), {name: column.to_pylist() for name, column in o.statistics.items()}, o.changes)
+        (o.rule, o.keep.to_pylist(), o.test.to_pylist(), o.value.to_pylist(),
+            o.threshold.to_pylist(),
+         o.texts.to_pylist(), {name: column.to_pylist() for name, column in o.statistics.items()},
+         o.changes)
         for o in outcomes
     ]  # fmt: skip
 
@@ -67,7 +77,13 @@ def test_each_rule_sees_what_the_rules_before_it_kept() -> None:
     assert [outcome.rule for outcome in outcomes] == [rule.kind for rule in ALL]
     expected = len(TEXTS)
     for outcome in outcomes:
-        assert len(outcome.keep) == len(outcome.test) == len(outcome.value) == len(outcome.threshold) == expected
+        assert (
+            len(outcome.keep)
+            == len(outcome.test)
+            == len(outcome.value)
+            == len(outcome.threshold)
+            == expected
+        )
         expected = outcome.keep.true_count
         assert len(outcome.texts) == expected
         assert {len(column) for column in outcome.statistics.values()} == {expected}
@@ -88,7 +104,7 @@ def test_a_verdict_does_not_depend_on_the_neighbours() -> None:
 
 def test_slices_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = columns(apply(TEXTS))
-    monkeypatch.setattr("data_pipeline.rules.chain._SLICE_BYTES", 1_000)
+    monkeypatch.setattr("llmsys.data_pipeline.rules.chain._SLICE_BYTES", 1_000)
     assert columns(apply(TEXTS)) == whole
 
 
@@ -97,8 +113,10 @@ def test_what_the_memo_holds_changes_nothing(monkeypatch: pytest.MonkeyPatch) ->
     column = pa.array(TEXTS, pa.large_string())
     chain.apply(column.take(pa.array(list(reversed(range(len(TEXTS)))))))
     assert columns(chain.apply(column)) == fresh
-    monkeypatch.setattr("data_pipeline.rules.chain._SLICE_BYTES", 1_000)
-    assert columns(RuleChain(ALL, WordSplitters(WordSplitter(memo_chunks=1))).apply(column)) == fresh
+    monkeypatch.setattr("llmsys.data_pipeline.rules.chain._SLICE_BYTES", 1_000)
+    assert (
+        columns(RuleChain(ALL, WordSplitters(WordSplitter(memo_chunks=1))).apply(column)) == fresh
+    )
 
 
 def test_no_documents_and_no_rules_are_fine() -> None:
@@ -124,17 +142,30 @@ def test_a_value_equal_to_its_threshold_stays() -> None:
             "gopher_quality: mean word length 11.67 > 10",
         ),
         (GopherQualityConfig(), "the of and", "gopher_quality: words 3 < 50"),
-        (GopherRepetitionConfig(), "a\n\na\n\na\n\nb", "gopher_repetition: share of duplicate paragraphs 0.5 > 0.3"),
+        (
+            GopherRepetitionConfig(),
+            "a\n\na\n\na\n\nb",
+            "gopher_repetition: share of duplicate paragraphs 0.5 > 0.3",
+        ),
         (GopherRepetitionConfig(), "", "gopher_repetition: empty text"),
         (C4Config(), "One two three four five.", "c4: sentences 1 < 3"),
         (C4DatatroveConfig(), "int main() { return 0; } is code.", "c4_datatrove: curly bracket"),
-        (FinewebQualityConfig(), "no mark\nno mark here", "fineweb_quality: share of lines with an end mark 0 < 0.12"),
+        (
+            FinewebQualityConfig(),
+            "no mark\nno mark here",
+            "fineweb_quality: share of lines with an end mark 0 < 0.12",
+        ),
     ],
 )
 def test_drops_explain_themselves(rule: RuleConfig, document: str, expected: str) -> None:
     outcome = apply([document], (rule,))[0]
     assert (
-        format_reason(outcome.rule, outcome.test[0].as_py(), outcome.value[0].as_py(), outcome.threshold[0].as_py())
+        format_reason(
+            outcome.rule,
+            outcome.test[0].as_py(),
+            outcome.value[0].as_py(),
+            outcome.threshold[0].as_py(),
+        )
         == expected
     )
 
@@ -175,12 +206,16 @@ def test_lines_taken_out_of_kept_documents_are_counted() -> None:
 def test_the_original_counts_words_after_citations_are_removed() -> None:
     line = "[1] [2] three four five."
     assert apply([line], (C4Config(min_sentences=1),))[0].test.to_pylist() == ["sentences"]
-    assert apply([line], (C4DatatroveConfig(min_words_per_line=5, min_sentences=1),))[0].keep.to_pylist() == [True]
+    assert apply([line], (C4DatatroveConfig(min_words_per_line=5, min_sentences=1),))[
+        0
+    ].keep.to_pylist() == [True]
 
 
 def test_rules_are_configured_by_kind_and_unknown_ones_are_refused() -> None:
     adapter: TypeAdapter[RuleConfig] = TypeAdapter(RuleConfig)
-    assert adapter.validate_python({"kind": "c4_datatrove", "end_marks": []}) == C4DatatroveConfig(end_marks=())
+    assert adapter.validate_python({"kind": "c4_datatrove", "end_marks": []}) == C4DatatroveConfig(
+        end_marks=()
+    )
     with pytest.raises(ValidationError, match="gopher_repetition"):
         adapter.validate_python({"kind": "gopher"})
     with pytest.raises(ValidationError, match="min_word"):

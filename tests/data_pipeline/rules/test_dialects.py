@@ -1,5 +1,7 @@
-"""Each dialect decides as its tool does: golden verdicts of the tools themselves on texts made to be hard, and a plain
-twin of the reading of the paper. Also what a config may say about dialects, and what their comparison prints.
+"""Each dialect decides as its tool does: golden verdicts of the tools themselves on texts made to
+be hard, and a plain
+twin of the reading of the paper. Also what a config may say about dialects, and what their
+comparison prints.
 """
 
 import hashlib
@@ -10,21 +12,29 @@ import pyarrow as pa
 import pytest
 from pydantic import ValidationError
 
-from data_pipeline.core.document_schema import TEXT_SCHEMA
-from data_pipeline.inspection.dialect_differences import compare_dialects
-from data_pipeline.rules.chain import RuleChain
-from data_pipeline.rules.dialects import translate_rules
-from data_pipeline.rules.rule import RuleOutcome
-from launch.main import main
 from llmsys.config.data import CrawlConfig
 from llmsys.config.line_rules import C4Config, C4DatatroveConfig, C4DolmaConfig
-from llmsys.config.quality_rules import FinewebQualityConfig, GopherQualityConfig, GopherRepetitionConfig, RuleConfig
+from llmsys.config.quality_rules import (
+    FinewebQualityConfig,
+    GopherQualityConfig,
+    GopherRepetitionConfig,
+    RuleConfig,
+)
+from llmsys.data_pipeline.core.document_schema import TEXT_SCHEMA
+from llmsys.data_pipeline.inspection.dialect_differences import compare_dialects
+from llmsys.data_pipeline.rules.chain import RuleChain
+from llmsys.data_pipeline.rules.dialects import translate_rules
+from llmsys.data_pipeline.rules.rule import RuleOutcome
+from llmsys.dataset.token_shards import ArrowFileWriter
 from llmsys.errors import ConfigError
-from llmsys.token_shards import ArrowFileWriter
+from llmsys.launch.main import main
 from tests.helpers.datatrove_reasons import REASONS
 from tests.helpers.hard_texts import write_hard_text
 from tests.helpers.paths import GOLDEN
-from tests.reference.gopher_paper import find_paper_quality_violation, find_paper_repetition_violation
+from tests.reference.gopher_paper import (
+    find_paper_quality_violation,
+    find_paper_repetition_violation,
+)
 
 VERDICTS = GOLDEN / "hard_text_verdicts.tsv"
 ROWS = [row.split("\t") for row in VERDICTS.read_text().splitlines() if not row.startswith("#")]
@@ -55,11 +65,15 @@ def datatrove_reason(outcome: RuleOutcome, row: int) -> str:
 
 
 def test_the_golden_verdicts_are_of_these_texts() -> None:
-    assert [hashlib.blake2b(text.encode(), digest_size=8).hexdigest() for text in TEXTS] == [row[0] for row in ROWS]
+    assert [hashlib.blake2b(text.encode(), digest_size=8).hexdigest() for text in TEXTS] == [
+        row[0] for row in ROWS
+    ]
 
 
 @pytest.mark.parametrize(
-    ("column", "rule"), ORACLES, ids=[f"{rule.kind}-{getattr(rule, 'dialect', 'datatrove')}" for _, rule in ORACLES]
+    ("column", "rule"),
+    ORACLES,
+    ids=[f"{rule.kind}-{getattr(rule, 'dialect', 'datatrove')}" for _, rule in ORACLES],
 )
 def test_a_dialect_decides_as_its_tool_does(column: int, rule: RuleConfig) -> None:
     outcome = apply(rule, TEXTS)
@@ -71,10 +85,16 @@ def test_a_dialect_decides_as_its_tool_does(column: int, rule: RuleConfig) -> No
     assert ours == [row[column] for row in ROWS]
 
 
-@pytest.mark.parametrize("rule", [GopherQualityConfig(dialect="paper"), GopherRepetitionConfig(dialect="paper")])
+@pytest.mark.parametrize(
+    "rule", [GopherQualityConfig(dialect="paper"), GopherRepetitionConfig(dialect="paper")]
+)
 def test_the_paper_is_read_as_its_plain_twin_reads_it(rule: RuleConfig) -> None:
     texts = [*TEXTS[:80], "", " \n", "word " * 300]
-    twin = find_paper_quality_violation if rule.kind == "gopher_quality" else find_paper_repetition_violation
+    twin = (
+        find_paper_quality_violation
+        if rule.kind == "gopher_quality"
+        else find_paper_repetition_violation
+    )
     assert apply(rule, texts).test.to_pylist() == [twin(text) for text in texts]
 
 
@@ -87,19 +107,30 @@ def test_empty_texts_and_no_texts_are_judged(dialect: str) -> None:
 
 
 def test_limits_that_a_dialect_does_not_have_are_refused() -> None:
-    with pytest.raises(ValidationError, match=r"0\.2 has no effect in the dialect dolma\. Set max_symbol_ratio"):
+    with pytest.raises(
+        ValidationError, match=r"0\.2 has no effect in the dialect dolma\. Set max_symbol_ratio"
+    ):
         GopherQualityConfig(dialect="dolma", max_hash_ratio=0.2)
     with pytest.raises(ValidationError, match="Set max_hash_ratio and max_ellipsis_ratio"):
         GopherQualityConfig(max_symbol_ratio=0.2)
 
 
 def test_readings_keep_the_thresholds_of_the_config() -> None:
-    rules = (GopherQualityConfig(min_words=7, max_hash_ratio=0.3), C4DatatroveConfig(min_sentences=1))
+    rules = (
+        GopherQualityConfig(min_words=7, max_hash_ratio=0.3),
+        C4DatatroveConfig(min_sentences=1),
+    )
     assert translate_rules(rules, "datatrove") == {"gopher_quality": rules[0], "c4": rules[1]}
     dolma = translate_rules(rules, "dolma")
-    assert dolma == {"gopher_quality": GopherQualityConfig(dialect="dolma", min_words=7), "c4": C4DolmaConfig()}
+    assert dolma == {
+        "gopher_quality": GopherQualityConfig(dialect="dolma", min_words=7),
+        "c4": C4DolmaConfig(),
+    }
     assert translate_rules((), "dclm")["c4"] == C4Config()
-    with pytest.raises(ConfigError, match=r"nemo is not a dialect\. Use two or more of datatrove, paper, dolma, dclm"):
+    with pytest.raises(
+        ConfigError,
+        match=r"nemo is not a dialect\. Use two or more of datatrove, paper, dolma, dclm",
+    ):
         translate_rules((), "nemo")
 
 
@@ -107,11 +138,22 @@ def stored(folder: Path, texts: list[str]) -> CrawlConfig:
     """A dataset folder with texts that were extracted before."""
     with ArrowFileWriter(folder / "work" / "extracted" / "a.arrow", TEXT_SCHEMA, "zstd") as writer:
         rows = [
-            {"id": f"{n:03}", "url": f"https://a.example/{n}", "date": "", "file": "a", "offset": n, "text": text}
+            {
+                "id": f"{n:03}",
+                "url": f"https://a.example/{n}",
+                "date": "",
+                "file": "a",
+                "offset": n,
+                "text": text,
+            }
             for n, text in enumerate(texts)
         ]
-        writer.write(pa.RecordBatch.from_pylist([row | {"bytes_html": 1} for row in rows], TEXT_SCHEMA))
-    return CrawlConfig.model_validate({"folder": folder, "language": {"languages": [], "min_score": 0}})
+        writer.write(
+            pa.RecordBatch.from_pylist([row | {"bytes_html": 1} for row in rows], TEXT_SCHEMA)
+        )
+    return CrawlConfig.model_validate(
+        {"folder": folder, "language": {"languages": [], "min_score": 0}}
+    )
 
 
 HYPHENS = "the to of " * 20 + "extraordinarily-long-compounded-expressions " * 32
@@ -119,10 +161,16 @@ HYPHENS = "the to of " * 20 + "extraordinarily-long-compounded-expressions " * 3
 
 def test_a_comparison_counts_and_shows_where_two_dialects_differ(tmp_path: Path) -> None:
     data = stored(tmp_path, [HYPHENS, "the be to of and that have with " * 20, "short"])
-    by_rule = {difference.rule: difference for difference in compare_dialects(data, ["datatrove", "dolma"])}
+    by_rule = {
+        difference.rule: difference for difference in compare_dialects(data, ["datatrove", "dolma"])
+    }
     assert list(by_rule) == ["gopher_repetition", "gopher_quality", "c4", "all together"]
     quality = by_rule["gopher_quality"]
-    assert (quality.num_documents, quality.num_differing, quality.verdicts[False, True]) == (3, 1, 1)
+    assert (quality.num_documents, quality.num_differing, quality.verdicts[False, True]) == (
+        3,
+        1,
+        1,
+    )
     (example,) = quality.examples["share of words with a letter", "kept"]
     assert example.url == "https://a.example/0"
     assert example.sentences == (
@@ -131,9 +179,17 @@ def test_a_comparison_counts_and_shows_where_two_dialects_differ(tmp_path: Path)
     )
 
 
-def test_the_command_prints_matrix_reasons_and_examples(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_matrix_reasons_and_examples(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     stored(tmp_path, [HYPHENS, "short"])
-    words = ["prepare", "data/sample", "--compare-dialects", f"data.folder={tmp_path}", "data.language.languages=[]"]
+    words = [
+        "prepare",
+        "data/sample",
+        "--compare-dialects",
+        f"data.folder={tmp_path}",
+        "data.language.languages=[]",
+    ]
     words += ["data.language.min_score=0"]
     assert main(words) == 0
     printed = capsys.readouterr().out
@@ -147,15 +203,22 @@ def test_the_command_prints_matrix_reasons_and_examples(tmp_path: Path, capsys: 
     assert "dolma names 1 dialect. Give two, such as datatrove,dolma." in capsys.readouterr().err
 
 
-def test_each_document_is_compared_with_the_words_and_thresholds_of_its_language(tmp_path: Path) -> None:
+def test_each_document_is_compared_with_the_words_and_thresholds_of_its_language(
+    tmp_path: Path,
+) -> None:
     pages = [
         "春天来了，院子里的花慢慢地开了，孩子们在树下跑来跑去，老人坐在门口看着他们说话。"
         "那时候村里的路还很窄，下过雨以后到处都是水，我们就在那里放纸船。",
         "the be to of and that have with " * 20,
     ]
     data = stored(tmp_path, [pages[0] * 3, pages[1]])
-    quality = next(one for one in compare_dialects(data, ["datatrove", "paper"]) if one.rule == "gopher_quality")
-    assert quality.verdicts[True, True] + quality.verdicts[True, False] == 2  # read as English it has 3 words
+    quality = next(
+        one
+        for one in compare_dialects(data, ["datatrove", "paper"])
+        if one.rule == "gopher_quality"
+    )
+    # read as English it has 3 words
+    assert quality.verdicts[True, True] + quality.verdicts[True, False] == 2
     assert quality.num_documents == 2
 
 

@@ -1,4 +1,6 @@
-"""Laws of classifiers and perplexity: scores of hand-made models, the same alone and among others, problems named."""
+"""Laws of classifiers and perplexity: scores of hand-made models, the same alone and among
+others, problems named.
+"""
 
 import gzip
 import math
@@ -9,29 +11,41 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from data_pipeline.graph.resource_files import list_rule_libraries, require_languages, require_resource_files
-from data_pipeline.rules.classifier import (
+from llmsys.config.custom_rules import (
+    FastTextClassifierConfig,
+    LinearClassifierConfig,
+    PerplexityConfig,
+)
+from llmsys.config.data import CrawlConfig
+from llmsys.data_pipeline.graph.resource_files import (
+    list_rule_libraries,
+    require_languages,
+    require_resource_files,
+)
+from llmsys.data_pipeline.rules.classifier import (
     ClassifierRule,
     LinearModel,
     LinearScorer,
     load_linear_model,
     train_linear_model,
 )
-from data_pipeline.rules.hashed_features import FeatureConfig
-from data_pipeline.rules.perplexity import ArpaModel, PerplexityRule, normalize_line
-from data_pipeline.rules.rule import DocumentBatch, WordSplitters
-from data_pipeline.text.word_columns import WordSplitter
-from data_pipeline.text.word_tokenizers import WhitespaceTokenizer
-from llmsys.config.custom_rules import FastTextClassifierConfig, LinearClassifierConfig, PerplexityConfig
-from llmsys.config.data import CrawlConfig
+from llmsys.data_pipeline.rules.hashed_features import FeatureConfig
+from llmsys.data_pipeline.rules.perplexity import ArpaModel, PerplexityRule, normalize_line
+from llmsys.data_pipeline.rules.rule import DocumentBatch, WordSplitters
+from llmsys.data_pipeline.text.word_columns import WordSplitter
+from llmsys.data_pipeline.text.word_tokenizers import WhitespaceTokenizer
 from llmsys.errors import ConfigError, DataError
 from tools.train_classifier import main as train_main
 
 PLAIN = WordSplitters(WordSplitter(WhitespaceTokenizer()))
 GOOD = [
-    f"The {word} walks along the old river, and it sings of stones." for word in ("man", "cat", "dog", "king", "sun")
+    f"The {word} walks along the old river, and it sings of stones."
+    for word in ("man", "cat", "dog", "king", "sun")
 ]
-BAD = [f"BUY {word} NOW!!! cheap cheap price click here" for word in ("pills", "shoes", "cars", "gold", "bags")]
+BAD = [
+    f"BUY {word} NOW!!! cheap cheap price click here"
+    for word in ("pills", "shoes", "cars", "gold", "bags")
+]
 ARPA = """
 \\data\\
 ngram 1=6
@@ -83,7 +97,9 @@ def test_scores_are_the_softmax_of_the_mean_weight(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("features", [FeatureConfig(14, 2), FeatureConfig(14, 1, (2, 4))])
-def test_a_trained_model_tells_its_labels_apart_whatever_stands_beside_a_text(features: FeatureConfig) -> None:
+def test_a_trained_model_tells_its_labels_apart_whatever_stands_beside_a_text(
+    features: FeatureConfig,
+) -> None:
     texts, labels = [*GOOD, *BAD], ["good"] * 5 + ["bad"] * 5
     model = train_linear_model(texts, labels, features)
     scorer = LinearScorer(model)
@@ -95,22 +111,41 @@ def test_a_trained_model_tells_its_labels_apart_whatever_stands_beside_a_text(fe
     assert model.weights.tobytes() == again.weights.tobytes()
 
 
-def test_the_tool_makes_a_model_that_the_rule_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    lines = [f"good\t{text}\n" for text in GOOD] + [f"bad\t{text}\n" for text in BAD] + ["no label\n"]
+def test_the_tool_makes_a_model_that_the_rule_reads(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = (
+        [f"good\t{text}\n" for text in GOOD] + [f"bad\t{text}\n" for text in BAD] + ["no label\n"]
+    )
     (tmp_path / "set.tsv").write_text("".join(lines))
-    arguments = [str(tmp_path / "set.tsv"), "--output", str(tmp_path / "model.npz"), "--bits", "12", "--held-back", "0"]
+    arguments = [
+        str(tmp_path / "set.tsv"),
+        "--output",
+        str(tmp_path / "model.npz"),
+        "--bits",
+        "12",
+        "--held-back",
+        "0",
+    ]
     assert train_main(arguments) == 0
     assert "10 texts, 1 lines could not be used, labels bad, good" in capsys.readouterr().out
-    rule = ClassifierRule(LinearClassifierConfig(model=tmp_path / "model.npz", label="good", min_score=0.5))
+    rule = ClassifierRule(
+        LinearClassifierConfig(model=tmp_path / "model.npz", label="good", min_score=0.5)
+    )
     verdicts = rule.apply(DocumentBatch([*GOOD, *BAD], PLAIN))
     assert verdicts.failed_D.tolist() == [-1] * 5 + [0] * 5
     assert verdicts.tests[0] == "score of good"
-    with pytest.raises(DataError, match=r"has no label 'great'; its labels are bad, good\. Set label to one of them\."):
+    with pytest.raises(
+        DataError,
+        match=r"has no label 'great'; its labels are bad, good\. Set label to one of them\.",
+    ):
         ClassifierRule(LinearClassifierConfig(model=tmp_path / "model.npz", label="great"))
 
 
 class FakeFasttext:
-    """Answers like fasttext-predict: labels with their prefix, a probability that may lie above 1."""
+    """Answers like fasttext-predict: labels with their prefix, a probability that may lie above
+    1.
+    """
 
     @staticmethod
     def load_model(path: str) -> "FakeFasttext":
@@ -118,7 +153,9 @@ class FakeFasttext:
             raise ValueError(f"{path} has wrong file format!")
         return FakeFasttext()
 
-    def predict(self, text: str, k: int, threshold: float) -> tuple[tuple[str, ...], tuple[float, ...]]:
+    def predict(
+        self, text: str, k: int, threshold: float
+    ) -> tuple[tuple[str, ...], tuple[float, ...]]:
         assert (k, threshold, "\n" in text) == (-1, 0.0, False)
         good = 1.00001 if "river" in text else 0.2
         return ("__label__good", "__label__bad"), (good, 1 - good)
@@ -126,20 +163,26 @@ class FakeFasttext:
 
 def test_a_fasttext_model_is_asked_of_the_text_as_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "fasttext", FakeFasttext)
-    rule = ClassifierRule(FastTextClassifierConfig(model=Path("m.bin"), label="good", min_score=0.5))
+    rule = ClassifierRule(
+        FastTextClassifierConfig(model=Path("m.bin"), label="good", min_score=0.5)
+    )
     verdicts = rule.apply(DocumentBatch(["the\nriver\n", "no", ""], PLAIN))
     assert verdicts.failed_D.tolist() == [-1, 0, 0]
     assert verdicts.statistics["score"].tolist() == [1.0, 0.2, 0.2]
     with pytest.raises(DataError, match=r"m\.bin has no label 'x'; its labels are good, bad\."):
         ClassifierRule(FastTextClassifierConfig(model=Path("m.bin"), label="x"))
-    with pytest.raises(DataError, match=r"m\.txt is not a valid fastText model: .* Give a \.bin or \.ftz file\."):
+    with pytest.raises(
+        DataError, match=r"m\.txt is not a valid fastText model: .* Give a \.bin or \.ftz file\."
+    ):
         ClassifierRule(FastTextClassifierConfig(model=Path("m.txt"), label="x"))
 
 
 @pytest.mark.parametrize("data", [b"", b"no model", b"PK\x03\x04 cut"])
 def test_a_file_that_is_no_model_is_named(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "x.npz").write_bytes(data)
-    with pytest.raises(DataError, match=r"x\.npz is not a valid linear model: .* Train one with: python tools/"):
+    with pytest.raises(
+        DataError, match=r"x\.npz is not a valid linear model: .* Train one with: python tools/"
+    ):
         load_linear_model(tmp_path / "x.npz")
 
 
@@ -167,15 +210,24 @@ def test_arpa_scores_are_kenlms(tmp_path: Path) -> None:
         assert ours.score_line(line) == pytest.approx(theirs.score(line), abs=1e-4)
 
 
-def test_perplexity_counts_words_and_ends_of_lines_and_buckets_keep_what_is_equal(arpa: Path) -> None:
+def test_perplexity_counts_words_and_ends_of_lines_and_buckets_keep_what_is_equal(
+    arpa: Path,
+) -> None:
     def rule(**options: object) -> PerplexityRule:
-        return PerplexityRule(PerplexityConfig.model_validate({"model": arpa, "backend": "arpa", **options}))
+        return PerplexityRule(
+            PerplexityConfig.model_validate({"model": arpa, "backend": "arpa", **options})
+        )
 
     text = "The Cát sat\ncat"
     value = 10 ** -((-1.3 - 2.7) / (4 + 2))
     assert rule().compute_perplexity(text) == pytest.approx(value)
     assert rule(normalize="none").compute_perplexity(text) > value
-    for keep, kept in ((("head",), [0]), (("middle",), [1]), (("tail",), [2]), (("head", "middle"), [0, 1])):
+    for keep, kept in (
+        (("head",), [0]),
+        (("middle",), [1]),
+        (("tail",), [2]),
+        (("head", "middle"), [0, 1]),
+    ):
         judged = rule(head_max_perplexity=4, tail_min_perplexity=6, keep=keep).apply(
             DocumentBatch(["the cat sat", text, "dog"], PLAIN)
         )
@@ -210,22 +262,26 @@ def test_a_damaged_arpa_file_is_named(tmp_path: Path, arpa: Path) -> None:
 def test_what_a_rule_needs_is_asked_for_before_anything_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("data_pipeline.graph.resource_files.metadata.version", _absent)
+    monkeypatch.setattr("llmsys.data_pipeline.graph.resource_files.metadata.version", _absent)
     for rule, extra in (
         (FastTextClassifierConfig(model=tmp_path / "m", label="x"), "fasttext"),
         (PerplexityConfig(model=tmp_path / "m"), "kenlm"),
     ):
         with pytest.raises(
-            ConfigError, match=rf"the rule {rule.kind} needs the package .*pip install 'llmsys\[{extra}\]'"
+            ConfigError,
+            match=rf"the rule {rule.kind} needs the package .*pip install 'llmsys\[{extra}\]'",
         ):
             list_rule_libraries(CrawlConfig(rules=(rule,)))
     data = CrawlConfig(rules=(PerplexityConfig(model=tmp_path / "absent.arpa", backend="arpa"),))
-    with pytest.raises(DataError, match=r"data\.rules\.0: .*absent\.arpa does not exist .* Correct the path"):
+    with pytest.raises(
+        DataError, match=r"data\.rules\.0: .*absent\.arpa does not exist .* Correct the path"
+    ):
         require_resource_files(data)
     hidden = {"kind": "bad_words", "word_lists": [{"language": "xx", "entries": ["w"]}]}
     data = CrawlConfig.model_validate({"rules": [hidden], "language": {"languages": []}})
     with pytest.raises(
-        ConfigError, match=r"data\.rules\.0\.words: no document is judged as 'xx', so its list would never"
+        ConfigError,
+        match=r"data\.rules\.0\.words: no document is judged as 'xx', so its list would never",
     ):
         require_languages(data, ["en"])
 

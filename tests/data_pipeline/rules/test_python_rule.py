@@ -1,20 +1,26 @@
-"""A rule of the user's own is a rule: validated, fingerprinted, in funnel, explain and sweep; mistakes are named."""
+"""A rule of the user's own is a rule: validated, fingerprinted, in funnel, explain and sweep;
+mistakes are named.
+"""
 
 from pathlib import Path
 
 import pytest
 
-from data_pipeline.inspection.explain_page import explain_url
-from data_pipeline.inspection.threshold_sweep import sweep_threshold
-from data_pipeline.pipelines.prepare_dataset import prepare_dataset
-from data_pipeline.rules.python_rule import LoadedPythonRule, check_python_rule, load_python_rule
-from data_pipeline.rules.rule import DocumentBatch, WordSplitters
-from launch.commands.templates.rule import NoRecipes
 from llmsys.config.custom_rules import PythonRuleConfig
-from llmsys.config.load import load_run_config
+from llmsys.config.loading.load import load_run_config
 from llmsys.config.run import RunConfig
+from llmsys.data_pipeline.inspection.explain_page import explain_url
+from llmsys.data_pipeline.inspection.threshold_sweep import sweep_threshold
+from llmsys.data_pipeline.pipelines.prepare_dataset import prepare_dataset
+from llmsys.data_pipeline.rules.python_rule import (
+    LoadedPythonRule,
+    check_python_rule,
+    load_python_rule,
+)
+from llmsys.data_pipeline.rules.rule import DocumentBatch, WordSplitters
+from llmsys.dataset.manifest import Manifest
 from llmsys.errors import ConfigError, DataError, LlmsysError
-from llmsys.manifest import Manifest
+from llmsys.launch.commands.templates.rule import NoRecipes
 from tests.helpers.paths import ROOT
 from tests.helpers.tiny_crawl import make_crawl
 
@@ -33,8 +39,15 @@ def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def prepare(**options: float) -> Manifest:
     """The manifest of the documents of a tiny crawl under the rule."""
     rule = {"kind": "python", "path": "my_rules.py:NoRecipes", "options": options}
-    data = {"folder": "made", "inputs": ["crawl/*.warc.gz"], "executor": {"kind": "inline"}, "rules": [rule]}
-    return prepare_dataset(RunConfig.model_validate({"data": {"kind": "crawl"} | data}), "documents")
+    data = {
+        "folder": "made",
+        "inputs": ["crawl/*.warc.gz"],
+        "executor": {"kind": "inline"},
+        "rules": [rule],
+    }
+    return prepare_dataset(
+        RunConfig.model_validate({"data": {"kind": "crawl"} | data}), "documents"
+    )
 
 
 def test_its_drops_values_and_thresholds_are_those_of_any_rule(in_folder: Path) -> None:
@@ -54,7 +67,9 @@ def test_its_drops_values_and_thresholds_are_those_of_any_rule(in_folder: Path) 
         if step[0] == "no_recipes"
     ]
     assert any(
-        "recipe_share" in details and "[to 0.018]" in details for _, verdict, details in steps if verdict == "stays"
+        "recipe_share" in details and "[to 0.018]" in details
+        for _, verdict, details in steps
+        if verdict == "stays"
     )
     assert any(
         "share of recipe words" in details and "> 0.018" in details
@@ -72,7 +87,9 @@ def load_config_of(folder: str):
 
 def test_the_template_and_its_kit_agree() -> None:
     check_python_rule(NoRecipes(), kept=["A text."], dropped=["Stir it in the oven."])
-    with pytest.raises(AssertionError, match=r"'A text.' is kept: it measures \{'recipe_share': 0.0\}"):
+    with pytest.raises(
+        AssertionError, match=r"'A text.' is kept: it measures \{'recipe_share': 0.0\}"
+    ):
         check_python_rule(NoRecipes(), kept=[], dropped=["A text."])
 
     class Counting(NoRecipes):
@@ -90,20 +107,41 @@ def test_the_template_and_its_kit_agree() -> None:
         (
             "my_rules.py:NoRecipe",
             {},
-            "my_rules.py has no class NoRecipe that extends PythonRule. Use one of these: NoRecipes",
+            "my_rules.py has no class NoRecipe that extends PythonRule. Use one of these: "
+            "NoRecipes",
         ),
         (
             "my_rules.py:NoRecipes",
             {"max_recipe_shares": 1},
             "max_recipe_shares: unknown key. Did you mean max_recipe_share?",
         ),
-        ("my_rules.py:NoRecipes", {"max_recipe_share": 3}, "3 is too large: the maximum is 1. Use 1 or less"),
-        ("bare.py:Bare", {}, "bare.py:Bare has no list_limits and no measure. Write def list_limits"),
+        (
+            "my_rules.py:NoRecipes",
+            {"max_recipe_share": 3},
+            "3 is too large: the maximum is 1. Use 1 or less",
+        ),
+        (
+            "bare.py:Bare",
+            {},
+            "bare.py:Bare has no list_limits and no measure. Write def list_limits",
+        ),
         ("broken.py:A", {}, "broken.py cannot be imported: SyntaxError"),
-        ("raising.py:A", {}, "raising.py cannot be imported: ZeroDivisionError: division by zero, line 2"),
-        ("no_such_package.rules:A", {}, "no_such_package.rules cannot be imported: ModuleNotFoundError"),
+        (
+            "raising.py:A",
+            {},
+            "raising.py cannot be imported: ZeroDivisionError: division by zero, line 2",
+        ),
+        (
+            "no_such_package.rules:A",
+            {},
+            "no_such_package.rules cannot be imported: ModuleNotFoundError",
+        ),
         ("not_an_entry", {}, "'not_an_entry' is no entry point of the group llmsys"),
-        ("empty.py:Empty", {}, "list_limits returned [], which drops nothing. Return at least one ThresholdTest"),
+        (
+            "empty.py:Empty",
+            {},
+            "list_limits returned [], which drops nothing. Return at least one ThresholdTest",
+        ),
     ],
 )
 def test_a_class_that_cannot_be_used_is_named(
@@ -113,7 +151,9 @@ def test_a_class_that_cannot_be_used_is_named(
     Path("broken.py").write_text("class A(:\n")
     Path("raising.py").write_text("\n1 / 0\n")
     Path("empty.py").write_text(
-        OWN.replace("class NoRecipes", "class Empty").replace("return [ThresholdTest", "return [] and [ThresholdTest")
+        OWN.replace("class NoRecipes", "class Empty").replace(
+            "return [ThresholdTest", "return [] and [ThresholdTest"
+        )
     )
     with pytest.raises(LlmsysError) as caught:
         load_python_rule(PythonRuleConfig(path=path, options=options))
@@ -123,7 +163,8 @@ def test_a_class_that_cannot_be_used_is_named(
 @pytest.mark.parametrize("path", ["a.py:b c", "a.py:", "", "a:b:c"])
 def test_a_path_without_a_class_is_refused_with_the_config(path: str) -> None:
     with pytest.raises(
-        ConfigError, match=r"is not FILE\.py:Class or package\.module:Class\. Use, say, my_rules\.py:NoRecipes"
+        ConfigError,
+        match=r"is not FILE\.py:Class or package\.module:Class\. Use, say, my_rules\.py:NoRecipes",
     ):
         load_run_config("train/demo", [f'data.rules=[{{kind: python, path: "{path}"}}]'])
 
@@ -136,7 +177,9 @@ def test_a_path_without_a_class_is_refused_with_the_config(path: str) -> None:
         ("return {'recipe_share': 'many'}", "ValueError: could not convert string to float"),
     ],
 )
-def test_an_error_on_a_document_names_its_line_and_text(in_folder: Path, body: str, message: str) -> None:
+def test_an_error_on_a_document_names_its_line_and_text(
+    in_folder: Path, body: str, message: str
+) -> None:
     Path("my_rules.py").write_text(OWN.replace("words = text.lower().split()", body))
     rule = LoadedPythonRule(PythonRuleConfig(path="my_rules.py:NoRecipes"))
     with pytest.raises(DataError) as caught:

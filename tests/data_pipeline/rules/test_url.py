@@ -1,4 +1,6 @@
-"""Laws of URL lists: datatrove's tests in its order, exact membership however long the list, nothing fetched."""
+"""Laws of URL lists: datatrove's tests in its order, exact membership however long the list,
+nothing fetched.
+"""
 
 import gzip
 import random
@@ -7,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from data_pipeline.rules import entry_lists
-from data_pipeline.rules.entry_lists import EntrySet, read_entries
-from data_pipeline.rules.url import UrlFilter, parse_host_names
 from llmsys.config.cleaning import UrlFilterConfig
 from llmsys.config.custom_rules import EntryListConfig
+from llmsys.data_pipeline.rules import entry_lists
+from llmsys.data_pipeline.rules.entry_lists import EntrySet, read_entries
+from llmsys.data_pipeline.rules.url import UrlFilter, parse_host_names
 from llmsys.errors import DataError
 from tests.reference.filters import find_url_match
 
@@ -79,30 +81,43 @@ def test_tests_on_words_equal_their_plain_twin() -> None:
         ".",
         "%20",
     ]
-    urls = ["http://good.net/" + "".join(choose.choices(parts, k=choose.randrange(1, 9))) for _ in range(3_000)]
+    urls = [
+        "http://good.net/" + "".join(choose.choices(parts, k=choose.randrange(1, 9)))
+        for _ in range(3_000)
+    ]
     found = [refusal.test if refusal else None for refusal in UrlFilter(RULES).apply(urls)]
     twin = (("viagra", "xrated"), ("casino", "poker", "free"), 1, ("sexting", "fuckoff"))
     assert found == [find_url_match(url, *twin) for url in urls]
     assert set(found) == {None, "hard word", "soft words", "substring"}
 
 
-def test_registered_domains_follow_the_public_suffix_list_without_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_registered_domains_follow_the_public_suffix_list_without_a_network(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(socket, "socket", None)
     assert parse_host_names("http://a.b.example.co.uk/x") == ("example.co.uk", "a.b.example.co.uk")
-    assert parse_host_names("http://a.city.kawasaki.jp/") == ("city.kawasaki.jp", "a.city.kawasaki.jp")
+    assert parse_host_names("http://a.city.kawasaki.jp/") == (
+        "city.kawasaki.jp",
+        "a.city.kawasaki.jp",
+    )
     assert parse_host_names("http://me.github.io?/") == ("github.io", "me.github.io")
     assert parse_host_names("http://localhost/") == ("", "")
 
 
-def test_long_lists_hold_what_they_hold_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_lists_hold_what_they_hold_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(entry_lists, "_BLOCK_BYTES", 1_000)
     path = tmp_path / "hosts.txt.gz"
     path.write_bytes(
-        gzip.compress("\n".join(["# a comment", "", *(f" Host{n}.org \r" for n in range(9_000))]).encode())
+        gzip.compress(
+            "\n".join(["# a comment", "", *(f" Host{n}.org \r" for n in range(9_000))]).encode()
+        )
     )
     hosts = EntrySet(EntryListConfig(files=(path,), entries=("own.org", "own.org")), lower=True)
     assert len(hosts) == 9_001
-    assert hosts.contains(["host0.org", "HOST8999.org", "own.org", "host9000.org", "", "# a comment", "host"]) == [
+    assert hosts.contains(["host0.org", "HOST8999.org", "own.org", "host9000.org", "",
+        "# a comment", "host"]) == [
         True, True, True, False, False, False, False,
     ]  # fmt: skip
     assert read_entries(EntryListConfig(files=(path,)))[0] == "Host0.org"
@@ -118,5 +133,7 @@ def test_a_list_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     path = tmp_path / "cut.gz"
     path.write_bytes(gzip.compress(b"evil.org\n" * 100)[:-12])
     for name in (path, tmp_path / "absent.txt"):
-        with pytest.raises(DataError, match=rf"list {name} cannot be read: .*\. Give an existing, complete file\."):
+        with pytest.raises(
+            DataError, match=rf"list {name} cannot be read: .*\. Give an existing, complete file\."
+        ):
             EntrySet(EntryListConfig(files=(name,)))

@@ -1,4 +1,6 @@
-"""Laws of taking repeated parts out: equal to the plain twins, first copies stay, whatever the files and the ranges."""
+"""Laws of taking repeated parts out: equal to the plain twins, first copies stay, whatever the
+files and the ranges.
+"""
 
 import random
 from pathlib import Path
@@ -7,8 +9,12 @@ from typing import Any
 import pytest
 import spacy
 
-from data_pipeline.dedup.text_segments import SentenceSplitter, remove_segment_runs, split_segments
 from llmsys.config.deduplication import LineDedupConfig, ParagraphDedupConfig, SentenceDedupConfig
+from llmsys.data_pipeline.dedup.text_segments import (
+    SentenceSplitter,
+    remove_segment_runs,
+    split_segments,
+)
 from tests.helpers.deduplication import build_document, deduplicate_documents
 from tests.reference import repeated_text as plain
 
@@ -56,7 +62,9 @@ def test_sentences_and_words_are_those_of_spacy() -> None:
     ],
     ids=["paragraphs", "lines", "sentences"],
 )
-def test_spans_equal_the_plain_twin_in_any_order(tmp_path: Path, config: Any, separator: str) -> None:
+def test_spans_equal_the_plain_twin_in_any_order(
+    tmp_path: Path, config: Any, separator: str
+) -> None:
     texts = made_texts(1, separator, 12)
     length = getattr(config, "sentences", 1)
     units = split_segments(texts, config)
@@ -65,13 +73,18 @@ def test_spans_equal_the_plain_twin_in_any_order(tmp_path: Path, config: Any, se
     for number, (text, found, first) in enumerate(zip(texts, units, places, strict=True)):
         left = remove_segment_runs(text, found, first, length) if first else text
         ends, words = SentenceSplitter().find_boundaries([left])[0]
-        if left == text or (left and words >= config.min_words and len(ends) >= config.min_sentences):
+        if left == text or (
+            left and words >= config.min_words and len(ends) >= config.min_sentences
+        ):
             expected[f"{number:032x}"] = left
     assert 5 < len(expected) < len(texts), len(expected)
     rows = [build_document(f"{number:032x}", text) for number, text in enumerate(texts)]
     for files, keys in RANGES:
         random.Random(files).shuffle(rows)
-        asked = NOTHING | {"repeated_segments": config.model_dump(), "key_filter": {**keys, "keys_per_task": 40}}
+        asked = NOTHING | {
+            "repeated_segments": config.model_dump(),
+            "key_filter": {**keys, "keys_per_task": 40},
+        }
         kept, gone = deduplicate_documents(tmp_path / str(files), rows, asked, files)
         assert {row["id"]: row["text"] for row in kept} == expected
         assert {row["stage"] for row in gone} == {"duplicate_spans"}
@@ -82,7 +95,9 @@ def test_spans_equal_the_plain_twin_in_any_order(tmp_path: Path, config: Any, se
         )
         removed = {row["id"]: row["duplicate_spans.removed_characters"] for row in kept}
         assert all(
-            removed[row["id"]] == len(row["text"]) - len(expected[row["id"]]) for row in rows if row["id"] in removed
+            removed[row["id"]] == len(row["text"]) - len(expected[row["id"]])
+            for row in rows
+            if row["id"] in removed
         )
 
 
@@ -96,11 +111,16 @@ def test_strings_equal_a_suffix_array_of_the_whole_corpus(tmp_path: Path, seed: 
     rows = [build_document(f"{number:032x}", text) for number, text in enumerate(texts)]
     for files, keys in RANGES:
         random.Random(files).shuffle(rows)
-        asked = NOTHING | {"substring": {"kind": "substring", "min_characters": 20, "min_words": 0}, "key_filter": keys}
+        asked = NOTHING | {
+            "substring": {"kind": "substring", "min_characters": 20, "min_words": 0},
+            "key_filter": keys,
+        }
         kept, gone = deduplicate_documents(tmp_path / f"{seed}{files}", rows, asked, files)
         found = {row["id"]: row["text"] for row in kept} | {row["id"]: "" for row in gone}
         touched = {number for number, text in enumerate(texts) if expected[number] != text.strip()}
-        assert [found[f"{n:032x}"] for n in sorted(touched)] == [expected[n] for n in sorted(touched)]
+        assert [found[f"{n:032x}"] for n in sorted(touched)] == [
+            expected[n] for n in sorted(touched)
+        ]
         assert all(found[f"{n:032x}"] == texts[n] for n in range(len(texts)) if n not in touched)
         assert {row["reason"] for row in gone} <= {"duplicate_substrings: nothing is left"}
         assert len(touched) > 5

@@ -1,4 +1,6 @@
-"""Laws of the examples at the thresholds: the nearest of all documents, whatever files and batches they lie in."""
+"""Laws of the examples at the thresholds: the nearest of all documents, whatever files and
+batches they lie in.
+"""
 
 import shutil
 from pathlib import Path
@@ -6,17 +8,23 @@ from typing import Any
 
 import pytest
 
-from data_pipeline.inspection.threshold_sweep import format_sweep, sweep_threshold
-from data_pipeline.pipelines.prepare_dataset import prepare_dataset
-from data_pipeline.rules.chain import build_rule, list_thresholds
-from launch.main import main
 from llmsys.config.custom_rules import FastTextClassifierConfig, PerplexityConfig
 from llmsys.config.line_rules import C4Config
 from llmsys.config.quality_rules import GopherQualityConfig, NativeTextConfig
-from llmsys.manifest import load_manifest
-from llmsys.manifest_section import ThresholdReport
-from llmsys.token_shards import read_batches
-from tests.helpers.tiny_crawl import GERMAN, build_tiny_config, format_page, format_record, make_crawl
+from llmsys.data_pipeline.inspection.threshold_sweep import format_sweep, sweep_threshold
+from llmsys.data_pipeline.pipelines.prepare_dataset import prepare_dataset
+from llmsys.data_pipeline.rules.chain import build_rule, list_thresholds
+from llmsys.dataset.manifest import load_manifest
+from llmsys.dataset.manifest_section import ThresholdReport
+from llmsys.dataset.token_shards import read_batches
+from llmsys.launch.main import main
+from tests.helpers.tiny_crawl import (
+    GERMAN,
+    build_tiny_config,
+    format_page,
+    format_record,
+    make_crawl,
+)
 
 LONG_WORDS = GERMAN.replace("Hund", "Donaudampfschifffahrtsgesellschaftskapitän")
 SETTINGS: dict[str, Any] = {
@@ -52,7 +60,10 @@ def one(found: tuple[ThresholdReport, ...], test: str, drops: str) -> ThresholdR
 
 def rows(folder: Path, room: str) -> list[dict[str, Any]]:
     return [
-        row for path in sorted((folder / room).glob("*.arrow")) for b in read_batches(path) for row in b.to_pylist()
+        row
+        for path in sorted((folder / room).glob("*.arrow"))
+        for b in read_batches(path)
+        for row in b.to_pylist()
     ]
 
 
@@ -66,7 +77,10 @@ def test_the_nearest_are_by_distance_and_then_by_id(folder: Path) -> None:
         assert [(near.id, near.url, near.value, near.reason) for near in side.nearest] == [
             (row["id"], row["url"], row["value"], row.get("reason", "")) for row in nearest
         ]
-        assert all(near.excerpt == row["text"][:400] + "…" for near, row in zip(side.nearest, nearest, strict=True))
+        assert all(
+            near.excerpt == row["text"][:400] + "…"
+            for near, row in zip(side.nearest, nearest, strict=True)
+        )
         assert side.close == sum(abs(row["value"] - 180) <= 18 for row in documents)
         assert side.documents == len(documents)
     assert border.dropped.bytes == sum(row["bytes"] for row in dropped)
@@ -79,8 +93,11 @@ def test_each_document_is_held_against_the_thresholds_of_its_language(folder: Pa
     assert border.thresholds == (10, 15)  # the published one, and that of the German profile
     (german,) = [row for row in rows(folder, "documents") if row["language"] == "de"]
     value = german["gopher_quality.mean_word_length"]
-    other = [row["gopher_quality.mean_word_length"] for row in rows(folder, "documents") if row != german]
-    assert abs(value - 10) < min(abs(one - 10) for one in other)  # nearest by the threshold of another language
+    other = [
+        row["gopher_quality.mean_word_length"] for row in rows(folder, "documents") if row != german
+    ]
+    # nearest by the threshold of another language
+    assert abs(value - 10) < min(abs(one - 10) for one in other)
     assert german["id"] not in {near.id for near in border.kept.nearest}
 
 
@@ -91,7 +108,9 @@ def test_a_sweep_says_where_languages_have_thresholds_of_their_own(folder: Path)
     assert found.values[0].stay == 0 < found.values[2].stay == found.documents
 
 
-def test_files_batches_and_the_order_of_the_inputs_change_nothing(folder: Path, crawl: Path, tmp_path: Path) -> None:
+def test_files_batches_and_the_order_of_the_inputs_change_nothing(
+    folder: Path, crawl: Path, tmp_path: Path
+) -> None:
     inputs = [str(path) for path in sorted(crawl.glob("*.gz"), reverse=True)]
     settings = SETTINGS | {"documents": {"num_shards": 3, "batch_bytes": 2_000}}
     prepare_dataset(build_tiny_config(tmp_path / "other", inputs, **settings), until="documents")
@@ -104,19 +123,39 @@ def test_the_page_shows_both_sides_from_the_manifest_alone(folder: Path, tmp_pat
     alone.mkdir()
     shutil.copy(folder / "manifest.json", alone)
     output = tmp_path / "page.html"
-    said = ["report", "data/sample", f"data.folder={alone}", f"run.folder={tmp_path / 'none'}", "--output"]
+    said = [
+        "report",
+        "data/sample",
+        f"data.folder={alone}",
+        f"run.folder={tmp_path / 'none'}",
+        "--output",
+    ]
     assert main([*said, str(output)]) == 0
     page = output.read_text()
     assert "words &lt; 180 is dropped" in page
-    for side in (one(borders(folder), "words", "below").dropped, one(borders(folder), "words", "below").kept):
+    for side in (
+        one(borders(folder), "words", "below").dropped,
+        one(borders(folder), "words", "below").kept,
+    ):
         assert all(near.url in page and near.excerpt in page for near in side.nearest)
 
 
 def test_the_tests_of_a_rule_are_known_without_its_model() -> None:
-    scores = list_thresholds(FastTextClassifierConfig(model=Path("no.bin"), label="good", min_score=0.4))
-    assert (scores[0].test, scores[0].drop_side, scores[0].threshold) == ("score of good", "below", 0.4)
+    scores = list_thresholds(
+        FastTextClassifierConfig(model=Path("no.bin"), label="good", min_score=0.4)
+    )
+    assert (scores[0].test, scores[0].drop_side, scores[0].threshold) == (
+        "score of good",
+        "below",
+        0.4,
+    )
     buckets = list_thresholds(
-        PerplexityConfig(model=Path("no.arpa"), head_max_perplexity=100, tail_min_perplexity=200, keep=("middle",))
+        PerplexityConfig(
+            model=Path("no.arpa"),
+            head_max_perplexity=100,
+            tail_min_perplexity=200,
+            keep=("middle",),
+        )
     )
     assert [(one.drop_side, one.threshold) for one in buckets] == [("below", 100), ("above", 200)]
     for rule in (GopherQualityConfig(), C4Config(), NativeTextConfig(scripts=("Han",))):

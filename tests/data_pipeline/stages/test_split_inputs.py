@@ -1,4 +1,6 @@
-"""Laws of blocks: a long file is cut only between whole records, and how it is cut changes no byte."""
+"""Laws of blocks: a long file is cut only between whole records, and how it is cut changes no
+byte.
+"""
 
 import gzip
 import itertools
@@ -10,12 +12,12 @@ from pathlib import Path
 import fsspec  # type: ignore[import-untyped]
 import pytest
 
-from data_pipeline.pipelines.prepare_dataset import prepare_dataset
-from data_pipeline.readers.input_stream import InputStream, open_input_stream
-from data_pipeline.readers.page_reader import read_pages
-from data_pipeline.stages import split_inputs
-from data_pipeline.stages.split_inputs import split_file
-from llmsys.token_shards import load_manifest
+from llmsys.data_pipeline.pipelines.prepare_dataset import prepare_dataset
+from llmsys.data_pipeline.readers.input_stream import InputStream, open_input_stream
+from llmsys.data_pipeline.readers.page_reader import read_pages
+from llmsys.data_pipeline.stages import split_inputs
+from llmsys.data_pipeline.stages.split_inputs import split_file
+from llmsys.dataset.token_shards import load_manifest
 from tests.helpers.tiny_crawl import (
     GERMAN,
     build_tiny_config,
@@ -39,7 +41,9 @@ def make_records(seed: int, count: int) -> list[bytes]:
     ]
 
 
-def pages_of(path: Path, starts: list[tuple[int, int | None]]) -> tuple[list[object], list[object], int]:
+def pages_of(
+    path: Path, starts: list[tuple[int, int | None]]
+) -> tuple[list[object], list[object], int]:
     """Rows, skips and records of a file that is read in these ranges."""
     rows: list[object] = []
     skips: list[object] = []
@@ -78,7 +82,9 @@ KINDS = ("whole", "flip", "cut", "hole", "rubbish", "one member", "plain", "lie"
 def test_the_blocks_of_a_file_give_what_the_file_gives(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Local files are read from the first byte on, remote ones (with a tag) at the split points only."""
+    """Local files are read from the first byte on, remote ones (with a tag) at the split points
+    only.
+    """
     monkeypatch.setattr(split_inputs, "_RUN", 2_000)
     for seed in range(4):
         choose = random.Random(seed)
@@ -90,7 +96,8 @@ def test_the_blocks_of_a_file_give_what_the_file_gives(
             records[20] = gzip.compress(
                 header.replace(b"Content-Length: " + said, b"Content-Length: " + other), mtime=0
             )
-        if kind == "nested":  # a crawl file as a page of a crawl: its bytes look like members of this one
+        # a crawl file as a page of a crawl: its bytes look like members of this one
+        if kind == "nested":
             body = b"<p>" + b"".join(records[:9])
             records[20] = format_record("https://e.org/crawl", "2024-01-01T00:00:00Z", body)
         path = tmp_path / f"{seed}.warc.gz"
@@ -119,7 +126,9 @@ class CountedPages:
 def test_a_remote_file_is_read_at_its_split_points_only_and_never_split_inside_a_crawl_file_that_is_its_page(
     tmp_path: Path,
 ) -> None:
-    """The page is stored uncompressed, so that its records are those of the file to whoever begins inside it."""
+    """The page is stored uncompressed, so that its records are those of the file to whoever
+    begins inside it.
+    """
     records = make_records(0, 700)
     inner = b"".join(make_records(1, 300))
     page = gzip.decompress(format_record("https://e.org/crawl", "2024-01-01T00:00:00Z", inner))
@@ -127,14 +136,17 @@ def test_a_remote_file_is_read_at_its_split_points_only_and_never_split_inside_a
     path = tmp_path / "a.warc.gz"
     path.write_bytes(b"".join([*records[:200], stored, *records[200:]]))
     begin = sum(map(len, records[:200]))
-    ends = {begin + len(stored) + size for size in [0, *itertools.accumulate(map(len, records[200:]))]}
+    ends = {
+        begin + len(stored) + size for size in [0, *itertools.accumulate(map(len, records[200:]))]
+    }
     with open_input_stream(str(path)) as source:
         assert next(split_inputs._iter_probed_points(source, begin + 1_000)) in ends
         counted = CountedPages(source)
         points = list(split_inputs._iter_probed_points(counted, 250_000))  # type: ignore[arg-type]
     assert len(points) > 1
     assert len(counted.pages) << 12 < source.size / 2
-    assert counted.read < 20 * source.size  # a search inside the page gives each of its records up at once
+    # a search inside the page gives each of its records up at once
+    assert counted.read < 20 * source.size
 
 
 def test_a_remote_member_of_many_records_is_read_as_far_as_its_first_record(tmp_path: Path) -> None:
@@ -153,7 +165,9 @@ def test_a_file_is_cut_at_the_same_places_wherever_it_changes_behind_them(tmp_pa
     before = split_file(str(path), 5_000)
     path.write_bytes(b"".join([*records[:30], records[39], *records[30:]]))
     after = split_file(str(path), 5_000)
-    same = len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], zip(before, after, strict=False))))
+    same = len(
+        list(itertools.takewhile(lambda pair: pair[0] == pair[1], zip(before, after, strict=False)))
+    )
     assert same >= len(before) // 2
     assert after[-1].digest == before[-1].digest or same < len(before)
 
@@ -165,7 +179,9 @@ def crawl(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def outputs(folder: Path) -> dict[str, str]:
     """What a dataset promises whatever its blocks: everything but the intermediates."""
-    return {name: digest for name, digest in hash_files(folder).items() if not name.startswith("work/")}
+    return {
+        name: digest for name, digest in hash_files(folder).items() if not name.startswith("work/")
+    }
 
 
 PLAIN = {
@@ -176,9 +192,14 @@ PLAIN = {
 
 
 def test_what_is_dropped_lies_in_the_same_order_whatever_the_blocks(tmp_path: Path) -> None:
-    texts = [write_sentences(random.Random(1), 2), [GERMAN * 8], write_sentences(random.Random(0), 16)] * 4
+    texts = [
+        write_sentences(random.Random(1), 2),
+        [GERMAN * 8],
+        write_sentences(random.Random(0), 16),
+    ] * 4
     records = [
-        format_record(f"https://e.org/{n}", "2024-01-01T00:00:00Z", format_page(text)) for n, text in enumerate(texts)
+        format_record(f"https://e.org/{n}", "2024-01-01T00:00:00Z", format_page(text))
+        for n, text in enumerate(texts)
     ]
     (tmp_path / "a.warc.gz").write_bytes(b"".join(records))
     dedup = {"exact": {"kind": "text"}, "minhash": {"kind": "none"}}
@@ -201,24 +222,34 @@ def test_any_size_of_blocks_gives_the_same_dataset_and_a_changed_block_is_done_a
     assert len(list((tmp_path / "blocks" / "work" / "extracted").iterdir())) > 8
     assert outputs(tmp_path / "blocks") == outputs(tmp_path / "whole")
     last = own / "crawl-1.warc.gz"
-    new = format_record("https://new.org/", "2024-06-01T00:00:00Z", format_page(write_sentences(random.Random(5), 16)))
+    new = format_record(
+        "https://new.org/",
+        "2024-06-01T00:00:00Z",
+        format_page(write_sentences(random.Random(5), 16)),
+    )
     last.write_bytes(last.read_bytes() + new)
     prepare_dataset(config, until="documents")
-    events = [json.loads(line) for line in (tmp_path / "blocks" / "events.jsonl").read_text().splitlines()]
+    events = [
+        json.loads(line) for line in (tmp_path / "blocks" / "events.jsonl").read_text().splitlines()
+    ]
     tasks = {event["stage"]: event["tasks"] for event in events}
     assert tasks["survey"] == 1
     assert tasks["extract"] <= 2
     assert load_manifest(tmp_path / "blocks").read.records == whole.read.records + 1
 
 
-def test_a_remote_file_is_cut_into_blocks(crawl: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_remote_file_is_cut_into_blocks(
+    crawl: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for path in crawl.iterdir():
         fsspec.filesystem("memory").pipe(f"/cut/{path.name}", path.read_bytes())
     monkeypatch.setattr(split_inputs, "_RUN", 1_000)
 
     def prepare(name: str, block_bytes: int) -> int:
         executor = {"kind": "inline", "block_bytes": block_bytes}
-        config = build_tiny_config(tmp_path / name, ["memory://cut/*.warc.gz"], executor=executor, **PLAIN)
+        config = build_tiny_config(
+            tmp_path / name, ["memory://cut/*.warc.gz"], executor=executor, **PLAIN
+        )
         prepare_dataset(config, until="documents")
         return len(list((tmp_path / name / "work" / "extracted").iterdir()))
 

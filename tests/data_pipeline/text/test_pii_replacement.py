@@ -1,4 +1,6 @@
-"""Laws of personal data: found as plain expressions find them, in linear time, replaced by what follows."""
+"""Laws of personal data: found as plain expressions find them, in linear time, replaced by what
+follows.
+"""
 
 import ipaddress
 import random
@@ -7,8 +9,14 @@ import time
 import pyarrow as pa
 import pytest
 
-from data_pipeline.text.pii_replacement import find_emails, find_ips, find_phones, is_public, replace_pii
 from llmsys.config.cleaning import PiiReplacementConfig
+from llmsys.data_pipeline.text.pii_replacement import (
+    find_emails,
+    find_ips,
+    find_phones,
+    is_public,
+    replace_pii,
+)
 from tests.reference.filters import scan_emails
 
 
@@ -24,12 +32,22 @@ def test_emails_are_those_of_the_plain_expression() -> None:
         assert list(find_emails(text)) == scan_emails(text), repr(text)
 
 
-def test_public_addresses_are_pythons_but_for_the_networks_that_its_releases_see_differently() -> None:
+def test_public_addresses_are_pythons_but_for_the_networks_that_its_releases_see_differently() -> (
+    None
+):
     choose = random.Random(1)
     for _ in range(5_000):
         address = ipaddress.ip_address(choose.getrandbits(32))
         assert is_public(str(address)) == address.is_global, address
-    texts = {"8.8.8.8": 1, "10.0.0.1": 0, "192.0.0.9": 1, "192.0.0.1": 0, "1.02.3.4": 0, "256.1.1.1": 1, "1.2.3.4.5": 1}
+    texts = {
+        "8.8.8.8": 1,
+        "10.0.0.1": 0,
+        "192.0.0.9": 1,
+        "192.0.0.1": 0,
+        "1.02.3.4": 0,
+        "256.1.1.1": 1,
+        "1.2.3.4.5": 1,
+    }
     assert {text: len(list(find_ips(text))) for text in texts} == texts
 
 
@@ -46,7 +64,9 @@ def test_public_addresses_are_pythons_but_for_the_networks_that_its_releases_see
         ("«é@b.cd» é@ @é.fr", ["é@b.cd"]),
     ],
 )
-def test_addresses_with_letters_of_any_script_are_found_whole(text: str, addresses: list[str]) -> None:
+def test_addresses_with_letters_of_any_script_are_found_whole(
+    text: str, addresses: list[str]
+) -> None:
     assert [text[begin:end] for begin, end in find_emails(text)] == addresses
 
 
@@ -71,7 +91,9 @@ def test_public_ipv6_addresses_are_found_and_replaced(text: str, addresses: list
     assert [text[begin:end] for begin, end in found] == addresses
     clean = replaced(text)
     assert not any(address in clean.split() for address in addresses)
-    assert clean.count("2001:db8::") == text.count("2001:db8::") + sum(":" in address for address in addresses)
+    assert clean.count("2001:db8::") == text.count("2001:db8::") + sum(
+        ":" in address for address in addresses
+    )
     assert list(find_ips(clean)) == []
 
 
@@ -105,15 +127,28 @@ def test_a_replacement_follows_from_the_match_and_the_seed_alone() -> None:
     assert names[1] == names[2]
     many = {replaced(f"mail {n}.{n}.{n}.7 now", seed=seed) for n in range(1, 9) for seed in (0, 1)}
     assert len(many) == 16
-    assert all("mail 192.0.2." in text or "mail 198.51.100." in text or "mail 203.0.113." in text for text in many)
-    assert len({replaced("ask +49 30 901820", str(n), consistency="document") for n in range(40)}) > 20
-    assert replaced("+49 30 901820, joe@mail.com, 8.8.4.4", replacement="token") == "<PHONE>, <EMAIL>, <IP>"
+    assert all(
+        "mail 192.0.2." in text or "mail 198.51.100." in text or "mail 203.0.113." in text
+        for text in many
+    )
+    assert (
+        len({replaced("ask +49 30 901820", str(n), consistency="document") for n in range(40)}) > 20
+    )
+    assert (
+        replaced("+49 30 901820, joe@mail.com, 8.8.4.4", replacement="token")
+        == "<PHONE>, <EMAIL>, <IP>"
+    )
 
 
 def test_matches_are_counted_by_kind_and_document_and_nothing_else_changes() -> None:
     texts = ["a@b.cd and e@f.gh at 9.9.9.9", "nobody, v1.2.3, 10.1.1.1", "@ @ @", ""]
-    column, counts = replace_pii(pa.array(texts, pa.large_string()), [""] * 4, PiiReplacementConfig())
-    assert {kind: count.tolist() for kind, count in counts.items()} == {"email": [2, 0, 0, 0], "ip": [1, 0, 0, 0]}
+    column, counts = replace_pii(
+        pa.array(texts, pa.large_string()), [""] * 4, PiiReplacementConfig()
+    )
+    assert {kind: count.tolist() for kind, count in counts.items()} == {
+        "email": [2, 0, 0, 0],
+        "ip": [1, 0, 0, 0],
+    }
     assert column.to_pylist()[1:] == texts[1:]
     again, _ = replace_pii(column, [""] * 4, PiiReplacementConfig(kinds=("ip",)))
     assert again.equals(column)  # documentation networks are not public

@@ -7,18 +7,27 @@ import pytest
 from spacy.lang.char_classes import UNITS
 from spacy.symbols import IDS
 
-from data_pipeline.text.ragged_arrays import compute_chunk_spans, join_without_whitespace
-from data_pipeline.text.spacy_tokenizer import LONGEST_CHUNK, LONGEST_PLAIN_CHUNK, SpacyTokenizer
-from data_pipeline.text.word_cache import ChunkHashTable
-from data_pipeline.text.word_columns import WordSplitter
+from llmsys.data_pipeline.text.ragged_arrays import compute_chunk_spans, join_without_whitespace
+from llmsys.data_pipeline.text.spacy_tokenizer import (
+    LONGEST_CHUNK,
+    LONGEST_PLAIN_CHUNK,
+    SpacyTokenizer,
+)
+from llmsys.data_pipeline.text.word_cache import ChunkHashTable
+from llmsys.data_pipeline.text.word_columns import WordSplitter
 from tests.reference.rules import split_english_words, split_sentences, split_words
 
 CHUNKS = [
-    "word", "Word,", "(word)", '"word."', "don't", "I'm", "A.", "ab.", "Ab.", "AB.", "U.S.", "e.g.", "vs.",
-    "a.m.", "10am", "10km", "$5.00", "1,000", "a-b", "a/b", "--", "...", "…", "::", ":)", "):", "'(", "(-:",
-    "XD", "xD", "C++", "dont.", "(cant", "cannot,", "gonna)", "'em", "'tis", "o'clock", "rock'n'roll", "it’s",
-    "l’eau", "https://a.org/b?c=d", "a@b.org", "#tag", "@name", "foo_bar", "x=y", "中文。", "naïve.", "Ünder,",
-    "3.14", "3.", "(3)", "[4]", "]x[", "\u200b", "😀", "😀😀x", "Mr.", "Id.", "id.", "Ill.", "Ill,", "ill.", "co.",
+    "word", "Word,", "(word)", '"word."', "don't", "I'm", "A.", "ab.", "Ab.", "AB.", "U.S.", "e.g.",
+    "vs.",
+    "a.m.", "10am", "10km", "$5.00", "1,000", "a-b", "a/b", "--", "...", "…", "::", ":)", "):",
+    "'(", "(-:",
+    "XD", "xD", "C++", "dont.", "(cant", "cannot,", "gonna)", "'em", "'tis", "o'clock",
+    "rock'n'roll", "it’s",
+    "l’eau", "https://a.org/b?c=d", "a@b.org", "#tag", "@name", "foo_bar", "x=y", "中文。", "naïve.",
+    "Ünder,",
+    "3.14", "3.", "(3)", "[4]", "]x[", "\u200b", "😀", "😀😀x", "Mr.", "Id.", "id.", "Ill.", "Ill,",
+    "ill.", "co.",
     "co", "(co.)", "im.", "Ima)", "C.", "km.", "5km.", "word...", "word!!", "IS_ALPHA", "NORM",
     "O….tk{_", "m—S”’.os", "a–b.com", "(ಠ_ಠ)…”", "10.0.0.1:80/x",
 ]  # fmt: skip
@@ -39,9 +48,13 @@ def test_words_of_a_chunk_equal_spacy(chunk: str) -> None:
 
 
 def test_plain_chunks_around_every_special_case_equal_spacy() -> None:
-    special = [word for word in split_english_words().tokenizer.rules if word.isascii() and word.isalpha()]
+    special = [
+        word for word in split_english_words().tokenizer.rules if word.isascii() and word.isalpha()
+    ]
     chunks = [
-        pattern % word for word in special for pattern in ("%s", "%s,", "%s.", "(%s", "(%s)", '"%s"', "x%s", "%s!")
+        pattern % word
+        for word in special
+        for pattern in ("%s", "%s,", "%s.", "(%s", "(%s)", '"%s"', "x%s", "%s!")
     ]
     assert SpacyTokenizer().split_words(chunks) == [split_words(chunk) for chunk in chunks]
 
@@ -49,13 +62,36 @@ def test_plain_chunks_around_every_special_case_equal_spacy() -> None:
 def test_random_chunks_of_marks_units_exceptions_and_addresses_equal_spacy() -> None:
     """Two in three are decided without spaCy, by `EnglishRules`."""
     source = random.Random(0)
-    exceptions = sorted(name for name in split_english_words().tokenizer.rules if not any(map(str.isspace, name)))
+    exceptions = sorted(
+        name for name in split_english_words().tokenizer.rules if not any(map(str.isspace, name))
+    )
     marks = list(".,:;!?()[]{}<>_#*&'\"`“”‘’…–—%=$+-~^/@|\\")
-    parts = [*marks, *"abmgSTUC0199" * 4, "km", "US$", "'s", "http://", "www.", "ab.com", "é", "中", "²", *exceptions]
+    parts = [
+        *marks,
+        *"abmgSTUC0199" * 4,
+        "km",
+        "US$",
+        "'s",
+        "http://",
+        "www.",
+        "ab.com",
+        "é",
+        "中",
+        "²",
+        *exceptions,
+    ]
     chunks = ["".join(source.choices(parts, k=source.randint(1, 7))) for _ in range(4_000)]
-    chunks += ["".join(source.choices(parts[: -len(exceptions)], k=source.randint(1, 9))) for _ in range(4_000)]
+    chunks += [
+        "".join(source.choices(parts[: -len(exceptions)], k=source.randint(1, 9)))
+        for _ in range(4_000)
+    ]
     units = [unit for unit in [*UNITS.split("|"), "US$", "A$", "$", "+"] if unit.isascii()]
-    chunks += [f"{before}{unit}{after}" for unit in units for before in ("5", "x5", "a") for after in ("", ".", ")")]
+    chunks += [
+        f"{before}{unit}{after}"
+        for unit in units
+        for before in ("5", "x5", "a")
+        for after in ("", ".", ")")
+    ]
     assert SpacyTokenizer().split_words(chunks) == [split_words(chunk) for chunk in chunks]
 
 
@@ -72,17 +108,35 @@ def test_names_of_spacy_symbols_break_no_later_text() -> None:
 def test_words_of_texts_equal_spacy() -> None:
     source = random.Random(0)
     spaces = [" ", " ", " ", "\n", "\n\n", "  ", "\t", "\u00a0", "\x85", " \n "]
-    plain = [chunk for chunk in CHUNKS if not any(mark in chunk for mark in ":()'")]  # emoticons may reach over a space
-    texts = ["".join(source.choice(plain) + source.choice(spaces) for _ in range(60)) for _ in range(40)]
+    # emoticons may reach over a space
+    plain = [chunk for chunk in CHUNKS if not any(mark in chunk for mark in ":()'")]
+    texts = [
+        "".join(source.choice(plain) + source.choice(spaces) for _ in range(60)) for _ in range(40)
+    ]
     assert split(texts) == [split_words(text) for text in texts]
 
 
 def test_sentences_of_lines_equal_spacy() -> None:
     source = random.Random(1)
-    parts = ["word", "Word.", "end!", "?", "...", "…", "(aside.)", '"quoted."', "e.g.", "。", "1.", "--", "A."]
+    parts = [
+        "word",
+        "Word.",
+        "end!",
+        "?",
+        "...",
+        "…",
+        "(aside.)",
+        '"quoted."',
+        "e.g.",
+        "。",
+        "1.",
+        "--",
+        "A.",
+    ]
     spaces = [" ", " ", " ", "  ", "\t", "\u00a0", " \u00a0", "\u3000"]
     lines = [
-        "".join(source.choice(parts) + source.choice(spaces) for _ in range(source.randint(0, 12))) for _ in range(400)
+        "".join(source.choice(parts) + source.choice(spaces) for _ in range(source.randint(0, 12)))
+        for _ in range(400)
     ]
     lines += ["", " ", "  ", "a.  ", " a. b"]
     counted = WordSplitter().compute_line_columns(lines, [[line] for line in lines])
@@ -109,13 +163,21 @@ def test_chunks_and_lines_in_bytes_are_those_of_str_split_and_splitlines() -> No
         "word.",
     ]
     for _ in range(600):
-        texts = ["".join(source.choices(parts, k=source.randint(0, 30))) for _ in range(source.randint(0, 4))]
+        texts = [
+            "".join(source.choices(parts, k=source.randint(0, 30)))
+            for _ in range(source.randint(0, 4))
+        ]
         spans, chunks = compute_chunk_spans(texts), [text.split() for text in texts]
         assert spans.chunks_per_text.tolist() == list(map(len, chunks))
-        assert spans.decode_chunks(np.arange(len(spans.starts_C))) == [chunk for one in chunks for chunk in one]
+        assert spans.decode_chunks(np.arange(len(spans.starts_C))) == [
+            chunk for one in chunks for chunk in one
+        ]
         assert join_without_whitespace(texts) == "".join("".join(one) for one in chunks).encode()
         lines = [text.splitlines() for text in texts]
-        found, each = splitter.compute_line_columns(texts, lines), [line for one in lines for line in one]
+        found, each = (
+            splitter.compute_line_columns(texts, lines),
+            [line for one in lines for line in one],
+        )
         assert found.chunks_L.tolist() == [len(line.split()) for line in each]
         assert found.words_L.tolist() == splitter.split_words(each).counts.tolist()
         assert (
@@ -138,7 +200,10 @@ def test_the_table_gives_every_chunk_one_number_of_its_own() -> None:
 def test_the_memo_is_bounded_and_forgets_without_a_trace() -> None:
     by_text, by_line = WordSplitter(memo_chunks=50), WordSplitter(memo_chunks=50)
     for start in range(0, 1000, 20):
-        texts = [f"word{number} and state-of-the-art number {number}." for number in range(start, start + 20)]
+        texts = [
+            f"word{number} and state-of-the-art number {number}."
+            for number in range(start, start + 20)
+        ]
         assert split(texts, by_text) == split(texts)
         lines = [[text] for text in texts]
         words = by_line.compute_line_columns(texts, lines).words_L
@@ -146,7 +211,9 @@ def test_the_memo_is_bounded_and_forgets_without_a_trace() -> None:
         assert max(len(by_text._memory), len(by_line._memory)) <= 50 + 2 * 20 + 10
 
 
-@pytest.mark.parametrize("chunk", ["_" * (LONGEST_CHUNK + 1), "a1" * LONGEST_PLAIN_CHUNK, "(" * 10_000])
+@pytest.mark.parametrize(
+    "chunk", ["_" * (LONGEST_CHUNK + 1), "a1" * LONGEST_PLAIN_CHUNK, "(" * 10_000]
+)
 def test_overlong_chunks_are_cut_so_that_they_end(chunk: str) -> None:
     words = SpacyTokenizer().split_words([chunk])[0]
     assert "".join(words) == chunk

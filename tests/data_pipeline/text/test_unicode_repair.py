@@ -7,15 +7,21 @@ import pyarrow as pa
 import pytest
 from ftfy import TextFixerConfig
 
-from data_pipeline.text.unicode_repair import repair_text, repair_texts
 from llmsys.config.cleaning import FtfyRepairConfig, NfcNormalizationConfig
+from llmsys.data_pipeline.text.unicode_repair import repair_text, repair_texts
 
 SETTINGS = TextFixerConfig(
-    fix_latin_ligatures=False, fix_character_width=False, uncurl_quotes=False, fix_line_breaks=False, normalization=None
+    fix_latin_ligatures=False,
+    fix_character_width=False,
+    uncurl_quotes=False,
+    fix_line_breaks=False,
+    normalization=None,
 )
 PIECES = [
-    "é", "É", "naïve café", "中文", "ã\x83\x84", "âœ”", "â€™", "Ã©", "Ã la", "&eacute;", "&lt;", "&amp;amp;", "<",
-    "<b>", "\x1b[31m", "\x00", "\x85", "\ufeff", "“q”", "ﬁ", "１２", "\r", "\r\n", "\u2028", "schÃ¶n", "Ð¿Ñ", "&#",
+    "é", "É", "naïve café", "中文", "ã\x83\x84", "âœ”", "â€™", "Ã©", "Ã la", "&eacute;", "&lt;",
+    "&amp;amp;", "<",
+    "<b>", "\x1b[31m", "\x00", "\x85", "\ufeff", "“q”", "ﬁ", "１２", "\r", "\r\n", "\u2028", "schÃ¶n",
+        "Ð¿Ñ", "&#",
     "&#x2019;", "plain words", "\x9d", "Ã¢â‚¬â„¢", " ", "à", "Ã ", "e\u0301",
 ]  # fmt: skip
 
@@ -23,7 +29,10 @@ PIECES = [
 def test_texts_are_what_ftfy_makes_of_them() -> None:
     choose = random.Random(0)
     for _ in range(600):
-        text = "".join(choose.choice(PIECES) + choose.choice(["", "", " ", "\n"]) for _ in range(choose.randint(1, 12)))
+        text = "".join(
+            choose.choice(PIECES) + choose.choice(["", "", " ", "\n"])
+            for _ in range(choose.randint(1, 12))
+        )
         assert repair_text(text, FtfyRepairConfig())[0] == ftfy.fix_text(text, SETTINGS), repr(text)
 
 
@@ -42,8 +51,12 @@ def test_a_line_longer_than_ftfy_reads_at_once_is_mended_too() -> None:
         (NfcNormalizationConfig(), "schÃ¶n é &eacute; <i>&eacute;"),
     ],
 )
-def test_each_choice_changes_what_it_says(config: FtfyRepairConfig | NfcNormalizationConfig, mended: str) -> None:
-    assert repair_text("schÃ¶n\ne\u0301\n&eacute;\n<i>&eacute;", config)[0] == mended.replace(" ", "\n")
+def test_each_choice_changes_what_it_says(
+    config: FtfyRepairConfig | NfcNormalizationConfig, mended: str
+) -> None:
+    assert repair_text("schÃ¶n\ne\u0301\n&eacute;\n<i>&eacute;", config)[0] == mended.replace(
+        " ", "\n"
+    )
 
 
 def test_what_was_changed_is_counted() -> None:

@@ -1,4 +1,6 @@
-"""Laws of tokenization: no text is lost, the order follows from ids alone, files follow from tokens alone."""
+"""Laws of tokenization: no text is lost, the order follows from ids alone, files follow from
+tokens alone.
+"""
 
 import json
 import random
@@ -9,15 +11,24 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from data_pipeline.core.document_schema import build_document_schema, hash_positions, is_heldout
-from data_pipeline.tokenize.encode_documents import encode_file
-from data_pipeline.tokenize.shuffle_documents import SPLITS, TokenFilePlan, plan_files, write_token_file
-from data_pipeline.tokenize.train_sentencepiece import train_document_tokenizer
 from llmsys.config.data import CrawlConfig, HeldoutSplitConfig
 from llmsys.config.tokenizer import SentencePieceConfig
+from llmsys.data_pipeline.core.document_schema import (
+    build_document_schema,
+    hash_positions,
+    is_heldout,
+)
+from llmsys.data_pipeline.tokenize.encode_documents import encode_file
+from llmsys.data_pipeline.tokenize.shuffle_documents import (
+    SPLITS,
+    TokenFilePlan,
+    plan_files,
+    write_token_file,
+)
+from llmsys.data_pipeline.tokenize.train_sentencepiece import train_document_tokenizer
+from llmsys.dataset.token_shards import ArrowFileWriter, read_batches
 from llmsys.errors import DataError
-from llmsys.token_shards import ArrowFileWriter, read_batches
-from llmsys.tokenizer import Tokenizer, load_tokenizer
+from llmsys.vocabulary.tokenizer import Tokenizer, load_tokenizer
 from tests.helpers.tiny_crawl import write_sentences
 
 Rows = list[dict[str, Any]]
@@ -50,7 +61,11 @@ def documents(count: int, seed: int = 0) -> Rows:
 def write_documents(path: Path, rows: Rows, batch_rows: int = 9) -> Path:
     with ArrowFileWriter(path, build_document_schema([]), "zstd") as writer:
         for start in range(0, len(rows), batch_rows):
-            writer.write(pa.RecordBatch.from_pylist(rows[start : start + batch_rows], build_document_schema([])))
+            writer.write(
+                pa.RecordBatch.from_pylist(
+                    rows[start : start + batch_rows], build_document_schema([])
+                )
+            )
     return path
 
 
@@ -63,7 +78,9 @@ def rows() -> Rows:
 def model(rows: Rows, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tokenizer")
     source = write_documents(folder / "documents.arrow", rows)
-    train_document_tokenizer(silent, sources=[source], folder=folder, config=CONFIG, split=DATA.split)
+    train_document_tokenizer(
+        silent, sources=[source], folder=folder, config=CONFIG, split=DATA.split
+    )
     return folder / "tokenizer.model"
 
 
@@ -72,7 +89,9 @@ def tokenizer(model: Path) -> Tokenizer:
     return load_tokenizer(model)
 
 
-def make_tokens(folder: Path, parts: list[Rows], tokenizer: Tokenizer, model: Path, **tokens: int) -> list[Path]:
+def make_tokens(
+    folder: Path, parts: list[Rows], tokenizer: Tokenizer, model: Path, **tokens: int
+) -> list[Path]:
     """Encode documents that lie in some parts, and lay the tokens out; gives the token files."""
     encoded = []
     for number, part in enumerate(parts):
@@ -104,7 +123,9 @@ def read(files: list[Path]) -> Rows:
 def test_every_document_is_there_once_whole_and_ends_with_eos(
     rows: Rows, tokenizer: Tokenizer, model: Path, tmp_path: Path
 ) -> None:
-    files = make_tokens(tmp_path, [rows[:25], rows[25:]], tokenizer, model, shard_tokens=3_000, batch_tokens=700)
+    files = make_tokens(
+        tmp_path, [rows[:25], rows[25:]], tokenizer, model, shard_tokens=3_000, batch_tokens=700
+    )
     texts = {row["id"]: row for row in rows}
     found = read(files)
     assert sorted(row["id"] for row in found) == sorted(texts)
@@ -143,21 +164,30 @@ def test_token_files_do_not_depend_on_where_the_documents_lay(
 def test_cutting_files_keeps_the_order_and_about_the_size(
     rows: Rows, tokenizer: Tokenizer, model: Path, tmp_path: Path
 ) -> None:
-    one = make_tokens(tmp_path / "one", [rows], tokenizer, model, shard_tokens=10**9, batch_tokens=10**9)
-    many = make_tokens(tmp_path / "many", [rows], tokenizer, model, shard_tokens=1_500, batch_tokens=300)
+    one = make_tokens(
+        tmp_path / "one", [rows], tokenizer, model, shard_tokens=10**9, batch_tokens=10**9
+    )
+    many = make_tokens(
+        tmp_path / "many", [rows], tokenizer, model, shard_tokens=1_500, batch_tokens=300
+    )
     assert [path.name for path in one] == ["train-00000.arrow", "heldout-00000.arrow"]
     assert len(many) > 5
     assert read(many) == read(one)
     longest = max(len(row["tokens"]) for row in read(one))
     for path in many:
         assert 0 < sum(len(row["tokens"]) for row in read([path])) <= 1_500 + longest
-        batches = [sum(map(len, batch.column("tokens").to_pylist())) for batch in read_batches(path)]
+        batches = [
+            sum(map(len, batch.column("tokens").to_pylist())) for batch in read_batches(path)
+        ]
         assert all(300 <= tokens < 300 + longest for tokens in batches[:-1])
 
 
 def test_the_shuffle_is_over_all_documents_and_follows_the_seed(rows: Rows) -> None:
     ids = [row["id"] for row in rows]
-    first, other = np.argsort(hash_positions(ids, "shuffle", 0)), np.argsort(hash_positions(ids, "shuffle", 1))
+    first, other = (
+        np.argsort(hash_positions(ids, "shuffle", 0)),
+        np.argsort(hash_positions(ids, "shuffle", 1)),
+    )
     assert sorted(first.tolist()) == list(range(len(ids)))
     assert (first != other).any()
     assert (first != np.argsort(hash_positions(ids, "heldout", 0))).any()
@@ -179,7 +209,9 @@ def test_a_split_without_documents_has_no_files(tmp_path: Path) -> None:
 
 def test_training_twice_gives_the_same_bytes(rows: Rows, model: Path, tmp_path: Path) -> None:
     source = write_documents(tmp_path / "documents.arrow", rows, batch_rows=4)
-    train_document_tokenizer(silent, sources=[source], folder=tmp_path, config=CONFIG, split=DATA.split)
+    train_document_tokenizer(
+        silent, sources=[source], folder=tmp_path, config=CONFIG, split=DATA.split
+    )
     for name in ("tokenizer.model", "tokenizer.vocab", "made.json"):
         assert (tmp_path / name).read_bytes() == (model.parent / name).read_bytes()
     pieces = (tmp_path / "tokenizer.vocab").read_text().splitlines()
@@ -197,13 +229,21 @@ def test_the_sample_is_the_smallest_hashes_and_never_held_back(rows: Rows, tmp_p
     in_file_order = [row for row in rows if row in sampled]
     for folder, part, split in ((everything, rows, DATA.split), (chosen, in_file_order, NONE_HELD)):
         source = write_documents(folder / "documents.arrow", part)
-        train_document_tokenizer(silent, sources=[source], folder=folder, config=config, split=split)
+        train_document_tokenizer(
+            silent, sources=[source], folder=folder, config=config, split=split
+        )
     facts = json.loads((everything / "made.json").read_text())
     assert facts["sample"] == {"documents": 20, "bytes": size}
-    assert (everything / "tokenizer.model").read_bytes() == (chosen / "tokenizer.model").read_bytes()
+    assert (everything / "tokenizer.model").read_bytes() == (
+        chosen / "tokenizer.model"
+    ).read_bytes()
 
 
 def test_nothing_to_train_on_is_one_message(tmp_path: Path) -> None:
     source = write_documents(tmp_path / "documents.arrow", [])
-    with pytest.raises(DataError, match=r"is left to train a tokenizer on\. Lower data\.split\.heldout_fraction"):
-        train_document_tokenizer(silent, sources=[source], folder=tmp_path, config=CONFIG, split=DATA.split)
+    with pytest.raises(
+        DataError, match=r"is left to train a tokenizer on\. Lower data\.split\.heldout_fraction"
+    ):
+        train_document_tokenizer(
+            silent, sources=[source], folder=tmp_path, config=CONFIG, split=DATA.split
+        )

@@ -1,16 +1,18 @@
-"""The completion scripts hold every verb, option, config and key, and bash completes with its script."""
+"""The completion scripts hold every verb, option, config and key, and bash completes with its
+script.
+"""
 
 import subprocess
 from collections.abc import Callable
 
 import pytest
 
-from launch.commands.completion import collect_words, format_bash, format_fish, format_zsh
-from launch.commands.verbs import VERBS
-from launch.main import build_parser
-from llmsys.config.merge import read_overrides
+from llmsys.config.loading.merge import read_overrides
 from llmsys.config.run import RunConfig
 from llmsys.config.section import find_default_kind
+from llmsys.launch.commands.completion import collect_words, format_bash, format_fish, format_zsh
+from llmsys.launch.commands.verbs import VERBS
+from llmsys.launch.main import build_parser
 
 WORDS = collect_words(build_parser)
 COMPLETE = """
@@ -29,7 +31,10 @@ def test_bash_completes_verbs_options_configs_keys_and_values() -> None:
     assert complete("tr") == ["train", "translate", "trace"]
     assert complete("train", "--pre") == ["--prepare"]
     assert complete("train", "train/dem") == ["train/demo"]
-    assert complete("train", "train/demo", "optimizer.lear") == ["nospace", "optimizer.learning_rate="]
+    assert complete("train", "train/demo", "optimizer.lear") == [
+        "nospace",
+        "optimizer.learning_rate=",
+    ]
     assert complete("train", "train/demo", "schedule.kind", "=", "co") == ["constant", "cosine"]
     assert complete("doctor", "pa") == ["parity"]
     assert complete("plan", "model/llama-7b", "gp") == ["nospace", "gpus="]

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import sentencepiece
 
-from launch.main import main
-from llmsys.tokenizer import load_tokenizer
+from llmsys.launch.main import main
+from llmsys.vocabulary.tokenizer import load_tokenizer
 from tests.helpers.transformers_models import build
 
 pytest.importorskip("transformers")
@@ -17,9 +17,16 @@ pytest.importorskip("transformers")
 @pytest.fixture
 def trained_tokenizer(tmp_path: Path) -> Path:
     lines = (f"the lazy {i} dogs of the {i % 7} quick foxes" for i in range(200))
-    options: dict[str, Any] = {"vocab_size": 330, "hard_vocab_limit": False, "byte_fallback": True, "minloglevel": 2}
+    options: dict[str, Any] = {
+        "vocab_size": 330,
+        "hard_vocab_limit": False,
+        "byte_fallback": True,
+        "minloglevel": 2,
+    }
     prefix = str(tmp_path / "pieces")
-    sentencepiece.SentencePieceTrainer.train(sentence_iterator=lines, model_prefix=prefix, model_type="bpe", **options)
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=lines, model_prefix=prefix, model_type="bpe", **options
+    )
     return tmp_path / "pieces.model"
 
 
@@ -34,10 +41,15 @@ def test_the_direction_follows_from_the_source(
 ) -> None:
     ours, back = tmp_path / "ours", tmp_path / "back"
     assert main(["convert", str(source), str(ours)]) == 0
-    assert f"wrote {ours}. Use it with: llmsys generate {ours}/config.yaml" in capsys.readouterr().out
+    assert (
+        f"wrote {ours}. Use it with: llmsys generate {ours}/config.yaml" in capsys.readouterr().out
+    )
     checkpoint = ours / "checkpoints" / "step-00000000"
     assert main(["convert", str(checkpoint), str(back), "--max-shard-size", "20KB", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"source": str(checkpoint), "destination": str(back)}
+    assert json.loads(capsys.readouterr().out) == {
+        "source": str(checkpoint),
+        "destination": str(back),
+    }
     assert len(list(back.glob("model-*-of-*.safetensors"))) > 1
 
 
@@ -53,7 +65,9 @@ def test_generation_works_from_a_converted_folder(
     words = ["--prompt", "the lazy", "generation.max_new_tokens=5", "--json"]
     assert main(["generate", str(tmp_path / "ours" / "config.yaml"), *words]) == 0
     assert json.loads(capsys.readouterr().out)[0]["prompt"] == "the lazy"
-    record = json.loads((tmp_path / "ours" / "checkpoints" / "step-00000000" / "state.json").read_text())
+    record = json.loads(
+        (tmp_path / "ours" / "checkpoints" / "step-00000000" / "state.json").read_text()
+    )
     assert record["run"] == {"tokenizer_fingerprint": load_tokenizer(trained_tokenizer).fingerprint}
 
 
@@ -77,7 +91,10 @@ def test_a_dry_run_lists_both_ways_and_writes_nothing(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--max-shard-size", "many"], "'many' is not a size. Write a number and a unit, such as 2GB or 500MiB."),
+        (
+            ["--max-shard-size", "many"],
+            "'many' is not a size. Write a number and a unit, such as 2GB or 500MiB.",
+        ),
         (["--max-shard-size", "0GB"], "'0GB' is not a size"),
         (["--max-shard-size", "2GB"], "--max-shard-size applies to the conversion to Hugging Face"),
     ],
@@ -89,6 +106,8 @@ def test_a_size_that_cannot_be_meant_is_refused(
     assert message in capsys.readouterr().err
 
 
-def test_a_source_that_is_no_folder_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_source_that_is_no_folder_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["convert", str(tmp_path / "nothing"), str(tmp_path / "ours")]) == 2
     assert "is not a folder. Name a Hugging Face folder or a run folder." in capsys.readouterr().err

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from launch.commands.demo import SAMPLE_CRAWL, list_crawl_overrides
-from launch.main import main
-from launch.process.parent_watch import VARIABLE
+from llmsys.launch.commands.demo import SAMPLE_CRAWL, list_crawl_overrides
+from llmsys.launch.main import main
+from llmsys.launch.process.parent_watch import VARIABLE
 from tests.helpers.process import PATIENCE_SECONDS, has_ended, wait_for_pid, wait_until
 
 STAND_IN = """
 import json, os, signal, sys, time
 from pathlib import Path
-from launch.process.parent_watch import die_with_parent
+from llmsys.launch.process.parent_watch import die_with_parent
 die_with_parent()
 folder, verb = Path(sys.argv[1]), sys.argv[2]
 plan = json.loads((folder / "plan.json").read_text())
@@ -43,7 +43,12 @@ if verb == "evaluate":
     assert sys.argv[-1] == "--json"
     print(json.dumps({"loss": 4.2, **plan["evaluation"]}))
 """
-GOOD = {"bits_per_byte": 1.23449, "gzip_bits_per_byte": 2.3456, "xz_bits_per_byte": 2.1, "evaluated_bytes": 250_123}
+GOOD = {
+    "bits_per_byte": 1.23449,
+    "gzip_bits_per_byte": 2.3456,
+    "xz_bits_per_byte": 2.1,
+    "evaluated_bytes": 250_123,
+}
 
 
 class Stage:
@@ -61,7 +66,7 @@ class Stage:
 
     @property
     def command(self) -> list[str]:
-        return [sys.executable, "-m", "launch.main", *self.arguments]
+        return [sys.executable, "-m", "llmsys.launch.main", *self.arguments]
 
     def calls(self) -> list[list[str]]:
         return [json.loads(line) for line in (self.folder / "calls.jsonl").read_text().splitlines()]
@@ -71,26 +76,46 @@ class Stage:
 def test_every_verb_runs_once_in_order_on_the_same_config(engine: str, tmp_path: Path) -> None:
     stage = Stage(tmp_path)
     assert main([*stage.arguments, "--engine", engine]) == 0
-    assert [call[0] for call in stage.calls()] == ["prepare", "estimate", "train", "evaluate", "generate", "report"]
-    overrides = ["train/demo", "data.folder=out/data", f"run.folder=out/{engine}", f"engine.kind={engine}"]
+    assert [call[0] for call in stage.calls()] == [
+        "prepare",
+        "estimate",
+        "train",
+        "evaluate",
+        "generate",
+        "report",
+    ]
+    overrides = [
+        "train/demo",
+        "data.folder=out/data",
+        f"run.folder=out/{engine}",
+        f"engine.kind={engine}",
+    ]
     assert all(call[1:5] == overrides for call in stage.calls())
 
 
 def test_the_last_line_is_the_yardstick(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(Stage(tmp_path).arguments) == 0
     output, errors = capfd.readouterr()
-    assert output.splitlines()[-1] == "bits_per_byte model=1.234 gzip=2.346 xz=2.100 heldout_bytes=250123"
+    assert (
+        output.splitlines()[-1]
+        == "bits_per_byte model=1.234 gzip=2.346 xz=2.100 heldout_bytes=250123"
+    )
     assert errors == ""
     assert "[4/6] evaluate" in output
     assert "out/torch/report.html" in output
 
 
-def test_overrides_and_the_sample_crawl_reach_every_verb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_overrides_and_the_sample_crawl_reach_every_verb(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Outside of a checkout the config's relative path of the sample crawl names nothing."""
     stage = Stage(tmp_path)
     monkeypatch.chdir(tmp_path)
     [crawl] = list_crawl_overrides()
-    assert [Path(shard).is_file() for shard in json.loads(crawl.removeprefix("data.inputs="))] == [True, True]
+    assert [Path(shard).is_file() for shard in json.loads(crawl.removeprefix("data.inputs="))] == [
+        True,
+        True,
+    ]
     assert main([*stage.arguments, "train.tokens=9_000"]) == 0
     assert {tuple(call[5:7]) for call in stage.calls()} == {(crawl, "train.tokens=9_000")}
     (tmp_path / SAMPLE_CRAWL).mkdir(parents=True)
@@ -117,12 +142,24 @@ def test_a_model_that_a_compressor_beats_fails_the_demo(
 @pytest.mark.parametrize(
     ("plan", "status", "message"),
     [
-        ({"fails": "train"}, 2, "demo: `llmsys train` ended with status 2; run the same command again to continue"),
-        ({"is_killed": "train"}, 137, "demo: `llmsys train` was killed by signal 9; run the same command again"),
+        (
+            {"fails": "train"},
+            2,
+            "demo: `llmsys train` ended with status 2; run the same command again to continue",
+        ),
+        (
+            {"is_killed": "train"},
+            137,
+            "demo: `llmsys train` was killed by signal 9; run the same command again",
+        ),
     ],
 )
 def test_a_verb_that_fails_stops_the_demo(
-    plan: dict[str, str], status: int, message: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    plan: dict[str, str],
+    status: int,
+    message: str,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     stage = Stage(tmp_path, **plan)
     assert main(stage.arguments) == status
@@ -159,8 +196,8 @@ def test_a_demo_that_is_asked_to_stop_saves(number: signal.Signals, tmp_path: Pa
     assert demo.returncode == 75
     assert (tmp_path / "saved").read_text() == number.name
     said = (
-        "demo: `llmsys train` was stopped, and what it did is kept; run the same command again to continue "
-        "where it stopped"
+        "demo: `llmsys train` was stopped, and what it did is kept; run the same command again to "
+        "continue where it stopped"
     )
     assert errors.splitlines() == [said]
 
@@ -169,7 +206,9 @@ def test_a_demo_that_is_asked_to_stop_saves(number: signal.Signals, tmp_path: Pa
 def test_make_demo_hands_a_sigterm_on(tmp_path: Path, repository: Path) -> None:
     """What make starts is the demo itself and not a shell, which would end alone."""
     llmsys = tmp_path / "llmsys"
-    llmsys.write_text("#!/bin/sh\ntrap 'touch saved; exit 75' TERM\ntouch began\nwhile :; do sleep 0.05; done\n")
+    llmsys.write_text(
+        "#!/bin/sh\ntrap 'touch saved; exit 75' TERM\ntouch began\nwhile :; do sleep 0.05; done\n"
+    )
     llmsys.chmod(0o755)
     words = ["make", "-f", str(repository / "Makefile"), "-o", "install", "demo", f"BIN={tmp_path}"]
     with subprocess.Popen(words, cwd=tmp_path) as make:

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from launch.commands.dryrun import build_request, parse_cluster
-from launch.main import build_parser, main
-from llmsys.config.load import read_config
+from llmsys.config.loading.load import read_config
 from llmsys.dryrun.page import write_dry_run
 from llmsys.errors import ConfigError
 from llmsys.estimate.device_profile import FOLDER
+from llmsys.launch.commands.dryrun import build_request, parse_cluster
+from llmsys.launch.main import build_parser, main
 from llmsys.report.estimate_page import NUM_CATEGORIES
 from tests.helpers.browser import MAX_PAGE_BYTES, needs_chromium, open_in_both_looks
 from tests.helpers.dry_runs import RANKS, run_tiny, write_tiny_config
@@ -50,7 +50,13 @@ def test_a_rank_that_does_not_fit_is_printed_written_and_exits_with_1(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "out"
-    words = ["dryrun", str(write_tiny_config()), f"nodes=1:{RANKS}", "rank=3", f"device={write_small_device(tmp_path)}"]
+    words = [
+        "dryrun",
+        str(write_tiny_config()),
+        f"nodes=1:{RANKS}",
+        "rank=3",
+        f"device={write_small_device(tmp_path)}",
+    ]
     assert main([*words, "--output", str(output)]) == 1
     printed = capsys.readouterr().out
     assert "rank 3 of 8 does not fit: 1.0 of 0.9 GiB on H100 SXM 80GB" in printed
@@ -91,8 +97,14 @@ def test_a_timeline_ends_where_the_peak_of_its_phases_says() -> None:
     [
         (["device=h100-sxm"], "A dry run needs a cluster, and nodes is not given. Give nodes=8:8"),
         (["nodes=8:8"], "and device is not given"),
-        (["nodes=8:8", "device=h100-sxm", "rank=x"], "rank=x is not a rank. Use rank=0 to rank=63."),
-        (["nodes=8:8", "device=tpu-v4"], "has no compute_capability, and a dry run pretends CUDA devices only"),
+        (
+            ["nodes=8:8", "device=h100-sxm", "rank=x"],
+            "rank=x is not a rank. Use rank=0 to rank=63.",
+        ),
+        (
+            ["nodes=8:8", "device=tpu-v4"],
+            "has no compute_capability, and a dry run pretends CUDA devices only",
+        ),
     ],
 )
 def test_a_command_line_that_cannot_run_names_the_next_step(
@@ -109,8 +121,16 @@ def test_a_cluster_is_machines_times_devices(text: str) -> None:
         parse_cluster(text)
 
 
-def test_the_command_that_a_plan_prints_names_its_layout(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["model/llama3.2-1b", "gpus=16", "device=h100-sxm", "batch.sequence_length=2048", "batch.sequences=64"]
+def test_the_command_that_a_plan_prints_names_its_layout(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = [
+        "model/llama3.2-1b",
+        "gpus=16",
+        "device=h100-sxm",
+        "batch.sequence_length=2048",
+        "batch.sequences=64",
+    ]
     assert main(["plan", *words, "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)
     fastest = next(one for one in plan["best"] if one["engine"]["kind"] == "torch")

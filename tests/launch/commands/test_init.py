@@ -1,4 +1,6 @@
-"""`llmsys init` writes a legal config for what it finds, and prints commands that follow from it."""
+"""`llmsys init` writes a legal config for what it finds, and prints commands that follow from
+it.
+"""
 
 import gzip
 import json
@@ -10,16 +12,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from launch.commands.init import TEMPLATES
-from launch.main import build_parser, main
-from llmsys.config.load import load_run_config
+from llmsys.config.loading.load import load_run_config
 from llmsys.config.run import RunConfig
+from llmsys.launch.commands.init import TEMPLATES
+from llmsys.launch.main import build_parser, main
 from tests.helpers.example_run import write_dataset, write_run
 from tests.helpers.saved_dataset import save_to_disk
 from tests.helpers.tiny_crawl import make_crawl
 
 HUGGING_FACE = {
-    "model_type": "llama", "vocab_size": 300, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1,
+    "model_type": "llama", "vocab_size": 300, "hidden_size": 16, "intermediate_size": 32,
+    "num_hidden_layers": 1,
     "num_attention_heads": 2, "max_position_embeddings": 64,
 }  # fmt: skip
 
@@ -30,7 +33,9 @@ def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def init(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[RunConfig, list[str]]:
-    """The config that init writes, and the commands it prints, each of which must be one that llmsys takes."""
+    """The config that init writes, and the commands it prints, each of which must be one that
+    llmsys takes.
+    """
     assert main(["init", *words, "--json"]) == 0, capsys.readouterr().err
     result = json.loads(capsys.readouterr().out)
     for command in result["next"]:
@@ -44,16 +49,24 @@ def test_a_crawl_gets_the_rules_for_pages(capsys: pytest.CaptureFixture[str]) ->
     make_crawl(Path("crawl"))
     config, commands = init(capsys, "crawl")
     assert config.data.inputs == ("crawl/*.warc.gz",)
-    assert [rule.kind for rule in config.data.rules] == ["gopher_repetition", "gopher_quality", "c4_datatrove"]
+    assert [rule.kind for rule in config.data.rules] == [
+        "gopher_repetition",
+        "gopher_quality",
+        "c4_datatrove",
+    ]
     assert config.tokenizer.vocab_size == config.model.vocab_size == 512
     assert commands[0] == "llmsys train my.yaml --prepare"
 
 
-def test_rows_are_read_from_the_column_that_holds_the_texts(capsys: pytest.CaptureFixture[str]) -> None:
+def test_rows_are_read_from_the_column_that_holds_the_texts(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     Path("rows/deep").mkdir(parents=True)
     pq.write_table(pa.table({"id": ["a"], "body": ["a long enough text"]}), "rows/deep/one.parquet")
     Path("lines").mkdir()
-    Path("lines/one.jsonl.gz").write_bytes(gzip.compress(b'{"text": "a", "other": "longer than the text"}\n'))
+    Path("lines/one.jsonl.gz").write_bytes(
+        gzip.compress(b'{"text": "a", "other": "longer than the text"}\n')
+    )
     config, _ = init(capsys, "rows", "--output", "rows.yaml")
     assert (config.data.inputs, config.data.read.text_field) == (("rows/**/*.parquet",), "body")
     assert config.data.rules == ()
@@ -61,10 +74,15 @@ def test_rows_are_read_from_the_column_that_holds_the_texts(capsys: pytest.Captu
     assert (config.data.inputs, config.data.read.text_field) == (("lines/*.jsonl.gz",), "text")
 
 
-def test_a_stream_of_arrow_as_datasets_are_stored_is_read(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_stream_of_arrow_as_datasets_are_stored_is_read(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     Path("set").mkdir()
     table = pa.table({"content": ["a text"]})
-    with pa.OSFile("set/data-00000-of-00001.arrow", "wb") as file, pa.ipc.new_stream(file, table.schema) as stream:
+    with (
+        pa.OSFile("set/data-00000-of-00001.arrow", "wb") as file,
+        pa.ipc.new_stream(file, table.schema) as stream,
+    ):
         stream.write_table(table)
     Path("set/dataset_info.json").write_text("{}")
     config, _ = init(capsys, "set")
@@ -81,7 +99,10 @@ def test_a_model_and_texts_make_a_run_that_continues_it(capsys: pytest.CaptureFi
     config, commands = init(capsys, "hub/tiny", "texts", "--output", "texts/tiny.yaml")
     assert (config.tokenizer.kind, config.tokenizer.path) == ("file", Path("hub/tiny"))
     assert (config.model.hidden_size, config.batch.sequence_length) == (16, 64)
-    assert (config.data.inputs, config.train.init_from) == (("texts/*.txt",), Path("runs/tiny-weights"))
+    assert (config.data.inputs, config.train.init_from) == (
+        ("texts/*.txt",),
+        Path("runs/tiny-weights"),
+    )
     assert [command.split()[1] for command in commands] == ["convert", "train", "convert"]
 
 
@@ -105,7 +126,9 @@ def test_a_saved_dataset_is_named_as_a_folder_so_that_its_test_split_is_not_trai
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     for split in ("train", "test"):
-        save_to_disk(Path("both") / split, split, [{"body": f"some text for the split {split}", "url": "u"}])
+        save_to_disk(
+            Path("both") / split, split, [{"body": f"some text for the split {split}", "url": "u"}]
+        )
     Path("both/dataset_dict.json").write_text('{"splits": ["train", "test"]}')
     config, _ = init(capsys, "both", "--output", "both.yaml")
     assert [str(one) for one in config.data.inputs] == ["both"]
@@ -146,7 +169,9 @@ def test_texts_of_every_language_are_kept_and_files_that_are_not_read_are_named(
     config, _ = init(capsys, "texts", "--output", "texts.yaml")
     assert (config.data.language.languages, config.data.language.min_score) == ((), 0)
     assert main(["init", "texts", "--output", "again.yaml"]) == 0
-    assert "but left out 1 JSON lines file in texts: of a folder's formats" in capsys.readouterr().out
+    assert (
+        "but left out 1 JSON lines file in texts: of a folder's formats" in capsys.readouterr().out
+    )
     make_crawl(Path("crawl"))
     config, _ = init(capsys, "crawl", "--output", "crawl.yaml")
     assert (config.data.language.languages, config.data.language.min_score) == ((), 0.65)

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from launch.main import main
-from llmsys.config.load import read_config
+from llmsys.config.loading.load import read_config
 from llmsys.config.quality_rules import RULE_KINDS
 from llmsys.estimate.device_profile import load_device_profile
+from llmsys.launch.main import main
 
 
 def test_every_name_is_one_that_a_command_takes(capsys: pytest.CaptureFixture[str]) -> None:

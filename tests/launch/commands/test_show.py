@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from launch.main import main
+from llmsys.launch.main import main
 
 
 def test_kernels_are_printed_with_reason_and_cost(capsys: pytest.CaptureFixture[str]) -> None:
@@ -28,7 +28,11 @@ def test_without_a_device_the_usual_ones_are_shown(capsys: pytest.CaptureFixture
         "sm_100": ["varlen"],
     }
     [group] = kernels["sm_90"]
-    assert (group["layers"], group["has_table"], group["traits"]["length"]) == (list(range(32)), False, 8192)
+    assert (group["layers"], group["has_table"], group["traits"]["length"]) == (
+        list(range(32)),
+        False,
+        8192,
+    )
 
 
 def test_auto_is_the_dtype_that_the_device_has(capsys: pytest.CaptureFixture[str]) -> None:
@@ -47,10 +51,16 @@ def test_layers_are_printed_as_runs(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("device", "message"),
     [
-        ("tpu-v4", "The profile of TPU v4 chip 32GB has no compute_capability, and attention kernels are known for"),
+        (
+            "tpu-v4",
+            "The profile of TPU v4 chip 32GB has no compute_capability, and attention kernels are "
+            "known for",
+        ),
         ("h1000", "'h1000' has no device profile"),
     ],
 )
-def test_a_device_without_kernels_is_named(device: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_device_without_kernels_is_named(
+    device: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["show", "train/demo", "--kernels", f"device={device}"]) == 2
     assert message in capsys.readouterr().err

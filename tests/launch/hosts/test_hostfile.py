@@ -1,11 +1,13 @@
-"""Laws of launch.hosts.hostfile: a list and a hostfile mean the same, and what cannot be meant is refused by name."""
+"""Laws of llmsys.launch.hosts.hostfile: a list and a hostfile mean the same, and what cannot be
+meant is refused by name.
+"""
 
 from pathlib import Path
 
 import pytest
 
-from launch.hosts.hostfile import Host, parse_nodes
 from llmsys.errors import LaunchError
+from llmsys.launch.hosts.hostfile import Host, parse_nodes
 
 
 def test_a_list_and_a_hostfile_mean_the_same(tmp_path: Path) -> None:
@@ -34,13 +36,18 @@ def test_nodes_that_cannot_be_meant_are_refused(text: str, message: str) -> None
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        ("alpha slots=2\nbeta 2\n", r"hostfile, line 2: 'beta 2' cannot be read.* Write it as `host slots=8`"),
+        (
+            "alpha slots=2\nbeta 2\n",
+            r"hostfile, line 2: 'beta 2' cannot be read.* Write it as `host slots=8`",
+        ),
         ("alpha slots=2\n\nbeta slots=0\n", r"line 3: beta has 0 slots"),
         ("alpha slots=2\nalpha slots=2\n", r"alpha is listed 2 times"),
         ("# nobody\n", r"lists no host. Write a line such as"),
     ],
 )
-def test_a_hostfile_that_cannot_be_meant_is_refused_by_its_line(lines: str, message: str, tmp_path: Path) -> None:
+def test_a_hostfile_that_cannot_be_meant_is_refused_by_its_line(
+    lines: str, message: str, tmp_path: Path
+) -> None:
     (tmp_path / "hostfile").write_text(lines)
     with pytest.raises(LaunchError, match=message):
         parse_nodes(str(tmp_path / "hostfile"))

@@ -1,4 +1,6 @@
-"""`llmsys launch --by` prints what Kubernetes, SkyPilot and Ray take, checked against their own schemas and parsers."""
+"""`llmsys launch --by` prints what Kubernetes, SkyPilot and Ray take, checked against their own
+schemas and parsers.
+"""
 
 import json
 import re
@@ -13,11 +15,11 @@ import pytest
 import yaml
 from torch.distributed.run import config_from_args, parse_args
 
-from launch.launchers import kubernetes
-from launch.launchers.kubernetes import IMAGE_CHECKOUT, WORKSPACE, format_dns_label
-from launch.main import main
-from llmsys.config.load import load_run_config
+from llmsys.config.loading.load import load_run_config
 from llmsys.errors import LostRankError
+from llmsys.launch.launchers import kubernetes
+from llmsys.launch.launchers.kubernetes import IMAGE_CHECKOUT, WORKSPACE, format_dns_label
+from llmsys.launch.main import main
 from tests.helpers.launch_config import SMALL
 from tests.helpers.paths import ROOT
 
@@ -30,7 +32,9 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("NCCL_DEBUG", "INFO")
     monkeypatch.setenv("HF_TOKEN", "hush")
-    (tmp_path / "toy.yaml").write_text(yaml.safe_dump(SMALL | {"run": {"name": "A toy", "folder": "runs/toy"}}))
+    (tmp_path / "toy.yaml").write_text(
+        yaml.safe_dump(SMALL | {"run": {"name": "A toy", "folder": "runs/toy"}})
+    )
 
 
 def print_job(capsys: pytest.CaptureFixture[str], by: str, *words: str) -> str:
@@ -42,28 +46,44 @@ def print_job(capsys: pytest.CaptureFixture[str], by: str, *words: str) -> str:
 
 def load_schema(name: str, *path: str) -> dict[str, Any]:
     schema = json.loads((SCHEMAS / f"{name}.json").read_text())
-    return {"$ref": f"#/$defs/{path[0]}", "$defs": schema["$defs"]} if "$defs" in schema else schema[path[0]]
+    return (
+        {"$ref": f"#/$defs/{path[0]}", "$defs": schema["$defs"]}
+        if "$defs" in schema
+        else schema[path[0]]
+    )
 
 
 def parse_agent_command(words: list[str]) -> tuple[dict[str, str], Any, list[str]]:
-    """Return the restart agent's options, torchrun's own reading of its arguments, and the script with its config."""
+    """Return the restart agent's options, torchrun's own reading of its arguments, and the
+    script with its config.
+    """
     second = words.index(words[0], 1)
-    assert words[1:3] == ["-m", "launch.launchers.restart_agent"]
-    assert words[second + 1 : second + 3] == ["-m", "launch.launchers.torchrun"]
+    assert words[1:3] == ["-m", "llmsys.launch.launchers.restart_agent"]
+    assert words[second + 1 : second + 3] == ["-m", "llmsys.launch.launchers.torchrun"]
     config, _, _ = config_from_args(parse_args(words[second + 3 :]))
     options = dict(word.removeprefix("--").split("=", 1) for word in words[3:second])
     return options, config, words[-2:]
 
 
 @pytest.mark.parametrize("nodes", [1, 4])
-def test_kubernetes_takes_the_objects_and_torchrun_the_command(capsys: pytest.CaptureFixture[str], nodes: int) -> None:
-    text = print_job(capsys, "kubernetes", f"nodes={nodes}", "--volume", "disk", "--image", "registry/llmsys:1")
+def test_kubernetes_takes_the_objects_and_torchrun_the_command(
+    capsys: pytest.CaptureFixture[str], nodes: int
+) -> None:
+    text = print_job(
+        capsys, "kubernetes", f"nodes={nodes}", "--volume", "disk", "--image", "registry/llmsys:1"
+    )
     objects = {one["kind"]: one for one in yaml.safe_load_all(text)}
     for kind, one in objects.items():
         jsonschema.validate(one, load_schema("kubernetes", KINDS[kind]))
-    assert objects.keys() == ({"ConfigMap", "Job", "Service"} if nodes > 1 else {"ConfigMap", "Job"})
+    assert objects.keys() == (
+        {"ConfigMap", "Job", "Service"} if nodes > 1 else {"ConfigMap", "Job"}
+    )
     job = objects["Job"]["spec"]
-    assert (job["completionMode"], job["completions"], job["parallelism"]) == ("Indexed", nodes, nodes)
+    assert (job["completionMode"], job["completions"], job["parallelism"]) == (
+        "Indexed",
+        nodes,
+        nodes,
+    )
     pod, labels = job["template"]["spec"], job["template"]["metadata"]["labels"]
     [container] = pod["containers"]
     assert (container["image"], container["workingDir"]) == ("registry/llmsys:1", WORKSPACE)
@@ -80,7 +100,11 @@ def test_kubernetes_takes_the_objects_and_torchrun_the_command(capsys: pytest.Ca
     assert (torchrun.min_nodes, torchrun.max_nodes, torchrun.nproc_per_node) == (nodes, nodes, 2)
     assert script == [f"{IMAGE_CHECKOUT}/launch/train.py", "/etc/llmsys/config.yaml"]
     if nodes > 1:  # the first pod's name is that of its Job, its index, and the Service
-        assert pod["subdomain"] == objects["Service"]["metadata"]["name"] == objects["Job"]["metadata"]["name"]
+        assert (
+            pod["subdomain"]
+            == objects["Service"]["metadata"]["name"]
+            == objects["Job"]["metadata"]["name"]
+        )
         assert objects["Service"]["spec"]["selector"].items() <= labels.items()
         assert objects["Service"]["spec"]["publishNotReadyAddresses"]
         assert torchrun.local_addr == "$(POD_IP)"
@@ -89,10 +113,15 @@ def test_kubernetes_takes_the_objects_and_torchrun_the_command(capsys: pytest.Ca
     assert not Path("runs").exists()  # the volume is not mounted here
 
 
-def test_a_pod_that_saved_is_replaced_and_one_with_a_wrong_config_is_not(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_pod_that_saved_is_replaced_and_one_with_a_wrong_config_is_not(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     documents = yaml.safe_load_all(print_job(capsys, "kubernetes", "nodes=2", "--gpus", "0"))
     job = next(one for one in documents if one["kind"] == "Job")["spec"]
-    rules = [(rule["action"], rule.get("onExitCodes", {}).get("values")) for rule in job["podFailurePolicy"]["rules"]]
+    rules = [
+        (rule["action"], rule.get("onExitCodes", {}).get("values"))
+        for rule in job["podFailurePolicy"]["rules"]
+    ]
     assert rules == [("FailJob", [2]), ("Ignore", [75]), ("Ignore", None)]
     assert "resources" not in job["template"]["spec"]["containers"][0]
 
@@ -121,7 +150,9 @@ def test_skypilot_takes_the_task_and_its_nodes_find_each_other(
     ips = "\n".join(f"10.0.0.{number}" for number in range(1, nodes + 1))
     environment = {"HOME": str(Path.cwd()), "PATH": "/usr/bin:/bin", "SKYPILOT_NODE_IPS": ips}
     environment["SKYPILOT_NODE_RANK"] = str(min(2, nodes - 1))
-    done = subprocess.run(["bash", "-c", shell], env=environment, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        ["bash", "-c", shell], env=environment, capture_output=True, text=True, check=True
+    )
     options, torchrun, script = parse_agent_command(done.stdout.splitlines())
     first, own = ("10.0.0.1", "10.0.0.3") if nodes > 1 else ("127.0.0.1", "127.0.0.1")
     assert (options["meet"], torchrun.local_addr) == (f"{first}:29500", own)
@@ -137,14 +168,15 @@ def test_ray_takes_the_command_and_the_job_takes_what_ray_passes_on(
     from ray.dashboard.modules.job.cli import submit
     from ray.runtime_env import RuntimeEnv
 
-    from launch.launchers import ray_job
+    from llmsys.launch.launchers import ray_job
 
     words = shlex.split(print_job(capsys, "ray", "nodes=4"))
     assert words[:3] == ["ray", "job", "submit"]
     given = submit.make_context("submit", words[3:]).params
     assert RuntimeEnv(**json.loads(given["runtime_env_json"]))["env_vars"]["NCCL_DEBUG"] == "INFO"
-    entry = shlex.split(subprocess.list2cmdline(given["entrypoint"]))  # as Ray joins it, for a shell
-    assert entry[1:3] == ["-m", "launch.launchers.ray_job"]
+    # as Ray joins it, for a shell
+    entry = shlex.split(subprocess.list2cmdline(given["entrypoint"]))
+    assert entry[1:3] == ["-m", "llmsys.launch.launchers.ray_job"]
     plans: list[Any] = []
     monkeypatch.setattr(ray_job, "run_on_nodes", lambda plan, gpus: plans.append((plan, gpus)) or 0)
     assert ray_job.main(entry[3:]) == 0
@@ -158,20 +190,32 @@ def test_ray_takes_the_command_and_the_job_takes_what_ray_passes_on(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["nodes=2", "--by", "ray"], "--by ray starts nothing. Add --print, and give the output to `sh`"),
+        (
+            ["nodes=2", "--by", "ray"],
+            "--by ray starts nothing. Add --print, and give the output to `sh`",
+        ),
         (["nodes=a:2", "--by", "ray", "--print"], "nodes=a:2 names hosts, but ray chooses them"),
         (
             ["nodes=2", "--by", "ray", "--print", "--launcher", "slurm"],
             "--by ray starts the ranks of a host by torchrun",
         ),
-        (["nodes=2", "spares=1", "--by", "kubernetes", "--print"], "spares=1: kubernetes itself finds another host"),
-        (["nodes=2", "--by", "ray", "--print", "--min-hosts", "1"], "--min-hosts 1: a Ray job needs all of its nodes"),
+        (
+            ["nodes=2", "spares=1", "--by", "kubernetes", "--print"],
+            "spares=1: kubernetes itself finds another host",
+        ),
+        (
+            ["nodes=2", "--by", "ray", "--print", "--min-hosts", "1"],
+            "--min-hosts 1: a Ray job needs all of its nodes",
+        ),
         (
             ["nodes=2", "--by", "ray", "--print", "--sbatch=--time=1"],
             "--sbatch is for Slurm, and --by ray asks",
         ),
         (["nodes=2", "device=H100"], "device=H100 is for --by skypilot"),
-        (["nodes=2", "--by", "skypilot", "--print"], "needs the name of the 2 accelerators of a node. Give device="),
+        (
+            ["nodes=2", "--by", "skypilot", "--print"],
+            "needs the name of the 2 accelerators of a node. Give device=",
+        ),
         (
             ["nodes=2", "run.folder=/data/run", "--by", "kubernetes", "--print"],
             "run.folder=/data/run is outside /workspace, where the volume of all hosts is mounted",
@@ -186,11 +230,19 @@ def test_what_a_cluster_cannot_do_is_one_message(
     assert message in capsys.readouterr().err
 
 
-def test_folders_of_the_volume_and_of_an_object_store_are_accepted(capsys: pytest.CaptureFixture[str]) -> None:
-    assert f"folder: {WORKSPACE}/b" in print_job(capsys, "kubernetes", "nodes=2", f"run.folder={WORKSPACE}/b")
+def test_folders_of_the_volume_and_of_an_object_store_are_accepted(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert f"folder: {WORKSPACE}/b" in print_job(
+        capsys, "kubernetes", "nodes=2", f"run.folder={WORKSPACE}/b"
+    )
 
 
 def test_names_are_labels_of_dns() -> None:
-    for name, label in (("llama-8b-64", "llama-8b-64"), ("8B run_2.", "run-8b-run-2"), ("É" * 3, "run")):
+    for name, label in (
+        ("llama-8b-64", "llama-8b-64"),
+        ("8B run_2.", "run-8b-run-2"),
+        ("É" * 3, "run"),
+    ):
         assert format_dns_label(name) == label
     assert len(format_dns_label("a" * 80)) == kubernetes.MAX_NAME_LETTERS

@@ -1,4 +1,6 @@
-"""`llmsys launch` on three real hosts: losses cost time and no bit, and printed commands run as printed."""
+"""`llmsys launch` on three real hosts: losses cost time and no bit, and printed commands run as
+printed.
+"""
 
 import json
 import re
@@ -14,9 +16,9 @@ import psutil
 import pytest
 import yaml
 
-from launch.train import STOPPED
 from llmsys.doctor.toy_dataset import LENGTH, SEQUENCES, build_toy_config, write_toy_dataset
 from llmsys.events import read_latest_events
+from llmsys.launch.train import STOPPED
 from llmsys.train.checkpoint_record import read_record
 from tests.helpers.hosts import Hosts, find_missing_requirement, real_hosts
 from tests.helpers.paths import ROOT
@@ -27,13 +29,17 @@ pytestmark = [
     pytest.mark.distributed,
     pytest.mark.timeout(1800),
     pytest.mark.skipif(
-        bool(find_missing_requirement()), reason=f"no hosts can be made here: {find_missing_requirement()}"
+        bool(find_missing_requirement()),
+        reason=f"no hosts can be made here: {find_missing_requirement()}",
     ),
 ]
 
-PDSH = pytest.mark.skipif(not Path("/usr/bin/pdsh").exists(), reason="apt-get install pdsh is wanted")
+PDSH = pytest.mark.skipif(
+    not Path("/usr/bin/pdsh").exists(), reason="apt-get install pdsh is wanted"
+)
 STEPS = 40
-PATIENCE_SECONDS = 500.0  # starts of four ranks follow each other, on a machine that may have other work
+# starts of four ranks follow each other, on a machine that may have other work
+PATIENCE_SECONDS = 500.0
 FAST = {"reproducibility": "fast"}
 BOTH = "alpha:1,beta:1"
 
@@ -50,16 +56,28 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
 
 
 def config_file(hosts: Hosts, name: str, **changes: dict[str, Any]) -> Path:
-    train = {"tokens": STEPS * SEQUENCES * LENGTH, "hang_timeout_seconds": 120} | changes.pop("train", {})
+    train = {"tokens": STEPS * SEQUENCES * LENGTH, "hang_timeout_seconds": 120} | changes.pop(
+        "train", {}
+    )
     run = {"folder": str(hosts.folder / name)}
-    config = build_toy_config(hosts.folder, run=run, train=train, evaluation={"every_steps": 0}, **changes)
+    config = build_toy_config(
+        hosts.folder, run=run, train=train, evaluation={"every_steps": 0}, **changes
+    )
     path = hosts.folder / f"{name}.yaml"
     path.write_text(yaml.safe_dump(config.model_dump(mode="json")))
     return path
 
 
 def launch(config: Path, nodes: str, *more: str) -> list[str]:
-    return [sys.executable, "-m", "launch.main", "launch", str(config), f"nodes={nodes}", *more]
+    return [
+        sys.executable,
+        "-m",
+        "llmsys.launch.main",
+        "launch",
+        str(config),
+        f"nodes={nodes}",
+        *more,
+    ]
 
 
 def worlds(hosts: Hosts, name: str) -> list[int]:
@@ -67,22 +85,34 @@ def worlds(hosts: Hosts, name: str) -> list[int]:
     return [event["world_size"] for event in told(hosts, name) if event["event"] == "start"]
 
 
-def saved_or_ended(hosts: Hosts, name: str, start: int, processes: list[subprocess.Popen[bytes]]) -> bool:
-    """Whether a run's start of this number has saved a checkpoint, or a process that should make one has ended."""
-    kinds = [event["event"] for event in told(hosts, name) if event["event"] in ("start", "checkpoint")]
+def saved_or_ended(
+    hosts: Hosts, name: str, start: int, processes: list[subprocess.Popen[bytes]]
+) -> bool:
+    """Whether a run's start of this number has saved a checkpoint, or a process that should make
+    one has ended.
+    """
+    kinds = [
+        event["event"] for event in told(hosts, name) if event["event"] in ("start", "checkpoint")
+    ]
     saved = kinds.count("start") >= start and kinds[-1:] == ["checkpoint"]
     return saved or any(process.poll() is not None for process in processes)
 
 
 def losses(hosts: Hosts, name: str) -> list[float]:
     return [
-        event["loss"] for event in read_latest_events(hosts.folder / name / "events.jsonl") if event["event"] == "step"
+        event["loss"]
+        for event in read_latest_events(hosts.folder / name / "events.jsonl")
+        if event["event"] == "step"
     ]
 
 
 def ranks(hosts: Hosts, name: str) -> list[psutil.Process]:
     """The ranks of a host."""
-    return [one for one, words in hosts.commands(name) if _is(words, "launch/train.py") and not _is(words, "-m")]
+    return [
+        one
+        for one, words in hosts.commands(name)
+        if _is(words, "launch/train.py") and not _is(words, "-m")
+    ]
 
 
 def agents(hosts: Hosts, name: str) -> list[psutil.Process]:
@@ -91,7 +121,8 @@ def agents(hosts: Hosts, name: str) -> list[psutil.Process]:
     return [
         one
         for one, words in commands
-        if _is(words, "launch.launchers.torchrun") and not _is(words, "launch.launchers.restart_agent")
+        if _is(words, "llmsys.launch.launchers.torchrun")
+        and not _is(words, "llmsys.launch.launchers.restart_agent")
     ]
 
 
@@ -122,20 +153,29 @@ def heard_or_gone(hosts: Hosts, middle: Standstill) -> bool:
     return middle.heard(signal.SIGTERM) or not ranks(hosts, "alpha")
 
 
-def typed(hosts: Hosts, config: Path, *more: str, before: Sequence[str] = ()) -> list[subprocess.Popen[bytes]]:
+def typed(
+    hosts: Hosts, config: Path, *more: str, before: Sequence[str] = ()
+) -> list[subprocess.Popen[bytes]]:
     """What `llmsys launch --print` says, typed on each host into a shell that knows nothing."""
     printed = hosts.run("alpha", *before, *launch(config, BOTH, *more, "--print"))
     lines = re.findall(r"^# on (\w+):\n(.*)$", printed.stdout, flags=re.MULTILINE)
     assert [host for host, _ in lines] == BOTH.replace(":1", "").split(","), printed.stderr
-    return [hosts.start(host, "env", "-u", "PYTHONPATH", "bash", "-c", line, log=hosts.log) for host, line in lines]
+    return [
+        hosts.start(host, "env", "-u", "PYTHONPATH", "bash", "-c", line, log=hosts.log)
+        for host, line in lines
+    ]
 
 
 @PDSH
 def test_one_run_goes_from_launcher_to_launcher_and_loses_nothing(hosts: Hosts) -> None:
-    """ZeRO-2 by pdsh until SIGTERM, ZeRO-3 by pdsh until Ctrl-C, then what --print says, typed on each host: DeepSpeed
-    without ssh until SIGTERM, and accelerate. After each, no rank is left anywhere, and at last no step is another."""
+    """ZeRO-2 by pdsh until SIGTERM, ZeRO-3 by pdsh until Ctrl-C, then what --print says, typed on
+    each host: DeepSpeed
+    without ssh until SIGTERM, and accelerate. After each, no rank is left anywhere, and at last no
+    step is another."""
     for start, (number, status) in enumerate(((signal.SIGTERM, STOPPED), (signal.SIGINT, 130)), 1):
-        path = config_file(hosts, "passed", engine={"kind": "deepspeed", "zero_stage": start + 1}, train=FAST)
+        path = config_file(
+            hosts, "passed", engine={"kind": "deepspeed", "zero_stage": start + 1}, train=FAST
+        )
         middle = pause_run(hosts.folder / f"middle-{start}", 8 * start)
         process = hosts.start("alpha", *middle.words, *launch(path, BOTH), log=hosts.log)
         middle.wait(process, patience_seconds=PATIENCE_SECONDS)
@@ -151,9 +191,13 @@ def test_one_run_goes_from_launcher_to_launcher_and_loses_nothing(hosts: Hosts) 
     rank.send_signal(signal.SIGTERM)
     patiently(partial(middle.heard, signal.SIGTERM, rank=1), "the rank heard nothing")
     middle.go_on()
-    assert [process.wait(PATIENCE_SECONDS) for process in started] == [STOPPED, STOPPED], hosts.log.read_text()
+    assert [process.wait(PATIENCE_SECONDS) for process in started] == [STOPPED, STOPPED], (
+        hosts.log.read_text()
+    )
     path = config_file(hosts, "passed", engine={"kind": "accelerate"}, train=FAST)
-    assert [process.wait(PATIENCE_SECONDS) for process in typed(hosts, path)] == [0, 0], hosts.log.read_text()
+    assert [process.wait(PATIENCE_SECONDS) for process in typed(hosts, path)] == [0, 0], (
+        hosts.log.read_text()
+    )
     assert worlds(hosts, "passed") == [2, 2, 2, 2]
     train_calmly(config_file(hosts, "fast", train=FAST))
     assert len(losses(hosts, "passed")) == STEPS
@@ -161,7 +205,8 @@ def test_one_run_goes_from_launcher_to_launcher_and_loses_nothing(hosts: Hosts) 
 
 
 def test_a_halted_host_a_dead_one_and_a_cut_cable_cost_nothing_but_time(hosts: Hosts) -> None:
-    """FSDP2 with experts across hosts. One host of three halts and dies: two go on. Then a cable is out until the agent
+    """FSDP2 with experts across hosts. One host of three halts and dies: two go on. Then a cable is
+    out until the agent
     behind it has been given up: the run waits, and goes on by itself."""
     path = config_file(hosts, "lost", layout={"expert": 2}, train={"hang_timeout_seconds": 15})
     words = launch(path, "alpha:1,beta:1,gamma:2", "--min-hosts", "2", "--restarts", "20")
@@ -185,9 +230,9 @@ def test_a_halted_host_a_dead_one_and_a_cut_cable_cost_nothing_but_time(hosts: H
     assert process.wait(PATIENCE_SECONDS) == 0, hosts.log.read_text()
     assert "no step has finished for 15 s" in hosts.log.read_text()
     assert (
-        "the run finished on the remaining hosts; lost: gamma lost its ssh connection, or could not be reached"
-        in hosts.log.read_text()
-    )
+        "the run finished on the remaining hosts; lost: gamma lost its ssh connection, or could "
+        "not be reached"
+    ) in hosts.log.read_text()
     assert len(worlds(hosts, "lost")) > starts
     train_calmly(config_file(hosts, "calm"))
     assert state(hosts.folder / "lost") == state(hosts.folder / "calm")

@@ -1,4 +1,5 @@
-"""Slurm's own daemons run the jobs of `llmsys launch` on real hosts, which lose nodes, near their time limit and are
+"""Slurm's own daemons run the jobs of `llmsys launch` on real hosts, which lose nodes, near their
+time limit and are
 cancelled: nothing is lost, and every bit is that of an undisturbed run in one process."""
 
 import subprocess
@@ -26,12 +27,16 @@ WHY_NOT = hosts_of.find_missing_requirement() or real_slurm.find_missing_require
 pytestmark = [
     pytest.mark.distributed,
     pytest.mark.timeout(1800),
-    pytest.mark.skipif(bool(WHY_NOT), reason=f"no Slurm on several hosts can be made here: {WHY_NOT}"),
+    pytest.mark.skipif(
+        bool(WHY_NOT), reason=f"no Slurm on several hosts can be made here: {WHY_NOT}"
+    ),
 ]
 
 NODES = [f"n{number}" for number in range(1, 8)]
 wait_until = partial(process.wait_until, patience_seconds=500)
-"""Three jobs start at once, each with two torchruns and two ranks: that takes minutes where others work too."""
+"""Three jobs start at once, each with two torchruns and two ranks: that takes minutes where
+others work too.
+"""
 STEPS, ENDLESS = 48, 10**5
 
 
@@ -52,7 +57,9 @@ def slurm(hosts: Hosts) -> Iterator[Slurm]:
 def toy(folder: Path, name: str, steps: int) -> Path:
     """A config of so many steps that trains into `folder / name`."""
     train = {"tokens": steps * SEQUENCES * LENGTH, "hang_timeout_seconds": 120}
-    config = build_toy_config(folder, run={"folder": str(folder / name)}, train=train, evaluation={"every_steps": 0})
+    config = build_toy_config(
+        folder, run={"folder": str(folder / name)}, train=train, evaluation={"every_steps": 0}
+    )
     path = folder / f"{name}.yaml"
     path.write_text(yaml.safe_dump(config.model_dump(mode="json")))
     return path
@@ -73,7 +80,11 @@ class Job:
     def events(self, kind: str) -> list[dict[str, Any]]:
         """The run's events of one kind, over all starts."""
         path = self.run / "events.jsonl"
-        return [event for event in read_events(path) if event["event"] == kind] if path.exists() else []
+        return (
+            [event for event in read_events(path) if event["event"] == kind]
+            if path.exists()
+            else []
+        )
 
     def steps(self, kind: str) -> list[int]:
         return [event["step"] for event in self.events(kind)]
@@ -90,12 +101,18 @@ class Job:
         )
 
     def start_again(self) -> None:
-        """Slurm lets a job that was queued again rest for two minutes; seconds are enough for nodes to forget it."""
+        """Slurm lets a job that was queued again rest for two minutes; seconds are enough for
+        nodes to forget it.
+        """
         self.wait_for("PENDING", restarts=1)
-        self.slurm.said("scontrol", "update", f"JobId={self.number}", "StartTime=now+5", "TimeLimit=UNLIMITED")
+        self.slurm.said(
+            "scontrol", "update", f"JobId={self.number}", "StartTime=now+5", "TimeLimit=UNLIMITED"
+        )
 
 
-def submit(slurm: Slurm, folder: Path, name: str, steps: int, *options: str, before: Sequence[str] = ()) -> Job:
+def submit(
+    slurm: Slurm, folder: Path, name: str, steps: int, *options: str, before: Sequence[str] = ()
+) -> Job:
     words = [
         "launch",
         str(toy(folder, name, steps)),
@@ -105,7 +122,7 @@ def submit(slurm: Slurm, folder: Path, name: str, steps: int, *options: str, bef
         "--sbatch=--hold",
         *options,
     ]
-    said = slurm.said(*before, sys.executable, "-m", "launch.main", *words)
+    said = slurm.said(*before, sys.executable, "-m", "llmsys.launch.main", *words)
     assert "Submitted batch job" in said
     return Job(slurm, folder / name, said.split()[-1])
 
@@ -113,7 +130,11 @@ def submit(slurm: Slurm, folder: Path, name: str, steps: int, *options: str, bef
 def processes_of(run: Path) -> list[int]:
     """Processes that name the run's config: ranks and what starts them."""
     kept = str(run / "launch" / "config.yaml")
-    return [one.pid for one in psutil.process_iter(["cmdline"]) if kept in " ".join(one.info["cmdline"] or [])]
+    return [
+        one.pid
+        for one in psutil.process_iter(["cmdline"])
+        if kept in " ".join(one.info["cmdline"] or [])
+    ]
 
 
 def states(run: Path) -> dict[int, str]:
@@ -128,12 +149,17 @@ def states(run: Path) -> dict[int, str]:
 def test_jobs_outlive_lost_nodes_and_time_limits_with_every_bit_and_one_that_is_cancelled_saves_and_rests(
     hosts: Hosts, slurm: Slurm
 ) -> None:
-    """Three jobs at once, since most of this is waiting. `whole` needs both of its nodes and loses the one where its
-    script runs; `fewer` may go on with what is left and loses the other; `timed` nears its time limit, and then has a
-    spare for the node that it loses."""
-    middles = {name: pause_run(hosts.folder / f"middle-{name}", STEPS // 2) for name in ("whole", "fewer")}
+    """Three jobs at once, since most of this is waiting. `whole` needs both of its nodes and loses
+    the one where its
+    script runs; `fewer` may go on with what is left and loses the other; `timed` nears its time
+    limit, and then has a spare for the node that it loses."""
+    middles = {
+        name: pause_run(hosts.folder / f"middle-{name}", STEPS // 2) for name in ("whole", "fewer")
+    }
     whole = submit(slurm, hosts.folder, "whole", STEPS, before=middles["whole"].words)
-    fewer = submit(slurm, hosts.folder, "fewer", STEPS, "--min-hosts", "1", before=middles["fewer"].words)
+    fewer = submit(
+        slurm, hosts.folder, "fewer", STEPS, "--min-hosts", "1", before=middles["fewer"].words
+    )
     timed = submit(slurm, hosts.folder, "timed", ENDLESS, "spares=1")
     slurm.said("scontrol", "release", whole.number, fewer.number, timed.number)
     lost: dict[str, str] = {}
@@ -149,8 +175,13 @@ def test_jobs_outlive_lost_nodes_and_time_limits_with_every_bit_and_one_that_is_
 
     wait_until(lose_nodes_of_what_stands_still, "no step was made")
     wait_until(lambda: timed.steps("checkpoint"), "no step was made")
-    slurm.said("scontrol", "update", f"JobId={timed.number}", "TimeLimit=5")  # its notice is as long
-    calm = [sys.executable, str(ROOT / "launch" / "train.py"), str(toy(hosts.folder, "calm", STEPS))]
+    # its notice is as long
+    slurm.said("scontrol", "update", f"JobId={timed.number}", "TimeLimit=5")
+    calm = [
+        sys.executable,
+        str(ROOT / "launch" / "train.py"),
+        str(toy(hosts.folder, "calm", STEPS)),
+    ]
     in_peace = subprocess.Popen(calm, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     slurm.notice_silence(*lost.values())
     for name in lost.values():
@@ -167,11 +198,16 @@ def test_jobs_outlive_lost_nodes_and_time_limits_with_every_bit_and_one_that_is_
     slurm.notice_silence(second)
     wait_until(lambda: len(timed.events("start")) == 3, "no spare took the place of a lost node")
     saved = timed.steps("checkpoint")[-1]
-    wait_until(lambda: timed.steps("checkpoint")[-1] > saved, "timed did not continue with its spare")
+    wait_until(
+        lambda: timed.steps("checkpoint")[-1] > saved, "timed did not continue with its spare"
+    )
     assert [event["world_size"] for event in timed.events("start")] == [2, 2, 2]
     slurm.said("scancel", timed.number)
     timed.wait_for("CANCELLED", restarts=1)
-    assert [event["reason"] for event in timed.events("stopped")] == ["SIGUSR1 came", "SIGTERM came"]
+    assert [event["reason"] for event in timed.events("stopped")] == [
+        "SIGUSR1 came",
+        "SIGTERM came",
+    ]
     assert timed.steps("checkpoint")[-1] == timed.steps("stopped")[1]
     assert not processes_of(timed.run)
 

@@ -1,4 +1,5 @@
-"""Laws of launch.launchers.restart_agent: losses are sat out as long as there is patience, and no agent is waited for
+"""Laws of llmsys.launch.launchers.restart_agent: losses are sat out as long as there is patience,
+and no agent is waited for
 in vain.
 """
 
@@ -9,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from launch.hosts.hostfile import Host
-from launch.launchers.host_commands import HostCommand, build_torchrun_command
-from launch.launchers.launch_plan import build_launch_plan
-from launch.launchers.multi_host import run_commands
-from launch.launchers.restart_agent import Rendezvous, run_with_restarts
-from launch.launchers.restart_agent import main as restart_agent
-from launch.launchers.torchrun import main as torchrun
-from launch.train import LOST_PEER, MENDABLE, STOPPED, UNMET
 from llmsys.config.run import RunConfig
-from llmsys.port import find_free_port
+from llmsys.launch.hosts.hostfile import Host
+from llmsys.launch.launchers.host_commands import HostCommand, build_torchrun_command
+from llmsys.launch.launchers.launch_plan import build_launch_plan
+from llmsys.launch.launchers.multi_host import run_commands
+from llmsys.launch.launchers.restart_agent import Rendezvous, run_with_restarts
+from llmsys.launch.launchers.restart_agent import main as restart_agent
+from llmsys.launch.launchers.torchrun import main as torchrun
+from llmsys.launch.train import LOST_PEER, MENDABLE, STOPPED, UNMET
+from llmsys.parallel.port import find_free_port
 
 COUNTED = """
 import pathlib, sys
@@ -54,9 +55,16 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Rendezvous:
 
 
 def counted(folder: Path, statuses: str) -> tuple[list[str], Path]:
-    """An agent that ends with these statuses, one after the other, and where it counts its starts."""
+    """An agent that ends with these statuses, one after the other, and where it counts its
+    starts.
+    """
     (folder / "counted.py").write_text(COUNTED)
-    return [sys.executable, str(folder / "counted.py"), str(folder / "starts"), statuses], folder / "starts"
+    return [
+        sys.executable,
+        str(folder / "counted.py"),
+        str(folder / "starts"),
+        statuses,
+    ], folder / "starts"
 
 
 @pytest.mark.parametrize(
@@ -68,7 +76,13 @@ def counted(folder: Path, statuses: str) -> tuple[list[str], Path]:
         (f"{STOPPED}", 1, 1, STOPPED),
         (f"{MENDABLE}", 1, 1, MENDABLE),
     ],
-    ids=["lost once", "lost too often", "hosts that do not meet use up no restart", "stopped", "mendable"],
+    ids=[
+        "lost once",
+        "lost too often",
+        "hosts that do not meet use up no restart",
+        "stopped",
+        "mendable",
+    ],
 )
 def test_what_a_restart_mends_is_started_again(
     tmp_path: Path, statuses: str, restarts: int, starts: int, status: int
@@ -84,7 +98,12 @@ def test_what_a_restart_mends_is_started_again(
     ids=["leaves", "was not the cause each time", "holds the rendezvous"],
 )
 def test_a_host_whose_own_ranks_fail_again_leaves_its_place_to_a_spare(
-    tmp_path: Path, elsewhere: Rendezvous, monkeypatch: pytest.MonkeyPatch, statuses: str, is_first: bool, starts: int
+    tmp_path: Path,
+    elsewhere: Rendezvous,
+    monkeypatch: pytest.MonkeyPatch,
+    statuses: str,
+    is_first: bool,
+    starts: int,
 ) -> None:
     monkeypatch.setattr(Rendezvous, "is_local", property(lambda self: is_first))
     monkeypatch.setattr(Rendezvous, "is_open", lambda self: True)
@@ -99,20 +118,30 @@ def test_a_meeting_place_that_nobody_opens_is_named_when_the_patience_is_over(
     command, counter = counted(tmp_path, "0")
     assert run_with_restarts(command, elsewhere, 3, 1) == LOST_PEER
     assert not counter.exists()
-    assert f"no rendezvous at {elsewhere} within 1 s (--patience). Checkpoints are intact" in caplog.text
+    assert (
+        f"no rendezvous at {elsewhere} within 1 s (--patience). Checkpoints are intact"
+        in caplog.text
+    )
 
 
-def test_an_agent_that_waits_for_ever_is_ended_with_the_patience(caplog: pytest.LogCaptureFixture) -> None:
-    assert run_with_restarts([sys.executable, "-c", "import time; time.sleep(600)"], HERE, 3, 1) == LOST_PEER
+def test_an_agent_that_waits_for_ever_is_ended_with_the_patience(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert (
+        run_with_restarts([sys.executable, "-c", "import time; time.sleep(600)"], HERE, 3, 1)
+        == LOST_PEER
+    )
     assert "no rendezvous" in caplog.text
 
 
 def test_an_agent_whose_meeting_place_is_out_of_reach_is_started_anew(
     tmp_path: Path, elsewhere: Rendezvous, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first waits in a call without a time-out for a place that has gone; the second finds it."""
-    monkeypatch.setattr("launch.launchers.restart_agent.SHUT_SECONDS", 0.0)
-    monkeypatch.setattr("launch.launchers.restart_agent.LOOK_SECONDS", 0.2)
+    """The first waits in a call without a time-out for a place that has gone; the second finds
+    it.
+    """
+    monkeypatch.setattr("llmsys.launch.launchers.restart_agent.SHUT_SECONDS", 0.0)
+    monkeypatch.setattr("llmsys.launch.launchers.restart_agent.LOOK_SECONDS", 0.2)
     first, gone = tmp_path / "first", []  # type: ignore[var-annotated]
 
     def is_open(self: Rendezvous) -> bool:
@@ -130,8 +159,8 @@ def test_an_agent_whose_meeting_place_is_out_of_reach_is_started_anew(
 def test_ranks_that_stopped_stay_stopped_though_their_agent_hangs_for_a_host_that_has_left(
     tmp_path: Path, elsewhere: Rendezvous, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("launch.launchers.restart_agent.SHUT_SECONDS", 0.0)
-    monkeypatch.setattr("launch.launchers.restart_agent.LOOK_SECONDS", 0.2)
+    monkeypatch.setattr("llmsys.launch.launchers.restart_agent.SHUT_SECONDS", 0.0)
+    monkeypatch.setattr("llmsys.launch.launchers.restart_agent.LOOK_SECONDS", 0.2)
     monkeypatch.setattr(Rendezvous, "is_open", lambda self: not (tmp_path / "asked").exists())
     (tmp_path / "train.py").write_text(STOPPING)
     rank = [sys.executable, str(tmp_path / "train.py"), str(tmp_path / "asked"), str(os.getpid())]
@@ -141,21 +170,26 @@ def test_ranks_that_stopped_stay_stopped_though_their_agent_hangs_for_a_host_tha
 
 def test_every_option_of_a_host_reaches_its_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[tuple[Any, ...]] = []
-    monkeypatch.setattr("launch.launchers.restart_agent.run_with_restarts", lambda *words: given.append(words) or 0)
+    monkeypatch.setattr(
+        "llmsys.launch.launchers.restart_agent.run_with_restarts",
+        lambda *words: given.append(words) or 0,
+    )
     config = RunConfig.model_validate({"run": {"name": "toy"}})
     hosts, spares = [Host("10.9.8.1", 1), Host("10.9.8.2", 1)], [Host("10.9.8.3", 1)]
     plan = build_launch_plan(config, hosts, "torchrun", 0, 4, 90, spares, has_standby=True)
     words = list(build_torchrun_command(plan, spares[0]).arguments)
     assert restart_agent(words[3:]) == 0
-    assert given == [(words[words.index(sys.executable, 1) :], Rendezvous("10.9.8.1", 29500), 4, 90.0, 2, True)]
+    assert given == [
+        (words[words.index(sys.executable, 1) :], Rendezvous("10.9.8.1", 29500), 4, 90.0, 2, True)
+    ]
 
 
 def test_torchruns_own_restarts_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert torchrun(["--nnodes=1", "--max-restarts=2", "train.py"]) == MENDABLE
     assert (
-        "`python -m launch.launchers.restart_agent --meet FIRST:PORT --restarts 2 --patience SECONDS`"
-        in capsys.readouterr().err
-    )
+        "`python -m llmsys.launch.launchers.restart_agent --meet FIRST:PORT --restarts 2 "
+        "--patience SECONDS`"
+    ) in capsys.readouterr().err
 
 
 FAKE_SSH = """#!/bin/sh
@@ -168,13 +202,16 @@ touch {folder}/there
 
 @pytest.mark.parametrize("lasting", [True, False])
 def test_a_host_whose_connection_was_lost_is_taken_up_again_after_what_was_left_there_is_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], lasting: bool
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    lasting: bool,
 ) -> None:
     """For launchers that go on after a loss; with others the host is lost."""
     (tmp_path / "ssh").write_text(FAKE_SSH.format(folder=tmp_path))
     (tmp_path / "ssh").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setattr("launch.launchers.multi_host.AGAIN_SECONDS", 0.1)
+    monkeypatch.setattr("llmsys.launch.launchers.multi_host.AGAIN_SECONDS", 0.1)
     config = RunConfig.model_validate({"run": {"folder": str(tmp_path / "run")}})
     start = build_launch_plan(config, [Host("127.0.0.1", 1)], "torchrun", 0, 3)
     start.folder.mkdir(parents=True)
@@ -186,13 +223,20 @@ def test_a_host_whose_connection_was_lost_is_taken_up_again_after_what_was_left_
         assert run_commands(start, [here, there]) == 0
         first, second = (tmp_path / "lines").read_text().splitlines()
         assert second.startswith(
-            f". {start.folder}/environment.sh && {sys.executable} -m launch.process.signal_forwarding "
+            f". {start.folder}/environment.sh && {sys.executable} -m "
+            "llmsys.launch.process.signal_forwarding "
         )
         assert second.endswith(f"config.yaml 9 >/dev/null; {first}")
-        assert "lost the connection to 10.255.8.2; reconnecting for up to 3600 s (--patience)" in capfd.readouterr().err
+        assert (
+            "lost the connection to 10.255.8.2; reconnecting for up to 3600 s (--patience)"
+            in capfd.readouterr().err
+        )
     else:
         assert run_commands(start, [here, there]) == 0
-        assert "lost: 10.255.8.2 lost its ssh connection, or could not be reached" in capfd.readouterr().err
+        assert (
+            "lost: 10.255.8.2 lost its ssh connection, or could not be reached"
+            in capfd.readouterr().err
+        )
 
 
 GONE_SSH = """#!/bin/sh
@@ -208,20 +252,35 @@ def test_a_spare_takes_the_place_of_a_host_that_cannot_be_reached_again(
     (tmp_path / "ssh").write_text(GONE_SSH.format(folder=tmp_path))
     (tmp_path / "ssh").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    for name in ("multi_host.AGAIN_SECONDS", "multi_host.RECONNECT_SECONDS", "spare_hosts.TOGETHER_SECONDS"):
-        monkeypatch.setattr(f"launch.launchers.{name}", 0.2)
+    for name in (
+        "multi_host.AGAIN_SECONDS",
+        "multi_host.RECONNECT_SECONDS",
+        "spare_hosts.TOGETHER_SECONDS",
+    ):
+        monkeypatch.setattr(f"llmsys.launch.launchers.{name}", 0.2)
     config = RunConfig.model_validate({"run": {"folder": str(tmp_path / "run")}})
-    hosts, spares = [Host("10.255.8.1", 1), Host("10.255.8.2", 1)], [Host("10.255.8.3", 1), Host("10.255.8.4", 1)]
+    hosts, spares = (
+        [Host("10.255.8.1", 1), Host("10.255.8.2", 1)],
+        [Host("10.255.8.3", 1), Host("10.255.8.4", 1)],
+    )
     start = build_launch_plan(config, hosts, "torchrun", 0, 3, 100, spares)
     start.folder.mkdir(parents=True)
     (start.folder / "environment.sh").touch()
     wait = f"until [ -e {tmp_path}/there ]; do sleep 0.05; done"
-    commands = [HostCommand("127.0.0.1", ("sh", "-c", wait), True), HostCommand("10.255.8.2", ("train",), True)]
+    commands = [
+        HostCommand("127.0.0.1", ("sh", "-c", wait), True),
+        HostCommand("10.255.8.2", ("train",), True),
+    ]
     assert run_commands(start, commands) == 0
     told = capfd.readouterr().err
     assert "10.255.8.2; reconnecting for up to 0 s (then a spare takes its place)" in told
-    assert "10.255.8.2 lost its ssh connection, or could not be reached; 10.255.8.3 takes its place" in told
-    [begun] = [line for line in (tmp_path / "calls").read_text().splitlines() if "10.255.8.3" in line]
+    assert (
+        "10.255.8.2 lost its ssh connection, or could not be reached; 10.255.8.3 takes its place"
+        in told
+    )
+    [begun] = [
+        line for line in (tmp_path / "calls").read_text().splitlines() if "10.255.8.3" in line
+    ]
     # the spare meets the others where the lost host did, and is known by its own address
     assert "--rdzv-endpoint=10.255.8.1:29500" in begun
     assert "--local-addr=10.255.8.3" in begun

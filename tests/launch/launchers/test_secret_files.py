@@ -1,4 +1,6 @@
-"""Laws of what a launch and a run write: no secret in any file, and files with an environment for their owner alone."""
+"""Laws of what a launch and a run write: no secret in any file, and files with an environment
+for their owner alone.
+"""
 
 import json
 import sys
@@ -7,9 +9,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from launch.launchers.run_bundle import format_deepspeed_environment, list_withheld_secrets
-from launch.main import main
 from llmsys.config.run import RunConfig
+from llmsys.launch.launchers.run_bundle import format_deepspeed_environment, list_withheld_secrets
+from llmsys.launch.main import main
 from llmsys.train.run_folder import write_run_record
 
 SECRETS = {
@@ -21,11 +23,16 @@ SECRETS = {
     "HF_ENDPOINT": "https://me:hush@mirror.example",
     "WANDB_BASE_URL": "https://wandb.example/?token=hush",
 }
-INPUTS = ["https://me:hush@host/a.warc.gz", "https://b.s3.amazonaws.com/b.gz?X-Amz-Signature=hush&part=1"]
+INPUTS = [
+    "https://me:hush@host/a.warc.gz",
+    "https://b.s3.amazonaws.com/b.gz?X-Amz-Signature=hush&part=1",
+]
 
 
 def launch(folder: Path, monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
-    """`llmsys launch --print` of a run with secrets in its environment, its inputs and the user's own file."""
+    """`llmsys launch --print` of a run with secrets in its environment, its inputs and the
+    user's own file.
+    """
     for name, value in SECRETS.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("NCCL_DEBUG", "INFO")
@@ -37,7 +44,13 @@ def launch(folder: Path, monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
     }
     (folder / "toy.yaml").write_text(yaml.safe_dump(values))
     monkeypatch.chdir(folder)
-    arguments = ["launch", str(folder / "toy.yaml"), "data.inputs.0=https://me:hush@host/c.gz", *words, "--print"]
+    arguments = [
+        "launch",
+        str(folder / "toy.yaml"),
+        "data.inputs.0=https://me:hush@host/c.gz",
+        *words,
+        "--print",
+    ]
     monkeypatch.setattr(sys, "argv", ["llmsys", *arguments])
     return main(arguments)
 
@@ -59,16 +72,31 @@ def test_a_launch_writes_no_secret_and_its_environment_for_its_owner_alone(
     assert "https://REDACTED@host/c.gz" in written["config.yaml"]
     assert "X-Amz-Signature=REDACTED&part=1" in written["config.yaml"]
     assert "data.inputs.0=https://REDACTED@host/c.gz" in json.loads(written["code.json"])["command"]
-    private = {"environment.sh", ".deepspeed_env", "code.json", "code.diff"} | written.keys() & {"run.sh", "job.sbatch"}
+    private = {"environment.sh", ".deepspeed_env", "code.json", "code.diff"} | written.keys() & {
+        "run.sh",
+        "job.sbatch",
+    }
     assert {name for name in private if (kit / name).stat().st_mode & 0o077} == set()
 
 
 def test_an_option_of_sbatch_with_a_secret_is_refused_and_no_job_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert launch(tmp_path, monkeypatch, "nodes=2", "launch.processes=2", "--sbatch=--export=ALL,HF_TOKEN=hush") == 2
+    assert (
+        launch(
+            tmp_path,
+            monkeypatch,
+            "nodes=2",
+            "launch.processes=2",
+            "--sbatch=--export=ALL,HF_TOKEN=hush",
+        )
+        == 2
+    )
     said = capsys.readouterr().err
-    assert "--sbatch='--export=ALL,HF_TOKEN=REDACTED' holds a secret, and job.sbatch is in the shared run" in said
+    assert (
+        "--sbatch='--export=ALL,HF_TOKEN=REDACTED' holds a secret, and job.sbatch is in the "
+        "shared run"
+    ) in said
     assert "set it in the environment of every node" in said
     assert "hush" not in said
     assert not (tmp_path / "my runs" / "a b" / "launch" / "job.sbatch").exists()
@@ -79,9 +107,13 @@ def test_secrets_of_the_users_own_file_are_named_by_name_and_by_value(
 ) -> None:
     theirs = tmp_path / "theirs"
     theirs.write_text("MY_PAT=hush\nMIRROR=https://me:hush@host/=\nPLAIN=a=b\n")
-    monkeypatch.setattr("launch.launchers.run_bundle._list_user_files", lambda: [theirs])
+    monkeypatch.setattr("llmsys.launch.launchers.run_bundle._list_user_files", lambda: [theirs])
     assert format_deepspeed_environment({}, [theirs]) == "PLAIN=a=b\n"
-    assert list_withheld_secrets({"HF_HOME": "/x", "HF_PAT": "hush"}) == ["HF_PAT", "MIRROR", "MY_PAT"]
+    assert list_withheld_secrets({"HF_HOME": "/x", "HF_PAT": "hush"}) == [
+        "HF_PAT",
+        "MIRROR",
+        "MY_PAT",
+    ]
 
 
 def test_the_record_of_a_run_has_the_source_of_the_code_and_no_secret(
@@ -94,7 +126,13 @@ def test_the_record_of_a_run_has_the_source_of_the_code_and_no_secret(
     write_run_record(config, "abc", 1)
     environment = json.loads((tmp_path / "run" / "environment.json").read_text())
     assert Path(environment["source"]["folder"], "llmsys", "train", "run_folder.py").is_file()
-    assert environment["source"].keys() == {"version", "folder", "branch", "commit", "uncommitted_changes"}
+    assert environment["source"].keys() == {
+        "version",
+        "folder",
+        "branch",
+        "commit",
+        "uncommitted_changes",
+    }
     assert (tmp_path / "run" / "environment.json").stat().st_mode & 0o777 == 0o600
     text = (tmp_path / "run" / "config.yaml").read_text()
     assert "hush" not in text

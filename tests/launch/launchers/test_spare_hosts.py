@@ -1,7 +1,9 @@
-"""A spare takes the place of a host that failed alone, and of none that fails with the others or after them."""
+"""A spare takes the place of a host that failed alone, and of none that fails with the others or
+after them.
+"""
 
-from launch.launchers.spare_hosts import TOGETHER_SECONDS, Replacement
-from launch.train import LOST_PEER, MENDABLE, STOPPED
+from llmsys.launch.launchers.spare_hosts import TOGETHER_SECONDS, Replacement
+from llmsys.launch.train import LOST_PEER, MENDABLE, STOPPED
 
 
 def test_a_host_is_replaced_once_and_only_while_the_first_one_waits_for_it() -> None:
@@ -11,7 +13,8 @@ def test_a_host_is_replaced_once_and_only_while_the_first_one_waits_for_it() -> 
     for host, status in ended.items():
         replacement.add_failure(host, status)
     del ended["c"]
-    assert replacement.list_due(ended, ["a", "d"]) == []  # others may be about to fail for the same reason
+    # others may be about to fail for the same reason
+    assert replacement.list_due(ended, ["a", "d"]) == []
     now[0] += TOGETHER_SECONDS
     assert replacement.list_due(ended, ["d"]) == []
     assert replacement.list_due(ended | {"d": 0}, ["a"]) == []

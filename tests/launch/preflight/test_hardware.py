@@ -1,12 +1,14 @@
-"""Preflight reads InfiniBand, EFA, interfaces and GPUs of pretended hosts, and names what would slow or end a run."""
+"""Preflight reads InfiniBand, EFA, interfaces and GPUs of pretended hosts, and names what would
+slow or end a run.
+"""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from launch.preflight.hardware_checks import check_hardware, select_named
-from launch.preflight.hardware_probe import collect_hardware_facts
+from llmsys.launch.preflight.hardware_checks import check_hardware, select_named
+from llmsys.launch.preflight.hardware_probe import collect_hardware_facts
 
 # As nvidia-smi 570 writes it for an H100, shortened.
 GPU = """
@@ -33,7 +35,14 @@ GPU = """
   </remapped_rows>
   <temperature><gpu_temp>61 C</gpu_temp></temperature>
 </gpu>"""
-WELL = {"place": "3B", "width": 16, "thermal": "Not Active", "ecc": 0, "pending": "No", "failed": "No"}
+WELL = {
+    "place": "3B",
+    "width": 16,
+    "thermal": "Not Active",
+    "ecc": 0,
+    "pending": "No",
+    "failed": "No",
+}
 DMESG = """[ 12.0] eth0: link up
 [999.1] NVRM: Xid (PCI:0000:3b:00): 79, pid=1, name=python, GPU has fallen off the bus.
 [999.2] NVRM: Xid (PCI:0000:3b:00): 31, pid=2, name=python, Ch 00000008, MMU fault
@@ -49,7 +58,9 @@ def pretend_host(
     dmesg: str | None = "",
     **variables: str,
 ) -> dict[str, Any]:
-    """Write a host's /sys and return its facts. `ports` are the states of one port of each device."""
+    """Write a host's /sys and return its facts. `ports` are the states of one port of each
+    device.
+    """
     for name, state in (("eth0", "up"), ("ib0", "down"), ("lo", "unknown")):
         write(root / "sys/class/net" / name / "operstate", state)
     (root / "drivers" / driver).mkdir(parents=True, exist_ok=True)
@@ -60,7 +71,9 @@ def pretend_host(
             write(port / name, text)
         (port.parents[1] / "device").mkdir()
         (port.parents[1] / "device" / "driver").symlink_to(root / "drivers" / driver)
-    xml = f"<nvidia_smi_log>{GPU.format(**WELL | gpu)}</nvidia_smi_log>" if gpu is not None else None
+    xml = (
+        f"<nvidia_smi_log>{GPU.format(**WELL | gpu)}</nvidia_smi_log>" if gpu is not None else None
+    )
     answers = {"nvidia-smi": xml, "dmesg": dmesg}
     facts = collect_hardware_facts(root, lambda words: answers[words[0]], variables)
     return facts | {"memlock_bytes": None, "shared_memory_bytes": 64 << 30}
@@ -72,7 +85,10 @@ def write(path: Path, text: str) -> None:
 
 
 def list_findings(**hosts: dict[str, Any]) -> list[tuple[str, str, str, str]]:
-    return [tuple(one) for one in check_hardware({host: {"hardware": facts} for host, facts in hosts.items()})]
+    return [
+        tuple(one)
+        for one in check_hardware({host: {"hardware": facts} for host, facts in hosts.items()})
+    ]
 
 
 def list_problems(**hosts: dict[str, Any]) -> list[tuple[str, str]]:
@@ -81,7 +97,9 @@ def list_problems(**hosts: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def test_hosts_on_which_all_is_well_have_a_row_for_each_kind_of_hardware(tmp_path: Path) -> None:
-    good = pretend_host(tmp_path, ports=("ACTIVE",) * 2, gpu={}, NCCL_SOCKET_IFNAME="=eth0", NCCL_API_KEY="hush")
+    good = pretend_host(
+        tmp_path, ports=("ACTIVE",) * 2, gpu={}, NCCL_SOCKET_IFNAME="=eth0", NCCL_API_KEY="hush"
+    )
     assert list_findings(a=good) == [
         ("a", "network", "up: eth0", ""),
         ("a", "settings", "NCCL_SOCKET_IFNAME==eth0", ""),
@@ -103,11 +121,16 @@ def test_hosts_on_which_all_is_well_have_a_row_for_each_kind_of_hardware(tmp_pat
         ({"GLOO_SOCKET_IFNAME": "eth"}, "GLOO_SOCKET_IFNAME=eth names no interface"),
         ({"NCCL_SOCKET_IFNAME": "ib"}, "NCCL_SOCKET_IFNAME=ib: ib0 is down"),
         ({"FI_PROVIDER": "efa"}, "FI_PROVIDER=efa, but there is no EFA device"),
-        ({"NCCL_IB_HCA": "bnxt"}, "NCCL_IB_HCA=bnxt names no device of this host, which has mlx5_0"),
+        (
+            {"NCCL_IB_HCA": "bnxt"},
+            "NCCL_IB_HCA=bnxt names no device of this host, which has mlx5_0",
+        ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
 )
-def test_a_variable_that_names_nothing_is_reported(tmp_path: Path, variables: dict[str, str], finding: str) -> None:
+def test_a_variable_that_names_nothing_is_reported(
+    tmp_path: Path, variables: dict[str, str], finding: str
+) -> None:
     facts = pretend_host(tmp_path, ports=("ACTIVE",)) | {"variables": variables}
     [(host, found)] = list_problems(a=facts)
     assert host == "a"
@@ -126,22 +149,29 @@ def test_a_variable_that_names_nothing_is_reported(tmp_path: Path, variables: di
         ("eth1:1", True, ["eth1"]),
     ],
 )
-def test_names_are_selected_as_nccl_and_gloo_do(value: str, prefixes: bool, chosen: list[str]) -> None:
+def test_names_are_selected_as_nccl_and_gloo_do(
+    value: str, prefixes: bool, chosen: list[str]
+) -> None:
     assert select_named(value, ["eth0", "eth1", "docker0", "lo"], prefixes=prefixes) == chosen
 
 
-def test_the_host_with_a_dead_port_or_other_settings_is_named_and_not_the_others(tmp_path: Path) -> None:
+def test_the_host_with_a_dead_port_or_other_settings_is_named_and_not_the_others(
+    tmp_path: Path,
+) -> None:
     well = pretend_host(tmp_path / "well", ports=("ACTIVE",) * 2, NCCL_ALGO="Ring")
     odd = pretend_host(tmp_path / "odd", ports=("ACTIVE", "DOWN"))
     (tmp_path / "third" / "etc").mkdir(parents=True)
     (tmp_path / "third" / "etc" / "nccl.conf").write_text("NCCL_DEBUG=WARN\n")
-    third = pretend_host(tmp_path / "third", ports=("ACTIVE",) * 2, NCCL_ALGO="Ring", NCCL_SOCKET_IFNAME="eth0")
+    third = pretend_host(
+        tmp_path / "third", ports=("ACTIVE",) * 2, NCCL_ALGO="Ring", NCCL_SOCKET_IFNAME="eth0"
+    )
     assert list_problems(a=odd, b=well, c=well, d=third) == [
         ("a", "NCCL_ALGO is not set, on other hosts Ring"),
         ("d", "/etc/nccl.conf differs from that of the other hosts"),
         (
             "a",
-            "has 1 × InfiniBand 400 Gb/sec (4X NDR) (mlx5_1 DOWN), other hosts 2 × InfiniBand 400 Gb/sec (4X NDR)",
+            "has 1 × InfiniBand 400 Gb/sec (4X NDR) (mlx5_1 DOWN), other hosts 2 × InfiniBand 400 "
+            "Gb/sec (4X NDR)",
         ),
     ]
 
@@ -161,7 +191,9 @@ def test_efa_needs_its_plugin_and_rdma_unlimited_memory(tmp_path: Path) -> None:
         ("a", "only 64 KiB of memory can be locked, which RDMA needs without limit"),
     ]
     write(tmp_path / "whole" / "opt/amazon/ofi-nccl/lib/x86_64-linux-gnu/libnccl-net.so", "")
-    assert not list_problems(a=pretend_host(tmp_path / "whole", ports=("ACTIVE",) * 4, driver="efa"))
+    assert not list_problems(
+        a=pretend_host(tmp_path / "whole", ports=("ACTIVE",) * 4, driver="efa")
+    )
     off = pretend_host(tmp_path / "off", ports=("ACTIVE",), NCCL_IB_DISABLE="1")
     [fabric] = [one for one in list_findings(a=off) if one[1] == "fabric"]
     assert fabric[2].endswith("; NCCL_IB_DISABLE=1 leaves them unused")
@@ -188,8 +220,14 @@ def test_a_gpu_that_fails_or_slows_down_is_named_by_its_place(
 
 def test_an_xid_of_the_hardware_is_reported_and_one_of_a_program_is_not(tmp_path: Path) -> None:
     [(_, found)] = list_problems(a=pretend_host(tmp_path, gpu={}, dmesg=DMESG))
-    assert found == "GPU 0000:3b:00: Xid 79 in the kernel's log (GPU has fallen off the bus), 1 times"
-    [gpus] = [one for one in list_findings(a=pretend_host(tmp_path / "b", gpu={}, dmesg=None)) if one[1] == "gpus"]
+    assert (
+        found == "GPU 0000:3b:00: Xid 79 in the kernel's log (GPU has fallen off the bus), 1 times"
+    )
+    [gpus] = [
+        one
+        for one in list_findings(a=pretend_host(tmp_path / "b", gpu={}, dmesg=None))
+        if one[1] == "gpus"
+    ]
     assert gpus[2].endswith("the kernel's log is not readable, so Xid errors were not looked for")
     small = pretend_host(tmp_path / "c", gpu={}) | {"shared_memory_bytes": 64 << 20}
     assert list_problems(a=small) == [("a", "/dev/shm has 0.06 GiB, which NCCL and batches share")]

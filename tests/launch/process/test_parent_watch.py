@@ -1,4 +1,6 @@
-"""Laws of launch.process.parent_watch: whoever is named in LLMSYS_PARENT takes everything that watches it along."""
+"""Laws of llmsys.launch.process.parent_watch: whoever is named in LLMSYS_PARENT takes everything
+that watches it along.
+"""
 
 import os
 import subprocess
@@ -9,13 +11,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from launch.process.parent_watch import VARIABLE, build_child_environment, die_with_parent
+from llmsys.launch.process.parent_watch import VARIABLE, build_child_environment, die_with_parent
 from tests.helpers.process import PATIENCE_SECONDS, has_ended, wait_for_pid, wait_until
 
 WATCHER = """
 import os, sys, time
 from pathlib import Path
-from launch.process.parent_watch import die_with_parent
+from llmsys.launch.process.parent_watch import die_with_parent
 die_with_parent()
 Path(sys.argv[1]).write_text(f"{os.getpid()}\\n")
 time.sleep(600)
@@ -23,18 +25,22 @@ time.sleep(600)
 # A launcher in between, as torchrun is one: it does not watch anything and does not end by itself.
 PARENT = """
 import subprocess, sys, time
-from launch.process.parent_watch import build_child_environment
+from llmsys.launch.process.parent_watch import build_child_environment
 launcher = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1], sys.argv[2]])"
 subprocess.Popen([sys.executable, "-c", launcher, sys.argv[1], sys.argv[2]], env=build_child_environment())
 time.sleep(600)
 """
 
 
-def python(code: str, *arguments: str, env: dict[str, str] | None = None, cwd: Path) -> subprocess.Popen[bytes]:
+def python(
+    code: str, *arguments: str, env: dict[str, str] | None = None, cwd: Path
+) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-c", code, *arguments], env=env, cwd=cwd)
 
 
-def test_grandchild_behind_a_launcher_ends_when_the_parent_is_killed(tmp_path: Path, repository: Path) -> None:
+def test_grandchild_behind_a_launcher_ends_when_the_parent_is_killed(
+    tmp_path: Path, repository: Path
+) -> None:
     parent = python(PARENT, WATCHER, str(tmp_path / "pid"), cwd=repository)
     grandchild = wait_for_pid(tmp_path / "pid")
     assert not has_ended(grandchild)
@@ -45,7 +51,12 @@ def test_grandchild_behind_a_launcher_ends_when_the_parent_is_killed(tmp_path: P
 
 def test_a_bare_pid_is_watched_too(tmp_path: Path, repository: Path) -> None:
     with python("import time; time.sleep(600)", cwd=repository) as parent:
-        watcher = python(WATCHER, str(tmp_path / "pid"), env={**os.environ, VARIABLE: str(parent.pid)}, cwd=repository)
+        watcher = python(
+            WATCHER,
+            str(tmp_path / "pid"),
+            env={**os.environ, VARIABLE: str(parent.pid)},
+            cwd=repository,
+        )
         wait_for_pid(tmp_path / "pid")
         assert watcher.poll() is None
         parent.kill()
@@ -54,13 +65,25 @@ def test_a_bare_pid_is_watched_too(tmp_path: Path, repository: Path) -> None:
 
 @pytest.mark.parametrize(
     "value",
-    [f"{os.getpid()}:{psutil.Process().create_time() - 1000}", "0:0", "not a number", f"{2**22 + 1}"],
-    ids=["the number belongs to another process now", "no such process", "not a number", "no such bare number"],
+    [
+        f"{os.getpid()}:{psutil.Process().create_time() - 1000}",
+        "0:0",
+        "not a number",
+        f"{2**22 + 1}",
+    ],
+    ids=[
+        "the number belongs to another process now",
+        "no such process",
+        "not a number",
+        "no such bare number",
+    ],
 )
 def test_a_parent_that_is_gone_ends_the_process_before_it_does_anything(
     value: str, tmp_path: Path, repository: Path
 ) -> None:
-    watcher = python(WATCHER, str(tmp_path / "pid"), env={**os.environ, VARIABLE: value}, cwd=repository)
+    watcher = python(
+        WATCHER, str(tmp_path / "pid"), env={**os.environ, VARIABLE: value}, cwd=repository
+    )
     assert watcher.wait(timeout=PATIENCE_SECONDS) == 1
     assert not (tmp_path / "pid").exists()
 

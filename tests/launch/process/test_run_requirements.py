@@ -1,4 +1,6 @@
-"""What cannot train is refused before ranks start: layouts, steps that cannot be dealt, datasets that are missing."""
+"""What cannot train is refused before ranks start: layouts, steps that cannot be dealt, datasets
+that are missing.
+"""
 
 import os
 import subprocess
@@ -7,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from launch.process.run_requirements import require_datasets, require_layout
-from llmsys.config.load import load_run_config
+from llmsys.config.loading.load import load_run_config
 from llmsys.config.run import RunConfig
 from llmsys.errors import ConfigError, DataError, LayoutError
+from llmsys.launch.process.run_requirements import require_datasets, require_layout
 from tests.helpers.paths import ROOT
 
 PROBE = """
@@ -37,15 +39,17 @@ def run_main(module: str, words: list[str], **environment: str) -> subprocess.Co
 
 def test_a_layout_is_refused_without_torch_and_without_ranks(tmp_path: Path) -> None:
     words = ["train/demo", "launch.processes=3", "layout.expert=2", f"run.folder={tmp_path}"]
-    done = run_main("launch.main", ["train", *words])
+    done = run_main("llmsys.launch.main", ["train", *words])
     assert done.stdout.split() == ["2", "False"]
     assert done.stderr.startswith("llmsys: error: expert=2 does not divide shard=3")
 
 
 @pytest.mark.parametrize("rank", ["0", "1"])
-def test_ranks_of_any_launcher_refuse_a_layout_without_torch_and_one_says_so(tmp_path: Path, rank: str) -> None:
+def test_ranks_of_any_launcher_refuse_a_layout_without_torch_and_one_says_so(
+    tmp_path: Path, rank: str
+) -> None:
     words = ["train/demo", "layout.expert=2", f"run.folder={tmp_path}"]
-    done = run_main("launch.train", words, RANK=rank, WORLD_SIZE="3")
+    done = run_main("llmsys.launch.train", words, RANK=rank, WORLD_SIZE="3")
     assert done.stdout.split() == ["2", "False"]
     assert ("expert=2 does not divide shard=3" in done.stderr) == (rank == "0")
 
@@ -53,11 +57,12 @@ def test_ranks_of_any_launcher_refuse_a_layout_without_torch_and_one_says_so(tmp
 def test_train_before_prepare_names_the_command(tmp_path: Path) -> None:
     folder = tmp_path / "no data"
     words = ["train/demo", f"data.folder={folder}", f"run.folder={tmp_path / 'run'}"]
-    done = run_main("launch.main", ["train", *words])
+    done = run_main("llmsys.launch.main", ["train", *words])
     assert done.stdout.split() == ["2", "False"]
     assert done.stderr == (
-        f"llmsys: error: {folder} is not a prepared dataset (manifest.json is missing), which training needs. "
-        f"Prepare it first: llmsys prepare train/demo 'data.folder={folder}' run.folder={tmp_path / 'run'}\n"
+        f"llmsys: error: {folder} is not a prepared dataset (manifest.json is missing), which "
+        f"training needs. Prepare it first: llmsys prepare train/demo 'data.folder={folder}' "
+        f"run.folder={tmp_path / 'run'}\n"
     )
 
 
@@ -77,7 +82,9 @@ def test_evaluation_without_a_dataset_names_prepare_and_not_the_tokenizer(tmp_pa
 
 
 def test_steps_that_cannot_be_dealt_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"batch.sequences=4 cannot be divided evenly over 3 data ranks"):
+    with pytest.raises(
+        ConfigError, match=r"batch.sequences=4 cannot be divided evenly over 3 data ranks"
+    ):
         require_layout(load_run_config("train/demo", ["layout.expert=1"]), 3)
     bitwise = ["layout.expert=1", "train.reproducibility=bitwise", "train.threads_per_process=1"]
     with pytest.raises(ConfigError, match=r"train\.reproducibility=bitwise distributes"):

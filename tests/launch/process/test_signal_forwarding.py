@@ -9,7 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from launch.process.signal_forwarding import forward_signals, ignore_own_signals, list_descendant_ranks, signal_ranks
+from llmsys.launch.process.signal_forwarding import (
+    forward_signals,
+    ignore_own_signals,
+    list_descendant_ranks,
+    signal_ranks,
+)
 from llmsys.train.stop_request import HANGUP, HANGUP_ENDS, PROFILE_SIGNAL
 from tests.helpers.process import PATIENCE_SECONDS, wait_until
 
@@ -31,7 +36,8 @@ def launcher(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     (tmp_path / "train.py").write_text(RANK)
     words = [str(tmp_path / "train.py"), str(tmp_path / "heard")]
     process = subprocess.Popen([sys.executable, "-c", LAUNCHER, *words])
-    heard = tmp_path / "heard"  # a signal between its creation and its content would be overwritten by "ready"
+    # a signal between its creation and its content would be overwritten by "ready"
+    heard = tmp_path / "heard"
     wait_until(lambda: heard.exists() and heard.read_text() == "ready", "the rank did not start")
     yield process
     for rank in list_descendant_ranks(process.pid):
@@ -40,7 +46,9 @@ def launcher(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     process.wait()
 
 
-def test_a_signal_goes_to_the_ranks_alone(launcher: subprocess.Popen[bytes], tmp_path: Path) -> None:
+def test_a_signal_goes_to_the_ranks_alone(
+    launcher: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
     [rank] = list_descendant_ranks(launcher.pid)
     assert rank.ppid() == launcher.pid
     with forward_signals(launcher.pid):
@@ -63,7 +71,7 @@ def test_a_request_for_a_profile_is_passed_on_and_stops_nothing(
 def test_a_second_sigterm_ends_everything_and_so_does_one_before_there_are_ranks(
     launcher: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("launch.process.signal_forwarding.SECOND_SECONDS", 0.0)
+    monkeypatch.setattr("llmsys.launch.process.signal_forwarding.SECOND_SECONDS", 0.0)
     with forward_signals(launcher.pid):
         os.kill(os.getpid(), signal.SIGTERM)
         with pytest.raises(SystemExit, match="143"):
@@ -79,7 +87,13 @@ def test_what_waits_to_start_ranks_is_asked_where_there_are_none_and_where_all_i
     launcher: subprocess.Popen[bytes], tmp_path: Path
 ) -> None:
     config = str(tmp_path / "heard")
-    words = [sys.executable, "-c", "import time; time.sleep(600)", "launch.launchers.restart_agent", "train.py"]
+    words = [
+        sys.executable,
+        "-c",
+        "import time; time.sleep(600)",
+        "llmsys.launch.launchers.restart_agent",
+        "train.py",
+    ]
     keeper, other = subprocess.Popen([*words, config]), subprocess.Popen([*words, "another"])
     assert signal_ranks(config, signal.SIGUSR1) == 1
     wait_until(lambda: (tmp_path / "heard").read_text() == "SIGUSR1", "the rank did not hear")
@@ -91,7 +105,9 @@ def test_what_waits_to_start_ranks_is_asked_where_there_are_none_and_where_all_i
     assert other.wait(PATIENCE_SECONDS) == -signal.SIGTERM
 
 
-def test_a_sigterm_that_comes_twice_at_once_is_one(launcher: subprocess.Popen[bytes], tmp_path: Path) -> None:
+def test_a_sigterm_that_comes_twice_at_once_is_one(
+    launcher: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
     """As from `timeout`, which reaches a process and then its whole group."""
     with forward_signals(launcher.pid) as asked:
         os.kill(os.getpid(), signal.SIGTERM)
@@ -102,8 +118,8 @@ def test_a_sigterm_that_comes_twice_at_once_is_one(launcher: subprocess.Popen[by
 
 STARTED = """
 import os, signal, subprocess, sys
-from launch.process.signal_forwarding import HANGUP, ignore_own_signals, get_signals_to_forward
-from launch.launchers.torchrun import get_signals_to_handle
+from llmsys.launch.process.signal_forwarding import HANGUP, ignore_own_signals, get_signals_to_forward
+from llmsys.launch.launchers.torchrun import get_signals_to_handle
 print(*(one.name for one in get_signals_to_forward()), "|", get_signals_to_handle())
 look = "import os, signal; print(signal.getsignal(signal.SIGHUP) is signal.SIG_IGN, os.environ.get('LLMSYS_HANGUP'))"
 with ignore_own_signals() as more:
@@ -116,7 +132,11 @@ with ignore_own_signals() as more:
     [
         ((), "", ["SIGTERM SIGUSR1 SIGHUP | SIGINT,SIGQUIT", "True save"]),
         ((signal.SIGHUP,), "", ["SIGTERM SIGUSR1 | SIGINT,SIGQUIT", "True None"]),
-        ((signal.SIGINT, signal.SIGHUP, signal.SIGQUIT), "", ["SIGTERM SIGUSR1 | SIGQUIT", "True None"]),
+        (
+            (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT),
+            "",
+            ["SIGTERM SIGUSR1 | SIGQUIT", "True None"],
+        ),
         ((), HANGUP_ENDS, ["SIGTERM SIGUSR1 | SIGINT,SIGHUP,SIGQUIT", "False end"]),
     ],
     ids=["terminal", "nohup", "nohup in a script", "over ssh"],

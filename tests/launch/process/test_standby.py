@@ -1,4 +1,6 @@
-"""A standby waits without being a rank, becomes the rank that its environment names, and ends with its starter."""
+"""A standby waits without being a rank, becomes the rank that its environment names, and ends
+with its starter.
+"""
 
 import logging
 import os
@@ -10,18 +12,19 @@ from pathlib import Path
 import pytest
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
-from launch.launchers.restart_agent import Rendezvous, run_with_restarts
-from launch.launchers.torchrun import use_standby_ranks
-from launch.process.signal_forwarding import list_descendant_ranks
-from launch.process.standby import IDLE_NAME, StandbyRanks
-from launch.train import _wait_as_standby
+from llmsys.launch.launchers.restart_agent import Rendezvous, run_with_restarts
+from llmsys.launch.launchers.torchrun import use_standby_ranks
+from llmsys.launch.process.signal_forwarding import list_descendant_ranks
+from llmsys.launch.process.standby import IDLE_NAME, StandbyRanks
+from llmsys.launch.train import _wait_as_standby
 from tests.helpers.paths import ROOT
 from tests.helpers.process import PATIENCE_SECONDS, wait_until
 
-# Like launch/train.py, whose name makes it a rank: it imports nothing, and writes what it was given.
+# Like launch/train.py, whose name makes it a rank: it imports nothing, and writes what it was
+# given.
 RANK = """
 import os, pathlib, sys, time
-from launch.process.standby import is_standby, wait_as_rank
+from llmsys.launch.process.standby import is_standby, wait_as_rank
 folder = pathlib.Path(sys.argv[1])
 if is_standby():
     wait_as_rank((folder / f"ready-{os.getpid()}").touch)
@@ -32,7 +35,7 @@ while not (folder / "end").exists():
 # An agent of one host: it runs a rank, and loses it once.
 AGENT = """
 import os, pathlib, subprocess, sys, time
-from launch.process.standby import VARIABLE, wait_for_turn
+from llmsys.launch.process.standby import VARIABLE, wait_for_turn
 folder = pathlib.Path(sys.argv[1])
 if VARIABLE in os.environ:
     print(os.getpid(), file=(folder / "prepared").open("a"))
@@ -60,7 +63,9 @@ def standby(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Standby
         process.wait()
 
 
-def test_a_standby_is_no_rank_until_it_is_given_an_environment(tmp_path: Path, standby: StandbyRanks) -> None:
+def test_a_standby_is_no_rank_until_it_is_given_an_environment(
+    tmp_path: Path, standby: StandbyRanks
+) -> None:
     assert list_descendant_ranks(os.getpid()) == []
     first, second = standby.waiting
     first.send_signal(signal.SIGUSR2)  # asks ranks for a profile
@@ -85,7 +90,9 @@ def test_torchs_agent_takes_standbys_first_and_starts_new_processes_then(
     use_standby_ranks(standby)
     waiting = [process.pid for process in standby.waiting]
     handlers = [
-        SubprocessHandler(standby.command[0], tuple(standby.command[1:]), {"RANK": rank}, None, None, 0, None)
+        SubprocessHandler(
+            standby.command[0], tuple(standby.command[1:]), {"RANK": rank}, None, None, 0, None
+        )
         for rank in "012"
     ]
     wait_until(lambda: len(list(tmp_path.glob("rank-*"))) == 3, "not every rank began")
@@ -103,7 +110,7 @@ def test_a_restart_begins_with_the_agent_that_was_prepared_while_ranks_ran(
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     for name, seconds in (("SETTLE_SECONDS", 0.0), ("LOOK_SECONDS", 0.05)):
-        monkeypatch.setattr(f"launch.launchers.restart_agent.{name}", seconds)
+        monkeypatch.setattr(f"llmsys.launch.launchers.restart_agent.{name}", seconds)
     (tmp_path / "train.py").write_text(RANK)
     (tmp_path / "agent.py").write_text(AGENT)
     command = [sys.executable, str(tmp_path / "agent.py"), str(tmp_path)]
@@ -112,7 +119,8 @@ def test_a_restart_begins_with_the_agent_that_was_prepared_while_ranks_ran(
     assert second == (tmp_path / "prepared").read_text().split()[0] != first
 
 
-@pytest.mark.parametrize(("rank", "lines"), [("1", 0), ("0", 1)])  # the last one leaves the usual levels
+# the last one leaves the usual levels
+@pytest.mark.parametrize(("rank", "lines"), [("1", 0), ("0", 1)])
 def test_a_standby_logs_as_the_rank_that_it_became(
     rank: str, lines: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -121,10 +129,13 @@ def test_a_standby_logs_as_the_rank_that_it_became(
         monkeypatch.setenv("WORLD_SIZE", "2")
         return 8.04
 
-    monkeypatch.setattr("launch.train.wait_as_rank", become_rank)
+    monkeypatch.setattr("llmsys.launch.train.wait_as_rank", become_rank)
     monkeypatch.setattr(logging.getLogger(), "handlers", [])
     _wait_as_standby(["train/demo"])
-    told = "[rank 0] this restart began with processes that had imported torch: 8.0 s of imports saved\n"
+    told = (
+        "[rank 0] this restart began with processes that had imported torch: 8.0 s of imports "
+        "saved\n"
+    )
     assert capfd.readouterr().err == told * lines
 
 

@@ -1,4 +1,6 @@
-"""A machine is measured into a profile that the estimate reads, and nothing in it comes from another device."""
+"""A machine is measured into a profile that the estimate reads, and nothing in it comes from
+another device.
+"""
 
 from pathlib import Path
 
@@ -6,15 +8,15 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from launch.main import main
 from llmsys.calibrate.benchmarks import BenchmarkSizes, KernelMeasurements, fit_interconnect
 from llmsys.calibrate.calibration import build_device_profile, measure_machine
+from llmsys.config.loading.yaml_files import dump_yaml
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.run import RunConfig
-from llmsys.config.yaml_files import dump_yaml
 from llmsys.errors import ConfigError
 from llmsys.estimate.device_profile import DeviceProfile, Number, load_device_profile
 from llmsys.estimate.step_time import estimate_step_time
+from llmsys.launch.main import main
 from tests.helpers.ranks import run_ranks
 
 TINY = BenchmarkSizes(
@@ -47,14 +49,19 @@ def test_one_process_measures_no_links_and_layouts_that_need_them_are_refused() 
     assert device is not None
     assert (device.node, device.network, device.watts) == (None, None, None)
     with pytest.raises(
-        ConfigError, match=r"has no node link, but this layout communicates between devices of one machine"
+        ConfigError,
+        match=r"has no node link, but this layout communicates between devices of one machine",
     ):
-        estimate_step_time(RunConfig(), ParallelLayout(shard=1, replicate=1, tensor=1, context=2), device.model_copy(
+        estimate_step_time(RunConfig(), ParallelLayout(shard=1, replicate=1, tensor=1, context=2),
+            device.model_copy(
             update={"node_devices": 8}))  # fmt: skip
 
 
 def test_peak_and_efficiency_give_back_the_rates_that_were_seen() -> None:
-    rows = {"fp32": [(1e9, 0.0, 1.0), (4e9, 0.0, 2.0)], "bf16": [(6e9, 0.0, 1.0), (8e9, 0.0, 1.0), (10e9, 0.0, 1.0)]}
+    rows = {
+        "fp32": [(1e9, 0.0, 1.0), (4e9, 0.0, 2.0)],
+        "bf16": [(6e9, 0.0, 1.0), (8e9, 0.0, 1.0), (10e9, 0.0, 1.0)],
+    }
     device = build_device_profile(measured(rows), None, CPU)  # type: ignore[arg-type]
     assert device.get_peak_flops("bf16") == 10e9
     assert device.get_peak_flops("bf16") * device.efficiency.products == pytest.approx(8e9)
@@ -66,7 +73,11 @@ def test_peak_and_efficiency_give_back_the_rates_that_were_seen() -> None:
 def test_a_base_gives_the_boards_own_figures_and_no_efficiency() -> None:
     base = load_device_profile("a100-80gb")
     device = build_device_profile(measured({"bf16": [(156e12, 0.0, 1.0)]}), None, CPU, base=base)
-    assert (device.peak_flops, device.network, device.watts) == (base.peak_flops, base.network, base.watts)
+    assert (device.peak_flops, device.network, device.watts) == (
+        base.peak_flops,
+        base.network,
+        base.watts,
+    )
     assert device.efficiency.products == pytest.approx(0.5)
     assert "A100" in device.sources["peak_flops"]
     assert "measured here" in device.sources["efficiency"]
@@ -91,7 +102,9 @@ def test_two_processes_measure_their_link_and_one_of_them_writes() -> None:
     assert first.node.bandwidth > 0
 
 
-def test_calibrate_refuses_what_it_cannot_write_or_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_calibrate_refuses_what_it_cannot_write_or_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["calibrate", "--output", str(tmp_path / "none" / "mine.yaml")]) == 2
     assert "is not a folder. Make it, or choose another --output." in capsys.readouterr().err
     assert main(["calibrate", "--processes", "0"]) == 2

@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from llmsys.config.batch import BatchConfig
-from llmsys.config.load import load_run_config
+from llmsys.config.loading.load import load_run_config
 from llmsys.config.run import RunConfig
 from llmsys.errors import ConfigError
 
@@ -21,12 +21,16 @@ def batch(**settings: object) -> BatchConfig:
 RAMPS = [
     batch(sequences=16, ramp={"start_tokens": 16, "ramp_tokens": 4000}),
     batch(sequences=12, ramp={"start_tokens": 32, "ramp_tokens": 1999, "increment_sequences": 4}),
-    batch(sequences=40, ramp={"start_tokens": 8, "ramp_tokens": 500}),  # more sizes than steps: some are left out
+    # more sizes than steps: some are left out
+    batch(sequences=40, ramp={"start_tokens": 8, "ramp_tokens": 500}),
     batch(sequences=64, ramp={"start_tokens": 256, "ramp_tokens": 1}),
 ]
 DOUBLED = [
     batch(sequences=16, ramp={"kind": "noise_scale", "start_tokens": 16}),
-    batch(sequences=16, ramp={"kind": "noise_scale", "start_tokens": 16, "doubled_after_steps": (3, 4, 90)}),
+    batch(
+        sequences=16,
+        ramp={"kind": "noise_scale", "start_tokens": 16, "doubled_after_steps": (3, 4, 90)},
+    ),
 ]
 
 
@@ -69,13 +73,20 @@ def test_the_ramp_of_gpt3_is_quick_to_ask_about() -> None:
     config = BatchConfig(sequence_length=2048, tokens=3_145_728, ramp=ramp)
     assert config.get_step_sequences(0) == 16
     assert config.get_step_sequences(10**6) == 1536
-    rungs = sum(1 / (16 * rung) for rung in range(1, 96))  # equally many tokens at each of the 95 sizes
+    # equally many tokens at each of the 95 sizes
+    rungs = sum(1 / (16 * rung) for rung in range(1, 96))
     assert config.count_steps_for(4_000_000_000) == pytest.approx(4e9 / 95 / 2048 * rungs, rel=0.02)
     assert config.count_tokens_before(config.count_steps_for(300_000_000_000)) >= 300_000_000_000
 
 
 def test_the_budget_of_a_run_counts_the_small_steps_at_its_start() -> None:
-    settings = {"batch": {"sequence_length": 8, "sequences": 16, "ramp": {"start_tokens": 16, "ramp_tokens": 4000}}}
+    settings = {
+        "batch": {
+            "sequence_length": 8,
+            "sequences": 16,
+            "ramp": {"start_tokens": 16, "ramp_tokens": 4000},
+        }
+    }
     config = RunConfig.model_validate(settings | {"train": {"tokens": 10_000}})
     assert config.num_steps > -(-10_000 // config.batch.tokens_per_step)
     assert (
@@ -89,9 +100,13 @@ def test_the_ramp_belongs_to_the_trajectory_and_no_ramp_leaves_it_as_it_was() ->
     ramp = {"batch": {"ramp": {"start_tokens": 512, "ramp_tokens": 10_000}}}
     doubling = {"kind": "noise_scale", "start_tokens": 512}
     given = {"batch": {"ramp": doubling | {"doubled_after_steps": [3]}}}
-    measured = {"batch": {"ramp": doubling, "micro_sequences": 1}, "train": {"noise_scale_every_steps": 2}}
+    measured = {
+        "batch": {"ramp": doubling, "micro_sequences": 1},
+        "train": {"noise_scale_every_steps": 2},
+    }
     recorded = [
-        RunConfig.model_validate(one).resolve_precision("fp32").trajectory_settings for one in (given, measured)
+        RunConfig.model_validate(one).resolve_precision("fp32").trajectory_settings
+        for one in (given, measured)
     ]
     assert [one["batch"]["ramp"].get("every_steps") for one in recorded] == [None, 2]
     assert [one["batch"]["ramp"]["doubled_after_steps"] for one in recorded] == [[3], []]
@@ -115,15 +130,23 @@ def test_the_ramp_belongs_to_the_trajectory_and_no_ramp_leaves_it_as_it_was() ->
             {"ramp": {"start_tokens": 20, "ramp_tokens": 9}},
             r"ramp.start_tokens: 20 is not a multiple .* Use 16 or 24",
         ),
-        ({"ramp": {"start_tokens": 4, "ramp_tokens": 9}}, r"ramp.start_tokens: 4 is not a multiple .*=8. Use 8"),
-        ({"ramp": {"start_tokens": 128, "ramp_tokens": 9}}, r"128 is not less than the 128 tokens of a full step"),
+        (
+            {"ramp": {"start_tokens": 4, "ramp_tokens": 9}},
+            r"ramp.start_tokens: 4 is not a multiple .*=8. Use 8",
+        ),
+        (
+            {"ramp": {"start_tokens": 128, "ramp_tokens": 9}},
+            r"128 is not less than the 128 tokens of a full step",
+        ),
         (
             {"ramp": {"start_tokens": 48, "ramp_tokens": 9}},
             r"ramp.increment_sequences: steps of 6 to 16 sequences are not multiples of 6. Use 2, or other sizes",
         ),
     ],
 )
-def test_a_ramp_that_cannot_be_climbed_is_refused_with_what_would_do(settings: dict[str, object], message: str) -> None:
+def test_a_ramp_that_cannot_be_climbed_is_refused_with_what_would_do(
+    settings: dict[str, object], message: str
+) -> None:
     with pytest.raises(ValidationError, match=message):
         batch(sequences=16, **settings)
 
@@ -139,37 +162,62 @@ def test_balance_without_documents_is_refused() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"packing": "best_fit"}, "not read on where packing=best_fit takes documents in an order of its own"),
-        ({"length_stages": [{"until_tokens": 9, "sequence_length": 256}]}, "not read on where length_stages divide"),
-        ({"ramp": {"start_tokens": 512, "ramp_tokens": 40_000}}, "not read on where ramp changes the number of rows"),
+        (
+            {"packing": "best_fit"},
+            "not read on where packing=best_fit takes documents in an order of its own",
+        ),
+        (
+            {"length_stages": [{"until_tokens": 9, "sequence_length": 256}]},
+            "not read on where length_stages divide",
+        ),
+        (
+            {"ramp": {"start_tokens": 512, "ramp_tokens": 40_000}},
+            "not read on where ramp changes the number of rows",
+        ),
     ],
 )
 def test_consecutive_windows_need_rows_that_stay(changes: dict[str, object], message: str) -> None:
     given = {"sequence_length": 512, "sequences": 4, "window_order": "consecutive"}
     assert (
-        RunConfig.model_validate({"batch": given} | FP32).trajectory_settings["batch"]["window_order"] == "consecutive"
+        RunConfig.model_validate({"batch": given} | FP32).trajectory_settings["batch"][
+            "window_order"
+        ]
+        == "consecutive"
     )
-    with pytest.raises(ValidationError, match=rf"window_order: consecutive rows are {message}.*Use shuffled"):
+    with pytest.raises(
+        ValidationError, match=rf"window_order: consecutive rows are {message}.*Use shuffled"
+    ):
         RunConfig.model_validate({"batch": given | changes})
 
 
-def test_room_by_document_needs_attention_by_document_and_is_in_the_trajectory_where_it_is_set() -> None:
+def test_room_by_document_needs_attention_by_document_and_is_in_the_trajectory_where_it_is_set() -> (
+    None
+):
     def find_routing(scope: str, *words: str) -> Any:
         config = load_run_config(
-            "train/demo", [f"model.moe.routing={{kind: capacity, scope: {scope}}}", "train.precision=fp32", *words]
+            "train/demo",
+            [
+                f"model.moe.routing={{kind: capacity, scope: {scope}}}",
+                "train.precision=fp32",
+                *words,
+            ],
         )
         return config.trajectory_settings["model"]["moe"]["routing"]
 
     assert find_routing("sequence") == {"kind": "capacity", "factor": 1.25}
     assert find_routing("document") == {"kind": "capacity", "factor": 1.25, "scope": "document"}
-    with pytest.raises(ConfigError, match=r"document has no borders to count by.*Use sequence, or attention_scope"):
+    with pytest.raises(
+        ConfigError, match=r"document has no borders to count by.*Use sequence, or attention_scope"
+    ):
         find_routing("document", "batch.attention_scope=window")
 
 
 def test_pairs_refuse_what_is_for_windows() -> None:
     ramp = "batch.ramp={start_tokens: 256, ramp_tokens: 9999}"
     with pytest.raises(ConfigError) as caught:
-        load_run_config("train/multi30k", [ramp, "batch.assignment=balanced", "batch.micro_sequences=auto"])
+        load_run_config(
+            "train/multi30k", [ramp, "batch.assignment=balanced", "batch.micro_sequences=auto"]
+        )
     for words in (
         "pairs and texts are batched in length buckets",
         "length buckets are balanced",

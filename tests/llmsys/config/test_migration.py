@@ -1,4 +1,6 @@
-"""Old names of config keys: an error that gives the new one, and records of old versions that are read as they are."""
+"""Old names of config keys: an error that gives the new one, and records of old versions that
+are read as they are.
+"""
 
 import json
 from pathlib import Path
@@ -7,11 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
-from data_pipeline.inspection.dataset_config import read_dataset_config
-from data_pipeline.inspection.threshold_sweep import sweep_threshold
-from launch.main import main
 from llmsys.config.language import LanguageProfile, parse_language_rules, serialize_language_rules
-from llmsys.config.load import load_run_config
+from llmsys.config.loading.load import load_run_config
+from llmsys.config.loading.yaml_files import list_config_names
 from llmsys.config.migration import (
     RENAMED_KEYS,
     RENAMED_VALUES,
@@ -23,15 +23,21 @@ from llmsys.config.migration import (
 from llmsys.config.run import RunConfig
 from llmsys.config.scaling import ScalingLawConfig
 from llmsys.config.section import SectionType, list_fields, list_section_types
-from llmsys.config.yaml_files import list_config_names
+from llmsys.data_pipeline.inspection.dataset_config import read_dataset_config
+from llmsys.data_pipeline.inspection.threshold_sweep import sweep_threshold
+from llmsys.dataset.manifest import Manifest
 from llmsys.errors import CheckpointError, ConfigError, DataError
-from llmsys.manifest import Manifest
+from llmsys.launch.main import main
 from llmsys.train.initial_state import require_same_settings
 
-# What version 094b5d9 made of three configs that name every renamed key: each as it was given, as the run folder and
-# the manifest kept it, and as checkpoints and task keys did.
-RECORDED: dict[str, Any] = json.loads((Path(__file__).parents[2] / "data" / "old_config_names.json").read_text())
-OLD_NAMES = [(section, old, new) for section, names in RENAMED_KEYS.items() for old, new in names.items()]
+# What version 094b5d9 made of three configs that name every renamed key: each as it was given, as
+# the run folder and the manifest kept it, and as checkpoints and task keys did.
+RECORDED: dict[str, Any] = json.loads(
+    (Path(__file__).parents[2] / "data" / "old_config_names.json").read_text()
+)
+OLD_NAMES = [
+    (section, old, new) for section, names in RENAMED_KEYS.items() for old, new in names.items()
+]
 
 
 def section_types(section: str) -> list[SectionType]:
@@ -39,12 +45,20 @@ def section_types(section: str) -> list[SectionType]:
         return [ScalingLawConfig]
     members: list[SectionType] = [RunConfig]
     for key in (key for key in section.split(".") if key != "*"):
-        members = [one for field in list_fields(members, key) for one in list_section_types(field.annotation)]
+        members = [
+            one
+            for field in list_fields(members, key)
+            for one in list_section_types(field.annotation)
+        ]
     return members
 
 
-@pytest.mark.parametrize(("section", "old", "new"), [one for one in OLD_NAMES if one[0] != "bitwise"])
-def test_the_table_names_keys_that_are_there_and_none_that_still_is(section: str, old: str, new: str) -> None:
+@pytest.mark.parametrize(
+    ("section", "old", "new"), [one for one in OLD_NAMES if one[0] != "bitwise"]
+)
+def test_the_table_names_keys_that_are_there_and_none_that_still_is(
+    section: str, old: str, new: str
+) -> None:
     members = section_types(section)
     assert list_fields(members, new)
     owners = [member for member in members if new in member.model_fields]
@@ -55,11 +69,17 @@ def test_the_table_names_keys_that_are_there_and_none_that_still_is(section: str
 def select_recorded_keys(values: Any, recorded: Any) -> Any:
     if not isinstance(values, dict) or not isinstance(recorded, dict):
         return values
-    return {key: select_recorded_keys(value, recorded[key]) for key, value in values.items() if key in recorded}
+    return {
+        key: select_recorded_keys(value, recorded[key])
+        for key, value in values.items()
+        if key in recorded
+    }
 
 
 @pytest.mark.parametrize("name", RECORDED)
-def test_an_old_config_is_read_to_the_same_settings_and_recorded_in_the_same_words(name: str) -> None:
+def test_an_old_config_is_read_to_the_same_settings_and_recorded_in_the_same_words(
+    name: str,
+) -> None:
     recorded = RECORDED[name]
     config = RunConfig.model_validate(to_current_names(recorded["given"]))
     values = to_recorded_names(config.model_dump(mode="json", exclude={"model"}))
@@ -106,11 +126,14 @@ def test_the_config_of_an_old_run_folder_loads(name: str, tmp_path: Path) -> Non
 def test_old_names_are_answered_with_the_new_ones(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(
-        "base: train/demo\ntrain:\n  products: fp8\n  recompute: block\n  spike_detection: {window: 9}\n"
-        "batch:\n  ramp: {start_tokens: 8, over_tokens: 9}\n"
+        "base: train/demo\ntrain:\n  products: fp8\n  recompute: block\n  spike_detection: "
+        "{window: 9}\nbatch:\n  ramp: {start_tokens: 8, over_tokens: 9}\n"
     )
     with pytest.raises(ConfigError) as caught:
-        load_run_config(str(file), ["schedule.kind=original", "batch.assignment=in_order", "data.rules.0.words=[a]"])
+        load_run_config(
+            str(file),
+            ["schedule.kind=original", "batch.assignment=in_order", "data.rules.0.words=[a]"],
+        )
     assert sorted(str(caught.value).splitlines()[1:]) == sorted(
         [
             "  command line: data.rules.0.words: was renamed to data.rules.0.word_lists.",
@@ -118,8 +141,10 @@ def test_old_names_are_answered_with_the_new_ones(tmp_path: Path) -> None:
             f"  {file}:7: batch.ramp.over_tokens: was renamed to batch.ramp.ramp_tokens.",
             "  command line: schedule.kind: original was renamed to noam.",
             f"  {file}:3: train.products: was renamed to train.matmul_dtype.",
-            f"  {file}:4: train.recompute: was renamed to train.activation_checkpoint, and block to full.",
-            f"  {file}:5: train.spike_detection.window: was renamed to train.spike_detection.window_steps.",
+            f"  {file}:4: train.recompute: was renamed to train.activation_checkpoint, and block "
+            "to full.",
+            f"  {file}:5: train.spike_detection.window: was renamed to "
+            "train.spike_detection.window_steps.",
         ]
     )
 
@@ -129,12 +154,18 @@ def test_old_keys_of_scale_and_of_language_profiles_are_answered_too(
 ) -> None:
     assert main(["scale", "budget=1e21", "served_tokens=1e9"]) == 2
     assert "served_tokens: was renamed to serve_tokens." in capsys.readouterr().err
-    with pytest.raises(ValueError, match=r"perplexity\.head_below was renamed to head_max_perplexity"):
+    with pytest.raises(
+        ValueError, match=r"perplexity\.head_below was renamed to head_max_perplexity"
+    ):
         LanguageProfile(name="x", rules={"perplexity": {"model": "m", "head_below": 3}})
 
 
 def test_paths_with_old_sections_and_old_values_are_found() -> None:
-    assert to_current_keys(("train", "spike", "window")) == ("train", "spike_detection", "window_steps")
+    assert to_current_keys(("train", "spike", "window")) == (
+        "train",
+        "spike_detection",
+        "window_steps",
+    )
     assert find_new_key(("train", "tokens")) is None
     for key, values in RENAMED_VALUES.items():
         section, _, name = key.rpartition(".")
@@ -153,9 +184,17 @@ def test_the_manifest_of_an_old_dataset_is_read() -> None:
     assert read_dataset_config(manifest_of("crawl"), config.data) == config.data  # type: ignore[arg-type]
 
 
-def test_a_sweep_asks_the_rules_of_an_old_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("data_pipeline.inspection.threshold_sweep.load_manifest", lambda folder: manifest_of("crawl"))
-    with pytest.raises(DataError, match=r"without the rule c4\. Its rules: bad_words, perplexity; and language\.min"):
+def test_a_sweep_asks_the_rules_of_an_old_dataset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "llmsys.data_pipeline.inspection.threshold_sweep.load_manifest",
+        lambda folder: manifest_of("crawl"),
+    )
+    with pytest.raises(
+        DataError,
+        match=r"without the rule c4\. Its rules: bad_words, perplexity; and language\.min",
+    ):
         sweep_threshold(tmp_path, "c4.min_sentences=3")
 
 

@@ -30,21 +30,39 @@ def test_heads_follow_from_the_width_unless_given() -> None:
     [
         (
             {"hidden_size": 66},
-            "num_attention_heads: 4 does not divide hidden_size=66. Use 3 or 6, or hidden_size=64 or 68, or set head_d",
+            "num_attention_heads: 4 does not divide hidden_size=66. Use 3 or 6, or hidden_size=64 "
+            "or 68, or set head_d",
         ),
         (
             {"moe": {**MOE, "every": 3}},
             "moe.every: 3 is more than num_hidden_layers=2, and no layer has experts. Use at",
         ),
-        ({"moe": {**MOE, "dense_layers": [0, 1]}}, "moe.dense_layers: no layer is left with experts. Use fewer"),
+        (
+            {"moe": {**MOE, "dense_layers": [0, 1]}},
+            "moe.dense_layers: no layer is left with experts. Use fewer",
+        ),
         ({"num_key_value_heads": 3}, "3 does not divide num_attention_heads=4. Use 2."),
-        ({"head_dim": 15}, "15 is odd, but rope rotates pairs of channels. Use 16, or position.kind=none."),
-        ({"intermediate_size": 0}, "2 dense layers need a width above 0. Set it, for example to 256."),
-        ({"moe": {**MOE, "first_dense_layers": 2}}, "2 leaves no layer of 2 with experts. Use at most 1"),
-        ({"moe": {**MOE, "num_experts_per_tok": 7}}, "7 of 6 experts cannot be chosen. Use at most 6."),
+        (
+            {"head_dim": 15},
+            "15 is odd, but rope rotates pairs of channels. Use 16, or position.kind=none.",
+        ),
+        (
+            {"intermediate_size": 0},
+            "2 dense layers need a width above 0. Set it, for example to 256.",
+        ),
+        (
+            {"moe": {**MOE, "first_dense_layers": 2}},
+            "2 leaves no layer of 2 with experts. Use at most 1",
+        ),
+        (
+            {"moe": {**MOE, "num_experts_per_tok": 7}},
+            "7 of 6 experts cannot be chosen. Use at most 6.",
+        ),
     ],
 )
-def test_impossible_shapes_name_the_nearest_legal_value(changes: dict[str, Any], message: str) -> None:
+def test_impossible_shapes_name_the_nearest_legal_value(
+    changes: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValidationError) as caught:
         model(**changes)
     assert message in str(caught.value)
@@ -80,7 +98,10 @@ def test_a_step_is_given_in_sequences_or_tokens(given: dict[str, int], sequences
     [
         ({"tokens": 1000}, "1000 is not a multiple of sequence_length=512. Use 512 or 1024."),
         ({"tokens": 100}, "100 is not a multiple of sequence_length=512. Use 512."),
-        ({"tokens": 1024, "sequences": 3}, "1024 and sequences=3 of 512 tokens disagree. Set one of them to null"),
+        (
+            {"tokens": 1024, "sequences": 3},
+            "1024 and sequences=3 of 512 tokens disagree. Set one of them to null",
+        ),
     ],
 )
 def test_a_step_that_does_not_add_up_is_refused(given: dict[str, int], message: str) -> None:
@@ -113,11 +134,22 @@ def test_a_fitted_layout_multiplies_out(world_size: int, expert: int, replicate:
         ),
         (
             {"expert": 3},
-            "expert=3 does not divide shard=4, the ranks of one replica of the model. Use expert=1 or 2",
+            "expert=3 does not divide shard=4, the ranks of one replica of the model. Use "
+            "expert=1 or 2",
         ),
-        ({"replicate": 3}, "4 ranks cannot be split into replicate=3 equal copies. Use replicate=1, 2 or 4"),
-        ({"shard": 3}, "replicate=1 × shard=3 is 3, but there are 4 ranks. Use shard=4, or shard=-1"),
-        ({"shard": 0}, "layout.shard=0 is not a number of ranks. Use 1 or more, or -1 for all remaining ranks."),
+        (
+            {"replicate": 3},
+            "4 ranks cannot be split into replicate=3 equal copies. Use replicate=1, 2 or 4",
+        ),
+        (
+            {"shard": 3},
+            "replicate=1 × shard=3 is 3, but there are 4 ranks. Use shard=4, or shard=-1",
+        ),
+        (
+            {"shard": 0},
+            "layout.shard=0 is not a number of ranks. Use 1 or more, or -1 for all remaining "
+            "ranks.",
+        ),
     ],
 )
 def test_a_layout_that_does_not_fit_says_what_would(layout: dict[str, int], message: str) -> None:
@@ -127,7 +159,9 @@ def test_a_layout_that_does_not_fit_says_what_would(layout: dict[str, int], mess
 
 
 def test_a_dense_model_has_no_experts_to_split() -> None:
-    with pytest.raises(LayoutError, match=r"A dense model has no experts to split over expert=2\. Use expert=1"):
+    with pytest.raises(
+        LayoutError, match=r"A dense model has no experts to split over expert=2\. Use expert=1"
+    ):
         ParallelLayout(expert=2).resolve(2, model())
 
 

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from launch.commands.inspect import resolve_dataset_folders
-from launch.main import main
-from llmsys.config.load import load_run_config, read_config
+from llmsys.config.loading.load import load_run_config, read_config
 from llmsys.errors import ConfigError
+from llmsys.launch.commands.inspect import resolve_dataset_folders
+from llmsys.launch.main import main
 from tests.helpers.example_run import write_dataset, write_run
 
 
@@ -34,7 +34,11 @@ def test_a_run_folder_is_its_config_and_names_itself_where_it_was_moved() -> Non
 def test_a_dataset_folder_is_the_config_it_was_prepared_with() -> None:
     write_dataset(Path("made"))
     config = load_run_config("made", ["train.tokens=20_000"])
-    assert (config.data.name, config.data.folder, config.train.tokens) == ("sample", Path("made"), 20_000)
+    assert (config.data.name, config.data.folder, config.train.tokens) == (
+        "sample",
+        Path("made"),
+        20_000,
+    )
     Path("mine.yaml").write_text("data: {base: made, name: mine}\n")
     assert load_run_config("mine.yaml").data.name == "mine"
     assert load_run_config("mine.yaml").data.folder == Path("made")
@@ -43,7 +47,9 @@ def test_a_dataset_folder_is_the_config_it_was_prepared_with() -> None:
         load_run_config("wrong.yaml")
 
 
-def test_a_report_of_a_dataset_folder_has_no_run_of_another_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_report_of_a_dataset_folder_has_no_run_of_another_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     write_dataset(Path("made"))
     make_run("runs/run")  # where a config without run.folder puts its run
     assert main(["report", "made"]) == 0

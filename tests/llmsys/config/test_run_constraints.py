@@ -1,4 +1,6 @@
-"""What the torch engine cannot do is refused by name, and under DDP ranks hold copies without being told."""
+"""What the torch engine cannot do is refused by name, and under DDP ranks hold copies without
+being told.
+"""
 
 from typing import Any
 
@@ -11,7 +13,8 @@ from llmsys.estimate.state_memory import resolve_planned_layout
 
 DDP: dict[str, Any] = {"kind": "torch", "data_parallel": "ddp"}
 MOE: dict[str, Any] = {
-    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 4,
     "moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
 }  # fmt: skip
 
@@ -20,43 +23,51 @@ MOE: dict[str, Any] = {
     ("sections", "message"),
     [
         ({"engine": DDP, "layout": {"shard": 2}},
-         "layout.shard: 2 ranks cannot shard a replica that engine.data_parallel=ddp keeps unsharded on every "
-         "rank. Use layout.shard=1, or engine.data_parallel=fsdp."),
+         "layout.shard: 2 ranks cannot shard a replica that engine.data_parallel=ddp keeps "
+         "unsharded on every rank. Use layout.shard=1, or engine.data_parallel=fsdp."),
         ({"engine": DDP, "layout": {"expert": 2}, "model": MOE},
-         "layout.expert: 2 ranks cannot shard the experts of a replica that engine.data_parallel=ddp keeps "
-         "unsharded on every rank. Use layout.expert=1, or"),
-        ({"engine": DDP, "layout": {"tensor": 2}}, "engine.kind=torch with data_parallel=ddp does not shard matrices"),
+         "layout.expert: 2 ranks cannot shard the experts of a replica that "
+         "engine.data_parallel=ddp keeps unsharded on every rank. Use layout.expert=1, or"),
+        ({"engine": DDP, "layout": {"tensor": 2}}, "engine.kind=torch with data_parallel=ddp does "
+        "not shard matrices"),
         ({"engine": DDP | {"cpu_offload": "state"}},
-         "engine.cpu_offload: state needs FSDP: engine.data_parallel=ddp keeps master weights and gradients "
-         "on the compute device. Use engine.cpu_offload=none, or"),
+         "engine.cpu_offload: state needs FSDP: engine.data_parallel=ddp keeps master weights and "
+         "gradients on the compute device. Use engine.cpu_offload=none, or"),
         ({"train": {"activation_checkpoint": "offload"}, "engine": {"kind": "deepspeed"}},
-         "train.activation_checkpoint: offload copies each tensor as a block saves it, which engine.kind=deepspeed "
-         "decides by itself. Use engine.kind=torch, or train.activation_checkpoint=selective."),
+         "train.activation_checkpoint: offload copies each tensor as a block saves it, which "
+         "engine.kind=deepspeed decides by itself. Use engine.kind=torch, or "
+         "train.activation_checkpoint=selective."),
         ({"train": {"activation_checkpoint": "offload", "compile": "block"}},
          "which train.compile=block decides by itself. Use train.compile=none, or"),
         ({"evaluation": {"sequence_length": 4096}, "batch": {"sequence_length": 2048}},
          "evaluation.sequence_length: 4096 positions exceed the 2048 of a training window"),
-        ({"train": {"reproducibility": "bitwise"}, "engine": {"kind": "torch", "gradient_accumulation": "whole"}},
+        ({"train": {"reproducibility": "bitwise"}, "engine": {"kind": "torch",
+            "gradient_accumulation": "whole"}},
          "engine.gradient_accumulation: whole sums over micro-batches before ranks, but "
          "train.reproducibility=bitwise needs its own"),
         ({"train": {"matmul_dtype": "fp8"}, "engine": {"kind": "deepspeed"}},
-         "train.matmul_dtype: fp8 is not available: engine.kind=deepspeed does not support fp8 layers. "
-         "Use engine.kind=torch, or train.matmul_dtype=compute."),
+         "train.matmul_dtype: fp8 is not available: engine.kind=deepspeed does not support fp8 "
+         "layers. Use engine.kind=torch, or train.matmul_dtype=compute."),
         ({"train": {"matmul_dtype": "fp8"}, "engine": DDP},
          "ddp casts weights itself. Use engine.data_parallel="),
         ({"train": {"matmul_dtype": "fp8", "precision": "fp16"}},
-         "train.precision=fp16 is not the output dtype of fp8 matmuls. Use train.precision=bf16, or "
-         "train.matmul_dtype=compute."),
+         "train.precision=fp16 is not the output dtype of fp8 matmuls. Use train.precision=bf16, "
+         "or train.matmul_dtype=compute."),
         ({"train": {"expert_matmul_dtype": "fp8_block"}, "engine": DDP, "model": MOE},
-         "train.expert_matmul_dtype: fp8_block is not available: engine.data_parallel=ddp casts weights itself."),
+         "train.expert_matmul_dtype: fp8_block is not available: engine.data_parallel=ddp casts "
+         "weights itself."),
         ({"optimizer": {"kind": "adamw", "moments": "int8"}, "engine": {"kind": "deepspeed"}},
-         "optimizer.moments: int8 is not available: DeepSpeed keeps flat float32 shards. Use engine.kind=torch, or "
-         "optimizer.moments=fp32."),
-        ({"optimizer": {"kind": "adamw", "moments": "bf16"}, "train": {"reproducibility": "bitwise"}},
-         "optimizer.moments: bf16 is not available: train.reproducibility=bitwise rounds nothing by chance."),
+         "optimizer.moments: int8 is not available: DeepSpeed keeps flat float32 shards. Use "
+         "engine.kind=torch, or optimizer.moments=fp32."),
+        ({"optimizer": {"kind": "adamw", "moments": "bf16"},
+            "train": {"reproducibility": "bitwise"}},
+         "optimizer.moments: bf16 is not available: train.reproducibility=bitwise rounds nothing "
+         "by chance."),
     ],
 )  # fmt: skip
-def test_choices_that_do_not_go_together_say_what_does(sections: dict[str, Any], message: str) -> None:
+def test_choices_that_do_not_go_together_say_what_does(
+    sections: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValidationError) as refused:
         RunConfig.model_validate(sections)
     assert message in str(refused.value)
@@ -64,13 +75,17 @@ def test_choices_that_do_not_go_together_say_what_does(sections: dict[str, Any],
 
 @pytest.mark.parametrize(
     ("sections", "on_accelerators"),
-    [({}, "block"), ({"engine": {"kind": "deepspeed"}}, "none"), ({"train": {"compile": "none"}}, "none"),
+    [({}, "block"), ({"engine": {"kind": "deepspeed"}}, "none"), ({"train": {"compile": "none"}},
+        "none"),
      ({"engine": DDP}, "block"), ({"layout": {"context": 2}}, "block"),
      ({"layout": {"context": 2, "context_kind": "ring"}}, "block"),
      ({"train": {"activation_checkpoint": "offload"}}, "none"),
-     ({"train": {"reproducibility": "bitwise", "threads_per_process": 1}, "batch": {"micro_sequences": 1}}, "none")],
+     ({"train": {"reproducibility": "bitwise", "threads_per_process": 1},
+         "batch": {"micro_sequences": 1}}, "none")],
 )  # fmt: skip
-def test_blocks_are_compiled_by_default_where_triton_can(sections: dict[str, Any], on_accelerators: str) -> None:
+def test_blocks_are_compiled_by_default_where_triton_can(
+    sections: dict[str, Any], on_accelerators: str
+) -> None:
     config = RunConfig.model_validate(sections)
     assert config.resolve_compile(has_triton=True).train.compile == on_accelerators
     assert config.resolve_compile(has_triton=False).train.compile == "none"
@@ -85,9 +100,7 @@ def test_ranks_of_ddp_hold_copies(layout: dict[str, int]) -> None:
 
 def test_copies_that_are_not_as_many_as_the_ranks_are_refused() -> None:
     config = RunConfig.model_validate({"engine": DDP, "layout": {"replicate": 2}})
-    message = (
-        r"replicate=2 replicas do not fit 4 ranks: with engine.data_parallel=ddp every rank holds one replica\. Leave"
-    )
+    message = r"replicate=2 replicas do not fit 4 ranks: with engine.data_parallel=ddp every rank holds one replica\. Leave"
     with pytest.raises(LayoutError, match=message):
         config.resolve_layout(4)
 
@@ -98,7 +111,9 @@ def test_shards_stay_shards_under_fsdp() -> None:
 
 
 @pytest.mark.parametrize(("layout", "ranks"), [({}, 3), ({"shard": 1}, 3), ({"replicate": 2}, 2)])
-def test_the_estimate_plans_as_many_copies_as_there_will_be(layout: dict[str, int], ranks: int) -> None:
+def test_the_estimate_plans_as_many_copies_as_there_will_be(
+    layout: dict[str, int], ranks: int
+) -> None:
     config = RunConfig.model_validate({"engine": DDP, "layout": layout, "launch": {"processes": 3}})
     assert resolve_planned_layout(config).replicate == ranks
 

@@ -1,4 +1,6 @@
-"""What a person sees of a config: the resolved text, what differs, the editor's schema, the README's examples."""
+"""What a person sees of a config: the resolved text, what differs, the editor's schema, the
+README's examples.
+"""
 
 import json
 import re
@@ -9,22 +11,31 @@ from typing import Any
 import jsonschema
 import pytest
 
-from launch.main import main
-from llmsys.config.format_yaml import find_differences, format_annotated_yaml, format_yaml
-from llmsys.config.json_schema import build_json_schema
-from llmsys.config.load import load_run_config, read_config
+from llmsys.config.loading.format_yaml import find_differences, format_annotated_yaml, format_yaml
+from llmsys.config.loading.json_schema import build_json_schema
+from llmsys.config.loading.load import load_run_config, read_config
+from llmsys.config.loading.yaml_files import parse_yaml
 from llmsys.config.run import RunConfig
-from llmsys.config.yaml_files import parse_yaml
+from llmsys.launch.main import main
 from tests.helpers.paths import CONFIGS
 
-RUNS = sorted(path for path in CONFIGS.rglob("*.yaml") if "languages" not in path.parts)  # those are no runs
-OVERRIDES = ["schedule.kind=linear", "run.name='3e-4'", "generation.prompts=['a: b', 'no']", "model.norm.eps=1e-6"]
+# those are no runs
+RUNS = sorted(path for path in CONFIGS.rglob("*.yaml") if "languages" not in path.parts)
+OVERRIDES = [
+    "schedule.kind=linear",
+    "run.name='3e-4'",
+    "generation.prompts=['a: b', 'no']",
+    "model.norm.eps=1e-6",
+]
 
 
 @pytest.mark.parametrize("overrides", [[], OVERRIDES])
 def test_what_is_shown_loads_back_to_the_same_config(tmp_path: Path, overrides: list[str]) -> None:
     resolved = read_config("train/demo", overrides)
-    for name, text in (("a", format_yaml(resolved.run)), ("b", format_annotated_yaml(resolved.run, resolved.origins))):
+    for name, text in (
+        ("a", format_yaml(resolved.run)),
+        ("b", format_annotated_yaml(resolved.run, resolved.origins)),
+    ):
         path = tmp_path / f"{name}.yaml"
         path.write_text(text)
         assert load_run_config(str(path)) == resolved.run
@@ -37,7 +48,8 @@ def test_the_defaults_differ_in_nothing() -> None:
 
 def test_a_difference_names_the_default_and_where_it_was_changed() -> None:
     resolved = read_config(
-        "train/demo", ["schedule.kind=linear", "batch.sequence_length=256", "train.log_every_steps=10"]
+        "train/demo",
+        ["schedule.kind=linear", "batch.sequence_length=256", "train.log_every_steps=10"],
     )
     changed = {one.key: one for one in find_differences(resolved.run, resolved.origins)}
     assert changed["batch.sequence_length"][1:] == (256, 512, "from command line")
@@ -63,12 +75,15 @@ def test_the_schema_describes_every_field() -> None:
 @pytest.fixture(scope="module")
 def run_schema() -> dict[str, Any]:
     schema = build_json_schema()
-    jsonschema.Draft202012Validator.check_schema(schema)  # once: it takes longer than all configs together
+    # once: it takes longer than all configs together
+    jsonschema.Draft202012Validator.check_schema(schema)
     return schema
 
 
 @pytest.mark.parametrize("path", RUNS, ids=lambda path: path.relative_to(CONFIGS).as_posix())
-def test_the_schema_accepts_every_config_of_the_repository(path: Path, run_schema: dict[str, Any]) -> None:
+def test_the_schema_accepts_every_config_of_the_repository(
+    path: Path, run_schema: dict[str, Any]
+) -> None:
     values, _ = parse_yaml(path.read_text(), path.name)
     only_model = run_schema["$defs"]["ModelConfig"] if path.parent.name == "model" else {}
     jsonschema.Draft202012Validator({**run_schema, **only_model}).validate(values)
@@ -93,15 +108,21 @@ def test_the_schema_refuses_mistakes(wrong: dict[str, Any]) -> None:
 
 def test_the_schema_accepts_bases_and_underscores_anywhere() -> None:
     model = {"base": ["a", "b"], "moe": {"base": "c", "num_experts": "1_000"}}
-    jsonschema.validate({"base": "x", "model": model, "train": {"tokens": "1_000"}}, build_json_schema())
+    jsonschema.validate(
+        {"base": "x", "model": model, "train": {"tokens": "1_000"}}, build_json_schema()
+    )
 
 
 def test_the_schema_accepts_a_choice_that_leaves_its_kind_to_the_default() -> None:
-    jsonschema.validate({"schedule": {"warmup_tokens": 10}, "model": {"norm": {"eps": 1e-6}}}, build_json_schema())
+    jsonschema.validate(
+        {"schedule": {"warmup_tokens": 10}, "model": {"norm": {"eps": 1e-6}}}, build_json_schema()
+    )
 
 
 def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", (CONFIGS / "README.md").read_text(), flags=re.DOTALL)
+    return re.findall(
+        rf"```{language}\n(.*?)```", (CONFIGS / "README.md").read_text(), flags=re.DOTALL
+    )
 
 
 def test_the_examples_of_the_readme_work(
@@ -112,7 +133,9 @@ def test_the_examples_of_the_readme_work(
         name = text.split("\n", 1)[0].removeprefix("# ")
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    commands = [line.removeprefix("$ llmsys ") for block in blocks("console") for line in block.splitlines()]
+    commands = [
+        line.removeprefix("$ llmsys ") for block in blocks("console") for line in block.splitlines()
+    ]
     assert len(commands) > 6
     for command in commands:
         assert main(shlex.split(command)) == 0, command
@@ -124,5 +147,11 @@ def test_the_examples_of_the_readme_work(
 def test_show_prints_the_config_as_data(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", "train/demo", "--json", "run.seed=7"]) == 0
     shown = json.loads(capsys.readouterr().out)
-    assert RunConfig.model_validate(shown["config"]) == load_run_config("train/demo", ["run.seed=7"])
-    assert shown["differences"]["run.seed"] == {"value": 7, "default": 0, "origin": "from command line"}
+    assert RunConfig.model_validate(shown["config"]) == load_run_config(
+        "train/demo", ["run.seed=7"]
+    )
+    assert shown["differences"]["run.seed"] == {
+        "value": 7,
+        "default": 0,
+        "origin": "from command line",
+    }

@@ -11,7 +11,9 @@ SHARD = 20_000_000
 
 
 @pytest.mark.parametrize("experts", [0, 2])
-def test_both_ways_need_little_more_than_one_shard(experts: int, tmp_path: Path, repository: Path) -> None:
+def test_both_ways_need_little_more_than_one_shard(
+    experts: int, tmp_path: Path, repository: Path
+) -> None:
     script = repository / "tests" / "helpers" / "conversion_memory.py"
     layers = 10 if not experts else 6
     words = [sys.executable, script, tmp_path / "made", layers, 1024, SHARD, experts]

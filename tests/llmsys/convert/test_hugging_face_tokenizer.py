@@ -1,4 +1,6 @@
-"""A Hugging Face folder with a tokenizer.json: what is converted continues text as transformers does."""
+"""A Hugging Face folder with a tokenizer.json: what is converted continues text as transformers
+does.
+"""
 
 import json
 from pathlib import Path
@@ -7,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from launch.main import main
-from llmsys.config.load import load_run_config
+from llmsys.config.loading.load import load_run_config
 from llmsys.convert.tokenizer_files import import_tokenizer
-from llmsys.tokenizer import load_tokenizer
+from llmsys.launch.main import main
+from llmsys.vocabulary.tokenizer import load_tokenizer
 from tests.helpers.json_tokenizers import write
 from tests.helpers.transformers_models import build
 
@@ -70,14 +72,22 @@ def test_generation_gives_the_greedy_text_of_transformers(
     capsys.readouterr()
     prompts = [*PROMPTS, ""]
     asked = [word for prompt in prompts for word in ("--prompt", prompt)]
-    settings = ["generation.temperature=0", f"generation.max_new_tokens={NEW}", "train.precision=fp32"]
+    settings = [
+        "generation.temperature=0",
+        f"generation.max_new_tokens={NEW}",
+        "train.precision=fp32",
+    ]
     assert main(["generate", config, *asked, *settings, "--json"]) == 0
     samples = json.loads(capsys.readouterr().out)
     assert [one["prompt"] + one["text"] for one in samples] == [
         greedy(theirs, tmp_path / "theirs", prompt) for prompt in prompts
     ]
-    record = json.loads((tmp_path / "ours" / "checkpoints" / "step-00000000" / "state.json").read_text())
-    assert record["run"] == {"tokenizer_fingerprint": load_tokenizer(tmp_path / "theirs").fingerprint}
+    record = json.loads(
+        (tmp_path / "ours" / "checkpoints" / "step-00000000" / "state.json").read_text()
+    )
+    assert record["run"] == {
+        "tokenizer_fingerprint": load_tokenizer(tmp_path / "theirs").fingerprint
+    }
 
 
 def test_the_opening_matters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -87,24 +97,39 @@ def test_the_opening_matters(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     capsys.readouterr()
     texts = []
     for opening in ("[<|begin_of_text|>]", "[]", "null"):
-        settings = ["generation.temperature=0", f"generation.prefix_pieces={opening}", "train.precision=fp32"]
+        settings = [
+            "generation.temperature=0",
+            f"generation.prefix_pieces={opening}",
+            "train.precision=fp32",
+        ]
         assert main([*words, *settings]) == 0
         texts.append(json.loads(capsys.readouterr().out)[0]["text"])
     assert len(set(texts)) == 3
     assert main([*words, "generation.prefix_pieces=[<bos>]"]) == 2
-    assert "generation.prefix_pieces has <bos>, which is not a token of the tokenizer" in capsys.readouterr().err
+    assert (
+        "generation.prefix_pieces has <bos>, which is not a token of the tokenizer"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama3", "llama2", "t5"])
-def test_a_run_of_ours_goes_out_with_it_as_it_is(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_of_ours_goes_out_with_it_as_it_is(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder_of("llama", kind, tmp_path / "theirs")
     main(["convert", str(tmp_path / "theirs"), str(tmp_path / "ours")])
     (tmp_path / "ours" / "hugging_face" / "record.json").unlink()  # as if it had been trained here
     assert main(["convert", str(tmp_path / "ours"), str(tmp_path / "back")]) == 0
     ours, theirs = load_tokenizer(tmp_path / "ours" / "tokenizer"), tmp_path / "back"
     loaded = transformers.AutoTokenizer.from_pretrained(theirs)
-    assert (theirs / "tokenizer.json").read_bytes() == (tmp_path / "theirs" / "tokenizer.json").read_bytes()
-    assert loaded.eos_token_id == ours.eos_id == json.loads((theirs / "config.json").read_text())["eos_token_id"]
+    assert (theirs / "tokenizer.json").read_bytes() == (
+        tmp_path / "theirs" / "tokenizer.json"
+    ).read_bytes()
+    assert (
+        loaded.eos_token_id
+        == ours.eos_id
+        == json.loads((theirs / "config.json").read_text())["eos_token_id"]
+    )
     for prompt in PROMPTS:
         assert loaded.encode(prompt, add_special_tokens=False) == ours.encode(prompt)
 

@@ -1,4 +1,6 @@
-"""What does not fit is named before anything is written, and nothing half-written is ever left under the final name."""
+"""What does not fit is named before anything is written, and nothing half-written is ever left
+under the final name.
+"""
 
 import json
 from collections.abc import Callable
@@ -49,7 +51,10 @@ def test_a_missing_tensor_is_named_with_its_shape(source: Path) -> None:
 
 
 def test_an_extra_tensor_is_named_with_its_shape(source: Path) -> None:
-    changed(source, lambda tensors: tensors.update({"model.layers.2.mlp.up_proj.weight": torch.ones(3, 4)}))
+    changed(
+        source,
+        lambda tensors: tensors.update({"model.layers.2.mlp.up_proj.weight": torch.ones(3, 4)}),
+    )
     assert "model.layers.2.mlp.up_proj.weight (3, 4) is not part of the model" in refused(source)
 
 
@@ -75,13 +80,19 @@ def test_two_values_of_a_tied_tensor_are_refused(tmp_path: Path) -> None:
 def test_weights_that_need_a_scale_are_refused(source: Path, dtype: torch.dtype) -> None:
     changed(source, lambda tensors: tensors.update({K: tensors[K].to(dtype)}))
     message = refused(source)
-    assert f"{K} in {source} is stored as {str(dtype).removeprefix('torch.')}, without scales that are read" in message
+    assert (
+        f"{K} in {source} is stored as {str(dtype).removeprefix('torch.')}, without scales that "
+        "are read"
+    ) in message
     assert "Use weights in float64, float32, float16 or bfloat16." in message
 
 
 def test_shards_without_their_index_say_so(source: Path) -> None:
     (source / "model.safetensors").rename(source / "model-00001-of-00002.safetensors")
-    message = f"{source} holds model-00001-of-00002.safetensors but neither model.safetensors nor {INDEX}."
+    message = (
+        f"{source} holds model-00001-of-00002.safetensors but neither model.safetensors nor "
+        f"{INDEX}."
+    )
     assert message in refused(source)
 
 
@@ -138,7 +149,9 @@ def test_a_conversion_that_dies_leaves_nothing_and_can_be_repeated(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ours", "theirs"]
 
 
-def test_a_damaged_checkpoint_and_a_folder_of_neither_kind_are_refused(source: Path, tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_and_a_folder_of_neither_kind_are_refused(
+    source: Path, tmp_path: Path
+) -> None:
     convert_from_hugging_face(source, tmp_path / "ours")
     checkpoint = tmp_path / "ours" / "checkpoints" / "step-00000000"
     data = next(checkpoint.glob("*.distcp"))
@@ -151,11 +164,17 @@ def test_a_damaged_checkpoint_and_a_folder_of_neither_kind_are_refused(source: P
         convert_to_hugging_face(tmp_path, tmp_path / "back")
 
 
-def test_a_checkpoint_of_another_model_is_refused_with_the_tensor(source: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_model_is_refused_with_the_tensor(
+    source: Path, tmp_path: Path
+) -> None:
     ours = convert_from_hugging_face(source, tmp_path / "ours")
     text = (ours / "config.yaml").read_text()
-    (ours / "config.yaml").write_text(text.replace("intermediate_size: 24", "intermediate_size: 32", 1))
-    with pytest.raises(CheckpointError, match=r"gate_proj.weight has shape \(24, 16\), .* needs \(32, 16\)"):
+    (ours / "config.yaml").write_text(
+        text.replace("intermediate_size: 24", "intermediate_size: 32", 1)
+    )
+    with pytest.raises(
+        CheckpointError, match=r"gate_proj.weight has shape \(24, 16\), .* needs \(32, 16\)"
+    ):
         convert_to_hugging_face(ours, tmp_path / "back")
 
 

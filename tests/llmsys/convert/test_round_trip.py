@@ -1,4 +1,6 @@
-"""A Hugging Face folder comes back from ours byte for byte, and transformers loads what a run of ours is written as."""
+"""A Hugging Face folder comes back from ours byte for byte, and transformers loads what a run of
+ours is written as.
+"""
 
 import json
 import shutil
@@ -8,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from llmsys.config.load import load_run_config
+from llmsys.config.loading.load import load_run_config
 from llmsys.config.patches import PatchesConfig
 from llmsys.convert.folders import KEPT
 from llmsys.convert.from_hugging_face import convert_from_hugging_face
@@ -53,12 +55,16 @@ def test_transformers_loads_what_a_run_of_ours_is_written_as(case: str, tmp_path
         assert torch.equal(loaded.state_dict()[name], value), name
     if case == "vit":
         _, pixels = build_images(PatchesConfig(image_size=12, patch_size=4), 2)
-        torch.testing.assert_close(loaded.eval()(pixels).logits, theirs(pixels).logits, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(
+            loaded.eval()(pixels).logits, theirs(pixels).logits, atol=1e-5, rtol=1e-5
+        )
         return
     tokens = torch.arange(3, 40)[None]
     decoder = {"decoder_input_ids": tokens} if loaded.config.is_encoder_decoder else {}
     expected = theirs(input_ids=tokens, **decoder).logits
-    torch.testing.assert_close(loaded.eval()(input_ids=tokens, **decoder).logits, expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        loaded.eval()(input_ids=tokens, **decoder).logits, expected, atol=1e-5, rtol=1e-5
+    )
 
 
 def test_shards_hold_no_more_than_asked_for(tmp_path: Path) -> None:
@@ -108,14 +114,22 @@ def test_what_a_folder_holds_beyond_its_config_is_built_and_comes_back(tmp_path:
 
     saved("bert, pretraining", tmp_path / "bert", torch.float32)
     config = json.loads((tmp_path / "bert" / "config.json").read_text())
-    (tmp_path / "bert" / "config.json").write_text(json.dumps(config | {"architectures": ["BertForMaskedLM"]}))
+    (tmp_path / "bert" / "config.json").write_text(
+        json.dumps(config | {"architectures": ["BertForMaskedLM"]})
+    )
     saved("deepseek_v3", tmp_path / "deepseek", torch.float32)
     file = tmp_path / "deepseek" / "model.safetensors"
     tensors = load_file(file)
-    # As published: one more block of experts, two norms, a projection of both, and copies of embedding and head.
+    # As published: one more block of experts, two norms, a projection of both, and copies of
+    # embedding and head.
     last = {key: value for key, value in tensors.items() if key.startswith("model.layers.2.")}
     tensors |= {key.replace("layers.2.", "layers.3."): value + 1 for key, value in last.items()}
-    more = {"enorm.weight": (16,), "hnorm.weight": (16,), "shared_head.norm.weight": (16,), "eh_proj.weight": (16, 32)}
+    more = {
+        "enorm.weight": (16,),
+        "hnorm.weight": (16,),
+        "shared_head.norm.weight": (16,),
+        "eh_proj.weight": (16, 32),
+    }
     tensors |= {f"model.layers.3.{name}": torch.randn(shape) for name, shape in more.items()}
     tensors["model.layers.3.embed_tokens.weight"] = tensors["model.embed_tokens.weight"].clone()
     tensors["model.layers.3.shared_head.head.weight"] = tensors["lm_head.weight"].clone()
@@ -124,7 +138,10 @@ def test_what_a_folder_holds_beyond_its_config_is_built_and_comes_back(tmp_path:
         convert_from_hugging_face(tmp_path / name, tmp_path / f"{name}_ours")
         convert_to_hugging_face(tmp_path / f"{name}_ours", tmp_path / f"{name}_back")
         assert contents(tmp_path / f"{name}_back") == contents(tmp_path / name)
-    models = [load_run_config(str(tmp_path / f"{name}_ours" / "config.yaml")).model for name in ("bert", "deepseek")]
+    models = [
+        load_run_config(str(tmp_path / f"{name}_ours" / "config.yaml")).model
+        for name in ("bert", "deepseek")
+    ]
     assert models[0].head.pooler
     assert models[0].head.next_sentence
     assert models[1].multi_token_prediction.depth == 1

@@ -1,4 +1,6 @@
-"""A conversion writes into its destination and copies nothing that a link leads to, whatever the source says."""
+"""A conversion writes into its destination and copies nothing that a link leads to, whatever the
+source says.
+"""
 
 import json
 from collections.abc import Callable
@@ -8,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from launch.main import main
 from llmsys.convert.from_hugging_face import convert_from_hugging_face
 from llmsys.convert.safetensors_folder import INDEX
 from llmsys.convert.to_hugging_face import convert_to_hugging_face
 from llmsys.errors import CheckpointError, ConfigError
+from llmsys.launch.main import main
 from llmsys.train.checkpoint_average import average_checkpoints
 from llmsys.train.checkpoint_load import load_tensors, read_tensor_metadata
 from llmsys.train.checkpoint_write import publish_weights, save_tensors
@@ -33,7 +35,9 @@ def ours(theirs: Path, tmp_path: Path) -> Path:
 
 
 def list_tree(folder: Path) -> list[tuple[str, int]]:
-    return sorted((str(path.relative_to(folder)), path.lstat().st_mtime_ns) for path in folder.rglob("*"))
+    return sorted(
+        (str(path.relative_to(folder)), path.lstat().st_mtime_ns) for path in folder.rglob("*")
+    )
 
 
 def refuse(source: Path, tmp_path: Path) -> None:
@@ -58,7 +62,10 @@ def _rename(where: str) -> Callable[[dict[str, Any]], Any]:
 
 RECORDS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "a parent": (_rename("../escaped.safetensors"), "would be written to '../escaped.safetensors'"),
-    "absolute": (_rename("/tmp/escaped.safetensors"), "would be written to '/tmp/escaped.safetensors'"),
+    "absolute": (
+        _rename("/tmp/escaped.safetensors"),
+        "would be written to '/tmp/escaped.safetensors'",
+    ),
     "a folder": (_rename("x/escaped.safetensors"), "would be written to 'x/escaped.safetensors'"),
     "no weights": (_rename("config.json"), "would be written to 'config.json'"),
     "no text": (_rename(3), "files of"),  # type: ignore[arg-type]
@@ -90,7 +97,10 @@ def test_a_record_that_leads_outside_is_refused(
     refuse(ours, tmp_path)
     message = capsys.readouterr().err
     assert said in message
-    assert "Do not trust this run folder, or remove its hugging_face/ folder to convert the weights alone." in message
+    assert (
+        "Do not trust this run folder, or remove its hugging_face/ folder to convert the weights "
+        "alone."
+    ) in message
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "model.safetensors", INDEX, "folder"])
@@ -108,7 +118,9 @@ def test_small_files_that_are_links_or_weights_are_refused(
     refuse(ours, tmp_path)
     message = capsys.readouterr().err
     assert str(file) in message
-    assert ("is not a regular file" if name in ("notes.txt", "folder") else "would replace the weights") in message
+    assert (
+        "is not a regular file" if name in ("notes.txt", "folder") else "would replace the weights"
+    ) in message
 
 
 def test_a_link_for_the_folder_of_originals_is_refused(
@@ -128,7 +140,9 @@ def test_an_index_names_files_of_its_own_folder_alone(
     index["weight_map"][next(iter(index["weight_map"]))] = file
     (theirs / INDEX).write_text(json.dumps(index))
     refuse(theirs, tmp_path)
-    assert f"{file!r} is not the name of a safetensors file in its folder" in capsys.readouterr().err
+    assert (
+        f"{file!r} is not the name of a safetensors file in its folder" in capsys.readouterr().err
+    )
 
 
 def test_links_out_of_a_hugging_face_folder_are_not_copied(
@@ -141,7 +155,9 @@ def test_links_out_of_a_hugging_face_folder_are_not_copied(
     kept = convert_from_hugging_face(theirs, tmp_path / "ours") / "hugging_face"
     assert not (kept / "notes.txt").exists()
     assert (kept / "README.md").read_text() == (theirs / "config.json").read_text()
-    assert f"{theirs / 'notes.txt'} is left out: it is a link to {tmp_path / 'secret'}" in caplog.text
+    assert (
+        f"{theirs / 'notes.txt'} is left out: it is a link to {tmp_path / 'secret'}" in caplog.text
+    )
 
 
 def test_links_of_the_cache_of_the_hub_are_copied(theirs: Path, tmp_path: Path) -> None:
@@ -173,7 +189,10 @@ def test_nothing_is_written_through_a_link(theirs: Path, tmp_path: Path, there: 
 
 def test_a_mean_is_converted_without_writing_into_the_run(ours: Path, tmp_path: Path) -> None:
     first = ours / "checkpoints" / "step-00000000"
-    tensors = {name: torch.empty(one.shape, dtype=one.dtype) for name, one in read_tensor_metadata(first).items()}
+    tensors = {
+        name: torch.empty(one.shape, dtype=one.dtype)
+        for name, one in read_tensor_metadata(first).items()
+    }
     load_tensors(tensors, first)
     shifted = {name: one + 1 if one.is_floating_point() else one for name, one in tensors.items()}
     publish_weights(ours / "checkpoints", lambda folder: save_tensors(shifted, folder), 10)

@@ -1,4 +1,6 @@
-"""Laws of tokens for other trainers: each format has the ids of every document, as its own library reads it."""
+"""Laws of tokens for other trainers: each format has the ids of every document, as its own
+library reads it.
+"""
 
 import json
 import struct
@@ -8,21 +10,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data_pipeline.inspection.verify_dataset import verify_dataset
-from data_pipeline.pipelines.prepare_dataset import prepare_dataset
-from launch.main import main
-from llmsys.config.load import load_run_config
+from llmsys.config.loading.load import load_run_config
 from llmsys.config.run import RunConfig
 from llmsys.convert.token_formats import convert_tokens
+from llmsys.data_pipeline.inspection.verify_dataset import verify_dataset
+from llmsys.data_pipeline.pipelines.prepare_dataset import prepare_dataset
+from llmsys.dataset.token_shards import open_tokens
 from llmsys.errors import ConfigError, DataError
-from llmsys.token_shards import open_tokens
+from llmsys.launch.main import main
 from tests.helpers.tiny_crawl import build_tiny_config, make_crawl
 
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tokens")
-    prepare_dataset(build_tiny_config(folder / "data", make_crawl(folder / "crawl", files=2, pages=8)))
+    prepare_dataset(
+        build_tiny_config(folder / "data", make_crawl(folder / "crawl", files=2, pages=8))
+    )
     return folder / "data"
 
 
@@ -35,10 +39,16 @@ def list_documents(folder: Path, split: str) -> list[tuple[str, list[int]]]:
 
 
 def read_mds(folder: Path) -> list[tuple[str, list[int]]]:
-    """Read a split as streaming's reader does: offsets, sizes of the columns, shape and values of an array."""
+    """Read a split as streaming's reader does: offsets, sizes of the columns, shape and values
+    of an array.
+    """
     found = []
     for shard in json.loads((folder / "index.json").read_text())["shards"]:
-        assert (shard["format"], shard["version"], shard["column_encodings"][1]) == ("mds", 2, "ndarray:uint16")
+        assert (shard["format"], shard["version"], shard["column_encodings"][1]) == (
+            "mds",
+            2,
+            "ndarray:uint16",
+        )
         data = (folder / shard["raw_data"]["basename"]).read_bytes()
         assert len(data) == shard["raw_data"]["bytes"]
         for number in range(shard["samples"]):
@@ -78,10 +88,15 @@ def build_tokens_config(folder: Path, dataset: Path, **data: Any) -> RunConfig:
     return RunConfig.model_validate({"data": section, "tokenizer": tokenizer})
 
 
-def test_megatrons_files_become_a_dataset_of_the_same_documents(dataset: Path, tmp_path: Path) -> None:
+def test_megatrons_files_become_a_dataset_of_the_same_documents(
+    dataset: Path, tmp_path: Path
+) -> None:
     made = convert_tokens(dataset, tmp_path / "megatron", "megatron")
     config = build_tokens_config(
-        tmp_path / "data", dataset, inputs=[made / "train.idx"], heldout_inputs=[made / "heldout.idx"]
+        tmp_path / "data",
+        dataset,
+        inputs=[made / "train.idx"],
+        heldout_inputs=[made / "heldout.idx"],
     )
     manifest = prepare_dataset(config)
     for split in ("train", "heldout"):
@@ -89,12 +104,17 @@ def test_megatrons_files_become_a_dataset_of_the_same_documents(dataset: Path, t
                             for one in (dataset, tmp_path / "data"))  # fmt: skip
         assert again == documents
         # what bits per byte are counted over
-        assert open_tokens(tmp_path / "data", split).num_text_bytes == open_tokens(dataset, split).num_text_bytes
+        assert (
+            open_tokens(tmp_path / "data", split).num_text_bytes
+            == open_tokens(dataset, split).num_text_bytes
+        )
     assert verify_dataset(tmp_path / "data", 4).findings == []
     assert prepare_dataset(config) == manifest
 
 
-def write_megatron(prefix: Path, sequences: list[list[int]], borders: list[int], dtype: str, code: int) -> Path:
+def write_megatron(
+    prefix: Path, sequences: list[list[int]], borders: list[int], dtype: str, code: int
+) -> Path:
     """Write an index as Megatron does, with documents of several sequences."""
     lengths = np.array([len(one) for one in sequences], np.int32)
     offsets = (np.cumsum(lengths) - lengths) * np.dtype(dtype).itemsize
@@ -109,13 +129,17 @@ def test_documents_of_several_sequences_are_joined_and_ended(dataset: Path, tmp_
     sequences = [[5, 6], [7], [], [9, 2], [8]]
     index = write_megatron(tmp_path / "few", sequences, [0, 2, 3, 4, 5], "<i4", 4)
     manifest = prepare_dataset(
-        build_tokens_config(tmp_path / "data", dataset, inputs=[index], split={"heldout_fraction": 0})
+        build_tokens_config(
+            tmp_path / "data", dataset, inputs=[index], split={"heldout_fraction": 0}
+        )
     )
     end = open_tokens(dataset, "train").get_tokens(0)[-1]
     assert end == 2
     found = sorted(tokens for _, tokens in list_documents(tmp_path / "data", "train"))
     assert found == [[5, 6, 7, 2], [8, 2], [9, 2]]
-    assert [(drop.test, drop.documents) for drop in manifest.funnel[0].dropped] == [("no tokens", 1)]
+    assert [(drop.test, drop.documents) for drop in manifest.funnel[0].dropped] == [
+        ("no tokens", 1)
+    ]
 
 
 def test_wrong_files_are_named_before_a_dataset_is_made(dataset: Path, tmp_path: Path) -> None:
@@ -123,14 +147,23 @@ def test_wrong_files_are_named_before_a_dataset_is_made(dataset: Path, tmp_path:
         prepare_dataset(build_tokens_config(tmp_path / "data", dataset, inputs=[path]))
 
     index = write_megatron(tmp_path / "wide", [[5, 70_000]], [0, 1], "<i4", 4)
-    with pytest.raises(DataError, match=r"wide\.idx: document 0 has the id 70000, and the tokenizer has 400"):
+    with pytest.raises(
+        DataError, match=r"wide\.idx: document 0 has the id 70000, and the tokenizer has 400"
+    ):
         prepare(index)
-    with pytest.raises(DataError, match=r"none\.idx cannot be read: No such file or directory\. Name index files"):
+    with pytest.raises(
+        DataError, match=r"none\.idx cannot be read: No such file or directory\. Name index files"
+    ):
         prepare(tmp_path / "none.idx")
     with pytest.raises(DataError, match=r"wide\.bin is no index of Megatron-LM"):
         prepare(index.with_suffix(".bin"))
     index.with_suffix(".bin").write_bytes(b"")
-    with pytest.raises(DataError, match=r"wide\.bin has 0 bytes, and its index names 8\. Copy both again"):
+    with pytest.raises(
+        DataError, match=r"wide\.bin has 0 bytes, and its index names 8\. Copy both again"
+    ):
         prepare(index)
-    with pytest.raises(ConfigError, match=r"tokenizer\.kind: sentencepiece is trained on text, and data\.kind=tokens"):
+    with pytest.raises(
+        ConfigError,
+        match=r"tokenizer\.kind: sentencepiece is trained on text, and data\.kind=tokens",
+    ):
         load_run_config("train/demo", ["data.kind=tokens"])

@@ -12,9 +12,35 @@ from llmsys.convert.tokenizer_files import read_special_token_ids, write_tokeniz
 
 transformers = pytest.importorskip("transformers")
 
-AS_IT_IS: dict[str, Any] = {"normalization_rule_name": "identity", "remove_extra_whitespaces": False}
-WORDS = ("the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "while", "12", "wizards", "box", "3.5")
-TEXTS = ["Hello  world", "  lead", "日本語 mix 123", "tab\tx", "new\nline\n\n  x ", "é ü 🙂", "the lazy 12 foxes"]
+AS_IT_IS: dict[str, Any] = {
+    "normalization_rule_name": "identity",
+    "remove_extra_whitespaces": False,
+}
+WORDS = (
+    "the",
+    "quick",
+    "brown",
+    "fox",
+    "jumps",
+    "over",
+    "a",
+    "lazy",
+    "dog",
+    "while",
+    "12",
+    "wizards",
+    "box",
+    "3.5",
+)
+TEXTS = [
+    "Hello  world",
+    "  lead",
+    "日本語 mix 123",
+    "tab\tx",
+    "new\nline\n\n  x ",
+    "é ü 🙂",
+    "the lazy 12 foxes",
+]
 
 
 def trained(folder: Path, **options: Any) -> Path:
@@ -50,7 +76,11 @@ def test_pieces_and_texts_agree(kind: str, prefix: bool, tmp_path: Path) -> None
         assert theirs.decode(ids) == text
     assert (theirs.bos_token_id, theirs.eos_token_id, theirs.unk_token_id) == (1, 2, 0)
     assert (theirs.model_max_length, len(theirs)) == (64, len(ours))
-    assert read_special_token_ids(file) == {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": None}
+    assert read_special_token_ids(file) == {
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": None,
+    }
 
 
 def test_a_model_that_changes_text_goes_as_it_is_with_a_warning(
@@ -64,4 +94,8 @@ def test_a_model_that_changes_text_goes_as_it_is_with_a_warning(
 
 
 def test_without_a_tokenizer_no_id_is_taken_from_another_vocabulary() -> None:
-    assert read_special_token_ids(None) == {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+    assert read_special_token_ids(None) == {
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": None,
+    }

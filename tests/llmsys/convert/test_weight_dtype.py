@@ -1,4 +1,6 @@
-"""Laws of dtypes: quantized folders are read as transformers dequantizes them, and weights are written as asked."""
+"""Laws of dtypes: quantized folders are read as transformers dequantizes them, and weights are
+written as asked.
+"""
 
 import json
 from pathlib import Path
@@ -8,22 +10,26 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from launch.commands.train import require_export
-from launch.main import main
-from llmsys.config.load import load_run_config
+from llmsys.config.loading.load import load_run_config
 from llmsys.convert.folders import KEPT
 from llmsys.convert.from_hugging_face import convert_from_hugging_face
 from llmsys.convert.quantized_folder import dequantize_fp8, dequantize_mxfp4
 from llmsys.convert.to_hugging_face import convert_to_hugging_face
 from llmsys.convert.weight_dtype import cast_weight
 from llmsys.errors import CheckpointError, ConfigError
+from llmsys.launch.commands.train import require_export
+from llmsys.launch.main import main
 from tests.helpers.transformers_models import LLAMA, LOCAL_EXPERTS, build
 
 transformers = pytest.importorskip("transformers")
 
 
 def read(folder: Path) -> dict[str, torch.Tensor]:
-    return {name: tensor for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}
+    return {
+        name: tensor
+        for file in folder.glob("*.safetensors")
+        for name, tensor in load_file(file).items()
+    }
 
 
 def change_config(folder: Path, **values: Any) -> None:
@@ -43,9 +49,14 @@ def test_fp8_blocks_are_read_as_transformers_dequantizes_them(tmp_path: Path) ->
         scale = torch.rand(-(-rows // 8), -(-columns // 8)) + 0.5
         tensors[name] = tensors[name].to(torch.float8_e4m3fn)
         tensors[f"{name}_scale_inv"] = scale
-        expected[name] = _dequantize_fp8_weight(tensors[name], scale, [8, 8], torch.float32).to(torch.bfloat16)
+        expected[name] = _dequantize_fp8_weight(tensors[name], scale, [8, 8], torch.float32).to(
+            torch.bfloat16
+        )
     save_file(tensors, file, metadata={"format": "pt"})
-    change_config(tmp_path / "theirs", quantization_config={"quant_method": "fp8", "weight_block_size": [8, 8]})
+    change_config(
+        tmp_path / "theirs",
+        quantization_config={"quant_method": "fp8", "weight_block_size": [8, 8]},
+    )
     convert_from_hugging_face(tmp_path / "theirs", tmp_path / "ours")
     convert_to_hugging_face(tmp_path / "ours", tmp_path / "back")
     back = read(tmp_path / "back")
@@ -54,8 +65,13 @@ def test_fp8_blocks_are_read_as_transformers_dequantizes_them(tmp_path: Path) ->
     # what is written is not quantized any more
     assert not any(name.endswith("scale_inv") for name in back)
     assert "quantization_config" not in json.loads((tmp_path / "back" / "config.json").read_text())
-    change_config(tmp_path / "theirs", quantization_config={"quant_method": "fp8", "weight_block_size": [4, 4]})
-    with pytest.raises(CheckpointError, match=r"blocks of \[4, 4\] need \(\d+, \d+\)\. Correct weight_block_size"):
+    change_config(
+        tmp_path / "theirs",
+        quantization_config={"quant_method": "fp8", "weight_block_size": [4, 4]},
+    )
+    with pytest.raises(
+        CheckpointError, match=r"blocks of \[4, 4\] need \(\d+, \d+\)\. Correct weight_block_size"
+    ):
         convert_from_hugging_face(tmp_path / "theirs", tmp_path / "wrong")
     whole, one = torch.randn(3, 5).to(torch.float8_e4m3fn), torch.tensor(0.25)
     assert torch.equal(dequantize_fp8(whole, one, None), whole.float() / 4)
@@ -70,7 +86,9 @@ def test_mxfp4_experts_are_read_as_transformers_dequantizes_them(tmp_path: Path)
     transformers.GptOssForCausalLM(config).to(torch.bfloat16).save_pretrained(tmp_path / "theirs")
     file = tmp_path / "theirs" / "model.safetensors"
     tensors, expected = load_file(file), {}
-    for name in [name for name in tensors if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
+    for name in [
+        name for name in tensors if name.endswith(("experts.gate_up_proj", "experts.down_proj"))
+    ]:
         experts, columns, rows = tensors.pop(name).shape
         blocks = torch.randint(0, 256, (experts, rows, columns // 32, 16), dtype=torch.uint8)
         scales = torch.randint(110, 130, (experts, rows, columns // 32), dtype=torch.uint8)
@@ -86,41 +104,61 @@ def test_mxfp4_experts_are_read_as_transformers_dequantizes_them(tmp_path: Path)
     assert all(torch.equal(back[name], value) for name, value in expected.items())
 
 
-def test_weights_are_written_in_the_dtype_that_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_weights_are_written_in_the_dtype_that_is_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     build("deepseek_v3").to(torch.bfloat16).save_pretrained(tmp_path / "theirs")
-    assert main(["convert", str(tmp_path / "theirs"), str(tmp_path / "wide"), "--dtype", "float32"]) == 0
-    assert main(["convert", str(tmp_path / "wide"), str(tmp_path / "back"), "--dtype", "source"]) == 0
+    assert (
+        main(["convert", str(tmp_path / "theirs"), str(tmp_path / "wide"), "--dtype", "float32"])
+        == 0
+    )
+    assert (
+        main(["convert", str(tmp_path / "wide"), str(tmp_path / "back"), "--dtype", "source"]) == 0
+    )
     theirs, back = read(tmp_path / "theirs"), read(tmp_path / "back")
     for name, value in theirs.items():
         # router biases stay wide: they choose experts
-        assert back[name].dtype == (torch.float32 if "correction_bias" in name else torch.bfloat16), name
+        assert back[name].dtype == (
+            torch.float32 if "correction_bias" in name else torch.bfloat16
+        ), name
         assert torch.equal(back[name].float(), value.float()), name
     assert json.loads((tmp_path / "back" / "config.json").read_text())["torch_dtype"] == "bfloat16"
     convert_to_hugging_face(tmp_path / "wide", tmp_path / "half", dtype="float16")
     loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "half", dtype="auto")
     assert loaded.dtype == torch.float16
     with pytest.raises(
-        CheckpointError, match=r"w has the value 7e\+04, and float16 ends at 65504\. Use --dtype bfloat"
+        CheckpointError,
+        match=r"w has the value 7e\+04, and float16 ends at 65504\. Use --dtype bfloat",
     ):
         cast_weight("w", torch.tensor([7e4]), torch.float16)
     (tmp_path / "wide" / KEPT / "record.json").unlink()
-    with pytest.raises(ConfigError, match=r"--dtype source: .* was not imported .* Name one: --dtype float32, "):
+    with pytest.raises(
+        ConfigError, match=r"--dtype source: .* was not imported .* Name one: --dtype float32, "
+    ):
         convert_to_hugging_face(tmp_path / "wide", tmp_path / "none", dtype="source")
     convert_to_hugging_face(tmp_path / "wide", tmp_path / "own")
     found = transformers.GenerationConfig.from_pretrained(tmp_path / "own")
-    assert (found.do_sample, found.temperature, found.top_p, found.max_new_tokens) == (True, 0.8, 1.0, 64)
+    assert (found.do_sample, found.temperature, found.top_p, found.max_new_tokens) == (
+        True,
+        0.8,
+        1.0,
+        64,
+    )
 
 
 def test_an_export_that_would_fail_is_refused_before_the_run(tmp_path: Path) -> None:
     config = load_run_config("train/llama-1b-1xh200")
-    with pytest.raises(ConfigError, match=r"--dtype float16 is for the exported weights\. Give --export FOLDER"):
+    with pytest.raises(
+        ConfigError, match=r"--dtype float16 is for the exported weights\. Give --export FOLDER"
+    ):
         require_export(config, None, "float16")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "x").touch()
     with pytest.raises(ConfigError, match=r"--export .*full exists already"):
         require_export(config, tmp_path / "full", None)
     with pytest.raises(
-        ConfigError, match=r"No Hugging Face model type can represent this model\. .* moe\.score=softmax"
+        ConfigError,
+        match=r"No Hugging Face model type can represent this model\. .* moe\.score=softmax",
     ):
         require_export(load_run_config("train/demo"), tmp_path / "new", None)
     require_export(config, tmp_path / "new", "bfloat16")

@@ -43,11 +43,14 @@ def test_lengths_are_counted_once() -> None:
 
 
 @pytest.mark.parametrize("pinned", [False, True])
-def test_the_loader_counts_for_accelerators_in_its_thread(pinned: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_loader_counts_for_accelerators_in_its_thread(
+    pinned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class OneBatch:
         def get_micro_batches(self, step: int) -> list[Batch]:
             return [_build_batch()]
 
-    monkeypatch.setattr(PinnedBuffers, "copy_batches", lambda _, batches: batches)  # needs an accelerator
+    # needs an accelerator
+    monkeypatch.setattr(PinnedBuffers, "copy_batches", lambda _, batches: batches)
     [(_, [batch])] = StepLoader(OneBatch(), pinned=pinned).iter_steps(0, 1)  # type: ignore[arg-type]
     assert (batch.document_lengths is not None) == pinned

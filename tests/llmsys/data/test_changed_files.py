@@ -1,4 +1,6 @@
-"""Files that change under a run: it stops at the step that needs them, names the file, and says what to do."""
+"""Files that change under a run: it stops at the step that needs them, names the file, and says
+what to do.
+"""
 
 from pathlib import Path
 
@@ -11,9 +13,9 @@ from llmsys.data.packed_windows import PackedDocuments, SourceWindows
 from llmsys.data.step_batches import WindowStepBatches
 from llmsys.data.step_plan import RunPlan
 from llmsys.data.stream_windows import StreamWindows
+from llmsys.dataset.paged_token_shards import require_paged
+from llmsys.dataset.token_shards import TokenShards, open_tokens
 from llmsys.errors import DataError
-from llmsys.paged_token_shards import require_paged
-from llmsys.token_shards import TokenShards, open_tokens
 from tests.helpers.dataset import make_dataset
 
 LENGTH = 32
@@ -30,20 +32,26 @@ def loader(shards: TokenShards) -> StepLoader:
     windows: SourceWindows = PackedDocuments(shards, length=LENGTH, seed=0)
     if shards.manifest.order == 2:
         windows = StreamWindows(require_paged(shards), length=LENGTH, seed=0)
-    return StepLoader(WindowStepBatches(windows, RunPlan(batch, 1, 0), separate_documents=True), ahead=1)
+    return StepLoader(
+        WindowStepBatches(windows, RunPlan(batch, 1, 0), separate_documents=True), ahead=1
+    )
 
 
 def test_a_file_that_vanishes_in_the_middle_of_a_run_is_named(dataset: Path) -> None:
     steps = loader(open_tokens(dataset, "train")).iter_steps(0, 100)
     next(steps)
     (dataset / "tokens" / "train-00000.arrow").unlink()
-    with pytest.raises(DataError, match=r"train-00000.arrow disappeared during the run. Restore it, or"):
+    with pytest.raises(
+        DataError, match=r"train-00000.arrow disappeared during the run. Restore it, or"
+    ):
         for _ in steps:
             pass
 
 
 @pytest.mark.parametrize("touched", [False, True])
-def test_a_file_that_is_cut_short_while_it_is_mapped_is_named_and_kills_nothing(dataset: Path, touched: bool) -> None:
+def test_a_file_that_is_cut_short_while_it_is_mapped_is_named_and_kills_nothing(
+    dataset: Path, touched: bool
+) -> None:
     shards = open_tokens(dataset, "train")
     if touched:
         shards.get_tokens(0)
@@ -51,7 +59,9 @@ def test_a_file_that_is_cut_short_while_it_is_mapped_is_named_and_kills_nothing(
     size = path.stat().st_size
     with path.open("r+b") as file:
         file.truncate(100)  # reading beyond it through the map would be a bus error
-    with pytest.raises(DataError, match=rf"changed during the run: 100 bytes, expected from the manifest: {size:,}"):
+    with pytest.raises(
+        DataError, match=rf"changed during the run: 100 bytes, expected from the manifest: {size:,}"
+    ):
         list(loader(shards).iter_steps(0, 3))
 
 
@@ -64,7 +74,8 @@ def test_a_token_that_changed_on_disk_is_never_given(dataset: Path) -> None:
     with path.open("r+b") as file:
         file.write(data)
     with pytest.raises(
-        DataError, match=r"train-00000.arrow, (record batch 0|page 0 .*): (the|its) checksum .* damaged"
+        DataError,
+        match=r"train-00000.arrow, (record batch 0|page 0 .*): (the|its) checksum .* damaged",
     ):
         list(loader(fresh).iter_steps(0, 100))
 
@@ -75,5 +86,8 @@ def test_spans_are_what_whole_documents_hold(dataset: Path) -> None:
     lengths = shards.lengths[documents] // 2
     out = np.empty(int(lengths.sum()), np.int64)
     shards.copy_spans(documents, np.full(4, 1), lengths, out)
-    wanted = [shards.get_tokens(int(one))[1 : 1 + int(length)] for one, length in zip(documents, lengths, strict=True)]
+    wanted = [
+        shards.get_tokens(int(one))[1 : 1 + int(length)]
+        for one, length in zip(documents, lengths, strict=True)
+    ]
     assert out.tolist() == np.concatenate(wanted).tolist()

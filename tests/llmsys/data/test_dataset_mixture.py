@@ -1,4 +1,6 @@
-"""Laws of mixtures: exact proportions over every prefix, epochs of each source's own, and no state."""
+"""Laws of mixtures: exact proportions over every prefix, epochs of each source's own, and no
+state.
+"""
 
 from collections import Counter
 from pathlib import Path
@@ -14,9 +16,9 @@ from llmsys.data.packed_windows import PackedDocuments
 from llmsys.data.step_batches import WindowStepBatches
 from llmsys.data.step_plan import RunPlan
 from llmsys.data.stream_windows import StreamWindows
+from llmsys.dataset.paged_token_shards import require_paged
+from llmsys.dataset.token_shards import open_tokens
 from llmsys.errors import ConfigError
-from llmsys.paged_token_shards import require_paged
-from llmsys.token_shards import open_tokens
 from tests.helpers.dataset import make_dataset
 
 LENGTH = 32
@@ -31,12 +33,16 @@ WEIGHTS = [
 
 
 def mixture(*weights: float, stages: object = ()) -> MixtureConfig:
-    sources = [{"folder": f"data{number}", "weight": weight} for number, weight in enumerate(weights)]
+    sources = [
+        {"folder": f"data{number}", "weight": weight} for number, weight in enumerate(weights)
+    ]
     return MixtureConfig.model_validate({"sources": sources, "stages": stages})
 
 
 @pytest.mark.parametrize("weights", WEIGHTS)
-def test_after_any_number_of_sequences_every_source_is_within_one_of_its_share(weights: tuple[float, ...]) -> None:
+def test_after_any_number_of_sequences_every_source_is_within_one_of_its_share(
+    weights: tuple[float, ...],
+) -> None:
     parts = reduce_to_integers(weights)
     order = MixtureOrder([(0, parts)])
     sources, _ = order.locate_sequences(np.arange(2 * sum(parts) + 7))
@@ -65,7 +71,10 @@ def test_sources_are_read_without_gap_and_any_sequence_can_be_asked_for() -> Non
     for number in (0, 22, 23, 49, 50, 119):
         one = order.locate_sequences(np.array([number]))
         assert (one[0][0], one[1][0]) == (sources[number], local[number])
-        assert order.count_by_source(number).tolist() == np.bincount(sources[:number], minlength=3).tolist()
+        assert (
+            order.count_by_source(number).tolist()
+            == np.bincount(sources[:number], minlength=3).tolist()
+        )
     assert set(sources[50:].tolist()) == {2}
     assert 2 not in sources[:23]
 
@@ -81,8 +90,14 @@ def test_proportions_are_those_that_are_written() -> None:
 @pytest.fixture(scope="module")
 def windows(tmp_path_factory: pytest.TempPathFactory) -> MixtureWindows:
     folder = tmp_path_factory.mktemp("sources")
-    large, small = (open_tokens(make_dataset(folder / str(count), documents=count), "train") for count in (120, 15))
-    sources = PackedDocuments(large, length=LENGTH, seed=3), StreamWindows(require_paged(small), length=LENGTH, seed=3)
+    large, small = (
+        open_tokens(make_dataset(folder / str(count), documents=count), "train")
+        for count in (120, 15)
+    )
+    sources = (
+        PackedDocuments(large, length=LENGTH, seed=3),
+        StreamWindows(require_paged(small), length=LENGTH, seed=3),
+    )
     return MixtureWindows(sources, ["large", "small"], [(0, (2, 1))])
 
 
@@ -95,7 +110,11 @@ def test_each_source_has_epochs_of_its_own_each_in_another_order(windows: Mixtur
         rows = windows.get_rows(numbers).tokens
         alone = windows.sources[1].get_rows(np.arange(epoch * small, (epoch + 1) * small)).tokens
         assert np.array_equal(rows, alone)
-        documents = {document for number in numbers.tolist() for _, document in windows.list_documents(number)}
+        documents = {
+            document
+            for number in numbers.tolist()
+            for _, document in windows.list_documents(number)
+        }
         assert len(documents) >= 15 - 1  # all but what may fall off the end
     first, second = (windows.get_rows(mine[start : start + 4]).tokens for start in (0, small))
     assert not np.array_equal(first, second)
@@ -104,20 +123,29 @@ def test_each_source_has_epochs_of_its_own_each_in_another_order(windows: Mixtur
     assert 0 < epochs["large"] < 1
 
 
-@pytest.mark.parametrize(("ranks", "micro", "deal"), [(1, 2, "sequential"), (2, 3, "balanced"), (3, 0, "balanced")])
+@pytest.mark.parametrize(
+    ("ranks", "micro", "deal"), [(1, 2, "sequential"), (2, 3, "balanced"), (3, 0, "balanced")]
+)
 def test_who_handles_a_window_never_changes_the_windows_of_a_step(
     windows: MixtureWindows, ranks: int, micro: int, deal: str
 ) -> None:
     def seen(ranks: int, micro: int, deal: str) -> Counter[tuple[int, ...]]:
         batch = BatchConfig.model_validate(
-            {"sequence_length": LENGTH, "sequences": 12, "micro_sequences": micro, "assignment": deal}
+            {
+                "sequence_length": LENGTH,
+                "sequences": 12,
+                "micro_sequences": micro,
+                "assignment": deal,
+            }
         )
         rows = []
         for rank in range(ranks):
             steps = WindowStepBatches(
                 windows, RunPlan(batch, ranks, rank), separate_documents=True, deal=batch.assignment
             )
-            rows += [tuple(row) for part in steps.get_micro_batches(5) for row in part.tokens_BT.tolist()]
+            rows += [
+                tuple(row) for part in steps.get_micro_batches(5) for row in part.tokens_BT.tolist()
+            ]
         return Counter(rows)
 
     assert seen(ranks, micro, deal) == seen(1, 0, "sequential")
@@ -125,10 +153,12 @@ def test_who_handles_a_window_never_changes_the_windows_of_a_step(
 
 def test_the_same_tokens_twice_are_refused_by_name(tmp_path: Path) -> None:
     packed = [
-        PackedDocuments(open_tokens(make_dataset(tmp_path / name), "train"), length=LENGTH, seed=3) for name in "ab"
+        PackedDocuments(open_tokens(make_dataset(tmp_path / name), "train"), length=LENGTH, seed=3)
+        for name in "ab"
     ]
     with pytest.raises(
-        ConfigError, match=r"b and a hold the same tokens .* Keep one of them, with the sum of the weights"
+        ConfigError,
+        match=r"b and a hold the same tokens .* Keep one of them, with the sum of the weights",
     ):
         MixtureWindows(packed, ["a", "b"], [(0, (1, 1))])
 
@@ -137,20 +167,29 @@ def test_the_same_tokens_twice_are_refused_by_name(tmp_path: Path) -> None:
     ("settings", "message"),
     [
         ({"sources": [{"folder": "a"}, {"folder": "a"}]}, "sources.1.folder: a is listed twice"),
-        ({"sources": [{"folder": "x/a"}, {"folder": "y/a"}]}, "sources.1.name: two sources have the name a"),
+        (
+            {"sources": [{"folder": "x/a"}, {"folder": "y/a"}]},
+            "sources.1.name: two sources have the name a",
+        ),
         ({"sources": [{"folder": "a", "weight": 0}]}, "sources: all weights are 0"),
         (
             {"sources": [{"folder": "a", "weight": 0.123457}, {"folder": "b"}]},
             r"are 1,123,457 integer parts, and the limit is 65,536. .* such as 0.1099, 0.8901",
         ),
         (
-            {"sources": [{"folder": "a"}, {"folder": "b"}], "stages": [{"start_tokens": 9, "weights": [1]}]},
+            {
+                "sources": [{"folder": "a"}, {"folder": "b"}],
+                "stages": [{"start_tokens": 9, "weights": [1]}],
+            },
             "stages.0.weights: 1 weights for 2 sources",
         ),
         (
             {
                 "sources": [{"folder": "a"}],
-                "stages": [{"start_tokens": 9, "weights": [1]}, {"start_tokens": 9, "weights": [1]}],
+                "stages": [
+                    {"start_tokens": 9, "weights": [1]},
+                    {"start_tokens": 9, "weights": [1]},
+                ],
             },
             "stages.1.start_tokens: 9 is not after the stage before it, from 9. Sort the stages",
         ),

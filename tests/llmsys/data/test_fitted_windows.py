@@ -1,4 +1,6 @@
-"""Packed windows are a function of data, seed and number; documents that fit stay whole, and nothing comes twice."""
+"""Packed windows are a function of data, seed and number; documents that fit stay whole, and
+nothing comes twice.
+"""
 
 from collections import Counter
 from pathlib import Path
@@ -7,15 +9,15 @@ import numpy as np
 import pytest
 
 from llmsys.config.batch import BatchConfig
-from llmsys.config.load import load_run_config
+from llmsys.config.loading.load import load_run_config
 from llmsys.data import fitted_windows
 from llmsys.data.batch import IGNORED, build_batch
 from llmsys.data.document_packing import Packing, pack_documents
 from llmsys.data.fitted_windows import FittedWindows
 from llmsys.data.packed_windows import PADDING
+from llmsys.dataset.paged_token_shards import PagedTokenShards, require_paged
+from llmsys.dataset.token_shards import open_tokens
 from llmsys.errors import ConfigError
-from llmsys.paged_token_shards import PagedTokenShards, require_paged
-from llmsys.token_shards import open_tokens
 from tests.helpers.dataset import make_dataset
 from tests.helpers.token_files import write_paged_dataset
 from tests.reference.packing import pack_best_fit, pack_first_fit
@@ -24,17 +26,23 @@ PLAIN = {"best_fit": pack_best_fit, "first_fit": pack_first_fit}
 EOS, LENGTH = 2, 16
 SIZES = np.random.default_rng(0).integers(1, 3 * LENGTH, 150).tolist()
 # Every token is another one, but for those that end documents.
-DOCUMENTS = [[*range(10 + 100 * number, 9 + 100 * number + size), EOS] for number, size in enumerate(SIZES)]
+DOCUMENTS = [
+    [*range(10 + 100 * number, 9 + 100 * number + size), EOS] for number, size in enumerate(SIZES)
+]
 
 
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> PagedTokenShards:
-    folder = write_paged_dataset(tmp_path_factory.mktemp("packed"), DOCUMENTS, rows_per_file=30, rows_per_batch=4)
+    folder = write_paged_dataset(
+        tmp_path_factory.mktemp("packed"), DOCUMENTS, rows_per_file=30, rows_per_batch=4
+    )
     return require_paged(open_tokens(folder, "train"))
 
 
 @pytest.fixture(params=["best_fit", "first_fit"])
-def windows(request: pytest.FixtureRequest, shards: PagedTokenShards, monkeypatch: pytest.MonkeyPatch) -> FittedWindows:
+def windows(
+    request: pytest.FixtureRequest, shards: PagedTokenShards, monkeypatch: pytest.MonkeyPatch
+) -> FittedWindows:
     """Return windows of several buffers."""
     monkeypatch.setattr(fitted_windows, "BUFFER_TOKENS", 500)
     monkeypatch.setattr(fitted_windows, "MIN_BUFFER_WINDOWS", 1)
@@ -48,16 +56,22 @@ def test_placements_equal_the_plain_twin(packing: Packing, num_windows: int) -> 
     placed = pack_documents(sizes, LENGTH, num_windows, packing)
     windows, kept = PLAIN[packing](sizes.tolist(), LENGTH, num_windows)
     assert placed.kept.tolist() == kept
-    filled = np.bincount(placed.windows[placed.windows >= 0], placed.kept[placed.windows >= 0], num_windows)
+    filled = np.bincount(
+        placed.windows[placed.windows >= 0], placed.kept[placed.windows >= 0], num_windows
+    )
     assert filled.max() <= LENGTH
-    expected = np.bincount([w for w in windows if w >= 0], [k for w, k in zip(windows, kept, strict=True) if w >= 0])
+    expected = np.bincount(
+        [w for w in windows if w >= 0], [k for w, k in zip(windows, kept, strict=True) if w >= 0]
+    )
     # Which of equally full windows is taken is free under best fit.
     assert sorted(filled[filled > 0].tolist()) == sorted(expected[expected > 0].tolist())
     if packing == "first_fit":
         assert placed.windows.tolist() == windows
 
 
-def test_an_epoch_has_every_kept_token_once_and_begins_documents_with_their_opening(windows: FittedWindows) -> None:
+def test_an_epoch_has_every_kept_token_once_and_begins_documents_with_their_opening(
+    windows: FittedWindows,
+) -> None:
     assert windows.num_buffers > 3
     for epoch in range(2):
         first = epoch * windows.windows_per_epoch
@@ -76,7 +90,8 @@ def test_an_epoch_has_every_kept_token_once_and_begins_documents_with_their_open
         begins = {document[0] for document in DOCUMENTS if len(document) > 1}
         starts = np.isin(targets, list(begins))
         assert (tokens[starts] == EOS).all()
-        # A document that fits a window and is not cropped is whole: its tokens are neighbours in one row.
+        # A document that fits a window and is not cropped is whole: its tokens are neighbours in
+        # one row.
         for document in [document for document in DOCUMENTS if 2 < len(document) <= LENGTH]:
             places = np.argwhere(np.isin(targets, document[:-1]))
             if len(places) == len(document) - 1:
@@ -91,13 +106,19 @@ def test_a_document_is_found_in_the_windows_that_have_it(windows: FittedWindows)
         for _, document in windows.list_documents(number):
             seen.setdefault(document, []).append(number)
     for document in range(len(DOCUMENTS)):
-        assert windows.list_windows_with_document(document, count).tolist() == seen.get(document, [])
+        assert windows.list_windows_with_document(document, count).tolist() == seen.get(
+            document, []
+        )
     rows, costs = windows.get_rows(range(9)), windows.compute_attention_cost(range(9))
     for documents, cost in zip(rows.documents[:, :-1], costs, strict=True):
-        assert cost == (np.unique(documents[documents != PADDING], return_counts=True)[1] ** 2).sum()
+        assert (
+            cost == (np.unique(documents[documents != PADDING], return_counts=True)[1] ** 2).sum()
+        )
 
 
-def test_a_window_depends_on_its_number_alone(windows: FittedWindows, shards: PagedTokenShards) -> None:
+def test_a_window_depends_on_its_number_alone(
+    windows: FittedWindows, shards: PagedTokenShards
+) -> None:
     other = FittedWindows(shards, length=LENGTH, seed=3, packing=windows.packing)
     numbers = [windows.windows_per_epoch + 3, 0, 7]
     rows = windows.get_rows(numbers)
@@ -107,14 +128,20 @@ def test_a_window_depends_on_its_number_alone(windows: FittedWindows, shards: Pa
     assert (seeded.get_rows(numbers).tokens != rows.tokens).any()
     stats = windows.get_packing_stats()
     assert stats["sequences_per_epoch"] == windows.windows_per_epoch
-    assert stats["tokens_per_epoch"] + stats["padding_tokens_per_epoch"] == windows.windows_per_epoch * LENGTH
-    assert stats["tokens_per_epoch"] + stats["lost_tokens_per_epoch"] == pytest.approx(sum(SIZES), rel=0.1)
+    assert (
+        stats["tokens_per_epoch"] + stats["padding_tokens_per_epoch"]
+        == windows.windows_per_epoch * LENGTH
+    )
+    assert stats["tokens_per_epoch"] + stats["lost_tokens_per_epoch"] == pytest.approx(
+        sum(SIZES), rel=0.1
+    )
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["batch.attention_scope=window"], r"batch\.packing: best_fit keeps documents whole, but with attention_scope"),
+        (["batch.attention_scope=window"],
+            r"batch\.packing: best_fit keeps documents whole, but with attention_scope"),
         (["objective.kind=masked", "model.family=encoder", "model.head={kind: mlm}"],
          r"batch\.packing: best_fit pads sequences, which objective.kind=masked"),
     ],
@@ -124,12 +151,20 @@ def test_packing_that_does_not_fit_is_refused(words: list[str], message: str) ->
         load_run_config("train/demo", ["batch.packing=best_fit", *words])
 
 
-@pytest.mark.parametrize("batch", [{"packing": "best_fit"}, {"window_order": "consecutive"}], ids=str)
-def test_an_older_dataset_is_refused_with_the_next_step(batch: dict[str, str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "batch", [{"packing": "best_fit"}, {"window_order": "consecutive"}], ids=str
+)
+def test_an_older_dataset_is_refused_with_the_next_step(
+    batch: dict[str, str], tmp_path: Path
+) -> None:
     from llmsys.train.build_objective import build_source_windows
 
     shards = open_tokens(make_dataset(tmp_path / "old", order=1), "train")
     [(key, value)] = batch.items()
-    text = rf"batch\.{key}={value} needs token files with page tables.*Run llmsys prepare CONFIG again"
+    text = (
+        rf"batch\.{key}={value} needs token files with page tables.*Run llmsys prepare CONFIG again"
+    )
     with pytest.raises(ConfigError, match=text):
-        build_source_windows(shards, BatchConfig.model_validate({"sequence_length": LENGTH} | batch), 0)
+        build_source_windows(
+            shards, BatchConfig.model_validate({"sequence_length": LENGTH} | batch), 0
+        )

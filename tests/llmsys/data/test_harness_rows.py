@@ -5,12 +5,14 @@ from pathlib import Path
 import pytest
 
 from llmsys.data.harness_rows import HarnessTokenizer, build_continuation_row, iter_rolling_windows
-from llmsys.tokenizer import load_tokenizer
+from llmsys.vocabulary.tokenizer import load_tokenizer
 from tests.helpers.json_tokenizers import write
 
 
 @pytest.mark.parametrize("length", [0, 1, 5, 8, 9, 16, 21])
-def test_rolling_windows_score_every_token_once_with_as_much_context_as_there_is(length: int) -> None:
+def test_rolling_windows_score_every_token_once_with_as_much_context_as_there_is(
+    length: int,
+) -> None:
     ids, longest = list(range(100, 100 + length)), 8
     windows = list(iter_rolling_windows(ids, 1, longest))
     assert [token for _, scored in windows for token in scored] == ids
@@ -29,7 +31,10 @@ def test_tokens_around_a_text_follow_the_harness(tmp_path: Path) -> None:
     assert ours.encode("the dog") == [begin, *plain]
     assert ours.encode("<|begin_of_text|>the dog") == [begin, *plain]
     assert ours.encode_pair("", "the dog") == ([begin], plain)
-    assert ours.encode_pair("the ", "dog") == ([begin, *tokenizer.encode("the")], tokenizer.encode(" dog"))
+    assert ours.encode_pair("the ", "dog") == (
+        [begin, *tokenizer.encode("the")],
+        tokenizer.encode(" dog"),
+    )
 
 
 def test_a_long_request_loses_the_begin_of_its_context() -> None:

@@ -1,4 +1,6 @@
-"""Images as patches: their order, batches without rows, and random changes that depend on the number alone."""
+"""Images as patches: their order, batches without rows, and random changes that depend on the
+number alone.
+"""
 
 import sys
 from collections.abc import Sequence
@@ -38,7 +40,9 @@ class ToyPairs:
 
     def __init__(self) -> None:
         images, _ = build_images(channels=3)
-        self.sources = Rows([image.transpose(2, 0, 1).ravel().astype(np.uint16) for image in images])
+        self.sources = Rows(
+            [image.transpose(2, 0, 1).ravel().astype(np.uint16) for image in images]
+        )
         self.targets = Rows([[number % 3] for number in range(len(images))])
 
     def __len__(self) -> int:
@@ -51,7 +55,9 @@ def build_pairs() -> Any:
 
 def test_patches_are_those_of_a_convolution() -> None:
     images_BCHW = build_images(channels=3)[0].transpose(0, 3, 1, 2)
-    unfolded = F.unfold(torch.from_numpy(images_BCHW.astype(np.float32)), 4, stride=4).transpose(1, 2)
+    unfolded = F.unfold(torch.from_numpy(images_BCHW.astype(np.float32)), 4, stride=4).transpose(
+        1, 2
+    )
     assert np.array_equal(LAYOUT.cut_patches(images_BCHW), unfolded.numpy())
     assert np.array_equal(LAYOUT.join_patches(LAYOUT.cut_patches(images_BCHW)), images_BCHW)
 
@@ -69,18 +75,29 @@ def test_a_batch_counts_positions_and_not_pixels() -> None:
 
 @pytest.fixture
 def functional(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-    """Stand in for torchvision with functions that record their arguments; the mirror image is real."""
+    """Stand in for torchvision with functions that record their arguments; the mirror image is
+    real.
+    """
     calls: list[tuple[Any, ...]] = []
 
     def record(image: torch.Tensor, *arguments: Any, **options: Any) -> torch.Tensor:
         calls.append(arguments)
         return image
 
-    names = {"resized_crop": record, "affine": record, "horizontal_flip": lambda image: image.flip(-1)}
-    modules = {"torchvision": ModuleType("torchvision"), "torchvision.transforms": ModuleType("transforms")}
+    names = {
+        "resized_crop": record,
+        "affine": record,
+        "horizontal_flip": lambda image: image.flip(-1),
+    }
+    modules = {
+        "torchvision": ModuleType("torchvision"),
+        "torchvision.transforms": ModuleType("transforms"),
+    }
     modules["torchvision.transforms.v2"] = ModuleType("v2")
     stand_in: Any = modules["torchvision.transforms.v2"]
-    stand_in.functional = SimpleNamespace(InterpolationMode=SimpleNamespace(BILINEAR="bilinear"), **names)
+    stand_in.functional = SimpleNamespace(
+        InterpolationMode=SimpleNamespace(BILINEAR="bilinear"), **names
+    )
     for name, module in modules.items():
         monkeypatch.setitem(sys.modules, name, module)
     return calls
@@ -88,12 +105,18 @@ def functional(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 
 def augment(numbers: Sequence[int], **config: float) -> torch.Tensor:
     batch = ImageCollator(LAYOUT)(build_pairs(), [0, 1, 2])
-    return ImageAugmenter(AugmentationConfig(**config), LAYOUT, ("data", 1)).mask_batch(batch, numbers).tokens_BT
+    return (
+        ImageAugmenter(AugmentationConfig(**config), LAYOUT, ("data", 1))
+        .mask_batch(batch, numbers)
+        .tokens_BT
+    )
 
 
 def test_changes_depend_on_the_number_of_an_image_alone(functional: list[tuple[Any, ...]]) -> None:
     plain = ImageCollator(LAYOUT)(build_pairs(), [0, 1, 2])
-    mirrored = LAYOUT.cut_patches(np.ascontiguousarray(LAYOUT.join_patches(plain.tokens_BT.numpy())[..., ::-1]))
+    mirrored = LAYOUT.cut_patches(
+        np.ascontiguousarray(LAYOUT.join_patches(plain.tokens_BT.numpy())[..., ::-1])
+    )
     assert torch.equal(augment([0, 1, 2], flip=1.0), torch.from_numpy(mirrored))
     assert torch.equal(augment([0, 1, 2]), plain.tokens_BT)
     assert functional == []
@@ -113,14 +136,24 @@ def test_changes_depend_on_the_number_of_an_image_alone(functional: list[tuple[A
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torchvision", None)
-    with pytest.raises(ConfigError, match=r"needs the package torchvision, .*pip install 'llmsys\[images\]'"):
+    with pytest.raises(
+        ConfigError, match=r"needs the package torchvision, .*pip install 'llmsys\[images\]'"
+    ):
         augment([0, 1, 2], flip=0.5)
 
 
 def test_images_have_no_text() -> None:
     tokenizer = PixelTokenizer()
-    assert (tokenizer.vocab_size, tokenizer.find_piece_id("a"), tokenizer.get_text_pieces()) == (256, None, {})
-    for call in (lambda: tokenizer.encode("a"), lambda: tokenizer.encode_batch(["a"]), lambda: tokenizer.decode([1])):
+    assert (tokenizer.vocab_size, tokenizer.find_piece_id("a"), tokenizer.get_text_pieces()) == (
+        256,
+        None,
+        {},
+    )
+    for call in (
+        lambda: tokenizer.encode("a"),
+        lambda: tokenizer.encode_batch(["a"]),
+        lambda: tokenizer.decode([1]),
+    ):
         with pytest.raises(ConfigError, match=r"data.kind=images has no tokenizer"):
             call()
 
@@ -143,7 +176,12 @@ def test_every_image_has_a_number_of_its_own_in_every_epoch(ranks: int) -> None:
     assert grouping.steps_per_epoch == 3
     for rank in range(ranks):
         steps = BucketedStepBatches(
-            pairs, grouping, ImageCollator(LAYOUT), data_ranks=ranks, data_rank=rank, augmentation=recorder
+            pairs,
+            grouping,
+            ImageCollator(LAYOUT),
+            data_ranks=ranks,
+            data_rank=rank,
+            augmentation=recorder,
         )
         for step in range(6):
             steps.get_micro_batches(step)

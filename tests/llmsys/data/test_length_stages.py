@@ -1,4 +1,6 @@
-"""A sequence-length curriculum: the same tokens and targets in shorter rows, by tokens trained; steps stay exact."""
+"""A sequence-length curriculum: the same tokens and targets in shorter rows, by tokens trained;
+steps stay exact.
+"""
 
 from pathlib import Path
 
@@ -6,7 +8,7 @@ import pytest
 import torch
 
 from llmsys.config.batch import BatchConfig
-from llmsys.config.load import load_run_config
+from llmsys.config.loading.load import load_run_config
 from llmsys.errors import ConfigError
 from llmsys.estimate.cluster_costs import ClusterCosts
 from llmsys.estimate.device_profile import load_device_profile
@@ -16,13 +18,21 @@ from llmsys.estimate.step_time import estimate_step_time
 from llmsys.train.build_objective import build_step_batches
 from tests.helpers.dataset import VOCABULARY, make_dataset
 
-STAGES = "batch.length_stages=[{until_tokens: 200, sequence_length: 8}, {until_tokens: 500, sequence_length: 16}]"
+STAGES = (
+    "batch.length_stages=[{until_tokens: 200, sequence_length: 8}, {until_tokens: 500, "
+    "sequence_length: 16}]"
+)
 BATCH = ["batch.sequence_length=32", "batch.sequences=4", "train.precision=fp32", "layout.expert=1"]
 
 
 def test_the_length_is_a_function_of_the_tokens_before_a_step() -> None:
-    stages = [{"until_tokens": 200, "sequence_length": 8}, {"until_tokens": 500, "sequence_length": 16}]
-    batch = BatchConfig.model_validate({"sequence_length": 32, "sequences": 4, "length_stages": stages})
+    stages = [
+        {"until_tokens": 200, "sequence_length": 8},
+        {"until_tokens": 500, "sequence_length": 16},
+    ]
+    batch = BatchConfig.model_validate(
+        {"sequence_length": 32, "sequences": 4, "length_stages": stages}
+    )
     # Steps of 128 tokens: 0 and 128 are before 200; 256 and 384 before 500.
     assert [batch.get_step_length(step) for step in range(6)] == [8, 8, 16, 16, 32, 32]
     assert BatchConfig(sequence_length=32).get_step_length(0) == 32
@@ -30,7 +40,12 @@ def test_the_length_is_a_function_of_the_tokens_before_a_step() -> None:
 
 def test_rows_of_a_stage_hold_the_tokens_of_the_whole_windows(tmp_path: Path) -> None:
     folder = make_dataset(tmp_path / "data")
-    settings = [*BATCH, f"data.folder={folder}", f"model.vocab_size={VOCABULARY}", "tokenizer.vocab_size=300"]
+    settings = [
+        *BATCH,
+        f"data.folder={folder}",
+        f"model.vocab_size={VOCABULARY}",
+        "tokenizer.vocab_size=300",
+    ]
     plain = build_step_batches(load_run_config("train/demo", settings), 1, 0)
     config = load_run_config("train/demo", [*settings, STAGES])
     for step, length in enumerate([8, 8, 16, 16, 32]):
@@ -57,7 +72,8 @@ def test_hours_count_short_steps_by_their_own_time() -> None:
     ]
     plain = load_run_config("train/demo", long)
     staged = load_run_config(
-        "train/demo", [*long, "batch.length_stages=[{until_tokens: 5_000_000, sequence_length: 512}]"]
+        "train/demo",
+        [*long, "batch.length_stages=[{until_tokens: 5_000_000, sequence_length: 512}]"],
     )
     asked = PricingRequest(load_device_profile("h100-sxm"), ClusterCosts(), 2)
     step = estimate_step_time(plain, asked.resolve_layout(plain), asked.device)
@@ -65,15 +81,19 @@ def test_hours_count_short_steps_by_their_own_time() -> None:
     assert count_full_steps(plain, step, asked.device, asked.resolve_layout, (), 1.0) == total
     counted = count_full_steps(staged, step, asked.device, asked.resolve_layout, (), 1.0)
     assert total / 2 < counted < total
-    assert count_full_steps(staged, step, asked.device, asked.resolve_layout, (), 3.0) > counted  # of the shorter steps
+    # of the shorter steps
+    assert count_full_steps(staged, step, asked.device, asked.resolve_layout, (), 3.0) > counted
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["batch.length_stages=[{until_tokens: 9, sequence_length: 12}]"], "12 is no part of sequence_length=32. Use"),
-        (["batch.length_stages=[{until_tokens: 9, sequence_length: 32}]"], "32 is no part of sequence_length=32"),
-        (["batch.length_stages=[{until_tokens: 9, sequence_length: 16}, {until_tokens: 20, sequence_length: 8}]"],
+        (["batch.length_stages=[{until_tokens: 9, sequence_length: 12}]"],
+            "12 is no part of sequence_length=32. Use"),
+        (["batch.length_stages=[{until_tokens: 9, sequence_length: 32}]"],
+            "32 is no part of sequence_length=32"),
+        (["batch.length_stages=[{until_tokens: 9, sequence_length: 16}, {until_tokens: 20, "
+        "sequence_length: 8}]"],
          "8 until 20 is not longer and later than the stage before"),
         ([STAGES, "batch.packing=best_fit"], "packing=best_fit keeps documents whole in windows"),
         ([STAGES, "layout.pipeline=2"], "pipeline=2 expects rows of one length"),

@@ -17,7 +17,9 @@ def masking(seed: int = 0) -> TokenMasker:
 
 
 def windows(count: int) -> Batch:
-    tokens_BT = torch.randint(10, VOCABULARY, (count, LENGTH), generator=torch.Generator().manual_seed(0))
+    tokens_BT = torch.randint(
+        10, VOCABULARY, (count, LENGTH), generator=torch.Generator().manual_seed(0)
+    )
     tokens_BT[:, ::16] = END
     return Batch(tokens_BT, tokens_BT.roll(-1, 1))
 
@@ -67,7 +69,11 @@ def corruptor(seed: int = 0) -> SpanCorruptor:
 def test_lengths_are_those_of_t5() -> None:
     """568 tokens make 512 and 114 (Raffel 2019's code, compute_input_and_target_lengths)."""
     assert SpanCorruptionConfig().count_lengths(568) == (512, 114)
-    assert [SpanCorruptionConfig().count_lengths(length) for length in (2, 3, 20)] == [(3, 3), (4, 3), (19, 5)]
+    assert [SpanCorruptionConfig().count_lengths(length) for length in (2, 3, 20)] == [
+        (3, 3),
+        (4, 3),
+        (19, 5),
+    ]
 
 
 def restore_text(source: list[int], target: list[int]) -> list[int]:
@@ -76,7 +82,11 @@ def restore_text(source: list[int], target: list[int]) -> list[int]:
     spans: dict[int, list[int]] = {}
     for token in target:
         spans.setdefault(token, []) if token in SENTINELS else spans[list(spans)[-1]].append(token)
-    assert list(spans) == list(SENTINELS[: len(spans)]) == [token for token in source if token in SENTINELS]
+    assert (
+        list(spans)
+        == list(SENTINELS[: len(spans)])
+        == [token for token in source if token in SENTINELS]
+    )
     assert all(spans.values()), "no span is empty"
     return [one for token in source for one in spans.get(token, [token])]
 
@@ -84,12 +94,18 @@ def restore_text(source: list[int], target: list[int]) -> list[int]:
 def test_source_and_target_hold_the_text_and_are_shifted_for_the_decoder() -> None:
     batch = windows(50)
     made = corruptor().mask_batch(batch, range(50))
-    assert (made.source_BS.shape[1], made.targets_BT.shape[1]) == SpanCorruptionConfig().count_lengths(LENGTH)
+    assert (
+        made.source_BS.shape[1],
+        made.targets_BT.shape[1],
+    ) == SpanCorruptionConfig().count_lengths(LENGTH)
     for row in range(50):
         assert (
-            restore_text(made.source_BS[row].tolist(), made.targets_BT[row].tolist()) == batch.tokens_BT[row].tolist()
+            restore_text(made.source_BS[row].tolist(), made.targets_BT[row].tolist())
+            == batch.tokens_BT[row].tolist()
         )
-        assert made.source_BS[row, 0] == batch.tokens_BT[row, 0], "a text begins with a span that is kept"
+        assert made.source_BS[row, 0] == batch.tokens_BT[row, 0], (
+            "a text begins with a span that is kept"
+        )
     assert torch.equal(made.tokens_BT[:, 1:], made.targets_BT[:, :-1])
     assert (made.tokens_BT[:, 0] == START).all()
     starts = [row.index(SENTINELS[0]) for row in made.source_BS.tolist()]
@@ -117,8 +133,13 @@ CLS, SEP = 8, 9
 
 
 def read_numbered_windows(numbers: list[int]) -> WindowBatch:
-    """Window n: the end of a document of n - 1, then tokens 10 + 200 n, 11 + 200 n, … of a document of its own."""
-    tokens, documents = np.zeros((len(numbers), LENGTH + 1), np.int64), np.zeros((len(numbers), LENGTH + 1), np.int64)
+    """Window n: the end of a document of n - 1, then tokens 10 + 200 n, 11 + 200 n, … of a
+    document of its own.
+    """
+    tokens, documents = (
+        np.zeros((len(numbers), LENGTH + 1), np.int64),
+        np.zeros((len(numbers), LENGTH + 1), np.int64),
+    )
     for row, number in enumerate(numbers):
         tokens[row] = 10 + 200 * number + np.arange(LENGTH + 1)
         tokens[row, :20] -= 200
@@ -148,10 +169,13 @@ def test_half_of_the_second_segments_follow_and_the_others_are_from_other_window
         assert tokens[[0, -1]].tolist() == [CLS, SEP]
         assert len(tokens) == LENGTH - 21 + 3, "one document, without its opening"
         assert torch.equal(
-            types, torch.arange(LENGTH).gt(border).logical_and(torch.arange(LENGTH) < len(tokens)).long()
+            types,
+            torch.arange(LENGTH).gt(border).logical_and(torch.arange(LENGTH) < len(tokens)).long(),
         )
         first, second = tokens[1:border], tokens[border + 1 : -1]
-        assert first.tolist() == list(range(31 + 200 * (row + 1), 31 + 200 * (row + 1) + len(first)))
+        assert first.tolist() == list(
+            range(31 + 200 * (row + 1), 31 + 200 * (row + 1) + len(first))
+        )
         if made.next_sentence_B[row] == 0:
             assert second[0] == first[-1] + 1
         else:
@@ -169,7 +193,10 @@ def test_a_segment_that_does_not_follow_is_never_from_the_same_document(is_alone
     """A long document fills most windows. Without any other one, segments follow."""
 
     def read_long_document(numbers: list[int]) -> WindowBatch:
-        tokens, documents = np.full((len(numbers), LENGTH + 1), 30), np.zeros((len(numbers), LENGTH + 1), np.int64)
+        tokens, documents = (
+            np.full((len(numbers), LENGTH + 1), 30),
+            np.zeros((len(numbers), LENGTH + 1), np.int64),
+        )
         if not is_alone:
             tokens[:, -3:], documents[:, -3:] = 40, 1
         return WindowBatch(tokens, documents)

@@ -1,4 +1,6 @@
-"""Questions: every mistake is named with its file and line, and rows hold exactly the tokens of the choices."""
+"""Questions: every mistake is named with its file and line, and rows hold exactly the tokens of
+the choices.
+"""
 
 import gzip
 import json
@@ -22,12 +24,21 @@ def write(path: Path, *rows: object) -> Path:
 
 def test_a_folder_of_pairs_is_one_set_with_either_spelling(tmp_path: Path) -> None:
     write(tmp_path / "b.jsonl", {"good": "she runs", "bad": "she run"})
-    write(tmp_path / "a.jsonl.gz", {"sentence_good": "they run", "sentence_bad": "they runs"}, "", {"x": 1})
+    write(
+        tmp_path / "a.jsonl.gz",
+        {"sentence_good": "they run", "sentence_bad": "they runs"},
+        "",
+        {"x": 1},
+    )
     (tmp_path / "notes.txt").write_text("not a set")
-    with pytest.raises(DataError, match=r"a.jsonl.gz:3: no text under `good` or `sentence_good`. It has \[\"x\"\]"):
+    with pytest.raises(
+        DataError, match=r"a.jsonl.gz:3: no text under `good` or `sentence_good`. It has \[\"x\"\]"
+    ):
         read_questions(MinimalPairsConfig(path=tmp_path))
     first = read_questions(MinimalPairsConfig(path=tmp_path, max_questions=1))
-    assert first == [MultipleChoiceQuestion(f"{tmp_path}/a.jsonl.gz:1", "", "", ("they run", "they runs"), 0)]
+    assert first == [
+        MultipleChoiceQuestion(f"{tmp_path}/a.jsonl.gz:1", "", "", ("they run", "they runs"), 0)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -64,7 +75,10 @@ def test_files_that_are_not_there_empty_or_broken_are_named(tmp_path: Path) -> N
         read_questions(MinimalPairsConfig(path=tmp_path / "broken.jsonl.gz"))
     with pytest.raises(ValueError, match="two entries have the name a"):
         EvaluationConfig(
-            tasks=(MinimalPairsConfig(path=Path("x/a.jsonl")), MultipleChoiceConfig(path=Path("y/a.jsonl.gz")))
+            tasks=(
+                MinimalPairsConfig(path=Path("x/a.jsonl")),
+                MultipleChoiceConfig(path=Path("y/a.jsonl.gz")),
+            )
         )
 
 
@@ -72,10 +86,13 @@ def test_the_targets_of_a_row_are_its_choice_and_nothing_else() -> None:
     asked = MultipleChoiceQuestion("here:1", "ab ", " ", ("c", "def"), 1)
     rows = ChoiceRows([asked], Letters(), [0], longest=7)  # type: ignore[arg-type]
     batch = rows.get_batch(0, 3)
-    assert batch.tokens_BT.shape == (3, 7)  # opening, context, two spaces and all but the last of "def"
+    # opening, context, two spaces and all but the last of "def"
+    assert batch.tokens_BT.shape == (3, 7)
     texts = ["".join(chr(t) for t in row.tolist() if t != IGNORED) for row in batch.targets_BT]
     assert texts == ["  c", "  def", ""]  # the context's own space at its end is the choice's
     assert (batch.documents_BT == PADDING).sum(1).tolist() == [2, 0, 0]
     assert batch.tokens_BT[0].tolist() == [0, *map(ord, "ab  "), 0, 0]
-    with pytest.raises(DataError, match=r"here:1: choice 1 with its context has 7 tokens, but the limit is 6"):
+    with pytest.raises(
+        DataError, match=r"here:1: choice 1 with its context has 7 tokens, but the limit is 6"
+    ):
         ChoiceRows([asked], Letters(), [0], longest=6)  # type: ignore[arg-type]

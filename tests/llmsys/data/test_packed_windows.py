@@ -11,8 +11,8 @@ from llmsys.data.packed_windows import PackedDocuments
 from llmsys.data.shuffle import build_permutation, derive_order_key
 from llmsys.data.step_batches import WindowStepBatches
 from llmsys.data.step_plan import RunPlan, StepPlan
+from llmsys.dataset.token_shards import TokenShards, open_tokens
 from llmsys.errors import ConfigError, DataError
-from llmsys.token_shards import TokenShards, open_tokens
 from tests.helpers.dataset import make_dataset
 from tests.reference.packing import build_window
 
@@ -20,7 +20,9 @@ LENGTH = 32
 
 
 def plan(sequences: int, ranks: int, rank: int, micro: int) -> RunPlan:
-    return RunPlan(BatchConfig(sequence_length=LENGTH, sequences=sequences, micro_sequences=micro), ranks, rank)
+    return RunPlan(
+        BatchConfig(sequence_length=LENGTH, sequences=sequences, micro_sequences=micro), ranks, rank
+    )
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +34,10 @@ def test_a_permutation_holds_every_number_once_and_never_changes() -> None:
     order = build_permutation(1000, derive_order_key("documents", "f00d", 3, 0))
     assert sorted(order) == list(range(1000))
     assert build_permutation(5, derive_order_key("pinned", 1)).tolist() == [2, 3, 0, 4, 1]
-    assert build_permutation(1000, derive_order_key("documents", "f00d", 3, 1)).tolist() != order.tolist()
+    assert (
+        build_permutation(1000, derive_order_key("documents", "f00d", 3, 1)).tolist()
+        != order.tolist()
+    )
 
 
 @pytest.mark.parametrize("index", [0, 1, 57, 200, 301])
@@ -46,8 +51,12 @@ def test_a_window_equals_the_plain_twin(shards: TokenShards, index: int) -> None
 
 def test_an_epoch_covers_every_token_once(shards: TokenShards) -> None:
     packed = PackedDocuments(shards, length=LENGTH, seed=5)
-    seen = np.concatenate([packed.get_window(index).tokens[:-1] for index in range(packed.windows_per_epoch)])
-    everything = np.concatenate([shards.get_tokens(document) for document in range(shards.num_documents)])
+    seen = np.concatenate(
+        [packed.get_window(index).tokens[:-1] for index in range(packed.windows_per_epoch)]
+    )
+    everything = np.concatenate(
+        [shards.get_tokens(document) for document in range(shards.num_documents)]
+    )
     assert len(seen) == len(everything) - 1 - packed.tokens_left_over_per_epoch
     assert packed.tokens_left_over_per_epoch < LENGTH
     missing = np.bincount(everything, minlength=400) - np.bincount(seen, minlength=400)
@@ -58,7 +67,9 @@ def test_an_epoch_covers_every_token_once(shards: TokenShards) -> None:
 def test_epochs_are_shuffled_anew(shards: TokenShards) -> None:
     packed = PackedDocuments(shards, length=LENGTH, seed=5)
     first = [packed.get_window(index).tokens.tolist() for index in range(8)]
-    second = [packed.get_window(packed.windows_per_epoch + index).tokens.tolist() for index in range(8)]
+    second = [
+        packed.get_window(packed.windows_per_epoch + index).tokens.tolist() for index in range(8)
+    ]
     assert first != second
 
 
@@ -74,26 +85,36 @@ def test_the_closing_token_opens_the_next_document(shards: TokenShards) -> None:
 def test_a_window_knows_the_documents_of_a_window(shards: TokenShards) -> None:
     packed = PackedDocuments(shards, length=LENGTH, seed=5)
     for index in (0, 40):
-        joined = np.concatenate([shards.get_tokens(document) for _, document in packed.list_documents(index)]).tolist()
+        joined = np.concatenate(
+            [shards.get_tokens(document) for _, document in packed.list_documents(index)]
+        ).tolist()
         wanted = packed.get_window(index).tokens.tolist()
         assert any(joined[start : start + LENGTH + 1] == wanted for start in range(len(joined)))
 
 
 @pytest.mark.parametrize(("ranks", "micro"), [(1, 8), (1, 2), (2, 4), (4, 1), (8, 1)])
-def test_ranks_and_micro_batches_do_not_change_what_a_step_sees(shards: TokenShards, ranks: int, micro: int) -> None:
+def test_ranks_and_micro_batches_do_not_change_what_a_step_sees(
+    shards: TokenShards, ranks: int, micro: int
+) -> None:
     packed = PackedDocuments(shards, length=LENGTH, seed=5)
     rows = []
     for rank in range(ranks):
-        loader = StepLoader(WindowStepBatches(packed, plan(8, ranks, rank, micro), separate_documents=False))
+        loader = StepLoader(
+            WindowStepBatches(packed, plan(8, ranks, rank, micro), separate_documents=False)
+        )
         for _, batches in loader.iter_steps(3, 4):
             rows += [row for batch in batches for row in batch.tokens_BT.tolist()]
     assert rows == [packed.get_window(index).tokens[:-1].tolist() for index in range(24, 32)]
 
 
 def test_dealing_that_does_not_divide_is_refused_with_what_would() -> None:
-    with pytest.raises(ConfigError, match=r"batch.sequences=8 cannot be divided evenly over 3 data ranks. Use .*=9"):
+    with pytest.raises(
+        ConfigError, match=r"batch.sequences=8 cannot be divided evenly over 3 data ranks. Use .*=9"
+    ):
         StepPlan(8, 3, 0, 1)
-    with pytest.raises(ConfigError, match=r"batch.micro_sequences=3 does not divide the 4 .* Use one of 1, 2, 4"):
+    with pytest.raises(
+        ConfigError, match=r"batch.micro_sequences=3 does not divide the 4 .* Use one of 1, 2, 4"
+    ):
         StepPlan(8, 2, 0, 3)
 
 
@@ -104,7 +125,9 @@ def test_too_little_data_is_refused(shards: TokenShards) -> None:
 
 def test_an_error_while_reading_ahead_reaches_the_trainer(shards: TokenShards) -> None:
     packed = PackedDocuments(shards, length=LENGTH, seed=5)
-    packed.get_rows = lambda numbers: (_ for _ in ()).throw(DataError("train-00000.arrow is damaged"))  # type: ignore[method-assign]
+    packed.get_rows = lambda numbers: (_ for _ in ()).throw(
+        DataError("train-00000.arrow is damaged")
+    )  # type: ignore[method-assign]
     loader = StepLoader(WindowStepBatches(packed, plan(8, 1, 0, 8), separate_documents=False))
     with pytest.raises(DataError, match="train-00000"):
         next(loader.iter_steps(0, 2))
@@ -112,8 +135,14 @@ def test_an_error_while_reading_ahead_reaches_the_trainer(shards: TokenShards) -
 
 def test_every_heldout_token_is_a_target_once(shards: TokenShards) -> None:
     windows = HeldoutWindows(shards, length=LENGTH, opening_token=2, separate_documents=True)
-    targets = [t for w in range(0, windows.windows, 4) for t in windows.get_batch(w, 4).targets_BT.flatten().tolist()]
-    everything = np.concatenate([shards.get_tokens(document) for document in range(shards.num_documents)])
+    targets = [
+        t
+        for w in range(0, windows.windows, 4)
+        for t in windows.get_batch(w, 4).targets_BT.flatten().tolist()
+    ]
+    everything = np.concatenate(
+        [shards.get_tokens(document) for document in range(shards.num_documents)]
+    )
     assert [target for target in targets if target != -100] == everything.tolist()
     assert windows.text_bytes == shards.text_bytes.sum()
 
@@ -122,7 +151,9 @@ def test_the_last_window_of_an_epoch_has_a_target_for_every_token(shards: TokenS
     assert PackedDocuments(shards, length=1, seed=0).windows_per_epoch == shards.lengths.sum() - 1
 
 
-def test_a_batch_has_the_documents_of_its_tokens_and_the_tokens_after_them_as_targets(shards: TokenShards) -> None:
+def test_a_batch_has_the_documents_of_its_tokens_and_the_tokens_after_them_as_targets(
+    shards: TokenShards,
+) -> None:
     rows = PackedDocuments(shards, length=LENGTH, seed=5).get_rows(range(8))
     batch = build_batch(rows, separate_documents=True)
     assert batch.documents_BT is not None

@@ -12,7 +12,9 @@ SAMPLER = PermutationSampler(PermutationConfig(), protected_token=END, key=("tes
 
 
 def build_windows() -> Batch:
-    """Two documents in each row, the first closed by END, and padding at the end of the last row."""
+    """Two documents in each row, the first closed by END, and padding at the end of the last
+    row.
+    """
     tokens_BT = torch.randint(8, 50, (ROWS, LENGTH), generator=torch.Generator().manual_seed(0))
     tokens_BT[:, 40] = END
     targets_BT = tokens_BT.roll(-1, 1)
@@ -24,7 +26,8 @@ def test_one_of_six_tokens_is_predicted_in_spans_of_up_to_five() -> None:
     made = SAMPLER.mask_batch(build_windows(), range(ROWS))
     assert made.predicted_BP is not None
     assert made.targets_BT.shape == made.predicted_BP.shape == (ROWS, LENGTH // 6)
-    assert (made.predicted_BP >= 0).float().mean() > 0.9  # the rest of the last stretch may be cut off
+    # the rest of the last stretch may be cut off
+    assert (made.predicted_BP >= 0).float().mean() > 0.9
     assert torch.equal(made.predicted_BP >= 0, made.targets_BT != IGNORED)
     spans = []
     for row in made.predicted_BP.tolist():
@@ -41,7 +44,9 @@ def test_targets_are_the_tokens_and_openings_ends_and_padding_are_never_among_th
     made = SAMPLER.mask_batch(windows, range(ROWS))
     assert made.predicted_BP is not None
     assert torch.equal(made.tokens_BT, windows.tokens_BT)
-    for row, (places, targets) in enumerate(zip(made.predicted_BP.tolist(), made.targets_BT.tolist(), strict=True)):
+    for row, (places, targets) in enumerate(
+        zip(made.predicted_BP.tolist(), made.targets_BT.tolist(), strict=True)
+    ):
         chosen = [place for place in places if place >= 0]
         assert not {0, 40, 41} & set(chosen)
         assert row < ROWS - 1 or max(chosen) < 60

@@ -1,4 +1,6 @@
-"""Pinned memory is allocated once per turn and is not overwritten while a step may still be read."""
+"""Pinned memory is allocated once per turn and is not overwritten while a step may still be
+read.
+"""
 
 import threading
 from typing import Any
@@ -17,7 +19,9 @@ AHEAD = 2
 def build_batch(step: int, rows: int = 2) -> Batch:
     documents_BT = torch.tensor([[0, 0, 1, 1]]).repeat(rows, 1)
     tokens_BT = torch.full((rows, 4), step)
-    return Batch(tokens_BT, tokens_BT + 1, documents_BT, real_BT=documents_BT >= 0).count_documents()
+    return Batch(
+        tokens_BT, tokens_BT + 1, documents_BT, real_BT=documents_BT >= 0
+    ).count_documents()
 
 
 @pytest.fixture
@@ -52,7 +56,10 @@ def test_copies_are_equal_and_their_memory_is_used_again(pinned_sizes: list[int]
     assert len(pinned_sizes) == 3
     for step, batches in enumerate(taken[3:], 3):
         for batch, wanted in zip(batches, (build_batch(step), build_batch(step + 10)), strict=True):
-            assert all(torch.equal(a, b) for a, b in zip(list_tensors(batch), list_tensors(wanted), strict=True))
+            assert all(
+                torch.equal(a, b)
+                for a, b in zip(list_tensors(batch), list_tensors(wanted), strict=True)
+            )
             assert batch.token_counts == wanted.token_counts
     for early, late in zip(taken[:3], taken[3:], strict=True):
         assert [one.data_ptr() for batch in early for one in list_tensors(batch)] == [

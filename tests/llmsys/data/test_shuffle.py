@@ -1,4 +1,6 @@
-"""Laws of permutations from a key: bijective, with an inverse, the same everywhere, and in no visible pattern."""
+"""Laws of permutations from a key: bijective, with an inverse, the same everywhere, and in no
+visible pattern.
+"""
 
 import math
 
@@ -10,7 +12,9 @@ from llmsys.data.shuffle import KeyedPermutation, build_permutation, derive_orde
 
 
 @pytest.mark.parametrize("stored", [True, False])
-def test_every_value_has_one_place_and_the_inverse_finds_it(stored: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_value_has_one_place_and_the_inverse_finds_it(
+    stored: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(shuffle, "MAX_STORED", 100_000 if stored else 0)
     for size in (*range(1, 70), 65_537):
         permutation = KeyedPermutation(size, 42)
@@ -26,7 +30,9 @@ def hash_plainly(value: int) -> int:
 
 
 def map_plainly(size: int, key: int, number: int) -> int:
-    """The network in Python's integers: rows of `width` numbers, of which six rounds move row and column in turn."""
+    """The network in Python's integers: rows of `width` numbers, of which six rounds move row
+    and column in turn.
+    """
     height = math.ceil(math.sqrt(size))
     width = -(-size // height)
     row, column = divmod(number, width)
@@ -40,9 +46,14 @@ def map_plainly(size: int, key: int, number: int) -> int:
     return mapped if mapped < size else map_plainly(size, key, mapped)
 
 
-def test_a_small_one_is_the_array_shuffle_and_a_large_one_the_plain_network_and_both_are_pinned() -> None:
+def test_a_small_one_is_the_array_shuffle_and_a_large_one_the_plain_network_and_both_are_pinned() -> (
+    None
+):
     key = derive_order_key("pinned", 1)
-    assert KeyedPermutation(5, key).get_values(np.arange(5)).tolist() == build_permutation(5, key).tolist()
+    assert (
+        KeyedPermutation(5, key).get_values(np.arange(5)).tolist()
+        == build_permutation(5, key).tolist()
+    )
     places = [0, 1, 77_777, 1_999_999_999]
     values = KeyedPermutation(2_000_000_000, key).get_values(np.array(places)).tolist()
     assert values == [map_plainly(2_000_000_000, key, place) for place in places]

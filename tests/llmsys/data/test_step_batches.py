@@ -1,14 +1,21 @@
-"""Laws of dealing: every window has one place, work is even where it can be, and a ramp is dealt evenly."""
+"""Laws of dealing: every window has one place, work is even where it can be, and a ramp is dealt
+evenly.
+"""
 
 import numpy as np
 import pytest
 
 from llmsys.config.batch import BatchConfig
 from llmsys.data.packed_windows import PackedDocuments
-from llmsys.data.step_batches import WindowStepBatches, assign_balanced, assign_sequentially, compute_imbalance
+from llmsys.data.step_batches import (
+    WindowStepBatches,
+    assign_balanced,
+    assign_sequentially,
+    compute_imbalance,
+)
 from llmsys.data.step_plan import RunPlan
+from llmsys.dataset.token_shards import TokenShards, open_tokens
 from llmsys.errors import ConfigError
-from llmsys.token_shards import TokenShards, open_tokens
 from tests.helpers.dataset import make_dataset
 
 LENGTH = 32
@@ -23,7 +30,10 @@ def test_every_window_has_one_place_and_balance_is_never_worse(shape: tuple[int,
         dealt = assign_balanced(work, *shape[:2])
         assert dealt.shape == shape
         assert sorted(dealt.flatten().tolist()) == list(range(len(work)))
-        assert compute_imbalance(work, dealt) <= compute_imbalance(work, assign_sequentially(*shape)) + 1e-9
+        assert (
+            compute_imbalance(work, dealt)
+            <= compute_imbalance(work, assign_sequentially(*shape)) + 1e-9
+        )
         assert compute_imbalance(work, dealt) >= 1 - 1e-9
 
 
@@ -49,13 +59,19 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> TokenShards:
 def steps(shards: TokenShards, ranks: int, rank: int, **settings: object) -> WindowStepBatches:
     batch = BatchConfig.model_validate({"sequence_length": LENGTH, **settings})
     packed = PackedDocuments(shards, length=LENGTH, seed=5)
-    return WindowStepBatches(packed, RunPlan(batch, ranks, rank), separate_documents=True, deal=batch.assignment)
+    return WindowStepBatches(
+        packed, RunPlan(batch, ranks, rank), separate_documents=True, deal=batch.assignment
+    )
 
 
-def test_the_work_of_a_window_is_the_sum_of_its_squared_document_lengths(shards: TokenShards) -> None:
+def test_the_work_of_a_window_is_the_sum_of_its_squared_document_lengths(
+    shards: TokenShards,
+) -> None:
     packed = PackedDocuments(shards, length=LENGTH, seed=5)
     numbers = np.array([0, 3, packed.windows_per_epoch - 1, packed.windows_per_epoch + 2, 77])
-    for number, work in zip(numbers.tolist(), packed.compute_attention_cost(numbers).tolist(), strict=True):
+    for number, work in zip(
+        numbers.tolist(), packed.compute_attention_cost(numbers).tolist(), strict=True
+    ):
         _, counts = np.unique(packed.get_window(number).documents[:-1], return_counts=True)
         assert work == (counts**2).sum()
 

@@ -1,4 +1,6 @@
-"""Laws of order 2: a window is a function of data, seed and number, in memory that does not grow with the documents."""
+"""Laws of order 2: a window is a function of data, seed and number, in memory that does not grow
+with the documents.
+"""
 
 import hashlib
 import shutil
@@ -7,15 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llmsys import token_stream
 from llmsys.config.batch import BatchConfig
 from llmsys.data.packed_windows import PackedDocuments
 from llmsys.data.stream_windows import StreamWindows
+from llmsys.dataset import token_stream
+from llmsys.dataset.paged_token_shards import PagedTokenShards, require_paged
+from llmsys.dataset.token_shards import open_tokens
 from llmsys.errors import DataError
-from llmsys.paged_token_shards import PagedTokenShards, require_paged
-from llmsys.token_shards import open_tokens
-from llmsys.tokenizer import load_tokenizer
 from llmsys.train.build_objective import build_source_windows
+from llmsys.vocabulary.tokenizer import load_tokenizer
 from tests.helpers.dataset import make_dataset
 from tests.helpers.paths import ROOT
 from tests.helpers.token_files import write_paged_dataset
@@ -27,7 +29,9 @@ DOCUMENTS = [[*range(3, 3 + length), 2] for length in (5, 1, 30, 2, 2, 61, 9, 3,
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Eleven documents in four files, of record batches with one or two of them."""
-    return write_paged_dataset(tmp_path_factory.mktemp("stream"), DOCUMENTS, rows_per_file=3, rows_per_batch=2)
+    return write_paged_dataset(
+        tmp_path_factory.mktemp("stream"), DOCUMENTS, rows_per_file=3, rows_per_batch=2
+    )
 
 
 @pytest.fixture(scope="module")
@@ -36,11 +40,15 @@ def shards(written: Path) -> PagedTokenShards:
 
 
 @pytest.mark.parametrize("length", [1, 5, 10, 37, 149])
-@pytest.mark.parametrize(("files", "cached"), [(32, 1 << 20), (32, 0), (0, 0)], ids=["small", "medium", "large"])
+@pytest.mark.parametrize(
+    ("files", "cached"), [(32, 1 << 20), (32, 0), (0, 0)], ids=["small", "medium", "large"]
+)
 def test_windows_and_their_documents_equal_the_plain_twin_over_three_epochs(
     written: Path, length: int, files: int, cached: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Tokens of a small split stay in memory, documents of a medium one too; a large one's are found by batch."""
+    """Tokens of a small split stay in memory, documents of a medium one too; a large one's are
+    found by batch.
+    """
     monkeypatch.setattr(token_stream, "MAX_EAGER_FILES", files)
     monkeypatch.setattr(token_stream, "MAX_CACHED_TOKENS", cached)
     shards = require_paged(open_tokens(written, "train"))
@@ -60,15 +68,21 @@ def test_windows_and_their_documents_equal_the_plain_twin_over_three_epochs(
         for document in inside:
             seen.setdefault(document, []).append(index)
     for document in range(shards.num_documents):
-        assert windows.list_windows_with_document(document, count).tolist() == seen.get(document, [])
-        assert windows.list_windows_with_document(document, 3).tolist() == [n for n in seen.get(document, []) if n < 3]
+        assert windows.list_windows_with_document(document, count).tolist() == seen.get(
+            document, []
+        )
+        assert windows.list_windows_with_document(document, 3).tolist() == [
+            n for n in seen.get(document, []) if n < 3
+        ]
 
 
 @pytest.mark.parametrize(("length", "rows"), [(5, 4), (5, 7), (10, 3), (37, 3), (149, 4), (3, 1)])
 def test_consecutive_windows_are_read_on_in_each_row_from_step_to_step(
     shards: PagedTokenShards, length: int, rows: int
 ) -> None:
-    windows, shuffled = (StreamWindows(shards, length=length, seed=5, rows=number) for number in (rows, 0))
+    windows, shuffled = (
+        StreamWindows(shards, length=length, seed=5, rows=number) for number in (rows, 0)
+    )
     each = windows.windows_per_epoch
     for epoch in range(2):
         numbers = np.arange(epoch * each, (epoch + 1) * each)
@@ -76,8 +90,8 @@ def test_consecutive_windows_are_read_on_in_each_row_from_step_to_step(
         # The windows of the shuffled epoch, in another order.
         assert sorted(found) == sorted(shuffled.get_rows(numbers).tokens.tolist())
         for place in range(each - rows):
-            # The last target of a window is the first input of the row's next one, but where a row's part of the
-            # epoch ends: once in a row.
+            # The last target of a window is the first input of the row's next one, but where a
+            # row's part of the epoch ends: once in a row.
             assert found[place][-1] == found[place + rows][0], (epoch, place)
     seen: dict[int, list[int]] = {}
     for index in range(2 * each):
@@ -91,7 +105,9 @@ def test_pieces_of_a_long_document_come_in_order_one_a_step(shards: PagedTokenSh
     """Document 5 has 62 tokens of 150, so it is in two of the three rows of ten windows."""
     rows, length = 3, 5
     windows = StreamWindows(shards, length=length, seed=5, rows=rows)
-    text = " ".join(map(str, windows.stream.read_range(*windows.stream.get_document_span(5)).tolist()))
+    text = " ".join(
+        map(str, windows.stream.read_range(*windows.stream.get_document_span(5)).tolist())
+    )
     numbers = windows.list_windows_with_document(5, windows.windows_per_epoch)
     for row in np.unique(numbers % rows).tolist():
         own = numbers[numbers % rows == row]
@@ -99,10 +115,13 @@ def test_pieces_of_a_long_document_come_in_order_one_a_step(shards: PagedTokenSh
         tokens, documents = windows.get_rows(own)
         read = tokens[:, :-1][documents[:, :-1] % shards.num_documents == 5].tolist()
         assert len(read) > 2 * length
-        assert " ".join(map(str, read)).removeprefix("2 ") in text  # the end of the document before opens this one
+        # the end of the document before opens this one
+        assert " ".join(map(str, read)).removeprefix("2 ") in text
 
 
-def test_an_epoch_has_every_token_once_and_leaves_others_over_each_time(shards: PagedTokenShards) -> None:
+def test_an_epoch_has_every_token_once_and_leaves_others_over_each_time(
+    shards: PagedTokenShards,
+) -> None:
     windows = StreamWindows(shards, length=11, seed=1)
     everything = np.concatenate(DOCUMENTS)
     assert windows.windows_per_epoch == len(everything) // 11
@@ -130,14 +149,21 @@ def test_the_order_follows_the_seed_and_the_epoch(shards: PagedTokenShards) -> N
 
 
 def test_too_little_data_is_refused(shards: PagedTokenShards) -> None:
-    with pytest.raises(DataError, match=r"150 training tokens do not fill one sequence of 150\. Use a smaller"):
+    with pytest.raises(
+        DataError, match=r"150 training tokens do not fill one sequence of 150\. Use a smaller"
+    ):
         StreamWindows(shards, length=150, seed=0)
 
 
-def test_order_1_reads_the_same_windows_from_either_kind_of_file(tmp_path_factory: pytest.TempPathFactory) -> None:
-    folders = [make_dataset(tmp_path_factory.mktemp("toy") / "data", order=order) for order in (1, 2)]
+def test_order_1_reads_the_same_windows_from_either_kind_of_file(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    folders = [
+        make_dataset(tmp_path_factory.mktemp("toy") / "data", order=order) for order in (1, 2)
+    ]
     old, new = (
-        PackedDocuments(open_tokens(folder, "train"), length=32, seed=3).get_rows(range(40)) for folder in folders
+        PackedDocuments(open_tokens(folder, "train"), length=32, seed=3).get_rows(range(40))
+        for folder in folders
     )
     assert old.tokens.tolist() == new.tokens.tolist()
     assert old.documents.tolist() == new.documents.tolist()
@@ -149,6 +175,9 @@ def test_a_dataset_of_the_first_version_is_read_in_the_order_of_its_program(tmp_
     shards = open_tokens(tmp_path, "train")
     rows = build_source_windows(shards, BatchConfig(sequence_length=32), 3).get_rows(range(1_000))
     content = rows.tokens.astype("<i8").tobytes() + rows.documents.astype("<i8").tobytes()
-    assert hashlib.sha256(content).hexdigest() == "0d8d5644a1b987df3c1e35e88caaee890f15bd9f30cb355a8da4463851144f6d"
+    assert (
+        hashlib.sha256(content).hexdigest()
+        == "0d8d5644a1b987df3c1e35e88caaee890f15bd9f30cb355a8da4463851144f6d"
+    )
     text = load_tokenizer(tmp_path / "tokenizer").decode(shards.get_tokens(0).tolist())
     assert text.startswith("Under told dinner trees garden")

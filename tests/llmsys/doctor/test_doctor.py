@@ -1,4 +1,6 @@
-"""The doctor itself: what its matrix holds, a part of it run for real, drills that pass, and drills that must not."""
+"""The doctor itself: what its matrix holds, a part of it run for real, drills that pass, and
+drills that must not.
+"""
 
 import json
 import socket
@@ -9,9 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from launch.main import main
 from llmsys.config.attention import MultiHeadAttentionConfig
-from llmsys.config.load import load_model_config
+from llmsys.config.loading.load import load_model_config
 from llmsys.config.moe import AuxiliaryLossConfig
 from llmsys.doctor import drill_actions, parity_models, rank_pool
 from llmsys.doctor.crash_drills import DRILLS, CrashDrill, replace_kill_count, run_drills
@@ -32,7 +33,8 @@ from llmsys.doctor.parity_models import (
 )
 from llmsys.doctor.rank_pool import TaskFailure, run_tasks
 from llmsys.errors import ConfigError
-from llmsys.port import find_free_port
+from llmsys.launch.main import main
+from llmsys.parallel.port import find_free_port
 
 
 def test_the_matrix_has_every_engine_axis_precision_policy_and_subject() -> None:
@@ -45,15 +47,20 @@ def test_the_matrix_has_every_engine_axis_precision_policy_and_subject() -> None
     assert {cell.parity_model.name for cell in cells} == {subject.name for subject in PARITY_MODELS}
     assert len(cells) == len({cell.title for cell in cells})
     pipelines = [layout for cell in cells if "pipeline" in (layout := dict(cell.layout))]
-    kinds = {(layout["pipeline"], layout.get("pipeline_schedule", {"kind": "1f1b"})["kind"]) for layout in pipelines}
+    kinds = {
+        (layout["pipeline"], layout.get("pipeline_schedule", {"kind": "1f1b"})["kind"])
+        for layout in pipelines
+    }
     assert kinds == {(ranks, kind) for ranks in (2, 4) for kind in ("1f1b", "gpipe", "interleaved")}
 
 
 @pytest.mark.distributed
 def test_cells_with_adversarial_routing_agree_and_a_cell_that_dies_fails_alone() -> None:
-    """Two ranks: all tokens on one expert, an idle one, a layout that cannot be built, one after it, and a ring.
+    """Two ranks: all tokens on one expert, an idle one, a layout that cannot be built, one after
+    it, and a ring.
 
-    In bf16 some tokens choose another expert: balancing biases, shares of experts and gradients differ by that.
+    In bf16 some tokens choose another expert: balancing biases, shares of experts and gradients
+    differ by that.
     """
     broken = ParityCase(
         2, "fsdp", (("tensor", 2),), "fp32", "none", DENSE, 3
@@ -62,8 +69,13 @@ def test_cells_with_adversarial_routing_agree_and_a_cell_that_dies_fails_alone()
         ParityCase(2, "fsdp", (("expert", 2),), "fp32", "full", CROWDED, 2),
         broken,
         ParityCase(2, "fsdp", (("tensor", 2), ("expert", 2)), "fp32", "selective", IDLE, 2),
-        ParityCase(2, "fsdp", (("context", 2), ("context_kind", "ring")), "fp32", "offload", EXPERTS, 2),
-        *(ParityCase(2, "ddp", (), "bf16", "none", model, 2) for model in (LATENT, SINKS, TRANSLATION)),
+        ParityCase(
+            2, "fsdp", (("context", 2), ("context_kind", "ring")), "fp32", "offload", EXPERTS, 2
+        ),
+        *(
+            ParityCase(2, "ddp", (), "bf16", "none", model, 2)
+            for model in (LATENT, SINKS, TRANSLATION)
+        ),
     ]
     outcomes = run_parity(cells, lambda outcome: None)
     assert [outcome.has_passed for outcome in outcomes] == [True, False, *[True] * 5]
@@ -89,11 +101,17 @@ def test_a_task_that_hangs_or_dies_is_told_and_the_others_are_done(
     """The first port is taken by the time that rank 0 binds it."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         ports = [taken.getsockname()[1]]
-        monkeypatch.setattr(rank_pool, "find_free_port", lambda: ports.pop() if ports else find_free_port())
+        monkeypatch.setattr(
+            rank_pool, "find_free_port", lambda: ports.pop() if ports else find_free_port()
+        )
         task = partial(_run_task, tensor := torch.tensor([10]))
         found = dict(run_tasks(task, range(5), ranks=2, timeout_seconds=15))
-    assert not tensor.is_shared(), "a shared tensor keeps a file open, and the parity check sends more than 1,024"
-    assert "2 ranks did not start: rank 0 ended without an answer; starting them again" in caplog.text
+    assert not tensor.is_shared(), (
+        "a shared tensor keeps a file open, and the parity check sends more than 1,024"
+    )
+    assert (
+        "2 ranks did not start: rank 0 ended without an answer; starting them again" in caplog.text
+    )
     assert [found[number] for number in (0, 2, 4)] == [0, 20, 40]
     assert isinstance(found[1], TaskFailure)
     assert "did not answer within 15 s" in found[1]
@@ -115,7 +133,9 @@ def test_killed_starved_and_damaged_runs_end_where_a_calm_one_ends() -> None:
     drills = replace_kill_count([drill for drill in DRILLS if drill.name in CHOSEN], 3)
     assert len(drills) == len(CHOSEN)
     outcomes = run_drills(drills, lambda outcome: None)
-    assert all(outcome.passed for outcome in outcomes), [outcome.text for outcome in outcomes if not outcome.passed]
+    assert all(outcome.passed for outcome in outcomes), [
+        outcome.text for outcome in outcomes if not outcome.passed
+    ]
 
 
 @pytest.mark.distributed
@@ -129,7 +149,8 @@ def test_a_drill_fails_when_the_trajectory_is_another_one() -> None:
 
     never = drill_actions.build_fault_drill(Fault("removing an older one", 999), 1, 1)
     cheated, calm = run_drills(
-        [CrashDrill("cheat", "", train_with_another_seed), CrashDrill("never", "", never)], lambda outcome: None
+        [CrashDrill("cheat", "", train_with_another_seed), CrashDrill("never", "", never)],
+        lambda outcome: None,
     )
     assert not cheated.passed
     assert "an undisturbed run in" in cheated.text
@@ -142,18 +163,35 @@ def test_a_drill_fails_when_the_trajectory_is_another_one() -> None:
     [
         (["parity", "--engine", "fsdq"], "--engine fsdq is unknown. Use fsdp, ddp,"),
         (["parity", "--precision", "fp8"], "--precision fp8 is unknown. Use fp32, bf16 or fp16."),
-        (["crash", "train/demo"], "doctor crash trains its own toy run, not train/demo. Leave it out."),
-        (["parity", "model/deepseek-v3", "--processes", "2"], "Parity of 671,026,404,352 parameters on 2 processes"),
+        (
+            ["crash", "train/demo"],
+            "doctor crash trains its own toy run, not train/demo. Leave it out.",
+        ),
+        (
+            ["parity", "model/deepseek-v3", "--processes", "2"],
+            "Parity of 671,026,404,352 parameters on 2 processes",
+        ),
         (
             ["parity", "model/bert-base", "model.head={kind: features}", "--processes", "1"],
             "model.head.kind=features of model/bert-base has no loss",
         ),
-        (["crash", "--optimizer", "sgd"], "--optimizer sgd is unknown. Use adamw, lion, ademamix, schedule_free,"),
-        (["crash", "--optimizer", "all", "--drills", "random kills"], "--optimizer has drills of its own. Leave"),
-        (["crash", "--drills", "nothing"], "--drills nothing is unknown. Use killed before the backward pass,"),
+        (
+            ["crash", "--optimizer", "sgd"],
+            "--optimizer sgd is unknown. Use adamw, lion, ademamix, schedule_free,",
+        ),
+        (
+            ["crash", "--optimizer", "all", "--drills", "random kills"],
+            "--optimizer has drills of its own. Leave",
+        ),
+        (
+            ["crash", "--drills", "nothing"],
+            "--drills nothing is unknown. Use killed before the backward pass,",
+        ),
     ],
 )
-def test_what_the_doctor_does_not_know_is_named(words: list[str], message: str, capsys: Any) -> None:
+def test_what_the_doctor_does_not_know_is_named(
+    words: list[str], message: str, capsys: Any
+) -> None:
     assert main(["doctor", *words]) == 2
     assert message in capsys.readouterr().err
 
@@ -161,12 +199,17 @@ def test_what_the_doctor_does_not_know_is_named(words: list[str], message: str, 
 def test_the_subjects_have_what_goes_wrong() -> None:
     models = [subject.model for subject in PARITY_MODELS]
     experts = [model.moe for model in models if model.moe is not None]
-    weights = [moe.balance.weight for moe in experts if isinstance(moe.balance, AuxiliaryLossConfig)]
+    weights = [
+        moe.balance.weight for moe in experts if isinstance(moe.balance, AuxiliaryLossConfig)
+    ]
     assert len(weights) >= 2
     assert min(weights) > 0
     assert any(model.attention.kind == "latent" for model in models)
     assert any(model.multi_token_prediction is not None for model in models)
-    assert any(isinstance(model.attention, MultiHeadAttentionConfig) and model.attention.sinks for model in models)
+    assert any(
+        isinstance(model.attention, MultiHeadAttentionConfig) and model.attention.sinks
+        for model in models
+    )
     assert {moe.score for moe in experts} >= {"softmax", "sigmoid"}
     assert {moe.routing.kind for moe in experts} >= {"token_choice", "capacity"}
     assert {subject.objective.kind for subject in PARITY_MODELS} == {
@@ -188,12 +231,20 @@ batch: {sequence_length: 10}
 @pytest.mark.distributed
 def test_parity_takes_the_model_of_a_config(tmp_path: Path, capsys: Any) -> None:
     (tmp_path / "mine.yaml").write_text(MINE)
-    words = [str(tmp_path / "mine.yaml"), "model.num_hidden_layers=1", "--engine", "fsdp", "--precision", "fp32"]
+    words = [
+        str(tmp_path / "mine.yaml"),
+        "model.num_hidden_layers=1",
+        "--engine",
+        "fsdp",
+        "--precision",
+        "fp32",
+    ]
     assert main(["doctor", "parity", *words, "--processes", "2", "--json"]) == 0
     cells = json.loads(capsys.readouterr().out)["cells"]
     assert {cell["cell"].split(", ", 3)[3] for cell in cells} == {str(tmp_path / "mine.yaml")}
     assert any("tensor=2" in cell["cell"] for cell in cells)
-    assert not any("expert=2" in cell["cell"] for cell in cells)  # two ranks cannot share three experts
+    # two ranks cannot share three experts
+    assert not any("expert=2" in cell["cell"] for cell in cells)
 
 
 def test_a_model_keeps_all_but_its_dropout(tmp_path: Path) -> None:
@@ -207,13 +258,29 @@ def test_a_model_keeps_all_but_its_dropout(tmp_path: Path) -> None:
 def test_what_the_machine_cannot_hold_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parity_models, "get_free_memory", lambda: 1_000_000)
     with pytest.raises(
-        ConfigError, match=r"on 4 processes takes about 0\.0 GB, and 0\.0 GB are free\. Use fewer --proc"
+        ConfigError,
+        match=r"on 4 processes takes about 0\.0 GB, and 0\.0 GB are free\. Use fewer --proc",
     ):
         require_memory(DENSE.model, 4)
 
 
 def test_the_verb_tells_in_json_what_passed(capsys: Any) -> None:
-    assert main(["doctor", "parity", "--processes", "1", "--engine", "ddp", "--precision", "fp32", "--json"]) == 0
+    assert (
+        main(
+            [
+                "doctor",
+                "parity",
+                "--processes",
+                "1",
+                "--engine",
+                "ddp",
+                "--precision",
+                "fp32",
+                "--json",
+            ]
+        )
+        == 0
+    )
     answer = json.loads(capsys.readouterr().out)
     assert answer["passed"]
     assert all(cell["distance"]["gradient"] < 1e-4 for cell in answer["cells"])

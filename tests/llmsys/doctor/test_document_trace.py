@@ -1,4 +1,6 @@
-"""Which documents were in which step, both ways, against reading every batch; steps made again and compared."""
+"""Which documents were in which step, both ways, against reading every batch; steps made again
+and compared.
+"""
 
 import json
 from pathlib import Path
@@ -9,13 +11,13 @@ import pytest
 import torch
 import yaml
 
-from launch.main import main
-from llmsys.config.load import load_run_config
+from llmsys.config.loading.load import load_run_config
 from llmsys.data.batch import Batch, compute_batch_digest
 from llmsys.data.dataset_mixture import MixtureOrder
+from llmsys.dataset.token_shards import ArrowFileWriter
 from llmsys.doctor.document_trace import DocumentLocation, DocumentTracer, read_progress
 from llmsys.errors import DataError
-from llmsys.token_shards import ArrowFileWriter
+from llmsys.launch.main import main
 from tests.helpers.command_line import run_llmsys
 from tests.helpers.dataset import VOCABULARY, build_toy_url, make_dataset
 
@@ -26,10 +28,15 @@ def write_dataset_with_urls(folder: Path) -> Path:
     """The toy dataset, with the documents that a preparation would leave beside the tokens."""
     make_dataset(folder)
     numbers = range(120)
-    columns = {"id": [f"{n:032x}" for n in numbers], "url": [build_toy_url("train", n) for n in numbers]}
+    columns = {
+        "id": [f"{n:032x}" for n in numbers],
+        "url": [build_toy_url("train", n) for n in numbers],
+    }
     documents = pa.record_batch(columns)
     (folder / "documents").mkdir()
-    with ArrowFileWriter(folder / "documents" / "documents-00000.arrow", documents.schema) as writer:
+    with ArrowFileWriter(
+        folder / "documents" / "documents-00000.arrow", documents.schema
+    ) as writer:
         writer.write(documents)
     return folder
 
@@ -43,12 +50,15 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "data": {"folder": str(write_dataset_with_urls(folder / "toy"))},
         "tokenizer": {"vocab_size": VOCABULARY},
         "model": {
-            "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+            "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48,
+            "num_hidden_layers": 2,
             "num_attention_heads": 4,
             "num_key_value_heads": 2, "max_position_embeddings": 64,
         },
-        "batch": {"sequence_length": 32, "sequences": 8, "ramp": {"start_tokens": 128, "ramp_tokens": 600}},
-        "train": {"tokens": 1280, "log_every_steps": 1, "precision": "fp32", "threads_per_process": 1},
+        "batch": {"sequence_length": 32, "sequences": 8, "ramp": {"start_tokens": 128,
+            "ramp_tokens": 600}},
+        "train": {"tokens": 1280, "log_every_steps": 1, "precision": "fp32",
+            "threads_per_process": 1},
         "launch": {"processes": 2},
         "checkpoint": {"every_steps": 2, "keep_last": 9},
     }  # fmt: skip
@@ -71,7 +81,9 @@ def test_a_document_is_traced_to_exactly_the_steps_that_list_it(run: Path) -> No
     shards = tracer.dataset.sources[0]
     for number in range(shards.num_documents):
         name = str(shards.get_lineage(number)["id"])
-        assert tracer.list_steps_with_document(DocumentLocation(0, number), done) == listed.get(name, []), name
+        assert tracer.list_steps_with_document(DocumentLocation(0, number), done) == listed.get(
+            name, []
+        ), name
         assert DocumentLocation(0, number) in tracer.locate_document(document=name)
 
 
@@ -79,9 +91,16 @@ def test_steps_list_the_documents_whose_tokens_they_have(run: Path) -> None:
     config = load_run_config(str(run))
     tracer = DocumentTracer(config)
     shards = tracer.dataset.sources[0]
-    known = {str(shards.get_lineage(n)["id"]): shards.get_tokens(n).tolist() for n in range(shards.num_documents)}
+    known = {
+        str(shards.get_lineage(n)["id"]): shards.get_tokens(n).tolist()
+        for n in range(shards.num_documents)
+    }
     for step in (1, config.num_steps):
-        rows = [row for batch in tracer.steps.get_micro_batches(step - 1) for row in batch.tokens_BT.tolist()]
+        rows = [
+            row
+            for batch in tracer.steps.get_micro_batches(step - 1)
+            for row in batch.tokens_BT.tolist()
+        ]
         stream = {token for row in rows for token in row}
         named = [known[entry["id"]] for entry in tracer.list_step_documents(step)]
         assert stream <= {token for tokens in named for token in tokens}
@@ -101,11 +120,16 @@ def test_the_verb_answers_both_questions(run: Path, capsys: pytest.CaptureFixtur
     assert "steps trained on it" in capsys.readouterr().out
 
 
-def test_a_document_without_url_is_not_called_gone(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_document_without_url_is_not_called_gone(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = run.parent / "toy" / "documents" / "documents-00000.arrow"
     before = path.read_bytes()
-    ids = [entry["id"] for entry in DocumentTracer(load_run_config(str(run))).list_step_documents(3)]
-    columns = ({"id": ids[1:], "url": [""] * (len(ids) - 1)}, {"id": ids[1:]})  # pairs have no such column
+    ids = [
+        entry["id"] for entry in DocumentTracer(load_run_config(str(run))).list_step_documents(3)
+    ]
+    # pairs have no such column
+    columns = ({"id": ids[1:], "url": [""] * (len(ids) - 1)}, {"id": ids[1:]})
     try:
         for values in columns:
             batch = pa.record_batch(values)

@@ -1,6 +1,7 @@
 """Experts and every kind of attention learn the same on any number of ranks, whatever is learnt.
 
-Rows of pairs are padded by those beside them, and ranks may have none; one process with a row at a time has neither.
+Rows of pairs are padded by those beside them, and ranks may have none; one process with a row at a
+time has neither.
 """
 
 import pickle
@@ -31,7 +32,11 @@ BALANCES: dict[str, dict[str, Any]] = {
     "z loss": {"balance": {"kind": "none"}, "z_loss_weight": 0.1},
     "capacity": {"routing": {"kind": "capacity", "factor": 0.7}},
 }
-PLAIN: dict[str, Any] = {"balance": {"kind": "none"}, "routing": {"kind": "token_choice"}, "z_loss_weight": 0.0}
+PLAIN: dict[str, Any] = {
+    "balance": {"kind": "none"},
+    "routing": {"kind": "token_choice"},
+    "z_loss_weight": 0.0,
+}
 OBJECTIVES = {"translation": TRANSLATION, "classification": LABELS, "masked": MASKED}
 KINDS = {f"{name}, {kind}": (subject, PLAIN | changes)
          for name, subject in OBJECTIVES.items() for kind, changes in BALANCES.items()}  # fmt: skip
@@ -40,11 +45,16 @@ KINDS = {f"{name}, {kind}": (subject, PLAIN | changes)
 def _change_experts(subject: ParityModel, name: str, changes: dict[str, Any]) -> ParityModel:
     values = subject.model.model_dump()
     return ParityModel(
-        name, ModelConfig.model_validate(values | {"num_hidden_layers": 1, "moe": values["moe"] | changes})
+        name,
+        ModelConfig.model_validate(
+            values | {"num_hidden_layers": 1, "moe": values["moe"] | changes}
+        ),
     )
 
 
-PARITY_MODELS = {name: _change_experts(subject, name, changes) for name, (subject, changes) in KINDS.items()}
+PARITY_MODELS = {
+    name: _change_experts(subject, name, changes) for name, (subject, changes) in KINDS.items()
+}
 UNIVERSAL = ParityModel(
     "translation, adaptive depth",
     ModelConfig.model_validate(
@@ -92,13 +102,22 @@ IMAGES = ParityModel(
     "labels of images",
     ModelConfig.model_validate(
         LABELS.model.model_dump()
-        | {"moe": None, "vocab_size": 256, "position": {"kind": "learned"}, "max_position_embeddings": 5}
+        | {
+            "moe": None,
+            "vocab_size": 256,
+            "position": {"kind": "learned"},
+            "max_position_embeddings": 5,
+        }
         | {"patches": {"image_size": 4, "patch_size": 2}, "num_hidden_layers": 1}
         | {"head": {"kind": "classification", "num_labels": 3, "pooling": "mean"}}
     ),
 )
 NARROW: dict[str, Any] = SMALL | {"intermediate_size": 24, "num_attention_heads": 2}
-HIDING: dict[str, Any] = {"family": "encoder", "head": {"kind": "mlm"}, "position": {"kind": "learned"}}
+HIDING: dict[str, Any] = {
+    "family": "encoder",
+    "head": {"kind": "mlm"},
+    "position": {"kind": "learned"},
+}
 RELATIVE: dict[str, Any] = {"position": {"kind": "transformer_xl"}}
 ATTENTIONS: dict[str, dict[str, Any]] = {
     "segments with memory": {
@@ -114,12 +133,18 @@ ATTENTIONS: dict[str, dict[str, Any]] = {
     },
     "windows and global tokens": {
         **HIDING,
-        "attention": {"kind": "longformer", "windows": [4], "dilations": [1, 2], "num_global_tokens": 1},
+        "attention": {
+            "kind": "longformer",
+            "windows": [4],
+            "dilations": [1, 2],
+            "num_global_tokens": 1,
+        },
     },
     "mixed positions": {**HIDING, "attention": {"kind": "linformer", "projected_length": 6}},
 }
 ATTENTION_MODELS = tuple(
-    ParityModel(name, ModelConfig.model_validate(NARROW | changes)) for name, changes in ATTENTIONS.items()
+    ParityModel(name, ModelConfig.model_validate(NARROW | changes))
+    for name, changes in ATTENTIONS.items()
 )
 OTHER_ENGINES = (
     {
@@ -161,10 +186,14 @@ OTHER_ENGINES = (
         )
     }
     | {
-        "fsdp expert=2": ParityCase(2, "fsdp", (("expert", 2),), "fp32", "selective", TRANSLATION, 2),
+        "fsdp expert=2": ParityCase(
+            2, "fsdp", (("expert", 2),), "fp32", "selective", TRANSLATION, 2
+        ),
         "ddp": ParityCase(2, "ddp", (), "fp32", "none", TRANSLATION, 2),
         "bitwise": ParityCase(2, "bitwise", (), "fp32", "none", TRANSLATION, 2),
-        "zero-2 expert=2": ParityCase(2, "zero-2", (("expert", 2),), "fp32", "none", TRANSLATION, 2),
+        "zero-2 expert=2": ParityCase(
+            2, "zero-2", (("expert", 2),), "fp32", "none", TRANSLATION, 2
+        ),
         "zero-3": ParityCase(2, "zero-3", (), "fp32", "none", TRANSLATION, 2),
         "accelerate": ParityCase(2, "accelerate", (), "fp32", "none", TRANSLATION, 2),
     }
@@ -176,20 +205,32 @@ def expected() -> bytes:
     """One process, a row at a time; by value, since ranks get at most 256 tensors by reference."""
     subjects = {subject.name: subject for subject in PARITY_MODELS.values()}
     subjects |= {cell.parity_model.name: cell.parity_model for cell in OTHER_ENGINES.values()}
-    return pickle.dumps({name: compute_reference_trajectory(subject) for name, subject in subjects.items()})
+    return pickle.dumps(
+        {name: compute_reference_trajectory(subject) for name, subject in subjects.items()}
+    )
 
 
-def measure_cells(rank: int, cells: dict[str, ParityCase], expected: bytes) -> dict[str, TrajectoryDistance]:
+def measure_cells(
+    rank: int, cells: dict[str, ParityCase], expected: bytes
+) -> dict[str, TrajectoryDistance]:
     """All cells in one set of processes."""
     trajectories: dict[str, Trajectory] = pickle.loads(expected)
-    return {name: compare_to_reference(cell, trajectories[cell.parity_model.name]) for name, cell in cells.items()}
+    return {
+        name: compare_to_reference(cell, trajectories[cell.parity_model.name])
+        for name, cell in cells.items()
+    }
 
 
 @pytest.mark.distributed
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_ranks_change_nothing_of_experts(ranks: int, expected: bytes) -> None:
-    cells = {name: ParityCase(ranks, "fsdp", (), "fp32", "none", subject, 2) for name, subject in PARITY_MODELS.items()}
-    found = run_ranks(measure_cells, ranks, cells | (OTHER_ENGINES if ranks == 2 else {}), expected)[0]
+    cells = {
+        name: ParityCase(ranks, "fsdp", (), "fp32", "none", subject, 2)
+        for name, subject in PARITY_MODELS.items()
+    }
+    found = run_ranks(
+        measure_cells, ranks, cells | (OTHER_ENGINES if ranks == 2 else {}), expected
+    )[0]
     assert len(found) == 15 + (len(OTHER_ENGINES) if ranks == 2 else 0)
     for name, distance in found.items():
         assert distance.passed, f"{name}: {distance}"
@@ -204,10 +245,14 @@ def test_rows_are_dealt_once_and_some_rank_has_none(ranks: int) -> None:
             assigned = [
                 batch
                 for rank in range(ranks)
-                for batch in build_micro_batches(subject, 1, rank=rank, ranks=ranks, micro=2, is_bitwise=is_bitwise)
+                for batch in build_micro_batches(
+                    subject, 1, rank=rank, ranks=ranks, micro=2, is_bitwise=is_bitwise
+                )
             ]
             for count in ("num_valid_targets", "num_tokens", "num_source_tokens"):
-                assert sum(getattr(one, count) for one in assigned) == sum(getattr(one, count) for one in alone), count
+                assert sum(getattr(one, count) for one in assigned) == sum(
+                    getattr(one, count) for one in alone
+                ), count
             assert any(not batch.num_tokens for batch in assigned) != is_bitwise
             assert any(batch.tokens_BT.numel() > batch.num_tokens > 0 for batch in assigned)
 
@@ -218,7 +263,9 @@ def ignore_padding_of_targets() -> Any:
 
     def disable_term(self: Any, given: Any, numbers: Any) -> Batch:
         batch = make(self, given, numbers)
-        return Batch(batch.tokens_BT, batch.targets_BT, None, batch.source_BS, batch.source_documents_BS)
+        return Batch(
+            batch.tokens_BT, batch.targets_BT, None, batch.source_BS, batch.source_documents_BS
+        )
 
     return patch.object(sequence_pairs.TranslationCollator, "__call__", disable_term)
 
@@ -234,13 +281,18 @@ def add_phantom_tokens() -> Any:
     return patch.object(sequence_pairs, "pad_sequences", replace_token)
 
 
-BUGS = {"padding": (ignore_padding_of_targets, TRANSLATION), "phantoms": (add_phantom_tokens, LABELS)}
+BUGS = {
+    "padding": (ignore_padding_of_targets, TRANSLATION),
+    "phantoms": (add_phantom_tokens, LABELS),
+}
 
 
 def weigh_source_by_targets() -> Any:
     """The encoder's losses are divided by the tokens of the targets."""
     share = Transformer.compute_auxiliary_share
-    return patch.object(Transformer, "compute_auxiliary_share", lambda self, tokens, *_: share(self, tokens, tokens))
+    return patch.object(
+        Transformer, "compute_auxiliary_share", lambda self, tokens, *_: share(self, tokens, tokens)
+    )
 
 
 @contextmanager
@@ -249,9 +301,12 @@ def put_experts_into_encoders() -> Iterator[None]:
     shape = ModelConfig.encoder_model.fget  # type: ignore[attr-defined]
     with (
         patch.object(
-            ModelConfig, "encoder_model", property(lambda self: shape(self).model_copy(update={"moe": self.moe}))
+            ModelConfig,
+            "encoder_model",
+            property(lambda self: shape(self).model_copy(update={"moe": self.moe})),
         ),
-        patch.object(model_tensors, "_list_tensors", model_tensors._list_tensors.__wrapped__),  # without its cache
+        # without its cache
+        patch.object(model_tensors, "_list_tensors", model_tensors._list_tensors.__wrapped__),
     ):
         yield
 
@@ -276,7 +331,9 @@ def measure_bugs(rank: int, pickled: bytes) -> dict[str, TrajectoryDistance]:
 @pytest.mark.distributed
 def test_parity_sees_padding_phantom_tokens_and_wrong_weights() -> None:
     """Each would train another model on two ranks."""
-    expected = {subject.name: compute_reference_trajectory(subject) for subject in (TRANSLATION, LABELS)}
+    expected = {
+        subject.name: compute_reference_trajectory(subject) for subject in (TRANSLATION, LABELS)
+    }
     with put_experts_into_encoders():
         of_both = compute_reference_trajectory(TRANSLATION)
     assert any("encoder" in name and "router" in name for name in of_both.weights)
@@ -286,7 +343,9 @@ def test_parity_sees_padding_phantom_tokens_and_wrong_weights() -> None:
 
 
 def test_the_oracle_has_every_auxiliary_loss() -> None:
-    """Without its weight, the routers' gradients are others; the batch loss begins even, and pulls from step 2 on."""
+    """Without its weight, the routers' gradients are others; the batch loss begins even, and
+    pulls from step 2 on.
+    """
     for name in ("sequence loss", "batch loss", "z loss"):
         subject = PARITY_MODELS[f"translation, {name}"]
         without = _change_experts(subject, "without", PLAIN)

@@ -1,4 +1,6 @@
-"""Bugs that have shipped elsewhere, planted one by one: each must be caught by the parity that users run."""
+"""Bugs that have shipped elsewhere, planted one by one: each must be caught by the parity that
+users run.
+"""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager

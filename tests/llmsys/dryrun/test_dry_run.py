@@ -1,4 +1,6 @@
-"""Laws of a dry run: memory, collectives, waits and parameters of a tiny model equal what is computed by hand."""
+"""Laws of a dry run: memory, collectives, waits and parameters of a tiny model equal what is
+computed by hand.
+"""
 
 import subprocess
 
@@ -49,7 +51,8 @@ def test_peak_memory_of_a_dense_model_is_the_sum_by_hand() -> None:
     }
     assert {name: memory["categories"][name] for name in expected} == expected
     assert memory["peak_phase"] == "step 2, last micro-batch: backward"
-    # What is left are the gradients themselves in bf16, the rotary tables, and scalars of 512 bytes.
+    # What is left are the gradients themselves in bf16, the rotary tables, and scalars of 512
+    # bytes.
     gradients = BF16 * root
     rest = memory["peak_bytes"] - sum(expected.values()) - gradients
     assert 0 <= rest < 0.02 * memory["peak_bytes"]
@@ -60,7 +63,8 @@ def test_collectives_of_fsdp_are_a_gather_twice_and_a_reduction_once_for_each_un
     micro = result["micro_batches"]
     assert micro == 2
     found = {one["operation"]: one for one in result["collectives"]}
-    # Blocks are gathered in forward and backward; embedding and head stay gathered from one to the other.
+    # Blocks are gathered in forward and backward; embedding and head stay gathered from one to the
+    # other.
     assert found["all_gather"]["count"] == micro * (2 * LAYERS + 1)
     assert found["reduce_scatter"]["count"] == micro * (LAYERS + 1)
     root, block = count_elements(ROOT_SHAPES), count_elements(BLOCK_SHAPES)
@@ -84,7 +88,8 @@ TransformerBlock.forward = wait
         new[one["cause"], one["line"]] -= one["count"]
     [((cause, line), count)] = [(key, count) for key, count in new.items() if count]
     assert cause == "item"
-    # the planted forward is in no file: its caller is the wrapper of compiled blocks, which H100s have
+    # the planted forward is in no file: its caller is the wrapper of compiled blocks, which H100s
+    # have
     assert line.startswith("llmsys/parallel/block_compilation.py:")
     assert count == LAYERS * planted["recorded_micro_batches"]
 
@@ -98,7 +103,9 @@ def tabulate(self, x, *arguments, **options):
     return forward(self, x, *arguments, **options)
 TransformerBlock.forward = tabulate
 """
-    found = [one for one in run_planted(plant)["squares"] if one["tensor"] == "bfloat16 [1, 32, 32]"]
+    found = [
+        one for one in run_planted(plant)["squares"] if one["tensor"] == "bfloat16 [1, 32, 32]"
+    ]
     assert [one["owner"] for one in found] == ["blocks.*"]
 
 
@@ -133,35 +140,52 @@ def test_skewed_experts_receive_as_many_rows_as_asked() -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (("engine.kind=deepspeed",), "DeepSpeed flattens parameters into buffers that it addresses by data pointer"),
+        (
+            ("engine.kind=deepspeed",),
+            "DeepSpeed flattens parameters into buffers that it addresses by data pointer",
+        ),
         (("engine.kind=accelerate",), "accelerate joins a process group of its own"),
     ],
 )
-def test_engines_that_cannot_be_pretended_are_refused_with_the_reason(overrides: tuple[str, ...], message: str) -> None:
+def test_engines_that_cannot_be_pretended_are_refused_with_the_reason(
+    overrides: tuple[str, ...], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         run_dry_run(build_request(*overrides))
 
 
-def test_a_process_that_dies_is_one_message_with_its_output(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_dies_is_one_message_with_its_output(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     died = subprocess.CompletedProcess([], -9, None, "out of memory")
     monkeypatch.setattr(subprocess, "run", lambda *arguments, **options: died)
-    with pytest.raises(LaunchError, match=r"rank 0 ended with status -9, which is a bug(.|\n)*out of memory"):
+    with pytest.raises(
+        LaunchError, match=r"rank 0 ended with status -9, which is a bug(.|\n)*out of memory"
+    ):
         run_dry_run(build_request())
 
 
 def test_a_rank_beyond_the_cluster_and_a_skew_beyond_all_tokens_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"rank=8 is not a rank of 1 nodes with 8 devices. Use rank=0 to rank=7"):
+    with pytest.raises(
+        ConfigError, match=r"rank=8 is not a rank of 1 nodes with 8 devices. Use rank=0 to rank=7"
+    ):
         run_dry_run(build_request(rank=8))
-    with pytest.raises(ConfigError, match=r"--expert-skew 5 is not a load: .* at most 4 times the mean"):
+    with pytest.raises(
+        ConfigError, match=r"--expert-skew 5 is not a load: .* at most 4 times the mean"
+    ):
         run_dry_run(build_request(*EXPERTS, "layout.expert=4", skew=5.0))
 
 
 def test_a_rank_of_a_pipeline_runs_its_whole_schedule() -> None:
-    """The last of two stages: hidden states of four micro-batches come in, and their gradients go out."""
+    """The last of two stages: hidden states of four micro-batches come in, and their gradients
+    go out.
+    """
     found = run_tiny("layout.pipeline=2", rank=4)
     messages = {one["operation"]: one for one in found["collectives"] if one["axis"] == "pipeline"}
     sent = 4 * LENGTH * WIDTH * 2
-    assert {name: (messages[name]["count"], messages[name]["bytes"]) for name in ("send", "receive")} == {
+    assert {
+        name: (messages[name]["count"], messages[name]["bytes"]) for name in ("send", "receive")
+    } == {
         "send": (4, sent),
         "receive": (4, sent),
     }

@@ -1,4 +1,6 @@
-"""The estimate agrees with a dry run of a tiny model: at the peak, in each phase and item, and in attention's FLOPs."""
+"""The estimate agrees with a dry run of a tiny model: at the peak, in each phase and item, and
+in attention's FLOPs.
+"""
 
 from typing import Any
 
@@ -8,7 +10,9 @@ from llmsys.dryrun.kernel_flops import BACKWARD_TILE, FORWARD_TILE
 from tests.helpers.dry_runs import EXPERTS, LENGTH, run_tiny
 
 STATE_SHARE = 0.04
-"""Blocks of 512 bytes, and a step count for each parameter: much of a model of 300 KiB, nothing of a real one."""
+"""Blocks of 512 bytes, and a step count for each parameter: much of a model of 300 KiB, nothing
+of a real one.
+"""
 
 
 @pytest.mark.parametrize("overrides", [(), (*EXPERTS, "layout.expert=4")], ids=["dense", "experts"])
@@ -41,7 +45,8 @@ def test_gathered_weights_are_those_that_fsdp_holds_at_each_moment() -> None:
         found = [one for one in phases[phase]["items"] if one["item"] == "gathered weights"]
         return (found[0]["dry_run_bytes"], found[0]["estimate_bytes"]) if found else (0, 0)
 
-    # Twice in the forward, with the buffers that they travelled in; not at all when gradients outside of blocks travel.
+    # Twice in the forward, with the buffers that they travelled in; not at all when gradients
+    # outside of blocks travel.
     forward, loss = get_items("forward"), get_items("loss")
     assert forward[0] == pytest.approx(forward[1], rel=0.01)
     assert loss[0] == pytest.approx(loss[1], rel=0.01)

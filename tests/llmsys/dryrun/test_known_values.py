@@ -1,4 +1,6 @@
-"""Laws of known numbers: integer operations on fake tensors agree with the same operations on real ones."""
+"""Laws of known numbers: integer operations on fake tensors agree with the same operations on
+real ones.
+"""
 
 import torch
 from torch import Tensor, distributed
@@ -19,7 +21,15 @@ def count_and_sort(experts: Tensor) -> list[Tensor]:
     owners = torch.repeat_interleave(torch.arange(4), counts)
     # The number in `where` is a tensor to torch, made by a factory.
     chosen = torch.where(experts > 1, experts, 0).cummax(0).values
-    return [counts, order, inverse, owners, experts[experts > 1], counts.cumsum(0).to(torch.int32), chosen]
+    return [
+        counts,
+        order,
+        inverse,
+        owners,
+        experts[experts > 1],
+        counts.cumsum(0).to(torch.int32),
+        chosen,
+    ]
 
 
 def test_integers_are_known_and_sizes_follow_from_them() -> None:
@@ -55,7 +65,9 @@ def test_a_mask_without_numbers_keeps_every_row() -> None:
 
 
 def wait_for_rows() -> tuple[Tensor, Tensor]:
-    pending = collectives.all_to_all_single(torch.zeros(2, 3), [1, 1], [1, 1], distributed.group.WORLD.group_name)
+    pending = collectives.all_to_all_single(
+        torch.zeros(2, 3), [1, 1], [1, 1], distributed.group.WORLD.group_name
+    )
     return pending, collectives.wait_tensor(pending)
 
 

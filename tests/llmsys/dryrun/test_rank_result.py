@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 from typing import Any
 
-from llmsys.config.load import read_config
+from llmsys.config.loading.load import read_config
 from llmsys.dryrun.rank_result import estimate_compiled_saving
 from llmsys.estimate.device_profile import load_device_profile
 
@@ -13,7 +13,9 @@ LAYERS, LENGTH, INNER, BF16 = 32, 8192, 14336, 2
 def estimate_saving(*overrides: str) -> int:
     config = read_config("train/llama-8b-64xh100", ["train.precision=bf16", *overrides]).run
     request, profile = SimpleNamespace(rank=0), load_device_profile("h100-sxm")
-    session: Any = SimpleNamespace(config=config, layout=config.resolve_layout(64), profile=profile, request=request)
+    session: Any = SimpleNamespace(
+        config=config, layout=config.resolve_layout(64), profile=profile, request=request
+    )
     return estimate_compiled_saving(session)
 
 

@@ -1,7 +1,8 @@
-"""Bitwise mode: one trajectory, bit for bit, on 1, 2, 4 and 8 processes, through a kill and a change of their number.
+"""Bitwise mode: one trajectory, bit for bit, on 1, 2, 4 and 8 processes, through a kill and a
+change of their number.
 
-Everything of one world size runs in one set of processes. Each planted bug is one that a hash must show: it makes the
-trajectory depend on the number of processes.
+Everything of one world size runs in one set of processes. Each planted bug is one that a hash must
+show: it makes the trajectory depend on the number of processes.
 """
 
 import os
@@ -23,7 +24,12 @@ from llmsys.model.experts import GroupedExperts
 from llmsys.optim.bitwise_optimizer import BitwiseOptimizer
 from llmsys.parallel import reproducible_sharding
 from llmsys.parallel.expert_parallel import AllToAllTokenDispatcher
-from llmsys.parallel.process_group import all_reduce_sum, get_rank, get_world_size, init_process_group
+from llmsys.parallel.process_group import (
+    all_reduce_sum,
+    get_rank,
+    get_world_size,
+    init_process_group,
+)
 from llmsys.parallel.reproducible_sum import StreamingTreeSum
 from llmsys.train import checkpoint_load
 from llmsys.train.checkpoint_saver import CheckpointSaver
@@ -50,7 +56,9 @@ class OneAfterAnother(StreamingTreeSum):
 
 def norm_of_shards(parameters: Any, gradients: list[torch.Tensor], **places: Any) -> float:
     """Each rank's share of the squares, then their sum."""
-    squares = torch.stack([gradient.norm() for gradient in gradients if gradient.numel()]).square().sum()
+    squares = (
+        torch.stack([gradient.norm() for gradient in gradients if gradient.numel()]).square().sum()
+    )
     return float(all_reduce_sum(squares).sqrt())
 
 
@@ -60,15 +68,20 @@ def dropout_of_rank(engine: BitwiseEngine, micro_batch: int) -> None:
         torch.manual_seed(1000 * engine._optimizer.steps + get_rank())
 
 
-def fused_step(optimizer: BitwiseOptimizer, gradients: list[torch.Tensor], rate: float, scale: float) -> None:
+def fused_step(
+    optimizer: BitwiseOptimizer, gradients: list[torch.Tensor], rate: float, scale: float
+) -> None:
     """torch's fused kernel, which takes what is left of a vector another way."""
     optimizer.steps += 1
-    local_moments = [[value.to_local() for value in values.values()] for values in optimizer.moments.values()]  # type: ignore[attr-defined]
+    local_moments = [
+        [value.to_local() for value in values.values()] for values in optimizer.moments.values()
+    ]  # type: ignore[attr-defined]
     parameters = [parameter.to_local().detach() for parameter in optimizer.named.values()]  # type: ignore[attr-defined]
     steps = [torch.tensor(float(optimizer.steps)) for _ in parameters]
     scaled = [gradient * scale for gradient in gradients]
     torch._fused_adamw_(  # type: ignore[call-overload]
-        parameters, scaled, *local_moments, [], steps, lr=rate, beta1=0.9, beta2=0.95, weight_decay=0.1, eps=1e-8,
+        parameters, scaled, *local_moments, [], steps, lr=rate, beta1=0.9, beta2=0.95,
+        weight_decay=0.1, eps=1e-8,
         amsgrad=False, maximize=False,
     )  # fmt: skip
 
@@ -77,7 +90,9 @@ def all_experts_at_once(self: Any, x_MD: torch.Tensor, counts: torch.Tensor) -> 
     """Each rank's rows by themselves, but all experts in one activation, as in fast mode."""
     counts_RL = counts.view(-1, counts.shape[-1])
     parts = x_MD.split(counts_RL.sum(1).tolist())
-    return torch.cat([GroupedExperts.forward(self.experts, *pair) for pair in zip(parts, counts_RL, strict=True)])
+    return torch.cat(
+        [GroupedExperts.forward(self.experts, *pair) for pair in zip(parts, counts_RL, strict=True)]
+    )
 
 
 BUGS: dict[str, tuple[str, Any, str, Any]] = {
@@ -116,13 +131,18 @@ def planted(_: int) -> dict[str, str]:
     found = {}
     for bug, (name, owner, attribute, replacement) in BUGS.items():
         found[bug] = with_bug(
-            owner, attribute, replacement, lambda case=CASES[name]: take_steps(build(case), 1, STEPS)[-2]["state"]
+            owner,
+            attribute,
+            replacement,
+            lambda case=CASES[name]: take_steps(build(case), 1, STEPS)[-2]["state"],
         )
     return found
 
 
 def all_runs(_: int, folder: Path) -> dict[str, Any]:
-    found = {name: take_steps(build(CASES[name]), 1, STEPS) for name in FROM_START[get_world_size()]}
+    found = {
+        name: take_steps(build(CASES[name]), 1, STEPS) for name in FROM_START[get_world_size()]
+    }
     for name in RESUMED[get_world_size()]:
         engine = build(CASES[name])
         checkpoint_load.load_checkpoint(engine, folder / name / f"step-{SAVED:08d}")
@@ -157,7 +177,9 @@ def die(number: int, folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any]]:
-    """What every world size found, on rank 0. Two begin and are killed, and all go on from what those saved."""
+    """What every world size found, on rank 0. Two begin and are killed, and all go on from what
+    those saved.
+    """
     folder = tmp_path_factory.mktemp("killed")
     with pytest.raises((AssertionError, EOFError)) as failure:
         run_ranks(run_and_die, 2, folder)
@@ -168,15 +190,21 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any]]:
     return found | {world: run_ranks(all_runs, world, folder)[0] for world in (4, 8)}
 
 
-@pytest.mark.parametrize(("name", "world"), [(name, world) for world in (2, 4, 8) for name in FROM_START[world]])
+@pytest.mark.parametrize(
+    ("name", "world"), [(name, world) for world in (2, 4, 8) for name in FROM_START[world]]
+)
 def test_one_trajectory_whatever_the_number_of_processes(
     runs: dict[int, dict[str, Any]], name: str, world: int
 ) -> None:
     assert runs[world][name] == runs[1][name]
 
 
-@pytest.mark.parametrize(("name", "world"), [(name, world) for world in RESUMED for name in RESUMED[world]])
-def test_a_killed_run_goes_on_bit_for_bit_on_any_number(runs: dict[int, dict[str, Any]], name: str, world: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "world"), [(name, world) for world in RESUMED for name in RESUMED[world]]
+)
+def test_a_killed_run_goes_on_bit_for_bit_on_any_number(
+    runs: dict[int, dict[str, Any]], name: str, world: int
+) -> None:
     assert runs[world][f"{name}, resumed"] == runs[1][name][SAVED:]
 
 

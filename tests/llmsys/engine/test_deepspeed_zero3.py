@@ -1,4 +1,5 @@
-"""ZeRO-3 gathers a block's weights when its forward is called: families that read them elsewhere, experts nobody asks,
+"""ZeRO-3 gathers a block's weights when its forward is called: families that read them elsewhere,
+experts nobody asks,
 recomputation, compilation and a cache all give the numbers of one process.
 """
 
@@ -35,11 +36,14 @@ DEEPSEEK = build_tiny_moe_config(
     {"first_dense_layers": 1, "num_shared_experts": 1, "balance": AUXILIARY, "z_loss_weight": 0.1},
     attention=LATENT, num_key_value_heads=4, multi_token_prediction={},
 )  # fmt: skip
-BIASED = build_tiny_moe_config({"router_bias": True, "expert": {"kind": "clamped_swiglu", "bias": True}})
+BIASED = build_tiny_moe_config(
+    {"router_bias": True, "expert": {"kind": "clamped_swiglu", "bias": True}}
+)
 CASES: dict[str, tuple[ModelConfig, str, tuple[float, ...]]] = {
     **{name: (build_choice_config(name), "none", ()) for name in FAMILIES},
     "predicts further, tied": (
-        build_tiny_config(multi_token_prediction={"depth": 2}, tie_word_embeddings=True), "none", (),
+        build_tiny_config(multi_token_prediction={"depth": 2}, tie_word_embeddings=True), "none",
+        (),
     ),
     "deepseek": (DEEPSEEK, "none", ()),
     "deepseek, blocks again": (DEEPSEEK, "full", ()),
@@ -47,7 +51,8 @@ CASES: dict[str, tuple[ModelConfig, str, tuple[float, ...]]] = {
     "original, blocks again": (build_choice_config("original"), "full", ()),
     "tied, compiled": (build_tiny_config(tie_word_embeddings=True), "compiled", ()),
     "two dead experts": (BIASED, "none", (9.0, -9.0, 0.0, -9.0)),
-    "all tokens on one": (build_tiny_moe_config({"num_experts_per_tok": 1}), "none", (0.0, 0.0, 9.0, 0.0)),
+    "all tokens on one": (build_tiny_moe_config({"num_experts_per_tok": 1}), "none", (0.0, 0.0, 9.0,
+        0.0)),
 }  # fmt: skip
 State = dict[str, Any]
 
@@ -57,9 +62,13 @@ def rows_of(config: ModelConfig, first: int, count: int) -> Batch:
     tokens_BT = build_tiny_tokens(4, LENGTH)
     targets_BT = tokens_BT.roll(-1, 1)
     targets_BT[3] = -100
-    source = build_tiny_tokens(4, 5, vocab_size=config.embedding.source_vocab_size or config.vocab_size, seed=1)
+    source = build_tiny_tokens(
+        4, 5, vocab_size=config.embedding.source_vocab_size or config.vocab_size, seed=1
+    )
     rows = slice(first, first + count)
-    sources: dict[str, Any] = {"source_BS": source[rows]} if config.family == "encoder_decoder" else {}
+    sources: dict[str, Any] = (
+        {"source_BS": source[rows]} if config.family == "encoder_decoder" else {}
+    )
     return Batch(tokens_BT[rows], targets_BT[rows], **sources)
 
 
@@ -75,9 +84,13 @@ def plain_step(config: ModelConfig, bias: tuple[float, ...]) -> tuple[float, dic
     bend(model, bias)
     batch = rows_of(config, 0, 4)
     counts = reduce_token_counts([batch], torch.device("cpu"))
-    share, nats = compute_loss_share(model.train(), model, batch, build_training_loss(LossConfig()), counts)
+    share, nats = compute_loss_share(
+        model.train(), model, batch, build_training_loss(LossConfig()), counts
+    )
     share.backward()
-    return float(nats / counts[0]), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return float(nats / counts[0]), {
+        name: p.grad for name, p in model.named_parameters() if p.grad is not None
+    }
 
 
 def engine_of(config: ModelConfig, how: Any) -> Any:
@@ -91,9 +104,12 @@ def engine_of(config: ModelConfig, how: Any) -> Any:
         compile_blocks(model, backend="aot_eager")
     else:
         apply_activation_checkpoint(model, how)
-    meshes = build_device_meshes(ParallelLayout().resolve(torch.distributed.get_world_size(), config), device)
+    meshes = build_device_meshes(
+        ParallelLayout().resolve(torch.distributed.get_world_size(), config), device
+    )
     return DeepSpeedEngine(
-        model, zero_stage=3, meshes=meshes, optimizer=OPTIMIZER, loss=build_training_loss(LossConfig()),
+        model, zero_stage=3, meshes=meshes, optimizer=OPTIMIZER,
+        loss=build_training_loss(LossConfig()),
         compute_dtype=torch.float32, seed=SEED, device=device,
     )  # fmt: skip
 
@@ -120,7 +136,9 @@ def run(rank: int, cases: list[Any]) -> list[Any]:
             for name, tensor in engine.get_state().tensors.items()
             if name.startswith("first_moment/")
         }
-        assert how != "compiled" or not torch._dynamo.utils.counters["graph_break"], "ZeRO-3 has cut a compiled block"
+        assert how != "compiled" or not torch._dynamo.utils.counters["graph_break"], (
+            "ZeRO-3 has cut a compiled block"
+        )
         texts = continued(engine.module, config).numpy() if config.family == "decoder" else None
         whole = engine.compute_logits(rows_of(config, 0, 2)).numpy()
         results.append((step.loss, moments, texts, whole))
@@ -136,14 +154,18 @@ def finished() -> dict[str, list[Any]]:
 
 @pytest.mark.distributed
 @pytest.mark.parametrize("name", CASES)
-def test_partitioned_weights_learn_and_continue_as_whole_ones(name: str, finished: dict[str, list[Any]]) -> None:
+def test_partitioned_weights_learn_and_continue_as_whole_ones(
+    name: str, finished: dict[str, list[Any]]
+) -> None:
     config, _, bias = CASES[name]
     expected_loss, gradients = plain_step(config, bias)
     largest = max(float(value.abs().max()) for value in gradients.values())
     for loss, moments, texts, whole in finished[name]:
         assert loss == pytest.approx(expected_loss, rel=1e-5)
         for key, value in gradients.items():
-            difference = float((torch.from_numpy(moments[f"first_moment/{key}"]) * 10 - value).abs().max())
+            difference = float(
+                (torch.from_numpy(moments[f"first_moment/{key}"]) * 10 - value).abs().max()
+            )
             assert difference <= 1e-4 * float(value.abs().max()) + 1e-7 * largest, (key, difference)
         if texts is not None:
             assert abs(texts - finished[name][0][2]).max() == 0

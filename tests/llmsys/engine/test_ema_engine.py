@@ -1,4 +1,6 @@
-"""The running EMA of the weights: its formula, what is evaluated and saved with it, and that no layout changes it."""
+"""The running EMA of the weights: its formula, what is evaluated and saved with it, and that no
+layout changes it.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,13 @@ from llmsys.engine.ema_engine import EmaEngine
 from llmsys.train import checkpoint_load
 from llmsys.train.expert_load import update_expert_balance
 from llmsys.train.trained_model import _load_model
-from tests.helpers.parity_runs import LEARNING_RATE, STEPS, build_engine, gather_full_state, select_rank_batches
+from tests.helpers.parity_runs import (
+    LEARNING_RATE,
+    STEPS,
+    build_engine,
+    gather_full_state,
+    select_rank_batches,
+)
 from tests.helpers.ranks import run_ranks
 from tests.helpers.tiny_training import LENGTH, SEQUENCES, build_tiny_config
 
@@ -37,11 +45,16 @@ def trained(rank: int, folder: str) -> dict[str, Any]:
     weights, targets = [snapshot(engine)], []
     probe = select_rank_batches(0, rank, world_size, 1)[0]
     for step in range(STEPS):
-        targets.append(engine.train_step(select_rank_batches(step, rank, world_size, 1), LEARNING_RATE).targets)
+        targets.append(
+            engine.train_step(select_rank_batches(step, rank, world_size, 1), LEARNING_RATE).targets
+        )
         update_expert_balance(engine.module)
-        engine.compute_logits(probe)  # puts the mean into the model, and the next step must take it out again
+        # puts the mean into the model, and the next step must take it out again
+        engine.compute_logits(probe)
         weights.append(snapshot(engine))
-    refused = engine.train_step(select_rank_batches(9, rank, world_size, 1), LEARNING_RATE, lambda loss, norm: False)
+    refused = engine.train_step(
+        select_rank_batches(9, rank, world_size, 1), LEARNING_RATE, lambda loss, norm: False
+    )
     assert not refused.is_applied
     after = snapshot(engine)
     assert all(np.array_equal(after[name], value) for name, value in weights[-1].items()), (
@@ -52,14 +65,21 @@ def trained(rank: int, folder: str) -> dict[str, Any]:
     again = averaged(ParallelLayout())
     checkpoint_load.load_checkpoint(again, found)
     loaded = snapshot(again)
-    assert all(np.array_equal(loaded[name], value) for name, value in after.items() if name.startswith("average/"))
+    assert all(
+        np.array_equal(loaded[name], value)
+        for name, value in after.items()
+        if name.startswith("average/")
+    )
     np.testing.assert_allclose(again.compute_logits(probe).detach().numpy(), logits, atol=1e-5)
     return {"weights": weights, "targets": targets, "checkpoint": str(found)}
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any]]:
-    return {ranks: run_ranks(trained, ranks, str(tmp_path_factory.mktemp(f"on-{ranks}")))[0] for ranks in (1, 2)}
+    return {
+        ranks: run_ranks(trained, ranks, str(tmp_path_factory.mktemp(f"on-{ranks}")))[0]
+        for ranks in (1, 2)
+    }
 
 
 @pytest.mark.distributed
@@ -89,7 +109,11 @@ def test_what_is_used_of_a_checkpoint_is_the_mean(runs: dict[int, dict[str, Any]
     """Evaluation and generation read it, and so does the conversion to other formats."""
     found, weights = Path(runs[2]["checkpoint"]), runs[2]["weights"][-1]
     config = RunConfig.model_validate(
-        {"model": build_tiny_config(), "train": {"precision": "fp32"}, "batch": {"sequence_length": LENGTH}}
+        {
+            "model": build_tiny_config(),
+            "train": {"precision": "fp32"},
+            "batch": {"sequence_length": LENGTH},
+        }
     )
     for name, parameter in _load_model(config, found).named_parameters():
         assert np.array_equal(parameter.detach().numpy(), weights[f"average/{name}"]), name

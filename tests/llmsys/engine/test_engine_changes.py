@@ -1,4 +1,6 @@
-"""A run changes its engine, its layout and its number of processes at every checkpoint, and follows the oracle."""
+"""A run changes its engine, its layout and its number of processes at every checkpoint, and
+follows the oracle.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,13 @@ import torch
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.train import checkpoint_load
 from llmsys.train.expert_load import update_expert_balance
-from tests.helpers.parity_runs import LEARNING_RATE, build_engine, gather_full_state, run_reference, select_rank_batches
+from tests.helpers.parity_runs import (
+    LEARNING_RATE,
+    build_engine,
+    gather_full_state,
+    run_reference,
+    select_rank_batches,
+)
 from tests.helpers.ranks import run_ranks
 
 STEPS, SHORT = 20, 6
@@ -65,5 +73,9 @@ def test_a_run_that_changes_its_engine_follows_the_uninterrupted_one(tmp_path: P
         state, steps = ends[run]
         assert steps == count
         for key, value in expected.items():
-            allowed = 0.05 * LEARNING_RATE if key.startswith("parameter/") else 1e-3 * float(value.abs().max())
+            allowed = (
+                0.05 * LEARNING_RATE
+                if key.startswith("parameter/")
+                else 1e-3 * float(value.abs().max())
+            )
             assert float((torch.from_numpy(state[key]) - value).abs().max()) <= allowed, (run, key)

@@ -1,4 +1,6 @@
-"""Every optimizer under every engine that has it: the same steps, and the same bits after a checkpoint."""
+"""Every optimizer under every engine that has it: the same steps, and the same bits after a
+checkpoint.
+"""
 
 from pathlib import Path
 from typing import Any, get_args
@@ -22,7 +24,16 @@ from llmsys.config.optimizer import (
 )
 from llmsys.config.run import RunConfig
 from llmsys.train import checkpoint_load
-from tests.helpers.optimizer_runs import COPIED, DECAY, RATE, STEPS, Loss, build_engine, run_engines, take_steps
+from tests.helpers.optimizer_runs import (
+    COPIED,
+    DECAY,
+    RATE,
+    STEPS,
+    Loss,
+    build_engine,
+    run_engines,
+    take_steps,
+)
 from tests.helpers.ranks import run_ranks
 
 SHARDED = ("zero1", "zero2", "zero3", "zero3 offload")
@@ -39,12 +50,16 @@ TABLE: dict[str, tuple[OptimizerConfig, tuple[str, ...]]] = {
     "schedule_free": (ScheduleFreeConfig(**COMMON), ("torch", "bitwise", *COPIED)),
     "muon": (MuonConfig(**COMMON), (*PLAIN, *SHARDED)),
     "adafactor": (AdafactorConfig(**COMMON), PLAIN),
-    # The basis of a gradient's null space is arbitrary, and this eps keeps rounding errors there from being directions.
+    # The basis of a gradient's null space is arbitrary, and this eps keeps rounding errors there
+    # from being directions.
     "soap": (SoapConfig(**COMMON, eps=0.1, precondition_every_steps=2), PLAIN),
 }
-"""Engines of each; a class of the user's own is in tests/llmsys/optim/test_python_optimizer.py. Moments of 1 or 2 bytes
+"""Engines of each; a class of the user's own is in tests/llmsys/optim/test_python_optimizer.py.
+Moments of 1 or 2 bytes
 are rounded by chance: their steps are compared in tests/llmsys/optim/test_compressed_adamw.py."""
-COMPARED = {label: row for label, row in TABLE.items() if label not in ("adamw", "adamw bf16", "adamw int8")}
+COMPARED = {
+    label: row for label, row in TABLE.items() if label not in ("adamw", "adamw bf16", "adamw int8")
+}
 RESUMED = ("torch", "bitwise", "zero2", "zero3")
 """Engines that a resume is tried under; the others hold state as one of these does."""
 
@@ -55,7 +70,9 @@ def run_compared(rank: int) -> list[list[Any]]:
 
 @pytest.mark.distributed
 def test_an_optimizer_takes_the_same_steps_under_every_engine_that_has_it() -> None:
-    for (label, (_, kinds)), runs in zip(COMPARED.items(), run_ranks(run_compared, 2)[0], strict=True):
+    for (label, (_, kinds)), runs in zip(
+        COMPARED.items(), run_ranks(run_compared, 2)[0], strict=True
+    ):
         by_kind = dict(zip(kinds, runs, strict=True))
         for kind, (state, steps) in by_kind.items():
             expected, _ = by_kind["ddp" if kind in COPIED else "torch"]
@@ -64,13 +81,16 @@ def test_an_optimizer_takes_the_same_steps_under_every_engine_that_has_it() -> N
             for name, value in expected.items():
                 if label == "soap" and not name.startswith("parameter/"):
                     continue
-                # The sign of an update near zero, hence 2 · RATE, may follow from the order of a sum.
+                # The sign of an update near zero, hence 2 · RATE, may follow from the order of a
+                # sum.
                 is_far = np.abs(state[name] - value) > 1e-4 * np.abs(value).max() + 1e-7
                 assert is_far.mean() <= 0.01, f"{label}, {kind}: {name}"
 
 
 def resume_each(rank: int, folder: Path) -> dict[str, list[str]]:
-    """Return the tensors that differ between a run and one that a checkpoint interrupted, by optimizer and engine."""
+    """Return the tensors that differ between a run and one that a checkpoint interrupted, by
+    optimizer and engine.
+    """
     found = {}
     for label, (optimizer, kinds) in TABLE.items():
         for kind in set(kinds) & set(RESUMED):
@@ -87,7 +107,9 @@ def resume_each(rank: int, folder: Path) -> dict[str, list[str]]:
                 take_steps(one, loss, range(2, STEPS))
             state, again = engine.get_state().tensors, resumed.get_state().tensors
             assert state.keys() == again.keys()
-            found[f"{label}, {kind}"] = [name for name in state if not torch.equal(state[name], again[name])]
+            found[f"{label}, {kind}"] = [
+                name for name in state if not torch.equal(state[name], again[name])
+            ]
     return found
 
 
@@ -100,14 +122,22 @@ def test_a_resumed_run_has_the_bits_of_one_that_was_not_interrupted(tmp_path: Pa
 def build_settings(kind: str, label: str) -> dict[str, Any]:
     """Return the sections of a run of an optimizer under an engine."""
     engines = {
-        "torch": {"kind": "torch"}, "bitwise": {"kind": "torch"}, "accelerate": {"kind": "accelerate"},
+        "torch": {"kind": "torch"}, "bitwise": {"kind": "torch"},
+        "accelerate": {"kind": "accelerate"},
         "ddp": {"kind": "torch", "data_parallel": "ddp"},
     }  # fmt: skip
     stage = {"kind": "deepspeed", "zero_stage": int(kind[4]) if kind.startswith("zero") else 0}
-    settings = {"engine": engines.get(kind, stage), "optimizer": TABLE[label][0].model_dump(exclude_unset=True)}
+    settings = {
+        "engine": engines.get(kind, stage),
+        "optimizer": TABLE[label][0].model_dump(exclude_unset=True),
+    }
     settings["optimizer"] |= {"kind": TABLE[label][0].kind}
     if kind == "bitwise":
-        settings["train"] = {"reproducibility": "bitwise", "threads_per_process": 1, "compile": "none"}
+        settings["train"] = {
+            "reproducibility": "bitwise",
+            "threads_per_process": 1,
+            "compile": "none",
+        }
         settings["batch"] = {"micro_sequences": 1}
     if kind == "zero3 offload":
         settings["engine"]["cpu_offload"] = "optimizer"
@@ -122,10 +152,15 @@ def test_an_engine_without_an_optimizer_refuses_it_by_name(label: str) -> None:
         if kind in kinds:
             assert RunConfig.model_validate(settings).optimizer == optimizer
             continue
-        with pytest.raises(ValidationError, match=rf"optimizer\.(kind|moments): {optimizer.kind}|optimizer\.moments"):
+        with pytest.raises(
+            ValidationError,
+            match=rf"optimizer\.(kind|moments): {optimizer.kind}|optimizer\.moments",
+        ):
             RunConfig.model_validate(settings)
 
 
 def test_every_optimizer_is_in_the_table() -> None:
     union = get_args(get_args(OptimizerConfig)[0])
-    assert {type(optimizer) for optimizer, _ in TABLE.values()} | {PythonOptimizerConfig} == set(union)
+    assert {type(optimizer) for optimizer, _ in TABLE.values()} | {PythonOptimizerConfig} == set(
+        union
+    )

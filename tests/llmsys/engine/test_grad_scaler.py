@@ -1,4 +1,6 @@
-"""fp16: small gradients survive, a step that overflows changes nothing, and a resumed run scales as the first did."""
+"""fp16: small gradients survive, a step that overflows changes nothing, and a resumed run scales
+as the first did.
+"""
 
 import math
 from itertools import chain
@@ -14,11 +16,19 @@ from llmsys.engine.engine import Engine
 from llmsys.engine.grad_scaler import LOSS_SCALE, GradScaler
 from llmsys.train import checkpoint_load
 from llmsys.train.expert_load import update_expert_balance
-from tests.helpers.parity_runs import LEARNING_RATE, build_engine, gather_full_state, run_reference, select_rank_batches
+from tests.helpers.parity_runs import (
+    LEARNING_RATE,
+    build_engine,
+    gather_full_state,
+    run_reference,
+    select_rank_batches,
+)
 from tests.helpers.ranks import run_ranks
 
 
-def test_the_scale_halves_on_overflow_and_doubles_after_enough_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_scale_halves_on_overflow_and_doubles_after_enough_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(grad_scaler, "GROWTH_STEPS", 3)
     scale = GradScaler()
     start = scale.scale
@@ -63,16 +73,25 @@ def copied_state(engine: Engine) -> dict[str, Any]:
 
 
 def scaled(rank: int, cases: list[tuple[str, ParallelLayout]], folder: Path) -> list[Any]:
-    return [_scaled(rank, kind, layout, folder / str(number)) for number, (kind, layout) in enumerate(cases)]
+    return [
+        _scaled(rank, kind, layout, folder / str(number))
+        for number, (kind, layout) in enumerate(cases)
+    ]
 
 
 def _scaled(rank: int, kind: str, layout: ParallelLayout, folder: Path) -> Any:
-    """A step from a scale that overflows at first, a checkpoint, two more steps; and again from the checkpoint."""
+    """A step from a scale that overflows at first, a checkpoint, two more steps; and again from
+    the checkpoint.
+    """
     engine = build_engine(kind, layout, 0.5, 2)
     engine.get_state().tensors[LOSS_SCALE][0] = 2.0**24
     before = copied_state(engine)
     results = train(engine, rank, range(1))
-    unchanged = all((value == before[key]).all() for key, value in copied_state(engine).items() if key != LOSS_SCALE)
+    unchanged = all(
+        (value == before[key]).all()
+        for key, value in copied_state(engine).items()
+        if key != LOSS_SCALE
+    )
     while not results[-1].is_applied:  # the same step until it fits
         results += train(engine, rank, range(1))
     engine.get_state().tensors[LOSS_SCALE][0] /= 16  # later steps may have larger gradients
@@ -86,8 +105,12 @@ def _scaled(rank: int, kind: str, layout: ParallelLayout, folder: Path) -> Any:
     checkpoint_load.load_checkpoint(wide, saved)
     kept = other.get_state().tensors[LOSS_SCALE].tolist()
     ends = copied_state(engine), copied_state(other)
-    checkpoint_load.load_checkpoint(other, checkpoint_load.save_checkpoint(wide, folder / "wide", {}, 1))
-    assert other.get_state().tensors[LOSS_SCALE].tolist() == kept, "a checkpoint without a scale leaves the scale alone"
+    checkpoint_load.load_checkpoint(
+        other, checkpoint_load.save_checkpoint(wide, folder / "wide", {}, 1)
+    )
+    assert other.get_state().tensors[LOSS_SCALE].tolist() == kept, (
+        "a checkpoint without a scale leaves the scale alone"
+    )
     return unchanged, results, ends, engine.get_state().steps, at_resume
 
 
@@ -113,6 +136,11 @@ def test_fp16_follows_the_plain_run_and_its_own_checkpoint(tmp_path: Path) -> No
             assert (resumed[key] == value).all(), key
         assert [result.loss for result in good] == pytest.approx(losses, rel=2e-3)
         assert [result.gradient_norm for result in good] == pytest.approx(norms, rel=2e-2)
-        for key in ("first_moment/embed.weight", "first_moment/blocks.0.feed_forward.experts.down_proj"):
-            error = float((torch.from_numpy(state[key]) - expected[key]).norm() / expected[key].norm())
+        for key in (
+            "first_moment/embed.weight",
+            "first_moment/blocks.0.feed_forward.experts.down_proj",
+        ):
+            error = float(
+                (torch.from_numpy(state[key]) - expected[key]).norm() / expected[key].norm()
+            )
             assert error < 0.1, key

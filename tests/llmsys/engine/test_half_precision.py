@@ -1,4 +1,5 @@
-"""In bf16 and fp16 every engine keeps fp32 masters that start with the same bits, and all learn alike from the same
+"""In bf16 and fp16 every engine keeps fp32 masters that start with the same bits, and all learn
+alike from the same
 rows; in fp16 all leave out the same steps and lower the same scale.
 """
 
@@ -10,7 +11,12 @@ import torch
 
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.model.initialization import compute_initial_value
-from tests.helpers.parity_runs import LEARNING_RATE, build_engine, gather_full_state, select_rank_batches
+from tests.helpers.parity_runs import (
+    LEARNING_RATE,
+    build_engine,
+    gather_full_state,
+    select_rank_batches,
+)
 from tests.helpers.ranks import run_ranks
 from tests.helpers.tiny_training import build_tiny_config
 
@@ -18,9 +24,12 @@ SEED = 7  # no gradient of a norm is near zero, where 16 bits decide its sign
 
 # DeepSpeed's first stage has another optimizer in bf16, and another one again with offload.
 KINDS = {
-    1: ["torch bf16", "accelerate bf16", "zero0 bf16", "zero1 bf16", "zero1 bf16 offload", "zero2 bf16", "zero3 bf16",
-        "zero3 bf16 offload", "torch fp16", "accelerate fp16", "zero0 fp16", "zero1 fp16", "zero3 fp16"],
-    2: ["torch bf16", "zero0 bf16", "zero1 bf16", "zero2 bf16", "zero2 bf16 offload", "torch fp16", "zero2 fp16"],
+    1: ["torch bf16", "accelerate bf16", "zero0 bf16", "zero1 bf16", "zero1 bf16 offload",
+        "zero2 bf16", "zero3 bf16",
+        "zero3 bf16 offload", "torch fp16", "accelerate fp16", "zero0 fp16", "zero1 fp16",
+        "zero3 fp16"],
+    2: ["torch bf16", "zero0 bf16", "zero1 bf16", "zero2 bf16", "zero2 bf16 offload", "torch fp16",
+        "zero2 fp16"],
 }  # fmt: skip
 CASES = [(kind, expert) for expert, kinds in KINDS.items() for kind in kinds]
 TOO_MUCH = 2.0**40
@@ -35,20 +44,29 @@ def three_steps(rank: int, cases: list[tuple[str, int]]) -> list[Any]:
     """Three steps, and in fp16 a fourth whose gradients overflow."""
     from deepspeed.accelerator import get_accelerator
 
-    get_accelerator().is_fp16_supported = lambda: True  # for CPUs it says no, though all that it calls can
+    # for CPUs it says no, though all that it calls can
+    get_accelerator().is_fp16_supported = lambda: True
     results = []
     for kind, expert in cases:
         engine: Any = build_engine(kind, ParallelLayout(expert=expert), 0.5, 2, seed=SEED)
         start = state_now(engine)
-        steps = [engine.train_step(select_rank_batches(step, rank, 2, 2), LEARNING_RATE) for step in range(3)]
+        steps = [
+            engine.train_step(select_rank_batches(step, rank, 2, 2), LEARNING_RATE)
+            for step in range(3)
+        ]
         dtype = str(engine.compute_logits(select_rank_batches(0, rank, 2, 2)[0]).dtype)
         state, overflowed = state_now(engine), None
         if "fp16" in kind:
             changed = engine.get_state()
             changed.tensors["loss_scale"] = torch.tensor([TOO_MUCH, 5.0])
             engine.load_state(changed)
-            overflowed = engine.train_step(select_rank_batches(3, rank, 2, 2), LEARNING_RATE), gather_full_state(engine)
-        results.append((start, [(s.loss, s.gradient_norm) for s in steps], state, dtype, overflowed))
+            overflowed = (
+                engine.train_step(select_rank_batches(3, rank, 2, 2), LEARNING_RATE),
+                gather_full_state(engine),
+            )
+        results.append(
+            (start, [(s.loss, s.gradient_norm) for s in steps], state, dtype, overflowed)
+        )
     return results
 
 
@@ -69,7 +87,9 @@ def test_masters_stay_in_fp32_and_all_engines_learn_alike(
     for key, value in start.items():
         name = key.removeprefix("parameter/")
         if key.startswith("parameter/"):
-            assert (value == compute_initial_value(build_tiny_config(), name, value.shape, SEED).numpy()).all(), name
+            assert (
+                value == compute_initial_value(build_tiny_config(), name, value.shape, SEED).numpy()
+            ).all(), name
             assert value.dtype == "float32"
             rounded = torch.from_numpy(state[key]).bfloat16().float().numpy()
             assert (state[key] != rounded).any(), f"{name} has been rounded"

@@ -1,4 +1,6 @@
-"""How often the host would wait for an accelerator in a steady step: once, and once more per layer of split experts."""
+"""How often the host would wait for an accelerator in a steady step: once, and once more per
+layer of split experts.
+"""
 
 from collections import Counter
 from typing import Any
@@ -39,7 +41,8 @@ CASES: dict[str, tuple[int, str, ParallelLayout, dict[str, Any], dict[str, int]]
     "split experts, full": (2, "torch full", ParallelLayout(expert=2), {}, EXCHANGES),
     "split experts, selective": (2, "torch selective", ParallelLayout(expert=2), {}, EXCHANGES),
     "one of split experts, full": (
-        2, "torch full", ParallelLayout(expert=2), {"moe": BATCH_LOSS | {"num_experts_per_tok": 1}}, EXCHANGES,
+        2, "torch full", ParallelLayout(expert=2), {"moe": BATCH_LOSS | {"num_experts_per_tok": 1}},
+        EXCHANGES,
     ),
 }  # fmt: skip
 
@@ -51,7 +54,10 @@ def count_step(rank: int, names: list[str]) -> dict[str, dict[str, int]]:
         world_size, kind, layout, changes, _ = CASES[name]
         engine = build_engine(kind, layout, 0.5, 1, **changes)
         for step in range(2):
-            batches = [batch.to(engine.device) for batch in select_rank_batches(step, rank, world_size, MICRO_BATCHES)]
+            batches = [
+                batch.to(engine.device)
+                for batch in select_rank_batches(step, rank, world_size, MICRO_BATCHES)
+            ]
             with count_host_waits() as waits:
                 engine.train_step(batches, LEARNING_RATE, extras=(1.0,))
                 update_expert_balance(engine.module)

@@ -12,7 +12,9 @@ from tests.helpers.tiny_model import build_tiny_model, build_tiny_moe_config, bu
 
 def test_nats_are_divided_by_targets_and_auxiliary_losses_by_real_tokens() -> None:
     model = build_tiny_model(
-        build_tiny_moe_config({"balance": {"kind": "auxiliary_loss", "weight": 0.5}, "z_loss_weight": 0.1})
+        build_tiny_moe_config(
+            {"balance": {"kind": "auxiliary_loss", "weight": 0.5}, "z_loss_weight": 0.1}
+        )
     )
     tokens_BT = build_tiny_tokens(2, 7)
     targets_BT, real_BT = tokens_BT.roll(-1, dims=1), torch.ones(2, 7, dtype=torch.bool)
@@ -21,6 +23,8 @@ def test_nats_are_divided_by_targets_and_auxiliary_losses_by_real_tokens() -> No
     batch = Batch(tokens_BT, targets_BT, real_BT=real_BT)
     counts = reduce_token_counts([batch], torch.device("cpu"))
     share, nats = compute_loss_share(model, model, batch, build_training_loss(LossConfig()), counts)
-    auxiliary = torch.stack([layer.sum_auxiliary_losses() for layer in model.list_moe_layers()]).sum()
+    auxiliary = torch.stack(
+        [layer.sum_auxiliary_losses() for layer in model.list_moe_layers()]
+    ).sum()
     assert auxiliary.item() > 0
     torch.testing.assert_close(share, nats / 4 + auxiliary / 12)

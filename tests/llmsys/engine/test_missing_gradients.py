@@ -1,4 +1,6 @@
-"""Parameters without a gradient decay, and their moments fade, as with a gradient of zeros: under every engine."""
+"""Parameters without a gradient decay, and their moments fade, as with a gradient of zeros:
+under every engine.
+"""
 
 import pytest
 import torch
@@ -27,18 +29,27 @@ def plain_run(skips: bool) -> dict[str, Tensor]:
     optimizer = torch.optim.AdamW(groups, lr=RATE, betas=(0.9, 0.95), eps=1e-8)
     for step in range(STEPS):
         loss.step, batch = step, build_batch("masked", step, 0, list(range(6)))
-        total = model(**batch.to_model_inputs(), finish=lambda head, x, _, b=batch: loss(head, x, b.targets_BT))
+        total = model(
+            **batch.to_model_inputs(),
+            finish=lambda head, x, _, b=batch: loss(head, x, b.targets_BT),
+        )
         (total / batch.num_valid_targets).backward()
         for parameter in named.values():
-            parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            parameter.grad = (
+                torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            )
         optimizer.step()
         optimizer.zero_grad()
     state = {f"parameter/{name}": parameter.detach() for name, parameter in named.items()}
-    return state | {f"first_moment/{name}": optimizer.state[p]["exp_avg"] for name, p in named.items()}
+    return state | {
+        f"first_moment/{name}": optimizer.state[p]["exp_avg"] for name, p in named.items()
+    }
 
 
 def optimizer_of() -> AdamWConfig:
-    return AdamWConfig(learning_rate=RATE, weight_decay=DECAY, max_grad_norm=0, betas=(0.9, 0.95), eps=1e-8)
+    return AdamWConfig(
+        learning_rate=RATE, weight_decay=DECAY, max_grad_norm=0, betas=(0.9, 0.95), eps=1e-8
+    )
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
@@ -48,17 +59,27 @@ def test_what_has_no_gradient_decays_alike_under_every_engine(world_size: int) -
         expected = plain_run(skips=kind not in COPIED)
         assert steps == STEPS, kind
         for key, value in expected.items():
-            allowed = 0.02 * RATE if key.startswith("parameter/") else 1e-4 * float(value.abs().max()) + 1e-9
-            assert float((torch.from_numpy(state[key]) - value).abs().max()) <= allowed, f"{kind}: {key}"
+            allowed = (
+                0.02 * RATE
+                if key.startswith("parameter/")
+                else 1e-4 * float(value.abs().max()) + 1e-9
+            )
+            assert float((torch.from_numpy(state[key]) - value).abs().max()) <= allowed, (
+                f"{kind}: {key}"
+            )
         started = Transformer(ModelConfig.model_validate(MODEL))
         initialize_parameters(started, seed=7)
         for name in NEVER_LEARNT:
             shrunk = started.get_parameter(name).detach() * (1 - RATE * DECAY) ** STEPS
-            torch.testing.assert_close(torch.from_numpy(state[f"parameter/{name}"]), shrunk, msg=f"{kind}: {name}")
+            torch.testing.assert_close(
+                torch.from_numpy(state[f"parameter/{name}"]), shrunk, msg=f"{kind}: {name}"
+            )
 
 
 def test_muon_decays_what_has_no_gradient() -> None:
-    [(state, steps)] = run_ranks(run_engines, 1, ("torch",), MuonConfig(learning_rate=RATE, weight_decay=DECAY))[0]
+    [(state, steps)] = run_ranks(
+        run_engines, 1, ("torch",), MuonConfig(learning_rate=RATE, weight_decay=DECAY)
+    )[0]
     started = Transformer(ModelConfig.model_validate(MODEL))
     initialize_parameters(started, seed=7)
     shrunk = started.get_parameter("pooler.weight").detach() * (1 - RATE * DECAY) ** STEPS

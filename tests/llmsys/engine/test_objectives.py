@@ -1,6 +1,8 @@
-"""Every objective under every engine against one process and torch's own cross entropy, gradients included.
+"""Every objective under every engine against one process and torch's own cross entropy, gradients
+included.
 
-Batches are what the steps of real pairs give: uneven, padded, and on the second rank sometimes empty.
+Batches are what the steps of real pairs give: uneven, padded, and on the second rank sometimes
+empty.
 """
 
 from typing import Any
@@ -35,7 +37,9 @@ def groups(step: int) -> list[list[int]]:
 
 
 def plain_run(objective: str) -> tuple[list[float], list[float], dict[str, torch.Tensor]]:
-    """The oracle: every row by itself, torch's cross entropy with smoothing by its definition, torch's Adam."""
+    """The oracle: every row by itself, torch's cross entropy with smoothing by its definition,
+    torch's Adam.
+    """
     model = Transformer(ModelConfig.model_validate(MODELS[objective]))
     initialize_parameters(model, seed=7)
     named = dict(model.named_parameters())
@@ -49,7 +53,10 @@ def plain_run(objective: str) -> tuple[list[float], list[float], dict[str, torch
         for group, rows in enumerate(groups(step)):
             for row in rows:
                 batch = build_batch(objective, step, group, [row])
-                logits, targets = model(**batch.to_model_inputs()).flatten(0, -2), batch.targets_BT.flatten()
+                logits, targets = (
+                    model(**batch.to_model_inputs()).flatten(0, -2),
+                    batch.targets_BT.flatten(),
+                )
                 classes, valid = logits.shape[-1], targets != IGNORED
                 plain = cross_entropy(logits, targets, reduction="sum")
                 others = -(logits.log_softmax(-1).sum(-1)[valid]).sum() - plain
@@ -101,15 +108,26 @@ def engine_run(rank: int, cases: list[tuple[str, str]]) -> list[Any]:
         engine = build(kind, objective)
         done = []
         for step in range(STEPS):
-            batches = [build_batch(objective, step, group, rows[rank::size]) for group, rows in enumerate(groups(step))]
+            batches = [
+                build_batch(objective, step, group, rows[rank::size])
+                for group, rows in enumerate(groups(step))
+            ]
             done.append(engine.train_step(batches, RATE))
         state = engine.get_state().tensors
-        whole = {n: (t.full_tensor() if isinstance(t, DTensor) else t).numpy() for n, t in state.items()}
-        results.append(([s.loss for s in done], [s.gradient_norm for s in done], whole) if rank == 0 else None)
+        whole = {
+            n: (t.full_tensor() if isinstance(t, DTensor) else t).numpy() for n, t in state.items()
+        }
+        results.append(
+            ([s.loss for s in done], [s.gradient_norm for s in done], whole) if rank == 0 else None
+        )
     return results
 
 
-CASES = [(kind, objective) for objective in MODELS for kind in ("torch", "ddp", "zero2", "zero3", "accelerate")]
+CASES = [
+    (kind, objective)
+    for objective in MODELS
+    for kind in ("torch", "ddp", "zero2", "zero3", "accelerate")
+]
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
@@ -119,11 +137,21 @@ def test_every_objective_follows_the_plain_run(world_size: int) -> None:
     ):
         expected_losses, expected_norms, expected = plain_run(objective)
         name = f"{objective} under {kind}"
-        torch.testing.assert_close(losses, expected_losses, rtol=1e-5, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
-        torch.testing.assert_close(norms, expected_norms, rtol=1e-4, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
+        torch.testing.assert_close(
+            losses, expected_losses, rtol=1e-5, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}"
+        )
+        torch.testing.assert_close(
+            norms, expected_norms, rtol=1e-4, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}"
+        )
         for key, value in expected.items():
-            allowed = 0.02 * RATE if key.startswith("parameter/") else 1e-4 * float(value.abs().max()) + 1e-9
-            assert float((torch.from_numpy(state[key]) - value).abs().max()) <= allowed, f"{name}: {key}"
+            allowed = (
+                0.02 * RATE
+                if key.startswith("parameter/")
+                else 1e-4 * float(value.abs().max()) + 1e-9
+            )
+            assert float((torch.from_numpy(state[key]) - value).abs().max()) <= allowed, (
+                f"{name}: {key}"
+            )
 
 
 def test_the_next_sentence_is_learnt_with_the_masks() -> None:
@@ -135,11 +163,18 @@ def test_the_next_sentence_is_learnt_with_the_masks() -> None:
         initialize_parameters(model, seed=1)
         model.train()
         if is_plain:
-            hidden = [model(**b.to_model_inputs(), finish=lambda head, hidden, places: hidden) for b in batches]
+            hidden = [
+                model(**b.to_model_inputs(), finish=lambda head, hidden, places: hidden)
+                for b in batches
+            ]
             logits = torch.cat([model.get_submodule("head")(one).flatten(0, 1) for one in hidden])
             pairs = torch.cat([model.compute_next_sentence_logits(one) for one in hidden])
-            labels = torch.cat([batch.next_sentence_B for batch in batches if batch.next_sentence_B is not None])
-            masked = cross_entropy(logits, torch.cat([batch.targets_BT.flatten() for batch in batches]))
+            labels = torch.cat(
+                [batch.next_sentence_B for batch in batches if batch.next_sentence_B is not None]
+            )
+            masked = cross_entropy(
+                logits, torch.cat([batch.targets_BT.flatten() for batch in batches])
+            )
             second = cross_entropy(pairs, labels)
             (masked + second).backward()
             expected = {
@@ -149,7 +184,9 @@ def test_the_next_sentence_is_learnt_with_the_masks() -> None:
         else:
             counts = reduce_token_counts(batches, torch.device("cpu"))
             for batch in batches:
-                compute_loss_share(model, model, batch, build_training_loss(LossConfig()), counts)[0].backward()
+                compute_loss_share(model, model, batch, build_training_loss(LossConfig()), counts)[
+                    0
+                ].backward()
             measured = measure_next_sentence(model)
         results.append({name: p.grad for name, p in model.named_parameters()})
     torch.testing.assert_close(measured, expected, check_dtype=False)
@@ -159,14 +196,22 @@ def test_the_next_sentence_is_learnt_with_the_masks() -> None:
 
 @pytest.mark.parametrize("documents", [False, True])
 def test_further_tokens_are_learnt_within_their_document(documents: bool) -> None:
-    """DeepSeek-V3's equations 24 and 25 against torch's cross entropy on whole logits, gradients included."""
+    """DeepSeek-V3's equations 24 and 25 against torch's cross entropy on whole logits, gradients
+    included.
+    """
     weight, depth = 0.3, 2
     config = ModelConfig.model_validate(
-        SHAPE | {"multi_token_prediction": {"depth": depth, "weight": weight}, "norm": {"kind": "rmsnorm"}}
+        SHAPE
+        | {
+            "multi_token_prediction": {"depth": depth, "weight": weight},
+            "norm": {"kind": "rmsnorm"},
+        }
     )
     generator = torch.Generator().manual_seed(0)
     windows = torch.randint(0, 40, (3, 12), generator=generator)
-    documents_BT = torch.tensor([[0] * 4 + [1] * 7, [0] * 11, [0, 1, 2] + [3] * 8]) if documents else None
+    documents_BT = (
+        torch.tensor([[0] * 4 + [1] * 7, [0] * 11, [0, 1, 2] + [3] * 8]) if documents else None
+    )
     batch = Batch(windows[:, :-1].contiguous(), windows[:, 1:].contiguous(), documents_BT)
     gradients = []
     for fused in (True, False):
@@ -175,7 +220,9 @@ def test_further_tokens_are_learnt_within_their_document(documents: bool) -> Non
         model.train()
         if fused:
             counts = reduce_token_counts([batch], torch.device("cpu"))
-            share, nats = compute_loss_share(model, model, batch, build_training_loss(LossConfig()), counts)
+            share, nats = compute_loss_share(
+                model, model, batch, build_training_loss(LossConfig()), counts
+            )
         else:
             logits = model(**batch.to_model_inputs())
             nats = cross_entropy(logits.flatten(0, 1), batch.targets_BT.flatten(), reduction="sum")
@@ -184,7 +231,10 @@ def test_further_tokens_are_learnt_within_their_document(documents: bool) -> Non
                 loss = torch.zeros(())
                 for row in range(3):
                     for place in range(11 - k):
-                        if documents_BT is None or documents_BT[row, place] == documents_BT[row, place + k]:
+                        if (
+                            documents_BT is None
+                            or documents_BT[row, place] == documents_BT[row, place + k]
+                        ):
                             target = batch.targets_BT[row, place + k]
                             loss = loss + cross_entropy(predicted[row, place], target)
                 further.append(loss)

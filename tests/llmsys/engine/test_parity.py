@@ -1,7 +1,8 @@
-"""Every engine and layout against one process, eager, fp32: loss, gradient norm, and each parameter's moments.
+"""Every engine and layout against one process, eager, fp32: loss, gradient norm, and each
+parameter's moments.
 
-After one step without clipping Adam's first moment is 0.1 times the gradient, so moments compare gradients parameter by
-parameter; weights alone would hide a gradient that is twice too large.
+After one step without clipping Adam's first moment is 0.1 times the gradient, so moments compare
+gradients parameter by parameter; weights alone would hide a gradient that is twice too large.
 """
 
 from collections.abc import Sequence
@@ -24,21 +25,32 @@ from tests.helpers.ranks import run_ranks
 
 
 def engine_run(rank: int, cases: Sequence[tuple[Any, ...]]) -> list[Any]:
-    """All cases of one world size in one set of processes: starting processes costs more than the steps."""
+    """All cases of one world size in one set of processes: starting processes costs more than
+    the steps.
+    """
     world_size = torch.distributed.get_world_size()
     results = []
     for kind, layout, clip, micro_batches, changes in cases:
         engine = build_engine(kind, layout, clip, micro_batches, **changes)
         steps = []
         for step in range(STEPS):
-            steps.append(engine.train_step(select_rank_batches(step, rank, world_size, micro_batches), LEARNING_RATE))
+            steps.append(
+                engine.train_step(
+                    select_rank_batches(step, rank, world_size, micro_batches), LEARNING_RATE
+                )
+            )
             update_expert_balance(engine.module)
         state = gather_full_state(engine)
-        results.append(([s.loss for s in steps], [s.gradient_norm for s in steps], state) if rank == 0 else None)
+        results.append(
+            ([s.loss for s in steps], [s.gradient_norm for s in steps], state)
+            if rank == 0
+            else None
+        )
     return results
 
 
-# The auxiliary loss is not a sum over tokens, so its value depends on how they are dealt; balancing by bias does not.
+# The auxiliary loss is not a sum over tokens, so its value depends on how they are dealt; balancing
+# by bias does not.
 MOE: dict[str, Any] = {}
 DENSE_TIED: dict[str, Any] = {"moe": None, "tie_word_embeddings": True}
 CASES = {
@@ -50,13 +62,25 @@ CASES = {
         "bitwise": ("bitwise", ParallelLayout(), 0.0, 1, MOE),
         "bitwise expert=2 clipped": ("bitwise", ParallelLayout(expert=2), 0.5, 2, MOE),
         "fsdp dense tied": ("torch", ParallelLayout(), 0.5, 1, DENSE_TIED),
-        "fsdp expert=2, offload, blocks recomputed": ("torch offload block", ParallelLayout(expert=2), 0.5, 2, MOE),
+        "fsdp expert=2, offload, blocks recomputed": (
+            "torch offload block",
+            ParallelLayout(expert=2),
+            0.5,
+            2,
+            MOE,
+        ),
         "fsdp expert=2, selective": ("torch selective", ParallelLayout(expert=2), 0.5, 2, MOE),
         "bitwise expert=2, selective": ("bitwise selective", ParallelLayout(expert=2), 0.5, 2, MOE),
         "fsdp expert=2, whole gradients": ("torch whole", ParallelLayout(expert=2), 0.5, 2, MOE),
         "hsdp two micro-batches": ("torch", ParallelLayout(replicate=2), 0.5, 2, MOE),
         "ddp two micro-batches, clipped": ("torch ddp", ParallelLayout(replicate=2), 0.5, 2, MOE),
-        "ddp dense tied, blocks recomputed": ("torch ddp block", ParallelLayout(replicate=2), 0.5, 1, DENSE_TIED),
+        "ddp dense tied, blocks recomputed": (
+            "torch ddp block",
+            ParallelLayout(replicate=2),
+            0.5,
+            1,
+            DENSE_TIED,
+        ),
         "zero2 expert=2, blocks recomputed": ("zero2 block", ParallelLayout(expert=2), 0.5, 2, MOE),
         "zero3, blocks recomputed": ("zero3 block", ParallelLayout(), 0.5, 2, MOE),
         "zero3, selective": ("zero3 selective", ParallelLayout(), 0.5, 2, MOE),
@@ -88,7 +112,13 @@ CASES = {
         ),
         "bitwise 2x2 expert=2": ("bitwise", ParallelLayout(replicate=2, expert=2), 0.5, 1, MOE),
         "fsdp expert=4": ("torch", ParallelLayout(expert=4), 0.0, 1, MOE),
-        "hsdp 2x2 expert=2, whole gradients": ("torch whole", ParallelLayout(replicate=2, expert=2), 0.5, 2, MOE),
+        "hsdp 2x2 expert=2, whole gradients": (
+            "torch whole",
+            ParallelLayout(replicate=2, expert=2),
+            0.5,
+            2,
+            MOE,
+        ),
         "zero2 expert=2 of 4": ("zero2", ParallelLayout(expert=2), 0.5, 1, MOE),
         "zero0 expert=2 of 4": ("zero0", ParallelLayout(expert=2), 0.5, 1, MOE),
         "zero3 of 4": ("zero3", ParallelLayout(), 0.5, 1, MOE),
@@ -109,11 +139,22 @@ def test_every_engine_and_layout_follows_the_plain_run(finished: tuple[int, list
         CASES[world_size].items(), results, strict=True
     ):
         expected_losses, expected_norms, expected = run_reference(clip, **changes)
-        torch.testing.assert_close(losses, expected_losses, rtol=1e-5, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
-        torch.testing.assert_close(norms, expected_norms, rtol=1e-4, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
+        torch.testing.assert_close(
+            losses, expected_losses, rtol=1e-5, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}"
+        )
+        torch.testing.assert_close(
+            norms, expected_norms, rtol=1e-4, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}"
+        )
         for key, value in expected.items():
-            # A moment is compared at its tensor's scale. A weight moves by LEARNING_RATE in a step however small its
-            # gradient is, so near-zero gradients may differ in it by a share of that.
-            allowed = 0.02 * LEARNING_RATE if key.startswith("parameter/") else 1e-4 * float(value.abs().max())
+            # A moment is compared at its tensor's scale. A weight moves by LEARNING_RATE in a step
+            # however small its gradient is, so near-zero gradients may differ in it by a share of
+            # that.
+            allowed = (
+                0.02 * LEARNING_RATE
+                if key.startswith("parameter/")
+                else 1e-4 * float(value.abs().max())
+            )
             difference = float((torch.from_numpy(state[key]) - value).abs().max())
-            assert difference <= allowed, f"{name}: {key} differs by {difference:.2e}, allowed {allowed:.2e}"
+            assert difference <= allowed, (
+                f"{name}: {key} differs by {difference:.2e}, allowed {allowed:.2e}"
+            )

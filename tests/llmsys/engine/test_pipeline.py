@@ -1,4 +1,6 @@
-"""A pipeline against one process: every gradient, the norm, the balance of experts, checkpoints, and skipped steps."""
+"""A pipeline against one process: every gradient, the norm, the balance of experts, checkpoints,
+and skipped steps.
+"""
 
 import contextlib
 from functools import partial
@@ -46,20 +48,33 @@ Settings = dict[str, Any]
 def build_config(parity_model: ParityModel, layout: Settings, **sections: Settings) -> RunConfig:
     """The run of a parity model in micro-batches of one sequence."""
     batch = {"sequence_length": parity_model.length, "sequences": SEQUENCES, "micro_sequences": 1}
-    train = {"precision": "fp32", "threads_per_process": 1, "tokens": 20 * SEQUENCES * parity_model.length}
-    settings: Settings = {"model": parity_model.model, "layout": layout, "batch": batch, "train": train}
+    train = {
+        "precision": "fp32",
+        "threads_per_process": 1,
+        "tokens": 20 * SEQUENCES * parity_model.length,
+    }
+    settings: Settings = {
+        "model": parity_model.model,
+        "layout": layout,
+        "batch": batch,
+        "train": train,
+    }
     for name, section in sections.items():
         settings[name] = settings.get(name, {}) | section
     return RunConfig.model_validate(settings)
 
 
-def train_steps(engine: Engine, config: RunConfig, parity_model: ParityModel, steps: range) -> list[tuple[float, ...]]:
+def train_steps(
+    engine: Engine, config: RunConfig, parity_model: ParityModel, steps: range
+) -> list[tuple[float, ...]]:
     """Loss, norm and the reported balance of each step."""
     layout, found = config.resolve_layout(get_world_size()), []
     ranks, rank = layout.data_parallel_size, layout.get_data_rank(get_rank())
     for step in steps:
         # Every ranks-th one, as bitwise mode assigns them.
-        batches = build_micro_batches(parity_model, step, rank=0, ranks=1, micro=1, is_bitwise=False)[rank::ranks]
+        batches = build_micro_batches(
+            parity_model, step, rank=0, ranks=1, micro=1, is_bitwise=False
+        )[rank::ranks]
         result = engine.train_step(batches, RATE)
         load = update_expert_balance(engine.module).read_report()
         found.append((result.loss, result.gradient_norm, *load.balance, *load.router_z))
@@ -67,16 +82,22 @@ def train_steps(engine: Engine, config: RunConfig, parity_model: ParityModel, st
 
 
 def gather_state(engine: Engine) -> dict[str, Any]:
-    """Every tensor of the training state, from all stages. Copies in two stages must have the same bits."""
+    """Every tensor of the training state, from all stages. Copies in two stages must have the
+    same bits.
+    """
     merged: dict[str, Any] = {}
-    for part in all_gather_object({n: gather_full_tensor(t).numpy() for n, t in engine.get_state().tensors.items()}):
+    for part in all_gather_object(
+        {n: gather_full_tensor(t).numpy() for n, t in engine.get_state().tensors.items()}
+    ):
         for name, value in part.items():
-            assert np.array_equal(merged.setdefault(name, value), value), f"{name} differs between ranks"
+            assert np.array_equal(merged.setdefault(name, value), value), (
+                f"{name} differs between ranks"
+            )
     return merged
 
 
-# Equal to the last bit: the same micro-batches in the same order, and nothing is shared between stages. The norm is
-# summed in another order, so there is no clipping by it.
+# Equal to the last bit: the same micro-batches in the same order, and nothing is shared between
+# stages. The norm is summed in another order, so there is no clipping by it.
 UNCLIPPED = {"kind": "adamw", "max_grad_norm": 0}
 UNTIED = ParityModel(
     "four layers, first dense",
@@ -101,7 +122,10 @@ BITWISE_MODE = "bitwise mode"
 BITWISE: dict[str, tuple[Settings, Settings]] = {
     "gpipe, fp8": (
         {"pipeline": 2, "pipeline_schedule": GPIPE},
-        {"optimizer": UNCLIPPED, "train": {"precision": "bf16", "matmul_dtype": "fp8", "expert_matmul_dtype": "fp8"}},
+        {
+            "optimizer": UNCLIPPED,
+            "train": {"precision": "bf16", "matmul_dtype": "fp8", "expert_matmul_dtype": "fp8"},
+        },
     ),
     "1f1b": (
         {"pipeline": 2, "layers_per_stage": [3, 1]},
@@ -111,23 +135,39 @@ BITWISE: dict[str, tuple[Settings, Settings]] = {
         {"pipeline": 2, "pipeline_schedule": INTERLEAVED},
         {"optimizer": {"kind": "muon", "max_grad_norm": 0}, "train": {"compile": "block"}},
     ),
-    BITWISE_MODE: ({"pipeline": 2, "pipeline_schedule": INTERLEAVED}, {"train": {"reproducibility": "bitwise"}}),
+    BITWISE_MODE: (
+        {"pipeline": 2, "pipeline_schedule": INTERLEAVED},
+        {"train": {"reproducibility": "bitwise"}},
+    ),
 }
 ON_FOUR = {BITWISE_MODE: ({"pipeline": 2, "expert": 2}, {"train": {"reproducibility": "bitwise"}})}
 
 
-def run_bitwise_cases(rank: int, cases: dict[str, tuple[Settings, Settings]] = BITWISE) -> dict[str, Any]:
+def run_bitwise_cases(
+    rank: int, cases: dict[str, tuple[Settings, Settings]] = BITWISE
+) -> dict[str, Any]:
     """Two steps of each case; on one process without a pipeline."""
     found: dict[str, Any] = {}
     for name, (layout, sections) in cases.items():
         config = build_config(UNTIED, layout if get_world_size() > 1 else {}, **sections)
-        # On CPUs fp8 is emulated, and the eager backend of torch.compile costs less than generated code.
+        # On CPUs fp8 is emulated, and the eager backend of torch.compile costs less than generated
+        # code.
         with (
-            patch.object(build_engine_module, "convert_to_fp8", partial(convert_to_fp8, emulate=True)),
-            patch.object(build_engine_module, "convert_experts_to_fp8", partial(convert_experts_to_fp8, emulate=True)),
-            patch.object(build_engine_module, "compile_blocks", partial(compile_blocks, backend="aot_eager")),
+            patch.object(
+                build_engine_module, "convert_to_fp8", partial(convert_to_fp8, emulate=True)
+            ),
+            patch.object(
+                build_engine_module,
+                "convert_experts_to_fp8",
+                partial(convert_experts_to_fp8, emulate=True),
+            ),
+            patch.object(
+                build_engine_module, "compile_blocks", partial(compile_blocks, backend="aot_eager")
+            ),
         ):
-            engine = build_engine(config, build_device_meshes(config.resolve_layout(get_world_size()), CPU), CPU)
+            engine = build_engine(
+                config, build_device_meshes(config.resolve_layout(get_world_size()), CPU), CPU
+            )
         steps = train_steps(engine, config, UNTIED, range(2))
         [batch] = build_micro_batches(UNTIED, 0, rank=0, ranks=1, micro=SEQUENCES, is_bitwise=False)
         logits_BTV = engine.compute_logits(batch)  # with the average, where there is one
@@ -135,7 +175,9 @@ def run_bitwise_cases(rank: int, cases: dict[str, tuple[Settings, Settings]] = B
         found[name] = {"steps": steps, "state": gather_state(engine), "logits": logits}
         found[name]["hash"] = hash_state(engine.get_state())
         # Rows end at their own limits and leave the cache.
-        found[name]["texts"] = generate_texts(engine.module, cast(Any, Characters()), PROMPTS, max_new_tokens=5)
+        found[name]["texts"] = generate_texts(
+            engine.module, cast(Any, Characters()), PROMPTS, max_new_tokens=5
+        )
         found[name]["skipped"] = skip_step(engine, config)
     return found
 
@@ -220,7 +262,10 @@ EXPECTED = "expected.pt"
 def run_four_ranks(rank: int, folder: Path) -> dict[str, Any]:
     """The distance of each parity case, and the journey of a run through layouts."""
     expected: dict[str, Trajectory] = torch.load(folder / EXPECTED, weights_only=False)
-    distances = {title: compare_to_reference(case, expected[case.parity_model.name]) for title, case in PARITY.items()}
+    distances = {
+        title: compare_to_reference(case, expected[case.parity_model.name])
+        for title, case in PARITY.items()
+    }
     travel(folder, "journey", JOURNEY, range(len(JOURNEY) - 1))
     bitwise = run_bitwise_cases(rank, ON_FOUR)[BITWISE_MODE]
     return {
@@ -240,7 +285,9 @@ def arrive(rank: int, folder: Path) -> None:
 
 
 def travel(folder: Path, name: str, layouts: list[Settings], legs: range) -> None:
-    """Train a run whose layout changes: it ends in a step, and is continued from its last checkpoint."""
+    """Train a run whose layout changes: it ends in a step, and is continued from its last
+    checkpoint.
+    """
     steps = LEG_STEPS * len(JOURNEY)
     sections: dict[str, Settings] = {
         "run": {"folder": str(folder / name)},
@@ -292,14 +339,19 @@ def load_into_another_model(checkpoint: Path) -> str:
 def four_ranks(folder: Path) -> list[dict[str, Any]]:
     # In a file: a process that is forked from a server takes few tensors.
     torch.save(
-        {model.name: compute_reference_trajectory(model) for model in (DEEP, LATENT, EXPERTS)}, folder / EXPECTED
+        {model.name: compute_reference_trajectory(model) for model in (DEEP, LATENT, EXPERTS)},
+        folder / EXPECTED,
     )
     return run_ranks(run_four_ranks, 4, folder)
 
 
-def test_pipelines_with_other_axes_follow_the_reference_run(four_ranks: list[dict[str, Any]]) -> None:
+def test_pipelines_with_other_axes_follow_the_reference_run(
+    four_ranks: list[dict[str, Any]],
+) -> None:
     for title in PARITY:
-        assert all(rank["distances"][title].passed for rank in four_ranks), four_ranks[0]["distances"][title]
+        assert all(rank["distances"][title].passed for rank in four_ranks), four_ranks[0][
+            "distances"
+        ][title]
 
 
 def test_bitwise_mode_has_one_result_on_stages_and_experts(
@@ -311,23 +363,43 @@ def test_bitwise_mode_has_one_result_on_stages_and_experts(
 
 
 @pytest.mark.usefixtures("alone")
-def test_a_killed_run_goes_on_into_and_out_of_pipelines(four_ranks: list[dict[str, Any]], folder: Path) -> None:
+def test_a_killed_run_goes_on_into_and_out_of_pipelines(
+    four_ranks: list[dict[str, Any]], folder: Path
+) -> None:
     run_ranks(arrive, 1, folder)
-    found, expected = (read_latest_events(folder / name / "events.jsonl") for name in ("journey", "calm"))
+    found, expected = (
+        read_latest_events(folder / name / "events.jsonl") for name in ("journey", "calm")
+    )
     for kind in ("step", "experts", "evaluation"):
-        for one, other in zip(select_events(found, kind), select_events(expected, kind), strict=True):
+        for one, other in zip(
+            select_events(found, kind), select_events(expected, kind), strict=True
+        ):
             assert {name: one[name] for name in ("step", "batch_digest") if name in other} == {
                 name: other[name] for name in ("step", "batch_digest") if name in other
             }
-            for name in {"loss", "gradient_norm", "learning_rate", "load", "balance", "router_z"} & other.keys():
-                np.testing.assert_allclose(one[name], other[name], rtol=1e-4, atol=1e-6, err_msg=f"{kind} {name}")
-    state, wanted = (read_checkpoint(get_checkpoint(folder, name, len(JOURNEY))) for name in ("journey", "calm"))
+            for name in {
+                "loss",
+                "gradient_norm",
+                "learning_rate",
+                "load",
+                "balance",
+                "router_z",
+            } & other.keys():
+                np.testing.assert_allclose(
+                    one[name], other[name], rtol=1e-4, atol=1e-6, err_msg=f"{kind} {name}"
+                )
+    state, wanted = (
+        read_checkpoint(get_checkpoint(folder, name, len(JOURNEY))) for name in ("journey", "calm")
+    )
     assert state.keys() == wanted.keys()
     for name, value in wanted.items():
         allowed = 0.05 * 1e-3 if name.startswith("parameter/") else 2e-3 * float(value.abs().max())
         assert float((state[name] - value).abs().max()) <= allowed, name
     # Ranks whose own tensors are all there find it too.
-    assert all("buffer/blocks.8.feed_forward.balance_bias_E is missing" in rank["rejected"] for rank in four_ranks)
+    assert all(
+        "buffer/blocks.8.feed_forward.balance_bias_E is missing" in rank["rejected"]
+        for rank in four_ranks
+    )
 
 
 def select_events(events: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
@@ -337,6 +409,8 @@ def select_events(events: list[dict[str, Any]], kind: str) -> list[dict[str, Any
 
 def read_checkpoint(path: Path) -> dict[str, Tensor]:
     """Every tensor, as convert and generate read it: in one process."""
-    tensors = {name: torch.empty_like(one, device=CPU) for name, one in read_tensor_metadata(path).items()}
+    tensors = {
+        name: torch.empty_like(one, device=CPU) for name, one in read_tensor_metadata(path).items()
+    }
     checkpoint_load.load_tensors(tensors, path)
     return tensors

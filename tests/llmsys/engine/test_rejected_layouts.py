@@ -1,4 +1,6 @@
-"""What an engine cannot keep is refused by name, with what would do; ranks that are not joined do not train alone."""
+"""What an engine cannot keep is refused by name, with what would do; ranks that are not joined
+do not train alone.
+"""
 
 import os
 import re
@@ -32,7 +34,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("changes", "message"), REFUSED)
-def test_configs_that_an_engine_cannot_keep_are_refused(changes: dict[str, Any], message: str) -> None:
+def test_configs_that_an_engine_cannot_keep_are_refused(
+    changes: dict[str, Any], message: str
+) -> None:
     shape = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 48}
     model = shape | {"num_attention_heads": 4, "num_key_value_heads": 2, "moe": EXPERTS}
     with pytest.raises((ConfigError, ValueError), match=f"(?s){message}"):
@@ -44,23 +48,40 @@ def test_configs_that_an_engine_cannot_keep_are_refused(changes: dict[str, Any],
     [
         ({"ACCELERATE_USE_FSDP": "true"}, "enables FSDP, .* Use engine.kind=torch"),
         ({"ACCELERATE_USE_DEEPSPEED": "true"}, "enables DeepSpeed, .* Use engine.kind=deepspeed"),
-        ({"ACCELERATE_USE_MEGATRON_LM": "True"}, "enables Megatron-LM, .* Use engine.kind=torch with layout.tensor"),
-        ({"ACCELERATE_MIXED_PRECISION": "fp8"}, "has mixed_precision: fp8, but the run has train.precision=bf16. Set"),
-        ({"ACCELERATE_DYNAMO_BACKEND": "inductor"}, "dynamo_backend: inductor, .* train.compile=block"),
+        (
+            {"ACCELERATE_USE_MEGATRON_LM": "True"},
+            "enables Megatron-LM, .* Use engine.kind=torch with layout.tensor",
+        ),
+        (
+            {"ACCELERATE_MIXED_PRECISION": "fp8"},
+            "has mixed_precision: fp8, but the run has train.precision=bf16. Set",
+        ),
+        (
+            {"ACCELERATE_DYNAMO_BACKEND": "inductor"},
+            "dynamo_backend: inductor, .* train.compile=block",
+        ),
     ],
 )
-def test_an_accelerate_config_that_cannot_be_kept_is_refused(environment: dict[str, str], message: str) -> None:
+def test_an_accelerate_config_that_cannot_be_kept_is_refused(
+    environment: dict[str, str], message: str
+) -> None:
     (problem,) = find_config_violations(environment, "bf16")
     assert re.search(message, problem), problem
 
 
 def test_a_plain_accelerate_config_is_kept() -> None:
-    said = {"ACCELERATE_USE_FSDP": "false", "ACCELERATE_MIXED_PRECISION": "bf16", "ACCELERATE_DYNAMO_BACKEND": "no"}
+    said = {
+        "ACCELERATE_USE_FSDP": "false",
+        "ACCELERATE_MIXED_PRECISION": "bf16",
+        "ACCELERATE_DYNAMO_BACKEND": "no",
+    }
     assert find_config_violations(said, "bf16") == find_config_violations({}, "bf16") == []
 
 
 def refused(rank: int) -> tuple[str, str]:
-    """Return the messages for ranks that accelerate does not know of, and for fp16 where DeepSpeed has none."""
+    """Return the messages for ranks that accelerate does not know of, and for fp16 where
+    DeepSpeed has none.
+    """
     messages = []
     for name in ("LOCAL_RANK", "WORLD_SIZE"):
         os.environ.pop(name)
@@ -79,5 +100,7 @@ def test_unconnected_ranks_and_fp16_on_cpus_are_refused() -> None:
     for alone, fp16 in run_ranks(refused, 2):
         assert alone.startswith("LaunchError: accelerate's distributed_type=NO with 1 process")
         assert "each would train alone. Start them with `llmsys train`" in alone
-        assert fp16.startswith("ConfigError: train.precision=fp16 under engine.kind=deepspeed needs a device with fp16")
+        assert fp16.startswith(
+            "ConfigError: train.precision=fp16 under engine.kind=deepspeed needs a device with fp16"
+        )
         assert "Use train.precision=bf16, or engine.kind=torch" in fp16

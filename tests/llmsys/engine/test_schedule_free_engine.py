@@ -18,7 +18,10 @@ class OneWeight:
     device, module = torch.device("cpu"), None
 
     def __init__(self) -> None:
-        self.tensors = {"parameter/w": torch.tensor([0.3]), "lookahead_moment/w": torch.tensor([0.1])}
+        self.tensors = {
+            "parameter/w": torch.tensor([0.3]),
+            "lookahead_moment/w": torch.tensor([0.1]),
+        }
 
     def train_step(self, batches: Sequence[Any], *rest: Any) -> StepResult:
         for tensor in self.tensors.values():

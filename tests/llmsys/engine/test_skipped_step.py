@@ -1,4 +1,6 @@
-"""A step that is not accepted changes nothing, on any engine: the trajectory goes on as if it had not been."""
+"""A step that is not accepted changes nothing, on any engine: the trajectory goes on as if it
+had not been.
+"""
 
 from typing import Any
 
@@ -7,7 +9,12 @@ import torch
 
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.train.expert_load import update_expert_balance
-from tests.helpers.parity_runs import LEARNING_RATE, build_engine, gather_full_state, select_rank_batches
+from tests.helpers.parity_runs import (
+    LEARNING_RATE,
+    build_engine,
+    gather_full_state,
+    select_rank_batches,
+)
 from tests.helpers.ranks import run_ranks
 
 CASES = {
@@ -38,12 +45,18 @@ def refuse_second(rank: int, cases: list[Any]) -> list[Any]:
         for with_refused in (True, False):
             engine = build_engine(kind, layout, 0.5, micro_batches)
             for step in (0, 1, 2):
-                batches = select_rank_batches(step, rank, torch.distributed.get_world_size(), micro_batches)
+                batches = select_rank_batches(
+                    step, rank, torch.distributed.get_world_size(), micro_batches
+                )
                 if step == 1 and with_refused:
-                    refused = engine.train_step(batches, LEARNING_RATE, refuse, extras=(rank + 1.0, 5.0))
+                    refused = engine.train_step(
+                        batches, LEARNING_RATE, refuse, extras=(rank + 1.0, 5.0)
+                    )
                     update_expert_balance(engine.module, refused.is_applied)
                 elif step != 1:
-                    update_expert_balance(engine.module, engine.train_step(batches, LEARNING_RATE).is_applied)
+                    update_expert_balance(
+                        engine.module, engine.train_step(batches, LEARNING_RATE).is_applied
+                    )
             ends.append((gather_full_state(engine), engine.get_state().steps))
         results.append((refused, asked, *ends))
     return results

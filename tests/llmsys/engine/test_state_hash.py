@@ -16,7 +16,12 @@ from tests.helpers.ranks import run_ranks
 
 def tensors() -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(0)
-    shapes = {"parameter/w": (6, 4, 8), "first_moment/w": (6, 4, 8), "parameter/n": (5,), "buffer/b": ()}
+    shapes = {
+        "parameter/w": (6, 4, 8),
+        "first_moment/w": (6, 4, 8),
+        "parameter/n": (5,),
+        "buffer/b": (),
+    }
     return {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
 
 
@@ -33,7 +38,10 @@ def hash_after(change: str) -> str:
     elif change == "zeros":
         weight[0] = 0.0
     elif change == "names":
-        state.tensors = {name: state.tensors[other] for name, other in zip(tensors(), reversed(tensors()), strict=True)}
+        state.tensors = {
+            name: state.tensors[other]
+            for name, other in zip(tensors(), reversed(tensors()), strict=True)
+        }
     elif change == "steps":
         state.steps = 4
     return hash_state(state)
@@ -52,10 +60,16 @@ def shared_out(rank: int) -> list[str]:
     plain, name = tensors(), "parameter/w"
     layouts = [
         plain,
-        plain | {name: to_dtensor_shard(plain[name], world) for name in ("parameter/w", "parameter/n")},
-        *(plain | {name: distribute_tensor(plain[name], world, [how])} for how in (Replicate(), Shard(1), Shard(2))),
-        # Copies that only the place of their ranks tells apart, as FSDP makes them where replicas are none of its axes.
-        plain | {name: DTensor.from_local(plain[name], copies["shard"], [Shard(0)], run_check=False)},
+        plain
+        | {name: to_dtensor_shard(plain[name], world) for name in ("parameter/w", "parameter/n")},
+        *(
+            plain | {name: distribute_tensor(plain[name], world, [how])}
+            for how in (Replicate(), Shard(1), Shard(2))
+        ),
+        # Copies that only the place of their ranks tells apart, as FSDP makes them where replicas
+        # are none of its axes.
+        plain
+        | {name: DTensor.from_local(plain[name], copies["shard"], [Shard(0)], run_check=False)},
     ]
     found = [hash_state(EngineState(layout, 3)) for layout in layouts]
     broken = tensors()

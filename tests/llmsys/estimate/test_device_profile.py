@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from launch.main import main
 from llmsys.errors import ConfigError
 from llmsys.estimate.device_profile import list_device_names, load_device_profile
+from llmsys.launch.main import main
 
 CONFIG = "model/gpt2-small"
 
@@ -33,13 +33,18 @@ def test_an_unknown_device_is_refused_with_the_known_ones_and_the_way_to_measure
 
 def test_a_profile_with_a_wrong_number_is_refused_with_file_line_and_key(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
-    path.write_text("name: mine\npeak_flops: {bf16: 1e12}\nmemory_bytes: -1\nmemory_bandwidth: 1e9\nsources: {}\n")
+    path.write_text(
+        "name: mine\npeak_flops: {bf16: 1e12}\nmemory_bytes: -1\nmemory_bandwidth: 1e9\nsources: "
+        "{}\n"
+    )
     with pytest.raises(ConfigError, match=r"mine.yaml:3: memory_bytes: -1"):
         load_device_profile(str(path))
 
 
 def test_a_number_type_without_a_peak_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"V100 SXM2 32GB has no peak for bf16 matmuls. Use fp16 or fp32"):
+    with pytest.raises(
+        ConfigError, match=r"V100 SXM2 32GB has no peak for bf16 matmuls. Use fp16 or fp32"
+    ):
         load_device_profile("v100").get_peak_flops("bf16")
 
 
@@ -49,14 +54,20 @@ def test_the_command_prices_a_bare_models_step_and_says_why_the_rest_is_unknown(
     on_device = ["estimate", CONFIG, "--device", "a100-80gb", "--gpus", "8"]
     assert main(on_device) == 2
     message = capsys.readouterr().err
-    assert message.count("batch.sequences=") == message.count(f"llmsys estimate {CONFIG} --device a100-80gb") == 2
+    assert (
+        message.count("batch.sequences=")
+        == message.count(f"llmsys estimate {CONFIG} --device a100-80gb")
+        == 2
+    )
     assert main([*on_device, "batch.sequences=16", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["time"]["ranks"] == 8
     assert result["time"]["run"] is None
     assert set(result["unknown"]) == {"money", "energy"}
     assert main(["estimate", CONFIG, "--gpus", "8"]) == 2
-    assert "needs a device. Add --device NAME, such as --device h100-sxm." in capsys.readouterr().err
+    assert (
+        "needs a device. Add --device NAME, such as --device h100-sxm." in capsys.readouterr().err
+    )
 
 
 def test_the_command_prices_a_run_and_prints_every_assumption(
@@ -64,7 +75,10 @@ def test_the_command_prices_a_run_and_prints_every_assumption(
 ) -> None:
     room = tmp_path / "room.yaml"
     room.write_text("device: h200\ndevices: 16\nprice_per_hour: 2\ncurrency: EUR\n")
-    assert main(["estimate", "train/demo", "--cluster", str(room), "batch.sequences=16", "--json"]) == 0
+    assert (
+        main(["estimate", "train/demo", "--cluster", str(room), "batch.sequences=16", "--json"])
+        == 0
+    )
     result = json.loads(capsys.readouterr().out)
     assert result["unknown"] == {}
     assert result["time"]["ranks"] == 16
@@ -73,11 +87,18 @@ def test_the_command_prices_a_run_and_prints_every_assumption(
     assert hours["p10"] < hours["p50"] < hours["p90"]
     assert main(["estimate", "train/demo", "--cluster", str(room), "batch.sequences=16"]) == 0
     text = capsys.readouterr().out
-    assert all(words in text for words in ("on 16 × H200", "EUR", "price_per_hour 2", "pue 1.1", "goodput"))
+    assert all(
+        words in text for words in ("on 16 × H200", "EUR", "price_per_hour 2", "pue 1.1", "goodput")
+    )
 
 
-def test_a_cluster_with_an_unknown_key_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_cluster_with_an_unknown_key_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     room = tmp_path / "room.yaml"
     room.write_text("price_per_hours: 2\n")
     assert main(["estimate", "train/demo", "--cluster", str(room)]) == 2
-    assert "room.yaml:1: price_per_hours: unknown key. Did you mean price_per_hour?" in capsys.readouterr().err
+    assert (
+        "room.yaml:1: price_per_hours: unknown key. Did you mean price_per_hour?"
+        in capsys.readouterr().err
+    )

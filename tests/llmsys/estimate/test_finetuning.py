@@ -1,4 +1,6 @@
-"""Fine-tuning: parameters and operations against a model of transformers that is frozen or has adapters."""
+"""Fine-tuning: parameters and operations against a model of transformers that is frozen or has
+adapters.
+"""
 
 import json
 from typing import Any
@@ -9,14 +11,19 @@ import transformers
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from launch.main import main
-from llmsys.config.load import build_model_config, load_run_config
+from llmsys.config.loading.load import build_model_config, load_run_config
 from llmsys.config.serving import FinetuneConfig
-from llmsys.estimate.finetuning import count_finetune_flops, estimate_finetuning, select_trained_part
+from llmsys.estimate.finetuning import (
+    count_finetune_flops,
+    estimate_finetuning,
+    select_trained_part,
+)
 from llmsys.estimate.run_estimate import estimate_run
+from llmsys.launch.main import main
 
 LLAMA: dict[str, Any] = {
-    "model_type": "llama", "vocab_size": 61, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 3,
+    "model_type": "llama", "vocab_size": 61, "hidden_size": 24, "intermediate_size": 40,
+    "num_hidden_layers": 3,
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
 }  # fmt: skip
 SEQUENCES, LENGTH = 2, 7
@@ -63,7 +70,8 @@ def build_oracle(settings: FinetuneConfig) -> Any:
 
 
 CASES = [
-    {"train": "all"}, {"train": "norms"}, {"train": "head"}, {"train": "last"}, {"train": "last", "layers": 2},
+    {"train": "all"}, {"train": "norms"}, {"train": "head"}, {"train": "last"}, {"train": "last",
+        "layers": 2},
     {"rank": 3}, {"rank": 3, "targets": "attention"}, {"rank": 2, "targets": "feed_forward"},
     {"rank": 2, "train": "norms"},
 ]  # fmt: skip
@@ -74,10 +82,15 @@ def test_parameters_and_operations_are_those_that_torch_counts(case: dict[str, A
     settings = FinetuneConfig.model_validate(case)
     ours, model = build_model_config(LLAMA), build_oracle(settings)
     part = select_trained_part(ours, settings)
-    assert part.parameters + part.adapters == sum(one.numel() for one in model.parameters() if one.requires_grad)
+    assert part.parameters + part.adapters == sum(
+        one.numel() for one in model.parameters() if one.requires_grad
+    )
     with FlopCounterMode(display=False) as counter:
         model(torch.full((SEQUENCES, LENGTH), 5), use_cache=False).logits.sum().backward()
-    assert sum(count_finetune_flops(ours, settings, SEQUENCES, LENGTH).values()) == counter.get_total_flops()
+    assert (
+        sum(count_finetune_flops(ours, settings, SEQUENCES, LENGTH).values())
+        == counter.get_total_flops()
+    )
 
 
 def test_memory_has_states_for_the_trained_part_alone(capsys) -> None:
@@ -85,7 +98,8 @@ def test_memory_has_states_for_the_trained_part_alone(capsys) -> None:
     full = estimate_run(config)
     found = {
         name: estimate_finetuning(config, FinetuneConfig.model_validate(one), full)["memory"]
-        for name, one in {"all": {"train": "all"}, "lora": {"rank": 16}, "qlora": {"rank": 16, "weights": "int4"},
+        for name, one in {"all": {"train": "all"}, "lora": {"rank": 16}, "qlora": {"rank": 16,
+            "weights": "int4"},
                           "last": {"train": "last", "layers": 2}}.items()
     }  # fmt: skip
     assert found["all"]["peak_bytes"] == full["memory"]["peak_bytes"], "all of it is the full run"
@@ -96,7 +110,10 @@ def test_memory_has_states_for_the_trained_part_alone(capsys) -> None:
     assert found["qlora"]["peak_bytes"] < found["lora"]["peak_bytes"]
     saved = {"last": found["last"]["peak_bytes"], "all": found["all"]["peak_bytes"]}
     assert saved["last"] < 0.5 * saved["all"], "30 of 32 blocks save nothing for backward"
-    assert main(["estimate", "train/llama-8b-8xh100", "--finetune", "rank=16", "--device", "h100-sxm"]) == 0
+    assert (
+        main(["estimate", "train/llama-8b-8xh100", "--finetune", "rank=16", "--device", "h100-sxm"])
+        == 0
+    )
     text = capsys.readouterr().out
     assert "41,943,040  0.52% of all, 41.9M in adapters" in text
     assert "times as fast as full training" in text
@@ -118,7 +135,11 @@ def test_a_frozen_part_makes_a_step_faster_and_a_bare_model_has_no_memory(capsys
     ("config", "settings", "message"),
     [
         ("model/llama3.1-8b", "rank=0", "nothing is trained. Set rank=16, or train=last"),
-        ("model/llama3.1-8b", "train=last,layers=40", "layers=40 is more than num_hidden_layers=32"),
+        (
+            "model/llama3.1-8b",
+            "train=last,layers=40",
+            "layers=40 is more than num_hidden_layers=32",
+        ),
         ("train/t5-tiny", "rank=4", "needs one stack of blocks"),
         ("model/llama3.1-8b", "rank=x", "rank"),
     ],

@@ -7,19 +7,27 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from llmsys.config.load import build_model_config
+from llmsys.config.loading.load import build_model_config
 from llmsys.config.model import ModelConfig
 from llmsys.estimate.flops import count_flops, count_visible_pairs, iter_document_lengths
 from llmsys.estimate.model_tensors import count_parameters, list_model_tensors
 from llmsys.model.experts import GroupedExperts
 from llmsys.model.transformer import Transformer
 from llmsys.parallel.activation_checkpoint import apply_activation_checkpoint
-from tests.helpers.counted_flops import SEQUENCES, SOURCE, TARGET, count_forward_flops, use_eager_attention
+from tests.helpers.counted_flops import (
+    SEQUENCES,
+    SOURCE,
+    TARGET,
+    count_forward_flops,
+    use_eager_attention,
+)
 from tests.helpers.model_sections import DECODERS, ENCODERS, MIXTURES, MOE, PAIRS, SHAPE, VARIANTS
 from tests.helpers.paths import TEST_DATA
 from tests.reference import flops as reference
 
-COUNTED: list[dict[str, Any]] = json.loads((TEST_DATA / "estimate" / "counted_flops.json").read_text())
+COUNTED: list[dict[str, Any]] = json.loads(
+    (TEST_DATA / "estimate" / "counted_flops.json").read_text()
+)
 TINY: dict[str, Any] = {
     "vocab_size": 50,
     "hidden_size": 24,
@@ -41,11 +49,15 @@ def test_full_attention_equals_the_counter_to_the_last_operation(row: dict[str, 
 @pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
 def test_every_architecture_equals_the_counter_on_our_own_module(changes: dict[str, Any]) -> None:
     config = ModelConfig.model_validate(SHAPE | changes)
-    assert count_flops(config, SOURCE, SEQUENCES, "full", target_length=TARGET).forward == count_forward_flops(config)
+    assert count_flops(
+        config, SOURCE, SEQUENCES, "full", target_length=TARGET
+    ).forward == count_forward_flops(config)
 
 
-RECOMPUTED = ["dense", "sinks", "sandwich, capped, windows", "multi-query, parallel", "parallel with two norms", "post",
-    "transformer-xl", "latent with biases", "norm over heads, output norms", "gated shared expert of its own width",
+RECOMPUTED = ["dense", "sinks", "sandwich, capped, windows", "multi-query, parallel",
+    "parallel with two norms", "post",
+    "transformer-xl", "latent with biases", "norm over heads, output norms",
+    "gated shared expert of its own width",
     "experts without a gate", "predicts further with experts and latents", "masked language model",
     "grouped, norm of each head", "experts in the decoder"]  # fmt: skip
 
@@ -57,7 +69,9 @@ def trained(config: ModelConfig, recompute: Any) -> int:
     for module in model.modules():
         if isinstance(module, GroupedExperts):
             module.grouped = False
-    tokens_BT = torch.ones(SEQUENCES, TARGET if config.family == "encoder_decoder" else SOURCE, dtype=torch.long)
+    tokens_BT = torch.ones(
+        SEQUENCES, TARGET if config.family == "encoder_decoder" else SOURCE, dtype=torch.long
+    )
     source = {"source_BS": torch.ones(SEQUENCES, SOURCE, dtype=torch.long)}
     with FlopCounterMode(display=False) as counter:
         output = model(tokens_BT, **(source if config.family == "encoder_decoder" else {}))
@@ -82,7 +96,9 @@ def test_the_counter_sees_what_blocks_recompute(name: str, dropout: dict[str, An
         assert trained(config, "full") - trained(config, "none") == repeated(config, "full") > 0
 
 
-@pytest.mark.parametrize("name", ["dense", "sinks", "sandwich, capped, windows", "experts without a gate", "original"])
+@pytest.mark.parametrize(
+    "name", ["dense", "sinks", "sandwich, capped, windows", "experts without a gate", "original"]
+)
 def test_the_counter_sees_what_is_recomputed_selectively(name: str) -> None:
     config = ModelConfig.model_validate(SHAPE | VARIANTS[name])
     assert trained(config, "selective") - trained(config, "none") == repeated(config, "selective")
@@ -97,7 +113,9 @@ def test_distances_are_repeated_where_no_kernel_knows_them() -> None:
 
 def test_experts_that_choose_are_counted_by_their_room() -> None:
     routing = {"kind": "expert_choice", "factor": 1.5}
-    config = ModelConfig.model_validate(SHAPE | {"moe": MOE | {"routing": routing, "balance": {"kind": "none"}}})
+    config = ModelConfig.model_validate(
+        SHAPE | {"moe": MOE | {"routing": routing, "balance": {"kind": "none"}}}
+    )
     assert count_flops(config, SOURCE, SEQUENCES, "full").forward == count_forward_flops(config)
 
 
@@ -108,7 +126,10 @@ def test_experts_that_choose_are_counted_by_their_room() -> None:
 def test_pairs_are_those_that_a_mask_lets_through(
     length: int, documents: tuple[int, ...], window: int | None, causal: bool
 ) -> None:
-    ours = sum(count_visible_pairs(one, window, causal=causal) for one in iter_document_lengths(length, documents))
+    ours = sum(
+        count_visible_pairs(one, window, causal=causal)
+        for one in iter_document_lengths(length, documents)
+    )
     assert ours == reference.count_visible_pairs(length, window, documents, causal=causal)
 
 
@@ -123,40 +144,59 @@ def test_causal_attention_counts_windows_layer_by_layer(documents: tuple[int, ..
 
 # Distances with no pair: windows, and the two streams, each of which hides some.
 WITHOUT_WINDOWS = {
-    name: changes for name, changes in (ENCODERS | PAIRS).items() if not name.startswith(("longformer", "two streams"))
+    name: changes
+    for name, changes in (ENCODERS | PAIRS).items()
+    if not name.startswith(("longformer", "two streams"))
 }
 
 
 @pytest.mark.parametrize("changes", WITHOUT_WINDOWS.values(), ids=WITHOUT_WINDOWS)
 def test_what_sees_everything_costs_the_same_in_every_convention(changes: dict[str, Any]) -> None:
     model = ModelConfig.model_validate(SHAPE | changes | {"sliding_window": None})
-    causal, full = (count_flops(model, SOURCE, 1, name, target_length=TARGET) for name in ("causal", "full"))
-    seen = reference.count_visible_pairs(TARGET) - TARGET**2 if model.family == "encoder_decoder" else 0
+    causal, full = (
+        count_flops(model, SOURCE, 1, name, target_length=TARGET) for name in ("causal", "full")
+    )
+    seen = (
+        reference.count_visible_pairs(TARGET) - TARGET**2
+        if model.family == "encoder_decoder"
+        else 0
+    )
     width = model.num_attention_heads * model.head_dim
-    layers = model.num_hidden_layers if model.rnn is None else 0  # recurrent layers attend to the source alone
+    # recurrent layers attend to the source alone
+    layers = model.num_hidden_layers if model.rnn is None else 0
     assert causal.attention - full.attention == 4 * width * seen * layers
 
 
 @pytest.mark.parametrize("changes", (DECODERS | MIXTURES).values(), ids=DECODERS | MIXTURES)
 def test_backward_is_twice_forward_and_causal_is_never_more(changes: dict[str, Any]) -> None:
     model = ModelConfig.model_validate(SHAPE | changes)
-    causal, full, hardware = (count_flops(model, 32, 2, name) for name in ("causal", "full", "hardware"))
+    causal, full, hardware = (
+        count_flops(model, 32, 2, name) for name in ("causal", "full", "hardware")
+    )
     assert causal.forward < full.forward == hardware.forward
-    # Distances and memories have no gradient: tests/llmsys/model/test_segment_memory.py counts theirs.
+    # Distances and memories have no gradient: tests/llmsys/model/test_segment_memory.py counts
+    # theirs.
     is_cut = any(row.cut_steps for row in list_model_tensors(model))
-    assert (full.forward_backward < 3 * full.forward) if is_cut else (full.forward_backward == 3 * full.forward)
+    assert (
+        (full.forward_backward < 3 * full.forward)
+        if is_cut
+        else (full.forward_backward == 3 * full.forward)
+    )
 
 
 def test_a_document_without_tokens_is_refused() -> None:
     with pytest.raises(
-        ValueError, match=r"A document length of 0 tokens is too small\. Give lengths of 1 token or more\."
+        ValueError,
+        match=r"A document length of 0 tokens is too small\. Give lengths of 1 token or more\.",
     ):
         list(iter_document_lengths(8, (3, 0)))
 
 
 def test_conventions_differ_in_attention_alone() -> None:
     model = ModelConfig.model_validate(TINY)
-    causal, full, hardware = (count_flops(model, 128, 2, name) for name in ("causal", "full", "hardware"))
+    causal, full, hardware = (
+        count_flops(model, 128, 2, name) for name in ("causal", "full", "hardware")
+    )
     assert causal.forward - causal.attention == full.forward - full.attention
     assert full.attention == full.tokens * 128 * 4 * 24 * 3
     assert hardware.forward_backward == full.forward_backward == 3 * full.forward
@@ -167,4 +207,7 @@ def test_twice_the_batch_is_twice_the_work_and_attention_grows_with_length() -> 
     assert count_flops(model, 64, 6).forward == 2 * count_flops(model, 64, 3).forward
     shares = [count_flops(model, length, 1).attention_share for length in (16, 64, 256, 4096)]
     assert shares == sorted(shares)
-    assert count_flops(model, 64, 2, "full").flops_per_token == count_flops(model, 64, 2, "full").forward_backward / 128
+    assert (
+        count_flops(model, 64, 2, "full").flops_per_token
+        == count_flops(model, 64, 2, "full").forward_backward / 128
+    )

@@ -1,10 +1,12 @@
-"""Waits for the host in mixtures of experts: launches for each local expert, less what hides them."""
+"""Waits for the host in mixtures of experts: launches for each local expert, less what hides
+them.
+"""
 
 from typing import Any
 
 import pytest
 
-from llmsys.config.load import load_model_config
+from llmsys.config.loading.load import load_model_config
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.run import RunConfig
 from llmsys.estimate.device_profile import load_device_profile
@@ -41,7 +43,9 @@ def test_launches_of_experts_show_where_they_outlast_their_matmuls() -> None:
 
 
 def test_fixed_sizes_let_all_compute_hide_the_launches() -> None:
-    counted, fixed = (price(2, expert_launches=17, expert_rows="node", reads_counts=one) for one in (True, False))
+    counted, fixed = (
+        price(2, expert_launches=17, expert_rows="node", reads_counts=one) for one in (True, False)
+    )
     hidden = counted["host"] - fixed["host"]
     other = sum(fixed[name] for name in ("attention", "elementwise", "permutation"))
     # Matmuls of blocks hide launches too, and those of the head do not.
@@ -55,7 +59,8 @@ def test_a_plain_all_to_all_waits_for_its_counts_too() -> None:
 
 def test_the_shipped_programs_differ_as_their_sources_say() -> None:
     times = {
-        name: load_program_profile(name).time for name in ("megatron", "megatron-overlap", "megatron-drop", "hai-llm")
+        name: load_program_profile(name).time
+        for name in ("megatron", "megatron-overlap", "megatron-drop", "hai-llm")
     }
     assert times["megatron-overlap"].expert_launches > 2 * times["megatron"].expert_launches
     assert (times["megatron-drop"].reads_counts, times["megatron"].reads_counts) == (False, True)

@@ -1,4 +1,6 @@
-"""The rows of the estimate are the parameters of the built module, name by name and shape by shape."""
+"""The rows of the estimate are the parameters of the built module, name by name and shape by
+shape.
+"""
 
 from typing import Any
 
@@ -15,5 +17,10 @@ from tests.helpers.model_sections import SHAPE, VARIANTS
 def test_every_tensor_is_one_of_the_built_module(changes: dict[str, Any]) -> None:
     config = ModelConfig.model_validate(SHAPE | changes)
     with torch.device("meta"):
-        built = {name: tuple(parameter.shape) for name, parameter in Transformer(config).named_parameters()}
-    assert {name: row.shape for row in list_model_tensors(config) for name in row.iter_names()} == built
+        built = {
+            name: tuple(parameter.shape)
+            for name, parameter in Transformer(config).named_parameters()
+        }
+    assert {
+        name: row.shape for row in list_model_tensors(config) for name in row.iter_names()
+    } == built

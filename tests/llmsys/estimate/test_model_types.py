@@ -1,4 +1,6 @@
-"""Parameters and operations equal what transformers' own classes have and what PyTorch counts on them."""
+"""Parameters and operations equal what transformers' own classes have and what PyTorch counts on
+them.
+"""
 
 import json
 from typing import Any
@@ -8,14 +10,20 @@ import torch
 import transformers
 from torch.utils.flop_counter import FlopCounterMode
 
-from llmsys.config.load import build_model_config
+from llmsys.config.loading.load import build_model_config
 from llmsys.config.model import ModelConfig
 from llmsys.estimate.flops import count_flops
 from llmsys.estimate.model_tensors import count_parameters
 from tests.helpers.hugging_face_families import FAMILIES
 
 SEQUENCES, LENGTH, TARGET = 2, 7, 5
-OUTPUTS = ("logits", "prediction_logits", "seq_relationship_logits", "last_hidden_state", "pooler_output")
+OUTPUTS = (
+    "logits",
+    "prediction_logits",
+    "seq_relationship_logits",
+    "last_hidden_state",
+    "pooler_output",
+)
 
 
 def oracle(name: str) -> tuple[Any, ModelConfig]:
@@ -31,7 +39,11 @@ def oracle(name: str) -> tuple[Any, ModelConfig]:
 
 def inputs_of(model: Any) -> dict[str, torch.Tensor]:
     if model.config.model_type == "vit":
-        return {"pixel_values": torch.zeros(SEQUENCES, 3, model.config.image_size, model.config.image_size)}
+        return {
+            "pixel_values": torch.zeros(
+                SEQUENCES, 3, model.config.image_size, model.config.image_size
+            )
+        }
     tokens = torch.full((SEQUENCES, LENGTH), 5)
     if not model.config.is_encoder_decoder:
         return {"input_ids": tokens}
@@ -42,7 +54,9 @@ def inputs_of(model: Any) -> dict[str, torch.Tensor]:
 def test_parameters_equal_those_of_the_class(name: str) -> None:
     model, config = oracle(name)
     # Marian keeps its sinusoids as a parameter that is never trained.
-    assert count_parameters(config).total == sum(one.numel() for one in model.parameters() if one.requires_grad)
+    assert count_parameters(config).total == sum(
+        one.numel() for one in model.parameters() if one.requires_grad
+    )
 
 
 @pytest.mark.parametrize("name", FAMILIES)

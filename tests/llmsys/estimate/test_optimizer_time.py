@@ -1,4 +1,6 @@
-"""Seconds of the optimizer step: bytes for every optimizer, and the products that orthogonalize Muon's matrices."""
+"""Seconds of the optimizer step: bytes for every optimizer, and the products that orthogonalize
+Muon's matrices.
+"""
 
 import pytest
 import torch
@@ -28,7 +30,9 @@ def test_muon_adds_its_products_which_ranks_share_unless_two_axes_shard_a_matrix
             config = config.model_copy(update={"engine": DeepSpeedEngineConfig(zero_stage=stage)})
         if optimizer:
             config = config.model_copy(update={"optimizer": MuonConfig(**optimizer)})
-        bench = KernelContext(DENSE, layout, H100, SoftwareProfile(), MicroBatchShape(1, 4096, 4096, "bf16"))
+        bench = KernelContext(
+            DENSE, layout, H100, SoftwareProfile(), MicroBatchShape(1, 4096, 4096, "bf16")
+        )
         return estimate_optimizer_seconds(config, bench, 1)
 
     alone = ParallelLayout(shard=1)
@@ -38,7 +42,9 @@ def test_muon_adds_its_products_which_ranks_share_unless_two_axes_shard_a_matrix
         6 * (4 * min(a, b) ** 2 * max(a, b) + 2 * min(a, b) ** 3)
         for a, b in [(4096, 4096)] * 2 + [(1024, 4096)] * 2 + [(4096, 14336)] * 3
     )
-    assert many == pytest.approx(32 * products / (H100.get_peak_flops("bf16") * H100.efficiency.products))
+    assert many == pytest.approx(
+        32 * products / (H100.get_peak_flops("bf16") * H100.efficiency.products)
+    )
     shared, repeated = (
         estimate(layout, newton_schulz_steps=6) - estimate(layout)
         for layout in (ParallelLayout(shard=8), ParallelLayout(shard=4, tensor=2))
@@ -46,6 +52,8 @@ def test_muon_adds_its_products_which_ranks_share_unless_two_axes_shard_a_matrix
     assert many / 8 < shared < many / 6
     # Put together by all ranks in flat shards; every rank has each matrix in stage 0.
     shard = ParallelLayout(shard=8)
-    flat, whole = (estimate(shard, stage, newton_schulz_steps=6) - estimate(shard, stage) for stage in (1, 0))
+    flat, whole = (
+        estimate(shard, stage, newton_schulz_steps=6) - estimate(shard, stage) for stage in (1, 0)
+    )
     assert shared < flat < whole == pytest.approx(many)
     assert repeated > many

@@ -1,4 +1,6 @@
-"""Laws of the counts: parts sum to totals, a token meets what it visits, rules of thumb say how wrong they are."""
+"""Laws of the counts: parts sum to totals, a token meets what it visits, rules of thumb say how
+wrong they are.
+"""
 
 from typing import Any, Literal
 
@@ -22,14 +24,18 @@ def test_parts_sum_to_the_total(changes: dict[str, Any]) -> None:
         "dense": config.num_dense_layers,
         "moe": config.num_moe_layers,
         "encoder": config.encoder_model.num_hidden_layers,
-        "multi_token_prediction": config.multi_token_prediction.depth if config.multi_token_prediction else 0,
+        "multi_token_prediction": config.multi_token_prediction.depth
+        if config.multi_token_prediction
+        else 0,
     }
     if config.recurrence is not None:  # all layers share one block
         layers = {kind: min(count, 1) for kind, count in layers.items()}
     in_blocks = sum(count * layers[kind] for kind, count in counts.per_layer.items())
     outside = sum(row.num_elements for row in list_model_tensors(config) if not row.layers)
     assert sum(counts.by_component.values()) == counts.total == in_blocks + outside
-    scope: Literal["window", "document"] = "window" if config.attention.mixes_documents else "document"
+    scope: Literal["window", "document"] = (
+        "window" if config.attention.mixes_documents else "document"
+    )
     run = RunConfig(model=config, batch=BatchConfig(sequence_length=16, attention_scope=scope))
     assert sum(one["count"] for one in list_tensor_counts(run)) == counts.total
 
@@ -37,7 +43,9 @@ def test_parts_sum_to_the_total(changes: dict[str, Any]) -> None:
 @pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
 def test_every_name_stands_once(changes: dict[str, Any]) -> None:
     names = [
-        name for row in list_model_tensors(ModelConfig.model_validate(SHAPE | changes)) for name in row.iter_names()
+        name
+        for row in list_model_tensors(ModelConfig.model_validate(SHAPE | changes))
+        for name in row.iter_names()
     ]
     assert len(names) == len(set(names))
 
@@ -47,14 +55,20 @@ def test_a_token_meets_the_chosen_experts_only() -> None:
     counts = count_parameters(config)
     one_expert = 3 * config.hidden_size * 16
     assert counts.total - counts.active.all == (6 - 2) * one_expert * config.num_hidden_layers
-    everyone = count_parameters(ModelConfig.model_validate(SHAPE | {"moe": MOE | {"num_experts_per_tok": 6}}))
+    everyone = count_parameters(
+        ModelConfig.model_validate(SHAPE | {"moe": MOE | {"num_experts_per_tok": 6}})
+    )
     assert everyone.active.all == everyone.total
 
 
 def test_a_tied_embedding_stays_active_as_the_head() -> None:
     tied = count_parameters(ModelConfig.model_validate(SHAPE | {"tie_word_embeddings": True}))
     loose = count_parameters(ModelConfig.model_validate(SHAPE))
-    assert tied.active.without_input_embedding == tied.active.all == loose.active.without_input_embedding
+    assert (
+        tied.active.without_input_embedding
+        == tied.active.all
+        == loose.active.without_input_embedding
+    )
     assert tied.active.without_embeddings == loose.active.without_embeddings == loose.non_embedding
 
 

@@ -1,8 +1,11 @@
-"""The peak of a step: against tensors that are alive while FSDP2 runs it, and against torch's own tracker of memory.
+"""The peak of a step: against tensors that are alive while FSDP2 runs it, and against torch's own
+tracker of memory.
 
-Both run one of several pretended ranks, whose collectives do nothing, on a CPU: nothing is reserved there.
+Both run one of several pretended ranks, whose collectives do nothing, on a CPU: nothing is reserved
+there.
 
-Laws of the derived micro-batch: the largest that fits, by the arithmetic of the estimate, and no silent overflow.
+Laws of the derived micro-batch: the largest that fits, by the arithmetic of the estimate, and no
+silent overflow.
 """
 
 from typing import Any
@@ -12,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
 
-from llmsys.config.load import load_run_config
+from llmsys.config.loading.load import load_run_config
 from llmsys.config.objective import LossConfig
 from llmsys.config.run import RunConfig
 from llmsys.errors import ConfigError
@@ -31,7 +34,8 @@ CPU = MemoryProfile(device="cpu")
 
 def config(*overrides: str) -> RunConfig:
     return load_run_config(
-        "train/demo", ["batch.sequences=48", "batch.micro_sequences=auto", "train.precision=bf16", *overrides]
+        "train/demo",
+        ["batch.sequences=48", "batch.micro_sequences=auto", "train.precision=bf16", *overrides],
     )
 
 
@@ -60,7 +64,9 @@ def test_a_micro_batch_divides_every_size_of_a_ramp() -> None:
 
 def test_when_nothing_fits_the_message_says_what_binds_and_what_would_help() -> None:
     one = config()
-    with pytest.raises(ConfigError, match=r"auto finds no size that fits; .* runs out .* GiB over capacity .*"):
+    with pytest.raises(
+        ConfigError, match=r"auto finds no size that fits; .* runs out .* GiB over capacity .*"
+    ):
         find_largest_micro_batch(one, one.layout.resolve(2, one.model), 1 << 26, CPU)
 
 
@@ -84,7 +90,11 @@ def run_of(sequences: int = 2, length: int = 128, shard: int = 4, **changes: Any
     return RunConfig.model_validate(
         {
             "model": MODEL | changes,
-            "batch": {"sequence_length": length, "sequences": sequences * shard, "attention_scope": "window"},
+            "batch": {
+                "sequence_length": length,
+                "sequences": sequences * shard,
+                "attention_scope": "window",
+            },
             "layout": {"shard": shard},
             "train": train,
         }
@@ -105,16 +115,23 @@ class Rank:
         materialize_parameters(
             self.model,
             torch.device("cpu"),
-            lambda name, shape, region: torch.zeros([size for _, size in region or ()]).normal_(std=0.02),
+            lambda name, shape, region: torch.zeros([size for _, size in region or ()]).normal_(
+                std=0.02
+            ),
         )
         self.optimizer = torch.optim.AdamW(self.model.parameters(), foreach=False)
-        shape = config.batch.sequences_per_step // config.layout.data_parallel_size, config.batch.sequence_length
+        shape = (
+            config.batch.sequences_per_step // config.layout.data_parallel_size,
+            config.batch.sequence_length,
+        )
         self.tokens_BT = torch.randint(0, config.model.vocab_size, shape)
         self._loss = cross_entropy.build_training_loss(LossConfig())
         cross_entropy._logits_buffers.clear()  # buffers that larger tests left
 
     def backward(self) -> None:
-        loss: Tensor = self.model(self.tokens_BT, finish=lambda head, x, places: self._loss(head, x, self.tokens_BT))
+        loss: Tensor = self.model(
+            self.tokens_BT, finish=lambda head, x, places: self._loss(head, x, self.tokens_BT)
+        )
         loss.backward()
 
     def step(self) -> None:
@@ -136,7 +153,9 @@ CASES: dict[str, RunConfig] = {
     "batch": run_of(sequences=6),
     "weights": run_of(1, 64, 8, **LARGE, train={"activation_checkpoint": "full"}),
     "experts": run_of(moe=MOE),
-    "two ranks": run_of(1, 256, 2, **LARGE, vocab_size=2048, train={"activation_checkpoint": "selective"}),
+    "two ranks": run_of(
+        1, 256, 2, **LARGE, vocab_size=2048, train={"activation_checkpoint": "selective"}
+    ),
 }
 
 
@@ -163,7 +182,10 @@ def test_the_peak_is_that_of_torchs_tracker_within_a_few_percent(name: str) -> N
         tracker.track_inputs((rank.tokens_BT,))
         with tracker:
             rank.step()
-        peak = {str(kind): size for kind, size in tracker.get_tracker_snapshot("peak")[torch.device("cpu")].items()}
+        peak = {
+            str(kind): size
+            for kind, size in tracker.get_tracker_snapshot("peak")[torch.device("cpu")].items()
+        }
     ledger = estimate_peak_memory(config, config.layout, system=ON_CPU)
     items = {item.name: item.bytes for item in ledger.peak.items}
     by_kind = {kind.rpartition(".")[2]: size for kind, size in peak.items()}

@@ -1,4 +1,6 @@
-"""Predicted against measured: what is missing is named, and a profile that has learnt from runs predicts them."""
+"""Predicted against measured: what is missing is named, and a profile that has learnt from runs
+predicts them.
+"""
 
 import json
 from pathlib import Path
@@ -7,8 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from launch.main import main
-from llmsys.config.load import load_run_config
+from llmsys.config.loading.load import load_run_config
 from llmsys.errors import ConfigError, DataError
 from llmsys.estimate.device_profile import load_device_profile
 from llmsys.estimate.prediction_error import (
@@ -20,9 +21,13 @@ from llmsys.estimate.prediction_error import (
 from llmsys.estimate.residual_model import load_residuals
 from llmsys.estimate.step_time import StepTime, estimate_step_time
 from llmsys.events import EventWriter
+from llmsys.launch.main import main
 from tests.helpers.device_profile import NAME, build_abacus, write_abacus
 
-DENSE, MOE = ("layout.expert=1", "model.moe=null", "model.intermediate_size=704"), ("layout.expert=1",)
+DENSE, MOE = (
+    ("layout.expert=1", "model.moe=null", "model.intermediate_size=704"),
+    ("layout.expert=1",),
+)
 
 
 def timed(folder: Path, profile: Any) -> StepTime:
@@ -30,7 +35,9 @@ def timed(folder: Path, profile: Any) -> StepTime:
     return estimate_step_time(config, config.resolve_layout(1), profile)
 
 
-def write_run(folder: Path, times: float = 1.7, words: tuple[str, ...] = DENSE, **changes: Any) -> Path:
+def write_run(
+    folder: Path, times: float = 1.7, words: tuple[str, ...] = DENSE, **changes: Any
+) -> Path:
     """A run on the made-up device whose steps took `times` what the model of time says."""
     folder.mkdir()
     config = load_run_config("train/demo", [f"run.name={folder.name}", *words])
@@ -45,7 +52,11 @@ def write_run(folder: Path, times: float = 1.7, words: tuple[str, ...] = DENSE, 
     }
     with EventWriter(folder / "events.jsonl") as events:
         events.write("prediction", step=0, **prediction | changes)
-        measured = {"step_seconds": times * time.seconds.p50 / time.factor, "steps": 9, "peak_bytes": 3 * 2**29}
+        measured = {
+            "step_seconds": times * time.seconds.p50 / time.factor,
+            "steps": 9,
+            "peak_bytes": 3 * 2**29,
+        }
         events.write("measured", step=9, **measured)
     return folder
 
@@ -56,14 +67,21 @@ def test_a_run_is_told_with_signed_residuals(tmp_path: Path) -> None:
     time = found["step_seconds"]
     assert time["residual"] == pytest.approx(1.7 / load_residuals().dense.factor - 1)
     assert not time["within_p10_p90"]
-    assert load_run_comparison(write_run(tmp_path / "b", 1.0)).to_dict()["step_seconds"]["within_p10_p90"]
+    assert load_run_comparison(write_run(tmp_path / "b", 1.0)).to_dict()["step_seconds"][
+        "within_p10_p90"
+    ]
 
 
 @pytest.mark.parametrize("words", [DENSE, MOE], ids=["dense", "moe"])
-def test_the_profile_that_learnt_from_a_run_predicts_it(tmp_path: Path, words: tuple[str, ...]) -> None:
+def test_the_profile_that_learnt_from_a_run_predicts_it(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
     run, file = write_run(tmp_path / "a", 1.7, words), write_abacus(tmp_path / "mine.yaml")
     assert main(["reconcile", str(run), "--update", str(file)]) == 0
-    after, measured = timed(run, load_device_profile(str(file))), load_run_comparison(run).measured["step_seconds"]
+    after, measured = (
+        timed(run, load_device_profile(str(file))),
+        load_run_comparison(run).measured["step_seconds"],
+    )
     assert after.seconds.p50 == pytest.approx(measured)
     assert after.factor == pytest.approx(1.7)
     assert sum(after.parts.values()) == pytest.approx(measured)
@@ -77,7 +95,9 @@ def test_the_profile_that_learnt_from_a_run_predicts_it(tmp_path: Path, words: t
 
 def test_runs_add_up_and_the_same_run_counts_once(tmp_path: Path) -> None:
     file = write_abacus(tmp_path / "mine.yaml")
-    runs = [write_run(tmp_path / name, times) for name, times in (("a", 1.4), ("b", 1.5), ("c", 1.6))]
+    runs = [
+        write_run(tmp_path / name, times) for name, times in (("a", 1.4), ("b", 1.5), ("c", 1.6))
+    ]
     for these in ([runs[0]], runs, [runs[1]]):
         assert main(["reconcile", *map(str, these), "--update", str(file)]) == 0
     learnt = load_device_profile(str(file)).residual["dense"]
@@ -99,16 +119,25 @@ def test_no_device_learns_from_another(tmp_path: Path) -> None:
     file = write_abacus(tmp_path / "mine.yaml")
     for device, said in (("unknown", "an unknown device"), ("H100 SXM 80GB", "H100 SXM 80GB")):
         run = write_run(tmp_path / device.split()[0], device=device)
-        with pytest.raises(ConfigError, match=f"was predicted for {said}, and .*mine.yaml describes {NAME}"):
+        with pytest.raises(
+            ConfigError, match=f"was predicted for {said}, and .*mine.yaml describes {NAME}"
+        ):
             load_profile_to_update(file, [load_run_comparison(run)])
     with pytest.raises(
-        ConfigError, match=r"nowhere.yaml does not exist, and llmsys has no profile .* device, unknown. Measure it"
+        ConfigError,
+        match=r"nowhere.yaml does not exist, and llmsys has no profile .* device, unknown. Measure it",
     ):
-        load_profile_to_update(tmp_path / "nowhere.yaml", [load_run_comparison(tmp_path / "unknown")])
+        load_profile_to_update(
+            tmp_path / "nowhere.yaml", [load_run_comparison(tmp_path / "unknown")]
+        )
 
 
-def test_runs_that_cannot_be_reconciled_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    good = write_run(tmp_path / "good", step_seconds=None, why_no_time="the device is unknown", device="unknown")
+def test_runs_that_cannot_be_reconciled_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = write_run(
+        tmp_path / "good", step_seconds=None, why_no_time="the device is unknown", device="unknown"
+    )
     write_run(tmp_path / "foreign", memory={"peak_bytes": 1, "kind": "reserved"})
     for name, kind in (("old", "start"), ("killed", "prediction")):
         (tmp_path / name).mkdir()
@@ -116,13 +145,22 @@ def test_runs_that_cannot_be_reconciled_are_named(tmp_path: Path, capsys: pytest
             events.write(kind, step=0)
     with pytest.raises(DataError, match="old has no prediction"):
         load_run_comparison(tmp_path / "old")
-    assert main(["reconcile", *(str(tmp_path / name) for name in ("good", "old", "killed", "foreign", "none"))]) == 0
+    assert (
+        main(
+            [
+                "reconcile",
+                *(str(tmp_path / name) for name in ("good", "old", "killed", "foreign", "none")),
+            ]
+        )
+        == 0
+    )
     said = capsys.readouterr().out
     for part in (
         "the device is unknown",
         "old has no prediction",
         "killed has no measurement",
-        "foreign/events.jsonl: the prediction event has no memory.instant. Another version or program wrote it: train",
+        "foreign/events.jsonl: the prediction event has no memory.instant. Another version or "
+        "program wrote it: train",
         "none/events.jsonl",
     ):
         assert part in said

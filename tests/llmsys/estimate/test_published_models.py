@@ -1,11 +1,13 @@
-"""Counts of published models, to the last parameter, against what was counted on their own implementations."""
+"""Counts of published models, to the last parameter, against what was counted on their own
+implementations.
+"""
 
 import json
 from typing import Any
 
 import pytest
 
-from llmsys.config.load import build_model_config, load_model_config
+from llmsys.config.loading.load import build_model_config, load_model_config
 from llmsys.config.model import ModelConfig
 from llmsys.estimate.model_tensors import ParameterCounts, count_parameters
 from tests.helpers.paths import TEST_DATA
@@ -63,7 +65,13 @@ def test_models_written_by_hand_are_counted_to_the_last_parameter(name: str) -> 
 
 def test_prediction_modules_come_on_top() -> None:
     plain = count_parameters(ModelConfig.model_validate(TRAPS["deepseek-v3"]))
-    more = count_parameters(ModelConfig.model_validate(TRAPS["deepseek-v3"] | {"multi_token_prediction": {}}))
+    more = count_parameters(
+        ModelConfig.model_validate(TRAPS["deepseek-v3"] | {"multi_token_prediction": {}})
+    )
     module = COUNTED["deepseek-v3"]["prediction_module"]
-    assert more.by_component["multi_token_prediction"] == more.per_layer["multi_token_prediction"] == module
+    assert (
+        more.by_component["multi_token_prediction"]
+        == more.per_layer["multi_token_prediction"]
+        == module
+    )
     assert more.total == plain.total + module == 682_636_472_320

@@ -2,7 +2,7 @@
 
 import pytest
 
-from llmsys.config.load import load_model_config
+from llmsys.config.loading.load import load_model_config
 from llmsys.config.model import ModelConfig
 from llmsys.estimate.rank_parameters import PipelineStage, _cut_evenly, list_pipeline_stages
 from llmsys.estimate.software_profile import MemoryProfile
@@ -22,21 +22,33 @@ def test_short_ends_are_the_chunks_that_llama_3_describes() -> None:
     assert sorted(first.layers) == [16 * chunk - 1 for chunk in range(1, 8)]
     assert sorted(second.layers) == [16 * chunk for chunk in range(8)]
     assert sorted(last.layers) == [16 * chunk + 14 for chunk in range(7)]
-    assert [(stage.first, stage.last) for stage in (first, second, last)] == [(1, 0), (0, 0), (0, 1)]
+    assert [(stage.first, stage.last) for stage in (first, second, last)] == [
+        (1, 0),
+        (0, 0),
+        (0, 1),
+    ]
 
 
 @pytest.mark.parametrize(("rank", "layers"), [(0, 16 * 7), (1, 16 * 7 + 2 * 14 + 1)])
-def test_a_rank_holds_the_warm_up_of_the_interleaved_schedule_and_one_more(rank: int, layers: int) -> None:
-    """Megatron's warm-up of rank r has 2 (p - r - 1) + (v - 1) p forward passes of chunks (Narayanan 2021, 2.2).
+def test_a_rank_holds_the_warm_up_of_the_interleaved_schedule_and_one_more(
+    rank: int, layers: int
+) -> None:
+    """Megatron's warm-up of rank r has 2 (p - r - 1) + (v - 1) p forward passes of chunks
+    (Narayanan 2021, 2.2).
 
-    Rounds are of 16 micro-batches: chunk 0 of the first rank, which begins the second round, has no layer.
+    Rounds are of 16 micro-batches: chunk 0 of the first rank, which begins the second round, has no
+    layer.
     """
     stage = list_stages(LLAMA, stages="short_ends", pipeline_chunks=8)[rank]
     assert stage.in_flight * len(stage.layers) == pytest.approx(layers)
 
 
-def test_a_bidirectional_pipeline_has_two_stages_on_a_rank_and_one_micro_batch_more_than_ranks() -> None:
-    """DeepSeek-V3, table 2: two copies of the parameters, and activations of PP + 1 micro-batches."""
+def test_a_bidirectional_pipeline_has_two_stages_on_a_rank_and_one_micro_batch_more_than_ranks() -> (
+    None
+):
+    """DeepSeek-V3, table 2: two copies of the parameters, and activations of PP + 1
+    micro-batches.
+    """
     ends, middle = list_stages(DEEPSEEK, schedule="bidirectional", stages="short_ends")
     # 61 blocks and two ends in 16 stages: 3, then 14 of 4, and 2.
     assert ends.held_layers == ((frozenset(range(3)), 16), (frozenset({59, 60}), 1))
@@ -45,7 +57,10 @@ def test_a_bidirectional_pipeline_has_two_stages_on_a_rank_and_one_micro_batch_m
     names = [row.name for row in ends.iter_parameters(DEEPSEEK)]
     assert {"embed.weight", "head.weight"} <= set(names)
     elements = sum(row.num_elements for row in middle.iter_parameters(DEEPSEEK))
-    mean = sum(row.num_elements for row in PipelineStage(frozenset(range(61)), True, True, 1).iter_parameters(DEEPSEEK))
+    mean = sum(
+        row.num_elements
+        for row in PipelineStage(frozenset(range(61)), True, True, 1).iter_parameters(DEEPSEEK)
+    )
     assert elements == pytest.approx(2 * mean / 16, rel=0.1)
 
 
@@ -59,5 +74,7 @@ def test_equal_stages_of_both_directions_cover_neighbouring_layers() -> None:
 @pytest.mark.parametrize("ranks", [2, 7, 32, 126, 128])
 def test_short_ends_have_every_layer_once_and_no_rank_without_layers_counts(ranks: int) -> None:
     program = MemoryProfile(pipeline=ranks, stages="short_ends")
-    assert [layer for stage in _cut_evenly(LLAMA.num_hidden_layers, program) for layer in stage] == list(range(126))
+    assert [
+        layer for stage in _cut_evenly(LLAMA.num_hidden_layers, program) for layer in stage
+    ] == list(range(126))
     assert all(stage.layers for stage in list_pipeline_stages(LLAMA, program))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from llmsys.config.load import load_model_config
+from llmsys.config.loading.load import load_model_config
 from llmsys.estimate.device_profile import load_device_profile
 from llmsys.estimate.flops import count_flops
 from llmsys.estimate.model_tensors import count_parameters
@@ -25,7 +25,15 @@ def test_kernels_are_those_of_a_block_and_stay_below_the_roof(name: str) -> None
         assert matrices * blocks == count_flops(model, 1024, 2).forward - head
     if name == "mixtral-8x7b":
         experts = sum(one.flops for one in kernels if "experts" in one.name)
-        assert experts == 2 * 2048 * 2 * count_parameters(model).by_component["experts"] / 8 / model.num_hidden_layers
+        assert (
+            experts
+            == 2
+            * 2048
+            * 2
+            * count_parameters(model).by_component["experts"]
+            / 8
+            / model.num_hidden_layers
+        )
 
 
 def test_tensor_parallelism_divides_a_layer() -> None:

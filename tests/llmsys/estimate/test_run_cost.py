@@ -1,4 +1,6 @@
-"""Whole runs: failures and the best time between saves, money and energy from stated assumptions."""
+"""Whole runs: failures and the best time between saves, money and energy from stated
+assumptions.
+"""
 
 import random
 from math import exp
@@ -7,7 +9,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from llmsys.config.load import load_model_config
+from llmsys.config.loading.load import load_model_config
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.run import RunConfig
 from llmsys.errors import ConfigError
@@ -34,15 +36,24 @@ H100 = load_device_profile("h100-sxm")
 def cost(device: DeviceProfile = H100, **changes: Any) -> RunCost:
     config = RunConfig()
     return estimate_run_cost(
-        config, estimate_step_time(config, ParallelLayout(shard=8), device), device, ClusterCosts(**changes)
+        config,
+        estimate_step_time(config, ParallelLayout(shard=8), device),
+        device,
+        ClusterCosts(**changes),
     )
 
 
-@pytest.mark.parametrize(("save", "restart", "failure"), [(30, 600, 11_000), (120, 300, 3_600), (5, 60, 1e6)])
-def test_dalys_interval_minimises_the_expected_time(save: float, restart: float, failure: float) -> None:
+@pytest.mark.parametrize(
+    ("save", "restart", "failure"), [(30, 600, 11_000), (120, 300, 3_600), (5, 60, 1e6)]
+)
+def test_dalys_interval_minimises_the_expected_time(
+    save: float, restart: float, failure: float
+) -> None:
     best = compute_daly_interval(save, failure)
     at_best = compute_expected_seconds(best, save, restart, failure) / best
-    searched = min(compute_expected_seconds(tau, save, restart, failure) / tau for tau in range(10, 40_000, 10))
+    searched = min(
+        compute_expected_seconds(tau, save, restart, failure) / tau for tau in range(10, 40_000, 10)
+    )
     assert at_best == pytest.approx(searched, rel=1e-3)
     assert at_best <= compute_expected_seconds(
         compute_young_interval(save, failure), save, restart, failure
@@ -60,17 +71,21 @@ def test_the_expected_time_is_what_a_simulation_takes() -> None:
                 total += interval + save
                 break
             total += lasted
-            while (lasted := draw.expovariate(1 / failure)) < restart:  # it fails again while it comes back
+            # it fails again while it comes back
+            while (lasted := draw.expovariate(1 / failure)) < restart:
                 total += lasted
             total += restart
-    assert total / segments == pytest.approx(compute_expected_seconds(interval, save, restart, failure), rel=0.02)
+    assert total / segments == pytest.approx(
+        compute_expected_seconds(interval, save, restart, failure), rel=0.02
+    )
 
 
 def test_goodput_falls_with_ranks_and_rises_with_reliable_machines() -> None:
     plain = ClusterCosts()
     fractions = [estimate_goodput(plain, ranks).fraction for ranks in (8, 512, 16_384)]
     assert fractions == sorted(fractions, reverse=True)
-    assert estimate_goodput(plain, 16_384).failures_per_day == pytest.approx(419 / 54, rel=0.05)  # Llama 3, 3.3.4
+    # Llama 3, 3.3.4
+    assert estimate_goodput(plain, 16_384).failures_per_day == pytest.approx(419 / 54, rel=0.05)
     assert estimate_goodput(ClusterCosts(device_failure_hours=5e6), 16_384).fraction > fractions[-1]
     assert estimate_goodput(plain, 512, checkpoint_seconds=60).fraction < fractions[1]
 
@@ -87,7 +102,14 @@ def test_money_and_energy_follow_the_stated_assumptions() -> None:
     )
     dearer = cost(price_per_kwh=0.1).money.p50 - one.money.p50
     assert dearer == pytest.approx(0.1 * one.accelerator_hours.p50 * watts / 1000 * 1.1)
-    stated = {"price_per_hour", "price_per_kwh", "power_share", "host_watts", "pue", "device_failure_hours"}
+    stated = {
+        "price_per_hour",
+        "price_per_kwh",
+        "power_share",
+        "host_watts",
+        "pue",
+        "device_failure_hours",
+    }
     assert stated | {"save_seconds", "restart_seconds", "other_loss"} <= set(one.assumptions)
 
 
@@ -109,14 +131,19 @@ def test_whole_run_utilisation_is_below_that_of_a_step() -> None:
 def test_without_watts_there_is_no_energy_and_no_price_for_it() -> None:
     unknown = H100.model_copy(update={"watts": None})
     assert cost(unknown).energy_kwh is None
-    with pytest.raises(ConfigError, match=r"price_per_kwh needs the power of H100 SXM 80GB. Set watts in its profile."):
+    with pytest.raises(
+        ConfigError,
+        match=r"price_per_kwh needs the power of H100 SXM 80GB. Set watts in its profile.",
+    ):
         cost(unknown, price_per_kwh=0.1)
 
 
 def test_an_interval_holds_its_percentiles() -> None:
     one, draw = build_log_normal_interval(10, 0.5), random.Random(1)
     values = [10 * exp(draw.gauss(0, 0.5)) for _ in range(20_000)]
-    assert sum(one.contains(value) for value in values) / len(values) == pytest.approx(0.8, abs=0.01)
+    assert sum(one.contains(value) for value in values) / len(values) == pytest.approx(
+        0.8, abs=0.01
+    )
     assert one.scale(2).p50 == 20
 
 
@@ -129,7 +156,9 @@ def test_hours_of_a_run_contain_evaluations_saves_and_the_slowest_device() -> No
         return estimate_run_cost(config, step, H100, cluster).hours.p50
 
     calm = ClusterCosts(save_seconds=0)
-    assert count_hours(ClusterCosts(save_seconds=0, straggler=0.05)) == pytest.approx(1.05 * count_hours(calm))
+    assert count_hours(ClusterCosts(save_seconds=0, straggler=0.05)) == pytest.approx(
+        1.05 * count_hours(calm)
+    )
     # Each evaluation is the forward pass of three steps' tokens: as long as one step.
     every = {"every_steps": 10, "max_tokens": 3 * step.tokens}
     evaluations = (plain.num_steps - 1) // 10 + 1
@@ -155,9 +184,16 @@ def test_levels_of_a_cluster_file_slow_down_what_crosses_them() -> None:
     rail = {"devices": 64, "bandwidth": 50e9}
     levels = [{"devices": 8, "bandwidth": 450e9, "latency_seconds": 6e-6}, rail]
     spine = {"devices": 4096, "bandwidth": 50e9, "oversubscription": 4}
-    flat, steep = (ClusterCosts.model_validate({"network": [*levels, *more]}).load_device() for more in ((), (spine,)))
+    flat, steep = (
+        ClusterCosts.model_validate({"network": [*levels, *more]}).load_device()
+        for more in ((), (spine,))
+    )
     for size, factor in ((8, 1.0), (64, 1.0), (512, 4.0)):
-        one, other = (estimate_all_gather_seconds(RankGroup(size), 1e13, device) for device in (flat, steep))
+        one, other = (
+            estimate_all_gather_seconds(RankGroup(size), 1e13, device) for device in (flat, steep)
+        )
         assert other / one == pytest.approx(factor, rel=1e-3)
-    with pytest.raises(ValidationError, match="levels of 8, 12 devices: each must be a multiple of the one before"):
+    with pytest.raises(
+        ValidationError, match="levels of 8, 12 devices: each must be a multiple of the one before"
+    ):
         ClusterCosts.model_validate({"network": [levels[0], rail | {"devices": 12}]})

@@ -4,8 +4,7 @@ from typing import Literal
 
 import pytest
 
-from launch.preflight.cluster_checks import resolve_for_hosts
-from llmsys.config.load import load_run_config
+from llmsys.config.loading.load import load_run_config
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.run import RunConfig
 from llmsys.config.train import Precision
@@ -16,12 +15,18 @@ from llmsys.estimate.run_estimate import estimate_run
 from llmsys.estimate.software_profile import resolve_for_profile, select_precision
 from llmsys.estimate.step_time import estimate_step_time
 from llmsys.estimate.summary_table import format_estimate
+from llmsys.launch.preflight.cluster_checks import resolve_for_hosts
 from tests.helpers.device_profile import build_abacus
 
 
 @pytest.mark.parametrize(
     ("profile", "number", "compile"),
-    [("h100-sxm", "bf16", "block"), ("v100", "fp32", "block"), ("p100", "fp32", "none"), ("tpu-v4", "bf16", "none")],
+    [
+        ("h100-sxm", "bf16", "block"),
+        ("v100", "fp32", "block"),
+        ("p100", "fp32", "none"),
+        ("tpu-v4", "bf16", "none"),
+    ],
 )
 def test_a_profile_decides_precision_and_compilation(
     profile: str, number: Precision, compile: Literal["block", "none"]
@@ -43,7 +48,9 @@ def test_time_is_that_of_compiled_blocks_where_training_compiles_them() -> None:
 
     def estimate(compile: str, layout: ParallelLayout) -> float:
         train = config.train.model_copy(update={"compile": compile})
-        return estimate_step_time(config.model_copy(update={"train": train}), layout, h100).seconds.p50
+        return estimate_step_time(
+            config.model_copy(update={"train": train}), layout, h100
+        ).seconds.p50
 
     one, ring = ParallelLayout(shard=1), ParallelLayout(shard=1, context=2, context_kind="ring")
     assert estimate("auto", one) == estimate("block", one) < estimate("none", one)

@@ -1,11 +1,13 @@
-"""Laws of the time of a step: more of a resource is never slower, and work that is split is less."""
+"""Laws of the time of a step: more of a resource is never slower, and work that is split is
+less.
+"""
 
 from math import comb
 from typing import Any
 
 import pytest
 
-from llmsys.config.load import load_model_config
+from llmsys.config.loading.load import load_model_config
 from llmsys.config.model import ModelConfig
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.run import RunConfig
@@ -38,7 +40,9 @@ def run(model: ModelConfig = DENSE, sequences: int = 64, **train: Any) -> RunCon
     )
 
 
-def seconds(config: RunConfig, layout: ParallelLayout, device: DeviceProfile = H100, **more: Any) -> StepTime:
+def seconds(
+    config: RunConfig, layout: ParallelLayout, device: DeviceProfile = H100, **more: Any
+) -> StepTime:
     return estimate_step_time(config, layout, device, program=more.pop("program", COMPILED), **more)
 
 
@@ -50,9 +54,13 @@ def scaled(field: str, factor: float) -> DeviceProfile:
     """The device with one bandwidth or peak times a factor."""
     if field in ("node", "network"):
         link = H100.get_interconnect(field)  # type: ignore[arg-type]
-        return H100.model_copy(update={field: link.model_copy(update={"bandwidth": link.bandwidth * factor})})
+        return H100.model_copy(
+            update={field: link.model_copy(update={"bandwidth": link.bandwidth * factor})}
+        )
     if field == "peak_flops":
-        return H100.model_copy(update={field: {name: one * factor for name, one in H100.peak_flops.items()}})
+        return H100.model_copy(
+            update={field: {name: one * factor for name, one in H100.peak_flops.items()}}
+        )
     return H100.model_copy(update={field: getattr(H100, field) * factor})
 
 
@@ -74,8 +82,15 @@ def test_more_bandwidth_or_peak_is_never_slower(layout: ParallelLayout, field: s
 
 
 def test_every_resource_is_felt_by_the_layout_that_needs_it() -> None:
-    for field, layout in (("peak_flops", LAYOUTS[0]), ("network", LAYOUTS[1]), ("node", LAYOUTS[3])):
-        assert seconds(run(), layout, scaled(field, 0.5)).seconds.p50 > 1.01 * seconds(run(), layout).seconds.p50
+    for field, layout in (
+        ("peak_flops", LAYOUTS[0]),
+        ("network", LAYOUTS[1]),
+        ("node", LAYOUTS[3]),
+    ):
+        assert (
+            seconds(run(), layout, scaled(field, 0.5)).seconds.p50
+            > 1.01 * seconds(run(), layout).seconds.p50
+        )
 
 
 def test_a_tensor_split_shares_compute_and_pays_in_traffic() -> None:
@@ -104,7 +119,10 @@ def test_work_grows_with_the_batch_and_shrinks_with_ranks() -> None:
     assert seconds(run(sequences=128), layout).parts["products"] == pytest.approx(
         2 * seconds(run(sequences=64), layout).parts["products"]
     )
-    assert seconds(run(), ParallelLayout(shard=64)).seconds.p50 < seconds(run(), layout).seconds.p50 / 6
+    assert (
+        seconds(run(), ParallelLayout(shard=64)).seconds.p50
+        < seconds(run(), layout).seconds.p50 / 6
+    )
 
 
 def test_recomputation_costs_a_forward_and_counts_as_hardware_utilisation_only() -> None:
@@ -123,8 +141,12 @@ def test_recomputation_costs_a_forward_and_counts_as_hardware_utilisation_only()
 def test_a_pipelines_bubble_is_that_of_the_formula() -> None:
     # Narayanan 2021, 2.2: (p − 1) / (v · m) of the time without it.
     for stages, parts in ((4, 1), (4, 2), (8, 1)):
-        step = seconds(run(sequences=16), ParallelLayout(shard=1), pipeline=stages, interleave=parts)
-        ideal = sum(step.parts.values()) - sum(step.parts[name] for name in ("bubble", "data", "optimizer"))
+        step = seconds(
+            run(sequences=16), ParallelLayout(shard=1), pipeline=stages, interleave=parts
+        )
+        ideal = sum(step.parts.values()) - sum(
+            step.parts[name] for name in ("bubble", "data", "optimizer")
+        )
         assert step.parts["bubble"] == pytest.approx(ideal * (stages - 1) / (parts * 16))
 
 
@@ -132,7 +154,10 @@ def test_eager_and_unfused_programs_are_slower_and_small_steps_wait_for_the_host
     layout = ParallelLayout(shard=8)
     assert seconds(run(), layout, program=EAGER).seconds.p50 > seconds(run(), layout).seconds.p50
     unfused = change_time({"attention": "unfused"})
-    assert seconds(run(), layout, program=unfused).parts["attention"] > 2 * seconds(run(), layout).parts["attention"]
+    assert (
+        seconds(run(), layout, program=unfused).parts["attention"]
+        > 2 * seconds(run(), layout).parts["attention"]
+    )
     small = RunConfig.model_validate({"batch": {"sequence_length": 512, "sequences": 8}})
     assert seconds(small, layout, program=EAGER).parts["host"] > 0
     assert seconds(run(), layout, program=EAGER).parts["host"] == 0
@@ -147,7 +172,10 @@ def test_utilisation_is_operations_over_the_peak() -> None:
 
 
 def test_experts_are_less_certain_than_dense_models() -> None:
-    dense, moe = seconds(run(), ParallelLayout(shard=8)).seconds, seconds(run(MOE), ParallelLayout(shard=8)).seconds
+    dense, moe = (
+        seconds(run(), ParallelLayout(shard=8)).seconds,
+        seconds(run(MOE), ParallelLayout(shard=8)).seconds,
+    )
     assert moe.p90 / moe.p50 > dense.p90 / dense.p50
 
 
@@ -155,8 +183,12 @@ def test_collectives_follow_their_volumes_and_links() -> None:
     inside, across = RankGroup(8), RankGroup(8, stride=8)
     wire = H100.get_interconnect("node").bandwidth * H100.efficiency.links
     assert estimate_all_gather_seconds(inside, 8e9, H100) == pytest.approx(7e9 / wire, rel=1e-2)
-    assert estimate_all_reduce_seconds(inside, 8e9, H100) == 2 * estimate_all_gather_seconds(inside, 8e9, H100)
-    assert estimate_all_gather_seconds(across, 8e9, H100) > 8 * estimate_all_gather_seconds(inside, 8e9, H100)
+    assert estimate_all_reduce_seconds(inside, 8e9, H100) == 2 * estimate_all_gather_seconds(
+        inside, 8e9, H100
+    )
+    assert estimate_all_gather_seconds(across, 8e9, H100) > 8 * estimate_all_gather_seconds(
+        inside, 8e9, H100
+    )
     assert estimate_all_gather_seconds(RankGroup(64), 8e9, H100) < estimate_all_gather_seconds(
         RankGroup(8, stride=8), 8e9, H100
     )
@@ -165,7 +197,9 @@ def test_collectives_follow_their_volumes_and_links() -> None:
         == estimate_all_to_all_seconds(RankGroup(1), 8e9, H100)
         == 0
     )
-    assert estimate_all_to_all_seconds(RankGroup(64), 8e9, H100) > estimate_all_to_all_seconds(inside, 8e9, H100)
+    assert estimate_all_to_all_seconds(RankGroup(64), 8e9, H100) > estimate_all_to_all_seconds(
+        inside, 8e9, H100
+    )
 
 
 def test_a_token_travels_once_to_each_rank_that_holds_its_experts() -> None:
@@ -177,7 +211,10 @@ def test_a_token_travels_once_to_each_rank_that_holds_its_experts() -> None:
     assert once / each == pytest.approx(visits / 8 * (row + 8 * (8 + 2) / 2) / row, rel=0.01)
     # On as many ranks as experts nothing is saved, but 16 machines get fewer rows than 128 ranks.
     wide = ParallelLayout(shard=128, expert=128)
-    each, once = (seconds(run(MOE, sequences=128), wide, program=one).parts["expert"] for one in (COMPILED, own))
+    each, once = (
+        seconds(run(MOE, sequences=128), wide, program=one).parts["expert"]
+        for one in (COMPILED, own)
+    )
     machines = 16 * (1 - comb(120, 8) / comb(128, 8))
     assert each / once == pytest.approx(machines * (15 / 16) / (8 * 120 / 128), rel=0.01)
 
@@ -186,9 +223,13 @@ def test_an_all_to_all_by_visits_sends_each_and_sorts_again() -> None:
     layout, visit = ParallelLayout(shard=64, expert=64), change_time({"expert_rows": "visit"})
     once, each = (seconds(run(MOE), layout, program=one).parts for one in (COMPILED, visit))
     machines = 8 * (1 - comb(112, 8) / comb(128, 8))
-    assert each["expert"] / once["expert"] == pytest.approx(8 * 56 / 64 / (machines * 7 / 8), rel=0.01)
+    assert each["expert"] / once["expert"] == pytest.approx(
+        8 * 56 / 64 / (machines * 7 / 8), rel=0.01
+    )
     moved = 8 * MOE.hidden_size
-    assert each["permutation"] / once["permutation"] == pytest.approx((9 * moved + 3 * 128) / (5 * moved + 3 * 128))
+    assert each["permutation"] / once["permutation"] == pytest.approx(
+        (9 * moved + 3 * 128) / (5 * moved + 3 * 128)
+    )
 
 
 def test_a_rank_with_more_tokens_delays_experts_and_their_exchange_alone() -> None:
@@ -205,16 +246,21 @@ def test_attention_is_priced_by_the_kernel_that_the_model_takes() -> None:
     chosen = change_time({"attention": "chosen"})
 
     def estimate(model: ModelConfig, **more: Any) -> float:
-        return seconds(run(model), ParallelLayout(shard=8), program=chosen, **more).parts["attention"]
+        return seconds(run(model), ParallelLayout(shard=8), program=chosen, **more).parts[
+            "attention"
+        ]
 
     whole = estimate(DENSE)
-    # Lengths in place of a table: two documents of half a sequence need half the pairs, at a lower rate.
+    # Lengths in place of a table: two documents of half a sequence need half the pairs, at a lower
+    # rate.
     slower = compute_fused_rate(4097, 128) / compute_fused_rate(2049, 128)
     assert estimate(DENSE, documents=(2048,)) == pytest.approx(whole / 2 * slower, rel=1e-3)
     assert whole == pytest.approx(seconds(run(DENSE), ParallelLayout(shard=8)).parts["attention"])
     old = H100.model_copy(update={"compute_capability": (7, 5)})
     assert estimate(DENSE, device=old) > 4 * whole
-    capped = DENSE.model_copy(update={"attention": DENSE.attention.model_copy(update={"logit_softcap": 30.0})})
+    capped = DENSE.model_copy(
+        update={"attention": DENSE.attention.model_copy(update={"logit_softcap": 30.0})}
+    )
     # flex_attention, and 128 channels are a power of two: only its backward is slower.
     ratio = H100.efficiency.attention_backward / H100.efficiency.attention
     flex = (ratio + 2.5 / FLEX_BACKWARD) / (ratio + 2.5)
@@ -222,9 +268,9 @@ def test_attention_is_priced_by_the_kernel_that_the_model_takes() -> None:
     latent = load_model_config("model/deepseek-v3")
     plain = seconds(run(latent), ParallelLayout(shard=8)).parts["attention"]
     assert estimate(latent) == pytest.approx(plain)  # keys in two parts
-    assert estimate(latent, device=H100.model_copy(update={"compute_capability": (8, 9)})) == pytest.approx(
-        plain * (256 + 128) / (192 + 128) * flex
-    )
+    assert estimate(
+        latent, device=H100.model_copy(update={"compute_capability": (8, 9)})
+    ) == pytest.approx(plain * (256 + 128) / (192 + 128) * flex)
 
 
 def test_the_last_of_even_stages_has_the_head_on_top() -> None:
@@ -233,9 +279,17 @@ def test_the_last_of_even_stages_has_the_head_on_top() -> None:
         name: seconds(config, ParallelLayout(shard=8), pipeline=4, program=program)
         for name, program in (("even", even), ("balanced", COMPILED))
     }
-    wait = (steps["even"].parts["bubble"] - steps["balanced"].parts["bubble"]) / steps["even"].factor
+    wait = (steps["even"].parts["bubble"] - steps["balanced"].parts["bubble"]) / steps[
+        "even"
+    ].factor
     # Three quarters of the head are more than the mean, in each of eight micro-batches.
-    head = 6 * 4096 * DENSE.vocab_size * DENSE.hidden_size / (H100.peak_flops["bf16"] * H100.efficiency.products)
+    head = (
+        6
+        * 4096
+        * DENSE.vocab_size
+        * DENSE.hidden_size
+        / (H100.peak_flops["bf16"] * H100.efficiency.products)
+    )
     assert 1 < wait / (8 * 0.75 * head) < 1.35, "the loss is on top of the products"
 
 
@@ -245,15 +299,25 @@ def test_matmuls_are_priced_as_their_own_type_or_rejected() -> None:
         dtype: seconds(run(), layout, matmul_dtype=dtype).parts["products"]
         for dtype in ("compute", "fp8_tensor", "fp8_block", "fp8")
     }
-    assert sorted(products, key=lambda dtype: products[dtype]) == ["fp8_tensor", "fp8_block", "fp8", "compute"]
+    assert sorted(products, key=lambda dtype: products[dtype]) == [
+        "fp8_tensor",
+        "fp8_block",
+        "fp8",
+        "compute",
+    ]
     b200 = load_device_profile("b200")
     narrow = [
-        seconds(run(), layout, b200, matmul_dtype=dtype).parts["products"] for dtype in ("nvfp4", "mxfp8", "compute")
+        seconds(run(), layout, b200, matmul_dtype=dtype).parts["products"]
+        for dtype in ("nvfp4", "mxfp8", "compute")
     ]
     assert narrow == sorted(narrow)
     for dtype, device, message in (
         ("nvfp4", "h100-sxm", "has no peak for nvfp4 matmuls"),
-        ("mxfp8", "h100-sxm", "mxfp8 matmuls need compute capability 10.0, and H100 SXM 80GB has 9.0"),
+        (
+            "mxfp8",
+            "h100-sxm",
+            "mxfp8 matmuls need compute capability 10.0, and H100 SXM 80GB has 9.0",
+        ),
         ("fp8", "a100-80gb", "has no peak for fp8 matmuls"),
     ):
         with pytest.raises(ConfigError, match=message):

@@ -1,4 +1,6 @@
-"""A step laid out in time: every pass once and in a legal order, and bubbles as long as the papers say."""
+"""A step laid out in time: every pass once and in a legal order, and bubbles as long as the
+papers say.
+"""
 
 from itertools import pairwise
 
@@ -30,11 +32,15 @@ def test_the_bubble_is_that_of_the_papers(kind: str, chunks: int, micro_batches:
     assert select(timeline, "update")[0].start == pytest.approx(end + 2.0)
 
 
-@pytest.mark.parametrize(("kind", "chunks"), [("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("interleaved", 3)])
+@pytest.mark.parametrize(
+    ("kind", "chunks"), [("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("interleaved", 3)]
+)
 def test_an_order_has_every_pass_once_and_forward_before_backward(kind: str, chunks: int) -> None:
     for rank in range(3):
         order = list(iter_rank_order(kind, rank, 3, chunks, 6))
-        assert sorted(order) == sorted((one, c, m) for one in (True, False) for c in range(chunks) for m in range(6))
+        assert sorted(order) == sorted(
+            (one, c, m) for one in (True, False) for c in range(chunks) for m in range(6)
+        )
         for _, chunk, micro in order:
             assert order.index((True, chunk, micro)) < order.index((False, chunk, micro))
 
@@ -42,7 +48,9 @@ def test_an_order_has_every_pass_once_and_forward_before_backward(kind: str, chu
 def test_no_rank_does_two_things_at_once_and_inputs_come_first() -> None:
     timeline = build_step_timeline(PARTS | {"stages": 4.0}, 3, 2, 6, "interleaved")
     for rank in range(3):
-        mine = sorted((one for one in timeline.activities if one.rank == rank), key=lambda one: one.start)
+        mine = sorted(
+            (one for one in timeline.activities if one.rank == rank), key=lambda one: one.start
+        )
         for before, after in pairwise(mine):
             assert before.start + before.seconds <= after.start + 1e-9
     ends = {one.text: one.start + one.seconds for one in timeline.activities}
@@ -50,7 +58,10 @@ def test_no_rank_does_two_things_at_once_and_inputs_come_first() -> None:
     for micro in range(6):
         for stage in range(1, 6):
             forward = f"forward of micro-batch {micro}, stage {stage}"
-            assert starts[forward] >= ends[f"forward of micro-batch {micro}, stage {stage - 1}"] + 4.0 / 24 - 1e-9
+            assert (
+                starts[forward]
+                >= ends[f"forward of micro-batch {micro}, stage {stage - 1}"] + 4.0 / 24 - 1e-9
+            )
 
 
 def test_a_step_of_very_many_micro_batches_is_drawn_in_part() -> None:

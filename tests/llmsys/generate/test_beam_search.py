@@ -30,7 +30,9 @@ class Rows:
 
     def step(self, rows_R: Tensor, tokens_R: Tensor) -> Tensor:
         old = [self.texts[row] for row in rows_R.tolist()]
-        self.texts = [(row, [*text, token]) for (row, text), token in zip(old, tokens_R.tolist(), strict=True)]
+        self.texts = [
+            (row, [*text, token]) for (row, text), token in zip(old, tokens_R.tolist(), strict=True)
+        ]
         return self.logits()
 
 
@@ -38,19 +40,31 @@ def search(count: int, beams: int, length_penalty: float, limit: int) -> list[li
     rows = Rows(count)
     limits = [limit] * count
     return search_beams(
-        rows.logits(), rows.step, num_beams=beams, length_penalty=length_penalty, limits=limits, end_token=END
+        rows.logits(),
+        rows.step,
+        num_beams=beams,
+        length_penalty=length_penalty,
+        limits=limits,
+        end_token=END,
     )
 
 
 def score(text: Sequence[int], row: int, length_penalty: float, limit: int) -> float:
     whole = [*text, END] if len(text) < limit else list(text)
-    total = sum(float(compute_logits_after(whole[:i], row).log_softmax(0)[token]) for i, token in enumerate(whole))
+    total = sum(
+        float(compute_logits_after(whole[:i], row).log_softmax(0)[token])
+        for i, token in enumerate(whole)
+    )
     return total / compute_length_penalty(len(text) + 1, length_penalty)
 
 
 def find_likeliest(row: int, length_penalty: float, limit: int) -> list[int]:
     words = range(1, VOCABULARY)
-    texts = [list(text) for length in range(limit + 1) for text in itertools.product(words, repeat=length)]
+    texts = [
+        list(text)
+        for length in range(limit + 1)
+        for text in itertools.product(words, repeat=length)
+    ]
     return max(texts, key=lambda text: score(text, row, length_penalty, limit))
 
 
@@ -77,7 +91,9 @@ def test_more_beams_never_score_worse_here_and_rows_do_not_meet() -> None:
 
 def test_no_text_is_longer_than_its_own_limit() -> None:
     rows = Rows(3)
-    found = search_beams(rows.logits(), rows.step, num_beams=3, length_penalty=9.0, limits=[1, 3, 5], end_token=END)
+    found = search_beams(
+        rows.logits(), rows.step, num_beams=3, length_penalty=9.0, limits=[1, 3, 5], end_token=END
+    )
     assert [len(text) <= limit for text, limit in zip(found, [1, 3, 5], strict=True)] == [True] * 3
     assert len(found[2]) == 5
 

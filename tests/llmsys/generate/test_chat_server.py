@@ -1,4 +1,6 @@
-"""Laws of the local page: it answers this machine alone, streams what `generate` gives, and shows its probabilities."""
+"""Laws of the local page: it answers this machine alone, streams what `generate` gives, and
+shows its probabilities.
+"""
 
 import html
 import http.client
@@ -64,20 +66,33 @@ def server(chat: ChatModel) -> Iterator[ChatServer]:
 def request(server: ChatServer, body: Any, **headers: str) -> tuple[int, list[dict[str, Any]]]:
     connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)
     head = {"Content-Type": "application/json"} | headers
-    connection.request("POST", "/generate", body if isinstance(body, str) else json.dumps(body), head)
+    connection.request(
+        "POST", "/generate", body if isinstance(body, str) else json.dumps(body), head
+    )
     answer = connection.getresponse()
     content = answer.read().decode()
     connection.close()
-    return answer.status, [json.loads(line) for line in content.splitlines()] if answer.status == 200 else []
+    return answer.status, [
+        json.loads(line) for line in content.splitlines()
+    ] if answer.status == 200 else []
 
 
-def test_a_text_is_streamed_with_the_models_probabilities(server: ChatServer, chat: ChatModel) -> None:
+def test_a_text_is_streamed_with_the_models_probabilities(
+    server: ChatServer, chat: ChatModel
+) -> None:
     asked = {"text": "the river", "temperature": 0.7, "top_k": 5, "seed": 3, "max_new_tokens": 9}
     status, lines = request(server, asked)
     assert status == 200
-    settings = chat.config.generation.model_copy(update={key: asked[key] for key in asked if key != "text"})
+    settings = chat.config.generation.model_copy(
+        update={key: asked[key] for key in asked if key != "text"}
+    )
     (expected,) = generate_texts(
-        chat.model, chat.tokenizer, ["the river"], max_new_tokens=9, decoding=build_decoding_params(settings), seed=3
+        chat.model,
+        chat.tokenizer,
+        ["the river"],
+        max_new_tokens=9,
+        decoding=build_decoding_params(settings),
+        seed=3,
     )
     *tokens, end = lines
     assert "".join(token["text"] for token in tokens) + end["end"] == expected
@@ -86,8 +101,12 @@ def test_a_text_is_streamed_with_the_models_probabilities(server: ChatServer, ch
         probability_TV = chat.model(torch.tensor([ids]))[0, :, : len(LETTERS)].softmax(-1)
     for place, token in enumerate(tokens, len(ids) - 1 - len(tokens)):
         # one forward pass over the whole text gives the same, before temperature and top-k
-        assert token["probability"] == pytest.approx(float(probability_TV[place, ids[place + 1]]), abs=2e-5)
-        assert [share for _, share in token["top"]] == sorted((share for _, share in token["top"]), reverse=True)
+        assert token["probability"] == pytest.approx(
+            float(probability_TV[place, ids[place + 1]]), abs=2e-5
+        )
+        assert [share for _, share in token["top"]] == sorted(
+            (share for _, share in token["top"]), reverse=True
+        )
         assert token["top"][0][1] == pytest.approx(float(probability_TV[place].max()), abs=2e-5)
 
 
@@ -111,7 +130,9 @@ def test_no_other_page_and_no_other_machine_can_use_it(server: ChatServer) -> No
 
 @needs_chromium
 @pytest.mark.browser
-def test_the_page_shows_tokens_and_their_alternatives(server: ChatServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_shows_tokens_and_their_alternatives(
+    server: ChatServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     use = """
       generate().then(() => {
         const token = document.querySelectorAll("#tokens .token")[1];
@@ -122,13 +143,18 @@ def test_the_page_shows_tokens_and_their_alternatives(server: ChatServer, monkey
     </script>"""
     settings = build_decoding_params(server.chat.config.generation)
     model = server.chat.model, server.chat.tokenizer
-    (expected,) = generate_texts(*model, ["the old river"], max_new_tokens=12, decoding=settings, seed=0)
+    (expected,) = generate_texts(
+        *model, ["the old river"], max_new_tokens=12, decoding=settings, seed=0
+    )
     assert len(expected) > 2
     page = chat_server.read_page()
     monkeypatch.setattr(chat_server, "read_page", lambda: page.replace("})();\n</script>", use))
     for width, dark in LOOKS:
         opened = open_page(
-            f"{server.url}#text=the+old+river", width, dark=dark, ready="document.body.dataset.chosen === '1'"
+            f"{server.url}#text=the+old+river",
+            width,
+            dark=dark,
+            ready="document.body.dataset.chosen === '1'",
         )
         assert opened.console == []
         assert opened.defects == []
@@ -140,7 +166,9 @@ def test_the_page_shows_tokens_and_their_alternatives(server: ChatServer, monkey
 
 
 class Answers(ChatModel):
-    """A model that was tuned on chats and answers at once, with a space before each answer; it keeps the requests."""
+    """A model that was tuned on chats and answers at once, with a space before each answer; it
+    keeps the requests.
+    """
 
     requests: list[list[dict[str, str]]]
 
@@ -153,7 +181,9 @@ class Answers(ChatModel):
 
 @needs_chromium
 @pytest.mark.browser
-def test_the_page_keeps_a_chat_until_a_new_one_begins(chat: ChatModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_keeps_a_chat_until_a_new_one_begins(
+    chat: ChatModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     use = """
       (async () => {
         for (const text of ["What is 2 plus 3?", "Thanks"]) {
@@ -188,9 +218,18 @@ def test_the_page_keeps_a_chat_until_a_new_one_begins(chat: ChatModel, monkeypat
     assert found is not None
     shown = json.loads(html.unescape(found[1]))
     assert shown["wide"] == 0
-    assert shown["words"] == ["answers your messages, on this machine", "Your message", "Send", "Stop", "New chat"]
+    assert shown["words"] == [
+        "answers your messages, on this machine",
+        "Your message",
+        "Send",
+        "Stop",
+        "New chat",
+    ]
     turns = "user: What is 2 plus 3?\nassistant: It is 5.\nuser: Thanks\nassistant:  It is 5."
     assert (shown["text"], shown["top"]) == (turns, " It is75.0 % no25.0 %")
-    first, answer = {"role": "user", "content": "What is 2 plus 3?"}, {"role": "assistant", "content": "It is 5."}
+    first, answer = (
+        {"role": "user", "content": "What is 2 plus 3?"},
+        {"role": "assistant", "content": "It is 5."},
+    )
     second, third = ({"role": "user", "content": text} for text in ("Thanks", "Once more"))
     assert answers.requests == [[first], [first, answer, second], [third]]

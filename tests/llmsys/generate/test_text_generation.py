@@ -45,7 +45,12 @@ def model() -> Transformer:
 def sample(model: Transformer, prompts: list[str], **settings: Any) -> list[str]:
     chosen = {key: settings.pop(key) for key in CHOICE & settings.keys()}
     how = SamplingParams(**{"temperature": 0.8, **chosen})
-    defaults: dict[str, Any] = {"max_new_tokens": 12, "decoding": how, "stop_at_eos": False, "seed": 5}
+    defaults: dict[str, Any] = {
+        "max_new_tokens": 12,
+        "decoding": how,
+        "stop_at_eos": False,
+        "seed": 5,
+    }
     return generate_texts(model, Letters(), prompts, **(defaults | settings))  # type: ignore[arg-type]
 
 
@@ -58,20 +63,31 @@ def decode_slowly(model: Transformer, prompt: str, new: int) -> str:
 
 
 def test_greedy_equals_one_whole_forward_pass_per_token(model: Transformer) -> None:
-    assert sample(model, PROMPTS, temperature=0) == [decode_slowly(model, prompt, 12) for prompt in PROMPTS]
+    assert sample(model, PROMPTS, temperature=0) == [
+        decode_slowly(model, prompt, 12) for prompt in PROMPTS
+    ]
 
 
 @pytest.mark.parametrize(
-    "how", [SamplingParams(temperature=3.0), SamplingParams(temperature=0), BeamSearchParams(3)], ids=str
+    "how",
+    [SamplingParams(temperature=3.0), SamplingParams(temperature=0), BeamSearchParams(3)],
+    ids=str,
 )
 def test_rows_beyond_the_tokenizer_are_never_chosen(how: SamplingParams | BeamSearchParams) -> None:
     padded = build_tiny_model(build_tiny_moe_config(vocab_size=1000))
-    texts = generate_texts(padded, Letters(), PROMPTS, max_new_tokens=12, decoding=how, stop_at_eos=False)  # type: ignore[arg-type]
-    assert all(set(text) <= set(ALPHABET) for text in texts)  # Letters knows 37 ids, and no text for any other
+    texts = generate_texts(
+        padded, Letters(), PROMPTS, max_new_tokens=12, decoding=how, stop_at_eos=False
+    )  # type: ignore[arg-type]
+    # Letters knows 37 ids, and no text for any other
+    assert all(set(text) <= set(ALPHABET) for text in texts)
 
 
-@pytest.mark.parametrize("settings", [{}, {"top_k": 5}, {"top_p": 0.7}, {"temperature": 0}], ids=str)
-def test_a_prompt_continues_the_same_alone_and_in_any_company(model: Transformer, settings: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "settings", [{}, {"top_k": 5}, {"top_p": 0.7}, {"temperature": 0}], ids=str
+)
+def test_a_prompt_continues_the_same_alone_and_in_any_company(
+    model: Transformer, settings: dict[str, Any]
+) -> None:
     together = sample(model, PROMPTS, **settings)
     assert sample(model, PROMPTS[::-1], **settings) == together[::-1]
     assert [sample(model, [prompt], **settings)[0] for prompt in PROMPTS] == together
@@ -98,7 +114,8 @@ def test_a_text_ends_at_the_end_of_document_and_the_others_go_on(model: Transfor
     prompts = [letter * 3 for letter in "abcdefghij"]
     endless = sample(model, prompts, max_new_tokens=30)
     ended = sample(model, prompts, max_new_tokens=30, stop_at_eos=True)
-    # Decoding drops the end token, so a text that met one is shorter; what comes before it is the same.
+    # Decoding drops the end token, so a text that met one is shorter; what comes before it is the
+    # same.
     assert any(len(short) < len(long) for short, long in zip(ended, endless, strict=True))
     assert all(long.startswith(short) for short, long in zip(ended, endless, strict=True))
 
@@ -115,7 +132,9 @@ def test_the_context_ends_a_text_with_a_warning_and_only_that_text(
 
 
 def test_prompts_that_cannot_be_continued_are_refused_by_name(model: Transformer) -> None:
-    message = r"prompt 'a{40}…' has 63 tokens and leaves no space .* Shorten it to 62 tokens or less"
+    message = (
+        r"prompt 'a{40}…' has 63 tokens and leaves no space .* Shorten it to 62 tokens or less"
+    )
     with pytest.raises(DataError, match=message):
         sample(model, ["a", "a" * 63])
     assert sample(model, []) == []
@@ -134,8 +153,12 @@ def test_an_empty_prompt_begins_a_document(model: Transformer) -> None:
         ("top_p", 0.0, "above 0 and at most 1"),
     ],
 )
-def test_settings_out_of_range_are_refused(model: Transformer, setting: str, value: float, rule: str) -> None:
-    with pytest.raises(ConfigError, match=rf"generation\.{setting}={value} is out of range: it must be {rule}"):
+def test_settings_out_of_range_are_refused(
+    model: Transformer, setting: str, value: float, rule: str
+) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"generation\.{setting}={value} is out of range: it must be {rule}"
+    ):
         sample(model, ["a"], **{setting: value})
 
 
@@ -152,8 +175,12 @@ def test_beams_find_the_likeliest_text_for_every_prompt_on_its_own(model: Transf
     found = sample(model, PROMPTS, decoding=BeamSearchParams(37, 0.0), max_new_tokens=2)
     assert found == [find_likeliest_pair(model, prompt) for prompt in PROMPTS]
     narrow = sample(model, PROMPTS, decoding=BeamSearchParams(3, 0.6))
-    assert [sample(model, [prompt], decoding=BeamSearchParams(3, 0.6))[0] for prompt in PROMPTS] == narrow
-    assert sample(model, PROMPTS, decoding=BeamSearchParams(1, 0.0)) == sample(model, PROMPTS, temperature=0)
+    assert [
+        sample(model, [prompt], decoding=BeamSearchParams(3, 0.6))[0] for prompt in PROMPTS
+    ] == narrow
+    assert sample(model, PROMPTS, decoding=BeamSearchParams(1, 0.0)) == sample(
+        model, PROMPTS, temperature=0
+    )
 
 
 def test_a_listener_hears_every_token_in_order(model: Transformer) -> None:
@@ -182,6 +209,8 @@ def test_a_stream_says_the_text_piece_by_piece_and_holds_back_half_characters() 
 
 def test_repetition_penalty_reads_prompt_and_text(model: Transformer) -> None:
     free = sample(model, ["aaaa"], temperature=0, max_new_tokens=30)[0]
-    penalised = sample(model, ["aaaa"], temperature=0, max_new_tokens=30, repetition_penalty=100.0)[0]
+    penalised = sample(model, ["aaaa"], temperature=0, max_new_tokens=30, repetition_penalty=100.0)[
+        0
+    ]
     assert len(set(penalised)) > len(set(free))
     assert len(set(penalised)) == len(penalised) or len(penalised) > 30

@@ -25,7 +25,8 @@ def build_generators(count: int, seed: int = 0) -> list[torch.Generator]:
 
 
 @pytest.mark.parametrize(
-    ("top_k", "expected"), [(0, [[0, 1, 2, 3]] * 2), (1, [[1], [0]]), (2, [[1, 3], [0, 2]]), (9, [[0, 1, 2, 3]] * 2)]
+    ("top_k", "expected"),
+    [(0, [[0, 1, 2, 3]] * 2), (1, [[1], [0]]), (2, [[1, 3], [0, 2]]), (9, [[0, 1, 2, 3]] * 2)],
 )
 def test_top_k_keeps_the_k_likeliest(top_k: int, expected: list[list[int]]) -> None:
     assert list_kept(filter_top_k(LOGITS, top_k)) == expected
@@ -33,9 +34,16 @@ def test_top_k_keeps_the_k_likeliest(top_k: int, expected: list[list[int]]) -> N
 
 @pytest.mark.parametrize(
     ("top_p", "expected"),
-    [(1.0, [[0, 1, 2, 3]] * 2), (0.65, [[1, 3], [0]]), (0.75, [[1, 2, 3], [0, 2]]), (1e-9, [[1], [0]])],
+    [
+        (1.0, [[0, 1, 2, 3]] * 2),
+        (0.65, [[1, 3], [0]]),
+        (0.75, [[1, 2, 3], [0, 2]]),
+        (1e-9, [[1], [0]]),
+    ],
 )
-def test_top_p_keeps_the_smallest_set_that_reaches_p(top_p: float, expected: list[list[int]]) -> None:
+def test_top_p_keeps_the_smallest_set_that_reaches_p(
+    top_p: float, expected: list[list[int]]
+) -> None:
     assert list_kept(filter_top_p(LOGITS, top_p)) == expected
 
 
@@ -66,9 +74,12 @@ def test_a_row_depends_on_its_own_generator_only() -> None:
 
 
 @pytest.mark.parametrize(
-    ("min_p", "expected"), [(0.0, [[0, 1, 2, 3]] * 2), (0.6, [[1, 3], [0]]), (0.2, [[0, 1, 2, 3], [0, 2]])]
+    ("min_p", "expected"),
+    [(0.0, [[0, 1, 2, 3]] * 2), (0.6, [[1, 3], [0]]), (0.2, [[0, 1, 2, 3], [0, 2]])],
 )
-def test_min_p_keeps_what_is_likely_enough_beside_the_likeliest(min_p: float, expected: list[list[int]]) -> None:
+def test_min_p_keeps_what_is_likely_enough_beside_the_likeliest(
+    min_p: float, expected: list[list[int]]
+) -> None:
     assert list_kept(filter_min_p(LOGITS, min_p)) == expected
 
 

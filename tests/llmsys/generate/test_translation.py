@@ -48,9 +48,16 @@ def decode_slowly(model: Transformer, source: list[int], limit: int) -> list[int
     return target[1:]
 
 
-def translate(model: Transformer, sources: list[list[int]], beams: int, **settings: int) -> list[list[int]]:
+def translate(
+    model: Transformer, sources: list[list[int]], beams: int, **settings: int
+) -> list[list[int]]:
     return translate_sequences(
-        model, sources, decoding=BeamSearchParams(beams, 0.6), start_token=START, end_token=END, **settings
+        model,
+        sources,
+        decoding=BeamSearchParams(beams, 0.6),
+        start_token=START,
+        end_token=END,
+        **settings,
     )
 
 
@@ -64,7 +71,9 @@ def test_one_beam_is_greedy_and_the_context_is_the_limit(model: Transformer) -> 
 
 
 @pytest.mark.parametrize("batch_tokens", [1, 8, 1000])
-def test_a_source_is_translated_the_same_in_any_company(model: Transformer, batch_tokens: int) -> None:
+def test_a_source_is_translated_the_same_in_any_company(
+    model: Transformer, batch_tokens: int
+) -> None:
     alone = [translate(model, [source], 3)[0] for source in SOURCES]
     assert translate(model, SOURCES, 3, batch_tokens=batch_tokens) == alone
     assert translate(model, SOURCES[::-1], 3) == alone[::-1]
@@ -74,7 +83,9 @@ def test_rows_beyond_the_tokenizer_are_never_chosen(model: Transformer) -> None:
     free = translate(model, SOURCES, 3)
     last = max(token for text in free for token in text)
     assert last > END
-    assert all(token < last for text in translate(model, SOURCES, 3, vocab_size=last) for token in text)
+    assert all(
+        token < last for text in translate(model, SOURCES, 3, vocab_size=last) for token in text
+    )
 
 
 def test_no_sources_give_no_translations(model: Transformer) -> None:

@@ -1,4 +1,6 @@
-"""The largest attention logits of each head, over the pairs of a row and over the forward passes of a step."""
+"""The largest attention logits of each head, over the pairs of a row and over the forward passes
+of a step.
+"""
 
 import torch
 
@@ -14,7 +16,10 @@ def test_the_maximum_is_that_of_all_pairs_of_a_row() -> None:
 
 def test_a_rank_records_its_own_heads_at_their_places_in_the_layer() -> None:
     torch.manual_seed(0)
-    recorder, passes = LogitRecorder(6), [(torch.randn(2, 5, 2, 3), torch.randn(2, 5, 1, 3)) for _ in range(2)]
+    recorder, passes = (
+        LogitRecorder(6),
+        [(torch.randn(2, 5, 2, 3), torch.randn(2, 5, 1, 3)) for _ in range(2)],
+    )
     for q_BTHK, k_BSGK in passes:
         recorder.record(q_BTHK, k_BSGK, 1.0, slice(2, 4))
     found_H = recorder.take_maxima(torch.device("cpu"))

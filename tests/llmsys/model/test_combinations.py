@@ -1,4 +1,6 @@
-"""Every combination that a model section can say builds without memory, with the tensors of the estimate, and runs."""
+"""Every combination that a model section can say builds without memory, with the tensors of the
+estimate, and runs.
+"""
 
 from itertools import product
 from typing import Any
@@ -11,7 +13,14 @@ from llmsys.config.model import ModelConfig
 from llmsys.estimate.model_tensors import count_parameters
 from llmsys.model.initialization import initialize_parameters
 from llmsys.model.transformer import Transformer
-from tests.helpers.model_choices import ARCHITECTURES, BUCKETS, LATENT, SLIDING, build_choice_config, build_source
+from tests.helpers.model_choices import (
+    ARCHITECTURES,
+    BUCKETS,
+    LATENT,
+    SLIDING,
+    build_choice_config,
+    build_source,
+)
 from tests.helpers.tiny_model import build_tiny_config, build_tiny_tokens, compute_relative_error
 
 RESIDUALS = [
@@ -26,12 +35,18 @@ RESIDUALS = [
         ("parallel", {"norms": 2}),
     ]
 ]
-POSITIONS = [{"kind": kind} for kind in ("rope", "learned", "sinusoidal", "alibi", "transformer_xl", "none")] + [
-    BUCKETS
-]
+POSITIONS = [
+    {"kind": kind} for kind in ("rope", "learned", "sinusoidal", "alibi", "transformer_xl", "none")
+] + [BUCKETS]
 ATTENTIONS = [
     {"kind": "multi_head"},
-    {"kind": "multi_head", "sinks": True, "logit_softcap": 4.0, "qk_norm": "full", "qkv_bias": True},
+    {
+        "kind": "multi_head",
+        "sinks": True,
+        "logit_softcap": 4.0,
+        "qk_norm": "full",
+        "qkv_bias": True,
+    },
     LATENT,
 ]
 HEADS = {"decoder": "lm", "encoder": "mlm", "encoder_decoder": "lm"}
@@ -48,9 +63,16 @@ def legal(**changes: Any) -> ModelConfig | None:
 @pytest.mark.parametrize("attention", ATTENTIONS, ids=["plain", "all", "latent"])
 @torch.no_grad()
 def test_every_combination_builds_and_runs(family: str, attention: dict[str, Any]) -> None:
-    shared = {"family": family, "attention": attention, "head": {"kind": HEADS[family]}, "num_hidden_layers": 1}
+    shared = {
+        "family": family,
+        "attention": attention,
+        "head": {"kind": HEADS[family]},
+        "num_hidden_layers": 1,
+    }
     ran = 0
-    for residual, position, more in product(RESIDUALS, POSITIONS, [{}, SLIDING | {"layer_types": []}]):
+    for residual, position, more in product(
+        RESIDUALS, POSITIONS, [{}, SLIDING | {"layer_types": []}]
+    ):
         config = legal(residual=residual, position=position, **shared, **more)
         if config is None:
             continue
@@ -59,7 +81,11 @@ def test_every_combination_builds_and_runs(family: str, attention: dict[str, Any
         assert sum(p.numel() for p in model.parameters()) == count_parameters(config).total
         model.to_empty(device="cpu")
         initialize_parameters(model, seed=0)
-        assert model(build_tiny_tokens(1, 4), **{k: v[:1] for k, v in build_source(config).items()}).isfinite().all()
+        assert (
+            model(build_tiny_tokens(1, 4), **{k: v[:1] for k, v in build_source(config).items()})
+            .isfinite()
+            .all()
+        )
         ran += 1
     assert ran >= 14
 

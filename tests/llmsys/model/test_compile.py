@@ -1,4 +1,6 @@
-"""Compiled blocks give the values and gradients of plain ones. (The backend is torch's own, without a C++ compiler.)"""
+"""Compiled blocks give the values and gradients of plain ones. (The backend is torch's own,
+without a C++ compiler.)
+"""
 
 from collections.abc import Callable
 
@@ -12,7 +14,12 @@ from llmsys.model.transformer import Transformer
 from llmsys.parallel.block_compilation import compile_blocks
 from tests.helpers.model_choices import ARCHITECTURES
 from tests.helpers.pretended_accelerator import pretend_accelerator
-from tests.helpers.tiny_model import build_tiny_config, build_tiny_model, build_tiny_moe_config, build_tiny_tokens
+from tests.helpers.tiny_model import (
+    build_tiny_config,
+    build_tiny_model,
+    build_tiny_moe_config,
+    build_tiny_tokens,
+)
 
 
 def values(
@@ -58,7 +65,15 @@ def test_experts_agree_in_bfloat16() -> None:
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1  # equal blocks share it
 
 
-KERNELS = ["llama", "windows, own theta", "sinks, windows", "softcap, windows", "alibi", "relative bias", "latent"]
+KERNELS = [
+    "llama",
+    "windows, own theta",
+    "sinks, windows",
+    "softcap, windows",
+    "alibi",
+    "relative bias",
+    "latent",
+]
 PACKED = torch.tensor([[0] * 5 + [1] * 3, [2] * 8])
 
 
@@ -67,9 +82,13 @@ def test_kernels_of_accelerators_agree_and_other_documents_do_not_compile_again(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pretend_accelerator(monkeypatch, exact=True)
-    monkeypatch.setattr(flex_attention, "_validate_device", lambda *_: None)  # refuses gradients on CPUs
+    # refuses gradients on CPUs
+    monkeypatch.setattr(flex_attention, "_validate_device", lambda *_: None)
     width = {} if name == "latent" else {"head_dim": 8}
-    model, tokens = build_tiny_model(build_tiny_config(**ARCHITECTURES[name] | width)), build_tiny_tokens(2, 8)
+    model, tokens = (
+        build_tiny_model(build_tiny_config(**ARCHITECTURES[name] | width)),
+        build_tiny_tokens(2, 8),
+    )
     steps = [PACKED, PACKED.flip(0), torch.where(PACKED == 2, torch.arange(8) // 4, PACKED)]
     expected = [values(lambda x, d=d: model(x, documents_BT=d), tokens, model) for d in steps]
     compile_blocks(model, backend="aot_eager")

@@ -1,4 +1,6 @@
-"""Attention from chunked matrix products agrees with the kernel and with float64, and is used where it should be."""
+"""Attention from chunked matrix products agrees with the kernel and with float64, and is used
+where it should be.
+"""
 
 import pytest
 import torch
@@ -10,11 +12,21 @@ from llmsys.model.scaled_dot_product import compute_attention
 from tests.helpers.tiny_model import compute_relative_error
 
 # Lengths around a chunk of 128, and heads that share keys in every way.
-SHAPES = [(1, 1, 2, 2, 8), (2, 127, 4, 2, 16), (1, 128, 2, 1, 8), (2, 300, 6, 3, 8), (1, 513, 1, 1, 32)]
+SHAPES = [
+    (1, 1, 2, 2, 8),
+    (2, 127, 4, 2, 16),
+    (1, 128, 2, 1, 8),
+    (2, 300, 6, 3, 8),
+    (1, 513, 1, 1, 32),
+]
 
 
 def exact(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, causal: bool = True
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    causal: bool = True,
 ) -> torch.Tensor:
     shared_by = q.shape[2] // k.shape[2]
     q, k, v = (x.double().transpose(1, 2) for x in (q, k, v))
@@ -26,10 +38,14 @@ def exact(
 
 
 def _mask(documents_BT: torch.Tensor) -> torch.Tensor | None:
-    return build_self_attention_mask(documents_BT.shape[1], causal=True, documents_BT=documents_BT).visible_B1TS
+    return build_self_attention_mask(
+        documents_BT.shape[1], causal=True, documents_BT=documents_BT
+    ).visible_B1TS
 
 
-def make(shape: tuple[int, ...], documents: bool) -> tuple[list[torch.Tensor], torch.Tensor | None, torch.Tensor]:
+def make(
+    shape: tuple[int, ...], documents: bool
+) -> tuple[list[torch.Tensor], torch.Tensor | None, torch.Tensor]:
     rows, length, heads, groups, width = shape
     generator = torch.Generator().manual_seed(length)
     inputs = [
@@ -43,19 +59,25 @@ def make(shape: tuple[int, ...], documents: bool) -> tuple[list[torch.Tensor], t
 
 @pytest.mark.parametrize("documents", [False, True], ids=["causal", "documents"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_chunks_are_as_close_to_exact_as_the_kernel(shape: tuple[int, ...], documents: bool) -> None:
+def test_chunks_are_as_close_to_exact_as_the_kernel(
+    shape: tuple[int, ...], documents: bool
+) -> None:
     inputs, mask, out_gradient = make(shape, documents)
     expected = exact(*inputs, mask)  # type: ignore[arg-type, call-arg]
     truth = [expected, *torch.autograd.grad(expected, inputs, out_gradient.double())]
     q, k, v = (x.transpose(1, 2) for x in inputs)
-    kernel = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True)
+    kernel = F.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True
+    )
     kernel = kernel.transpose(1, 2)
     usual = [kernel, *torch.autograd.grad(kernel, inputs, out_gradient)]
     y = cpu_attention.compute_chunked_attention(*inputs, mask, causal=True)  # type: ignore[arg-type]
     ours = [y, *torch.autograd.grad(y, inputs, out_gradient)]
     for value, other, true in zip(ours, usual, truth, strict=True):
         assert value.shape == true.shape
-        assert compute_relative_error(value, true) < max(3 * compute_relative_error(other, true), 6e-3)
+        assert compute_relative_error(value, true) < max(
+            3 * compute_relative_error(other, true), 6e-3
+        )
 
 
 @pytest.mark.parametrize("padded", [False, True])
@@ -64,20 +86,33 @@ def test_a_source_is_seen_whole_but_for_its_padding(queries: int, keys: int, pad
     (q, _, _), _, _ = make((3, queries, 4, 2, 8), documents=False)
     (_, k, v), _, _ = make((3, keys, 4, 2, 8), documents=False)
     lengths = torch.tensor([keys, keys - 2, 1])
-    mask = (torch.arange(keys) < lengths[:, None])[:, None, None].expand(3, 1, queries, keys) if padded else None
+    mask = (
+        (torch.arange(keys) < lengths[:, None])[:, None, None].expand(3, 1, queries, keys)
+        if padded
+        else None
+    )
     out_gradient = torch.randn(q.shape).bfloat16()
     expected = exact(q, k, v, mask, causal=False)
     y = cpu_attention.compute_chunked_attention(q, k, v, mask, causal=False)
     truth = [expected, *torch.autograd.grad(expected, (q, k, v), out_gradient.double())]
-    for value, true in zip([y, *torch.autograd.grad(y, (q, k, v), out_gradient)], truth, strict=True):
+    for value, true in zip(
+        [y, *torch.autograd.grad(y, (q, k, v), out_gradient)], truth, strict=True
+    ):
         assert compute_relative_error(value, true) < 1e-2
 
 
-def test_chunks_are_used_for_bfloat16_without_cache_and_only_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_are_used_for_bfloat16_without_cache_and_only_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     used: list[torch.Size] = []
 
     def spy(
-        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, *, causal: bool
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        mask: torch.Tensor | None,
+        *,
+        causal: bool,
     ) -> torch.Tensor:
         used.append(q.shape)
         return q
@@ -92,7 +127,9 @@ def test_chunks_are_used_for_bfloat16_without_cache_and_only_there(monkeypatch: 
     compute_attention(q, k[:, :3], v[:, :3], AttentionMask())
     assert used == [q.shape] * 5
     compute_attention(q.float(), k.float(), v.float(), causal)
-    compute_attention(q[:, -1:], k, v, AttentionMask(visible_B1TS=torch.ones(1, 1, 1, 16, dtype=torch.bool)))
+    compute_attention(
+        q[:, -1:], k, v, AttentionMask(visible_B1TS=torch.ones(1, 1, 1, 16, dtype=torch.bool))
+    )
     compute_attention(q, k, v, causal.add_bias(torch.zeros(2, 16, 16)))
     compute_attention(q, k, v, causal, scale=1.0)
     compute_attention(q, k, v, causal, softcap=5.0)

@@ -1,4 +1,6 @@
-"""Grouped products with rounded numbers of rows are those of each expert alone, in values and gradients."""
+"""Grouped products with rounded numbers of rows are those of each expert alone, in values and
+gradients.
+"""
 
 import pytest
 import torch
@@ -29,7 +31,9 @@ def test_values_and_gradients_are_those_of_each_expert_alone(counts: list[int]) 
         if dtype == torch.float64:
             y = one_by_one(rows, weights, counts)
         else:
-            y = cpu_kernels.compute_grouped_mm(rows, weights, torch.tensor(counts).cumsum(0).to(torch.int32))
+            y = cpu_kernels.compute_grouped_mm(
+                rows, weights, torch.tensor(counts).cumsum(0).to(torch.int32)
+            )
         y.backward(upstream.bfloat16().to(dtype))
         found.append((y, rows.grad, weights.grad))
     for exact, fast in zip(*found, strict=True):

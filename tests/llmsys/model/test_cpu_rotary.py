@@ -1,4 +1,6 @@
-"""Rotation by pieces agrees with the plain form and with float64, and is used for bfloat16 on the CPU only."""
+"""Rotation by pieces agrees with the plain form and with float64, and is used for bfloat16 on
+the CPU only.
+"""
 
 import pytest
 import torch
@@ -28,14 +30,20 @@ def test_pieces_are_as_close_to_exact_as_the_plain_form(
     exact = RotaryCosSin(cos.double(), sin.double())(x.double())
     usual = (x * cos + x.roll(shape[-1] // 2, dims=-1) * sin).bfloat16()
     ours = cpu_kernels.rotate_halves(x, cos, sin)
-    results = [[y, *torch.autograd.grad(y, x, out_gradient.to(y.dtype))] for y in (exact, usual, ours)]
+    results = [
+        [y, *torch.autograd.grad(y, x, out_gradient.to(y.dtype))] for y in (exact, usual, ours)
+    ]
     for true, other, value in zip(*results, strict=True):
         assert value.shape == true.shape
         assert value.dtype == torch.bfloat16
-        assert compute_relative_error(value, true) <= max(1.1 * compute_relative_error(other, true), 3e-3)
+        assert compute_relative_error(value, true) <= max(
+            1.1 * compute_relative_error(other, true), 3e-3
+        )
 
 
-def test_pieces_are_used_for_bfloat16_halves_with_one_table(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pieces_are_used_for_bfloat16_halves_with_one_table(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     used: list[torch.dtype] = []
     monkeypatch.setattr(cpu_kernels, "rotate_halves", lambda x, cos, sin: used.append(x.dtype) or x)
     cos, sin = tables(4, 8)

@@ -1,4 +1,6 @@
-"""Dropout keeps the mean, the right share, and its gradient; and outside of training does nothing."""
+"""Dropout keeps the mean, the right share, and its gradient; and outside of training does
+nothing.
+"""
 
 import pytest
 import torch

@@ -28,7 +28,9 @@ CPU = torch.device("cpu")
 
 def model(**changes: Any) -> ModelConfig:
     sizes = {"vocab_size": 8, "hidden_size": 32, "intermediate_size": 8, "num_hidden_layers": 1}
-    return ModelConfig(**{**sizes, "num_attention_heads": 2, "max_position_embeddings": POSITIONS, **changes})
+    return ModelConfig(
+        **{**sizes, "num_attention_heads": 2, "max_position_embeddings": POSITIONS, **changes}
+    )
 
 
 @pytest.mark.parametrize("length", [100, 2000])
@@ -66,7 +68,9 @@ def model(**changes: Any) -> ModelConfig:
         ),
     ],
 )
-def test_waves_equal_hugging_faces(ours: dict[str, Any], theirs: dict[str, Any], length: int) -> None:
+def test_waves_equal_hugging_faces(
+    ours: dict[str, Any], theirs: dict[str, Any], length: int
+) -> None:
     kind = ours["kind"]
     if kind != "linear":
         ours = {**ours, "original_max_position_embeddings": OLD}
@@ -78,7 +82,9 @@ def test_waves_equal_hugging_faces(ours: dict[str, Any], theirs: dict[str, Any],
         rope_parameters={"rope_theta": 5000.0, **theirs},
     )
     expected, amplitude = ROPE_INIT_FUNCTIONS[theirs["rope_type"]](config, CPU, seq_len=length)
-    waves = compute_rope_frequencies(RopeConfig(theta=5000.0, scaling=ours), WIDTH, POSITIONS, length)
+    waves = compute_rope_frequencies(
+        RopeConfig(theta=5000.0, scaling=ours), WIDTH, POSITIONS, length
+    )
     torch.testing.assert_close(torch.tensor(waves.frequencies), expected.float(), rtol=1e-5, atol=0)
     assert waves.attention_factor == pytest.approx(amplitude)
 
@@ -93,7 +99,9 @@ def test_scores_depend_on_the_distance_alone(pairing: str, fraction: float) -> N
     rotated_q, rotated_k = (rotate(x.expand(1, 300, 1, 16)) for x in (q, k))
     scores_TS = (rotated_q[0, :, 0] @ rotated_k[0, :, 0].T).float()
     for distance in (0, 1, 77):
-        torch.testing.assert_close(scores_TS.diagonal(-distance), scores_TS[distance, 0].expand(300 - distance))
+        torch.testing.assert_close(
+            scores_TS.diagonal(-distance), scores_TS[distance, 0].expand(300 - distance)
+        )
     assert (scores_TS[:, 0] - scores_TS[0, 0]).abs().max() > 0.1
 
 
@@ -105,7 +113,9 @@ def test_a_pair_turns_forward_by_its_angle_times_the_position(pairing: str) -> N
 
     def as_pairs(x: Tensor) -> Tensor:
         return (
-            torch.complex(*x.chunk(2, -1)) if pairing == "halves" else torch.view_as_complex(x.unflatten(-1, (-1, 2)))
+            torch.complex(*x.chunk(2, -1))
+            if pairing == "halves"
+            else torch.view_as_complex(x.unflatten(-1, (-1, 2)))
         )
 
     angles_TK = torch.outer(torch.arange(9.0), 100.0 ** (-2 * torch.arange(WIDTH / 2) / WIDTH))
@@ -118,8 +128,12 @@ def test_explicit_positions_read_the_same_table() -> None:
     table = RotaryEmbedding(config, config.position)  # type: ignore[arg-type]
     x = torch.randn(2, 5, 2, 16)
     positions_BT = torch.tensor([[0, 1, 2, 3, 4], [7, 8, 9, 10, 11]])
-    torch.testing.assert_close(table(positions_BT, 12, device=CPU)(x)[0], table(None, 5, device=CPU)(x)[0])
-    assert not torch.equal(table(None, 5, device=CPU)(x), table(None, 5, device=CPU, sliding=True)(x))
+    torch.testing.assert_close(
+        table(positions_BT, 12, device=CPU)(x)[0], table(None, 5, device=CPU)(x)[0]
+    )
+    assert not torch.equal(
+        table(None, 5, device=CPU)(x), table(None, 5, device=CPU, sliding=True)(x)
+    )
 
 
 @pytest.mark.parametrize("heads", [8, 12, 71])
@@ -133,7 +147,9 @@ def test_alibi_equals_blooms_up_to_a_constant_per_row(heads: int) -> None:
 def test_relative_buckets_equal_t5s(bidirectional: bool) -> None:
     table = RelativePositionBias(RelativeBiasConfig(buckets=32, max_distance=128), heads=2)
     queries, keys = torch.arange(300), torch.arange(300)
-    theirs = T5Attention._relative_position_bucket(keys[None] - queries[:, None], bidirectional, 32, 128)
+    theirs = T5Attention._relative_position_bucket(
+        keys[None] - queries[:, None], bidirectional, 32, 128
+    )
     expected_HTS = table.weight[theirs].permute(2, 0, 1)
     torch.testing.assert_close(table(queries, keys, bidirectional=bidirectional), expected_HTS)
 

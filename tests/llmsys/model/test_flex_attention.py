@@ -1,4 +1,6 @@
-"""flex_attention gives what plain operations give with a table: every mask, bias and cap, output and gradients."""
+"""flex_attention gives what plain operations give with a table: every mask, bias and cap, output
+and gradients.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,7 +12,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import flex_attention as torch_flex
 from torch.nn.attention.flex_attention import create_block_mask
 
-from llmsys.model.attention_mask import AttentionMask, build_cross_attention_mask, build_self_attention_mask
+from llmsys.model.attention_mask import (
+    AttentionMask,
+    build_cross_attention_mask,
+    build_self_attention_mask,
+)
 from llmsys.model.embedding import compute_alibi_bias, compute_alibi_slopes
 from llmsys.model.flex_attention import (
     AlibiBias,
@@ -57,11 +63,17 @@ class Case:
 
 
 def _build_case(
-    *, length: int = LENGTH, start: int = 0, rules: dict[str, object] | None = None, **settings: object
+    *,
+    length: int = LENGTH,
+    start: int = 0,
+    rules: dict[str, object] | None = None,
+    **settings: object,
 ) -> Case:
     rules = {"causal": True, **(rules or {})}
     ranges = build_self_ranges(ROWS, length, start=start, **rules)  # type: ignore[arg-type]
-    return Case(ranges, build_self_attention_mask(length, start=start, **rules), start=start, **settings)  # type: ignore[arg-type]
+    return Case(
+        ranges, build_self_attention_mask(length, start=start, **rules), start=start, **settings
+    )  # type: ignore[arg-type]
 
 
 PACKED: dict[str, object] = {"documents_BT": DOCUMENTS}
@@ -76,16 +88,22 @@ CASES = {
     "window both ways": _build_case(rules=PACKED | {"causal": False, "window": 20}),
     "prefix": Case(
         build_self_ranges(ROWS, LENGTH, causal=True, prefix_B=PREFIX_B),
-        AttentionMask(visible_B1TS=((PLACES[:, None] >= PLACES) | (PREFIX_B[:, None, None] > PLACES))[:, None]),
+        AttentionMask(
+            visible_B1TS=((PLACES[:, None] >= PLACES) | (PREFIX_B[:, None, None] > PLACES))[:, None]
+        ),
     ),
     "soft cap": _build_case(rules=PACKED, softcap=2.0),
     "alibi": _build_case(rules=PACKED, bias="alibi"),
     "trained bias": _build_case(rules=PACKED, bias="trained"),
-    "trained bias both ways, soft cap": _build_case(rules={"causal": False}, bias="trained", softcap=2.0),
+    "trained bias both ways, soft cap": _build_case(
+        rules={"causal": False}, bias="trained", softcap=2.0
+    ),
     "sinks": _build_case(rules=PACKED | {"window": 20}, sinks=True),
     "sinks, soft cap, alibi": _build_case(sinks=True, softcap=2.0, bias="alibi"),
     "wide keys (MLA)": _build_case(rules=PACKED, key_width=24, groups=HEADS),
-    "wide keys of one head (MLA absorbed)": _build_case(start=100, length=20, key_width=24, groups=1),
+    "wide keys of one head (MLA absorbed)": _build_case(
+        start=100, length=20, key_width=24, groups=1
+    ),
     "cache": _build_case(start=100, length=20, bias="alibi"),
     "cache, window": _build_case(start=100, length=20, rules={"window": 30}, bias="trained"),
     "cache, padded": _build_case(start=3, length=20, rules={"padding_B": PADDING_B}),
@@ -103,10 +121,15 @@ CASES = {
 
 def _add_bias(case: Case, table_HR: Tensor) -> tuple[ScoreBias | None, AttentionMask]:
     """Return the bias of a case by distance, and its table with the bias of every pair."""
-    queries_T, keys_S = torch.arange(case.start, case.ranges.num_keys), torch.arange(case.ranges.num_keys)
+    queries_T, keys_S = (
+        torch.arange(case.start, case.ranges.num_keys),
+        torch.arange(case.ranges.num_keys),
+    )
     if case.bias == "alibi":
         slopes_H = compute_alibi_slopes(HEADS)
-        return AlibiBias(slopes_H, case.start), case.table.add_bias(compute_alibi_bias(slopes_H, queries_T, keys_S))
+        return AlibiBias(slopes_H, case.start), case.table.add_bias(
+            compute_alibi_bias(slopes_H, queries_T, keys_S)
+        )
     if case.bias == "trained":
         columns_TS = keys_S - queries_T[:, None] + case.ranges.num_keys - 1
         return DistanceBias(table_HR, case.start), case.table.add_bias(table_HR[:, columns_TS])
@@ -142,7 +165,9 @@ def _compute_both(case: Case, dtype: torch.dtype) -> tuple[list[Tensor], list[Te
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-def test_flex_attention_equals_plain_operations_with_a_table(case: Case, dtype: torch.dtype) -> None:
+def test_flex_attention_equals_plain_operations_with_a_table(
+    case: Case, dtype: torch.dtype
+) -> None:
     ours, plain = _compute_both(case, dtype)
     errors = [compute_relative_error(a, b) for a, b in zip(ours, plain, strict=True)]
     assert max(errors) < LARGEST[dtype], errors
@@ -160,7 +185,9 @@ def test_ranges_hold_the_keys_of_the_table(case: Case) -> None:
     assert torch.equal(inside_BTS, visible[:, 0].expand_as(inside_BTS))
 
 
-@pytest.mark.parametrize("name", ["causal", "documents", "documents, window", "window both ways", "prefix", "cache"])
+@pytest.mark.parametrize(
+    "name", ["causal", "documents", "documents, window", "window both ways", "prefix", "cache"]
+)
 def test_blocks_are_those_that_torch_finds_in_a_table(name: str) -> None:
     ranges = CASES[name].ranges
     ours = build_flex_mask(ranges).block_mask
@@ -173,13 +200,18 @@ def test_blocks_are_those_that_torch_finds_in_a_table(name: str) -> None:
 
 @pytest.fixture
 def compile_on_cpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Tensor, Tensor]]:
-    """torch's public function compiled, with the dense reference in the place of Triton's kernels."""
-    monkeypatch.setattr(torch_flex, "_validate_device", lambda *_: None)  # refuses gradients on CPUs
+    """torch's public function compiled, with the dense reference in the place of Triton's
+    kernels.
+    """
+    # refuses gradients on CPUs
+    monkeypatch.setattr(torch_flex, "_validate_device", lambda *_: None)
     torch._dynamo.reset()
     return torch.compile(call_flex_attention, backend="aot_eager", fullgraph=True)
 
 
-@pytest.mark.parametrize("name", ["documents, window", "soft cap", "alibi", "trained bias", "sinks", "source"])
+@pytest.mark.parametrize(
+    "name", ["documents, window", "soft cap", "alibi", "trained bias", "sinks", "source"]
+)
 def test_the_compiled_function_gives_the_same_gradients(
     name: str, compile_on_cpu: Callable[..., tuple[Tensor, Tensor]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -196,7 +228,9 @@ def test_other_documents_do_not_compile_again(
     counter = torch._dynamo.utils.counters["stats"]
     frames = []
     for documents_BT, window in [(DOCUMENTS, None), (DOCUMENTS.flip(0), None), (DOCUMENTS * 0, 20)]:
-        ranges = build_self_ranges(ROWS, LENGTH, causal=True, window=window, documents_BT=documents_BT)
+        ranges = build_self_ranges(
+            ROWS, LENGTH, causal=True, window=window, documents_BT=documents_BT
+        )
         compile_on_cpu(q, k, k, build_flex_mask(ranges), 0.3, None)
         frames.append(counter["unique_graphs"])
     assert frames[0] == frames[-1]
@@ -207,9 +241,14 @@ def test_fake_tensors_have_the_shapes_of_real_ones_and_no_scores() -> None:
     (ours, *gradients), _ = _compute_both(case, torch.bfloat16)
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         q = torch.empty(ROWS, LENGTH, HEADS, WIDTH, dtype=torch.bfloat16, requires_grad=True)
-        k, v = (torch.empty(ROWS, LENGTH, GROUPS, WIDTH, dtype=torch.bfloat16, requires_grad=True) for _ in range(2))
+        k, v = (
+            torch.empty(ROWS, LENGTH, GROUPS, WIDTH, dtype=torch.bfloat16, requires_grad=True)
+            for _ in range(2)
+        )
         table_HR = torch.empty(HEADS, 2 * LENGTH - 1, requires_grad=True)
-        first_BT, last_BT = (mode.from_tensor(x) for x in (case.ranges.first_BT, case.ranges.last_BT))
+        first_BT, last_BT = (
+            mode.from_tensor(x) for x in (case.ranges.first_BT, case.ranges.last_BT)
+        )
         ranges = KeyRanges(first_BT, last_BT, LENGTH)
         mask: FlexMask = build_flex_mask(ranges, DistanceBias(table_HR, 0))
         out = compute_attention(q, k, v, mask)

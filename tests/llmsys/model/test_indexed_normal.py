@@ -1,4 +1,6 @@
-"""Laws of numbers by index: any slice has the bits of the whole tensor, and the numbers are standard normal."""
+"""Laws of numbers by index: any slice has the bits of the whole tensor, and the numbers are
+standard normal.
+"""
 
 import math
 
@@ -12,7 +14,9 @@ SHAPE = (6, 24, 35)
 
 
 @pytest.mark.parametrize("block", [1 << 15, 37])
-def test_any_slice_has_the_bits_of_the_whole_tensor(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_slice_has_the_bits_of_the_whole_tensor(
+    block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole = draw_normal(2**64 - 5, SHAPE, [(0, length) for length in SHAPE])
     monkeypatch.setattr(indexed_normal, "BLOCK", block)
     choose = torch.Generator().manual_seed(1)
@@ -21,7 +25,11 @@ def test_any_slice_has_the_bits_of_the_whole_tensor(block: int, monkeypatch: pyt
         for dim, length in enumerate(SHAPE):
             begin = int(torch.randint(0, length + 1, (1,), generator=choose))
             size = int(torch.randint(0, length - begin + 1, (1,), generator=choose))
-            begin, size = (0, length) if int(torch.randint(0, 3, (1,), generator=choose)) == 0 else (begin, size)
+            begin, size = (
+                (0, length)
+                if int(torch.randint(0, 3, (1,), generator=choose)) == 0
+                else (begin, size)
+            )
             region.append((begin, size))
             expected = expected.narrow(dim, begin, size)
         assert torch.equal(draw_normal(2**64 - 5, SHAPE, region), expected), region
@@ -49,7 +57,8 @@ def test_numbers_are_standard_normal_and_those_of_another_key_are_independent() 
     assert abs(float((one**4).mean()) - 3) < 5 * deviation * math.sqrt(96)
     for pair in ((one, other), (one[1:], one[:-1]), (one[4096:], one[:-4096])):
         assert abs(float((pair[0] * pair[1]).mean())) < 5 * deviation
-    # Kolmogorov and Smirnov: the largest distance from the normal distribution, times the root of the draws.
+    # Kolmogorov and Smirnov: the largest distance from the normal distribution, times the root of
+    # the draws.
     places = torch.arange(1, size + 1) / size
     distance = (0.5 * (1 + torch.erf(one.sort().values / math.sqrt(2))) - places).abs().max()
     assert float(distance) * math.sqrt(size) < 1.9

@@ -1,4 +1,6 @@
-"""Starting values are a pure function of name and seed; meta-device construction, ties and buffers survive."""
+"""Starting values are a pure function of name and seed; meta-device construction, ties and
+buffers survive.
+"""
 
 import math
 import subprocess
@@ -7,11 +9,17 @@ import sys
 import pytest
 import torch
 
-from llmsys.model.initialization import build_initializer, compute_initial_value, initialize_parameters
+from llmsys.model.initialization import (
+    build_initializer,
+    compute_initial_value,
+    initialize_parameters,
+)
 from llmsys.model.transformer import Transformer
 from tests.helpers.tiny_model import build_tiny_config, build_tiny_moe_config, build_tiny_tokens
 
-CONFIG = build_tiny_moe_config({"num_shared_experts": 1, "first_dense_layers": 1}, initializer_range=0.02)
+CONFIG = build_tiny_moe_config(
+    {"num_shared_experts": 1, "first_dense_layers": 1}, initializer_range=0.02
+)
 
 
 def test_values_depend_on_name_and_seed_and_nothing_else() -> None:
@@ -28,12 +36,13 @@ def test_values_depend_on_name_and_seed_and_nothing_else() -> None:
 
 def test_values_are_the_same_in_another_process() -> None:
     code = (
-        "from tests.helpers.tiny_model import build_tiny_config\n"
-        "from llmsys.model.initialization import compute_initial_value\n"
-        "value = compute_initial_value(build_tiny_config(), 'blocks.1.attention.q_proj.weight', (40, 30), 7)\n"
-        "print(value.double().sum().item())"
+        "from tests.helpers.tiny_model import build_tiny_config\nfrom llmsys.model.initialization "
+        "import compute_initial_value\nvalue = compute_initial_value(build_tiny_config(), "
+        "'blocks.1.attention.q_proj.weight', (40, 30), 7)\nprint(value.double().sum().item())"
     )
-    there = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    there = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout
     here = (
         compute_initial_value(build_tiny_config(), "blocks.1.attention.q_proj.weight", (40, 30), 7)
         .double()
@@ -50,7 +59,9 @@ def test_no_two_parameters_start_alike() -> None:
     assert len(set(starts)) == len(starts)
 
 
-def test_a_slice_has_the_bits_of_the_whole_parameter_and_nothing_is_drawn_for_a_checkpoint() -> None:
+def test_a_slice_has_the_bits_of_the_whole_parameter_and_nothing_is_drawn_for_a_checkpoint() -> (
+    None
+):
     model = Transformer(CONFIG)
     for draws in (True, False):
         initial = build_initializer(CONFIG, 3, draws=draws)
@@ -77,7 +88,9 @@ def test_a_slice_has_the_bits_of_the_whole_parameter_and_nothing_is_drawn_for_a_
         ("blocks.1.feed_forward.shared.down_proj.weight", 0.02 / math.sqrt(2 * 2)),
     ],
 )
-def test_matrices_are_normal_and_residual_outputs_are_scaled_down(name: str, deviation: float) -> None:
+def test_matrices_are_normal_and_residual_outputs_are_scaled_down(
+    name: str, deviation: float
+) -> None:
     value = compute_initial_value(CONFIG, name, (300, 300), 0)
     assert value.dtype == torch.float32
     assert float(value.std()) == pytest.approx(deviation, rel=0.02)
@@ -111,7 +124,10 @@ def test_a_model_from_the_meta_device_equals_one_built_in_memory(tied: bool) -> 
 
 def test_parameter_names_are_those_that_checkpoints_rely_on() -> None:
     names = set(dict(Transformer(CONFIG).named_parameters()))
-    block = {f"attention.{x}_proj.weight" for x in "qkvo"} | {"attention_norm.weight", "feed_forward_norm.weight"}
+    block = {f"attention.{x}_proj.weight" for x in "qkvo"} | {
+        "attention_norm.weight",
+        "feed_forward_norm.weight",
+    }
     dense = {f"feed_forward.{x}_proj.weight" for x in ("gate", "up", "down")}
     experts = {f"feed_forward.experts.{x}_proj" for x in ("gate", "up", "down")}
     shared = {f"feed_forward.shared.{x}_proj.weight" for x in ("gate", "up", "down")}

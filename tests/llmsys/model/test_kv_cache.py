@@ -1,4 +1,6 @@
-"""Generation with a key-value cache gives the logits of one forward pass, also for rows padded on the left."""
+"""Generation with a key-value cache gives the logits of one forward pass, also for rows padded
+on the left.
+"""
 
 import pytest
 import torch
@@ -6,7 +8,13 @@ import torch
 from llmsys.errors import ConfigError
 from llmsys.model.attention_mask import build_self_attention_mask
 from llmsys.model.kv_cache import KeyValueCache
-from tests.helpers.model_choices import DECODERS, ENCODER_DECODERS, LATENT, build_choice_config, build_source
+from tests.helpers.model_choices import (
+    DECODERS,
+    ENCODER_DECODERS,
+    LATENT,
+    build_choice_config,
+    build_source,
+)
 from tests.helpers.tiny_model import (
     build_tiny_config,
     build_tiny_model,
@@ -27,10 +35,13 @@ STRETCHED = {
     "yarn": {"kind": "yarn", "factor": 4.0, "original_max_position_embeddings": 16},
 }
 CONFIGS = {
-    name: build_choice_config(name) for name in DECODERS | ENCODER_DECODERS if not name.startswith("feed-forward")
+    name: build_choice_config(name)
+    for name in DECODERS | ENCODER_DECODERS
+    if not name.startswith("feed-forward")
 }
 CONFIGS |= {
-    f"rope, {name}": build_tiny_config(position={"kind": "rope", "scaling": s}) for name, s in STRETCHED.items()
+    f"rope, {name}": build_tiny_config(position={"kind": "rope", "scaling": s})
+    for name, s in STRETCHED.items()
 }
 CONFIGS["latent, ntk"] = build_tiny_config(
     attention=LATENT, num_key_value_heads=4, position={"kind": "rope", "scaling": STRETCHED["ntk"]}
@@ -43,14 +54,23 @@ CONFIGS["experts"] = build_tiny_moe_config({"num_shared_experts": 1})
 @torch.no_grad()
 def test_cached_logits_equal_uncached_ones(name: str, pieces: list[int]) -> None:
     config = CONFIGS[name]
-    model, tokens, source = build_tiny_model(config).eval(), build_tiny_tokens(2, 9), build_source(config)
+    model, tokens, source = (
+        build_tiny_model(config).eval(),
+        build_tiny_tokens(2, 9),
+        build_source(config),
+    )
     cache = KeyValueCache(config, 2, 9)
     logits, given = [], source
     for piece in tokens.split(pieces, dim=1):
         logits.append(model(piece, cache=cache, **given))
         given = {}
-    ends = torch.tensor(pieces).cumsum(0).tolist() if name in ("rope, ntk", "rope, longrope", "latent, ntk") else [9]
-    # Where waves depend on the length, a token's logits are those of the sequence as long as it was then.
+    ends = (
+        torch.tensor(pieces).cumsum(0).tolist()
+        if name in ("rope, ntk", "rope, longrope", "latent, ntk")
+        else [9]
+    )
+    # Where waves depend on the length, a token's logits are those of the sequence as long as it was
+    # then.
     whole = {end: model(tokens[:, :end], **source) for end in ends}
     expected = [
         whole[next(end for end in ends if end >= last)][:, last - size : last]
@@ -63,7 +83,9 @@ def test_cached_logits_equal_uncached_ones(name: str, pieces: list[int]) -> None
 def test_a_recurrent_decoder_rejects_padded_rows() -> None:
     model = build_tiny_model(CONFIGS["lstm"]).eval()
     cache = KeyValueCache(CONFIGS["lstm"], 2, 9, padding_B=torch.tensor([0, 3]))
-    with pytest.raises(ConfigError, match=r"would read the padding of a row. Give prompts of equal length"):
+    with pytest.raises(
+        ConfigError, match=r"would read the padding of a row. Give prompts of equal length"
+    ):
         model(build_tiny_tokens(2, 5), cache=cache, **build_source(CONFIGS["lstm"]))
 
 
@@ -71,7 +93,11 @@ def test_a_recurrent_decoder_rejects_padded_rows() -> None:
 @torch.no_grad()
 def test_a_padded_row_reads_as_if_it_were_alone(name: str) -> None:
     config = CONFIGS[name]
-    model, tokens, source = build_tiny_model(config).eval(), build_tiny_tokens(3, 9), build_source(config)
+    model, tokens, source = (
+        build_tiny_model(config).eval(),
+        build_tiny_tokens(3, 9),
+        build_source(config),
+    )
     source = {key: value[[0, 1, 0]] for key, value in source.items()}
     padding = torch.tensor([0, 3, 7])
     pieces = [8, 1]
@@ -84,7 +110,9 @@ def test_a_padded_row_reads_as_if_it_were_alone(name: str) -> None:
         for row, skip in enumerate(padding.tolist()):
             own = {key: value[row : row + 1] for key, value in source.items()}
             for last, places in ((8, slice(skip, 8)), (9, slice(8, 9))):
-                alone = model(tokens[row : row + 1, skip:last], **own)[:, -(places.stop - places.start) :]
+                alone = model(tokens[row : row + 1, skip:last], **own)[
+                    :, -(places.stop - places.start) :
+                ]
                 assert compute_relative_error(logits[row : row + 1, places], alone) < 1e-5
 
 
@@ -92,7 +120,11 @@ def test_a_padded_row_reads_as_if_it_were_alone(name: str) -> None:
 @torch.no_grad()
 def test_rows_may_leave_and_come_twice(name: str) -> None:
     config = CONFIGS[name]
-    model, tokens, source = build_tiny_model(config).eval(), build_tiny_tokens(2, 9), build_source(config)
+    model, tokens, source = (
+        build_tiny_model(config).eval(),
+        build_tiny_tokens(2, 9),
+        build_source(config),
+    )
     cache = KeyValueCache(config, 2, 9)
     model(tokens[:, :6], cache=cache, **source)
     cache.select_rows([1, 0, 1])
@@ -141,7 +173,10 @@ def test_the_source_is_encoded_once_and_its_keys_are_computed_once() -> None:
     model(build_tiny_tokens(2, 7)[:, :3], memory=memory, cache=cache)
     for block in model.blocks:
         block.cross_attention.k_proj.weight.fill_(torch.nan)
-    assert compute_relative_error(model(build_tiny_tokens(2, 7)[:, 3:], cache=cache), expected[:, 3:]) < 1e-5
+    assert (
+        compute_relative_error(model(build_tiny_tokens(2, 7)[:, 3:], cache=cache), expected[:, 3:])
+        < 1e-5
+    )
 
 
 @torch.no_grad()
@@ -155,12 +190,18 @@ def test_the_cache_takes_the_dtype_of_the_keys() -> None:
 
 def test_a_full_cache_and_a_full_context_are_refused() -> None:
     model = build_tiny_model(build_tiny_config())
-    with pytest.raises(ConfigError, match=r"cache holds 4 positions, and 0 \+ 5 were asked for\. .*capacity=5"):
+    with pytest.raises(
+        ConfigError, match=r"cache holds 4 positions, and 0 \+ 5 were asked for\. .*capacity=5"
+    ):
         model(build_tiny_tokens(1, 5), cache=KeyValueCache(model.config, 1, 4))
     with pytest.raises(ConfigError, match=r"65 tokens exceeds model\.max_position_embeddings=64"):
         model(build_tiny_tokens(1, 65), cache=KeyValueCache(model.config, 1, 99))
     with pytest.raises(ConfigError, match="Documents and a key-value cache cannot be combined"):
-        model(build_tiny_tokens(1, 5), documents_BT=build_tiny_tokens(1, 5), cache=KeyValueCache(model.config, 1, 9))
+        model(
+            build_tiny_tokens(1, 5),
+            documents_BT=build_tiny_tokens(1, 5),
+            cache=KeyValueCache(model.config, 1, 9),
+        )
     with pytest.raises(ConfigError, match="An encoder has no use for a key-value cache"):
         KeyValueCache(build_choice_config("bert"), 1, 9)
 
@@ -171,7 +212,11 @@ def test_a_source_is_given_once_to_those_who_read_it() -> None:
     with pytest.raises(ConfigError, match=r"family=encoder_decoder is missing\. Give source_BS"):
         model(tokens)
     with pytest.raises(ConfigError, match="Both a source and its encoder output were given"):
-        model(tokens, memory=model.encode_source(source["source_BS"], source["source_documents_BS"]), **source)
+        model(
+            tokens,
+            memory=model.encode_source(source["source_BS"], source["source_documents_BS"]),
+            **source,
+        )
     with pytest.raises(ConfigError, match=r"model\.family=decoder has no encoder\. Omit it"):
         build_tiny_model(build_tiny_config())(tokens, **source)
     cache = KeyValueCache(config, 2, 9)
@@ -181,7 +226,8 @@ def test_a_source_is_given_once_to_those_who_read_it() -> None:
 
 
 def test_every_slot_sees_a_key_and_real_ones_see_no_padding() -> None:
-    # A slot that sees nothing is 0/0 in some kernels, and its NaN spreads through the values of the next layer.
+    # A slot that sees nothing is 0/0 in some kernels, and its NaN spreads through the values of the
+    # next layer.
     padding = torch.tensor([0, 2, 5])
     visible = build_self_attention_mask(4, causal=True, start=1, padding_B=padding).visible_B1TS
     assert visible is not None

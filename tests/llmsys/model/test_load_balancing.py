@@ -1,4 +1,6 @@
-"""What a layer counts, and the losses that pull towards even use: the same with accumulation and recomputation."""
+"""What a layer counts, and the losses that pull towards even use: the same with accumulation and
+recomputation.
+"""
 
 import math
 from typing import Any
@@ -10,7 +12,11 @@ from torch.utils.checkpoint import checkpoint
 
 from llmsys.config.moe import MoeConfig
 from llmsys.errors import ConfigError
-from llmsys.model.load_balancing import compute_load_balancing_loss, compute_router_z_loss, count_tokens_by_row
+from llmsys.model.load_balancing import (
+    compute_load_balancing_loss,
+    compute_router_z_loss,
+    count_tokens_by_row,
+)
 from llmsys.model.moe_layer import MoELayer
 from llmsys.model.router import RouterScores
 from llmsys.model.transformer import Transformer
@@ -24,7 +30,10 @@ from tests.helpers.tiny_model import (
 )
 
 LOSSES: dict[str, dict[str, Any]] = {
-    "sequence": {"balance": {"kind": "auxiliary_loss", "weight": 0.5, "scope": "sequence"}, "z_loss_weight": 0.1},
+    "sequence": {
+        "balance": {"kind": "auxiliary_loss", "weight": 0.5, "scope": "sequence"},
+        "z_loss_weight": 0.1,
+    },
     "batch": {"balance": {"kind": "auxiliary_loss", "weight": 0.5, "scope": "batch"}},
     "bias and sequence": {"balance": {"kind": "bias", "sequence_weight": 0.5}, "score": "sigmoid"},
 }
@@ -37,7 +46,14 @@ ROUTINGS: dict[str, dict[str, Any]] = {
 
 def evenness_of(probabilities: list[list[float]], shares: list[float]) -> float:
     scores = RouterScores(torch.zeros(2, 4), torch.tensor(probabilities).log())
-    return float(compute_load_balancing_loss(scores, torch.tensor([shares]), torch.ones(1, 2, dtype=torch.bool))) / 2
+    return (
+        float(
+            compute_load_balancing_loss(
+                scores, torch.tensor([shares]), torch.ones(1, 2, dtype=torch.bool)
+            )
+        )
+        / 2
+    )
 
 
 def test_evenness_is_one_when_even_and_counts_experts_when_collapsed() -> None:
@@ -54,9 +70,12 @@ def test_padding_is_neither_counted_nor_in_a_loss() -> None:
     trimmed = RouterScores(scores.logits_NE[kept], scores.log_scores_NE[kept])
     everything, shares = torch.ones(2, 2, dtype=torch.bool), torch.rand(2, 4)
     torch.testing.assert_close(
-        compute_load_balancing_loss(scores, shares, real), compute_load_balancing_loss(trimmed, shares, everything)
+        compute_load_balancing_loss(scores, shares, real),
+        compute_load_balancing_loss(trimmed, shares, everything),
     )
-    torch.testing.assert_close(compute_router_z_loss(scores, real), compute_router_z_loss(trimmed, everything))
+    torch.testing.assert_close(
+        compute_router_z_loss(scores, real), compute_router_z_loss(trimmed, everything)
+    )
     experts = torch.tensor([[0, 1], [2, -1], [3, 3], [3, 3], [1, 0], [-1, 1]])
     assert count_tokens_by_row(experts, 4, real).tolist() == [[1, 1, 1, 0], [1, 2, 0, 0]]
 
@@ -66,7 +85,9 @@ def test_losses_are_weighted_summed_over_layers_and_reach_the_routers_only() -> 
     assert float(model.compute_auxiliary_loss()) == 0.0
     model(build_tiny_tokens())
     loss = model.compute_auxiliary_loss()
-    torch.testing.assert_close(loss, sum(layer.compute_auxiliary_loss() for layer in model.list_moe_layers()))
+    torch.testing.assert_close(
+        loss, sum(layer.compute_auxiliary_loss() for layer in model.list_moe_layers())
+    )
     loss.backward()
     last = model.list_moe_layers()[-1]
     assert last.router.weight.grad is not None
@@ -76,7 +97,9 @@ def test_losses_are_weighted_summed_over_layers_and_reach_the_routers_only() -> 
 
 
 def step(model: Transformer, parts: list[Tensor]) -> tuple[ExpertLoadReport, dict[str, Tensor]]:
-    """Micro-batches of one step, weighted by their tokens as engines do; the report, and all gradients and counts."""
+    """Micro-batches of one step, weighted by their tokens as engines do; the report, and all
+    gradients and counts.
+    """
     model.zero_grad()
     tokens = sum(part.numel() for part in parts)
     for part in parts:
@@ -89,17 +112,22 @@ def step(model: Transformer, parts: list[Tensor]) -> tuple[ExpertLoadReport, dic
 
 
 def assert_same(
-    one: tuple[ExpertLoadReport, dict[str, Tensor]], other: tuple[ExpertLoadReport, dict[str, Tensor]]
+    one: tuple[ExpertLoadReport, dict[str, Tensor]],
+    other: tuple[ExpertLoadReport, dict[str, Tensor]],
 ) -> None:
     for name, value in one[0].to_dict().items():
-        torch.testing.assert_close(torch.tensor(other[0].to_dict()[name]), torch.tensor(value), msg=name)
+        torch.testing.assert_close(
+            torch.tensor(other[0].to_dict()[name]), torch.tensor(value), msg=name
+        )
     for name, gradient in one[1].items():
         torch.testing.assert_close(other[1][name], gradient, rtol=1e-4, atol=1e-6, msg=name)
 
 
 @pytest.mark.parametrize("routing", ROUTINGS.values(), ids=ROUTINGS.keys())
 @pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES.keys())
-def test_reports_and_gradients_do_not_depend_on_accumulation(loss: dict[str, Any], routing: dict[str, Any]) -> None:
+def test_reports_and_gradients_do_not_depend_on_accumulation(
+    loss: dict[str, Any], routing: dict[str, Any]
+) -> None:
     whole, parted = (build_tiny_model(build_tiny_moe_config(loss | routing)) for _ in range(2))
     tokens = build_tiny_tokens(6, 9)
     for _ in range(2):  # the second step knows the loads of the first
@@ -109,15 +137,22 @@ def test_reports_and_gradients_do_not_depend_on_accumulation(loss: dict[str, Any
 def recompute(model: Transformer, *, use_reentrant: bool) -> Transformer:
     for block in model.blocks:
         plain = block.forward
-        block.forward = lambda x, context, plain=plain: checkpoint(plain, x, context, use_reentrant=use_reentrant)
+        block.forward = lambda x, context, plain=plain: checkpoint(
+            plain, x, context, use_reentrant=use_reentrant
+        )
     return model
 
 
 @pytest.mark.parametrize("routing", ROUTINGS.values(), ids=ROUTINGS.keys())
 @pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES.keys())
-def test_reports_and_gradients_do_not_depend_on_recomputation(loss: dict[str, Any], routing: dict[str, Any]) -> None:
+def test_reports_and_gradients_do_not_depend_on_recomputation(
+    loss: dict[str, Any], routing: dict[str, Any]
+) -> None:
     config = build_tiny_moe_config(loss | routing)
-    kept, repeated = build_tiny_model(config), recompute(build_tiny_model(config), use_reentrant=False)
+    kept, repeated = (
+        build_tiny_model(config),
+        recompute(build_tiny_model(config), use_reentrant=False),
+    )
     for part in (build_tiny_tokens(4, 9), build_tiny_tokens(4, 9, seed=1)):
         assert_same(step(kept, [part]), step(repeated, [part]))
 
@@ -125,7 +160,10 @@ def test_reports_and_gradients_do_not_depend_on_recomputation(loss: dict[str, An
 @pytest.mark.parametrize("routing", ROUTINGS.values(), ids=ROUTINGS.keys())
 def test_reentrant_recomputation_counts_once_too(routing: dict[str, Any]) -> None:
     config = build_tiny_moe_config(routing)
-    kept, repeated = build_tiny_model(config), recompute(build_tiny_model(config), use_reentrant=True)
+    kept, repeated = (
+        build_tiny_model(config),
+        recompute(build_tiny_model(config), use_reentrant=True),
+    )
     assert_same(step(kept, [build_tiny_tokens(4, 9)]), step(repeated, [build_tiny_tokens(4, 9)]))
 
 
@@ -145,14 +183,20 @@ def test_entropy_is_that_of_the_load_and_dead_experts_are_counted() -> None:
     one, _ = step(model, [build_tiny_tokens()])
     assert one.entropy == [0.0] * len(one.load)
     assert one.to_dict()["dead_experts"] == sum(len(load) - 1 for load in one.load)
-    mixed, _ = step(build_tiny_model(build_tiny_moe_config({"num_experts_per_tok": 2})), [build_tiny_tokens()])
+    mixed, _ = step(
+        build_tiny_model(build_tiny_moe_config({"num_experts_per_tok": 2})), [build_tiny_tokens()]
+    )
     for load, entropy in zip(mixed.load, mixed.entropy, strict=True):
-        assert entropy == pytest.approx(-sum(p * math.log(p) for p in load if p) / math.log(len(load)))
+        assert entropy == pytest.approx(
+            -sum(p * math.log(p) for p in load if p) / math.log(len(load))
+        )
 
 
 def test_report_says_how_even_the_experts_worked() -> None:
     model = build_tiny_model(
-        build_tiny_moe_config({"num_experts_per_tok": 1, "routing": {"kind": "capacity", "factor": 1.0}})
+        build_tiny_moe_config(
+            {"num_experts_per_tok": 1, "routing": {"kind": "capacity", "factor": 1.0}}
+        )
     )
     for layer in model.list_moe_layers():
         torch.nn.init.zeros_(layer.router.weight)

@@ -1,4 +1,6 @@
-"""Every architecture on a pretended accelerator: the numbers of the CPU's path, and no table of all pairs."""
+"""Every architecture on a pretended accelerator: the numbers of the CPU's path, and no table of
+all pairs.
+"""
 
 from typing import Any
 
@@ -7,10 +9,10 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from llmsys.config.attention_kernel import choose_attention_kernel
-from llmsys.config.attention_layers import describe_cross_attention, describe_self_attention
 from llmsys.config.model import ModelConfig
 from llmsys.data.batch import Batch
+from llmsys.kernels.attention_kernel import choose_attention_kernel
+from llmsys.kernels.attention_layers import describe_cross_attention, describe_self_attention
 from llmsys.model.document_lengths import DocumentLengths
 from llmsys.model.flex_attention import AlibiBias, FlexMask
 from llmsys.model.kv_cache import KeyValueCache
@@ -19,7 +21,12 @@ from llmsys.model.transformer import Transformer
 from tests.helpers.model_choices import ARCHITECTURES, build_source
 from tests.helpers.pretended_accelerator import HOPPER, pretend_accelerator
 from tests.helpers.score_table import ScoreTableFinder
-from tests.helpers.tiny_model import build_tiny_config, build_tiny_model, build_tiny_tokens, compute_relative_error
+from tests.helpers.tiny_model import (
+    build_tiny_config,
+    build_tiny_model,
+    build_tiny_tokens,
+    compute_relative_error,
+)
 
 DROPPED = {"dropout": {"attention": 0.1}}
 LONG = 2304  # beyond the CPU's chunked attention, which a plain causal mask would take here
@@ -28,7 +35,9 @@ ATTENDING = [name for name, changes in ARCHITECTURES.items() if "rnn" not in cha
 
 
 def _build_config(name: str, **changes: Any) -> ModelConfig:
-    """Return a config with heads of 8 channels, as flash attention needs them, where it does not set its own."""
+    """Return a config with heads of 8 channels, as flash attention needs them, where it does not
+    set its own.
+    """
     choice = ARCHITECTURES[name]
     width = {} if "head_dim" in choice or "latent" in name else {"head_dim": 8}
     return build_tiny_config(**(width | choice | changes))
@@ -37,11 +46,18 @@ def _build_config(name: str, **changes: Any) -> ModelConfig:
 def _build_batch(config: ModelConfig, length: int) -> Batch:
     """Return two rows of documents with padding; of an encoder-decoder a padded source."""
     tokens_BT = build_tiny_tokens(2, length)
-    documents_BT = torch.tensor([[0, 0, 1, 1, 1, 2, 2, 3], [5, 5, 5, 5, 5, 5, 5, -1]]).repeat_interleave(length // 8, 1)
+    documents_BT = torch.tensor(
+        [[0, 0, 1, 1, 1, 2, 2, 3], [5, 5, 5, 5, 5, 5, 5, -1]]
+    ).repeat_interleave(length // 8, 1)
     if config.family != "encoder_decoder":
         return Batch(tokens_BT, tokens_BT, documents_BT).count_documents()
     sources_BS = torch.where(torch.arange(length) < torch.tensor([[length], [length // 2]]), 0, -1)
-    batch = Batch(tokens_BT, tokens_BT, source_BS=build_tiny_tokens(2, length, seed=1), source_documents_BS=sources_BS)
+    batch = Batch(
+        tokens_BT,
+        tokens_BT,
+        source_BS=build_tiny_tokens(2, length, seed=1),
+        source_documents_BS=sources_BS,
+    )
     return batch.count_documents()
 
 
@@ -51,11 +67,15 @@ def _compute_outputs(config: ModelConfig, batch: Batch) -> dict[str, Tensor]:
     torch.manual_seed(0)
     out = model(**batch.to_model_inputs())
     out.backward(torch.randn(out.shape, generator=torch.Generator().manual_seed(3)))
-    return {"out": out.detach()} | {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return {"out": out.detach()} | {
+        name: p.grad for name, p in model.named_parameters() if p.grad is not None
+    }
 
 
 @pytest.mark.parametrize("name", ATTENDING)
-def test_an_accelerator_computes_what_a_cpu_computes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_accelerator_computes_what_a_cpu_computes(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = _build_config(name)
     batch = _build_batch(config, 16)
     wanted = _compute_outputs(config, batch)
@@ -82,7 +102,9 @@ def _find_tables(config: ModelConfig, length: int) -> list[str]:
 
         def convert(value: Tensor | DocumentLengths) -> Tensor | DocumentLengths:
             return (
-                value.map_tensors(mode.from_tensor) if isinstance(value, DocumentLengths) else mode.from_tensor(value)
+                value.map_tensors(mode.from_tensor)
+                if isinstance(value, DocumentLengths)
+                else mode.from_tensor(value)
             )
 
         inputs = {key: convert(value) for key, value in batch.to_model_inputs().items()}
@@ -105,7 +127,9 @@ def _is_table_reported(config: ModelConfig) -> bool:
 
 
 @pytest.mark.parametrize("name", ATTENDING)
-def test_training_makes_no_table_but_those_that_are_reported(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_makes_no_table_but_those_that_are_reported(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pretend_accelerator(monkeypatch)
     config = _build_config(name, max_position_embeddings=LONG)
     found = _find_tables(config, LONG)
@@ -136,9 +160,15 @@ def test_a_planted_table_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     "name", ["llama", "windows, own theta", "alibi", "softcap, windows", "latent", "t5", "original"]
 )
 @torch.no_grad()
-def test_a_cache_on_an_accelerator_gives_the_logits_of_one_pass(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_on_an_accelerator_gives_the_logits_of_one_pass(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = _build_config(name)
-    model, tokens, source = build_tiny_model(config).eval(), build_tiny_tokens(2, 9), build_source(config)
+    model, tokens, source = (
+        build_tiny_model(config).eval(),
+        build_tiny_tokens(2, 9),
+        build_source(config),
+    )
     wanted = model(tokens, **source)
     pretend_accelerator(monkeypatch, exact=True)
     cache = KeyValueCache(config, 2, 9)
@@ -159,5 +189,7 @@ def test_a_rank_gets_the_biases_of_its_heads(monkeypatch: pytest.MonkeyPatch) ->
             model.shared.heads = heads
             mask = model.shared(6, like, bias_table=model.relative_bias).masks["full_attention"]
             assert isinstance(mask, FlexMask)
-            tables.append(mask.bias.slopes_H if isinstance(mask.bias, AlibiBias) else mask.bias.table_HR)
+            tables.append(
+                mask.bias.slopes_H if isinstance(mask.bias, AlibiBias) else mask.bias.table_HR
+            )
         assert torch.equal(tables[0][2:3], tables[1])

@@ -1,4 +1,6 @@
-"""The model equals its formulas, computed one position, head, token and expert at a time: output and every gradient."""
+"""The model equals its formulas, computed one position, head, token and expert at a time: output
+and every gradient.
+"""
 
 import pytest
 import torch
@@ -44,7 +46,9 @@ def check(config: ModelConfig, documents: Tensor | None) -> None:
 
     twin = {name: p.detach().double().requires_grad_() for name, p in model.named_parameters()}
     buffers = {name: buffer.double() for name, buffer in model.named_buffers()}
-    expected = reference.output(config, twin | buffers, tokens, documents, *source.values(), types=types)
+    expected = reference.output(
+        config, twin | buffers, tokens, documents, *source.values(), types=types
+    )
     (expected * weights).sum().backward()
 
     assert compute_relative_error(output, expected) < 1e-5
@@ -53,17 +57,22 @@ def check(config: ModelConfig, documents: Tensor | None) -> None:
     largest = max(float(p.grad.norm()) for p in twin.values())
     for name, parameter in model.named_parameters():
         # Some gradients are 0 by symmetry (a bias of all keys moves all scores of a query alike).
-        error = (parameter.grad - twin[name].grad).norm() / max(float(twin[name].grad.norm()), 1e-2 * largest)
+        error = (parameter.grad - twin[name].grad).norm() / max(
+            float(twin[name].grad.norm()), 1e-2 * largest
+        )
         assert error < 1e-5, name
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
 def test_output_and_gradients_equal_the_formulas(config: ModelConfig) -> None:
-    # Targets of a document that no source has would see nothing, so an encoder-decoder is packed further below.
+    # Targets of a document that no source has would see nothing, so an encoder-decoder is packed
+    # further below.
     check(config, None if config.family == "encoder_decoder" else DOCUMENTS)
 
 
-@pytest.mark.parametrize("name", ["llama", "alibi", "sinks, windows", "latent", "transformer_xl", "bert"])
+@pytest.mark.parametrize(
+    "name", ["llama", "alibi", "sinks, windows", "latent", "transformer_xl", "bert"]
+)
 def test_one_document_needs_no_numbers(name: str) -> None:
     check(build_choice_config(name), None)
 
@@ -71,12 +80,18 @@ def test_one_document_needs_no_numbers(name: str) -> None:
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
 @torch.no_grad()
 def test_equal_numbers_are_as_good_as_none(config: ModelConfig) -> None:
-    model, tokens, source = build_tiny_model(config).eval(), build_tiny_tokens(), build_source(config)
+    model, tokens, source = (
+        build_tiny_model(config).eval(),
+        build_tiny_tokens(),
+        build_source(config),
+    )
     numbered = model(tokens, documents_BT=torch.zeros_like(tokens), **source)
     assert compute_relative_error(model(tokens, **source), numbered) < 1e-5
 
 
-@pytest.mark.parametrize("config", [build_tiny_config(), build_tiny_moe_config()], ids=["dense", "experts"])
+@pytest.mark.parametrize(
+    "config", [build_tiny_config(), build_tiny_moe_config()], ids=["dense", "experts"]
+)
 def test_a_token_sees_neither_later_tokens_nor_other_documents(config: ModelConfig) -> None:
     model, tokens = build_tiny_model(config), build_tiny_tokens()
     changed = tokens.clone()
@@ -94,7 +109,9 @@ def test_a_token_sees_neither_later_tokens_nor_other_documents(config: ModelConf
 PACKED = [name for name in DECODERS if not name.startswith("segments")]
 
 
-@pytest.mark.parametrize("name", [*PACKED, "rope encoder", "alibi encoder", "t5 encoder", "xlnet", "bert"])
+@pytest.mark.parametrize(
+    "name", [*PACKED, "rope encoder", "alibi encoder", "t5 encoder", "xlnet", "bert"]
+)
 @torch.no_grad()
 def test_a_packed_document_reads_as_if_it_were_alone(name: str) -> None:
     model, tokens = build_tiny_model(build_choice_config(name)).eval(), build_tiny_tokens()
@@ -114,12 +131,20 @@ def test_a_packed_pair_reads_as_if_it_were_alone(name: str) -> None:
     )
     numbers = torch.tensor([[3, 3, 4, 4, 4, 9], [1, 1, 0, 0, 2, -1]])
     packed = model(tokens, documents_BT=DOCUMENTS, source_BS=source, source_documents_BS=numbers)
-    for row, (first, last), places in [(0, (3, 5), [2, 3, 4]), (1, (1, 6), [0, 1]), (1, (0, 1), [2, 3])]:
+    for row, (first, last), places in [
+        (0, (3, 5), [2, 3, 4]),
+        (1, (1, 6), [0, 1]),
+        (1, (0, 1), [2, 3]),
+    ]:
         alone = model(tokens[row : row + 1, first:last], source_BS=source[row : row + 1, places])
         assert compute_relative_error(packed[row : row + 1, first:last], alone) < 1e-5
 
 
-PADDED = [(name, side) for name in ("bert", "rope encoder", "t5 encoder", "xlnet") for side in ("left", "right")]
+PADDED = [
+    (name, side)
+    for name in ("bert", "rope encoder", "t5 encoder", "xlnet")
+    for side in ("left", "right")
+]
 
 
 @pytest.mark.parametrize(("name", "side"), [*PADDED, ("bert classifier", "right")])

@@ -1,7 +1,8 @@
-"""Every family equals transformers with the same weights: logits, loss, every gradient, and what it generates.
+"""Every family equals transformers with the same weights: logits, loss, every gradient, and what it
+generates.
 
-The weights go through files and `llmsys convert`, theirs into ours; the gradients go the same way, so that nothing here
-knows how a family lays out its tensors.
+The weights go through files and `llmsys convert`, theirs into ours; the gradients go the same way,
+so that nothing here knows how a family lays out its tensors.
 """
 
 from functools import cache
@@ -13,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from llmsys.config.load import load_run_config
+from llmsys.config.loading.load import load_run_config
 from llmsys.convert.from_hugging_face import HuggingFaceImport, convert_from_hugging_face
 from llmsys.model.kv_cache import KeyValueCache
 from llmsys.model.transformer import Transformer
@@ -25,7 +26,8 @@ transformers = pytest.importorskip("transformers")
 LENGTH, SOURCE_LENGTH, ROWS = 24, 19, 3
 TOLERANCE = 1e-5
 GENERATING = [case for case in CASES if not case.startswith(("bert", "roberta", "vit"))]
-# Theirs keeps keys in the cache that were turned by the waves of a shorter sequence; ours computes them anew.
+# Theirs keeps keys in the cache that were turned by the waves of a shorter sequence; ours computes
+# them anew.
 THEIRS_KEEPS_OLD_KEYS = {"llama, dynamic", "llama, longrope"}
 # Theirs makes as many caches as the encoder has layers.
 THEIRS_FAILS = {"t5, deeper decoder"}
@@ -38,12 +40,16 @@ def pair(case: str, folder: Path) -> tuple[Any, Transformer]:
     convert_from_hugging_face(folder / "theirs", folder / "ours")
     # With a base that follows the length, a config.json means the length before.
     longer = ["model.max_position_embeddings=64"] if "dynamic" in case else []
-    config = load_run_config(str(folder / "ours" / "config.yaml"), ["train.precision=fp32", *longer])
+    config = load_run_config(
+        str(folder / "ours" / "config.yaml"), ["train.precision=fp32", *longer]
+    )
     return theirs, load_trained_model(config)[0]
 
 
 @pytest.fixture(scope="module", params=CASES)
-def models(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path, Any, Any]:
+def models(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, Path, Any, Any]:
     folder = tmp_path_factory.mktemp("oracle")
     return request.param, folder, *pair(request.param, folder)
 
@@ -59,8 +65,15 @@ def both_logits(theirs: Any, ours: Transformer) -> tuple[Tensor, Tensor]:
         source_BS = tokens(ROWS, SOURCE_LENGTH, seed=1)
         source_BS[1, -7:], real_BS = 46, torch.ones(ROWS, SOURCE_LENGTH, dtype=torch.int64)
         real_BS[1, -7:] = 0
-        expected = theirs(input_ids=source_BS, attention_mask=real_BS, decoder_input_ids=tokens_BT, use_cache=False)
-        return ours(tokens_BT, source_BS=source_BS, source_documents_BS=real_BS - 1), expected.logits
+        expected = theirs(
+            input_ids=source_BS,
+            attention_mask=real_BS,
+            decoder_input_ids=tokens_BT,
+            use_cache=False,
+        )
+        return ours(
+            tokens_BT, source_BS=source_BS, source_documents_BS=real_BS - 1
+        ), expected.logits
     if ours.config.family == "decoder":
         return ours(tokens_BT), theirs(input_ids=tokens_BT, use_cache=False).logits
     if (patches := ours.config.patches) is not None:
@@ -73,7 +86,9 @@ def both_logits(theirs: Any, ours: Transformer) -> tuple[Tensor, Tensor]:
     types_BT[:, LENGTH // 2 :] = max(0, ours.config.embedding.token_types - 1)
     expected = theirs(input_ids=tokens_BT, attention_mask=real_BT, token_type_ids=types_BT)
     output = ours(tokens_BT, documents_BT=real_BT - 1, token_types_BT=types_BT)
-    logits = expected.get("logits", expected.get("prediction_logits", expected.get("last_hidden_state")))
+    logits = expected.get(
+        "logits", expected.get("prediction_logits", expected.get("last_hidden_state"))
+    )
     return (output, logits) if output.dim() == 2 else (output[real_BT == 1], logits[real_BT == 1])
 
 
@@ -93,7 +108,9 @@ def their_gradients(theirs: Any, folder: Path) -> dict[str, Tensor]:
     """By our names: saved in place of the weights, and read as weights are."""
     with torch.no_grad():
         for parameter in theirs.parameters():
-            parameter.data = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone()
+            parameter.data = (
+                torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone()
+            )
     theirs.save_pretrained(folder / "gradients")
     reading = HuggingFaceImport(folder / "gradients")
     found: dict[str, list[Tensor]] = {}
@@ -133,7 +150,10 @@ def test_what_a_pooler_gives_equals_transformers(models: tuple[str, Path, Any, A
     if case == "bert, features":
         assert error(ours.pool_first_position(ours(tokens_BT)), expected.pooler_output) < TOLERANCE
     else:
-        assert error(ours.compute_next_sentence_logits(hidden_BTD), expected.seq_relationship_logits) < TOLERANCE
+        assert (
+            error(ours.compute_next_sentence_logits(hidden_BTD), expected.seq_relationship_logits)
+            < TOLERANCE
+        )
 
 
 @torch.no_grad()
@@ -145,11 +165,16 @@ def test_images_of_another_size_have_interpolated_positions_as_in_transformers(
     assert ours.config.patches is not None
     for size in (8, 20):
         patches_BNP, pixels = build_images(ours.config.patches, ROWS, size)
-        assert error(ours(patches_BNP), theirs(pixels, interpolate_pos_encoding=True).logits) < TOLERANCE
+        assert (
+            error(ours(patches_BNP), theirs(pixels, interpolate_pos_encoding=True).logits)
+            < TOLERANCE
+        )
 
 
 @torch.no_grad()
-def greedy(model: Transformer, prompt_BT: Tensor, count: int, **source: Tensor) -> tuple[Tensor, Tensor]:
+def greedy(
+    model: Transformer, prompt_BT: Tensor, count: int, **source: Tensor
+) -> tuple[Tensor, Tensor]:
     """(tokens, logits of every step) with a cache."""
     cache = KeyValueCache(model.config, prompt_BT.shape[0], prompt_BT.shape[1] + count)
     logits, text = [model(prompt_BT, cache=cache, **source)[:, -1]], prompt_BT
@@ -169,7 +194,9 @@ def test_a_cache_changes_nothing_and_greedy_texts_equal_those_of_transformers(
     if ours.config.family == "encoder_decoder":
         source = {"source_BS": tokens(2, SOURCE_LENGTH, seed=1)}
         prompt = torch.full((2, 1), theirs.config.decoder_start_token_id)
-        expected = None if case in THEIRS_FAILS else theirs.generate(source["source_BS"], **settings)
+        expected = (
+            None if case in THEIRS_FAILS else theirs.generate(source["source_BS"], **settings)
+        )
     else:
         expected = theirs.generate(prompt, **settings)
     text, cached = greedy(ours, prompt, count, **source)

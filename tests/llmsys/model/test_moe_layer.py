@@ -1,4 +1,6 @@
-"""The layer against its formulas, token by token: output and every gradient, for everything that a config can say."""
+"""The layer against its formulas, token by token: output and every gradient, for everything that
+a config can say.
+"""
 
 from typing import Any
 
@@ -12,7 +14,12 @@ from llmsys.model import token_dispatcher
 from llmsys.model.kv_cache import KeyValueCache
 from llmsys.model.moe_layer import MoELayer
 from llmsys.model.router import compute_capacity
-from tests.helpers.tiny_model import build_tiny_model, build_tiny_moe_config, build_tiny_tokens, compute_relative_error
+from tests.helpers.tiny_model import (
+    build_tiny_model,
+    build_tiny_moe_config,
+    build_tiny_tokens,
+    compute_relative_error,
+)
 from tests.reference import moe as plain
 
 WIDTH = 16
@@ -27,8 +34,14 @@ CHOICES: dict[str, dict[str, Any]] = {
     "router bias": {"router_bias": True},
     "groups by their best": {"groups": {"num_groups": 4, "groups_per_token": 2}, **FREE},
     "groups by their best, with bias": {"groups": {"num_groups": 4, "groups_per_token": 2}},
-    "groups by two": {"score": "sigmoid", "groups": {"num_groups": 4, "groups_per_token": 2, "score": "top2"}},
-    "groups by two, no bias": {"groups": {"num_groups": 2, "groups_per_token": 1, "score": "top2"}, **FREE},
+    "groups by two": {
+        "score": "sigmoid",
+        "groups": {"num_groups": 4, "groups_per_token": 2, "score": "top2"},
+    },
+    "groups by two, no bias": {
+        "groups": {"num_groups": 2, "groups_per_token": 1, "score": "top2"},
+        **FREE,
+    },
     "sparsemixer": {"score": "sparsemixer", "num_experts_per_tok": 2, "jitter": 0.3, **FREE},
     "sparsemixer with bias": {"score": "sparsemixer", "num_experts_per_tok": 2, "jitter": 0.3},
     "sparsemixer in groups": {
@@ -42,7 +55,10 @@ CHOICES: dict[str, dict[str, Any]] = {
     "capacity for all": {"routing": {"kind": "capacity", "factor": 8.0}},
     "expert choice": {"routing": {"kind": "expert_choice", "factor": 2.0}},
     "expert choice, few": {"routing": {"kind": "expert_choice", "factor": 0.5}, "score": "sigmoid"},
-    "expert choice, all": {"routing": {"kind": "expert_choice", "factor": 99.0}, "routed_scaling_factor": 0.5},
+    "expert choice, all": {
+        "routing": {"kind": "expert_choice", "factor": 99.0},
+        "routed_scaling_factor": 0.5,
+    },
     "every expert": {"num_experts_per_tok": 8},
     "one expert": {"num_experts": 1, "num_experts_per_tok": 1},
     "shared": {"num_shared_experts": 2},
@@ -50,7 +66,10 @@ CHOICES: dict[str, dict[str, Any]] = {
     "relu with biases": {"expert": {"kind": "relu", "bias": True}, "num_shared_experts": 1},
     "geglu": {"expert": {"kind": "geglu"}},
     "clamped": {"expert": {"kind": "clamped_swiglu", "bias": True, "limit": 0.5}},
-    "odd width": {"moe_intermediate_size": 5, "expert": {"kind": "clamped_swiglu", "bias": True, "limit": 0.5}},
+    "odd width": {
+        "moe_intermediate_size": 5,
+        "expert": {"kind": "clamped_swiglu", "bias": True, "limit": 0.5},
+    },
     "odd width, no gate, drops": {
         "moe_intermediate_size": 5,
         "expert": {"kind": "relu"},
@@ -58,7 +77,10 @@ CHOICES: dict[str, dict[str, Any]] = {
     },
     "loss per sequence": {"balance": {**LOSS, "scope": "sequence"}, "z_loss_weight": 0.1},
     "loss per batch": {"balance": {**LOSS, "scope": "batch"}},
-    "bias and loss per sequence": {"balance": {"kind": "bias", "sequence_weight": 0.5}, "score": "sigmoid"},
+    "bias and loss per sequence": {
+        "balance": {"kind": "bias", "sequence_weight": 0.5},
+        "score": "sigmoid",
+    },
     "z loss": {"z_loss_weight": 0.3, "router_bias": True, **FREE},
 }
 PLACES = {"many tokens": (2, 11), "one token": (1, 1), "rows of one": (3, 1)}
@@ -100,14 +122,17 @@ def compare(layer: MoELayer, x: Tensor, real: Tensor | None = None) -> None:
     for name, gradient, reference in zip(["x", *named], gradients, wanted, strict=True):
         reference = torch.zeros(()) if reference is None else reference
         gradient = torch.zeros(()) if gradient is None else gradient
-        # Where scores are saturated or one expert has all the weight, the router's gradients are rounding errors.
+        # Where scores are saturated or one expert has all the weight, the router's gradients are
+        # rounding errors.
         scale = float(reference.norm()) + 0.1
         assert float((gradient - reference).norm()) < 1e-5 * scale, name
 
 
 @pytest.mark.parametrize("place", PLACES.values(), ids=PLACES.keys())
 @pytest.mark.parametrize("changes", CHOICES.values(), ids=CHOICES.keys())
-def test_layer_equals_its_formulas_forward_and_backward(changes: dict[str, Any], place: tuple[int, int]) -> None:
+def test_layer_equals_its_formulas_forward_and_backward(
+    changes: dict[str, Any], place: tuple[int, int]
+) -> None:
     compare(layer_of(changes), torch.randn(*place, WIDTH, requires_grad=True))
 
 
@@ -121,7 +146,9 @@ def test_padding_takes_no_room_and_changes_nobody(name: str) -> None:
     torch.testing.assert_close(layer(x, real)[1:2, :4], alone(x[1:2, :4]))
 
 
-@pytest.mark.parametrize("name", ["capacity", "expert choice", "loss per sequence", "softmax, whole"])
+@pytest.mark.parametrize(
+    "name", ["capacity", "expert choice", "loss per sequence", "softmax, whole"]
+)
 def test_rows_are_on_their_own(name: str) -> None:
     layer, x = layer_of(CHOICES[name]), torch.randn(4, 7, WIDTH)
     whole = layer(x)
@@ -131,11 +158,14 @@ def test_rows_are_on_their_own(name: str) -> None:
     torch.testing.assert_close(loss, parts[0][1] / 4 + parts[1][1] * 3 / 4)
 
 
-@pytest.mark.parametrize("name", ["capacity", "capacity, tight", "expert choice", "expert choice, few"])
+@pytest.mark.parametrize(
+    "name", ["capacity", "capacity, tight", "expert choice", "expert choice, few"]
+)
 def test_packed_documents_are_routed_as_if_alone(name: str) -> None:
     layer = layer_of(CHOICES[name] | {"routing": CHOICES[name]["routing"] | {"scope": "document"}})
     x = torch.randn(2, 12, WIDTH, requires_grad=True)
-    documents = torch.tensor([[4] * 5 + [5] * 6 + [-1], [0] * 1 + [4] * 9 + [5] * 2])  # a number is one document a row
+    # a number is one document a row
+    documents = torch.tensor([[4] * 5 + [5] * 6 + [-1], [0] * 1 + [4] * 9 + [5] * 2])
     y = layer(x, documents >= 0, documents)
     dropped, parts = float(layer.num_dropped), []
     layer.reset_counts()
@@ -145,14 +175,18 @@ def test_packed_documents_are_routed_as_if_alone(name: str) -> None:
         parts.append((alone.square().sum(), y[row, begin:end].square().sum()))
     assert float(layer.num_dropped) == dropped
     assert (dropped > 0) == name.startswith("capacity")
-    alone, packed = (torch.autograd.grad(torch.stack(sums).sum(), x)[0] for sums in zip(*parts, strict=True))
+    alone, packed = (
+        torch.autograd.grad(torch.stack(sums).sum(), x)[0] for sums in zip(*parts, strict=True)
+    )
     assert compute_relative_error(packed, alone) < 1e-6
     # Without document numbers a row is one document.
     assert torch.equal(layer(x), layer_of(CHOICES[name])(x))
 
 
 def test_a_model_gives_packed_documents_the_outputs_that_they_have_alone() -> None:
-    config = build_tiny_moe_config({"routing": {"kind": "capacity", "factor": 0.5, "scope": "document"}})
+    config = build_tiny_moe_config(
+        {"routing": {"kind": "capacity", "factor": 0.5, "scope": "document"}}
+    )
     model, tokens = build_tiny_model(config), build_tiny_tokens(1, 12)
     packed = model(tokens, documents_BT=torch.tensor([[0] * 7 + [1] * 5]))
     assert float(model.list_moe_layers()[0].num_dropped) > 0
@@ -162,7 +196,8 @@ def test_a_model_gives_packed_documents_the_outputs_that_they_have_alone() -> No
 
 def test_capacity_is_rounded_up_but_not_for_the_error_of_a_product() -> None:
     tokens_B = torch.tensor([0, 1, 9, 10, 11, 50])
-    assert compute_capacity(tokens_B, 1.1).tolist() == [0, 2, 10, 11, 13, 55]  # 1.1 · 50 is above 55 in float64
+    # 1.1 · 50 is above 55 in float64
+    assert compute_capacity(tokens_B, 1.1).tolist() == [0, 2, 10, 11, 13, 55]
 
 
 def test_the_balance_factor_scales_the_balance_loss_and_not_the_z_loss() -> None:
@@ -172,13 +207,18 @@ def test_the_balance_factor_scales_the_balance_loss_and_not_the_z_loss() -> None
         layer.balance_factor = factor
         layer(x)
         losses.append(layer.compute_auxiliary_loss())
-    z_loss = layer.config.z_loss_weight * layer.router.compute_scores(x.flatten(0, 1)).logits_NE.logsumexp(-1).square()
+    z_loss = (
+        layer.config.z_loss_weight
+        * layer.router.compute_scores(x.flatten(0, 1)).logits_NE.logsumexp(-1).square()
+    )
     torch.testing.assert_close(losses[0], z_loss.mean())
     torch.testing.assert_close(losses[2] - losses[0], 3 * (losses[1] - losses[0]))
 
 
 def test_capacity_drops_by_position_and_only_in_training() -> None:
-    layer = layer_of({"num_experts": 2, "num_experts_per_tok": 1, "routing": {"kind": "capacity", "factor": 1.0}})
+    layer = layer_of(
+        {"num_experts": 2, "num_experts_per_tok": 1, "routing": {"kind": "capacity", "factor": 1.0}}
+    )
     with torch.no_grad():
         layer.router.weight.copy_(torch.tensor([1.0, -1.0])[:, None].expand(2, WIDTH))
     x = torch.rand(1, 5, WIDTH)
@@ -190,7 +230,9 @@ def test_capacity_drops_by_position_and_only_in_training() -> None:
     assert float(layer.num_dropped) == 2
 
 
-@pytest.mark.parametrize("name", ["capacity", "expert choice", "clamped", "odd width", "relu with biases"])
+@pytest.mark.parametrize(
+    "name", ["capacity", "expert choice", "clamped", "odd width", "relu with biases"]
+)
 def test_all_tokens_on_one_expert_and_experts_without_tokens(name: str) -> None:
     layer = layer_of(CHOICES[name] | {"num_experts_per_tok": 1})
     with torch.no_grad():
@@ -205,7 +247,9 @@ def test_experts_of_every_kind_in_bfloat16_stay_close_to_float32(name: str) -> N
     exact = layer(x.float())
     rounded = layer.bfloat16()(x)
     assert rounded.dtype == torch.bfloat16
-    assert compute_relative_error(rounded, exact) < (0.02 if "choice" not in name and name != "capacity" else 0.2)
+    assert compute_relative_error(rounded, exact) < (
+        0.02 if "choice" not in name and name != "capacity" else 0.2
+    )
 
 
 @pytest.mark.parametrize("name", ["capacity", "expert choice"])
@@ -220,24 +264,38 @@ def test_padding_of_a_batch_reaches_the_experts_of_a_model(name: str) -> None:
 
 def test_generation_with_experts_that_choose_is_refused() -> None:
     config = build_tiny_moe_config({"routing": {"kind": "expert_choice"}})
-    with pytest.raises(ConfigError, match=r"routing\.kind=expert_choice cannot generate: .* Use token_choice"):
+    with pytest.raises(
+        ConfigError, match=r"routing\.kind=expert_choice cannot generate: .* Use token_choice"
+    ):
         KeyValueCache(config, 1, 4)
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"groups": {"num_groups": 2, "groups_per_token": 1}}, "groups: expert groups restrict the choice of tokens"),
-        ({"score": "sparsemixer", "num_experts_per_tok": 2}, "score: sparsemixer routes by token choice"),
+        (
+            {"groups": {"num_groups": 2, "groups_per_token": 1}},
+            "groups: expert groups restrict the choice of tokens",
+        ),
+        (
+            {"score": "sparsemixer", "num_experts_per_tok": 2},
+            "score: sparsemixer routes by token choice",
+        ),
     ],
 )
-def test_expert_choice_refuses_what_belongs_to_tokens(changes: dict[str, Any], message: str) -> None:
+def test_expert_choice_refuses_what_belongs_to_tokens(
+    changes: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         MoeConfig.model_validate(EIGHT | changes | {"routing": {"kind": "expert_choice"}})
 
 
-@pytest.mark.parametrize("name", ["softmax, whole", "capacity", "expert choice, few", "shared, gated"])
-def test_the_one_kernel_sum_of_accelerators_follows_the_formulas(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "name", ["softmax, whole", "capacity", "expert choice, few", "shared, gated"]
+)
+def test_the_one_kernel_sum_of_accelerators_follows_the_formulas(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(token_dispatcher, "is_on_host", lambda x: False)
     compare(layer_of(CHOICES[name]), torch.randn(2, 11, WIDTH, requires_grad=True))
     own = torch.randn(6, WIDTH).bfloat16()

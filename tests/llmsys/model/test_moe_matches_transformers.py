@@ -1,4 +1,6 @@
-"""Routers, experts and losses against transformers', with equal weights: outputs and gradients in float32."""
+"""Routers, experts and losses against transformers', with equal weights: outputs and gradients
+in float32.
+"""
 
 from typing import Any
 
@@ -43,7 +45,12 @@ CASES: dict[str, Case] = {
         Qwen2MoeSparseMoeBlock,
         "Qwen2MoeConfig",
         {"num_experts": EXPERTS, "shared_expert_intermediate_size": 12, "norm_topk_prob": False},
-        {"balance": NONE, "shared_intermediate_size": 12, "shared_gate": True, "norm_topk_prob": False},
+        {
+            "balance": NONE,
+            "shared_intermediate_size": 12,
+            "shared_gate": True,
+            "norm_topk_prob": False,
+        },
     ),
     "deepseek_v2": (
         DeepseekV2Moe,
@@ -98,7 +105,9 @@ CASES: dict[str, Case] = {
 
 
 def pair(case: Case) -> tuple[nn.Module, MoELayer, dict[str, Tensor]]:
-    """Theirs and ours, and for each parameter of ours what takes its value (and gradient) from theirs."""
+    """Theirs and ours, and for each parameter of ours what takes its value (and gradient) from
+    theirs.
+    """
     kind, config_name, their_fields, our_fields = case
     torch.manual_seed(0)
     config = getattr(transformers, config_name)(**SIZES | their_fields)
@@ -112,7 +121,9 @@ def pair(case: Case) -> tuple[nn.Module, MoELayer, dict[str, Tensor]]:
             if name.endswith("e_score_correction_bias"):
                 buffer.uniform_(0.0, 0.3)
                 ours.balance_bias_E.copy_(buffer)
-        views = translated({name: p.detach() for name, p in theirs.named_parameters()}, kind is GptOssMLP)
+        views = translated(
+            {name: p.detach() for name, p in theirs.named_parameters()}, kind is GptOssMLP
+        )
         assert views.keys() == dict(ours.named_parameters()).keys()
         for name, parameter in ours.named_parameters():
             parameter.copy_(views[name])
@@ -127,7 +138,9 @@ def translated(named: dict[str, Tensor], interleaved: bool) -> dict[str, Tensor]
     out: dict[str, Tensor] = {}
     for name, tensor in named.items():
         name = name.replace("gate.", "router.", 1) if name.startswith("gate.") else name
-        name = name.replace("shared_experts.", "shared.").replace("shared_expert_gate", "shared_gate")
+        name = name.replace("shared_experts.", "shared.").replace(
+            "shared_expert_gate", "shared_gate"
+        )
         name = name.replace("shared_expert.", "shared.")
         if "gate_up_proj" in name:
             whole = tensor if interleaved else tensor.transpose(1, 2)

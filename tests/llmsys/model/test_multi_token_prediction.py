@@ -1,4 +1,6 @@
-"""Multi-token prediction: each module's logits are the formulas', see no further than they may, rest in inference."""
+"""Multi-token prediction: each module's logits are the formulas', see no further than they may,
+rest in inference.
+"""
 
 import pytest
 import torch
@@ -24,7 +26,9 @@ CONFIGS = {
         tie_word_embeddings=True,
         **TWO_MORE,
     ),
-    "sandwich, window": build_tiny_config(residual={"kind": "sandwich"}, sliding_window=3, **TWO_MORE),
+    "sandwich, window": build_tiny_config(
+        residual={"kind": "sandwich"}, sliding_window=3, **TWO_MORE
+    ),
 }
 
 
@@ -32,14 +36,19 @@ CONFIGS = {
 def test_logits_and_gradients_of_every_module_equal_the_formulas(config: ModelConfig) -> None:
     model, tokens = build_tiny_model(config), build_tiny_tokens()
     logits = model(tokens)
-    weights = [torch.randn(x.shape, generator=torch.Generator().manual_seed(5)) for x in model.predicted]
+    weights = [
+        torch.randn(x.shape, generator=torch.Generator().manual_seed(5)) for x in model.predicted
+    ]
     assert [x.shape[1] for x in weights] == [6, 5]
-    (logits.mean() + sum((x * w).sum() for x, w in zip(model.predicted, weights, strict=True))).backward()
+    (
+        logits.mean() + sum((x * w).sum() for x, w in zip(model.predicted, weights, strict=True))
+    ).backward()
 
     twin = {name: p.detach().double().requires_grad_() for name, p in model.named_parameters()}
     p = twin | {name: buffer.double() for name, buffer in model.named_buffers()}
     expected = [
-        torch.stack(rows) for rows in zip(*(reference.predicted(config, p, row) for row in tokens), strict=True)
+        torch.stack(rows)
+        for rows in zip(*(reference.predicted(config, p, row) for row in tokens), strict=True)
     ]
     total = sum((x * w).sum() for x, w in zip(expected, weights, strict=True))
     (total + reference.output(config, p, tokens).mean()).backward()

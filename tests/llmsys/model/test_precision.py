@@ -1,4 +1,6 @@
-"""bfloat16 stays close to float32, long sums are kept in float32, and the same run gives the same bits."""
+"""bfloat16 stays close to float32, long sums are kept in float32, and the same run gives the
+same bits.
+"""
 
 import pytest
 import torch
@@ -15,7 +17,12 @@ from tests.helpers.tiny_model import (
     compute_relative_error,
 )
 
-BIG = {"hidden_size": 64, "vocab_size": 101, "max_position_embeddings": 160, "initializer_range": 0.1}
+BIG = {
+    "hidden_size": 64,
+    "vocab_size": 101,
+    "max_position_embeddings": 160,
+    "initializer_range": 0.1,
+}
 
 
 def run(model: Transformer, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -31,7 +38,9 @@ def run(model: Transformer, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("norm", ["rmsnorm", "layernorm"])
 def test_bfloat16_is_close_to_float32(norm: str) -> None:
     # Routed to all experts, so that rounding cannot choose another one.
-    config = build_tiny_moe_config({"num_experts_per_tok": 4, "num_shared_experts": 1}, norm={"kind": norm}, **BIG)
+    config = build_tiny_moe_config(
+        {"num_experts_per_tok": 4, "num_shared_experts": 1}, norm={"kind": norm}, **BIG
+    )
     model, tokens = build_tiny_model(config), build_tiny_tokens(2, 150, 101)
     exact = run(model, tokens)
     rounded = run(model.bfloat16(), tokens)
@@ -70,14 +79,17 @@ def test_a_frequent_distance_keeps_its_bias_gradient_in_bfloat16() -> None:
     table(places, places, bidirectional=True).sum().backward()
     assert table.weight.grad is not None
     # Distances of 91 and more have their last bucket in common on either side.
-    assert float(table.weight.grad[15, 0]) == pytest.approx(sum(300 - d for d in range(91, 300)), rel=0.01)
+    assert float(table.weight.grad[15, 0]) == pytest.approx(
+        sum(300 - d for d in range(91, 300)), rel=0.01
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("threads", [1, 2])
 def test_the_same_input_gives_the_same_bits(threads: int, dtype: torch.dtype) -> None:
     config = build_tiny_moe_config({"num_shared_experts": 1}, **BIG)
-    tokens = build_tiny_tokens(4, 150, 5)  # few distinct tokens: many rows add up in each embedding gradient
+    # few distinct tokens: many rows add up in each embedding gradient
+    tokens = build_tiny_tokens(4, 150, 5)
     model = build_tiny_model(config).to(dtype)
     previous = torch.get_num_threads()
     torch.set_num_threads(threads)

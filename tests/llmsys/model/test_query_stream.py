@@ -1,4 +1,6 @@
-"""XLNet's two streams against transformers: logits and gradients of predicted positions, and what is counted."""
+"""XLNet's two streams against transformers: logits and gradients of predicted positions, and
+what is counted.
+"""
 
 from typing import Any
 
@@ -16,10 +18,14 @@ from tests.helpers.counted_flops import use_eager_attention
 from tests.helpers.xlnet import build_xlnet, iter_gradients
 
 MODEL: dict[str, Any] = {
-    "family": "encoder", "vocab_size": 40, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 3,
-    "num_attention_heads": 2, "max_position_embeddings": 16, "initializer_range": 0.3, "residual": {"kind": "post"},
-    "position": {"kind": "transformer_xl", "segments": 2}, "norm": {"kind": "layernorm", "eps": 1e-12},
-    "tie_word_embeddings": True, "feed_forward": {"kind": "gelu", "bias": True}, "head": {"kind": "permutation"},
+    "family": "encoder", "vocab_size": 40, "hidden_size": 16, "intermediate_size": 24,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2, "max_position_embeddings": 16, "initializer_range": 0.3,
+    "residual": {"kind": "post"},
+    "position": {"kind": "transformer_xl", "segments": 2}, "norm": {"kind": "layernorm",
+        "eps": 1e-12},
+    "tie_word_embeddings": True, "feed_forward": {"kind": "gelu", "bias": True},
+    "head": {"kind": "permutation"},
 }  # fmt: skip
 # In the order of prediction; the second row predicts one token less.
 PREDICTED_BP = torch.tensor([[5, 2, 6], [8, 7, -1], [1, 9, 4]])
@@ -37,7 +43,9 @@ def draw_tokens() -> Tensor:
 
 
 def build_their_masks() -> tuple[Tensor, Tensor]:
-    """Return what each token must not see, and which tokens are predicted, as the authors' code has them."""
+    """Return what each token must not see, and which tokens are predicted, as the authors' code
+    has them.
+    """
     hidden_BTT, mapping_BPT = torch.zeros(3, 10, 10), torch.zeros(3, 3, 10)
     for row, places in enumerate(PREDICTED_BP.tolist()):
         order = [place for place in places if place >= 0]
@@ -56,10 +64,16 @@ def test_logits_and_gradients_of_predictions_equal_transformers() -> None:
     hidden_BTT, mapping_BPT = build_their_masks()
     found_BPV = ours(tokens_BT, token_types_BT=TYPES_BT, predicted_BP=PREDICTED_BP)
     expected_BPV = theirs(
-        tokens_BT, token_type_ids=TYPES_BT, perm_mask=hidden_BTT, target_mapping=mapping_BPT, use_mems=False
+        tokens_BT,
+        token_type_ids=TYPES_BT,
+        perm_mask=hidden_BTT,
+        target_mapping=mapping_BPT,
+        use_mems=False,
     ).logits
     is_real_BP = PREDICTED_BP >= 0
-    torch.testing.assert_close(found_BPV[is_real_BP], expected_BPV[is_real_BP], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        found_BPV[is_real_BP], expected_BPV[is_real_BP], atol=1e-5, rtol=1e-5
+    )
     weights_NV = torch.randn(8, 40, generator=torch.Generator().manual_seed(2))
     for logits_BPV in (found_BPV, expected_BPV):
         (logits_BPV[is_real_BP] * weights_NV).sum().backward()
@@ -82,21 +96,29 @@ def test_a_prediction_sees_what_is_not_predicted_and_what_was_before_it() -> Non
                     continue
                 is_hidden = t in places and places.index(t) >= number
                 is_seen = not is_hidden and documents_BT[row, t] == documents_BT[row, place]
-                assert torch.equal(changed_BPV[row, number], found_BPV[row, number]) is not is_seen, (row, t, place)
+                assert (
+                    torch.equal(changed_BPV[row, number], found_BPV[row, number]) is not is_seen
+                ), (row, t, place)
 
 
 def test_both_streams_count_what_torch_counts() -> None:
     model = build_model().train()
     with use_eager_attention(), FlopCounterMode(display=False) as counter:
         model(draw_tokens(), predicted_BP=PREDICTED_BP).sum().backward()
-    assert count_flops(model.config, 10, 3, "full", target_length=13).forward_backward == counter.get_total_flops()
+    assert (
+        count_flops(model.config, 10, 3, "full", target_length=13).forward_backward
+        == counter.get_total_flops()
+    )
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"position": {"kind": "rope"}}, "position.kind=rope adds positions elsewhere"),
-        ({"recurrence": {"kind": "fixed"}}, "recurrence: head.kind=permutation is not proven with it"),
+        (
+            {"recurrence": {"kind": "fixed"}},
+            "recurrence: head.kind=permutation is not proven with it",
+        ),
         ({"family": "decoder"}, "permutation is not a head of family=decoder"),
     ],
 )

@@ -1,6 +1,8 @@
-"""Positions that halt by themselves: the ponder cost, its gradient and the mean depth; and what cannot repeat.
+"""Positions that halt by themselves: the ponder cost, its gradient and the mean depth; and what
+cannot repeat.
 
-Outputs and gradients are compared with the formulas in test_matches_reference.py, caches in test_kv_cache.py.
+Outputs and gradients are compared with the formulas in test_matches_reference.py, caches in
+test_kv_cache.py.
 """
 
 import math
@@ -32,8 +34,11 @@ def build_model(probability: float) -> Transformer:
     return model
 
 
-# Steps n and remainder R of Graves 2016, equations 6 to 8: the first n with n · p > 0.9, at most 4, and 1 - (n - 1) p.
-@pytest.mark.parametrize(("probability", "steps"), [(0.95, 1), (0.5, 2), (0.4, 3), (0.29, 4), (0.1, 4)])
+# Steps n and remainder R of Graves 2016, equations 6 to 8: the first n with n · p > 0.9, at most 4,
+# and 1 - (n - 1) p.
+@pytest.mark.parametrize(
+    ("probability", "steps"), [(0.95, 1), (0.5, 2), (0.4, 3), (0.29, 4), (0.1, 4)]
+)
 def test_ponder_cost_is_steps_and_remainder_of_real_tokens(probability: float, steps: int) -> None:
     model = build_model(probability)
     model(build_tiny_tokens(), documents_BT=DOCUMENTS)
@@ -48,16 +53,21 @@ def test_ponder_cost_is_steps_and_remainder_of_real_tokens(probability: float, s
     bias = model.get_submodule("recurrence.halting").bias
     slope = -WEIGHT * REAL * (steps - 1) * probability * (1 - probability)
     assert float(bias.grad) == pytest.approx(slope, abs=1e-6)  # type: ignore[arg-type]
-    assert {name: float(depth) for name, depth in measure_mean_depth(model).items()} == {"mean_depth": steps}
+    assert {name: float(depth) for name, depth in measure_mean_depth(model).items()} == {
+        "mean_depth": steps
+    }
     assert float(measure_mean_depth(model)["mean_depth"]) == 0, "the counts of the step are reset"
 
 
-def test_what_runs_on_reads_the_state_in_which_another_position_halted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_runs_on_reads_the_state_in_which_another_position_halted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     recurrence = build_model(0.5).get_submodule("recurrence").eval()
     assert isinstance(recurrence, AdaptiveRecurrence)
     width = recurrence.halting.in_features
     monkeypatch.setattr(recurrence, "_begin_step", lambda x_BTD, positions_BTD, step: x_BTD)
-    with torch.no_grad():  # channel 0 decides: position 0 halts after one step, position 1 after the last
+    # channel 0 decides: position 0 halts after one step, position 1 after the last
+    with torch.no_grad():
         recurrence.halting.weight.zero_()
         recurrence.halting.weight[0, 0] = 100.0
         recurrence.halting.bias.zero_()
@@ -75,7 +85,8 @@ def test_what_runs_on_reads_the_state_in_which_another_position_halted(monkeypat
             return state_BTD + added_BTD
 
     y_BTD = recurrence(ShareNext(), x_BTD, None, context)
-    # Position 0 ends its only step with 12, and position 1 reads 8 in the first step and 12 in each later one.
+    # Position 0 ends its only step with 12, and position 1 reads 8 in the first step and 12 in each
+    # later one.
     expected = [12.0, 4.0 + (recurrence.num_steps - 1) * 6.0]
     assert y_BTD[0, :, 1].tolist() == pytest.approx(expected)
 
@@ -97,18 +108,30 @@ def test_depth_is_counted_by_stack_and_in_training_alone() -> None:
     [
         ({"moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}}, "moe"),
         ({"multi_token_prediction": {"depth": 1}}, "multi_token_prediction"),
-        ({"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]}, "layer_types"),
+        (
+            {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]},
+            "layer_types",
+        ),
         ({"position": {"kind": "rope", "layers": [True, False]}}, "position.layers"),
     ],
 )
 def test_layers_that_differ_cannot_be_one_block(changes: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=f"recurrence=fixed repeats one block. Leave {message} out"):
+    with pytest.raises(
+        ValueError, match=f"recurrence=fixed repeats one block. Leave {message} out"
+    ):
         build_tiny_config(recurrence={"kind": "fixed"}, **changes)
 
 
 def test_steps_need_an_even_width() -> None:
-    values = {"recurrence": {"kind": "fixed"}, "hidden_size": 15, "num_attention_heads": 3, "num_key_value_heads": 3}
-    with pytest.raises(ValueError, match=r"15 is odd, but the sinusoids of steps come in pairs\. Use 16"):
+    values = {
+        "recurrence": {"kind": "fixed"},
+        "hidden_size": 15,
+        "num_attention_heads": 3,
+        "num_key_value_heads": 3,
+    }
+    with pytest.raises(
+        ValueError, match=r"15 is odd, but the sinusoids of steps come in pairs\. Use 16"
+    ):
         ModelConfig.model_validate(build_tiny_config().model_dump() | values | {"head_dim": 4})
 
 
@@ -117,7 +140,9 @@ def test_zero_3_cannot_repeat_a_block() -> None:
         "model": build_tiny_config(recurrence={"kind": "fixed"}),
         "engine": {"kind": "deepspeed", "zero_stage": 3},
     }
-    with pytest.raises(ValueError, match=r"recurrence\.kind=fixed repeats one\. Use zero_stage=2, or engine"):
+    with pytest.raises(
+        ValueError, match=r"recurrence\.kind=fixed repeats one\. Use zero_stage=2, or engine"
+    ):
         RunConfig.model_validate(values)
     allowed = {"engine": {"kind": "deepspeed", "zero_stage": 2}, "batch": {"sequence_length": 64}}
     RunConfig.model_validate(values | allowed)

@@ -1,4 +1,6 @@
-"""Reformer: hashed attention and reversible layers against transformers, and what they save, generate and reject."""
+"""Reformer: hashed attention and reversible layers against transformers, and what they save,
+generate and reject.
+"""
 
 from functools import partial
 from typing import Any
@@ -18,9 +20,11 @@ from tests.helpers.live_memory import measure_kept_bytes
 
 LENGTH, CHUNK, HASHES = 24, 4, 2
 REFORMER: dict[str, Any] = {
-    "vocab_size": 40, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "vocab_size": 40, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2,
+    "num_attention_heads": 2,
     "max_position_embeddings": LENGTH, "initializer_range": 0.3, "position": {"kind": "learned"},
-    "attention": {"kind": "lsh", "chunk_length": CHUNK, "num_hashes": HASHES}, "residual": {"kind": "reversible"},
+    "attention": {"kind": "lsh", "chunk_length": CHUNK, "num_hashes": HASHES},
+    "residual": {"kind": "reversible"},
     "feed_forward": {"kind": "gelu", "bias": True}, "norm": {"kind": "layernorm", "eps": 1e-12},
     "feed_forward_chunk": 8,
 }  # fmt: skip
@@ -57,15 +61,20 @@ def get_their_name(name: str) -> str:
 
 @pytest.mark.parametrize("is_decoder", [True, False])
 def test_states_and_gradients_equal_transformers(is_decoder: bool) -> None:
-    """Several rounds of hashing, shared queries and keys, both streams; theirs has the backward pass of the authors.
+    """Several rounds of hashing, shared queries and keys, both streams; theirs has the backward
+    pass of the authors.
 
-    In float64 for a decoder: in float32 theirs rounds the weight of a first token, whose scores are -1e5, to 0.4 %.
+    In float64 for a decoder: in float32 theirs rounds the weight of a first token, whose scores are
+    -1e5, to 0.4 %.
     """
     transformers = pytest.importorskip("transformers")
     config = transformers.ReformerConfig(
-        vocab_size=40, hidden_size=16, attn_layers=["lsh", "lsh"], num_attention_heads=2, attention_head_size=8,
-        feed_forward_size=24, hidden_act="gelu", axial_pos_embds=False, max_position_embeddings=LENGTH,
-        num_hashes=HASHES, lsh_attn_chunk_length=CHUNK, num_buckets=2 * LENGTH // CHUNK, hash_seed=0,
+        vocab_size=40, hidden_size=16, attn_layers=["lsh", "lsh"], num_attention_heads=2,
+        attention_head_size=8,
+        feed_forward_size=24, hidden_act="gelu", axial_pos_embds=False,
+        max_position_embeddings=LENGTH,
+        num_hashes=HASHES, lsh_attn_chunk_length=CHUNK, num_buckets=2 * LENGTH // CHUNK,
+        hash_seed=0,
         is_decoder=is_decoder, lsh_num_chunks_after=0, hidden_dropout_prob=0.0, use_cache=False,
         lsh_attention_probs_dropout_prob=0.0,
     )  # fmt: skip
@@ -75,7 +84,8 @@ def test_states_and_gradients_equal_transformers(is_decoder: bool) -> None:
     ours = build_model(**head).to(dtype).train()
     named, tokens_BT = dict(theirs.named_parameters()), draw_tokens()
     torch.manual_seed(0)
-    directions_HKRE = torch.randn(2, 8, HASHES, LENGTH // CHUNK, dtype=dtype)  # as theirs draws them in every layer
+    # as theirs draws them in every layer
+    directions_HKRE = torch.randn(2, 8, HASHES, LENGTH // CHUNK, dtype=dtype)
     with torch.no_grad():
         for name, parameter in ours.named_parameters():
             if not name.startswith(("norm.", "head.")):
@@ -88,7 +98,9 @@ def test_states_and_gradients_equal_transformers(is_decoder: bool) -> None:
     expected_BTD = torch.stack(states[0].chunk(2, dim=-1)).mean(0)  # theirs joins both streams
     found_BTD, _ = ours.run_blocks(ours.embed(tokens_BT))
     torch.testing.assert_close(found_BTD, expected_BTD, atol=1e-5, rtol=1e-5)
-    weights_BTD = torch.randn(found_BTD.shape, dtype=dtype, generator=torch.Generator().manual_seed(2))
+    weights_BTD = torch.randn(
+        found_BTD.shape, dtype=dtype, generator=torch.Generator().manual_seed(2)
+    )
     (found_BTD * weights_BTD).sum().backward()
     (expected_BTD * weights_BTD).sum().backward()
     for name, parameter in ours.named_parameters():
@@ -108,15 +120,21 @@ def run_plainly(blocks: Any, x_BTD: Tensor, context: Any) -> Tensor:
 
 
 @pytest.mark.parametrize("length", [3, 21])
-def test_the_backward_pass_equals_that_of_saved_states(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In float64, where recomputed states are the same to many digits; rows that fill no chunk, documents, padding."""
+def test_the_backward_pass_equals_that_of_saved_states(
+    length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In float64, where recomputed states are the same to many digits; rows that fill no chunk,
+    documents, padding.
+    """
     model, tokens_BT, gradients = build_model().double().train(), draw_tokens(length), []
     documents_BT = torch.zeros_like(tokens_BT)
     documents_BT[0, length // 2 :], documents_BT[1, -2:] = 1, -1
     for run in (reversible.run_reversible_blocks, run_plainly):
         monkeypatch.setattr(layer_stack, "run_reversible_blocks", run)
         model.zero_grad()
-        model(tokens_BT, documents_BT=documents_BT)[documents_BT >= 0].logsumexp(-1).sum().backward()
+        model(tokens_BT, documents_BT=documents_BT)[documents_BT >= 0].logsumexp(
+            -1
+        ).sum().backward()
         gradients.append([parameter.grad for parameter in model.parameters()])
     for found, expected in zip(*gradients, strict=True):
         torch.testing.assert_close(found, expected, atol=1e-9, rtol=1e-9)
@@ -125,14 +143,19 @@ def test_the_backward_pass_equals_that_of_saved_states(length: int, monkeypatch:
 def test_long_rows_hash_by_pairs() -> None:
     """Shorter rows have one hash, with two buckets for each chunk."""
     attention = LshAttentionConfig(chunk_length=4)
-    assert [attention.list_directions(length) for length in (24, 256, 4096)] == [[6], [64], [23, 23]]
+    assert [attention.list_directions(length) for length in (24, 256, 4096)] == [
+        [6],
+        [64],
+        [23, 23],
+    ]
     assert (attention.count_directions(4096), attention.count_directions(24)) == (64, 6)
     model = build_model(max_position_embeddings=400, position={"kind": "none"}).double().train()
     tokens_BT = torch.randint(0, 40, (1, 400), generator=torch.Generator().manual_seed(0))
     hash_positions = model.blocks[0].get_submodule("attention")._sort_positions
     order = hash_positions(torch.randn(1, 400, 2, 8, dtype=torch.float64), None)
     assert torch.equal(
-        order.sorted_BHN.view(1, 2, HASHES, -1).sort(-1).values, torch.arange(400).expand(1, 2, HASHES, -1)
+        order.sorted_BHN.view(1, 2, HASHES, -1).sort(-1).values,
+        torch.arange(400).expand(1, 2, HASHES, -1),
     )
     model(tokens_BT).logsumexp(-1).sum().backward()
 
@@ -149,13 +172,17 @@ def test_saved_memory_does_not_grow_with_depth() -> None:
     kept = []
     for layers in (2, 6):
         model = build_model(num_hidden_layers=layers, attention={"kind": "multi_head"}).train()
-        kept.append(measure_kept_bytes(partial(model, draw_tokens()), *model.parameters(), *model.buffers()))
+        kept.append(
+            measure_kept_bytes(partial(model, draw_tokens()), *model.parameters(), *model.buffers())
+        )
     assert kept[0] == kept[1]
 
 
 @torch.no_grad()
 def test_a_cache_gives_the_logits_of_the_whole_row() -> None:
-    """Of one layer: later ones keep states from when the row was shorter and its chunks were others."""
+    """Of one layer: later ones keep states from when the row was shorter and its chunks were
+    others.
+    """
     model, tokens_BT = build_model(num_hidden_layers=1).eval(), draw_tokens(11)
     cache = KeyValueCache(model.config, 3, 11)
     model(tokens_BT[:, :6], cache=cache)
@@ -179,8 +206,14 @@ def test_a_chunked_feed_forward_equals_a_whole_one() -> None:
     ("changes", "message"),
     [
         ({"family": "encoder_decoder", "residual": {"kind": "pre"}}, "lsh has no cross-attention"),
-        ({"family": "encoder_decoder", "attention": {"kind": "multi_head"}}, "reversible has no cross-attention"),
-        ({"dropout": {"residual": 0.1}}, "repeats branches on rounded inputs. Leave dropout.residual out"),
+        (
+            {"family": "encoder_decoder", "attention": {"kind": "multi_head"}},
+            "reversible has no cross-attention",
+        ),
+        (
+            {"dropout": {"residual": 0.1}},
+            "repeats branches on rounded inputs. Leave dropout.residual out",
+        ),
         ({"position": {"kind": "rope"}}, "rope is no position of attention.kind=lsh"),
         ({"num_key_value_heads": 1}, "lsh has a key for each of the 2 heads"),
         ({"sliding_window": 8}, "attention.kind=lsh has keys of its own choice"),
@@ -198,8 +231,14 @@ def test_models_that_do_not_fit_are_rejected(changes: dict[str, Any], message: s
             {"train": {"activation_checkpoint": "full"}},
             "full recomputes blocks, as model.residual.kind=reversible does",
         ),
-        ({"train": {"compile": "block"}}, "block is not proven with model.residual.kind=reversible"),
-        ({"engine": {"kind": "deepspeed", "zero_stage": 3}}, "Use zero_stage=2, or engine.kind=torch"),
+        (
+            {"train": {"compile": "block"}},
+            "block is not proven with model.residual.kind=reversible",
+        ),
+        (
+            {"engine": {"kind": "deepspeed", "zero_stage": 3}},
+            "Use zero_stage=2, or engine.kind=torch",
+        ),
         ({"layout": {"tensor": 2}}, "model.attention.kind=lsh needs full sequences on each rank"),
         ({"layout": {"pipeline": 2}}, "model.attention.kind=lsh does not run in stages"),
     ],

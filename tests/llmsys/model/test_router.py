@@ -1,4 +1,6 @@
-"""Routing under the worst distributions, its gradients, the balancing rules, and what the layer counts."""
+"""Routing under the worst distributions, its gradients, the balancing rules, and what the layer
+counts.
+"""
 
 import pytest
 import torch
@@ -26,7 +28,9 @@ ASSIGNMENTS = {
 }
 
 
-def loop(x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor, experts: GroupedExperts) -> torch.Tensor:
+def loop(
+    x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor, experts: GroupedExperts
+) -> torch.Tensor:
     rows = []
     for token in range(x.shape[0]):
         total = torch.zeros_like(x[token])
@@ -39,7 +43,9 @@ def loop(x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor, experts: 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("assignment", ASSIGNMENTS.values(), ids=ASSIGNMENTS.keys())
-def test_dispatch_equals_a_loop_over_tokens_and_experts(assignment: list[list[int]], dtype: torch.dtype) -> None:
+def test_dispatch_equals_a_loop_over_tokens_and_experts(
+    assignment: list[list[int]], dtype: torch.dtype
+) -> None:
     torch.manual_seed(0)
     chosen = torch.tensor(assignment)
     experts = GroupedExperts(4, 16, 8)
@@ -79,7 +85,8 @@ def test_experts_accept_no_rows_at_all_and_an_expanded_gradient() -> None:
     assert empty.shape == (0, 16)
     empty.sum().backward()
     assert all(not weight.grad.any() for weight in experts.parameters())
-    experts(torch.randn(3, 16), torch.tensor([1, 0, 2, 0])).sum().backward()  # its gradient has stride 0
+    # its gradient has stride 0
+    experts(torch.randn(3, 16), torch.tensor([1, 0, 2, 0])).sum().backward()
     assert experts.down_proj.grad is not None
     assert experts.down_proj.grad.any()
 
@@ -107,7 +114,8 @@ def test_bias_changes_the_choice_and_never_the_weights(score: str) -> None:
 
 @pytest.mark.parametrize("score", ["softmax", "sigmoid"])
 def test_weights_are_whole_even_when_every_score_vanishes(score: str) -> None:
-    # sigmoid(-300) is 0 in float32: dividing by the sum would give NaN, an epsilon would give weights of 0.
+    # sigmoid(-300) is 0 in float32: dividing by the sum would give NaN, an epsilon would give
+    # weights of 0.
     router = router_of(config_of(score=score))
     with torch.no_grad():
         router.weight.copy_(torch.full((4, 8), -40.0) - torch.arange(4)[:, None] / 8)
@@ -122,12 +130,16 @@ def test_router_is_float32_under_bfloat16_weights() -> None:
     routing = router(x)
     exact = (x.double() @ router.weight.double().T).log_softmax(-1)
     assert routing.weights_NK.dtype == torch.float32
-    torch.testing.assert_close(router.compute_scores(x).log_scores_NE.double(), exact, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        router.compute_scores(x).log_scores_NE.double(), exact, rtol=1e-5, atol=1e-5
+    )
 
 
 def test_bias_moves_by_the_sign_of_the_shortfall() -> None:
     bias, tokens = torch.tensor([0.0, 0.1, -0.1, 0.0]), torch.tensor([10.0, 2.0, 0.0, 4.0])
-    torch.testing.assert_close(update_balance_bias(bias, tokens, 0.01), torch.tensor([-0.01, 0.11, -0.09, 0.0]))
+    torch.testing.assert_close(
+        update_balance_bias(bias, tokens, 0.01), torch.tensor([-0.01, 0.11, -0.09, 0.0])
+    )
     assert torch.equal(update_balance_bias(bias, torch.full((4,), 7.0), 0.01), bias)
 
 

@@ -1,4 +1,6 @@
-"""Every kernel that attention may take gives what the plain operations give, output and gradients."""
+"""Every kernel that attention may take gives what the plain operations give, output and
+gradients.
+"""
 
 import math
 
@@ -31,20 +33,27 @@ MASKS = {
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS.keys())
 def test_kernels_equal_plain_operations(mask: AttentionMask, bias: bool) -> None:
     torch.manual_seed(0)
-    q, k, v, out_gradient = (torch.randn(2, 6, heads, width) for heads, width in [(4, 8), (2, 8), (2, 5), (4, 5)])
+    q, k, v, out_gradient = (
+        torch.randn(2, 6, heads, width) for heads, width in [(4, 8), (2, 8), (2, 5), (4, 5)]
+    )
     added = torch.randn(4, 6, 6)
     inputs = [x.requires_grad_() for x in ([q, k, v, added] if bias else [q, k, v])]
     mask = mask.add_bias(added) if bias else mask
-    results = [run(q, k, v, mask, scale=0.3) for run in (compute_attention, compute_eager_attention)]
+    results = [
+        run(q, k, v, mask, scale=0.3) for run in (compute_attention, compute_eager_attention)
+    ]
     for ours, plain in zip(
-        *([y, *torch.autograd.grad(y, inputs, out_gradient, retain_graph=True)] for y in results), strict=True
+        *([y, *torch.autograd.grad(y, inputs, out_gradient, retain_graph=True)] for y in results),
+        strict=True,
     ):
         assert compute_relative_error(ours, plain) < 1e-5
 
 
 def test_scores_are_divided_by_the_root_of_the_width_unless_told_otherwise() -> None:
     q, k, v = torch.randn(3, 2, 6, 4, 8, generator=torch.Generator().manual_seed(0))
-    expected = torch.nn.functional.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v))).transpose(1, 2)
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        *(x.transpose(1, 2) for x in (q, k, v))
+    ).transpose(1, 2)
     for attend in (compute_attention, compute_eager_attention):
         torch.testing.assert_close(attend(q, k, v, AttentionMask()), expected)
 
@@ -73,16 +82,23 @@ def test_a_window_counts_the_token_itself(causal: bool) -> None:
     visible = build_self_attention_mask(4, causal=causal, start=3, window=3).visible_B1TS[0, 0]
     for t in range(4):
         reach = 0 if causal else 2
-        assert visible[t].nonzero().flatten().tolist() == [s for s in range(7) if t + 1 <= s <= t + 3 + reach]
+        assert visible[t].nonzero().flatten().tolist() == [
+            s for s in range(7) if t + 1 <= s <= t + 3 + reach
+        ]
 
 
 def test_a_target_without_a_source_sees_something() -> None:
-    visible = build_cross_attention_mask(torch.tensor([[0, 5]]), torch.tensor([[0, 0, -1]]), 2, 3).visible_B1TS
+    visible = build_cross_attention_mask(
+        torch.tensor([[0, 5]]), torch.tensor([[0, 0, -1]]), 2, 3
+    ).visible_B1TS
     assert visible.tolist() == [[[[True, True, False], [True, True, True]]]]
 
 
 def test_positions_count_from_the_start_of_each_document() -> None:
-    assert compute_document_positions(DOCUMENTS).tolist() == [[0, 1, 2, 0, 1, 0], [0, 0, 1, 2, 3, 4]]
+    assert compute_document_positions(DOCUMENTS).tolist() == [
+        [0, 1, 2, 0, 1, 0],
+        [0, 0, 1, 2, 3, 4],
+    ]
 
 
 def test_yarn_sharpens_latent_scores_as_in_deepseek_v3() -> None:
@@ -91,6 +107,9 @@ def test_yarn_sharpens_latent_scores_as_in_deepseek_v3() -> None:
         config = build_tiny_config(
             attention=LATENT | {"qk_nope_head_dim": 128, "qk_rope_head_dim": 64},
             num_key_value_heads=4,
-            position={"kind": "rope", "scaling": scaling | {"mscale": mscale, "mscale_all_dim": mscale}},
+            position={
+                "kind": "rope",
+                "scaling": scaling | {"mscale": mscale, "mscale_all_dim": mscale},
+            },
         )
         assert math.isclose(compute_mla_scale(config, config.attention), expected, rel_tol=1e-9)  # type: ignore[arg-type]

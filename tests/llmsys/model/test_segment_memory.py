@@ -1,4 +1,6 @@
-"""Segments with memory against transformers' recurrence over segments; what they count, generate and reject."""
+"""Segments with memory against transformers' recurrence over segments; what they count, generate
+and reject.
+"""
 
 from typing import Any
 
@@ -19,10 +21,12 @@ from tests.helpers.xlnet import build_xlnet, iter_gradients
 
 SEGMENT, MEMORY = 4, 6
 MODEL: dict[str, Any] = {
-    "vocab_size": 40, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 3, "num_attention_heads": 2,
+    "vocab_size": 40, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 3,
+    "num_attention_heads": 2,
     "max_position_embeddings": 32, "initializer_range": 0.3, "position": {"kind": "transformer_xl"},
     "attention": {"kind": "segment_memory", "segment_length": SEGMENT, "memory_length": MEMORY},
-    "residual": {"kind": "post"}, "norm": {"kind": "layernorm", "eps": 1e-12}, "tie_word_embeddings": True,
+    "residual": {"kind": "post"}, "norm": {"kind": "layernorm", "eps": 1e-12},
+    "tie_word_embeddings": True,
     "feed_forward": {"kind": "gelu", "bias": True}, "head": {"kind": "lm", "bias": "trained"},
 }  # fmt: skip
 
@@ -38,7 +42,9 @@ def draw_tokens(length: int) -> Tensor:
 
 
 def test_one_pass_equals_transformers_recurrence_over_segments() -> None:
-    """Theirs runs a segment at a time and keeps the hidden states of every layer without their gradient."""
+    """Theirs runs a segment at a time and keeps the hidden states of every layer without their
+    gradient.
+    """
     pytest.importorskip("transformers")
     ours, tokens_BT = build_model().train(), draw_tokens(18)
     theirs = build_xlnet(ours, attn_type="uni", mem_len=MEMORY, use_mems_train=True).train()
@@ -65,7 +71,8 @@ def test_a_longer_memory_reaches_further_back() -> None:
         attention = {"kind": "segment_memory", "segment_length": SEGMENT, "memory_length": memory}
         model = build_model(num_hidden_layers=1, attention=attention).eval()
         differs_T = (model(tokens_BT) - model(changed_BT)).abs().amax((0, 2)) > 1e-6
-        # Position 3 is the last of its segment; a memory shows it to the segments that begin up to 3 + memory.
+        # Position 3 is the last of its segment; a memory shows it to the segments that begin up to
+        # 3 + memory.
         last = 3 + memory - (3 + memory) % SEGMENT + SEGMENT if memory else SEGMENT
         assert differs_T.tolist() == [3 <= place < last for place in range(16)]
 
@@ -79,7 +86,9 @@ def test_a_cache_of_padded_rows_gives_the_logits_of_each_row_alone() -> None:
     found += [model(tokens_BT[:, place : place + 1], cache=cache) for place in range(7, 13)]
     for row, padding in enumerate(padding_B.tolist()):
         expected = model(tokens_BT[row : row + 1, padding:])
-        torch.testing.assert_close(torch.cat(found, 1)[row : row + 1, padding:], expected, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(
+            torch.cat(found, 1)[row : row + 1, padding:], expected, atol=1e-5, rtol=1e-5
+        )
 
 
 def test_forward_and_backward_count_what_torch_counts() -> None:
@@ -95,7 +104,10 @@ def test_visible_pairs_are_those_of_the_rule(documents: list[int]) -> None:
     attention = SegmentMemoryAttentionConfig(segment_length=SEGMENT, memory_length=MEMORY)
     numbers = [number for number, size in enumerate(documents) for _ in range(size)]
     pairs = [
-        (t, s) for t in range(19) for s in range(t + 1) if numbers[s] == numbers[t] and s >= t - t % SEGMENT - MEMORY
+        (t, s)
+        for t in range(19)
+        for s in range(t + 1)
+        if numbers[s] == numbers[t] and s >= t - t % SEGMENT - MEMORY
     ]
     assert attention.count_pairs(19, documents) == len(pairs)
     assert attention.count_pairs(19, None) == 20 * (SEGMENT + MEMORY)
@@ -104,8 +116,14 @@ def test_visible_pairs_are_those_of_the_rule(documents: list[int]) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"family": "encoder", "head": {"kind": "features"}}, "so family=encoder cannot use it. Use multi_head"),
-        ({"position": {"kind": "rope"}}, "rope is not relative to a memory. attention.kind=segment_memory needs"),
+        (
+            {"family": "encoder", "head": {"kind": "features"}},
+            "so family=encoder cannot use it. Use multi_head",
+        ),
+        (
+            {"position": {"kind": "rope"}},
+            "rope is not relative to a memory. attention.kind=segment_memory needs",
+        ),
         ({"sliding_window": 8}, "attention.kind=segment_memory limits keys by its memory"),
     ],
 )

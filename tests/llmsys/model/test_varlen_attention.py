@@ -1,4 +1,6 @@
-"""Attention over packed sequences gives what plain operations give with a table, output and gradients."""
+"""Attention over packed sequences gives what plain operations give with a table, output and
+gradients.
+"""
 
 import pytest
 import torch
@@ -20,20 +22,31 @@ def _draw_inputs(dtype: torch.dtype) -> tuple[list[Tensor], Tensor]:
     generator = torch.Generator().manual_seed(0)
     shapes = [(3, 10, 4, 8), (3, 10, 2, 8), (3, 10, 2, 8), (4,), (3, 10, 4, 8)]
     q, k, v, sinks_H, dout = (torch.randn(shape, generator=generator) for shape in shapes)
-    return [*(x.to(dtype).requires_grad_() for x in (q, k, v)), sinks_H.requires_grad_()], dout.to(dtype)
+    return [*(x.to(dtype).requires_grad_() for x in (q, k, v)), sinks_H.requires_grad_()], dout.to(
+        dtype
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("sinks", [False, True], ids=["", "sinks"])
 @pytest.mark.parametrize("documents", [False, True], ids=["rows", "documents"])
-@pytest.mark.parametrize(("causal", "window"), [(True, None), (False, None), (True, 3), (True, 1), (False, 3)])
+@pytest.mark.parametrize(
+    ("causal", "window"), [(True, None), (False, None), (True, 3), (True, 1), (False, 3)]
+)
 def test_packed_sequences_equal_plain_operations_with_a_table(
-    causal: bool, window: int | None, documents: bool, sinks: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    causal: bool,
+    window: int | None,
+    documents: bool,
+    sinks: bool,
+    dtype: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pretend_accelerator(monkeypatch, exact=True)
     (q, k, v, sinks_H), dout = _draw_inputs(dtype)
     numbers = DOCUMENTS if documents else None
-    lengths = build_row_lengths(3, 10, q.device) if numbers is None else build_document_lengths(numbers)
+    lengths = (
+        build_row_lengths(3, 10, q.device) if numbers is None else build_document_lengths(numbers)
+    )
     packed = build_varlen_mask(lengths, causal=causal, window=window)
     table = build_self_attention_mask(10, causal=causal, window=window, documents_BT=numbers)
     inputs = [q, k, v, sinks_H] if sinks else [q, k, v]
@@ -55,7 +68,8 @@ def test_keys_wider_than_values_equal_plain_operations(
     keys_values = torch.randn(3, 10, 4, 48 + 32, generator=generator).requires_grad_()
     q = torch.randn(3, 10, 4, 48, generator=generator).requires_grad_()
     sinks_H = torch.randn(4, generator=generator).requires_grad_()
-    k, v = keys_values.split([48, 32], dim=-1)  # values are a view, as those of latent attention are
+    # values are a view, as those of latent attention are
+    k, v = keys_values.split([48, 32], dim=-1)
     packed = build_varlen_mask(build_document_lengths(DOCUMENTS), causal=causal, window=None)
     table = build_self_attention_mask(10, causal=causal, documents_BT=DOCUMENTS)
     given_H = sinks_H if sinks else None
@@ -63,23 +77,36 @@ def test_keys_wider_than_values_equal_plain_operations(
     plain = compute_eager_attention(q, k, v, table, scale=0.3, sinks_H=given_H)
     assert compute_relative_error(ours, plain) < 1e-5
     inputs = [q, keys_values, sinks_H] if sinks else [q, keys_values]
-    for a, b in zip(*(torch.autograd.grad(y, inputs, y.detach().cos()) for y in (ours, plain)), strict=True):
+    for a, b in zip(
+        *(torch.autograd.grad(y, inputs, y.detach().cos()) for y in (ours, plain)), strict=True
+    ):
         assert compute_relative_error(a, b) < 1e-5
 
 
 def test_the_gradient_through_the_sink_is_exact_where_the_kernel_ignores_that_of_lse(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Multiplying the output by sigmoid(lse - sink) outside of the kernel would lose a part of dq and dk."""
+    """Multiplying the output by sigmoid(lse - sink) outside of the kernel would lose a part of
+    dq and dk.
+    """
     pretend_accelerator(monkeypatch, exact=True)
     (q, k, v, sinks_H), dout = _draw_inputs(torch.float32)
     lengths, table = build_row_lengths(3, 10, q.device), build_self_attention_mask(10, causal=True)
     mask = build_varlen_mask(lengths, causal=True, window=None)
-    wanted = torch.autograd.grad(compute_eager_attention(q, k, v, table, sinks_H=sinks_H), [q, k, v], dout)
+    wanted = torch.autograd.grad(
+        compute_eager_attention(q, k, v, table, sinks_H=sinks_H), [q, k, v], dout
+    )
     ours = torch.autograd.grad(compute_attention(q, k, v, mask, sinks_H=sinks_H), [q, k, v], dout)
     total = 3 * 10
     out, lse_HP, _ = torch.ops.torch_attn._varlen_attn(
-        *(x.flatten(0, 1) for x in (q, k, v)), *[lengths.cu_lengths] * 2, 10, 10, True, None, [-1, 0], True
+        *(x.flatten(0, 1) for x in (q, k, v)),
+        *[lengths.cu_lengths] * 2,
+        10,
+        10,
+        True,
+        None,
+        [-1, 0],
+        True,
     )
     naive = out * torch.sigmoid(lse_HP - sinks_H[:, None]).T[..., None]
     lossy = torch.autograd.grad(naive, [q, k, v], dout.reshape(total, 4, 8))
@@ -90,7 +117,8 @@ def test_the_gradient_through_the_sink_is_exact_where_the_kernel_ignores_that_of
 
 def test_lengths_are_counted_over_all_rows_and_rounded_up() -> None:
     lengths = build_document_lengths(DOCUMENTS[:2])
-    assert lengths.cu_lengths.tolist() == [0, 3, 5, 9, 10, 20, 20, 20, 20]  # five documents are eight
+    # five documents are eight
+    assert lengths.cu_lengths.tolist() == [0, 3, 5, 9, 10, 20, 20, 20, 20]
     assert lengths.cu_lengths.dtype == torch.int32
     assert lengths.max_length == 10
     assert build_document_lengths(DOCUMENTS[:1]).max_length == 4

@@ -7,10 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from llmsys.config.key_split import can_split_keys, split_width
+from llmsys.kernels.key_split import can_split_keys, split_width
 
 needs_triton = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="triton is not installed: CPU wheels of torch do not bring it"
+    importlib.util.find_spec("triton") is None,
+    reason="triton is not installed: CPU wheels of torch do not bring it",
 )
 
 
@@ -27,7 +28,11 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, borders: list[int], causal: bool) -
     for begin, end in pairwise(borders):
         scores = torch.einsum("thk,shk->hts", q[begin:end], k[begin:end]) * 0.2
         hidden = torch.ones(end - begin, end - begin).triu(1).bool() & causal
-        outputs.append(torch.einsum("hts,shk->thk", scores.masked_fill(hidden, -torch.inf).softmax(-1), v[begin:end]))
+        outputs.append(
+            torch.einsum(
+                "hts,shk->thk", scores.masked_fill(hidden, -torch.inf).softmax(-1), v[begin:end]
+            )
+        )
     return torch.cat(outputs)
 
 
@@ -58,6 +63,8 @@ def test_the_interpreted_kernels_equal_plain_operations(
     leaves = [x.double().requires_grad_() for x in (q, k, v)]
     wanted = _attend(leaves[0], leaves[1], leaves[2], borders, causal)
     for ours, plain in zip(
-        (out, *gradients), (wanted, *torch.autograd.grad(wanted, leaves, dout.double())), strict=True
+        (out, *gradients),
+        (wanted, *torch.autograd.grad(wanted, leaves, dout.double())),
+        strict=True,
     ):
         assert float((ours.double() - plain).norm() / plain.norm()) < 1e-6

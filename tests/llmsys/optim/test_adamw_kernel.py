@@ -1,4 +1,6 @@
-"""AdamW's kernel follows from the devices, dtypes and meshes of its parameters, and each kernel takes the same step."""
+"""AdamW's kernel follows from the devices, dtypes and meshes of its parameters, and each kernel
+takes the same step.
+"""
 
 from typing import Any
 
@@ -16,7 +18,9 @@ from llmsys.optim.lr_schedule import set_rates
 class Parameter:
     """What the choice reads of a parameter, on a device or mesh that this machine lacks."""
 
-    def __init__(self, kind: str, mesh: str | None = None, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self, kind: str, mesh: str | None = None, dtype: torch.dtype = torch.float32
+    ) -> None:
         self.device, self.device_mesh, self.dtype = torch.device(kind), mesh, dtype
 
 
@@ -24,11 +28,27 @@ class Parameter:
     ("lists", "kind", "reason"),
     [
         ([[Parameter("cpu"), Parameter("cuda")]], "fused", "torch has a fused kernel on cpu, cuda"),
-        ([[Parameter("cuda", "dense")], [Parameter("cuda", "expert")]], "fused", "torch has a fused kernel on cuda"),
-        ([[Parameter("cuda", "dense"), Parameter("cuda", "expert")]], "loop", "a list holds shards of several meshes"),
-        ([[Parameter("cuda", "dense"), Parameter("cuda")]], "loop", "a list holds shards of several meshes"),
+        (
+            [[Parameter("cuda", "dense")], [Parameter("cuda", "expert")]],
+            "fused",
+            "torch has a fused kernel on cuda",
+        ),
+        (
+            [[Parameter("cuda", "dense"), Parameter("cuda", "expert")]],
+            "loop",
+            "a list holds shards of several meshes",
+        ),
+        (
+            [[Parameter("cuda", "dense"), Parameter("cuda")]],
+            "loop",
+            "a list holds shards of several meshes",
+        ),
         ([[Parameter("xla")]], "loop", "neither a fused kernel nor lists of tensors on xla"),
-        ([[Parameter("cuda", dtype=torch.int8)]], "loop", "torch.int8 has neither a fused kernel nor lists"),
+        (
+            [[Parameter("cuda", dtype=torch.int8)]],
+            "loop",
+            "torch.int8 has neither a fused kernel nor lists",
+        ),
     ],
 )
 def test_the_kernel_is_the_fastest_that_takes_every_list(
@@ -40,11 +60,16 @@ def test_the_kernel_is_the_fastest_that_takes_every_list(
     assert reason in choice.reason
 
 
-def test_every_kernel_takes_the_same_steps(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_every_kernel_takes_the_same_steps(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     def take_steps(kernel: AdamWKernel) -> list[Tensor]:
         monkeypatch.setattr(module, "choose_adamw_kernel", lambda lists: kernel)
         torch.manual_seed(0)
-        named = {"weight": nn.Parameter(torch.randn(4, 3)), "norm.weight": nn.Parameter(torch.randn(5))}
+        named = {
+            "weight": nn.Parameter(torch.randn(4, 3)),
+            "norm.weight": nn.Parameter(torch.randn(5)),
+        }
         optimizer = build_optimizer(named, AdamWConfig(), compute_dtype=torch.float32)
         for _ in range(3):
             for parameter in named.values():

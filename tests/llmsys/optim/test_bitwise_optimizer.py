@@ -1,4 +1,6 @@
-"""AdamW by exact steps: the algorithm of torch's, and the same bits for an element wherever its tensor is split."""
+"""AdamW by exact steps: the algorithm of torch's, and the same bits for an element wherever its
+tensor is split.
+"""
 
 import random
 
@@ -27,7 +29,10 @@ def test_steps_are_those_of_torchs_own() -> None:
         {"params": [twins["blocks.0.norm.weight"]], "lr": 1e-2, "weight_decay": 0.0},
         {"params": [twins["blocks.0.up_proj.weight"]], "lr": 1e-2, "weight_decay": 0.1},
     ]
-    ours, theirs = BitwiseOptimizer(named, CONFIG), torch.optim.AdamW(groups, betas=(0.9, 0.95), eps=1e-8)
+    ours, theirs = (
+        BitwiseOptimizer(named, CONFIG),
+        torch.optim.AdamW(groups, betas=(0.9, 0.95), eps=1e-8),
+    )
     for step in range(5):
         ours.step(gradients(step), LearningRate(1e-2, 0.5 if step == 4 else 1.0), 0.5)
         for group, whole in zip(groups, (0.1, 0.0, 0.1), strict=True):
@@ -38,7 +43,10 @@ def test_steps_are_those_of_torchs_own() -> None:
     for name, twin in twins.items():
         torch.testing.assert_close(named[name], twin, rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(
-            ours.moments["second_moment"][name], theirs.state[twin]["exp_avg_sq"], rtol=1e-5, atol=1e-9
+            ours.moments["second_moment"][name],
+            theirs.state[twin]["exp_avg_sq"],
+            rtol=1e-5,
+            atol=1e-9,
         )
 
 

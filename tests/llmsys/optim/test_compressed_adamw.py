@@ -1,4 +1,6 @@
-"""AdamW with moments in bfloat16 and 8 bits: rounding, the trajectory beside that of float32, and resumption."""
+"""AdamW with moments in bfloat16 and 8 bits: rounding, the trajectory beside that of float32,
+and resumption.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -12,22 +14,33 @@ from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.optim.build_optimizer import OptimizersContainer, build_optimizer
 from llmsys.optim.compressed_adamw import expand_moment, store_moment
 from llmsys.train import checkpoint_load
-from tests.helpers.parity_runs import LEARNING_RATE, build_engine, gather_full_state, select_rank_batches
+from tests.helpers.parity_runs import (
+    LEARNING_RATE,
+    build_engine,
+    gather_full_state,
+    select_rank_batches,
+)
 from tests.helpers.ranks import run_ranks
 
 STORED: list[MomentsDtype] = ["bf16", "int8"]
 
 
 def build_problem(moments: MomentsDtype) -> tuple[nn.Module, OptimizersContainer]:
-    """A network with a matrix and vectors, and its optimizer; beta2 is one at which nearest rounding stops moments."""
+    """A network with a matrix and vectors, and its optimizer; beta2 is one at which nearest
+    rounding stops moments.
+    """
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(24, 48), nn.Tanh(), nn.Linear(48, 8))
     config = AdamWConfig(learning_rate=3e-3, betas=(0.9, 0.999), moments=moments)
-    return model, build_optimizer(dict(model.named_parameters()), config, compute_dtype=torch.float32)
+    return model, build_optimizer(
+        dict(model.named_parameters()), config, compute_dtype=torch.float32
+    )
 
 
 def train(model: nn.Module, optimizer: OptimizersContainer, first: int, end: int) -> list[float]:
-    """Losses of a regression whose gradients differ in size by orders of magnitude between inputs."""
+    """Losses of a regression whose gradients differ in size by orders of magnitude between
+    inputs.
+    """
     target = torch.randn(24, 8, generator=torch.Generator().manual_seed(1))
     scales, losses = torch.logspace(-3, 0, 24), []
     for step in range(first, end):
@@ -80,7 +93,8 @@ def test_rounding_is_right_on_average_and_zero_stays_zero(name: str, moments: st
     found = expand_moment(state, name)
     assert not found[:, 3].any()
     error = (found.mean(0) - value[0]) / value[0].clamp(min=1e-9)
-    # Companding is convex, so that rounding on average in codes gives a little more: at most (127 · 2)⁻² of the scale.
+    # Companding is convex, so that rounding on average in codes gives a little more: at most (127 ·
+    # 2)⁻² of the scale.
     assert error.abs().max() < (2e-4 if moments == "bf16" else 0.2)
     assert error[8:].abs().max() < 5e-3
 
@@ -98,7 +112,9 @@ def test_a_second_moment_that_is_not_zero_is_not_stored_as_zero() -> None:
     [("fp32", (8, 64), 4), ("bf16", (64,), 2), ("int8", (64,), 4), ("int8", (8, 2048), 1 + 4 / 128),
      ("int8", (8, 24), 1 + 4 / 8)],
 )  # fmt: skip
-def test_the_estimate_counts_the_bytes_of_the_state(moments: Any, shape: tuple[int, ...], expected: float) -> None:
+def test_the_estimate_counts_the_bytes_of_the_state(
+    moments: Any, shape: tuple[int, ...], expected: float
+) -> None:
     config = AdamWConfig(moments=moments)
     assert config.compute_moment_bytes(shape) == expected
     weight = nn.Parameter(torch.zeros(shape))

@@ -1,4 +1,6 @@
-"""Lion, AdEMAMix and schedule-free AdamW take the steps of their papers, and bitwise mode the same bit for bit."""
+"""Lion, AdEMAMix and schedule-free AdamW take the steps of their papers, and bitwise mode the
+same bit for bit.
+"""
 
 from typing import Any
 
@@ -6,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from llmsys.config.load import load_run_config
+from llmsys.config.loading.load import load_run_config
 from llmsys.config.optimizer import AdEMAMixConfig, LionConfig, ScheduleFreeConfig
 from llmsys.errors import ConfigError
 from llmsys.optim.bitwise_optimizer import BitwiseOptimizer
@@ -17,7 +19,12 @@ from tests.reference.optimizers import step_ademamix, step_lion, step_schedule_f
 RATE, DECAY, STEPS = 1e-2, 0.1, 7
 LION = LionConfig(learning_rate=RATE, weight_decay=DECAY)
 ADEMAMIX = AdEMAMixConfig(
-    learning_rate=RATE, weight_decay=DECAY, slow_beta=0.999, slow_weight=4.0, slow_warmup_steps=5, eps=1e-4
+    learning_rate=RATE,
+    weight_decay=DECAY,
+    slow_beta=0.999,
+    slow_weight=4.0,
+    slow_warmup_steps=5,
+    eps=1e-4,
 )
 FREE = ScheduleFreeConfig(learning_rate=RATE, weight_decay=DECAY, averaging_power=1.5, eps=1e-4)
 Config = LionConfig | AdEMAMixConfig | ScheduleFreeConfig
@@ -29,10 +36,17 @@ def build_gradients(step: int) -> dict[str, torch.Tensor]:
     return {name: torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
 
 
-def compute_free_twin(config: ScheduleFreeConfig, start: float, gradients: list[float], decay: float) -> list[Any]:
+def compute_free_twin(
+    config: ScheduleFreeConfig, start: float, gradients: list[float], decay: float
+) -> list[Any]:
     """Return the trained weight y after all steps, the second moment, and z - y."""
     average, fast, second, beta = start, start, 0.0, config.betas[0]
-    common: dict[str, Any] = {"rate": RATE, "decay": decay, "betas": config.betas, "eps": config.eps}
+    common: dict[str, Any] = {
+        "rate": RATE,
+        "decay": decay,
+        "betas": config.betas,
+        "eps": config.eps,
+    }
     for step, gradient in enumerate(gradients, start=1):
         average, fast, second = step_schedule_free(
             average, fast, gradient, second, step, power=config.averaging_power, **common
@@ -51,16 +65,24 @@ def compute_twin(config: Config, start: float, gradients: list[float], decay: fl
         if isinstance(config, LionConfig):
             weight, momentum = step_lion(weight, gradient, momentum, betas=config.betas, **common)
         else:
-            common |= {"alpha": config.slow_weight, "warmup": config.slow_warmup_steps, "eps": config.eps}
+            common |= {
+                "alpha": config.slow_weight,
+                "warmup": config.slow_warmup_steps,
+                "eps": config.eps,
+            }
             betas = (*config.betas, config.slow_beta)
             weight, moments = step_ademamix(weight, gradient, moments, step, betas=betas, **common)
     return [weight, momentum] if isinstance(config, LionConfig) else [weight, *moments]
 
 
-@pytest.mark.parametrize("config", [LION, ADEMAMIX, FREE], ids=["lion", "ademamix", "schedule_free"])
+@pytest.mark.parametrize(
+    "config", [LION, ADEMAMIX, FREE], ids=["lion", "ademamix", "schedule_free"]
+)
 def test_steps_are_those_of_the_paper_and_bitwise_mode_takes_the_same(config: Config) -> None:
     starts = build_gradients(99)
-    fast, exact = ({name: nn.Parameter(start.clone()) for name, start in starts.items()} for _ in range(2))
+    fast, exact = (
+        {name: nn.Parameter(start.clone()) for name, start in starts.items()} for _ in range(2)
+    )
     optimizer = build_optimizer(fast, config, compute_dtype=torch.float32)
     bitwise = BitwiseOptimizer(exact, config)
     for step in range(STEPS):
@@ -74,7 +96,9 @@ def test_steps_are_those_of_the_paper_and_bitwise_mode_takes_the_same(config: Co
         state = optimizer.state[parameter]
         found = [parameter, *(value for key, value in state.items() if key != "step")]
         for index in range(parameter.numel()):
-            gradients = [float(build_gradients(step)[name].view(-1)[index]) for step in range(STEPS)]
+            gradients = [
+                float(build_gradients(step)[name].view(-1)[index]) for step in range(STEPS)
+            ]
             decay = DECAY if parameter.ndim > 1 else 0.0
             expected = compute_twin(config, float(starts[name].view(-1)[index]), gradients, decay)
             values = [float(tensor.detach().view(-1)[index]) for tensor in found]

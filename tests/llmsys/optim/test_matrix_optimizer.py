@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from llmsys.config.load import load_run_config
+from llmsys.config.loading.load import load_run_config
 from llmsys.config.matrix_optimizers import AdafactorConfig, SoapConfig
 from llmsys.errors import ConfigError
 from llmsys.optim.build_optimizer import build_optimizer
@@ -15,7 +15,10 @@ STEPS, EPS = 8, 1e-6
 def run_steps(
     config: AdafactorConfig | SoapConfig, starts: list[Tensor], gradients: list[list[Tensor]]
 ) -> list[Tensor]:
-    named = {f"{number}.up_proj.weight": nn.Parameter(start.clone()) for number, start in enumerate(starts)}
+    named = {
+        f"{number}.up_proj.weight": nn.Parameter(start.clone())
+        for number, start in enumerate(starts)
+    }
     optimizer = build_optimizer(named, config, compute_dtype=torch.float32)
     for step in gradients:
         for parameter, gradient in zip(named.values(), step, strict=True):
@@ -28,7 +31,9 @@ def run_steps(
 
 def draw(shapes: list[tuple[int, ...]]) -> tuple[list[Tensor], list[list[Tensor]]]:
     torch.manual_seed(0)
-    return [torch.randn(shape) for shape in shapes], [[torch.randn(shape) for shape in shapes] for _ in range(STEPS)]
+    return [torch.randn(shape) for shape in shapes], [
+        [torch.randn(shape) for shape in shapes] for _ in range(STEPS)
+    ]
 
 
 def test_adafactor_takes_the_steps_of_torchs_own() -> None:
@@ -47,9 +52,15 @@ def test_adafactor_takes_the_steps_of_torchs_own() -> None:
 
 
 def compute_soap_twin(config: SoapConfig, start: Tensor, gradients: list[Tensor]) -> Tensor:
-    """Return a matrix after SOAP's steps (Vyas 2024, algorithm 3), in float64 and with one matrix at a time."""
+    """Return a matrix after SOAP's steps (Vyas 2024, algorithm 3), in float64 and with one
+    matrix at a time.
+    """
     (beta1, beta2), beta = config.betas, config.shampoo_beta
-    weight, first, second = start.double(), torch.zeros_like(start).double(), torch.zeros_like(start).double()
+    weight, first, second = (
+        start.double(),
+        torch.zeros_like(start).double(),
+        torch.zeros_like(start).double(),
+    )
     left, right = (torch.zeros(size, size, dtype=torch.float64) for size in start.shape)
     bases: list[Tensor] = []
     for t, gradient in enumerate(g.double() for g in gradients):
@@ -57,7 +68,9 @@ def compute_soap_twin(config: SoapConfig, start: Tensor, gradients: list[Tensor]
             rotated = bases[0].T @ gradient @ bases[1]
             first = beta1 * first + (1 - beta1) * gradient
             second = beta2 * second + (1 - beta2) * rotated**2
-            ratio = (bases[0].T @ first @ bases[1] / (1 - beta1**t)) / ((second / (1 - beta2**t)).sqrt() + config.eps)
+            ratio = (bases[0].T @ first @ bases[1] / (1 - beta1**t)) / (
+                (second / (1 - beta2**t)).sqrt() + config.eps
+            )
             weight = weight * (1 - config.learning_rate * config.weight_decay)
             weight = weight - config.learning_rate * (bases[0] @ ratio @ bases[1].T)
         left = beta * left + (1 - beta) * gradient @ gradient.T
@@ -75,7 +88,8 @@ def compute_soap_twin(config: SoapConfig, start: Tensor, gradients: list[Tensor]
 
 def test_soap_takes_the_steps_of_the_paper() -> None:
     """A stack is its matrices; a side that is too long is not rotated."""
-    # Square: after one gradient the longer side of others has eigenvectors without an order, and any basis of them.
+    # Square: after one gradient the longer side of others has eigenvectors without an order, and
+    # any basis of them.
     starts, gradients = draw([(5, 5), (2, 4, 4)])
     config = SoapConfig(learning_rate=0.05, weight_decay=0.1, eps=EPS, precondition_every_steps=3)
     ours = run_steps(config, starts, gradients)
@@ -92,5 +106,7 @@ def test_soap_takes_the_steps_of_the_paper() -> None:
 
 def test_settings_that_adafactor_would_ignore_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"optimizer\.eps: adafactor has no such term"):
-        load_run_config("train/mup-tiny", ["model.parametrization={kind: standard}", "optimizer.betas=[0.9,0.95]",
-                                           "optimizer.kind=adafactor", "optimizer.eps=1e-6"])  # fmt: skip
+        load_run_config("train/mup-tiny", ["model.parametrization={kind: standard}",
+            "optimizer.betas=[0.9,0.95]",
+                                           "optimizer.kind=adafactor",
+                                           "optimizer.eps=1e-6"])  # fmt: skip

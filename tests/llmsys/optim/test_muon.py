@@ -18,11 +18,16 @@ CONFIG = MuonConfig(learning_rate=0.01, weight_decay=0.1, momentum=0.9)
 
 def test_steps_on_whole_matrices_are_those_of_torchs_own_muon() -> None:
     torch.manual_seed(0)
-    ours = {"up_proj.weight": nn.Parameter(torch.randn(24, 40)), "down_proj.weight": nn.Parameter(torch.randn(40, 24))}
+    ours = {
+        "up_proj.weight": nn.Parameter(torch.randn(24, 40)),
+        "down_proj.weight": nn.Parameter(torch.randn(40, 24)),
+    }
     start = [parameter.detach().clone() for parameter in ours.values()]
     theirs = [nn.Parameter(parameter.clone()) for parameter in start]
     optimizer = build_optimizer(ours, CONFIG, compute_dtype=torch.bfloat16)
-    oracle = torch.optim.Muon(theirs, lr=0.01, weight_decay=0.1, momentum=0.9, adjust_lr_fn="match_rms_adamw")
+    oracle = torch.optim.Muon(
+        theirs, lr=0.01, weight_decay=0.1, momentum=0.9, adjust_lr_fn="match_rms_adamw"
+    )
     for _ in range(4):
         for parameter, other in zip(ours.values(), theirs, strict=True):
             parameter.grad = torch.randn_like(parameter)
@@ -43,8 +48,12 @@ def test_orthogonal_makes_singular_values_near_one_for_each_matrix_of_a_stack() 
     values = torch.linalg.svdvals(made)
     assert values.min() > 0.6
     assert values.max() < 1.3
-    torch.testing.assert_close(made[1], orthogonalize_matrices(stack[1], steps=5), rtol=1e-4, atol=1e-5)
-    assert orthogonalize_matrices(torch.zeros(4, 4), steps=5).abs().max() == 0, "no gradient, no step"
+    torch.testing.assert_close(
+        made[1], orthogonalize_matrices(stack[1], steps=5), rtol=1e-4, atol=1e-5
+    )
+    assert orthogonalize_matrices(torch.zeros(4, 4), steps=5).abs().max() == 0, (
+        "no gradient, no step"
+    )
 
 
 def test_projections_are_muons_and_everything_else_is_adamws() -> None:
@@ -66,7 +75,9 @@ def test_projections_are_muons_and_everything_else_is_adamws() -> None:
         for name in group.names
     }
     assert muons == {"blocks.0.attention.q_proj.weight", "blocks.0.feed_forward.experts.up_proj"}
-    assert all(group.algorithm == "adamw" for group in build_parameter_groups(named.items(), AdamWConfig()))
+    assert all(
+        group.algorithm == "adamw" for group in build_parameter_groups(named.items(), AdamWConfig())
+    )
     by_hand = build_optimizer(named, CONFIG, compute_dtype=torch.float32).state
     kept = {name: set(by_hand[parameter]) - {"step"} for name, parameter in named.items()}
     assert kept["embed.weight"] == {"exp_avg", "exp_avg_sq"}
@@ -94,7 +105,9 @@ def _split_ranks(rank: int) -> list[float]:
         (line, [Replicate()]),
     ):
         stacked = [placement if not placement.is_shard() else Shard(0) for placement in placements]
-        parts = [distribute_tensor(one, mesh, placements if one.ndim == 2 else stacked) for one in whole]
+        parts = [
+            distribute_tensor(one, mesh, placements if one.ndim == 2 else stacked) for one in whole
+        ]
         made = map_full_matrices(parts, _function)
         for one, part, result in zip(whole, parts, made, strict=True):
             assert isinstance(result, DTensor)

@@ -1,4 +1,6 @@
-"""An optimizer of the user's own code: its steps, its place in engines and checkpoints, and the refusals."""
+"""An optimizer of the user's own code: its steps, its place in engines and checkpoints, and the
+refusals.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,14 +9,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from launch.commands.templates.optimizer import SignMomentum
-from llmsys.config.load import load_run_config
+from llmsys.config.loading.load import load_run_config
 from llmsys.config.optimizer import PythonOptimizerConfig
 from llmsys.config.run import RunConfig
 from llmsys.errors import ConfigError
+from llmsys.launch.commands.templates.optimizer import SignMomentum
 from llmsys.optim.bitwise_optimizer import BitwiseOptimizer
 from llmsys.optim.build_optimizer import build_optimizer
-from llmsys.optim.python_optimizer import PythonOptimizer, check_python_optimizer, load_python_optimizer
+from llmsys.optim.python_optimizer import (
+    PythonOptimizer,
+    check_python_optimizer,
+    load_python_optimizer,
+)
 from tests.helpers.paths import ROOT
 
 TEMPLATE = (ROOT / "launch/commands/templates/optimizer.py").read_text()
@@ -40,7 +46,10 @@ def test_its_steps_are_those_of_the_formula_in_fast_and_bitwise_mode(own: Path) 
     config = PythonOptimizerConfig(
         path=f"{own}:SignMomentum", options={"beta": 0.5}, learning_rate=0.1, weight_decay=0.2
     )
-    start, gradients = torch.tensor([[1.0, -2.0]]), [torch.tensor([[3.0, -1.0]]), torch.tensor([[-8.0, 1.0]])]
+    start, gradients = (
+        torch.tensor([[1.0, -2.0]]),
+        [torch.tensor([[3.0, -1.0]]), torch.tensor([[-8.0, 1.0]])],
+    )
     fast, exact = ({"w": nn.Parameter(start.clone())} for _ in range(2))
     optimizer = build_optimizer(fast, config, compute_dtype=torch.float32)
     bitwise = BitwiseOptimizer(dict(exact), config)
@@ -83,7 +92,9 @@ def test_its_source_is_a_part_of_the_trajectory(own: Path) -> None:
 class _Changed(PythonOptimizer):
     body: str
 
-    def compute_update(self, gradient: Tensor, moments: Sequence[Tensor], step: int, learning_rate: float) -> Tensor:
+    def compute_update(
+        self, gradient: Tensor, moments: Sequence[Tensor], step: int, learning_rate: float
+    ) -> Tensor:
         found: Tensor = eval(self.body, {"g": gradient, "m": moments, "torch": torch, "step": step})
         return found
 
@@ -110,13 +121,24 @@ def test_the_kit_names_each_fault(body: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["optimizer.elementwise=false"], "elementwise: false needs whole parameters, which engine.kind=torch shards"),
-        (["optimizer.elementwise=false", "engine.kind=deepspeed"], "which engine.kind=deepspeed shards over ranks"),
-        (["optimizer.betas=[0.8,0.9]"], r"betas: \(0.8, 0.9\) is not read by kind=python. Use optimizer.options"),
+        (
+            ["optimizer.elementwise=false"],
+            "elementwise: false needs whole parameters, which engine.kind=torch shards",
+        ),
+        (
+            ["optimizer.elementwise=false", "engine.kind=deepspeed"],
+            "which engine.kind=deepspeed shards over ranks",
+        ),
+        (
+            ["optimizer.betas=[0.8,0.9]"],
+            r"betas: \(0.8, 0.9\) is not read by kind=python. Use optimizer.options",
+        ),
         (["optimizer.num_moments=4"], "num_moments: 4 is too large"),
     ],
 )
-def test_settings_that_cannot_work_are_refused_before_the_code_runs(words: list[str], message: str) -> None:
+def test_settings_that_cannot_work_are_refused_before_the_code_runs(
+    words: list[str], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         load_run_config("train/demo", ["optimizer={kind: python, path: none.py:None}", *words])
 

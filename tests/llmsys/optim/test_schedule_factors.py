@@ -1,4 +1,6 @@
-"""Laws of factors over the run: points and lines between them, what they scale, and that 1 is no penalty."""
+"""Laws of factors over the run: points and lines between them, what they scale, and that 1 is no
+penalty.
+"""
 
 import pytest
 import torch
@@ -10,7 +12,12 @@ from llmsys.config.run import RunConfig
 from llmsys.config.schedule import MultiplierScheduleConfig, interpolate_multiplier
 from llmsys.model.transformer import Transformer
 from llmsys.optim.bitwise_optimizer import BitwiseOptimizer
-from llmsys.optim.lr_schedule import LearningRate, compute_balance_factor, compute_learning_rate, set_rates
+from llmsys.optim.lr_schedule import (
+    LearningRate,
+    compute_balance_factor,
+    compute_learning_rate,
+    set_rates,
+)
 from llmsys.train.expert_load import set_balance_factor, update_expert_balance
 from tests.helpers.tiny_training import build_sequences, build_tiny_config
 
@@ -23,7 +30,9 @@ def test_factors_are_lines_between_points_and_jump_where_two_meet() -> None:
 
 
 def test_points_out_of_order_are_refused() -> None:
-    with pytest.raises(ValidationError, match=r"(?s)balance.*: the points are at 9, 3 tokens\. Sort them"):
+    with pytest.raises(
+        ValidationError, match=r"(?s)balance.*: the points are at 9, 3 tokens\. Sort them"
+    ):
         MultiplierScheduleConfig(balance=((9, 1.0), (3, 0.0)))
 
 
@@ -46,7 +55,9 @@ def test_factors_follow_the_tokens_of_the_run_and_belong_to_its_trajectory() -> 
 def test_a_share_of_weight_decay_is_taken_and_given_back() -> None:
     weights = nn.Parameter(torch.ones(2, 2))
     optimizer = torch.optim.AdamW([{"params": [weights], "weight_decay": 0.5, "rate_scale": 1.0}])
-    exact = BitwiseOptimizer({"weights": nn.Parameter(torch.ones(2, 2))}, AdamWConfig(weight_decay=0.5))
+    exact = BitwiseOptimizer(
+        {"weights": nn.Parameter(torch.ones(2, 2))}, AdamWConfig(weight_decay=0.5)
+    )
     expected = 1.0
     for rate, share in ((LearningRate(0.1, 0.5), 0.5), (LearningRate(0.1, 0.0), 0.0), (0.1, 1.0)):
         weights.grad = torch.zeros_like(weights)
@@ -62,14 +73,21 @@ def test_a_share_of_weight_decay_is_taken_and_given_back() -> None:
 def test_balance_counts_as_often_as_its_factor_says_and_z_loss_stays(kind: str) -> None:
     def losses(factor: float) -> tuple[float, float]:
         balance = {"kind": kind} if kind == "bias" else {"kind": kind, "weight": 0.5}
-        moe = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "z_loss_weight": 0.25}
+        moe = {
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+            "z_loss_weight": 0.25,
+        }
         torch.manual_seed(0)
         model = Transformer(build_tiny_config(moe=moe | {"balance": balance})).train()
         set_balance_factor(model, factor)
         model(**build_sequences(0, 0, 4).to_model_inputs())
         loss = float(model.compute_auxiliary_loss().detach())
         update_expert_balance(model)
-        return loss, float(sum(layer.balance_bias_E.abs().sum() for layer in model.list_moe_layers()))
+        return loss, float(
+            sum(layer.balance_bias_E.abs().sum() for layer in model.list_moe_layers())
+        )
 
     (none, still), (once, moved), (twice, far) = losses(0.0), losses(1.0), losses(2.0)
     assert still == 0.0

@@ -1,4 +1,6 @@
-"""What offload copies, how often, and when it lets go. Bits are compared in test_activation_checkpoint.py."""
+"""What offload copies, how often, and when it lets go. Bits are compared in
+test_activation_checkpoint.py.
+"""
 
 import gc
 import weakref
@@ -15,7 +17,9 @@ from tests.helpers.model_sections import SHAPE
 from tests.helpers.tiny_model import build_tiny_model, build_tiny_tokens
 
 
-def test_each_saved_tensor_travels_once_and_what_blocks_share_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_saved_tensor_travels_once_and_what_blocks_share_stays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(activation_offload, "MIN_BYTES", 1)
     model = build_tiny_model(ModelConfig.model_validate(SHAPE)).float().train()
     apply_activation_offload(model)
@@ -39,10 +43,14 @@ def test_each_saved_tensor_travels_once_and_what_blocks_share_stays(monkeypatch:
     loss = model(build_tiny_tokens(2, 9), documents_BT=documents_BT).square().sum()
     assert copies
     shared = activation_offload._iter_tensors(contexts)
-    stored = {one.untyped_storage()._cdata for one in (*model.parameters(), *model.buffers(), *shared)}
+    stored = {
+        one.untyped_storage()._cdata for one in (*model.parameters(), *model.buffers(), *shared)
+    }
     assert stored.isdisjoint(storage for storage, *_ in copies)
     # Queries, keys and values save one input between them, gate and up another.
-    hidden = [shape for _, shape, _, _ in copies if tuple(shape[-2:]) == (9, model.config.hidden_size)]
+    hidden = [
+        shape for _, shape, _, _ in copies if tuple(shape[-2:]) == (9, model.config.hidden_size)
+    ]
     assert len(hidden) <= 5 * model.config.num_hidden_layers
     assert all(copy() is not None and copy().original is None for _, _, copy, _ in copies)
     loss.backward()
@@ -61,9 +69,13 @@ def test_without_gradients_nothing_is_copied(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_slices_of_one_tensor_are_copied_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(activation_offload, "MIN_BYTES", 1)
-    record = activation_offload._BlockRecord(torch.nn.Module(), set(), None, activation_offload._CopyStreams())
+    record = activation_offload._BlockRecord(
+        torch.nn.Module(), set(), None, activation_offload._CopyStreams()
+    )
     whole = torch.arange(8.0)
-    packed = [record.pack(part) for part in (whole[:4], whole[4:], whole[4:], whole.reshape(4, 2)[:, 0])]
+    packed = [
+        record.pack(part) for part in (whole[:4], whole[4:], whole[4:], whole.reshape(4, 2)[:, 0])
+    ]
     record.release_originals()
     restored = [record.unpack(one).tolist() for one in packed]
     assert restored == [[0, 1, 2, 3], [4, 5, 6, 7], [4, 5, 6, 7], [0, 2, 4, 6]]

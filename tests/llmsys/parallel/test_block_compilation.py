@@ -1,4 +1,6 @@
-"""Compiled blocks against plain ones, on two ranks: gradients in fp32, graphs, graph breaks, and further steps."""
+"""Compiled blocks against plain ones, on two ranks: gradients in fp32, graphs, graph breaks, and
+further steps.
+"""
 
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -47,7 +49,9 @@ def turn_rows(batch: Batch, by: int) -> Batch:
 
 
 def train_compiled(rank: int) -> list[tuple[dict[str, Any], Compilation]]:
-    """The gradients of a first step of each case, and what two steps with other documents compile."""
+    """The gradients of a first step of each case, and what two steps with other documents
+    compile.
+    """
     counters, found = torch._dynamo.utils.counters, []
     for name, layout, recompute, _ in CASES:
         torch._dynamo.reset()
@@ -60,7 +64,9 @@ def train_compiled(rank: int) -> list[tuple[dict[str, Any], Compilation]]:
             engine.train_step([turn_rows(build_named_batch(name, 0, rows), step)], 1e-3)
             graphs.append(counters["stats"]["unique_graphs"])
         frames = counters["frames"]
-        compilation = Compilation(graphs, len(counters["graph_break"]), frames["total"] - frames["ok"])
+        compilation = Compilation(
+            graphs, len(counters["graph_break"]), frames["total"] - frames["ok"]
+        )
         found.append(({key: value.numpy() for key, value in gradients.items()}, compilation))
     return found
 

@@ -1,4 +1,6 @@
-"""Collectives of the forward pass against the same on whole tensors in one process, with their gradients."""
+"""Collectives of the forward pass against the same on whole tensors in one process, with their
+gradients.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -30,7 +32,9 @@ CASES: dict[str, tuple[Callable[[Tensor], Tensor], Whole]] = {
     ),
     "all_to_all": (
         lambda x: all_to_all(x, dist.group.WORLD, 2, 1),  # type: ignore[arg-type]
-        lambda xs: [torch.cat([x.chunk(RANKS, dim=2)[rank] for x in xs], dim=1) for rank in range(RANKS)],
+        lambda xs: [
+            torch.cat([x.chunk(RANKS, dim=2)[rank] for x in xs], dim=1) for rank in range(RANKS)
+        ],
     ),
 }
 
@@ -41,7 +45,9 @@ def build_input(rank: int) -> Tensor:
 
 def weigh_output(output: Tensor, rank: int) -> Tensor:
     """A loss whose gradient differs between all elements and ranks."""
-    return (output * torch.randn(output.shape, generator=torch.Generator().manual_seed(10 + rank))).sum()
+    return (
+        output * torch.randn(output.shape, generator=torch.Generator().manual_seed(10 + rank))
+    ).sum()
 
 
 def run_collectives(rank: int) -> dict[str, list[Any]]:
@@ -61,8 +67,14 @@ def test_outputs_and_gradients_are_those_of_whole_tensors() -> None:
     for name, (_, whole) in CASES.items():
         inputs = [build_input(rank) for rank in range(RANKS)]
         outputs = whole(inputs)
-        torch.stack([weigh_output(output, rank) for rank, output in enumerate(outputs)]).sum().backward()
+        torch.stack(
+            [weigh_output(output, rank) for rank, output in enumerate(outputs)]
+        ).sum().backward()
         for rank in range(RANKS):
             output, gradient = map(torch.from_numpy, found[rank][name])
-            torch.testing.assert_close(output, outputs[rank], msg=lambda text, name=name: f"{name}: {text}")
-            torch.testing.assert_close(gradient, inputs[rank].grad, msg=lambda text, name=name: f"{name}: {text}")
+            torch.testing.assert_close(
+                output, outputs[rank], msg=lambda text, name=name: f"{name}: {text}"
+            )
+            torch.testing.assert_close(
+                gradient, inputs[rank].grad, msg=lambda text, name=name: f"{name}: {text}"
+            )

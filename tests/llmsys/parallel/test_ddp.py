@@ -1,4 +1,6 @@
-"""DDP: copies train as shards do, take over from them and hand over to them, and wait for nobody who has no loss."""
+"""DDP: copies train as shards do, take over from them and hand over to them, and wait for nobody
+who has no loss.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,12 @@ from llmsys.parallel.ddp import list_unused_parameters
 from llmsys.parallel.device_mesh import build_device_meshes
 from llmsys.train import checkpoint_load
 from llmsys.train.cross_entropy import build_training_loss
-from tests.helpers.parity_runs import LEARNING_RATE, OPTIMIZER, gather_full_state, select_rank_batches
+from tests.helpers.parity_runs import (
+    LEARNING_RATE,
+    OPTIMIZER,
+    gather_full_state,
+    select_rank_batches,
+)
 from tests.helpers.ranks import run_ranks
 from tests.helpers.tiny_training import build_tiny_config
 
@@ -31,8 +38,8 @@ BERT = ModelConfig(
     family="encoder",
     head={"kind": "mlm", "pooler": True, "next_sentence": True},
 )
-# Without tied weights or prediction modules: bf16 gradients of two uses of a weight add up in bf16 in a shard, and in
-# fp32 in a copy.
+# Without tied weights or prediction modules: bf16 gradients of two uses of a weight add up in bf16
+# in a shard, and in fp32 in a copy.
 DENSE = build_tiny_config(moe=None)
 State = dict[str, Any]
 
@@ -63,7 +70,10 @@ def batches_of(engine: TorchEngine, step: int, rank: int) -> list[Batch]:
 def both_ways(rank: int, folder: Path) -> dict[str, tuple[State, State]]:
     pairs = {}
     for name, config in (("dense", DENSE), ("experts", build_tiny_config()), ("bert", BERT)):
-        pairs[name] = train(engine_of(config, "ddp"), rank, range(3)), train(engine_of(config, "fsdp"), rank, range(3))
+        pairs[name] = (
+            train(engine_of(config, "ddp"), rank, range(3)),
+            train(engine_of(config, "fsdp"), rank, range(3)),
+        )
     engine = engine_of(DENSE, "ddp", compiled=True)
     pairs["compiled"] = train(engine, rank, range(3)), pairs["dense"][0]
     frames = torch._dynamo.utils.counters["frames"]
@@ -71,10 +81,14 @@ def both_ways(rank: int, folder: Path) -> dict[str, tuple[State, State]]:
     first = engine_of(DENSE, "ddp")
     train(first, rank, range(2))
     later = engine_of(DENSE, "fsdp")
-    checkpoint_load.load_checkpoint(later, checkpoint_load.save_checkpoint(first, folder / "copies", {}, 1))
+    checkpoint_load.load_checkpoint(
+        later, checkpoint_load.save_checkpoint(first, folder / "copies", {}, 1)
+    )
     pairs["copies to shards"] = train(later, rank, range(2, 3)), pairs["dense"][0]
     back = engine_of(DENSE, "ddp")
-    checkpoint_load.load_checkpoint(back, checkpoint_load.save_checkpoint(later, folder / "shards", {}, 1))
+    checkpoint_load.load_checkpoint(
+        back, checkpoint_load.save_checkpoint(later, folder / "shards", {}, 1)
+    )
     pairs["shards to copies"] = train(back, rank, range(0)), pairs["dense"][0]
     return pairs
 

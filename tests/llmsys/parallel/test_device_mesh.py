@@ -1,4 +1,6 @@
-"""Every sub-mesh is a view of one root, and its groups are the ranks that share the other axes' indices."""
+"""Every sub-mesh is a view of one root, and its groups are the ranks that share the other axes'
+indices.
+"""
 
 from collections.abc import Callable, Iterator
 
@@ -38,11 +40,14 @@ def test_an_axis_holds_the_ranks_with_equal_other_indices(axis: str) -> None:
     mesh = build(replicate=2, shard=3, context=2, tensor=2, expert=4)[axis]
     assert isinstance(mesh, dist.DeviceMesh)
     index = AXES[axis]
-    assert dist.get_process_group_ranks(mesh.get_group()) == [r for r in range(RANKS) if index(r) == index(RANK)]
+    assert dist.get_process_group_ranks(mesh.get_group()) == [
+        r for r in range(RANKS) if index(r) == index(RANK)
+    ]
 
 
 @pytest.mark.parametrize("sizes", [
-    {"shard": 24}, {"replicate": 4, "shard": 6, "expert": 3}, {"shard": 4, "tensor": 6, "expert": 4},
+    {"shard": 24}, {"replicate": 4, "shard": 6, "expert": 3}, {"shard": 4, "tensor": 6,
+        "expert": 4},
     {"replicate": 2, "shard": 3, "context": 2, "tensor": 2, "expert": 4},
     {"shard": 3, "context": 4, "tensor": 2, "context_kind": "ulysses_ring"},
     {"shard": 6, "context": 4, "context_kind": "ring"},
@@ -55,6 +60,7 @@ def test_all_meshes_share_one_root(sizes: dict[str, int]) -> None:
 def test_axes_of_one_rank_have_no_mesh() -> None:
     meshes = build(shard=24)
     assert [name for name, mesh in meshes.items() if mesh is None] == [
-        "expert_fsdp", "expert", "context", "ring", "ulysses", "tensor", "member", "sequence", "pipeline",
+        "expert_fsdp", "expert", "context", "ring", "ulysses", "tensor", "member", "sequence",
+        "pipeline",
     ]  # fmt: skip
     assert meshes["replica"] is meshes["dense"]

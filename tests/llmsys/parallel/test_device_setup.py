@@ -1,4 +1,6 @@
-"""A rank uses the processors near its accelerator among those it was given; nothing changes where that is unknown."""
+"""A rank uses the processors near its accelerator among those it was given; nothing changes
+where that is unknown.
+"""
 
 import logging
 import os
@@ -21,12 +23,16 @@ GPU = torch.device("cuda", 3)
 
 @pytest.fixture
 def bound(monkeypatch: pytest.MonkeyPatch) -> list[set[int]]:
-    """Affinities that are set, for a process with processors 2 to 9 and a device at PCI address 0001:c1:02."""
+    """Affinities that are set, for a process with processors 2 to 9 and a device at PCI address
+    0001:c1:02.
+    """
     found: list[set[int]] = []
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(2, 10)))
     monkeypatch.setattr(os, "sched_setaffinity", lambda pid, processors: found.append(processors))
     properties = SimpleNamespace(pci_domain_id=1, pci_bus_id=0xC1, pci_device_id=2)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: {GPU: properties}[device])
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda device: {GPU: properties}[device]
+    )
     return found
 
 
@@ -44,7 +50,9 @@ def test_a_list_of_processors_is_read_as_linux_writes_it() -> None:
     assert parse_processor_list("") == set()
 
 
-def test_a_rank_gets_the_processors_of_its_node_that_it_may_use(tmp_path: Path, bound: list[set[int]]) -> None:
+def test_a_rank_gets_the_processors_of_its_node_that_it_may_use(
+    tmp_path: Path, bound: list[set[int]]
+) -> None:
     bind_to_near_processors(GPU, write_system(tmp_path, "1", "0-3,8-11"))
     assert bound == [{2, 3, 8, 9}]
 
@@ -52,7 +60,11 @@ def test_a_rank_gets_the_processors_of_its_node_that_it_may_use(tmp_path: Path, 
 @pytest.mark.parametrize(
     ("node", "processors", "said"),
     [
-        ("-1", "0-3", "cuda:3 at 0001:c1:02.0: its NUMA node is unknown, so this rank may use any processor"),
+        (
+            "-1",
+            "0-3",
+            "cuda:3 at 0001:c1:02.0: its NUMA node is unknown, so this rank may use any processor",
+        ),
         ("7", "0-3", "node 7 has no list of processors"),
         ("1", "40-43", "of which this rank may use no processor; nothing is changed"),
     ],
@@ -87,12 +99,22 @@ def test_a_rank_on_the_cpu_is_left_alone(
 @pytest.mark.parametrize(
     ("cuda", "cause"),
     [
-        (None, r"torch 2\.13\.0\+x is a build for CPUs: the CPU is used instead\. Install torch 2\.13\.0 with CUDA"),
-        ("13.0", r"torch 2\.13\.0\+x is built for CUDA 13\.0: the CPU is used instead\. Check nvidia-smi: the driver"),
+        (
+            None,
+            r"torch 2\.13\.0\+x is a build for CPUs: the CPU is used instead\. Install torch 2\.13\.0 with CUDA",
+        ),
+        (
+            "13.0",
+            r"torch 2\.13\.0\+x is built for CUDA 13\.0: the CPU is used instead\. Check nvidia-smi: the driver",
+        ),
     ],
 )
 def test_gpus_that_torch_cannot_use_are_counted_unless_they_are_hidden(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, cuda: str | None, cause: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    cuda: str | None,
+    cause: str,
 ) -> None:
     monkeypatch.setattr(torch, "__version__", "2.13.0+x")
     monkeypatch.setattr(torch.version, "cuda", cuda)

@@ -1,4 +1,6 @@
-"""Muon under every engine, with and without QK-clip, against one process with whole matrices, in fp32."""
+"""Muon under every engine, with and without QK-clip, against one process with whole matrices, in
+fp32.
+"""
 
 from typing import Any
 
@@ -19,7 +21,12 @@ from llmsys.optim.build_optimizer import MOMENTS, build_optimizer
 from llmsys.parallel.device_mesh import build_device_meshes
 from llmsys.train.cross_entropy import build_training_loss
 from llmsys.train.expert_load import update_expert_balance
-from tests.helpers.parity_runs import STEPS, compute_mean_loss, gather_full_state, select_rank_batches
+from tests.helpers.parity_runs import (
+    STEPS,
+    compute_mean_loss,
+    gather_full_state,
+    select_rank_batches,
+)
 from tests.helpers.ranks import run_ranks
 from tests.helpers.tiny_training import LENGTH, SEQUENCES, build_sequences, build_tiny_config
 
@@ -37,7 +44,8 @@ LAYOUTS = {
     "clip": ParallelLayout(),
     "clip tensor=2 expert=2": ParallelLayout(tensor=2, expert=2),
 }
-# Between the largest logits of the heads of the tiny model, which are 0.035 to 0.08: some are clipped, and not all.
+# Between the largest logits of the heads of the tiny model, which are 0.035 to 0.08: some are
+# clipped, and not all.
 LIMIT = 0.05
 
 
@@ -59,7 +67,11 @@ def plain(limit: float | None = None) -> dict[str, Any]:
     state = {f"parameter/{name}": parameter.detach().numpy() for name, parameter in named.items()}
     for name, parameter in named.items():
         kept = optimizer.state[parameter]
-        state |= {f"{ours}/{name}": kept[theirs].numpy() for ours, theirs in MOMENTS.items() if theirs in kept}
+        state |= {
+            f"{ours}/{name}": kept[theirs].numpy()
+            for ours, theirs in MOMENTS.items()
+            if theirs in kept
+        }
     return state
 
 
@@ -86,7 +98,10 @@ def split(rank: int) -> dict[str, dict[str, Any]]:
         fitted = layout.resolve(4, build_tiny_config())
         engine = build(label, fitted)
         for step in range(STEPS):
-            engine.train_step(select_rank_batches(step, fitted.get_data_rank(rank), fitted.data_parallel_size, 1), RATE)
+            engine.train_step(
+                select_rank_batches(step, fitted.get_data_rank(rank), fitted.data_parallel_size, 1),
+                RATE,
+            )
             update_expert_balance(engine.module)
         states[label] = gather_full_state(engine)
     return states
@@ -104,4 +119,8 @@ def test_muon_takes_the_same_steps_in_every_layout() -> None:
     clipped = "parameter/blocks.0.attention.k_proj.weight"
     assert abs(oracles[True][clipped] - oracles[False][clipped]).max() > 1e-3
     assert any(name.startswith("second_moment/embed") for name in oracle)
-    assert not any(name.startswith("second_moment/") and "_proj" in name for name in oracle if "bias" not in name)
+    assert not any(
+        name.startswith("second_moment/") and "_proj" in name
+        for name in oracle
+        if "bias" not in name
+    )

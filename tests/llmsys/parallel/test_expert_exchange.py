@@ -1,4 +1,6 @@
-"""What travels between ranks that share experts: how many rows, in which order with other work, and to what effect."""
+"""What travels between ranks that share experts: how many rows, in which order with other work,
+and to what effect.
+"""
 
 from typing import Any
 
@@ -15,18 +17,25 @@ from llmsys.parallel.expert_parallel import AllToAllTokenDispatcher
 from tests.helpers.ranks import run_ranks
 
 WIDTH, SHARED, TOKENS = 16, 24, 12
-BASE: dict[str, Any] = {"num_experts": 8, "moe_intermediate_size": 8, "shared_intermediate_size": SHARED}
+BASE: dict[str, Any] = {
+    "num_experts": 8,
+    "moe_intermediate_size": 8,
+    "shared_intermediate_size": SHARED,
+}
 CASES: dict[str, dict[str, Any]] = {
     "all experts": BASE | {"num_experts_per_tok": 8},
     "five of eight": BASE | {"num_experts_per_tok": 5, "norm_topk_prob": False},
-    "five of eight, drops": BASE | {"num_experts_per_tok": 5, "routing": {"kind": "capacity", "factor": 0.6}},
+    "five of eight, drops": BASE
+    | {"num_experts_per_tok": 5, "routing": {"kind": "capacity", "factor": 0.6}},
     "one of eight": BASE | {"num_experts_per_tok": 1, "norm_topk_prob": False},
     "biases": BASE | {"num_experts_per_tok": 3, "expert": {"kind": "clamped_swiglu", "bias": True}},
 }
 
 
 class ExchangeLog(TorchDispatchMode):
-    """Lists the exchanges of rows, with their number, waits for them, and products of the shared expert."""
+    """Lists the exchanges of rows, with their number, waits for them, and products of the shared
+    expert.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,12 +44,18 @@ class ExchangeLog(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
-        if name == "all_to_all_single" and args[0].shape[1] == WIDTH and args[0].is_floating_point():
+        if (
+            name == "all_to_all_single"
+            and args[0].shape[1] == WIDTH
+            and args[0].is_floating_point()
+        ):
             self.events.append("start")
             self.rows.append(len(args[0]))
         elif name == "wait_tensor" and args[0].shape[1] == WIDTH and args[0].is_floating_point():
             self.events.append("finish")
-        elif name in ("mm", "addmm") and any(isinstance(arg, Tensor) and SHARED in arg.shape for arg in args):
+        elif name in ("mm", "addmm") and any(
+            isinstance(arg, Tensor) and SHARED in arg.shape for arg in args
+        ):
             self.events.append("shared")
         return func(*args, **(kwargs or {}))
 
@@ -48,7 +63,9 @@ class ExchangeLog(TorchDispatchMode):
 def run_layer(
     config: MoeConfig, dispatcher: Any, first: int, count: int, shards: slice
 ) -> tuple[Tensor, dict[str, Tensor], ExchangeLog]:
-    """Output and gradients of a layer with fixed weights for some of 2 · TOKENS tokens; the events of both passes."""
+    """Output and gradients of a layer with fixed weights for some of 2 · TOKENS tokens; the
+    events of both passes.
+    """
     torch.manual_seed(0)
     layer = MoELayer(WIDTH, config)
     for parameter in layer.parameters():
@@ -75,7 +92,9 @@ def exchange(rank: int) -> dict[Any, Any]:
         for once in (False, True):
             dispatcher = AllToAllTokenDispatcher(dist.group.WORLD, config)  # type: ignore[arg-type]
             chosen, dispatcher.sends_once_per_rank = dispatcher.sends_once_per_rank, once
-            y, gradients, log = run_layer(config, dispatcher, rank, 1, slice(4 * rank, 4 * rank + 4))
+            y, gradients, log = run_layer(
+                config, dispatcher, rank, 1, slice(4 * rank, 4 * rank + 4)
+            )
             numpy = {key: value.numpy() for key, value in gradients.items()}
             found[name, once] = y.numpy(), numpy, log.events, log.rows, chosen
     return found
@@ -89,7 +108,9 @@ def by_rank() -> list[dict[Any, Any]]:
 @pytest.mark.distributed
 @pytest.mark.parametrize("once", [False, True], ids=["row per expert", "row per rank"])
 @pytest.mark.parametrize("name", CASES)
-def test_two_ranks_give_the_output_and_gradients_of_one(name: str, once: bool, by_rank: list[dict[Any, Any]]) -> None:
+def test_two_ranks_give_the_output_and_gradients_of_one(
+    name: str, once: bool, by_rank: list[dict[Any, Any]]
+) -> None:
     y, gradients, _ = run_layer(MoeConfig.model_validate(CASES[name]), None, 0, 2, slice(None))
     parts = [found[name, once] for found in by_rank]
     torch.testing.assert_close(torch.cat([torch.from_numpy(part[0]) for part in parts]), y)

@@ -1,6 +1,8 @@
-"""Drops, experts that choose, biases and every balance loss: two ranks, split experts and micro-batches change nothing.
+"""Drops, experts that choose, biases and every balance loss: two ranks, split experts and
+micro-batches change nothing.
 
-The same comparison as test_parity.py, with the auxiliary losses in the plain run, and with what is reported of experts.
+The same comparison as test_parity.py, with the auxiliary losses in the plain run, and with what is
+reported of experts.
 """
 
 from collections.abc import Sequence
@@ -38,7 +40,8 @@ DROPS: dict[str, Any] = {
     "shared_gate": True,
 }
 CHOOSERS: dict[str, Any] = {
-    # With 1.5, an expert must choose between two places of one word that attention cannot tell apart: rounding decides.
+    # With 1.5, an expert must choose between two places of one word that attention cannot tell
+    # apart: rounding decides.
     "routing": {"kind": "expert_choice", "factor": 1.25},
     "balance": {"kind": "none"},
     "z_loss_weight": 0.05,
@@ -69,7 +72,9 @@ State = dict[str, Any]
 
 
 def plain_run(changes: dict[str, Any]) -> tuple[list[State], State]:
-    """One process, all sequences in one batch, torch's own AdamW: reports of each step, and the state after all."""
+    """One process, all sequences in one batch, torch's own AdamW: reports of each step, and the
+    state after all.
+    """
     model = Transformer(build_tiny_config(moe=BASE | changes))
     initialize_parameters(model, seed=SEED)
     named = dict(model.named_parameters())
@@ -90,7 +95,9 @@ def plain_run(changes: dict[str, Any]) -> tuple[list[State], State]:
         (loss + model.compute_auxiliary_loss()).backward()
         optimizer.step()
         reports.append({"loss": float(loss.detach()), **update_expert_balance(model).to_dict()})
-    state: State = {f"buffer/{name}": buffer for name, buffer in model.state_dict().items() if name not in named}
+    state: State = {
+        f"buffer/{name}": buffer for name, buffer in model.state_dict().items() if name not in named
+    }
     for name, parameter in named.items():
         state[f"first_moment/{name}"] = optimizer.state[parameter]["exp_avg"]
         state[f"second_moment/{name}"] = optimizer.state[parameter]["exp_avg_sq"]
@@ -104,7 +111,9 @@ def engine_run(rank: int, cases: Sequence[tuple[Any, ...]]) -> list[Any]:
         engine = build_engine(kind, layout, 0.0, micro_batches, moe=BASE | changes)
         reports = []
         for step in range(STEPS):
-            result = engine.train_step(select_rank_batches(step, rank, 2, micro_batches), LEARNING_RATE)
+            result = engine.train_step(
+                select_rank_batches(step, rank, 2, micro_batches), LEARNING_RATE
+            )
             reports.append({"loss": result.loss, **update_expert_balance(engine.module).to_dict()})
         results.append((reports, gather_full_state(engine)))
     return results
@@ -117,11 +126,15 @@ def finished() -> dict[str, tuple[list[State], State]]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_two_ranks_follow_the_plain_run(name: str, finished: dict[str, tuple[list[State], State]]) -> None:
+def test_two_ranks_follow_the_plain_run(
+    name: str, finished: dict[str, tuple[list[State], State]]
+) -> None:
     (reports, state), (expected_reports, expected) = finished[name], plain_run(CASES[name][3])
     for report, wanted in zip(reports, expected_reports, strict=True):
         for key, value in wanted.items():
-            torch.testing.assert_close(torch.tensor(report[key]), torch.tensor(value), rtol=1e-4, atol=1e-6, msg=key)
+            torch.testing.assert_close(
+                torch.tensor(report[key]), torch.tensor(value), rtol=1e-4, atol=1e-6, msg=key
+            )
     assert sum(expected_reports[0]["dropped"]) > 0 or CASES[name][3] is not DROPS
     for key, value in expected.items():
         difference = float((torch.from_numpy(state[key]) - value).abs().max())

@@ -1,4 +1,6 @@
-"""Few experts on many ranks: even shards, the steps of one process, and checkpoints that any layout continues."""
+"""Few experts on many ranks: even shards, the steps of one process, and checkpoints that any
+layout continues.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from llmsys.config.expert_sharding import select_shard_dim
-from llmsys.config.load import load_model_config
+from llmsys.config.loading.load import load_model_config
 from llmsys.config.objective import LossConfig
 from llmsys.config.optimizer import AdamWConfig, MuonConfig, OptimizerConfig
 from llmsys.config.parallel_layout import ParallelLayout
@@ -38,7 +40,12 @@ TWO: dict[str, Any] = {
         "expert": {"kind": "clamped_swiglu", "bias": True},
     }
 }
-JOURNEY = [ParallelLayout(), ParallelLayout(expert=2), ParallelLayout(replicate=2), ParallelLayout(tensor=2)]
+JOURNEY = [
+    ParallelLayout(),
+    ParallelLayout(expert=2),
+    ParallelLayout(replicate=2),
+    ParallelLayout(tensor=2),
+]
 """With four ranks 4, 2, 2 and 4 shards; of 2, 1, 2 and 2 experts."""
 OPTIMIZERS: dict[str, OptimizerConfig] = {
     "adamw": AdamWConfig(learning_rate=LEARNING_RATE, max_grad_norm=0.1),
@@ -51,7 +58,9 @@ PUBLISHED = {
 
 
 def count_elements(name: str, rank: int) -> tuple[int, float, int]:
-    """Elements that a rank holds of a published model cut to a few layers, their mean, and those of the estimate."""
+    """Elements that a rank holds of a published model cut to a few layers, their mean, and those
+    of the estimate.
+    """
     world_size, layout, layers = PUBLISHED[name]
     config = load_model_config(f"model/{name}").model_copy(update={"num_hidden_layers": layers})
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
@@ -63,11 +72,19 @@ def count_elements(name: str, rank: int) -> tuple[int, float, int]:
         total = sum(parameter.numel() for parameter in model.parameters())
         apply_expert_parallel(model, meshes)
         apply_fsdp(model, meshes, torch.bfloat16)
-        held = sum(parameter.to_local().numel() for parameter in model.parameters() if isinstance(parameter, DTensor))
+        held = sum(
+            parameter.to_local().numel()
+            for parameter in model.parameters()
+            if isinstance(parameter, DTensor)
+        )
     finally:
         dist.destroy_process_group()
     rows = list_model_tensors(config)
-    return held, total / world_size, sum(count_local_elements(row, fitted, config) * row.num_copies for row in rows)
+    return (
+        held,
+        total / world_size,
+        sum(count_local_elements(row, fitted, config) * row.num_copies for row in rows),
+    )
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -102,27 +119,38 @@ def build(layout: ParallelLayout, optimizer: OptimizerConfig) -> EmaEngine:
     with torch.device("meta"):
         model = Transformer(config)
     engine = TorchEngine(
-        model, meshes=build_device_meshes(layout.resolve(dist.get_world_size(), config), device), optimizer=optimizer,
+        model, meshes=build_device_meshes(layout.resolve(dist.get_world_size(), config), device),
+        optimizer=optimizer,
         loss=build_training_loss(LossConfig()), compute_dtype=torch.float32, seed=7, device=device,
     )  # fmt: skip
     return EmaEngine(engine, half_life_tokens=64)
 
 
-def take_journey(rank: int, folder: Path, layouts: list[ParallelLayout]) -> dict[str, tuple[Any, ...]]:
-    """Two steps under each layout, each continued from the checkpoint of the one before; with every optimizer."""
+def take_journey(
+    rank: int, folder: Path, layouts: list[ParallelLayout]
+) -> dict[str, tuple[Any, ...]]:
+    """Two steps under each layout, each continued from the checkpoint of the one before; with
+    every optimizer.
+    """
     found = {}
     for name, optimizer in OPTIMIZERS.items():
         numbers, placements = [], set()
         for leg, layout in enumerate(layouts):
             engine = build(layout, optimizer)
-            placements |= {str(p.placements) for key, p in engine.module.named_parameters() if "experts.up_p" in key}  # type: ignore[attr-defined]
+            placements |= {
+                str(p.placements)
+                for key, p in engine.module.named_parameters()
+                if "experts.up_p" in key
+            }  # type: ignore[attr-defined]
             if leg:
                 newest = checkpoint_load.find_newest_checkpoint(folder / name)
                 assert newest is not None
                 checkpoint_load.load_checkpoint(engine, newest)
             fitted = layout.resolve(dist.get_world_size(), engine.module.config)
             for step in (2 * leg, 2 * leg + 1):
-                batches = select_rank_batches(step, fitted.get_data_rank(rank), fitted.data_parallel_size, 1)
+                batches = select_rank_batches(
+                    step, fitted.get_data_rank(rank), fitted.data_parallel_size, 1
+                )
                 result = engine.train_step(batches, LEARNING_RATE)
                 numbers.append((result.loss, result.gradient_norm))
                 update_expert_balance(engine.module)
@@ -132,11 +160,17 @@ def take_journey(rank: int, folder: Path, layouts: list[ParallelLayout]) -> dict
 
 
 @pytest.mark.distributed
-def test_two_experts_on_four_ranks_take_the_steps_of_one_process_through_every_layout(tmp_path: Path) -> None:
+def test_two_experts_on_four_ranks_take_the_steps_of_one_process_through_every_layout(
+    tmp_path: Path,
+) -> None:
     found = run_ranks(take_journey, 4, tmp_path / "four", JOURNEY)[0]
     expected = run_ranks(take_journey, 1, tmp_path / "one", [ParallelLayout()] * len(JOURNEY))[0]
     for name, (numbers, state, placements) in found.items():
-        assert placements == {"(Shard(dim=1),)", "(Shard(dim=1), Shard(dim=0))", "(Replicate(), Shard(dim=0))"}
+        assert placements == {
+            "(Shard(dim=1),)",
+            "(Shard(dim=1), Shard(dim=0))",
+            "(Replicate(), Shard(dim=0))",
+        }
         true_numbers, true_state, _ = expected[name]
         torch.testing.assert_close(numbers, true_numbers, rtol=2e-5, atol=2e-6)
         assert state.keys() == true_state.keys()
@@ -154,7 +188,8 @@ def take_bitwise_steps(rank: int) -> list[Any]:
 
 
 @pytest.mark.distributed
-# Up to a minute: seven processes import torch on two cores, and bitwise steps run one micro-batch at a time.
+# Up to a minute: seven processes import torch on two cores, and bitwise steps run one micro-batch
+# at a time.
 def test_bitwise_steps_have_the_same_hash_when_experts_are_split_inside() -> None:
     one, two, four = (run_ranks(take_bitwise_steps, ranks)[0] for ranks in (1, 2, 4))
     assert one == two == four

@@ -1,4 +1,6 @@
-"""Norm and clipping of shards, copies and plain tensors over two ranks: those of torch on whole gradients."""
+"""Norm and clipping of shards, copies and plain tensors over two ranks: those of torch on whole
+gradients.
+"""
 
 from typing import Any
 
@@ -27,7 +29,9 @@ def clip_shards(rank: int) -> list[tuple[float, list[Any]]]:
     for limit, scale in CASES:
         split, copied, plain = (gradient * scale for gradient in build_gradients())
         gradients = [
-            DTensor.from_local(split[ROWS * rank : ROWS * (rank + 1)], mesh, [Shard(0)], run_check=False),
+            DTensor.from_local(
+                split[ROWS * rank : ROWS * (rank + 1)], mesh, [Shard(0)], run_check=False
+            ),
             DTensor.from_local(copied, mesh, [Replicate()], run_check=False),
             plain,
         ]
@@ -35,7 +39,9 @@ def clip_shards(rank: int) -> list[tuple[float, list[Any]]]:
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient
         norm = float(clip_gradients(parameters, limit, scale))
-        found.append((norm, [gradient.clone().numpy() for gradient in list_local_gradients(parameters)]))
+        found.append(
+            (norm, [gradient.clone().numpy() for gradient in list_local_gradients(parameters)])
+        )
     return found
 
 
@@ -43,7 +49,9 @@ def clip_shards(rank: int) -> list[tuple[float, list[Any]]]:
 def test_norm_and_clipped_gradients_are_those_of_whole_ones() -> None:
     for rank, found in enumerate(run_ranks(clip_shards, 2)):
         for (limit, _), (norm, local) in zip(CASES, found, strict=True):
-            parameters = [torch.nn.Parameter(torch.zeros_like(gradient)) for gradient in build_gradients()]
+            parameters = [
+                torch.nn.Parameter(torch.zeros_like(gradient)) for gradient in build_gradients()
+            ]
             for parameter, gradient in zip(parameters, build_gradients(), strict=True):
                 parameter.grad = gradient
             expected = torch.nn.utils.clip_grad_norm_(parameters, limit or float("inf"))
@@ -51,4 +59,6 @@ def test_norm_and_clipped_gradients_are_those_of_whole_ones() -> None:
             split, copied, plain = (parameter.grad for parameter in parameters)
             assert split is not None
             expected_local = [split[ROWS * rank : ROWS * (rank + 1)], copied, plain]
-            torch.testing.assert_close([torch.from_numpy(gradient) for gradient in local], expected_local)
+            torch.testing.assert_close(
+                [torch.from_numpy(gradient) for gradient in local], expected_local
+            )

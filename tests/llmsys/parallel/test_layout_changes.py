@@ -1,4 +1,6 @@
-"""A run that changes its layout at every checkpoint, with what is measured and generated on the way, in four ranks."""
+"""A run that changes its layout at every checkpoint, with what is measured and generated on the
+way, in four ranks.
+"""
 
 from functools import partial
 from pathlib import Path
@@ -16,7 +18,12 @@ from llmsys.model.transformer import Transformer
 from llmsys.train import checkpoint_load
 from llmsys.train.evaluator import RowRanks, sum_over_rows
 from llmsys.train.expert_load import update_expert_balance
-from tests.helpers.parity_runs import LEARNING_RATE, build_engine, run_reference, select_rank_batches
+from tests.helpers.parity_runs import (
+    LEARNING_RATE,
+    build_engine,
+    run_reference,
+    select_rank_batches,
+)
 from tests.helpers.ranks import run_ranks
 from tests.helpers.sharded_steps import gather_full_tensor
 from tests.helpers.tiny_training import LENGTH, build_sequences, build_tiny_config
@@ -38,7 +45,9 @@ class HeldRows:
 
     def get_batch(self, first: int, count: int) -> Batch:
         found = [build_sequences(99, row, 1) for row in range(first, first + count)]
-        tokens, targets = (torch.cat([getattr(one, name) for one in found]) for name in ("tokens_BT", "targets_BT"))
+        tokens, targets = (
+            torch.cat([getattr(one, name) for one in found]) for name in ("tokens_BT", "targets_BT")
+        )
         return Batch(tokens[:, :-3].contiguous(), targets[:, :-3].contiguous())
 
 
@@ -54,7 +63,9 @@ def continued(model: Transformer) -> Tensor:
 
 def asked(engine: Any, layout: ParallelLayout) -> dict[str, Any]:
     """What a trained engine makes of held-back rows and of a prompt."""
-    sums = sum_over_rows(HeldRows(), engine.compute_logits, engine.device, RowRanks(layout.sequence_parallel_size))
+    sums = sum_over_rows(
+        HeldRows(), engine.compute_logits, engine.device, RowRanks(layout.sequence_parallel_size)
+    )
     return {
         "sums": [sums.nats, sums.correct, sums.targets],
         "logits": engine.compute_logits(HeldRows().get_batch(0, 2)).numpy(),
@@ -74,12 +85,17 @@ def journey(rank: int, folder: Path) -> list[dict[str, Any]]:
             checkpoint_load.load_checkpoint(engine, newest)
         losses = []
         for step in (2 * leg, 2 * leg + 1):
-            batches = select_rank_batches(step, fitted.get_data_rank(rank), fitted.data_parallel_size, 1)
+            batches = select_rank_batches(
+                step, fitted.get_data_rank(rank), fitted.data_parallel_size, 1
+            )
             losses.append(engine.train_step(batches, LEARNING_RATE).loss)
             update_expert_balance(engine.module)
         found.append(asked(engine, fitted) | {"losses": losses})
         checkpoint_load.save_checkpoint(engine, folder, {"leg": leg}, keep_last=len(LAYOUTS))
-    state = {name: gather_full_tensor(tensor).numpy() for name, tensor in engine.get_state().tensors.items()}
+    state = {
+        name: gather_full_tensor(tensor).numpy()
+        for name, tensor in engine.get_state().tensors.items()
+    }
     return [*found, state]
 
 
@@ -107,12 +123,20 @@ def travelled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list
 
 
 @pytest.mark.distributed
-def test_layouts_may_change_at_every_checkpoint(travelled: tuple[Path, list[list[dict[str, Any]]]]) -> None:
+def test_layouts_may_change_at_every_checkpoint(
+    travelled: tuple[Path, list[list[dict[str, Any]]]],
+) -> None:
     *legs, state = travelled[1][0]
     losses, _, expected = run_reference(CLIP, steps=2 * len(LAYOUTS), **CHANGES)
-    torch.testing.assert_close([loss for leg in legs for loss in leg["losses"]], losses, rtol=2e-5, atol=2e-6)
+    torch.testing.assert_close(
+        [loss for leg in legs for loss in leg["losses"]], losses, rtol=2e-5, atol=2e-6
+    )
     for key, value in expected.items():
-        allowed = 0.05 * LEARNING_RATE if key.startswith("parameter/") else 1e-3 * float(value.abs().max())
+        allowed = (
+            0.05 * LEARNING_RATE
+            if key.startswith("parameter/")
+            else 1e-3 * float(value.abs().max())
+        )
         assert float((torch.from_numpy(state[key]) - value).abs().max()) <= allowed, key
 
 
@@ -125,6 +149,12 @@ def test_checkpoints_of_divided_models_are_those_of_one_process(
         logits = whole_logits(model, HeldRows().get_batch(0, 2))
         sums = sum_over_rows(HeldRows(), partial(whole_logits, model), torch.device("cpu"))
         for found in (rank[leg] for rank in travelled[1]):
-            torch.testing.assert_close(torch.from_numpy(found["logits"]), logits, rtol=1e-4, atol=1e-5)
-            torch.testing.assert_close(torch.from_numpy(found["continued"]), continued(model), rtol=1e-4, atol=1e-5)
-            torch.testing.assert_close(found["sums"], [sums.nats, sums.correct, sums.targets], rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(
+                torch.from_numpy(found["logits"]), logits, rtol=1e-4, atol=1e-5
+            )
+            torch.testing.assert_close(
+                torch.from_numpy(found["continued"]), continued(model), rtol=1e-4, atol=1e-5
+            )
+            torch.testing.assert_close(
+                found["sums"], [sums.nats, sums.correct, sums.targets], rtol=1e-5, atol=1e-5
+            )

@@ -1,4 +1,6 @@
-"""Parameters that a forward sees in another type stay float32 themselves, one object where two modules share them."""
+"""Parameters that a forward sees in another type stay float32 themselves, one object where two
+modules share them.
+"""
 
 import torch
 

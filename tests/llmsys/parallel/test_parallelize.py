@@ -1,4 +1,6 @@
-"""Sharded over two ranks, every family gives the losses and gradients of one process; tied weights stay one tensor."""
+"""Sharded over two ranks, every family gives the losses and gradients of one process; tied
+weights stay one tensor.
+"""
 
 from typing import Any
 
@@ -13,25 +15,45 @@ from llmsys.parallel.device_mesh import build_device_meshes
 from llmsys.parallel.parallelize import apply_fsdp, materialize_parameters
 from tests.helpers.model_choices import LATENT, build_choice_config, build_source
 from tests.helpers.ranks import run_ranks
-from tests.helpers.tiny_model import build_tiny_config, build_tiny_moe_config, build_tiny_tokens, compute_relative_error
+from tests.helpers.tiny_model import (
+    build_tiny_config,
+    build_tiny_moe_config,
+    build_tiny_tokens,
+    compute_relative_error,
+)
 
-NAMES = ["original", "t5", "bart", "two vocabularies, deepnorm", "sandwich, xl", "bert", "alibi", "latent"]
+NAMES = [
+    "original",
+    "t5",
+    "bart",
+    "two vocabularies, deepnorm",
+    "sandwich, xl",
+    "bert",
+    "alibi",
+    "latent",
+]
 CONFIGS = {name: build_choice_config(name) for name in NAMES}
-CONFIGS["predicts further"] = build_tiny_config(multi_token_prediction={"depth": 2}, tie_word_embeddings=True)
+CONFIGS["predicts further"] = build_tiny_config(
+    multi_token_prediction={"depth": 2}, tie_word_embeddings=True
+)
 CONFIGS["deepseek"] = build_tiny_moe_config(
     {"first_dense_layers": 1}, attention=LATENT, num_key_value_heads=4, multi_token_prediction={}
 )
 
 
 def gradients(model: Transformer) -> tuple[Tensor, dict[str, Tensor]]:
-    """The loss of fixed weights on all that the model gives, and the gradient of every parameter."""
+    """The loss of fixed weights on all that the model gives, and the gradient of every
+    parameter.
+    """
     output = model(build_tiny_tokens(), **build_source(model.config))
     total = torch.zeros(())
     for index, logits in enumerate([output, *model.predicted]):
         weights = torch.randn(logits.shape, generator=torch.Generator().manual_seed(index))
         total = total + (logits * weights).sum()
     total.backward()
-    return total.detach(), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return total.detach(), {
+        name: p.grad for name, p in model.named_parameters() if p.grad is not None
+    }
 
 
 def sharded(rank: int, names: list[str]) -> dict[str, Any]:
@@ -41,11 +63,17 @@ def sharded(rank: int, names: list[str]) -> dict[str, Any]:
         config = CONFIGS[name]
         with torch.device("meta"):
             model = Transformer(config)
-        apply_fsdp(model, build_device_meshes(ParallelLayout().resolve(2, config), device), torch.float32)
+        apply_fsdp(
+            model, build_device_meshes(ParallelLayout().resolve(2, config), device), torch.float32
+        )
         materialize_parameters(model, device, build_initializer(config, 3))
         loss, found = gradients(model)
         tied = model.head is not None and model.head.weight is model.embed.weight
-        results[name] = loss.numpy(), {key: value.full_tensor().numpy() for key, value in found.items()}, tied  # type: ignore[attr-defined]
+        results[name] = (
+            loss.numpy(),
+            {key: value.full_tensor().numpy() for key, value in found.items()},
+            tied,
+        )  # type: ignore[attr-defined]
     return results
 
 
@@ -64,5 +92,8 @@ def test_sharded_gradients_equal_those_of_one_process() -> None:
             for key, value in expected.items():
                 # Both ranks read the same rows, so the sum over ranks is twice the gradient.
                 ours = torch.from_numpy(found[key]) / 2
-                close = compute_relative_error(ours, value) < 1e-5 or float((ours - value).norm()) < 1e-7 * largest
+                close = (
+                    compute_relative_error(ours, value) < 1e-5
+                    or float((ours - value).norm()) < 1e-7 * largest
+                )
                 assert close, (name, key)

@@ -1,4 +1,6 @@
-"""A group knows its device and its timeout, so do the groups of its meshes, and its ranks may open enough files."""
+"""A group knows its device and its timeout, so do the groups of its meshes, and its ranks may
+open enough files.
+"""
 
 import os
 import resource
@@ -19,7 +21,9 @@ from llmsys.parallel.process_group import init_process_group, prepare_descriptor
 
 @pytest.fixture
 def join(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], dict[str, Any]]:
-    """Return the arguments that torch gets from a rank, on the CPU or on the second of several GPUs."""
+    """Return the arguments that torch gets from a rank, on the CPU or on the second of several
+    GPUs.
+    """
 
     def join_group(has_gpu: bool) -> dict[str, Any]:
         found: dict[str, Any] = {}
@@ -41,17 +45,29 @@ def join(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], dict[str, Any]]:
 def test_a_rank_on_a_gpu_connects_with_its_device_and_timeout(
     join: Callable[[bool], dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    launched = {"RANK": "9", "WORLD_SIZE": "16", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    launched = {
+        "RANK": "9",
+        "WORLD_SIZE": "16",
+        "LOCAL_RANK": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "1",
+    }
     for name, value in launched.items():
         monkeypatch.setenv(name, value)
     device = torch.device("cuda", 1)
-    wanted = {"backend": "cpu:gloo,cuda:nccl", "timeout": timedelta(seconds=77), "device_id": device}
+    wanted = {
+        "backend": "cpu:gloo,cuda:nccl",
+        "timeout": timedelta(seconds=77),
+        "device_id": device,
+    }
     assert join(True) == {**wanted, "current": device}
     assert join(False) == {**wanted, "backend": "gloo", "device_id": None}
 
 
 @pytest.mark.parametrize("has_gpu", [False, True])
-def test_a_single_process_needs_no_connection(join: Callable[[bool], dict[str, Any]], has_gpu: bool) -> None:
+def test_a_single_process_needs_no_connection(
+    join: Callable[[bool], dict[str, Any]], has_gpu: bool
+) -> None:
     found = join(has_gpu)
     assert (found["world_size"], "device_id" in found) == (1, False)
 
@@ -107,7 +123,9 @@ def test_the_limit_is_raised_and_a_large_world_connects_when_it_communicates(
     monkeypatch.delenv("TORCH_GLOO_LAZY_INIT", raising=False)
 
 
-def test_only_rank_0_needs_a_file_for_every_rank_and_a_low_limit_is_named(limits: list[tuple[int, int]]) -> None:
+def test_only_rank_0_needs_a_file_for_every_rank_and_a_low_limit_is_named(
+    limits: list[tuple[int, int]],
+) -> None:
     prepare_descriptors(4_095, 4_096)
     with pytest.raises(
         LaunchError,

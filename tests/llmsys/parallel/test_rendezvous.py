@@ -1,4 +1,6 @@
-"""Laws of the rendezvous: what torch opens for ranks and agents listens on the address of the run and on no other."""
+"""Laws of the rendezvous: what torch opens for ranks and agents listens on the address of the
+run and on no other.
+"""
 
 import json
 import os
@@ -12,8 +14,8 @@ import psutil
 import pytest
 import torch.distributed as dist
 
+from llmsys.parallel.port import find_free_port
 from llmsys.parallel.rendezvous import choose_listen_address, open_store
-from llmsys.port import find_free_port
 from tests.helpers.process import PATIENCE_SECONDS
 
 LOOK = """
@@ -30,18 +32,32 @@ with init_process_group():
 
 
 def listening() -> set[str]:
-    return {one.laddr.ip for one in psutil.Process().net_connections("tcp") if one.status == "LISTEN"}
+    return {
+        one.laddr.ip for one in psutil.Process().net_connections("tcp") if one.status == "LISTEN"
+    }
 
 
 @pytest.mark.parametrize(
     "words",
     [
-        ("launch.launchers.torchrun", "--nnodes=1", "--master-addr=127.0.0.1", "--master-port={port}"),
-        ("launch.launchers.torchrun", "--nnodes=1:1", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:{port}"),
+        (
+            "llmsys.launch.launchers.torchrun",
+            "--nnodes=1",
+            "--master-addr=127.0.0.1",
+            "--master-port={port}",
+        ),
+        (
+            "llmsys.launch.launchers.torchrun",
+            "--nnodes=1:1",
+            "--rdzv-backend=c10d",
+            "--rdzv-endpoint=127.0.0.1:{port}",
+        ),
     ],
     ids=["static", "c10d"],
 )
-def test_neither_ranks_nor_their_agent_can_be_reached_from_another_host(tmp_path: Path, words: tuple[str, ...]) -> None:
+def test_neither_ranks_nor_their_agent_can_be_reached_from_another_host(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
     (tmp_path / "look.py").write_text(LOOK)
     options = [word.format(port=find_free_port()) for word in words]
     command = [
@@ -53,7 +69,9 @@ def test_neither_ranks_nor_their_agent_can_be_reached_from_another_host(tmp_path
         str(tmp_path / "look.py"),
     ]
     environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=PATIENCE_SECONDS
+    )
     assert done.returncode == 0, done.stderr
     for rank in range(2):
         assert json.loads((tmp_path / f"look.py.{rank}").read_text()) == ["127.0.0.1"]
@@ -61,7 +79,9 @@ def test_neither_ranks_nor_their_agent_can_be_reached_from_another_host(tmp_path
 
 def test_a_store_is_bound_to_the_address_that_its_host_means() -> None:
     before = listening()
-    store = open_store("127.0.0.2", find_free_port("127.0.0.2"), 1, is_master=True, multi_tenant=True)
+    store = open_store(
+        "127.0.0.2", find_free_port("127.0.0.2"), 1, is_master=True, multi_tenant=True
+    )
     assert listening() - before == {"127.0.0.2"}
     again = dist.TCPStore("127.0.0.2", store.port, 1, is_master=False)
     again.set("a", "b")
@@ -72,12 +92,16 @@ def test_a_port_that_is_taken_is_the_error_that_torch_knows() -> None:
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
         holder.listen()
-        with pytest.raises(dist.DistNetworkError, match=r"127.0.0.1:\d+ is not available for listening"):
+        with pytest.raises(
+            dist.DistNetworkError, match=r"127.0.0.1:\d+ is not available for listening"
+        ):
             open_store("127.0.0.1", holder.getsockname()[1], 1, is_master=True)
 
 
 def name(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> None:
-    """Have every name mean these addresses, of which those of 192.0.2.* are nobody's and 127.* are here."""
+    """Have every name mean these addresses, of which those of 192.0.2.* are nobody's and 127.*
+    are here.
+    """
 
     def resolve(host: str, *more: Any, **options: Any) -> list[Any]:
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0)) for address in addresses]

@@ -1,4 +1,6 @@
-"""Attention over a ring of 2 and 4 ranks against one process: outputs, gradients, and the order of tokens."""
+"""Attention over a ring of 2 and 4 ranks against one process: outputs, gradients, and the order
+of tokens.
+"""
 
 from typing import Any
 
@@ -21,7 +23,13 @@ ROWS, LENGTH, HEADS, GROUPS = 2, 64, 4, 2
 ALIBI: dict[str, Any] = {"position": {"kind": "alibi"}}
 SINKS: dict[str, Any] = {"attention": {"kind": "multi_head", "sinks": True}}
 WINDOW: dict[str, Any] = {"sliding_window": 9, "layer_types": ["sliding_attention"]}
-LATENT = {"kind": "latent", "kv_lora_rank": 4, "qk_nope_head_dim": 6, "qk_rope_head_dim": 2, "v_head_dim": 5}
+LATENT = {
+    "kind": "latent",
+    "kv_lora_rank": 4,
+    "qk_nope_head_dim": 6,
+    "qk_rope_head_dim": 2,
+    "v_head_dim": 5,
+}
 EVERYTHING: dict[str, Any] = {
     "attention": {"kind": "multi_head", "sinks": True, "logit_softcap": 2.0},
     **ALIBI,
@@ -40,13 +48,22 @@ MODELS: dict[str, dict[str, Any]] = {
     "everything": EVERYTHING,
 }
 PLAIN = ("soft cap", "ALiBi", "scale", "sinks")  # with documents: see "everything"
-CELLS = [(name, documents) for name in MODELS for documents in (False, True) if not (documents and name in PLAIN)]
+CELLS = [
+    (name, documents)
+    for name in MODELS
+    for documents in (False, True)
+    if not (documents and name in PLAIN)
+]
 
 
 def build_config(name: str) -> tuple[ModelConfig, int]:
     """A model of one layer, and the width of its values."""
     shape = {"vocab_size": 11, "hidden_size": 32, "intermediate_size": 8, "num_hidden_layers": 1}
-    heads = {"num_attention_heads": HEADS, "num_key_value_heads": GROUPS, "max_position_embeddings": LENGTH}
+    heads = {
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": GROUPS,
+        "max_position_embeddings": LENGTH,
+    }
     config = ModelConfig.model_validate(shape | heads | MODELS[name])
     return config, getattr(config.attention, "v_head_dim", 8)
 
@@ -66,7 +83,9 @@ def build_inputs(config: ModelConfig, width: int) -> tuple[list[Tensor], Tensor,
     sizes = (HEADS, 8), (config.num_key_value_heads, 8), (config.num_key_value_heads, width)
     given = [torch.randn(ROWS, LENGTH, *size, generator=draw) for size in sizes]
     weights = torch.randn(ROWS, LENGTH, HEADS, width, generator=draw)
-    sinks_H = torch.randn(HEADS, generator=draw) if getattr(config.attention, "sinks", False) else None
+    sinks_H = (
+        torch.randn(HEADS, generator=draw) if getattr(config.attention, "sinks", False) else None
+    )
     return given, weights, sinks_H
 
 
@@ -77,7 +96,9 @@ def attend(
     leaves = [x.clone().requires_grad_() for x in [*given, *([] if sinks_H is None else [sinks_H])]]
     q, k, v, *sinks = leaves
     scale, softcap = config.attention.scale, getattr(config.attention, "logit_softcap", None)
-    out = compute_attention(q, k, v, mask, scale=scale, softcap=softcap, sinks_H=sinks[0] if sinks else None)
+    out = compute_attention(
+        q, k, v, mask, scale=scale, softcap=softcap, sinks_H=sinks[0] if sinks else None
+    )
     return [out.detach(), *torch.autograd.grad((out * weights).sum(), leaves)]
 
 
@@ -96,7 +117,9 @@ def compute_ring_errors(rank: int, cells: list[tuple[str, bool]]) -> list[tuple[
             with torch.device("meta"):
                 sharding = SequenceSharding(Transformer(config).train(), meshes)
             documents_BT = build_documents() if has_documents else None
-            sharding.set_ring_order(compute_ring_order(documents_BT, LENGTH, context, torch.device("cpu")))
+            sharding.set_ring_order(
+                compute_ring_order(documents_BT, LENGTH, context, torch.device("cpu"))
+            )
             own_PL = sharding.get_ring_positions()[:, sharding.ring.rank].expand(ROWS, -1)
             given, weights, sinks_H = build_inputs(config, width)
             inputs, builder = build_mask_inputs(documents_BT), MaskBuilder(config)
@@ -135,10 +158,14 @@ def test_every_rank_has_the_same_share_of_the_work() -> None:
     documents_BT, places_T = build_documents(), torch.arange(LENGTH)
     for given in (documents_BT, None):
         numbers_BT = torch.zeros(ROWS, LENGTH, dtype=torch.long) if given is None else given
-        visible_BTT = (numbers_BT[:, :, None] == numbers_BT[:, None, :]) & (places_T[None, :] <= places_T[:, None])
+        visible_BTT = (numbers_BT[:, :, None] == numbers_BT[:, None, :]) & (
+            places_T[None, :] <= places_T[:, None]
+        )
         pairs_BT = visible_BTT.sum(-1)
         for ranks in (2, 4):
-            order_BT = compute_ring_order(given, LENGTH, ranks, torch.device("cpu")).expand(ROWS, -1)
+            order_BT = compute_ring_order(given, LENGTH, ranks, torch.device("cpu")).expand(
+                ROWS, -1
+            )
             assert torch.equal(order_BT.sort(dim=1).values, places_T.expand(ROWS, -1))
             own_BNL = order_BT.unflatten(1, (ranks, -1))
             assert bool((own_BNL.diff(dim=-1) > 0).all())

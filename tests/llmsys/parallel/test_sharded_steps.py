@@ -1,4 +1,6 @@
-"""Tensor and context axes against one process: loss, norm, expert report and every parameter's gradient in fp32."""
+"""Tensor and context axes against one process: loss, norm, expert report and every parameter's
+gradient in fp32.
+"""
 
 from typing import Any
 
@@ -40,7 +42,11 @@ CASES: dict[int, list[tuple[Any, ...]]] = {
         ("experts, evenness of sequences", CONTEXT, "selective"),
         ("experts, latent attention, multi-token prediction", TENSOR, "full"),
         ("windows, own theta", RING),
-        ("experts, latent attention, multi-token prediction", RING.model_copy(update={"expert": 2}), "selective"),
+        (
+            "experts, latent attention, multi-token prediction",
+            RING.model_copy(update={"expert": 2}),
+            "selective",
+        ),
         ("fp8, experts", CONTEXT),
     ],
     4: [
@@ -54,7 +60,10 @@ CASES: dict[int, list[tuple[Any, ...]]] = {
         ("latent, no query latent", ParallelLayout(tensor=2, context=2)),
         ("bert", ParallelLayout(tensor=2, replicate=2)),
         ("experts, all tokens on one", ParallelLayout(tensor=2, expert=4)),
-        ("experts, latent attention, multi-token prediction", ParallelLayout(tensor=2, context=2, expert=2)),
+        (
+            "experts, latent attention, multi-token prediction",
+            ParallelLayout(tensor=2, context=2, expert=2),
+        ),
         ("experts, evenness of sequences", ParallelLayout(context=2, replicate=2, expert=2)),
         ("sinks, softcap, alibi", ParallelLayout(context=4, context_kind="ring")),
         ("qk norm of all", ParallelLayout(tensor=2, context=2, context_kind="ring")),
@@ -67,6 +76,11 @@ CASES: dict[int, list[tuple[Any, ...]]] = {
 @pytest.mark.parametrize("world_size", sorted(CASES))
 def test_axes_change_no_gradient(world_size: int) -> None:
     cases = CASES[world_size]
-    for (name, *layout), found in zip(cases, run_ranks(all_gradients, world_size, cases)[0], strict=True):
-        # One scale is for 128 rows of a rank: gradients of fp8 weights are rounded with other scales on two ranks.
-        check_gradients((name, layout), found, compute_plain_gradients(name), 0.04 if "fp8" in name else 2e-5)
+    for (name, *layout), found in zip(
+        cases, run_ranks(all_gradients, world_size, cases)[0], strict=True
+    ):
+        # One scale is for 128 rows of a rank: gradients of fp8 weights are rounded with other
+        # scales on two ranks.
+        check_gradients(
+            (name, layout), found, compute_plain_gradients(name), 0.04 if "fp8" in name else 2e-5
+        )

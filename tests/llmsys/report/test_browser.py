@@ -1,11 +1,13 @@
-"""The page in a real Chromium: every plot is drawn with data, the console is silent, and page text stays text."""
+"""The page in a real Chromium: every plot is drawn with data, the console is silent, and page
+text stays text.
+"""
 
 import math
 import re
 
 import pytest
 
-from llmsys.manifest import LanguageCount, LanguageUsage, TokenizerUsage, write_manifest
+from llmsys.dataset.manifest import LanguageCount, LanguageUsage, TokenizerUsage, write_manifest
 from llmsys.report import html_page as page_module
 from llmsys.report.html_page import write_report
 from tests.helpers.browser import LOOKS, MAX_PAGE_BYTES, PHONE, needs_chromium, open_page
@@ -46,7 +48,8 @@ def test_every_plot_is_drawn_and_the_page_is_fit_to_read(folders, width, dark):
     assert opened.defects == []
     assert opened.marks() == MARKS
     assert 'data-plots="drawn"' in opened.dom
-    assert "<title>demo: training run" in opened.dom  # the hostile page's script would have changed it
+    # the hostile page's script would have changed it
+    assert "<title>demo: training run" in opened.dom
     blues = {False: "rgb(0, 114, 178)", True: "rgb(86, 180, 233)"}
     page = re.sub("<style.*?</style>", "", opened.dom, flags=re.DOTALL)
     assert f"stroke: {blues[dark]}" in page
@@ -57,7 +60,9 @@ def write_awkward_run(folder):
     """One step, whose loss is not a number, of a run with a long name."""
     events = [event for event in run_events(steps=4, every=1) if event.get("step", 0) <= 1]
     events[-1:] = [
-        event | {"loss": math.nan, "gradient_norm": math.nan} for event in events if event["event"] == "step"
+        event | {"loss": math.nan, "gradient_norm": math.nan}
+        for event in events
+        if event["event"] == "step"
     ]
     run = write_run(folder, events)
     config = run / "config.yaml"
@@ -67,15 +72,25 @@ def write_awkward_run(folder):
 
 def test_awkward_runs_and_datasets_make_pages_fit_to_read(tmp_path):
     languages = {
-        f"{first}{second}_Latn": LanguageCount(documents=9, bytes=90) for first in "abcdef" for second in "mnopqrs"
+        f"{first}{second}_Latn": LanguageCount(documents=9, bytes=90)
+        for first in "abcdef"
+        for second in "mnopqrs"
     }
-    usage = {name: LanguageUsage(documents=9, bytes=90, words=20, tokens=30, unknown_tokens=0, byte_tokens=1)
+    usage = {name: LanguageUsage(documents=9, bytes=90, words=20, tokens=30, unknown_tokens=0,
+        byte_tokens=1)
              for name in languages}  # fmt: skip
     tokenizer = TokenizerUsage(
-        languages=usage, pieces=8192, dead_pieces=2, dead_examples=("quarry", "x" * 60), checked_documents=9
+        languages=usage,
+        pieces=8192,
+        dead_pieces=2,
+        dead_examples=("quarry", "x" * 60),
+        checked_documents=9,
     )
     data = tmp_path / "data"
-    write_manifest(data, build_example_manifest().model_copy(update={"languages": languages, "usage": tokenizer}))
+    write_manifest(
+        data,
+        build_example_manifest().model_copy(update={"languages": languages, "usage": tokenizer}),
+    )
     for folders in ((write_awkward_run(tmp_path / "run"), None), (None, data)):
         page = write_report(*folders)
         assert page.stat().st_size < MAX_PAGE_BYTES
@@ -113,7 +128,9 @@ def _with_script(monkeypatch, change):
     """Let the page be written with another script; its policy is made for that one too."""
     asset = page_module._read_asset
     monkeypatch.setattr(
-        page_module, "_read_asset", lambda name: change(asset(name)) if name == "page.js" else asset(name)
+        page_module,
+        "_read_asset",
+        lambda name: change(asset(name)) if name == "page.js" else asset(name),
     )
 
 
@@ -164,14 +181,20 @@ def test_defects_are_seen(folders):
       <div class="plot" id="nothing"></div>"""
     path.write_text(path.read_text().replace("</main>", spoil + "</main>"))
     opened = open_page(path, PHONE)
-    expected = ["the page is 2012 pixels wide, not 390", "“pale” has a contrast of 1.79", "“a text that is cut” is cut"]
+    expected = [
+        "the page is 2012 pixels wide, not 390",
+        "“pale” has a contrast of 1.79",
+        "“a text that is cut” is cut",
+    ]
     for words in [*expected, "nothing is empty"]:
         assert any(one.startswith(words) for one in opened.defects), opened.defects
 
 
 def test_a_script_that_got_into_the_page_does_not_run(folders, tmp_path):
     path = write_report(*folders)
-    path.write_text(path.read_text().replace("<main>", "<main><script>document.title = 'broken out'</script>"))
+    path.write_text(
+        path.read_text().replace("<main>", "<main><script>document.title = 'broken out'</script>")
+    )
     opened = open_page(path)
     assert "<title>demo: training run" in opened.dom
     assert any("Content Security Policy" in line for line in opened.console)

@@ -1,4 +1,6 @@
-"""Laws of looking at runs: one page compares them, and a terminal shows one of them while it trains."""
+"""Laws of looking at runs: one page compares them, and a terminal shows one of them while it
+trains.
+"""
 
 import json
 import re
@@ -6,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from launch.main import main
 from llmsys.errors import DataError
+from llmsys.launch.main import main
 from llmsys.report.compare_page import compute_training_hours, list_differing_keys, write_comparison
 from llmsys.report.html_page import write_report
 from llmsys.report.run_record import read_run
@@ -20,11 +22,15 @@ def write_two_runs(folder: Path) -> list[Path]:
     first = write_run(folder / "a", run_events(steps=400))
     second = write_run(folder / "b", run_events(steps=200, layers=0))
     text = (second / "config.yaml").read_text()
-    (second / "config.yaml").write_text(re.sub("name: .*", "name: smaller", text, count=1) + "\nextra: {key: 7}\n")
+    (second / "config.yaml").write_text(
+        re.sub("name: .*", "name: smaller", text, count=1) + "\nextra: {key: 7}\n"
+    )
     return [first, second]
 
 
-def test_the_page_has_curves_over_tokens_time_and_flops_scores_and_differing_keys(tmp_path: Path) -> None:
+def test_the_page_has_curves_over_tokens_time_and_flops_scores_and_differing_keys(
+    tmp_path: Path,
+) -> None:
     page = write_comparison(write_two_runs(tmp_path), tmp_path / "page.html").read_text()
     found = re.search(r'<script type="application/json" id="figures">(.*?)</script>', page)
     assert found is not None
@@ -36,10 +42,15 @@ def test_the_page_has_curves_over_tokens_time_and_flops_scores_and_differing_key
     assert by_name["plot-flops"][0]["x"][-1] == pytest.approx(6 * 4_120_000 * tokens[-1], rel=1e-4)
     speeds = first.curves.columns["tokens_per_second"]
     size = tokens[0]
-    assert compute_training_hours(first)[-1] == pytest.approx(sum(size / one for one in speeds) / 3600)
+    assert compute_training_hours(first)[-1] == pytest.approx(
+        sum(size / one for one in speeds) / 3600
+    )
     names = [trace["name"] for trace in by_name["plot-tokens"]]
     assert names == ["demo", "demo, held out", "smaller", "smaller, held out"]
-    assert re.search(r'>extra\.key</td><td[^>]* data-title="demo">–</td><td[^>]* data-title="smaller">7</td>', page)
+    assert re.search(
+        r'>extra\.key</td><td[^>]* data-title="demo">–</td><td[^>]* data-title="smaller">7</td>',
+        page,
+    )
     assert "logarithmic" not in page
     assert "Differing keys" in page
     assert "61.0%" in page
@@ -65,7 +76,9 @@ def test_the_page_is_drawn_on_a_phone_and_a_desk_in_both_colours(tmp_path: Path)
     # a run of another length and a long name
     long = write_run(tmp_path / "c", run_events(steps=8_000, every=20))
     text = (long / "config.yaml").read_text().replace("name: demo", f"name: {'a-long-name-' * 7}")
-    (long / "config.yaml").write_text(text + f"inputs: {[f'part-{number:05d}.warc.gz' for number in range(99)]}")
+    (long / "config.yaml").write_text(
+        text + f"inputs: {[f'part-{number:05d}.warc.gz' for number in range(99)]}"
+    )
     page = write_comparison([*runs, long], tmp_path / "page.html")
     for opened in open_in_both_looks(page):
         # three lines of training each; diamonds are points and not counted
@@ -75,7 +88,11 @@ def test_the_page_is_drawn_on_a_phone_and_a_desk_in_both_colours(tmp_path: Path)
 
 
 def test_a_run_is_shown_in_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    events = [event for event in run_events(steps=400) if event.get("step", 0) <= 200 or event["event"] == "start"]
+    events = [
+        event
+        for event in run_events(steps=400)
+        if event.get("step", 0) <= 200 or event["event"] == "start"
+    ]
     folder = write_run(tmp_path / "run", events)
     text = format_run_view(read_run(folder), 80)
     lines = dict(line.split(maxsplit=1) for line in text.splitlines() if not line.startswith(" "))

@@ -1,21 +1,36 @@
-"""The page's words about a tokenizer are the manifest's numbers, and its pieces are text, never markup."""
+"""The page's words about a tokenizer are the manifest's numbers, and its pieces are text, never
+markup.
+"""
 
-from llmsys.manifest import LanguageUsage, Manifest, TokenizerUsage
+from llmsys.dataset.manifest import LanguageUsage, Manifest, TokenizerUsage
 from llmsys.report.dataset_sections import build_tokenizer_section
 from tests.helpers.example_run import write_dataset
 
 
 def test_bytes_and_words_per_token_and_dead_pieces_are_shown(tmp_path) -> None:
-    manifest = Manifest.model_validate_json((write_dataset(tmp_path) / "manifest.json").read_bytes())
-    one = LanguageUsage(documents=3, bytes=1_000, words=150, tokens=250, unknown_tokens=5, byte_tokens=25)
+    manifest = Manifest.model_validate_json(
+        (write_dataset(tmp_path) / "manifest.json").read_bytes()
+    )
+    one = LanguageUsage(
+        documents=3, bytes=1_000, words=150, tokens=250, unknown_tokens=5, byte_tokens=25
+    )
     usage = TokenizerUsage(
-        languages={"en": one}, pieces=900, dead_pieces=7, dead_examples=(" a", "<b>"), checked_documents=2
+        languages={"en": one},
+        pieces=900,
+        dead_pieces=7,
+        dead_examples=(" a", "<b>"),
+        checked_documents=2,
     )
     assert build_tokenizer_section(manifest.model_copy(update={"usage": None})) is None
     part = build_tokenizer_section(manifest.model_copy(update={"usage": usage}))
     assert part is not None
     text = str(part.html)
-    for words in (">4.00<", ">0.60<", "7 of 900 pieces occur in no document", "2 documents were also encoded"):
+    for words in (
+        ">4.00<",
+        ">0.60<",
+        "7 of 900 pieces occur in no document",
+        "2 documents were also encoded",
+    ):
         assert words in text
     assert part.figures == []  # a single bar says less than the table
     assert "<code>␣a</code>" in text
@@ -23,12 +38,18 @@ def test_bytes_and_words_per_token_and_dead_pieces_are_shown(tmp_path) -> None:
 
 
 def test_languages_are_compared_by_bars_the_longest_tokens_first(tmp_path) -> None:
-    manifest = Manifest.model_validate_json((write_dataset(tmp_path) / "manifest.json").read_bytes())
+    manifest = Manifest.model_validate_json(
+        (write_dataset(tmp_path) / "manifest.json").read_bytes()
+    )
     languages = {
-        f"l{n}": LanguageUsage(documents=1, bytes=900 - n, words=9, tokens=100 + n % 7, unknown_tokens=0, byte_tokens=0)
+        f"l{n}": LanguageUsage(
+            documents=1, bytes=900 - n, words=9, tokens=100 + n % 7, unknown_tokens=0, byte_tokens=0
+        )
         for n in range(79)
     }
-    usage = TokenizerUsage(languages=languages, pieces=9, dead_pieces=0, dead_examples=(), checked_documents=2)
+    usage = TokenizerUsage(
+        languages=languages, pieces=9, dead_pieces=0, dead_examples=(), checked_documents=2
+    )
     usage = usage.model_copy(update={"by_library": "it is a model of kind char"})
     part = build_tokenizer_section(manifest.model_copy(update={"usage": usage}))
     assert part is not None

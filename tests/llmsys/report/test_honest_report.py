@@ -1,15 +1,17 @@
-"""Laws of a report that does not flatter: sizes beside comparisons, units of the input, labels that are whole."""
+"""Laws of a report that does not flatter: sizes beside comparisons, units of the input, labels
+that are whole.
+"""
 
 from pathlib import Path
 
 import pytest
 
-from launch.commands.demo import compare_with_compressors, describe_evaluation
-from launch.commands.train import format_evaluation
-from llmsys.compressor_comparison import MIN_HELDOUT_BYTES, describe_heldout_bytes
-from llmsys.manifest import Manifest
-from llmsys.manifest_section import format_record_place
+from llmsys.dataset.manifest import Manifest
+from llmsys.dataset.manifest_section import format_record_place
+from llmsys.launch.commands.demo import compare_with_compressors, describe_evaluation
+from llmsys.launch.commands.train import format_evaluation
 from llmsys.report import plots
+from llmsys.report.compressor_comparison import MIN_HELDOUT_BYTES, describe_heldout_bytes
 from llmsys.report.dataset_sections import build_dataset_numbers, build_dataset_sections
 from llmsys.report.run_record import read_run
 from llmsys.report.run_sections import build_run_numbers, build_run_sections
@@ -22,7 +24,10 @@ FEW = "too few for a comparison (less than 50,000)"
 def test_every_comparison_with_a_compressor_names_its_bytes_and_says_when_they_are_few(
     tmp_path: Path, size: int
 ) -> None:
-    events = [event | ({"evaluated_bytes": size} if event["event"] == "evaluation" else {}) for event in run_events()]
+    events = [
+        event | ({"evaluated_bytes": size} if event["event"] == "evaluation" else {})
+        for event in run_events()
+    ]
     record = read_run(write_run(tmp_path, events))
     evaluation = record.last_evaluation
     assert evaluation is not None
@@ -44,7 +49,9 @@ def test_every_comparison_with_a_compressor_names_its_bytes_and_says_when_they_a
 
 def with_given_text(given: int) -> Manifest:
     manifest = build_example_manifest()
-    return manifest.model_copy(update={"read": manifest.read.model_copy(update={"given_text_bytes": given})})
+    return manifest.model_copy(
+        update={"read": manifest.read.model_copy(update={"given_text_bytes": given})}
+    )
 
 
 @pytest.mark.parametrize(
@@ -56,7 +63,11 @@ def with_given_text(given: int) -> Manifest:
             "12 MB of HTML and 600 MB of text",
             "Bytes are HTML (or text, for text input) before extraction and UTF-8 text after it.",
         ),
-        (612_000_000, "MB of text", "Bytes are UTF-8 text: the input was text, so nothing was extracted."),
+        (
+            612_000_000,
+            "MB of text",
+            "Bytes are UTF-8 text: the input was text, so nothing was extracted.",
+        ),
     ],
 )
 def test_units_are_those_of_the_input(given: int, unit: str, note: str) -> None:
@@ -89,5 +100,9 @@ def test_labels_are_whole_and_have_room() -> None:
     assert max(len(line) for label in traces[0]["y"] for line in label.split("<br>")) <= 40
     lines = len(plots.wrap_label(LONG))
     assert lines > 3
-    assert plots.compute_bars_height(3, [LONG, "a"]) >= 3 * 15 * lines > plots.compute_bars_height(3, ["a"]) - 90
+    assert (
+        plots.compute_bars_height(3, [LONG, "a"])
+        >= 3 * 15 * lines
+        > plots.compute_bars_height(3, ["a"]) - 90
+    )
     assert layout["margin"]["r"] >= 7 * len("1,234,567,890,123")

@@ -58,7 +58,16 @@ def test_attributes_are_written_by_name():
 
 
 def test_a_table_escapes_its_cells():
-    assert _read(build_table(["<i>"], [[HOSTILE]])).tags == ["div", "table", "thead", "tr", "th", "tbody", "tr", "td"]
+    assert _read(build_table(["<i>"], [[HOSTILE]])).tags == [
+        "div",
+        "table",
+        "thead",
+        "tr",
+        "th",
+        "tbody",
+        "tr",
+        "td",
+    ]
 
 
 def test_long_text_is_cut_and_says_so():
@@ -84,7 +93,11 @@ def test_json_cannot_close_its_script():
     ],
 )
 def test_numbers_read_well(value, counted, scaled, sized):
-    assert (format_number(value), format_amount(value), format_bytes(value)) == (counted, scaled, sized)
+    assert (format_number(value), format_amount(value), format_bytes(value)) == (
+        counted,
+        scaled,
+        sized,
+    )
 
 
 def test_shares_are_never_shown_as_nothing_or_all_unless_they_are():

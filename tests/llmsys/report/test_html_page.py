@@ -1,4 +1,6 @@
-"""Laws of the page as a file: whole, self-contained, the same for the same input, and it says what is missing."""
+"""Laws of the page as a file: whole, self-contained, the same for the same input, and it says
+what is missing.
+"""
 
 import base64
 import hashlib
@@ -30,11 +32,15 @@ def test_the_report_lies_in_the_run_folder_else_in_the_dataset_folder(folders):
     assert write_report(run, data) == run / "report.html"
     assert write_report(None, data) == data / "report.html"
     assert write_report(run, data, run / "new" / "page.html") == run / "new" / "page.html"
-    assert [path.name for path in (run / "new").iterdir()] == ["page.html"]  # nothing half-written beside it
+    # nothing half-written beside it
+    assert [path.name for path in (run / "new").iterdir()] == ["page.html"]
 
 
 def test_the_same_folders_give_the_same_bytes(folders, tmp_path):
-    first, second = write_report(*folders, tmp_path / "1.html"), write_report(*folders, tmp_path / "2.html")  # type: ignore[call-arg]
+    first, second = (
+        write_report(*folders, tmp_path / "1.html"),
+        write_report(*folders, tmp_path / "2.html"),
+    )  # type: ignore[call-arg]
     assert first.read_bytes() == second.read_bytes()
 
 
@@ -43,10 +49,17 @@ def test_the_page_loads_nothing_and_runs_only_its_own_scripts(folders):
     scripts = re.findall(r"<script>(.*?)</script>", page, flags=re.DOTALL)
     raw = base64.b85decode(re.search(r'id="library"[^>]*>([^<]*)<', page)[1].replace(",", "<"))
     unpacked = lzma.LZMADecompressor(lzma.FORMAT_RAW, filters=[SETTINGS]).decompress(raw)
-    digests = [base64.b64encode(hashlib.sha256(one).digest()).decode() for one in (unpacked, *map(str.encode, scripts))]
-    policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', page)[1].replace("&#x27;", "'")
+    digests = [
+        base64.b64encode(hashlib.sha256(one).digest()).decode()
+        for one in (unpacked, *map(str.encode, scripts))
+    ]
+    policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', page)[1].replace(
+        "&#x27;", "'"
+    )
     allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
-    assert policy == f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:"
+    assert policy == (
+        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:"
+    )
     assert len(scripts) == 2
     links = re.findall(r'\s(?:src|href|action)="([^"]*)"', _without_scripts(write_report(*folders)))
     assert links
@@ -110,8 +123,9 @@ def test_a_run_without_its_dataset_says_so(folders, tmp_path):
 def test_a_run_of_other_data_is_warned_about(folders):
     run, data = folders
     (run / "environment.json").write_text('{"data_fingerprint": "abc"}')
-    assert "trained on data with the fingerprint abc, but this dataset has 5f0c" in _without_scripts(
-        write_report(run, data)
+    assert (
+        "trained on data with the fingerprint abc, but this dataset has 5f0c"
+        in _without_scripts(write_report(run, data))
     )
 
 
@@ -124,7 +138,8 @@ def test_text_that_is_not_valid_unicode_does_not_stop_the_report(folders):
 
 def test_nothing_at_all_is_an_error_with_a_next_step(tmp_path):
     with pytest.raises(
-        DataError, match=r"Nothing to report: no run in .*a and no manifest\.json in .*b\. Run `llmsys prep"
+        DataError,
+        match=r"Nothing to report: no run in .*a and no manifest\.json in .*b\. Run `llmsys prep",
     ):
         write_report(tmp_path / "a", tmp_path / "b")
     with pytest.raises(DataError, match=r"\(no run folder\)"):

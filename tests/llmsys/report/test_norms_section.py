@@ -1,4 +1,6 @@
-"""Norms by layer as heat maps: logarithms of what was measured, updates as a share of the weights."""
+"""Norms by layer as heat maps: logarithms of what was measured, updates as a share of the
+weights.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -25,11 +27,15 @@ def build_record(steps: range) -> RunRecord:
 def test_rows_are_layers_columns_steps_and_updates_are_relative() -> None:
     section = build_norms_section(build_record(range(1, 11, 9)))
     assert section is not None
-    by_kind = {figure.anchor.removeprefix("plot-norms-"): figure.traces[0] for figure in section.figures}
+    by_kind = {
+        figure.anchor.removeprefix("plot-norms-"): figure.traces[0] for figure in section.figures
+    }
     assert by_kind["gradient"]["x"] == [1, 10]
     assert by_kind["gradient"]["y"] == ["blocks.0", "embed"]
     assert by_kind["gradient"]["z"] == [[-2, -1], [None, None]]
-    assert by_kind["update"]["z"] == [[-1, -1], [None, None]], "0.2 of 2; a logarithm of 0 is left out"
+    assert by_kind["update"]["z"] == [[-1, -1], [None, None]], (
+        "0.2 of 2; a logarithm of 0 is left out"
+    )
     assert by_kind["activation"]["text"] == [["10", "10"]]
 
 

@@ -1,4 +1,6 @@
-"""Laws of the plots' numbers: thinning keeps peaks, smoothing keeps means, figures are valid plotly."""
+"""Laws of the plots' numbers: thinning keeps peaks, smoothing keeps means, figures are valid
+plotly.
+"""
 
 import json
 import math
@@ -42,20 +44,27 @@ def test_a_running_mean_leaves_a_straight_line_straight():
 
 
 def test_what_is_beyond_the_largest_is_summed_up():
-    assert plots.select_largest([("a", 1), ("b", 5), ("c", 2), ("d", 2)], 2) == [("b", 5), ("c", 2), ("2 others", 3)]
+    assert plots.select_largest([("a", 1), ("b", 5), ("c", 2), ("d", 2)], 2) == [
+        ("b", 5),
+        ("c", 2),
+        ("2 others", 3),
+    ]
 
 
 def test_every_figure_is_valid_plotly_and_holds_no_tags_of_page_text(tmp_path):
     record = read_run(write_run(tmp_path))
     figures = [
         figure
-        for part in build_run_sections(record, 0.25) + build_dataset_sections(build_example_manifest())
+        for part in build_run_sections(record, 0.25)
+        + build_dataset_sections(build_example_manifest())
         for figure in part.figures
     ]
     assert len({figure.anchor for figure in figures}) == len(figures) == 16
     for figure in figures:
         written = json.dumps({"data": figure.traces, "layout": figure.layout})
-        written = written.replace('"theme:even-scale"', '"Viridis"').replace('"theme:blue-fill"', '"#abc"')
+        written = written.replace('"theme:even-scale"', '"Viridis"').replace(
+            '"theme:blue-fill"', '"#abc"'
+        )
         written = written.replace('"theme:heat-scale"', '"Blues"')
         known_colours = re.sub(r'"theme:(blue|orange|green|purple|faint)"', '"#123456"', written)
         plotly.graph_objects.Figure(json.loads(known_colours))
@@ -67,7 +76,9 @@ def test_a_long_run_makes_a_small_page(tmp_path):
     record = read_run(write_run(tmp_path, run_events(steps=8_000, layers=8, experts=16, every=1)))
     assert len(record.curves.step) == 8_000
     figures = [figure for part in build_run_sections(record, 0.25) for figure in part.figures]
-    assert all(len(trace.get("x", [])) <= plots.MAX_POINTS for figure in figures for trace in figure.traces)
+    assert all(
+        len(trace.get("x", [])) <= plots.MAX_POINTS for figure in figures for trace in figure.traces
+    )
     assert len(json.dumps([figure.to_dict() for figure in figures])) < 3_000_000
     heat_map = next(figure for figure in figures if figure.anchor == "plot-experts")
     assert heat_map.slider_steps[-1]["label"] == "step 8,000"

@@ -10,7 +10,9 @@ from tests.helpers.example_run import run_events, write_run
 
 
 def _steps(first, last, loss):
-    return [{"event": "step", "step": s, "tokens": 10 * s, "loss": loss} for s in range(first, last + 1)]
+    return [
+        {"event": "step", "step": s, "tokens": 10 * s, "loss": loss} for s in range(first, last + 1)
+    ]
 
 
 @pytest.mark.parametrize("last", [0, 8])
@@ -24,7 +26,9 @@ def test_a_resumed_run_shows_the_trajectory_that_holds(tmp_path, resumed_from, l
     assert list(record.curves.step) == list(range(1, max(last, resumed_from or 0) + 1))
     assert list(record.curves.columns["loss"]) == [1.0] * (resumed_from or 0) + [2.0] * len(again)
     assert record.evaluations == {}
-    kept = [event for event in read_latest_events(tmp_path / "events.jsonl") if event["event"] == "step"]
+    kept = [
+        event for event in read_latest_events(tmp_path / "events.jsonl") if event["event"] == "step"
+    ]
     assert [(e["step"], e["loss"]) for e in kept] == list(
         zip(record.curves.step, record.curves.columns["loss"], strict=True)
     )
@@ -48,7 +52,8 @@ def test_expert_loads_are_relative_to_even_and_bounded_with_first_and_last_kept(
 
 
 def test_events_with_broken_fields_are_counted_and_do_not_stop_the_rest(tmp_path):
-    strange = [{"event": "experts", "step": 1, "load": 7}, {"event": "experts", "step": 2}, {"event": "unheard of"},
+    strange = [{"event": "experts", "step": 1, "load": 7}, {"event": "experts", "step": 2},
+        {"event": "unheard of"},
                {"event": "step", "step": "three"}]  # fmt: skip
     record = read_run(write_run(tmp_path, [*_steps(1, 5, 1.0), *strange]))  # type: ignore[list-item]
     assert len(record.curves.step) == 5
@@ -58,7 +63,10 @@ def test_events_with_broken_fields_are_counted_and_do_not_stop_the_rest(tmp_path
 def test_losses_that_are_not_finite_are_named(tmp_path):
     events = _steps(1, 5, 1.0)
     events[2]["loss"] = None
-    assert any("not finite in 1 logged steps (3)" in note for note in read_run(write_run(tmp_path, events)).notes)
+    assert any(
+        "not finite in 1 logged steps (3)" in note
+        for note in read_run(write_run(tmp_path, events)).notes
+    )
 
 
 @pytest.mark.parametrize(
@@ -84,7 +92,11 @@ def test_a_dense_model_is_named_as_the_reason_for_no_expert_load(tmp_path):
 
 def test_files_that_are_missing_or_broken_become_notes(tmp_path):
     notes = read_run(tmp_path).notes
-    assert [note.split(":")[0] for note in notes] == ["No configuration", "No environment", "No events"]
+    assert [note.split(":")[0] for note in notes] == [
+        "No configuration",
+        "No environment",
+        "No events",
+    ]
     (tmp_path / "config.yaml").write_text("a: [1")
     (tmp_path / "environment.json").write_text("{")
     notes = read_run(tmp_path).notes
@@ -93,7 +105,10 @@ def test_files_that_are_missing_or_broken_become_notes(tmp_path):
 
 
 def test_a_finished_run_gives_its_key_numbers(tmp_path):
-    numbers = {what: (value, remark) for what, value, remark in build_run_numbers(read_run(write_run(tmp_path)))}
+    numbers = {
+        what: (value, remark)
+        for what, value, remark in build_run_numbers(read_run(write_run(tmp_path)))
+    }
     assert numbers["state"] == ("finished", "in 6 min 00 s")
     assert numbers["bits per byte"] == ("1.187", "xz 2.377, gzip 2.914 on 375,235 held-out bytes")
     assert numbers["parameters"] == ("10.2 M", "4.12 M active per token")
@@ -102,4 +117,8 @@ def test_a_finished_run_gives_its_key_numbers(tmp_path):
 
 def test_an_unfinished_run_says_how_far_it_is(tmp_path):
     events = [event for event in run_events() if event.get("step", 0) <= 100]
-    assert build_run_numbers(read_run(write_run(tmp_path, events)))[0] == ("state", "unfinished", "25.0 % of 400 steps")
+    assert build_run_numbers(read_run(write_run(tmp_path, events)))[0] == (
+        "state",
+        "unfinished",
+        "25.0 % of 400 steps",
+    )

@@ -1,4 +1,6 @@
-"""Bitwise mode as a person uses it: a run on two processes is killed and goes on in one, bit for bit as a calm one."""
+"""Bitwise mode as a person uses it: a run on two processes is killed and goes on in one, bit for
+bit as a calm one.
+"""
 
 import json
 import shutil
@@ -12,7 +14,7 @@ import psutil
 import pytest
 import torch
 
-from llmsys.config.load import load_run_config
+from llmsys.config.loading.load import load_run_config
 from llmsys.errors import CheckpointError
 from llmsys.events import read_events, read_latest_events
 from llmsys.parallel.process_group import init_process_group
@@ -35,15 +37,19 @@ def config(tmp_path: Path) -> Path:
         "data": {"folder": str(make_dataset(tmp_path / "toy"))},
         "tokenizer": {"vocab_size": VOCABULARY},
         "model": {
-            "vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+            "vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2,
+            "num_attention_heads": 4,
             "num_key_value_heads": 2, "max_position_embeddings": 64,
-            "moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "num_shared_experts": 1},
+            "moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+                "num_shared_experts": 1},
         },
-        "batch": {"sequence_length": 32, "sequences": 8, "micro_sequences": 2, "assignment": "balanced"},
+        "batch": {"sequence_length": 32, "sequences": 8, "micro_sequences": 2,
+            "assignment": "balanced"},
         "optimizer": {"learning_rate": 0.01},
         "schedule": {"kind": "cosine", "warmup_tokens": 512},
         "train": {
-            "tokens": STEPS * 8 * 32, "log_every_steps": 1, "reproducibility": "bitwise", "threads_per_process": 1
+            "tokens": STEPS * 8 * 32, "log_every_steps": 1, "reproducibility": "bitwise",
+            "threads_per_process": 1
         },
         "checkpoint": {"every_steps": 4, "keep_last": STEPS},
         "evaluation": {"every_steps": 12},
@@ -55,29 +61,58 @@ def config(tmp_path: Path) -> Path:
 
 def read_trajectory_events(folder: Path) -> list[dict[str, Any]]:
     """Return the events of the trajectory without times and memory, which differ between runs."""
-    events = [event for event in read_latest_events(folder / "events.jsonl") if event["event"] in TOLD]
+    events = [
+        event for event in read_latest_events(folder / "events.jsonl") if event["event"] in TOLD
+    ]
     own = ("second", "time", "memory", "utilisation")
-    return [{key: value for key, value in event.items() if not any(word in key for word in own)} for event in events]
+    return [
+        {key: value for key, value in event.items() if not any(word in key for word in own)}
+        for event in events
+    ]
 
 
 @pytest.mark.distributed
-def test_a_killed_run_goes_on_with_another_number_of_processes_and_the_same_bits(config: Path, tmp_path: Path) -> None:
+def test_a_killed_run_goes_on_with_another_number_of_processes_and_the_same_bits(
+    config: Path, tmp_path: Path
+) -> None:
     train_run(load_run_config(str(config), [f"run.folder={tmp_path / 'calm'}"]), lambda *_: [])
-    words = [sys.executable, "-m", "launch.main", "train", str(config), "launch.processes=2", "layout.expert=2"]
+    words = [
+        sys.executable,
+        "-m",
+        "llmsys.launch.main",
+        "train",
+        str(config),
+        "launch.processes=2",
+        "layout.expert=2",
+    ]
     middle = pause_run(tmp_path / "middle", step=8)
-    process = subprocess.Popen(words, cwd=ROOT, env=middle.environment, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        words, cwd=ROOT, env=middle.environment, stderr=subprocess.PIPE, text=True
+    )
     middle.wait(process)
     ranks = [
-        one for one in psutil.Process(process.pid).children(recursive=True) if "train.py" in " ".join(one.cmdline())
+        one
+        for one in psutil.Process(process.pid).children(recursive=True)
+        if "train.py" in " ".join(one.cmdline())
     ]
     ranks[-1].send_signal(signal.SIGKILL)
     middle.go_on()
     message = process.communicate(timeout=PATIENCE_SECONDS)[1]
-    assert "bitwise mode: the same weights and moments, bit for bit, on any power of two of processes" in message
+    assert (
+        "bitwise mode: the same weights and moments, bit for bit, on any power of two of processes"
+        in message
+    )
     assert "divides the 4 micro-batches of a step" in message
     train_run(load_run_config(str(config), []), lambda *_: [])
-    starts = [event for event in read_events(tmp_path / "killed" / "events.jsonl") if event["event"] == "start"]
-    assert [(start["world_size"], start["reproducibility"]) for start in starts] == [(2, "bitwise"), (1, "bitwise")]
+    starts = [
+        event
+        for event in read_events(tmp_path / "killed" / "events.jsonl")
+        if event["event"] == "start"
+    ]
+    assert [(start["world_size"], start["reproducibility"]) for start in starts] == [
+        (2, "bitwise"),
+        (1, "bitwise"),
+    ]
     assert starts[1]["resumed_from"] == 4
     assert read_trajectory_events(tmp_path / "killed") == read_trajectory_events(tmp_path / "calm")
     records = [json.loads((tmp_path / one / "checkpoints" / f"step-{STEPS:08d}" / "state.json").read_text())
@@ -89,16 +124,26 @@ def test_a_killed_run_goes_on_with_another_number_of_processes_and_the_same_bits
     )
 
 
-RELATIVE = {"moe": None, "intermediate_size": 48, "num_key_value_heads": 4, "position": {"kind": "transformer_xl"}}
+RELATIVE = {
+    "moe": None,
+    "intermediate_size": 48,
+    "num_key_value_heads": 4,
+    "position": {"kind": "transformer_xl"},
+}
 ARCHITECTURES: dict[str, dict[str, Any]] = {
-    "transformer-xl": RELATIVE | {"attention": {"kind": "segment_memory", "segment_length": 8, "memory_length": 12}},
+    "transformer-xl": RELATIVE
+    | {"attention": {"kind": "segment_memory", "segment_length": 8, "memory_length": 12}},
     "xlnet": RELATIVE | {"family": "encoder", "head": {"kind": "permutation"}},
 }
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_a_run_that_lost_its_last_steps_repeats_them_bit_for_bit(config: Path, tmp_path: Path, name: str) -> None:
-    """Memories begin empty with every row, and permutations follow from the window, so neither has a state to save."""
+def test_a_run_that_lost_its_last_steps_repeats_them_bit_for_bit(
+    config: Path, tmp_path: Path, name: str
+) -> None:
+    """Memories begin empty with every row, and permutations follow from the window, so neither
+    has a state to save.
+    """
     settings = json.loads(config.read_text())
     settings["model"] |= ARCHITECTURES[name]
     settings["train"] |= {"tokens": 6 * 8 * 32}
@@ -110,7 +155,11 @@ def test_a_run_that_lost_its_last_steps_repeats_them_bit_for_bit(config: Path, t
     for step in (4, 6):
         shutil.rmtree(tmp_path / "killed" / "checkpoints" / f"step-{step:08d}")
     train_run(load_run_config(str(config), []), lambda *_: [])
-    starts = [event for event in read_events(tmp_path / "killed" / "events.jsonl") if event["event"] == "start"]
+    starts = [
+        event
+        for event in read_events(tmp_path / "killed" / "events.jsonl")
+        if event["event"] == "start"
+    ]
     assert [start["resumed_from"] for start in starts] == [None, 2]
     assert read_trajectory_events(tmp_path / "killed") == read_trajectory_events(tmp_path / "calm")
 
@@ -120,13 +169,18 @@ def test_a_state_that_loads_with_other_bits_is_refused() -> None:
         engine = build(next(iter(CASES.values())))
         check_loaded_state(engine, Path("step-00000004"), {})
         with pytest.raises(
-            CheckpointError, match=r"was saved with state 00ff and loads as [0-9a-f]{32}. Its files are"
+            CheckpointError,
+            match=r"was saved with state 00ff and loads as [0-9a-f]{32}. Its files are",
         ):
             check_loaded_state(engine, Path("step-00000004"), {"state_hash": "00ff"})
 
 
 def test_a_run_may_change_its_mode_but_not_what_bits_depend_on() -> None:
-    fast, one, two = {"seed": 0}, {"seed": 0, "bitwise": {"threads": 1}}, {"seed": 0, "bitwise": {"threads": 2}}
+    fast, one, two = (
+        {"seed": 0},
+        {"seed": 0, "bitwise": {"threads": 1}},
+        {"seed": 0, "bitwise": {"threads": 2}},
+    )
     assert drop_reproducibility_mode(one, fast) == (fast, fast)
     assert drop_reproducibility_mode(fast, two) == (fast, fast)
     assert drop_reproducibility_mode(one, two) == (one, two)

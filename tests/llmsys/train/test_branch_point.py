@@ -1,4 +1,6 @@
-"""A branch follows its parent bit for bit where nothing changed, and records what changed where something did."""
+"""A branch follows its parent bit for bit where nothing changed, and records what changed where
+something did.
+"""
 
 import json
 import shutil
@@ -8,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from llmsys.config.load import load_run_config
+from llmsys.config.loading.load import load_run_config
 from llmsys.convert.to_hugging_face import convert_to_hugging_face
 from llmsys.errors import CheckpointError, ConfigError
 from llmsys.events import read_latest_events
@@ -19,28 +21,39 @@ from llmsys.train.trainer import Trainer
 from tests.helpers.dataset import VOCABULARY, make_dataset
 
 STEP_TOKENS = 8 * 32
-MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "norm_topk_prob": True}
+MOE = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 48,
+    "norm_topk_prob": True,
+}
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with the config, two datasets and the parents `moe` and `dense`, of six steps each."""
+    """Return a folder with the config, two datasets and the parents `moe` and `dense`, of six
+    steps each.
+    """
     folder = tmp_path_factory.mktemp("family")
     make_dataset(folder / "toy")
     make_dataset(folder / "other", documents=60)
     settings = {
         "run": {"folder": str(folder / "moe")},
         "data": {"folder": str(folder / "toy")},
-        "tokenizer": {"kind": "file", "path": str(folder / "toy" / "tokenizer" / "tokenizer.model")},
+        "tokenizer": {"kind": "file",
+            "path": str(folder / "toy" / "tokenizer" / "tokenizer.model")},
         "model": {
-            "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
-            "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64, "moe": MOE,
+            "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
+            "moe": MOE,
         },
         "batch": {"sequence_length": 32, "sequences": 8, "micro_sequences": 4},
         "optimizer": {"learning_rate": 0.01},
         "schedule": {"kind": "wsd", "warmup_tokens": 512, "decay_tokens": 1},
         "train": {
-            "tokens": 6 * STEP_TOKENS, "log_every_steps": 1, "reproducibility": "bitwise", "threads_per_process": 1,
+            "tokens": 6 * STEP_TOKENS, "log_every_steps": 1, "reproducibility": "bitwise",
+            "threads_per_process": 1,
             "precision": "fp32",
         },
         "checkpoint": {"every_steps": 2, "keep_last": 9},
@@ -66,10 +79,15 @@ def select(events: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
     """Return the events of a kind without times and memory, which differ between runs."""
     own = ("second", "time", "memory", "utilisation")
     chosen = [event for event in events if event["event"] == kind]
-    return [{key: value for key, value in one.items() if not any(word in key for word in own)} for one in chosen]
+    return [
+        {key: value for key, value in one.items() if not any(word in key for word in own)}
+        for one in chosen
+    ]
 
 
-def train_to_step_five(folder: Path, name: str, words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def train_to_step_five(
+    folder: Path, name: str, words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Train a branch of `moe` that ends in the middle of its fifth step."""
 
     def end_at_step_five(trainer: Trainer, *arguments: Any) -> bool:
@@ -97,8 +115,15 @@ def test_a_branch_with_nothing_changed_follows_its_parent_bit_for_bit_also_when_
         assert [event for event in select(events, kind) if event["step"] > 2] == later, kind
     assert [event.get("resumed_from") for event in select(events, "start")] == [None, 4]
     [branch] = select(events, "branch")
-    assert (branch["changes"], branch["moments"], branch["data_order"], branch["new"]) == ([], "taken", "continued", [])
-    record = json.loads((folder / "same" / "checkpoints" / "step-00000006" / "state.json").read_text())
+    assert (branch["changes"], branch["moments"], branch["data_order"], branch["new"]) == (
+        [],
+        "taken",
+        "continued",
+        [],
+    )
+    record = json.loads(
+        (folder / "same" / "checkpoints" / "step-00000006" / "state.json").read_text()
+    )
     assert record["parent"]["checkpoint"] == str(folder / "moe" / "checkpoints" / "step-00000002")
 
 
@@ -106,8 +131,12 @@ def test_a_branch_with_nothing_changed_follows_its_parent_bit_for_bit_also_when_
 def test_a_run_with_an_order_of_its_own_that_is_killed_goes_on_with_the_same_bits(
     folder: Path, stages: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begin, end = 3 * STEP_TOKENS, 5 * STEP_TOKENS  # step 5, which is killed, is the second of the second stage
-    words = ["batch.window_order=consecutive", "model.moe.routing={kind: capacity, scope: document}"]
+    # step 5, which is killed, is the second of the second stage
+    begin, end = 3 * STEP_TOKENS, 5 * STEP_TOKENS
+    words = [
+        "batch.window_order=consecutive",
+        "model.moe.routing={kind: capacity, scope: document}",
+    ]
     if stages:
         words = [f"batch.length_stages=[{{until_tokens: {begin}, sequence_length: 8}}, "
                  f"{{until_tokens: {end}, sequence_length: 16}}]"]  # fmt: skip
@@ -146,8 +175,10 @@ def test_a_cool_down_on_a_mixture_with_longer_steps_names_what_changed(folder: P
     sources = f"[{{folder: {folder / 'toy'}}}, {{folder: {folder / 'other'}, weight: 0}}]"
     stages = f"[{{start_tokens: {4 * STEP_TOKENS}, weights: [1, 1]}}]"
     events = train(
-        folder, "dense", "cool", f"train.branch_from={folder / 'dense'}@4", "batch.sequences=16", "data.kind=mixture",
-        f"data.sources={sources}", f"data.stages={stages}", "schedule.decay_tokens=1024", "optimizer.weight_decay=0.2",
+        folder, "dense", "cool", f"train.branch_from={folder / 'dense'}@4", "batch.sequences=16",
+        "data.kind=mixture",
+        f"data.sources={sources}", f"data.stages={stages}", "schedule.decay_tokens=1024",
+        "optimizer.weight_decay=0.2",
     )  # fmt: skip
     [branch] = select(events, "branch")
     assert (branch["step"], branch["parent_steps"], branch["tokens"]) == (2, 4, 4 * STEP_TOKENS)
@@ -160,9 +191,12 @@ def test_a_cool_down_on_a_mixture_with_longer_steps_names_what_changed(folder: P
     # Tokens of both sources from the token of the branch on, and the parent's share of the first.
     assert 0 < step["epochs"]["other"] < step["epochs"]["toy"]
     page = write_report(folder / "cool", None, folder / "page.html").read_text()
-    assert all(text in page for text in ("Family", "schedule.decay_tokens was 1, now 1024", "dense"))
+    assert all(
+        text in page for text in ("Family", "schedule.decay_tokens was 1, now 1024", "dense")
+    )
     other = train(
-        folder, "dense", "elsewhere", f"train.branch_from={folder / 'dense'}@4", f"data.folder={folder / 'other'}",
+        folder, "dense", "elsewhere", f"train.branch_from={folder / 'dense'}@4",
+        f"data.folder={folder / 'other'}",
         "optimizer.kind=muon", "batch.sequence_length=64", "batch.sequences=4",
         "model.position.scaling={kind: linear, factor: 2}", "train.ema_half_life_tokens=999",
     )  # fmt: skip
@@ -175,14 +209,17 @@ def test_a_cool_down_on_a_mixture_with_longer_steps_names_what_changed(folder: P
 @pytest.mark.parametrize(
     ("words", "grown"),
     [
-        (["model.hidden_size=64", "model.num_attention_heads=8", "model.num_key_value_heads=4"], "embed.weight"),
+        (["model.hidden_size=64", "model.num_attention_heads=8", "model.num_key_value_heads=4"],
+            "embed.weight"),
         (["model.intermediate_size=96"], "blocks.*.feed_forward.up_proj.weight"),
         (["model.moe={num_experts: 4, num_experts_per_tok: 2, moe_intermediate_size: 48}"],
          "blocks.*.feed_forward.experts.up_proj"),
     ],
     ids=["wider", "wider inside", "experts"],
 )  # fmt: skip
-def test_a_grown_model_computes_what_its_parent_did(folder: Path, words: list[str], grown: str) -> None:
+def test_a_grown_model_computes_what_its_parent_did(
+    folder: Path, words: list[str], grown: str
+) -> None:
     name = grown.split(".")[-2] + str(len(words))
     where = f"train.branch_from={folder / 'dense'}@4", "train.grow_model=true"
     events = train(folder, "dense", name, *where, *words)
@@ -201,9 +238,14 @@ def test_more_layers_are_copies_of_the_stack(folder: Path) -> None:
         "model.num_hidden_layers=4", f"train.tokens={3 * STEP_TOKENS}",
     )  # fmt: skip
     assert select(events, "step")[0]["step"] == 1
-    assert select(events, "step")[0]["loss"] < 5.5  # of a model that has been trained; ln 384 is 5.95
+    # of a model that has been trained; ln 384 is 5.95
+    assert select(events, "step")[0]["loss"] < 5.5
     [parent] = select(events, "branch")
-    assert (parent["run"], parent["parent_steps"], parent["tokens"]) == (str(folder / "dense"), 4, 0)
+    assert (parent["run"], parent["parent_steps"], parent["tokens"]) == (
+        str(folder / "dense"),
+        4,
+        0,
+    )
     assert (parent["data_order"], parent["moments"][:4]) == ("from token 0", "new:")
     assert "model.num_hidden_layers was 2, now 4" in parent["changes"]
     page = write_report(folder / "dense", None, folder / "parent.html").read_text()
@@ -217,26 +259,34 @@ def test_more_layers_are_copies_of_the_stack(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["train.branch_from={}@3"], r"dense has no checkpoint of step 3. Its last steps with one: 2, 4, 6. Name one"),
+        (["train.branch_from={}@3"],
+            r"dense has no checkpoint of step 3. Its last steps with one: 2, 4, 6. Name one"),
         (["train.branch_from={}2@3"], "has no checkpoint of step 3. Its last steps with one: none"),
-        (["train.branch_from={}@6"], "has 1536 tokens, and train.tokens=1536 leaves no step after it. Set train.tokens "
-         "to the total of parent and branch, 1792 or more"),
-        (["train.branch_from={}@2", "batch.sequences=3"], "has 512 tokens after 2 steps, and no step of the new run "
-         "begins there: its steps have 96 tokens"),
-        (["train.branch_from={}@2", "model.intermediate_size=96"], r"needs \(32, 96\).*or train.grow_model=true"),
-        (["train.branch_from={}@2", "model.intermediate_size=50", "train.grow_model=true"], "No rule grows it"),
+        (["train.branch_from={}@6"], "has 1536 tokens, and train.tokens=1536 leaves no step after "
+        "it. Set train.tokens to the total of parent and branch, 1792 or more"),
+        (["train.branch_from={}@2", "batch.sequences=3"], "has 512 tokens after 2 steps, and no "
+        "step of the new run begins there: its steps have 96 tokens"),
+        (["train.branch_from={}@2", "model.intermediate_size=96"],
+            r"needs \(32, 96\).*or train.grow_model=true"),
+        (["train.branch_from={}@2", "model.intermediate_size=50", "train.grow_model=true"],
+            "No rule grows it"),
         (["train.branch_from={}@2", "model.hidden_size=64", "train.grow_model=true"],
          "heads of 8 channels cannot grow to 16.*Set model.num_attention_heads=8"),
         (["train.branch_from={}@2", "model.num_key_value_heads=4", "train.grow_model=true"],
-         "2 attention heads share keys and values, and 1 in the model to train. Set model.num_key_value_heads=2"),
+         "2 attention heads share keys and values, and 1 in the model to train. Set "
+         "model.num_key_value_heads=2"),
         (["train.branch_from={}@2", "model.hidden_size=64", "model.num_attention_heads=8",
           "model.num_key_value_heads=4", "train.grow_model=true", "model.tie_word_embeddings=true"],
          "Set model.tie_word_embeddings=false"),
     ],
 )  # fmt: skip
-def test_a_branch_that_cannot_be_is_named_before_training(folder: Path, words: list[str], message: str) -> None:
+def test_a_branch_that_cannot_be_is_named_before_training(
+    folder: Path, words: list[str], message: str
+) -> None:
     with pytest.raises(CheckpointError, match=message):
-        train(folder, "dense", "never", *(word.replace("{}", str(folder / "dense")) for word in words))
+        train(
+            folder, "dense", "never", *(word.replace("{}", str(folder / "dense")) for word in words)
+        )
 
 
 def test_a_damaged_or_foreign_step_is_named(folder: Path, tmp_path: Path) -> None:
@@ -244,7 +294,10 @@ def test_a_damaged_or_foreign_step_is_named(folder: Path, tmp_path: Path) -> Non
         shutil.copytree(folder / "dense", tmp_path / name)
     file = tmp_path / "damaged" / "checkpoints" / "step-00000002" / "__0_0.distcp"
     file.write_bytes(file.read_bytes()[:-1] + b"?")
-    for name, key, value in (("foreign", "run", {"tokenizer_fingerprint": "abc"}), ("bare", "weights_only", True)):
+    for name, key, value in (
+        ("foreign", "run", {"tokenizer_fingerprint": "abc"}),
+        ("bare", "weights_only", True),
+    ):
         path = tmp_path / name / "checkpoints" / "step-00000002" / "state.json"
         record = json.loads(path.read_text())
         record[key] = record.get(key, {}) | value if isinstance(value, dict) else value
@@ -262,11 +315,16 @@ def test_a_damaged_or_foreign_step_is_named(folder: Path, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["train.branch_from=runs/a"], "runs/a does not name a step. Append the step of a checkpoint"),
+        (
+            ["train.branch_from=runs/a"],
+            "runs/a does not name a step. Append the step of a checkpoint",
+        ),
         (["train.branch_from=runs/a@1", "train.init_from=b"], "are both sources of weights"),
         (["train.grow_model=true"], "there is no model to grow"),
     ],
 )
-def test_settings_that_contradict_each_other_are_refused(folder: Path, words: list[str], message: str) -> None:
+def test_settings_that_contradict_each_other_are_refused(
+    folder: Path, words: list[str], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         load_run_config(str(folder / "dense.yaml"), words)

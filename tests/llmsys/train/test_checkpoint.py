@@ -1,4 +1,6 @@
-"""Checkpoints: saved under one engine, resumed under another; damage is noticed; publishing is all or nothing."""
+"""Checkpoints: saved under one engine, resumed under another; damage is noticed; publishing is
+all or nothing.
+"""
 
 import json
 from pathlib import Path
@@ -15,7 +17,13 @@ from llmsys.train.checkpoint_record import compute_digests, find_checkpoint_erro
 from llmsys.train.checkpoint_write import build_save_error, publish_checkpoint
 from llmsys.train.expert_load import update_expert_balance
 from llmsys.train.initial_state import require_same_settings
-from tests.helpers.parity_runs import LEARNING_RATE, build_engine, gather_full_state, run_reference, select_rank_batches
+from tests.helpers.parity_runs import (
+    LEARNING_RATE,
+    build_engine,
+    gather_full_state,
+    run_reference,
+    select_rank_batches,
+)
 from tests.helpers.ranks import run_ranks
 
 BEFORE, AFTER = 2, 3
@@ -26,7 +34,8 @@ def train(rank: int, engine: Any, first: int, stop: int) -> list[float]:
     for step in range(first, stop):
         losses.append(
             engine.train_step(
-                select_rank_batches(step, rank, torch.distributed.get_world_size(), 1), LEARNING_RATE
+                select_rank_batches(step, rank, torch.distributed.get_world_size(), 1),
+                LEARNING_RATE,
             ).loss
         )
         update_expert_balance(engine.module)
@@ -41,7 +50,9 @@ def start_and_save(rank: int, kind: str, layout: ParallelLayout, folder: Path) -
 
 
 def resume(rank: int, cases: list[tuple[str, ParallelLayout, Path]]) -> list[Any]:
-    """Each case resumed in turn: the losses of the later steps, the state at the end, and what was saved with it."""
+    """Each case resumed in turn: the losses of the later steps, the state at the end, and what
+    was saved with it.
+    """
     results = []
     for kind, layout, folder in cases:
         engine = build_engine(kind, layout, 0.5, 1)
@@ -55,7 +66,9 @@ def resume(rank: int, cases: list[tuple[str, ParallelLayout, Path]]) -> list[Any
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Checkpoints after BEFORE steps, written by two processes under FSDP2 with split experts and under ZeRO-2."""
+    """Checkpoints after BEFORE steps, written by two processes under FSDP2 with split experts
+    and under ZeRO-2.
+    """
     folders = {kind: tmp_path_factory.mktemp(kind) for kind in ("torch", "zero2")}
     for kind, folder in folders.items():
         run_ranks(start_and_save, 2, kind, ParallelLayout(expert=2), folder)
@@ -76,7 +89,11 @@ def test_any_engine_and_layout_resumes_any_checkpoint_on_the_same_trajectory(
         assert run_state == {"note": "from the test"}
         assert steps == BEFORE + AFTER
         for key, value in expected.items():
-            allowed = 0.02 * LEARNING_RATE if key.startswith("parameter/") else 2e-4 * float(value.abs().max())
+            allowed = (
+                0.02 * LEARNING_RATE
+                if key.startswith("parameter/")
+                else 2e-4 * float(value.abs().max())
+            )
             assert float((torch.from_numpy(state[key]) - value).abs().max()) <= allowed, key
 
 
@@ -88,7 +105,9 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(
         partial.mkdir()
         (partial / "__0_0.distcp").write_bytes(b"weights" * 100)
         files = compute_digests(partial.iterdir())
-        publish_checkpoint(partial, tmp_path / f"step-{steps:08d}", {"steps": steps, "run": {}, "files": files})
+        publish_checkpoint(
+            partial, tmp_path / f"step-{steps:08d}", {"steps": steps, "run": {}, "files": files}
+        )
     assert checkpoint_load.find_newest_checkpoint(tmp_path) == tmp_path / "step-00000200"
     damaged = tmp_path / "step-00000200" / "__0_0.distcp"
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"X")
@@ -102,7 +121,10 @@ def test_a_full_disk_is_said_with_what_is_safe() -> None:
     full = OSError(28, "No space left on device")
     said = build_save_error(Path("x/step-00000100"), CheckpointException("write", {1: (full, [])}))  # type: ignore[dict-item]
     assert isinstance(said, CheckpointError)
-    assert "x/step-00000100 could not be saved: No space left on device. Earlier checkpoints" in str(said)
+    assert (
+        "x/step-00000100 could not be saved: No space left on device. Earlier checkpoints"
+        in str(said)
+    )
     bug = CheckpointException("write", {0: (ValueError("a bug"), [])})  # type: ignore[dict-item]
     assert build_save_error(Path("x"), bug) is bug
 
@@ -119,28 +141,34 @@ def test_a_checkpoint_of_another_model_is_refused_by_name() -> None:
     for value in stored.values():
         value.size = value.shape
     wanted = {"parameter/a": torch.empty(2, 3), "parameter/b": torch.empty(1)}
-    with pytest.raises(CheckpointError, match=r"parameter/b is missing\. Use the model section of its run"):
+    with pytest.raises(
+        CheckpointError, match=r"parameter/b is missing\. Use the model section of its run"
+    ):
         checkpoint_load._check_names(Path("runs/x"), wanted, stored)
 
 
 def test_the_record_names_every_file(saved: dict[str, Path]) -> None:
     newest = checkpoint_load.list_complete_checkpoints(saved["torch"])[-1]
     record = json.loads((newest / "state.json").read_text())
-    assert sorted(record["files"]) == sorted(file.name for file in newest.iterdir() if file.name != "state.json")
+    assert sorted(record["files"]) == sorted(
+        file.name for file in newest.iterdir() if file.name != "state.json"
+    )
 
 
 def test_changed_data_tokenizer_and_model_are_readable_differences() -> None:
-    saved = {"data": {"documents": 120, "tokens": 9000}, "data_fingerprint": "5f", "tokenizer_fingerprint": "7a",
+    saved = {"data": {"documents": 120, "tokens": 9000}, "data_fingerprint": "5f",
+        "tokenizer_fingerprint": "7a",
              "model": {"hidden_size": 32}}  # fmt: skip
-    now = {"data": {"documents": 121, "tokens": 9000}, "data_fingerprint": "60", "tokenizer_fingerprint": "7a",
+    now = {"data": {"documents": 121, "tokens": 9000}, "data_fingerprint": "60",
+        "tokenizer_fingerprint": "7a",
            "model": {"hidden_size": 64}}  # fmt: skip
     require_same_settings(Path("x/step-00000100"), saved, saved)
     with pytest.raises(CheckpointError) as caught:
         require_same_settings(Path("x/step-00000100"), saved, now)
     assert str(caught.value).startswith(
-        "x/step-00000100 was trained with other settings: data.documents was 120, now 121; data_fingerprint "
-        "was 5f, now 60; model.hidden_size was 32, now 64. A run folder belongs to one trajectory. The data "
-        "differ"
+        "x/step-00000100 was trained with other settings: data.documents was 120, now 121; "
+        "data_fingerprint was 5f, now 60; model.hidden_size was 32, now 64. A run folder belongs "
+        "to one trajectory. The data differ"
     )
     assert "The model differs: restore the model section." in str(caught.value)
     assert "tokenizer" not in str(caught.value)

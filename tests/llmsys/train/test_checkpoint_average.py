@@ -1,4 +1,6 @@
-"""The mean of checkpoints is the plain mean of their tensors, made once, and refused where it cannot be."""
+"""The mean of checkpoints is the plain mean of their tensors, made once, and refused where it
+cannot be.
+"""
 
 from pathlib import Path
 
@@ -24,7 +26,12 @@ def tensors(step: int) -> dict[str, torch.Tensor]:
 
 def run_folder(folder: Path, steps: range) -> Path:
     for step in steps:
-        publish_weights(folder / "checkpoints", lambda at, s=step: save_tensors(tensors(s), at), step, {"seed": 1})
+        publish_weights(
+            folder / "checkpoints",
+            lambda at, s=step: save_tensors(tensors(s), at),
+            step,
+            {"seed": 1},
+        )
     return folder
 
 
@@ -58,20 +65,29 @@ def test_a_budget_with_too_few_saves_is_refused_before_training() -> None:
         "train": {"tokens": 500 * 32 * 512},
         "checkpoint": {"every_steps": 125, "keep_last": 5, "average_last": 5},
     }
-    config = RunConfig.model_validate({"batch": {"sequences": 32, "sequence_length": 512}, **settings})
+    config = RunConfig.model_validate(
+        {"batch": {"sequences": 32, "sequence_length": 512}, **settings}
+    )
     steps = r"average_last=5 needs as many checkpoints, and 500 steps with checkpoint.every_steps=125 save 4. "
     with pytest.raises(ConfigError, match=f"{steps}Use checkpoint.every_steps=100 or less"):
         require_enough_saves(config)
     require_enough_saves(
-        config.model_copy(update={"checkpoint": CheckpointConfig(every_steps=124, keep_last=5, average_last=5)})
+        config.model_copy(
+            update={"checkpoint": CheckpointConfig(every_steps=124, keep_last=5, average_last=5)}
+        )
     )
 
 
 def test_too_few_and_damaged_checkpoints_are_refused(tmp_path: Path) -> None:
     run_folder(tmp_path, range(10, 40, 10))
-    with pytest.raises(CheckpointError, match=r"has 3 checkpoints, and checkpoint.average_last=5 of them are needed"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"has 3 checkpoints, and checkpoint.average_last=5 of them are needed",
+    ):
         average_checkpoints(tmp_path, 5)
     damaged = tmp_path / "checkpoints" / "step-00000020" / "__0_0.distcp"
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"X")
-    with pytest.raises(CheckpointError, match=r"step-00000020 cannot be averaged: __0_0\.distcp is damaged"):
+    with pytest.raises(
+        CheckpointError, match=r"step-00000020 cannot be averaged: __0_0\.distcp is damaged"
+    ):
         average_checkpoints(tmp_path, 3)

@@ -1,4 +1,6 @@
-"""A checkpoint runs nothing when it is read: its metadata are JSON, and pickles of old ones are refused by name."""
+"""A checkpoint runs nothing when it is read: its metadata are JSON, and pickles of old ones are
+refused by name.
+"""
 
 import io
 import json
@@ -12,30 +14,49 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from launch.main import main
 from llmsys.errors import CheckpointError
+from llmsys.launch.main import main
 from llmsys.train import pickled_metadata
 from llmsys.train.checkpoint_average import average_checkpoints
 from llmsys.train.checkpoint_load import find_newest_checkpoint, load_tensors, read_tensor_metadata
 from llmsys.train.checkpoint_metadata import METADATA
-from llmsys.train.checkpoint_record import PICKLED, RECORD, find_checkpoint_error, read_record, write_record
+from llmsys.train.checkpoint_record import (
+    PICKLED,
+    RECORD,
+    find_checkpoint_error,
+    read_record,
+    write_record,
+)
 from llmsys.train.checkpoint_storage import CheckpointStorageReader, read_tensors
 from llmsys.train.checkpoint_write import publish_weights, save_tensors
 from llmsys.train.pickled_metadata import convert_pickled_metadata
-from tests.helpers.checkpoint_format_1 import Touch, pickle_touch, write_format_one, write_signed_record
+from tests.helpers.checkpoint_format_1 import (
+    Touch,
+    pickle_touch,
+    write_format_one,
+    write_signed_record,
+)
 from tests.helpers.interrupted_saves import save
 
-TENSORS = {"parameter/w": torch.arange(12.0).reshape(3, 4), "buffer/n": torch.tensor(7), "buffer/e": torch.empty(0, 2)}
+TENSORS = {
+    "parameter/w": torch.arange(12.0).reshape(3, 4),
+    "buffer/n": torch.tensor(7),
+    "buffer/e": torch.empty(0, 2),
+}
 
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
-    return publish_weights(tmp_path / "run" / "checkpoints", lambda folder: save_tensors(TENSORS, folder), 10)
+    return publish_weights(
+        tmp_path / "run" / "checkpoints", lambda folder: save_tensors(TENSORS, folder), 10
+    )
 
 
 @pytest.fixture
 def old(tmp_path: Path) -> Path:
-    return write_format_one(tmp_path / "run" / "checkpoints" / "step-00000010", TENSORS, 10, judge={"left_out": [3]})
+    return write_format_one(
+        tmp_path / "run" / "checkpoints" / "step-00000010", TENSORS, 10, judge={"left_out": [3]}
+    )
 
 
 def read(checkpoint: Path) -> dict[str, torch.Tensor]:
@@ -61,7 +82,10 @@ def test_no_pickled_metadata_is_written(tmp_path: Path, mode: str) -> None:
     save(tmp_path, 10, mode)
     written = tmp_path / "step-00000010"
     assert sorted(file.name for file in written.iterdir()) == ["__0_0.distcp", METADATA, RECORD]
-    assert json.loads((written / METADATA).read_text())["tensors"]["parameter/w"]["shape"] == [64, 64]
+    assert json.loads((written / METADATA).read_text())["tensors"]["parameter/w"]["shape"] == [
+        64,
+        64,
+    ]
 
 
 def test_what_is_written_is_read_with_types_and_shapes(checkpoint: Path) -> None:
@@ -73,7 +97,9 @@ def test_what_is_written_is_read_with_types_and_shapes(checkpoint: Path) -> None
 
 
 @pytest.mark.parametrize("name", [PICKLED, "__0.metadata"])
-def test_a_pickle_beside_the_metadata_is_never_read(checkpoint: Path, tmp_path: Path, name: str) -> None:
+def test_a_pickle_beside_the_metadata_is_never_read(
+    checkpoint: Path, tmp_path: Path, name: str
+) -> None:
     (checkpoint / name).write_bytes(pickle_touch(tmp_path / "ran"))
     write_signed_record(checkpoint, {"steps": 10, "run": {}, "weights_only": True})
     assert_equal(read(checkpoint))
@@ -114,7 +140,9 @@ def test_tensor_files_that_hold_something_else_are_refused_and_not_run(
 
     change_metadata(checkpoint, move_chunk)
     assert find_checkpoint_error(checkpoint) is None  # signed again: the digests are right
-    with pytest.raises(CheckpointError, match=r"cannot be read: .*Use another checkpoint") as refusal:
+    with pytest.raises(
+        CheckpointError, match=r"cannot be read: .*Use another checkpoint"
+    ) as refusal:
         read(checkpoint)
     assert "weights_only" not in str(refusal.value)
     assert not (tmp_path / "ran").exists()
@@ -139,10 +167,22 @@ HOSTILE: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
         lambda one: one["parameter/w"]["chunks"][0].update(file="/etc/passwd"),
         "'/etc/passwd' is not the name of a file",
     ),
-    "another dtype": (lambda one: one["parameter/w"].update(dtype="load"), "'load' is not a torch dtype"),
-    "a huge shape": (lambda one: one["parameter/w"].update(shape=[1 << 50]), "is not within [1125899906842624]"),
-    "a hole": (lambda one: one["parameter/w"]["chunks"][0].update(sizes=[2, 4]), "its chunks do not fill [3, 4]"),
-    "a negative offset": (lambda one: one["parameter/w"]["chunks"][0].update(offsets=[-1, 0]), "are not counts"),
+    "another dtype": (
+        lambda one: one["parameter/w"].update(dtype="load"),
+        "'load' is not a torch dtype",
+    ),
+    "a huge shape": (
+        lambda one: one["parameter/w"].update(shape=[1 << 50]),
+        "is not within [1125899906842624]",
+    ),
+    "a hole": (
+        lambda one: one["parameter/w"]["chunks"][0].update(sizes=[2, 4]),
+        "its chunks do not fill [3, 4]",
+    ),
+    "a negative offset": (
+        lambda one: one["parameter/w"]["chunks"][0].update(offsets=[-1, 0]),
+        "are not counts",
+    ),
     "bytes behind the end": (
         lambda one: one["parameter/w"]["chunks"][0].update(begin=1 << 40),
         "__0_0.distcp has no",
@@ -173,7 +213,9 @@ def test_metadata_that_are_none_are_refused(checkpoint: Path, text: str) -> None
 def test_a_record_names_files_of_its_own_folder_alone(checkpoint: Path, name: str) -> None:
     record = read_record(checkpoint)
     write_record(checkpoint, {**record, "files": {**record["files"], name: "0"}})
-    assert f"{name!r} is not the name of a file in its folder" in str(find_checkpoint_error(checkpoint))
+    assert f"{name!r} is not the name of a file in its folder" in str(
+        find_checkpoint_error(checkpoint)
+    )
 
 
 def test_an_old_checkpoint_is_refused_by_name_and_not_skipped(old: Path, tmp_path: Path) -> None:
@@ -214,7 +256,9 @@ def test_a_trusted_old_checkpoint_is_rewritten_in_place(
 
 
 @pytest.mark.parametrize("step", ["write_bytes_atomically", "write_record"])
-def test_a_rewrite_that_was_interrupted_is_done_again(old: Path, step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rewrite_that_was_interrupted_is_done_again(
+    old: Path, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real = getattr(pickled_metadata, step)
 
     def raise_interrupt(*arguments: Any) -> None:
@@ -248,9 +292,14 @@ def test_a_damaged_old_checkpoint_is_not_rewritten(old: Path) -> None:
 
 
 @pytest.mark.parametrize("more", [["there"], ["--dry-run"], ["--max-shard-size", "1GB"]])
-def test_a_rewrite_takes_no_other_option(old: Path, more: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_rewrite_takes_no_other_option(
+    old: Path, more: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["convert", str(old), *more, "--trust-pickle"]) == 2
-    assert "rewrites the checkpoints of SOURCE in place and takes no DESTINATION" in capsys.readouterr().err
+    assert (
+        "rewrites the checkpoints of SOURCE in place and takes no DESTINATION"
+        in capsys.readouterr().err
+    )
     assert main(["convert", str(old)]) == 2
     assert f"convert {old} needs a DESTINATION" in capsys.readouterr().err
 

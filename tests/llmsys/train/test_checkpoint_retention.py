@@ -1,11 +1,13 @@
-"""Which checkpoints stay: the last, every so many steps, the best; and what a killed removal leaves is put right."""
+"""Which checkpoints stay: the last, every so many steps, the best; and what a killed removal
+leaves is put right.
+"""
 
 from pathlib import Path
 
 import pytest
 
 from llmsys.config.checkpoint import CheckpointConfig
-from llmsys.config.load import load_run_config
+from llmsys.config.loading.load import load_run_config
 from llmsys.errors import ConfigError
 from llmsys.train.checkpoint_record import read_record
 from llmsys.train.checkpoint_retention import remove_old_checkpoints, select_kept_steps
@@ -60,12 +62,18 @@ def test_a_save_killed_between_its_two_renames_gives_the_old_one_back(tmp_path: 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["checkpoint.keep_every_steps=70"], "70 is not a multiple of checkpoint.every_steps=50.*keep_every_steps=50"),
+        (
+            ["checkpoint.keep_every_steps=70"],
+            "70 is not a multiple of checkpoint.every_steps=50.*keep_every_steps=50",
+        ),
         (
             ["checkpoint.keep_best=2", "evaluation.every_steps=0"],
             "2 best checkpoints need an evaluation of each checkpoint",
         ),
-        (["checkpoint.keep_best=2", "evaluation.every_steps=40"], "evaluation.every_steps=40 does not divide"),
+        (
+            ["checkpoint.keep_best=2", "evaluation.every_steps=40"],
+            "evaluation.every_steps=40 does not divide",
+        ),
         (
             ["train.spike_detection.max_grad_norm_ratio=0.5"],
             r"0\.5 times the median would skip ordinary steps\. Use more than 1",

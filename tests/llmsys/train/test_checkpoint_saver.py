@@ -1,4 +1,6 @@
-"""Saving: in the background as at once, on several ranks, killed or refused in any phase; the last good one stays."""
+"""Saving: in the background as at once, on several ranks, killed or refused in any phase; the
+last good one stays.
+"""
 
 import contextlib
 import hashlib
@@ -17,14 +19,18 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from llmsys.arrow_file import ArrowFileWriter
 from llmsys.config.checkpoint import CheckpointConfig
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.engine.engine import EngineState
 from llmsys.errors import CheckpointError
+from llmsys.storage.arrow_file import ArrowFileWriter
 from llmsys.train import checkpoint_saver, checkpoint_write
 from llmsys.train.checkpoint_index import SCHEMA, read_indices
-from llmsys.train.checkpoint_load import find_newest_checkpoint, load_tensors, read_newest_checkpoint
+from llmsys.train.checkpoint_load import (
+    find_newest_checkpoint,
+    load_tensors,
+    read_newest_checkpoint,
+)
 from llmsys.train.checkpoint_plan import select_owned
 from llmsys.train.checkpoint_record import RECORD, find_checkpoint_error, read_record
 from llmsys.train.checkpoint_saver import CheckpointSaver
@@ -49,16 +55,21 @@ def test_a_save_killed_in_any_phase_leaves_a_whole_checkpoint_and_the_next_one_s
 ) -> None:
     save(tmp_path, 10)
     save(tmp_path, 20)
-    step = 20 if PHASES[phase] == "replaced" else 30  # the same step once more is the only one that replaces
+    # the same step once more is the only one that replaces
+    step = 20 if PHASES[phase] == "replaced" else 30
     process = fork.Process(target=die_in, args=(tmp_path, step, PHASES[phase]))
     process.start()
     process.join(PATIENCE_SECONDS)
     assert process.exitcode == -signal.SIGKILL
     after_rename = PHASES[phase] in ("renamed", "removal")
     if PHASES[phase] == "replaced":
-        assert find_newest_checkpoint(tmp_path) == tmp_path / "step-00000010"  # until the next start looks after it
+        # until the next start looks after it
+        assert find_newest_checkpoint(tmp_path) == tmp_path / "step-00000010"
     else:
-        assert find_newest_checkpoint(tmp_path) == tmp_path / f"step-000000{30 if after_rename else 20}"
+        assert (
+            find_newest_checkpoint(tmp_path)
+            == tmp_path / f"step-000000{30 if after_rename else 20}"
+        )
     CheckpointSaver(tmp_path, CheckpointConfig())
     assert find_newest_checkpoint(tmp_path) == tmp_path / f"step-000000{30 if after_rename else 20}"
     assert not list(tmp_path.glob(".*"))
@@ -83,7 +94,9 @@ def test_a_disk_without_room_ends_in_a_message_and_harms_nothing(fork: Any, tmp_
     assert find_newest_checkpoint(tmp_path) == tmp_path / "step-00000010"
 
 
-def test_one_failed_save_is_told_and_two_in_a_row_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_failed_save_is_told_and_two_in_a_row_end_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     saver = CheckpointSaver(tmp_path, CheckpointConfig(mode="async"))
 
     def raise_full_disk(*_: Any) -> None:
@@ -100,7 +113,9 @@ def test_one_failed_save_is_told_and_two_in_a_row_end_the_run(tmp_path: Path, mo
     monkeypatch.setattr(checkpoint_write, "write_record", raise_full_disk)
     saver.save_state(build_state(3), 3, {})
     saver.save_state(build_state(4), 4, {})
-    with pytest.raises(CheckpointError, match="step-00000004 could not be saved: No space left on device"):
+    with pytest.raises(
+        CheckpointError, match="step-00000004 could not be saved: No space left on device"
+    ):
         saver.wait_for_save()
     assert find_newest_checkpoint(tmp_path) == tmp_path / "step-00000002"
 
@@ -108,7 +123,9 @@ def test_one_failed_save_is_told_and_two_in_a_row_end_the_run(tmp_path: Path, mo
 DAMAGES = {
     "missing": lambda file: file.unlink(),
     "truncated": lambda file: file.write_bytes(file.read_bytes()[:-100]),
-    "flipped": lambda file: file.write_bytes(file.read_bytes()[:-50] + b"X" + file.read_bytes()[-49:]),
+    "flipped": lambda file: file.write_bytes(
+        file.read_bytes()[:-50] + b"X" + file.read_bytes()[-49:]
+    ),
 }
 
 
@@ -117,7 +134,9 @@ DAMAGES = {
 def test_a_damaged_file_is_named(tmp_path: Path, damage: str, name: str) -> None:
     save(tmp_path, 10)
     DAMAGES[damage](tmp_path / "step-00000010" / name)
-    said = "missing" if damage == "missing" else "damaged (its digest differs from the recorded one)"
+    said = (
+        "missing" if damage == "missing" else "damaged (its digest differs from the recorded one)"
+    )
     assert find_checkpoint_error(tmp_path / "step-00000010") == f"{name} is {said}"
 
 
@@ -125,7 +144,10 @@ def test_digests_of_older_checkpoints_are_still_verified(tmp_path: Path) -> None
     save(tmp_path, 10)
     checkpoint = tmp_path / "step-00000010"
     record = read_record(checkpoint)
-    files = {name: hashlib.blake2b((checkpoint / name).read_bytes()).hexdigest() for name in record["files"]}
+    files = {
+        name: hashlib.blake2b((checkpoint / name).read_bytes()).hexdigest()
+        for name in record["files"]
+    }
     checkpoint_write.write_record(checkpoint, record | {"files": files})  # type: ignore[attr-defined]
     assert find_checkpoint_error(checkpoint) is None
     DAMAGES["flipped"](checkpoint / "metadata.json")
@@ -137,8 +159,14 @@ def test_digests_of_older_checkpoints_are_still_verified(tmp_path: Path) -> None
     [
         (lambda text: text[:50], f"{RECORD} cannot be read"),
         (lambda text: "[]", f"{RECORD} cannot be read (not a record of files)"),
-        (lambda text: text.replace('"steps": 10', '"steps": 18'), f"{RECORD} cannot be read (corrupt: its own digest"),
-        (lambda text: text.replace('"format": 2', '"format": 4'), "format 4, written by a newer llmsys; this version"),
+        (
+            lambda text: text.replace('"steps": 10', '"steps": 18'),
+            f"{RECORD} cannot be read (corrupt: its own digest",
+        ),
+        (
+            lambda text: text.replace('"format": 2', '"format": 4'),
+            "format 4, written by a newer llmsys; this version",
+        ),
     ],
 )
 def test_a_damaged_or_newer_record_is_said(tmp_path: Path, change: Any, said: str) -> None:
@@ -161,7 +189,10 @@ def test_a_reader_takes_the_next_when_its_checkpoint_is_removed_under_it(tmp_pat
         load_tensors({"parameter/w": torch.empty(64, 64)}, found)
         return found
 
-    assert read_newest_checkpoint(lambda: find_newest_checkpoint(tmp_path), load) == tmp_path / "step-00000040"
+    assert (
+        read_newest_checkpoint(lambda: find_newest_checkpoint(tmp_path), load)
+        == tmp_path / "step-00000040"
+    )
     assert read[0] == tmp_path / "step-00000020"
     (read[-1] / "__0_0.distcp").unlink()
     with pytest.raises(BaseException, match=r"__0_0\.distcp"):  # damaged, not removed: that is said
@@ -177,7 +208,9 @@ WRITE_TENSORS, MAY_WRITE = checkpoint_write._write_tensors, threading.Event()
 
 
 def on_two_ranks(rank: int, folder: Path) -> dict[str, Any]:
-    """A save in the background beside one at once, a failure on one rank, and a verification in shares."""
+    """A save in the background beside one at once, a failure on one rank, and a verification in
+    shares.
+    """
     engine = build_engine("torch", ParallelLayout(expert=2), 0.5, 1)
     savers = {
         mode: CheckpointSaver(folder / mode, CheckpointConfig.model_validate({"mode": mode}))
@@ -193,7 +226,8 @@ def on_two_ranks(rank: int, folder: Path) -> dict[str, Any]:
             checkpoint_write._write_tensors = _write_late if mode == "async" else WRITE_TENSORS  # type: ignore[assignment]
             saver.save_state(engine.get_state(), step + 1, {})
     alone = savers["async"]._thread is not None and savers["async"]._thread.is_alive()
-    engine.train_step(select_rank_batches(2, rank, 2, 1), LEARNING_RATE)  # while the second is still being written
+    # while the second is still being written
+    engine.train_step(select_rank_batches(2, rank, 2, 1), LEARNING_RATE)
     MAY_WRITE.set()
     savers["async"].finish_saves()
     failed = _fail_on_rank_one(rank, savers["async"], engine)
@@ -215,7 +249,14 @@ def on_two_ranks(rank: int, folder: Path) -> dict[str, Any]:
 
 def build_odd_tensors(value: float) -> dict[str, torch.Tensor]:
     """Tensors with one row, with none, without axes, and with rows for every rank."""
-    shapes = {"rows": (5, 3), "columns": (3, 5), "one": (1, 4), "none": (0, 2), "scalar": (), "everywhere": (6,)}
+    shapes = {
+        "rows": (5, 3),
+        "columns": (3, 5),
+        "one": (1, 4),
+        "none": (0, 2),
+        "scalar": (),
+        "everywhere": (6,),
+    }
     return {
         f"parameter/{name}": torch.arange(float(math.prod(shape))).reshape(shape) * value
         for name, shape in shapes.items()
@@ -223,11 +264,20 @@ def build_odd_tensors(value: float) -> dict[str, torch.Tensor]:
 
 
 def _save_odd_tensors(rank: int, folder: Path) -> list[str]:
-    """Save tensors that are sharded, replicated or plain on two ranks; return what differs in another layout."""
+    """Save tensors that are sharded, replicated or plain on two ranks; return what differs in
+    another layout.
+    """
     mesh = init_device_mesh("cpu", (2,))
 
-    def distribute(tensors: dict[str, torch.Tensor], rows: int, everywhere: Any) -> dict[str, torch.Tensor]:
-        placements = {"rows": Shard(rows), "columns": Shard(1 - rows), "one": Shard(0), "none": Shard(0)}
+    def distribute(
+        tensors: dict[str, torch.Tensor], rows: int, everywhere: Any
+    ) -> dict[str, torch.Tensor]:
+        placements = {
+            "rows": Shard(rows),
+            "columns": Shard(1 - rows),
+            "one": Shard(0),
+            "none": Shard(0),
+        }
         sharded = {
             f"parameter/{name}": distribute_tensor(tensors[f"parameter/{name}"], mesh, [placement])
             for name, placement in {**placements, "everywhere": everywhere}.items()
@@ -244,14 +294,21 @@ def _save_odd_tensors(rank: int, folder: Path) -> list[str]:
     return [
         name
         for name, tensor in found.items()
-        if not torch.equal(*(one.full_tensor() if isinstance(one, DTensor) else one for one in (tensor, wanted[name])))
+        if not torch.equal(
+            *(
+                one.full_tensor() if isinstance(one, DTensor) else one
+                for one in (tensor, wanted[name])
+            )
+        )
     ]
 
 
 def _fail_on_rank_one(rank: int, saver: CheckpointSaver, engine: Any) -> str:
     real = checkpoint_write.compute_digests  # type: ignore[attr-defined]
     if rank == 1:
-        checkpoint_write.compute_digests = lambda files: (_ for _ in ()).throw(OSError(5, "Input/output error", "disk"))  # type: ignore[attr-defined]
+        checkpoint_write.compute_digests = lambda files: (_ for _ in ()).throw(
+            OSError(5, "Input/output error", "disk")
+        )  # type: ignore[attr-defined]
     saver.save_state(engine.get_state(), 3, {})
     saver.wait_for_save()
     checkpoint_write.compute_digests = real  # type: ignore[attr-defined]
@@ -267,7 +324,9 @@ def test_ranks_save_in_the_background_what_they_would_save_at_once(tmp_path: Pat
         folders = [tmp_path / mode / f"step-0000000{step}" for mode in ("sync", "async")]
         if step == 1:  # the second of one mode is damaged by now
             digests = [read_record(folder)["files"] for folder in folders]
-            assert set(digests[0]) == {f"__{rank}_0.{kind}" for rank in (0, 1) for kind in ("distcp", "index")}
+            assert set(digests[0]) == {
+                f"__{rank}_0.{kind}" for rank in (0, 1) for kind in ("distcp", "index")
+            }
             assert digests[0]["__1_0.distcp"] == digests[1]["__1_0.distcp"]
         assert find_checkpoint_error(folders[1]) is None
     for result in results:
@@ -284,7 +343,8 @@ def test_ranks_save_in_the_background_what_they_would_save_at_once(tmp_path: Pat
         name: tensor.tolist() for name, tensor in build_odd_tensors(1.0).items()
     }
     places = CheckpointStorageReader(odd).read_metadata().storage_data
-    assert len({(index.fqn, index.offset) for index in places}) == len(places) == 8  # no chunk is written twice
+    # no chunk is written twice
+    assert len({(index.fqn, index.offset) for index in places}) == len(places) == 8
     half = read_indices(odd, {"parameter/rows": [([0, 0], [2, 3])]})
     assert [(index.fqn, place.relative_path) for index, place in half.storage_data.items()] == [
         ("parameter/rows", "__0_0.distcp")
@@ -293,7 +353,9 @@ def test_ranks_save_in_the_background_what_they_would_save_at_once(tmp_path: Pat
 
 
 def reject_changed_indices(checkpoint: Path) -> None:
-    """An index that points out of its tensor or file, or leaves a hole, is refused with the reason."""
+    """An index that points out of its tensor or file, or leaves a hole, is refused with the
+    reason.
+    """
     path = checkpoint / "__0_0.index"
     content = path.read_bytes()
     rows = pa.ipc.open_file(pa.py_buffer(content)).read_all().to_pylist()
@@ -314,7 +376,9 @@ def reject_changed_indices(checkpoint: Path) -> None:
         with pytest.raises(CheckpointError, match=f"{text}.*Use another checkpoint"):
             load_tensors(build_odd_tensors(0.0), checkpoint)
     path.write_bytes(b"no index")
-    with pytest.raises(CheckpointError, match=r"__0_0\.index cannot be read .*Use another checkpoint"):
+    with pytest.raises(
+        CheckpointError, match=r"__0_0\.index cannot be read .*Use another checkpoint"
+    ):
         load_tensors(build_odd_tensors(0.0), checkpoint)
 
 
@@ -324,12 +388,16 @@ def test_each_chunk_is_written_by_one_of_its_holders_and_they_share_the_work() -
     every, pairs, alone = (choose.integers(0, 1 << 63, 400, np.uint64) for _ in range(3))
     held = [np.concatenate([every, pairs[rank % 2 :: 2], alone[rank::4]]) for rank in range(4)]
     written = [hashes[select_owned(hashes, held, rank)] for rank, hashes in enumerate(held)]
-    assert sorted(np.concatenate(written).tolist()) == sorted([*every.tolist(), *pairs.tolist(), *alone.tolist()])
+    assert sorted(np.concatenate(written).tolist()) == sorted(
+        [*every.tolist(), *pairs.tolist(), *alone.tolist()]
+    )
     assert max(map(len, written)) < 350 < len(held[0])
 
 
 class FakeDevice:
-    """Streams of a device that copies when it is waited for, and the order of what they are asked."""
+    """Streams of a device that copies when it is waited for, and the order of what they are
+    asked.
+    """
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -362,7 +430,9 @@ class FakeDevice:
 
 
 class DeviceTensor(torch.Tensor):
-    """A tensor that says it is on the third device; copies from it happen when the device is waited for."""
+    """A tensor that says it is on the third device; copies from it happen when the device is
+    waited for.
+    """
 
     fake: FakeDevice
     is_cuda = True
@@ -401,7 +471,9 @@ def fake_device(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
     monkeypatch.setattr(torch.cuda, "Stream", fake.build_stream)
     monkeypatch.setattr(torch.cuda, "stream", fake.enter)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"the stream of {device}")
-    monkeypatch.setattr(torch.cuda, "set_device", lambda device: fake.calls.append(f"thread uses {device}"))
+    monkeypatch.setattr(
+        torch.cuda, "set_device", lambda device: fake.calls.append(f"thread uses {device}")
+    )
     monkeypatch.setattr(checkpoint_saver, "get_local_device", lambda: DeviceTensor.device)
     return fake
 
@@ -414,12 +486,20 @@ def test_a_copy_runs_on_a_stream_of_its_own_until_the_state_changes(
     on_device = torch.full((64, 64), 7.0).as_subclass(DeviceTensor)
     state.tensors["parameter/w"] = on_device
     written: list[dict[str, torch.Tensor]] = []
-    monkeypatch.setattr(checkpoint_saver, "write_sharded_checkpoint", lambda tensors, *_: written.append(dict(tensors)))
+    monkeypatch.setattr(
+        checkpoint_saver,
+        "write_sharded_checkpoint",
+        lambda tensors, *_: written.append(dict(tensors)),
+    )
     saver = CheckpointSaver(tmp_path, CheckpointConfig(mode="async"))
     saver.allocate_buffers(state)
     start = ["new stream on cuda:2"]
     copy = ["wait for the stream of cuda:2", "enter", "keep memory", "leave"]
-    assert [call for call in fake_device.calls if call not in ("pin", "record")] == [*start, *copy, "synchronize"]
+    assert [call for call in fake_device.calls if call not in ("pin", "record")] == [
+        *start,
+        *copy,
+        "synchronize",
+    ]
     assert fake_device.calls.count("pin") == 1
     fake_device.calls.clear()
     saver.save_state(state, 1, {})

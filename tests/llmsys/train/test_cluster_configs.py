@@ -1,4 +1,6 @@
-"""The configs for real clusters: legal, small enough for their devices, and sharded over all of them in a dry run."""
+"""The configs for real clusters: legal, small enough for their devices, and sharded over all of
+them in a dry run.
+"""
 
 import math
 from collections.abc import Iterator
@@ -9,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from llmsys.config.load import load_run_config
+from llmsys.config.loading.load import load_run_config
 from llmsys.estimate.cluster_costs import ClusterCosts
 from llmsys.estimate.model_tensors import count_parameters
 from llmsys.estimate.named_layout import NamedLayout, find_layout_violations, parse_layout
@@ -38,11 +40,15 @@ def fake_ranks(request: pytest.FixtureRequest) -> Iterator[int]:
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize(("name", "ranks", "device"), [(name, *where) for name, where in CLUSTERS.items()])
+@pytest.mark.parametrize(
+    ("name", "ranks", "device"), [(name, *where) for name, where in CLUSTERS.items()]
+)
 def test_a_config_passes_the_judgement_of_plan(name: str, ranks: int, device: str) -> None:
     config = load_run_config(f"train/{name}")
     layout = config.resolve_layout(ranks)
-    named = NamedLayout(layout.tensor, layout.context, 1, layout.expert, layout.replicate, layout.shard)
+    named = NamedLayout(
+        layout.tensor, layout.context, 1, layout.expert, layout.replicate, layout.shard
+    )
     assert list(find_layout_violations(config, named, ranks, with_batch=True)) == []
     found = estimate_layout_fit(config, named, ClusterCosts(device=device, devices=ranks))
     assert found["fits"], found["memory"]
@@ -50,9 +56,13 @@ def test_a_config_passes_the_judgement_of_plan(name: str, ranks: int, device: st
 
 
 @pytest.mark.parametrize(
-    ("name", "fake_ranks"), [(name, ranks) for name, (ranks, _) in CLUSTERS.items()], indirect=["fake_ranks"]
+    ("name", "fake_ranks"),
+    [(name, ranks) for name, (ranks, _) in CLUSTERS.items()],
+    indirect=["fake_ranks"],
 )
-def test_a_config_is_sharded_evenly_over_a_fake_group_of_its_size(name: str, fake_ranks: int) -> None:
+def test_a_config_is_sharded_evenly_over_a_fake_group_of_its_size(
+    name: str, fake_ranks: int
+) -> None:
     config = load_run_config(f"train/{name}")
     model = build_model(config)
     meshes = build_device_meshes(config.resolve_layout(fake_ranks), torch.device("cpu"))

@@ -37,11 +37,17 @@ def flip_bit(output: Tensor) -> Tensor:
     return output + (flipped - output.detach())
 
 
-def train_with_flip(rank: int, kind: str, layout: ParallelLayout, flipped: str, checked: bool) -> Any:
-    """The state after three steps, or the message. Rank 1 flips a bit in the first pass of `flipped` of step 2."""
+def train_with_flip(
+    rank: int, kind: str, layout: ParallelLayout, flipped: str, checked: bool
+) -> Any:
+    """The state after three steps, or the message. Rank 1 flips a bit in the first pass of
+    `flipped` of step 2.
+    """
     engine = EmaEngine(build_engine(kind, layout, 0.5, 2, **DROPOUT), 100)
     ranks = torch.distributed.get_world_size()
-    check = CorruptionCheck(CONFIG, engine, lambda step, of: select_rank_batches(step, of, ranks, 2), rank, ranks)
+    check = CorruptionCheck(
+        CONFIG, engine, lambda step, of: select_rank_batches(step, of, ranks, 2), rank, ranks
+    )
     phase = ""
 
     def corrupt(module: Any, inputs: Any, output: Tensor) -> Tensor | None:
@@ -94,9 +100,13 @@ def test_a_flipped_bit_names_its_rank_and_changes_no_weight_and_a_check_changes_
         assert events[1]["ranks"] == 2, name
         for (message, is_unchanged), suspect in ((in_step, 1), (in_repetition, 0)):
             assert is_unchanged, name
-            assert re.search(rf"step 2: the gradients of rank {suspect} have hash \w+, and computed again on", message)
             assert re.search(
-                r"A third computation agrees with all but rank 1 on .* run the same command again", message
+                rf"step 2: the gradients of rank {suspect} have hash \w+, and computed again on",
+                message,
+            )
+            assert re.search(
+                r"A third computation agrees with all but rank 1 on .* run the same command again",
+                message,
             )
 
 
@@ -110,10 +120,15 @@ def test_a_flipped_bit_names_its_rank_and_changes_no_weight_and_a_check_changes_
             {"train": {"noise_scale_every_steps": 5}, "batch": {"micro_sequences": 1}},
             "in another order. Set one of the",
         ),
-        ({"train": {"reproducibility": "fast"}}, "add in any order on cuda. Set train.reproducibility=bitwise"),
+        (
+            {"train": {"reproducibility": "fast"}},
+            "add in any order on cuda. Set train.reproducibility=bitwise",
+        ),
     ],
 )
-def test_what_cannot_be_repeated_bit_for_bit_is_rejected(settings: dict[str, Any], message: str) -> None:
+def test_what_cannot_be_repeated_bit_for_bit_is_rejected(
+    settings: dict[str, Any], message: str
+) -> None:
     train = {"corruption_check_every_steps": 5} | settings.get("train", {})
     config = RunConfig.model_validate({"model": MODEL, **settings, "train": train})
     with pytest.raises(ConfigError, match=message):

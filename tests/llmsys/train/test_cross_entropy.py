@@ -16,7 +16,9 @@ def test_losses_and_gradients_equal_the_plain_form(length: int) -> None:
     targets_BT = torch.randint(0, 50, (3, length), generator=generator)
     targets_BT[1] = -100
     weights_B = torch.tensor([1.0, 2.0, -3.0])
-    plain_BT = torch.nn.functional.cross_entropy(plain_BTV.flatten(0, 1), targets_BT.flatten(), reduction="none")
+    plain_BT = torch.nn.functional.cross_entropy(
+        plain_BTV.flatten(0, 1), targets_BT.flatten(), reduction="none"
+    )
     plain_B = plain_BT.view(3, length).sum(1)
     losses_B = compute_sequence_losses(logits_BTV, targets_BT)
     torch.testing.assert_close(losses_B, plain_B)
@@ -33,7 +35,9 @@ def compute_smoothed_loss(
     classes = logits_BTV.shape[-1]
     wanted_BTV = torch.full_like(logits_BTV, smoothing / (classes - 1))
     wanted_BTV.scatter_(-1, targets_BT.clamp(min=0)[..., None], 1 - smoothing)
-    losses_BT = -(wanted_BTV * logits_BTV.log_softmax(-1)).sum(-1) + z * logits_BTV.logsumexp(-1) ** 2
+    losses_BT = (
+        -(wanted_BTV * logits_BTV.log_softmax(-1)).sum(-1) + z * logits_BTV.logsumexp(-1) ** 2
+    )
     return (losses_BT * (targets_BT != -100)).sum(1)
 
 
@@ -60,10 +64,14 @@ def test_a_classifier_counts_as_sequences_of_one() -> None:
 
 
 def test_bfloat16_logits_are_summed_in_float32() -> None:
-    logits_BTV = (4 * torch.randn(2, 40, 300, generator=torch.Generator().manual_seed(0))).bfloat16()
+    logits_BTV = (
+        4 * torch.randn(2, 40, 300, generator=torch.Generator().manual_seed(0))
+    ).bfloat16()
     targets_BT = torch.arange(80).view(2, 40)
     exact = compute_sequence_losses(logits_BTV.double(), targets_BT)
-    torch.testing.assert_close(compute_sequence_losses(logits_BTV, targets_BT), exact, rtol=1e-6, atol=1e-4)
+    torch.testing.assert_close(
+        compute_sequence_losses(logits_BTV, targets_BT), exact, rtol=1e-6, atol=1e-4
+    )
 
 
 def test_huge_logits_do_not_overflow() -> None:
@@ -72,7 +80,9 @@ def test_huge_logits_do_not_overflow() -> None:
 
 
 def test_a_second_backward_is_refused() -> None:
-    loss = compute_sequence_losses(torch.zeros(1, 2, 3, requires_grad=True), torch.zeros(1, 2, dtype=torch.int64)).sum()
+    loss = compute_sequence_losses(
+        torch.zeros(1, 2, 3, requires_grad=True), torch.zeros(1, 2, dtype=torch.int64)
+    ).sum()
     loss.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="consumed by its first backward"):
         loss.backward()
@@ -82,14 +92,17 @@ def test_one_float32_copy_of_rows_exists_at_a_time() -> None:
     logits_NV = torch.zeros(64, 65_536, dtype=torch.bfloat16)
     copy_bytes = cross_entropy.LOGITS_ON_CPU * 4
     with Followed(logits_NV) as followed:
-        cross_entropy.compute_token_losses(logits_NV, torch.zeros(64, dtype=torch.long), 0.0, 0.0, logits_NV)
+        cross_entropy.compute_token_losses(
+            logits_NV, torch.zeros(64, dtype=torch.long), 0.0, 0.0, logits_NV
+        )
     assert copy_bytes <= followed.peak_bytes < 1.5 * copy_bytes
 
 
 def test_the_heads_gradient_is_summed_in_one_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     vocabulary, width = 4096, 64
     monkeypatch.setattr(cross_entropy, "LOGITS_BYTES_ON_CPU", 16 * vocabulary * 2)
-    monkeypatch.setattr(cross_entropy, "_logits_buffers", {})  # another test may have left a larger one
+    # another test may have left a larger one
+    monkeypatch.setattr(cross_entropy, "_logits_buffers", {})
     head = torch.nn.Linear(width, vocabulary, bias=False, dtype=torch.bfloat16)
     x_ND = torch.randn(48, width, dtype=torch.bfloat16, requires_grad=True)
     with Followed(x_ND, head.weight) as followed:

@@ -9,7 +9,8 @@ from llmsys.data.batch import IGNORED
 from llmsys.train.cross_entropy import compute_token_losses
 
 needs_triton = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="triton is not installed: CPU wheels of torch do not bring it"
+    importlib.util.find_spec("triton") is None,
+    reason="triton is not installed: CPU wheels of torch do not bring it",
 )
 
 

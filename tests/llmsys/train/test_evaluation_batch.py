@@ -1,4 +1,6 @@
-"""The batch of an evaluation is the config's, its memory is an instant of the estimate, prompts are refused early."""
+"""The batch of an evaluation is the config's, its memory is an instant of the estimate, prompts
+are refused early.
+"""
 
 from typing import Any
 
@@ -6,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from llmsys.config.load import load_run_config
+from llmsys.config.loading.load import load_run_config
 from llmsys.config.run import RunConfig
 from llmsys.data.batch import Batch
 from llmsys.errors import ConfigError
@@ -37,7 +39,9 @@ def test_a_forward_pass_has_the_sequences_of_the_config(sequences: int) -> None:
         sizes.append(len(batch.tokens_BT))
         return torch.zeros(*batch.tokens_BT.shape, VOCABULARY)
 
-    found = TargetEvaluator(HeldRows(), sequences=sequences).evaluate(compute_logits, torch.device("cpu"))
+    found = TargetEvaluator(HeldRows(), sequences=sequences).evaluate(
+        compute_logits, torch.device("cpu")
+    )
     assert set(sizes) == {sequences}
     assert found.evaluated_targets == ROWS * LENGTH
 
@@ -52,16 +56,23 @@ def test_a_forward_pass_has_the_sequences_of_the_config(sequences: int) -> None:
         (["batch.micro_sequences=2", "evaluation.micro_sequences=16"], 16),
     ],
 )
-def test_left_out_it_is_a_training_micro_batch_and_at_most_eight(words: list[str], expected: int) -> None:
-    assert load_run_config("train/demo", ["batch.sequences=32", *words]).evaluation_sequences == expected
+def test_left_out_it_is_a_training_micro_batch_and_at_most_eight(
+    words: list[str], expected: int
+) -> None:
+    assert (
+        load_run_config("train/demo", ["batch.sequences=32", *words]).evaluation_sequences
+        == expected
+    )
 
 
 # --- Memory ---
 
 
 def load_run(**evaluation: int) -> RunConfig:
-    model = {"vocab_size": 8192, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
-             "num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 128}  # fmt: skip
+    model = {"vocab_size": 8192, "hidden_size": 64, "intermediate_size": 128,
+        "num_hidden_layers": 2,
+             "num_attention_heads": 2, "num_key_value_heads": 2,
+             "max_position_embeddings": 128}  # fmt: skip
     batch = {"sequence_length": 128, "sequences": 2, "attention_scope": "window"}
     return RunConfig.model_validate(
         {"model": model, "batch": batch, "train": {"precision": "fp32"}, "evaluation": evaluation}
@@ -70,7 +81,9 @@ def load_run(**evaluation: int) -> RunConfig:
 
 def find_instant(config: RunConfig, **system: Any) -> int:
     ledger = estimate_peak_memory(
-        config, config.resolve_layout(1), system=MemoryProfile(device="cpu", measured="allocated", **system)
+        config,
+        config.resolve_layout(1),
+        system=MemoryProfile(device="cpu", measured="allocated", **system),
     )
     return next(one.bytes for one in ledger.instants if one.name == "in an evaluation")
 
@@ -91,7 +104,9 @@ def test_the_instant_is_what_lives_in_a_forward_pass_or_somewhat_above(sequences
 
 def test_a_peak_in_an_evaluation_is_told_with_what_helps() -> None:
     config = load_run(micro_sequences=64)
-    ledger = estimate_peak_memory(config, config.resolve_layout(1), system=MemoryProfile(device="cpu"))
+    ledger = estimate_peak_memory(
+        config, config.resolve_layout(1), system=MemoryProfile(device="cpu")
+    )
     assert ledger.peak_instant == "in an evaluation"
     text = ledger.compute_fit_result(ledger.peak_bytes - 1).text
     assert "runs out in an evaluation: " in text
@@ -103,7 +118,9 @@ def test_a_peak_in_an_evaluation_is_told_with_what_helps() -> None:
 
 def test_another_system_has_no_evaluation() -> None:
     config = load_run()
-    ledger = estimate_peak_memory(config, config.resolve_layout(1), system=MemoryProfile(evaluation="none"))
+    ledger = estimate_peak_memory(
+        config, config.resolve_layout(1), system=MemoryProfile(evaluation="none")
+    )
     assert "in an evaluation" not in [one.name for one in ledger.instants]
 
 

@@ -8,7 +8,9 @@ from tests.helpers.tiny_model import build_tiny_model, build_tiny_moe_config, bu
 
 
 @pytest.mark.parametrize("applied", [True, False])
-def test_a_skipped_step_moves_no_bias_and_its_load_does_not_count_in_the_next(applied: bool) -> None:
+def test_a_skipped_step_moves_no_bias_and_its_load_does_not_count_in_the_next(
+    applied: bool,
+) -> None:
     model = build_tiny_model(build_tiny_moe_config({"balance": {"kind": "bias", "rate": 0.25}}))
     layers = model.list_moe_layers()
     before = [layer.balance_bias_E.clone() for layer in layers]

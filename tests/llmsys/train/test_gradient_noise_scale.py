@@ -1,4 +1,6 @@
-"""Laws of the gradient noise scale: the known answer on known gradients, and the norms of the engine it is fed."""
+"""Laws of the gradient noise scale: the known answer on known gradients, and the norms of the
+engine it is fed.
+"""
 
 from collections.abc import Callable
 
@@ -40,9 +42,13 @@ def test_known_gradients_give_the_known_noise_scale() -> None:
     # Both estimates are unbiased, which their quotient in a single step is not.
     assert np.mean(gradients) == pytest.approx(mean @ mean, rel=0.1)
     assert np.mean(traces) == pytest.approx((deviation**2).sum(), rel=0.05)
-    assert np.mean(traces) / np.mean(gradients) == pytest.approx((deviation**2).sum() / (mean @ mean), rel=0.15)
+    assert np.mean(traces) / np.mean(gradients) == pytest.approx(
+        (deviation**2).sum() / (mean @ mean), rel=0.15
+    )
     found = scale.to_dict()
-    assert found["noise_scale_tokens"] == pytest.approx((deviation**2).sum() / (mean @ mean), rel=0.7)
+    assert found["noise_scale_tokens"] == pytest.approx(
+        (deviation**2).sum() / (mean @ mean), rel=0.7
+    )
 
 
 def test_a_negative_average_is_no_noise_scale() -> None:
@@ -70,7 +76,10 @@ def measure_small_norm(rank: int, ranks: int) -> tuple[float, float, float, floa
     """(small norm and tokens of the meter, norm of that micro-batch alone, targets)."""
     meter = NoiseScaleMeter(every_steps=1, sequence_ranks=1, seed=3)
     share = 4 // ranks
-    batches = [build_sequences(0, 4 * micro + rank * share, share, ignored=0 if rank else 3) for micro in range(3)]
+    batches = [
+        build_sequences(0, 4 * micro + rank * share, share, ignored=0 if rank else 3)
+        for micro in range(3)
+    ]
     meter.engine = watched = build_engine(ranks)
     ordered = meter.begin_step(0, batches)
     assert sorted(map(id, ordered)) == sorted(map(id, batches))
@@ -118,18 +127,30 @@ def test_only_every_so_manieth_step_is_measured_and_a_refused_one_is_not_taken()
             {"engine": {"kind": "deepspeed"}},
             "engine.kind: deepspeed reduces over ranks only after the last micro-batch",
         ),
-        ({"batch": {"micro_sequences": 0}}, "batch.micro_sequences: 0 makes one micro-batch of a rank's share"),
-        ({"train": {"precision": "fp16"}}, "train.precision: fp16 unscales gradients only after the last micro-batch"),
+        (
+            {"batch": {"micro_sequences": 0}},
+            "batch.micro_sequences: 0 makes one micro-batch of a rank's share",
+        ),
+        (
+            {"train": {"precision": "fp16"}},
+            "train.precision: fp16 unscales gradients only after the last micro-batch",
+        ),
     ],
 )
-def test_where_it_cannot_be_had_it_is_refused_by_name(settings: dict[str, dict[str, object]], message: str) -> None:
+def test_where_it_cannot_be_had_it_is_refused_by_name(
+    settings: dict[str, dict[str, object]], message: str
+) -> None:
     base = {"train": {"noise_scale_every_steps": 1}, "batch": {"micro_sequences": 4}}
-    sections = {key: base.get(key, {}) | settings.get(key, {}) for key in base.keys() | settings.keys()}
+    sections = {
+        key: base.get(key, {}) | settings.get(key, {}) for key in base.keys() | settings.keys()
+    }
     with pytest.raises(ValidationError, match=message):
         RunConfig.model_validate(sections)
 
 
 def test_one_micro_batch_on_a_rank_is_refused_when_ranks_are_known() -> None:
-    with pytest.raises(ConfigError, match=r"batch.micro_sequences=4 gives each rank only one. Use a smaller"):
+    with pytest.raises(
+        ConfigError, match=r"batch.micro_sequences=4 gives each rank only one. Use a smaller"
+    ):
         require_micro_batches(1, BatchConfig(micro_sequences=4))
     assert require_micro_batches(2, BatchConfig(micro_sequences=4))

@@ -1,4 +1,5 @@
-"""Scores of lm-evaluation-harness: those of its backend for transformers on the exported model, on any ranks.
+"""Scores of lm-evaluation-harness: those of its backend for transformers on the exported model, on
+any ranks.
 
 Without the package a stand-in of its interface asks the model (tests/helpers/harness_stand_in.py).
 """
@@ -12,7 +13,7 @@ import torch
 import yaml
 
 from llmsys.config.harness import HarnessConfig
-from llmsys.config.load import load_run_config
+from llmsys.config.loading.load import load_run_config
 from llmsys.config.run import RunConfig
 from llmsys.convert.from_hugging_face import convert_from_hugging_face
 from llmsys.errors import ConfigError, DataError
@@ -44,8 +45,10 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "hub").mkdir()
     library = write("llama3", folder / "hub")
     config = transformers.LlamaConfig(
-        vocab_size=library.get_vocab_size() + 3, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64, initializer_range=0.3,
+        vocab_size=library.get_vocab_size() + 3, hidden_size=32, intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64,
+        initializer_range=0.3,
     )  # fmt: skip
     transformers.LlamaForCausalLM(config).save_pretrained(folder / "hub")
     write_harness_tasks(folder, WORDS)
@@ -62,7 +65,8 @@ def harness(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def build_run_config(folder: Path) -> RunConfig:
     return load_run_config(
-        str(folder / "run" / "config.yaml"), ["train.precision=fp32", "evaluation.micro_sequences=3"]
+        str(folder / "run" / "config.yaml"),
+        ["train.precision=fp32", "evaluation.micro_sequences=3"],
     )
 
 
@@ -89,7 +93,9 @@ def evaluate_plainly(folder: Path) -> dict[str, dict[str, Any]]:
     """The results of transformers on the exported model, as the stand-in asks for them."""
     loaded = harness_stand_in.TaskManager(str(folder)).load(PLAIN_TASKS)
     model = TransformersBackend(folder / "hub")
-    results: dict[str, Any] = harness_stand_in.evaluate(model, loaded, bootstrap_iters=0, log_samples=False)["results"]
+    results: dict[str, Any] = harness_stand_in.evaluate(
+        model, loaded, bootstrap_iters=0, log_samples=False
+    )["results"]
     return results
 
 
@@ -99,7 +105,10 @@ def compare(found: dict[str, dict[str, Any]], expected: dict[str, dict[str, Any]
         for metric in values.keys() - {"questions"}:
             theirs = expected[task][f"{metric},none"]
             is_count = metric in ("acc", "acc_norm", "exact_match")
-            assert values[metric] == (theirs if is_count else pytest.approx(theirs, rel=1e-5)), (task, metric)
+            assert values[metric] == (theirs if is_count else pytest.approx(theirs, rel=1e-5)), (
+                task,
+                metric,
+            )
 
 
 def test_scores_are_those_of_transformers_by_the_rules_of_the_harness(
@@ -116,7 +125,9 @@ def test_scores_are_those_of_transformers_by_the_rules_of_the_harness(
 
 
 def test_any_number_of_ranks_gives_the_same_scores(exported: Path, harness: None) -> None:
-    assert run_ranks(evaluate_on_ranks, 2, exported, PLAIN_TASKS)[0] == evaluate(exported, tasks=PLAIN_TASKS)
+    assert run_ranks(evaluate_on_ranks, 2, exported, PLAIN_TASKS)[0] == evaluate(
+        exported, tasks=PLAIN_TASKS
+    )
 
 
 def test_a_group_has_the_questions_of_its_tasks(exported: Path, harness: None) -> None:
@@ -126,7 +137,11 @@ def test_a_group_has_the_questions_of_its_tasks(exported: Path, harness: None) -
         found = evaluate(exported, tasks=["toy_group"], max_questions=5)
     finally:
         (exported / "toy_group.yaml").unlink()
-    assert {name: one["questions"] for name, one in found.items()} == {"toy_choices": 5, "toy_text": 5, "toy_group": 10}
+    assert {name: one["questions"] for name, one in found.items()} == {
+        "toy_choices": 5,
+        "toy_text": 5,
+        "toy_group": 10,
+    }
 
 
 @needs_harness
@@ -163,7 +178,10 @@ def test_scores_are_those_of_the_harness_on_the_exported_model(exported: Path) -
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"tasks": ["toy_nowhere"]}, "toy_nowhere cannot be loaded without the internet .*dataset_path"),
+        (
+            {"tasks": ["toy_nowhere"]},
+            "toy_nowhere cannot be loaded without the internet .*dataset_path",
+        ),
         ({"tasks": ["toy_unknown"]}, "the harness knows no task toy_unknown"),
         ({"tasks": ["toy_sampled"]}, "toy_sampled samples its answers"),
         ({"include_path": "nowhere"}, "include_path=.*nowhere is no folder"),
@@ -173,7 +191,8 @@ def test_a_task_that_cannot_be_scored_is_named_before_training(
     changes: dict[str, Any], message: str, exported: Path, harness: None
 ) -> None:
     files = {"toy_nowhere": {"dataset_kwargs": {"data_files": {"test": "nowhere.jsonl"}}},
-             "toy_sampled": {"generation_kwargs": {"do_sample": True, "temperature": 1.0}}}  # fmt: skip
+             "toy_sampled": {"generation_kwargs": {"do_sample": True,
+                 "temperature": 1.0}}}  # fmt: skip
     for name, values in files.items():
         task = yaml.safe_load((exported / "toy_answer.yaml").read_text()) | {"task": name} | values
         (exported / f"{name}.yaml").write_text(yaml.safe_dump(task))
@@ -187,5 +206,7 @@ def test_a_task_that_cannot_be_scored_is_named_before_training(
 
 @pytest.mark.skipif(HAS_HARNESS, reason="lm_eval is installed")
 def test_without_the_package_the_way_to_install_it_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"needs the package lm_eval.*pip install 'llmsys\[harness\]'"):
+    with pytest.raises(
+        ConfigError, match=r"needs the package lm_eval.*pip install 'llmsys\[harness\]'"
+    ):
         load_harness_tasks(HarnessConfig(tasks=("hellaswag",)))

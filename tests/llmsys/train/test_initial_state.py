@@ -1,4 +1,6 @@
-"""Folders with history: damage crowds out no whole checkpoint, no run starts over, read errors are no damage."""
+"""Folders with history: damage crowds out no whole checkpoint, no run starts over, read errors
+are no damage.
+"""
 
 import errno
 import logging
@@ -9,14 +11,22 @@ import pytest
 import torch
 
 from llmsys.config.checkpoint import CheckpointConfig
-from llmsys.config.load import load_run_config
+from llmsys.config.loading.load import load_run_config
 from llmsys.config.run import RunConfig
 from llmsys.errors import CheckpointError, UnreadableCheckpointError
 from llmsys.events import EventWriter
 from llmsys.train import checkpoint_record, checkpoint_retention, checkpoint_write
-from llmsys.train.checkpoint_load import find_newest_checkpoint, load_tensors, read_newest_checkpoint
+from llmsys.train.checkpoint_load import (
+    find_newest_checkpoint,
+    load_tensors,
+    read_newest_checkpoint,
+)
 from llmsys.train.checkpoint_record import find_checkpoint_error, list_checkpoints
-from llmsys.train.checkpoint_retention import VerifiedCheckpoints, remove_old_checkpoints, select_kept_steps
+from llmsys.train.checkpoint_retention import (
+    VerifiedCheckpoints,
+    remove_old_checkpoints,
+    select_kept_steps,
+)
 from llmsys.train.checkpoint_saver import CheckpointSaver
 from llmsys.train.initial_state import find_resume_point, resume_from_checkpoint
 from llmsys.train.step_guard import StepGuard
@@ -49,7 +59,9 @@ def list_steps(folder: Path) -> list[int]:
 
 
 @pytest.mark.parametrize("damaged", [(40,), (30, 40), (20, 40)])
-def test_damaged_newest_checkpoints_do_not_let_whole_ones_go(tmp_path: Path, damaged: tuple[int, ...]) -> None:
+def test_damaged_newest_checkpoints_do_not_let_whole_ones_go(
+    tmp_path: Path, damaged: tuple[int, ...]
+) -> None:
     for path in save_all(tmp_path, 10, 20, 30, 40):
         if int(path.name[5:]) in damaged:
             damage(path)
@@ -79,7 +91,9 @@ def test_a_damaged_best_one_takes_no_place_among_the_best(tmp_path: Path) -> Non
     assert list_steps(tmp_path) == [20, 40]
 
 
-def test_only_what_ranks_is_verified_and_only_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_what_ranks_is_verified_and_only_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     save_all(tmp_path, 10, 20, 30)
     read: list[str] = []
     real = checkpoint_record.compute_digest
@@ -104,7 +118,9 @@ def test_only_what_ranks_is_verified_and_only_once(tmp_path: Path, monkeypatch: 
 
 
 def test_fewer_whole_ones_than_are_kept_let_nothing_go() -> None:
-    assert select_kept_steps([10, 20, 30], {}, CheckpointConfig(keep_last=2), lambda step: step == 20) == {10, 20, 30}
+    assert select_kept_steps(
+        [10, 20, 30], {}, CheckpointConfig(keep_last=2), lambda step: step == 20
+    ) == {10, 20, 30}
 
 
 def test_other_names_are_no_checkpoints_and_steps_are_numbers(tmp_path: Path) -> None:
@@ -144,7 +160,9 @@ def resume_run(run_folder: Path, *words: str) -> int | None:
     one = write_config(run_folder, *words)
     if (newest := find_resume_point(one)) is None:
         return None
-    return resume_from_checkpoint(EngineOfOneWeight(), newest, one, {"seed": 1}, StepGuard(one.train))  # type: ignore[arg-type]
+    return resume_from_checkpoint(
+        EngineOfOneWeight(), newest, one, {"seed": 1}, StepGuard(one.train)
+    )  # type: ignore[arg-type]
 
 
 def test_when_all_are_damaged_the_run_does_not_start_over(tmp_path: Path) -> None:
@@ -155,11 +173,14 @@ def test_when_all_are_damaged_the_run_does_not_start_over(tmp_path: Path) -> Non
         resume_run(tmp_path)
     said = str(caught.value)
     assert said.startswith(
-        f"{tmp_path} has a history but no checkpoint to resume: no checkpoint is complete (step-00000020: "
+        f"{tmp_path} has a history but no checkpoint to resume: no checkpoint is complete "
+        "(step-00000020: "
     )
     assert "step-00000010: " in said
     assert "is damaged" in said
-    assert "The run was not restarted, and nothing was deleted. Restore a complete checkpoint" in said
+    assert (
+        "The run was not restarted, and nothing was deleted. Restore a complete checkpoint" in said
+    )
     assert "set train.restart=true to start at step 0" in said
     assert list_steps(folder) == [10, 20]
 
@@ -169,7 +190,10 @@ def test_a_restart_is_made_when_told_and_moves_the_damaged_aside(tmp_path: Path)
     for path in save_all(folder, 10, 20):
         damage(path)
     assert resume_run(tmp_path, "train.restart=true") is None
-    assert sorted(path.name for path in (folder / "before-restart-1").iterdir()) == ["step-00000010", "step-00000020"]
+    assert sorted(path.name for path in (folder / "before-restart-1").iterdir()) == [
+        "step-00000010",
+        "step-00000020",
+    ]
     assert not list_steps(folder)
     assert resume_run(tmp_path) is None  # the new start is killed before its first save
     save_all(folder, 10)
@@ -189,12 +213,14 @@ def test_a_lost_folder_of_checkpoints_is_noticed_by_the_events(tmp_path: Path) -
     with EventWriter(tmp_path / "events.jsonl") as events:
         events.write("start", resumed_from=None)
         events.write("step", step=5)
-    assert resume_run(tmp_path) is None  # it never saved, and so nothing is lost that could be resumed
+    # it never saved, and so nothing is lost that could be resumed
+    assert resume_run(tmp_path) is None
     with EventWriter(tmp_path / "events.jsonl") as events:
         events.write("checkpoint", step=10)
         events.write("start", resumed_from=10)
     with pytest.raises(
-        CheckpointError, match=r"its events\.jsonl lists a checkpoint of step 10, but .*checkpoints has"
+        CheckpointError,
+        match=r"its events\.jsonl lists a checkpoint of step 10, but .*checkpoints has",
     ):
         resume_run(tmp_path)
     assert resume_run(tmp_path, "train.restart=true") is None
@@ -225,7 +251,9 @@ def test_one_rank_says_it_and_all_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("new", ["missing", "damaged", "whole"])
-def test_what_a_killed_save_put_aside_is_given_back_before_resume_looks(tmp_path: Path, new: str) -> None:
+def test_what_a_killed_save_put_aside_is_given_back_before_resume_looks(
+    tmp_path: Path, new: str
+) -> None:
     folder = tmp_path / "checkpoints"
     save_all(folder, 10)
     [path] = save_all(folder, 20)
@@ -245,7 +273,12 @@ def test_what_a_killed_save_put_aside_is_given_back_before_resume_looks(tmp_path
 # --- Errors of reading ---
 
 
-TRANSIENT = {"EIO": errno.EIO, "ESTALE": errno.ESTALE, "ETIMEDOUT": errno.ETIMEDOUT, "EACCES": errno.EACCES}
+TRANSIENT = {
+    "EIO": errno.EIO,
+    "ESTALE": errno.ESTALE,
+    "ETIMEDOUT": errno.ETIMEDOUT,
+    "EACCES": errno.EACCES,
+}
 
 
 def raise_read_error(patch: pytest.MonkeyPatch, part: str, number: int) -> None:
@@ -281,24 +314,33 @@ def test_what_cannot_be_read_now_is_not_taken_for_damage(
             said = str(caught.value)
             assert said.startswith(f"{folder / 'step-00000020' / file} could not be read: ")
             assert (
-                "The checkpoint is not treated as corrupt: nothing was skipped or deleted. Repair the disk, the mount"
+                "The checkpoint is not treated as corrupt: nothing was skipped or deleted. Repair "
+                "the disk, the mount"
             ) in said
     assert list_steps(folder) == [10, 20]
     assert resume_run(tmp_path) == 20
 
 
-def test_a_folder_that_cannot_be_listed_is_not_an_empty_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_cannot_be_listed_is_not_an_empty_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     save_all(tmp_path / "checkpoints", 10)
     with monkeypatch.context() as patch:
         raise_read_error(patch, str(tmp_path / "checkpoints"), errno.EACCES)
-        with pytest.raises(UnreadableCheckpointError, match="checkpoints could not be read: Permission denied"):
+        with pytest.raises(
+            UnreadableCheckpointError, match="checkpoints could not be read: Permission denied"
+        ):
             resume_run(tmp_path, "train.restart=true")
 
 
-def test_an_error_while_tensors_are_read_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_while_tensors_are_read_names_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     [path] = save_all(tmp_path, 10)
     raise_read_error(monkeypatch, "__0_0.distcp", errno.EIO)
-    with pytest.raises(UnreadableCheckpointError, match=r"__0_0\.distcp could not be read: Input/output error"):
+    with pytest.raises(
+        UnreadableCheckpointError, match=r"__0_0\.distcp could not be read: Input/output error"
+    ):
         load_tensors({"parameter/w": torch.empty(64, 64)}, path)
 
 
@@ -314,7 +356,9 @@ def test_retention_removes_nothing_while_a_checkpoint_cannot_be_read(
     assert list_steps(tmp_path) == [10, 20, 30]
 
 
-def test_what_a_run_removes_under_its_reader_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_run_removes_under_its_reader_is_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A network disk says ESTALE of a file that another host has removed."""
     save_all(tmp_path, 10, 20)
     real = checkpoint_record.compute_digest
@@ -332,7 +376,9 @@ def test_what_a_run_removes_under_its_reader_is_no_failure(tmp_path: Path, monke
     )
 
 
-def test_a_failing_removal_is_told_and_the_save_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_removal_is_told_and_the_save_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def raise_forbidden(checkpoint: Path) -> None:
         raise OSError(errno.EACCES, "Permission denied")
 
@@ -343,10 +389,14 @@ def test_a_failing_removal_is_told_and_the_save_counts(tmp_path: Path, monkeypat
     assert list_steps(tmp_path) == [10, 20]
 
 
-def test_no_rank_asks_for_the_files_of_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_rank_asks_for_the_files_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     names = {f"__{rank}_0.distcp": "" for rank in range(8)}
     asked: list[list[str]] = []
-    monkeypatch.setattr(checkpoint_record, "is_present", lambda path: not asked[-1].append(path.name))
+    monkeypatch.setattr(
+        checkpoint_record, "is_present", lambda path: not asked[-1].append(path.name)
+    )
     monkeypatch.setattr(checkpoint_record, "compute_digest", lambda file, like="": like)
     for share in range(4):
         asked.append([])

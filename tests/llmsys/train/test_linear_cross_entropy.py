@@ -9,7 +9,11 @@ from llmsys.config.model import ModelConfig
 from llmsys.config.objective import LossConfig
 from llmsys.model.output_head import LmHead, MlmHead, build_head
 from llmsys.train import cross_entropy as room
-from llmsys.train.cross_entropy import build_training_loss, compute_linear_cross_entropy, compute_sequence_losses
+from llmsys.train.cross_entropy import (
+    build_training_loss,
+    compute_linear_cross_entropy,
+    compute_sequence_losses,
+)
 
 HEADS: dict[str, dict[str, Any]] = {
     "plain": {"kind": "lm"},
@@ -34,7 +38,9 @@ def build_tiny_head(head: dict[str, Any]) -> LmHead | MlmHead:
     assert isinstance(module, LmHead | MlmHead)
     with torch.no_grad():
         for value in [*module.parameters(), *module.buffers()]:
-            value.copy_(torch.randn(value.shape, generator=torch.Generator().manual_seed(value.numel())))
+            value.copy_(
+                torch.randn(value.shape, generator=torch.Generator().manual_seed(value.numel()))
+            )
     return module
 
 
@@ -68,15 +74,20 @@ def test_nothing_to_learn_costs_nothing_and_leaves_zero_gradients() -> None:
     assert (head.weight.grad == 0).all()
 
 
-def test_bfloat16_gradients_of_the_weight_are_summed_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bfloat16_gradients_of_the_weight_are_summed_in_float32(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(room, "LOGITS_BYTES_ON_CPU", 16 * 37 * 2)
-    # All blocks pull alike: a sum in bfloat16 stops growing where a block is less than half of its last digit.
+    # All blocks pull alike: a sum in bfloat16 stops growing where a block is less than half of its
+    # last digit.
     head, x_BTD = (
         build_tiny_head(HEADS["plain"]),
         torch.rand(1, 1 << 14, 16, generator=torch.Generator().manual_seed(2)),
     )
     targets_BT = torch.full((1, 1 << 14), 3)
-    exact = torch.autograd.grad(compute_linear_cross_entropy(head, x_BTD, targets_BT), head.weight)[0]
+    exact = torch.autograd.grad(compute_linear_cross_entropy(head, x_BTD, targets_BT), head.weight)[
+        0
+    ]
     rounded = torch.autograd.grad(
         compute_linear_cross_entropy(head.bfloat16(), x_BTD.bfloat16(), targets_BT), head.weight
     )[0]
@@ -85,7 +96,9 @@ def test_bfloat16_gradients_of_the_weight_are_summed_in_float32(monkeypatch: pyt
 
 def test_a_second_backward_is_refused() -> None:
     loss = compute_linear_cross_entropy(
-        build_tiny_head(HEADS["plain"]), torch.randn(1, 2, 16, requires_grad=True), torch.tensor([[1, 2]])
+        build_tiny_head(HEADS["plain"]),
+        torch.randn(1, 2, 16, requires_grad=True),
+        torch.tensor([[1, 2]]),
     )
     loss.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="consumed by its first backward"):

@@ -1,4 +1,6 @@
-"""Answers by likelihood: what a hand-made model gets right by each rule, and the same on any number of ranks."""
+"""Answers by likelihood: what a hand-made model gets right by each rule, and the same on any
+number of ranks.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -7,13 +9,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from launch.commands.train import format_evaluation
 from llmsys.config.evaluation import EvaluationConfig, MultipleChoiceConfig
 from llmsys.config.run_constraints import find_evaluation_violations
 from llmsys.data.batch import Batch
 from llmsys.data.multiple_choice import ChoiceRows, MultipleChoiceQuestion
+from llmsys.launch.commands.train import format_evaluation
 from llmsys.train.evaluator import LogitsFunction, RowRanks, TargetEvaluation, compute_row_metrics
-from llmsys.train.multiple_choice_evaluator import EvaluatorWithTasks, MultipleChoiceEvaluator, QuestionScores
+from llmsys.train.multiple_choice_evaluator import (
+    EvaluatorWithTasks,
+    MultipleChoiceEvaluator,
+    QuestionScores,
+)
 from tests.helpers.letter_tokenizer import Letters
 from tests.helpers.ranks import run_ranks
 
@@ -21,7 +27,9 @@ CPU = torch.device("cpu")
 
 
 def write_bigrams(probabilities: dict[str, float]) -> Callable[[Batch], Tensor]:
-    """A model that gives letter b behind letter a the probability of "ab"; the rest is spread over the others."""
+    """A model that gives letter b behind letter a the probability of "ab"; the rest is spread
+    over the others.
+    """
     table = torch.full((256, 256), 1e-6)
     for (before, after), probability in probabilities.items():
         table[ord(before), ord(after)] = probability
@@ -30,17 +38,24 @@ def write_bigrams(probabilities: dict[str, float]) -> Callable[[Batch], Tensor]:
     return lambda batch: logits[batch.tokens_BT]
 
 
-def build_evaluator(*questions: MultipleChoiceQuestion, together: int = 1) -> MultipleChoiceEvaluator:
-    return MultipleChoiceEvaluator(ChoiceRows(questions, Letters(), [0], longest=64), RowRanks(together))  # type: ignore[arg-type]
+def build_evaluator(
+    *questions: MultipleChoiceQuestion, together: int = 1
+) -> MultipleChoiceEvaluator:
+    return MultipleChoiceEvaluator(
+        ChoiceRows(questions, Letters(), [0], longest=64), RowRanks(together)
+    )  # type: ignore[arg-type]
 
 
 def test_each_rule_finds_the_answer_that_it_should() -> None:
-    """a: 0.2 for one letter; b then é: 0.3 · 0.3, in all less likely, per token (2) and per byte (3) likelier."""
+    """a: 0.2 for one letter; b then é: 0.3 · 0.3, in all less likely, per token (2) and per byte
+    (3) likelier.
+    """
     model = write_bigrams({"qa": 0.2, "qb": 0.3, "bé": 0.3})
     long, short = (MultipleChoiceQuestion("x:1", "q", "", ("a", "bé"), answer) for answer in (1, 0))
     assert build_evaluator(long).evaluate(model, CPU) == QuestionScores(0.0, 1.0, 1.0, 1)
     assert build_evaluator(short).evaluate(model, CPU) == QuestionScores(1.0, 0.0, 0.0, 1)
-    model = write_bigrams({"qä": 0.25, "qb": 0.3, "bc": 0.3})  # both have two bytes, and "bc" has two tokens
+    # both have two bytes, and "bc" has two tokens
+    model = write_bigrams({"qä": 0.25, "qb": 0.3, "bc": 0.3})
     bytes_matter = MultipleChoiceQuestion("x:1", "q", "", ("bc", "ä"), 0)
     assert build_evaluator(bytes_matter).evaluate(model, CPU) == QuestionScores(0.0, 0.0, 1.0, 1)
 
@@ -54,11 +69,17 @@ def test_a_tie_is_no_right_answer_and_neither_is_a_number_that_is_none() -> None
 
 
 def build_questions() -> tuple[MultipleChoiceQuestion, ...]:
-    """Questions with two to four choices of unlike lengths; more rows than one round of four ranks holds."""
+    """Questions with two to four choices of unlike lengths; more rows than one round of four
+    ranks holds.
+    """
     words = ["ab", "b", "cab", "bbcc", "a", "acab", "cc"]
     return tuple(
         MultipleChoiceQuestion(
-            f"x:{n}", words[n % 7] * (n % 3), " " * (n % 2), tuple(words[(n + k) % 7] for k in range(2 + n % 3)), n % 2
+            f"x:{n}",
+            words[n % 7] * (n % 3),
+            " " * (n % 2),
+            tuple(words[(n + k) % 7] for k in range(2 + n % 3)),
+            n % 2,
         )
         for n in range(23)
     )
@@ -71,12 +92,16 @@ def build_bigram_model() -> Callable[[Batch], Tensor]:
 
 def score_by_hand(question: MultipleChoiceQuestion) -> list[float]:
     """Nats of each choice, letter by letter."""
-    costs = -build_bigram_model()(Batch(torch.arange(256)[None], torch.zeros(1, 256))).log_softmax(-1)[0]
+    costs = -build_bigram_model()(Batch(torch.arange(256)[None], torch.zeros(1, 256))).log_softmax(
+        -1
+    )[0]
     found = []
     for choice in question.choices:
         text = "\0" + question.context + question.separator + choice
         first = 1 + len(question.context)
-        found.append(sum(float(costs[ord(text[i - 1]), ord(text[i])]) for i in range(first, len(text))))
+        found.append(
+            sum(float(costs[ord(text[i - 1]), ord(text[i])]) for i in range(first, len(text)))
+        )
     return found
 
 
@@ -86,15 +111,22 @@ def compute_numbers(together: int) -> list[list[float]]:
 
 
 def on_ranks(rank: int) -> list[tuple[QuestionScores, list[list[float]]]]:
-    asked = [(build_evaluator(*build_questions(), together=together), together) for together in (1, 2, 4)]
-    return [(one.evaluate(build_bigram_model(), CPU), compute_numbers(together)) for one, together in asked]
+    asked = [
+        (build_evaluator(*build_questions(), together=together), together) for together in (1, 2, 4)
+    ]
+    return [
+        (one.evaluate(build_bigram_model(), CPU), compute_numbers(together))
+        for one, together in asked
+    ]
 
 
 @pytest.mark.distributed
 def test_any_number_of_ranks_gives_the_answers_that_a_hand_would() -> None:
     alone = build_evaluator(*build_questions()).evaluate(build_bigram_model(), CPU)
     costs = [score_by_hand(one) for one in build_questions()]
-    right = sum(found[one.answer] == min(found) for one, found in zip(build_questions(), costs, strict=True))
+    right = sum(
+        found[one.answer] == min(found) for one, found in zip(build_questions(), costs, strict=True)
+    )
     assert alone.accuracy == right / 23
     assert 0 < right < 23
     assert all(found == [(alone, compute_numbers(1))] * 3 for found in run_ranks(on_ranks, 4))
@@ -120,5 +152,6 @@ def test_questions_for_a_model_that_learns_no_text_are_refused() -> None:
     (problem,) = find_evaluation_violations(sets, "masked", 512)
     assert problem.key == "evaluation.tasks"
     assert (
-        "1 tasks are scored by the likelihood of a text, which objective.kind=masked does not model" in problem.message
+        "1 tasks are scored by the likelihood of a text, which objective.kind=masked does not model"
+        in problem.message
     )

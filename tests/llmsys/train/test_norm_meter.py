@@ -12,7 +12,12 @@ from llmsys.data.packed_windows import PADDING
 from llmsys.engine.ema_engine import EmaEngine
 from llmsys.model.transformer import Transformer
 from llmsys.train.norm_meter import NormMeter, get_layer_name
-from tests.helpers.parity_runs import LEARNING_RATE, build_engine, run_reference, select_rank_batches
+from tests.helpers.parity_runs import (
+    LEARNING_RATE,
+    build_engine,
+    run_reference,
+    select_rank_batches,
+)
 from tests.helpers.ranks import run_ranks
 from tests.helpers.tiny_training import LENGTH, SEQUENCES, build_sequences, build_tiny_config
 
@@ -44,15 +49,24 @@ def compute_reference(changes: dict[str, Any]) -> dict[str, dict[str, float]]:
     model.load_state_dict({name: before[f"parameter/{name}"] for name in names}, strict=False)
     outputs: dict[str, Tensor] = {}
     for number, block in enumerate(model.blocks):
-        block.register_forward_hook(lambda _, inputs, output, n=number: outputs.update({f"blocks.{n}": output}))
+        block.register_forward_hook(
+            lambda _, inputs, output, n=number: outputs.update({f"blocks.{n}": output})
+        )
     model.train()(build_sequences(1, 0, SEQUENCES, ignored=LENGTH).tokens_BT)
     # m = 0.9 m + 0.1 g, of the clipped gradient
-    clipped = {n: 10 * (after[f"first_moment/{n}"] - 0.9 * before[f"first_moment/{n}"]) for n in names}
+    clipped = {
+        n: 10 * (after[f"first_moment/{n}"] - 0.9 * before[f"first_moment/{n}"]) for n in names
+    }
     assert norms[1] > CLIP
     return {
-        "activation": {layer: float(output.detach().square().mean().sqrt()) for layer, output in outputs.items()},
+        "activation": {
+            layer: float(output.detach().square().mean().sqrt())
+            for layer, output in outputs.items()
+        },
         "gradient": sum_layers({n: gradient * norms[1] / CLIP for n, gradient in clipped.items()}),
-        "update": sum_layers({n: after[f"parameter/{n}"] - before[f"parameter/{n}"] for n in names}),
+        "update": sum_layers(
+            {n: after[f"parameter/{n}"] - before[f"parameter/{n}"] for n in names}
+        ),
         "weight": sum_layers({n: after[f"parameter/{n}"] for n in names}),
     }
 
@@ -61,12 +75,16 @@ def sum_layers(tensors: dict[str, Tensor]) -> dict[str, float]:
     layers: dict[str, list[Tensor]] = {}
     for name, tensor in tensors.items():
         parts = name.split(".")
-        layers.setdefault(".".join(parts[:2]) if parts[0] == "blocks" else parts[0], []).append(tensor.flatten())
+        layers.setdefault(".".join(parts[:2]) if parts[0] == "blocks" else parts[0], []).append(
+            tensor.flatten()
+        )
     return {layer: float(torch.cat(found).norm()) for layer, found in layers.items()}
 
 
 def measure_cases(rank: int, cases: list[Any]) -> list[Any]:
-    """(norms of step 1, of step 2, whether nothing watches any more) of each case, and activations with padding."""
+    """(norms of step 1, of step 2, whether nothing watches any more) of each case, and
+    activations with padding.
+    """
     found = []
     for kind, layout, changes in cases:
         place = (0, 1) if layout.tensor * layout.context * layout.pipeline > 1 else (rank, 2)
@@ -106,14 +124,19 @@ def test_norms_equal_those_of_plain_operations_under_every_engine_and_layout() -
     assert by_rank[0] == by_rank[1]
     measured, (plain, padded) = by_rank[0]
     assert padded == pytest.approx(plain, rel=1e-5)
-    references = {name: compute_reference(changes) for name, changes in (("MOE", MOE), ("DENSE", DENSE))}
-    for (name, (_, _, changes)), (unmeasured, norms, is_gone) in zip(CASES.items(), measured, strict=True):
+    references = {
+        name: compute_reference(changes) for name, changes in (("MOE", MOE), ("DENSE", DENSE))
+    }
+    for (name, (_, _, changes)), (unmeasured, norms, is_gone) in zip(
+        CASES.items(), measured, strict=True
+    ):
         expected = references["DENSE" if changes else "MOE"]
         assert unmeasured is None, name
         assert is_gone, name
         assert norms.keys() == expected.keys()
         for kind, layers in expected.items():
-            # Adam divides by the moments: of elements without a gradient rounding decides the sign of the update.
+            # Adam divides by the moments: of elements without a gradient rounding decides the sign
+            # of the update.
             tolerance = {"activation": 1e-4, "update": 1e-2}.get(kind, 1e-3)
             assert norms[kind] == pytest.approx(layers, rel=tolerance), (name, kind)
 
@@ -127,5 +150,7 @@ def test_norms_equal_those_of_plain_operations_under_every_engine_and_layout() -
         ("prediction.0.block.attention.q_proj.weight", "prediction"),
     ],
 )
-def test_a_parameter_belongs_to_its_block_or_to_the_module_outside_of_blocks(parameter: str, layer: str) -> None:
+def test_a_parameter_belongs_to_its_block_or_to_the_module_outside_of_blocks(
+    parameter: str, layer: str
+) -> None:
     assert get_layer_name(parameter) == layer

@@ -1,4 +1,5 @@
-"""Whole runs of the other objectives, as a person starts them: translate, fill masks, fine-tune a classifier.
+"""Whole runs of the other objectives, as a person starts them: translate, fill masks, fine-tune a
+classifier.
 
 Real commands in real processes, on toy languages small enough for seconds.
 """
@@ -21,15 +22,19 @@ from tests.helpers.paths import ROOT
 from tests.helpers.tiny_pairs import WORDS, build_sentence_pairs, write_pairs_config
 
 SHAPE: dict[str, Any] = {
-    "vocab_size": 330, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1, "num_attention_heads": 4,
-    "max_position_embeddings": 64, "norm": {"kind": "layernorm"}, "feed_forward": {"kind": "relu", "bias": True},
+    "vocab_size": 330, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64, "norm": {"kind": "layernorm"}, "feed_forward": {"kind": "relu",
+        "bias": True},
 }  # fmt: skip
 ADAM = {"kind": "adamw", "betas": [0.9, 0.98], "eps": 1e-9, "weight_decay": 0.0}
 
 
 def run_llmsys(*words: object, check: bool = True) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "launch.main", *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300, check=False)
+    command = [sys.executable, "-m", "llmsys.launch.main", *map(str, words)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=ROOT, timeout=300, check=False
+    )
     assert not check or done.returncode == 0, done.stderr[-3000:]
     return done
 
@@ -41,7 +46,8 @@ def write_config(path: Path, settings: dict[str, Any]) -> Path:
 
 def read_weights(checkpoint: Path) -> dict[str, torch.Tensor]:
     tensors = {
-        name: torch.empty(like.shape, dtype=like.dtype) for name, like in read_tensor_metadata(checkpoint).items()
+        name: torch.empty(like.shape, dtype=like.dtype)
+        for name, like in read_tensor_metadata(checkpoint).items()
     }
     load_tensors(tensors, checkpoint)
     return tensors
@@ -57,15 +63,19 @@ def translation(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "data": data.model_dump(mode="json"),
         "tokenizer": {"vocab_size": 330},
         "model": SHAPE | {
-            "family": "encoder_decoder", "tie_word_embeddings": True, "position": {"kind": "sinusoidal"},
-            "initializer": "xavier", "embedding": {"scale": "sqrt_hidden_size", "initializer_range": 0.125},
+            "family": "encoder_decoder", "tie_word_embeddings": True,
+            "position": {"kind": "sinusoidal"},
+            "initializer": "xavier", "embedding": {"scale": "sqrt_hidden_size",
+                "initializer_range": 0.125},
             "dropout": {"embedding": 0.05, "residual": 0.05}, "encoder": {"num_hidden_layers": 1},
         },
         "loss": {"label_smoothing": 0.1},
-        "batch": {"sequence_length": 64, "target_sequence_length": 64, "tokens": 600, "num_length_buckets": 2},
+        "batch": {"sequence_length": 64, "target_sequence_length": 64, "tokens": 600,
+            "num_length_buckets": 2},
         "optimizer": ADAM | {"learning_rate": 1.0},
         "schedule": {"kind": "noam", "warmup_steps": 60},
-        "train": {"tokens": 600 * 260, "log_every_steps": 20, "precision": "fp32", "threads_per_process": 1},
+        "train": {"tokens": 600 * 260, "log_every_steps": 20, "precision": "fp32",
+            "threads_per_process": 1},
         "checkpoint": {"every_steps": 20, "keep_last": 4, "average_last": 4},
         "generation": {"num_beams": 2},
     }  # fmt: skip
@@ -80,9 +90,13 @@ def test_a_translation_run_learns_its_language(translation: Path) -> None:
     assert result["sentences"] == 30
     assert result["signature"].startswith("nrefs:1|case:mixed|")
     assert "averaged/step-00000260" in result["checkpoint"]
-    plain = json.loads(run_llmsys("evaluate", translation, "checkpoint.average_last=0", "--json").stdout)
+    plain = json.loads(
+        run_llmsys("evaluate", translation, "checkpoint.average_last=0", "--json").stdout
+    )
     assert "checkpoints/step-00000260" in plain["checkpoint"]
-    steps = [e for e in read_events(translation.parent / "run" / "events.jsonl") if e["event"] == "step"]
+    steps = [
+        e for e in read_events(translation.parent / "run" / "events.jsonl") if e["event"] == "step"
+    ]
     assert all(abs(step["target_tokens"] - 600) < 90 for step in steps)
     assert all(0 <= step["padding_share"] < 0.4 for step in steps)
     assert "is finished" in run_llmsys("train", translation).stdout
@@ -101,7 +115,9 @@ def test_lines_are_translated_in_their_order(translation: Path, tmp_path: Path) 
     assert "nowhere.txt does not exist" in done.stderr
 
 
-def test_a_resumed_run_drops_what_the_uninterrupted_one_dropped(translation: Path, tmp_path: Path) -> None:
+def test_a_resumed_run_drops_what_the_uninterrupted_one_dropped(
+    translation: Path, tmp_path: Path
+) -> None:
     whole = translation.parent / "run" / "checkpoints"
     shutil.copytree(whole / "step-00000220", tmp_path / "run" / "checkpoints" / "step-00000220")
     run_llmsys("train", translation, f"run.folder={tmp_path / 'run'}", "checkpoint.average_last=0")
@@ -114,7 +130,9 @@ def test_a_resumed_run_drops_what_the_uninterrupted_one_dropped(translation: Pat
 
 
 def test_a_translation_model_is_not_asked_to_continue(translation: Path) -> None:
-    done = run_llmsys("translate", translation, "model.family=decoder", "model.encoder=null", check=False)
+    done = run_llmsys(
+        "translate", translation, "model.family=decoder", "model.encoder=null", check=False
+    )
     assert done.returncode == 2
     assert "data.kind: pairs data do not fit objective next_token" in done.stderr
 
@@ -125,18 +143,21 @@ def encoder(folder: Path) -> dict[str, Any]:
         "data": {"folder": str(make_dataset(folder / "data", symbols=("<mask>",)))},
         "tokenizer": {"vocab_size": VOCABULARY, "control_symbols": ["<mask>"]},
         "model": SHAPE | {
-            "vocab_size": VOCABULARY, "family": "encoder", "head": {"kind": "mlm"}, "position": {"kind": "learned"},
+            "vocab_size": VOCABULARY, "family": "encoder", "head": {"kind": "mlm"},
+            "position": {"kind": "learned"},
             "tie_word_embeddings": True, "dropout": {"embedding": 0.1},
         },
         "batch": {"sequence_length": 64, "sequences": 8},
         "optimizer": ADAM | {"learning_rate": 3e-3},
         "schedule": {"kind": "constant", "warmup_tokens": 5120},
-        "train": {"tokens": 60 * 512, "log_every_steps": 10, "precision": "fp32", "threads_per_process": 1},
+        "train": {"tokens": 60 * 512, "log_every_steps": 10, "precision": "fp32",
+            "threads_per_process": 1},
         "launch": {"processes": 2}, "checkpoint": {"every_steps": 0},
     }  # fmt: skip
 
 
-# About a minute on two quiet cores: it starts seven commands, two of them training runs on two processes.
+# About a minute on two quiet cores: it starts seven commands, two of them training runs on two
+# processes.
 def test_masks_are_learnt_and_a_classifier_starts_from_them(tmp_path: Path) -> None:
     settings = encoder(tmp_path)
     config = write_config(tmp_path / "masks.yaml", settings)
@@ -148,27 +169,40 @@ def test_masks_are_learnt_and_a_classifier_starts_from_them(tmp_path: Path) -> N
     assert 0 < result["accuracy"] < 1
     assert result["evaluated_targets"] > 30
 
-    rows = [f"{label}\tthe {word} file" for word in sorted(WORDS) for label, word in [(word < "l", word)]]
+    rows = [
+        f"{label}\tthe {word} file"
+        for word in sorted(WORDS)
+        for label, word in [(word < "l", word)]
+    ]
     (tmp_path / "texts.tsv").write_text("\n".join(rows * 20))
     settings |= {
         "run": {"name": "labels", "folder": str(tmp_path / "labels")},
         "data": {
-            "kind": "labelled", "folder": str(tmp_path / "labelled"), "inputs": [str(tmp_path / "texts.tsv")],
+            "kind": "labelled", "folder": str(tmp_path / "labelled"),
+            "inputs": [str(tmp_path / "texts.tsv")],
             "heldout_inputs": [str(tmp_path / "texts.tsv")],
         },
-        "tokenizer": {"kind": "file", "path": str(tmp_path / "data" / "tokenizer" / "tokenizer.model")},
+        "tokenizer": {"kind": "file",
+            "path": str(tmp_path / "data" / "tokenizer" / "tokenizer.model")},
         "batch": {"sequence_length": 64, "tokens": 256},
         "train": settings["train"] | {"tokens": 60 * 256, "init_from": str(tmp_path / "masks")},
     }  # fmt: skip
-    settings["model"] |= {"head": {"kind": "classification", "num_labels": 2}, "tie_word_embeddings": False}
+    settings["model"] |= {
+        "head": {"kind": "classification", "num_labels": 2},
+        "tie_word_embeddings": False,
+    }
     tuned = write_config(tmp_path / "labels.yaml", settings)
     run_llmsys("prepare", tuned)
     said = run_llmsys("train", tuned).stderr
     assert "newly initialised: classifier.bias, classifier.weight" in said
     assert "not used: head." in said
     assert json.loads(run_llmsys("evaluate", tuned, "--json").stdout)["accuracy"] > 0.9
-    wrong = run_llmsys("train", tuned, "model.head.num_labels=3", f"run.folder={tmp_path / 'x'}", check=False)
+    wrong = run_llmsys(
+        "train", tuned, "model.head.num_labels=3", f"run.folder={tmp_path / 'x'}", check=False
+    )
     assert "model.head.num_labels=3, and" in wrong.stderr
     assert "has 2 labels (False, True). Set model.head.num_labels=2" in wrong.stderr
-    nowhere = run_llmsys("train", tuned, "train.init_from=nowhere", f"run.folder={tmp_path / 'y'}", check=False)
+    nowhere = run_llmsys(
+        "train", tuned, "train.init_from=nowhere", f"run.folder={tmp_path / 'y'}", check=False
+    )
     assert "train.init_from=nowhere is neither a checkpoint nor a run folder" in nowhere.stderr

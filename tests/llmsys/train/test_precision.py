@@ -1,4 +1,6 @@
-"""train.precision=auto: which number type a device takes, and that a run keeps the one it began with."""
+"""train.precision=auto: which number type a device takes, and that a run keeps the one it began
+with.
+"""
 
 import logging
 import platform
@@ -12,7 +14,12 @@ from llmsys.config.run import RunConfig
 from llmsys.errors import ConfigError
 from llmsys.train import precision
 from llmsys.train.checkpoint_record import RECORD, write_record
-from llmsys.train.precision import NativeSupport, find_bf16_support, find_recorded_precision, resolve_precision
+from llmsys.train.precision import (
+    NativeSupport,
+    find_bf16_support,
+    find_recorded_precision,
+    resolve_precision,
+)
 
 CPU = torch.device("cpu")
 NATIVE, SLOW = NativeSupport(True, "it has units"), NativeSupport(False, "it has no units")
@@ -29,7 +36,9 @@ def bf16_processor(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def load_config_in(folder: Path, asked: str = "auto", **train: str) -> RunConfig:
-    return RunConfig.model_validate({"run": {"folder": str(folder)}, "train": {"precision": asked, **train}})
+    return RunConfig.model_validate(
+        {"run": {"folder": str(folder)}, "train": {"precision": asked, **train}}
+    )
 
 
 def record_checkpoint(folder: Path, number: str) -> None:
@@ -42,7 +51,13 @@ def record_checkpoint(folder: Path, number: str) -> None:
 @pytest.mark.parametrize("variable", precision.ISA_VARIABLES)
 @pytest.mark.parametrize(
     ("value", "native"),
-    [("", True), ("ALL", True), ("avx512_core_bf16", True), ("AVX2", False), ("AVX512_CORE", False)],
+    [
+        ("", True),
+        ("ALL", True),
+        ("avx512_core_bf16", True),
+        ("AVX2", False),
+        ("AVX512_CORE", False),
+    ],
 )
 def test_onednn_variables_lower_the_processor(
     monkeypatch: pytest.MonkeyPatch, variable: str, value: str, native: bool
@@ -54,14 +69,18 @@ def test_onednn_variables_lower_the_processor(
 
 
 @pytest.mark.usefixtures("bf16_processor")
-def test_a_processor_without_the_instructions_is_not_native(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_processor_without_the_instructions_is_not_native(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
     assert find_bf16_support(CPU) == (False, "the processor has neither avx512_bf16 nor AMX")
 
 
 @pytest.mark.usefixtures("bf16_processor")
-@pytest.mark.parametrize(("flags", "native"), [("fp asimd bf16 i8mm", True), ("fp asimd asimdhp", False)])
+@pytest.mark.parametrize(
+    ("flags", "native"), [("fp asimd bf16 i8mm", True), ("fp asimd asimdhp", False)]
+)
 def test_an_arm_processor_is_read_from_its_features(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, flags: str, native: bool
 ) -> None:
@@ -79,7 +98,9 @@ def test_macos_and_other_devices_take_fp32(monkeypatch: pytest.MonkeyPatch, mach
     assert not find_bf16_support(torch.device("mps")).is_native
 
 
-@pytest.mark.parametrize(("capability", "native"), [((9, 0), True), ((8, 0), True), ((7, 5), False)])
+@pytest.mark.parametrize(
+    ("capability", "native"), [((9, 0), True), ((8, 0), True), ((7, 5), False)]
+)
 def test_gpus_are_native_from_capability_8(
     monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], native: bool
 ) -> None:
@@ -102,12 +123,18 @@ def test_auto_is_resolved_logged_and_recorded(
     assert [one.getMessage() for one in caplog.records] == [
         f"train.precision=auto selects {expected}: {support.reason}"
     ]
-    assert resolved.train.precision == resolved.trajectory_settings["train"]["precision"] == expected
+    assert (
+        resolved.train.precision == resolved.trajectory_settings["train"]["precision"] == expected
+    )
 
 
-def test_one_rank_without_bf16_gives_all_ranks_fp32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_rank_without_bf16_gives_all_ranks_fp32(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(precision, "find_bf16_support", lambda _: NATIVE)
-    monkeypatch.setattr(precision, "all_gather_object", lambda own: [own, (False, 1, "it has no units")])
+    monkeypatch.setattr(
+        precision, "all_gather_object", lambda own: [own, (False, 1, "it has no units")]
+    )
     assert resolve_precision(load_config_in(tmp_path)).train.precision == "fp32"
 
 
@@ -126,10 +153,12 @@ def test_a_run_on_another_machine_keeps_its_type_and_says_so(
     assert resolved.train.precision == recorded
     own = "bf16" if support.is_native else "fp32"
     assert caplog.records[0].getMessage() == (
-        f"train.precision=auto selects {recorded}: {tmp_path} was trained in it, and a run keeps its dtype; a "
-        f"new run would use {own} here"
+        f"train.precision=auto selects {recorded}: {tmp_path} was trained in it, and a run keeps "
+        f"its dtype; a new run would use {own} here"
     )
-    assert any("start a new run.folder" in one.getMessage() for one in caplog.records) == (recorded == "bf16")
+    assert any("start a new run.folder" in one.getMessage() for one in caplog.records) == (
+        recorded == "bf16"
+    )
 
 
 def test_a_damaged_record_is_no_type(tmp_path: Path) -> None:
@@ -146,8 +175,8 @@ def test_bf16_by_name_without_native_products_warns_with_the_measured_factor(
     monkeypatch.setattr(precision, "measure_slowdown", lambda _: 61.04)
     assert resolve_precision(load_config_in(tmp_path, "bf16")).train.precision == "bf16"
     assert [one.getMessage() for one in caplog.records] == [
-        "train.precision=bf16 is slow on this device (it has no units): a matmul of 192 x 192 takes 61 times "
-        "as long as in fp32. Use train.precision=auto or fp32."
+        "train.precision=bf16 is slow on this device (it has no units): a matmul of 192 x 192 "
+        "takes 61 times as long as in fp32. Use train.precision=auto or fp32."
     ]
     caplog.clear()
     monkeypatch.setattr(precision, "find_bf16_support", lambda _: NATIVE)
@@ -159,7 +188,9 @@ def test_the_factor_is_measured() -> None:
     assert precision.measure_slowdown(torch.float32) == pytest.approx(1, abs=50)
 
 
-def test_what_needs_bf16_says_so_when_auto_is_fp32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_needs_bf16_says_so_when_auto_is_fp32(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = load_config_in(tmp_path, matmul_dtype="fp8")
     monkeypatch.setattr(precision, "find_bf16_support", lambda _: SLOW)
     message = r"train.precision=auto is fp32 here \(it has no units\), which is invalid: train.matmul_dtype: fp8 "

@@ -1,4 +1,6 @@
-"""The way of somebody with a published model: convert it, prepare data with its tokenizer, evaluate, train on."""
+"""The way of somebody with a published model: convert it, prepare data with its tokenizer,
+evaluate, train on.
+"""
 
 import json
 from pathlib import Path
@@ -6,9 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from launch.main import main
-from llmsys.token_shards import open_tokens
-from llmsys.tokenizer import load_tokenizer
+from llmsys.dataset.token_shards import open_tokens
+from llmsys.launch.main import main
+from llmsys.vocabulary.tokenizer import load_tokenizer
 from tests.helpers.json_tokenizers import write
 from tests.helpers.tiny_crawl import build_tiny_config, make_crawl
 from tests.helpers.transformers_models import build
@@ -31,7 +33,9 @@ def test_convert_prepare_evaluate_train_and_generate(
     ours = tmp_path / "ours"
     assert main(["convert", str(theirs), str(ours)]) == 0
     values = yaml.safe_load((ours / "config.yaml").read_text())
-    values["data"] = build_tiny_config(tmp_path / "data", make_crawl(tmp_path / "crawl")).data.model_dump(mode="json")
+    values["data"] = build_tiny_config(
+        tmp_path / "data", make_crawl(tmp_path / "crawl")
+    ).data.model_dump(mode="json")
     values["batch"] = {"sequence_length": 32, "sequences": 4}
     config = tmp_path / "run.yaml"
     config.write_text(yaml.safe_dump(values))
@@ -54,16 +58,27 @@ def test_convert_prepare_evaluate_train_and_generate(
     settings += ["schedule.warmup_tokens=128", "optimizer.learning_rate=0.01", "launch.processes=1"]
     assert main(["train", str(config), *settings, "--json"]) == 0
     assert json.loads(capfd.readouterr().out.splitlines()[-1])["loss"] < before["loss"]
-    asked = ["--prompt", "The lazy", "generation.prefix_pieces=null", "generation.max_new_tokens=4", "--json"]
+    asked = [
+        "--prompt",
+        "The lazy",
+        "generation.prefix_pieces=null",
+        "generation.max_new_tokens=4",
+        "--json",
+    ]
     assert main(["generate", str(config), *settings, *asked]) == 0
     assert json.loads(capfd.readouterr().out)[0]["prompt"] == "The lazy"
 
 
 def test_another_end_encodes_the_documents_again(theirs: Path, tmp_path: Path) -> None:
     file = theirs / "tokenizer.json"
-    config = build_tiny_config(tmp_path / "data", make_crawl(tmp_path / "crawl", files=1)).model_dump(mode="json")
+    config = build_tiny_config(
+        tmp_path / "data", make_crawl(tmp_path / "crawl", files=1)
+    ).model_dump(mode="json")
     for settings, end in (({}, "<|endoftext|>"), ({"eos_token": "!"}, "!")):
-        values = {"data": config["data"], "tokenizer": {"kind": "file", "path": str(file), **settings}}
+        values = {
+            "data": config["data"],
+            "tokenizer": {"kind": "file", "path": str(file), **settings},
+        }
         (tmp_path / "run.yaml").write_text(yaml.safe_dump(values))
         assert main(["prepare", str(tmp_path / "run.yaml")]) == 0
         tokens = open_tokens(tmp_path / "data", "train")
@@ -72,5 +87,7 @@ def test_another_end_encodes_the_documents_again(theirs: Path, tmp_path: Path) -
     (theirs / "tokenizer_config.json").unlink()
     (theirs / "config.json").unlink()
     (theirs / "generation_config.json").unlink(missing_ok=True)
-    (tmp_path / "run.yaml").write_text(yaml.safe_dump(values | {"tokenizer": {"kind": "file", "path": str(theirs)}}))
+    (tmp_path / "run.yaml").write_text(
+        yaml.safe_dump(values | {"tokenizer": {"kind": "file", "path": str(theirs)}})
+    )
     assert main(["prepare", str(tmp_path / "run.yaml")]) == 2

@@ -6,13 +6,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from launch.commands.templates.metric import TopK
 from llmsys.config.evaluation import EvaluationConfig, PythonMetricConfig
 from llmsys.data.batch import IGNORED, Batch
 from llmsys.errors import ConfigError
+from llmsys.launch.commands.templates.metric import TopK
 from llmsys.train.evaluator import TargetEvaluation, TargetEvaluator
 from llmsys.train.heldout_evaluator import combine_results
-from llmsys.train.python_metric import MetricValue, PythonMetric, check_python_metric, load_python_metrics
+from llmsys.train.python_metric import (
+    MetricValue,
+    PythonMetric,
+    check_python_metric,
+    load_python_metrics,
+)
 from tests.helpers.paths import ROOT
 
 TEMPLATE = ROOT / "launch/commands/templates/metric.py"
@@ -39,10 +44,15 @@ def compute_logits(batch: Batch) -> Tensor:
 
 @pytest.mark.parametrize("sequences", [1, 2, 8])
 def test_it_is_the_mean_over_valid_targets_for_any_batch(sequences: int) -> None:
-    metrics = load_python_metrics([PythonMetricConfig(path=f"{TEMPLATE}:TopK", options={"k": 3}, name="top 3")], 64)
-    found = TargetEvaluator(Held(), sequences=sequences, metrics=metrics).evaluate(compute_logits, torch.device("cpu"))
+    metrics = load_python_metrics(
+        [PythonMetricConfig(path=f"{TEMPLATE}:TopK", options={"k": 3}, name="top 3")], 64
+    )
+    found = TargetEvaluator(Held(), sequences=sequences, metrics=metrics).evaluate(
+        compute_logits, torch.device("cpu")
+    )
     hits = [
-        int(TARGETS[row, at]) in sorted(range(VOCABULARY), key=lambda one, r=row, t=at: -LOGITS[r, t, one])[:3]
+        int(TARGETS[row, at])
+        in sorted(range(VOCABULARY), key=lambda one, r=row, t=at: -LOGITS[r, t, one])[:3]
         for row in range(ROWS)
         for at in range(LENGTH)
         if TARGETS[row, at] != IGNORED
@@ -57,7 +67,8 @@ def test_it_is_the_mean_over_valid_targets_for_any_batch(sequences: int) -> None
 
 def test_sources_of_a_mixture_count_by_their_targets() -> None:
     parts = [
-        TargetEvaluation(1, 1, 0, targets, {"own": MetricValue(value, "c")}) for targets, value in ((3, 1.0), (1, 5.0))
+        TargetEvaluation(1, 1, 0, targets, {"own": MetricValue(value, "c")})
+        for targets, value in ((3, 1.0), (1, 5.0))
     ]
     assert combine_results(parts).metrics == {"own": MetricValue(2.0, "c")}
 

@@ -1,4 +1,6 @@
-"""Laws of a run in object storage: it continues anywhere with the same bits, and a torn upload does not count."""
+"""Laws of a run in object storage: it continues anywhere with the same bits, and a torn upload
+does not count.
+"""
 
 import json
 from pathlib import Path
@@ -6,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from llmsys.config.load import load_run_config
-from llmsys.folder_upload import UploadRecord, upload_files
-from llmsys.object_store import open_object_folder
+from llmsys.config.loading.load import load_run_config
 from llmsys.parallel.control_group import ControlGroup
 from llmsys.parallel.process_group import init_process_group
+from llmsys.storage.folder_upload import UploadRecord, upload_files
+from llmsys.storage.object_store import open_object_folder
 from llmsys.train.build_trainer import train_run
 from llmsys.train.checkpoint_record import list_checkpoints
 from llmsys.train.checkpoint_write import remove_checkpoint, write_sharded_checkpoint
@@ -24,7 +26,8 @@ STEPS = 6
 SETTINGS = {
     "tokenizer": {"vocab_size": VOCABULARY},
     "model": {
-        "vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2,
+        "num_attention_heads": 4,
         "num_key_value_heads": 2, "max_position_embeddings": 64, "intermediate_size": 48,
     },
     "batch": {"sequence_length": 32, "sequences": 8, "micro_sequences": 2},
@@ -42,7 +45,8 @@ def write_checkpoint(folder: Path, step: int, content: str) -> None:
 
 def read_steps(folder: Path) -> dict[int, str]:
     return {
-        step: (path / "__0_0.distcp").read_text() for step, path in list_checkpoints(folder / "checkpoints").items()
+        step: (path / "__0_0.distcp").read_text()
+        for step, path in list_checkpoints(folder / "checkpoints").items()
     }
 
 
@@ -62,7 +66,11 @@ def test_the_storage_decides_what_a_machine_continues_from(
     for step in (4, 8, 12):
         write_checkpoint(first.folder, step, f"first {step}")
     (first.folder / "events.jsonl").write_text("first\n")
-    for name in ("heartbeats/0", "launch/run.sh", "checkpoints/.step-00000016.partial/__0_0.distcp"):
+    for name in (
+        "heartbeats/0",
+        "launch/run.sh",
+        "checkpoints/.step-00000016.partial/__0_0.distcp",
+    ):
         (first.folder / name).parent.mkdir(parents=True, exist_ok=True)
         (first.folder / name).write_text("its own")
     first.upload()
@@ -86,11 +94,19 @@ def test_the_storage_decides_what_a_machine_continues_from(
     # Back on the first machine: what it saved alone is gone, and what nobody has yet is kept.
     write_checkpoint(first.folder, 20, "first 20")
     first.fetch()
-    assert read_steps(first.folder) == {8: "first 8", 12: "second 12", 16: "second 16", 20: "first 20"}
+    assert read_steps(first.folder) == {
+        8: "first 8",
+        12: "second 12",
+        16: "second 16",
+        20: "first 20",
+    }
     assert (first.folder / "events.jsonl").read_text() == "first\nsecond\n"
     s3.written.clear()
     first.upload()
-    assert s3.written == ["run/checkpoints/step-00000020/__0_0.distcp", "run/checkpoints/step-00000020/state.json"]
+    assert s3.written == [
+        "run/checkpoints/step-00000020/__0_0.distcp",
+        "run/checkpoints/step-00000020/state.json",
+    ]
 
 
 def test_a_step_that_is_saved_again_counts_no_longer_while_its_files_are_replaced(
@@ -102,7 +118,9 @@ def test_a_step_that_is_saved_again_counts_no_longer_while_its_files_are_replace
     object_storage.written.clear()
     target = run.folder / "checkpoints" / "step-00000004"
     with init_process_group():
-        write_sharded_checkpoint({"a": torch.ones(3)}, target, {"steps": 4, "run": {}}, ControlGroup())
+        write_sharded_checkpoint(
+            {"a": torch.ones(3)}, target, {"steps": 4, "run": {}}, ControlGroup()
+        )
     run.upload()
     name = "run/checkpoints/step-00000004"
     assert object_storage.written == [
@@ -122,7 +140,9 @@ def test_a_run_over_remote_tokens_killed_twice_ends_with_the_hash_of_a_calm_loca
     config, s3 = tmp_path / "toy.yaml", moto_storage
     config.write_text(json.dumps(SETTINGS))
     toy, calm = make_dataset(tmp_path / "toy"), tmp_path / "calm"
-    train_run(load_run_config(str(config), [f"data.folder={toy}", f"run.folder={calm}"]), lambda *_: [])
+    train_run(
+        load_run_config(str(config), [f"data.folder={toy}", f"run.folder={calm}"]), lambda *_: []
+    )
     names = [str(path.relative_to(toy)) for path in toy.rglob("*") if path.is_file()]
     upload_files(toy, open_object_folder("s3://crawl/toy"), names, UploadRecord(toy))
     words = [str(config), "data.folder=s3://crawl/toy", "run.folder=s3://crawl/run"]
@@ -136,8 +156,22 @@ def test_a_run_over_remote_tokens_killed_twice_ends_with_the_hash_of_a_calm_loca
     assert [key for key in s3.objects if key.endswith("state.json")] == saved
     assert train_ranks(words, 2, tmp_path / "second") == [0, 0]
     final = f"checkpoints/step-{STEPS:08d}/state.json"
-    assert read_final_hash(s3.objects[f"run/{final}"]) == read_final_hash((calm / final).read_bytes())
-    starts = [json.loads(line) for line in s3.objects["run/events.jsonl"].splitlines() if b'"start"' in line]
-    # The second attempt was killed before it uploaded its events; the third found its newer checkpoint on the disk.
-    assert [(start["world_size"], start["resumed_from"]) for start in starts] == [(2, None), (1, 2), (2, 4)]
-    assert sorted({key.split("/")[2] for key in s3.objects if "/step-" in key}) == ["step-00000004", "step-00000006"]
+    assert read_final_hash(s3.objects[f"run/{final}"]) == read_final_hash(
+        (calm / final).read_bytes()
+    )
+    starts = [
+        json.loads(line)
+        for line in s3.objects["run/events.jsonl"].splitlines()
+        if b'"start"' in line
+    ]
+    # The second attempt was killed before it uploaded its events; the third found its newer
+    # checkpoint on the disk.
+    assert [(start["world_size"], start["resumed_from"]) for start in starts] == [
+        (2, None),
+        (1, 2),
+        (2, 4),
+    ]
+    assert sorted({key.split("/")[2] for key in s3.objects if "/step-" in key}) == [
+        "step-00000004",
+        "step-00000006",
+    ]

@@ -1,4 +1,5 @@
-"""The whole run on a small dataset: train, kill, resume, finish, evaluate, generate, as a person would start them.
+"""The whole run on a small dataset: train, kill, resume, finish, evaluate, generate, as a person
+would start them.
 
 Runs the real commands in real processes.
 """
@@ -15,8 +16,8 @@ import psutil
 import pytest
 import yaml
 
-from launch.train import HUNG, LOST_PEER, STOPPED
 from llmsys.events import read_events, read_latest_events
+from llmsys.launch.train import HUNG, LOST_PEER, STOPPED
 from tests.helpers.command_line import read_final_loss, run_llmsys
 from tests.helpers.dataset import VOCABULARY, make_dataset
 from tests.helpers.device_profile import write_abacus
@@ -39,9 +40,11 @@ def config(tmp_path: Path, dataset: Path) -> Path:
         "data": {"folder": str(dataset)},
         "tokenizer": {"vocab_size": VOCABULARY},
         "model": {
-            "vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+            "vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2,
+            "num_attention_heads": 4,
             "num_key_value_heads": 2, "max_position_embeddings": 64,
-            "moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "num_shared_experts": 1},
+            "moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+                "num_shared_experts": 1},
         },
         "batch": {"sequence_length": 32, "sequences": 8},
         "optimizer": {"learning_rate": 0.01},
@@ -54,7 +57,10 @@ def config(tmp_path: Path, dataset: Path) -> Path:
         "generation": {"prompts": ["the cat"], "max_new_tokens": 8},
     }  # fmt: skip
     pairs = tmp_path / "pairs.jsonl"
-    pairs.write_text('{"good": "the cat", "bad": "cat the cat"}\n{"good": "the dog runs", "bad": "xq zy xq zy xq"}\n')
+    pairs.write_text(
+        '{"good": "the cat", "bad": "cat the cat"}\n{"good": "the dog runs", "bad": "xq zy xq zy '
+        'xq"}\n'
+    )
     settings["evaluation"]["tasks"] = [{"kind": "pairs", "path": str(pairs)}]
     settings["flops"] = {"device": str(write_abacus(tmp_path / "abacus.yaml"))}
     path = tmp_path / "toy.yaml"
@@ -64,19 +70,33 @@ def config(tmp_path: Path, dataset: Path) -> Path:
 
 @pytest.mark.timeout(900)  # four starts of two processes, on a machine that may have other work
 @pytest.mark.parametrize("engine", ["torch", "deepspeed"])
-def test_a_killed_run_ends_with_the_loss_of_an_undisturbed_one(config: Path, tmp_path: Path, engine: str) -> None:
-    choices = (f"engine.kind={engine}", f"checkpoint.mode={'async' if engine == 'torch' else 'sync'}")
+def test_a_killed_run_ends_with_the_loss_of_an_undisturbed_one(
+    config: Path, tmp_path: Path, engine: str
+) -> None:
+    choices = (
+        f"engine.kind={engine}",
+        f"checkpoint.mode={'async' if engine == 'torch' else 'sync'}",
+    )
     run_llmsys("train", config, *choices, f"run.folder={tmp_path / 'calm'}")
-    calm = [event for event in read_latest_events(tmp_path / "calm" / "events.jsonl") if event["event"] == "evaluation"]
+    calm = [
+        event
+        for event in read_latest_events(tmp_path / "calm" / "events.jsonl")
+        if event["event"] == "evaluation"
+    ]
     for step, victim in ((4, "rank" if engine == "torch" else "launcher"), (6, "stopped")):
         middle = pause_run(tmp_path / victim, step)
         process = subprocess.Popen(
-            [sys.executable, "-m", "launch.main", "train", str(config), *choices],
+            [sys.executable, "-m", "llmsys.launch.main", "train", str(config), *choices],
             cwd=ROOT, env=middle.environment, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
         middle.wait(process)
-        ranks = [p for p in psutil.Process(process.pid).children(recursive=True) if "train.py" in " ".join(p.cmdline())]
-        asks = signal.SIGTERM if engine == "torch" else signal.SIGHUP  # which DeepSpeed's launcher would die of
+        ranks = [
+            p
+            for p in psutil.Process(process.pid).children(recursive=True)
+            if "train.py" in " ".join(p.cmdline())
+        ]
+        # which DeepSpeed's launcher would die of
+        asks = signal.SIGTERM if engine == "torch" else signal.SIGHUP
         sent = asks if victim == "stopped" else signal.SIGKILL
         (max(ranks, key=lambda rank: rank.pid) if victim == "rank" else process).send_signal(sent)
         if victim == "launcher":  # its ranks end where they stand, some time after
@@ -92,22 +112,28 @@ def test_a_killed_run_ends_with_the_loss_of_an_undisturbed_one(config: Path, tmp
             assert "frame #" not in message
         if victim == "stopped":
             assert process.returncode == STOPPED
-            assert re.search(rf"llmsys: stopped: {sent.name} came: saved after step \d+ of 12 into", message)
+            assert re.search(
+                rf"llmsys: stopped: {sent.name} came: saved after step \d+ of 12 into", message
+            )
         psutil.wait_procs(ranks, timeout=PATIENCE_SECONDS)
-        assert not any(rank.is_running() and rank.status() != psutil.STATUS_ZOMBIE for rank in ranks)
+        assert not any(
+            rank.is_running() and rank.status() != psutil.STATUS_ZOMBIE for rank in ranks
+        )
     run_llmsys("train", config, *choices)
     assert read_final_loss(config) == calm[-1]["loss"]
     events = read_events(tmp_path / "run" / "events.jsonl")
     starts = [event["resumed_from"] for event in events if event["event"] == "start"]
     assert starts[:2] == [None, 2]
     assert starts[2:] == [event["step"] for event in events if event["event"] == "stopped"]
-    assert 6 <= starts[2] <= 9  # a save in the background lets the run go on as far as to the next; one step more hears
+    # a save in the background lets the run go on as far as to the next; one step more hears
+    assert 6 <= starts[2] <= 9
 
 
 def test_a_hang_ends_with_its_status_and_one_message(config: Path, tmp_path: Path) -> None:
     middle = pause_run(tmp_path / "middle", 4)
     process = subprocess.Popen(
-        [sys.executable, "-m", "launch.main", "train", str(config), "train.hang_timeout_seconds=3"],
+        [sys.executable, "-m", "llmsys.launch.main", "train", str(config),
+            "train.hang_timeout_seconds=3"],
         cwd=ROOT, env=middle.environment, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     message = process.communicate(timeout=PATIENCE_SECONDS)[1]  # it never goes on
@@ -130,7 +156,9 @@ def test_a_finished_run_is_left_alone_and_can_be_used(config: Path) -> None:
     assert evaluated["sets"] == last["sets"]
     assert evaluated["sets"]["pairs"]["accuracy"] == 1.0
     assert all(0 < event["utilisation"] < 1 for event in events if event["event"] == "step")
-    reconciled = json.loads(run_llmsys("reconcile", config.parent / "run", "--json").stdout)["runs"][0]
+    reconciled = json.loads(run_llmsys("reconcile", config.parent / "run", "--json").stdout)[
+        "runs"
+    ][0]
     assert (reconciled["device"], reconciled["ranks"]) == ("abacus", 2)
     assert reconciled["parameters"]["predicted"] == reconciled["parameters"]["built"]
     assert reconciled["step_seconds"]["residual"] > -1
@@ -142,7 +170,9 @@ def test_a_finished_run_is_left_alone_and_can_be_used(config: Path) -> None:
     assert f"skipping checkpoint {damaged.parent}: __0_0.distcp is damaged" in repaired.stderr
     assert (
         read_final_loss(config)
-        == [e["loss"] for e in map(json.loads, before.splitlines()) if e["event"] == "evaluation"][-1]
+        == [e["loss"] for e in map(json.loads, before.splitlines()) if e["event"] == "evaluation"][
+            -1
+        ]
     )
     [profile] = [event for event in events if event["event"] == "profile"]
     assert (profile["step"], (config.parent / "run" / profile["trace"]).is_file()) == (3, True)
@@ -167,9 +197,14 @@ def test_another_config_in_the_same_folder_is_refused_with_the_difference(config
     for change in ("train.tokens=1024", "optimizer.learning_rate=0.02"):
         done = run_llmsys("train", config, "train.tokens=512", *alone, change, check=False)
         assert done.returncode == 2
-        assert re.search(rf"{change.split('=')[0]} was [\d.]+, now {change.split('=')[1]}", done.stderr)
+        assert re.search(
+            rf"{change.split('=')[0]} was [\d.]+, now {change.split('=')[1]}", done.stderr
+        )
         assert "Traceback" not in done.stderr
-    assert "is finished" in run_llmsys("train", config, "train.tokens=512", *alone, "train.log_every_steps=5").stdout
+    assert (
+        "is finished"
+        in run_llmsys("train", config, "train.tokens=512", *alone, "train.log_every_steps=5").stdout
+    )
 
 
 def test_a_missing_tokenizer_says_how_to_make_one(config: Path, tmp_path: Path) -> None:

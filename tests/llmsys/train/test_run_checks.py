@@ -1,10 +1,12 @@
-"""Ranks with another version, another source or another config are named before anything is built."""
+"""Ranks with another version, another source or another config are named before anything is
+built.
+"""
 
 from typing import Any
 
 import pytest
 
-from llmsys.config.load import load_run_config
+from llmsys.config.loading.load import load_run_config
 from llmsys.errors import LaunchError
 from llmsys.train import run_checks as module
 from llmsys.train.run_checks import collect_rank_facts, format_disagreement, require_rank_agreement
@@ -22,9 +24,17 @@ def test_every_rank_that_differs_is_named_with_its_host_and_what_differs() -> No
         [config.model_dump(mode="json") for config in (one, other, one)],
     )
     rate = one.optimizer.learning_rate
-    assert f"rank 1 on alpha has optimizer.learning_rate 0.0003 (rank 0 on alpha: {rate}); train.precision fp32" in said
-    assert f"rank 2 on beta has torch 9.9.0 (rank 0 on alpha: {collect_rank_facts(one)['torch']})" in said
-    assert said.endswith("Install the same versions on every host, and start every rank with the same arguments.")
+    assert (
+        f"rank 1 on alpha has optimizer.learning_rate 0.0003 (rank 0 on alpha: {rate}); "
+        "train.precision fp32"
+    ) in said
+    assert (
+        f"rank 2 on beta has torch 9.9.0 (rank 0 on alpha: {collect_rank_facts(one)['torch']})"
+        in said
+    )
+    assert said.endswith(
+        "Install the same versions on every host, and start every rank with the same arguments."
+    )
 
 
 def start(rank: int, what: str) -> Any:

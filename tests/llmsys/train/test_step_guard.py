@@ -1,4 +1,6 @@
-"""Bad steps: refused on their numbers alone, left out of the trajectory, and remembered across resumes."""
+"""Bad steps: refused on their numbers alone, left out of the trajectory, and remembered across
+resumes.
+"""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -8,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from llmsys.config.load import load_run_config
+from llmsys.config.loading.load import load_run_config
 from llmsys.config.run import RunConfig
 from llmsys.config.train import TrainConfig
 from llmsys.data.batch import Batch
@@ -16,7 +18,11 @@ from llmsys.engine.engine import Accept, EngineState, StepResult, accept_all
 from llmsys.errors import LlmsysError, StopRequested
 from llmsys.events import EventWriter, read_latest_events
 from llmsys.train.build_objective import build_step_batches
-from llmsys.train.checkpoint_load import find_newest_checkpoint, load_checkpoint, read_resumable_record
+from llmsys.train.checkpoint_load import (
+    find_newest_checkpoint,
+    load_checkpoint,
+    read_resumable_record,
+)
 from llmsys.train.checkpoint_saver import CheckpointSaver
 from llmsys.train.evaluator import TargetEvaluation
 from llmsys.train.metric_logger import MetricLogger
@@ -25,7 +31,13 @@ from llmsys.train.step_guard import StepGuard, describe_step_contents
 from llmsys.train.step_metrics import build_step_meter
 from llmsys.train.stop_request import StopRequest
 from llmsys.train.trainer import Trainer
-from llmsys.train.trainer_components import Checkpointing, Evaluation, Observability, RunControl, TrainingData
+from llmsys.train.trainer_components import (
+    Checkpointing,
+    Evaluation,
+    Observability,
+    RunControl,
+    TrainingData,
+)
 from llmsys.train.watchdog import Watchdog
 from tests.helpers.dataset import VOCABULARY, make_dataset
 
@@ -51,8 +63,11 @@ def test_a_step_that_is_not_finite_is_bad(loss: float, norm: float) -> None:
 
 
 def test_a_spike_is_judged_by_the_median_of_the_steps_that_were_taken() -> None:
-    one = judge(spike_detection={"max_grad_norm_ratio": 4, "max_loss_ratio": 1.5, "window_steps": 3})
-    assert all(take(one, step, 2.0, norm) for step, norm in ((1, 1.0), (2, 900.0), (3, 1.2)))  # no window yet
+    one = judge(
+        spike_detection={"max_grad_norm_ratio": 4, "max_loss_ratio": 1.5, "window_steps": 3}
+    )
+    # no window yet
+    assert all(take(one, step, 2.0, norm) for step, norm in ((1, 1.0), (2, 900.0), (3, 1.2)))
     assert not take(one, 4, 2.0, 4.9)
     assert one.problem.startswith("gradient norm 4.9, and the median of the last 3 steps is 1.2.")
     assert take(one, 5, 2.0, 4.7)  # the refused step did not count: the median is still 1.2
@@ -67,7 +82,8 @@ def test_a_run_of_bad_steps_ends_and_so_does_the_first_one_under_stop() -> None:
     assert take(one, 3, 1.0, 1.0)
     assert [take(one, step, math.nan, 1.0) for step in (4, 5)] == [False, False]
     with pytest.raises(
-        LlmsysError, match=r"step 6: loss nan.*consecutive bad step 3; train.max_consecutive_bad_steps=2"
+        LlmsysError,
+        match=r"step 6: loss nan.*consecutive bad step 3; train.max_consecutive_bad_steps=2",
     ):
         take(one, 6, math.nan, 1.0)
     with pytest.raises(LlmsysError, match=r"step 1: .*skip such steps with train.on_bad_step=skip"):
@@ -83,17 +99,26 @@ class NoExperts(torch.nn.Module):
 
 
 class CountingEngine:
-    """A step adds its number to a weight, and to a hash of the order; some steps have numbers out of order."""
+    """A step adds its number to a weight, and to a hash of the order; some steps have numbers
+    out of order.
+    """
 
     device = torch.device("cpu")
     module = NoExperts()
 
     def __init__(self, bad: Callable[[int], bool]) -> None:
-        self.weights = {"parameter/sum": torch.zeros(1), "parameter/order": torch.zeros(1, dtype=torch.float64)}
+        self.weights = {
+            "parameter/sum": torch.zeros(1),
+            "parameter/order": torch.zeros(1, dtype=torch.float64),
+        }
         self.updates, self.tried, self.bad = 0, [], bad  # type: ignore[var-annotated]
 
     def train_step(
-        self, batches: Sequence[Batch], learning_rate: float, accept: Accept = accept_all, extras: Sequence[float] = ()
+        self,
+        batches: Sequence[Batch],
+        learning_rate: float,
+        accept: Accept = accept_all,
+        extras: Sequence[float] = (),
     ) -> StepResult:
         step = int(batches[0].tokens_BT[0, 0])
         self.tried.append(step)
@@ -133,16 +158,25 @@ class NoEvaluation:
 
 
 def load_config(folder: Path, **settings: str) -> RunConfig:
-    words = {"run.folder": str(folder), "train.tokens": str(STEPS * 64), "batch.sequence_length": "64",
+    words = {"run.folder": str(folder), "train.tokens": str(STEPS * 64),
+        "batch.sequence_length": "64",
              "batch.sequences": "1", "checkpoint.every_steps": "4", "train.log_every_steps": "1",
              "schedule": "{kind: constant}", "train.precision": "fp32",
              "train.hang_timeout_seconds": "0", "layout.expert": "1"}  # fmt: skip
-    return load_run_config("train/demo", [f"{key}={value}" for key, value in (words | settings).items()])
+    return load_run_config(
+        "train/demo", [f"{key}={value}" for key, value in (words | settings).items()]
+    )
 
 
-def build_trainer(one: RunConfig, bad: Callable[[int], bool], wish: StopRequest | None = None) -> Trainer:
+def build_trainer(
+    one: RunConfig, bad: Callable[[int], bool], wish: StopRequest | None = None
+) -> Trainer:
     """A trainer around the counting engine, resumed if its folder holds a checkpoint."""
-    engine, judged, folder = CountingEngine(bad), StepGuard(one.train), one.run.folder / "checkpoints"
+    engine, judged, folder = (
+        CountingEngine(bad),
+        StepGuard(one.train),
+        one.run.folder / "checkpoints",
+    )
     steps, newest = 0, find_newest_checkpoint(folder)
     if newest is not None:
         record = read_resumable_record(newest)
@@ -158,7 +192,9 @@ def build_trainer(one: RunConfig, bad: Callable[[int], bool], wish: StopRequest 
         data=TrainingData(loader, lambda step: {}, lambda config: loader),
         evaluation=Evaluation(NoEvaluation(), list),
         checkpointing=Checkpointing(CheckpointSaver(folder, one.checkpoint), {}),
-        control=RunControl(judged, wish or StopRequest(environment={}), Watchdog(one.run.folder, 0)),
+        control=RunControl(
+            judged, wish or StopRequest(environment={}), Watchdog(one.run.folder, 0)
+        ),
         observability=Observability(logger, build_step_meter(one, torch.device("cpu"), None)),
         steps_done=steps,
     )
@@ -179,7 +215,9 @@ def compute_weights_without(*left_out: int) -> dict[str, float]:
 
 @pytest.mark.parametrize("policy", ["skip", "rewind"])
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_the_trajectory_is_the_one_without_the_bad_steps(tmp_path: Path, policy: str, mode: str) -> None:
+def test_the_trajectory_is_the_one_without_the_bad_steps(
+    tmp_path: Path, policy: str, mode: str
+) -> None:
     one = build_trainer(
         load_config(tmp_path, **{"train.on_bad_step": policy, "checkpoint.mode": mode}),
         bad=lambda step: step in (6, 7, 11),
@@ -208,20 +246,29 @@ def test_a_rewind_heals_weights_that_were_damaged_in_memory(tmp_path: Path) -> N
     one.train()
     assert get_weights(one) == pytest.approx(compute_weights_without(6))
     damaged.clear()
-    one = build_trainer(load_config(tmp_path / "skip", **{"train.max_consecutive_bad_steps": "2"}), is_bad)
-    with pytest.raises(LlmsysError, match="consecutive bad step 3"):  # nothing that is skipped would help
+    one = build_trainer(
+        load_config(tmp_path / "skip", **{"train.max_consecutive_bad_steps": "2"}), is_bad
+    )
+    # nothing that is skipped would help
+    with pytest.raises(LlmsysError, match="consecutive bad step 3"):
         one.train()
 
 
 def test_a_bad_first_step_finds_something_to_go_back_to(tmp_path: Path) -> None:
-    one = build_trainer(load_config(tmp_path, **{"train.on_bad_step": "rewind"}), lambda step: step == 1)
+    one = build_trainer(
+        load_config(tmp_path, **{"train.on_bad_step": "rewind"}), lambda step: step == 1
+    )
     one.train()
     assert get_weights(one) == pytest.approx(compute_weights_without(1))
 
 
-def test_experts_are_not_balanced_by_a_step_that_was_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_experts_are_not_balanced_by_a_step_that_was_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     applied: list[bool] = []
-    monkeypatch.setattr("llmsys.train.trainer.update_expert_balance", lambda module, one: applied.append(one))
+    monkeypatch.setattr(
+        "llmsys.train.trainer.update_expert_balance", lambda module, one: applied.append(one)
+    )
     build_trainer(load_config(tmp_path), lambda step: step == 3).train()
     assert applied == [step != 3 for step in range(1, STEPS + 1)]
 
@@ -235,7 +282,8 @@ def test_a_stopped_run_saves_after_the_step_and_goes_on_as_if_it_had_not(tmp_pat
         return step == 3
 
     with pytest.raises(
-        StopRequested, match=r"SIGTERM came: saved after step 7 of 12 into .* Run the same command again"
+        StopRequested,
+        match=r"SIGTERM came: saved after step 7 of 12 into .* Run the same command again",
     ):
         build_trainer(one, stop_in_step_six, wish).train()
     again = build_trainer(one, lambda step: False)
@@ -243,13 +291,19 @@ def test_a_stopped_run_saves_after_the_step_and_goes_on_as_if_it_had_not(tmp_pat
     assert again.control.step_guard.skipped_steps == {3}
     again.train()
     assert get_weights(again) == pytest.approx(compute_weights_without(3))
-    [stopped] = [event for event in read_latest_events(tmp_path / "events.jsonl") if event["event"] == "stopped"]
+    [stopped] = [
+        event
+        for event in read_latest_events(tmp_path / "events.jsonl")
+        if event["event"] == "stopped"
+    ]
     assert (stopped["step"], stopped["reason"]) == (7, "SIGTERM came")
 
 
 def test_the_count_of_bad_steps_in_a_row_survives_a_rewind(tmp_path: Path) -> None:
     one = build_trainer(
-        load_config(tmp_path, **{"train.on_bad_step": "rewind", "train.max_consecutive_bad_steps": "3"}),
+        load_config(
+            tmp_path, **{"train.on_bad_step": "rewind", "train.max_consecutive_bad_steps": "3"}
+        ),
         lambda s: s > 5,
     )
     with pytest.raises(LlmsysError, match=r"step 9: .*consecutive bad step 4"):
@@ -267,7 +321,11 @@ def test_an_overflow_behind_a_bad_step_is_still_an_overflow(tmp_path: Path) -> N
     one.engine = Overflowing(lambda step: step == 3)  # type: ignore[assignment]
     one.train()
     events = read_latest_events(tmp_path / "events.jsonl")
-    found = [(event["event"], event["step"]) for event in events if event["event"] in ("bad_step", "overflow")]
+    found = [
+        (event["event"], event["step"])
+        for event in events
+        if event["event"] in ("bad_step", "overflow")
+    ]
     assert found == [("bad_step", 3), ("overflow", 4)]
 
 
@@ -282,7 +340,8 @@ class FallingThenRising:
 
 
 def test_the_best_evaluation_of_the_loop_stays_with_the_last(tmp_path: Path) -> None:
-    settings = {"checkpoint.every_steps": "2", "evaluation.every_steps": "2", "checkpoint.keep_best": "1",
+    settings = {"checkpoint.every_steps": "2", "evaluation.every_steps": "2",
+        "checkpoint.keep_best": "1",
                 "checkpoint.keep_last": "1"}  # fmt: skip
     one = build_trainer(load_config(tmp_path, **settings), lambda step: False)
     one.evaluation.evaluator = FallingThenRising()
@@ -293,7 +352,8 @@ def test_the_best_evaluation_of_the_loop_stays_with_the_last(tmp_path: Path) -> 
 
 def test_the_record_of_a_bad_step_names_its_documents(tmp_path: Path) -> None:
     make_dataset(tmp_path / "data")
-    settings = {"data.folder": str(tmp_path / "data"), "tokenizer.vocab_size": str(VOCABULARY), "batch.sequences": "4",
+    settings = {"data.folder": str(tmp_path / "data"), "tokenizer.vocab_size": str(VOCABULARY),
+        "batch.sequences": "4",
                 "model.vocab_size": str(VOCABULARY), "train.tokens": str(256 * 40)}  # fmt: skip
     one = load_config(tmp_path, **settings)
     shards, tokenizer = open_first_source(one, "train")
@@ -301,12 +361,21 @@ def test_the_record_of_a_bad_step_names_its_documents(tmp_path: Path) -> None:
     found = describe_step_contents(by_rank[0], [shards], 5)
     assert found == describe_step_contents(by_rank[1], [shards], 5)
     assert found["sequences"] == [20, 23]
-    rows = [row.tolist() for steps in by_rank for batch in steps.get_micro_batches(5) for row in batch.tokens_BT]
+    rows = [
+        row.tolist()
+        for steps in by_rank
+        for batch in steps.get_micro_batches(5)
+        for row in batch.tokens_BT
+    ]
     end = f" {tokenizer.eos_id} "
     lines = [f" {' '.join(map(str, row))} ".replace(end, " | ") for row in rows]
     pieces = [f" {piece.strip()} " for line in lines for piece in line.split("|") if piece.strip()]
-    texts = [f" {' '.join(map(str, shards.get_tokens(int(one, 16)).tolist()))} " for one in found["documents"]]
+    texts = [
+        f" {' '.join(map(str, shards.get_tokens(int(one, 16)).tolist()))} "
+        for one in found["documents"]
+    ]
     assert all(any(piece in text for text in texts) for piece in pieces)
     strangers = [text for text in texts if not any(piece in text for piece in pieces)]
-    assert len(strangers) <= len(rows)  # of a row's last document perhaps only its first token is in, as a target
+    # of a row's last document perhaps only its first token is in, as a target
+    assert len(strangers) <= len(rows)
     assert found["num_documents"] == len(set(texts))

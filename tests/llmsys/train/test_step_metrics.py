@@ -1,4 +1,6 @@
-"""What steps cost: of the slowest and fullest rank, with no reduction on a step that is not logged."""
+"""What steps cost: of the slowest and fullest rank, with no reduction on a step that is not
+logged.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -7,14 +9,23 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from llmsys.config.load import load_run_config
+from llmsys.config.loading.load import load_run_config
 from llmsys.config.run import RunConfig
 from llmsys.errors import ConfigError
-from llmsys.estimate.device_profile import find_device_by_driver_name, list_device_names, load_device_profile
+from llmsys.estimate.device_profile import (
+    find_device_by_driver_name,
+    list_device_names,
+    load_device_profile,
+)
 from llmsys.estimate.flops import count_flops
 from llmsys.train import step_metrics
 from llmsys.train.run_prediction import build_prediction
-from llmsys.train.step_metrics import StepMeter, build_flops_convention, build_step_meter, find_device_profile
+from llmsys.train.step_metrics import (
+    StepMeter,
+    build_flops_convention,
+    build_step_meter,
+    find_device_profile,
+)
 from tests.helpers.device_profile import NAME, build_abacus, write_abacus
 from tests.helpers.ranks import run_ranks
 
@@ -28,17 +39,23 @@ def load_config(*words: str) -> RunConfig:
 def test_an_accelerator_finds_its_own_profile_and_no_other() -> None:
     assert find_device_by_driver_name("NVIDIA H200") == load_device_profile("h200")
     assert find_device_by_driver_name("NVIDIA H20") is None
-    names = [name for file in list_device_names() for name in load_device_profile(file).driver_names]
+    names = [
+        name for file in list_device_names() for name in load_device_profile(file).driver_names
+    ]
     assert len(names) == len(set(names))
 
 
 def test_utilisation_names_convention_device_and_number_type(tmp_path: Path) -> None:
-    one = load_config(f"flops.device={write_abacus(tmp_path / 'mine.yaml')}", "flops.convention=full")
+    one = load_config(
+        f"flops.device={write_abacus(tmp_path / 'mine.yaml')}", "flops.convention=full"
+    )
     found = build_flops_convention(one, find_device_profile(one, CPU), ranks=2)
     length = one.batch.sequence_length
     assert str(found) == f"full, {NAME}, bf16"
     counted = count_flops(one.model, length, 3, "full").forward_backward
-    assert found.compute_utilisation(3 * length) == pytest.approx(counted / (2 * build_abacus().get_peak_flops("bf16")))
+    assert found.compute_utilisation(3 * length) == pytest.approx(
+        counted / (2 * build_abacus().get_peak_flops("bf16"))
+    )
 
 
 def test_an_unknown_device_has_no_utilisation_and_says_how_to_get_one() -> None:
@@ -57,7 +74,9 @@ def test_a_forecast_is_the_estimate_and_a_gap_in_a_profile_is_said(tmp_path: Pat
     told = build_prediction(load_config(), CPU, build_abacus())
     assert told["step_seconds"]["p10"] < told["step_seconds"]["p50"] < told["step_seconds"]["p90"]
     assert told["memory"]["peak_bytes"] > 4 * told["parameters"]
-    gap = build_prediction(load_config("train.precision=fp32"), CPU, build_abacus(peak_flops={"bf16": 1e9}))
+    gap = build_prediction(
+        load_config("train.precision=fp32"), CPU, build_abacus(peak_flops={"bf16": 1e9})
+    )
     assert gap["step_seconds"] is None
     assert "no peak for fp32" in gap["why_no_time"]
 
@@ -76,11 +95,14 @@ def test_peaks_of_evaluation_are_not_a_steps(monkeypatch: pytest.MonkeyPatch) ->
         one.record_step(number, seconds)
         if number == 2:
             one.mark_other_work()
-    assert one.compute_run_metrics() == {"step_seconds": 3.0, "steps": 4, "peak_bytes": 50}  # the first step warms up
+    # the first step warms up
+    assert one.compute_run_metrics() == {"step_seconds": 3.0, "steps": 4, "peak_bytes": 50}
 
 
 def test_steps_of_a_growing_batch_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = build_meter(monkeypatch, [100] * 99, "batch.ramp={start_tokens: 1024, ramp_tokens: 16384}")
+    one = build_meter(
+        monkeypatch, [100] * 99, "batch.ramp={start_tokens: 1024, ramp_tokens: 16384}"
+    )
     small = [
         number
         for number in range(1, 60)
@@ -103,7 +125,12 @@ def on_rank(rank: int) -> dict[str, Any]:
         one.record_step(number, seconds)
     unlogged = len(calls)
     fields = one.compute_step_metrics(tokens=100, seconds=1.0 + rank, wait=0.5 - 0.5 * rank)
-    return {"unlogged": unlogged, "logged": len(calls), "fields": fields, "measured": one.compute_run_metrics()}
+    return {
+        "unlogged": unlogged,
+        "logged": len(calls),
+        "fields": fields,
+        "measured": one.compute_run_metrics(),
+    }
 
 
 @pytest.mark.distributed
@@ -112,7 +139,11 @@ def test_the_slowest_and_fullest_rank_is_told_in_one_reduction() -> None:
     assert first == second
     assert (first["unlogged"], first["logged"]) == (0, 1)
     fields = first["fields"]
-    assert (fields["seconds"], fields["data_wait_seconds"], fields["tokens_per_second"]) == (2.0, 0.5, 50.0)
+    assert (fields["seconds"], fields["data_wait_seconds"], fields["tokens_per_second"]) == (
+        2.0,
+        0.5,
+        50.0,
+    )
     assert fields["memory_bytes"] > 2**20
     assert first["measured"]["step_seconds"] == 2.0  # medians 1.5 and 2
     assert fields["utilisation"] == pytest.approx(

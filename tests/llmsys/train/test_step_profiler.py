@@ -1,4 +1,6 @@
-"""Laws of profiles: chosen steps alone are recorded, a signal asks for one, and shares are those of the kernels."""
+"""Laws of profiles: chosen steps alone are recorded, a signal asks for one, and shares are those
+of the kernels.
+"""
 
 import gzip
 import json
@@ -36,7 +38,9 @@ def test_chosen_steps_of_chosen_ranks_are_recorded(tmp_path: Path) -> None:
             assert (summary is not None) == (rank == 1 and number == 2)
             assert profiler.pop_summary() is None, "a summary is logged once"
     assert list_traces(tmp_path) == ["step-00000002-rank-1.trace.json.gz"]
-    trace = json.loads(gzip.decompress((tmp_path / "profile" / "step-00000002-rank-1.trace.json.gz").read_bytes()))
+    trace = json.loads(
+        gzip.decompress((tmp_path / "profile" / "step-00000002-rank-1.trace.json.gz").read_bytes())
+    )
     assert any(event.get("name") == "aten::mm" for event in trace["traceEvents"])
     assert any(event.get("name") == "[memory]" for event in trace["traceEvents"])
 
@@ -69,7 +73,9 @@ def test_waits_of_the_host_are_no_kernels() -> None:
 
     def make_event(name: str, device: DeviceType, microseconds: float) -> SimpleNamespace:
         span = SimpleNamespace(elapsed_us=lambda: microseconds)
-        return SimpleNamespace(name=name, device_type=device, time_range=span, self_cpu_time_total=microseconds)
+        return SimpleNamespace(
+            name=name, device_type=device, time_range=span, self_cpu_time_total=microseconds
+        )
 
     summary = summarize_events(
         [

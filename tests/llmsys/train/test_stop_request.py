@@ -10,7 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from llmsys.train.stop_request import HANGUP, HANGUP_ENDS, HANGUP_SAVES, RESERVE_SECONDS, SLURM_END, StopRequest
+from llmsys.train.stop_request import (
+    HANGUP,
+    HANGUP_ENDS,
+    HANGUP_SAVES,
+    RESERVE_SECONDS,
+    SLURM_END,
+    StopRequest,
+)
 from tests.helpers.process import PATIENCE_SECONDS, wait_until
 
 
@@ -61,7 +68,11 @@ def ignored_hangup() -> Iterator[None]:
 
 @pytest.mark.usefixtures("ignored_hangup")
 def test_a_hangup_that_was_ignored_stays_so_unless_a_launcher_ignored_it_on_the_way() -> None:
-    for environment, raised in (({}, 0.0), ({HANGUP: HANGUP_ENDS}, 0.0), ({HANGUP: HANGUP_SAVES}, 1.0)):
+    for environment, raised in (
+        ({}, 0.0),
+        ({HANGUP: HANGUP_ENDS}, 0.0),
+        ({HANGUP: HANGUP_SAVES}, 1.0),
+    ):
         wish = StopRequest(environment=environment)
         with wish.handle_signals():
             os.kill(os.getpid(), signal.SIGHUP)
@@ -90,7 +101,9 @@ open(sys.argv[1], "w").write(wish.reason)
 """
 
 
-def test_a_run_whose_terminal_is_closed_may_still_write_and_saves(tmp_path: Path, repository: Path) -> None:
+def test_a_run_whose_terminal_is_closed_may_still_write_and_saves(
+    tmp_path: Path, repository: Path
+) -> None:
     ours, theirs = pty.openpty()
     words = [sys.executable, "-c", IN_TERMINAL, str(tmp_path / "told")]
     process = subprocess.Popen(words, cwd=repository, stdin=theirs, stdout=theirs, stderr=theirs)

@@ -21,7 +21,13 @@ import psutil
 import pytest
 
 from llmsys.train.heartbeat import Heartbeat
-from llmsys.train.watchdog import HUNG, Watchdog, describe_hanging_ranks, is_any_at_work, is_hang_named
+from llmsys.train.watchdog import (
+    HUNG,
+    Watchdog,
+    describe_hanging_ranks,
+    is_any_at_work,
+    is_hang_named,
+)
 from llmsys.train.work_meter import WORK_BYTES, WorkMeter
 from tests.helpers.process import PATIENCE_SECONDS, wait_until
 
@@ -34,32 +40,48 @@ def build_heartbeat(rank: int, beats: int, age: float = 0.0, step: int = 5) -> H
 
 def test_silent_ranks_are_named_before_those_that_are_behind() -> None:
     [named] = describe_hanging_ranks(
-        [build_heartbeat(0, 9), build_heartbeat(1, 7, age=40.0), build_heartbeat(2, 8)], 3, silent_after_seconds=20.0
+        [build_heartbeat(0, 9), build_heartbeat(1, 7, age=40.0), build_heartbeat(2, 8)],
+        3,
+        silent_after_seconds=20.0,
     )
     assert named == (
         "rank 1 on far-away (process 1001) has been silent for 40 s, since saving of step 5; "
         "its process is unknown, on another host"
     )
-    assert describe_hanging_ranks([build_heartbeat(0, 9)], 2, 20.0) == ["rank 1 has sent no heartbeat"]
+    assert describe_hanging_ranks([build_heartbeat(0, 9)], 2, 20.0) == [
+        "rank 1 has sent no heartbeat"
+    ]
 
 
 def test_the_rank_that_is_behind_is_named_and_equals_are_not() -> None:
     [named] = describe_hanging_ranks(
         [build_heartbeat(0, 9), build_heartbeat(1, 9), build_heartbeat(2, 8, step=4)], 3, 20.0
     )
-    assert named == "rank 2 on far-away (process 1002) is still in saving of step 4, while others are ahead"
+    assert (
+        named
+        == "rank 2 on far-away (process 1002) is still in saving of step 4, while others are ahead"
+    )
     assert describe_hanging_ranks([build_heartbeat(0, 9), build_heartbeat(1, 9)], 2, 20.0) == []
 
 
 def test_the_stage_of_a_pipeline_that_others_wait_for_is_named_with_its_micro_batch() -> None:
-    busy = replace(build_heartbeat(1, 9), phase="forward and backward", work="backward of micro-batch 3 in stage 2")
+    busy = replace(
+        build_heartbeat(1, 9),
+        phase="forward and backward",
+        work="backward of micro-batch 3 in stage 2",
+    )
     [named] = describe_hanging_ranks([build_heartbeat(0, 9), busy], 2, 20.0)
     assert named == (
-        "rank 1 on far-away (process 1001) is still in forward and backward (backward of micro-batch 3 in stage 2) of "
-        "step 5, while others wait"
+        "rank 1 on far-away (process 1001) is still in forward and backward (backward of "
+        "micro-batch 3 in stage 2) of step 5, while others wait"
     )
-    [named] = describe_hanging_ranks([build_heartbeat(0, 9), replace(busy, age_seconds=40.0)], 2, 20.0)
-    assert "silent for 40 s, since forward and backward (backward of micro-batch 3 in stage 2) of step 5; its" in named
+    [named] = describe_hanging_ranks(
+        [build_heartbeat(0, 9), replace(busy, age_seconds=40.0)], 2, 20.0
+    )
+    assert (
+        "silent for 40 s, since forward and backward (backward of micro-batch 3 in stage 2) of "
+        "step 5; its"
+    ) in named
 
 
 def _rank(rank: int, folder: str, keeps_lock: bool = False) -> None:
@@ -85,7 +107,10 @@ def _rank(rank: int, folder: str, keeps_lock: bool = False) -> None:
 @contextmanager
 def start_two_ranks(folder: Path, keeps_lock: bool = False) -> Iterator[list[SpawnProcess]]:
     context = multiprocessing.get_context("spawn")
-    ranks = [context.Process(target=_rank, args=(rank, str(folder), keeps_lock), daemon=True) for rank in range(2)]
+    ranks = [
+        context.Process(target=_rank, args=(rank, str(folder), keeps_lock), daemon=True)
+        for rank in range(2)
+    ]
     for process in ranks:
         process.start()
     try:
@@ -116,7 +141,9 @@ def test_a_stopped_rank_is_named_and_everyone_leaves_with_stacks(tmp_path: Path)
         assert [process.exitcode for process in ranks] == [HUNG, HUNG]
     # Rank 0 holds the store of the group, and is the one that was stopped.
     said = (tmp_path / "log-1").read_text()
-    assert "no step has finished for 2 s (train.hang_timeout_seconds), in all-reduce of step" in said
+    assert (
+        "no step has finished for 2 s (train.hang_timeout_seconds), in all-reduce of step" in said
+    )
     assert f"rank 0 on {os.uname().nodename} (process {ranks[0].pid}) has been silent" in said
     assert "its process is stopped" in said
     assert "no step has finished" not in (tmp_path / "log-0").read_text()
@@ -124,7 +151,9 @@ def test_a_stopped_rank_is_named_and_everyone_leaves_with_stacks(tmp_path: Path)
     assert event["event"] == "hang"
     assert event["named"][0].startswith("rank 0")
     assert all("in _rank\n" in read_stacks(tmp_path, rank) for rank in range(2))
-    command = f"fr_trace --allow-incomplete-ranks --prefix collectives-rank- {tmp_path / 'heartbeats'}`"
+    command = (
+        f"fr_trace --allow-incomplete-ranks --prefix collectives-rank- {tmp_path / 'heartbeats'}`"
+    )
     assert command in said
     calls = [read_collectives(tmp_path, rank)[-1] for rank in range(2)]
     assert [call["profiling_name"] for call in calls] == ["gloo:all_reduce"] * 2
@@ -137,7 +166,9 @@ def test_a_rank_in_which_no_python_can_run_is_named_and_writes_its_stacks(tmp_pa
         ranks[1].join(PATIENCE_SECONDS)
         assert ranks[1].exitcode == HUNG
         assert "rank 0 on" in (tmp_path / "log-1").read_text()
-        wait_until(lambda: "in _rank\n" in read_stacks(tmp_path, 0), "the stuck rank wrote no stacks")
+        wait_until(
+            lambda: "in _rank\n" in read_stacks(tmp_path, 0), "the stuck rank wrote no stacks"
+        )
     assert "in _rank\n" in read_stacks(tmp_path, 1)
 
 
@@ -150,7 +181,9 @@ def test_a_run_that_was_suspended_whole_goes_on(tmp_path: Path) -> None:
         step = int((tmp_path / "step-0").read_text() or 0)
         for process in ranks:
             os.kill(process.pid or 0, signal.SIGCONT)
-        wait_until(lambda: int((tmp_path / "step-0").read_text() or 0) > step + 1, "the run did not go on")
+        wait_until(
+            lambda: int((tmp_path / "step-0").read_text() or 0) > step + 1, "the run did not go on"
+        )
         assert not (tmp_path / "heartbeats" / "named").exists()
         assert [process.exitcode for process in ranks] == [None, None]
 
@@ -164,7 +197,9 @@ def _start_slowly(rank: int, folder: str, hangs: bool) -> None:
     from llmsys.log import configure_logging
 
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", 2), rank=rank, world_size=2)
+    dist.init_process_group(
+        "gloo", store=dist.FileStore(f"{folder}/store", 2), rank=rank, world_size=2
+    )
     configure_logging(stream=open(f"{folder}/log-{rank}", "w"))  # noqa: SIM115
     watchdog = Watchdog(Path(folder), TIMEOUT_SECONDS)
     watchdog.report_phase(0, "building the model")
@@ -182,9 +217,14 @@ def _start_slowly(rank: int, folder: str, hangs: bool) -> None:
 
 @pytest.mark.distributed
 @pytest.mark.parametrize("hangs", [False, True])
-def test_a_start_may_be_slow_while_a_rank_is_at_work_and_a_hang_in_it_is_named(tmp_path: Path, hangs: bool) -> None:
+def test_a_start_may_be_slow_while_a_rank_is_at_work_and_a_hang_in_it_is_named(
+    tmp_path: Path, hangs: bool
+) -> None:
     context = multiprocessing.get_context("spawn")
-    ranks = [context.Process(target=_start_slowly, args=(rank, str(tmp_path), hangs), daemon=True) for rank in range(2)]
+    ranks = [
+        context.Process(target=_start_slowly, args=(rank, str(tmp_path), hangs), daemon=True)
+        for rank in range(2)
+    ]
     for process in ranks:
         process.start()
     for process in ranks:
@@ -192,7 +232,12 @@ def test_a_start_may_be_slow_while_a_rank_is_at_work_and_a_hang_in_it_is_named(t
     assert (tmp_path / "built").exists()
     assert [process.exitcode for process in ranks] == ([HUNG, HUNG] if hangs else [0, 0])
     said = (tmp_path / "log-0").read_text() + (tmp_path / "log-1").read_text()
-    assert said.count("no step has finished for 2 s (train.hang_timeout_seconds), in building the model") == hangs
+    assert (
+        said.count(
+            "no step has finished for 2 s (train.hang_timeout_seconds), in building the model"
+        )
+        == hangs
+    )
 
 
 def test_work_is_computing_reading_and_what_children_compute(tmp_path: Path) -> None:
@@ -201,7 +246,8 @@ def test_work_is_computing_reading_and_what_children_compute(tmp_path: Path) -> 
     assert meter.measure_idle_seconds() >= 0.3
     until = time.process_time() + 0.3
     while time.process_time() < until:
-        thread = threading.Thread(target=sum, args=(range(100_000),))  # what the calling thread does is not counted
+        # what the calling thread does is not counted
+        thread = threading.Thread(target=sum, args=(range(100_000),))
         thread.start()
         thread.join()
     assert meter.measure_idle_seconds() == 0.0
@@ -209,7 +255,9 @@ def test_work_is_computing_reading_and_what_children_compute(tmp_path: Path) -> 
     assert meter.measure_idle_seconds() == 0.0
     child = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
-        wait_until(lambda: psutil.Process(child.pid).cpu_times().user > 0.3, "the child does not compute")
+        wait_until(
+            lambda: psutil.Process(child.pid).cpu_times().user > 0.3, "the child does not compute"
+        )
         assert meter.measure_idle_seconds() == 0.0
     finally:
         child.kill()

@@ -8,9 +8,18 @@ from llmsys.doctor.step_check import NARROW_DENSE
 
 
 def test_a_step_is_measured_and_its_operators_are_listed() -> None:
-    words = ["model/llama3.2-1b", *NARROW_DENSE, "batch.sequences=2", "train.precision=fp32", "--steps", "1"]
+    words = [
+        "model/llama3.2-1b",
+        *NARROW_DENSE,
+        "batch.sequences=2",
+        "train.precision=fp32",
+        "--steps",
+        "1",
+    ]
     command = [sys.executable, "-m", "tools.bench.device_step", *words, "--kernels", "3"]
-    first, *kernels = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    first, *kernels = subprocess.run(
+        command, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
     found = json.loads(first)
     assert found["step_ms"] > 0
     assert found["tokens_per_second"] > 0

@@ -1,10 +1,12 @@
-"""Published layouts are judged legal and priced; searches for what a plan would choose are left to the bench."""
+"""Published layouts are judged legal and priced; searches for what a plan would choose are left
+to the bench.
+"""
 
 import json
 
 import pytest
 
-from launch.main import main
+from llmsys.launch.main import main
 from tests.helpers.paths import ROOT
 from tools.bench.published_layouts import LAYOUTS, PublishedLayout, format_judged_row
 
@@ -23,7 +25,9 @@ def test_a_published_layout_is_legal_and_priced(row: PublishedLayout, capsys) ->
     assert main([*words, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["legal"], found["fits"], found["problems"]) == (True, True, [])
-    assert found["devices"] == int(next(word for word in words if word.startswith("gpus=")).removeprefix("gpus="))
+    assert found["devices"] == int(
+        next(word for word in words if word.startswith("gpus=")).removeprefix("gpus=")
+    )
     step = found["step_seconds"]
     if row.measured is not None:
         assert (step["p10"] < row.measured < step["p90"]) is (row.name not in OUTSIDE)
@@ -36,10 +40,12 @@ def test_a_published_layout_is_legal_and_priced(row: PublishedLayout, capsys) ->
 def test_what_no_source_gives_is_printed_with_the_memory_without_it(capsys) -> None:
     assert main([word for word in LAYOUTS[2].arguments if word != "--compare"]) == 0
     first, second = (line for line in capsys.readouterr().out.splitlines() if "assumed: " in line)
-    assert first.strip().startswith("assumed: memory.stages=short_ends, because the cut is not published")
+    assert first.strip().startswith(
+        "assumed: memory.stages=short_ends, because the cut is not published"
+    )
     assert second.strip().startswith("assumed: memory.expert_weights=inputs, because DeepEP sends")
-    # 8 x 7,168 values of 2 bytes a token, for 9 and 8 micro-batches of 4,096 tokens in 4 layers, and 12 % on top. One
-    # block's are there in any case.
+    # 8 x 7,168 values of 2 bytes a token, for 9 and 8 micro-batches of 4,096 tokens in 4 layers,
+    # and 12 % on top. One block's are there in any case.
     outputs = 1.12 * (17 * 4 - 1) * 4096 * 8 * 7168 * 2 / 2**30
     assert float(second.rsplit(" ", 2)[1]) == pytest.approx(78.6 + outputs, abs=0.1)
 

@@ -1,4 +1,6 @@
-"""Published rows: each is a command line, and P50 beats a constant utilisation on sources that no fit has seen."""
+"""Published rows: each is a command line, and P50 beats a constant utilisation on sources that
+no fit has seen.
+"""
 
 import json
 from functools import cache
@@ -49,7 +51,9 @@ def _run_from_the_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_published_row_is_a_command_of_its_own_name() -> None:
-    assert all(row.command.startswith("llmsys estimate ") and "--program" in row.words for row in rows())
+    assert all(
+        row.command.startswith("llmsys estimate ") and "--program" in row.words for row in rows()
+    )
     assert len({(row.name, row.kind) for row in rows()}) == len(rows()) > 100
     for kind, least in SOURCES.items():
         assert len({row.published.source for row in times() if row.kind == kind}) >= least
@@ -69,7 +73,9 @@ def test_constants_of_one_model_are_unknown_where_it_is_held_out() -> None:
         own["26.04 H100 gpt-oss-120b BF16 64 of gbs 1280"],
         own["26.04 H100 qwen3-235b-a22b FP8 256 of gbs 8192"],
     )
-    assert sinks.blind_log_ratio > sinks.log_ratio + 0.1, "attention with sinks is slower than without"
+    assert sinks.blind_log_ratio > sinks.log_ratio + 0.1, (
+        "attention with sinks is slower than without"
+    )
     assert plain.blind_log_ratio == plain.log_ratio
     spread = fit_class(list(own.values())).spread
     blind = {row.name for row in own.values() if row.blind_log_ratio != row.log_ratio}
@@ -83,12 +89,21 @@ def list_never_fitted_rows() -> list[TimeRow]:
 
 
 def test_runs_that_nothing_was_fitted_on_are_covered() -> None:
-    held = [one for one in list_printed_rows(list_never_fitted_rows(), times()) if one.row.kind == "run"]
+    held = [
+        one for one in list_printed_rows(list_never_fitted_rows(), times()) if one.row.kind == "run"
+    ]
     assert 0.8 <= mean(one.is_covered for one in held) <= 0.9
 
 
-def test_peaks_that_nothing_was_fitted_on_are_within_a_tenth_and_never_five_per_cent_under() -> None:
-    errors = [compute_error(row) for path in UNSEEN for row in select_priced_rows(path)[0] if row.kind == "memory"]
+def test_peaks_that_nothing_was_fitted_on_are_within_a_tenth_and_never_five_per_cent_under() -> (
+    None
+):
+    errors = [
+        compute_error(row)
+        for path in UNSEEN
+        for row in select_priced_rows(path)[0]
+        if row.kind == "memory"
+    ]
     assert len(errors) == 10
     assert median(map(abs, errors)) <= 0.05
     assert -0.05 < min(errors) < max(errors) < 0.1
@@ -98,9 +113,12 @@ def test_peaks_that_nothing_was_fitted_on_are_within_a_tenth_and_never_five_per_
 def test_steps_that_nothing_was_fitted_on_are_covered_and_beat_half_of_a_constant_utilisation(
     kind: str, most: float
 ) -> None:
-    held = [one for one in list_printed_rows(list_never_fitted_rows(), times()) if one.row.kind == kind]
+    held = [
+        one for one in list_printed_rows(list_never_fitted_rows(), times()) if one.row.kind == kind
+    ]
     error, base = (
-        median(map(abs, errors)) for errors in zip(*((o.error, o.baseline_error) for o in held), strict=True)
+        median(map(abs, errors))
+        for errors in zip(*((o.error, o.baseline_error) for o in held), strict=True)
     )
     assert error <= most
     assert error < base / 2
@@ -123,14 +141,22 @@ def test_no_row_of_a_source_is_in_the_fit_that_predicts_it() -> None:
     assert held[0].interval != fit_class(steps).predict_interval(steps[0])
 
 
-@pytest.mark.parametrize(("kind", "most", "share"), [("dense", 0.10, 0.5), ("moe", 0.15, 0.5), ("run", 0.17, 0.7)])
-def test_held_out_sources_are_covered_and_beat_a_constant_utilisation(kind: str, most: float, share: float) -> None:
+@pytest.mark.parametrize(
+    ("kind", "most", "share"), [("dense", 0.10, 0.5), ("moe", 0.15, 0.5), ("run", 0.17, 0.7)]
+)
+def test_held_out_sources_are_covered_and_beat_a_constant_utilisation(
+    kind: str, most: float, share: float
+) -> None:
     own = [row for row in times() if row.kind == kind]
-    # Most mixtures are of one report, whose releases repeat their rows: what is held out is a model.
-    held = list_held_out_rows(own, select_peers(own[0].kind, times()), get_model if kind == "moe" else None)
+    # Most mixtures are of one report, whose releases repeat their rows: what is held out is a
+    # model.
+    held = list_held_out_rows(
+        own, select_peers(own[0].kind, times()), get_model if kind == "moe" else None
+    )
     assert 0.8 <= mean(one.is_covered for one in held) <= (0.95 if kind == "moe" else 0.9)
     error, base = (
-        median(map(abs, errors)) for errors in zip(*((o.error, o.baseline_error) for o in held), strict=True)
+        median(map(abs, errors))
+        for errors in zip(*((o.error, o.baseline_error) for o in held), strict=True)
     )
     assert error <= most
     assert error < share * base
@@ -148,7 +174,9 @@ def test_a_row_prints_what_its_fit_predicts() -> None:
     fit = load_program_profile("megatron-2021").fit["dense"]
     assert row.name in fit.rows
     assert row.printed_interval.p50 == pytest.approx(row.modelled_time * fit.factor)
-    assert log(row.printed_interval.p90 / row.printed_interval.p50) / 1.2816 == pytest.approx(fit.spread, rel=1e-3)
+    assert log(row.printed_interval.p90 / row.printed_interval.p50) / 1.2816 == pytest.approx(
+        fit.spread, rel=1e-3
+    )
 
 
 def test_the_truth_is_the_papers_own_numbers() -> None:
@@ -161,7 +189,12 @@ def test_the_truth_is_the_papers_own_numbers() -> None:
 
 def test_rows_of_unknown_models_and_devices_are_named_and_not_guessed(tmp_path: Path) -> None:
     truth = json.loads(RUNS.read_text())["megatron_bridge"]["rows"][0]
-    strange = [truth | {"model": "who-knows-9b"}, truth | {"system": "Z9"}, truth | {"precision": "NVFP4"}, truth]
+    strange = [
+        truth | {"model": "who-knows-9b"},
+        truth | {"system": "Z9"},
+        truth | {"precision": "NVFP4"},
+        truth,
+    ]
     path = tmp_path / "runs.json"
     path.write_text(json.dumps({"megatron_bridge": {"rows": strange}}))
     model, device, _, known = read_rows(path)
@@ -175,7 +208,9 @@ def test_rows_of_unknown_models_and_devices_are_named_and_not_guessed(tmp_path: 
     assert "has no peak for nvfp4 matmuls" in skipped[-1].reason
 
 
-def test_rows_that_nothing_was_fitted_on_are_no_rows_of_the_fit_and_the_page_has_their_errors() -> None:
+def test_rows_that_nothing_was_fitted_on_are_no_rows_of_the_fit_and_the_page_has_their_errors() -> (
+    None
+):
     files = [[json.dumps(row) for row in list_file_rows(path)] for path in (RUNS, *UNSEEN)]
     assert [len(file) for file in files[1:]] == [58, 59, 113, 37]
     everything = [row for file in files for row in file]
@@ -186,7 +221,14 @@ def test_rows_that_nothing_was_fitted_on_are_no_rows_of_the_fit_and_the_page_has
 
 
 def list_file_rows(path: Path) -> list[dict[str, Any]]:
-    tables = ("megatron_bridge", "nvidia_recipes", "llm_foundry", "full_runs", "torchtitan", "megatron_sc21")
+    tables = (
+        "megatron_bridge",
+        "nvidia_recipes",
+        "llm_foundry",
+        "full_runs",
+        "torchtitan",
+        "megatron_sc21",
+    )
     return [row for name in tables for row in list_rows(read_json(path).get(name, []))]
 
 
@@ -226,5 +268,7 @@ def test_every_program_names_its_sources_and_loads() -> None:
     for name in list_program_names():
         profile = load_program_profile(name)
         assert profile.description.endswith(".")
-        file = yaml.safe_load((Path(ROOT) / "llmsys" / "estimate" / "programs" / f"{name}.yaml").read_text())
+        file = yaml.safe_load(
+            (Path(ROOT) / "llmsys" / "estimate" / "programs" / f"{name}.yaml").read_text()
+        )
         assert file.keys() <= {*type(profile).model_fields, "base"}

@@ -1,4 +1,6 @@
-"""Counted model types against transformers' classes on random sizes, and against the operations that torch counts."""
+"""Counted model types against transformers' classes on random sizes, and against the operations
+that torch counts.
+"""
 
 import inspect
 import json
@@ -11,11 +13,11 @@ import transformers
 from jsonschema import Draft202012Validator
 from torch.utils.flop_counter import FlopCounterMode
 
-from launch.main import main
-from llmsys.config.hugging_face.read_config_json import COUNTED_TYPES
 from llmsys.estimate.counted.counted_estimate import build_counted_model, estimate_counted_model
 from llmsys.estimate.counted.families import COUNTED_FAMILIES
 from llmsys.estimate.model_tensors import count_parameters
+from llmsys.hugging_face.read_config_json import COUNTED_TYPES
+from llmsys.launch.main import main
 from tools.docs.json_reference import build_schema
 
 Draw = random.Random
@@ -26,9 +28,12 @@ def draw_decoder(draw: Draw) -> dict[str, Any]:
     pairs, width = draw.choice((1, 2, 3)), 2 * draw.randint(1, 9)
     heads = pairs * draw.choice((1, 2, 4))
     return {
-        "vocab_size": draw.randint(50, 300), "hidden_size": heads * width, "intermediate_size": draw.randint(7, 90),
-        "num_hidden_layers": draw.randint(1, 6), "num_attention_heads": heads, "num_key_value_heads": pairs,
-        "tie_word_embeddings": draw.random() < 0.5, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+        "vocab_size": draw.randint(50, 300), "hidden_size": heads * width,
+        "intermediate_size": draw.randint(7, 90),
+        "num_hidden_layers": draw.randint(1, 6), "num_attention_heads": heads,
+        "num_key_value_heads": pairs,
+        "tie_word_embeddings": draw.random() < 0.5, "pad_token_id": 0, "bos_token_id": 1,
+        "eos_token_id": 2,
     }  # fmt: skip
 
 
@@ -42,8 +47,10 @@ def draw_window(draw: Draw) -> dict[str, Any]:
 
 def draw_mt5(draw: Draw) -> dict[str, Any]:
     return {
-        "vocab_size": draw.randint(50, 300), "d_model": draw.randint(8, 60), "d_kv": draw.randint(2, 9),
-        "d_ff": draw.randint(7, 90), "num_layers": draw.randint(1, 4), "num_decoder_layers": draw.randint(1, 4),
+        "vocab_size": draw.randint(50, 300), "d_model": draw.randint(8, 60), "d_kv": draw.randint(2,
+            9),
+        "d_ff": draw.randint(7, 90), "num_layers": draw.randint(1, 4),
+        "num_decoder_layers": draw.randint(1, 4),
         "num_heads": draw.randint(1, 4), "feed_forward_proj": draw.choice(("gated-gelu", "relu")),
         "relative_attention_num_buckets": 8, "pad_token_id": 0, "decoder_start_token_id": 0,
     }  # fmt: skip
@@ -51,8 +58,10 @@ def draw_mt5(draw: Draw) -> dict[str, Any]:
 
 def draw_mamba(draw: Draw) -> dict[str, Any]:
     return {
-        "vocab_size": draw.randint(50, 300), "hidden_size": draw.randint(17, 70), "state_size": draw.randint(2, 9),
-        "num_hidden_layers": draw.randint(1, 4), "expand": draw.choice((1, 2, 3)), "conv_kernel": draw.randint(2, 5),
+        "vocab_size": draw.randint(50, 300), "hidden_size": draw.randint(17, 70),
+        "state_size": draw.randint(2, 9),
+        "num_hidden_layers": draw.randint(1, 4), "expand": draw.choice((1, 2, 3)),
+        "conv_kernel": draw.randint(2, 5),
         "time_step_rank": draw.choice(("auto", 3)),
     } | draw_flag(draw, "use_bias", "use_conv_bias", "tie_word_embeddings")  # fmt: skip
 
@@ -66,17 +75,36 @@ def draw_mamba2(draw: Draw) -> dict[str, Any]:
 
 
 def draw_jamba(draw: Draw) -> dict[str, Any]:
-    periods = {"attn_layer_period": 3, "attn_layer_offset": draw.randint(0, 2), "expert_layer_period": 2}
-    experts = {"num_experts": draw.choice((1, 4)), "num_experts_per_tok": 1, "expert_layer_offset": draw.randint(0, 1)}
-    mamba = {"mamba_d_state": draw.randint(2, 9), "mamba_expand": draw.choice((1, 2)), "mamba_d_conv": 3}
+    periods = {
+        "attn_layer_period": 3,
+        "attn_layer_offset": draw.randint(0, 2),
+        "expert_layer_period": 2,
+    }
+    experts = {
+        "num_experts": draw.choice((1, 4)),
+        "num_experts_per_tok": 1,
+        "expert_layer_offset": draw.randint(0, 1),
+    }
+    mamba = {
+        "mamba_d_state": draw.randint(2, 9),
+        "mamba_expand": draw.choice((1, 2)),
+        "mamba_d_conv": 3,
+    }
     mamba["num_hidden_layers"] = draw.randint(3, 6)
-    return draw_decoder(draw) | periods | experts | mamba | draw_flag(draw, "mamba_conv_bias", "mamba_proj_bias")
+    return (
+        draw_decoder(draw)
+        | periods
+        | experts
+        | mamba
+        | draw_flag(draw, "mamba_conv_bias", "mamba_proj_bias")
+    )
 
 
 def draw_qwen3_next(draw: Draw) -> dict[str, Any]:
     keys = draw.choice((1, 2))
     return draw_decoder(draw) | {
-        "head_dim": 4 * draw.randint(1, 4), "linear_num_key_heads": keys, "linear_num_value_heads": 2 * keys,
+        "head_dim": 4 * draw.randint(1, 4), "linear_num_key_heads": keys,
+        "linear_num_value_heads": 2 * keys,
         "linear_key_head_dim": draw.randint(2, 9), "linear_value_head_dim": draw.randint(2, 9),
         "linear_conv_kernel_dim": 3, "moe_intermediate_size": draw.randint(4, 20), "num_experts": 6,
         "shared_expert_intermediate_size": draw.randint(4, 20), "num_experts_per_tok": 2,
@@ -88,10 +116,14 @@ def draw_qwen3_next(draw: Draw) -> dict[str, Any]:
 def draw_nemotron_h(draw: Draw) -> dict[str, Any]:
     kinds = ["linear_attention", "full_attention", "moe", "mlp"]
     values = draw_decoder(draw) | {
-        "layers_block_type": [*kinds, *draw.choices(kinds, k=3)], "head_dim": 2 * draw.randint(1, 6),
-        "ssm_state_size": draw.randint(2, 9), "mamba_num_heads": 4, "mamba_head_dim": draw.choice((2, 4)),
-        "n_groups": draw.choice((1, 2)), "conv_kernel": 3, "n_routed_experts": 4, "num_experts_per_tok": 2,
-        "moe_intermediate_size": draw.randint(4, 20), "moe_shared_expert_intermediate_size": draw.randint(4, 20),
+        "layers_block_type": [*kinds, *draw.choices(kinds, k=3)], "head_dim": 2 * draw.randint(1,
+            6),
+        "ssm_state_size": draw.randint(2, 9), "mamba_num_heads": 4,
+        "mamba_head_dim": draw.choice((2, 4)),
+        "n_groups": draw.choice((1, 2)), "conv_kernel": 3, "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": draw.randint(4, 20),
+        "moe_shared_expert_intermediate_size": draw.randint(4, 20),
         "moe_latent_size": draw.choice((None, 6)), "chunk_size": 4,
     } | draw_flag(draw, "use_bias", "mlp_bias", "use_conv_bias")  # fmt: skip
     del values["num_hidden_layers"]
@@ -99,18 +131,39 @@ def draw_nemotron_h(draw: Draw) -> dict[str, Any]:
 
 
 FAMILIES: dict[str, tuple[str, Any]] = {
-    "gemma": ("GemmaForCausalLM", lambda d: draw_decoder(d) | draw_flag(d, "attention_bias") | {"head_dim": 10}),
+    "gemma": (
+        "GemmaForCausalLM",
+        lambda d: draw_decoder(d) | draw_flag(d, "attention_bias") | {"head_dim": 10},
+    ),
     "phi3": ("Phi3ForCausalLM", lambda d: draw_decoder(d) | draw_window(d)),
-    "olmo3": ("Olmo3ForCausalLM", lambda d: draw_decoder(d) | draw_flag(d, "attention_bias") | {"sliding_window": 4}),
-    "starcoder2": ("Starcoder2ForCausalLM", lambda d: draw_decoder(d) | draw_flag(d, "use_bias") | draw_window(d)),
-    "granite": ("GraniteForCausalLM", lambda d: draw_decoder(d) | draw_flag(d, "attention_bias", "mlp_bias")),
-    "cohere": ("CohereForCausalLM", lambda d: draw_decoder(d) | draw_flag(d, "attention_bias", "use_qk_norm")),
+    "olmo3": (
+        "Olmo3ForCausalLM",
+        lambda d: draw_decoder(d) | draw_flag(d, "attention_bias") | {"sliding_window": 4},
+    ),
+    "starcoder2": (
+        "Starcoder2ForCausalLM",
+        lambda d: draw_decoder(d) | draw_flag(d, "use_bias") | draw_window(d),
+    ),
+    "granite": (
+        "GraniteForCausalLM",
+        lambda d: draw_decoder(d) | draw_flag(d, "attention_bias", "mlp_bias"),
+    ),
+    "cohere": (
+        "CohereForCausalLM",
+        lambda d: draw_decoder(d) | draw_flag(d, "attention_bias", "use_qk_norm"),
+    ),
     "cohere2": (
         "Cohere2ForCausalLM",
         lambda d: draw_decoder(d) | draw_flag(d, "attention_bias") | {"sliding_window": 4},
     ),
-    "ministral": ("MinistralForCausalLM", lambda d: draw_decoder(d) | draw_window(d) | {"head_dim": 12}),
-    "ministral3": ("Ministral3ForCausalLM", lambda d: draw_decoder(d) | draw_window(d) | {"head_dim": 8}),
+    "ministral": (
+        "MinistralForCausalLM",
+        lambda d: draw_decoder(d) | draw_window(d) | {"head_dim": 12},
+    ),
+    "ministral3": (
+        "Ministral3ForCausalLM",
+        lambda d: draw_decoder(d) | draw_window(d) | {"head_dim": 8},
+    ),
     "mt5": ("MT5ForConditionalGeneration", draw_mt5),
     "mamba": ("MambaForCausalLM", draw_mamba),
     "mamba2": ("Mamba2ForCausalLM", draw_mamba2),
@@ -148,7 +201,9 @@ def test_operations_equal_those_that_torch_counts(name: str) -> None:
     config, values = build_oracle(name, 1)
     model = getattr(transformers, FAMILIES[name][0])(config).eval()
     tokens = torch.full((SEQUENCES, LENGTH), 5)
-    inputs = {"input_ids": tokens, "use_cache": False} | ({"decoder_input_ids": tokens[:, :5]} if name == "mt5" else {})
+    inputs = {"input_ids": tokens, "use_cache": False} | (
+        {"decoder_input_ids": tokens[:, :5]} if name == "mt5" else {}
+    )
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model(**inputs)
     counts = {str(op): flops for op, flops in counter.get_flop_counts()["Global"].items()}
@@ -159,10 +214,12 @@ def test_operations_equal_those_that_torch_counts(name: str) -> None:
     if name not in SCANS:
         assert linear + attention == sum(counts.values())
         return
-    # The scans are plain sums in transformers, which FlopCounterMode does not see, or chunks that do more than needed.
-    # Its convolutions run over the padding too.
+    # The scans are plain sums in transformers, which FlopCounterMode does not see, or chunks that
+    # do more than needed. Its convolutions run over the padding too.
     convolutions = sum(row.elements_per_vector for row in ours.rows if "conv1d.weight" in row.name)
-    assert linear - 2 * SEQUENCES * LENGTH * convolutions == counts["aten.mm"] + counts.get("aten.addmm", 0)
+    assert linear - 2 * SEQUENCES * LENGTH * convolutions == counts["aten.mm"] + counts.get(
+        "aten.addmm", 0
+    )
     assert ours.scan > 0
 
 
@@ -185,7 +242,8 @@ def test_defaults_are_those_of_transformers(name: str) -> None:
 
 PUBLISHED = {  # total parameters as transformers' classes have them on published sizes
     "mamba2": (
-        {"hidden_size": 2560, "num_heads": 80, "n_groups": 1, "vocab_size": 50288, "tie_word_embeddings": True},
+        {"hidden_size": 2560, "num_heads": 80, "n_groups": 1, "vocab_size": 50288,
+            "tie_word_embeddings": True},
         2_702_599_680,
     ),
     "jamba": ({}, 51_570_323_328),
@@ -201,7 +259,9 @@ def test_published_sizes(name: str) -> None:
 
 
 def test_estimate_counts_a_folder_and_others_refuse_it(tmp_path, capsys) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gemma", "num_hidden_layers": 2}))
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model_type": "gemma", "num_hidden_layers": 2})
+    )
     words = ["estimate", str(tmp_path), "batch.sequence_length=8192", "batch.sequences=3"]
     assert main([*words, "--explain", "--json"]) == 0
     schema = Draft202012Validator(build_schema("estimate-counted"))
@@ -219,7 +279,10 @@ def test_estimate_counts_a_folder_and_others_refuse_it(tmp_path, capsys) -> None
     assert main(["estimate", str(tmp_path), "--device", "h100-sxm"]) == 2
     assert "--device: gemma is counted and not priced" in capsys.readouterr().err
     assert main(["show", str(tmp_path)]) == 2
-    assert "'gemma' can be counted and not built: use llmsys estimate. Known: bart" in capsys.readouterr().err
+    assert (
+        "'gemma' can be counted and not built: use llmsys estimate. Known: bart"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize(
@@ -227,9 +290,16 @@ def test_estimate_counts_a_folder_and_others_refuse_it(tmp_path, capsys) -> None
     [
         ({"hidden_size": 10**20}, "hidden_size: 100000000000000000000 is not a size"),
         ({"num_hidden_layers": 0}, "num_hidden_layers: 0 is not a size. Use a whole number from 1"),
-        ({"num_key_value_heads": 5}, "num_key_value_heads: 5 does not divide num_attention_heads=32"),
+        (
+            {"num_key_value_heads": 5},
+            "num_key_value_heads: 5 does not divide num_attention_heads=32",
+        ),
         ({"layer_types": ["full_attention"]}, "layer_types: has 1 entries for 32 layers"),
-        ({"hiden_size": 3}, "hiden_size: unknown field, which may change the computation. Did you mean hidden_size?"),
+        (
+            {"hiden_size": 3},
+            "hiden_size: unknown field, which may change the computation. Did you mean "
+            "hidden_size?",
+        ),
     ],
 )
 def test_a_wrong_size_is_refused(values: dict[str, Any], message: str, tmp_path, capsys) -> None:
@@ -239,7 +309,7 @@ def test_a_wrong_size_is_refused(values: dict[str, Any], message: str, tmp_path,
 
 
 def test_kimi_k2_is_deepseek_v3_under_another_name() -> None:
-    from llmsys.config.load import build_model_config
+    from llmsys.config.loading.load import build_model_config
 
     sizes: dict[str, float] = {
         "num_attention_heads": 64,
@@ -247,10 +317,18 @@ def test_kimi_k2_is_deepseek_v3_under_another_name() -> None:
         "first_k_dense_replace": 1,
         "n_group": 1,
     }
-    sizes |= {"topk_group": 1, "vocab_size": 163840, "routed_scaling_factor": 2.827, "num_key_value_heads": 64}
+    sizes |= {
+        "topk_group": 1,
+        "vocab_size": 163840,
+        "routed_scaling_factor": 2.827,
+        "num_key_value_heads": 64,
+    }
     sizes |= {"rms_norm_eps": 1e-5, "max_position_embeddings": 131072, "q_lora_rank": 1536}
-    kimi = build_model_config({"model_type": "kimi_k2", "architectures": ["DeepseekV3ForCausalLM"], **sizes})
-    # The published files have 23,040 more: the biases of balancing, which are no parameters here as in deepseek_v3.
+    kimi = build_model_config(
+        {"model_type": "kimi_k2", "architectures": ["DeepseekV3ForCausalLM"], **sizes}
+    )
+    # The published files have 23,040 more: the biases of balancing, which are no parameters here as
+    # in deepseek_v3.
     assert count_parameters(kimi).total == 1_026_408_209_408
 
 

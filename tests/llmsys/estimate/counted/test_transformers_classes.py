@@ -1,4 +1,6 @@
-"""The estimate of a config.json has the counts of transformers' class where ours differs from it."""
+"""The estimate of a config.json has the counts of transformers' class where ours differs from
+it.
+"""
 
 import json
 import random
@@ -8,23 +10,30 @@ import torch
 import transformers
 from torch.utils.flop_counter import FlopCounterMode
 
-from launch.main import main
+from llmsys.launch.main import main
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_marian_has_its_frozen_tables(seed, tmp_path, capsys) -> None:
     draw = random.Random(seed)
     config = transformers.MarianConfig(
-        vocab_size=draw.randint(50, 99), d_model=2 * draw.choice((6, 10)), encoder_layers=draw.randint(1, 3),
-        decoder_layers=draw.randint(1, 3), encoder_attention_heads=2, decoder_attention_heads=2, encoder_ffn_dim=9,
-        decoder_ffn_dim=9, max_position_embeddings=draw.randint(8, 40), pad_token_id=0, decoder_start_token_id=0,
+        vocab_size=draw.randint(50, 99), d_model=2 * draw.choice((6, 10)),
+        encoder_layers=draw.randint(1, 3),
+        decoder_layers=draw.randint(1, 3), encoder_attention_heads=2, decoder_attention_heads=2,
+        encoder_ffn_dim=9,
+        decoder_ffn_dim=9, max_position_embeddings=draw.randint(8, 40), pad_token_id=0,
+        decoder_start_token_id=0,
     )  # fmt: skip
     model = transformers.MarianMTModel(config)
     (tmp_path / "config.json").write_text(config.to_json_string(use_diff=False))
     assert main(["estimate", str(tmp_path), "--json"]) == 0
     counts = json.loads(capsys.readouterr().out)["parameters"]
     assert counts["total"] == sum(one.numel() for one in model.parameters())
-    assert counts["frozen"] == sum(one.numel() for one in model.parameters() if not one.requires_grad) > 0
+    assert (
+        counts["frozen"]
+        == sum(one.numel() for one in model.parameters() if not one.requires_grad)
+        > 0
+    )
     assert sum(counts["by_component"].values()) == counts["total"]
     assert main(["estimate", str(tmp_path)]) == 0
     assert "tables that transformers' class has and does not train" in capsys.readouterr().out
@@ -40,7 +49,11 @@ def test_xlnet_multiplies_what_torch_counts(sequences, length, tmp_path, capsys)
         forward = counter.get_total_flops()
         logits.sum().backward()
     (tmp_path / "config.json").write_text(config.to_json_string(use_diff=False))
-    batch = [f"batch.sequences={sequences}", f"batch.sequence_length={length}", "flops.convention=full"]
+    batch = [
+        f"batch.sequences={sequences}",
+        f"batch.sequence_length={length}",
+        "flops.convention=full",
+    ]
     assert main(["estimate", str(tmp_path), *batch, "--json"]) == 0
     flops = json.loads(capsys.readouterr().out)["flops"]
     assert (flops["forward"], flops["forward_backward"]) == (forward, counter.get_total_flops())

@@ -5,9 +5,9 @@ import math
 
 import pytest
 
-from launch.main import main
 from llmsys.estimate.scaling.expert_laws import CLARK, KRAJEWSKI, LUDZIEJEWSKI, count_training_flops
 from llmsys.estimate.scaling.law import BudgetRequest
+from llmsys.launch.main import main
 
 # Krajewski 2024, table 2, all with 64 experts: active parameters, tokens, granularity, FLOPs, loss.
 KRAJEWSKI_TABLE = [
@@ -19,11 +19,18 @@ KRAJEWSKI_TABLE = [
     (3e11, 2.96e12, 64, 5.69e24, 1.503),
     (1e12, 7.94e12, 64, 4.97e25, 1.367),
 ]
-# Ludziejewski 2025, table 1: active parameters and tokens by budget, for 1, 2, 4, 8, 16 and 32 experts.
+# Ludziejewski 2025, table 1: active parameters and tokens by budget, for 1, 2, 4, 8, 16 and 32
+# experts.
 LUDZIEJEWSKI_TABLE = {
-    1e20: ([1.7e9, 1.5e9, 1.2e9, 990e6, 810e6, 669e6], [9.7e9, 11.4e9, 13.9e9, 17e9, 20.7e9, 24.9e9]),
+    1e20: (
+        [1.7e9, 1.5e9, 1.2e9, 990e6, 810e6, 669e6],
+        [9.7e9, 11.4e9, 13.9e9, 17e9, 20.7e9, 24.9e9],
+    ),
     1e21: ([5.7e9, 5e9, 4.4e9, 3.8e9, 3.3e9, 2.85e9], [29.3e9, 33e9, 38e9, 44.3e9, 51.2e9, 58.4e9]),
-    1e22: ([18.8e9, 17.4e9, 15.8e9, 14.4e9, 13.2e9, 12.2e9], [88.6e9, 96e9, 105.4e9, 115.8e9, 126.5e9, 136.9e9]),
+    1e22: (
+        [18.8e9, 17.4e9, 15.8e9, 14.4e9, 13.2e9, 12.2e9],
+        [88.6e9, 96e9, 105.4e9, 115.8e9, 126.5e9, 136.9e9],
+    ),
 }
 # Its table 4: m, mu, n and nu.
 LUDZIEJEWSKI_REDUCED = {
@@ -40,20 +47,27 @@ def test_krajewskis_law_reproduces_its_table_2(active, tokens, granularity, flop
     best = KRAJEWSKI.find_optimum(BudgetRequest(flops, experts=64))
     assert best.granularity == granularity, "the best power of two"
     assert (best.parameters, best.tokens) == pytest.approx((active, tokens), rel=0.03)
-    # The printed exponents have three digits: alpha = 0.1145 instead of 0.115 moves the loss of a row by as much.
+    # The printed exponents have three digits: alpha = 0.1145 instead of 0.115 moves the loss of a
+    # row by as much.
     assert best.loss == pytest.approx(loss, rel=0.01)
     assert best.loss < loss
-    assert best.total_parameters == pytest.approx(43 * best.parameters), "their 64 x 3M has 129M parameters"
+    assert best.total_parameters == pytest.approx(43 * best.parameters), (
+        "their 64 x 3M has 129M parameters"
+    )
 
 
 @pytest.mark.parametrize("flops", LUDZIEJEWSKI_TABLE)
 def test_ludziejewskis_law_reproduces_its_table_1(flops) -> None:
     losses: list[float] = []
-    for experts, parameters, tokens in zip((1, 2, 4, 8, 16, 32), *LUDZIEJEWSKI_TABLE[flops], strict=True):
+    for experts, parameters, tokens in zip(
+        (1, 2, 4, 8, 16, 32), *LUDZIEJEWSKI_TABLE[flops], strict=True
+    ):
         best = LUDZIEJEWSKI.find_optimum(BudgetRequest(flops, experts=experts))
         assert (best.parameters, best.tokens) == pytest.approx((parameters, tokens), rel=0.035)
         losses.append(best.loss or 0.0)
-    assert losses == sorted(losses, reverse=True), "more experts are better at equal compute, their finding 2"
+    assert losses == sorted(losses, reverse=True), (
+        "more experts are better at equal compute, their finding 2"
+    )
 
 
 @pytest.mark.parametrize("experts", LUDZIEJEWSKI_REDUCED)
@@ -85,7 +99,8 @@ def test_experts_are_worth_their_dense_loss() -> None:
         dense = law.compute_dense_equivalent(1e9, 64)
         assert dense > 1e9
         assert law.predict_loss(dense, 1) == pytest.approx(law.predict_loss(1e9, 64))
-    # The dense model of the same paper, log10 L = 0.078 (log10 3.568e13 - log10 N), is near one expert.
+    # The dense model of the same paper, log10 L = 0.078 (log10 3.568e13 - log10 N), is near one
+    # expert.
     assert CLARK[0].predict_loss(1e9, 1) == pytest.approx((3.568e13 / 1e9) ** 0.078, rel=0.02)
 
 
@@ -94,7 +109,8 @@ CUTOFFS = list(zip(CLARK, (937e9, 85e9, 83e9), strict=True))
 
 @pytest.mark.parametrize(("law", "cutoff"), CUTOFFS, ids=[law.name for law in CLARK])
 def test_experts_stop_helping_where_clarks_table_3_puts_it(law, cutoff) -> None:
-    # N_cutoff = 10^(-b/c) of equation 2; b and c are printed with three decimals, which allow this span.
+    # N_cutoff = 10^(-b/c) of equation 2; b and c are printed with three decimals, which allow this
+    # span.
     low, high = (-law.b - 0.0005) / (law.c + 0.0005), (-law.b + 0.0005) / (law.c - 0.0005)
     assert low <= math.log10(cutoff) <= high
 
@@ -106,7 +122,11 @@ def test_serving_is_priced_at_its_own_utilisation(capsys) -> None:
                        "slower": ["serve_tokens=1e12", "serve_utilisation=0.1"],
                        "four": ["serve_tokens=4e12"]}.items():  # fmt: skip
         assert main([*words, *more]) == 0
-        found[name] = {row["law"]: row["parameters"] for row in json.loads(capsys.readouterr().out)["laws"]}
+        found[name] = {
+            row["law"]: row["parameters"] for row in json.loads(capsys.readouterr().out)["laws"]
+        }
     for law in ("krajewski_2024", "ludziejewski_2025", "besiroglu_2024"):
         assert found["none"][law] > found["same"][law] > found["slower"][law]
-        assert found["slower"][law] == pytest.approx(found["four"][law]), "0.4 / 0.1 times the tokens"
+        assert found["slower"][law] == pytest.approx(found["four"][law]), (
+            "0.4 / 0.1 times the tokens"
+        )

@@ -7,11 +7,16 @@ import numpy as np
 import pytest
 from jsonschema import Draft202012Validator
 
-from launch.main import main
 from llmsys.errors import DataError
 from llmsys.estimate.scaling.law import BudgetRequest
-from llmsys.estimate.scaling.law_fit import TrainingRun, _predict_log_losses, fit_law, load_training_runs
+from llmsys.estimate.scaling.law_fit import (
+    TrainingRun,
+    _predict_log_losses,
+    fit_law,
+    load_training_runs,
+)
 from llmsys.estimate.scaling.published_laws import BESIROGLU
+from llmsys.launch.main import main
 from tools.docs.json_reference import build_schema
 
 SIZES, RATIOS = (5e7, 1e8, 2e8, 4e8, 8e8), (5, 10, 20, 40, 80)
@@ -21,7 +26,10 @@ def ladder(noise: float = 0.0) -> list[TrainingRun]:
     generator = np.random.default_rng(1)
     return [
         TrainingRun(
-            f"{n:.0e}", n, n * ratio, BESIROGLU.predict_loss(n, n * ratio) * float(np.exp(generator.normal(0, noise)))
+            f"{n:.0e}",
+            n,
+            n * ratio,
+            BESIROGLU.predict_loss(n, n * ratio) * float(np.exp(generator.normal(0, noise))),
         )
         for n in SIZES
         for ratio in RATIOS
@@ -36,9 +44,15 @@ def test_points_without_noise_give_their_law_to_many_digits() -> None:
 
 def test_with_noise_the_intervals_hold_the_truth_and_one_bad_run_does_not_bend_the_law() -> None:
     points = ladder(noise=0.002)
-    points[7] = TrainingRun("diverged", points[7].parameters, points[7].tokens, points[7].loss * 1.2)
+    points[7] = TrainingRun(
+        "diverged", points[7].parameters, points[7].tokens, points[7].loss * 1.2
+    )
     found = fit_law(points, resamples=60)
-    truth = dict(zip(("E", "A", "B", "alpha", "beta"), (1.8172, 482.01, 2085.43, 0.3478, 0.3658), strict=True))
+    truth = dict(
+        zip(
+            ("E", "A", "B", "alpha", "beta"), (1.8172, 482.01, 2085.43, 0.3478, 0.3658), strict=True
+        )
+    )
     for name, (low, high) in found.intervals.items():
         assert low < truth[name] < high, name
     best = found.find_optimum(1e21)["parameters"]
@@ -53,17 +67,21 @@ def test_the_slopes_are_those_of_the_loss() -> None:
     for i in range(5):
         step = np.eye(5)[i] * 1e-6
         difference = (
-            _predict_log_losses(at + step, sizes, tokens)[0] - _predict_log_losses(at - step, sizes, tokens)[0]
+            _predict_log_losses(at + step, sizes, tokens)[0]
+            - _predict_log_losses(at - step, sizes, tokens)[0]
         ) / 2e-6
         assert slopes[:, i] == pytest.approx(difference, rel=1e-5)
 
 
 def test_too_few_runs_are_refused_with_what_would_do() -> None:
     with pytest.raises(
-        DataError, match=r"5 runs of different size or length cannot determine the 5 constants .* least 7"
+        DataError,
+        match=r"5 runs of different size or length cannot determine the 5 constants .* least 7",
     ):
         fit_law(ladder()[:5])
-    with pytest.raises(DataError, match=r"2 sizes cannot determine the 5 constants of a law. Use at least 3"):
+    with pytest.raises(
+        DataError, match=r"2 sizes cannot determine the 5 constants of a law. Use at least 3"
+    ):
         fit_law(ladder()[:10])
 
 
@@ -71,7 +89,13 @@ def test_run_folders_and_tables_give_points(tmp_path: Path) -> None:
     run = tmp_path / "small"
     run.mkdir()
     events = [
-        {"time": 1, "event": "start", "parameters": 20, "parameters_active": 10, "resumed_from": None},
+        {
+            "time": 1,
+            "event": "start",
+            "parameters": 20,
+            "parameters_active": 10,
+            "resumed_from": None,
+        },
         {"time": 2, "event": "evaluation", "step": 3, "tokens": 300, "loss": 4.5},
     ]
     path = run / "events.jsonl"
@@ -81,9 +105,14 @@ def test_run_folders_and_tables_give_points(tmp_path: Path) -> None:
     path.write_text(path.read_text() + json.dumps({"time": 3, "event": "finish", "step": 3}) + "\n")
     table = tmp_path / "runs.csv"
     table.write_text("name,parameters,tokens,loss\nbig,1e9,2e10,2.5\n")
-    assert load_training_runs([run, table]) == [TrainingRun("small", 10, 300, 4.5), TrainingRun("big", 1e9, 2e10, 2.5)]
+    assert load_training_runs([run, table]) == [
+        TrainingRun("small", 10, 300, 4.5),
+        TrainingRun("big", 1e9, 2e10, 2.5),
+    ]
     table.write_text("parameters,tokens,loss\n1e9,2e10,lots\n")
-    with pytest.raises(DataError, match=r'runs.csv:2: .*"lots".* does not give parameters, tokens, loss as numbers'):
+    with pytest.raises(
+        DataError, match=r'runs.csv:2: .*"lots".* does not give parameters, tokens, loss as numbers'
+    ):
         load_training_runs([table])
     table.write_text("parameters,tokens\n1,2\n")
     with pytest.raises(DataError, match="needs the columns parameters, tokens, loss"):
@@ -94,7 +123,17 @@ def test_the_verb_fits_recommends_and_draws(tmp_path: Path, capsys) -> None:
     table, page = tmp_path / "runs.csv", tmp_path / "law.html"
     rows = [f"{p.parameters},{p.tokens},{p.loss}" for p in ladder(noise=0.002)]
     table.write_text("\n".join(["parameters,tokens,loss", *rows]))
-    words = ["scale", "fit", str(table), "budget=1e21", "--output", str(page), "--resamples", "20", "--json"]
+    words = [
+        "scale",
+        "fit",
+        str(table),
+        "budget=1e21",
+        "--output",
+        str(page),
+        "--resamples",
+        "20",
+        "--json",
+    ]
     assert main(words) == 0
     answer = json.loads(capsys.readouterr().out)
     schema = Draft202012Validator(build_schema("scale-fit"))

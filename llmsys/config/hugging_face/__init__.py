@@ -1,1 +1,0 @@
-"""Conversion between Hugging Face's `config.json` and ModelConfig, without importing transformers."""

@@ -1,0 +1,1 @@
+"""From YAML files and command lines to a validated config, with the origin of each value."""

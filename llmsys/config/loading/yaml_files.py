@@ -1,0 +1,344 @@
+"""Find YAML files, parse them to plain values with line numbers, and write values as YAML.
+
+A config is found by path, by the folder of a config.json, or by name below a configs folder: in the
+folder of the referring file (or the working directory), ./configs, the checkout, and the copy
+installed with the package.
+
+Differences from the defaults of PyYAML:
+- `3e-4`, `1_000_000` and `1e9` are numbers.
+- Only true and false are booleans; `no` is text (the language code of Norwegian), as are dates and
+  times.
+- A duplicate key is an error; every error is a ConfigError with file and line.
+"""
+
+import difflib
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+import llmsys
+from llmsys.errors import ConfigError
+from llmsys.storage.local_files import require_local_path
+
+PROFILES = "data/languages"
+
+
+def list_config_roots() -> list[Path]:
+    """List the folders searched for config names; the first match wins.
+
+    Returns:
+        Existing folders: ./configs, that of the checkout, that of the installed package.
+    """
+    package = Path(llmsys.__file__).resolve().parent
+    wanted = [Path("configs").resolve(), package.parent / "configs", package / "configs"]
+    return [root for i, root in enumerate(wanted) if root.is_dir() and root not in wanted[:i]]
+
+
+def find_config(name: str, folder: Path, asked_by: str = "") -> Path:
+    """Return the config file that `name` refers to.
+
+    Args:
+        name: a path, a folder with a config.json, or a config name such as `train/demo`.
+        folder: folder of the referring file, searched first.
+        asked_by: file or option that contains the name, for error messages.
+
+    Returns:
+        The resolved path of an existing file.
+
+    Raises:
+        ConfigError: no file matches (lists the closest names), or several do (lists all).
+    """
+    origin = f"{asked_by}: " if asked_by else ""
+    require_local_path(name, asked_by or "CONFIG")
+    for root in (folder, *list_config_roots()):
+        # The folder of a Hugging Face model stands for its config.json.
+        for candidate in (root / name, root / f"{name}.yaml", root / name / "config.json"):
+            if candidate.is_file():
+                return candidate.resolve()
+    for root in list_config_roots():
+        matches = _list_config_files(root, f"{Path(name).name}.yaml") if "/" not in name else []
+        if len(matches) == 1:
+            return matches[0].resolve()
+        if matches:
+            names = ", ".join(_format_config_name(match, root) for match in matches)
+            raise ConfigError(f"{origin}{name!r} is ambiguous: {names}. Use one of these.")
+    raise ConfigError(
+        f"{origin}config {name!r} was not found: neither a file nor a name under configs/. "
+        f"{_format_name_hint(name)}"
+    )
+
+
+def list_config_names() -> list[str]:
+    """Return every config name that can replace a path.
+
+    Returns:
+        Names such as `train/demo`, sorted.
+    """
+    return sorted(
+        {
+            _format_config_name(path, root)
+            for root in list_config_roots()
+            for path in _list_config_files(root, "*.yaml")
+        }
+    )
+
+
+def _list_config_files(root: Path, pattern: str) -> list[Path]:
+    """Return the matching config files of runs and models below a folder, sorted."""
+    # Language profiles have names of their own and are not configs.
+    return sorted(path for path in root.rglob(pattern) if root / PROFILES not in path.parents)
+
+
+def format_path(path: Path) -> str:
+    """Return a path for messages.
+
+    Args:
+        path: any path.
+
+    Returns:
+        The path relative to the working directory if it is below it, otherwise the path itself.
+    """
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
+
+
+def _format_config_name(path: Path, root: Path) -> str:
+    return path.relative_to(root).with_suffix("").as_posix()
+
+
+def _format_name_hint(name: str) -> str:
+    known = list_config_names()
+    stem = name.removesuffix(".yaml").removesuffix(".yml").removeprefix("configs/")
+    by_stem = {known_name.rpartition("/")[2]: known_name for known_name in reversed(known)}
+    if close := difflib.get_close_matches(stem, [*known, *by_stem], n=1, cutoff=0.7):
+        return f"Did you mean {by_stem.get(close[0], close[0])}?"
+    return (
+        "Give the path of a YAML file, or a name that llmsys list configs or llmsys list models "
+        "prints."
+    )
+
+
+Keys = tuple[str, ...]
+
+_SCALARS = (
+    ("null", r"~|null|Null|NULL|", "~nN\0"),
+    ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    ("int", r"[-+]?(?:0|[1-9][0-9_]*)", "-+0123456789"),
+    (
+        "float",
+        r"[-+]?(?:[0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*)(?:[eE][-+]?[0-9]+)?",
+        "-+0123456789.",
+    ),
+    ("float", r"[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+", "-+0123456789"),
+    ("float", r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)", "-+."),
+)
+
+
+# Largest nesting depth of a document; real configs have fewer than ten levels.
+MAX_DEPTH = 64
+# Most values that aliases may repeat; nine nested lines of nine aliases expand to 9^9 values.
+MAX_ALIASED_VALUES = 1_000
+
+
+class _YamlLoader(yaml.SafeLoader):
+    """SafeLoader with the scalars above and a depth limit."""
+
+    name_shown = ""
+    _depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            line = self.peek_event().start_mark.line + 1  # type: ignore[no-untyped-call]
+            raise ConfigError(
+                f"{self.name_shown}:{line}: the limit is {MAX_DEPTH} levels of nesting, more than "
+                "any section has. Write keys and lists as `llmsys show --schema` describes them."
+            )
+        node: yaml.Node | None = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
+
+
+class _YamlDumper(yaml.SafeDumper):
+    """SafeDumper that quotes every text that `_YamlLoader` would read as another type."""
+
+
+# PyYAML's own read `no` as false and dates as dates
+_YamlLoader.yaml_implicit_resolvers = {}
+_YamlDumper.yaml_implicit_resolvers = {}
+
+
+def _parse_number(text: str, kind: type[int] | type[float]) -> int | float:
+    return kind(text.replace("_", "").replace(".inf", "inf").replace(".nan", "nan").lower())
+
+
+for _tag, _pattern, _first in _SCALARS:
+    _expression = re.compile(rf"^(?:{_pattern})$")
+    _initials = ["" if letter == "\0" else letter for letter in _first]
+    _YamlLoader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", _expression, _initials)
+    _YamlDumper.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", _expression, _initials)
+_YamlLoader.add_constructor("tag:yaml.org,2002:int", lambda _, node: _parse_number(node.value, int))
+_YamlLoader.add_constructor(
+    "tag:yaml.org,2002:float", lambda _, node: _parse_number(node.value.lower(), float)
+)
+
+
+def parse_yaml(text: str, name: str) -> tuple[Any, dict[Keys, int]]:
+    """Parse one YAML document.
+
+    Args:
+        text: the document.
+        name: name of the text in error messages.
+
+    Returns:
+        The value (None for an empty document), and the line of every key path, counted from 1.
+
+    Raises:
+        ConfigError: the text is not legal YAML, or exceeds a limit of this module.
+    """
+    try:
+        reader = _YamlLoader(text)
+    except yaml.reader.ReaderError as error:
+        raise ConfigError(
+            f"{name}: character {error.position + 1} is {chr(error.character)!a}, which YAML does "
+            "not allow. In a file name write ? as a pattern instead, or name the file in a list: "
+            "'data.inputs=[\"@files.txt\"]'."
+        ) from None
+    reader.name_shown = name
+    try:
+        node = reader.get_single_node()
+        lines: dict[Keys, int] = {}
+        value = (
+            None
+            if node is None
+            else _YamlConverter(reader, name, lines).convert_node(node, (), frozenset())
+        )
+    except yaml.YAMLError as error:
+        raise ConfigError(_format_yaml_error(error, text, name)) from None
+    except ValueError as error:
+        # Python refuses to parse integers of more than 4,300 digits
+        if "digits" not in str(error):
+            raise
+        raise ConfigError(
+            f"{name}: a number has more digits than the limit ({sys.get_int_max_str_digits():,}). "
+            "Write a smaller number, or quote it if it is text."
+        ) from None
+    finally:
+        reader.dispose()
+    return value, lines
+
+
+def dump_yaml(value: object) -> str:
+    """Return YAML text that `parse_yaml` parses to the same value.
+
+    Args:
+        value: mappings, lists and scalars.
+
+    Returns:
+        The text in block style, with keys in their order.
+    """
+    return str(yaml.dump(value, Dumper=_YamlDumper, sort_keys=False, allow_unicode=True, width=110))
+
+
+def format_inline(value: object) -> str:
+    """Return YAML on one line, for a scalar or a short list."""
+    text = yaml.dump(
+        value,
+        Dumper=_YamlDumper,
+        sort_keys=False,
+        allow_unicode=True,
+        width=2**20,
+        default_flow_style=True,
+    )
+    return str(text).removesuffix("\n").removesuffix("\n...")
+
+
+class _YamlConverter:
+    """Converter of the nodes of one document; plain values have no lines and no duplicate keys."""
+
+    def __init__(self, reader: _YamlLoader, name: str, lines: dict[Keys, int]) -> None:
+        self.reader, self.name, self.lines = reader, name, lines
+        self._seen: set[int] = set()
+        self._aliased = 0
+
+    def convert_node(self, node: yaml.Node, keys: Keys, open_nodes: frozenset[int]) -> Any:
+        self.lines.setdefault(keys, node.start_mark.line + 1)
+        if id(node) in open_nodes:
+            raise ConfigError(
+                f"{self.name}:{node.start_mark.line + 1}: this alias contains itself. Write it out."
+            )
+        self._count(node)
+        inside = open_nodes | {id(node)}
+        if isinstance(node, yaml.MappingNode):
+            return {
+                key: self.convert_node(child, (*keys, key), inside)
+                for key, child in self._iter_pairs(node, keys)
+            }
+        if isinstance(node, yaml.SequenceNode):
+            return [
+                self.convert_node(child, (*keys, str(i)), inside)
+                for i, child in enumerate(node.value)
+            ]
+        return self.reader.construct_object(node)
+
+    def _count(self, node: yaml.Node) -> None:
+        """Raise ConfigError if aliases repeat more than MAX_ALIASED_VALUES values."""
+        if id(node) not in self._seen:
+            self._seen.add(id(node))
+            return
+        self._aliased += 1
+        if self._aliased > MAX_ALIASED_VALUES:
+            raise ConfigError(
+                f"{self.name}:{node.start_mark.line + 1}: aliases repeat more than "
+                f"{MAX_ALIASED_VALUES:,} values. Write them out, or inherit a file with `base:`."
+            )
+
+    def _iter_pairs(self, node: yaml.MappingNode, keys: Keys) -> Iterator[tuple[str, yaml.Node]]:
+        seen: dict[str, int] = {}
+        for key_node, child in node.value:
+            line = key_node.start_mark.line + 1
+            key = key_node.value if isinstance(key_node, yaml.ScalarNode) else None
+            if not key or key == "<<":
+                raise ConfigError(
+                    f"{self.name}:{line}: {key or 'this key'!r} is not a name. Inherit with "
+                    "`base:`."
+                )
+            if key in seen:
+                path = ".".join((*keys, key))
+                raise ConfigError(
+                    f"{self.name}:{line}: {path} is given twice (first on line {seen[key]}). Keep "
+                    "one of them."
+                )
+            seen[key] = line
+            self.lines[(*keys, key)] = line
+            yield key, child
+
+
+def _format_yaml_error(error: yaml.YAMLError, text: str, name: str) -> str:
+    mark = getattr(error, "problem_mark", None)
+    if mark is None:
+        return f"{name}: not YAML: {str(error).splitlines()[0]}"
+    lines = text.splitlines()
+    line = lines[mark.line] if mark.line < len(lines) else ""
+    if "\t" in line[: len(line) - len(line.lstrip())]:
+        return (
+            f"{name}:{mark.line + 1}: this line is indented with a tab, but YAML allows only "
+            "spaces. Use two spaces per level."
+        )
+    problem = getattr(error, "problem", None) or str(error)
+    is_mark = any(mark in problem for mark in ("'@'", "'`'", "'%'"))
+    fix = (
+        'Put the value in quotes: ["@files.txt"]'
+        if is_mark
+        else "Close every bracket and quote; write key: value"
+    )
+    return (
+        f"{name}:{mark.line + 1}: not YAML: {problem}. The line reads {line.strip()[:200]!r}. "
+        f"{fix}."
+    )

@@ -1,0 +1,3 @@
+"""Conversion between Hugging Face's `config.json` and ModelConfig, without importing
+transformers.
+"""

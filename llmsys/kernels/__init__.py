@@ -1,0 +1,1 @@
+"""The choice of kernels for a device, without torch."""

@@ -1,0 +1,293 @@
+"""Write and read one Arrow file of a dataset.
+
+Reads/Writes: files in documents/, dropped/ and tokens/.
+
+Invariants:
+- A file under its final name is complete: it is written under a temporary name and renamed.
+- The same rows give the same bytes.
+- Every error names the file.
+"""
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+
+from llmsys.errors import DataError
+from llmsys.storage.local_files import describe_write_error, sync_folder
+
+ARROW_ERRORS = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowSerializationError, OSError)
+Integers = np.ndarray[Any, np.dtype[np.int64]]
+Tokens = np.ndarray[Any, np.dtype[np.uint16 | np.uint32]]
+DAMAGED = "the file was damaged or changed after it was written."
+REMAKE = "Run llmsys prepare CONFIG again: it makes only missing files."
+NEXT_STEP = f"Delete the file. {REMAKE}"
+
+
+def choose_token_dtype(vocab_size: int) -> Literal["uint16", "uint32"]:
+    """Return the narrowest type that holds every id of the vocabulary."""
+    return "uint16" if vocab_size <= 1 << 16 else "uint32"
+
+
+def build_token_schema(dtype: Literal["uint16", "uint32"]) -> pa.Schema:
+    """Return the schema of token files: one row per document, its tokens ending with the
+    end-of-sequence id.
+    """
+    return pa.schema(
+        [
+            (
+                "tokens",
+                pa.list_(
+                    pa.field(
+                        "item", pa.uint16() if dtype == "uint16" else pa.uint32(), nullable=False
+                    )
+                ),
+            ),
+            ("id", pa.string()),
+            ("file", pa.string()),
+            ("offset", pa.int64()),
+            ("url_hash", pa.uint64()),
+            ("text_bytes", pa.int64()),
+        ]
+    )
+
+
+class ArrowFileWriter:
+    """A context manager that writes record batches to a temporary file and publishes it by rename.
+
+    The file is published when the `with` block succeeds and removed when it raises. `compression`
+    is None for files that training maps into memory, "zstd" for documents.
+    """
+
+    def __init__(
+        self, path: Path, schema: pa.Schema, compression: Literal["zstd"] | None = None
+    ) -> None:
+        """Prepare to write `path`; nothing is created before the block is entered."""
+        self.path = path
+        self.schema = schema
+        self.options = pa.ipc.IpcWriteOptions(compression=compression, use_threads=False)
+        # in the same folder: a rename is atomic within one file system only
+        self.aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+
+    def __enter__(self) -> "ArrowFileWriter":
+        """Open the file aside and write its schema; DataError when the disk refuses it."""
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.file = open(self.aside, "wb")
+        except OSError as error:
+            raise DataError(describe_write_error(self.path, error)) from error
+        try:
+            self.arrow = pa.ipc.new_file(self.file, self.schema, options=self.options)
+        except OSError as error:
+            self._discard_file()
+            raise DataError(describe_write_error(self.path, error)) from error
+        return self
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Append one record batch; DataError when the disk refuses it."""
+        try:
+            self.arrow.write_batch(batch)
+        except OSError as error:
+            raise DataError(describe_write_error(self.path, error)) from error
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Publish the file by rename, or remove what was written when the block failed."""
+        try:
+            if kind is not None:
+                return
+            self.arrow.close()
+            self.file.flush()
+            # after a power failure the name could otherwise be there without its bytes
+            os.fsync(self.file.fileno())
+            os.replace(self.aside, self.path)
+            sync_folder(self.path.parent)
+        except OSError as failure:
+            raise DataError(describe_write_error(self.path, failure)) from failure
+        finally:
+            self._discard_file()
+
+    def _discard_file(self) -> None:
+        # closing flushes, which a full disk refuses again; the cause is already raised
+        with suppress(OSError):
+            self.file.close()
+        self.aside.unlink(missing_ok=True)
+
+
+def map_file(path: Path) -> pa.Buffer:
+    """Map a file into memory.
+
+    Args:
+        path: The Arrow file.
+
+    Returns:
+        The bytes of the file, not copied.
+
+    Raises:
+        DataError: The file is missing or cannot be read.
+    """
+    try:
+        return pa.memory_map(str(path)).read_buffer()
+    except FileNotFoundError:
+        raise DataError(f"{path} is missing. {REMAKE}") from None
+    except (pa.ArrowInvalid, OSError) as error:
+        raise DataError(f"{path} cannot be read ({error}). {NEXT_STEP}") from error
+
+
+def open_arrow(path: Path, data: pa.Buffer | pa.NativeFile) -> pa.RecordBatchFileReader:
+    """Open mapped bytes or an open file as an Arrow file.
+
+    Args:
+        path: The Arrow file, for error messages.
+        data: The mapped bytes, from `map_file`, or the open file.
+
+    Returns:
+        A reader of the record batches.
+
+    Raises:
+        DataError: The bytes are not a complete Arrow file.
+    """
+    try:
+        return pa.ipc.open_file(data)
+    except ARROW_ERRORS as error:
+        raise DataError(f"{path} is not a complete Arrow file ({error}). {NEXT_STEP}") from error
+
+
+def read_batch(path: Path, arrow: pa.RecordBatchFileReader, index: int) -> pa.RecordBatch:
+    """Return one record batch without copying it.
+
+    Args:
+        path: The Arrow file, for error messages.
+        arrow: The reader, from `open_arrow`.
+        index: The number of the batch, from 0.
+
+    Returns:
+        The record batch, a view of the mapped bytes.
+
+    Raises:
+        DataError: The batch is damaged. The message names the file and the batch.
+    """
+    try:
+        return arrow.get_batch(index)
+    except (*ARROW_ERRORS, MemoryError) as error:
+        raise DataError(f"{path}, record batch {index}: damaged ({error}). {NEXT_STEP}") from error
+
+
+def read_batches(path: Path, indices: Iterable[int] | None = None) -> Iterator[pa.RecordBatch]:
+    """Yield the record batches of a file one by one.
+
+    Args:
+        path: The Arrow file.
+        indices: The numbers of the batches to read. None reads all.
+
+    Yields:
+        Record batches in the order of `indices`.
+
+    Raises:
+        DataError: The file is missing, or a batch is damaged. The message names the file and the
+            batch.
+    """
+    arrow = open_arrow(path, map_file(path))
+    for index in range(arrow.num_record_batches) if indices is None else indices:
+        yield read_batch(path, arrow, index)
+
+
+def read_copied_batches(path: Path) -> Iterator[pa.RecordBatch]:
+    """Yield the record batches of a file without mapping it: what is read of a mapped file counts
+    as memory in use.
+
+    Args:
+        path: The Arrow file.
+
+    Yields:
+        Record batches in order.
+
+    Raises:
+        DataError: The file is missing, or a batch is damaged. The message names the file and the
+            batch.
+    """
+    try:
+        file = pa.OSFile(str(path))
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error}). {NEXT_STEP}") from error
+    with file:
+        arrow = open_arrow(path, file)
+        for index in range(arrow.num_record_batches):
+            yield read_batch(path, arrow, index)
+
+
+def read_columns(
+    path: Path, wanted: Callable[[str], bool], indices: Iterable[int] | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Yield the record batches of a file with a selection of columns.
+
+    Args:
+        path: The Arrow file.
+        wanted: Return True for the names of the columns to read. The others are not decompressed.
+        indices: The numbers of the batches to read. None reads all.
+
+    Yields:
+        Record batches in the order of `indices`.
+
+    Raises:
+        DataError: The file is missing, or a batch is damaged. The message names the file and the
+            batch.
+    """
+    data = map_file(path)
+    fields = [
+        number for number, name in enumerate(open_arrow(path, data).schema.names) if wanted(name)
+    ]
+    arrow = pa.ipc.open_file(data, options=pa.ipc.IpcReadOptions(included_fields=fields))
+    for index in range(arrow.num_record_batches) if indices is None else indices:
+        yield read_batch(path, arrow, index)
+
+
+def read_schema(path: Path) -> pa.Schema:
+    """Return the schema of a file.
+
+    Args:
+        path: The Arrow file.
+
+    Returns:
+        Names and types of the columns.
+
+    Raises:
+        DataError: The file is missing or is not an Arrow file.
+    """
+    return open_arrow(path, map_file(path)).schema
+
+
+def get_document_lengths(batch: pa.RecordBatch) -> Integers:
+    """Return the number of tokens of each document of a batch.
+
+    Args:
+        batch: A record batch of a token file.
+
+    Returns:
+        Token counts, (rows,) int64.
+    """
+    # Arrow's list offsets are int32
+    lengths: Integers = np.diff(batch.column("tokens").offsets.to_numpy()).astype(np.int64)
+    return lengths
+
+
+def get_text_bytes(batch: pa.RecordBatch) -> Integers:
+    """Return the UTF-8 bytes of text of each document of a batch.
+
+    Args:
+        batch: A record batch of a token file.
+
+    Returns:
+        Byte counts, (rows,) int64.
+    """
+    text_bytes: Integers = batch.column("text_bytes").to_numpy()
+    return text_bytes

@@ -1,0 +1,1 @@
+"""Tokenizers, their special tokens, and chat templates."""

@@ -1,0 +1,218 @@
+"""What is written reads back to the same model, and transformers builds the same tensors from
+it.
+"""
+
+import json
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from llmsys.config.loading.load import build_model_config, load_model_config
+from llmsys.config.model import ModelConfig
+from llmsys.errors import ConfigError
+from llmsys.estimate.model_tensors import count_parameters
+from llmsys.hugging_face.read_config_json import FAMILIES
+from llmsys.hugging_face.write_config_json import build_config_json
+from tests.helpers.paths import TEST_DATA
+
+PUBLISHED = json.loads((TEST_DATA / "config" / "published_configs.json").read_text())
+SMALL = {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
+WIDE = SMALL | {"intermediate_size": 24, "max_position_embeddings": 64}
+GROUPED = WIDE | {"num_key_value_heads": 2}
+MIXED = GROUPED | {"num_experts_per_tok": 2}
+LATENT = WIDE | {
+    "num_key_value_heads": 4, "kv_lora_rank": 10, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4,
+    "v_head_dim": 5,
+    "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 12,
+}  # fmt: skip
+STACKS = {
+    "vocab_size": 97, "d_model": 32, "encoder_layers": 1, "decoder_layers": 2,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 4, "encoder_ffn_dim": 20, "decoder_ffn_dim": 24,
+    "max_position_embeddings": 64,
+    "decoder_start_token_id": 2, "pad_token_id": 1,
+}  # fmt: skip
+YARN = {
+    "rope_type": "yarn",
+    "factor": 4.0,
+    "rope_theta": 1e4,
+    "original_max_position_embeddings": 16,
+}
+# Small models of every type, with as many of its choices as one model can take; what transformers
+# builds is the truth.
+CASES: list[tuple[str, dict[str, Any]]] = [
+    ("llama", GROUPED),
+    ("llama", GROUPED | {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True,
+        "head_dim": 6}),
+    ("mistral", GROUPED),
+    ("mixtral", MIXED | {"num_local_experts": 4}),
+    ("qwen2", GROUPED | {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}),
+    ("qwen2_moe", MIXED | {"num_experts": 4, "moe_intermediate_size": 12,
+        "shared_expert_intermediate_size": 20}),
+    ("qwen2_moe", MIXED | {"mlp_only_layers": [0], "decoder_sparse_step": 2, "num_experts": 4,
+        "qkv_bias": False}),
+    ("qwen3", GROUPED | {"head_dim": 12}),
+    ("qwen3_moe", MIXED | {"num_experts": 4, "moe_intermediate_size": 12, "mlp_only_layers": [1]}),
+    ("smollm3", GROUPED | {"pad_token_id": 0, "no_rope_layer_interval": 2}),
+    ("olmo2", GROUPED | {"attention_bias": True}),
+    ("olmoe", MIXED | {"num_experts": 4, "clip_qkv": 2.0}),
+    ("phimoe", MIXED | {"num_local_experts": 4, "lm_head_bias": True, "attention_bias": True}),
+    ("gpt_oss", MIXED | {"num_local_experts": 4, "head_dim": 8}),
+    ("dbrx", {"vocab_size": 97, "d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 64,
+              "attn_config": {"kv_n_heads": 2, "clip_qkv": 8, "rope_theta": 10000.0},
+              "ffn_config": {"moe_num_experts": 4, "moe_top_k": 2, "ffn_hidden_size": 24}}),
+    ("gemma2", GROUPED | {"head_dim": 6, "query_pre_attn_scalar": 10}),
+    ("gemma3_text", GROUPED | {"head_dim": 6, "sliding_window": 8}),
+    ("deepseek_v2", LATENT | {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2,
+        "q_lora_rank": 7}),
+    ("deepseek_v2", LATENT | {"q_lora_rank": None, "first_k_dense_replace": 3}),
+    ("deepseek_v3", LATENT | {"n_group": 4, "topk_group": 2, "attention_bias": True,
+        "q_lora_rank": 7,
+                              "rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}}),
+    ("glm4_moe", MIXED | {"head_dim": 8, "n_routed_experts": 8, "use_qk_norm": True,
+        "attention_bias": True}),
+    ("gpt2", {"vocab_size": 97, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}),
+    ("gpt2", {"vocab_size": 97, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_inner": 20,
+        "scale_attn_weights": False}),
+    ("gpt_neox", WIDE | {"use_parallel_residual": False}),
+    ("gpt_neox", WIDE | {"attention_bias": False, "hidden_dropout": 0.1}),
+    ("opt", SMALL | {"ffn_dim": 24, "enable_bias": False}),
+    ("opt", SMALL | {"ffn_dim": 24, "do_layer_norm_before": False}),
+    ("bloom", {"vocab_size": 97, "hidden_size": 32, "n_layer": 2, "n_head": 4}),
+    ("falcon", SMALL | {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": True}),
+    ("falcon", SMALL | {"new_decoder_architecture": True, "num_kv_heads": 2,
+        "num_ln_in_parallel_attn": 1}),
+    ("falcon", SMALL | {"multi_query": False, "alibi": True, "parallel_attn": False}),
+    ("falcon", SMALL),
+    ("bert", WIDE),
+    ("bert", WIDE | {"architectures": ["BertForPreTraining"], "type_vocab_size": 1}),
+    ("bert", WIDE | {"architectures": ["BertModel"], "hidden_act": "relu"}),
+    ("bert", WIDE | {"architectures": ["BertForSequenceClassification"]}),
+    ("roberta", WIDE),
+    ("roberta", WIDE | {"architectures": ["RobertaForSequenceClassification"],
+        "classifier_dropout": 0.3}),
+    ("xlnet", {"vocab_size": 97, "d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 24}),
+    ("vit", {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "intermediate_size": 24,
+             "qkv_bias": False, "image_size": 32, "num_channels": 1}),
+    ("vit", {"num_hidden_layers": 1, "architectures": ["ViTModel"], "hidden_act": "relu"}),
+    ("t5", {"vocab_size": 97, "d_model": 32, "d_kv": 6, "d_ff": 24, "num_layers": 2,
+        "num_heads": 4}),
+    ("t5", {"vocab_size": 97, "d_model": 32, "d_ff": 24, "num_layers": 2, "num_decoder_layers": 3,
+            "feed_forward_proj": "gated-gelu", "scale_decoder_outputs": False}),
+    ("bart", STACKS | {"scale_embedding": True}),
+    ("marian", STACKS),
+    ("marian", STACKS | {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 55}),
+    ("marian", STACKS | {"share_encoder_decoder_embeddings": False, "tie_word_embeddings": False}),
+]  # fmt: skip
+IDS = [f"{name}-{number}" for number, (name, _) in enumerate(CASES)]
+
+
+def parameters(values: dict[str, Any]) -> int:
+    """Trained parameters of what transformers builds; Marian's sinusoids are a parameter there
+    that is not trained.
+    """
+    config = transformers.AutoConfig.for_model(**values)
+    architecture = (values.get("architectures") or [FAMILIES[values["model_type"]].architecture])[0]
+    with torch.device("meta"):
+        built = getattr(transformers, architecture)(config)
+    return sum(one.numel() for one in built.parameters() if one.requires_grad)
+
+
+@pytest.mark.parametrize(("model_type", "values"), CASES, ids=IDS)
+def test_read_and_written_models_have_the_tensors_that_transformers_builds(
+    model_type: str, values: dict[str, Any]
+) -> None:
+    given = {"model_type": model_type, **values}
+    model = build_model_config(given)
+    written = build_config_json(model, model_type)
+    assert build_model_config(json.loads(json.dumps(written))) == model
+    total = count_parameters(model).total
+    assert total == parameters(given)
+    assert total == parameters(written)
+
+
+@pytest.mark.parametrize(("model_type", "values"), CASES, ids=IDS)
+def test_what_transformers_saves_reads_as_what_it_was_given(
+    model_type: str, values: dict[str, Any]
+) -> None:
+    given = {"model_type": model_type, **values}
+    saved = json.loads(json.dumps(transformers.AutoConfig.for_model(**given).to_dict()))
+    assert build_model_config(saved) == build_model_config(given)
+
+
+@pytest.mark.parametrize("values", PUBLISHED, ids=[one["id"] for one in PUBLISHED])
+@pytest.mark.parametrize("asked", [True, False], ids=["its-type", "any-type"])
+def test_every_published_model_comes_back(values: dict[str, Any], asked: bool) -> None:
+    model = build_model_config({key: value for key, value in values.items() if key != "id"})
+    written = build_config_json(model, values["model_type"] if asked else None)
+    assert build_model_config(json.loads(json.dumps(written))) == model
+
+
+def test_the_plainest_type_that_can_say_a_model_is_chosen() -> None:
+    assert build_config_json(load_model_config("model/deepseek-67b"))["model_type"] == "llama"
+    assert build_config_json(load_model_config("model/mistral-7b"))["model_type"] == "mistral"
+    assert (
+        build_config_json(load_model_config("model/mistral-7b", ["sliding_window=null"]))[
+            "model_type"
+        ]
+        == "llama"
+    )
+
+
+def test_no_ids_of_another_vocabulary_are_written() -> None:
+    values = build_config_json(load_model_config("model/llama-7b"))
+    assert values["eos_token_id"] is None
+    assert values["architectures"] == ["LlamaForCausalLM"]
+
+
+def test_what_only_training_reads_may_be_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    model = load_model_config("model/llama-7b", ["dropout.residual=0.1", "initializer=xavier"])
+    with caplog.at_level("INFO", "llmsys"):
+        values = build_config_json(model)
+    assert values["model_type"] == "llama"
+    assert (
+        "config.json of llama has no field for initializer=xavier, dropout.residual=0.1; only "
+        "training"
+    ) in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("demo-moe", "cannot represent moe.score=softmax"),
+        ("palm-8b", "head.scale=inverse_sqrt_hidden_size"),
+        ("glm-130b", "residual.kind=deepnorm"),
+        ("gopher-417m", "position.kind=transformer_xl"),
+        ("transformer-base", "position.arrangement=interleaved"),
+    ],
+)
+def test_a_model_that_no_type_has_is_refused_with_the_fields(name: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        build_config_json(load_model_config(f"model/{name}"))
+    text = str(caught.value)
+    assert text.startswith("No Hugging Face model type can represent this model. The nearest is ")
+    assert message in text
+    assert text.endswith("Change these fields, or keep the model in llmsys format.")
+
+
+def test_further_tokens_are_predicted_in_this_format_only() -> None:
+    model = load_model_config("model/deepseek-v3", ["multi_token_prediction={depth: 1}"])
+    with pytest.raises(
+        ConfigError,
+        match=r"nearest is deepseek_v3, which cannot represent multi_token_prediction=a section",
+    ):
+        build_config_json(model)
+
+
+def test_an_unknown_type_cannot_be_asked_for() -> None:
+    shape = {**SMALL, "intermediate_size": 24}
+    with pytest.raises(ConfigError, match=r"model_type: 'mamba' is not supported\. Known: llama,"):
+        build_config_json(ModelConfig.model_validate(shape), "mamba")
+    with pytest.raises(
+        ConfigError,
+        match=r"gpt2 cannot represent this model\. It cannot represent norm\.kind=rmsnorm, position\.kind=rope",
+    ):
+        build_config_json(ModelConfig.model_validate(shape), "gpt2")

@@ -8,7 +8,8 @@ TEST ?= tests
 TEST_PROCESSES ?= 2
 
 BIN := .venv/bin
-TYPED := llmsys data_pipeline launch tools tests
+# llmsys has links to data_pipeline and launch.
+TYPED := llmsys tools tests
 # The first Python on the path that is new enough and can make a virtual environment; the tested version before others.
 SUITABLE := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 CANDIDATES := python3.11 python3.12 python3.13 python3.14 python3 python

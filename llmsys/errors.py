@@ -6,6 +6,8 @@ Invariants:
 """
 
 import errno
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from llmsys.log import redact_secrets
 
@@ -100,3 +102,25 @@ def to_data_error(error: OSError) -> DataError | None:
         "space, correct the permissions, or name another folder; then run the same command again "
         "to continue."
     )
+
+
+def format_choices(values: Sequence[object]) -> str:
+    """Format values for a message: `1, 2, 3 or 6`.
+
+    Args:
+        values: at least one value.
+
+    Returns:
+        The values joined by commas and a final `or`.
+    """
+    words = [str(value) for value in values]
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
+
+
+class Violation(NamedTuple):
+    """One broken constraint: the key inside the section (dotted if nested) and a message with
+    the fix.
+    """
+
+    key: str
+    message: str

@@ -19,6 +19,7 @@ from llmsys.config.model import ModelConfig
 from llmsys.config.run import RunConfig
 from llmsys.convert.conversion_plan import build_conversion_plan
 from llmsys.convert.family_mappings import get_family_mapping
+from llmsys.convert.write_config_json import build_config_json
 from llmsys.data.batch import Batch
 from llmsys.errors import ConfigError
 from llmsys.estimate.flops import count_flops
@@ -26,7 +27,6 @@ from llmsys.estimate.run_estimate import estimate_run
 from llmsys.estimate.state_memory import compute_state_bytes
 from llmsys.estimate.step_time import estimate_step_time
 from llmsys.estimate.summary_table import format_estimate
-from llmsys.hugging_face.write_config_json import build_config_json
 from llmsys.optim.lr_schedule import compute_learning_rate
 from llmsys.parallel.device_mesh import build_device_meshes
 from llmsys.report.html_page import build_run_origin

@@ -11,7 +11,8 @@ from abc import abstractmethod
 from collections.abc import Callable
 
 from llmsys.config.cleaning import PythonExtractorConfig
-from llmsys.config.python_code import compute_code_digest, describe_error, load_python_object
+from llmsys.config.loading.python_object import describe_error, load_python_object
+from llmsys.config.python_code import compute_code_digest
 from llmsys.config.section import Section
 from llmsys.errors import DataError
 

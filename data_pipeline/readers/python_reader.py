@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from typing import BinaryIO, cast
 
 from llmsys.config.cleaning import PythonReaderConfig
-from llmsys.config.python_code import describe_error, load_python_object
+from llmsys.config.loading.python_object import describe_error, load_python_object
 from llmsys.config.section import Section
 from llmsys.data_pipeline.readers.input_stream import InputStream, ReadError
 from llmsys.data_pipeline.readers.page_batch import Page, SkippedRecord

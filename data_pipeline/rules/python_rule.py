@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 
 from llmsys.config.custom_rules import PythonRuleConfig
-from llmsys.config.python_code import describe_error, load_python_object
+from llmsys.config.loading.python_object import describe_error, load_python_object
 from llmsys.config.section import Section
 from llmsys.data_pipeline.rules.rule import (
     DocumentBatch,

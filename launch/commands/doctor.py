@@ -138,10 +138,10 @@ def run(arguments: argparse.Namespace) -> int:
 def _run_parity_check(arguments: argparse.Namespace) -> int:
     import torch
 
-    from llmsys.config.section import format_choices
     from llmsys.doctor.parity_check import format_parity_table, iter_failures, run_parity
     from llmsys.doctor.parity_matrix import ENGINES, iter_parity_cases
     from llmsys.doctor.parity_models import PARITY_MODELS
+    from llmsys.errors import format_choices
     from llmsys.progress import Progress
 
     engines = tuple(arguments.engine.split(",")) if arguments.engine else tuple(ENGINES)

@@ -13,9 +13,9 @@ from llmsys.errors import ConfigError
 from llmsys.launch.commands.arguments import split_arguments
 
 if TYPE_CHECKING:
+    from llmsys.config.attention_device import AttentionDevice
     from llmsys.config.loading.load import LoadedConfig
     from llmsys.config.run import RunConfig
-    from llmsys.kernels.attention_kernel import AttentionDevice
     from llmsys.kernels.attention_layers import AttentionGroup
 
 # Devices that need no profile.
@@ -135,7 +135,7 @@ def _print_kernels(resolved: "LoadedConfig", name: str | None, *, as_json: bool)
 
 def _resolve_device(name: str) -> "AttentionDevice":
     """Return the device of a name; raise ConfigError where no kernel is known for it."""
-    from llmsys.kernels.attention_kernel import AttentionDevice
+    from llmsys.config.attention_device import AttentionDevice
 
     if name == "cpu":
         return AttentionDevice("cpu")

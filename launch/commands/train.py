@@ -83,7 +83,7 @@ def require_export(config: "RunConfig", folder: Path | None, dtype: str | None) 
             f"--export {folder} exists already. Name another folder, or remove it first."
         )
     from llmsys.convert.exported_multipliers import remove_multipliers
-    from llmsys.hugging_face.write_config_json import build_config_json
+    from llmsys.convert.write_config_json import build_config_json
 
     # an architecture that no model type of Hugging Face has
     build_config_json(remove_multipliers(config.model))

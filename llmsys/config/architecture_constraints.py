@@ -11,9 +11,10 @@ from llmsys.config.engine import EngineConfig
 from llmsys.config.images import ImagesConfig
 from llmsys.config.model import ModelConfig
 from llmsys.config.objective import ClassificationConfig, ObjectiveConfig
-from llmsys.config.section import Violation, find_nearest_multiples, format_choices
+from llmsys.config.section import find_nearest_multiples
 from llmsys.config.tokenizer import TokenizerConfig
 from llmsys.config.train import TrainConfig
+from llmsys.errors import Violation, format_choices
 
 
 class RunSections(Protocol):

@@ -24,7 +24,8 @@ from llmsys.config.module_tensors import (
     ScoreShape,
     iter_linear_parameters,
 )
-from llmsys.config.section import Section, Violation
+from llmsys.config.section import Section
+from llmsys.errors import Violation
 
 
 class FoldedRow(NamedTuple):

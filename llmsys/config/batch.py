@@ -17,14 +17,8 @@ from pydantic import Field, model_validator
 
 from llmsys.config.batch_ramp import RampConfig, RampSteps
 from llmsys.config.fill_in_middle import FillInMiddleConfig
-from llmsys.config.section import (
-    Section,
-    Violation,
-    find_nearest_multiples,
-    format_choices,
-    list_divisors,
-    raise_violations,
-)
+from llmsys.config.section import Section, find_nearest_multiples, list_divisors, raise_violations
+from llmsys.errors import Violation, format_choices
 
 DEFAULT_SEQUENCES = 16
 

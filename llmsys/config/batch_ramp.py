@@ -14,14 +14,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from llmsys.config.section import (
-    Section,
-    Violation,
-    find_nearest,
-    find_nearest_multiples,
-    format_choices,
-    list_divisors,
-)
+from llmsys.config.section import Section, find_nearest, find_nearest_multiples, list_divisors
+from llmsys.errors import Violation, format_choices
 
 
 class BatchRampConfig(Section):

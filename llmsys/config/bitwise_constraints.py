@@ -10,9 +10,9 @@ from llmsys.config.batch import BatchConfig
 from llmsys.config.engine import EngineConfig
 from llmsys.config.optimizer import OptimizerConfig
 from llmsys.config.parallel_layout import ParallelLayout
-from llmsys.config.section import Violation, format_choices, list_divisors
+from llmsys.config.section import list_divisors
 from llmsys.config.train import TrainConfig
-from llmsys.errors import ConfigError
+from llmsys.errors import ConfigError, Violation, format_choices
 
 FAST_REMEDY = "or set train.reproducibility=fast"
 

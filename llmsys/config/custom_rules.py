@@ -13,7 +13,8 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from llmsys.config.python_code import PythonCode
-from llmsys.config.section import LocalPath, NamedRuleConfig, Section, Violation, raise_violations
+from llmsys.config.section import LocalPath, NamedRuleConfig, Section, raise_violations
+from llmsys.errors import Violation
 
 
 class EntryListConfig(Section):

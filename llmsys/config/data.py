@@ -35,7 +35,8 @@ from llmsys.config.input_files import InputEntry
 from llmsys.config.language import LanguageConfig, find_name_violations
 from llmsys.config.mixture import MixtureConfig
 from llmsys.config.quality_rules import RULE_KINDS, RuleConfig
-from llmsys.config.section import FolderPath, LocalPath, Section, Violation, raise_violations
+from llmsys.config.section import FolderPath, LocalPath, Section, raise_violations
+from llmsys.errors import Violation
 
 
 class PairsConfig(Section):

@@ -7,7 +7,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from llmsys.config.section import LocalPath, Section, Violation, raise_violations
+from llmsys.config.section import LocalPath, Section, raise_violations
+from llmsys.errors import Violation
 
 Part = Literal["query", "label", "overlap"]
 

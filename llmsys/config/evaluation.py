@@ -9,7 +9,8 @@ from pydantic import Field, field_validator
 
 from llmsys.config.harness import HarnessConfig
 from llmsys.config.python_code import PythonCode
-from llmsys.config.section import LocalPath, Section, Violation, raise_violations
+from llmsys.config.section import LocalPath, Section, raise_violations
+from llmsys.errors import Violation
 
 # Sequences of one forward pass of an evaluation; fewer where evaluation or training micro-batches
 # are smaller.

@@ -10,7 +10,8 @@ from typing import assert_never
 
 from llmsys.config.model import ModelConfig
 from llmsys.config.moe import ExpertCapacityConfig, ExpertChoiceConfig, MoeConfig, TokenChoiceConfig
-from llmsys.config.section import format_choices, list_divisors
+from llmsys.config.section import list_divisors
+from llmsys.errors import format_choices
 
 # Largest shard over the mean shard from which on another dim is sharded.
 MAX_IMBALANCE = 1.05

@@ -16,7 +16,8 @@ from llmsys.config.module_tensors import (
     SavedTensor,
     iter_linear_parameters,
 )
-from llmsys.config.section import Section, Violation
+from llmsys.config.section import Section
+from llmsys.errors import Violation
 
 
 class EmbeddingConfig(Section):

@@ -21,7 +21,8 @@ from pydantic_core import from_json, to_json
 
 from llmsys.config.migration import find_new_key, to_current_names, to_recorded_names
 from llmsys.config.quality_rules import RuleConfig, Script
-from llmsys.config.section import NamedRuleConfig, Section, Violation
+from llmsys.config.section import NamedRuleConfig, Section
+from llmsys.errors import Violation
 
 
 class LanguageConfig(Section):

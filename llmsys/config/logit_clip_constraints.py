@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from llmsys.config.engine import EngineConfig
 from llmsys.config.model import ModelConfig
 from llmsys.config.parallel_layout import ParallelLayout
-from llmsys.config.section import Violation
 from llmsys.config.train import TrainConfig
+from llmsys.errors import Violation
 
 NONE = "or set optimizer.max_attention_logit=null"
 

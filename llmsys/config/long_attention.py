@@ -25,8 +25,8 @@ from llmsys.config.module_tensors import (
     ScoreShape,
     iter_linear_parameters,
 )
-from llmsys.config.section import Violation
 from llmsys.config.segment_memory import SegmentMemoryAttentionConfig
+from llmsys.errors import Violation
 
 
 class _LongAttentionConfig(BaseAttentionConfig):

@@ -17,7 +17,7 @@ from llmsys.config.module_tensors import (
     ScoreShape,
     iter_linear_parameters,
 )
-from llmsys.config.section import Violation
+from llmsys.errors import Violation
 
 # Directions of a hash that are compared at once.
 MAX_DIRECTIONS = 64

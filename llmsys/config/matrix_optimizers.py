@@ -6,7 +6,8 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from llmsys.config.base_optimizer import BaseOptimizerConfig, Decay, UpdateRule, is_projection
-from llmsys.config.section import Violation, raise_violations
+from llmsys.config.section import raise_violations
+from llmsys.errors import Violation
 
 
 class MuonConfig(BaseOptimizerConfig):

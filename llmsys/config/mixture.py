@@ -15,7 +15,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from llmsys.config.section import FolderPath, Section, Violation, raise_violations
+from llmsys.config.section import FolderPath, Section, raise_violations
+from llmsys.errors import Violation
 
 # Maximum period of the source order, in sequences; the loader holds a table with one row per
 # sequence.

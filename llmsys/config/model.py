@@ -42,13 +42,12 @@ from llmsys.config.position import PositionConfig, RopeConfig
 from llmsys.config.rnn import RnnConfig
 from llmsys.config.section import (
     Section,
-    Violation,
     find_nearest,
     find_nearest_multiples,
-    format_choices,
     list_divisors,
     raise_violations,
 )
+from llmsys.errors import Violation, format_choices
 
 Family = Literal["decoder", "encoder", "encoder_decoder"]
 LayerType = Literal["full_attention", "sliding_attention"]

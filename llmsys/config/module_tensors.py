@@ -12,7 +12,7 @@ from itertools import pairwise
 from math import prod
 from typing import Literal
 
-from llmsys.kernels.attention_kernel import AttentionDevice, AttentionDtype
+from llmsys.config.attention_device import AttentionDevice, AttentionDtype
 
 Component = Literal[
     "embedding",

@@ -19,7 +19,8 @@ from llmsys.config.module_tensors import (
     SavedTensor,
     iter_linear_parameters,
 )
-from llmsys.config.section import Section, Violation, find_nearest, list_divisors, raise_violations
+from llmsys.config.section import Section, find_nearest, list_divisors, raise_violations
+from llmsys.errors import Violation
 
 
 class _BaseBalancingConfig(Section):

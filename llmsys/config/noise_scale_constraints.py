@@ -12,9 +12,8 @@ from llmsys.config.batch import BatchConfig
 from llmsys.config.batch_ramp import NoiseRampConfig
 from llmsys.config.engine import EngineConfig
 from llmsys.config.parallel_layout import ParallelLayout
-from llmsys.config.section import Violation
 from llmsys.config.train import TrainConfig
-from llmsys.errors import ConfigError
+from llmsys.errors import ConfigError, Violation
 
 NONE = "or set train.noise_scale_every_steps=0"
 

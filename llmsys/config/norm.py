@@ -9,7 +9,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from llmsys.config.module_tensors import FP32_BYTES, ActivationShape, ParameterTensor, SavedTensor
-from llmsys.config.section import Section, Violation
+from llmsys.config.section import Section
+from llmsys.errors import Violation
 
 
 class RmsNormConfig(Section):

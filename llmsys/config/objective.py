@@ -13,7 +13,8 @@ from llmsys.config.batch import BatchConfig
 from llmsys.config.images import AugmentationConfig
 from llmsys.config.model import ModelConfig
 from llmsys.config.parallel_layout import ParallelLayout
-from llmsys.config.section import Section, Violation
+from llmsys.config.section import Section
+from llmsys.errors import Violation
 
 # What each objective needs: the model's family, its head, and the kind of the data.
 NEEDS = {

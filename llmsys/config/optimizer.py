@@ -21,7 +21,8 @@ from llmsys.config.base_optimizer import (
 )
 from llmsys.config.matrix_optimizers import AdafactorConfig, MuonConfig, SoapConfig
 from llmsys.config.python_code import PythonCode
-from llmsys.config.section import Violation, raise_violations
+from llmsys.config.section import raise_violations
+from llmsys.errors import Violation
 
 __all__ = [
     "MAX_UPDATED_ELEMENTS", "AdEMAMixConfig", "AdafactorConfig", "AdamConfig", "AdamWConfig",

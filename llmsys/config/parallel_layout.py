@@ -21,8 +21,8 @@ from llmsys.config.pipeline import (
     PipelineScheduleConfig,
     find_stage_violations,
 )
-from llmsys.config.section import Section, Violation, format_choices, list_divisors
-from llmsys.errors import LayoutError
+from llmsys.config.section import Section, list_divisors
+from llmsys.errors import LayoutError, Violation, format_choices
 
 
 def find_model_sharding_violations(

@@ -11,7 +11,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from llmsys.config.section import Section, Violation, format_choices
+from llmsys.config.section import Section
+from llmsys.errors import Violation, format_choices
 
 
 class _BaseParametrizationConfig(Section):

@@ -9,7 +9,8 @@ from pydantic import Field
 from llmsys.config.model_shape import ModelShape
 from llmsys.config.module_tensors import ParameterTensor
 from llmsys.config.position import LearnedPositionConfig, PositionConfig
-from llmsys.config.section import Section, Violation, find_nearest_multiples, format_choices
+from llmsys.config.section import Section, find_nearest_multiples
+from llmsys.errors import Violation, format_choices
 
 # Values of a channel of a pixel, which are the vocabulary of images.
 BYTE_VALUES = 256

@@ -17,9 +17,9 @@ from pydantic import BeforeValidator, Field
 from llmsys.config.batch import BatchConfig
 from llmsys.config.engine import EngineConfig
 from llmsys.config.model import ModelConfig
-from llmsys.config.section import Section, Violation, format_choices, list_divisors
+from llmsys.config.section import Section, list_divisors
 from llmsys.config.train import GenerationConfig, TrainConfig
-from llmsys.errors import LayoutError
+from llmsys.errors import LayoutError, Violation, format_choices
 
 _SPLIT_BACKWARD = "computes gradients of inputs and of weights in two passes"
 # Schedules of torch 2.13 that do not give the gradients of one process, and the reason.

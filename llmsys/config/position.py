@@ -11,7 +11,8 @@ from pydantic import Field
 
 from llmsys.config.model_shape import ModelShape
 from llmsys.config.module_tensors import ActivationShape, ParameterTensor, SavedTensor, ScoreShape
-from llmsys.config.section import Section, Violation
+from llmsys.config.section import Section
+from llmsys.errors import Violation
 
 
 class NoRopeScaling(Section):

@@ -28,7 +28,8 @@ from llmsys.config.line_rules import (
     LineCorrectionsConfig,
     Share,
 )
-from llmsys.config.section import NamedRuleConfig, Violation, raise_violations
+from llmsys.config.section import NamedRuleConfig, raise_violations
+from llmsys.errors import Violation
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 

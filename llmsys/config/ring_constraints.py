@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 from llmsys.config.model import ModelConfig
 from llmsys.config.parallel_layout import ParallelLayout
-from llmsys.config.section import Violation, format_choices, list_divisors
+from llmsys.config.section import list_divisors
+from llmsys.errors import Violation, format_choices
 
 
 def find_ring_violations(

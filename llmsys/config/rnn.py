@@ -18,7 +18,8 @@ from llmsys.config.module_tensors import (
     SavedTensor,
     iter_linear_parameters,
 )
-from llmsys.config.section import Section, Violation
+from llmsys.config.section import Section
+from llmsys.errors import Violation
 
 # Fields of a model that belong to blocks.
 _BLOCK_FIELDS = (

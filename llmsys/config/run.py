@@ -48,7 +48,7 @@ from llmsys.config.run_constraints import (
     resolve_layout,
 )
 from llmsys.config.schedule import CosineScheduleConfig, MultiplierScheduleConfig, ScheduleConfig
-from llmsys.config.section import Section, Violation, format_choices, raise_violations
+from llmsys.config.section import Section, raise_violations
 from llmsys.config.tokenizer import (
     FileTokenizerConfig,
     NoTokenizer,
@@ -67,7 +67,7 @@ from llmsys.config.train import (
     TrainConfig,
     find_source_violations,
 )
-from llmsys.errors import ConfigError
+from llmsys.errors import ConfigError, Violation, format_choices
 
 # Default for a config without a `model:` section: small enough for one laptop core.
 SMALL_MODEL = ModelConfig(

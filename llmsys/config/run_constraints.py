@@ -13,9 +13,8 @@ from llmsys.config.evaluation import EvaluationConfig
 from llmsys.config.model import ModelConfig
 from llmsys.config.optimizer import OptimizerConfig
 from llmsys.config.parallel_layout import ParallelLayout
-from llmsys.config.section import Violation
 from llmsys.config.train import GenerationConfig, TrainConfig
-from llmsys.errors import LayoutError
+from llmsys.errors import LayoutError, Violation
 
 
 def find_length_violations(

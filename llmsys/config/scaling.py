@@ -9,7 +9,8 @@ from typing import Self
 
 from pydantic import Field, field_validator, model_validator
 
-from llmsys.config.section import Section, Violation, raise_violations
+from llmsys.config.section import Section, raise_violations
+from llmsys.errors import Violation
 
 CURRENCIES = ("USD", "EUR", "GBP", "CHF", "JPY", "CNY")
 # A thousandth of the smallest run that a law was fitted on, and far beyond any machine.

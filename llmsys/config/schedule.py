@@ -10,7 +10,8 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 
 from llmsys.config.python_code import PythonCode
-from llmsys.config.section import Section, Violation, raise_violations
+from llmsys.config.section import Section, raise_violations
+from llmsys.errors import Violation
 
 Warmup = Annotated[int, Field(ge=0, description="Warmup tokens.")]
 Final = Annotated[

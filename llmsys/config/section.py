@@ -19,13 +19,13 @@ Invariants:
 import types
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin
+from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
-from llmsys.errors import ConfigError
+from llmsys.errors import ConfigError, Violation
 from llmsys.storage.local_files import check_local_path, format_folder, parse_folder
 
 LocalPath = Annotated[Path, BeforeValidator(check_local_path)]
@@ -34,15 +34,6 @@ FolderPath = Annotated[
     BeforeValidator(parse_folder),
     PlainSerializer(format_folder, return_type=str, when_used="json"),
 ]
-
-
-class Violation(NamedTuple):
-    """One broken constraint: the key inside the section (dotted if nested) and a message with
-    the fix.
-    """
-
-    key: str
-    message: str
 
 
 def raise_violations(problems: Iterable[Violation]) -> None:
@@ -110,19 +101,6 @@ def find_nearest_multiples(value: int, unit: int) -> tuple[int, ...]:
     """Return the positive multiples of `unit` next to `value`: at or below it, and above it."""
     below = value // unit * unit
     return tuple(multiple for multiple in (below, below + unit) if multiple > 0)
-
-
-def format_choices(values: Sequence[object]) -> str:
-    """Format values for a message: `1, 2, 3 or 6`.
-
-    Args:
-        values: at least one value.
-
-    Returns:
-        The values joined by commas and a final `or`.
-    """
-    words = [str(value) for value in values]
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
 
 
 class Section(BaseModel):

@@ -11,7 +11,7 @@ from pydantic import Field
 from llmsys.config.attention import BaseAttentionConfig, FoldedRow, MultiHeadAttentionConfig
 from llmsys.config.model_shape import ModelShape
 from llmsys.config.module_tensors import ActivationShape, ParameterTensor, SavedTensor, ScoreShape
-from llmsys.config.section import Violation
+from llmsys.errors import Violation
 
 
 class SegmentMemoryAttentionConfig(BaseAttentionConfig):

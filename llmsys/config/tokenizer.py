@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from llmsys.config.python_code import PythonCode
-from llmsys.config.section import LocalPath, Section, Violation, raise_violations
+from llmsys.config.section import LocalPath, Section, raise_violations
+from llmsys.errors import Violation
 
 # Options of every tokenizer that is trained.
 _SAMPLE_BYTES: Any = Field(

@@ -9,8 +9,8 @@ from typing import Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt, field_validator
 
-from llmsys.config.section import FolderPath, LocalPath, Section, Violation, raise_violations
-from llmsys.errors import ConfigError
+from llmsys.config.section import FolderPath, LocalPath, Section, raise_violations
+from llmsys.errors import ConfigError, Violation
 
 
 class SpikeDetectionConfig(Section):

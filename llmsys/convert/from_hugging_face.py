@@ -22,7 +22,6 @@ from llmsys.config.loading.load import build_model_config
 from llmsys.config.loading.yaml_files import dump_yaml
 from llmsys.config.model import ModelConfig
 from llmsys.config.run import RunConfig
-from llmsys.config.section import format_choices
 from llmsys.convert.checkpoint_stream import FILE_BYTES, TensorToWrite, write_tensors
 from llmsys.convert.conversion_plan import (
     ConversionPlan,
@@ -39,7 +38,7 @@ from llmsys.convert.quantized_folder import QuantizedFolder
 from llmsys.convert.safetensors_folder import INDEX, SafetensorsShardWriter
 from llmsys.convert.tokenizer_files import ImportedTokenizer, import_tokenizer
 from llmsys.convert.weight_dtype import cast_weight, choose_dtype
-from llmsys.errors import CheckpointError
+from llmsys.errors import CheckpointError, format_choices
 from llmsys.hugging_face.read_config_json import parse_json
 from llmsys.log import get_logger
 from llmsys.progress import Progress

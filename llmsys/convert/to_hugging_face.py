@@ -23,7 +23,6 @@ from torch import Tensor
 from llmsys.config.loading.load import load_run_config
 from llmsys.config.model import ModelConfig
 from llmsys.config.run import RunConfig
-from llmsys.config.section import format_choices
 from llmsys.config.train import GenerationConfig
 from llmsys.convert.checkpoint_stream import AverageReader, CheckpointReader
 from llmsys.convert.conversion_plan import ConversionPlan, Shape, TensorGroup, build_conversion_plan
@@ -45,9 +44,9 @@ from llmsys.convert.safetensors_folder import (
 )
 from llmsys.convert.tokenizer_files import read_special_token_ids, write_tokenizer
 from llmsys.convert.weight_dtype import DTYPES, cast_weight, choose_dtype
-from llmsys.errors import CheckpointError, ConfigError
+from llmsys.convert.write_config_json import build_config_json
+from llmsys.errors import CheckpointError, ConfigError, format_choices
 from llmsys.hugging_face.read_config_json import parse_json
-from llmsys.hugging_face.write_config_json import build_config_json
 from llmsys.log import get_logger
 from llmsys.progress import Progress
 from llmsys.train.chat_data import get_template_folder

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from llmsys.config.attention import LatentAttentionConfig, MultiHeadAttentionConfig
+from llmsys.config.attention_device import AttentionDtype
 from llmsys.config.model import ModelConfig
 from llmsys.config.position import RelativeBiasConfig
 from llmsys.doctor.check_row import CheckRow, build_row
-from llmsys.kernels.attention_kernel import AttentionDtype, choose_attention_kernel
+from llmsys.kernels.attention_kernel import choose_attention_kernel
 from llmsys.kernels.attention_layers import describe_cross_attention, describe_self_attention
 from llmsys.model import attention_device
 from llmsys.model.attention_mask import AttentionMask, LayerMask, build_cross_attention_mask

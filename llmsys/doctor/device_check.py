@@ -22,6 +22,7 @@ from typing import Any, Literal, assert_never
 import torch
 
 from llmsys import __version__
+from llmsys.config.attention_device import AttentionDtype
 from llmsys.doctor.attention_parity import CASES, DTYPES, check_attention
 from llmsys.doctor.check_row import CheckRow, build_row, merge_ranks
 from llmsys.doctor.collective_check import check_collectives
@@ -29,7 +30,6 @@ from llmsys.doctor.rank_pool import TaskFailure, run_tasks
 from llmsys.doctor.step_check import MODELS, StepMeasurement, check_determinism, measure_steps
 from llmsys.doctor.step_comparison import build_memory_row, build_speed_row
 from llmsys.estimate.device_profile import DeviceProfile, list_device_names, load_device_profile
-from llmsys.kernels.attention_kernel import AttentionDtype
 from llmsys.model.attention_device import describe_device
 from llmsys.parallel.process_group import all_gather_object, get_local_device, get_world_size
 from llmsys.storage.local_files import write_bytes_atomically

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
+from llmsys.config.attention_device import AttentionDevice
 from llmsys.config.run import RunConfig
 from llmsys.dryrun.categories import SAVED
 from llmsys.dryrun.kernel_flops import count_backward_channels, count_forward_channels
@@ -23,7 +24,6 @@ from llmsys.estimate.flops import count_flops
 from llmsys.estimate.peak_memory import OUTSIDE_BYTES, estimate_peak_memory
 from llmsys.estimate.software_profile import MemoryProfile
 from llmsys.estimate.step_memory import ALLOCATOR_SLACK
-from llmsys.kernels.attention_kernel import AttentionDevice
 from llmsys.kernels.attention_layers import list_attention_groups
 
 TIMELINE_POINTS, MAX_OWNERS, MAX_PHASE_OWNERS, MAX_OPERATIONS = 500, 24, 12, 16

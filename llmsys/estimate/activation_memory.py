@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
+from llmsys.config.attention_device import AttentionDevice
 from llmsys.config.model import ModelConfig
 from llmsys.config.module_tensors import ActivationShape, SavedTensor
 from llmsys.config.parallel_layout import ParallelLayout
@@ -20,7 +21,6 @@ from llmsys.estimate.memory_timeline import MemoryItem, compute_saved_bytes
 from llmsys.estimate.saved_tensors import choose_attention_memory, list_saved_block_tensors
 from llmsys.estimate.software_profile import OURS, MemoryProfile
 from llmsys.estimate.state_memory import FP32, get_compute_dtype_bytes
-from llmsys.kernels.attention_kernel import AttentionDevice
 
 Branches = list[list[SavedTensor]]
 # train.activation_checkpoint, whether blocks are compiled, and the program: what decides what is

@@ -6,6 +6,7 @@ Fused kernels skip what a mask hides. Their rate depends on the length and on th
 from collections import Counter
 from functools import lru_cache
 
+from llmsys.config.attention_device import AttentionDevice, AttentionDtype
 from llmsys.config.model import ModelConfig
 from llmsys.config.section import round_up_to_power_of_two
 from llmsys.estimate.device_profile import Number
@@ -16,13 +17,7 @@ from llmsys.estimate.flops import (
     iter_document_lengths,
 )
 from llmsys.estimate.kernel_context import KernelContext, MicroBatchShape
-from llmsys.kernels.attention_kernel import (
-    AttentionDevice,
-    AttentionDtype,
-    AttentionTraits,
-    KernelChoice,
-    choose_attention_kernel,
-)
+from llmsys.kernels.attention_kernel import AttentionTraits, KernelChoice, choose_attention_kernel
 from llmsys.kernels.attention_layers import describe_cross_attention, describe_self_attention
 
 # per score, unfused: written, scaled and masked, softmax, dropout, read

@@ -16,8 +16,8 @@ from pydantic import Field, ValidationError
 from llmsys.config.loading.merge import ConfigLayer
 from llmsys.config.loading.validation_errors import build_config_error
 from llmsys.config.loading.yaml_files import Keys, parse_yaml
-from llmsys.config.section import Section, format_choices
-from llmsys.errors import ConfigError
+from llmsys.config.section import Section
+from llmsys.errors import ConfigError, format_choices
 from llmsys.storage.local_files import require_local_path
 
 FOLDER = Path(__file__).with_name("devices")

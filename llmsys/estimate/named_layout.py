@@ -12,8 +12,8 @@ from llmsys.config.expert_sharding import find_expert_violations
 from llmsys.config.model import ModelConfig
 from llmsys.config.parallel_layout import ParallelLayout, find_model_sharding_violations
 from llmsys.config.run import RunConfig
-from llmsys.config.section import format_choices, list_divisors
-from llmsys.errors import ConfigError
+from llmsys.config.section import list_divisors
+from llmsys.errors import ConfigError, format_choices
 
 NAMES = {
     "tp": "tensor",

@@ -21,8 +21,8 @@ from llmsys.config.engine import DeepSpeedEngineConfig, EngineConfig, TorchEngin
 from llmsys.config.loading.merge import ConfigLayer
 from llmsys.config.loading.validation_errors import build_config_error
 from llmsys.config.run import RunConfig
-from llmsys.config.section import Section, Violation, raise_violations
-from llmsys.errors import ConfigError
+from llmsys.config.section import Section, raise_violations
+from llmsys.errors import ConfigError, Violation
 from llmsys.estimate.device_profile import ModelClass, read_profile_values
 from llmsys.estimate.software_profile import MemoryProfile, SoftwareProfile
 from llmsys.storage.local_files import require_local_path

@@ -11,8 +11,7 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from llmsys.config.section import Violation, format_choices
-from llmsys.errors import ConfigError
+from llmsys.errors import ConfigError, Violation, format_choices
 from llmsys.log import get_logger
 
 _FILE = """

@@ -4,7 +4,6 @@ Mean and deviation of pixels, which Hugging Face keeps in preprocessor_config.js
 written as the further keys `image_mean` and `image_std`.
 """
 
-from llmsys.config.patches import BYTE_VALUES
 from llmsys.hugging_face.config_json import ConfigJsonReader
 from llmsys.hugging_face.gpt import read_layer_norm
 from llmsys.hugging_face.shared_fields import (
@@ -24,7 +23,7 @@ def read_vit(fields: ConfigJsonReader) -> Values:
     fields.ignore_keys("encoder_stride")
     fields.require_value("pooler_act", "tanh", why="the pooler ends with tanh")
     names = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-    values: Values = {"family": "encoder", "vocab_size": BYTE_VALUES} | {
+    values: Values = {"family": "encoder", "vocab_size": 256} | {
         name: fields.read_int(name) for name in names
     }
     fields.require_value(

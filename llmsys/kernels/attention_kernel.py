@@ -14,6 +14,7 @@ Invariants:
 from dataclasses import dataclass
 from typing import Literal
 
+from llmsys.config.attention_device import AttentionDevice, AttentionDtype
 from llmsys.config.section import round_up_to_power_of_two
 from llmsys.kernels.key_split import can_split_keys, split_width
 
@@ -24,7 +25,6 @@ KernelName = Literal["varlen", "flex", "sdpa", "chunked", "eager"]
 
 MaskKind = Literal["causal", "bidirectional", "prefix", "cross"]
 BiasKind = Literal["none", "alibi", "relative"]
-AttentionDtype = Literal["bf16", "fp16", "fp32"]
 
 # positions; the chunked path saves probabilities, which grow with their square
 MAX_CHUNKED_LENGTH = 2048
@@ -33,37 +33,6 @@ MAX_FLASH_WIDTH, MAX_CONSUMER_BACKWARD_WIDTH = 256, 192
 CONSUMER_CAPABILITIES = ((8, 6), (8, 9), (12, 0), (12, 1))
 # Queries and keys of one block of flex_attention's mask.
 FLEX_BLOCK = 128
-
-
-@dataclass(frozen=True)
-class AttentionDevice:
-    """The properties of a device that the choice of a kernel depends on.
-
-    Attributes:
-        kind: `torch.device.type`: cpu, cuda, …; "hip" for AMD's devices, which torch calls cuda
-            too.
-        capability: CUDA compute capability, such as (9, 0); None elsewhere.
-    """
-
-    kind: str
-    capability: tuple[int, int] | None = None
-
-    def __str__(self) -> str:
-        return (
-            self.kind if self.capability is None else f"sm_{self.capability[0]}{self.capability[1]}"
-        )
-
-    @property
-    def has_native_bf16(self) -> bool:
-        """True where `train.precision=auto` takes bf16; a CPU counts as one with bf16, which the
-        others are not.
-        """
-        return self.kind == "cpu" or (self.capability is not None and self.capability >= (8, 0))
-
-    @property
-    def has_fused_kernels(self) -> bool:
-        """True where flash attention and flex_attention run."""
-        return self.kind == "cuda" and self.capability is not None and self.capability >= (8, 0)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import assert_never
 
 from llmsys.config.attention import LatentAttentionConfig, MultiHeadAttentionConfig
+from llmsys.config.attention_device import AttentionDevice, AttentionDtype
 from llmsys.config.long_attention import LinformerAttentionConfig, LongformerAttentionConfig
 from llmsys.config.lsh_attention import LshAttentionConfig
 from llmsys.config.model import LayerType, ModelConfig
@@ -15,8 +16,6 @@ from llmsys.config.position import RopeConfig, YarnRopeScalingConfig
 from llmsys.config.run import RunConfig
 from llmsys.config.segment_memory import SegmentMemoryAttentionConfig
 from llmsys.kernels.attention_kernel import (
-    AttentionDevice,
-    AttentionDtype,
     AttentionTraits,
     BiasKind,
     KernelChoice,

@@ -5,7 +5,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from llmsys.kernels.attention_kernel import AttentionDevice, AttentionDtype
+from llmsys.config.attention_device import AttentionDevice, AttentionDtype
 
 CPU = AttentionDevice("cpu")
 NAMES: dict[torch.dtype, AttentionDtype] = {torch.bfloat16: "bf16", torch.float16: "fp16"}

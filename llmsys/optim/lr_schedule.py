@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any, assert_never
 
-from llmsys.config.python_code import load_python_object
+from llmsys.config.loading.python_object import load_python_object
 from llmsys.config.run import RunConfig
 from llmsys.config.schedule import (
     ConstantScheduleConfig,

@@ -24,8 +24,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from llmsys.config.loading.python_object import describe_error, load_python_object
 from llmsys.config.optimizer import PythonOptimizerConfig
-from llmsys.config.python_code import describe_error, load_python_object
 from llmsys.config.section import Section
 from llmsys.errors import ConfigError
 

@@ -23,7 +23,8 @@ import torch
 from torch import Tensor
 
 from llmsys.config.evaluation import PythonMetricConfig
-from llmsys.config.python_code import compute_code_digest, describe_error, load_python_object
+from llmsys.config.loading.python_object import describe_error, load_python_object
+from llmsys.config.python_code import compute_code_digest
 from llmsys.config.section import Section
 from llmsys.data.batch import IGNORED
 from llmsys.errors import ConfigError

@@ -25,7 +25,8 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from llmsys.config.python_code import compute_code_digest, describe_error, load_python_object
+from llmsys.config.loading.python_object import describe_error, load_python_object
+from llmsys.config.python_code import compute_code_digest
 from llmsys.config.section import Section
 from llmsys.config.tokenizer import PythonTokenizerConfig
 from llmsys.errors import ConfigError, DataError

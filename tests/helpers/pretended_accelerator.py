@@ -5,7 +5,7 @@ twin, flex eagerly.
 import pytest
 import torch
 
-from llmsys.kernels.attention_kernel import AttentionDevice
+from llmsys.config.attention_device import AttentionDevice
 from llmsys.model import attention_device, varlen_attention
 from tests.reference import varlen
 from tests.reference.varlen import register_cpu_kernels

@@ -18,13 +18,12 @@ from llmsys.config.migration import find_new_key, find_new_value
 from llmsys.config.scaling import ScalingLawConfig
 from llmsys.config.section import (
     SectionType,
-    format_choices,
     get_kind,
     list_fields,
     list_section_types,
     select_by_kind,
 )
-from llmsys.errors import ConfigError
+from llmsys.errors import ConfigError, format_choices
 
 _NOT_A = {
     "int_parsing": "is not a whole number",

@@ -9,14 +9,10 @@ from unittest.mock import patch
 import pytest
 import torch
 
+from llmsys.config.attention_device import AttentionDevice
 from llmsys.config.loading.load import load_run_config
 from llmsys.config.long_attention import LongformerAttentionConfig
-from llmsys.kernels.attention_kernel import (
-    AttentionDevice,
-    AttentionTraits,
-    KernelName,
-    choose_attention_kernel,
-)
+from llmsys.kernels.attention_kernel import AttentionTraits, KernelName, choose_attention_kernel
 from llmsys.kernels.attention_layers import describe_self_attention, list_attention_groups
 from llmsys.model import cpu_attention, scaled_dot_product
 from llmsys.model.transformer import Transformer

@@ -13,8 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from llmsys.config.model import ModelConfig
-from llmsys.config.section import format_choices
-from llmsys.errors import ConfigError
+from llmsys.errors import ConfigError, format_choices
 from llmsys.hugging_face.config_json import ConfigJsonReader
 from llmsys.hugging_face.defaults import DEFAULTS
 from llmsys.hugging_face.read_config_json import FAMILIES

@@ -18,9 +18,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-# started as a file, as launchers do: the checkout, not launch/, is where imports begin
 if __package__ in (None, ""):
-    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+    # Started as a file, as launchers do: imports begin at the folder of llmsys/, not at launch/.
+    _parent = Path(__file__).resolve().parent.parent
+    # launch/ is a folder of the installed package, and stands next to llmsys/ in a checkout.
+    sys.path[0] = str(_parent.parent if (_parent / "__init__.py").exists() else _parent)
 
 from llmsys.config.loading.load import load_run_config
 from llmsys.config.run import RunConfig

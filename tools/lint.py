@@ -3,29 +3,32 @@ check`.
 
 ruff, mypy and import-linter check form, types and import directions. This script checks what they
 do not: names, docstrings and dispatch. Each finding is printed as `file:line: CODE message`; the
-exit status is 1 if there is one.
+exit status is 1 if there is one that is no warning.
 
 LS001  a function name begins with a verb from `VERBS` (see CONTRIBUTING.md to add one)
 LS002  a function name is not a lone participle (`priced`)
 LS003  a function name does not end in `_of` or `_at`
 LS004  a docstring does not open with What, Whether, Which, How, Where, Who or Why
 LS005  a function that another package imports documents its `Args:` and `Returns:`
-LS006  a `match` over classes, or over a `kind`, ends with `case unreachable:
-assert_never(unreachable)`
-LS007  a file has at most 300 lines, a function at most 60
+LS006  a `match` over classes, or over a `kind`, ends with `assert_never` in its last case
+LS007  (warning) a file has at most 500 lines, a function at most 80 lines of code; docstrings,
+       signatures and comments are free
 """
 
 import argparse
 import ast
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("llmsys", "data_pipeline", "launch", "tools")
-MAX_FILE_LINES, MAX_FUNCTION_LINES = 300, 60
+MAX_FILE_LINES = 500
+MAX_FUNCTION_LINES = 80
+# A long file may still be one subject: size is worth a look, and no reason to delete a comment.
+WARNINGS = frozenset({"LS007"})
 
 # First words of function names. One meaning per verb: build_ object from config, compute_ work,
 # get_ cheap, find_ may be None.
@@ -229,8 +232,26 @@ def find_match_violations(path: Path, node: ast.Match) -> Iterator[Violation]:
         )
 
 
-def find_size_violations(path: Path, tree: ast.Module, num_lines: int) -> Iterator[Violation]:
+def count_code_lines(node: Function, lines: Sequence[str]) -> int:
+    """Count the lines of a function without its signature, docstring, comments and blank lines.
+
+    Args:
+        node: The function.
+        lines: The lines of its file.
+
+    Returns:
+        The number of the other lines.
+    """
+    body = node.body[1:] if ast.get_docstring(node) is not None else node.body
+    if not body:
+        return 0
+    code = lines[body[0].lineno - 1 : node.end_lineno]
+    return sum(bool(line.strip()) and not line.lstrip().startswith("#") for line in code)
+
+
+def find_size_violations(path: Path, tree: ast.Module, lines: Sequence[str]) -> Iterator[Violation]:
     """Yield LS007 for a file and its functions."""
+    num_lines = len(lines)
     if num_lines > MAX_FILE_LINES:
         yield Violation(
             path,
@@ -240,13 +261,14 @@ def find_size_violations(path: Path, tree: ast.Module, num_lines: int) -> Iterat
         )
     for node in ast.walk(tree):
         if isinstance(node, Function):
-            length = (node.end_lineno or node.lineno) - node.lineno + 1
+            length = count_code_lines(node, lines)
             if length > MAX_FUNCTION_LINES:
                 yield Violation(
                     path,
                     node.lineno,
                     "LS007",
-                    f"`{node.name}` has {length} lines, more than {MAX_FUNCTION_LINES}. Split it.",
+                    f"`{node.name}` has {length} lines of code, more than {MAX_FUNCTION_LINES}. "
+                    "Split it by steps.",
                 )
 
 
@@ -270,7 +292,8 @@ def list_shared_functions(trees: dict[Path, ast.Module]) -> set[tuple[Path, str]
             continue
         for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom) and node.module:
-                source = ROOT / (node.module.replace(".", "/") + ".py")
+                # llmsys/launch and llmsys/data_pipeline are links.
+                source = (ROOT / (node.module.replace(".", "/") + ".py")).resolve()
                 if source.parent != path.parent:
                     shared |= {(source, alias.name) for alias in node.names}
     return shared
@@ -280,7 +303,7 @@ def find_violations(
     path: Path, tree: ast.Module, shared: set[tuple[Path, str]]
 ) -> Iterator[Violation]:
     """Yield every finding of one file, in no special order."""
-    yield from find_size_violations(path, tree, path.read_text().count("\n"))
+    yield from find_size_violations(path, tree, path.read_text().splitlines())
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | Function):
             yield from find_docstring_violations(path, node)
@@ -350,9 +373,13 @@ def main() -> int:
     ]
     for violation in sorted(violations, key=lambda one: (one.path, one.line, one.code)):
         print(violation)
+    warnings = sum(one.code in WARNINGS for one in violations)
     if violations:
-        print(f"{len(violations)} findings. The rules are in CONTRIBUTING.md.")
-    return 1 if violations else 0
+        print(
+            f"{len(violations) - warnings} findings, {warnings} warnings. "
+            "The rules are in CONTRIBUTING.md."
+        )
+    return 1 if len(violations) > warnings else 0
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ from llmsys.data_pipeline.executors.base import (
 from llmsys.data_pipeline.executors.local import format_timeout, format_worker_loss
 from llmsys.errors import DataError
 from llmsys.log import get_logger
-from llmsys.storage.local_files import PRIVATE, write_bytes_atomically
+from llmsys.storage.local_files import PRIVATE, find_import_root, write_bytes_atomically
 
 _log = get_logger(__name__)
 _GRACE_POLLS = 3  # network file systems show a result with a delay
@@ -243,7 +243,7 @@ def _write_jobs(folder: Path, jobs: Sequence[Job], jobs_per_task: int) -> None:
         ]
     )
     # The checkout of the driver: nodes may have another version installed.
-    root = Path(__file__).resolve().parents[2]
+    root = find_import_root()
     write_bytes_atomically(
         folder / "script.sh",
         f"#!/bin/sh\nexport PYTHONPATH={shlex.quote(str(root))}${{PYTHONPATH:+:$PYTHONPATH}} OMP_NUM_THREADS=1\n"

@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from llmsys.log import has_secret
+from llmsys.storage.local_files import find_import_root
 
 CONNECT_SECONDS = 8
 SPARE_SECONDS = 2  # over the remote timeout, so that its status arrives
 # ssh's own status when it cannot connect, and that of timeout(1)
 SSH_FAILED, TIMED_OUT = 255, 124
-CHECKOUT = Path(__file__).resolve().parents[2]
 # beginnings of the variables that decide how hosts talk to each other
 FORWARDED = ("FI_", "GLOO_", "NCCL_")
 HERE = ("localhost", "127.0.0.1")
@@ -140,7 +140,9 @@ def format_python_command(
         if name.startswith(FORWARDED) and not has_secret(value)
     }
     settings = (
-        {"PYTHONPATH": str(CHECKOUT), "OMP_NUM_THREADS": "1"} | forwarded | dict(environment or {})
+        {"PYTHONPATH": str(find_import_root()), "OMP_NUM_THREADS": "1"}
+        | forwarded
+        | dict(environment or {})
     )
     command = [
         "env",

@@ -19,8 +19,9 @@ from llmsys.launch.process.run_requirements import require_datasets, require_lay
 from llmsys.launch.process.signal_forwarding import forward_signals, ignore_own_signals
 from llmsys.launch.train import LOST_PEER, UNMET
 from llmsys.parallel.port import describe_port_conflict, find_free_port
+from llmsys.storage.local_files import find_import_root
 
-SCRIPT = Path(__file__).parent.parent / "train.py"
+SCRIPT = Path(__file__).resolve().parent.parent / "train.py"
 HOST = "127.0.0.1"
 
 
@@ -119,7 +120,7 @@ def _build_environment(config: RunConfig, processes: int) -> dict[str, str]:
         "OMP_NUM_THREADS", str(config.train.threads_per_process or max(1, cores // processes))
     )
     environment["PYTHONPATH"] = os.pathsep.join(
-        filter(None, [str(SCRIPT.parent.parent), environment.get("PYTHONPATH", "")])
+        filter(None, [str(find_import_root()), environment.get("PYTHONPATH", "")])
     )
     if not _count_accelerators(or_one=False):
         environment.setdefault("DS_ACCELERATOR", "cpu")

@@ -26,11 +26,9 @@ from llmsys import __version__
 from llmsys.config.run import RunConfig
 from llmsys.errors import LaunchError
 from llmsys.launch.hosts.hostfile import Host
-from llmsys.launch.launchers.local import SCRIPT
 from llmsys.log import has_secret, is_secret_name, redact_values
-from llmsys.storage.local_files import PRIVATE, write_bytes_atomically
+from llmsys.storage.local_files import PRIVATE, find_import_root, write_bytes_atomically
 
-ROOT = SCRIPT.parent.parent
 # Settings of libraries; those that choose kernels decide bits, so all hosts must have the same.
 PREFIXES = (
     *(
@@ -98,7 +96,7 @@ def write_run_bundle(
         format_deepspeed_environment(travelling, _list_user_files()).encode(),
         PRIVATE,
     )
-    state, difference = read_code_state(ROOT)
+    state, difference = read_code_state(find_import_root())
     write_bytes_atomically(
         folder / "code.json", json.dumps(redact_values(state), indent=2).encode(), PRIVATE
     )
@@ -125,7 +123,10 @@ def build_rank_environment(environment: Mapping[str, str], folder: Path) -> dict
             )
     chosen.setdefault(PDSH, environment.get(PDSH, PDSH_OPTIONS))
     paths = dict.fromkeys(
-        [str(ROOT), *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
+        [
+            str(find_import_root()),
+            *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep)),
+        ]
     )
     return chosen | {
         "PYTHONPATH": os.pathsep.join(paths),

@@ -26,8 +26,8 @@ from llmsys.launch.launchers.kubernetes import (
     require_folders_in_workspace,
     select_portable_variables,
 )
-from llmsys.launch.launchers.run_bundle import ROOT
 from llmsys.launch.train import STOPPED
+from llmsys.storage.local_files import find_import_root
 
 # SkyPilot's names of the accelerators that have a device profile.
 ACCELERATORS = {
@@ -55,7 +55,7 @@ def format_skypilot_task(
     device: str,
     image: str,
     volume: str,
-    root: Path = ROOT,
+    root: Path | None = None,
 ) -> str:
     """Return the YAML of a task.
 
@@ -66,7 +66,7 @@ def format_skypilot_task(
         device: Device profile, such as h100-sxm, or SkyPilot's own name of an accelerator.
         image: Image that was built from containers/Dockerfile; "" copies the checkout instead.
         volume: Name of the volume that holds run and dataset folders.
-        root: The checkout.
+        root: The checkout; None: the one that is running.
 
     Returns:
         The text for `sky launch FILE`.
@@ -77,6 +77,7 @@ def format_skypilot_task(
     """
     require_folders_in_workspace(config)
     slots = require_even_slots(plan.hosts, "a SkyPilot task")
+    root = find_import_root() if root is None else root
     if gpus and not device:
         raise LaunchError(
             f"--by skypilot needs the name of the {gpus} accelerators of a node. Give "

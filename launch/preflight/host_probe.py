@@ -76,11 +76,16 @@ def read_commit() -> str:
 
 
 def compute_code_digest() -> str:
-    """Return a hash of every Python file that a rank may import from our three packages."""
-    checkout, digest = Path(__file__).resolve().parents[2], hashlib.blake2b(digest_size=6)
-    for package in ("data_pipeline", "launch", "llmsys"):
-        for path in sorted((checkout / package).rglob("*.py")):
-            digest.update(f"{path.relative_to(checkout)}\n".encode() + path.read_bytes())
+    """Return a hash of every Python file that a rank may import from llmsys."""
+    import llmsys
+
+    package = Path(llmsys.__file__).resolve().parent
+    # In a checkout the last two are links, into which rglob does not descend.
+    folders = (package, package / "data_pipeline", package / "launch")
+    files = {path.relative_to(package): path for one in folders for path in one.rglob("*.py")}
+    digest = hashlib.blake2b(digest_size=6)
+    for name in sorted(files):
+        digest.update(f"{name}\n".encode() + files[name].read_bytes())
     return digest.hexdigest()
 
 

@@ -10,7 +10,7 @@ Invariants:
 from pathlib import Path
 from typing import Any
 
-from llmsys.config.loading.yaml_files import Keys
+Keys = tuple[str, ...]
 
 # Old key to new key, by section in its new spelling (`*`: any entry of a list).
 RENAMED_KEYS: dict[str, dict[str, str]] = {

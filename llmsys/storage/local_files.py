@@ -24,6 +24,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import llmsys
 from llmsys.errors import ConfigError, DataError, LockedFolderError
 from llmsys.log import get_logger, redact_secrets
 
@@ -306,3 +307,12 @@ def _acquire_lock(handle: int, folder: Path, wait_seconds: float) -> None:
             get_logger(__name__).info("waiting for process %s, which writes %s", holder, folder)
             is_logged = True
         time.sleep(0.05)
+
+
+def find_import_root() -> Path:
+    """Return the folder from which this process imports llmsys.
+
+    Returns:
+        The checkout, or the folder of installed packages.
+    """
+    return Path(llmsys.__file__).resolve().parent.parent

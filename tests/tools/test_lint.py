@@ -97,8 +97,6 @@ def test_code_that_keeps_the_rules_has_no_finding(
                 "match value", "match value.kind"
             ),
         ),
-        ("LS007", "x = 1\n" * 301),
-        ("LS007", "def run() -> None:\n" + "    x = 1\n" * 60),
     ],
 )
 def test_a_planted_violation_is_found_at_its_file(
@@ -114,7 +112,41 @@ def test_a_planted_violation_is_found_at_its_file(
     first, *rest = output.splitlines()
     assert first.startswith("data_pipeline/planted.py:")
     assert f" {code} " in first
-    assert rest == ["1 findings. The rules are in CONTRIBUTING.md."]
+    assert rest == ["1 findings, 0 warnings. The rules are in CONTRIBUTING.md."]
+
+
+@pytest.mark.parametrize(
+    ("lines", "is_long"),
+    [
+        (["x = 1"] * 500, False),
+        (["x = 1"] * 501, True),
+        (["def run() -> None:", *["    x = 1"] * 80], False),
+        (["def run() -> None:", *["    x = 1"] * 81], True),
+        # Reasons and documentation are free.
+        (
+            [
+                "def run() -> None:",
+                '    """Run.',
+                "",
+                *["    More."] * 50,
+                '    """',
+                *["    # why", "", "    x = 1"] * 80,
+            ],
+            False,
+        ),
+    ],
+)
+def test_a_long_file_or_function_is_a_warning_in_which_docstrings_and_comments_are_free(
+    lines: list[str],
+    is_long: bool,
+    product: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (product / "data_pipeline" / "planted.py").write_text("\n".join(lines) + "\n")
+    status, output = run_lint(product, capsys, monkeypatch)
+    assert status == 0
+    assert ("LS007" in output) == is_long
 
 
 @pytest.mark.parametrize("section", ["Args:", "Returns:"])

@@ -32,13 +32,13 @@ def wheel(tmp_path_factory: pytest.TempPathFactory, repository: Path) -> zipfile
     return zipfile.ZipFile(next(folder.glob("llmsys-*.whl")))
 
 
-def test_wheel_holds_three_rooms_and_the_configs(wheel: zipfile.ZipFile, repository: Path) -> None:
+def test_wheel_holds_one_top_level_package_and_the_configs(
+    wheel: zipfile.ZipFile, repository: Path
+) -> None:
     names = set(wheel.namelist())
-    assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {
-        "llmsys",
-        "data_pipeline",
-        "launch",
-    }
+    # Other people's `launch` or `data_pipeline` must not be shadowed.
+    assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"llmsys"}
+    assert {"llmsys/launch/train.py", "llmsys/data_pipeline/rules/chain.py"} <= names
     configs = {
         path.relative_to(repository).as_posix() for path in (repository / "configs").rglob("*.yaml")
     }
@@ -49,7 +49,7 @@ def test_wheel_holds_three_rooms_and_the_configs(wheel: zipfile.ZipFile, reposit
 def test_wheel_has_the_licence_and_the_command(wheel: zipfile.ZipFile) -> None:
     metadata = {Path(name).name: name for name in wheel.namelist() if ".dist-info/" in name}
     assert "LICENSE" in metadata
-    assert "llmsys = launch.entry:main" in wheel.read(metadata["entry_points.txt"]).decode()
+    assert "llmsys = llmsys.launch.entry:main" in wheel.read(metadata["entry_points.txt"]).decode()
 
 
 def test_the_installed_package_finds_its_configs_from_any_folder(
@@ -98,7 +98,7 @@ def loaded_by(code: str, repository: Path) -> set[str]:
 )
 def test_help_loads_nothing_heavy(code: str, repository: Path) -> None:
     loaded = loaded_by(code, repository)
-    assert "launch" in loaded
+    assert "llmsys" in loaded
     assert loaded.isdisjoint(HEAVY)
 
 

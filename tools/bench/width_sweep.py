@@ -114,8 +114,9 @@ def sweep_widths(
     found: dict[int, tuple[dict[float, float], float]] = {}
     for width in widths:
         found[width] = search_best_rate(
-            lambda rate: measure_score(widen_config(name, width, kind, rate)), start
-        )  # noqa: B023
+            lambda rate: measure_score(widen_config(name, width, kind, rate)),  # noqa: B023
+            start,
+        )
         scores, best = found[width]
         start = min(scores, key=scores.__getitem__)
         print(f"{kind} {width}: {best:.3g} of {scores}", file=sys.stderr, flush=True)

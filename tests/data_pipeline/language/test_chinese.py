@@ -90,9 +90,9 @@ def judged(texts: list[str]) -> list[str]:
         pa.array(texts, pa.large_string()), codes
     ):
         kept = []
-        for number, keep, *verdict in zip(
+        for number, keep, *verdict in zip(  # noqa: B905
             left, outcome.keep, outcome.test, outcome.value, outcome.threshold
-        ):  # noqa: B905
+        ):
             if keep.as_py():
                 kept.append(number)
             else:

@@ -52,6 +52,36 @@ SUMMARY = re.compile(r"^(?:FAILED|ERROR) (.+?\.py::.+?)(?: - .*)?$", re.MULTILIN
 Status = Literal["caught", "survived", "timeout", "broken", "unsound"]
 
 
+_PIECE = re.compile(r"\w+|\s+|[^\w\s]")
+
+
+def compile_pattern(code: str) -> re.Pattern[str]:
+    """Compile a pattern that finds code whatever its line breaks are.
+
+    Args:
+        code: A part of a source file. ruff may break its lines elsewhere, which adds white space
+            between tokens and a comma before a closing bracket.
+
+    Returns:
+        The pattern.
+    """
+    pattern = ""
+    pieces = _PIECE.findall(code.strip())
+    for number, piece in enumerate(pieces):
+        if piece.isspace():
+            joins_words = pieces[number - 1][-1].isalnum() and pieces[number + 1][0].isalnum()
+            pattern += r"\s+" if joins_words else r"\s*"
+        elif piece in ")]}":
+            pattern += r",?\s*" + re.escape(piece)
+        elif piece == ".":
+            pattern += r"\s*\."
+        elif piece in "([{":
+            pattern += re.escape(piece) + r"\s*"
+        else:
+            pattern += re.escape(piece)
+    return re.compile(pattern)
+
+
 class MutantError(Exception):
     """A mutant that does not fit the source."""
 
@@ -70,12 +100,13 @@ class Mutant:
 
     def apply_to_source(self, source: str) -> str:
         """Return the source with the bug. Raises MutantError unless the old text occurs once."""
-        if (count := source.count(self.old)) != 1:
+        found = list(compile_pattern(self.old).finditer(source))
+        if (count := len(found)) != 1:
             raise MutantError(
                 f"{self.file} has {count} times the text {self.old!r} of the mutant "
                 f"{self.title!r}, and must have it once. Adapt {MUTATIONS.name} to the source."
             )
-        return source.replace(self.old, self.new)
+        return source[: found[0].start()] + self.new.strip() + source[found[0].end() :]
 
 
 @dataclass(frozen=True)
@@ -112,9 +143,11 @@ def copy_checkout(root: Path, target: Path) -> None:
         command, cwd=root, check=True, capture_output=True, text=True
     ).stdout.split("\0")
     for name in filter(None, names):
-        if (root / name).is_file():
+        path = root / name
+        # llmsys/launch and llmsys/data_pipeline are links to folders.
+        if path.is_file() or path.is_symlink():
             (target / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(root / name, target / name, follow_symlinks=False)
+            shutil.copy2(path, target / name, follow_symlinks=False)
 
 
 @contextlib.contextmanager

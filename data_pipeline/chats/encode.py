@@ -1,7 +1,7 @@
 """Encode the chats of one file into token rows: rendered with the chat template, loss on the
 answers alone.
 
-Writes one Arrow file of token rows with marked ids (llmsys/dataset/chat_tokens.py), and one of the
+Writes one Arrow file of token rows with marked ids (llmsys/vocabulary/chat_tokens.py), and one of the
 lines left out.
 """
 
@@ -23,10 +23,10 @@ from llmsys.data_pipeline.executors.base import Report
 from llmsys.data_pipeline.pairs.read import LineProblem
 from llmsys.data_pipeline.stages.collect import LENGTH_EDGES
 from llmsys.data_pipeline.tokenize.encode_documents import build_encoded_schema, build_list_array
-from llmsys.dataset.chat_tokens import count_stored_ids, join_chat_tokens
 from llmsys.dataset.token_shards import ArrowFileWriter
 from llmsys.errors import DataError
 from llmsys.vocabulary.chat_template import ChatTemplate, MessageError, encode_chat
+from llmsys.vocabulary.chat_tokens import count_stored_ids, join_chat_tokens
 from llmsys.vocabulary.tokenizer import TextTokenizer, load_tokenizer
 
 STAGE = "chats"

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from llmsys.data_pipeline.tokenize.tokenizer_files import load_dataset_tokenizer
-from llmsys.dataset.chat_tokens import StoredChats
 from llmsys.dataset.manifest import load_manifest
 from llmsys.dataset.manifest_section import format_record_place
 from llmsys.dataset.token_shards import open_tokens, read_batches
 from llmsys.errors import DataError
+from llmsys.vocabulary.chat_tokens import StoredChats
 
 # Context tokens to show on each side.
 AROUND = 40

@@ -157,8 +157,10 @@ def measure_matmuls(
             _sample_tensor((inner, columns), dtype, device),
         )
         seconds = measure_median_seconds(
-            lambda left=left, right=right: left @ right, device, sizes.budget_seconds
-        )  # type: ignore[misc]
+            lambda left=left, right=right: left @ right,  # type: ignore[misc]
+            device,
+            sizes.budget_seconds,
+        )
         moved = dtype.itemsize * (rows * inner + inner * columns + rows * columns)
         yield 2.0 * rows * inner * columns, float(moved), seconds
 

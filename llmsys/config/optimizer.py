@@ -142,9 +142,9 @@ class PythonOptimizerConfig(PythonCode, _ElementwiseConfig):
     """
 
     kind: Literal["python"] = "python"
-    num_moments: int = Field(
+    num_moments: int = Field(  # type: ignore[misc]
         1, ge=0, le=3, description="Tensors of state for each parameter, of its shape."
-    )  # type: ignore[misc]
+    )
     elementwise: bool = Field(
         True,
         description="Whether an element's change depends on that element alone. false: the class "

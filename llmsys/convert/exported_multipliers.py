@@ -49,8 +49,8 @@ def remove_multipliers(model: ModelConfig) -> ModelConfig:
             )
     if getattr(model.attention, "clip", None) is not None:
         raise ConfigError(
-            f"model.attention.clip={model.attention.clip:g} clamps queries, so the score "
-            "multiplier of "  # type: ignore[union-attr]
+            f"model.attention.clip={model.attention.clip:g} clamps queries, so the score "  # type: ignore[union-attr]
+            "multiplier of "
             f"parametrization.kind={model.parametrization.kind} fits into no weight. Use clip=null."
         )
     return model.model_copy(update={"parametrization": StandardParametrizationConfig()})

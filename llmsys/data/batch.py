@@ -21,8 +21,8 @@ from torch import Tensor
 
 from llmsys.data.packed_windows import PADDING, WindowBatch
 from llmsys.data.shuffle import hash_splitmix64
-from llmsys.dataset.chat_tokens import StoredChats
 from llmsys.model.document_lengths import DocumentLengths, build_document_lengths
+from llmsys.vocabulary.chat_tokens import StoredChats
 
 # B sequences, T positions, S source positions
 

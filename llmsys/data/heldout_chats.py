@@ -12,9 +12,9 @@ import torch
 
 from llmsys.data.batch import IGNORED, Batch
 from llmsys.data.packed_windows import PADDING
-from llmsys.dataset.chat_tokens import SplitTokens, StoredChats
 from llmsys.dataset.token_shards import TokenShards
 from llmsys.errors import DataError
+from llmsys.vocabulary.chat_tokens import SplitTokens, StoredChats
 from llmsys.vocabulary.tokenizer import Tokenizer
 
 # B rows, T positions

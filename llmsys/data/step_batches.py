@@ -19,7 +19,7 @@ from llmsys.data.masking import WindowTransform
 from llmsys.data.packed_windows import WindowDataset
 from llmsys.data.sequence_pairs import MakeBatch, SequencePairs
 from llmsys.data.step_plan import RunPlan
-from llmsys.dataset.chat_tokens import StoredChats
+from llmsys.vocabulary.chat_tokens import StoredChats
 
 # N windows of a step, R data ranks, M micro-batches of a rank, S windows of a micro-batch: N = R *
 # M * S
@@ -111,7 +111,7 @@ class WindowStepBatches:
     it.
 
     With `masking`, some tokens of each window are predicted from all others; otherwise each token
-    from those before it. With `chats`, the windows have stored ids (llmsys/dataset/chat_tokens.py).
+    from those before it. With `chats`, the windows have stored ids (llmsys/vocabulary/chat_tokens.py).
     """
 
     def __init__(

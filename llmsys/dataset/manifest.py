@@ -219,7 +219,7 @@ class Manifest(ManifestSection):
     borders: tuple[ThresholdReport, ...] = ()  # the documents nearest to each threshold
     order: Literal[1, 2] = 1  # of the windows of a run; 2: llmsys/data/stream_windows.py
     labels: tuple[str, ...] = ()  # of labelled texts: a target of one token n means label n
-    # tokens with a loss, of chats (llmsys/dataset/chat_tokens.py)
+    # tokens with a loss, of chats (llmsys/vocabulary/chat_tokens.py)
     answers: dict[SplitName, int] = Field(default_factory=dict)
     # xxh3_128 (hex) of the file with an empty one; empty again once it was compared
     checksum: str = ""

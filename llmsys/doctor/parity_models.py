@@ -29,10 +29,10 @@ from llmsys.config.objective import NextSentenceConfig, ObjectiveConfig, infer_o
 from llmsys.data.batch import IGNORED, Batch, build_batch
 from llmsys.data.packed_windows import PADDING, WindowBatch
 from llmsys.data.shuffle import build_permutation, derive_order_key
-from llmsys.dataset.chat_tokens import StoredChats
 from llmsys.errors import ConfigError
 from llmsys.estimate.model_tensors import count_parameters
 from llmsys.train.auto_micro_batch import get_free_memory
+from llmsys.vocabulary.chat_tokens import StoredChats
 
 SEQUENCES, LENGTH, VOCABULARY = 8, 16, 61
 

@@ -15,9 +15,9 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils.flop_counter import flop_registry
 
-from llmsys.config import key_split
 from llmsys.config.section import round_up_to_power_of_two
 from llmsys.dryrun.known_values import get_known, leave_fake_mode
+from llmsys.kernels import key_split
 from llmsys.kernels.attention_kernel import FLEX_BLOCK
 
 

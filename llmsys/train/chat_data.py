@@ -7,10 +7,10 @@ from pathlib import Path
 from llmsys.config.data import list_dataset_folders
 from llmsys.config.run import RunConfig
 from llmsys.config.tokenizer import NoTokenizer, PythonTokenizerConfig
-from llmsys.dataset.chat_tokens import StoredChats
 from llmsys.errors import ConfigError
 from llmsys.train.run_data import RunData, get_tokenizer_path
 from llmsys.vocabulary.chat_template import TEMPLATE_NAME
+from llmsys.vocabulary.chat_tokens import StoredChats
 from llmsys.vocabulary.tokenizer import TextTokenizer, load_tokenizer
 
 

@@ -44,8 +44,9 @@ def build_tiny_model(config: ModelConfig, seed: int = 0) -> Transformer:
                 parameter *= 3
         if hasattr(model.head, "fixed_bias_V"):
             model.head.fixed_bias_V += 0.2 * torch.randn(
-                model.head.fixed_bias_V.shape, generator=generator
-            )  # type: ignore[arg-type]
+                model.head.fixed_bias_V.shape,  # type: ignore[arg-type]
+                generator=generator,
+            )
         for layer in model.list_moe_layers():
             if layer.config.balance.kind == "bias":
                 layer.balance_bias_E += 0.2 * torch.randn(

@@ -207,9 +207,11 @@ def compute_linformer_attention(
             query = rotate(config, layer, q[t][head], t)
             mixed.append(
                 compute_mean(
-                    values, [query @ key / math.sqrt(config.head_dim) for key in keys], None
+                    values,  # type: ignore[arg-type]
+                    [query @ key / math.sqrt(config.head_dim) for key in keys],
+                    None,
                 )
-            )  # type: ignore[arg-type]
+            )
         outputs.append(apply_linear(p, f"{name}.o_proj", torch.cat(mixed)))
     return outputs
 

@@ -236,9 +236,13 @@ def experts(config: ModelConfig, p: Parameters, prefix: str, x: Vectors) -> Vect
     rows = torch.stack(x)[None]
     return list(
         compute_mixture(
-            config.moe, own, rows, torch.ones(1, len(x), dtype=torch.bool), training=False
+            config.moe,  # type: ignore[arg-type]
+            own,
+            rows,
+            torch.ones(1, len(x), dtype=torch.bool),
+            training=False,
         )[0]
-    )  # type: ignore[arg-type]
+    )
 
 
 def block(

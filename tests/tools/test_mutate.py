@@ -135,3 +135,12 @@ def test_it_tells_bugs_that_are_caught_from_those_that_are_not(tmp_path: Path) -
     assert "2 of 5 bugs were caught." in found.stdout
     assert "survived: ten is not full (shop.py)\n  - count > 9\n  + count > 10\n" in found.stdout
     assert (tmp_path / "shop.py").read_text() == SOURCE
+
+
+def test_a_bug_fits_its_source_whatever_the_line_breaks_are() -> None:
+    mutant = mutate.Mutant("title", "file.py", "scale(a, b).exp() if c", "scale(a).exp() if c", ())
+    call = "    scale(\n        a,\n        b,\n    )\n    .exp()\n    if c\n"
+    source = f"x = (\n{call}    else d\n)\n"
+    assert mutant.apply_to_source(source) == "x = (\n    scale(a).exp() if c\n    else d\n)\n"
+    with pytest.raises(mutate.MutantError, match="0 times"):
+        mutant.apply_to_source(source.replace("if c", "ifc"))

@@ -65,9 +65,9 @@ def read_benchmark(path: Path) -> tuple[list[bytes], list[str], list[str]]:
         with tarfile.open(path) as archive:
             members = [member for member in archive if member.isfile()]
             files = {
-                member.name.removeprefix("./"): archive.extractfile(member).read()
+                member.name.removeprefix("./"): archive.extractfile(member).read()  # type: ignore[union-attr]
                 for member in members
-            }  # type: ignore[union-attr]
+            }
     gold = json.loads(files["ground-truth.json"])
     ids = sorted(name for name in gold if f"html/{name}.html.gz" in files)
     pages = [gzip.decompress(files[f"html/{name}.html.gz"]) for name in ids]

@@ -125,9 +125,9 @@ def test_too_little_data_is_refused(shards: TokenShards) -> None:
 
 def test_an_error_while_reading_ahead_reaches_the_trainer(shards: TokenShards) -> None:
     packed = PackedDocuments(shards, length=LENGTH, seed=5)
-    packed.get_rows = lambda numbers: (_ for _ in ()).throw(
+    packed.get_rows = lambda numbers: (_ for _ in ()).throw(  # type: ignore[method-assign]
         DataError("train-00000.arrow is damaged")
-    )  # type: ignore[method-assign]
+    )
     loader = StepLoader(WindowStepBatches(packed, plan(8, 1, 0, 8), separate_documents=False))
     with pytest.raises(DataError, match="train-00000"):
         next(loader.iter_steps(0, 2))

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from llmsys.config import key_split
 from llmsys.dryrun.kernel_flops import (
     BACKWARD_TILE,
     FORWARD_TILE,
@@ -17,6 +16,7 @@ from llmsys.dryrun.kernel_flops import (
     count_kernel_flops,
     count_tile_pairs,
 )
+from llmsys.kernels import key_split
 from llmsys.kernels.attention_kernel import FLEX_BLOCK
 from llmsys.model import fake_flex_attention, varlen_attention  # noqa: F401  # they register their operations
 

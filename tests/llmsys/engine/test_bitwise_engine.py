@@ -74,8 +74,9 @@ def fused_step(
     """torch's fused kernel, which takes what is left of a vector another way."""
     optimizer.steps += 1
     local_moments = [
-        [value.to_local() for value in values.values()] for values in optimizer.moments.values()
-    ]  # type: ignore[attr-defined]
+        [value.to_local() for value in values.values()]  # type: ignore[attr-defined]
+        for values in optimizer.moments.values()
+    ]
     parameters = [parameter.to_local().detach() for parameter in optimizer.named.values()]  # type: ignore[attr-defined]
     steps = [torch.tensor(float(optimizer.steps)) for _ in parameters]
     scaled = [gradient * scale for gradient in gradients]

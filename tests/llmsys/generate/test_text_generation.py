@@ -76,8 +76,13 @@ def test_greedy_equals_one_whole_forward_pass_per_token(model: Transformer) -> N
 def test_rows_beyond_the_tokenizer_are_never_chosen(how: SamplingParams | BeamSearchParams) -> None:
     padded = build_tiny_model(build_tiny_moe_config(vocab_size=1000))
     texts = generate_texts(
-        padded, Letters(), PROMPTS, max_new_tokens=12, decoding=how, stop_at_eos=False
-    )  # type: ignore[arg-type]
+        padded,
+        Letters(),  # type: ignore[arg-type]
+        PROMPTS,
+        max_new_tokens=12,
+        decoding=how,
+        stop_at_eos=False,
+    )
     # Letters knows 37 ids, and no text for any other
     assert all(set(text) <= set(ALPHABET) for text in texts)
 

@@ -209,8 +209,12 @@ def test_a_cpu_runs_what_the_table_says(name: str, dtype: torch.dtype) -> None:
         choose_attention_kernel(
             CPU,
             describe_self_attention(
-                config, config.get_layer_type(i), dtype=named, length=8, has_documents=True
-            ),  # type: ignore[arg-type]
+                config,
+                config.get_layer_type(i),
+                dtype=named,  # type: ignore[arg-type]
+                length=8,
+                has_documents=True,
+            ),
         ).kernel
         for i in range(config.num_hidden_layers)
     ]

@@ -72,8 +72,11 @@ def _build_case(
     rules = {"causal": True, **(rules or {})}
     ranges = build_self_ranges(ROWS, length, start=start, **rules)  # type: ignore[arg-type]
     return Case(
-        ranges, build_self_attention_mask(length, start=start, **rules), start=start, **settings
-    )  # type: ignore[arg-type]
+        ranges,
+        build_self_attention_mask(length, start=start, **rules),  # type: ignore[arg-type]
+        start=start,
+        **settings,  # type: ignore[arg-type]
+    )
 
 
 PACKED: dict[str, object] = {"documents_BT": DOCUMENTS}

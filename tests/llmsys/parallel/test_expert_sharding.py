@@ -138,10 +138,10 @@ def take_journey(
         for leg, layout in enumerate(layouts):
             engine = build(layout, optimizer)
             placements |= {
-                str(p.placements)
+                str(p.placements)  # type: ignore[attr-defined]
                 for key, p in engine.module.named_parameters()
                 if "experts.up_p" in key
-            }  # type: ignore[attr-defined]
+            }
             if leg:
                 newest = checkpoint_load.find_newest_checkpoint(folder / name)
                 assert newest is not None

@@ -71,9 +71,9 @@ def sharded(rank: int, names: list[str]) -> dict[str, Any]:
         tied = model.head is not None and model.head.weight is model.embed.weight
         results[name] = (
             loss.numpy(),
-            {key: value.full_tensor().numpy() for key, value in found.items()},
+            {key: value.full_tensor().numpy() for key, value in found.items()},  # type: ignore[attr-defined]
             tied,
-        )  # type: ignore[attr-defined]
+        )
     return results
 
 

@@ -106,9 +106,9 @@ def answers(
     y.backward(dy.clone())
     return {
         "y": y.detach(),
-        "dx": rows.grad,
+        "dx": rows.grad,  # type: ignore[dict-item]
         **{f"d{n}": p.grad for n, p in experts.named_parameters()},
-    }  # type: ignore[dict-item]
+    }
 
 
 def part(weights: dict[str, Tensor], experts: slice) -> dict[str, Tensor]:

@@ -38,9 +38,9 @@ def test_the_report_lies_in_the_run_folder_else_in_the_dataset_folder(folders):
 
 def test_the_same_folders_give_the_same_bytes(folders, tmp_path):
     first, second = (
-        write_report(*folders, tmp_path / "1.html"),
-        write_report(*folders, tmp_path / "2.html"),
-    )  # type: ignore[call-arg]
+        write_report(*folders, tmp_path / "1.html"),  # type: ignore[call-arg]
+        write_report(*folders, tmp_path / "2.html"),  # type: ignore[call-arg]
+    )
     assert first.read_bytes() == second.read_bytes()
 
 

@@ -306,9 +306,9 @@ def _save_odd_tensors(rank: int, folder: Path) -> list[str]:
 def _fail_on_rank_one(rank: int, saver: CheckpointSaver, engine: Any) -> str:
     real = checkpoint_write.compute_digests  # type: ignore[attr-defined]
     if rank == 1:
-        checkpoint_write.compute_digests = lambda files: (_ for _ in ()).throw(
+        checkpoint_write.compute_digests = lambda files: (_ for _ in ()).throw(  # type: ignore[attr-defined]
             OSError(5, "Input/output error", "disk")
-        )  # type: ignore[attr-defined]
+        )
     saver.save_state(engine.get_state(), 3, {})
     saver.wait_for_save()
     checkpoint_write.compute_digests = real  # type: ignore[attr-defined]

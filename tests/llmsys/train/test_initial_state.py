@@ -161,8 +161,12 @@ def resume_run(run_folder: Path, *words: str) -> int | None:
     if (newest := find_resume_point(one)) is None:
         return None
     return resume_from_checkpoint(
-        EngineOfOneWeight(), newest, one, {"seed": 1}, StepGuard(one.train)
-    )  # type: ignore[arg-type]
+        EngineOfOneWeight(),  # type: ignore[arg-type]
+        newest,
+        one,
+        {"seed": 1},
+        StepGuard(one.train),
+    )
 
 
 def test_when_all_are_damaged_the_run_does_not_start_over(tmp_path: Path) -> None:

@@ -42,8 +42,9 @@ def build_evaluator(
     *questions: MultipleChoiceQuestion, together: int = 1
 ) -> MultipleChoiceEvaluator:
     return MultipleChoiceEvaluator(
-        ChoiceRows(questions, Letters(), [0], longest=64), RowRanks(together)
-    )  # type: ignore[arg-type]
+        ChoiceRows(questions, Letters(), [0], longest=64),  # type: ignore[arg-type]
+        RowRanks(together),
+    )
 
 
 def test_each_rule_finds_the_answer_that_it_should() -> None:

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from llmsys.convert.tokenizer_files import write_tokenizer
-from llmsys.dataset.chat_tokens import StoredChats, join_chat_tokens
 from llmsys.errors import DataError
 from llmsys.vocabulary.chat_template import (
     ChatTemplate,
@@ -16,6 +15,7 @@ from llmsys.vocabulary.chat_template import (
     encode_chat,
     load_chat_template,
 )
+from llmsys.vocabulary.chat_tokens import StoredChats, join_chat_tokens
 from llmsys.vocabulary.tokenizer import load_tokenizer
 from tests.helpers.chats import CHATML, GEMMA, LLAMA2, LLAMA3, MARKED_TEMPLATES, PLAIN_TEMPLATES
 from tests.helpers.json_tokenizers import write

@@ -311,7 +311,7 @@ class BitwiseEngine:
         tensors |= {
             f"buffer/{name}": buffer for name, buffer in iter_persistent_buffers(self.module)
         }
-        return EngineState(tensors, self._optimizer.steps)
+        return EngineState(tensors | self._optimizer.get_shared_state(), self._optimizer.steps)
 
     def load_state(self, state: EngineState) -> None:
         """Implement `Engine.load_state`."""

@@ -246,6 +246,7 @@ class TorchEngine:
         tensors |= {
             f"buffer/{name}": buffer for name, buffer in iter_persistent_buffers(self.module)
         }
+        tensors |= self._optimizer.get_shared_state()
         return EngineState(
             tensors | ({} if self._scale is None else self._scale.state_dict()), steps
         )

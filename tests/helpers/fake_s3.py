@@ -29,8 +29,8 @@ _ENTRY = '<Contents><Key>{}</Key><Size>{}</Size><ETag>"{}"</ETag><LastModified>{
 _UPLOAD = b"<InitiateMultipartUploadResult><UploadId>%s</UploadId></InitiateMultipartUploadResult>"
 _UPLOADED = b"<CompleteMultipartUploadResult><ETag>%s</ETag></CompleteMultipartUploadResult>"
 _REFUSED = (
-    b"<Error><Code>PreconditionFailed</Code><Message>At least one of the pre-conditions did not hold.</Message>"
-    b"<Condition>If-None-Match</Condition></Error>"
+    b"<Error><Code>PreconditionFailed</Code><Message>At least one of the pre-conditions did not "
+    b"hold.</Message><Condition>If-None-Match</Condition></Error>"
 )
 _CHANGED = "2024-05-01T12:00:00.000Z"
 

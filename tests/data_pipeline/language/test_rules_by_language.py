@@ -169,7 +169,8 @@ def test_characters_of_scripts_without_spaces_are_words() -> None:
         (
             ("yue",),
             {},
-            r"yue has no profile in configs/data/languages.*profiles: \{yue: data/languages/default\}",
+            r"yue has no profile in configs/data/languages.*profiles: \{yue: "
+            r"data/languages/default\}",
         ),
         (
             ("zh",),

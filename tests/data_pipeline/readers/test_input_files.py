@@ -89,7 +89,8 @@ def test_a_storage_whose_package_is_missing_is_refused_with_the_command(
     monkeypatch.delitem(_registry, "s3", raising=False)  # another test may have used it
     with pytest.raises(
         DataError,
-        match=r"s3://bucket/\*.warc.gz needs a package that is not installed.*pip install 'llmsys\[s3\]'",
+        match=r"s3://bucket/\*.warc.gz needs a package that is not installed.*pip install "
+        r"'llmsys\[s3\]'",
     ):
         find_inputs(["s3://bucket/*.warc.gz"])
 

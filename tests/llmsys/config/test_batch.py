@@ -140,7 +140,8 @@ def test_the_ramp_belongs_to_the_trajectory_and_no_ramp_leaves_it_as_it_was() ->
         ),
         (
             {"ramp": {"start_tokens": 48, "ramp_tokens": 9}},
-            r"ramp.increment_sequences: steps of 6 to 16 sequences are not multiples of 6. Use 2, or other sizes",
+            r"ramp.increment_sequences: steps of 6 to 16 sequences are not multiples of 6. Use 2, "
+            r"or other sizes",
         ),
     ],
 )
@@ -154,7 +155,8 @@ def test_a_ramp_that_cannot_be_climbed_is_refused_with_what_would_do(
 def test_balance_without_documents_is_refused() -> None:
     with pytest.raises(
         ValidationError,
-        match=r"balanced equalizes the attention cost of documents, .* Use sequential, or attention_scope=document",
+        match=r"balanced equalizes the attention cost of documents, .* Use sequential, or "
+        r"attention_scope=document",
     ):
         RunConfig.model_validate({"batch": {"assignment": "balanced", "attention_scope": "window"}})
 

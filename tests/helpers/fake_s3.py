@@ -25,7 +25,10 @@ from llmsys.storage.range_cache import open_cache
 ACCESS_KEY = "the-right-key"
 BUCKETS = {"crawl", "bucket"}
 _LIST = b"<ListBucketResult><IsTruncated>false</IsTruncated>%s</ListBucketResult>"
-_ENTRY = '<Contents><Key>{}</Key><Size>{}</Size><ETag>"{}"</ETag><LastModified>{}</LastModified></Contents>'
+_ENTRY = (
+    '<Contents><Key>{}</Key><Size>{}</Size><ETag>"{}"</ETag>'
+    "<LastModified>{}</LastModified></Contents>"
+)
 _UPLOAD = b"<InitiateMultipartUploadResult><UploadId>%s</UploadId></InitiateMultipartUploadResult>"
 _UPLOADED = b"<CompleteMultipartUploadResult><ETag>%s</ETag></CompleteMultipartUploadResult>"
 _REFUSED = (

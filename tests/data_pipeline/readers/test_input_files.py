@@ -215,7 +215,7 @@ def write_documents(path: Path, rows: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["a.warc.gz", "a.jsonl", "a.parquet", "a.arrow"])
-def test_a_file_that_is_rewritten_in_place_while_it_is_read_is_read_no_further_and_again_by_the_next_run(
+def test_a_file_rewritten_while_it_is_read_is_read_again_by_the_next_run(
     tmp_path: Path, name: str
 ) -> None:
     path = tmp_path / name

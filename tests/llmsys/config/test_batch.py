@@ -192,9 +192,7 @@ def test_consecutive_windows_need_rows_that_stay(changes: dict[str, object], mes
         RunConfig.model_validate({"batch": given | changes})
 
 
-def test_room_by_document_needs_attention_by_document_and_is_in_the_trajectory_where_it_is_set() -> (
-    None
-):
+def test_room_by_document_needs_attention_by_document_and_is_in_the_trajectory() -> None:
     def find_routing(scope: str, *words: str) -> Any:
         config = load_run_config(
             "train/demo",

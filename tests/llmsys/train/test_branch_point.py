@@ -157,7 +157,7 @@ def test_a_run_with_an_order_of_its_own_that_is_killed_goes_on_with_the_same_bit
 @pytest.mark.parametrize(
     ("batch", "is_continued"),
     [({}, True), ({"packing": "best_fit"}, False), ({"sequence_length": 64}, False),
-     ({"window_order": "consecutive"}, False)],
+     ({"window_order": "consecutive"}, False), ({"fill_in_middle": {"rate": 0.5}}, False)],
     ids=str,
 )  # fmt: skip
 def test_data_continue_only_where_windows_are_cut_alike(
@@ -169,6 +169,24 @@ def test_data_continue_only_where_windows_are_cut_alike(
     config = load_run_config(str(folder / "dense.yaml"), words)
     point = find_branch_point(config, saved | {"batch": saved["batch"] | batch})
     assert point.is_data_continued == is_continued
+
+
+def test_a_branch_takes_judged_steps_of_its_parent_only_under_their_numbers(folder: Path) -> None:
+    # The parent judged steps 1 to 4. The branch goes on with step 5, or with step 3 of twice the
+    # tokens.
+    for sequences, last_step, num_judged in ((8, 6, 4 + 2), (16, 3, 1)):
+        name = f"judged-{sequences}"
+        train(
+            folder,
+            "dense",
+            name,
+            f"train.branch_from={folder / 'dense'}@4",
+            f"batch.sequences={sequences}",
+        )
+        record = json.loads(
+            (folder / name / "checkpoints" / f"step-{last_step:08d}" / "state.json").read_text()
+        )
+        assert len(record["judge"]["taken"]) == num_judged
 
 
 def test_a_cool_down_on_a_mixture_with_longer_steps_names_what_changed(folder: Path) -> None:
@@ -259,15 +277,15 @@ def test_more_layers_are_copies_of_the_stack(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["train.branch_from={}@3"],
-            r"dense has no checkpoint of step 3. Its last steps with one: 2, 4, 6. Name one"),
+        (["train.branch_from={}@3"], r"dense has no checkpoint of step 3. Its last steps with "
+        r"one: 2, 4, 6. Name one"),
         (["train.branch_from={}2@3"], "has no checkpoint of step 3. Its last steps with one: none"),
         (["train.branch_from={}@6"], "has 1536 tokens, and train.tokens=1536 leaves no step after "
         "it. Set train.tokens to the total of parent and branch, 1792 or more"),
         (["train.branch_from={}@2", "batch.sequences=3"], "has 512 tokens after 2 steps, and no "
         "step of the new run begins there: its steps have 96 tokens"),
-        (["train.branch_from={}@2", "model.intermediate_size=96"],
-            r"needs \(32, 96\).*or train.grow_model=true"),
+        (["train.branch_from={}@2", "model.intermediate_size=96"], r"needs \(32, 96\).*or "
+        r"train.grow_model=true"),
         (["train.branch_from={}@2", "model.intermediate_size=50", "train.grow_model=true"],
             "No rule grows it"),
         (["train.branch_from={}@2", "model.hidden_size=64", "train.grow_model=true"],

@@ -136,6 +136,47 @@ def test_epochs_pack_other_buffers_in_another_order(windows: FittedWindows) -> N
     assert not any(buffer in begins[0] for buffer in begins[1])
 
 
+def test_buffers_have_another_order_in_each_epoch(windows: FittedWindows) -> None:
+    begins = np.cumsum([0, *SIZES[:-1]])
+    distances = []
+    for epoch in range(3):
+        first = epoch * windows.windows_per_epoch
+        found = []
+        for buffer in range(windows.num_buffers):
+            numbers = range(
+                first + buffer * windows.windows_per_buffer,
+                first + (buffer + 1) * windows.windows_per_buffer,
+            )
+            documents = [
+                document for number in numbers for _, document in windows.list_documents(number)
+            ]
+            # On the circle of the stream: the mean of places that lie together.
+            angles = 2 * np.pi * begins[documents] / sum(SIZES)
+            found.append(np.angle(np.exp(1j * angles).mean()) / (2 * np.pi))
+        # In buffers, from one to the next that is read: the rotation of the epoch cancels.
+        distances.append(np.round(np.diff(found) % 1 * windows.num_buffers).tolist())
+    assert distances[0] != distances[1] != distances[2] != distances[0]
+
+
+def test_documents_of_one_token_are_found_at_the_edges_of_buffers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fitted_windows, "BUFFER_TOKENS", 40)
+    monkeypatch.setattr(fitted_windows, "MIN_BUFFER_WINDOWS", 1)
+    folder = write_paged_dataset(tmp_path, [[EOS]] * 211, rows_per_file=50, rows_per_batch=10)
+    windows = FittedWindows(
+        require_paged(open_tokens(folder, "train")), length=LENGTH, seed=0, packing="first_fit"
+    )
+    count, seen = windows.windows_per_epoch, dict[int, list[int]]()
+    for number in range(count):
+        for _, document in windows.list_documents(number):
+            seen.setdefault(document, []).append(number)
+    assert windows.num_buffers == 5
+    assert sorted(seen) == list(range(211))
+    for document, numbers in seen.items():
+        assert windows.list_windows_with_document(document, count).tolist() == numbers
+
+
 def test_a_document_is_found_in_the_windows_that_have_it(windows: FittedWindows) -> None:
     count = 2 * windows.windows_per_epoch
     seen: dict[int, list[int]] = {}

@@ -84,3 +84,21 @@ def test_axes_change_no_gradient(world_size: int) -> None:
         check_gradients(
             (name, layout), found, compute_plain_gradients(name), 0.04 if "fp8" in name else 2e-5
         )
+
+
+# Parameters that no axis splits, of which each rank knows a part of the gradient: a sink of its own
+# heads, the bias after a row-parallel product, a norm over the heads of all ranks.
+SMALL_PARAMETERS = [
+    ("sinks, softcap, alibi", TENSOR),
+    ("learned, offset", TENSOR),
+    ("qk norm of all", TENSOR),
+]
+
+
+@pytest.mark.distributed
+def test_parameters_that_no_axis_splits_have_the_gradient_of_all_ranks_and_their_part_of_the_norm() -> (
+    None
+):
+    found = run_ranks(all_gradients, 2, SMALL_PARAMETERS)[0]
+    for case, gradients in zip(SMALL_PARAMETERS, found, strict=True):
+        check_gradients(case, gradients, compute_plain_gradients(case[0]), 2e-5)

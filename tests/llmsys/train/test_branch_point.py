@@ -210,8 +210,8 @@ def test_an_average_that_begins_with_a_branch_begins_at_the_weights_of_its_paren
     folder: Path,
 ) -> None:
     # Of this half-life nothing is forgotten in two steps.
-    train(folder, "dense", "average", f"train.branch_from={folder / 'dense'}@4",
-        f"train.ema_half_life_tokens={10**15}")  # fmt: skip
+    words = [f"train.branch_from={folder / 'dense'}@4", f"train.ema_half_life_tokens={10**15}"]
+    train(folder, "dense", "average", *words)
     stored = read_tensor_metadata(folder / "dense" / "checkpoints" / "step-00000004")
     names = [name for name in stored if name.startswith("parameter/")]
     theirs = {name: torch.empty(stored[name].shape) for name in names}

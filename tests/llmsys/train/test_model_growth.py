@@ -1,5 +1,5 @@
-"""What a grown parameter is made from: layers repeat the stack, and copies of an input are as
-different as their noise.
+"""What a grown parameter is made from: layers repeat the stack, and copies of an input differ by
+their noise.
 """
 
 import pytest

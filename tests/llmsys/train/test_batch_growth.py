@@ -4,7 +4,8 @@ after a kill.
 
 import json
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from pydantic import ValidationError
@@ -21,6 +22,7 @@ from llmsys.train.batch_growth import BatchGrowth
 from llmsys.train.build_trainer import train_run
 from llmsys.train.gradient_noise_scale import NoiseScaleMeter
 from llmsys.train.recorded_doublings import load_doublings, set_doublings
+from llmsys.train.trainer import Trainer
 
 NOISE = {"noise_scale_every_steps": 2}
 CONFIG = RunConfig.model_validate(
@@ -201,6 +203,29 @@ def test_doublings_that_a_resume_or_a_rewind_took_back_are_not_those_of_the_run(
         ramp = load_doublings(config).batch.ramp
         assert isinstance(ramp, NoiseRampConfig)
         assert ramp.doubled_after_steps == wanted
+
+
+def test_a_rewind_goes_back_to_the_averages_and_doublings_of_its_checkpoint() -> None:
+    growth = BatchGrowth(FakeMeter(2, 1, 0))
+    config, records = grow(range(1, 17), CONFIG, growth)
+    record = json.loads(records[8]) | {"steps": 8}
+    configs: list[RunConfig] = []
+    trainer = SimpleNamespace(
+        config=config,
+        tokens_done=0,
+        engine=None,
+        checkpointing=SimpleNamespace(rewind=lambda *_: record),
+        control=SimpleNamespace(batch_growth=growth, step_guard=None),
+        observability=SimpleNamespace(
+            metric_logger=SimpleNamespace(log_event=lambda *_, **__: None)
+        ),
+        _set_config=configs.append,
+    )
+    Trainer._rewind_to_checkpoint(
+        cast(Any, trainer), 17, cast(Any, SimpleNamespace(advance=lambda _: None))
+    )
+    assert (trainer.steps_done, configs) == (8, [set_doublings(CONFIG, record)])
+    assert growth.build_record(configs[0]) == json.loads(records[8])
 
 
 def build_run(folder: Path, name: str) -> RunConfig:

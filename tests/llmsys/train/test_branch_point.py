@@ -342,6 +342,10 @@ def test_more_layers_are_copies_of_the_stack(folder: Path) -> None:
     assert select(events, "step")[0]["step"] == 1
     # of a model that has been trained; ln 384 is 5.95
     assert select(events, "step")[0]["loss"] < 5.5
+    record = json.loads(
+        (folder / "deeper" / "checkpoints" / "step-00000003" / "state.json").read_text()
+    )
+    assert (record["steps"], record["updates"]) == (3, 3), "the optimizer begins anew"
     [parent] = select(events, "branch")
     assert (parent["run"], parent["parent_steps"], parent["tokens"]) == (
         str(folder / "dense"),

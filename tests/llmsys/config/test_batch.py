@@ -68,6 +68,18 @@ def test_a_batch_doubles_after_the_recorded_steps() -> None:
     assert unknown.step_sizes == known.step_sizes == (2, 4, 8, 16)
 
 
+def test_a_stage_of_short_sequences_ends_with_the_step_that_reaches_its_tokens() -> None:
+    stages = [
+        {"until_tokens": 256, "sequence_length": 8},
+        {"until_tokens": 500, "sequence_length": 16},
+    ]
+    batch = BatchConfig.model_validate(
+        {"sequence_length": 32, "sequences": 4, "length_stages": stages}
+    )
+    # Steps of 128 tokens: the third begins at 256, and the fifth at 512.
+    assert [batch.get_step_length(step) for step in range(5)] == [8, 8, 16, 16, 32]
+
+
 def test_the_ramp_of_gpt3_is_quick_to_ask_about() -> None:
     ramp = {"start_tokens": 32_768, "ramp_tokens": 4_000_000_000}
     config = BatchConfig(sequence_length=2048, tokens=3_145_728, ramp=ramp)

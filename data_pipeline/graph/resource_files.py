@@ -81,7 +81,7 @@ def list_rule_libraries(data: CrawlConfig) -> list[str]:
         data: The crawl section of a run.
 
     Returns:
-        `package==version` entries for the key of the judge tasks.
+        `package==version` entries for the keys of the tasks of the stage `filter`.
 
     Raises:
         ConfigError: If one is not installed.

@@ -15,7 +15,6 @@ from llmsys.data_pipeline.inspection.verify_files import (
     verify_token_file,
 )
 from llmsys.data_pipeline.tokenize.tokenizer_files import load_dataset_tokenizer
-from llmsys.dataset.chat_tokens import count_stored_ids
 from llmsys.dataset.manifest import (
     DocumentFile,
     Manifest,
@@ -28,6 +27,7 @@ from llmsys.dataset.token_file import get_page_table_path
 from llmsys.dataset.token_split import iter_token_files
 from llmsys.errors import DataError
 from llmsys.progress import Progress
+from llmsys.vocabulary.chat_tokens import count_stored_ids
 from llmsys.vocabulary.tokenizer import Tokenizer
 
 SUBFOLDERS = ("documents", "dropped", "tokens")
@@ -96,7 +96,7 @@ def _list_entries(
     for subfolder, listing in (
         ("documents", manifest.documents),
         ("dropped", manifest.dropped),
-        ("documents", manifest.copies),
+        ("documents", manifest.exports),
     ):
         entries += [(subfolder, entry) for entry in listing.files]
     return entries

@@ -39,7 +39,6 @@ from llmsys.data_pipeline.pipelines.stage_code import (
 )
 from llmsys.data_pipeline.stages.collect import LENGTH_EDGES
 from llmsys.data_pipeline.tokenize.shuffle_documents import SPLITS
-from llmsys.dataset.chat_tokens import count_stored_ids
 from llmsys.dataset.manifest import (
     DocumentFiles,
     Histogram,
@@ -52,6 +51,7 @@ from llmsys.errors import DataError
 from llmsys.log import redact_values
 from llmsys.storage.local_files import write_bytes_atomically
 from llmsys.vocabulary.chat_template import TEMPLATE_NAME, ChatTemplate, load_chat_template
+from llmsys.vocabulary.chat_tokens import count_stored_ids
 from llmsys.vocabulary.tokenizer import find_model_file, load_tokenizer
 
 TEMPLATE_STAGE = "chat_template"
@@ -148,7 +148,6 @@ def _build_manifest(
             records=_sum_counts(encoded).stages[STAGE]["documents_in"],
             html_bytes=0,
         ),
-        order=2,
         answers={
             split: sum(record.result["answers"][split] for record in encoded) for split in SPLITS
         },

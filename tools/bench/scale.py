@@ -71,7 +71,7 @@ def write_dataset(folder: Path, files: int) -> None:
         documents=token_shards.DocumentFiles(),
         dropped=token_shards.DocumentFiles(), funnel=(), languages={}, lengths=Histogram(edges=(0,
             1), counts=(0,)),
-        read=ReadSummary(files=0, records=0, html_bytes=0), order=2,
+        read=ReadSummary(files=0, records=0, html_bytes=0),
     )  # fmt: skip
     token_shards.write_manifest(folder, manifest)
 

@@ -181,7 +181,7 @@ def build_trainer(
     if newest is not None:
         record = read_resumable_record(newest)
         load_checkpoint(engine, newest)  # type: ignore[arg-type]
-        judged.load_state_dict(record["judge"])
+        judged.load_state_dict(record["step_guard"])
         steps = record["steps"]
     logger = MetricLogger(EventWriter(one.run.folder / "events.jsonl"), None)
     loader: Any = Numbers()

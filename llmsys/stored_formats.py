@@ -100,9 +100,9 @@ TOKEN_INDEX = StoredFormat(
 )
 PAGE_TABLE = StoredFormat(
     "page table",
-    2,
+    1,
     "tokens/*.pages",
-    "the first eight bytes, `LLMPAGE2`",
+    "the first eight bytes, `LLMPAGE1`",
     _DATASET_READERS,
     _PREPARE_AGAIN,
 )
@@ -244,6 +244,9 @@ def build_format_error(stored: StoredFormat, found: object, path: Path | str) ->
         stored: The format.
         found: The version in the file; None if it has none.
         path: The file.
+
+    Returns:
+        The error, which names the version that reads the file and the next step.
     """
     return FormatError(f"{path} {describe_version(stored, found)}")
 
@@ -254,6 +257,9 @@ def build_checkpoint_format_error(found: object, checkpoint: Path) -> Checkpoint
     Args:
         found: The version in its record; None if it has none.
         checkpoint: Folder of the checkpoint.
+
+    Returns:
+        The error, which names the version that reads the checkpoint and the next step.
     """
     return CheckpointFormatError(f"{checkpoint} {describe_version(CHECKPOINT, found)}")
 

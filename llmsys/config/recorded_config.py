@@ -24,6 +24,9 @@ def format_recorded_config(values: dict[str, Any]) -> str:
 
     Args:
         values: Sections of a run, as plain values.
+
+    Returns:
+        YAML, which begins with the version of the format.
     """
     versioned = {VERSION_KEY: RUN_CONFIG.version, **redact_values(values)}
     return yaml.safe_dump(versioned, sort_keys=False, allow_unicode=True)
@@ -35,6 +38,9 @@ def pop_format_version(values: dict[str, Any], path: Path) -> dict[str, Any]:
     Args:
         values: The mapping that the file has.
         path: The file.
+
+    Returns:
+        The other values.
 
     Raises:
         FormatError: The version is another one, or a run of an earlier release wrote the file.

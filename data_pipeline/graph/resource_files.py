@@ -104,7 +104,7 @@ def _iter_rule_libraries(rule: RuleConfig) -> Iterator[str]:
             package, extra, instead = (
                 "kenlm",
                 "kenlm",
-                " (cmake and a C++ compiler build it), or set reader: arpa",
+                " (cmake and a C++ compiler build it), or set backend: arpa",
             )
         case (
             PerplexityConfig()

@@ -79,10 +79,10 @@ def test_the_work_of_a_window_is_the_sum_of_its_squared_document_lengths(
 
 def test_the_log_says_how_uneven_attention_is_before_and_after(shards: TokenShards) -> None:
     found = steps(shards, 2, 0, sequences=16, assignment="balanced").get_step_metrics(3)
-    assert 1 <= found["attention_imbalance"] <= found["attention_imbalance_in_order"]
+    assert 1 <= found["attention_imbalance"] <= found["attention_imbalance_sequential"]
     assert (
         steps(shards, 2, 0, sequences=16).get_step_metrics(3)["attention_imbalance"]
-        == found["attention_imbalance_in_order"]
+        == found["attention_imbalance_sequential"]
     )
 
 

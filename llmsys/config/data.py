@@ -129,7 +129,7 @@ STAGES = (
     *(
         "url_duplicates",
         "exact_duplicates",
-        "duplicate_spans",
+        "repeated_segments",
         "near_duplicates",
         "duplicate_substrings",
     ),

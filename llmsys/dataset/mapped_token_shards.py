@@ -1,5 +1,5 @@
-"""Token files as memory-mapped views, with a checksum for each record batch: those of pairs, and of
-older datasets.
+"""Token files of pairs, texts with labels and images as memory-mapped views, with a checksum for
+each record batch.
 
 Reads: tokens/ of a dataset folder. All files are mapped at once.
 
@@ -39,6 +39,7 @@ from llmsys.storage.arrow_file import (
     open_arrow,
     read_batch,
 )
+from llmsys.storage.stored_formats import TOKENS, require_arrow_version
 
 
 class MappedTokenFile:
@@ -64,6 +65,7 @@ class MappedTokenFile:
                 f"{entry.frame_checksum}: {DAMAGED} {NEXT_STEP}"
             )
         arrow = open_arrow(path, data)
+        require_arrow_version(TOKENS, arrow.schema.metadata, path)
         self.batches = [read_batch(path, arrow, index) for index in range(arrow.num_record_batches)]
         self.views = [self._view_batch(index) for index in range(len(self.batches))]
         self.tokens_checked = [False] * len(self.batches)

@@ -99,28 +99,28 @@ def build_funnel_section(manifest: Manifest) -> ReportSection | None:
         numbers,
         note,
         *_build_changes_table(stages),
-        *_build_drop_reasons(drops, manifest.borders),
+        *_build_drop_reasons(drops, manifest.thresholds),
     )
 
 
 def _build_drop_reasons(
-    drops: Sequence[tuple[FunnelStage, DropCount]], borders: Sequence[ThresholdReport]
+    drops: Sequence[tuple[FunnelStage, DropCount]], reports: Sequence[ThresholdReport]
 ) -> list[Html | None]:
     """Return every test that dropped documents, with examples; then the tests that dropped none."""
     if not drops:
-        return [build_silent_tests_table(borders)]
+        return [build_silent_tests_table(reports)]
     tests = [
         _build_drop_details(
-            stage, drop, [one for one in borders if (one.rule, one.test) == (drop.rule, drop.test)]
+            stage, drop, [one for one in reports if (one.rule, one.test) == (drop.rule, drop.test)]
         )
         for stage, drop in drops
     ]
-    note = build_early_exit_note() if borders else None
+    note = build_early_exit_note() if reports else None
     return [
         build_tag("h3", "Why documents were dropped"),
         note,
         *tests,
-        build_silent_tests_table(borders),
+        build_silent_tests_table(reports),
     ]
 
 
@@ -190,7 +190,7 @@ def _build_dropped_cell(stage: FunnelStage) -> Html:
 
 
 def _build_drop_details(
-    stage: FunnelStage, drop: DropCount, borders: Sequence[ThresholdReport]
+    stage: FunnelStage, drop: DropCount, reports: Sequence[ThresholdReport]
 ) -> Html:
     """Return one test with examples: the documents nearest to its threshold where it has one."""
     summary = [
@@ -203,7 +203,7 @@ def _build_drop_details(
             class_="muted",
         ),
     ]
-    blocks = [build_threshold_block(border) for border in borders if border.dropped.documents]
+    blocks = [build_threshold_block(border) for border in reports if border.dropped.documents]
     examples = blocks or [_build_example(example) for example in drop.examples]
     return build_details(
         summary, examples or build_tag("p", "No examples were kept.", class_="muted")

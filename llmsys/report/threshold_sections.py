@@ -120,12 +120,12 @@ def _build_document(near: NearThresholdDocument) -> Html:
     )
 
 
-def build_silent_tests_table(borders: Sequence[ThresholdReport]) -> Html | None:
+def build_silent_tests_table(reports: Sequence[ThresholdReport]) -> Html | None:
     """Return the tests that dropped nothing, each with the kept documents nearest to its
     threshold.
     """
     silent = [
-        border for border in borders if not border.dropped.documents and border.kept.documents
+        border for border in reports if not border.dropped.documents and border.kept.documents
     ]
     if not silent:
         return None

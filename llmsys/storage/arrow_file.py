@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from llmsys.errors import DataError
 from llmsys.storage.local_files import describe_write_error, sync_folder
+from llmsys.storage.stored_formats import TOKENS
 
 ARROW_ERRORS = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowSerializationError, OSError)
 Integers = np.ndarray[Any, np.dtype[np.int64]]
@@ -30,13 +31,26 @@ NEXT_STEP = f"Delete the file. {REMAKE}"
 
 
 def choose_token_dtype(vocab_size: int) -> Literal["uint16", "uint32"]:
-    """Return the narrowest type that holds every id of the vocabulary."""
+    """Return the narrowest type that holds every id of the vocabulary.
+
+    Args:
+        vocab_size: Number of ids.
+
+    Returns:
+        Name of the numpy and Arrow type; ids of 65,536 pieces still have 2 bytes.
+    """
     return "uint16" if vocab_size <= 1 << 16 else "uint32"
 
 
 def build_token_schema(dtype: Literal["uint16", "uint32"]) -> pa.Schema:
-    """Return the schema of token files: one row per document, its tokens ending with the
-    end-of-sequence id.
+    """Return the schema of token files.
+
+    Args:
+        dtype: Type of the ids, from `choose_token_dtype`.
+
+    Returns:
+        One row per document: its tokens, which end with the end-of-sequence id, its id, its crawl
+        file, the byte offset of its record, and the xxh64 of its URL.
     """
     return pa.schema(
         [
@@ -53,7 +67,8 @@ def build_token_schema(dtype: Literal["uint16", "uint32"]) -> pa.Schema:
             ("offset", pa.int64()),
             ("url_hash", pa.uint64()),
             ("text_bytes", pa.int64()),
-        ]
+        ],
+        TOKENS.arrow_metadata,
     )
 
 

@@ -171,7 +171,7 @@ def compute_imbalance(shards: TokenShards) -> list[dict[str, Any]]:
         said = [steps.get_step_metrics(step) for step in range(20)]
         means = [
             statistics.fmean(one[f"attention_imbalance{end}"] for one in said)
-            for end in ("_in_order", "")
+            for end in ("_sequential", "")
         ]
         shape = {"length": length, "ranks": ranks, "windows": per_rank, "micro": micro}
         found.append(shape | {"sequential": means[0], "balanced": means[1]})

@@ -24,6 +24,7 @@ from llmsys.config.optimizer import (
 )
 from llmsys.config.run import RunConfig
 from llmsys.train import checkpoint_load
+from tests.helpers.checkpoints import save_checkpoint
 from tests.helpers.optimizer_runs import (
     COPIED,
     DECAY,
@@ -97,7 +98,7 @@ def resume_each(rank: int, folder: Path) -> dict[str, list[str]]:
             loss = Loss(skips=False)
             engine = build_engine(kind, loss, optimizer)
             take_steps(engine, loss, range(2), warmup_steps=STEPS)
-            checkpoint_load.save_checkpoint(engine, folder / label / kind, {}, keep_last=1)
+            save_checkpoint(engine, folder / label / kind, {}, keep_last=1)
             resumed = build_engine(kind, loss, optimizer)
             newest = checkpoint_load.find_newest_checkpoint(folder / label / kind)
             assert newest is not None

@@ -10,6 +10,7 @@ from llmsys.config.matrix_optimizers import AdafactorConfig, SoapConfig
 from llmsys.errors import ConfigError
 from llmsys.optim.build_optimizer import build_optimizer
 from llmsys.optim.matrix_optimizer import build_first_basis
+from tests.helpers.rounding import UNIT_ROUNDOFFS
 
 STEPS, EPS = 8, 1e-6
 
@@ -50,7 +51,10 @@ def test_adafactor_takes_the_steps_of_torchs_own() -> None:
             one.grad = gradient.clone()
         oracle.step()
     for ours, one in zip(run_steps(config, starts, gradients), theirs, strict=True):
-        torch.testing.assert_close(ours, one.detach(), rtol=1e-5, atol=1e-7)
+        # About 20 roundings a step, each of at most the largest weight.
+        largest = float(one.abs().max())
+        allowed = STEPS * 20 * UNIT_ROUNDOFFS[torch.float32] * largest
+        torch.testing.assert_close(ours, one.detach(), rtol=0, atol=allowed)
 
 
 def test_adafactor_treats_each_matrix_of_a_stack_by_itself() -> None:

@@ -20,7 +20,6 @@ import pyarrow as pa
 
 from llmsys.errors import DataError
 from llmsys.storage.local_files import describe_write_error, sync_folder
-from llmsys.stored_formats import TOKENS
 
 ARROW_ERRORS = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowSerializationError, OSError)
 Integers = np.ndarray[Any, np.dtype[np.int64]]
@@ -39,6 +38,8 @@ def build_token_schema(dtype: Literal["uint16", "uint32"]) -> pa.Schema:
     """Return the schema of token files: one row per document, its tokens ending with the
     end-of-sequence id.
     """
+    # Without a version: the fingerprint of a dataset is a hash of these bytes, and equal tokens
+    # keep theirs.
     return pa.schema(
         [
             (
@@ -54,8 +55,7 @@ def build_token_schema(dtype: Literal["uint16", "uint32"]) -> pa.Schema:
             ("offset", pa.int64()),
             ("url_hash", pa.uint64()),
             ("text_bytes", pa.int64()),
-        ],
-        TOKENS.arrow_metadata,
+        ]
     )
 
 

@@ -190,9 +190,9 @@ def require_languages(data: CrawlConfig, codes: Collection[str]) -> None:
         ):
             if word_list.language not in (*codes, ANY_LANGUAGE):
                 raise ConfigError(
-                    f"data.rules.{number}.words: no document is judged as {word_list.language!r}, "
-                    "so its list would never be asked. Add a profile in data.language.profiles, "
-                    "or use language: any."
+                    f"data.rules.{number}.words: no document is recognized as "
+                    f"{word_list.language!r}, so its list would never be asked. Add a profile in "
+                    "data.language.profiles, or use language: any."
                 )
 
 

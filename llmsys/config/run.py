@@ -326,7 +326,7 @@ class RunConfig(Section):
         return sections | {"batch": batch, "train": train, "seed": self.run.seed}
 
     def resolve_precision(self, precision: Precision, why: str = "") -> Self:
-        """Return the config with `precision` in place of `auto`; unchanged if it names a type
+        """Return the config with `precision` instead of `auto`; unchanged if it names a type
         already.
 
         Args:
@@ -354,8 +354,8 @@ class RunConfig(Section):
         return resolved
 
     def resolve_compile(self, has_triton: bool) -> Self:
-        """Return the config with `block` or `none` in place of `train.compile=auto`; unchanged if
-        it names one.
+        """Return the config with `block` or `none` instead of `train.compile=auto`; unchanged if it
+        names one.
 
         Args:
             has_triton: whether the device is an accelerator for which torch.compile can generate

@@ -39,7 +39,6 @@ from llmsys.storage.arrow_file import (
     open_arrow,
     read_batch,
 )
-from llmsys.storage.stored_formats import TOKENS, require_arrow_version
 
 
 class MappedTokenFile:
@@ -65,7 +64,6 @@ class MappedTokenFile:
                 f"{entry.frame_checksum}: {DAMAGED} {NEXT_STEP}"
             )
         arrow = open_arrow(path, data)
-        require_arrow_version(TOKENS, arrow.schema.metadata, path)
         self.batches = [read_batch(path, arrow, index) for index in range(arrow.num_record_batches)]
         self.views = [self._view_batch(index) for index in range(len(self.batches))]
         self.tokens_checked = [False] * len(self.batches)

@@ -20,7 +20,6 @@ import pyarrow as pa
 
 from llmsys.errors import DataError
 from llmsys.storage.local_files import describe_write_error, sync_folder
-from llmsys.storage.stored_formats import TOKENS
 
 ARROW_ERRORS = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowSerializationError, OSError)
 Integers = np.ndarray[Any, np.dtype[np.int64]]
@@ -52,6 +51,8 @@ def build_token_schema(dtype: Literal["uint16", "uint32"]) -> pa.Schema:
         One row per document: its tokens, which end with the end-of-sequence id, its id, its crawl
         file, the byte offset of its record, and the xxh64 of its URL.
     """
+    # Without a version: the fingerprint of a dataset is a hash of these bytes, and equal tokens
+    # keep theirs.
     return pa.schema(
         [
             (
@@ -67,8 +68,7 @@ def build_token_schema(dtype: Literal["uint16", "uint32"]) -> pa.Schema:
             ("offset", pa.int64()),
             ("url_hash", pa.uint64()),
             ("text_bytes", pa.int64()),
-        ],
-        TOKENS.arrow_metadata,
+        ]
     )
 
 

@@ -62,7 +62,7 @@ _DATASET_READERS = "`train`, `inspect`, `report`, `convert`"
 MANIFEST = StoredFormat(
     "manifest",
     2,
-    "manifest.json",
+    "manifest.json, and the tokens/*.arrow of pairs and images, which it lists",
     _KEY,
     f"{_DATASET_READERS}, `prepare`, `base: DATASET`",
     _PREPARE_AGAIN,
@@ -86,7 +86,7 @@ DOCUMENTS = StoredFormat(
 PAIRS = StoredFormat(
     "pairs",
     2,
-    "documents/*.arrow of pairs and chats",
+    "documents/*.arrow of pairs and labelled texts",
     _SCHEMA,
     "`inspect`, `report`",
     _PREPARE_AGAIN,
@@ -94,9 +94,15 @@ PAIRS = StoredFormat(
 DROPPED = StoredFormat(
     "dropped documents", 2, "dropped/*.arrow", _SCHEMA, "`inspect`, `report`", _PREPARE_AGAIN
 )
-TOKENS = StoredFormat("tokens", 2, "tokens/*.arrow", _SCHEMA, _DATASET_READERS, _PREPARE_AGAIN)
+# Token files have no version: the fingerprint of a dataset is a hash of their bytes, which must not
+# change with a version.
 TOKEN_INDEX = StoredFormat(
-    "token index", 2, "tokens/*.index", _SCHEMA, _DATASET_READERS, _PREPARE_AGAIN
+    "token index",
+    2,
+    "tokens/*.index and the tokens/*.arrow that it lists",
+    _SCHEMA,
+    _DATASET_READERS,
+    _PREPARE_AGAIN,
 )
 PAGE_TABLE = StoredFormat(
     "page table",
@@ -195,7 +201,6 @@ FORMATS = (
     DOCUMENTS,
     PAIRS,
     DROPPED,
-    TOKENS,
     TOKEN_INDEX,
     PAGE_TABLE,
     DEDUP_INDEX,

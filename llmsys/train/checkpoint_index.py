@@ -1,6 +1,6 @@
 """`__RANK_0.index`: the locations of the tensors that one rank wrote, as an Arrow file.
 
-A save by several ranks has one index per rank, beside the rank's tensors, and no file that lists
+A save by several ranks has one index per rank, next to the rank's tensors, and no file that lists
 all tensors. A reader maps every index and keeps the chunks that overlap what it loads. A save by
 one process has `metadata.json` instead, see `checkpoint_metadata.py`.
 

@@ -272,7 +272,7 @@ def main() -> int:
         help="tokens/s of the model (default: %(default)s)",
     )
     parser.add_argument(
-        "--json", action="store_true", help="print one JSON object in place of the table"
+        "--json", action="store_true", help="print one JSON object instead of the table"
     )
     arguments = parser.parse_args()
     torch.set_num_threads(1)

@@ -79,7 +79,8 @@ def format_module(name: str, path: str) -> str:
 def format_versions() -> str:
     """Return the table of formats and their versions."""
     rows = [
-        (f"`{one.files}`", one.name, str(one.version), one.place, one.readers) for one in FORMATS
+        (one.files.replace("*", "\\*"), one.name, str(one.version), one.place, one.readers)
+        for one in FORMATS
     ]
     return (
         "## Versions\n\nEvery stored file has the version of its format. A command that finds "

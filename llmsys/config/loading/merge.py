@@ -19,7 +19,7 @@ from llmsys.config.loading.yaml_files import MAX_DEPTH, Keys, find_config, forma
 from llmsys.errors import ConfigError
 from llmsys.storage.stored_formats import MANIFEST, VERSION_KEY, require_version
 
-# What a config file may hold in place of a mapping.
+# What a config file may hold instead of a mapping.
 _NAMES = {str: "text", list: "a list", bool: "true or false", int: "a number", float: "a number"}
 
 # Return the default kind of the union at a key path; None where there is no union.
@@ -186,9 +186,9 @@ def resolve_bases(
         below = read_layer(find_config_file(name, folder, origin), at, chain, default_kind)
         if at and isinstance(below.values.get(at[-1]), dict):
             raise ConfigError(
-                f"{origin}: base: {name} has a section {at[0]} of its own, so it is a whole run "
-                f"and not a {at[-1]}. Write base: {name} at the top of the file, or name a file "
-                "of that section alone."
+                f"{origin}: base: {name} has a section {at[0]}, so it is a whole run and not a "
+                f"{at[-1]}. Write base: {name} at the top of the file, or name a file of that "
+                "section alone."
             )
         result = merge_layers(result, below, at, default_kind)
     own: dict[str, Any] = {}

@@ -305,7 +305,7 @@ def test_what_a_rule_needs_is_asked_for_before_anything_is_read(
     data = CrawlConfig.model_validate({"rules": [hidden], "language": {"languages": []}})
     with pytest.raises(
         ConfigError,
-        match=r"data\.rules\.0\.words: no document is judged as 'xx', so its list would never",
+        match=r"data\.rules\.0\.words: no document is recognized as 'xx', so its list would never",
     ):
         require_languages(data, ["en"])
 

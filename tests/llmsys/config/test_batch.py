@@ -178,7 +178,7 @@ def test_balance_without_documents_is_refused() -> None:
     [
         (
             {"packing": "best_fit"},
-            "not read on where packing=best_fit takes documents in an order of its own",
+            "not read on where packing=best_fit takes documents in another order",
         ),
         (
             {"length_stages": [{"until_tokens": 9, "sequence_length": 256}]},

@@ -52,7 +52,6 @@ from llmsys.storage.stored_formats import (
     RUN_ENVIRONMENT,
     TOKEN_INDEX,
     TOKENIZER_RECORD,
-    TOKENS,
     VERSION_KEY,
     StoredFormat,
 )
@@ -71,7 +70,6 @@ SAMPLES: dict[StoredFormat, str] = {
     DOCUMENTS: "dataset/documents/part-00000.arrow",
     PAIRS: "pairs/documents/train-00000.arrow",
     DROPPED: "dataset/dropped/part-00000.arrow",
-    TOKENS: "dataset/tokens/train-00000.arrow",
     TOKEN_INDEX: "dataset/tokens/train.index",
     PAGE_TABLE: "dataset/tokens/train-00000.pages",
     DEDUP_INDEX: "dataset/index/index.json",
@@ -133,7 +131,7 @@ def test_a_frozen_dataset_is_read_with_the_same_tokens_in_the_same_order(samples
     content = rows.tokens.astype("<i8").tobytes() + rows.documents.astype("<i8").tobytes()
     assert (
         hashlib.sha256(content).hexdigest()
-        == "3e71c645562e5ed462318bb368473e0d5edbe29dc34e3aa223a092253554c2b0"
+        == "2be497d11944c76209bfe803f2cce78cdd056c543c1b548ed13c6750ec6b73ee"
     )
     targets = open_tokens(samples / "pairs", "train")
     assert (

@@ -77,6 +77,42 @@ def write_toy_dataset(
 
     With `order` 1 the files are those of earlier versions: without page tables and index.
     """
+    tokenizer = _write_tokenizer(folder, symbols)
+    splits = {
+        "train": _write_texts(
+            folder, "train", _generate_texts(documents, seed=2), tokenizer, order
+        ),
+        "heldout": _write_texts(
+            folder, "heldout", _generate_texts(heldout, seed=3), tokenizer, order
+        ),
+    }
+    _write_manifest(folder, splits, tokenizer, order)
+
+
+def write_toy_pairs(
+    folder: Path, labels: tuple[str, ...] = (), pairs: int = 160, heldout: int = 12
+) -> None:
+    """Write pairs of short texts as `llmsys prepare` does; with `labels`, texts with one of
+    these labels each.
+    """
+    tokenizer = _write_tokenizer(folder, ())
+    splits = {}
+    for split, count, seed in (("train", pairs, 4), ("heldout", heldout, 5)):
+        sources = _generate_texts(count, seed=seed, words=(1, 5))
+        splits[f"{split}_source"] = _write_texts(folder, f"{split}_source", sources, tokenizer, 2)
+        if labels:
+            rows = [[number % len(labels)] for number in range(count)]
+            splits[split] = _write_split(folder, split, rows, sources, 2)
+        else:
+            targets = [" ".join(reversed(text.split())) for text in sources]
+            splits[split] = _write_texts(folder, split, targets, tokenizer, 2)
+    _write_manifest(folder, splits, tokenizer, 2, labels=labels)
+
+
+def _write_tokenizer(folder: Path, symbols: tuple[str, ...]) -> Tokenizer:
+    """Train and write the tokenizer of a new dataset folder, with an empty folder of tokens
+    beside it.
+    """
     (folder / "tokenizer").mkdir(parents=True)
     (folder / "tokens").mkdir()
     model = io.BytesIO()
@@ -95,15 +131,16 @@ def write_toy_dataset(
         control_symbols=list(symbols),
     )
     (folder / "tokenizer" / "tokenizer.model").write_bytes(model.getvalue())
-    tokenizer = load_tokenizer(folder / "tokenizer" / "tokenizer.model")
-    splits = {
-        "train": _write_split(
-            folder, "train", _generate_texts(documents, seed=2), tokenizer, order
-        ),
-        "heldout": _write_split(
-            folder, "heldout", _generate_texts(heldout, seed=3), tokenizer, order
-        ),
-    }
+    return load_tokenizer(folder / "tokenizer" / "tokenizer.model")
+
+
+def _write_manifest(
+    folder: Path,
+    splits: dict[str, token_shards.Split],
+    tokenizer: Tokenizer,
+    order: Literal[1, 2],
+    labels: tuple[str, ...] = (),
+) -> None:
     digests = [file.digest for file in token_shards.iter_token_files(folder, splits.values())]
     manifest = Manifest(
         name="toy",
@@ -121,6 +158,7 @@ def write_toy_dataset(
         lengths=Histogram(edges=(0, 1), counts=(0,)),
         read=ReadSummary(files=0, records=0, html_bytes=0),
         order=order,
+        labels=labels,
     )
     token_shards.write_manifest(folder, manifest)
 
@@ -130,24 +168,33 @@ def build_toy_url(split: str, number: int) -> str:
     return f"http://toy.example/{split}/{number}"
 
 
-def _generate_texts(count: int, seed: int) -> list[str]:
-    """Return sentences of a toy language, the same for the same seed."""
+def _generate_texts(count: int, seed: int, words: tuple[int, int] = (10, 60)) -> list[str]:
+    """Return sentences of a toy language, the same for the same seed; `words` limits their
+    number of words.
+    """
     choose = random.Random(seed)
     return [
-        " ".join(choose.choices(WORDS.split(), k=choose.randrange(10, 60))) + "."
+        " ".join(choose.choices(WORDS.split(), k=choose.randrange(*words))) + "."
         for _ in range(count)
     ]
 
 
-def _write_split(
+def _write_texts(
     folder: Path, split: str, documents: list[str], tokenizer: Tokenizer, order: int
+) -> token_shards.Split:
+    rows = [[*tokenizer.encode(text), tokenizer.eos_id] for text in documents]
+    return _write_split(folder, split, rows, documents, order)
+
+
+def _write_split(
+    folder: Path, split: str, rows: list[list[int]], documents: list[str], order: int
 ) -> token_shards.Split:
     path = folder / "tokens" / f"{split}-00000.arrow"
     schema = token_shards.build_token_schema("uint16")
     urls = [build_toy_url(split, number) for number in range(len(documents))]
     with token_shards.ArrowFileWriter(path, schema) as writer:
         columns = {
-            "tokens": [[*tokenizer.encode(text), tokenizer.eos_id] for text in documents],
+            "tokens": rows,
             "id": [f"{number:032x}" for number in range(len(documents))],
             "file": ["toy.warc.gz"] * len(documents),
             "offset": list(range(len(documents))),

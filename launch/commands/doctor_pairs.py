@@ -1,6 +1,4 @@
-"""Run `llmsys doctor pairs`: every pair of choices and events, in few cases, against a plain
-process.
-"""
+"""Run `llmsys doctor pairs`: every pair of choices, in few cases, against a plain process."""
 
 import argparse
 import json
@@ -37,14 +35,14 @@ def add_pairs_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=1,
         metavar="S",
-        help="pairs: seed of the array, of weights and of data (default: %(default)s); equal "
-        "seeds give equal cases",
+        help="pairs: seed of the array, of weights and of data (default: %(default)s); equal seeds "
+        "give equal cases",
     )
     parser.add_argument(
         "--sample",
         action="store_true",
-        help="pairs: only pairs with an event or with a schedule of pipeline stages, as "
-        "continuous integration does",
+        help="pairs: only pairs with an event or with a schedule of pipeline stages, as continuous "
+        "integration does",
     )
     parser.add_argument(
         "--case",
@@ -55,8 +53,7 @@ def add_pairs_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_pairs_check(arguments: argparse.Namespace) -> int:
-    """Print failures, refused pairs and the table; status 0 when all cases passed, 1 when one
-    failed or was left out.
+    """Print failures, refused pairs and the table; status 1 when a case failed or was left out.
 
     Args:
         arguments: the arguments of `llmsys doctor`.
@@ -87,8 +84,8 @@ def run_pairs_check(arguments: argparse.Namespace) -> int:
     counts: list[int] = arguments.processes or [MOST_PROCESSES]
     if len(counts) > 1:
         raise ConfigError(
-            f"--processes {','.join(map(str, counts))}: doctor pairs takes one number, the most "
-            "of a case."
+            f"--processes {','.join(map(str, counts))}: doctor pairs takes one number, the most of "
+            "a case."
         )
     if arguments.minutes < 0 or arguments.seed < 0:
         raise ConfigError(

@@ -1,3 +1,1 @@
-"""`llmsys doctor pairs`: every pair of choices that can change a step, compared with a plain
-step.
-"""
+"""`llmsys doctor pairs`: every pair of choices of a step, compared with a plain step."""

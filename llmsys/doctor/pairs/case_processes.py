@@ -1,5 +1,4 @@
-"""Run the phases of cases in processes of their own, several cases at once as far as the machine
-allows.
+"""Run the phases of cases in processes of their own, several cases at once where they fit.
 
 Every rank is forked from a server that has imported torch and the engines, so a process costs a
 tenth of a second and no state of one case is left for another.
@@ -21,6 +20,7 @@ from typing import Any
 
 from llmsys.doctor.pairs.case_rank import Phase, compare_case, run_rank
 from llmsys.doctor.pairs.cases import (
+    STEPS,
     Limits,
     PairCase,
     RefusedError,
@@ -28,7 +28,7 @@ from llmsys.doctor.pairs.cases import (
     build_parts,
 )
 from llmsys.doctor.pairs.comparison import Difference
-from llmsys.doctor.pairs.events import EVENT_STEPS, STEPS
+from llmsys.doctor.pairs.events import EVENT_STEPS
 from llmsys.doctor.pairs.factors import FACTORS, Factor
 from llmsys.parallel.port import find_free_port
 
@@ -175,7 +175,10 @@ class CaseRunner:
                     if not waiting or time.monotonic() > deadline:
                         return
                     number, case = waiting.pop(0)
-                result = self.run_case(case)
+                try:
+                    result = self.run_case(case)
+                except Exception as error:  # it would end the thread, and the case would be missing
+                    result = CaseResult(case, failure=f"{type(error).__name__}: {error}")
                 with lock:
                     found[number] = result
                     on_result(result)

@@ -1,5 +1,6 @@
-"""What one rank of a case does, and the comparison of a case with the plain process. Runs in
-processes of their own.
+"""One rank of a case, and the comparison of a case with the plain process.
+
+Both run in processes of their own.
 
 Writes the recorded entries of a phase, or the error of a rank, into the folder of the case.
 """
@@ -114,11 +115,15 @@ def _train(phase: Phase, script: EventScript, stack: contextlib.ExitStack) -> No
     set_matmul_numerics()
     # They compress the held-out documents with other programs, which takes longer than a step and
     # trains nothing.
-    HeldoutEvaluator.compute_compressor_baselines = lambda _: (0.0, 0.0)  # type: ignore[method-assign]
+    HeldoutEvaluator.compute_compressor_baselines = _skip_baselines  # type: ignore[method-assign]
     trainer = build_trainer(config, stack, lambda *_: [])
     script.attach(trainer)
     with contextlib.suppress(StopRequested, KilledError):
         trainer.train()
+
+
+def _skip_baselines(self: HeldoutEvaluator) -> tuple[float, float]:
+    return 0.0, 0.0
 
 
 def _redirect_output(path: Path) -> None:
@@ -131,8 +136,7 @@ def _redirect_output(path: Path) -> None:
 def compare_case(
     folder: Path, assignment: Assignment, phases: Sequence[Phase], twin: Sequence[Phase]
 ) -> None:
-    """Compare the entries of a case with the plain process, write the first difference, and end the
-    process.
+    """Compare a case with the plain process, write the first difference, and end this process.
 
     Args:
         folder: folder of the case.

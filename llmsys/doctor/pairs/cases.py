@@ -1,5 +1,4 @@
-"""Cases: an assignment of values to factors as the configs of one run, of its resumption and of its
-branch.
+"""Cases: values of all factors as the configs of a run, of its resumption and of its branch.
 
 Whether a case is possible is what the config and the checks before a run say, so the array and the
 config cannot disagree.
@@ -97,9 +96,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a case that one group of processes runs: the config, and the number of
-    processes.
-    """
+    """A part of a case: its config, and the number of its processes."""
 
     config: RunConfig
     ranks: int
@@ -148,9 +145,7 @@ class PairCase:
 
 
 class RefusedError(Exception):
-    """A combination that the config, or a check before training, refuses; the text is its
-    message.
-    """
+    """A combination that the config or a check before training refuses, with its message."""
 
 
 def build_default_assignment(factors: Sequence[Factor] = FACTORS) -> dict[str, str]:
@@ -185,9 +180,7 @@ def build_settings(
 
 
 def count_layers(assignment: Assignment) -> int:
-    """Return the layers of the model: at least one for each stage, and no equal parts where that
-    is possible.
-    """
+    """Return the layers of the model: one for each stage at least, and uneven where possible."""
     chunks = 2 if assignment["schedule of stages"] == "interleaved" else 1
     ranks = int(assignment["pipeline"])
     stages = ranks * chunks if ranks > 1 else 1
@@ -267,9 +260,7 @@ def build_part(
 
 
 def build_resumed_assignment(assignment: Assignment) -> dict[str, str]:
-    """Return the assignment of the processes that resume a killed run: other axes or another
-    engine.
-    """
+    """Return the assignment of the processes that resume a killed run: other axes or engine."""
     count, _, kind = assignment["kill"].partition(" ")
     changed = dict(assignment)
     defaults = build_default_assignment()

@@ -219,6 +219,9 @@ def decode_moments(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return decoded
 
 
+# State that is no tensor of the model: what it does to a step is compared.
+COUNTERS = ("loss_scale", "average_weights")
+
 # Kinds of tensors in the order in which a step computes them; those of a kind by name.
 ORDER = ("moment", "parameter", "average", "buffer")
 
@@ -236,7 +239,7 @@ def _find_tensor_difference(
     bands: Bands,
     rate: float,
 ) -> Difference | None:
-    names = [name for name in found if name != "loss_scale"]
+    names = [name for name in found if name not in COUNTERS]
     if missing := sorted(set(names) ^ set(expected)):
         what = f"{missing[0]}, which one of them lacks,"
         return Difference(

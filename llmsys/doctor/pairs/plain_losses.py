@@ -5,6 +5,7 @@ They share no code with the engines: cross entropy is torch's, and what the rout
 chosen again from its input. Each is a sum over one row; `plain_step.py` divides.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -173,12 +174,11 @@ class RouterWatch:
                     groups_N = documents_BT.flatten()
                 for group in groups_N[is_real_N].unique().tolist():
                     inside = torch.nonzero((groups_N == group) & is_real_N)[:, 0]
-                    room = min(
-                        len(inside), -int(-(len(inside) * factor / config.num_experts - 1e-9) // 1)
-                    )
+                    # 1e-9: a whole number of tokens is not rounded up by its last bit.
+                    share = len(inside) * factor / config.num_experts - 1e-9
+                    room = min(len(inside), math.ceil(share))
                     for expert in range(config.num_experts):
-                        best = scores_NE[inside, expert].argsort(descending=True, stable=True)[
-                            :room
-                        ]
-                        asked_NE[inside[best], expert] = 1.0
+                        order = scores_NE[inside, expert].argsort(descending=True, stable=True)
+                        chosen = order[:room]
+                        asked_NE[inside[chosen], expert] = 1.0
                 return asked_NE

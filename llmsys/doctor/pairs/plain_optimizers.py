@@ -166,7 +166,8 @@ class PlainStep:
         moments |= {"first_moment": first, "second_moment": second, "slow_moment": slow}
         root = (second / (1 - config.betas[1] ** self.count)).sqrt() + config.eps
         direction = first / (1 - config.betas[0] ** self.count) + grown * config.slow_weight * slow
-        return self._decay(weight) - self.rate * direction / root
+        updated: Tensor = self._decay(weight) - self.rate * direction / root
+        return updated
 
     def _take_schedule_free_step(
         self, weight: Tensor, gradient: Tensor, moments: Moments, config: ScheduleFreeConfig
@@ -196,7 +197,10 @@ class PlainStep:
         for _ in range(config.newton_schulz_steps):
             square = x @ x.mT
             x = 3.4445 * x - 4.7750 * square @ x + 2.0315 * square @ square @ x
-        return self._decay(weight) - self.rate * 0.2 * math.sqrt(max(weight.shape[-2:])) * x
+        # An orthogonal matrix has the root mean square 1 / √max(M, N), an AdamW step 0.2.
+        scale = 0.2 * math.sqrt(max(weight.shape[-2:]))
+        updated: Tensor = self._decay(weight) - self.rate * scale * x
+        return updated
 
     def _take_adafactor_step(
         self, weight: Tensor, gradient: Tensor, moments: Moments, config: AdafactorConfig
@@ -219,7 +223,8 @@ class PlainStep:
         size = weight.square().mean(matrix, keepdim=True).sqrt().clamp(min=config.min_weight_size)
         excess = update.square().mean(matrix, keepdim=True).sqrt() / config.clip_threshold
         step = size * min(self.rate, self.count**-0.5)
-        return self._decay(weight) - step * update / excess.clamp(min=1.0)
+        updated: Tensor = self._decay(weight) - step * update / excess.clamp(min=1.0)
+        return updated
 
     def _take_soap_step(
         self, weight: Tensor, gradient: Tensor, moments: Moments, config: SoapConfig

@@ -56,11 +56,13 @@ class PlainState:
         tensors: by the names that checkpoints have.
         updates: steps that changed the weights.
         average_weight: sum of the weights of all steps in the average of a schedule-free optimizer.
+        largest_rate: the largest learning rate so far.
     """
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
     updates: int = 0
     average_weight: float = 0.0
+    largest_rate: float = 0.0
 
 
 def build_plain_config(config: RunConfig) -> RunConfig:
@@ -239,8 +241,10 @@ class PlainProcess:
         rate = config.learning_rate * compute_rate_multiplier(self.config, step)
         share = 0.0
         if isinstance(config, ScheduleFreeConfig):
-            # Step t counts its rate squared, times t to a power (Defazio 2024, algorithm 1).
-            weight = self.state.updates**config.averaging_power * rate**2
+            # Step t counts the square of the largest rate so far, times t to a power: the averaging
+            # of Defazio 2024, algorithm 1, with a warm-up, as in the authors' package.
+            self.state.largest_rate = max(self.state.largest_rate, rate)
+            weight = self.state.updates**config.averaging_power * self.state.largest_rate**2
             self.state.average_weight += weight
             share = weight / self.state.average_weight if self.state.average_weight else 0.0
         decay_share = interpolate_points(self.config.factors.weight_decay, self._count_tokens(step))

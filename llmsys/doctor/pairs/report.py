@@ -73,10 +73,8 @@ def _iter_failures(failures: Sequence[CaseResult], factors: Sequence[Factor]) ->
 def _iter_smallest(shrunk: Sequence[CaseResult], factors: Sequence[Factor]) -> Iterator[str]:
     for result in shrunk:
         yield f"  {result.problem}"
-        yield (
-            f"    llmsys doctor pairs --seed {result.case.seed} --case "
-            f"'{_format_choices(result, factors)}'"
-        )
+        choices = _format_choices(result, factors)
+        yield f"    llmsys doctor pairs --seed {result.case.seed} --case '{choices}'"
 
 
 def _format_choices(result: CaseResult, factors: Sequence[Factor]) -> str:

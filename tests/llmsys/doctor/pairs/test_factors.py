@@ -94,8 +94,8 @@ def test_the_case_with_every_default_is_accepted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("factor, label", [
-    (factor.name,
-        value.label) for factor in FACTORS for value in factor.values if "fp8" not in value.label
+    (factor.name, value.label) for factor in FACTORS for value in factor.values if "fp8" not in
+    value.label
 ])  # fmt: skip
 def test_every_value_is_in_an_accepted_case_with_what_it_needs(
     factor: str, label: str, tmp_path: Path

@@ -63,7 +63,7 @@ def run_pairs_check(arguments: argparse.Namespace) -> int:
     """
     from llmsys.doctor.pairs.cases import Limits
     from llmsys.doctor.pairs.check import PairsCheck, build_array
-    from llmsys.doctor.pairs.config_factors import adapt_factors
+    from llmsys.doctor.pairs.config_factors import replace_defaults
     from llmsys.doctor.pairs.covering_array import CoveringArray
     from llmsys.doctor.pairs.factors import FACTORS
     from llmsys.doctor.pairs.report import format_report
@@ -73,7 +73,7 @@ def run_pairs_check(arguments: argparse.Namespace) -> int:
     if arguments.config is not None:
         from llmsys.config.loading.load import load_run_config
 
-        factors = adapt_factors(FACTORS, load_run_config(arguments.config, arguments.overrides))
+        factors = replace_defaults(FACTORS, load_run_config(arguments.config, arguments.overrides))
     if arguments.case == "list":
         print(
             "\n".join(

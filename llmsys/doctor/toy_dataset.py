@@ -92,8 +92,13 @@ def write_toy_dataset(
 def write_toy_pairs(
     folder: Path, labels: tuple[str, ...] = (), pairs: int = 160, heldout: int = 12
 ) -> None:
-    """Write pairs of short texts as `llmsys prepare` does; with `labels`, texts with one of
-    these labels each.
+    """Write pairs of short texts as `llmsys prepare` does.
+
+    Args:
+        folder: the dataset folder, which is made.
+        labels: if given, texts have one of these labels each in place of a target.
+        pairs: training pairs.
+        heldout: held-out pairs.
     """
     tokenizer = _write_tokenizer(folder, ())
     splits = {}

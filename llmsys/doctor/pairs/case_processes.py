@@ -59,12 +59,12 @@ class CaseResult:
 
     @property
     def has_passed(self) -> bool:
-        """Whether every number is within its band."""
+        """True if every number is within its band."""
         return self.difference is None and not self.failure and not self.refusal
 
     @property
     def problem(self) -> str:
-        """What is wrong, in one line; empty where nothing is."""
+        """One line about the first number that is wrong; empty if none is."""
         return str(self.difference) if self.difference is not None else self.failure or self.refusal
 
     def to_dict(self) -> dict[str, Any]:
@@ -169,7 +169,7 @@ class CaseRunner:
         waiting = list(enumerate(cases))
         lock = threading.Lock()
 
-        def work() -> None:
+        def run_waiting_cases() -> None:
             while True:
                 with lock:
                     if not waiting or time.monotonic() > deadline:
@@ -183,7 +183,9 @@ class CaseRunner:
                     found[number] = result
                     on_result(result)
 
-        threads = [threading.Thread(target=work, daemon=True) for _ in range(self.slots)]
+        threads = [
+            threading.Thread(target=run_waiting_cases, daemon=True) for _ in range(self.slots)
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:

@@ -10,10 +10,11 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from llmsys.config.run import RunConfig
 from llmsys.doctor.pairs.comparison import (
@@ -22,6 +23,7 @@ from llmsys.doctor.pairs.comparison import (
     decode_moments,
     find_action_difference,
     find_difference,
+    format_action,
     select_bands,
 )
 from llmsys.doctor.pairs.events import (
@@ -36,7 +38,6 @@ from llmsys.doctor.pairs.plain_step import PlainProcess, PlainState
 from llmsys.errors import StopRequested
 from llmsys.parallel.process_group import (
     get_local_device,
-    get_rank,
     get_world_size,
     init_process_group,
 )
@@ -50,7 +51,7 @@ FAILED = 3
 
 @dataclass(frozen=True)
 class Phase:
-    """What one group of processes does of a case: from a start to an end, a stop, a kill.
+    """The part of a case that one group of processes runs, up to an end, a stop or a kill.
 
     Attributes:
         number: index among the phases of the case.
@@ -92,8 +93,7 @@ def run_rank(folder: Path, assignment: Assignment, phase: Phase, rank: int, port
     try:
         with init_process_group(), contextlib.ExitStack() as stack:
             _train(phase, script, stack)
-            if get_rank() == 0:
-                torch.save(script.entries, folder / f"entries-{phase.number}.pt")
+            torch.save(script.entries, folder / f"entries-{phase.number}-{rank}.pt")
     except BaseException as error:
         where = traceback.extract_tb(error.__traceback__)[-1]
         text = f"{type(error).__name__}: {error} ({where.filename}:{where.lineno})"
@@ -169,11 +169,61 @@ def compare_case(
 
 
 def load_entries(folder: Path, phases: Sequence[Phase]) -> list[Entry]:
-    """Return what the phases of a run recorded, in order."""
+    """Return what the phases of a run recorded, in order, with full tensors.
+
+    Args:
+        folder: folder of the case.
+        phases: the phases.
+
+    Raises:
+        ReplicaError: two ranks have other values at one place of a tensor.
+    """
     found: list[Entry] = []
     for phase in phases:
-        found += torch.load(folder / f"entries-{phase.number}.pt", weights_only=False)
+        paths = [folder / f"entries-{phase.number}-{rank}.pt" for rank in range(phase.ranks)]
+        ranks: list[list[Entry]] = [torch.load(path, weights_only=False) for path in paths]
+        for same in zip(*ranks, strict=True):
+            found.append(replace(same[0], tensors=join_pieces(same), pieces=None))
     return found
+
+
+class ReplicaError(Exception):
+    """Ranks that hold the same part of a tensor have other values."""
+
+
+def join_pieces(entries: Sequence[Entry]) -> dict[str, Tensor] | None:
+    """Return the full tensors of an action from the pieces of all ranks; None if it was not looked
+    at.
+
+    Args:
+        entries: the entry of each rank.
+
+    Raises:
+        ReplicaError: two ranks have other values at one place.
+    """
+    if entries[0].pieces is None:
+        return None
+    full: dict[str, Tensor] = {}
+    is_set: dict[str, Tensor] = {}
+    for rank, entry in enumerate(entries):
+        assert entry.pieces is not None
+        for name, (shape, region, values) in entry.pieces.items():
+            if name not in full:
+                full[name] = torch.zeros(shape, dtype=values.dtype)
+                is_set[name] = torch.zeros(shape, dtype=torch.bool)
+            part, known = full[name], is_set[name]
+            for dim, (begin, size) in enumerate(region):
+                part, known = part.narrow(dim, begin, size), known.narrow(dim, begin, size)
+            apart = (part - values).abs().double().where(known, 0.0)
+            # Ranks sum in one order, so copies have the same bits but for what a library reorders.
+            if apart.numel() and float(apart.max()) > 1e-6 * max(float(values.abs().max()), 1e-3):
+                text = f"{format_action(entry.action)}: rank {rank} has other values of {name}"
+                raise ReplicaError(
+                    f"{text} than a rank before it (apart by {float(apart.max()):.1e})"
+                )
+            part.copy_(values)
+            known.fill_(True)
+    return full
 
 
 def find_case_difference(

@@ -83,7 +83,7 @@ BRANCH_RATE_FACTOR = 0.5
 
 @dataclass(frozen=True)
 class Limits:
-    """What a machine has for a case.
+    """The limits of a machine.
 
     Attributes:
         processes: most processes of a case.
@@ -149,7 +149,14 @@ class RefusedError(Exception):
 
 
 def build_default_assignment(factors: Sequence[Factor] = FACTORS) -> dict[str, str]:
-    """Return the default of every factor."""
+    """Return the default of every factor.
+
+    Args:
+        factors: the factors.
+
+    Returns:
+        Label by factor.
+    """
     return {factor.name: factor.default for factor in factors}
 
 
@@ -315,9 +322,7 @@ def build_parts(
 
 
 def build_branch_config(config: RunConfig, step: int) -> RunConfig:
-    """Return the config of a run that branches from a step: another folder, and half the
-    learning rate.
-    """
+    """Return the config of a branch from a step: another folder, and half the learning rate."""
     changes: Mapping[str, Any] = {
         "run": {"folder": config.run.folder.parent / "branch"},
         "train": {

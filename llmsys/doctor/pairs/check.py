@@ -20,7 +20,7 @@ from llmsys.doctor.pairs.cases import (
 )
 from llmsys.doctor.pairs.covering_array import CoveringArray, Pair, build_covering_array
 from llmsys.doctor.pairs.factors import FACTORS, Assignment, Factor
-from llmsys.doctor.pairs.shrink import shrink_case
+from llmsys.doctor.pairs.shrink import find_smallest_case
 from llmsys.doctor.toy_dataset import write_toy_dataset, write_toy_pairs
 from llmsys.errors import ConfigError
 
@@ -70,7 +70,7 @@ class PairsReport:
 
     @property
     def has_passed(self) -> bool:
-        """Whether every case was run and is within its bands."""
+        """True if every case was run and is within its bands."""
         return not self.failures and len(self.results) == len(self.array.cases)
 
     def to_dict(self) -> dict[str, Any]:
@@ -193,5 +193,5 @@ class PairsCheck:
             shrunk = []
             for result in failed[:MAX_SHRUNK]:
                 self.on_shrink(result)
-                shrunk.append(shrink_case(result, runner.run_case, self.factors))
+                shrunk.append(find_smallest_case(result, runner.run_case, self.factors))
         return PairsReport(array, results, shrunk, seed, seconds)

@@ -1,5 +1,4 @@
-"""Compare what a run did with what the plain process does: the actions, each loss and norm, and
-every tensor.
+"""Compare a run with the plain process: its actions, each loss and norm, and every tensor.
 
 Invariants:
 - A band is stated here, with the arithmetic that it follows from, or it is that of fp32.
@@ -280,9 +279,7 @@ def get_order(name: str) -> int:
 
 
 def _measure_basis_error(basis: Tensor) -> float:
-    """Return how far a basis is from orthonormal: its vectors are right in any sign, and within
-    equal eigenvalues.
-    """
+    """Return how far a basis is from orthonormal; signs and equal eigenvalues leave it free."""
     if not basis.any():  # before the first step
         return 0.0
     unit = torch.eye(basis.shape[-1], dtype=basis.dtype)

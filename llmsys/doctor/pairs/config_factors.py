@@ -1,5 +1,4 @@
-"""Factors of a user's run: what its config chooses is the default of every case, with the tiny
-widths of the check.
+"""Factors of a user's run: what its config chooses is the default of every case, in tiny widths.
 
 A choice that the factors have already becomes their default. A section with further fields, such as
 an attention with its own scale, becomes a value of its own, called after the config.
@@ -40,7 +39,7 @@ KEPT = (
 )
 
 
-def adapt_factors(factors: Sequence[Factor], config: RunConfig) -> tuple[Factor, ...]:
+def replace_defaults(factors: Sequence[Factor], config: RunConfig) -> tuple[Factor, ...]:
     """Return the factors with the choices of a config as defaults.
 
     Args:
@@ -52,12 +51,12 @@ def adapt_factors(factors: Sequence[Factor], config: RunConfig) -> tuple[Factor,
     """
     settings = config.model_dump(mode="json")
     return tuple(
-        factor if factor.is_event or factor.name in KEPT else _adapt_factor(factor, settings)
+        factor if factor.is_event or factor.name in KEPT else _replace_default(factor, settings)
         for factor in factors
     )
 
 
-def _adapt_factor(factor: Factor, settings: Settings) -> Factor:
+def _replace_default(factor: Factor, settings: Settings) -> Factor:
     found = next((value for value in factor.values if _is_chosen(factor, value, settings)), None)
     section = _get(settings, factor.path) if factor.path else None
     kind = section.get("kind") if isinstance(section, dict) else section

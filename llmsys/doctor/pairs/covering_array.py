@@ -1,5 +1,4 @@
-"""A covering array: few cases in which every pair of values occurs that is not refused (Cohen 1997,
-AETG).
+"""A covering array: few cases with every pair of values that is not refused (Cohen 1997, AETG).
 
 Cases are built one after another. Each begins with a pair that no case has yet; every further
 factor then takes the value that covers most new pairs among those that the config accepts.
@@ -234,9 +233,7 @@ class _Builder:
     def _iter_repairs(
         self, chosen: Mapping[str, str], case: Mapping[str, str], message: str
     ) -> Iterator[dict[str, str]]:
-        """Yield completions with another value of one factor, those of factors that the message
-        is about first.
-        """
+        """Yield completions with another value of one factor that the message is about."""
         free = [name for name in self.factors if name not in chosen]
         named = [name for name in free if self._is_named(name, case, message)]
         for name in named:

@@ -1,5 +1,4 @@
-"""The events of a case: at which step each happens, and what a run with them must do in which
-order.
+"""The events of a case: the step at which each happens, and what a run with them must do.
 
 `list_expected_actions` says it without any code of the trainer; `EventScript` makes them happen in
 a real one.
@@ -13,7 +12,7 @@ import os
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 from torch.distributed.tensor import DTensor
@@ -23,6 +22,8 @@ from llmsys.config.run import RunConfig
 from llmsys.doctor.pairs.cases import BRANCH_STEPS, STEPS
 from llmsys.doctor.pairs.factors import Assignment
 from llmsys.engine.engine import EngineState, StepResult
+from llmsys.model.local_tensor import get_local_tensor
+from llmsys.parallel.dtensor_slices import get_local_region
 from llmsys.parallel.process_group import get_rank, get_world_size
 from llmsys.train.evaluator import EvaluationResult
 from llmsys.train.trainer import Trainer
@@ -42,7 +43,7 @@ EVENT_STEPS = {
 
 @dataclass(frozen=True)
 class Action:
-    """What a run does: `train`, `evaluate`, `save` or `load`.
+    """One action of a run: `train`, `evaluate`, `save` or `load`.
 
     Attributes:
         kind: the action.
@@ -117,43 +118,54 @@ def list_expected_actions(assignment: Assignment) -> list[Action]:
     return actions
 
 
+class Piece(NamedTuple):
+    """What a rank has of a tensor: its full shape, (first index, size) in each dim, and values."""
+
+    shape: tuple[int, ...]
+    region: tuple[tuple[int, int], ...]
+    values: Tensor
+
+
 @dataclass
 class Entry:
-    """What a run did, with its numbers.
+    """An action that a run took, with its numbers.
 
     Attributes:
         action: the action.
         loss: of a step in nats per target, of an evaluation the held-out loss.
         norm: gradient norm before clipping.
-        tensors: full tensors of the training state after a step, in float32 or as they are stored;
-            None: not looked at.
+        tensors: full tensors of the training state after a step, as they are stored; None: not
+            looked at.
+        pieces: what one rank has of them.
     """
 
     action: Action
     loss: float = 0.0
     norm: float = 0.0
     tensors: dict[str, Tensor] | None = None
+    pieces: dict[str, Piece] | None = None
 
 
 class KilledError(Exception):
     """The ranks are to end without a save."""
 
 
-def gather_tensors(state: EngineState, has_other_stages: bool) -> dict[str, Tensor]:
-    """Return copies of the full tensors of a state in host memory. Collective.
+def copy_pieces(state: EngineState) -> dict[str, Piece]:
+    """Return copies of what this rank has of a state, in host memory.
+
+    No rank talks to another, so that to look at a state changes nothing about it.
 
     Args:
         state: from `Engine.get_state`.
-        has_other_stages: other ranks have other tensors.
     """
-    from llmsys.parallel.process_group import all_gather_object
-
-    own = {}
-    for name, tensor in state.tensors.items():
-        full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-        own[name] = full.detach().cpu().clone()
-    parts = all_gather_object(own) if has_other_stages else [own]
-    return {name: tensor for part in parts for name, tensor in part.items()}
+    return {
+        name: Piece(
+            tuple(tensor.shape),
+            tuple(get_local_region(tensor)),
+            get_local_tensor(tensor).detach().cpu().clone(),
+        )
+        for name, tensor in state.tensors.items()
+    }
 
 
 @dataclass
@@ -193,9 +205,7 @@ class EventScript:
         self.entries.append(Entry(Action("load", trainer.steps_done, run=self.run)))
 
     def _find_event(self, step: int) -> str:
-        """Return the event of a step that has not happened yet; those between steps happen each
-        time.
-        """
+        """Return the event of a step that has not happened yet, or an empty text."""
         for name, number in EVENT_STEPS.items():
             if (
                 number == step
@@ -215,7 +225,7 @@ class EventScript:
             os.kill(os.getpid(), signal.SIGTERM)
         self._event = event
         if event == "overflow" and not isinstance(self._config.engine, DeepSpeedEngineConfig):
-            self._trainer.engine.observe_gradients = _spoil_gradients
+            self._trainer.engine.observe_gradients = _set_infinite_gradient
         try:
             is_stopping: bool = self._train_step(step, batches, progress)
         finally:
@@ -232,7 +242,7 @@ class EventScript:
         self._record_step(number)
         self._rewind(number, progress)
         self.entries.append(
-            Entry(Action("load", self._trainer.steps_done, run=self.run), tensors=self._look())
+            Entry(Action("load", self._trainer.steps_done, run=self.run), pieces=self._look())
         )
 
     def run_engine_step(self, batches: Any, rate: float, *rest: Any, **named: Any) -> StepResult:
@@ -251,9 +261,7 @@ class EventScript:
         return accepted
 
     def handle_step_end(self, is_stop_requested: bool) -> None:
-        """Evaluate and save where the events say so, and end without a save where the run is
-        killed.
-        """
+        """Evaluate and save where the events say so; end without a save at a kill."""
         step = self._trainer.steps_done
         event = self._find_event(step)
         evaluates, saves = (
@@ -284,15 +292,14 @@ class EventScript:
         result = self._result
         assert result is not None
         action = Action("train", number, result.is_applied, self.run)
-        self.entries.append(Entry(action, result.loss, result.gradient_norm, self._look()))
+        self.entries.append(Entry(action, result.loss, result.gradient_norm, pieces=self._look()))
 
-    def _look(self) -> dict[str, Tensor] | None:
-        """Return the full tensors of the state where this step is looked at. Collective."""
+    def _look(self) -> dict[str, Piece] | None:
+        """Return this rank's part of the state where this step is looked at. Collective."""
         is_last = self._trainer.steps_done in (STEPS, STEPS + BRANCH_STEPS)
         if self.assignment["inspection"] == "the end" and not is_last:
             return None
-        engine = self._trainer.engine
-        return gather_tensors(engine.get_state(), bool(engine.module.shapes_elsewhere))
+        return copy_pieces(self._trainer.engine.get_state())
 
     def _set_config(self, **changes: dict[str, Any]) -> None:
         config: RunConfig = self._trainer.config
@@ -303,7 +310,7 @@ class EventScript:
         self._trainer.config = config.model_copy(update=sections)
 
 
-def _spoil_gradients(gradients: Any, scale: float) -> None:
+def _set_infinite_gradient(gradients: Any, scale: float) -> None:
     """Make one element of the first gradient that this rank has infinite."""
     for gradient in gradients.values():
         local = gradient.to_local() if isinstance(gradient, DTensor) else gradient

@@ -1,5 +1,4 @@
-"""The factors: choices that can change a training step, and events between steps, with their
-values.
+"""The factors: choices that can change a training step, events between steps, and their values.
 
 A value is a label and the settings that it makes. Values of tagged unions and of literals come from
 the config itself: a new kind of optimizer, of position or of schedule becomes a value without a
@@ -87,8 +86,7 @@ class Factor:
 
 
 def list_choices(path: str) -> tuple[str, ...]:
-    """Return the kinds of a union of RunConfig, or the values of a literal, in the order of
-    definition.
+    """Return the kinds of a union of RunConfig, or the values of a literal, as defined.
 
     Args:
         path: dotted key, such as `model.moe.balance` or `train.precision`.
@@ -122,9 +120,7 @@ def list_choices(path: str) -> tuple[str, ...]:
 def _build_union_factor(
     name: str, path: str, default: str, *special: Value, **options: Any
 ) -> Factor:
-    """Build a factor with a value for each kind of a union; `special` values replace the plain
-    ones of their label.
-    """
+    """Build a factor with a value for each kind of a union; `special` ones replace plain ones."""
     given = {value.label: value for value in special}
     plain = {kind: Value(kind, {path: {"kind": kind}}) for kind in list_choices(path)}
     # An optional union has no kind for its absence.
@@ -161,10 +157,7 @@ LEFT_OUT: dict[tuple[str, str], str] = {
 # Key of a union or literal below the sections of a step that no factor has → why.
 UNNAMED_CHOICES: dict[str, str] = {
     "tokenizer": "ids are the same to a step whatever made them",
-    "data": (
-        "follows from the objective; chats and mixtures have runs of their own in "
-        "tests/llmsys/train"
-    ),
+    "data": "follows from the objective; chats and mixtures have runs in tests/llmsys/train",
     "model.head": "follows from the objective; features have no loss",
     "model.moe.expert": "the activations of model.feed_forward, on experts",
     "model.initializer": "both processes begin with the same weights",
@@ -534,9 +527,7 @@ def _list_engines() -> tuple[Value, ...]:
 
 
 def list_choices_of_literal(path: str) -> tuple[Any, ...]:
-    """Return the values of a literal of any type below a union of RunConfig, such as
-    `engine.zero_stage`.
-    """
+    """Return the values of a literal below a union of RunConfig, such as `engine.zero_stage`."""
     section, key = path.split(".")
     members = list_section_types(RunConfig.model_fields[section].annotation)
     [found] = [member.model_fields[key] for member in members if key in member.model_fields]

@@ -1,5 +1,4 @@
-"""Losses of a training step in plain torch: the head's, multi-token prediction, load balancing, and
-router z.
+"""Losses of a training step in plain torch: head, multi-token prediction, balancing, router z.
 
 They share no code with the engines: cross entropy is torch's, and what the router asks for is
 chosen again from its input. Each is a sum over one row; `plain_step.py` divides.
@@ -7,6 +6,7 @@ chosen again from its input. Each is a sum over one row; `plain_step.py` divides
 
 import math
 from dataclasses import dataclass
+from typing import assert_never
 
 import torch
 import torch.nn.functional as F
@@ -29,9 +29,7 @@ from llmsys.model.transformer import Transformer
 
 
 def sum_nats(logits: Tensor, targets: Tensor, config: LossConfig) -> Tensor:
-    """Return cross entropy with label smoothing and the squared log-sum-exp, summed over
-    targets.
-    """
+    """Return cross entropy, smoothed and with the squared log-sum-exp, summed over targets."""
     logits_NV, targets_N = logits.reshape(-1, logits.shape[-1]), targets.flatten()
     is_valid_N = targets_N != IGNORED
     logits_NV, targets_N = logits_NV[is_valid_N], targets_N[is_valid_N]
@@ -46,9 +44,7 @@ def sum_nats(logits: Tensor, targets: Tensor, config: LossConfig) -> Tensor:
 
 
 def sum_further_nats(model: Transformer, row: Batch, config: LossConfig) -> Tensor:
-    """Return the loss of the multi-token prediction modules (DeepSeek-V3, arXiv:2412.19437,
-    equations 24 and 25).
-    """
+    """Return the loss of multi-token prediction (DeepSeek-V3, arXiv:2412.19437, eq. 24 and 25)."""
     section = model.config.multi_token_prediction
     if section is None:
         return torch.zeros(())
@@ -64,17 +60,14 @@ def sum_further_nats(model: Transformer, row: Batch, config: LossConfig) -> Tens
 
 @dataclass
 class RouterLoad:
-    """What the router of one layer was asked for in a row: its losses, and the assignments of
-    its tokens.
-    """
+    """Losses of one layer in a row, and the assignments that its tokens ask for."""
 
     loss: Tensor
     tokens_E: Tensor
 
 
 class RouterWatch:
-    """Computes the losses and loads of every layer with experts from the inputs of its forward
-    passes.
+    """Computes losses and loads of layers with experts from the inputs of their forward passes.
 
     Args:
         model: the model.
@@ -139,6 +132,8 @@ class RouterWatch:
                 balance = weight * config.num_experts * (used_E * share_NE[is_real_N].sum(0)).sum()
             case NoBalancingConfig():
                 balance = loss
+            case unreachable:
+                assert_never(unreachable)
         z_loss = config.z_loss_weight * logits_NE[is_real_N].logsumexp(-1).square().sum()
         return RouterLoad(loss + balance * self.balance_factor + z_loss, tokens_E)
 
@@ -182,3 +177,5 @@ class RouterWatch:
                         chosen = order[:room]
                         asked_NE[inside[chosen], expert] = 1.0
                 return asked_NE
+            case unreachable:
+                assert_never(unreachable)

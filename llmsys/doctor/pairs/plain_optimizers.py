@@ -1,11 +1,11 @@
-"""Optimizers as their papers write them: one parameter at a time, in float64, from nothing but
-torch's operations.
+"""Optimizers as their papers write them: one parameter at a time, in float64, plain operations.
 
 They share no code with llmsys/optim. State is kept by the names that checkpoints have, so that it
 can be compared.
 """
 
 import math
+from typing import assert_never
 
 import torch
 from torch import Tensor
@@ -62,7 +62,7 @@ class PlainStep:
                     gradient + self.decay * weight, moments, config.betas, config.eps
                 )
             case AdamWConfig():
-                return self._decay(weight) - self._take_adam_step(
+                return self._apply_decay(weight) - self._take_adam_step(
                     gradient, moments, config.betas, config.eps
                 )
             case LionConfig():
@@ -76,19 +76,20 @@ class PlainStep:
             case SoapConfig() if is_projection(name, weight.ndim):
                 return self._take_soap_step(weight, gradient, moments, config)
             case MuonConfig() | SoapConfig():
-                return self._decay(weight) - self._take_adam_step(
+                return self._apply_decay(weight) - self._take_adam_step(
                     gradient, moments, config.betas, config.eps
                 )
             case AdafactorConfig():
                 return self._take_adafactor_step(weight, gradient, moments, config)
             case PythonOptimizerConfig():
                 raise TypeError("a class of the user's own has no plain form")
+            case unreachable:
+                assert_never(unreachable)
 
     def find_contained_gradient(
         self, name: str, weight: Tensor, gradient: Tensor, before: Moments, after: Moments
     ) -> Tensor:
-        """Return the gradient by which moments became other ones; `gradient` itself where they do
-        not tell.
+        """Return the gradient by which moments changed; `gradient` where they do not tell.
 
         Args:
             name: name of the parameter.
@@ -122,7 +123,7 @@ class PlainStep:
             return square.clamp(min=0).sqrt() * gradient.sign()
         return gradient
 
-    def _decay(self, weight: Tensor) -> Tensor:
+    def _apply_decay(self, weight: Tensor) -> Tensor:
         return weight * (1 - self.rate * self.decay)
 
     def _take_adam_step(
@@ -144,18 +145,16 @@ class PlainStep:
     def _take_lion_step(
         self, weight: Tensor, gradient: Tensor, moments: Moments, config: LionConfig
     ) -> Tensor:
-        """Chen 2023, algorithm 2."""
+        """Return the next weight (Chen 2023, algorithm 2)."""
         momentum = moments["first_moment"]
         direction = (config.betas[0] * momentum + (1 - config.betas[0]) * gradient).sign()
         moments["first_moment"] = config.betas[1] * momentum + (1 - config.betas[1]) * gradient
-        return self._decay(weight) - self.rate * direction
+        return self._apply_decay(weight) - self.rate * direction
 
     def _take_ademamix_step(
         self, weight: Tensor, gradient: Tensor, moments: Moments, config: AdEMAMixConfig
     ) -> Tensor:
-        """Pagliardini 2024, algorithm 1, with the schedules of section 3: the half-life grows
-        linearly.
-        """
+        """Return the next weight (Pagliardini 2024, algorithm 1); half-lives grow linearly."""
         start, end, warmup = config.betas[0], config.slow_beta, config.slow_warmup_steps
         grown = min(self.count / warmup, 1.0) if warmup else 1.0
         low, high = (math.log(0.5) / math.log(beta) for beta in (start, end))
@@ -166,15 +165,13 @@ class PlainStep:
         moments |= {"first_moment": first, "second_moment": second, "slow_moment": slow}
         root = (second / (1 - config.betas[1] ** self.count)).sqrt() + config.eps
         direction = first / (1 - config.betas[0] ** self.count) + grown * config.slow_weight * slow
-        updated: Tensor = self._decay(weight) - self.rate * direction / root
+        updated: Tensor = self._apply_decay(weight) - self.rate * direction / root
         return updated
 
     def _take_schedule_free_step(
         self, weight: Tensor, gradient: Tensor, moments: Moments, config: ScheduleFreeConfig
     ) -> Tensor:
-        """Defazio 2024, algorithm 1: fast weights z and their average x; the gradient is taken
-        at y between them.
-        """
+        """Return the next y between fast weights z and average x (Defazio 2024, algorithm 1)."""
         beta = config.betas[0]
         fast = weight + moments["lookahead_moment"]
         average = (weight - (1 - beta) * fast) / beta
@@ -189,7 +186,7 @@ class PlainStep:
     def _take_muon_step(
         self, weight: Tensor, gradient: Tensor, moments: Moments, config: MuonConfig
     ) -> Tensor:
-        """Jordan 2024, with Nesterov's momentum and the scale of Moonshot 2025, 2.2."""
+        """Return the next weight (Jordan 2024; scale of Moonshot 2025, 2.2)."""
         momentum = config.momentum * moments["first_moment"] + (1 - config.momentum) * gradient
         moments["first_moment"] = momentum
         ahead = config.momentum * momentum + (1 - config.momentum) * gradient
@@ -199,15 +196,13 @@ class PlainStep:
             x = 3.4445 * x - 4.7750 * square @ x + 2.0315 * square @ square @ x
         # An orthogonal matrix has the root mean square 1 / √max(M, N), an AdamW step 0.2.
         scale = 0.2 * math.sqrt(max(weight.shape[-2:]))
-        updated: Tensor = self._decay(weight) - self.rate * scale * x
+        updated: Tensor = self._apply_decay(weight) - self.rate * scale * x
         return updated
 
     def _take_adafactor_step(
         self, weight: Tensor, gradient: Tensor, moments: Moments, config: AdafactorConfig
     ) -> Tensor:
-        """Shazeer 2018, algorithms 4 and 5, each matrix by itself; limits as in
-        torch.optim.Adafactor.
-        """
+        """Return the next weight (Shazeer 2018, algorithms 4, 5); limits of torch's Adafactor."""
         matrix = tuple(range(-min(2, weight.ndim), 0))
         new = self.count**-config.decay_exponent
         square = gradient**2
@@ -223,15 +218,13 @@ class PlainStep:
         size = weight.square().mean(matrix, keepdim=True).sqrt().clamp(min=config.min_weight_size)
         excess = update.square().mean(matrix, keepdim=True).sqrt() / config.clip_threshold
         step = size * min(self.rate, self.count**-0.5)
-        updated: Tensor = self._decay(weight) - step * update / excess.clamp(min=1.0)
+        updated: Tensor = self._apply_decay(weight) - step * update / excess.clamp(min=1.0)
         return updated
 
     def _take_soap_step(
         self, weight: Tensor, gradient: Tensor, moments: Moments, config: SoapConfig
     ) -> Tensor:
-        """Vyas 2024, algorithm 3: Adam in the eigenbasis of the preconditioners; the first step
-        only measures.
-        """
+        """Return the next weight (Vyas 2024, algorithm 3); the first step only measures."""
         sides = {"left": -2, "right": -1}
         rotated = {
             side: dim
@@ -246,7 +239,7 @@ class PlainStep:
             moments |= {"first_moment": first, "second_moment": second}
             root = (second / (1 - config.betas[1] ** steps)).sqrt() + config.eps
             change = _rotate(_rotate(first, moments, rotated) / root, moments, rotated, back=True)
-            weight = self._decay(weight) - self.rate * change / (1 - config.betas[0] ** steps)
+            weight = self._apply_decay(weight) - self.rate * change / (1 - config.betas[0] ** steps)
         for side in rotated:
             product = gradient @ gradient.mT if side == "left" else gradient.mT @ gradient
             moment = moments[f"{side}_moment"]
@@ -274,9 +267,7 @@ def _rotate(
 
 
 def _update_basis(moments: Moments, side: str, dim: int) -> None:
-    """Take one step of power iteration, vectors in the order of their eigenvalues (Vyas 2024,
-    algorithm 4).
-    """
+    """Take one step of power iteration, sorted by eigenvalues (Vyas 2024, algorithm 4)."""
     basis, product = (
         moments[f"{side}_basis_moment"],
         moments[f"{side}_moment"] @ moments[f"{side}_basis_moment"],
@@ -320,5 +311,9 @@ def list_moment_names(
                     square = (*plain[:-2], size, size)
                     found |= {f"{side}_moment": square, f"{side}_basis_moment": square}
             return found
-        case _:
+        case AdamWConfig() | MuonConfig() | SoapConfig():
             return adam
+        case PythonOptimizerConfig():
+            raise TypeError("a class of the user's own has no plain form")
+        case unreachable:
+            assert_never(unreachable)

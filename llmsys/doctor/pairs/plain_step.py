@@ -1,5 +1,4 @@
-"""The plain process: the eager model, one row at a time, in fp32, with own losses, clipping and
-optimizers.
+"""The plain process: the eager model in fp32, row by row; own losses, clipping and optimizers.
 
 It shares the model and the rows of the data with a run, and no code with its engines: neither
 sharding, nor sums over micro-batches, nor clipping, nor optimizers, nor schedules, nor the control
@@ -66,9 +65,7 @@ class PlainState:
 
 
 def build_plain_config(config: RunConfig) -> RunConfig:
-    """Return the config for one plain process: one row in a micro-batch, and neither layout nor
-    engine.
-    """
+    """Return the config for a plain process: rows one by one, neither layout nor engine."""
     changes: dict[str, Any] = {
         "layout": ParallelLayout(),
         "engine": TorchEngineConfig(),
@@ -79,9 +76,7 @@ def build_plain_config(config: RunConfig) -> RunConfig:
 
 
 class PlainProcess:
-    """One process that trains plainly. `config` is that of a run; only what decides its numbers
-    is read.
-    """
+    """One process that trains plainly what the config of a run says."""
 
     def __init__(self, config: RunConfig) -> None:
         self.config = build_plain_config(config)
@@ -121,9 +116,7 @@ class PlainProcess:
         self._load_weights(PARAMETER)
 
     def correct_state(self, tensors: dict[str, Tensor]) -> None:
-        """Take over tensors that were found to be equal, so that rounding does not add up over
-        steps.
-        """
+        """Take over tensors that were found equal, so that rounding does not add up."""
         for name, tensor in tensors.items():
             if name in self.state.tensors:
                 self.state.tensors[name] = tensor.to(self.state.tensors[name].dtype)
@@ -178,9 +171,7 @@ class PlainProcess:
         return loss, norm
 
     def _iter_rows(self, step: int) -> Iterator[Batch]:
-        """Yield each row of a step, counted from 0, as a batch without padding where it has its
-        own length.
-        """
+        """Yield each row of a step, counted from 0, as a batch without padding."""
         if isinstance(self.steps, BucketedStepBatches):
             for group in self.steps.grouping.get_step_buckets(step):
                 for row in group.tolist():
@@ -192,9 +183,7 @@ class PlainProcess:
         return self.config.batch.count_tokens_before(step)
 
     def _add_gradients(self, rows: list[Batch]) -> tuple[float, dict[str, Tensor], int]:
-        """Add the gradients of a step; return the loss, the load of each router, and the number
-        of targets.
-        """
+        """Add the gradients of a step; return loss, load of each router, and targets."""
         self.model.train()
         targets = sum(int((row.targets_BT != IGNORED).sum()) for row in rows)
         tokens = sum(_count_tokens(row.tokens_BT, row.documents_BT, row.real_BT) for row in rows)
@@ -308,9 +297,7 @@ class PlainProcess:
                 self.state.tensors[AVERAGE + name] = self.state.tensors[PARAMETER + name].clone()
 
     def _update_average(self, targets: int) -> None:
-        """Move the average of the weights: by half in `ema_half_life_tokens`, or as the
-        optimizer says.
-        """
+        """Move the average of the weights, by its half-life or as the optimizer says."""
         config, tensors = self.config, self.state.tensors
         for name in self.parameters if self._has_average else ():
             weight = tensors[PARAMETER + name]
@@ -341,9 +328,7 @@ def _count_tokens(tokens: Tensor | None, documents: Tensor | None, real: Tensor 
 
 
 def compute_rate_multiplier(config: RunConfig, step: int) -> float:
-    """Return the share of the peak rate at step `step`, counted from 1, from the formulas of the
-    schedules.
-    """
+    """Return the share of the peak rate at a step, counted from 1, by the schedule's formula."""
     schedule, batch = config.schedule, config.batch
     if isinstance(schedule, NoamScheduleConfig):
         shape = min(step**-0.5, step * schedule.warmup_steps**-1.5)
@@ -375,9 +360,7 @@ def _count_step_tokens(batch: BatchConfig, step: int) -> int:
 
 
 def interpolate_points(points: tuple[tuple[int, float], ...], tokens: int) -> float:
-    """Return the factor of piecewise linear points; of two points at one place, the later one
-    from there on.
-    """
+    """Return the factor of piecewise linear points; of two at one place the later one counts."""
     if not points:
         return 1.0
     value = points[0][1]

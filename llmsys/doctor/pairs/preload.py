@@ -1,6 +1,4 @@
-"""Import what the ranks of a case import, once in the server that they are forked from. Nothing
-uses it directly.
-"""
+"""Import what the ranks of a case import, once in the server that they are forked from."""
 
 import importlib
 import importlib.util

@@ -1,5 +1,4 @@
-"""Shrink a case that fails: choices go back to their defaults, many at once and then one by one,
-while it still fails.
+"""Shrink a case that fails: choices go back to their defaults, many at once and then one by one.
 
 Invariants:
 - The smallest case fails, and none of its choices can be left out.
@@ -12,7 +11,7 @@ from llmsys.doctor.pairs.cases import PairCase
 from llmsys.doctor.pairs.factors import FACTORS, Factor
 
 
-def shrink_case(
+def find_smallest_case(
     failed: CaseResult,
     run_case: Callable[[PairCase], CaseResult],
     factors: Sequence[Factor] = FACTORS,

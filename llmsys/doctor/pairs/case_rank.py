@@ -32,6 +32,7 @@ from llmsys.doctor.pairs.events import (
     KilledError,
     list_actions,
     list_expected_actions,
+    looks_at_the_end,
 )
 from llmsys.doctor.pairs.factors import Assignment
 from llmsys.doctor.pairs.plain_step import PlainProcess, PlainState
@@ -214,7 +215,7 @@ def join_pieces(entries: Sequence[Entry]) -> dict[str, Tensor] | None:
             part, known = full[name], is_set[name]
             for dim, (begin, size) in enumerate(region):
                 part, known = part.narrow(dim, begin, size), known.narrow(dim, begin, size)
-            apart = (part - values).abs().double().where(known, 0.0)
+            apart = (part.double() - values.double()).abs().where(known, 0.0)
             # Ranks sum in one order, so copies have the same bits but for what a library reorders.
             if apart.numel() and float(apart.max()) > 1e-6 * max(float(values.abs().max()), 1e-3):
                 text = f"{format_action(entry.action)}: rank {rank} has other values of {name}"
@@ -243,7 +244,7 @@ def find_case_difference(
     config = phases[0].config
     plain, bands = (
         PlainProcess(config),
-        select_bands(config, is_corrected=assignment["inspection"] != "the end"),
+        select_bands(config, is_corrected=not looks_at_the_end(assignment)),
     )
     is_lion = config.optimizer.kind == "lion"
     saved: dict[int, PlainState] = {0: plain.copy_state()}

@@ -62,8 +62,6 @@ UNCORRECTED = {
     FP32: Bands(1e-4, 1e-3, 1e-2, 1e-2, 1e-6),
     BF16_MOMENTS: Bands(1e-3, 1e-2, 2**-5, 2**-6, 1e-6),
     INT8_MOMENTS: Bands(2**-6, 2**-4, 2**-2, 2**-4, 1e-6),
-    FP16: Bands(2**-6, 0.2, 0.5, 0.2, 0.2, small=0.1),
-    BF16: Bands(2**-4, 0.4, 0.8, 0.2, 0.2, small=0.1),
 }
 
 # Elements whose sign in Lion's update rounding may decide: a flip moves a weight by twice the rate.
@@ -111,7 +109,8 @@ def select_bands(config: RunConfig, *, is_corrected: bool = True) -> Bands:
         is_corrected: the plain process takes over the state after each step.
     """
     bands = _select_corrected_bands(config)
-    return bands if is_corrected else UNCORRECTED[bands]
+    # In 16 bits each step begins with the state of the run.
+    return bands if is_corrected else UNCORRECTED.get(bands, bands)
 
 
 def _select_corrected_bands(config: RunConfig) -> Bands:

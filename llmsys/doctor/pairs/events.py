@@ -150,6 +150,15 @@ class KilledError(Exception):
     """The ranks are to end without a save."""
 
 
+def looks_at_the_end(assignment: Assignment) -> bool:
+    """Return whether the state of a case is looked at after the last step only.
+
+    Args:
+        assignment: label by factor.
+    """
+    return assignment["inspection"] == "the end" and assignment["precision"] == "fp32"
+
+
 def copy_pieces(state: EngineState) -> dict[str, Piece]:
     """Return copies of what this rank has of a state, in host memory.
 
@@ -297,7 +306,7 @@ class EventScript:
     def _look(self) -> dict[str, Piece] | None:
         """Return this rank's part of the state where this step is looked at. Collective."""
         is_last = self._trainer.steps_done in (STEPS, STEPS + BRANCH_STEPS)
-        if self.assignment["inspection"] == "the end" and not is_last:
+        if looks_at_the_end(self.assignment) and not is_last:
             return None
         return copy_pieces(self._trainer.engine.get_state())
 

@@ -652,7 +652,13 @@ STEP_FACTORS = (
     ),
     _build_literal_factor("saves", "checkpoint.mode", "sync"),
     # To look at the state gathers it, which may hide what a step leaves behind.
-    _build_factor("inspection", Value("each step"), Value("the end")),
+    # In 16 bits a run and the plain process would go apart in between.
+    _build_factor(
+        "inspection",
+        Value("each step"),
+        Value("the end"),
+        acts_with={"precision": frozenset({"fp32"})},
+    ),
 )
 
 RESUMES = (

@@ -23,6 +23,8 @@ Check = Callable[[Assignment], str | None]
 
 # Completions of a pair that are tried before it counts as refused.
 MAX_REPAIRS = 40
+# New pairs that a value must cover beyond another one to be worth its processes.
+PROCESS_COST = 3
 # First cases that are compared for each pair, of which the one with most new pairs is taken.
 CANDIDATES = 2
 
@@ -282,9 +284,10 @@ class _Builder:
                 label in self.factors[other].acts_with[name] and self._has_left(other)
                 for other in self.dependents.get(name, ())
             )
-            is_cheap = not self.factors[name].get_value(label).costs_processes
-            gains.append((gain + acting, is_cheap, self.choose.random(), label))
-        for _, _, _, label in sorted(gains, reverse=True):
+            if self.factors[name].get_value(label).costs_processes:
+                gain -= PROCESS_COST
+            gains.append((gain + acting, self.choose.random(), label))
+        for _, _, label in sorted(gains, reverse=True):
             if label == current[name]:
                 return current, fixed | {name: label}
             tried = self._complete(fixed | {name: label})

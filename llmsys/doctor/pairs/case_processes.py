@@ -34,7 +34,7 @@ from llmsys.parallel.port import find_free_port
 
 # Longest time of one phase, a hundred times the usual; ranks that lost a peer would wait for a
 # collective.
-PHASE_SECONDS = 300.0
+PHASE_SECONDS = 900.0
 # Seconds that the other ranks get once one has failed.
 GRACE_SECONDS = 1.0
 

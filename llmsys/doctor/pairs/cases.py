@@ -25,7 +25,6 @@ from llmsys.data.step_plan import RunPlan
 from llmsys.doctor.pairs.factors import (
     FACTORS,
     LENGTH,
-    NONE,
     SEQUENCES,
     Assignment,
     Factor,
@@ -87,11 +86,9 @@ class Limits:
 
     Attributes:
         processes: most processes of a case.
-        extra: further settings of every case, such as those of a user's config.
     """
 
     processes: int = 4
-    extra: tuple[tuple[str, Any], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -160,11 +157,9 @@ def build_default_assignment(factors: Sequence[Factor] = FACTORS) -> dict[str, s
     return {factor.name: factor.default for factor in factors}
 
 
-def build_settings(
-    assignment: Assignment, factors: Sequence[Factor] = FACTORS, limits: Limits = Limits()
-) -> Settings:
+def build_settings(assignment: Assignment, factors: Sequence[Factor] = FACTORS) -> Settings:
     """Return the settings of an assignment as nested sections, without folders and budget."""
-    flat = BASE | dict(limits.extra)
+    flat = BASE
     if assignment["optimizer"] not in HAS_NO_EPS:
         flat = flat | {"optimizer.eps": EPS}
     nested: Settings = {}
@@ -243,7 +238,7 @@ def build_part(
     Raises:
         RefusedError: the config, or a check before training, refuses it.
     """
-    settings = build_settings(assignment, factors, limits)
+    settings = build_settings(assignment, factors)
     _set_key(settings, "run.seed", seed)
     _set_key(settings, "run.folder", str(root / "run"))
     kind = settings.get("data", {}).get("kind", "crawl")
@@ -394,8 +389,3 @@ def format_refusal(error: ValidationError) -> str:
         else:
             lines.append(f"{where}: {one['msg']}".lstrip(": "))
     return " | ".join(lines)
-
-
-def is_without_experts(assignment: Assignment) -> bool:
-    """Return whether the model has no experts."""
-    return assignment["experts"] == NONE

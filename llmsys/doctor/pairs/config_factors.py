@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from llmsys.config.run import RunConfig
+from llmsys.config.section import Section
 from llmsys.doctor.pairs.factors import Factor, Settings, Value
 
 OWN = "as in the config"
@@ -51,32 +52,54 @@ def replace_defaults(factors: Sequence[Factor], config: RunConfig) -> tuple[Fact
     """
     settings = config.model_dump(mode="json")
     return tuple(
-        factor if factor.is_event or factor.name in KEPT else _replace_default(factor, settings)
+        factor
+        if factor.is_event or factor.name in KEPT
+        else _replace_default(factor, config, settings)
         for factor in factors
     )
 
 
-def _replace_default(factor: Factor, settings: Settings) -> Factor:
-    found = next((value for value in factor.values if _is_chosen(factor, value, settings)), None)
-    section = _get(settings, factor.path) if factor.path else None
-    kind = section.get("kind") if isinstance(section, dict) else section
-    if found is None and kind is not None:
+def _replace_default(factor: Factor, config: RunConfig, settings: Settings) -> Factor:
+    chosen = [value for value in factor.values if _is_chosen(value, settings)]
+    # The one that sets most: others may set a part of it.
+    found = max(chosen, key=lambda value: len(str(value.settings)), default=None)
+    section = _get_section(config, factor.path)
+    if found is None and section is not None:
+        kind = getattr(section, "kind", section)
         found = next((value for value in factor.values if value.label == kind), None)
     if found is None:
         return factor
-    if (
-        isinstance(section, dict)
-        and factor.name not in KIND_ONLY
-        and not _is_chosen(factor, found, settings)
-    ):
-        own = Value(OWN, {factor.path: section}, found.needs)
-        return replace(factor, values=(own, *factor.values))
-    return replace(
-        factor, values=(found, *(value for value in factor.values if value is not found))
-    )
+    if isinstance(section, Section) and factor.name not in KIND_ONLY:
+        changed = _list_changed_fields(section)
+        made = {} if callable(found.settings) else found.settings.get(factor.path, {})
+        if changed != {key: value for key, value in made.items() if key != "kind"}:
+            own = Value(OWN, {factor.path: section.model_dump(mode="json")}, found.needs)
+            return replace(factor, values=(own, *factor.values))
+    others = (value for value in factor.values if value is not found)
+    return replace(factor, values=(found, *others))
 
 
-def _is_chosen(factor: Factor, value: Value, settings: Settings) -> bool:
+def _list_changed_fields(section: Section) -> Settings:
+    """Return the fields of a section that differ from their defaults, but for its kind."""
+    stored = section.model_dump(mode="json")
+    changed: Settings = {}
+    for name, field in type(section).model_fields.items():
+        is_default = not field.is_required() and getattr(section, name) == field.get_default(
+            call_default_factory=True, validated_data={}
+        )
+        if name != "kind" and not is_default:
+            changed[name] = stored[name]
+    return changed
+
+
+def _get_section(config: RunConfig, path: str) -> Any:
+    found: Any = config
+    for key in path.split(".") if path else ():
+        found = getattr(found, key, None)
+    return found if path else None
+
+
+def _is_chosen(value: Value, settings: Settings) -> bool:
     """Return whether the config has all that a value sets, and it sets something."""
     made = {} if callable(value.settings) else value.settings
     return bool(made) and all(

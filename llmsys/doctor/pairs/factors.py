@@ -24,8 +24,6 @@ Settings = dict[str, Any]
 # Settings, or a function of the assignment where they depend on other factors.
 MakeSettings = Callable[[Assignment], Settings]
 
-LAYERS = "layers"
-
 NONE = "none"
 
 

@@ -35,7 +35,7 @@ def list_kinds() -> list[tuple[str, str]]:
     return [one for one in variants if not one[0].startswith("data")]
 
 
-@pytest.mark.parametrize("path, kind", list_kinds())
+@pytest.mark.parametrize(("path", "kind"), list_kinds())
 def test_every_kind_of_a_union_is_a_value_of_a_factor(path: str, kind: str) -> None:
     if path in UNNAMED_CHOICES:
         return
@@ -60,7 +60,7 @@ def list_train_literals() -> list[tuple[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    "path, value", [one for one in list_train_literals() if one[0] != "train.on_bad_step"]
+    ("path", "value"), [one for one in list_train_literals() if one[0] != "train.on_bad_step"]
 )
 def test_every_value_of_a_literal_of_train_and_batch_is_a_value_of_a_factor(
     path: str, value: str
@@ -93,7 +93,7 @@ def test_the_case_with_every_default_is_accepted(tmp_path: Path) -> None:
     assert part.config.num_steps == 9
 
 
-@pytest.mark.parametrize("factor, label", [
+@pytest.mark.parametrize(("factor", "label"), [
     (factor.name, value.label) for factor in FACTORS for value in factor.values if "fp8" not in
     value.label
 ])  # fmt: skip
@@ -115,7 +115,7 @@ def test_a_refused_case_has_the_message_of_the_config(tmp_path: Path) -> None:
     chosen = build_default_assignment() | {"engine": "zero-1", "pipeline": "2"}
     with pytest.raises(
         RefusedError,
-        match="engine.kind: deepspeed runs no stages. Use torch with data_parallel=fsdp",
+        match=r"engine\.kind: deepspeed runs no stages. Use torch with data_parallel=fsdp",
     ):
         build_parts(chosen, 1, tmp_path / "case", LIMITS)
 

@@ -1,6 +1,5 @@
 """Cases against the plain process: the sample of every event and schedule, and what it finds."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,10 +21,10 @@ def build_case(seed: int = 1, **labels: str) -> PairCase:
 
 
 @pytest.fixture(scope="module")
-def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CaseRunner]:
+def runner(tmp_path_factory: pytest.TempPathFactory) -> CaseRunner:
     root = tmp_path_factory.mktemp("pairs")
     write_datasets(root)
-    yield CaseRunner(root, LIMITS)
+    return CaseRunner(root, LIMITS)
 
 
 @pytest.fixture(scope="module")

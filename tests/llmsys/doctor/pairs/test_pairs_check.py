@@ -1,4 +1,4 @@
-"""Cases against the plain process: the sample of every event and schedule, and what it finds."""
+"""A case, its comparison with the plain process, and the shrinking of one that fails."""
 
 from pathlib import Path
 
@@ -6,9 +6,8 @@ import pytest
 
 from llmsys.doctor.pairs.case_processes import CaseResult, CaseRunner
 from llmsys.doctor.pairs.cases import Limits, PairCase, build_default_assignment
-from llmsys.doctor.pairs.check import PairsCheck, build_array, write_datasets
+from llmsys.doctor.pairs.check import write_datasets
 from llmsys.doctor.pairs.comparison import FP32, find_action_difference, find_difference
-from llmsys.doctor.pairs.covering_array import CoveringArray
 from llmsys.doctor.pairs.events import Action, Entry
 from llmsys.doctor.pairs.shrink import find_smallest_case
 
@@ -25,42 +24,6 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> CaseRunner:
     root = tmp_path_factory.mktemp("pairs")
     write_datasets(root)
     return CaseRunner(root, LIMITS)
-
-
-@pytest.fixture(scope="module")
-def sample() -> CoveringArray:
-    return build_array(1, LIMITS, is_sample=True)
-
-
-@pytest.mark.distributed
-@pytest.mark.timeout(1800)
-def test_every_case_of_the_sample_agrees_with_the_plain_process(sample: CoveringArray) -> None:
-    report = PairsCheck(LIMITS).run_array(sample, seed=1)
-    assert [f"{one.case.title}: {one.problem}" for one in report.failures] == []
-    assert report.has_passed
-
-
-@pytest.mark.parametrize("labels", [
-    {"reproducibility": "bitwise", "evaluate": "yes"},
-    {"schedule of stages": "interleaved", "replicate": "2"},
-])  # fmt: skip
-def test_the_sample_has_the_pairs_of_the_defects_that_no_list_had(
-    labels: dict[str, str], sample: CoveringArray
-) -> None:
-    assert any(labels.items() <= case.items() for case in sample.cases)
-
-
-@pytest.mark.distributed
-def test_a_step_after_an_evaluation_is_plain_in_bitwise_mode(runner: CaseRunner) -> None:
-    assert runner.run_case(build_case(reproducibility="bitwise", evaluate="yes")).problem == ""
-
-
-@pytest.mark.distributed
-def test_every_stage_of_an_interleaved_pipeline_with_replicas_is_trained(
-    runner: CaseRunner,
-) -> None:
-    case = build_case(pipeline="2", replicate="2", schedule_of_stages="interleaved")
-    assert runner.run_case(case).problem == ""
 
 
 @pytest.mark.distributed

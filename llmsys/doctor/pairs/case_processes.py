@@ -127,6 +127,10 @@ def list_phases(
 REPEATED = ("evaluate", "save", "evaluate and save")
 
 
+def _prepare_nothing() -> None:
+    pass
+
+
 @dataclass
 class CaseRunner:
     """Runs cases.
@@ -136,12 +140,14 @@ class CaseRunner:
         limits: what the machine has.
         slots: processes that run at once.
         factors: the factors of the cases.
+        prepare: called in every rank before anything is built; tests plant bugs there.
     """
 
     root: Path
     limits: Limits
     slots: int = 4
     factors: Sequence[Factor] = FACTORS
+    prepare: Callable[[], None] = _prepare_nothing
     _free: int = field(init=False, default=0)
     _number: int = field(init=False, default=0)
 
@@ -250,7 +256,9 @@ class CaseRunner:
         """Run a phase and return the error of its first rank that failed, or an empty text."""
         port = find_free_port()
         processes = [
-            self._context.Process(target=run_rank, args=(folder, case.labels, phase, rank, port))
+            self._context.Process(
+                target=run_rank, args=(folder, case.labels, phase, rank, port, self.prepare)
+            )
             for rank in range(phase.ranks)
         ]
         return self._wait(processes, folder, str(phase.number))

@@ -9,7 +9,7 @@ import contextlib
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -69,7 +69,14 @@ class Phase:
     run: int = 0
 
 
-def run_rank(folder: Path, assignment: Assignment, phase: Phase, rank: int, port: int) -> None:
+def run_rank(
+    folder: Path,
+    assignment: Assignment,
+    phase: Phase,
+    rank: int,
+    port: int,
+    prepare: Callable[[], None],
+) -> None:
     """Run one rank of a phase, and end the process.
 
     Args:
@@ -78,6 +85,7 @@ def run_rank(folder: Path, assignment: Assignment, phase: Phase, rank: int, port
         phase: the phase.
         rank: the rank.
         port: port of the rendezvous.
+        prepare: called before anything is built; tests plant bugs there.
     """
     _redirect_output(folder / f"output-{phase.number}-{rank}.txt")
     local = {
@@ -92,6 +100,7 @@ def run_rank(folder: Path, assignment: Assignment, phase: Phase, rank: int, port
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     script = EventScript(assignment, set(phase.fired), phase.run)
     try:
+        prepare()
         with init_process_group(), contextlib.ExitStack() as stack:
             _train(phase, script, stack)
             torch.save(script.entries, folder / f"entries-{phase.number}-{rank}.pt")

@@ -59,7 +59,7 @@ INT8_MOMENTS = Bands(1e-5, 1e-5, 2**-4, 2**-5, 1e-6)
 # tenth of itself at most, so weights are off by a tenth of what moments are in a step, and the next
 # gradients by as much.
 UNCORRECTED = {
-    FP32: Bands(1e-4, 1e-3, 1e-2, 1e-2, 1e-6),
+    FP32: Bands(1e-3, 1e-2, 3e-2, 1e-2, 1e-6),
     BF16_MOMENTS: Bands(1e-3, 1e-2, 2**-5, 2**-6, 1e-6),
     INT8_MOMENTS: Bands(2**-6, 2**-4, 2**-2, 2**-4, 1e-6),
 }

@@ -4,6 +4,10 @@ The two defects that no list of cases had are in it; planted again, each fails a
 here.
 """
 
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
 import pytest
 
 from llmsys.doctor.pairs.case_processes import CaseRunner
@@ -19,6 +23,40 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> CaseRunner:
     root = tmp_path_factory.mktemp("pairs")
     write_datasets(root)
     return CaseRunner(root, LIMITS)
+
+
+def keep_gathered_weights() -> None:
+    """Begin the gradients of a step with the tensors that an evaluation has gathered."""
+    from llmsys.engine import engine
+
+    engine.reshard_parameters = lambda module: None  # type: ignore[attr-defined]
+
+
+def end_all_stages_together() -> None:
+    """Count the backward passes of a rank, and say of all its stages that they end with the
+    last.
+    """
+    from llmsys.parallel.fsdp import FsdpModel
+    from llmsys.parallel.pipeline import PipelineRunner
+
+    enter = FsdpModel.enter_micro_batch
+
+    @contextmanager
+    def enter_all(self: Any, *, last: bool, stage: int | None = None) -> Iterator[None]:
+        with ExitStack() as stack:
+            for one in self._units_by_stage:
+                stack.enter_context(enter(self, last=last, stage=one))
+            yield
+
+    @contextmanager
+    def enter_backward(self: Any, stage: int, number: int) -> Iterator[None]:
+        left = sum(self._backwards_left.values())
+        self._backwards_left[stage] -= 1
+        with self._enter_backward(stage, left == 1):
+            yield
+
+    FsdpModel.enter_micro_batch = enter_all  # type: ignore[method-assign]
+    PipelineRunner.enter_backward = enter_backward  # type: ignore[method-assign,assignment]
 
 
 def build_case(**labels: str) -> PairCase:
@@ -37,6 +75,23 @@ def test_every_stage_of_an_interleaved_pipeline_with_replicas_is_trained(
 ) -> None:
     case = build_case(pipeline="2", replicate="2", schedule_of_stages="interleaved")
     assert runner.run_case(case).problem == ""
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize(("plant", "labels", "named"), [
+    (keep_gathered_weights, {"reproducibility": "bitwise", "evaluate": "yes"},
+        "train step 2: the gradient norm"),
+    (
+        end_all_stages_together,
+        {"pipeline": "2", "replicate": "2", "schedule_of_stages": "interleaved"},
+        "train step 1: the gradient norm",
+    ),
+])  # fmt: skip
+def test_a_defect_that_no_list_had_fails_its_pair_when_it_is_planted(
+    plant: Callable[[], None], labels: dict[str, str], named: str, runner: CaseRunner
+) -> None:
+    planted = CaseRunner(runner.root, LIMITS, prepare=plant)
+    assert planted.run_case(build_case(**labels)).problem.startswith(named)
 
 
 @pytest.fixture(scope="module")

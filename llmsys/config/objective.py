@@ -31,7 +31,14 @@ ALSO_LEGAL = {"crawl": ("mixture", "tokens"), "labelled": ("images",), "next_tok
 
 
 def get_needs(kind: str) -> tuple[str, str, tuple[str, ...]]:
-    """Return the family and the head that an objective needs, and the legal kinds of its data."""
+    """Return what an objective needs.
+
+    Args:
+        kind: The `objective.kind`.
+
+    Returns:
+        The family of the model, the kind of its head, and the legal kinds of data.
+    """
     family, head, data = NEEDS[kind]
     return family, head, (data, *ALSO_LEGAL.get(data, ()), *ALSO_LEGAL.get(kind, ()))
 

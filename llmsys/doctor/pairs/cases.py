@@ -17,7 +17,6 @@ from pydantic import ValidationError
 from llmsys.config.batch import BatchConfig
 from llmsys.config.bitwise_constraints import list_micro_batch_counts, require_ranks
 from llmsys.config.engine import AccelerateEngineConfig, DeepSpeedEngineConfig
-from llmsys.config.noise_scale_constraints import require_micro_batches
 from llmsys.config.objective import get_needs
 from llmsys.config.run import RunConfig
 from llmsys.config.section import fill_default_kinds
@@ -34,6 +33,7 @@ from llmsys.doctor.toy_dataset import VOCABULARY
 from llmsys.errors import LlmsysError
 from llmsys.parallel.fp8 import require_fp8
 from llmsys.parallel.process_group import get_local_device
+from llmsys.train.gradient_noise_scale import require_micro_batches
 
 # Steps of a run, and those after a branch of it.
 STEPS, BRANCH_STEPS = 9, 2

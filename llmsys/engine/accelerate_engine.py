@@ -170,6 +170,7 @@ class AccelerateEngine:
             f"buffer/{name}": buffer for name, buffer in iter_persistent_buffers(self.module)
         }
         tensors |= {} if self._scale is None else self._scale.state_dict()
+        tensors |= self._optimizer.get_shared_state()
         return EngineState(tensors, int(self._list_step_counters()[0]))
 
     def load_state(self, state: EngineState) -> None:

@@ -24,7 +24,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from llmsys.config.optimizer import OptimizerConfig
@@ -38,6 +37,7 @@ from llmsys.engine.engine import (
     StepResult,
     accept_all,
     drop_counts,
+    enter_training,
     iter_persistent_buffers,
     reduce_token_counts,
 )
@@ -51,6 +51,7 @@ from llmsys.model.transformer import Transformer
 from llmsys.optim.bitwise_optimizer import BitwiseOptimizer
 from llmsys.optim.elementwise import require_elementwise
 from llmsys.parallel.device_mesh import DeviceMeshes
+from llmsys.parallel.fsdp import reshard_parameters
 from llmsys.parallel.gradient_clipping import list_local_gradients
 from llmsys.parallel.parallelize import materialize_parameters
 from llmsys.parallel.process_group import all_gather_tensor, get_rank
@@ -129,7 +130,7 @@ class BitwiseEngine:
         extras: Sequence[float] = (),
     ) -> StepResult:
         """Implement `Engine.train_step`."""
-        self.module.train()
+        enter_training(self.module)
         has_own_rows = self.pipeline is None or self.pipeline.is_first_rank
         counts = reduce_token_counts(batches if has_own_rows else (), self.device)
         batches = [batch.to(self.device) for batch in batches]
@@ -159,7 +160,7 @@ class BitwiseEngine:
 
     def repeat_gradients(self, batches: Sequence[Batch], data_rank: int) -> None:
         """Implement `RepeatingEngine.repeat_gradients`."""
-        self.module.train()
+        enter_training(self.module)
         counts = reduce_token_counts(batches, self.device)
         batches = [batch.to(self.device) for batch in batches]
         self._add_gradients(batches, counts, [self._allocate_numbers() for _ in batches], data_rank)
@@ -299,11 +300,7 @@ class BitwiseEngine:
         """Implement `Engine.get_state`. The tensors are not copies: loading into them loads into
         the engine.
         """
-        # After a forward without backward (evaluation, generation) the root's weights are still
-        # gathered.
-        for module in self.module.modules():
-            if isinstance(module, FSDPModule):
-                module.reshard()
+        reshard_parameters(self.module)
         tensors: dict[str, Tensor] = {}
         for name, parameter in self.module.named_parameters():
             tensors[f"parameter/{name}"] = parameter.detach()
@@ -314,7 +311,7 @@ class BitwiseEngine:
         tensors |= {
             f"buffer/{name}": buffer for name, buffer in iter_persistent_buffers(self.module)
         }
-        return EngineState(tensors, self._optimizer.steps)
+        return EngineState(tensors | self._optimizer.get_shared_state(), self._optimizer.steps)
 
     def load_state(self, state: EngineState) -> None:
         """Implement `Engine.load_state`."""

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from llmsys.data.batch import Batch, TokenCounts
 from llmsys.model.output_head import NextSentenceHead
 from llmsys.model.transformer import Transformer
+from llmsys.parallel.fsdp import reshard_parameters
 from llmsys.parallel.process_group import all_reduce_sum
 
 # (head, hidden_BTD, targets_BT) → the loss summed over all valid targets. With head None,
@@ -63,8 +64,8 @@ class EngineState:
     """Training state that any engine can load: tensors by name, and the number of steps taken.
 
     Names: `parameter/NAME` (float32 master), `first_moment/NAME`, `second_moment/NAME`,
-    `buffer/NAME`, and in fp16 `loss_scale`, which may be missing. Sharded tensors are DTensors, so
-    that another layout can load them.
+    `buffer/NAME`, in fp16 `loss_scale`, and with a schedule-free optimizer `average_weights`; the
+    last two may be missing. Sharded tensors are DTensors, so that another layout can load them.
     """
 
     tensors: dict[str, Tensor]
@@ -131,6 +132,19 @@ class RepeatingEngine(Protocol):
         them. Collective.
         """
         ...
+
+
+def enter_training(module: Transformer) -> None:
+    """Make a model ready for the gradients of a step, whatever ran on it before.
+
+    Every engine with FSDP2 begins its gradients here and nowhere else: lists of parameters that are
+    made later in the step are then those of the masters.
+
+    Args:
+        module: The model.
+    """
+    module.train()
+    reshard_parameters(module)
 
 
 def drop_counts(module: Transformer) -> None:

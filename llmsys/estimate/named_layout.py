@@ -129,8 +129,9 @@ def find_layout_violations(
     yield from (one.message for one in broken)
     yield from find_expert_violations(named.expert, config.model)
     copy = named.shard * named.context * named.tensor
-    if config.model.moe is not None and (copy * named.replicate) % named.expert:
-        yield f"expert={named.expert} does not divide the {copy * named.replicate} ranks of a stage."
+    ranks = copy * named.replicate
+    if config.model.moe is not None and ranks % named.expert:
+        yield f"expert={named.expert} does not divide the {ranks} ranks of a stage."
     length, parts = config.batch.sequence_length, named.context * named.tensor
     if with_batch and length % parts:
         yield (

@@ -25,7 +25,7 @@ from llmsys.config.optimizer import (
 from llmsys.log import get_logger
 from llmsys.optim.adamw_kernel import choose_adamw_kernel
 from llmsys.optim.compressed_adamw import CompressedAdamW
-from llmsys.optim.elementwise import STATE_KEYS, ElementwiseOptimizer
+from llmsys.optim.elementwise import AVERAGE_WEIGHTS, STATE_KEYS, ElementwiseOptimizer
 from llmsys.optim.matrix_optimizer import STATE_KEYS as MATRIX_STATE_KEYS
 from llmsys.optim.matrix_optimizer import (
     BuildZeros,
@@ -75,6 +75,16 @@ class OptimizersContainer(torch.optim.Optimizer):
                     parameter.grad = torch.zeros_like(parameter, requires_grad=False)
         for member in self._members:
             member.step()
+
+    def get_shared_state(self) -> dict[str, Tensor]:
+        """Return the state that belongs to no parameter, by its name in a checkpoint; not
+        copied.
+        """
+        state: dict[str, Tensor] = {}
+        for member in self._members:
+            if isinstance(member, ElementwiseOptimizer) and member.average is not None:
+                state[AVERAGE_WEIGHTS] = member.average.tensor
+        return state
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Discard the gradients."""

@@ -15,11 +15,13 @@ from tests.helpers.paths import CONFIGS
 
 # Phrases of pydantic and argparse that are no sentence for a user.
 RAW = re.compile(
-    r"Input should|should be a valid|should have at least|validation error|Extra inputs|pydantic|Traceback"
+    r"Input should|should be a valid|should have at least|validation error|Extra inputs|"
+    r"pydantic|Traceback"
 )
 REMEDY = re.compile(
-    r"\b(Use|Give|Set|Write|Did you mean|Add|Remove|remove it|Leave|Make|Choose|Correct|[Rr]un|Install|Name|Known|Sort|"
-    r"List|Keep|Raise|Prepare|Train|See|Start|Measure|Copy|Shorten|Close|Put|renamed|write one|write a config)\b"
+    r"\b(Use|Give|Set|Write|Did you mean|Add|Remove|remove it|Leave|Make|Choose|Correct|[Rr]un|"
+    r"Install|Name|Known|Sort|List|Keep|Raise|Prepare|Train|See|Start|Measure|Copy|Shorten|"
+    r"Close|Put|renamed|write one|write a config)\b"
 )
 
 # (overrides of train/demo, what the answer says, overrides that follow the answer)

@@ -23,8 +23,8 @@ SECRET_TEXTS = {
     "https://hush@github.com/x": "https://REDACTED@github.com/x",
     "ftp://me:p@hush@host/x": "ftp://REDACTED@host/x",
     "simplecache::https://me:hush@host/x": "simplecache::https://REDACTED@host/x",
-    "https://b.s3.amazonaws.com/x.gz?X-Amz-Date=1&X-Amz-Credential=hush&X-Amz-Signature=hush&part=2": (
-        "https://b.s3.amazonaws.com/x.gz?X-Amz-Date=1&X-Amz-Credential=REDACTED&X-Amz-Signature=REDACTED&part=2"
+    "https://b.s3.amazonaws.com/x?X-Amz-Date=1&X-Amz-Credential=hush&X-Amz-Signature=hush&part=2": (
+        "https://b.s3.amazonaws.com/x?X-Amz-Date=1&X-Amz-Credential=REDACTED&X-Amz-Signature=REDACTED&part=2"
     ),
     "https://h/x?sv=2020&sig=hush%3D#access_token=hush": "https://h/x?sv=2020&sig=REDACTED#access_token=REDACTED",
     "https://h/x?accessToken=hush&apiKey=hush": "https://h/x?accessToken=REDACTED&apiKey=REDACTED",

@@ -306,7 +306,8 @@ def test_a_missing_slurm_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(
         DataError,
-        match=r"needs sbatch, which is not on the PATH of this machine\. Run llmsys on a submit host",
+        match=r"needs sbatch, which is not on the PATH of this machine\. Run llmsys on a submit "
+        r"host",
     ):
         SlurmExecutor(SLURM, tmp_path / "slurm")
 

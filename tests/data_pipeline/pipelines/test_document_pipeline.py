@@ -318,7 +318,8 @@ def test_a_vocabulary_that_cannot_be_trained_is_one_message(dataset: Path, crawl
     )
     with pytest.raises(
         DataError,
-        match=r"tokenizer\.vocab_size=9000 cannot be trained on \d+ documents .* Choose another tokenizer",
+        match=r"tokenizer\.vocab_size=9000 cannot be trained on \d+ documents .* Choose another "
+        r"tokenizer",
     ):
         prepare_dataset(large)
     assert verify_dataset(dataset, 4).findings == []
@@ -367,7 +368,10 @@ def test_a_file_where_the_folder_should_be_is_named(crawl: Path, tmp_path: Path)
 
 
 def test_two_commands_do_not_write_one_folder(dataset: Path) -> None:
-    text = rf"is being written by process {os.getpid()}, and two commands cannot .* end it \(kill {os.getpid()}\)"
+    text = (
+        rf"is being written by process {os.getpid()}, and two commands cannot .* end it \(kill "
+        rf"{os.getpid()}\)"
+    )
     with (
         lock_folder(dataset),
         pytest.raises(DataError, match=text),

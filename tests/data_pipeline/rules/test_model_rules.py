@@ -239,7 +239,8 @@ def test_perplexity_counts_words_and_ends_of_lines_and_buckets_keep_what_is_equa
 def test_configs_without_a_middle_are_refused() -> None:
     with pytest.raises(
         ValidationError,
-        match=r"9 is above tail_min_perplexity=5, which leaves no middle bucket\. Lower head_max_perplexity",
+        match=r"9 is above tail_min_perplexity=5, which leaves no middle bucket\. Lower "
+        r"head_max_perplexity",
     ):
         PerplexityConfig(model=Path("m"), head_max_perplexity=9, tail_min_perplexity=5)
     with pytest.raises(ValidationError, match="head and tail are not adjacent"):

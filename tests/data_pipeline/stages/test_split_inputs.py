@@ -123,7 +123,7 @@ class CountedPages:
         return self.source.read_block(position, size)
 
 
-def test_a_remote_file_is_read_at_its_split_points_only_and_never_split_inside_a_crawl_file_that_is_its_page(
+def test_a_remote_file_is_read_at_its_split_points_only_and_never_split_inside_a_page(
     tmp_path: Path,
 ) -> None:
     """The page is stored uncompressed, so that its records are those of the file to whoever

@@ -68,6 +68,18 @@ def test_a_batch_doubles_after_the_recorded_steps() -> None:
     assert unknown.step_sizes == known.step_sizes == (2, 4, 8, 16)
 
 
+def test_a_stage_of_short_sequences_ends_with_the_step_that_reaches_its_tokens() -> None:
+    stages = [
+        {"until_tokens": 256, "sequence_length": 8},
+        {"until_tokens": 500, "sequence_length": 16},
+    ]
+    batch = BatchConfig.model_validate(
+        {"sequence_length": 32, "sequences": 4, "length_stages": stages}
+    )
+    # Steps of 128 tokens: the third begins at 256, and the fifth at 512.
+    assert [batch.get_step_length(step) for step in range(5)] == [8, 8, 16, 16, 32]
+
+
 def test_the_ramp_of_gpt3_is_quick_to_ask_about() -> None:
     ramp = {"start_tokens": 32_768, "ramp_tokens": 4_000_000_000}
     config = BatchConfig(sequence_length=2048, tokens=3_145_728, ramp=ramp)
@@ -140,7 +152,8 @@ def test_the_ramp_belongs_to_the_trajectory_and_no_ramp_leaves_it_as_it_was() ->
         ),
         (
             {"ramp": {"start_tokens": 48, "ramp_tokens": 9}},
-            r"ramp.increment_sequences: steps of 6 to 16 sequences are not multiples of 6. Use 2, or other sizes",
+            r"ramp.increment_sequences: steps of 6 to 16 sequences are not multiples of 6. Use 2, "
+            r"or other sizes",
         ),
     ],
 )
@@ -154,7 +167,8 @@ def test_a_ramp_that_cannot_be_climbed_is_refused_with_what_would_do(
 def test_balance_without_documents_is_refused() -> None:
     with pytest.raises(
         ValidationError,
-        match=r"balanced equalizes the attention cost of documents, .* Use sequential, or attention_scope=document",
+        match=r"balanced equalizes the attention cost of documents, .* Use sequential, or "
+        r"attention_scope=document",
     ):
         RunConfig.model_validate({"batch": {"assignment": "balanced", "attention_scope": "window"}})
 
@@ -190,9 +204,7 @@ def test_consecutive_windows_need_rows_that_stay(changes: dict[str, object], mes
         RunConfig.model_validate({"batch": given | changes})
 
 
-def test_room_by_document_needs_attention_by_document_and_is_in_the_trajectory_where_it_is_set() -> (
-    None
-):
+def test_room_by_document_needs_attention_by_document_and_is_in_the_trajectory() -> None:
     def find_routing(scope: str, *words: str) -> Any:
         config = load_run_config(
             "train/demo",

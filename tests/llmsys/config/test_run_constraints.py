@@ -100,7 +100,10 @@ def test_ranks_of_ddp_hold_copies(layout: dict[str, int]) -> None:
 
 def test_copies_that_are_not_as_many_as_the_ranks_are_refused() -> None:
     config = RunConfig.model_validate({"engine": DDP, "layout": {"replicate": 2}})
-    message = r"replicate=2 replicas do not fit 4 ranks: with engine.data_parallel=ddp every rank holds one replica\. Leave"
+    message = (
+        r"replicate=2 replicas do not fit 4 ranks: with engine.data_parallel=ddp every rank holds "
+        r"one replica\. Leave"
+    )
     with pytest.raises(LayoutError, match=message):
         config.resolve_layout(4)
 

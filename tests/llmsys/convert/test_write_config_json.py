@@ -213,6 +213,7 @@ def test_an_unknown_type_cannot_be_asked_for() -> None:
         build_config_json(ModelConfig.model_validate(shape), "mamba")
     with pytest.raises(
         ConfigError,
-        match=r"gpt2 cannot represent this model\. It cannot represent norm\.kind=rmsnorm, position\.kind=rope",
+        match=r"gpt2 cannot represent this model\. It cannot represent norm\.kind=rmsnorm, "
+        r"position\.kind=rope",
     ):
         build_config_json(ModelConfig.model_validate(shape), "gpt2")

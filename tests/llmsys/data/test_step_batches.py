@@ -111,7 +111,7 @@ def test_a_ramp_that_ranks_cannot_share_is_refused_with_one_that_they_can() -> N
     batch = BatchConfig.model_validate({"sequence_length": LENGTH, **RAMP})
     with pytest.raises(
         ConfigError,
-        match=r"grows by 4 sequences .* from 4, which 3 data ranks with micro-batches of 1 cannot share evenly. "
-        r"Use batch.ramp.increment_sequences=6 .* multiples of 192 tokens",
+        match=r"grows by 4 sequences .* from 4, which 3 data ranks with micro-batches of 1 cannot "
+        r"share evenly. Use batch.ramp.increment_sequences=6 .* multiples of 192 tokens",
     ):
         RunPlan(batch, 3, 0)

@@ -89,7 +89,8 @@ def test_a_flipped_token_is_named_with_file_and_batch_on_first_touch(dataset: Pa
         tokens.get_tokens(2)
     with pytest.raises(
         DataError,
-        match=r"train-00000\.arrow: its digest is \w+, expected from the manifest: \w+: the file was",
+        match=r"train-00000\.arrow: its digest is \w+, expected from the manifest: \w+: the file "
+        r"was",
     ):
         token_shards.verify_checksums(dataset)
 
@@ -137,7 +138,8 @@ def test_a_truncated_file_is_refused_at_open(dataset: Path, lost: int) -> None:
     os.truncate(path, max(0, path.stat().st_size - lost))
     with pytest.raises(
         DataError,
-        match=r"train-00001\.arrow has [\d,]+ bytes, expected from the manifest: [\d,]+\. Delete the",
+        match=r"train-00001\.arrow has [\d,]+ bytes, expected from the manifest: [\d,]+\. Delete "
+        r"the",
     ):
         token_shards.open_tokens(dataset, "train")
 

@@ -96,7 +96,7 @@ def resume_each(rank: int, folder: Path) -> dict[str, list[str]]:
         for kind in set(kinds) & set(RESUMED):
             loss = Loss(skips=False)
             engine = build_engine(kind, loss, optimizer)
-            take_steps(engine, loss, range(2))
+            take_steps(engine, loss, range(2), warmup_steps=STEPS)
             checkpoint_load.save_checkpoint(engine, folder / label / kind, {}, keep_last=1)
             resumed = build_engine(kind, loss, optimizer)
             newest = checkpoint_load.find_newest_checkpoint(folder / label / kind)
@@ -104,7 +104,7 @@ def resume_each(rank: int, folder: Path) -> dict[str, list[str]]:
             checkpoint_load.load_checkpoint(resumed, newest)
             for one in (engine, resumed):
                 torch.manual_seed(5)  # moments of two bytes or one are rounded by chance
-                take_steps(one, loss, range(2, STEPS))
+                take_steps(one, loss, range(2, STEPS), warmup_steps=STEPS)
             state, again = engine.get_state().tensors, resumed.get_state().tensors
             assert state.keys() == again.keys()
             found[f"{label}, {kind}"] = [

@@ -125,7 +125,8 @@ def test_no_device_learns_from_another(tmp_path: Path) -> None:
             load_profile_to_update(file, [load_run_comparison(run)])
     with pytest.raises(
         ConfigError,
-        match=r"nowhere.yaml does not exist, and llmsys has no profile .* device, unknown. Measure it",
+        match=r"nowhere.yaml does not exist, and llmsys has no profile .* device, unknown. "
+        r"Measure it",
     ):
         load_profile_to_update(
             tmp_path / "nowhere.yaml", [load_run_comparison(tmp_path / "unknown")]

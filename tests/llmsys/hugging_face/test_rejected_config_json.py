@@ -489,7 +489,8 @@ def test_a_model_stands_only_where_a_model_belongs(folder: Path) -> None:
     (folder / "run.yaml").write_text("optimizer: {base: tiny/config.json}\n")
     with pytest.raises(
         ConfigError,
-        match=r"tiny/config\.json is a model, but optimizer is not a model section\. Write it as `model",
+        match=r"tiny/config\.json is a model, but optimizer is not a model section\. Write it as "
+        r"`model",
     ):
         load_run_config("run.yaml")
 

@@ -303,3 +303,30 @@ def test_the_one_kernel_sum_of_accelerators_follows_the_formulas(
     plain_ND = (own.float()[slot_NK] * weights_NK[..., None]).sum(1)
     sums_ND = token_dispatcher._sum_over_assignments(own, slot_NK, weights_NK)
     assert compute_relative_error(sums_ND.float(), plain_ND) < 1e-2
+
+
+def test_counts_of_a_whole_sequence_are_for_its_loss_alone() -> None:
+    """Where ranks share a sequence, the balance loss sees the assignments of all, and the
+    counters those of a rank.
+    """
+    balance = {**LOSS, "scope": "sequence"}
+    routing = {"kind": "capacity", "factor": 0.7}
+    layer = MoELayer(
+        WIDTH, MoeConfig.model_validate({**EIGHT, "balance": balance, "routing": routing})
+    ).train()
+    asked: list[Tensor] = []
+
+    def add_other_rank(counts_BE: Tensor) -> Tensor:
+        asked.append(counts_BE.clone())
+        return counts_BE + torch.arange(8)
+
+    layer.reduce_row_counts = add_other_rank
+    torch.manual_seed(0)
+    layer(torch.randn(2, 12, WIDTH))
+    assert int(layer.num_tokens) == 24
+    assert layer.expert_tokens_E.tolist() == asked[0].sum(0).tolist()
+    assert int(layer.expert_tokens_E.sum()) == 24 * 3
+    # Of 3 · 12 assignments of a sequence, each of 8 experts takes at most ⌈0.7 · 36 / 8⌉.
+    kept = asked[0].clamp(max=4).sum()
+    assert kept < asked[0].sum()
+    assert int(layer.num_dropped) == 24 * 3 - int(kept)

@@ -51,6 +51,23 @@ def test_adafactor_takes_the_steps_of_torchs_own() -> None:
         torch.testing.assert_close(ours, one.detach(), rtol=1e-5, atol=1e-7)
 
 
+def test_adafactor_treats_each_matrix_of_a_stack_by_itself() -> None:
+    [stack], gradients = draw([(3, 6, 5)])
+    # Matrices of other sizes, and one whose update is clipped where the others' is not.
+    stack *= torch.tensor([1.0, 0.1, 1e-5]).view(3, 1, 1)
+    for step, [gradient] in enumerate(gradients):
+        gradient[1] *= 10.0**step
+    config = AdafactorConfig(learning_rate=0.3, weight_decay=0.1)
+    [ours] = run_steps(config, [stack], gradients)
+    for number in range(3):
+        theirs = nn.Parameter(stack[number].clone())
+        oracle = torch.optim.Adafactor([theirs], lr=0.3, weight_decay=0.1, foreach=False)
+        for [gradient] in gradients:
+            theirs.grad = gradient[number].clone()
+            oracle.step()
+        torch.testing.assert_close(ours[number], theirs.detach(), rtol=1e-5, atol=1e-7)
+
+
 def compute_soap_twin(config: SoapConfig, start: Tensor, gradients: list[Tensor]) -> Tensor:
     """Return a matrix after SOAP's steps (Vyas 2024, algorithm 3), in float64 and with one
     matrix at a time.

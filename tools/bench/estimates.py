@@ -21,6 +21,9 @@ from llmsys.estimate.program_profile import FOLDER, load_packaged_profiles_again
 from llmsys.estimate.residual_model import FILE, load_residuals
 from tools.bench.fits.counts import list_count_lines
 from tools.bench.fits.energy import build_energy_rows, fit_energy
+from tools.bench.fits.memory import iter_memory_lines
+from tools.bench.fits.published_row import PublishedRow, read_json, run_estimate
+from tools.bench.fits.read_rows import RUNS, UNSEEN, SkippedRow, read_rows
 from tools.bench.fits.time_fit import (
     HeldOutRow,
     build_program_fits,
@@ -29,10 +32,7 @@ from tools.bench.fits.time_fit import (
     list_printed_rows,
     select_peers,
 )
-from tools.bench.fits.memory import iter_memory_lines
 from tools.bench.fits.time_rows import KINDS, TimeRow, build_time_rows, get_model
-from tools.bench.fits.read_rows import RUNS, UNSEEN, SkippedRow, read_rows
-from tools.bench.fits.published_row import PublishedRow, read_json, run_estimate
 
 README = Path(__file__).resolve().parents[2] / "llmsys" / "estimate" / "README.md"
 PAGE = README.with_name("published_errors.md")

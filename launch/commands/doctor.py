@@ -120,7 +120,7 @@ def _add_crash_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the table; status 0 when everything passed, 1 when something failed."""
     if arguments.check in ("crash", "device") and arguments.config is not None:
-        trained = "its own toy run" if arguments.check == "crash" else "models of its own"
+        trained = "its own toy run" if arguments.check == "crash" else "its own models"
         raise ConfigError(
             f"doctor {arguments.check} trains {trained}, not {arguments.config}. Leave it out."
         )

@@ -119,7 +119,7 @@ def run_commands(plan: LaunchPlan, commands: Sequence[HostCommand]) -> int:
 def _replace_hosts(
     plan: LaunchPlan, processes: list[RemoteProcess], replacement: Replacement, spares: list[Host]
 ) -> None:
-    """Start a spare in place of each host that has failed, as long as there are spares."""
+    """Start a spare instead of each host that has failed, as long as there are spares."""
     by_host = {remote.command.host or "": remote for remote in processes}
     ended = {host: remote.status for host, remote in by_host.items() if remote.status is not None}
     for host in replacement.list_due(ended, by_host.keys() - ended.keys()):

@@ -195,7 +195,7 @@ class BatchConfig(Section):
         if self.window_order == "shuffled":
             return
         others = {
-            f"packing={self.packing} takes documents in an order of its own": self.packing
+            f"packing={self.packing} takes documents in another order": self.packing
             != "concatenate",
             "length_stages divide a window into sequences of one step": bool(self.length_stages),
             "ramp changes the number of rows": self.ramp is not None,
@@ -209,7 +209,7 @@ class BatchConfig(Section):
         """Yield the violations of a batch of pairs or texts, which are bucketed by length."""
         if self.length_stages:
             yield Violation(
-                "length_stages", "pairs and texts have lengths of their own. Leave it empty."
+                "length_stages", "pairs and texts have different lengths. Leave it empty."
             )
         if self.fill_in_middle is not None:
             yield Violation(

@@ -214,7 +214,7 @@ def find_optimizer_violations(
     if optimizer.kind == "schedule_free" and engine.kind == "deepspeed":
         text = "needs single weights to evaluate their average. Use engine.kind=torch"
     elif optimizer.kind == "schedule_free" and train.ema_half_life_tokens:
-        text = "evaluates an average of its own. Use train.ema_half_life_tokens=0"
+        text = "evaluates its own average. Use train.ema_half_life_tokens=0"
     elif (
         not (optimizer.can_update_flat_shards or optimizer.kind == "muon")
         and getattr(engine, "zero_stage", 0) > 0

@@ -58,7 +58,7 @@ class ProfileConfig(Section):
         (), description="Steps to record, counted from 1, such as [10, 500]."
     )
     ranks: tuple[NonNegativeInt, ...] = Field(
-        (0,), description="Ranks that record. Every rank writes files of its own."
+        (0,), description="Ranks that record. Each rank writes its own files."
     )
     memory: bool = Field(
         False,

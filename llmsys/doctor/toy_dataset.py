@@ -5,7 +5,7 @@ it.
 import io
 import random
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pyarrow as pa
 import sentencepiece
@@ -66,16 +66,10 @@ def build_toy_config(folder: Path, **changes: Any) -> RunConfig:
 
 
 def write_toy_dataset(
-    folder: Path,
-    documents: int = 120,
-    heldout: int = 6,
-    symbols: tuple[str, ...] = (),
-    order: Literal[1, 2] = 2,
+    folder: Path, documents: int = 120, heldout: int = 6, symbols: tuple[str, ...] = ()
 ) -> None:
     """Write tokenizer, token shards and manifest as `llmsys prepare` does; no text produces the
     pieces `symbols`.
-
-    With `order` 1 the files are those of earlier versions: without page tables and index.
     """
     (folder / "tokenizer").mkdir(parents=True)
     (folder / "tokens").mkdir()
@@ -97,12 +91,8 @@ def write_toy_dataset(
     (folder / "tokenizer" / "tokenizer.model").write_bytes(model.getvalue())
     tokenizer = load_tokenizer(folder / "tokenizer" / "tokenizer.model")
     splits = {
-        "train": _write_split(
-            folder, "train", _generate_texts(documents, seed=2), tokenizer, order
-        ),
-        "heldout": _write_split(
-            folder, "heldout", _generate_texts(heldout, seed=3), tokenizer, order
-        ),
+        "train": _write_split(folder, "train", _generate_texts(documents, seed=2), tokenizer),
+        "heldout": _write_split(folder, "heldout", _generate_texts(heldout, seed=3), tokenizer),
     }
     digests = [file.digest for file in token_shards.iter_token_files(folder, splits.values())]
     manifest = Manifest(
@@ -120,7 +110,6 @@ def write_toy_dataset(
         languages={},
         lengths=Histogram(edges=(0, 1), counts=(0,)),
         read=ReadSummary(files=0, records=0, html_bytes=0),
-        order=order,
     )
     token_shards.write_manifest(folder, manifest)
 
@@ -140,7 +129,7 @@ def _generate_texts(count: int, seed: int) -> list[str]:
 
 
 def _write_split(
-    folder: Path, split: str, documents: list[str], tokenizer: Tokenizer, order: int
+    folder: Path, split: str, documents: list[str], tokenizer: Tokenizer
 ) -> token_shards.Split:
     path = folder / "tokens" / f"{split}-00000.arrow"
     schema = token_shards.build_token_schema("uint16")
@@ -155,14 +144,8 @@ def _write_split(
             "text_bytes": [len(text.encode()) for text in documents],
         }
         writer.write(pa.record_batch(columns, schema=schema))
-    file = (
-        token_shards.describe_token_file(path)
-        if order == 1
-        else token_shards.write_page_table(path)
-    )
+    file = token_shards.write_page_table(path)
     sums = {"documents": file.rows, "tokens": file.tokens, "bytes": file.text_bytes}
-    if order == 1:
-        return token_shards.Split(**sums, files=(file,))
     index = folder / "tokens" / f"{split}.index"
     token_shards.write_token_index(index, [file])
     digest = token_shards.compute_file_digest(index)

@@ -88,7 +88,7 @@ def build_funnel_section(manifest: Manifest) -> ReportSection | None:
     if drops:
         figures.append(_build_drops_figure([drop for _, drop in drops]))
     silent: dict[str, list[ThresholdReport]] = defaultdict(list)
-    for border in manifest.borders:
+    for border in manifest.thresholds:
         if not border.dropped.documents and border.kept.documents:
             silent[border.rule].append(border)
     content = render_template(
@@ -102,8 +102,10 @@ def build_funnel_section(manifest: Manifest) -> ReportSection | None:
             for stage in stages
             for what, count in sorted(stage.changed.items(), key=lambda one: (-one[1], one[0]))
         ],
-        drops=[(stage, drop, _select_thresholds(drop, manifest.borders)) for stage, drop in drops],
-        early_exit=EARLY_EXIT if manifest.borders else "",
+        drops=[
+            (stage, drop, _select_thresholds(drop, manifest.thresholds)) for stage, drop in drops
+        ],
+        early_exit=EARLY_EXIT if manifest.thresholds else "",
         silent=silent,
         num_silent=sum(map(len, silent.values())),
         list_facts=list_example_facts,

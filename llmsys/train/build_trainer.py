@@ -272,16 +272,16 @@ def _load_state(
     branch: BranchPoint | None,
     config: RunConfig,
     identity: dict[str, Any],
-    judge: StepGuard,
+    step_guard: StepGuard,
 ) -> StartState:
     """Fill the engine from the run's checkpoint, else from the run that it starts from.
     Collective.
     """
     if newest is not None:
-        steps = resume_from_checkpoint(engine, newest, config, identity, judge)
+        steps = resume_from_checkpoint(engine, newest, config, identity, step_guard)
         return StartState(steps, resumed=steps, parent=read_record(newest).get("parent"))
     if branch is not None:
-        return StartState(branch.steps, parent=load_branch(engine, branch, config, judge))
+        return StartState(branch.steps, parent=load_branch(engine, branch, config, step_guard))
     if config.train.init_from is not None:
         return StartState(0, parent=load_initial_weights(engine, config, identity))
     return StartState(0)

@@ -225,7 +225,7 @@ class Trainer:
             state,
             self.steps_done,
             evaluation=None if evaluated is None else evaluated.to_dict(),
-            judge=self.control.step_guard.state_dict(),
+            step_guard=self.control.step_guard.state_dict(),
             **self.control.batch_growth.build_record(self.config),
             **hashes,
         )

@@ -106,7 +106,7 @@ class Checkpointing:
             )
         checkpoint_load.load_checkpoint(engine, newest)
         record = read_record(newest)
-        step_guard.load_state_dict(record.get("judge", {}), known=step_guard.skipped_steps)
+        step_guard.load_state_dict(record.get("step_guard", {}), known=step_guard.skipped_steps)
         return record
 
 

@@ -2,6 +2,7 @@
 text, a replay.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal, assert_never, cast
 
@@ -133,9 +134,14 @@ def gather_tensors(engine: Engine, prefix: str) -> dict[str, Any]:
     return merged
 
 
-def find_farthest(found: Trajectory, expected: Trajectory) -> tuple[float, str]:
-    """The largest relative difference of two trajectories as a multiple of what is allowed, and
-    what it is in.
+def find_farthest(
+    found: Trajectory, expected: Trajectory, bands: Mapping[str, float] | None = None
+) -> tuple[float, str]:
+    """The largest relative difference of two trajectories as a multiple of what is allowed, and its
+    place.
+
+    `bands` are other limits than `ROUNDING` for names that begin so, such as `2/` of second
+    moments.
     """
     apart: dict[str, float] = {}
     for kind in ("losses", "norms"):
@@ -149,7 +155,8 @@ def find_farthest(found: Trajectory, expected: Trajectory) -> tuple[float, str]:
         # A tensor that is rounding and nothing else is compared with the largest one.
         small = 1e-3 * max(_compute_norm(value) for value in theirs.values())
         for name, value in theirs.items():
-            allowed = ROUNDING[kind] * max(_compute_norm(value), small)
+            wide = [band for prefix, band in (bands or {}).items() if name.startswith(prefix)]
+            allowed = (wide or [ROUNDING[kind]])[0] * max(_compute_norm(value), small)
             apart[f"{kind}, {name}"] = (
                 _compute_norm(_to_array(ours[name]) - _to_array(value)) / allowed
             )

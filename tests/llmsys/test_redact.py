@@ -1,14 +1,13 @@
 """Laws of secrets: every kind of them is taken out of text, and what only looks like one stays."""
 
 import io
-import json
 import logging
 from pathlib import Path
 
 import pytest
 
 from llmsys.errors import DataError
-from llmsys.events import EventWriter
+from llmsys.events import EventWriter, read_events
 from llmsys.log import (
     configure_logging,
     get_logger,
@@ -101,4 +100,4 @@ def test_no_secret_reaches_events_log_lines_or_messages(tmp_path: Path) -> None:
     written = (tmp_path / "events.jsonl").read_text() + stream.getvalue() + str(error)
     assert "hush" not in written
     assert written.count("https://REDACTED@host/x?sig=REDACTED") == 4
-    assert json.loads((tmp_path / "events.jsonl").read_text())["event"] == "note"
+    assert [event["event"] for event in read_events(tmp_path / "events.jsonl")] == ["note"]

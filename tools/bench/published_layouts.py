@@ -78,7 +78,7 @@ DEEPSEEK = (
     "device=h800",
     "program=hai-llm-v3",
 )
-# The first chunk has only the embedding and the last one only the head, each in place of one block:
+# The first chunk has only the embedding and the last one only the head, each instead of one block:
 # 128 chunks on 16 ranks (section 3.3.2).
 LLAMA = "Llama 3 (2407.21783), table 4, by its TFLOP/s with causal attention"
 LAYOUTS = (

@@ -160,7 +160,7 @@ def test_two_nodes_of_ray_give_the_same_bytes_and_share_the_work(
         cluster.close()
     prepare_dataset(build_tiny_config(tmp_path / "here", crawl))
     assert hash_files(tmp_path / "ray") == hash_files(tmp_path / "here")
-    assert any(event.get("ahead") for event in read_events(tmp_path / "ray" / "events.jsonl")), (
+    assert any(event.get("eager") for event in read_events(tmp_path / "ray" / "events.jsonl")), (
         "stages overlap"
     )
 
@@ -278,7 +278,7 @@ def test_arrays_of_slurm_give_the_same_bytes(crawl: Path, tmp_path: Path, fake: 
     )
     prepare_dataset(build_tiny_config(tmp_path / "here", crawl, **plain), until="documents")
     assert hash_files(tmp_path / "slurm") == hash_files(tmp_path / "here")
-    assert any(event.get("ahead") for event in read_events(tmp_path / "slurm" / "events.jsonl")), (
+    assert any(event.get("eager") for event in read_events(tmp_path / "slurm" / "events.jsonl")), (
         "stages overlap"
     )
     assert not (tmp_path / "slurm" / "slurm").exists()

@@ -151,11 +151,11 @@ def test_a_finished_dataset_is_left_alone(
 
 
 ALL = [
-    "judge",
-    "sign",
-    "same_text",
-    "link",
-    "near",
+    "filter",
+    "signatures",
+    "exact_duplicates",
+    "cluster",
+    "near_duplicates",
     "collect",
     "thresholds",
     "tokenizer",
@@ -165,13 +165,13 @@ ALL = [
 ]
 CHANGES: list[tuple[dict[str, Any], list[str]]] = [
     ({"rules": [{"kind": "gopher_quality", "min_words": 3, "min_stop_words": 0}]}, ALL),
-    ({"deduplicate": {"minhash": {"kind": "none"}}}, ["sign", *ALL[5:]]),
+    ({"deduplicate": {"minhash": {"kind": "none"}}}, ["signatures", *ALL[5:]]),
     ({"split": {"heldout_fraction": 0.4}}, ALL[7:]),
     ({"tokens": {"shard_tokens": 9_000, "batch_tokens": 500}}, ALL[9:]),
     ({"documents": {"num_shards": 1}}, ALL[:-1]),  # the same token files
     # A rule that decides nothing new gives the same documents, so that nothing is done again but
     # what knows thresholds.
-    ({"language": {"min_score": 0.66}}, ["judge", "thresholds"]),
+    ({"language": {"min_score": 0.66}}, ["filter", "thresholds"]),
     ({"name": "renamed"}, []),
 ]
 

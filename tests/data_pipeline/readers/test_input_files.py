@@ -255,7 +255,7 @@ def test_documents_are_copied_to_other_formats_that_can_be_read_again(tmp_path: 
     prepare_dataset(build_tiny_config(tmp_path / "a", crawl, documents=copies), until="documents")
     manifest = verify_checksums(tmp_path / "a")
     names = ["part-00000.parquet", "part-00000.jsonl.zst"]
-    assert [(file.name, file.rows) for file in manifest.copies.files] == [
+    assert [(file.name, file.rows) for file in manifest.exports.files] == [
         (name, 6) for name in names
     ]
     wanted = identities(tmp_path / "a")

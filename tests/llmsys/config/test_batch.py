@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from llmsys.config.batch import BatchConfig
 from llmsys.config.loading.load import load_run_config
-from llmsys.config.run import RunConfig
+from llmsys.config.run import BATCH_TRAJECTORY, RunConfig
 from llmsys.errors import ConfigError
 
 LENGTH = 8
@@ -108,7 +108,7 @@ def test_the_budget_of_a_run_counts_the_small_steps_at_its_start() -> None:
     )
 
 
-def test_the_ramp_belongs_to_the_trajectory_and_no_ramp_leaves_it_as_it_was() -> None:
+def test_the_ramp_belongs_to_the_trajectory() -> None:
     ramp = {"batch": {"ramp": {"start_tokens": 512, "ramp_tokens": 10_000}}}
     doubling = {"kind": "noise_scale", "start_tokens": 512}
     given = {"batch": {"ramp": doubling | {"doubled_after_steps": [3]}}}
@@ -123,16 +123,16 @@ def test_the_ramp_belongs_to_the_trajectory_and_no_ramp_leaves_it_as_it_was() ->
     assert [one["batch"]["ramp"].get("every_steps") for one in recorded] == [None, 2]
     assert [one["batch"]["ramp"]["doubled_after_steps"] for one in recorded] == [[3], []]
     with_ramp = RunConfig.model_validate(ramp).resolve_precision("fp32")
-    names = {"start_tokens", "over_tokens", "quantum_sequences"}
-    assert with_ramp.trajectory_settings["batch"]["ramp"].keys() == names
-    assert with_ramp.trajectory_settings["batch"]["ramp"]["over_tokens"] == 10_000
-    without = RunConfig().resolve_precision("fp32")
-    assert set(without.trajectory_settings["batch"]) == {
-        "sequence_length",
-        "length_groups",
-        "attend",
-        "tokens",
+    expected = {
+        "kind": "linear",
+        "start_tokens": 512,
+        "ramp_tokens": 10_000,
+        "increment_sequences": None,
     }
+    assert with_ramp.trajectory_settings["batch"]["ramp"] == expected
+    without = RunConfig().resolve_precision("fp32").trajectory_settings["batch"]
+    assert without["ramp"] is None
+    assert without.keys() == {*BATCH_TRAJECTORY, "tokens"}
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_balance_without_documents_is_refused() -> None:
     [
         (
             {"packing": "best_fit"},
-            "not read on where packing=best_fit takes documents in an order of its own",
+            "not read on where packing=best_fit takes documents in another order",
         ),
         (
             {"length_stages": [{"until_tokens": 9, "sequence_length": 256}]},
@@ -216,7 +216,7 @@ def test_room_by_document_needs_attention_by_document_and_is_in_the_trajectory()
         )
         return config.trajectory_settings["model"]["moe"]["routing"]
 
-    assert find_routing("sequence") == {"kind": "capacity", "factor": 1.25}
+    assert find_routing("sequence") == {"kind": "capacity", "factor": 1.25, "scope": "sequence"}
     assert find_routing("document") == {"kind": "capacity", "factor": 1.25, "scope": "document"}
     with pytest.raises(
         ConfigError, match=r"document has no borders to count by.*Use sequence, or attention_scope"

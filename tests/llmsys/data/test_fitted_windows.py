@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llmsys.config.batch import BatchConfig
 from llmsys.config.loading.load import load_run_config
 from llmsys.data import fitted_windows
 from llmsys.data.batch import IGNORED, build_batch
@@ -18,7 +17,6 @@ from llmsys.data.packed_windows import PADDING
 from llmsys.dataset.paged_token_shards import PagedTokenShards, require_paged
 from llmsys.dataset.token_shards import open_tokens
 from llmsys.errors import ConfigError
-from tests.helpers.dataset import make_dataset
 from tests.helpers.token_files import write_paged_dataset
 from tests.reference.packing import pack_best_fit, pack_first_fit
 
@@ -227,22 +225,3 @@ def test_a_window_depends_on_its_number_alone(
 def test_packing_that_does_not_fit_is_refused(words: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load_run_config("train/demo", ["batch.packing=best_fit", *words])
-
-
-@pytest.mark.parametrize(
-    "batch", [{"packing": "best_fit"}, {"window_order": "consecutive"}], ids=str
-)
-def test_an_older_dataset_is_refused_with_the_next_step(
-    batch: dict[str, str], tmp_path: Path
-) -> None:
-    from llmsys.train.build_objective import build_source_windows
-
-    shards = open_tokens(make_dataset(tmp_path / "old", order=1), "train")
-    [(key, value)] = batch.items()
-    text = (
-        rf"batch\.{key}={value} needs token files with page tables.*Run llmsys prepare CONFIG again"
-    )
-    with pytest.raises(ConfigError, match=text):
-        build_source_windows(
-            shards, BatchConfig.model_validate({"sequence_length": LENGTH} | batch), 0
-        )

@@ -18,6 +18,7 @@ from llmsys.model.local_tensor import get_local_tensor
 from llmsys.train import checkpoint_load
 from llmsys.train.expert_load import update_expert_balance
 from llmsys.train.trained_model import _load_model
+from tests.helpers.checkpoints import save_checkpoint
 from tests.helpers.parity_runs import (
     LEARNING_RATE,
     STEPS,
@@ -75,7 +76,7 @@ def trained(rank: int, folder: str) -> dict[str, Any]:
         "a refused step moves nothing"
     )
     logits = engine.compute_logits(probe).detach().numpy()
-    found = checkpoint_load.save_checkpoint(engine, Path(folder), {}, 1)
+    found = save_checkpoint(engine, Path(folder), {}, 1)
     again = averaged(ParallelLayout())
     checkpoint_load.load_checkpoint(again, found)
     loaded = snapshot(again)

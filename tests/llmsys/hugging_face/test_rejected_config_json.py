@@ -120,7 +120,7 @@ def refusal(**values: Any) -> str:
         ),
         (
             {"rope_parameters": {"a": 1}, "rope_scaling": {"b": 1}},
-            "rope_scaling: is given beside rope_parameters.",
+            "rope_scaling: is given together with rope_parameters.",
         ),
         ({"rope_scaling": "linear"}, "rope_scaling: 'linear' is not a mapping."),
         (

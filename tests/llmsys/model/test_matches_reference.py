@@ -12,7 +12,7 @@ from torch import Tensor
 
 from llmsys.config.model import ModelConfig
 from tests.helpers.model_choices import ARCHITECTURES, DECODERS, build_choice_config, build_source
-from tests.helpers.rounding import measure_rounding_errors
+from tests.helpers.rounding import assert_within_rounding
 from tests.helpers.tiny_model import (
     build_tiny_config,
     build_tiny_model,
@@ -62,15 +62,10 @@ def check(config: ModelConfig, documents: Tensor | None) -> None:
     )
     weights = torch.randn(output.shape, generator=torch.Generator().manual_seed(5))
     (output * weights).sum().backward()
-    expected = {"output": output.detach()} | {name: p.grad for name, p in twin.items()}
-
-    allowed = measure_rounding_errors(compute, torch.float32)
-    largest = max(float(p.grad.norm()) for p in twin.values())
-    for name, value in expected.items():
-        assert value is not None, f"{name} has no gradient"
-        # A model that blows errors up would allow itself anything.
-        assert allowed[name] < 1e-3 * max(float(value.norm()), 1e-2 * largest), name
-        assert float((found[name] - value).norm()) < allowed[name], name
+    gradients = {name: p.grad for name, p in twin.items() if p.grad is not None}
+    # Separately: the size of an output says nothing about that of gradients.
+    assert_within_rounding({"output": found.pop("output")}, {"output": output.detach()}, compute)
+    assert_within_rounding(found, gradients, compute)
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())

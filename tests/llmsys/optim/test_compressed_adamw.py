@@ -14,6 +14,7 @@ from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.optim.build_optimizer import OptimizersContainer, build_optimizer
 from llmsys.optim.compressed_adamw import expand_moment, store_moment
 from llmsys.train import checkpoint_load
+from tests.helpers.checkpoints import save_checkpoint
 from tests.helpers.parity_runs import (
     LEARNING_RATE,
     build_engine,
@@ -130,7 +131,7 @@ def save_and_load(rank: int, folder: Path) -> list[dict[str, Any]]:
     """The state after a step, and that of engines with other layouts that load its checkpoint."""
     engines = [build_engine("torch int8", layout, 0.5, 1) for layout in LAYOUTS]
     engines[0].train_step(select_rank_batches(0, rank, 2, 1), LEARNING_RATE)
-    path = checkpoint_load.save_checkpoint(engines[0], folder, {}, keep_last=1)
+    path = save_checkpoint(engines[0], folder, {}, keep_last=1)
     for engine in engines[1:]:
         checkpoint_load.load_checkpoint(engine, path)
     return [gather_full_state(engine) for engine in engines]

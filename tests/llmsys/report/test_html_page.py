@@ -122,7 +122,7 @@ def test_a_run_without_its_dataset_says_so(folders, tmp_path):
 
 def test_a_run_of_other_data_is_warned_about(folders):
     run, data = folders
-    (run / "environment.json").write_text('{"data_fingerprint": "abc"}')
+    (run / "environment.json").write_text('{"format_version": 2, "data_fingerprint": "abc"}')
     assert (
         "trained on data with the fingerprint abc, but this dataset has 5f0c"
         in _without_scripts(write_report(run, data))
@@ -148,7 +148,7 @@ def test_nothing_at_all_is_an_error_with_a_next_step(tmp_path):
 
 
 def test_a_damaged_manifest_is_not_called_a_missing_one(tmp_path):
-    (tmp_path / "manifest.json").write_text('{"schema_version"')
+    (tmp_path / "manifest.json").write_text('{"format_version"')
     with pytest.raises(DataError, match=r"manifest\.json cannot be used"):
         write_report(None, tmp_path)
 

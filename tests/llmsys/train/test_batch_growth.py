@@ -23,6 +23,7 @@ from llmsys.train.build_trainer import train_run
 from llmsys.train.gradient_noise_scale import NoiseScaleMeter
 from llmsys.train.recorded_doublings import load_doublings, set_doublings
 from llmsys.train.trainer import Trainer
+from tests.helpers import example_run
 
 NOISE = {"noise_scale_every_steps": 2}
 CONFIG = RunConfig.model_validate(
@@ -177,8 +178,8 @@ def test_ranks_that_cannot_share_the_first_steps_are_refused() -> None:
 
 def write_events(config: RunConfig, *events: dict[str, Any]) -> None:
     config.run.folder.mkdir(parents=True, exist_ok=True)
-    (config.run.folder / "events.jsonl").write_text(
-        "".join(f"{json.dumps({'time': 0} | event)}\n" for event in events)
+    example_run.write_events(
+        config.run.folder / "events.jsonl", ({"time": 0} | event for event in events)
     )
 
 

@@ -19,6 +19,7 @@ from llmsys.train.checkpoint_saver import CheckpointSaver
 from llmsys.train.checkpoint_write import build_save_error, publish_checkpoint
 from llmsys.train.expert_load import update_expert_balance
 from llmsys.train.initial_state import require_same_settings
+from tests.helpers.checkpoints import save_checkpoint
 from tests.helpers.parity_runs import (
     LEARNING_RATE,
     build_engine,
@@ -47,7 +48,7 @@ def train(rank: int, engine: Any, first: int, stop: int) -> list[float]:
 def start_and_save(rank: int, kind: str, layout: ParallelLayout, folder: Path) -> list[float]:
     engine = build_engine(kind, layout, 0.5, 1)
     losses = train(rank, engine, 0, BEFORE)
-    checkpoint_load.save_checkpoint(engine, folder, {"note": "from the test"}, keep_last=2)
+    save_checkpoint(engine, folder, {"note": "from the test"}, keep_last=2)
     return losses
 
 

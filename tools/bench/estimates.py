@@ -3,7 +3,7 @@
 python tools/bench/estimates.py                      print the tables
 python tools/bench/estimates.py --truth FILE         the same for other rows of the same form
 python tools/bench/estimates.py --commands           print the command line of every row
-python tools/bench/estimates.py --write              fit, and write residual.yaml, programs/, the page and the README
+python tools/bench/estimates.py --write              fit, and write what ships and its pages
 """
 
 import argparse
@@ -212,7 +212,8 @@ def iter_time_lines(
         )
     yield "### Time"
     yield ""
-    yield f"Each row is one command; `python tools/bench/estimates.py --commands` prints them. {how}"
+    commands = "`python tools/bench/estimates.py --commands` prints them"
+    yield f"Each row is one command; {commands}. {how}"
     yield ""
     yield SUMMARY_HEAD
     for name, group in iter_summary_groups(held):

@@ -69,9 +69,10 @@ json.dump({"seconds": time.process_time() - start, "said": said}, open(sys.argv[
 
 # datatrove knows languages by ISO 639-3, some with their script.
 _CODES = """
-ar:arb_Arab bg:bul ca:cat cs:ces da:dan de:deu el:ell en:eng es:spa et:ekk fa:fas_Arab
-fi:fin fr:fra he:heb hi:hin_Deva hr:hrv hu:hun it:ita ja:jpn ko:kor lt:lit lv:lvs nb:nob nl:nld
-nn:nno pl:pol pt:por ro:ron ru:rus sk:slk sl:slv sq:als sr:srp sv:swe sw:swh th:tha tr:tur uk:ukr vi:vie zh:cmn
+ar:arb_Arab bg:bul ca:cat cs:ces da:dan de:deu el:ell en:eng es:spa et:ekk fa:fas_Arab fi:fin
+fr:fra he:heb hi:hin_Deva hr:hrv hu:hun it:ita ja:jpn ko:kor lt:lit lv:lvs nb:nob nl:nld nn:nno
+pl:pol pt:por ro:ron ru:rus sk:slk sl:slv sq:als sr:srp sv:swe sw:swh th:tha tr:tur uk:ukr vi:vie
+zh:cmn
 """
 ISO_639_3 = dict(pair.split(":") for pair in _CODES.split())
 

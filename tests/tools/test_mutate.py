@@ -18,11 +18,10 @@ ROOMS = ("data", "model", "optim", "parallel", "engine", "train", "estimate")
 def test_every_bug_fits_the_source_and_the_file_is_still_python(repository: Path) -> None:
     for mutant in MUTANTS:
         source = (repository / mutant.file).read_text(encoding="utf-8")
-        before, after = (
-            ast.dump(ast.parse(source)),
-            ast.dump(ast.parse(mutant.apply_to_source(source))),
-        )
-        assert before != after, mutant.title
+        changed = mutant.apply_to_source(source)
+        if mutant.file.endswith(".py"):
+            source, changed = (ast.dump(ast.parse(text)) for text in (source, changed))
+        assert source != changed, mutant.title
 
 
 def test_every_bug_has_its_own_title_and_tests_of_its_own_package(repository: Path) -> None:

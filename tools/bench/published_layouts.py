@@ -19,7 +19,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from llmsys.launch.main import main as run_llmsys
-from tools.bench.published_row import list_gpt_words, load_shapes
+from tools.bench.fits.published_row import list_gpt_words, load_shapes
 
 GIB = 2**30
 

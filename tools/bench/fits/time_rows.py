@@ -12,8 +12,8 @@ from typing import Literal
 
 from llmsys.estimate.device_profile import Number, load_device_profile
 from llmsys.estimate.residual_model import PercentileInterval
-from tools.bench.blind_programs import find_blind_words
-from tools.bench.published_row import PublishedRow, run_estimate
+from tools.bench.fits.blind_programs import find_blind_words
+from tools.bench.fits.published_row import PublishedRow, run_estimate
 
 TimeClass = Literal["dense", "moe", "run"]
 KINDS: tuple[TimeClass, ...] = ("dense", "moe", "run")

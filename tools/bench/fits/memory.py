@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 
 from llmsys.estimate.memory_timeline import GIB
-from tools.bench.memory_korthikanti import iter_analytical_rows
-from tools.bench.published_row import PublishedRow, run_estimate
+from tools.bench.fits.korthikanti import iter_analytical_rows
+from tools.bench.fits.published_row import PublishedRow, run_estimate
 
 # Rows by which a constant or a setting of a program was chosen: allocator slack (T1 eager and T3),
 # that of pipelines (T5), the float32 gradient of a compiled loss (H200), and the settings of traced

@@ -19,9 +19,9 @@ from llmsys.estimate.residual_model import (
     build_log_normal_interval,
 )
 from llmsys.estimate.run_cost import compute_mean_watts
-from tools.bench.estimates_time import TimeRow
-from tools.bench.published_row import find_model_words, load_words_model
-from tools.bench.published_runs import build_full_run
+from tools.bench.fits.published_row import find_model_words, load_words_model
+from tools.bench.fits.run_rows import build_full_run
+from tools.bench.fits.time_rows import TimeRow
 
 CHIPS = re.compile(r"\b(A100|H100|H200|V100|TPUv3|TPUv4)\b")
 TOKENS = {"gpt3-175b": 300e9}  # Brown 2020, table 2.1; the other rows say theirs

@@ -1,7 +1,7 @@
 """Read the rows of a published table as command lines, by the fields that
 data/published_tables.yaml gives for it.
 
-Reads tools/bench/data/published_tables.yaml. A row is a mapping of columns from
+Reads tools/bench/fits/data/published_tables.yaml. A row is a mapping of columns from
 published_runs.json.
 """
 
@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from llmsys.config.model import ModelConfig
 from llmsys.estimate.flops import count_flops
-from tools.bench.published_row import (
+from tools.bench.fits.published_row import (
     PublishedRow,
     Row,
     find_model_words,

@@ -14,9 +14,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from llmsys.errors import LlmsysError
-from tools.bench.published_row import DATA, PublishedRow
-from tools.bench.published_runs import iter_full_run_rows
-from tools.bench.published_table import iter_table_rows, load_tables
+from tools.bench.fits.published_row import DATA, PublishedRow
+from tools.bench.fits.run_rows import iter_full_run_rows
+from tools.bench.fits.table_rows import iter_table_rows, load_tables
 
 RUNS = DATA / "published_runs.json"
 # Rows that nothing is fitted on; each table has a note on what was known of its errors when rules

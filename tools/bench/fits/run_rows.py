@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
-from tools.bench.published_row import (
+from tools.bench.fits.published_row import (
     PublishedRow,
     Row,
     find_model_words,

@@ -9,7 +9,7 @@ from typing import Any
 from llmsys.config.loading.load import build_model_config, load_model_config
 from llmsys.estimate.flops import count_flops
 from llmsys.estimate.model_tensors import count_parameters
-from tools.bench.published_row import DATA
+from tools.bench.fits.published_row import DATA
 
 
 def list_count_lines() -> list[str]:

@@ -5,13 +5,9 @@ The paper's numbers are analytical, not measured: equality shows that both count
 """
 
 import json
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Literal
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.run import RunConfig
@@ -20,7 +16,7 @@ from llmsys.estimate.peak_memory import estimate_peak_memory
 from llmsys.estimate.rank_parameters import count_full_elements, is_in_block, list_pipeline_stages
 from llmsys.estimate.software_profile import MemoryProfile
 from llmsys.estimate.state_memory import compute_state_bytes, get_compute_dtype_bytes
-from tools.bench.published_row import DATA, Row, build_gpt_model, load_shapes
+from tools.bench.fits.published_row import DATA, Row, build_gpt_model, load_shapes
 
 MEGATRON = MemoryProfile(
     evaluation="none",
@@ -108,8 +104,3 @@ def build_megatron_config(name: str, recompute: str) -> RunConfig:
             "train": {"precision": "fp16", "activation_checkpoint": recompute},
         }
     )
-
-
-if __name__ == "__main__":
-    for what, paper, ours in iter_analytical_rows():
-        print(f"{what:<40} {paper:8.2f} {ours:8.2f} {ours / paper - 1:+.2%}")

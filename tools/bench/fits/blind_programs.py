@@ -13,7 +13,7 @@ from shutil import rmtree
 from tempfile import mkdtemp
 
 from llmsys.config.loading.yaml_files import dump_yaml
-from tools.bench.published_row import read_tables
+from tools.bench.fits.published_row import read_tables
 
 
 def find_blind_words(name: str, words: Sequence[str]) -> tuple[str, ...] | None:

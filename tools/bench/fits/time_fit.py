@@ -13,6 +13,8 @@ from itertools import accumulate
 from math import exp, log, sqrt
 from statistics import median
 
+import numpy as np
+
 from llmsys.estimate.program_profile import ProgramFit
 from llmsys.estimate.residual_model import (
     Z90,
@@ -20,7 +22,7 @@ from llmsys.estimate.residual_model import (
     ResidualModel,
     build_log_normal_interval,
 )
-from tools.bench.estimates_time import KINDS, TimeClass, TimeRow, get_model, get_source
+from tools.bench.fits.time_rows import KINDS, TimeClass, TimeRow, get_model, get_source
 
 # Share of held-out rows that P10 to P90 is widened to hold: the middle of the 80 % it is named for
 # and 90 %.
@@ -90,7 +92,7 @@ def fit_class(rows: Sequence[TimeRow]) -> ClassFit:
                     ratio = row.blind_log_ratio if get_group is get_model else row.log_ratio
                     found = known.get(row.program, mean)
                     errors.append(abs(ratio - log(found.factor)) / found.widening)
-    return ClassFit(other, programs, compute_quantile(errors, COVERED) / Z90)
+    return ClassFit(other, programs, float(np.quantile(errors, COVERED)) / Z90)
 
 
 def fit_factors(rows: Sequence[TimeRow]) -> tuple[ProgramFactor, dict[str, ProgramFactor]]:
@@ -144,18 +146,9 @@ def clip_outliers(values: Sequence[float]) -> list[float]:
     """Return values with those beyond Tukey's outer fences (three quartile distances) on the
     fence.
     """
-    low, high = compute_quantile(values, 0.25), compute_quantile(values, 0.75)
+    low, high = np.quantile(values, [0.25, 0.75]).tolist()
     reach = 3 * (high - low)
     return [min(max(value, low - reach), high + reach) for value in values]
-
-
-def compute_quantile(values: Sequence[float], share: float) -> float:
-    """Return a quantile, linear between the values."""
-    ordered = sorted(values)
-    place = share * (len(ordered) - 1)
-    low = int(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
 
 
 @dataclass(frozen=True)

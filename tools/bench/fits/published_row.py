@@ -24,7 +24,7 @@ from llmsys.estimate.device_profile import load_device_profile
 from llmsys.launch.commands.estimate_request import compute_estimate
 from llmsys.launch.main import build_parser
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 DATA = ROOT / "tests" / "data" / "estimate"
 MODELS = Path(__file__).resolve().parent / "data" / "models"
 TABLES = Path(__file__).resolve().parent / "data" / "published_tables.yaml"

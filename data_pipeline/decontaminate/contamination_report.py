@@ -26,7 +26,7 @@ from llmsys.dataset.manifest_section import (
     SparedDocument,
     SparedItem,
 )
-from llmsys.storage.local_files import write_bytes_atomically
+from llmsys.storage.atomic_write import write_bytes_atomically
 
 Span = tuple[int, int]
 

@@ -41,7 +41,8 @@ from llmsys.data_pipeline.executors.base import (
 from llmsys.data_pipeline.executors.local import format_timeout, format_worker_loss
 from llmsys.errors import DataError
 from llmsys.log import get_logger
-from llmsys.storage.local_files import PRIVATE, find_import_root, write_bytes_atomically
+from llmsys.storage.atomic_write import PRIVATE, write_bytes_atomically
+from llmsys.storage.paths import find_import_root
 
 _log = get_logger(__name__)
 _GRACE_POLLS = 3  # network file systems show a result with a delay

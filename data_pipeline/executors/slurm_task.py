@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from llmsys.data_pipeline.executors.base import TaskDone, try_job
-from llmsys.storage.local_files import write_bytes_atomically
+from llmsys.storage.atomic_write import write_bytes_atomically
 
 
 def main(folder: Path, jobs: int, task: int) -> int:

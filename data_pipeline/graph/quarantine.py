@@ -23,7 +23,7 @@ from llmsys.data_pipeline.graph.tasks import Task
 from llmsys.data_pipeline.stages.split_inputs import InputBlock
 from llmsys.errors import DataError
 from llmsys.log import get_logger, redact_secrets
-from llmsys.storage.local_files import write_bytes_atomically
+from llmsys.storage.atomic_write import write_bytes_atomically
 
 QUARANTINE = "quarantine"
 

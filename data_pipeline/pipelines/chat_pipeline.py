@@ -49,7 +49,7 @@ from llmsys.dataset.manifest import (
 from llmsys.dataset.token_shards import choose_token_dtype
 from llmsys.errors import DataError
 from llmsys.log import redact_values
-from llmsys.storage.local_files import write_bytes_atomically
+from llmsys.storage.atomic_write import write_bytes_atomically
 from llmsys.vocabulary.chat_template import TEMPLATE_NAME, ChatTemplate, load_chat_template
 from llmsys.vocabulary.chat_tokens import count_stored_ids
 from llmsys.vocabulary.tokenizer import find_model_file, load_tokenizer

@@ -68,7 +68,7 @@ from llmsys.data_pipeline.stages.split_inputs import (
     list_input_blocks,
     split_input_file,
 )
-from llmsys.storage.local_files import is_remote
+from llmsys.storage.paths import is_remote
 
 Until = Literal["documents", "tokenizer", "tokens"]
 

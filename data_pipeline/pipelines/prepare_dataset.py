@@ -28,7 +28,8 @@ from llmsys.data_pipeline.pipelines.document_pipeline import DocumentPipeline, U
 from llmsys.data_pipeline.readers.input_files import InputFiles, find_input_files
 from llmsys.dataset.manifest import Manifest
 from llmsys.errors import ConfigError
-from llmsys.storage.local_files import find_folder_url, lock_folder
+from llmsys.storage.folder_lock import lock_folder
+from llmsys.storage.paths import find_folder_url
 from llmsys.vocabulary.tokenizer import find_model_file, load_tokenizer
 
 

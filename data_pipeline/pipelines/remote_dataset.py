@@ -21,10 +21,11 @@ from llmsys.data_pipeline.dedup.dedup_index import INDEX
 from llmsys.data_pipeline.graph.quarantine import QUARANTINE
 from llmsys.dataset.manifest import MANIFEST_NAME
 from llmsys.log import get_logger
+from llmsys.storage.folder_lock import lock_folder
 from llmsys.storage.folder_upload import UploadRecord, list_changed, upload_files
-from llmsys.storage.local_files import get_cache_folder, lock_folder
 from llmsys.storage.object_lock import ObjectLock
 from llmsys.storage.object_store import open_object_folder
+from llmsys.storage.paths import get_cache_folder
 
 # What readers of a dataset use, and other preparations.
 _PUBLISHED = PUBLIC_FOLDERS | {INDEX}

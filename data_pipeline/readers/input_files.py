@@ -32,7 +32,7 @@ from llmsys.data_pipeline.readers.remote_file import (
 )
 from llmsys.errors import DataError
 from llmsys.log import REDACTED, redact_url
-from llmsys.storage.local_files import is_remote
+from llmsys.storage.paths import is_remote
 
 _DATA_FILE = (
     ".warc",

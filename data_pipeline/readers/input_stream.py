@@ -23,8 +23,8 @@ from typing import Any, Protocol, TypeVar
 
 from llmsys.data_pipeline.readers.remote_file import ASKED_BY
 from llmsys.log import redact_secrets, redact_url
-from llmsys.storage.local_files import is_remote
 from llmsys.storage.object_store import get_entity_tag, open_file_system
+from llmsys.storage.paths import is_remote
 
 # os.fsdecode's surrogates for bytes that are not UTF-8 (PEP 383)
 _UNDECODED = re.compile("[\udc80-\udcff]")

@@ -34,7 +34,7 @@ from llmsys.data_pipeline.readers.page_batch import (
 from llmsys.data_pipeline.readers.warc_pages import PageExtractor
 from llmsys.data_pipeline.readers.warc_records import ArcDialect, iter_dialect_records, iter_records
 from llmsys.log import redact_secrets, redact_url
-from llmsys.storage.local_files import is_remote
+from llmsys.storage.paths import is_remote
 
 _PACKED = (".gz", ".zst", ".zstd", ".lz4")
 _BY_NAME = {

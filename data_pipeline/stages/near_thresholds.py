@@ -32,7 +32,7 @@ from llmsys.dataset.manifest_section import (
     ThresholdSide,
 )
 from llmsys.storage.arrow_file import read_columns
-from llmsys.storage.local_files import write_bytes_atomically
+from llmsys.storage.atomic_write import write_bytes_atomically
 
 if TYPE_CHECKING:
     from llmsys.data_pipeline.rules.rule import ThresholdTest

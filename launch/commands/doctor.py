@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmsys.errors import ConfigError
 from llmsys.launch.process.rank_environment import set_device_variables
-from llmsys.storage.local_files import parse_local_path
+from llmsys.storage.paths import parse_local_path
 
 if TYPE_CHECKING:
     from llmsys.doctor.parity_models import ParityModel

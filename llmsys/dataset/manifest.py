@@ -25,7 +25,8 @@ from llmsys.dataset.manifest_section import (
     TokenIndex,
 )
 from llmsys.errors import DataError
-from llmsys.storage.local_files import find_folder_url, format_folder, write_bytes_atomically
+from llmsys.storage.atomic_write import write_bytes_atomically
+from llmsys.storage.paths import find_folder_url, format_folder
 from llmsys.storage.received_files import RECEIVED
 
 SCHEMA_VERSION = 1

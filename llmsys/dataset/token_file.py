@@ -34,7 +34,7 @@ from llmsys.storage.arrow_file import (
     open_arrow,
     read_batch,
 )
-from llmsys.storage.local_files import write_bytes_atomically
+from llmsys.storage.atomic_write import write_bytes_atomically
 
 SIDE_COLUMNS = ("id", "file", "offset", "url_hash")
 INDEX_COUNTS = ("rows", "tokens", "text_bytes", "size")

@@ -40,7 +40,8 @@ from llmsys.storage.arrow_file import (
     read_batches,
     read_schema,
 )
-from llmsys.storage.local_files import format_folder, write_bytes_atomically
+from llmsys.storage.atomic_write import write_bytes_atomically
+from llmsys.storage.paths import format_folder
 
 __all__ = [
     "ArrowFileWriter",

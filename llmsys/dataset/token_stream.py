@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from llmsys.dataset.checked_file import CheckedFile
 from llmsys.dataset.token_split import TokenFileTable
 from llmsys.storage.arrow_file import Integers, Tokens
-from llmsys.storage.local_files import find_folder_url
+from llmsys.storage.paths import find_folder_url
 
 # Token files that are open at once, each with two descriptors and up to 130 KiB of checksums.
 MAX_OPEN_FILES = 128

@@ -16,7 +16,7 @@ from llmsys.report.html_markup import Html, build_details, build_section, build_
 from llmsys.report.html_page import render_document
 from llmsys.report.plots import Figure, Trace
 from llmsys.report.report_section import ReportSection, build_report_section, compute_curves_height
-from llmsys.storage.local_files import write_bytes_atomically
+from llmsys.storage.atomic_write import write_bytes_atomically
 
 
 def write_dry_run(results: Sequence[dict[str, Any]], folder: Path) -> tuple[Path, Path]:

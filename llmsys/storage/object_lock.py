@@ -22,7 +22,7 @@ from typing import Self
 
 from llmsys.errors import DataError
 from llmsys.log import get_logger
-from llmsys.storage.local_files import write_bytes_atomically
+from llmsys.storage.atomic_write import write_bytes_atomically
 from llmsys.storage.object_store import ObjectFolder
 
 LOCK_FOLDER = ".lock"

@@ -23,8 +23,8 @@ from pathlib import Path
 from llmsys.errors import ConfigError, DataError
 from llmsys.log import get_logger
 from llmsys.storage.arrow_file import REMAKE
-from llmsys.storage.local_files import get_cache_folder
 from llmsys.storage.object_store import open_object_folder
+from llmsys.storage.paths import get_cache_folder
 
 # Small beside the time of a request, large beside a window of tokens.
 BLOCK_BYTES = 1 << 18

@@ -31,7 +31,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from llmsys.errors import CheckpointError
-from llmsys.storage.local_files import is_plain_file_name
+from llmsys.storage.paths import is_plain_file_name
 
 METADATA = "metadata.json"
 VERSION = 1

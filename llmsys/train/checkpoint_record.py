@@ -22,7 +22,8 @@ from typing import Any
 import xxhash
 
 from llmsys.errors import CheckpointError, UnreadableCheckpointError
-from llmsys.storage.local_files import is_plain_file_name, write_bytes_atomically
+from llmsys.storage.atomic_write import write_bytes_atomically
+from llmsys.storage.paths import is_plain_file_name
 
 # Format 2 holds the locations of the tensors in `metadata.json`; format 1 held them in a pickle.
 FORMAT = 2

@@ -21,7 +21,7 @@ from torch.distributed.checkpoint import CheckpointException
 from llmsys.errors import CheckpointError, LlmsysError, to_data_error
 from llmsys.parallel.control_group import ControlGroup
 from llmsys.parallel.process_group import get_rank, get_world_size
-from llmsys.storage.local_files import sync_folder
+from llmsys.storage.atomic_write import sync_folder
 from llmsys.train.checkpoint_plan import RankPlanner
 from llmsys.train.checkpoint_record import (
     compute_digests,

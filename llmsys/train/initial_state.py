@@ -25,7 +25,7 @@ from llmsys.errors import CheckpointError
 from llmsys.events import iter_events
 from llmsys.log import get_logger
 from llmsys.parallel.process_group import run_on_rank_zero
-from llmsys.storage.local_files import sync_folder
+from llmsys.storage.atomic_write import sync_folder
 from llmsys.train import checkpoint_load
 from llmsys.train.checkpoint_record import (
     DAMAGE_ERRORS,

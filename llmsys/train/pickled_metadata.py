@@ -16,7 +16,7 @@ from typing import Any
 from torch.distributed.checkpoint.metadata import Metadata
 
 from llmsys.errors import CheckpointError, ConfigError
-from llmsys.storage.local_files import write_bytes_atomically
+from llmsys.storage.atomic_write import write_bytes_atomically
 from llmsys.train.checkpoint_metadata import DTYPES, METADATA, format_metadata, parse_metadata
 from llmsys.train.checkpoint_record import (
     PICKLED,

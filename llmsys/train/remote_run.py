@@ -19,6 +19,7 @@ from pathlib import Path
 
 from llmsys.errors import DataError, LockedFolderError
 from llmsys.log import get_logger
+from llmsys.storage.folder_lock import lock_folder
 from llmsys.storage.folder_upload import (
     UploadRecord,
     download_files,
@@ -26,9 +27,9 @@ from llmsys.storage.folder_upload import (
     read_stamp,
     upload_files,
 )
-from llmsys.storage.local_files import find_folder_url, lock_folder
 from llmsys.storage.object_lock import LOCK_FOLDER, ObjectLock
 from llmsys.storage.object_store import RemoteObject, open_object_folder
+from llmsys.storage.paths import find_folder_url
 from llmsys.train.checkpoint_record import CHECKPOINT_NAME, RECORD, list_checkpoints
 
 CHECKPOINTS = "checkpoints"

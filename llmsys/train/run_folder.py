@@ -14,7 +14,7 @@ import yaml
 
 from llmsys.config.run import RunConfig
 from llmsys.log import redact_values
-from llmsys.storage.local_files import PRIVATE, write_bytes_atomically
+from llmsys.storage.atomic_write import PRIVATE, write_bytes_atomically
 from llmsys.train.precision import get_matmul_numerics
 from llmsys.train.source_code import read_source
 

@@ -213,7 +213,8 @@ class Journal:
         )
 
     def _is_unchanged(self, output: TaskOutput) -> bool:
-        staged, path = find_output(self.folder, output.name), self.folder / output.name
+        staged = find_output(self.folder, output.name)
+        path = self.folder / output.name
         # After an interrupted rerun the staged or the published file may match the record.
         if staged != path:
             if _is_same(staged, output):

@@ -91,7 +91,8 @@ class FileList(Sequence[Path]):
 
     def __init__(self, folder: Path, rows: FileRows) -> None:
         """List the files that the column `name` names, relative to `folder`."""
-        self._folder, self._rows = folder, rows
+        self._folder = folder
+        self._rows = rows
 
     @property
     def name(self) -> str:

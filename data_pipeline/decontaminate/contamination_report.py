@@ -113,7 +113,8 @@ class ContaminationJudge:
     """Judge of documents by their matches."""
 
     def __init__(self, config: NgramDecontaminationConfig, index: NgramIndex, items: Path) -> None:
-        self._config, self._index = config, index
+        self._config = config
+        self._index = index
         self._names = read_item_names(items)
 
     def judge_document(
@@ -131,18 +132,17 @@ class ContaminationJudge:
         if not matches.num_rows:
             return ContaminationResult(None, None, spared)
         rows = self._build_rows(document, matches)
-        first, others = rows[0], f" and {len(rows) - 1} more" if len(rows) > 1 else ""
+        first = rows[0]
+        others = f" and {len(rows) - 1} more" if len(rows) > 1 else ""
         where = f"{first['set']} {first['item']}{others}"
         count = float(matches.num_rows)
         verdict: tuple[str, float | None, float | None, str] | None
-        text, verdict = (
-            None,
-            (
-                "matches",
-                count,
-                0.0,
-                f"{DECONTAMINATE}: matches {count:g} > 0 ({where}: {first['ngram']!r})",
-            ),
+        text = None
+        verdict = (
+            "matches",
+            count,
+            0.0,
+            f"{DECONTAMINATE}: matches {count:g} > 0 ({where}: {first['ngram']!r})",
         )
         if self._config.action == "cut":
             spans = zip(

@@ -145,7 +145,8 @@ def _extract_part_ngrams(
 ) -> tuple[list[ItemNgrams], int]:
     split = words.hash_words([*item.queries, *item.labels])
     parts = np.split(split.hashes, split.offsets[1:-1])
-    queries, labels = parts[: len(item.queries)], parts[len(item.queries) :]
+    queries = parts[: len(item.queries)]
+    labels = parts[len(item.queries) :]
     found: list[ItemNgrams] = []
     if "query" in config.parts:
         found += [_build_ngrams(query, config, "query") for query in queries]

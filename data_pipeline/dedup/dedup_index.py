@@ -116,7 +116,9 @@ def load_earlier_dataset(
         content = json.loads(path.read_bytes())
         if content["format"] != _FORMAT:
             raise ValueError
-        name, files, theirs = content["dataset"], content["files"], dict(content["by_characters"])
+        name = content["dataset"]
+        files = content["files"]
+        theirs = dict(content["by_characters"])
         documents = {
             folder / INDEX / part["name"]: int(part["rows"]) for part in content["documents"]
         }
@@ -276,7 +278,8 @@ class DocumentTable:
                 else compute_group_size(len(files.counts))
             )
         else:
-            self._paths, step = files, 1
+            self._paths = files
+            step = 1
             self.starts = compute_offsets(
                 [sum(batch.num_rows for batch in read_batches(path)) for path in files]
             )
@@ -308,7 +311,8 @@ class DocumentIdLookup:
     """Ids of documents of this dataset and of earlier ones."""
 
     def __init__(self, documents: DocumentFiles, earlier: Sequence[EarlierDataset]) -> None:
-        self._files, self._earlier = documents, earlier
+        self._files = documents
+        self._earlier = earlier
 
     @cached_property
     def _own_table(self) -> DocumentTable:
@@ -325,7 +329,8 @@ class DocumentIdLookup:
         """
         own = items["age"] == 1
         home = np.where(own, 0, np.asarray(items["source"]).astype(np.int64) + 1)
-        pieces, places = [pa.array([], pa.string())], [np.zeros(0, np.int64)]
+        pieces = [pa.array([], pa.string())]
+        places = [np.zeros(0, np.int64)]
         for number in range(len(self._earlier) + 1):
             here = np.flatnonzero(home == number)
             if len(here):

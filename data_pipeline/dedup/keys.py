@@ -107,7 +107,8 @@ class KeyWriter(BlockWriter):
         arrays = [pa.array(columns[field.name][order], field.type) for field in self._schema]
         self._writer.write(pa.record_batch(arrays, schema=self._schema))
         self.count += self._size
-        self._waiting, self._size = [], 0
+        self._waiting = []
+        self._size = 0
 
 
 def compute_key_range(number: int, ranges: int) -> tuple[int, int]:

@@ -77,7 +77,8 @@ class SlurmExecutor:
         """Use `folder` for jobs and results. Raise DataError without sbatch, or if an old array
         cannot be cancelled.
         """
-        self.config, self.folder = config, folder.absolute()
+        self.config = config
+        self.folder = folder.absolute()
         self.eager_jobs = EagerJobs()
         self._submitted = 0
         # The name follows from the folder, so that a later run finds the arrays of a killed one.
@@ -94,7 +95,8 @@ class SlurmExecutor:
 
     def run_jobs(self, jobs: Sequence[Job], seconds: float = 0) -> Iterator[Event | EagerTaskEvent]:
         """Yield events until every job is done or failed, and every eager job too."""
-        waiting, arrays = JobQueue(jobs), list[_JobArray]()
+        waiting = JobQueue(jobs)
+        arrays = list[_JobArray]()
         while waiting or arrays or self.eager_jobs:
             arrays += self._submit_arrays(waiting, arrays, seconds)
             queued = self._query_queued_tasks()
@@ -116,7 +118,8 @@ class SlurmExecutor:
         self, waiting: JobQueue, arrays: Sequence[_JobArray], seconds: float
     ) -> Iterator[_JobArray]:
         """Submit arrays of the jobs that wait, as far as tasks are free."""
-        each, limit = self.config.jobs_per_task, self.config.workers or 2 * self.config.array_tasks
+        each = self.config.jobs_per_task
+        limit = self.config.workers or 2 * self.config.array_tasks
         free = limit - sum(len({number // each for number in array.polls}) for array in arrays)
         # Jobs of later stages first: the survey alone would enable millions of them.
         while free and (not arrays or free * 8 >= limit) and (waiting or self.eager_jobs):
@@ -142,12 +145,15 @@ class SlurmExecutor:
         self, jobs: Sequence[tuple[int, Job]], seconds: float, is_early: bool = False
     ) -> _JobArray:
         """Write numbered jobs and submit an array of them. A later run finds it by its job name."""
-        folder, each = self.folder / str(self._submitted), self.config.jobs_per_task
+        folder = self.folder / str(self._submitted)
+        each = self.config.jobs_per_task
         self._submitted += 1
         _write_jobs(folder, [job for _, job in jobs], each)
         minutes = int(seconds * each // 60) + 1  # Slurm counts minutes
         limit = [f"--time={minutes}"] if seconds else []
-        logs, tasks = str(folder).replace("%", "%%"), -(-len(jobs) // each)  # Slurm expands %a
+        # Slurm expands %a
+        logs = str(folder).replace("%", "%%")
+        tasks = -(-len(jobs) // each)
         arguments = [
             # A requeued task would overlap with our own retry.
             "sbatch", "--parsable", "--no-requeue", f"--job-name={self.name}",
@@ -170,7 +176,8 @@ class SlurmExecutor:
         some polls.
         """
         for position, absent in list(array.polls.items()):
-            task, number = position // self.config.jobs_per_task, array.numbers[position]
+            task = position // self.config.jobs_per_task
+            number = array.numbers[position]
             result = array.folder / f"{position}.result"
             if result.exists():
                 del array.polls[position]

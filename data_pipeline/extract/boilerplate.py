@@ -156,7 +156,8 @@ def _mark_runs(
 ) -> list[bool]:
     """Mark the runs in one pass over the elements; elements inside boilerplate are skipped."""
     out = [False] * len(lengths)
-    before, paragraphs_before = [0, *accumulate(lengths)], [0, *accumulate(paragraphs)]
+    before = [0, *accumulate(lengths)]
+    paragraphs_before = [0, *accumulate(paragraphs)]
     most = max(paragraphs_before[-1] * _MAX_PARAGRAPHS, _LEAST_PARAGRAPHS)
     done = header_done = 0
     columns = zip(tree.tag, tree.attributes, tree.first, tree.last, strict=True)

@@ -99,7 +99,8 @@ def build_trafilatura_extractor(config: TrafilaturaExtractorConfig) -> Callable[
     get_trafilatura_version()
     from trafilatura import extract
 
-    precise, complete = config.favor == "precision", config.favor == "recall"
+    precise = config.favor == "precision"
+    complete = config.favor == "recall"
 
     def extract_text(html: bytes) -> str:
         text = extract(

@@ -116,8 +116,12 @@ class HtmlTree:
 def parse_tree(html: bytes) -> HtmlTree:
     """Parse a page; the caller has checked its limits."""
     # One long function, because it is the innermost loop: a call costs more than its work.
-    written, tree = normalize_html(html), HtmlTree()
-    tag, all_attributes, parent, texts = tree.tag, tree.attributes, tree.parent, tree.text
+    written = normalize_html(html)
+    tree = HtmlTree()
+    tag = tree.tag
+    all_attributes = tree.attributes
+    parent = tree.parent
+    texts = tree.text
     first, last = tree.first, tree.last
     run: list[str] = []  # pieces of the run that is being read
     linked = current = preformatted = 0

@@ -119,7 +119,8 @@ def add_lead(page: ElementStats, root: int, keep: list[bool]) -> None:
         (run for run in range(start - 1, -1, -1) if tree.tag[tree.owner[run]] == "h1"), start
     )
     for run in range(headline + 1, start):
-        length, owner = page.lengths[run], tree.owner[run]
+        length = page.lengths[run]
+        owner = tree.owner[run]
         flags = classify_attributes(tree.attributes[owner]) | classify_attributes(
             tree.attributes[tree.parent[owner]]
         )
@@ -156,7 +157,9 @@ def drop_phrases(tree: HtmlTree, keep: list[bool]) -> None:
 def select_kept_runs(tree: HtmlTree, keep: list[bool]) -> list[int]:
     """Return the kept runs without headings whose text was dropped."""
     kept: list[int] = []
-    following, level = len(keep), ""  # the next kept run, and its tag if that is a heading
+    # the next kept run, and its tag if that is a heading
+    following = len(keep)
+    level = ""
     # Backwards: whether a heading has text is known only from what follows it.
     for run in range(len(keep) - 1, -1, -1):
         if not keep[run]:
@@ -166,7 +169,8 @@ def select_kept_runs(tree: HtmlTree, keep: list[bool]) -> list[int]:
             following == len(keep) or (following > run + 1 and "" < level <= tag)
         ):
             continue
-        following, level = run, tag if tag in HEADINGS else ""
+        following = run
+        level = tag if tag in HEADINGS else ""
         kept.append(run)
     return kept[::-1]
 

@@ -72,7 +72,8 @@ def _count_tag_attributes(html: bytes, end: int, limit: int) -> tuple[int, int]:
     """Return the number of attributes after the name of a tag, up to `limit` + 1, and their end."""
     count = 0
     while count <= limit and (found := _ATTRIBUTE.match(html, end)):
-        count, end = count + 1, found.end()
+        count = count + 1
+        end = found.end()
     return count, end
 
 

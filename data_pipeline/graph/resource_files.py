@@ -99,13 +99,13 @@ def list_rule_libraries(data: CrawlConfig) -> list[str]:
 def _iter_rule_libraries(rule: RuleConfig) -> Iterator[str]:
     match rule:
         case FastTextClassifierConfig():
-            package, extra, instead = "fasttext-predict", "fasttext", ""
+            package = "fasttext-predict"
+            extra = "fasttext"
+            instead = ""
         case PerplexityConfig(backend="kenlm"):
-            package, extra, instead = (
-                "kenlm",
-                "kenlm",
-                " (cmake and a C++ compiler build it), or set reader: arpa",
-            )
+            package = "kenlm"
+            extra = "kenlm"
+            instead = " (cmake and a C++ compiler build it), or set reader: arpa"
         case (
             PerplexityConfig()
             | BadWordsConfig()

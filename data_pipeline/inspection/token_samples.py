@@ -114,7 +114,8 @@ def _decode_tokens(
 def _build_sample(
     shards: TokenShards, split: str, number: int, row: Row, text: str
 ) -> DocumentSample:
-    lineage, tokens = shards.get_lineage(number), shards.get_tokens(number)
+    lineage = shards.get_lineage(number)
+    tokens = shards.get_tokens(number)
     return DocumentSample(
         split=split,
         document=number,

@@ -162,7 +162,8 @@ def _verify_batch(
 ) -> Iterator[DatasetFinding]:
     expected = entry.batches[index]
     for field, name_of_field in _FIELD_NAMES.items():
-        ours, theirs = getattr(found, field), getattr(expected, field)
+        ours = getattr(found, field)
+        theirs = getattr(expected, field)
         if ours != theirs:
             problem = f"the {name_of_field} is {_format_value(ours)}, not {_format_value(theirs)}"
             where = f"bytes {expected.begin:,} to {expected.end:,}"
@@ -176,7 +177,8 @@ def _verify_tokens(
     end token.
     """
     column = batch.column("tokens")
-    values, offsets = column.values.to_numpy(zero_copy_only=True), column.offsets.to_numpy()
+    values = column.values.to_numpy(zero_copy_only=True)
+    offsets = column.offsets.to_numpy()
     where = f"record batch {index}"
     if len(values) and (highest := int(values.max())) >= vocab_size:
         yield DatasetFinding(

@@ -306,7 +306,8 @@ def _identify_with_both(texts: Sequence[str]) -> _Identified:
         asked, *_identify_with_cld2([texts[number] for number in asked]), strict=True
     ):
         if code not in BAYES_CODES and code != UNKNOWN:
-            codes[number], scores[number] = code, score
+            codes[number] = code
+            scores[number] = score
     for group in GROUPS:
         _resolve_similar_languages(texts, codes, scores, group)
     _find_latin_serbian(texts, codes, scores)
@@ -333,7 +334,8 @@ def _find_latin_serbian(
             in_group = float(
                 load_naive_bayes_model().compute_probability([texts[number]], _LATIN_SERBIAN)[0]
             )
-            codes[number], scores[number] = "sr", in_group * share
+            codes[number] = "sr"
+            scores[number] = in_group * share
 
 
 def _resolve_similar_languages(
@@ -352,4 +354,5 @@ def _resolve_similar_languages(
         best = max(found, key=lambda code: (found[code], code == codes[number]))
         share = (found[best] + 1) / (sum(found.values()) + 2)
         least = scores[number] if best == codes[number] else 0.0
-        codes[number], scores[number] = best, max(least, in_group * share)
+        codes[number] = best
+        scores[number] = max(least, in_group * share)

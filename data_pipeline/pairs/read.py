@@ -86,7 +86,8 @@ def _describe_length_mismatch(source: Path, target: Path, common: int) -> str:
 
 
 def _build_pair(number: int, left: bytes, right: bytes) -> TextPair:
-    texts, problem = ["", ""], None
+    texts = ["", ""]
+    problem = None
     for place, (side, raw) in enumerate((("source", left), ("target", right))):
         texts[place], found = _decode_line(side, raw)
         problem = problem or found
@@ -138,9 +139,11 @@ def _parse_tsv_line(number: int, text: str) -> TextPair:
 def _parse_json_line(number: int, text: str) -> TextPair:
     try:
         record = json.loads(text)
-        body, label = record["text"], record["label"]
+        body = record["text"]
+        label = record["label"]
     except (ValueError, KeyError, TypeError):
-        body, label = None, None
+        body = None
+        label = None
     if not isinstance(body, str) or not body.strip() or not isinstance(label, str | int):
         reason = 'the line is not {"text": …, "label": …} with a text that has characters'
         return TextPair(number, text, "", LineProblem("no_label_and_text", None, None, reason))
@@ -207,7 +210,9 @@ def read_pairs(
         Rows of each record batch, funnel counts, histogram of source lengths, and occurrences by
         label.
     """
-    tally, found, lines = FunnelCounts(), dict.fromkeys(labels or (), 0), iter_text_pairs(files)
+    tally = FunnelCounts()
+    found = dict.fromkeys(labels or (), 0)
+    lines = iter_text_pairs(files)
     lengths = np.zeros(len(LENGTH_EDGES) - 1, np.int64)
     rows: list[int] = []
     with (

@@ -186,11 +186,9 @@ def publish_manifest(runner: StageRunner, manifest: Manifest) -> Manifest:
     Returns:
         The published manifest. A dataset that is complete already is not touched.
     """
-    folder, leftovers, present = (
-        runner.folder,
-        runner.find_orphaned_files(),
-        _find_manifest(runner.folder),
-    )
+    folder = runner.folder
+    leftovers = runner.find_orphaned_files()
+    present = _find_manifest(runner.folder)
     if present is not None and present.fingerprint == manifest.fingerprint:
         # The same tokens: runs over them continue in the order that they began with.
         manifest = manifest.model_copy(update={"order": present.order})
@@ -282,7 +280,8 @@ def _build_length_histogram(collected: Sequence[TaskRecord]) -> Histogram:
 
 def _build_read_summary(outcome: StageRecords) -> ReadSummary:
     counts: Counter[str] = Counter()
-    skipped, noted = _SkipSums(), _SkipSums()
+    skipped = _SkipSums()
+    noted = _SkipSums()
     for record in outcome.extracted:
         result = record.result
         counts.update(

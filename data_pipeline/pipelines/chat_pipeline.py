@@ -73,7 +73,8 @@ def prepare_chats(
     Raises:
         DataError: If an input or the template is missing or cannot be used, or no chat is left.
     """
-    files, template = _list_files(data), load_template(data, tokenizer)
+    files = _list_files(data)
+    template = load_template(data, tokenizer)
     stage = _build_stage(runner)
     copied = stage("tokenizer", [build_copy_task(runner, data.folder, tokenizer)], "file")[0]
     stage(TEMPLATE_STAGE, [_build_template_task(data, template)], "file")

@@ -54,7 +54,8 @@ def run_index_stages(
             pa.schema([("rows", pa.int64())]),
             ({"rows": record.result["rows"]} for record in kept),
         )
-        rows[file], digests[file] = int(counts.read_numbers("rows").sum()), ids.digests[0]
+        rows[file] = int(counts.read_numbers("rows").sum())
+        digests[file] = ids.digests[0]
         for relation in signed.relations:
             found = _run_key_stage(plan, relation, state, signed, kept, counts, first)
             keys[relation] = [Path(record.outputs[0].name).name for record in found]
@@ -74,11 +75,9 @@ def _run_document_stages(
     stage = f"keep_documents_{state_number}"
 
     def build_task(number: int) -> Task:
-        record, name, decisions = (
-            signed.records[number],
-            state.names[number],
-            state.select_decisions(number),
-        )
+        record = signed.records[number]
+        name = state.names[number]
+        decisions = state.select_decisions(number)
         output_path = f"work/{stage}/{name}.arrow"
         job = partial(
             write_index_documents,

@@ -168,7 +168,8 @@ def build_splits(indexes: Sequence[TaskRecord]) -> dict[SplitName, Split]:
     """
     splits: dict[SplitName, Split] = {}
     for name, record in zip(SPLITS, indexes, strict=True) if indexes else ():
-        output, sums = record.outputs[0], dict(record.result)
+        output = record.outputs[0]
+        sums = dict(record.result)
         index = TokenIndex(
             name=Path(output.name).name, files=sums.pop("files"), digest=output.digest
         )

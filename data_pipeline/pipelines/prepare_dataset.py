@@ -89,7 +89,8 @@ def _run_pipeline(
     config: RunConfig, runner: StageRunner, inputs: InputFiles, until: Until
 ) -> Manifest:
     """Run the stages of this kind of data and build the manifest."""
-    data, tokenizer = config.data, config.tokenizer
+    data = config.data
+    tokenizer = config.tokenizer
     if isinstance(data, CrawlConfig):
         return build_manifest(
             data, tokenizer, DocumentPipeline(data, tokenizer, runner).run_stages(inputs, until)

@@ -58,7 +58,8 @@ def open_work_folder(url: str) -> Iterator[Path]:
     Raises:
         DataError: Another command writes the folder, or the storage refuses something for good.
     """
-    work, remote = get_work_folder(url), open_object_folder(url)
+    work = get_work_folder(url)
+    remote = open_object_folder(url)
     # Of this machine's commands one waits for the lock of the storage.
     with lock_folder(work / ".remote"), ObjectLock(remote, work / ".remote") as lock:
         yield work
@@ -67,7 +68,8 @@ def open_work_folder(url: str) -> Iterator[Path]:
 
 def _publish_files(work: Path, lock: ObjectLock) -> None:
     remote = lock.objects
-    objects, record = remote.list_objects(), UploadRecord(work)
+    objects = remote.list_objects()
+    record = UploadRecord(work)
     names = _list_files(work, _PUBLISHED)
     changed = list_changed(record, names, objects)
     listed = {*names, MANIFEST_NAME}

@@ -131,11 +131,9 @@ def _run_map_stage(
     """Write a file of keys per remaining file, of `repeated` keys if they are given."""
 
     def build_task(number: int) -> Task:
-        record, name, decisions = (
-            state.kept[number],
-            state.names[number],
-            state.select_decisions(number),
-        )
+        record = state.kept[number]
+        name = state.names[number]
+        decisions = state.select_decisions(number)
         output = f"work/{stage}/{name}.arrow"
         file_inputs: dict[str, Any] = {
             "source": plan.get_output_paths([record])[0],
@@ -196,8 +194,10 @@ def _run_cut_stage(
     settings = [config.model_dump(mode="json"), list(state.rules), cutter.rule]
 
     def build_task(number: int) -> Task:
-        record, name = state.kept[number], state.names[number]
-        decisions, cuts = state.select_decisions(number), state.select_records(places, number)
+        record = state.kept[number]
+        name = state.names[number]
+        decisions = state.select_decisions(number)
+        cuts = state.select_records(places, number)
         outputs = [f"work/{stage}/{name}.arrow", f"work/{stage}/{name}.dropped.arrow"]
         job = partial(
             cut_repeats_from_file,

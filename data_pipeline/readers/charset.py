@@ -162,7 +162,8 @@ def decide_charset(payload: bytes, http_charset: str) -> FoundCharset:
     """Return the codec of a page, with a note on the charset it overrules; arguments as in
     `detect_charset`.
     """
-    header, meta = _resolve_codec(http_charset), _resolve_codec(_find_meta_charset(payload))
+    header = _resolve_codec(http_charset)
+    meta = _resolve_codec(_find_meta_charset(payload))
     shown = detect_marked_charset(payload) or ("utf-8" if _is_utf8(payload) else "")
     codec = shown or _guess_codec(payload, header, meta)
     for source, label, declared in (("header", http_charset, header), ("meta element", "", meta)):

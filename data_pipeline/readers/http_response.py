@@ -82,7 +82,9 @@ _READERS: dict[str, Callable[[io.BytesIO], Any]] = {
 }
 _ZLIB_CODINGS = ("gzip", "x-gzip", "deflate")
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
-_GZIP_OR_ZLIB, _RAW_DEFLATE = 47, -15  # wbits of zlib.decompressobj
+# wbits of zlib.decompressobj
+_GZIP_OR_ZLIB = 47
+_RAW_DEFLATE = -15
 _STEP = 1 << 16
 _HEAD_BYTES = 1_024
 _BINARY = re.compile(rb"[\x01-\x08\x0e-\x1a\x1c-\x1f]")  # bytes that no charset uses for text
@@ -113,7 +115,8 @@ def decode_body(response: HttpResponse, limit: int) -> DecodedBody:
     Raises:
         BodyTooLargeError: if the decoded body is larger.
     """
-    body, cut = decode_chunked(response), _find_cut_chunk(response)
+    body = decode_chunked(response)
+    cut = _find_cut_chunk(response)
     coding = response.headers.get("content-encoding", "").strip().lower()
     reader = _READERS.get(coding)
     if reader is None or not body:
@@ -141,7 +144,8 @@ def _find_cut_chunk(response: HttpResponse) -> str:
     """Return a note if a chunked body ends inside a chunk, "" otherwise."""
     if "chunked" not in response.headers.get("transfer-encoding", "").lower():
         return ""
-    body, position = response.body, 0
+    body = response.body
+    position = 0
     while match := _CHUNK_HEADER.match(body, position):
         end = match.end() + int(match.group(1), 16)
         if end > len(body):
@@ -175,7 +179,9 @@ def decode_zlib_members(body: bytes, limit: int) -> tuple[bytes, bool]:
     # The lower half of a zlib header's first byte is 8.
     wbits = _RAW_DEFLATE if body[0] & 0x0F != 8 and body[:2] != b"\x1f\x8b" else _GZIP_OR_ZLIB
     parts: list[bytes] = []
-    size, rest, is_whole = 0, body, False
+    size = 0
+    rest = body
+    is_whole = False
     while rest:
         inflate = zlib.decompressobj(wbits)
         try:

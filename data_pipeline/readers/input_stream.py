@@ -101,7 +101,8 @@ class _LocalFile:
         if not stat.S_ISREG(about.st_mode):
             raise NotRegularError("Not a regular file")  # opening a pipe would block for ever
         self._handle = os.open(path, os.O_RDONLY)
-        self.size, self.version = about.st_size, str(compute_stat_stamp(about))
+        self.size = about.st_size
+        self.version = str(compute_stat_stamp(about))
 
     def read_block(self, position: int, size: int) -> bytes:
         data = os.pread(self._handle, size, position)
@@ -127,7 +128,8 @@ class _RemoteFile:
         files, path = open_file_system(url, ASKED_BY)
         files.invalidate_cache(path)  # fsspec caches listings; the file may be newer
         about = files.info(path)
-        self.size, self.version = int(about["size"]), f"{about['size']} {get_entity_tag(about)}"
+        self.size = int(about["size"])
+        self.version = f"{about['size']} {get_entity_tag(about)}"
         self._stream: Any = files.open(
             path, "rb", block_size=read_ahead or _READ_AHEAD, cache_type="readahead"
         )
@@ -160,7 +162,8 @@ class InputStream(io.RawIOBase):
         read_ahead: int | None = None,
     ) -> None:
         self.path = redact_url(path) if is_remote(path) else format_file_name(path)
-        self._address, self.max_attempts = path, max_attempts
+        self._address = path
+        self.max_attempts = max_attempts
         self._open_file: Callable[[str], _OpenFile] = (
             partial(_RemoteFile, read_ahead=read_ahead) if is_remote(path) else _LocalFile
         )
@@ -260,7 +263,8 @@ class InputStream(io.RawIOBase):
 
     def _close_failed_file(self) -> None:
         """Close the failed file, so that the next attempt opens it again."""
-        opened, self._opened = self._opened, None
+        opened = self._opened
+        self._opened = None
         if opened is not None:
             with suppress(Exception):  # it has failed already
                 opened.close()

@@ -60,7 +60,8 @@ class _LineSplitter:
     """Splitter of chunks into lines. A line longer than `limit` bytes is counted and not stored."""
 
     def __init__(self, path: str, limit: int) -> None:
-        self.path, self.limit = path, limit
+        self.path = path
+        self.limit = limit
         self.begin = 0  # decoded bytes before the current line
         self.line = bytearray()
         self.size = 0

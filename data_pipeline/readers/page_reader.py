@@ -76,7 +76,8 @@ def read_pages(
     """
     config = config or ReadConfig()
     name = redact_url(path) if is_remote(path) else format_file_name(path)
-    pages, seen = PageCollector(name, batch_pages), False
+    pages = PageCollector(name, batch_pages)
+    seen = False
     try:
         with open_input_stream(path, config.max_attempts, start, stop) as source:
             for found in _iter_file_records(source, max_page_bytes, config):

@@ -111,7 +111,8 @@ class EntrySet:
     def __init__(self, listed: EntryListConfig, *, lower: bool = False) -> None:
         self._lower = lower
         blobs: list[bytes] = []
-        lengths, hashes = [np.zeros(0, np.int64)], [np.zeros(0, np.uint64)]
+        lengths = [np.zeros(0, np.int64)]
+        hashes = [np.zeros(0, np.uint64)]
         for block in _iter_blocks(listed):
             entries = [entry.lower() for entry in block] if lower else block
             blobs.append(b"".join(entries))

@@ -219,7 +219,8 @@ def _build_limits(config: GopherQualityConfig) -> list[ThresholdTest]:
                 "ellipses per word", "ellipsis_ratio", "above", config.max_ellipsis_ratio
             ),
         ]
-    bullets, ellipses = config.max_bullet_line_share, config.max_ellipsis_line_share
+    bullets = config.max_bullet_line_share
+    ellipses = config.max_ellipsis_line_share
     lines = [
         ThresholdTest(
             "share of lines that start with a bullet", "bullet_line_share", "above", bullets

@@ -219,7 +219,8 @@ def apply_thresholds(
 ) -> RuleVerdicts:
     """Return the verdicts of limits, tested in the given order."""
     failed = np.full(num_documents, -1, np.int8)
-    values, thresholds = np.full(num_documents, np.nan), np.full(num_documents, np.nan)
+    values = np.full(num_documents, np.nan)
+    thresholds = np.full(num_documents, np.nan)
     for number, limit in enumerate(limits):
         measured = statistics[limit.statistic]
         breaks = (

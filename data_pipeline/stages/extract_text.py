@@ -149,7 +149,9 @@ def extract_file(
 
     gate = UrlGate(urls, lists)
     records = pages = html_bytes = given_text_bytes = position = 0
-    skipped, noted, dropped_batches = _SkipCounts(), _SkipCounts(), list[list[int]]()
+    skipped = _SkipCounts()
+    noted = _SkipCounts()
+    dropped_batches = list[list[int]]()
     with (
         ArrowFileWriter(output, build_text_schema(urls), "zstd") as writer,
         ArrowFileWriter(unread, DROPPED_SCHEMA, "zstd") as unread_writer,

@@ -206,7 +206,8 @@ def find_ips(text: str) -> Iterator[Span]:
     for found in _IP.finditer(text):
         while next_longer and next_longer[0] < found.end():
             yield next_longer
-            end, next_longer = next_longer[1], next(longer, None)
+            end = next_longer[1]
+            next_longer = next(longer, None)
         if found.start() >= end and is_public(found[0]):
             yield found.span()
     if next_longer:
@@ -293,10 +294,13 @@ def replace_pii(
 def _replace_matches(
     text: str, kind: PiiKind, name: str, config: PiiReplacementConfig
 ) -> tuple[str, int]:
-    pieces, position, count = [], 0, 0
+    pieces = []
+    position = 0
+    count = 0
     for begin, end in _FIND[kind](text):
         pieces += [text[position:begin], choose_replacement(kind, text[begin:end], name, config)]
-        position, count = end, count + 1
+        position = end
+        count = count + 1
     return ("".join([*pieces, text[position:]]), count) if count else (text, 0)
 
 

@@ -67,12 +67,11 @@ def _build_segment_pattern() -> str:
     format characters.
     """
     marks = r"[\p{WB=Extend}\p{WB=Format}\p{WB=ZWJ}]*"  # WB4: they belong to what they follow
-    letter, hebrew = r"[\p{WB=ALetter}\p{WB=Hebrew_Letter}]", r"\p{WB=Hebrew_Letter}"
-    digit, joiner, katakana = (
-        r"\p{WB=Numeric}",
-        rf"\p{{WB=ExtendNumLet}}{marks}",
-        rf"\p{{WB=Katakana}}{marks}",
-    )
+    letter = r"[\p{WB=ALetter}\p{WB=Hebrew_Letter}]"
+    hebrew = r"\p{WB=Hebrew_Letter}"
+    digit = r"\p{WB=Numeric}"
+    joiner = rf"\p{{WB=ExtendNumLet}}{marks}"
+    katakana = rf"\p{{WB=Katakana}}{marks}"
     # WB6, WB7
     within_word = rf"[\p{{WB=MidLetter}}\p{{WB=MidNumLet}}\p{{WB=Single_Quote}}]{marks}(?={letter})"
     # WB11, WB12
@@ -133,10 +132,8 @@ _MARKS = (
     "".join(map(chr, filter(_is_mark, _iter_code_points(SPACELESS_BLOCKS[:5]))))
     + "\u3099\u309a\ufe00-\ufe0f"
 )
-_SPACELESS, _PUNCTUATION = (
-    _build_character_class(SPACELESS_BLOCKS),
-    re.escape(_build_character_class(_CJK_MARKS)).replace(r"\-", "-"),
-)
+_SPACELESS = _build_character_class(SPACELESS_BLOCKS)
+_PUNCTUATION = re.escape(_build_character_class(_CJK_MARKS)).replace(r"\-", "-")
 _WORD = re.compile(
     f"[{_SPACELESS}](?:[{_MARKS}]|(?<={chr(_JOINER)})[{chr(0x1780)}-{chr(0x17A2)}])*"
     rf"|[{_PUNCTUATION}]|[^\s{_SPACELESS}{_PUNCTUATION}]+"

@@ -214,7 +214,8 @@ class SentencePieceColumnEncoder:
         prefix: bool,
         rewrites: SentencePieceTokenizer | None = None,
     ) -> None:
-        self._prefix, self._rewrites = prefix, rewrites
+        self._prefix = prefix
+        self._rewrites = rewrites
         parts = _CachedEncoder(
             rules.find_fine_cuts, library.encode, TokenCache(library.dtype, CACHE_BYTES)
         )
@@ -289,7 +290,9 @@ class _CachedEncoder:
         below: Callable[[pa.Array], RaggedTokens],
         cache: TokenCache,
     ) -> None:
-        self._cuts, self._below, self._cache = cuts, below, cache
+        self._cuts = cuts
+        self._below = below
+        self._cache = cache
 
     def encode(self, texts: pa.Array) -> RaggedTokens:
         """Return the tokens of each text of a large_string or large_binary column without nulls."""

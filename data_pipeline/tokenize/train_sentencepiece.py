@@ -84,15 +84,14 @@ def draw_sample(
             ids = batch.column("id").to_pylist()
             train = ~select_heldout(batch, split, heldout_files)
             groups = _get_language_groups(batch, bool(config.language_weights))
-            places, sizes = (
-                hash_positions(ids, "tokenizer", 0),
-                count_text_bytes(batch.column("text")),
-            )
+            places = hash_positions(ids, "tokenizer", 0)
+            sizes = count_text_bytes(batch.column("text"))
             for name, parts in found.items():
                 mine = train & (groups == name)
                 parts.append((places[mine], sizes[mine]))
     total = sum(weights.values())
-    limits, counts = {}, {}
+    limits = {}
+    counts = {}
     for name, parts in found.items():
         drawn = _select_smallest(parts, int(config.sample_bytes * weights[name] / total))
         if drawn is not None:

@@ -256,7 +256,8 @@ def measure_launch_seconds(device: torch.device) -> tuple[float, float]:
     if device.type != "cuda":
         return host, host
     # A graph is launched once, which leaves the time of the device between kernels.
-    graph, times = torch.cuda.CUDAGraph(), 200
+    graph = torch.cuda.CUDAGraph()
+    times = 200
     with torch.cuda.graph(graph):
         for _ in range(times):
             x.add_(1)
@@ -284,7 +285,8 @@ def measure_link_seconds(
         (bytes that a rank sends, hops of its ring or exchange, seconds of the slowest rank) for
         each collective and size.
     """
-    ranks, found = dist.get_world_size(), []
+    ranks = dist.get_world_size()
+    found = []
     for size in sizes_bytes:
         elements = size // 4 // ranks * ranks
         whole, other = (torch.zeros(elements, device=device) for _ in range(2))

@@ -35,7 +35,8 @@ def build_period_order(parts: tuple[int, ...]) -> NDArray[np.int64]:
     that may appear, take the one with the earliest deadline, which is optimal for unit jobs on one
     machine (Tijdeman 1980, "The chairman assignment problem"; Baruah 1996).
     """
-    period, counts = sum(parts), [0] * len(parts)
+    period = sum(parts)
+    counts = [0] * len(parts)
     order = np.empty(period, np.int64)
     for place in range(period):
         late = [
@@ -69,7 +70,8 @@ class MixtureOrder:
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the source of each sequence and its number within that source, both (N,)."""
         stages = np.searchsorted(self.starts, numbers, side="right") - 1
-        sources, local = np.empty_like(numbers), np.empty_like(numbers)
+        sources = np.empty_like(numbers)
+        local = np.empty_like(numbers)
         for stage in np.unique(stages).tolist():
             here = stages == stage
             rounds, places = np.divmod(numbers[here] - self.starts[stage], len(self._orders[stage]))
@@ -89,7 +91,8 @@ class MixtureOrder:
         stages = np.searchsorted(bases, local, side="right") - 1
         numbers = np.empty_like(local)
         for stage in np.unique(stages).tolist():
-            here, places = stages == stage, np.flatnonzero(self._orders[stage] == source)
+            here = stages == stage
+            places = np.flatnonzero(self._orders[stage] == source)
             rounds, ranks = np.divmod(local[here] - bases[stage], len(places))
             numbers[here] = self.starts[stage] + rounds * len(self._orders[stage]) + places[ranks]
         return numbers
@@ -123,7 +126,9 @@ class MixtureWindows:
     def __init__(
         self, sources: Sequence[SourceWindows], names: Sequence[str], stages: Stages
     ) -> None:
-        self.sources, self.names, self.order = list(sources), list(names), MixtureOrder(stages)
+        self.sources = list(sources)
+        self.names = list(names)
+        self.order = MixtureOrder(stages)
         self.length = sources[0].length
         prints = [source.fingerprint for source in sources]
         for number, (name, fingerprint) in enumerate(zip(names, prints, strict=True)):

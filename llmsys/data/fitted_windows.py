@@ -73,13 +73,11 @@ class FittedWindows:
         packing: Packing,
         middle: MiddleFiller | None = None,
     ) -> None:
-        self.stream, self.length, self.seed, self.packing, self.middle = (
-            shards.stream,
-            length,
-            seed,
-            packing,
-            middle,
-        )
+        self.stream = shards.stream
+        self.length = length
+        self.seed = seed
+        self.packing = packing
+        self.middle = middle
         self.fingerprint = shards.fingerprint
         """Fingerprint of the dataset."""
         self.tokens = self.stream.num_tokens
@@ -136,7 +134,9 @@ class FittedWindows:
         begin = (low + shift) % self.tokens
         end = begin + high - low
         ranges = [(begin, min(end, self.tokens)), (0, max(0, end - self.tokens))]
-        numbers, begins, lengths = [], [], []
+        numbers = []
+        begins = []
+        lengths = []
         for left, right in ranges:
             if left == right:
                 continue
@@ -186,11 +186,9 @@ class FittedWindows:
         return WindowBatch(tokens, documents)
 
     def _read_span(self, buffer: PackedBuffer, span: int) -> NDArray[Any]:
-        begin, offset, size = (
-            int(buffer.begins[span]),
-            int(buffer.offsets[span]),
-            int(buffer.sizes[span]),
-        )
+        begin = int(buffer.begins[span])
+        offset = int(buffer.offsets[span])
+        size = int(buffer.sizes[span])
         if (filled := self._order_document(buffer, span)) is not None:
             return filled[:size]
         return self.stream.read_range(begin + offset, begin + offset + size)
@@ -267,10 +265,8 @@ class FittedWindows:
         buffers = [
             self._get_buffer(0, int(number)) for number in order.get_values(np.arange(measured))
         ]
-        kept, given = (
-            sum(int(one.sizes.sum()) for one in buffers),
-            sum(one.tokens for one in buffers),
-        )
+        kept = sum(int(one.sizes.sum()) for one in buffers)
+        given = sum(one.tokens for one in buffers)
         trained = round(kept * self.num_buffers / measured)
         return {
             "packing": self.packing,

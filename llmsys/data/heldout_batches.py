@@ -89,7 +89,8 @@ class MaskedHeldoutWindows:
     """The windows of `HeldoutWindows`, with hidden tokens or missing spans."""
 
     def __init__(self, windows: HeldoutWindows, masking: WindowTransform) -> None:
-        self.windows, self.masking = windows, masking
+        self.windows = windows
+        self.masking = masking
         self.num_rows = windows.windows
 
     def get_batch(self, first: int, count: int) -> Batch:
@@ -108,7 +109,8 @@ class HeldoutPairs:
     """
 
     def __init__(self, pairs: SequencePairs, make: MakeBatch, *, max_tokens: int = 0) -> None:
-        self.pairs, self.make = pairs, make
+        self.pairs = pairs
+        self.make = make
         count = len(pairs)
         if max_tokens:
             count = max(

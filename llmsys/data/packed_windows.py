@@ -280,7 +280,8 @@ class PackedDocuments(CutWindows):
         """
         epochs, places = np.divmod(numbers, self.windows_per_epoch)
         for epoch in np.unique(epochs).tolist():
-            order, chosen = self._epoch(epoch), np.flatnonzero(epochs == epoch)
+            order = self._epoch(epoch)
+            chosen = np.flatnonzero(epochs == epoch)
             yield order, chosen, order.windows[places[chosen]] * self.length
 
     def _read_rows(self, order: EpochOrder, starts: NDArray[np.int64]) -> WindowBatch:

@@ -56,7 +56,9 @@ class SequencePairs:
                 f"{sources.num_documents} sources in split '{targets.split}'. Run llmsys prepare "
                 "CONFIG again."
             )
-        self.sources, self.targets, self.positions = sources, targets, positions
+        self.sources = sources
+        self.targets = targets
+        self.positions = positions
 
     @property
     def source_lengths(self) -> NDArray[np.int64]:
@@ -115,7 +117,8 @@ def build_pair_batch(
     # The inputs are the targets of the position before; padding gets a valid id.
     tokens_BT = targets_BT.roll(1, dims=1).clamp_(min=0)
     tokens_BT[:, 0] = start_token
-    real_BT, is_full = documents_BT >= 0, bool((documents_BS == 0).all())
+    real_BT = documents_BT >= 0
+    is_full = bool((documents_BS == 0).all())
     return Batch(
         tokens_BT,
         targets_BT,

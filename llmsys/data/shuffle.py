@@ -104,9 +104,11 @@ class KeyedPermutation:
         return mapped.astype(np.int64)
 
     def _map_forward(self, numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        sides, halves = self._sides, list(np.divmod(numbers, self._sides[1]))
+        sides = self._sides
+        halves = list(np.divmod(numbers, self._sides[1]))
         for number, key in enumerate(self._keys):
-            side, other = number & 1, 1 - (number & 1)
+            side = number & 1
+            other = 1 - (number & 1)
             halves[side] = (
                 halves[side] + self._hash_half(halves[other], key) % sides[side]
             ) % sides[side]
@@ -114,9 +116,11 @@ class KeyedPermutation:
         return mapped
 
     def _map_backward(self, numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        sides, halves = self._sides, list(np.divmod(numbers, self._sides[1]))
+        sides = self._sides
+        halves = list(np.divmod(numbers, self._sides[1]))
         for number, key in reversed(list(enumerate(self._keys))):
-            side, other = number & 1, 1 - (number & 1)
+            side = number & 1
+            other = 1 - (number & 1)
             added = self._hash_half(halves[other], key) % sides[side]
             # Unsigned numbers must not fall below 0.
             halves[side] = (halves[side] + sides[side] - added) % sides[side]

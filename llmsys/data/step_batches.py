@@ -51,7 +51,8 @@ def assign_balanced(cost_N: NDArray[np.int64], ranks: int, micro_batches: int) -
     bins = np.sort(np.array(members), axis=1)
     costs = cost_N[bins].sum(1)
     rounds = bins[np.lexsort((bins[:, 0], -costs))].reshape(micro_batches, ranks, size)
-    assigned, work = np.empty((ranks, micro_batches, size), np.int64), np.zeros(ranks, np.int64)
+    assigned = np.empty((ranks, micro_batches, size), np.int64)
+    work = np.zeros(ranks, np.int64)
     for number, members_of_round in enumerate(rounds):
         by_work = np.lexsort((np.arange(ranks), work))
         assigned[by_work, number] = members_of_round
@@ -124,13 +125,11 @@ class WindowStepBatches:
         deal: Literal["sequential", "balanced"] = "sequential",
         chats: StoredChats | None = None,
     ) -> None:
-        self.windows, self.plan, self.masking, self.deal, self.chats = (
-            windows,
-            plan,
-            masking,
-            deal,
-            chats,
-        )
+        self.windows = windows
+        self.plan = plan
+        self.masking = masking
+        self.deal = deal
+        self.chats = chats
         self.separate_documents = separate_documents
 
     def get_micro_batches(self, step: int, which: slice = ALL) -> list[Batch]:
@@ -216,13 +215,12 @@ class BucketedStepBatches:
         data_rank: int,
         augmentation: WindowTransform | None = None,
     ) -> None:
-        self.pairs, self.grouping, self.make, self.augmentation = (
-            pairs,
-            grouping,
-            make,
-            augmentation,
-        )
-        self.data_ranks, self.data_rank = data_ranks, data_rank
+        self.pairs = pairs
+        self.grouping = grouping
+        self.make = make
+        self.augmentation = augmentation
+        self.data_ranks = data_ranks
+        self.data_rank = data_rank
 
     def get_micro_batches(self, step: int, which: slice = ALL) -> list[Batch]:
         """Implement `StepBatches.get_micro_batches`."""

@@ -94,10 +94,12 @@ class RunPlan:
 
     def _require_even_ramp(self) -> None:
         """Raise one error about the increment, rather than one about some size on the way."""
-        batch, ramp = self.batch, self.batch.ramp
+        batch = self.batch
+        ramp = self.batch.ramp
         assert ramp is not None
         micro = 1 if batch.micro_sequences == "auto" else max(1, batch.micro_sequences)
-        increment, wanted = ramp.compute_increment(batch.sequence_length), self.data_ranks * micro
+        increment = ramp.compute_increment(batch.sequence_length)
+        wanted = self.data_ranks * micro
         start = ramp.start_tokens // batch.sequence_length
         if increment % wanted:
             multiple = -(-increment // wanted) * wanted

@@ -52,7 +52,10 @@ class StreamWindows(CutWindows):
     """
 
     def __init__(self, shards: PagedTokenShards, *, length: int, seed: int, rows: int = 0) -> None:
-        self.stream, self.length, self.seed, self.rows = shards.stream, length, seed, rows
+        self.stream = shards.stream
+        self.length = length
+        self.seed = seed
+        self.rows = rows
         self.fingerprint = shards.fingerprint
         """Fingerprint of the dataset."""
         self.tokens = self.stream.num_tokens
@@ -79,7 +82,8 @@ class StreamWindows(CutWindows):
 
     def get_rows(self, numbers: Sequence[int] | NDArray[np.int64]) -> WindowBatch:
         """Implement `WindowDataset.get_rows`."""
-        starts, size = self._get_starts(np.asarray(numbers, np.int64)), self.length + 1
+        starts = self._get_starts(np.asarray(numbers, np.int64))
+        size = self.length + 1
         tokens = np.empty((len(starts), size), np.int64)
         wraps = starts + size > self.tokens
         # Windows across the end of the stream are read below.
@@ -98,10 +102,8 @@ class StreamWindows(CutWindows):
         wraps = starts + size > self.tokens
         if self.stream.is_cached and not wraps.any():
             return self.stream.get_documents(starts, size)
-        documents, is_read = (
-            np.empty((len(starts), size), np.int64),
-            np.zeros(len(starts), np.bool_),
-        )
+        documents = np.empty((len(starts), size), np.int64)
+        is_read = np.zeros(len(starts), np.bool_)
         for group in self.stream.iter_document_groups(starts, size):
             spans = split_at_documents(group.closings, starts[group.rows], size)
             inputs = np.repeat(
@@ -109,7 +111,8 @@ class StreamWindows(CutWindows):
             ).reshape(-1, size)
             if len(inputs) == len(starts):  # one group has all windows, in order
                 return inputs
-            documents[group.rows], is_read[group.rows] = inputs, True
+            documents[group.rows] = inputs
+            is_read[group.rows] = True
         for row in np.flatnonzero(~is_read).tolist():
             counts, first = self._count_document_inputs(int(starts[row]), size)
             documents[row] = np.repeat(np.arange(first, first + len(counts)), counts)
@@ -201,7 +204,8 @@ class StreamWindows(CutWindows):
         The closing token of a document belongs to the document that it opens.
         """
         edges: list[NDArray[np.int64]] = []
-        first, at = -1, 0
+        first = -1
+        at = 0
         for begin, end in self._iter_ranges(start, size):
             number, ends = self.stream.find_document_ends(begin, end)
             first = number if first < 0 else first

@@ -74,7 +74,8 @@ def fetch_token_files(folder: Path, names: Sequence[str]) -> None:
         return
     remote = open_object_folder(url)
     with lock_folder(folder, LOCK_SECONDS):
-        objects, record = remote.list_objects("tokens"), UploadRecord(folder)
+        objects = remote.list_objects("tokens")
+        record = UploadRecord(folder)
         wanted = {f"tokens/{name}" for name in names}
         if missing := sorted(wanted - objects.keys()):
             raise DataError(f"{url}/{missing[0]} is missing, but the manifest lists it. {REMAKE}")

@@ -126,7 +126,8 @@ def compute_frame_checksum(data: pa.Buffer, batches: Sequence[TokenBatch]) -> st
         The xxh64, 16 hex digits.
     """
     edges = [0, *(edge for batch in batches for edge in (batch.begin, batch.end)), data.size]
-    state, view = xxhash.xxh64(), memoryview(data)
+    state = xxhash.xxh64()
+    view = memoryview(data)
     for begin, end in zip(edges[::2], edges[1::2], strict=True):
         state.update(view[begin:end])
     return state.hexdigest()
@@ -136,7 +137,8 @@ def describe_token_file(path: Path) -> TokenFile:
     """Return the manifest entry of a token file, counted and hashed from disk."""
     data = map_file(path)
     arrow = open_arrow(path, data)
-    batches, text_bytes = [], 0
+    batches = []
+    text_bytes = 0
     for index in range(arrow.num_record_batches):
         batch = read_batch(path, arrow, index)
         batches.append(describe_batch(data, batch))
@@ -198,7 +200,10 @@ def write_page_table(path: Path) -> TokenFile:
     """
     data = map_file(path)
     arrow = open_arrow(path, data)
-    batches, text_bytes, rows, tokens = [], 0, 0, 0
+    batches = []
+    text_bytes = 0
+    rows = 0
+    tokens = 0
     for index in range(arrow.num_record_batches):
         batch = read_batch(path, arrow, index)
         # Validity and offsets of the lists, validity and values of their items.
@@ -207,7 +212,8 @@ def write_page_table(path: Path) -> TokenFile:
             0 if buffer is None else buffer.address - data.address for buffer in (offsets, values)
         ]
         batches.append([rows, tokens, *places])
-        rows, tokens = rows + batch.num_rows, tokens + len(batch.column("tokens").values)
+        rows = rows + batch.num_rows
+        tokens = tokens + len(batch.column("tokens").values)
         text_bytes += int(get_text_bytes(batch).sum())
     body = compute_page_sums(memoryview(data))
     head = (

@@ -63,14 +63,14 @@ class TokenStream:
 
     def __init__(self, folder: Path, table: TokenFileTable, dtype: str) -> None:
         """Open the files of a small split; DataError when one is missing or damaged."""
-        self._folder, self._table, self._dtype = folder, table, np.dtype(dtype)
+        self._folder = folder
+        self._table = table
+        self._dtype = np.dtype(dtype)
         self._first_documents, self._first_tokens = (
             np.concatenate([[0], np.cumsum(table.get_column(name))]) for name in ("rows", "tokens")
         )
-        self.num_documents, self.num_tokens = (
-            int(self._first_documents[-1]),
-            int(self._first_tokens[-1]),
-        )
+        self.num_documents = int(self._first_documents[-1])
+        self.num_tokens = int(self._first_tokens[-1])
         self.num_files = len(self._first_tokens) - 1
         self._open: OrderedDict[int, CheckedFile] = OrderedDict()
         self._ends: OrderedDict[tuple[int, int], Integers] = OrderedDict()
@@ -119,7 +119,8 @@ class TokenStream:
         """Yield the tokens of a range, one part per record batch."""
         while begin < end:
             number = self._locate(self._first_tokens, begin)
-            file, before = self.get_file(number), int(self._first_tokens[number])
+            file = self.get_file(number)
+            before = int(self._first_tokens[number])
             file.require_complete()
             stop = min(end, int(self._first_tokens[number + 1]))
             batch = self._locate(file.batches.tokens, begin - before)
@@ -130,7 +131,8 @@ class TokenStream:
                 yield np.frombuffer(
                     file.read(place, place + (upto - begin) * self._dtype.itemsize), self._dtype
                 )
-                begin, batch = upto, batch + 1
+                begin = upto
+                batch = batch + 1
 
     def get_batch_tokens(self, number: int, file: CheckedFile, batch: int) -> tuple[int, int]:
         """Return the first token of a record batch in the stream, and the end of its tokens."""
@@ -168,7 +170,8 @@ class TokenStream:
             if self.is_cached:
                 out[here] = _copy_rows(self._all_tokens[0], begins[here], size)
                 continue
-            edges, local = file.token_edges, begins[here] - self._first_tokens[number]
+            edges = file.token_edges
+            local = begins[here] - self._first_tokens[number]
             batches = np.searchsorted(edges, local, side="right") - 1
             places = file.batches.values[batches] + (local - edges[batches]) * self._dtype.itemsize
             # most ranges: one record batch, and one read
@@ -219,7 +222,8 @@ class TokenStream:
             return
         for number, here in self._group_by_file(begins):
             file = self.get_file(number)
-            edges, local = file.token_edges, begins[here] - self._first_tokens[number]
+            edges = file.token_edges
+            local = begins[here] - self._first_tokens[number]
             batches = np.searchsorted(edges, local, side="right") - 1
             within = local + size <= edges[batches + 1]
             for batch in np.unique(batches[within]).tolist():
@@ -269,7 +273,8 @@ class TokenStream:
         first = self.get_first_document(number, batch) + skipped
         if ends[-1] >= end:
             return first, ends[skipped : int(np.searchsorted(ends, end, side="left")) + 1]
-        found, reached = [ends[skipped:]], int(ends[-1])
+        found = [ends[skipped:]]
+        reached = int(ends[-1])
         while reached < end:
             _, more = self.find_document_ends(reached, end)
             found.append(more)

@@ -195,7 +195,8 @@ def exchange_known(func: OpOverload, args: Any, kwargs: dict[str, Any], outputs:
 def _compute_delivery(
     name: str, known: Tensor, ranks: int, own: int, target: Tensor
 ) -> Tensor | None:
-    shape, rows = tuple(target.shape), known.flatten()
+    shape = tuple(target.shape)
+    rows = known.flatten()
     match name:
         case "all_reduce":
             return known * ranks if known.dtype != torch.bool else known.clone()

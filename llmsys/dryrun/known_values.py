@@ -24,7 +24,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 ATTRIBUTE = "_llmsys_known"
 # Larger tensors are unknown: tables of positions by positions are, tokens by experts chosen are
 # not.
-MAX_INTEGERS, MAX_FLOATS = 1 << 22, 1 << 14
+MAX_INTEGERS = 1 << 22
+MAX_FLOATS = 1 << 14
 
 CPU = torch.device("cpu")
 RANDOM = {torch.Tag.nondeterministic_seeded}

@@ -30,7 +30,8 @@ def write_dry_run(results: Sequence[dict[str, Any]], folder: Path) -> tuple[Path
         Paths of the page and of the JSON file, {ranks: [result, …]}.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    page, data = folder / "dryrun.html", folder / "dryrun.json"
+    page = folder / "dryrun.html"
+    data = folder / "dryrun.json"
     write_bytes_atomically(data, json.dumps({"ranks": list(results)}).encode())
     write_bytes_atomically(page, render_dry_run(results).encode())
     return page, data
@@ -39,7 +40,8 @@ def write_dry_run(results: Sequence[dict[str, Any]], folder: Path) -> tuple[Path
 def render_dry_run(results: Sequence[dict[str, Any]]) -> str:
     """Return the page as text."""
     first = results[0]
-    memory, parameters = first["memory"], first["parameters"]
+    memory = first["memory"]
+    parameters = first["parameters"]
     numbers = [
         (
             "memory needed",

@@ -26,7 +26,10 @@ from llmsys.estimate.software_profile import MemoryProfile
 from llmsys.estimate.step_memory import ALLOCATOR_SLACK
 from llmsys.kernels.attention_layers import list_attention_groups
 
-TIMELINE_POINTS, MAX_OWNERS, MAX_PHASE_OWNERS, MAX_OPERATIONS = 500, 24, 12, 16
+TIMELINE_POINTS = 500
+MAX_OWNERS = 24
+MAX_PHASE_OWNERS = 12
+MAX_OPERATIONS = 16
 ATTENTION_WORDS = ("attention", "attn", "flex")
 
 
@@ -40,7 +43,9 @@ def build_rank_result(session: RankSession, outcome: SessionOutcome) -> dict[str
     Returns:
         Plain values.
     """
-    request, recorder, config = session.request, session.recorder, session.config
+    request = session.request
+    recorder = session.recorder
+    config = session.config
     memory = build_memory_result(recorder.memory, 1 / config.model.num_hidden_layers)
     capacity = int(session.profile.memory_bytes)
     saving = estimate_compiled_saving(session)
@@ -94,7 +99,8 @@ def estimate_compiled_saving(session: RankSession) -> int:
     """Return the bytes of the peak that blocks hold less compiled than eager, as they run here,
     by the estimate.
     """
-    config, layout = session.config, session.layout
+    config = session.config
+    layout = session.layout
     if config.train.compile != "block":
         return 0
     system = MemoryProfile(measured="allocated", capability=session.profile.compute_capability)
@@ -131,7 +137,8 @@ def build_attention_flops(session: RankSession) -> dict[str, float] | None:
     None where a kernel is made of plain operations, which are not counted apart from other
     products.
     """
-    config, layout = session.config, session.layout
+    config = session.config
+    layout = session.layout
     kernels = [group["kernel"] for group in list_kernels(config, session.profile)]
     computed = sum(_sum_phases(session.recorder.attention_flops, session).values())
     if "eager" in kernels or not computed:

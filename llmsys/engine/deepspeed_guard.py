@@ -37,7 +37,8 @@ class GuardedOptimizer:
         Returns:
             The gradient norm before clipping, and whether the step was applied.
         """
-        self._loss, self._accept = loss, accept
+        self._loss = loss
+        self._accept = accept
         # unchanged where DeepSpeed finds an overflow and computes no norm
         self._norm = float("inf")
         engine.step()

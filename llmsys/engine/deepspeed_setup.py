@@ -148,7 +148,8 @@ def materialize_full_parameters(
             parameter.copy_(initial(name, shapes[name], None))
     if meshes.expert is None:
         return
-    size, rank = meshes.expert.size(), meshes.expert.get_local_rank()
+    size = meshes.expert.size()
+    rank = meshes.expert.get_local_rank()
     for layer in model.list_moe_layers():
         layer.dispatcher = AllToAllTokenDispatcher(meshes.expert.get_group(), layer.config)
         for name, parameter in list(layer.experts.named_parameters(recurse=False)):

@@ -98,7 +98,9 @@ class Zero3State:
     """
 
     def __init__(self, engine: Any, moments: MomentKeys) -> None:
-        self._engine, self._zero, self._moments = engine, engine.optimizer, moments
+        self._engine = engine
+        self._zero = engine.optimizer
+        self._moments = moments
         for shard, group in zip(
             self._zero.fp32_partitioned_groups_flat, self._zero.fp16_groups, strict=True
         ):
@@ -139,7 +141,8 @@ class Zero3State:
 
     def set_loss_scale(self, scale: float) -> float:
         """Implement `DeepSpeedState.set_loss_scale`."""
-        self._zero.custom_loss_scaler, self._zero.external_loss_scale = True, scale
+        self._zero.custom_loss_scaler = True
+        self._zero.external_loss_scale = scale
         return 1.0
 
     def step_optimizer(self, loss: float, accept: Accept) -> tuple[float, bool]:
@@ -176,7 +179,10 @@ class Zero0State:
     """Stage 0: every rank has every master, moment and, after the reduction, gradient."""
 
     def __init__(self, engine: Any, clip: float, meshes: DeviceMeshes, moments: MomentKeys) -> None:
-        self._engine, self._clip, self._meshes, self._scale = engine, clip, meshes, 1.0
+        self._engine = engine
+        self._clip = clip
+        self._meshes = meshes
+        self._scale = 1.0
         self._optimizer: torch.optim.Optimizer = engine.optimizer
         self._parameters = [
             parameter for group in self._optimizer.param_groups for parameter in group["params"]
@@ -237,10 +243,13 @@ class Zero12State:
     the ranks.
     """
 
-    shards, groups = "single_partition_of_fp32_groups", "bit16_groups"
+    shards = "single_partition_of_fp32_groups"
+    groups = "bit16_groups"
 
     def __init__(self, engine: Any, moments: MomentKeys) -> None:
-        self._engine, self._zero, self._moments = engine, engine.optimizer, moments
+        self._engine = engine
+        self._zero = engine.optimizer
+        self._moments = moments
         self._shards: list[Tensor] = getattr(self._zero, self.shards)
         for shard, group in zip(self._shards, getattr(self._zero, self.groups), strict=True):
             self._zero.optimizer.state[shard] = build_empty_moments(shard, moments[group[0]])
@@ -273,7 +282,8 @@ class Zero12State:
 
     def set_loss_scale(self, scale: float) -> float:
         """Implement `DeepSpeedState.set_loss_scale`."""
-        self._zero.custom_loss_scaler, self._zero.external_loss_scale = True, scale
+        self._zero.custom_loss_scaler = True
+        self._zero.external_loss_scale = scale
         return 1.0
 
     def step_optimizer(self, loss: float, accept: Accept) -> tuple[float, bool]:
@@ -287,7 +297,8 @@ class Zero1Bf16State(Zero12State):
     on every rank.
     """
 
-    shards, groups = "fp32_groups_flat_partition", "bf16_groups"
+    shards = "fp32_groups_flat_partition"
+    groups = "bf16_groups"
 
     def __init__(self, engine: Any, meshes: DeviceMeshes, moments: MomentKeys) -> None:
         super().__init__(engine, moments)

@@ -17,7 +17,9 @@ from torch import Tensor
 # Name in the training state: float32 of (scale, steps without overflow since it changed).
 LOSS_SCALE = "loss_scale"
 
-INITIAL_SCALE, MIN_SCALE, MAX_SCALE = 2.0**16, 1.0, 2.0**24
+INITIAL_SCALE = 2.0**16
+MIN_SCALE = 1.0
+MAX_SCALE = 2.0**24
 GROWTH_STEPS = 2000
 
 

@@ -50,7 +50,9 @@ class ChatModel:
     """A model, its tokenizer and the settings that a page starts with."""
 
     def __init__(self, model: Transformer, tokenizer: Tokenizer, config: RunConfig) -> None:
-        self.model, self.tokenizer, self.config = model, tokenizer, config
+        self.model = model
+        self.tokenizer = tokenizer
+        self.config = config
         self.chats = load_chat_format(config)
         self._lock = threading.Lock()
 
@@ -193,7 +195,8 @@ class _ChatHandler(BaseHTTPRequestHandler):
         if self.path.partition("?")[0] != "/":
             self._send(404, b"not found", "text/plain")
             return
-        chat, nonce = self.server.chat, secrets.token_urlsafe(16)
+        chat = self.server.chat
+        nonce = secrets.token_urlsafe(16)
         shown = {name: getattr(chat.config.generation, name) for name in CONTROLS}
         start = {"name": chat.config.run.name, "controls": shown, "chat": chat.chats is not None}
         text = read_page()

@@ -86,7 +86,8 @@ class TextStreamer:
         on_text: OnText,
         ids: list[list[int]] | None = None,
     ) -> None:
-        self._tokenizer, self._on_text = tokenizer, on_text
+        self._tokenizer = tokenizer
+        self._on_text = on_text
         self._ids = (
             [tokenizer.encode(prompt) for prompt in prompts]
             if ids is None

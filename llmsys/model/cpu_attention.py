@@ -43,7 +43,8 @@ def compute_chunked_attention(
 
     `causal` requires T = S and hides later keys; `mask_B1TS` is boolean and may hide more.
     """
-    heads, groups = q_BTHK.shape[2], k_BSGK.shape[2]
+    heads = q_BTHK.shape[2]
+    groups = k_BSGK.shape[2]
     q, k, v = (
         _stack_heads(q_BTHK, groups),
         _stack_heads(k_BSGK, groups),
@@ -100,9 +101,11 @@ def _compute_attention_gradients(
     ctx: Any, gradients: list[Tensor]
 ) -> tuple[Tensor, Tensor, Tensor, None, None]:
     q, k, v, *probabilities = ctx.saved_tensors
-    dy, dq = gradients[0].contiguous(), torch.empty_like(q)
+    dy = gradients[0].contiguous()
+    dq = torch.empty_like(q)
     # Keys get a gradient from every chunk: bfloat16 sums would lose the later ones.
-    dk, dv = torch.zeros_like(k, dtype=torch.float32), torch.zeros_like(v, dtype=torch.float32)
+    dk = torch.zeros_like(k, dtype=torch.float32)
+    dv = torch.zeros_like(v, dtype=torch.float32)
     for (start, end), p in zip(_iter_chunks(q.shape[2]), probabilities, strict=True):
         seen = p.shape[-1]
         q_chunk, dy_chunk = (x[:, :, start:end].flatten(1, 2) for x in (q, dy))

@@ -99,7 +99,8 @@ def _iter_groups(ends_E: Tensor) -> Iterator[tuple[int, int, int, int]]:
     """Yield (expert, first row, end row, end row rounded up as far as there are rows) of each
     expert with rows.
     """
-    ends, start = ends_E.tolist(), 0
+    ends = ends_E.tolist()
+    start = 0
     for expert, end in enumerate(ends):
         if end > start:
             rows = -(-(end - start) // STEP) * STEP
@@ -132,7 +133,8 @@ def compute_rms_norm(x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
 class _RmsNormFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_ND: Tensor, weight_D: Tensor, eps: float) -> Tensor:
-        y_ND, weight = torch.empty_like(x_ND), weight_D.float()
+        y_ND = torch.empty_like(x_ND)
+        weight = weight_D.float()
         scale_N1 = x_ND.new_empty(len(x_ND), 1, dtype=torch.float32)
         for rows in _iter_row_slices(x_ND):
             x = x_ND[rows].float()
@@ -149,10 +151,13 @@ class _RmsNormFunction(torch.autograd.Function):
         # With s the scale and g = weight * dy: dx = s g − x s³ (g · x) / D, and dweight = the sum
         # of dy x s over rows.
         x_ND, weight_D, scale_N1 = ctx.saved_tensors
-        dx_ND, weight = torch.empty_like(x_ND), weight_D.float()
+        dx_ND = torch.empty_like(x_ND)
+        weight = weight_D.float()
         dweight_D = torch.zeros_like(weight)
         for rows in _iter_row_slices(x_ND):
-            x, dy, scale = x_ND[rows].float(), gradients[0][rows].float(), scale_N1[rows]
+            x = x_ND[rows].float()
+            dy = gradients[0][rows].float()
+            scale = scale_N1[rows]
             product = dy * x
             dweight_D.addmv_(product.T, scale[:, 0])
             inner = torch.mv(product, weight)[:, None].mul_(scale.pow(3)).div_(x.shape[1])
@@ -203,7 +208,8 @@ class _HalfRotationFunction(torch.autograd.Function):
 
 def _apply_rotation(x_BTHR: Tensor, cos_T1R: Tensor, sin_T1R: Tensor) -> Tensor:
     y_BTHR = torch.empty(x_BTHR.shape, dtype=x_BTHR.dtype)
-    half, size = x_BTHR.shape[-1] // 2, max(1, ELEMENTS // math.prod(x_BTHR.shape[2:]))
+    half = x_BTHR.shape[-1] // 2
+    size = max(1, ELEMENTS // math.prod(x_BTHR.shape[2:]))
     for start in range(0, x_BTHR.shape[1], size):
         piece = slice(start, start + size)
         cos, sin = cos_T1R[piece], sin_T1R[piece]

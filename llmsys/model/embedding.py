@@ -69,7 +69,8 @@ class SinusoidalPositionEmbedding:
     """
 
     def __init__(self, config: ModelConfig, position: SinusoidalPositionConfig) -> None:
-        self.width, self.arrangement = config.hidden_size, position.arrangement
+        self.width = config.hidden_size
+        self.arrangement = position.arrangement
 
     def __call__(self, positions_BT: Tensor) -> Tensor:
         """Return the vectors of the positions, float32 (..., T, D)."""

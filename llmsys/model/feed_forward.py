@@ -34,7 +34,8 @@ class FeedForward(nn.Module):
         self, config: FeedForwardConfig, hidden_size: int, width: int, dropped: float = 0.0
     ) -> None:
         super().__init__()
-        self.config, self.dropped = config, dropped
+        self.config = config
+        self.dropped = dropped
         if config.is_gated:
             self.gate_proj = nn.Linear(hidden_size, width, bias=config.bias)
         self.up_proj = nn.Linear(hidden_size, width, bias=config.bias)
@@ -83,10 +84,8 @@ def apply_gated_activation(config: FeedForwardConfig, gate: Tensor | None, up: T
         case GegluTanhConfig():
             return apply_activation("gelu_tanh", _require_gate(gate)) * up
         case ClampedSwigluConfig():
-            gate, up = (
-                _require_gate(gate).clamp(max=config.limit),
-                up.clamp(-config.limit, config.limit),
-            )
+            gate = _require_gate(gate).clamp(max=config.limit)
+            up = up.clamp(-config.limit, config.limit)
             return (up + 1) * (gate * (config.alpha * gate).sigmoid())
         case unreachable:
             assert_never(unreachable)

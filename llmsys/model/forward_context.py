@@ -179,7 +179,8 @@ class ContextBuilder:
         if real_BT is None and documents_BT is not None:
             # Padding has negative document numbers.
             real_BT = documents_BT >= 0
-        masks, segments = self.masks.build_self_masks(inputs), None
+        masks = self.masks.build_self_masks(inputs)
+        segments = None
         if token_types_BT is not None:
             segments = _collect_segments(token_types_BT, cache, predicted_BP)
         if predicted_BP is not None:

@@ -118,10 +118,8 @@ class LayerStack(nn.Module):
             context = replace(context, length_projection_NT=self.length_proj(embedded_BTD.shape[1]))
         if predicted_BP is not None:
             embedded_BTD = self.get_submodule("mask_embedding")(embedded_BTD, predicted_BP.shape[1])
-        positions_BTD, x_BTD = (
-            self._embed_positions(context.positions_BT, embedded_BTD.dtype),
-            embedded_BTD,
-        )
+        positions_BTD = self._embed_positions(context.positions_BT, embedded_BTD.dtype)
+        x_BTD = embedded_BTD
         if layers is None or 0 in layers:
             # A recurrence adds the positions itself, before every step.
             x_BTD = self._prepare_embedding(

@@ -130,7 +130,8 @@ class NextSentenceHead(nn.Linear):
 
     def take_loss(self) -> Tensor:
         """Return the loss of the last training forward in nats, summed over labelled rows, once."""
-        nats, self._nats = self._nats, None
+        nats = self._nats
+        self._nats = None
         if nats is None:
             raise RuntimeError(
                 "no training forward with next_sentence_B has run since the last call"

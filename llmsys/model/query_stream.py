@@ -43,7 +43,8 @@ def build_stream_mask(mask: AttentionMask, predicted_BP: Tensor, length: int) ->
         The mask, (B, 1, T + P, T).
     """
     assert mask.bias_BHTS is None, "distances are scored by the layers"
-    rows, device = len(predicted_BP), predicted_BP.device
+    rows = len(predicted_BP)
+    device = predicted_BP.device
     shown_BTT = torch.ones(1, length, length, dtype=torch.bool, device=device)
     if mask.visible_B1TS is not None:
         shown_BTT = mask.visible_B1TS[:, 0]

@@ -33,7 +33,8 @@ class RelativeAttention(MultiHeadAttention):
         layer: int,
     ) -> None:
         super().__init__(config, attention, layer)
-        heads, segments = (self.heads, self.head_dim), position.segments
+        heads = (self.heads, self.head_dim)
+        segments = position.segments
         self.position_proj = nn.Linear(config.hidden_size, self.heads * self.head_dim, bias=False)
         self.content_bias = nn.Parameter(torch.zeros(heads)) if position.biases else None
         self.position_bias = nn.Parameter(torch.zeros(heads)) if position.biases else None
@@ -46,10 +47,8 @@ class RelativeAttention(MultiHeadAttention):
         """Mix positions; same shape and dtype as the input."""
         # Contiguous: otherwise both projections would copy it.
         content_BTD = x_BTD[:, : x_BTD.shape[1] - context.num_predicted].contiguous()
-        q_BTHK, (k_BTGK, v_BTGK) = (
-            self._project_queries(x_BTD),
-            self._project_keys_values(content_BTD),
-        )
+        q_BTHK = self._project_queries(x_BTD)
+        (k_BTGK, v_BTGK) = self._project_keys_values(content_BTD)
         _, k_BSGK, v_BSGK = context.rotate_and_cache(
             self.layer_type, self.layer, False, q_BTHK, k_BTGK, v_BTGK
         )

@@ -61,13 +61,11 @@ class _ReversibleStep:
         states: dict[int, Tensor],
         context: ForwardContext,
     ) -> None:
-        self.block, self.name, self.number, self.states, self.context = (
-            block,
-            name,
-            number,
-            states,
-            context,
-        )
+        self.block = block
+        self.name = name
+        self.number = number
+        self.states = states
+        self.context = context
 
     def __call__(self, given: list[Tensor]) -> Any:
         """Return f_k of the state; `given` is emptied, so that nothing holds it until the

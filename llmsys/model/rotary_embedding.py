@@ -163,7 +163,9 @@ class RotaryCosSin:
     """
 
     def __init__(self, cos: Tensor, sin: Tensor, pairing: str = "halves") -> None:
-        self.cos, self.sin, self.pairing = cos, sin, pairing
+        self.cos = cos
+        self.sin = sin
+        self.pairing = pairing
 
     def __call__(self, x_BTHK: Tensor) -> Tensor:
         """Rotate the first R channels of each head; shape and dtype are kept."""
@@ -284,7 +286,8 @@ class RotaryBuilder:
     """Builder of the rotations of one stack."""
 
     def __init__(self, config: ModelConfig, position: RopeConfig) -> None:
-        self.config, self.position = config, position
+        self.config = config
+        self.position = position
         self.table = RotaryEmbedding(config, position)
         self.kinds = sorted(
             {config.get_layer_type(layer) for layer in range(config.num_hidden_layers)}

@@ -56,7 +56,8 @@ class Transformer(LayerStack):
         super().__init__(config, alpha=compute_deepnorm_alpha(config))
         self.embed = build_input_embedding(config)
         self.embedding_scale = get_embedding_scale(config)
-        source, types = config.embedding.source_vocab_size, config.embedding.token_types
+        source = config.embedding.source_vocab_size
+        types = config.embedding.token_types
         self.source_embed = None if source is None else TokenEmbedding(source, config.hidden_size)
         types = types if config.family == "encoder" else 0
         self.token_types = TokenEmbedding(types, config.hidden_size) if types else None
@@ -132,7 +133,8 @@ class Transformer(LayerStack):
             ConfigError: Too many positions, documents together with a cache, or a source missing or
                 given twice.
         """
-        new, tokens_BT = tokens_BT.shape[1], self._select_input_tokens(tokens_BT, cache)
+        new = tokens_BT.shape[1]
+        tokens_BT = self._select_input_tokens(tokens_BT, cache)
         x_BTD, context = self.run_blocks(
             self._embed_tokens(tokens_BT, token_types_BT) if hidden_BTD is None else hidden_BTD,
             documents_BT=documents_BT,
@@ -350,7 +352,8 @@ class Transformer(LayerStack):
         Those of module k, counted from 1, belong to the targets k positions ahead, (B, T - k, V):
         entry t has seen tokens up to t + k and predicts the one after.
         """
-        predicted, length = [], tokens_BT.shape[1]
+        predicted = []
+        length = tokens_BT.shape[1]
         for k, module in enumerate(self.prediction, start=1):
             x_BTD = module(x_BTD, self._embed_tokens(shift_tokens(tokens_BT, k), None), context)
             hidden_BTD = module.get_submodule("norm")(x_BTD[:, : max(length - k, 0)])

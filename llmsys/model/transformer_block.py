@@ -51,7 +51,9 @@ class TransformerBlock(nn.Module):
 
     def __init__(self, config: ModelConfig, layer: int, *, alpha: float = 1.0) -> None:
         super().__init__()
-        self.residual, self.alpha, self.dropout = config.residual, alpha, config.dropout.residual
+        self.residual = config.residual
+        self.alpha = alpha
+        self.dropout = config.dropout.residual
         self.branch_factor = compute_branch_factor(config)
         self.chunk_length = config.feed_forward_chunk
         self._add_norms(config, "attention")

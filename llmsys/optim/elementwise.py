@@ -87,7 +87,8 @@ class AdamWRule:
         self, gradient: Tensor, moments: Sequence[Tensor], step: int, rate: float
     ) -> Tensor:
         """Implement `ElementwiseRule.compute_update`."""
-        (beta1, beta2), (first, second) = self.config.betas, moments
+        (beta1, beta2) = self.config.betas
+        (first, second) = moments
         first.mul_(beta1).add_(gradient * (1 - beta1))
         root = _update_root(second, gradient, beta2, step).add_(self.config.eps)
         return (first * (rate / (1 - beta1**step))).div_(root)
@@ -111,7 +112,8 @@ class LionRule:
         self, gradient: Tensor, moments: Sequence[Tensor], step: int, rate: float
     ) -> Tensor:
         """Implement `ElementwiseRule.compute_update`."""
-        (beta1, beta2), (first,) = self.config.betas, moments
+        (beta1, beta2) = self.config.betas
+        (first,) = moments
         # Before the moment is updated, and with another coefficient than it is.
         update = (first * beta1).add_(gradient * (1 - beta1)).sign_().mul_(rate)
         first.mul_(beta2).add_(gradient * (1 - beta2))
@@ -130,7 +132,8 @@ class AdEMAMixRule:
         self, gradient: Tensor, moments: Sequence[Tensor], step: int, rate: float
     ) -> Tensor:
         """Implement `ElementwiseRule.compute_update`."""
-        (beta1, beta2), (first, second, slow) = self.config.betas, moments
+        (beta1, beta2) = self.config.betas
+        (first, second, slow) = moments
         alpha, beta3 = compute_slow_coefficients(self.config, step)
         first.mul_(beta1).add_(gradient * (1 - beta1))
         slow.mul_(beta3).add_(gradient * (1 - beta3))
@@ -164,7 +167,8 @@ class ScheduleFreeRule:
         """Implement `ElementwiseRule.compute_update`; `decay` is weight decay times the weights,
         averaged likewise.
         """
-        (beta1, beta2), (second, lookahead) = self.config.betas, moments
+        (beta1, beta2) = self.config.betas
+        (second, lookahead) = moments
         power = self.config.averaging_power
         share = (power + 1) / (step + power)
         root = _update_root(second, gradient, beta2, step).add_(self.config.eps)
@@ -180,7 +184,9 @@ def compute_slow_coefficients(config: AdEMAMixConfig, step: int) -> tuple[float,
 
     The weight grows linearly, and the half-life of the momentum from that of betas[0].
     """
-    start, end, share = config.betas[0], config.slow_beta, step / max(config.slow_warmup_steps, 1)
+    start = config.betas[0]
+    end = config.slow_beta
+    share = step / max(config.slow_warmup_steps, 1)
     if share >= 1:
         return config.slow_weight, end
     if start == 0:

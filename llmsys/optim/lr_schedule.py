@@ -74,7 +74,8 @@ def compute_learning_rate(config: RunConfig, steps: int) -> LearningRate:
     Returns:
         The rate, a float with `decay_share`.
     """
-    schedule, tokens = config.schedule, config.batch.count_tokens_before(steps)
+    schedule = config.schedule
+    tokens = config.batch.count_tokens_before(steps)
     if isinstance(schedule, NoamScheduleConfig):
         multiplier = compute_noam_rate(steps, schedule.warmup_steps, config.model.hidden_size)
     else:

@@ -98,7 +98,8 @@ class AdafactorRule:
         weight_decay: float,
     ) -> None:
         """Implement `MatrixRule.update_parameter`."""
-        change, dims = step**-self.config.decay_exponent, tuple(range(-min(2, weight.ndim), 0))
+        change = step**-self.config.decay_exponent
+        dims = tuple(range(-min(2, weight.ndim), 0))
         # Stacked experts are matrices of their own, wherever they are.
         size = (
             weight.square().mean(dims, keepdim=True).sqrt().clamp_(min=self.config.min_weight_size)
@@ -176,7 +177,8 @@ class SoapRule:
         """Take one step of power iteration, with the vectors in the order of their eigenvalues
         (section 4).
         """
-        basis_SS, matrix_SS = state[f"basis_{SIDES[dim]}"], state[f"preconditioner_{SIDES[dim]}"]
+        basis_SS = state[f"basis_{SIDES[dim]}"]
+        matrix_SS = state[f"preconditioner_{SIDES[dim]}"]
         product_SS = matrix_SS @ basis_SS
         order_S = (basis_SS * product_SS).sum(-2).argsort(-1, descending=True)
         second = state["exp_avg_sq"]
@@ -228,7 +230,8 @@ class MatrixOptimizer(torch.optim.Optimizer):
         super().__init__(
             [dict(group) for group in groups], {"lr": config.learning_rate, "weight_decay": 0.0}
         )
-        self.rule, self._update = build_matrix_rule(config), update
+        self.rule = build_matrix_rule(config)
+        self._update = update
         for group in self.param_groups:
             for parameter in group["params"]:
                 shapes = self.rule.list_state_shapes(parameter.shape)
@@ -247,7 +250,8 @@ class MatrixOptimizer(torch.optim.Optimizer):
     def _step_parameter(self, parameter: Tensor, group: dict[str, Any]) -> None:
         state = self.state[parameter]
         state["step"] += 1
-        step, keys = int(state["step"]), [key for key in state if key != "step"]
+        step = int(state["step"])
+        keys = [key for key in state if key != "step"]
         assert parameter.grad is not None
 
         def update_full(full: list[Tensor]) -> None:

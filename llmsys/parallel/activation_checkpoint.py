@@ -116,7 +116,8 @@ class _SavingMode(TorchDispatchMode):
 
     def __init__(self, operations: Collection[Any], store: Store) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.operations, self.store = operations, store
+        self.operations = operations
+        self.store = store
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -141,7 +142,8 @@ class _RecomputingMode(TorchDispatchMode):
 
     def __init__(self, operations: Collection[Any], store: Store) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.operations, self.store = operations, store
+        self.operations = operations
+        self.store = store
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -193,7 +195,8 @@ def _list_versions(outputs: Any) -> list[int]:
 
 ActivationCheckpointMode = Literal["none", "selective", "full", "offload"]
 
-aten, collectives = torch.ops.aten, torch.ops._c10d_functional
+aten = torch.ops.aten
+collectives = torch.ops._c10d_functional
 # Operations whose outputs `selective` saves.
 SAVED_OPERATIONS = {
     aten.mm.default,

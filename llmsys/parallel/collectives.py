@@ -72,14 +72,16 @@ class PairwiseReduceScatter(CustomReduceScatter):
         async_op: bool = False,
     ) -> None:
         """Implement `CustomReduceScatter.__call__`."""
-        ranks, own = group.size(), group.rank()
+        ranks = group.size()
+        own = group.rank()
         # FSDP lays out the shards of all ranks one after another.
         shards = input_tensor.view(ranks, -1)
         output_tensor.copy_(shards[own])
         arrived = torch.empty_like(output_tensor)
         # In each round every rank sends to one rank and receives from one, so no link is shared.
         for distance in range(1, ranks):
-            to, source = (own + distance) % ranks, (own - distance) % ranks
+            to = (own + distance) % ranks
+            source = (own - distance) % ranks
             sent = dist.P2POp(dist.isend, shards[to], group=group, group_peer=to)
             received = dist.P2POp(dist.irecv, arrived, group=group, group_peer=source)
             for work in dist.batch_isend_irecv([sent, received]):
@@ -140,7 +142,9 @@ class RowExchange:
     """
 
     def __init__(self, send: list[int], receive: list[int], group: Group) -> None:
-        self.send, self.receive, self.group = send, receive, group
+        self.send = send
+        self.receive = receive
+        self.group = group
         # Autograd would compare its shape with that of the received rows.
         self.pending_gradient: Tensor | None = None
 
@@ -184,7 +188,8 @@ class _StartExchange(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         # Taken out: the exchange would otherwise hold the gradient until the next step.
-        pending, ctx.exchange.pending_gradient = ctx.exchange.pending_gradient, None
+        pending = ctx.exchange.pending_gradient
+        ctx.exchange.pending_gradient = None
         return _wait_tensor(pending), None
 
 
@@ -214,7 +219,8 @@ def _start_all_to_all(x_MD: Tensor, send: list[int], receive: list[int], group: 
 class _AllGather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Group, dim: int) -> Tensor:
-        ctx.group, ctx.dim = group, dim
+        ctx.group = group
+        ctx.dim = dim
         return _all_gather_tensor(x, group, dim)
 
     @staticmethod
@@ -225,7 +231,8 @@ class _AllGather(torch.autograd.Function):
 class _ReduceScatter(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Group, dim: int) -> Tensor:
-        ctx.group, ctx.dim = group, dim
+        ctx.group = group
+        ctx.dim = dim
         return _reduce_scatter_tensor(x, group, dim)
 
     @staticmethod
@@ -236,7 +243,8 @@ class _ReduceScatter(torch.autograd.Function):
 class _AllToAll(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Group, split: int, joined: int) -> Tensor:
-        ctx.group, ctx.dims = group, (split, joined)
+        ctx.group = group
+        ctx.dims = (split, joined)
         return _all_to_all_tensor(x, group, split, joined)
 
     @staticmethod

@@ -77,7 +77,8 @@ class FsdpModel:
         self._partial = PartialGradientReducer(model, meshes.tensor)
         apply_fsdp(model, meshes, compute_dtype, offload)
         self._units = [module for module in model.modules() if isinstance(module, FSDPModule)]
-        self._replicated, self._whole = meshes.layout.replicate > 1, gradients == "whole"
+        self._replicated = meshes.layout.replicate > 1
+        self._whole = gradients == "whole"
         if meshes.expert is not None:
             configure_prefetch(model)
         # Last, when each rank needs storage for its own shards only.

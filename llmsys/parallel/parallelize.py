@@ -119,7 +119,9 @@ def build_expert_placement(
         A function from a parameter to its placement; None for dim 0.
     """
     mesh = meshes.dense if meshes.expert_fsdp is None else meshes.expert_fsdp
-    shards, dims, uneven = mesh.size(mesh.ndim - 1), dict[nn.Parameter, int](), ""
+    shards = mesh.size(mesh.ndim - 1)
+    dims = dict[nn.Parameter, int]()
+    uneven = ""
     for layer in model.list_moe_layers():
         for name, parameter in layer.experts.named_parameters(recurse=False):
             shape = tuple(get_local_tensor(parameter).shape)

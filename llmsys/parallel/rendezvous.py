@@ -78,7 +78,8 @@ def open_store(
             f"{address}:{port} is not available for listening: {error.strerror}"
         ) from error
     # Detached, since the store closes the socket.
-    port, fd = listening.getsockname()[1], listening.detach()
+    port = listening.getsockname()[1]
+    fd = listening.detach()
     return dist.TCPStore(
         address, port, world_size, is_master, timeout, master_listen_fd=fd, **options
     )

@@ -78,7 +78,8 @@ class SequentialExperts:
     """The forward of a layer's experts; `dtype` is the dtype of their matmuls."""
 
     def __init__(self, experts: GroupedExperts, dtype: torch.dtype) -> None:
-        self.experts, self.dtype = experts, dtype
+        self.experts = experts
+        self.dtype = dtype
 
     def __call__(self, x_MD: Tensor, counts: Tensor) -> Tensor:
         """Return one output per row, in the same order: by rank, then by expert, with `counts`
@@ -104,7 +105,8 @@ class SequentialExperts:
         """Return the outputs of one expert."""
 
         def apply_projection(name: str, x: Tensor) -> Tensor:
-            y, bias = x @ tensors[f"{name}_proj"], tensors.get(f"{name}_bias")
+            y = x @ tensors[f"{name}_proj"]
+            bias = tensors.get(f"{name}_bias")
             return y if bias is None else y + bias
 
         config = self.experts.config

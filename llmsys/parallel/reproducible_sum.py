@@ -49,7 +49,8 @@ class StreamingTreeSum:
         while self._sums and self._sums[-1][0] == level:
             _, earlier = self._sums.pop()
             torch._foreach_add_(earlier, leaf)
-            leaf, level = earlier, level + 1
+            leaf = earlier
+            level = level + 1
         self._sums.append((level, leaf))
 
     def get_subtree(self) -> list[Tensor]:
@@ -149,7 +150,8 @@ def gather_rows(parameter: Tensor, gradient: Tensor) -> tuple[int, Tensor]:
     """
     if not isinstance(parameter, DTensor):
         return 0, gradient
-    mesh, placements = parameter.device_mesh, parameter.placements
+    mesh = parameter.device_mesh
+    placements = parameter.placements
     _, offset = compute_local_shape_and_global_offset(parameter.shape, mesh, placements)
     for axis, placement in enumerate(placements):
         if isinstance(placement, Shard) and placement.dim:

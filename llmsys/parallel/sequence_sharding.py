@@ -59,9 +59,12 @@ class SequenceSharding:
 
     def __init__(self, model: Transformer, meshes: DeviceMeshes) -> None:
         self._model = model
-        self.tensor, self.context = MeshAxis(meshes.tensor), MeshAxis(meshes.context)
-        self.ring, self.ulysses = MeshAxis(meshes.ring), MeshAxis(meshes.ulysses)
-        self.member, self.sequence = MeshAxis(meshes.member), MeshAxis(meshes.sequence)
+        self.tensor = MeshAxis(meshes.tensor)
+        self.context = MeshAxis(meshes.context)
+        self.ring = MeshAxis(meshes.ring)
+        self.ulysses = MeshAxis(meshes.ulysses)
+        self.member = MeshAxis(meshes.member)
+        self.sequence = MeshAxis(meshes.sequence)
         self._ring_order_PT: Tensor | None = None
 
     @property
@@ -118,9 +121,11 @@ class SequenceSharding:
 
     def get_head_slice(self, total: int) -> slice:
         """Return the query heads, of `total`, that this rank attends with."""
-        ranks, rank = self.tensor.size, self.tensor.rank
+        ranks = self.tensor.size
+        rank = self.tensor.rank
         if self.is_sharded:
-            ranks, rank = ranks * self.ulysses.size, rank * self.ulysses.size + self.ulysses.rank
+            ranks = ranks * self.ulysses.size
+            rank = rank * self.ulysses.size + self.ulysses.rank
         return slice(total // ranks * rank, total // ranks * (rank + 1))
 
     @property
@@ -226,7 +231,8 @@ def _uses_sequence_balance(config: MoeConfig) -> bool:
 
 class _ShardedEmbedding:
     def __init__(self, embed: Callable[[Tensor], Tensor], sharding: SequenceSharding) -> None:
-        self.embed, self.sharding = embed, sharding
+        self.embed = embed
+        self.sharding = sharding
 
     def __call__(self, tokens_BT: Tensor) -> Tensor:
         return self.embed(self.sharding.shard_positions(tokens_BT))
@@ -250,7 +256,8 @@ class _FullContextBuilder:
     """
 
     def __init__(self, builder: ContextBuilder, sharding: SequenceSharding) -> None:
-        self.builder, self.sharding = builder, sharding
+        self.builder = builder
+        self.sharding = sharding
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.builder, name)

@@ -42,7 +42,8 @@ from llmsys.optim.parameter_groups import get_parameter_role
 from llmsys.parallel.fp8 import apply_linear
 from llmsys.parallel.sequence_sharding import SequenceSharding, replace_forward
 
-BY_OUTPUTS, BY_INPUTS = 0, 1
+BY_OUTPUTS = 0
+BY_INPUTS = 1
 
 
 def split_matrices(model: Transformer, mesh: DeviceMesh) -> None:
@@ -127,7 +128,9 @@ class RowParallelLinear:
     """
 
     def __init__(self, linear: nn.Linear, sharding: SequenceSharding, dim: int) -> None:
-        self.linear, self.sharding, self.dim = linear, sharding, dim
+        self.linear = linear
+        self.sharding = sharding
+        self.dim = dim
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return all outputs, of this rank's positions where they are sharded."""
@@ -146,7 +149,8 @@ class PartialGradientReducer:
     """
 
     def __init__(self, model: Transformer, mesh: DeviceMesh | None) -> None:
-        self._model, self._group = model, None if mesh is None else mesh.get_group()
+        self._model = model
+        self._group = None if mesh is None else mesh.get_group()
         self.names = [
             f"{prefix}.{name}"
             for prefix, block in model.named_modules()

@@ -25,7 +25,8 @@ Value = TypeVar("Value")
 
 # An outage of this length is survived. s3fs itself repeats a request for about a second.
 RETRY_SECONDS = 300.0
-_FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 0.5, 30.0
+_FIRST_WAIT_SECONDS = 0.5
+_LONGEST_WAIT_SECONDS = 30.0
 _PACKAGES = {
     "s3": "'llmsys[s3]'",
     "s3a": "'llmsys[s3]'",
@@ -246,7 +247,8 @@ class ObjectFolder:
 
     def _call(self, name: str, request: Callable[[str], Value], is_write: bool = False) -> Value:
         path = f"{self._path}/{name}" if name else self._path
-        waited, wait = 0.0, _FIRST_WAIT_SECONDS
+        waited = 0.0
+        wait = _FIRST_WAIT_SECONDS
         while True:
             try:
                 return request(path)
@@ -261,10 +263,12 @@ class ObjectFolder:
                     "%s/%s: %s; asking again in %g s", self.url, name, _get_reason(error), wait
                 )
             sleep(wait)
-            waited, wait = waited + wait, min(2 * wait, _LONGEST_WAIT_SECONDS)
+            waited = waited + wait
+            wait = min(2 * wait, _LONGEST_WAIT_SECONDS)
 
     def _build_error(self, name: str, error: Exception, waited: float) -> DataError:
-        shown, reason = f"{self.url}/{name}".rstrip("/"), _get_reason(error)
+        shown = f"{self.url}/{name}".rstrip("/")
+        reason = _get_reason(error)
         if isinstance(error, FileNotFoundError):
             return DataError(
                 f"{shown} cannot be written: {reason}. Create the bucket, then run the same "

@@ -52,7 +52,8 @@ def find_url_violation(path: object) -> str | None:
     """Return why a path is a URL and what to do. None when it is a local path."""
     if (found := _URL.match(text := str(path))) is None:
         return None
-    scheme, rest = found.group()[:-2], text[found.end() :].lstrip("/")
+    scheme = found.group()[:-2]
+    rest = text[found.end() :].lstrip("/")
     shown = redact_secrets(f"{scheme}://{rest}")
     if scheme.lower() == "file":
         return f"{shown} is a URL, but a local path is needed. Write it as /{rest}"

@@ -105,7 +105,8 @@ def _build_base_engine(
         convert_to_fp8(model, config.train.matmul_dtype, tensor_ranks=meshes.layout.tensor)
     if config.train.expert_matmul_dtype != "compute":
         convert_experts_to_fp8(model, config.train.expert_matmul_dtype)
-    compiled, separates_experts = config.train.compile == "block", meshes.has_separate_experts
+    compiled = config.train.compile == "block"
+    separates_experts = meshes.has_separate_experts
     apply_activation_checkpoint(
         model,
         config.train.activation_checkpoint,

@@ -186,8 +186,10 @@ def build_trainer(
     control = _build_control(config, stack)
     report_phase = control.watchdog.report_phase
     report_phase(0, "opening the data")
-    device, layout = get_local_device(), config.resolve_layout(get_world_size())
-    dataset, profile = open_run_data(config, "train"), find_device_profile(config, device)
+    device = get_local_device()
+    layout = config.resolve_layout(get_world_size())
+    dataset = open_run_data(config, "train")
+    profile = find_device_profile(config, device)
     # before the model, to subtract the memory in use now
     step_meter = build_step_meter(config, device, profile)
     meshes = build_device_meshes(layout, device)

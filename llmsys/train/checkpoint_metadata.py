@@ -109,7 +109,8 @@ def parse_metadata(content: bytes, checkpoint: Path) -> Metadata:
 
 
 def _parse_tensor(entry: Any) -> TensorStorageMetadata:
-    dtype, shape = entry["dtype"], _parse_size(entry["shape"])
+    dtype = entry["dtype"]
+    shape = _parse_size(entry["shape"])
     if dtype not in DTYPES:
         raise ValueError(f"{dtype!r} is not a torch dtype")
     chunks = [

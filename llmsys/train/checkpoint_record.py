@@ -32,7 +32,8 @@ FORMAT = 2
 INDEXED_FORMAT = 3
 RECORD = "state.json"
 # The metadata file of format 1: a pickle, which can run code when it is read.
-PICKLED, PICKLED_FORMAT = ".metadata", 1
+PICKLED = ".metadata"
+PICKLED_FORMAT = 1
 BLAKE2B_DIGITS = 128
 CHECKPOINT_NAME = re.compile(r"step-(\d+)")
 

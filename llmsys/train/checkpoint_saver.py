@@ -115,7 +115,8 @@ class CheckpointSaver:
     """A saver into one folder. Construction, `save_state` and `wait_for_save` are collective."""
 
     def __init__(self, folder: Path, rule: CheckpointConfig) -> None:
-        self.folder, self._rule = folder, rule
+        self.folder = folder
+        self._rule = rule
         # A group of its own: the background thread must not interleave with collectives of
         # training.
         self._control_group = ControlGroup()

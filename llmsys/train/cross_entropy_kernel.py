@@ -31,7 +31,9 @@ def compute_row(
     logits += row.to(tl.int64) * logits_row
     target = tl.load(targets + row)
     is_valid = target != IGNORED
-    highest, total, logits_sum = float("-inf"), 0.0, 0.0
+    highest = float("-inf")
+    total = 0.0
+    logits_sum = 0.0
     for begin in range(0, num_columns, BLOCK):
         columns = begin + tl.arange(0, BLOCK)
         x = tl.load(logits + columns, mask=columns < num_columns, other=float("-inf")).to(

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import psutil
 
-GONE, UNKNOWN = "gone", "unknown, on another host"
+GONE = "gone"
+UNKNOWN = "unknown, on another host"
 
 
 @dataclass(frozen=True)

@@ -95,8 +95,10 @@ class HeldoutDocuments:
 
     def __init__(self, config: RunConfig, shards: TokenShards, tokenizer: Tokenizer) -> None:
         self._windows = build_heldout_windows(config, shards, tokenizer)
-        self._shards, self._tokenizer = shards, tokenizer
-        self.num_rows, self.tokens = self._windows.num_rows, self._windows.tokens
+        self._shards = shards
+        self._tokenizer = tokenizer
+        self.num_rows = self._windows.num_rows
+        self.tokens = self._windows.tokens
         self.text_bytes = self._windows.text_bytes
 
     def get_batch(self, first: int, count: int) -> Batch:
@@ -236,10 +238,8 @@ def _combine_target_results(results: Sequence[EvaluationResult]) -> TargetEvalua
 
 
 def _combine_heldout_results(results: Sequence[EvaluationResult]) -> HeldoutEvaluation:
-    by_token, by_byte = (
-        _build_weighted_mean(results, "evaluated_tokens"),
-        _build_weighted_mean(results, "evaluated_bytes"),
-    )
+    by_token = _build_weighted_mean(results, "evaluated_tokens")
+    by_byte = _build_weighted_mean(results, "evaluated_bytes")
     loss = by_token("loss")
     return HeldoutEvaluation(
         loss=loss,

@@ -164,10 +164,8 @@ def _build_evaluator(
 ) -> MultipleChoiceEvaluator | HarnessEvaluator:
     match asked:
         case MultipleChoiceConfig() | MinimalPairsConfig():
-            longest, opening = (
-                config.model.max_position_embeddings,
-                get_prefix_ids(config.generation, tokenizer),
-            )
+            longest = config.model.max_position_embeddings
+            opening = get_prefix_ids(config.generation, tokenizer)
             rows = ChoiceRows(
                 read_questions(asked), tokenizer, opening or [tokenizer.eos_id], longest
             )

@@ -45,12 +45,14 @@ class RemoteRun:
     """One run folder in object storage, and the folder of its copies."""
 
     def __init__(self, folder: Path, url: str) -> None:
-        self.folder, self.objects = folder, open_object_folder(url)
+        self.folder = folder
+        self.objects = open_object_folder(url)
         self.lock: ObjectLock | None = None
 
     def fetch(self) -> None:
         """Bring the copies up to date before a run continues. For rank 0, which holds the lock."""
-        objects, record = self.objects.list_objects(), UploadRecord(self.folder)
+        objects = self.objects.list_objects()
+        record = UploadRecord(self.folder)
         own = {
             name: found
             for name, found in objects.items()
@@ -108,7 +110,8 @@ class RemoteRun:
         """Upload what changed, and delete the checkpoints that are here no longer. For rank 0."""
         if self.lock is not None:
             self.lock.require_held()
-        objects, record = self.objects.list_objects(), UploadRecord(self.folder)
+        objects = self.objects.list_objects()
+        record = UploadRecord(self.folder)
         names = sorted(_iter_files(self.folder))
         present = set(names)
         gone = [name for name in objects if _find_step(name) is not None and name not in present]

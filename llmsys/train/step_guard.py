@@ -80,10 +80,8 @@ class StepGuard:
         self._accepted.clear()
         self._accepted.extend((loss, norm) for loss, norm in state.get("taken", ()))
         if not known:  # a rewind keeps the count, or a run could rewind for ever
-            self._consecutive_skips, self._last_skipped = (
-                state.get("in_a_row", 0),
-                state.get("last_bad", 0),
-            )
+            self._consecutive_skips = state.get("in_a_row", 0)
+            self._last_skipped = state.get("last_bad", 0)
 
     def _describe_problem(self, loss: float, gradient_norm: float) -> str:
         if not (math.isfinite(loss) and math.isfinite(gradient_norm)):

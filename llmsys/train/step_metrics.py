@@ -86,7 +86,8 @@ def build_flops_convention(
     Returns:
         Operations per token, and the peak of all ranks.
     """
-    convention, precision = config.flops.convention, config.train.resolved_precision
+    convention = config.flops.convention
+    precision = config.train.resolved_precision
     source, target = config.sequence_lengths
     recompute = config.train.activation_checkpoint
     counted = count_flops(

@@ -63,9 +63,11 @@ def describe_hanging_ranks(
     if unheard or silent:
         return unheard + silent
     furthest = max(beat.beats for beat in heartbeats)
-    late, others = [beat for beat in heartbeats if beat.beats < furthest], "are ahead"
+    late = [beat for beat in heartbeats if beat.beats < furthest]
+    others = "are ahead"
     if not late and any(not beat.work for beat in heartbeats):
-        late, others = [beat for beat in heartbeats if beat.work], "wait"
+        late = [beat for beat in heartbeats if beat.work]
+        others = "wait"
     return [
         f"rank {beat.rank} on {beat.host} (process {beat.process}) is still in "
         f"{beat.phase_and_work} of step {beat.step}, while others {others}"
@@ -102,7 +104,8 @@ def request_stack_dump(beat: Heartbeat) -> None:
 # Exit status of a run that ended because a rank hung.
 HUNG = 4
 
-FOLDER, NAMED = "heartbeats", "named"
+FOLDER = "heartbeats"
+NAMED = "named"
 # For long timeouts one beat every MAX_INTERVAL_SECONDS.
 BEATS_PER_TIMEOUT = 10
 MAX_INTERVAL_SECONDS = 5.0
@@ -137,7 +140,8 @@ class Watchdog:
     """A watchdog of this rank's loop until `close`. With a timeout of 0 it does nothing."""
 
     def __init__(self, run_folder: Path, timeout_seconds: float) -> None:
-        self._folder, self._events = run_folder / FOLDER, run_folder / "events.jsonl"
+        self._folder = run_folder / FOLDER
+        self._events = run_folder / "events.jsonl"
         self._named = self._folder / NAMED
         self._timeout = timeout_seconds
         self._interval = min(timeout_seconds / BEATS_PER_TIMEOUT, MAX_INTERVAL_SECONDS)

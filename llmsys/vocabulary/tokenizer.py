@@ -306,6 +306,7 @@ def _parse_varint(data: memoryview, position: int) -> tuple[int, int]:
     while True:
         byte = data[position]
         value |= (byte & 0x7F) << shift
-        position, shift = position + 1, shift + 7
+        position = position + 1
+        shift = shift + 7
         if byte < 0x80:
             return value, position

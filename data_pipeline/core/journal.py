@@ -225,7 +225,7 @@ class Journal:
 
 def _connect(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, isolation_level=None)
-    # One process has the journal, and a lock of its own needs no shared memory: network file
+    # One process has the journal, and its own lock needs no shared memory: network file
     # systems have none.
     connection.execute("pragma locking_mode = exclusive")
     connection.execute("pragma journal_mode = wal")

@@ -3,7 +3,7 @@ memory.
 
 Records of finished tasks, and the job that describes what it wrote.
 
-Lists of files that tasks read, kept in a file of their own.
+Lists of files that tasks read, kept in a separate file.
 
 A task that reads every file of a stage is pickled with the name of the list, and millions of tasks
 and files take no memory in the driver.

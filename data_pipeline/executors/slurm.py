@@ -2,7 +2,7 @@
 per array task.
 
 An array is submitted as soon as an eighth of the tasks that may be in Slurm is free, so that no
-node waits for the slowest task of an array. Jobs of later stages get arrays of their own while the
+node waits for the slowest task of an array. Jobs of later stages get their own arrays while the
 stage runs.
 
 Writes slurm/ of the dataset folder, and there a folder per array: NUMBER.job per job, and the batch

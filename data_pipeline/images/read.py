@@ -104,11 +104,10 @@ def _load_arrays(path: Path) -> tuple[Pixels, NDArray[Any]]:
             images = arrays["images"]
             labels = arrays["labels"]
     except KeyError as error:
-        text = (
+        raise DataError(
             f"{path} has no array {error}. Save images and labels: numpy.savez(path, images=…, "
             "labels=…)."
-        )
-        raise DataError(text) from None
+        ) from None
     except (OSError, ValueError) as error:
         raise DataError(
             f"{path} cannot be read as .npz: {error}. Give an .npz file, or a folder of images."

@@ -244,7 +244,7 @@ def _iter_numbered_files(
 
 
 def _group_batches(rows: Sequence[int], limit: int) -> Iterator[list[int]]:
-    """Yield runs of record batches of at most `limit` rows; a larger batch is a run of its own."""
+    """Yield runs of record batches of at most `limit` rows; a larger batch is a separate run."""
     run: list[int] = []
     for batch, count in enumerate(rows):
         if run and sum(rows[one] for one in run) + count > limit:

@@ -5,7 +5,7 @@
                                                              └ tokenizer (before encode)
 
 Reads the `data` and `tokenizer` sections of a run. Writes the dataset folder. Token ids, chats,
-pairs and images have pipelines of their own, such as `pair_pipeline.py`.
+pairs and images have their own pipelines, such as `pair_pipeline.py`.
 
 Invariants:
     - The bytes do not depend on the number of workers, the order of the inputs, or crashes.
@@ -46,7 +46,7 @@ def prepare_dataset(config: RunConfig, until: str = "tokens") -> Manifest:
     Raises:
         DataError: If there is no input, a task fails for good, or another process writes the
             folder.
-        ConfigError: For a mixture: its sources have configs of their own.
+        ConfigError: For a mixture: its sources have their own configs.
     """
     data = config.data
     if isinstance(data, MixtureConfig):

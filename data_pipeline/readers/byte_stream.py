@@ -81,7 +81,7 @@ class PlainByteStream:
         return True
 
     def skip_damage(self) -> None:
-        """Do nothing: a plain file has no damage of its own."""
+        """Do nothing: a plain file has no damage."""
 
     def peek_far(self, distance: int, size: int) -> bytes | None:
         """Return `size` bytes `distance` bytes ahead."""

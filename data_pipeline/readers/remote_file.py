@@ -68,7 +68,7 @@ def get_remote_size(url: str) -> int:
     try:
         files, path = open_file_system(url, ASKED_BY)
         return int(files.info(path).get("size") or 0)
-    except Exception:  # every storage has errors of its own; reading reports it
+    except Exception:  # every storage has its own errors; reading reports it
         return 0
 
 
@@ -81,7 +81,7 @@ def get_remote_identity(url: str, content: Callable[[str], str]) -> str:
     try:
         files, path = open_file_system(url, ASKED_BY)
         about: dict[str, Any] = files.info(path)
-    except Exception:  # every storage has errors of its own; reading reports it
+    except Exception:  # every storage has its own errors; reading reports it
         return ""
     known = get_entity_tag(about)
     return f"{about.get('size')} {known}" if known else content(url)
@@ -95,6 +95,6 @@ def compute_remote_digest(url: str) -> str:
         with files.open(path, "rb") as stream:
             while block := stream.read(_BLOCK):
                 state.update(block)
-    except Exception:  # every storage has errors of its own; reading reports it
+    except Exception:  # every storage has its own errors; reading reports it
         return ""
     return state.hexdigest()

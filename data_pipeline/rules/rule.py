@@ -24,7 +24,7 @@ from llmsys.data_pipeline.text.word_tokenizers import UnicodeTokenizer, Whitespa
 
 
 class WordSplitters:
-    """Word splitters of a process. Keep one per process: each splitter has a cache of its own.
+    """Word splitters of a process. Keep one per process: each splitter has its own cache.
 
     Args:
         language: splits the words of `DocumentBatch.words`; datatrove's English by default.

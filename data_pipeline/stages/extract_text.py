@@ -202,7 +202,7 @@ def _build_text_batch(pages: pa.RecordBatch, config: ExtractConfig | None) -> pa
     named = zip(
         *(pages.column(name).to_pylist() for name in ("id", "url", "date")), contents, strict=True
     )
-    # Files of documents may bring ids of their own.
+    # Files of documents may bring their own ids.
     ids = [name or compute_document_id(url, date, content) for name, url, date, content in named]
     columns["id"] = pa.array(ids, pa.string())
     columns["bytes_html"] = pa.array(map(len, contents), pa.int64())

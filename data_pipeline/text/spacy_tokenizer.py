@@ -17,7 +17,7 @@ from typing import Any, cast
 
 import numpy as np
 
-_MARKS = frozenset(",:;!?()[]{}<>_#*&'\"`“”‘’…–—")  # each is a word of its own at either end
+_MARKS = frozenset(",:;!?()[]{}<>_#*&'\"`“”‘’…–—")  # each is a separate word at either end
 _FIRST_MARKS = _MARKS | frozenset("%=$")
 _FOREIGN_MONEY = ("US$", "C$", "A$")
 # A full stop is split off after these, and after two capitals.
@@ -244,7 +244,7 @@ class SpacyTokenizer:
 
     @cached_property
     def exceptions(self) -> frozenset[str]:
-        """Chunks with words of their own, such as `cannot`."""
+        """Chunks with their own words, such as `cannot`."""
         return frozenset(_load_pipeline(self._rules)[0].tokenizer.rules)
 
     def _split_plain_chunk(self, chunk: str) -> list[str] | None:

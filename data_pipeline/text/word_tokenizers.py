@@ -104,7 +104,7 @@ SPACELESS_BLOCKS = (
     (0xFF66, 0xFF9F),  # half-width Katakana
     (0x20000, 0x323AF),
 )
-# Full-width and CJK punctuation, each a word of its own.
+# Full-width and CJK punctuation, each a separate word.
 _CJK_MARKS = (
     (0x3001, 0x3004),
     (0x3008, 0x3020),
@@ -157,7 +157,7 @@ class CharacterTokenizer:
     """Splits scripts without spaces into characters, everything else at white space and by English
     rules.
 
-    A character is a letter with its marks. A full-width or CJK mark is a word of its own.
+    A character is a letter with its marks. A full-width or CJK mark is a separate word.
     """
 
     def __init__(self) -> None:

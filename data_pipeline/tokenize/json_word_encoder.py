@@ -100,7 +100,7 @@ class WordCutFinder:
         last = inside & (left == NEWLINE) & (letter_right | _SOLID[right])
         if self.gpt2:
             ends |= _NO_GLUE[left] & letter_right
-            # The last white space before a text is a word of its own, so that a space can join the
+            # The last white space before a text is a separate word, so that a space can join the
             # next word.
             again = last[1:] & (left[:-1] == NEWLINE)
             ends[:-1] |= again

@@ -47,7 +47,7 @@ class TrainingSample:
         limits: largest position in the sample, by language.
         facts: its numbers of documents and bytes.
         split: the split that holds documents out.
-        heldout_files: files whose documents are held out, in place of a share of all.
+        heldout_files: files whose documents are held out, instead of a share of all.
     """
 
     limits: dict[str, int]
@@ -152,7 +152,7 @@ def train_document_tokenizer(
         folder: the tokenizer folder to write.
         config: size of the sample and options of the tokenizer.
         split: the split that holds documents out.
-        heldout_files: files whose documents are held out, in place of a share of all.
+        heldout_files: files whose documents are held out, instead of a share of all.
 
     Returns:
         `fingerprint`, `vocab_size` and `eos_id`, for later stages.

@@ -2,7 +2,7 @@
 
 Writes a weights-only checkpoint: `parameter/NAME` in any dtype, `buffer/NAME`, step 0, no moments.
 It is written through the planner of torch.distributed.checkpoint, which asks for each tensor when
-it is due. One expert of a stacked tensor is a chunk of its own.
+it is due. One expert of a stacked tensor is a separate chunk.
 
 Invariants:
 - At most one file is held in memory.

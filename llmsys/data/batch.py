@@ -176,7 +176,7 @@ def build_batch(
 
 def _build_chat_batch(rows: WindowBatch, chats: StoredChats) -> Batch:
     tokens, has_loss, is_border = chats.split(rows.tokens)
-    # A border is a document of its own: transformers begins a chat with the template's first token.
+    # A border is a separate document: transformers begins a chat with the template's first token.
     documents = np.where(rows.documents == PADDING, PADDING, 2 * rows.documents + ~is_border)
     batch = build_batch(WindowBatch(tokens, documents), separate_documents=True)
     is_ignored = torch.from_numpy(np.ascontiguousarray(~has_loss[:, 1:]))

@@ -3,7 +3,7 @@
 
 Reads token files with page tables. Memory and time per window do not grow with the corpus.
 
-An epoch rotates the stream of all documents by a number of tokens of its own and divides it into
+An epoch rotates the stream of all documents by its own number of tokens and divides it into
 buffers of about BUFFER_TOKENS. The documents that begin in a buffer are packed into its windows:
 equally many in every buffer, with a share SPARE of room. Documents longer than a window are split
 into full windows and a rest. Buffers are permuted, and the windows inside of each.

@@ -3,7 +3,7 @@ written.
 
 Reads token files with page tables. Memory and time per window do not grow with the corpus.
 
-The tokens of all files are one cyclic stream. An epoch rotates it by a number of tokens of its own,
+The tokens of all files are one cyclic stream. An epoch rotates it by its own number of tokens,
 cuts it into windows, and permutes them, or gives each row of the batch consecutive ones. A window
 has `length + 1` tokens: inputs and, shifted by one, targets.
 

@@ -2,7 +2,7 @@
 never wait.
 
 Invariants:
-- `install_device` is called once in a process of its own, after `load_guard_library` and before a
+- `install_device` is called once in a separate process, after `load_guard_library` and before a
   tensor is made.
 - Streams have one order: what waits on a stream or event on a real device is logged as a wait where
   the host waits.

@@ -2,7 +2,7 @@
 of a save.
 
 Reads a request as JSON from standard input; writes the result as JSON to the file that the first
-argument names. Runs in a process of its own: `python -m llmsys.dryrun.rank_run RESULT`.
+argument names. Runs in a separate process: `python -m llmsys.dryrun.rank_run RESULT`.
 """
 
 import json

@@ -143,7 +143,7 @@ class RelativePositionBias(nn.Module):
         else:
             distance_TS = (-distance_TS).clamp_min(0)
         exact = count // 2
-        # The logarithm of 0 is not used: near distances have buckets of their own.
+        # The logarithm of 0 is not used: near distances have their own buckets.
         ratio = (distance_TS.float() / exact).clamp_min(1e-9).log() / math.log(
             self.position.max_distance / exact
         )

@@ -166,7 +166,7 @@ class LayerStack(nn.Module):
 
 
 def _build_blocks(config: ModelConfig, alpha: float) -> list[nn.Module]:
-    """Return the blocks with weights of their own; recurrent layers are one block together."""
+    """Return the blocks with their own weights; recurrent layers are one block together."""
     if config.rnn is not None:
         return [build_recurrent_stack(config, config.rnn)]
     return [TransformerBlock(config, layer, alpha=alpha) for layer in range(config.num_blocks)]

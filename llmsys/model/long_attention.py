@@ -75,7 +75,7 @@ class LongformerAttention(AttentionProjections):
                 )
         if self.num_global_tokens:
             global_BEHK = self._compute_global_output(x_BTD, documents_BT)
-            # Leading positions attend through projections of their own; what their window gave is
+            # Leading positions attend through their own projections; what their window gave is
             # dropped.
             y_BTHK = torch.cat([global_BEHK, y_BTHK[:, global_BEHK.shape[1] :]], dim=1)
         mixed_BTD: Tensor = self.o_proj(y_BTHK.flatten(2))
@@ -83,7 +83,7 @@ class LongformerAttention(AttentionProjections):
 
     def _compute_global_output(self, x_BTD: Tensor, documents_BT: Tensor | None) -> Tensor:
         """Return what the leading positions see: every position of their document, by
-        projections of their own.
+        their own projections.
         """
         first_BED = x_BTD[:, : self.num_global_tokens]
         mask = EVERYTHING
@@ -168,7 +168,7 @@ class LongformerAttention(AttentionProjections):
         ).squeeze(-1)
         queries_CR = own_BT.reshape(-1, self.radius)
         keys_CM = self._list_neighbours(own_BT[..., None], OUTSIDE - 1).squeeze(-1)
-        # Global tokens are keys of their own, so a window leaves them out.
+        # Global tokens are separate keys, so a window leaves them out.
         is_local_CM = self._list_neighbours(places_T[..., None], -1).squeeze(-1) >= tokens
         is_local_CM = is_local_CM.repeat(len(documents_BT), 1)
         distance_RM = (

@@ -119,7 +119,7 @@ class LshAttention(Float32BufferModule):
             ).argmax(-1)
             first = first + count
             num_buckets = num_buckets * 2 * count
-        if documents_BT is not None:  # padding has a bucket of its own, the last
+        if documents_BT is not None:  # padding has its own bucket, the last
             buckets_BHRT = buckets_BHRT.masked_fill((documents_BT < 0)[:, None, None], num_buckets)
         buckets_BHRT = F.pad(buckets_BHRT, (0, -length % chunk), value=num_buckets + 1)
         order_BHRT = buckets_BHRT.argsort(dim=-1, stable=True)

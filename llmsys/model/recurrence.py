@@ -146,7 +146,7 @@ class AdaptiveRecurrence(FixedRecurrence):
 
 
 def build_recurrence(config: ModelConfig) -> FixedRecurrence | None:
-    """Build the recurrence of a stack; None where every layer is a block of its own."""
+    """Build the recurrence of a stack; None where every layer is a separate block."""
     match config.recurrence:
         case None:
             return None

@@ -3,7 +3,7 @@ distance.
 
 score(i, j) = (q_i + u) · k_j + (q_i + v) · W r(i - j), with sinusoids r of the distance and trained
 vectors u and v per head. XLNet (Yang 2019, 2.5) adds (q_i + s) · e, where e encodes whether i and j
-are of the same segment. Its second stream (query_stream.py) has queries of its own, and the keys
+are of the same segment. Its second stream (query_stream.py) has its own queries, and the keys
 and values of the first.
 """
 

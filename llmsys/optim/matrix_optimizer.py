@@ -100,7 +100,7 @@ class AdafactorRule:
         """Implement `MatrixRule.update_parameter`."""
         change = step**-self.config.decay_exponent
         dims = tuple(range(-min(2, weight.ndim), 0))
-        # Stacked experts are matrices of their own, wherever they are.
+        # Stacked experts are separate matrices, wherever they are.
         size = (
             weight.square().mean(dims, keepdim=True).sqrt().clamp_(min=self.config.min_weight_size)
         )

@@ -1,6 +1,6 @@
 """Activations of a block in host memory between its forward and its backward.
 
-Every tensor that autograd saves in a block is copied out as it is saved, on a stream of its own,
+Every tensor that autograd saves in a block is copied out as it is saved, on a separate stream,
 and the device's memory is free once the block has ended. The backward of a block starts to fetch
 the tensors of the block before it, so copies run next to computation in both directions. On a CPU
 the same hooks copy within host memory.

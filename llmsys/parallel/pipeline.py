@@ -282,7 +282,7 @@ def _ignore_pass(text: str) -> None:
 
 
 class _StageModule(nn.Module):
-    """The module that torch runs as a stage. It has no parameters of its own, so torch leaves
+    """The module that torch runs as a stage. It has no parameters, so torch leaves
     FSDP to FSDP.
     """
 

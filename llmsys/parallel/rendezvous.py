@@ -4,7 +4,7 @@ torch itself listens on every interface, and unpickles what arrives.
 
 Invariants:
 - A store that this host opens for `127.0.0.1` cannot be reached from another host.
-- Where the host's name gives no address of its own, torch's behaviour is kept and a warning is
+- Where the host's name gives no address, torch's behaviour is kept and a warning is
   logged.
 """
 

@@ -190,7 +190,7 @@ class ObjectFolder:
         )
 
     def write_bytes(self, name: str, data: bytes) -> None:
-        """Write an object, in place of one that is there."""
+        """Write an object, instead of one that is there."""
         self._call(name, lambda path: self._files.pipe_file(path, data), is_write=True)
 
     def create(self, name: str, data: bytes) -> bool:
@@ -252,7 +252,7 @@ class ObjectFolder:
         while True:
             try:
                 return request(path)
-            except Exception as error:  # every storage has errors of its own
+            except Exception as error:  # every storage has its own errors
                 if isinstance(error, _ABSENT) and not (
                     is_write and isinstance(error, FileNotFoundError)
                 ):

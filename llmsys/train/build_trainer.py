@@ -225,7 +225,9 @@ def build_trainer(
     profiler = StepProfiler(config.train.profile, config.run.folder, get_rank(), device)
     stack.enter_context(profiler.handle_signal())
     check = build_corruption_check(config, engine, layout)
-    norm_meter = NormMeter(every, engine) if (every := config.train.norms_every_steps) else None
+    every_steps = config.train.norms_every_steps
+    norm_meter = NormMeter(every_steps, engine) if every_steps else None
+    loader = StepLoader(steps, pinned=device.type == "cuda")
 
     def sample_prompts() -> list[dict[str, str]]:
         # Collective: sharded weights are gathered in every forward pass. Only a decoder continues
@@ -240,7 +242,7 @@ def build_trainer(
         config=config,
         engine=engine,
         data=TrainingData(
-            loader=(loader := StepLoader(steps, pinned=device.type == "cuda")),
+            loader=loader,
             describe_step=lambda step: describe_step_contents(loader.source, dataset.sources, step),
             build_steps=lambda changed: build_step_batches(changed, *place),
             has_own_rows=layout.has_own_rows(get_rank()),

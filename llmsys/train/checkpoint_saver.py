@@ -39,7 +39,7 @@ class HostStateCopy:
     later ones.
 
     Buffers are allocated at the first copy and reused: fresh memory costs more to touch than to
-    fill. From an accelerator the copy runs on a stream of its own while the next step computes,
+    fill. From an accelerator the copy runs on a separate stream while the next step computes,
     until `wait`.
     """
 

@@ -1,7 +1,7 @@
 """Storage of torch.distributed.checkpoint with JSON metadata: reading a checkpoint runs no code
 from it.
 
-Writes `metadata.json` in place of torch's pickled `.metadata` and reads it back into torch's
+Writes `metadata.json` instead of torch's pickled `.metadata` and reads it back into torch's
 classes. Tensors stay in torch's files, which are read with `weights_only=True`.
 
 Invariants:

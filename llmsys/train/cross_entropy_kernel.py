@@ -1,4 +1,4 @@
-"""Triton kernel of the cross entropy of rows of logits, with its gradient in the place of the
+"""Triton kernel of the cross entropy of rows of logits, with its gradient instead of the
 logits.
 
 Plain operations read and write a float32 copy of the logits eight times. Here a row is read twice,

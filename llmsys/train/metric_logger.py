@@ -63,7 +63,7 @@ class Trackers:
 def _start_tracker(tracker: Any) -> None:
     try:
         tracker.start()
-    except Exception as error:  # services fail with errors of their own: no key, no network
+    except Exception as error:  # services fail with their own errors: no key, no network
         raise ConfigError(
             f"tracking.{tracker.name}=true, but it failed to start: {str(error).rstrip('.')}. Fix "
             f"this, or set tracking.{tracker.name}=false."

@@ -1,7 +1,7 @@
 """Read evaluation sets and extract the n-grams of their items.
 
 Reads JSON lines, plain, gzip or zstd; an item has queries and labels. A part (query, label, or
-their overlap) of at least n words yields its n-grams. A shorter part is an n-gram of its own
+their overlap) of at least n words yields its n-grams. A shorter part is a separate n-gram
 length. A part that is too short yields none and is counted.
 """
 

@@ -60,7 +60,7 @@ class InputFiles:
 
     Attributes:
         paths: paths and URLs, sorted; those of held-out documents too.
-        entries: by path, the entry of a file whose fields have names of their own.
+        entries: by path, the entry of a file whose fields have their own names.
         heldout: names of the files, as documents have them, whose documents are held out.
     """
 

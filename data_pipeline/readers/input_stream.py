@@ -251,7 +251,7 @@ class InputStream(io.RawIOBase):
         for number in range(1, self.max_attempts + 1):
             try:
                 return attempt()
-            except Exception as error:  # every storage has errors of its own
+            except Exception as error:  # every storage has its own errors
                 final = isinstance(error, _FINAL)
                 if final and position is None:  # callers tell a missing file from a failed read
                     raise

@@ -28,7 +28,7 @@ def list_remote_files(pattern: str) -> tuple[list[str], bool]:
         found = files.glob(path, detail=True)
     except FileNotFoundError:
         return [], False
-    except Exception as error:  # every storage has errors of its own
+    except Exception as error:  # every storage has its own errors
         raise _build_list_error(pattern, files, error) from error
     return [
         str(files.unstrip_protocol(name))
@@ -46,7 +46,7 @@ def open_remote_folder(url: str) -> DatasetFolder:
     files, path = open_file_system(url, ASKED_BY)
     try:
         found = files.find(path)
-    except Exception as error:  # every storage has errors of its own
+    except Exception as error:  # every storage has its own errors
         raise _build_list_error(url, files, error) from error
     names = [str(name).removeprefix(path.rstrip("/")).lstrip("/") for name in found]
     return DatasetFolder(

@@ -128,7 +128,7 @@ class _Planner(DefaultSavePlanner):
         return self.plan
 
     def resolve_data(self, write_item: WriteItem) -> Any:
-        """Return the values, in storage of their own."""
+        """Return the values, in separate storage."""
         part = self._pieces[_drop_hint(write_item.index)].part
         value = self._value_of(part).contiguous()
         # A chunk of a stack has the axis of the experts.

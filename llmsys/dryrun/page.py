@@ -96,7 +96,7 @@ def plot_memory(result: dict[str, Any]) -> Figure:
         {name for point in timeline for name in point["bytes"]},
         key=lambda name: -max(point["bytes"].get(name, 0) for point in timeline),
     )
-    # each shown category has a colour of its own
+    # each shown category has its own colour
     groups = [(name, [name]) for name in names[:NUM_CATEGORIES]]
     if rest := names[NUM_CATEGORIES:]:
         groups.append(("everything else", rest))

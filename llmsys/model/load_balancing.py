@@ -114,7 +114,7 @@ def update_balance_bias(bias_E: Tensor, tokens_E: Tensor, rate: float) -> Tensor
 def add_step_counts(sums: list[Tensor], values: list[Tensor]) -> None:
     """Add to the counters of a step, but not in a pass that activation checkpointing repeats.
 
-    An operation of its own, which compiled graphs call as it is: they cannot ask whether they are
+    A separate operation, which compiled graphs call as it is: they cannot ask whether they are
     repeated.
 
     Args:

@@ -56,7 +56,7 @@ class LongformerAttention(AttentionProjections):
     def forward(self, x_BTD: Tensor, context: ForwardContext) -> Tensor:
         """Mix positions; same shape and dtype as the input."""
         q_BTHK = self._project_queries(x_BTD)
-        (k_BTHK, v_BTHK) = self._project_keys_values(x_BTD)
+        k_BTHK, v_BTHK = self._project_keys_values(x_BTD)
         documents_BT = context.documents_BT
         compute: Callable[..., Tensor] = partial(self._compute_window_output, documents_BT)
         if context.cache is not None:
@@ -250,7 +250,7 @@ class LinformerAttention(AttentionProjections):
         negative, has no weight.
         """
         q_BTHK = self._project_queries(x_BTD)
-        (k_BTGK, v_BTGK) = self._project_keys_values(x_BTD)
+        k_BTGK, v_BTGK = self._project_keys_values(x_BTD)
         q_BTHK, k_BTGK, v_BTGK = context.rotate_and_cache(
             self.layer_type, self.layer, self.rotates, q_BTHK, k_BTGK, v_BTGK
         )

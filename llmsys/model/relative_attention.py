@@ -48,7 +48,7 @@ class RelativeAttention(MultiHeadAttention):
         # Contiguous: otherwise both projections would copy it.
         content_BTD = x_BTD[:, : x_BTD.shape[1] - context.num_predicted].contiguous()
         q_BTHK = self._project_queries(x_BTD)
-        (k_BTGK, v_BTGK) = self._project_keys_values(content_BTD)
+        k_BTGK, v_BTGK = self._project_keys_values(content_BTD)
         _, k_BSGK, v_BSGK = context.rotate_and_cache(
             self.layer_type, self.layer, False, q_BTHK, k_BTGK, v_BTGK
         )

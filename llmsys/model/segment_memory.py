@@ -44,7 +44,7 @@ class SegmentMemoryAttention(RelativeAttention):
     def forward(self, x_BTD: Tensor, context: ForwardContext) -> Tensor:
         """Mix positions; same shape and dtype as the input."""
         q_BTHK = self._project_queries(x_BTD)
-        (k_BTGK, v_BTGK) = self._project_keys_values(x_BTD)
+        k_BTGK, v_BTGK = self._project_keys_values(x_BTD)
         if context.cache is not None:
             _, k_BSGK, v_BSGK = context.rotate_and_cache(
                 self.layer_type, self.layer, False, q_BTHK, k_BTGK, v_BTGK

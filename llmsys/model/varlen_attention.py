@@ -86,7 +86,7 @@ def compute_varlen_attention(
     # Under autocast a norm may have left queries and keys in float32.
     q, k, v = (x.to(v_BTGV.dtype).flatten(0, 1) for x in (q_BTHK, k_BTGK, v_BTGV))
     lengths = mask.lengths
-    (left, right) = mask.window
+    left, right = mask.window
     q = q.contiguous()  # the output gets the strides of the queries
     out_PHV, _ = _run_varlen(
         q, k, v, sinks_H, lengths.cu_lengths, lengths.max_length, left, right, scale

@@ -87,8 +87,8 @@ class AdamWRule:
         self, gradient: Tensor, moments: Sequence[Tensor], step: int, rate: float
     ) -> Tensor:
         """Implement `ElementwiseRule.compute_update`."""
-        (beta1, beta2) = self.config.betas
-        (first, second) = moments
+        beta1, beta2 = self.config.betas
+        first, second = moments
         first.mul_(beta1).add_(gradient * (1 - beta1))
         root = _update_root(second, gradient, beta2, step).add_(self.config.eps)
         return (first * (rate / (1 - beta1**step))).div_(root)
@@ -112,7 +112,7 @@ class LionRule:
         self, gradient: Tensor, moments: Sequence[Tensor], step: int, rate: float
     ) -> Tensor:
         """Implement `ElementwiseRule.compute_update`."""
-        (beta1, beta2) = self.config.betas
+        beta1, beta2 = self.config.betas
         (first,) = moments
         # Before the moment is updated, and with another coefficient than it is.
         update = (first * beta1).add_(gradient * (1 - beta1)).sign_().mul_(rate)
@@ -132,8 +132,8 @@ class AdEMAMixRule:
         self, gradient: Tensor, moments: Sequence[Tensor], step: int, rate: float
     ) -> Tensor:
         """Implement `ElementwiseRule.compute_update`."""
-        (beta1, beta2) = self.config.betas
-        (first, second, slow) = moments
+        beta1, beta2 = self.config.betas
+        first, second, slow = moments
         alpha, beta3 = compute_slow_coefficients(self.config, step)
         first.mul_(beta1).add_(gradient * (1 - beta1))
         slow.mul_(beta3).add_(gradient * (1 - beta3))
@@ -167,8 +167,8 @@ class ScheduleFreeRule:
         """Implement `ElementwiseRule.compute_update`; `decay` is weight decay times the weights,
         averaged likewise.
         """
-        (beta1, beta2) = self.config.betas
-        (second, lookahead) = moments
+        beta1, beta2 = self.config.betas
+        second, lookahead = moments
         power = self.config.averaging_power
         share = (power + 1) / (step + power)
         root = _update_root(second, gradient, beta2, step).add_(self.config.eps)

@@ -2,7 +2,7 @@
 
 Experts: rows of a matmul can depend on how many there are, and elements of an activation on their
 alignment (the remainder of a vector takes another path through the kernel). So each expert computes
-the rows of each micro-batch in matmuls and storage of their own, of shapes that no layout changes.
+the rows of each micro-batch in separate matmuls and storage, of shapes that no layout changes.
 The rows that arrive from R ranks are R micro-batches; the R gradients of a weight are summed by the
 tree of reproducible_sum.py, in float32.
 

@@ -83,7 +83,7 @@ def _find_owned(items: list[WriteItem], control_group: ControlGroup) -> Mask:
     names = (f"{item.index.fqn}\0{list(item.index.offset or ())}" for item in items)
     hashes = np.array([xxhash.xxh3_64_intdigest(name.encode()) for name in names], np.uint64)
     structure = hashes.tobytes()
-    (known, mask) = _OWNED.get(control_group, (b"", np.zeros(0, np.bool_)))
+    known, mask = _OWNED.get(control_group, (b"", np.zeros(0, np.bool_)))
     # All ranks reuse the answer or none does, since the exchange is collective.
     if _reduce_numbers(
         [int(known == structure and len(mask) == len(items))], dist.ReduceOp.MIN, control_group

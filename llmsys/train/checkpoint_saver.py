@@ -117,7 +117,7 @@ class CheckpointSaver:
     def __init__(self, folder: Path, rule: CheckpointConfig) -> None:
         self.folder = folder
         self._rule = rule
-        # A group of its own: the background thread must not interleave with collectives of
+        # A separate group: the background thread must not interleave with collectives of
         # training.
         self._control_group = ControlGroup()
         self._copy = HostStateCopy()

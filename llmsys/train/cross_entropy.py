@@ -256,14 +256,14 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         # Freed at once, and scaled in place: so a second backward is not possible.
-        (dx_ND, dweight_VD, dbias_V) = ctx.gradients
+        dx_ND, dweight_VD, dbias_V = ctx.gradients
         ctx.gradients = (None, None, None)
         if dx_ND is None or dweight_VD is None:
             raise RuntimeError(
                 "the gradient of the loss was consumed by its first backward; call the loss again"
             )
         factor = gradients[0]
-        (weight_dtype, bias_dtype) = ctx.dtypes
+        weight_dtype, bias_dtype = ctx.dtypes
         dweight_VD = _scale(dweight_VD, factor, weight_dtype)
         dbias_V = None if dbias_V is None else dbias_V.mul_(factor).to(bias_dtype)
         return dx_ND.mul_(factor.to(dx_ND.dtype)), dweight_VD, dbias_V, None, None, None, None, None

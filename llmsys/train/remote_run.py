@@ -180,7 +180,7 @@ def lock_run(folder: Path, wait_seconds: float) -> Iterator[int]:
             finally:
                 try:
                     run.upload()
-                except DataError as error:  # the run ended for a reason of its own
+                except DataError as error:  # the run ended for its own reason
                     log.warning("not all files of the run were uploaded: %s", error)
 
 

@@ -56,9 +56,16 @@ class FeedForward(nn.Module):
 def build_feed_forward(
     config: FeedForwardConfig, hidden_size: int, width: int, dropped: float = 0.0
 ) -> FeedForward:
-    """Build the layer of `model.feed_forward` (or `model.moe.expert`) with `width` inner channels.
+    """Build the layer of `model.feed_forward`, or an expert of `model.moe.expert`.
 
-    `dropped` is the dropout probability of inner channels in training.
+    Args:
+        config: Activation, gate and biases.
+        hidden_size: Channels of input and output.
+        width: Inner channels.
+        dropped: Dropout probability of inner channels in training.
+
+    Returns:
+        The module; maps (..., hidden_size) to the same shape.
     """
     return FeedForward(config, hidden_size, width, dropped)
 
@@ -97,8 +104,14 @@ def _require_gate(gate: Tensor | None) -> Tensor:
 
 
 def apply_activation(kind: Activation, x: Tensor) -> Tensor:
-    """Return ReLU, SiLU, the exact GELU (Hendrycks and Gimpel 2016) or its tanh form of each
-    element.
+    """Apply an activation function to each element.
+
+    Args:
+        kind: relu, silu, gelu (exact; Hendrycks and Gimpel 2016) or gelu_tanh.
+        x: Inner channels.
+
+    Returns:
+        A tensor in the shape and dtype of `x`.
     """
     match kind:
         case "relu":

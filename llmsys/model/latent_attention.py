@@ -135,11 +135,17 @@ class MultiHeadLatentAttention(nn.Module):
 
 
 def compute_mla_scale(config: ModelConfig, attention: LatentAttentionConfig) -> float:
-    """Return the factor on the scores: 1 / sqrt(N + R), under YaRN with `mscale_all_dim` times its
-    mscale squared.
+    """Return the factor on the scores of latent attention.
 
-    DeepSeek applies that part of YaRN's factor here, where it reaches the channels without rotation
+    DeepSeek applies a part of YaRN's factor here, where it reaches the channels without rotation
     too.
+
+    Args:
+        config: The model; its position may scale by YaRN.
+        attention: The latent attention.
+
+    Returns:
+        1 / sqrt(N + R), under YaRN with `mscale_all_dim` times its mscale squared.
     """
     width = attention.qk_nope_head_dim + attention.qk_rope_head_dim
     if attention.scale is not None:

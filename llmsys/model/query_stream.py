@@ -62,7 +62,16 @@ def build_stream_mask(mask: AttentionMask, predicted_BP: Tensor, length: int) ->
 
 
 def append_places(table_TX: Tensor, predicted_BP: Tensor) -> Tensor:
-    """Return the rows of a table by position for both streams, (B, T + P, X)."""
+    """Extend a table by position to both streams of XLNet.
+
+    Args:
+        table_TX: One row for each position.
+        predicted_BP: Positions to predict; the rows of the second stream follow those of the
+            first.
+
+    Returns:
+        (B, T + P, X).
+    """
     both_BTX = table_TX.expand(len(predicted_BP), -1, -1)
     return torch.cat(
         [both_BTX, both_BTX.gather(1, _expand_places(predicted_BP, table_TX.shape[-1]))], dim=1

@@ -146,7 +146,15 @@ class AdaptiveRecurrence(FixedRecurrence):
 
 
 def build_recurrence(config: ModelConfig) -> FixedRecurrence | None:
-    """Build the recurrence of a stack; None where every layer is a separate block."""
+    """Build the recurrence of a stack.
+
+    Args:
+        config: The model.
+
+    Returns:
+        A module that applies one block several times. None where every layer is a separate
+        block.
+    """
     match config.recurrence:
         case None:
             return None

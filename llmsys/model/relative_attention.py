@@ -103,7 +103,13 @@ class RelativeAttention(MultiHeadAttention):
 
 
 def add_bias(q_BTHK: Tensor, bias_HK: Tensor | None) -> Tensor:
-    """Return queries with the trained vector that stands for them in some scores, if there is
-    one.
+    """Add the trained vector of each head to the queries of some scores (Dai 2019, 3.3: u and v).
+
+    Args:
+        q_BTHK: Queries.
+        bias_HK: The vector of each head. None: there is none.
+
+    Returns:
+        (B, T, H, K).
     """
     return q_BTHK if bias_HK is None else q_BTHK + bias_HK

@@ -243,7 +243,15 @@ class RecurrentDecoder(nn.Module):
 def build_recurrent_stack(
     config: ModelConfig, rnn: RnnConfig
 ) -> RecurrentEncoder | RecurrentDecoder:
-    """Build all recurrent layers of an encoder or a decoder, called as one block."""
+    """Build all recurrent layers of an encoder or a decoder.
+
+    Args:
+        config: The stack.
+        rnn: The section `model.rnn`.
+
+    Returns:
+        A module that is called as one block.
+    """
     return (
         RecurrentEncoder(config, rnn)
         if config.family == "encoder"

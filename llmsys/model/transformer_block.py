@@ -186,7 +186,15 @@ def _run_in_chunks(feed: nn.Module, x_BTD: Tensor, length: int) -> Tensor:
 
 
 def build_attention(config: ModelConfig, layer: int) -> nn.Module:
-    """Build the self-attention of block `layer`."""
+    """Build the self-attention of a block.
+
+    Args:
+        config: The model.
+        layer: Number of the block; windows, rotation and dilation may depend on it.
+
+    Returns:
+        A module that maps (B, T, D) and the `ForwardContext` to (B, T, D).
+    """
     match config.attention:
         case LatentAttentionConfig() as attention:
             return MultiHeadLatentAttention(config, attention, layer)

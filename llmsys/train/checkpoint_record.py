@@ -85,8 +85,15 @@ def is_present(path: Path) -> bool:
 
 
 def compute_digest(file: Path, like: str = "") -> str:
-    """Return the checksum of a file in hex: xxh3_128, or blake2b where `like` is a blake2b of an
-    older checkpoint.
+    """Compute the checksum of a file.
+
+    Args:
+        file: The file.
+        like: A recorded checksum; its length says whether it is a blake2b of an older
+            checkpoint.
+
+    Returns:
+        xxh3_128 in hex (ten times as fast as blake2b, and enough against damage), or blake2b.
     """
     with file.open("rb") as opened:
         # xxh3_128 is ten times as fast as blake2b, and enough against damage.
@@ -101,8 +108,14 @@ def compute_digests(files: Iterable[Path]) -> dict[str, str]:
 
 
 def list_rank_files(folder: Path, rank: int) -> list[Path]:
-    """List the files that a rank wrote: its tensors, and on rank 0 also every file without a
-    rank in its name.
+    """List the files of a checkpoint that a rank wrote.
+
+    Args:
+        folder: The checkpoint.
+        rank: The rank.
+
+    Returns:
+        Its tensors and index, and on rank 0 also every file without a rank in its name.
     """
     files = sorted(file for file in folder.iterdir() if file.name != RECORD)
     own = [file for file in files if file.name.startswith(f"__{rank}_")]
@@ -111,7 +124,15 @@ def list_rank_files(folder: Path, rank: int) -> list[Path]:
 
 
 def write_record(folder: Path, record: dict[str, Any]) -> None:
-    """Write the record durably, with its own checksum as the last key."""
+    """Write `state.json` durably, with its own checksum as the last key.
+
+    Args:
+        folder: The checkpoint.
+        record: Its content without format and checksum.
+
+    Raises:
+        DataError: The file cannot be written.
+    """
     is_indexed = any(name.endswith(".index") for name in record["files"])
     record = {"format": INDEXED_FORMAT if is_indexed else FORMAT, **record}
     write_bytes_atomically(
@@ -208,10 +229,19 @@ def find_checkpoint_error(checkpoint: Path, share: int = 0, shares: int = 1) -> 
 def find_damaged_file(
     checkpoint: Path, digests: dict[str, str], share: int = 0, shares: int = 1
 ) -> str | None:
-    """Return a message about the first file that is missing or differs from its checksum, or None.
+    """Find the first file that is missing or differs from its checksum.
+
+    Args:
+        checkpoint: The checkpoint.
+        digests: The recorded checksum of each file.
+        share: Number of this reader among `shares`, which divide the files.
+        shares: Number of readers.
+
+    Returns:
+        A message that names the file, or None.
 
     Raises:
-        UnreadableCheckpointError: the system cannot read a file now, which is no damage.
+        UnreadableCheckpointError: The system cannot read a file now, which is no damage.
     """
     # Strided, so that readers share the large files of all ranks; the small ones come last.
     names = sorted(digests, key=lambda name: (name.endswith(".index"), name))[share::shares]

@@ -58,7 +58,16 @@ class HeldoutEvaluation:
 def build_heldout_windows(
     config: RunConfig, shards: TokenShards, tokenizer: Tokenizer
 ) -> HeldoutWindows:
-    """Return the held-out windows, packed as in training."""
+    """Build the windows of the held-out documents.
+
+    Args:
+        config: The config; `evaluation.sequence_length` and `evaluation.max_tokens` limit them.
+        shards: The held-out split.
+        tokenizer: Its end-of-sequence id opens each document.
+
+    Returns:
+        Windows in which every held-out token is a target once.
+    """
     return HeldoutWindows(
         shards,
         length=config.evaluation.resolve_sequence_length(config.batch.sequence_length),
@@ -170,8 +179,13 @@ class HeldoutEvaluator:
 
 
 def compute_compressed_bits_per_byte(texts: Iterator[bytes]) -> tuple[float, float]:
-    """Return the bits per byte of gzip -9 and xz -9, streaming, so memory does not grow with the
-    text.
+    """Compress texts with gzip -9 and xz -9, as baselines for bits per byte.
+
+    Args:
+        texts: UTF-8 texts; they are compressed as one stream, so memory does not grow with them.
+
+    Returns:
+        Bits of the compressed stream per byte of text, of gzip and of xz.
     """
     # 31: the window of 32 KiB with a gzip header, as the command writes it.
     gzip = zlib.compressobj(9, zlib.DEFLATED, 31)
@@ -219,7 +233,14 @@ class MixtureEvaluator:
 def combine_results(
     results: Sequence[HeldoutEvaluation] | Sequence[TargetEvaluation],
 ) -> HeldoutEvaluation | TargetEvaluation:
-    """Return the numbers over the targets, tokens or bytes of all results."""
+    """Combine the results of several held-out sets.
+
+    Args:
+        results: The result of each.
+
+    Returns:
+        Means over the targets, tokens or bytes of all.
+    """
     match results[0]:
         case TargetEvaluation():
             return _combine_target_results(results)

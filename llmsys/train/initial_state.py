@@ -46,11 +46,14 @@ log = get_logger(__name__)
 def restore_leftovers(folder: Path) -> str:
     """Restore the checkpoint that a killed save had renamed. For rank 0.
 
+    Args:
+        folder: The folder `checkpoints` of a run.
+
     Returns:
         An empty string, for `run_on_rank_zero`.
 
     Raises:
-        CheckpointError: the disk does not allow it.
+        CheckpointError: The disk does not allow it.
     """
     try:
         restore_replaced(folder)
@@ -227,8 +230,13 @@ def resume_from_checkpoint(
 def require_same_settings(newest: Path, saved: dict[str, Any], now: dict[str, Any]) -> None:
     """Compare the settings that a checkpoint was trained with and the current ones.
 
+    Args:
+        newest: The checkpoint, for the message.
+        saved: Its settings.
+        now: Those of this run.
+
     Raises:
-        CheckpointError: they differ; the message lists every difference.
+        CheckpointError: They differ; the message lists every difference.
     """
     changes = format_changes(to_current_names(saved), to_current_names(now))
     if not changes:

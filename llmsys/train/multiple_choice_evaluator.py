@@ -145,11 +145,19 @@ class EvaluatorWithTasks:
 def build_task_evaluator(
     heldout: Evaluator, config: RunConfig, tokenizer: Tokenizer, row_ranks: RowRanks
 ) -> Evaluator:
-    """Return an evaluator that also evaluates `evaluation.tasks`; the given one where there are
-    none.
+    """Add the tasks of `evaluation.tasks` to an evaluator.
+
+    Args:
+        heldout: The evaluator of the held-out set.
+        config: The config of the run.
+        tokenizer: The tokenizer of the run.
+        row_ranks: The division of rows over ranks.
+
+    Returns:
+        An evaluator of both; `heldout` itself where there are no tasks.
 
     Raises:
-        DataError: a question is malformed or too long, or a task of the harness lacks its files.
+        DataError: A question is malformed or too long, or a task of the harness lacks its files.
         ConfigError: lm_eval is not installed.
     """
     tasks = {

@@ -33,8 +33,15 @@ RECORDED_VARIABLES = ("CUDA_", "CUBLAS_", "GLOO_", "NCCL_", "OMP_", "PYTORCH_", 
 
 
 def write_run_record(config: RunConfig, data_fingerprint: str, world_size: int) -> None:
-    """Write config.yaml and environment.json, with secrets redacted. Called by rank 0 at each
-    start.
+    """Write config.yaml and environment.json, with secrets redacted. For rank 0, at each start.
+
+    Args:
+        config: The resolved config.
+        data_fingerprint: The fingerprint of the dataset.
+        world_size: Number of ranks.
+
+    Raises:
+        DataError: The run folder cannot be written.
     """
     folder = config.run.folder
     text = yaml.safe_dump(

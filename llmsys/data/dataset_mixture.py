@@ -27,13 +27,18 @@ Stages = Sequence[tuple[int, tuple[int, ...]]]
 
 @lru_cache(maxsize=64)
 def build_period_order(parts: tuple[int, ...]) -> NDArray[np.int64]:
-    """Return the source at each position of a period in which source k appears parts[k] times,
-    (P,).
+    """Interleave sources so that each has its share after any number of sequences.
 
-    Before position n source k has appeared floor(n · w) or ceil(n · w) times, with w its share. So
-    its m-th position is one with n · w > m - 1, and no later than n · w >= m. Among the sources
-    that may appear, take the one with the earliest deadline, which is optimal for unit jobs on one
-    machine (Tijdeman 1980, "The chairman assignment problem"; Baruah 1996).
+    Before position n source k has appeared floor(n · w) or ceil(n · w) times, with w its share.
+    So its m-th position is one with n · w > m - 1, and no later than n · w >= m. Among the
+    sources that may appear, take the one with the earliest deadline, which is optimal for unit
+    jobs on one machine (Tijdeman 1980, "The chairman assignment problem"; Baruah 1996).
+
+    Args:
+        parts: How often each source appears in a period.
+
+    Returns:
+        The source at each position of the period, int64 (sum(parts),).
     """
     period = sum(parts)
     counts = [0] * len(parts)

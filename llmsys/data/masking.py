@@ -250,8 +250,15 @@ def _cut_randomly(total: int, parts: int, bits_T: NDArray[np.uint64]) -> NDArray
 
 
 def draw_random_bits(key: int, rows: int, columns: int) -> NDArray[np.uint64]:
-    """Return pseudo-random 64-bit numbers, (rows, columns): a bijective hash of the index,
-    seeded by the key.
+    """Draw pseudo-random numbers by a bijective hash of their index.
+
+    Args:
+        key: The seed.
+        rows: Rows.
+        columns: Numbers of a row.
+
+    Returns:
+        uint64 (rows, columns), the same for equal arguments on every machine.
     """
     indices = np.arange(rows * columns, dtype=np.uint64).reshape(rows, columns)
     with np.errstate(over="ignore"):

@@ -107,7 +107,15 @@ class SourceWindows(WindowDataset, Protocol):
 
 
 def build_size_error(tokens: int, length: int) -> DataError:
-    """Return the error for data that do not fill one window."""
+    """Build the error for data that do not fill one window.
+
+    Args:
+        tokens: Tokens of the data.
+        length: `batch.sequence_length`.
+
+    Returns:
+        The error, with both numbers and the next step.
+    """
     return DataError(
         f"{tokens} training tokens do not fill one sequence of {length}. "
         f"Use a smaller batch.sequence_length or prepare more data."
@@ -133,8 +141,15 @@ class DocumentSpans(NamedTuple):
 def split_at_documents(
     edges: NDArray[np.int64], starts: NDArray[np.int64], size: int
 ) -> DocumentSpans:
-    """Cut the windows [start, start + size) of a token stream at document ends: document p ends
-    before edges[p].
+    """Cut windows of a token stream at document ends.
+
+    Args:
+        edges: Document p ends before `edges[p]`, (D,).
+        starts: First token of each window, (N,).
+        size: Tokens of a window.
+
+    Returns:
+        The spans of documents in the windows: document, begin, end and window of each, in order.
     """
     first = np.searchsorted(edges, starts, side="right")
     counts = np.searchsorted(edges, starts + (size - 1), side="right") - first + 1

@@ -165,11 +165,16 @@ class ClassificationCollator:
 
 
 def pad_sequences(sequences: Sequence[NDArray[Any]], filler: int = 0) -> tuple[Tensor, Tensor]:
-    """Return sequences as rows of one length, (B, T), and document numbers: 0, and PADDING after
-    the end of each.
+    """Pad sequences to one length.
 
-    Without sequences, return one row of one padded position, for a rank without rows that must join
-    its peers. It is padding: as a token it would count in the experts' balance losses.
+    Args:
+        sequences: Token ids of each. Without any, one row of one padded position is returned,
+            for a rank without rows that must join its peers: as a token it would count in the
+            experts' balance losses.
+        filler: Id of padding.
+
+    Returns:
+        Ids (B, T) and document ids (B, T): 0, and PADDING after the end of each.
     """
     if not sequences:
         return torch.full((1, 1), filler, dtype=torch.int64), torch.full(

@@ -28,8 +28,13 @@ def derive_order_key(*parts: str | int) -> int:
 
 
 def hash_splitmix64(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Return the finalizer of splitmix64 (Steele, Lea, Flood 2014), a bijection on 64-bit
-    integers.
+    """Hash 64-bit integers by the finalizer of splitmix64 (Steele, Lea, Flood 2014).
+
+    Args:
+        values: Of any shape.
+
+    Returns:
+        Hashes of the same shape. The function is a bijection, so distinct values stay distinct.
     """
     with np.errstate(over="ignore"):
         values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

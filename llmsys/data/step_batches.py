@@ -26,18 +26,35 @@ from llmsys.vocabulary.chat_tokens import StoredChats
 
 
 def assign_sequentially(ranks: int, micro_batches: int, size: int) -> NDArray[np.int64]:
-    """Return positions in the step, (R, M, S): each rank takes consecutive windows."""
+    """Assign the windows of a step in order: each rank takes consecutive ones.
+
+    Args:
+        ranks: Data-parallel ranks, R.
+        micro_batches: Micro-batches of a rank, M.
+        size: Windows of a micro-batch, S.
+
+    Returns:
+        Positions in the step, int64 (R, M, S).
+    """
     return np.arange(ranks * micro_batches * size).reshape(ranks, micro_batches, size)
 
 
 def assign_balanced(cost_N: NDArray[np.int64], ranks: int, micro_batches: int) -> NDArray[np.int64]:
-    """Return positions in the step, (R, M, S), such that micro-batches cost about the same.
+    """Assign the windows of a step so that micro-batches cost about the same.
 
-    A window always has as many tokens as another, but attention within documents costs the sum of
-    their squared lengths. The costliest remaining window goes to the cheapest micro-batch with
-    fewer than S (Graham 1969, longest processing time first). Then micro-batches of similar cost
-    are put into the same round, where ranks wait for each other, and in each round the rank with
-    the least work so far takes the costliest.
+    A window always has as many tokens as another, but attention within documents costs the sum
+    of their squared lengths. The costliest remaining window goes to the cheapest micro-batch
+    with fewer than S (Graham 1969, longest processing time first). Then micro-batches of similar
+    cost are put into the same round, where ranks wait for each other, and in each round the rank
+    with the least work so far takes the costliest.
+
+    Args:
+        cost_N: Cost of each window; N = R · M · S.
+        ranks: Data-parallel ranks, R.
+        micro_batches: Micro-batches of a rank, M.
+
+    Returns:
+        Positions in the step, int64 (R, M, S).
     """
     size = len(cost_N) // (ranks * micro_batches)
     members: list[list[int]] = [[] for _ in range(ranks * micro_batches)]
@@ -61,10 +78,16 @@ def assign_balanced(cost_N: NDArray[np.int64], ranks: int, micro_batches: int) -
 
 
 def compute_imbalance(cost_N: NDArray[np.int64], assigned_RMS: NDArray[np.int64]) -> float:
-    """Return the time of attention over all rounds, relative to micro-batches of equal cost; 1 is
-    even.
+    """Compute how much longer attention takes than with micro-batches of equal cost.
 
     In every round all ranks wait for the costliest micro-batch.
+
+    Args:
+        cost_N: Cost of each window.
+        assigned_RMS: Positions in the step of each micro-batch.
+
+    Returns:
+        Time of attention over all rounds, relative to an even share; 1 is even.
     """
     costs_RM = cost_N[assigned_RMS].sum(2)
     return float(costs_RM.max(0).sum() * len(costs_RM) / max(int(costs_RM.sum()), 1))

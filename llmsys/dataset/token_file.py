@@ -99,14 +99,28 @@ def describe_batch(data: pa.Buffer, batch: pa.RecordBatch) -> TokenBatch:
 
 
 def compute_lengths_checksum(batch: pa.RecordBatch) -> str:
-    """Hash tokens and text bytes per document."""
+    """Hash the lengths of documents: their tokens and bytes of text.
+
+    Args:
+        batch: A record batch of a token file.
+
+    Returns:
+        The checksum in hex.
+    """
     state = xxhash.xxh64(get_document_lengths(batch).tobytes())
     state.update(get_text_bytes(batch).tobytes())
     return state.hexdigest()
 
 
 def compute_lineage_checksum(batch: pa.RecordBatch) -> str:
-    """Hash the side columns as they lie in the file, before anything decodes them."""
+    """Hash the lineage columns as they lie in the file, before anything decodes them.
+
+    Args:
+        batch: A record batch of a token file.
+
+    Returns:
+        The checksum in hex.
+    """
     lineage = xxhash.xxh64()
     for name in SIDE_COLUMNS:
         for buffer in batch.column(name).buffers():
@@ -134,7 +148,14 @@ def compute_frame_checksum(data: pa.Buffer, batches: Sequence[TokenBatch]) -> st
 
 
 def describe_token_file(path: Path) -> TokenFile:
-    """Return the manifest entry of a token file, counted and hashed from disk."""
+    """Count and hash a token file from disk.
+
+    Args:
+        path: The file.
+
+    Returns:
+        Its entry in the manifest.
+    """
     data = map_file(path)
     arrow = open_arrow(path, data)
     batches = []

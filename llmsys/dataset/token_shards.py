@@ -114,7 +114,13 @@ def open_tokens(folder: Path | str, split: str) -> TokenShards:
 
 
 def verify_checksums(folder: Path | str) -> Manifest:
-    """Recount and hash every file of the manifest.
+    """Recount and hash every file of a dataset.
+
+    Args:
+        folder: The dataset folder.
+
+    Returns:
+        Its manifest.
 
     Raises:
         DataError: A file differs from its entry. The message names the first one.

@@ -348,8 +348,10 @@ def _take_gradients(parameters: Sequence[nn.Parameter]) -> list[Tensor]:
 
 
 def use_deterministic_kernels(device: torch.device) -> None:
-    """Select kernels without atomic additions and one cuBLAS workspace, on accelerators. CPU
-    kernels have neither.
+    """Select kernels without atomic additions, and one cuBLAS workspace, on accelerators.
+
+    Args:
+        device: Device of this rank. CPU kernels have neither, so nothing changes there.
     """
     if device.type != "cpu":
         # One of the two settings with which cuBLAS is deterministic.

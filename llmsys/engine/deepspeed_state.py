@@ -65,21 +65,42 @@ class DeepSpeedState(Protocol):
 
 
 def build_empty_moments(shard: Tensor, moments: Sequence[str]) -> dict[str, Tensor]:
-    """Return the state before the first step; it exists from the start so that a checkpoint can
-    be loaded.
+    """Build the state of a shard before the first step. It exists from the start so that a
+    checkpoint can be loaded.
+
+    Args:
+        shard: The shard of the master weights.
+        moments: Keys of the moments.
+
+    Returns:
+        `step` at 0 and moments of zeros, by key.
     """
     step = torch.zeros((), dtype=torch.float32, device=shard.device)
     return {"step": step} | {key: torch.zeros_like(shard, requires_grad=False) for key in moments}
 
 
 def is_split(parameter: Tensor) -> bool:
-    """Return whether each rank of the expert axis holds other rows of the parameter."""
+    """Return whether each rank of the expert axis holds other rows of a parameter.
+
+    Args:
+        parameter: A parameter of DeepSpeed's engine.
+
+    Returns:
+        True for split experts, whose gradients DeepSpeed does not reduce over all ranks.
+    """
     return not getattr(parameter, "allreduce", True)
 
 
 def compute_full_norm(gradients: Iterable[tuple[Tensor, bool]], meshes: DeviceMeshes) -> Tensor:
-    """Return the norm over gradients that every rank holds in full, but those of split experts
-    (True). Collective.
+    """Compute the norm over full gradients. Collective.
+
+    Args:
+        gradients: (gradient, whether it is of split experts). All others are equal on every
+            rank.
+        meshes: The sub-meshes.
+
+    Returns:
+        The norm, the same on every rank; a scalar.
     """
     squares: dict[bool, list[Tensor]] = {False: [], True: []}
     for gradient, split in gradients:
@@ -159,8 +180,17 @@ class Zero3State:
 def build_deepspeed_state(
     engine: Any, zero_stage: ZeroStage, clip: float, meshes: DeviceMeshes, *, moments: MomentKeys
 ) -> DeepSpeedState:
-    """Return the accessor of the state of DeepSpeed's engine, with moments that exist from the
-    start.
+    """Build the accessor of masters and moments in DeepSpeed's engine.
+
+    Args:
+        engine: DeepSpeed's engine.
+        zero_stage: Its ZeRO stage.
+        clip: Maximum gradient norm, for stage 0, where DeepSpeed does not clip.
+        meshes: The sub-meshes.
+        moments: Keys of the moments of each parameter. They exist from the start.
+
+    Returns:
+        The accessor of that stage.
     """
     match zero_stage:
         case 0:

@@ -147,12 +147,17 @@ def drop_counts(module: Transformer) -> None:
 
 
 def reduce_token_counts(batches: Sequence[Batch], device: torch.device) -> Tensor:
-    """Return valid targets, real tokens, real source tokens and labelled pairs of a step, float32
-    (4,). Collective.
+    """Count what the losses of a step are divided by, over all ranks. Collective.
 
-    Losses are divided by the first. Auxiliary losses are divided by the tokens that a layer sees:
-    the third in the encoder of an encoder-decoder, otherwise the second. The next-sentence loss is
-    divided by the fourth. Sums over all ranks, exact up to 16 million.
+    Args:
+        batches: Micro-batches of this rank.
+        device: Device of this rank.
+
+    Returns:
+        float32 (4,), exact up to 16 million: valid targets, real tokens, real source tokens,
+        labelled pairs. Losses are divided by the first. Auxiliary losses are divided by the
+        tokens that a layer sees: the third in the encoder of an encoder-decoder, otherwise the
+        second. The next-sentence loss is divided by the fourth.
     """
     # A rank whose rows another one counts has no batches here.
     counts = [batch.token_counts for batch in batches]

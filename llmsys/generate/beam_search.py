@@ -49,7 +49,16 @@ class BeamState:
 
 
 def compute_length_penalty(length: int, length_penalty: float) -> float:
-    """Return the divisor of the log-probability of `length` tokens; 1 for a length_penalty of 0."""
+    """Compute the divisor of the log-probability of a hypothesis (Wu 2016, arXiv:1609.08144, eq.
+    14).
+
+    Args:
+        length: Its tokens.
+        length_penalty: The exponent; 0 gives 1.
+
+    Returns:
+        The divisor.
+    """
     return float(((5 + length) / 6) ** length_penalty)
 
 

@@ -101,8 +101,17 @@ class ChatModel:
 
 
 def read_messages(request: dict[str, Any]) -> list[dict[str, str]]:
-    """Return the messages of a request: `messages`, or `text` as one of the user; ConfigError if
-    there are none.
+    """Read the messages of a request.
+
+    Args:
+        request: The JSON object of the request: `messages`, or `text` as one message of the
+            user.
+
+    Returns:
+        Messages with `role` and `content`.
+
+    Raises:
+        ConfigError: There are none.
     """
     messages = request.get("messages", [{"role": "user", "content": str(request.get("text", ""))}])
     if (
@@ -122,7 +131,18 @@ def read_messages(request: dict[str, Any]) -> list[dict[str, str]]:
 def build_generation_settings(
     defaults: GenerationConfig, request: dict[str, Any]
 ) -> GenerationConfig:
-    """Return the settings of a request; raise ConfigError naming a value that is out of range."""
+    """Build the settings of one answer.
+
+    Args:
+        defaults: The settings of the run.
+        request: The JSON object of the request; values of `CONTROLS` replace the defaults.
+
+    Returns:
+        The settings.
+
+    Raises:
+        ConfigError: A value is out of range. The message names it.
+    """
     given = {name: request[name] for name in CONTROLS if request.get(name) is not None}
     try:
         # beams have no single next token to show

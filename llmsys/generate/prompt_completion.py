@@ -62,7 +62,14 @@ def complete_prompts(
 
 
 def build_decoding_params(settings: GenerationConfig) -> SamplingParams | BeamSearchParams:
-    """Return beam search for more than one beam, else sampling."""
+    """Choose how prompts are completed.
+
+    Args:
+        settings: The section `generation`.
+
+    Returns:
+        Beam search for more than one beam, else sampling.
+    """
     if settings.num_beams > 1:
         return BeamSearchParams(settings.num_beams, settings.length_penalty)
     return SamplingParams(

@@ -148,8 +148,10 @@ def _get_fallback_prefix(tokenizer: Tokenizer) -> list[int]:
 
 @contextlib.contextmanager
 def use_eval_mode(model: Transformer) -> Iterator[None]:
-    """Set the model to evaluation mode without gradients inside the block, and restore its mode
-    afterwards.
+    """Set a model to evaluation mode without gradients for the `with` block, and restore its mode.
+
+    Args:
+        model: The model.
     """
     was_training = model.training
     model.eval()

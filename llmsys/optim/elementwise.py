@@ -179,10 +179,16 @@ class ScheduleFreeRule:
 
 
 def compute_slow_coefficients(config: AdEMAMixConfig, step: int) -> tuple[float, float]:
-    """Return weight and decay rate of the slow momentum at a step, counted from 1 (AdEMAMix,
-    section 3).
+    """Compute the coefficients of AdEMAMix's slow momentum at a step (arXiv:2409.03137, section 3).
 
     The weight grows linearly, and the half-life of the momentum from that of betas[0].
+
+    Args:
+        config: The section `optimizer`.
+        step: Counted from 1.
+
+    Returns:
+        Weight and decay rate of the slow momentum.
     """
     start = config.betas[0]
     end = config.slow_beta
@@ -294,8 +300,14 @@ def update_parameter(
 
 
 def build_elementwise_state(parameter: Tensor, rule: ElementwiseRule) -> dict[str, Tensor]:
-    """Return the state of a parameter before the first step: moments at zero and, on the host,
-    the step counter.
+    """Build the state of a parameter before the first step.
+
+    Args:
+        parameter: The parameter, or this rank's shard of it.
+        rule: The rule that updates it.
+
+    Returns:
+        Moments at zero, in the dtype of the parameter, and on the host the step counter.
     """
     moments = {
         STATE_KEYS[name]: torch.zeros_like(parameter, requires_grad=False) for name in rule.moments

@@ -38,13 +38,24 @@ BuildZeros = Callable[[Sequence[int], Tensor], Tensor]
 def update_plain_tensors(
     tensors: Sequence[Tensor], function: Callable[[list[Tensor]], None]
 ) -> None:
-    """Call `function` on the tensors themselves: the `Update` of unsharded parameters."""
+    """Call a function on tensors that every rank has in full: the `Update` of unsharded parameters.
+
+    Args:
+        tensors: A parameter, its gradient and its state.
+        function: Changes them in place.
+    """
     function(list(tensors))
 
 
 def build_plain_zeros(shape: Sequence[int], like: Tensor) -> Tensor:
-    """Return zeros of a shape with the dtype and device of a tensor: the `BuildZeros` of
-    unsharded parameters.
+    """Build zeros: the `BuildZeros` of unsharded parameters.
+
+    Args:
+        shape: Their shape.
+        like: Gives dtype and device.
+
+    Returns:
+        The zeros.
     """
     return torch.zeros(tuple(shape), dtype=like.dtype, device=like.device)
 
@@ -199,7 +210,14 @@ def _rotate(matrix_MN: Tensor, state: State, sides: Sequence[int], *, back: bool
 
 
 def build_matrix_rule(config: AdafactorConfig | SoapConfig) -> MatrixRule:
-    """Return the rule of a config."""
+    """Build the rule of an optimizer of full matrices.
+
+    Args:
+        config: The section `optimizer`.
+
+    Returns:
+        The rule of Adafactor or SOAP.
+    """
     match config:
         case AdafactorConfig():
             return AdafactorRule(config)

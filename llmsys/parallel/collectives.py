@@ -42,10 +42,13 @@ class CustomReduceScatter(ABC):
 def configure_gradient_reduction(
     module: FSDPModule, mesh: DeviceMesh, how: CustomReduceScatter | None = None
 ) -> None:
-    """Make FSDP sum gradients over `mesh` without division: the loss is divided by the targets of
-    all ranks.
+    """Make FSDP sum gradients without division: the loss is divided by the targets of all ranks.
 
-    `how` None uses the fastest: the library's own, but a pairwise exchange for gloo.
+    Args:
+        module: A module with FSDP2.
+        mesh: The ranks that share its parameters.
+        how: How gradients are reduced. None: the library's own way, but a pairwise exchange
+            under gloo, whose reduce-scatter is an all-reduce.
     """
     if mesh.size() == 1:
         return  # FSDP does not divide over one rank, and a factor would cost it a pass
@@ -96,34 +99,67 @@ collectives = torch.ops._c10d_functional
 
 
 def all_gather(x: Tensor, group: Group, dim: int) -> Tensor:
-    """Concatenate the shards of all ranks along `dim`. The backward is a reduce-scatter.
-    Collective.
+    """Concatenate the shards of all ranks. The backward is a reduce-scatter. Collective.
+
+    Args:
+        x: This rank's shard; the same shape on every rank.
+        group: The ranks.
+        dim: Dim of the shards.
+
+    Returns:
+        The full tensor, the same on every rank.
     """
     gathered: Tensor = _AllGather.apply(x, group, dim)  # type: ignore[no-untyped-call]
     return gathered
 
 
 def reduce_scatter(x: Tensor, group: Group, dim: int) -> Tensor:
-    """Return this rank's shard, along `dim`, of the sum over ranks; the ranks must divide the
-    dim. Collective.
+    """Sum a tensor over ranks and keep this rank's shard. The backward is an all-gather.
+    Collective.
+
+    Args:
+        x: This rank's summand.
+        group: The ranks; their number divides the dim.
+        dim: Dim of the shards.
+
+    Returns:
+        Shard r of the sum on rank r.
     """
     piece: Tensor = _ReduceScatter.apply(x, group, dim)  # type: ignore[no-untyped-call]
     return piece
 
 
 def all_to_all(x: Tensor, group: Group, split: int, joined: int) -> Tensor:
-    """Send shard r of dim `split` to rank r, and concatenate the received shards along dim
-    `joined`. Collective.
+    """Exchange shards: split one dim over the ranks and concatenate another. Collective.
 
     Ulysses (Jacobs 2023, arXiv:2309.14509, 3.1): heads for positions before attention, positions
     for heads after it.
+
+    Args:
+        x: This rank's tensor.
+        group: The ranks; their number divides dim `split`.
+        split: Dim whose shard r goes to rank r.
+        joined: Dim along which the received shards are concatenated.
+
+    Returns:
+        A tensor with dim `split` divided and dim `joined` multiplied by the number of ranks.
     """
     exchanged: Tensor = _AllToAll.apply(x, group, split, joined)  # type: ignore[no-untyped-call]
     return exchanged
 
 
 def all_reduce(x: Tensor, group: Group) -> Tensor:
-    """Return the sum over ranks. All ranks use it, so gradients are summed too. Collective."""
+    """Sum a tensor over ranks, with gradients. Collective.
+
+    All ranks use the sum, so its gradients are summed over ranks too.
+
+    Args:
+        x: This rank's summand.
+        group: The ranks.
+
+    Returns:
+        The sum, the same on every rank.
+    """
     total: Tensor = _AllReduce.apply(x, group)  # type: ignore[no-untyped-call]
     return total
 

@@ -31,7 +31,12 @@ from llmsys.parallel.tensor_parallel import ColumnParallelLinear, RowParallelLin
 
 
 def divide_attention(model: Transformer, sharding: SequenceSharding) -> None:
-    """Shard every self-attention: positions at its input and output, heads inside."""
+    """Shard every self-attention: positions at its input and output, heads inside.
+
+    Args:
+        model: The model, whose modules are changed.
+        sharding: How positions and heads are divided over tensor and context ranks.
+    """
     for block in model.modules():
         attention = block.attention if isinstance(block, TransformerBlock) else None
         if isinstance(attention, MultiHeadLatentAttention):

@@ -207,8 +207,17 @@ def _count_rows(total: int, ranks: int, rank: int) -> int:
 
 
 def assign_matrices(shapes: Sequence[torch.Size], ranks: int) -> list[int]:
-    """Assign each matrix to a rank: the largest first, each to the rank with the least work; the
-    same on every rank.
+    """Assign the orthogonalization of each matrix to a rank.
+
+    The largest comes first, each to the rank with the least work so far. The cost of a matrix of
+    M × N is min(M, N)² · max(M, N), the FLOPs of a Newton-Schulz step up to a factor.
+
+    Args:
+        shapes: Shape of each matrix.
+        ranks: Number of ranks.
+
+    Returns:
+        The rank of each matrix, the same on every rank.
     """
     work = [0] * ranks
     owners = [0] * len(shapes)

@@ -113,6 +113,9 @@ def configure_prefetch(model: Transformer) -> None:
 
     FSDP's own prefetch relies on the host running ahead of the device; an all-to-all of tokens
     makes the host wait for their counts.
+
+    Args:
+        model: The model, after `apply_fsdp`.
     """
     for block, following in pairwise(map(_list_fsdp_units, list_blocks_in_order(model))):
         block[0].set_modules_to_forward_prefetch(following)
@@ -120,7 +123,14 @@ def configure_prefetch(model: Transformer) -> None:
 
 
 def list_blocks_in_order(model: Transformer) -> list[TransformerBlock]:
-    """List the blocks in the order of a forward pass: encoder, decoder, prediction modules."""
+    """List the blocks in the order of a forward pass.
+
+    Args:
+        model: The model.
+
+    Returns:
+        Those of the encoder, of the decoder and of the prediction modules.
+    """
     stacks: list[LayerStack] = [model] if model.encoder is None else [model.encoder, model]
     predicted = [
         block

@@ -86,11 +86,16 @@ def open_store(
 
 
 def choose_listen_address(host: str) -> str | None:
-    """Return the address of this host that other hosts reach as `host`; None where it cannot be
-    determined.
+    """Choose the address of this host that other hosts reach by its name.
 
     A name that resolves to loopback here (Debian's 127.0.1.1) may resolve to another address
     elsewhere; it is taken only where all ranks are on this host.
+
+    Args:
+        host: Name or address by which ranks reach the store.
+
+    Returns:
+        The address, or None where it cannot be determined.
     """
     try:
         addresses = [

@@ -117,8 +117,15 @@ class SequentialExperts:
 
 
 def copy_weight_per_source(weight: Tensor, sources: int, dtype: torch.dtype) -> Sequence[Tensor]:
-    """Return `weight` in `dtype`, once per source; the gradient is the tree's sum in the dtype
-    of `weight`.
+    """Copy a weight once per source of rows, so that its gradients are summed by the tree.
+
+    Args:
+        weight: The weight.
+        sources: Ranks that sent rows.
+        dtype: Dtype of the copies.
+
+    Returns:
+        (sources, ...) in `dtype`. The gradient is the tree's sum in the dtype of `weight`.
     """
     if sources == 1:
         return (weight.to(dtype),)
@@ -127,7 +134,17 @@ def copy_weight_per_source(weight: Tensor, sources: int, dtype: torch.dtype) -> 
 
 
 def align_storage(x: Tensor) -> Tensor:
-    """Return `x`, and in backward its gradient, at an address that is a multiple of ALIGNMENT."""
+    """Move a tensor, and in the backward pass its gradient, to an aligned address.
+
+    Elements of an activation can depend on alignment: the remainder of a vector takes another
+    path through the kernel.
+
+    Args:
+        x: The tensor.
+
+    Returns:
+        `x` at an address that is a multiple of ALIGNMENT.
+    """
     aligned: Tensor = _AlignedStorage.apply(x)  # type: ignore[no-untyped-call]
     return aligned
 
@@ -179,7 +196,12 @@ class ReproducibleReduceScatter(CustomReduceScatter):
 
 
 def all_reduce_replicas(gradient: Tensor, group: dist.ProcessGroup) -> None:
-    """Sum `gradient` over the replicas by the tree, in place. Collective."""
+    """Sum a gradient over replicas by the tree, in place. Collective.
+
+    Args:
+        gradient: This replica's gradient; becomes the sum.
+        group: The replicas.
+    """
     gradient.copy_(sum_tree(all_gather_tensor(gradient, group)))
 
 

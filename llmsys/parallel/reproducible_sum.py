@@ -25,7 +25,14 @@ BLOCK = 1 << 16
 
 
 def sum_tree(leaves: Tensor) -> Tensor:
-    """Sum over the first dim, whose size is a power of two, by the tree. Overwrites `leaves`."""
+    """Sum over the first dim by a binary tree: the order of the sum depends on its size alone.
+
+    Args:
+        leaves: Summands, (2^k, ...). Overwritten.
+
+    Returns:
+        The sum, (...).
+    """
     while len(leaves) > 1:
         leaves = leaves.unflatten(0, (-1, 2))
         leaves = leaves[:, 0].add_(leaves[:, 1])
@@ -89,8 +96,13 @@ def sum_rows_pairwise(x_RK: Tensor) -> Tensor:
 
 
 def compute_row_squared_norms(gradient: Tensor) -> Tensor:
-    """Return the sum of squares of each row (index of the first dim), float64, independent of
-    the other rows.
+    """Compute the sum of squares of each row, independent of the other rows.
+
+    Args:
+        gradient: A gradient; a row is an index of its first dim.
+
+    Returns:
+        float64 (rows,).
     """
     x_RK = gradient[:, None].flatten(1)
     num_rows = max(1, BLOCK // max(1, x_RK.shape[1]))

@@ -184,7 +184,15 @@ class SequenceSharding:
 
 
 def replace_forward(module: nn.Module, forward: Callable[[Tensor], Tensor]) -> None:
-    """Call `forward` instead of the module's own; its parameters, names and hooks stay."""
+    """Call a function instead of a module's forward. Parameters, names and hooks stay.
+
+    `module.forward = forward` would do, but torch.compile would compile every layer anew, for
+    that object's identity.
+
+    Args:
+        module: The module; its class changes.
+        forward: Gets the module's input and returns its output.
+    """
     # Not `module.forward = forward`: torch.compile would compile every layer anew, for that
     # object's identity.
     kind: Any = type(module)
@@ -206,6 +214,10 @@ def _build_replaced_class(kind: Any) -> Any:
 def divide_positions(model: Transformer, sharding: SequenceSharding) -> None:
     """Make embeddings return this rank's positions, while masks, rotations and biases cover what
     attention sees.
+
+    Args:
+        model: The model, whose modules are changed.
+        sharding: How positions are divided over tensor and context ranks.
     """
     for module in model.modules():
         if isinstance(module, TokenEmbedding):

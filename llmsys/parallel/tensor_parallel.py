@@ -47,8 +47,11 @@ BY_INPUTS = 1
 
 
 def split_matrices(model: Transformer, mesh: DeviceMesh) -> None:
-    """Leave each rank of the tensor axis its shard of every split matrix. The model is on the
-    meta device.
+    """Leave each rank of the tensor axis its shard of every split matrix.
+
+    Args:
+        model: The model on the meta device; parameters become DTensors.
+        mesh: The tensor axis.
     """
     for linear, dim in _iter_split_projections(model, mesh.size()):
         _split_parameter(linear, "weight", dim, mesh)
@@ -69,8 +72,15 @@ def _iter_split_projections(model: Transformer, ranks: int) -> Iterator[tuple[nn
 
 
 def list_head_projections(attention: nn.Module, ranks: int) -> list[nn.Linear]:
-    """List the projections of an attention whose outputs are heads that are assigned to `ranks`
-    ranks.
+    """List the projections of an attention whose outputs are heads that are divided over ranks.
+
+    Args:
+        attention: The attention module.
+        ranks: Ranks of the tensor axis. Where they do not divide the key and value heads, only
+            the projection of queries is divided.
+
+    Returns:
+        The linear layers.
     """
     names = ["q_proj", "k_proj", "v_proj"]
     if isinstance(attention, MultiHeadLatentAttention):
@@ -98,6 +108,10 @@ def _split_parameter(module: nn.Module, name: str, dim: int, mesh: DeviceMesh) -
 def divide_feed_forwards(model: Transformer, sharding: SequenceSharding) -> None:
     """Shard every feed-forward: positions at its input and output, in any order, and channels
     inside.
+
+    Args:
+        model: The model, whose modules are changed.
+        sharding: How positions are divided over tensor and context ranks.
     """
     for module in model.modules():
         if isinstance(module, FeedForward):

@@ -30,13 +30,25 @@ NEXT_STEP = f"Delete the file. {REMAKE}"
 
 
 def choose_token_dtype(vocab_size: int) -> Literal["uint16", "uint32"]:
-    """Return the narrowest type that holds every id of the vocabulary."""
+    """Choose the dtype of stored token ids.
+
+    Args:
+        vocab_size: Number of ids.
+
+    Returns:
+        The narrowest type that holds every id: uint16 or uint32.
+    """
     return "uint16" if vocab_size <= 1 << 16 else "uint32"
 
 
 def build_token_schema(dtype: Literal["uint16", "uint32"]) -> pa.Schema:
-    """Return the schema of token files: one row per document, its tokens ending with the
-    end-of-sequence id.
+    """Build the schema of token files.
+
+    Args:
+        dtype: The type of ids.
+
+    Returns:
+        One row per document: its tokens, ending with the end-of-sequence id, and its lineage.
     """
     return pa.schema(
         [

@@ -49,7 +49,14 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]+(?:::[A-Za-z][A-Za-z0-9+.\-]+)*:/")
 
 
 def find_url_violation(path: object) -> str | None:
-    """Return why a path is a URL and what to do. None when it is a local path."""
+    """Find why a path is not a local one.
+
+    Args:
+        path: A path as a user wrote it, or a Path made of it.
+
+    Returns:
+        A sentence with the URL and what to do; None for a local path.
+    """
     if (found := _URL.match(text := str(path))) is None:
         return None
     scheme = found.group()[:-2]

@@ -30,11 +30,13 @@ from llmsys.errors import DataError
 RECORDS = "records.sqlite"
 _TABLES = """
     create table if not exists record (
-        number integer primary key, stage text not null, item blob not null, position integer, key text not null,
-        outputs text not null, result blob not null, is_provisional integer not null, unique (stage, item));
+        number integer primary key, stage text not null, item blob not null, position integer,
+        key text not null, outputs text not null, result blob not null,
+        is_provisional integer not null, unique (stage, item));
     create index if not exists place on record (stage, position);
     create table if not exists input (
-        path blob primary key, size integer, modified_ns integer, inode text, digest text) without rowid;
+        path blob primary key, size integer, modified_ns integer, inode text, digest text)
+        without rowid;
 """
 
 

@@ -254,7 +254,8 @@ def _write_jobs(folder: Path, jobs: Sequence[Job], jobs_per_task: int) -> None:
     root = find_import_root()
     write_bytes_atomically(
         folder / "script.sh",
-        f"#!/bin/sh\nexport PYTHONPATH={shlex.quote(str(root))}${{PYTHONPATH:+:$PYTHONPATH}} OMP_NUM_THREADS=1\n"
+        f"#!/bin/sh\nexport PYTHONPATH={shlex.quote(str(root))}${{PYTHONPATH:+:$PYTHONPATH}} "
+        "OMP_NUM_THREADS=1\n"
         f'exec {command} "$SLURM_ARRAY_TASK_ID"\n'.encode(),
         PRIVATE,
     )

@@ -112,10 +112,10 @@ class StageRecords:
             or "there were none"
         )
         files = f"{len(self.inputs)} file{'s' if len(self.inputs) > 1 else ''}"
+        advice = "Loosen data.rules or data.language, or give" if pages else "Give"
         raise DataError(
             f"no document is left of {pages} pages in {files}: {reasons}. "
-            f"{self._describe_languages()}{'Loosen data.rules or data.language, or give' if pages else 'Give'} "
-            "other input in data.inputs."
+            f"{self._describe_languages()}{advice} other input in data.inputs."
         )
 
     def _describe_languages(self) -> str:

@@ -1,6 +1,7 @@
 """Stages that remove repeats within documents: paragraphs, lines or sentences, and long strings.
 
-    units ─ same_units ─ take_out                      anchors ─ repeated ─ windows ─ same_windows ─ take_out_strings
+    units ─ same_units ─ take_out
+    anchors ─ repeated ─ windows ─ same_windows ─ take_out_strings
 
 Each returns a new state of the files, to which all earlier decisions are applied.
 """

@@ -135,7 +135,7 @@ class WindowStepBatches:
     it.
 
     With `masking`, some tokens of each window are predicted from all others; otherwise each token
-    from those before it. With `chats`, the windows have stored ids (llmsys/vocabulary/chat_tokens.py).
+    from those before it. With `chats`, the windows have stored ids (vocabulary/chat_tokens.py).
     """
 
     def __init__(

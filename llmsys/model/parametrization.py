@@ -7,13 +7,13 @@ have their own m.
 | tensor | µP: std, rate | CompleteP: further factors | unit-scaled: std, rate |
 |---|---|---|---|
 | embedding tables | 1, 1 | | 1, 1 / sqrt(outputs) |
-| hidden matrices | 1 / sqrt(m), 1 / m | rate l^(α - 1) | 1 / sqrt(inputs), 1 / (inputs · sqrt(layers)) |
-| matrices to a fixed width: router, latents | 1 / m, 1 / m | rate l^(α - 1) | 1 / inputs, 1 / inputs |
+| hidden matrices | 1 / sqrt(m), 1 / m | rate l^(α - 1) | 1 / sqrt(n), 1 / (n · sqrt(layers)) |
+| matrices to a fixed width: router, latents | 1 / m, 1 / m | rate l^(α - 1) | 1 / n, 1 / n |
 | head, its input multiplied by 1 / m or 1 / inputs | 1, 1 | | 1, 1 |
 | vectors | as they are, 1 | rate l^(α - 1) in blocks | as they are, 1 / sqrt(channels) |
 | output of a branch | | multiplied by l^-α | multiplied by 1 / sqrt(layers) |
 
-µP's columns are factors on the standard ones. Published multipliers of hidden weights are folded
+`n` is the number of inputs. µP's columns are factors on the standard ones. Published multipliers of hidden weights are folded
 into std and rate: (multiplier, std, rate) trains as (1, multiplier · std, multiplier · rate) does
 under Adam (Yang 2023, arXiv:2310.02244), and kernels, fp8 layers and exports see plain weights.
 """

@@ -108,8 +108,13 @@ class Batch:
         return TokenCounts(int((self.targets_BT != IGNORED).sum()), tokens, source_tokens, pairs)
 
     def count_documents(self) -> Self:
-        """Return the batch with the lengths of its documents, which attention on an accelerator
-        takes; on the host.
+        """Count the documents for attention on an accelerator, which takes their lengths. On the
+        host, by the thread that reads ahead: a count on the device would make the host wait for
+        it.
+
+        Returns:
+            The batch with the lengths of its documents; itself where it has none or they are
+            counted.
         """
         counted: dict[str, Any] = {
             name: build_document_lengths(documents)

@@ -114,15 +114,38 @@ class StepBatches(Protocol):
     """The micro-batches of each step for one data rank."""
 
     def get_micro_batches(self, step: int, which: slice = ALL) -> list[Batch]:
-        """Return the micro-batches of a step, counted from 0, or only those in `which`."""
+        """Read micro-batches of this rank.
+
+        Args:
+            step: The step, counted from 0.
+            which: Only these micro-batches of the step.
+
+        Returns:
+            The batches, in order. A function of data, seed and step: any step can be read at any
+            time.
+        """
         ...
 
     def count_micro_batches(self, step: int) -> int:
-        """Count the micro-batches of a step, equal on every rank."""
+        """Count the micro-batches of this rank in a step.
+
+        Args:
+            step: The step, counted from 0; a growing batch has fewer at first.
+
+        Returns:
+            The number, the same on every rank.
+        """
         ...
 
     def get_step_metrics(self, step: int) -> dict[str, Any]:
-        """Return metrics of a step over all ranks, for the log."""
+        """Describe the data of a step, for the log.
+
+        Args:
+            step: The step, counted from 0.
+
+        Returns:
+            Fields of the `step` event.
+        """
         ...
 
     def get_packing_stats(self) -> dict[str, Any]:

@@ -121,7 +121,11 @@ class StreamWindows(CutWindows):
     def compute_attention_cost(
         self, numbers: Sequence[int] | NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        """Implement `WindowDataset.compute_attention_cost`."""
+        """Implement `WindowDataset.compute_attention_cost`.
+
+        Windows inside one record batch are counted together; the few that cross one are left at
+        0 by that and counted one by one.
+        """
         starts = self._get_starts(np.asarray(numbers, np.int64))
         costs = np.zeros(len(starts), np.int64)
         for group in self.stream.iter_document_groups(starts, self.length):

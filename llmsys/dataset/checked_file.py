@@ -81,6 +81,11 @@ class CheckedFile:
         self._verified = bytearray(-(-entry.size // PAGE_BYTES))
 
     def _read_head(self, root: str) -> None:
+        """Read the places of record batches and the checksums of checksums.
+
+        Their hash is in the index of the split. A copy of a remote file that differs is fetched
+        once more, because only the copy may be damaged.
+        """
         head, batches, sums = self._read_head_bytes()
         if xxhash.xxh3_64_hexdigest(head) != root and self._table.discard_range(len(head), 0):
             head, batches, sums = self._read_head_bytes()

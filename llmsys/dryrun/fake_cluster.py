@@ -46,7 +46,12 @@ MESH_METHODS = (
 
 
 def join_fake_group(rank: int, world_size: int) -> None:
-    """Join a process group whose other ranks do not exist."""
+    """Join a process group whose other ranks do not exist: collectives return at once.
+
+    Args:
+        rank: The rank that runs.
+        world_size: Ranks of the cluster.
+    """
     dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
 
 

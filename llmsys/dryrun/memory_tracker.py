@@ -105,8 +105,12 @@ class MemoryTracker:
                 self._change_kind(live, category, owner)
 
     def set_live_category(self, first_event: int, old_category: str, category: str) -> None:
-        """Give another category to the storages of `old_category` that appeared since an event
-        and are in use.
+        """Give another category to storages that are in use.
+
+        Args:
+            first_event: Only storages that appeared at or after this event.
+            old_category: Only storages of this category.
+            category: Their new category.
         """
         for live in self._live.values():
             old = self._allocations[live.kind]

@@ -96,8 +96,13 @@ def build_rank_result(session: RankSession, outcome: SessionOutcome) -> dict[str
 
 
 def estimate_compiled_saving(session: RankSession) -> int:
-    """Return the bytes of the peak that blocks hold less compiled than eager, as they run here,
-    by the estimate.
+    """Estimate what compiled blocks would save: blocks run eagerly in a dry run.
+
+    Args:
+        session: A session that has run.
+
+    Returns:
+        Bytes of the peak that blocks hold less compiled than eager.
     """
     config = session.config
     layout = session.layout
@@ -114,8 +119,14 @@ def estimate_compiled_saving(session: RankSession) -> int:
 
 
 def list_kernels(config: RunConfig, profile: DeviceProfile) -> list[dict[str, Any]]:
-    """Return the kernel of each group of attention layers by the decision table, with the
-    reason.
+    """List the attention kernels of a model by the decision table.
+
+    Args:
+        config: The config of the run.
+        profile: The device.
+
+    Returns:
+        One entry for each group of layers, with the kernel and the reason.
     """
     return [
         {
@@ -131,11 +142,14 @@ def list_kernels(config: RunConfig, profile: DeviceProfile) -> list[dict[str, An
 
 
 def build_attention_flops(session: RankSession) -> dict[str, float] | None:
-    """Return the FLOPs of attention in a step: what documents and mask need, and what kernels
-    compute.
+    """Compare what attention needs with what its kernels compute.
 
-    None where a kernel is made of plain operations, which are not counted apart from other
-    products.
+    Args:
+        session: A session that has run.
+
+    Returns:
+        FLOPs of a step: what documents and mask need, and what kernels compute. None where a
+        kernel is made of plain operations, which are not counted apart from other products.
     """
     config = session.config
     layout = session.layout
@@ -161,10 +175,17 @@ def build_attention_flops(session: RankSession) -> dict[str, float] | None:
 
 
 def build_memory_result(tracker: MemoryTracker, block_share: float) -> dict[str, Any]:
-    """Return the peak, its composition, the timeline and the peak of each phase.
+    """Build the memory part of a result.
 
     A backward is two phases: the second begins where no more activations are left than
-    `block_share`, those of a block.
+    `block_share`.
+
+    Args:
+        tracker: The log of storages.
+        block_share: Bytes of activations of a block.
+
+    Returns:
+        The peak, its composition, the timeline and the peak of each phase.
     """
     peak, event = tracker.find_peak()
     composition = tracker.compute_composition(event)

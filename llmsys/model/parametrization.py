@@ -13,9 +13,10 @@ have their own m.
 | vectors | as they are, 1 | rate l^(α - 1) in blocks | as they are, 1 / sqrt(channels) |
 | output of a branch | | multiplied by l^-α | multiplied by 1 / sqrt(layers) |
 
-`n` is the number of inputs. µP's columns are factors on the standard ones. Published multipliers of hidden weights are folded
-into std and rate: (multiplier, std, rate) trains as (1, multiplier · std, multiplier · rate) does
-under Adam (Yang 2023, arXiv:2310.02244), and kernels, fp8 layers and exports see plain weights.
+`n` is the number of inputs. µP's columns are factors on the standard ones. Published multipliers of
+hidden weights are folded into std and rate: (multiplier, std, rate) trains as (1, multiplier · std,
+multiplier · rate) does under Adam (Yang 2023, arXiv:2310.02244), and kernels, fp8 layers and
+exports see plain weights.
 """
 
 import math

@@ -28,10 +28,17 @@ from llmsys.train.precision import DTYPES
 
 
 def build_model(config: RunConfig) -> Transformer:
-    """Return the model on the meta device, without storage.
+    """Build the model on the meta device, without storage: engines materialize it in shards.
+
+    Args:
+        config: The config of the run.
+
+    Returns:
+        The model.
 
     Raises:
-        ConfigError: its number of parameters differs from the estimate.
+        ConfigError: Its number of parameters differs from the estimate, which would then be
+            wrong in everything else.
     """
     with torch.device("meta"):
         model = Transformer(config.model)

@@ -59,8 +59,11 @@ class NormMeter:
                 self._handles.append(module.register_forward_hook(record))
 
     def end_step(self) -> dict[str, Any] | None:
-        """Return the fields of a `norms` event, None in a step that is not measured. Collective
-        in one that is.
+        """End the measurement of a step. Collective in a step that is measured.
+
+        Returns:
+            The fields of a `norms` event: norms by layer of activations, gradients, updates and
+            weights. None in a step that is not measured.
         """
         if self._engine.observe_gradients is None:
             return None

@@ -58,7 +58,12 @@ def find_output(folder: Path, name: str) -> Path:
 
 
 def discard_stale(folder: Path, name: str) -> None:
-    """Remove a staged file that differs from its record while the published file matches it."""
+    """Remove a staged file that differs from its record while the published file matches it.
+
+    Args:
+        folder: The dataset folder.
+        name: Name of the output, relative to the folder.
+    """
     (folder / STAGING / name).unlink(missing_ok=True)
 
 

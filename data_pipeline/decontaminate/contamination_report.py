@@ -42,7 +42,17 @@ class CutResult(NamedTuple):
 
 
 def cut_spans(text: str, spans: Iterable[Span], config: NgramDecontaminationConfig) -> CutResult:
-    """Cut the spans out of a text."""
+    """Cut spans out of a text.
+
+    Args:
+        text: The text of a document.
+        spans: Spans of matches, in characters.
+        config: The margin around a match, the shortest piece that stays and the most pieces.
+
+    Returns:
+        The text that remains and its pieces; the reason where the document is dropped (nothing
+        is left, or too many pieces).
+    """
     pieces: list[str] = []
     position = 0
     for begin, end in [*merge_spans(text, spans, config.margin_characters), (len(text), len(text))]:
@@ -58,8 +68,15 @@ def cut_spans(text: str, spans: Iterable[Span], config: NgramDecontaminationConf
 
 
 def merge_spans(text: str, spans: Iterable[Span], margin: int) -> list[Span]:
-    """Return the spans with their margins, sorted; touching ones are merged, and each ends
-    between words.
+    """Extend spans by a margin and merge those that touch.
+
+    Args:
+        text: The text of a document.
+        spans: Spans of matches, in characters.
+        margin: Characters on each side.
+
+    Returns:
+        Sorted spans; each ends between words.
     """
     found: list[Span] = []
     for begin, end in sorted(spans):

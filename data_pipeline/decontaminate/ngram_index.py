@@ -198,5 +198,12 @@ def load_ngram_index(path: Path, digest: str) -> NgramIndex:
 
 
 def read_item_names(path: Path) -> pa.RecordBatch:
-    """Return the columns set and item; an item's number is its row."""
+    """Read the names of the items of an index.
+
+    Args:
+        path: The index.
+
+    Returns:
+        The columns set and item; an item's number is its row.
+    """
     return next(read_batches(path))

@@ -182,8 +182,13 @@ def _require_same_words(folder: Path, theirs: Mapping[str, bool], ours: Mapping[
 
 
 def get_minhash_parameters(config: DeduplicationConfig) -> dict[str, Any] | None:
-    """Return the parameters that must be equal for MinHash keys to be comparable; None without
-    MinHash.
+    """Return the parameters that must be equal for MinHash keys to be comparable.
+
+    Args:
+        config: The section `data.deduplicate`.
+
+    Returns:
+        Parameters by name; None without MinHash.
     """
     return (
         config.minhash.model_dump(mode="json")

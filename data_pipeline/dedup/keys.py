@@ -112,7 +112,15 @@ class KeyWriter(BlockWriter):
 
 
 def compute_key_range(number: int, ranges: int) -> tuple[int, int]:
-    """Return the first and the last key of a range."""
+    """Compute the keys of a range.
+
+    Args:
+        number: Number of the range.
+        ranges: Number of ranges; together they hold all 64-bit keys.
+
+    Returns:
+        The first and the last key.
+    """
     # In Python's integers, because 2^64 does not fit into 64 bits.
     return (number << 64) // ranges, ((number + 1) << 64) // ranges - 1
 

@@ -35,7 +35,14 @@ SHINGLES_AT_ONCE = 1024  # a table of 1024 x 112 numbers takes 900 kB
 
 
 def reduce_mod_mersenne61(x: Keys) -> Keys:
-    """Return x mod (2^61 - 1) exactly and without division: 2^61 is 1 modulo the prime."""
+    """Compute x mod (2^61 - 1) exactly and without division: 2^61 is 1 modulo the prime.
+
+    Args:
+        x: uint64 of any shape.
+
+    Returns:
+        The remainders, in the same shape.
+    """
     folded = (x & PRIME) + (x >> _FOLD)
     # the difference wraps to a huge number when folded < PRIME
     reduced: Keys = np.minimum(folded, folded - PRIME)
@@ -148,7 +155,14 @@ class MinHasher:
 
 
 def combine_hashes(parts: Keys | Sequence[Keys]) -> Keys:
-    """Combine equally shaped 64-bit hashes, in order, into one of the same shape."""
+    """Combine hashes into one.
+
+    Args:
+        parts: 64-bit hashes of equal shapes; their order counts.
+
+    Returns:
+        Hashes of the shape of one part.
+    """
     combined = np.zeros_like(parts[0])
     for part in parts:
         combined = (combined ^ (combined >> _HALF)) * _MULTIPLIER + part

@@ -170,7 +170,15 @@ def get_run_length(config: SpansConfig) -> int:
 
 
 def cut_at_ends(text: str, ends: Sequence[int]) -> list[str]:
-    """Cut a text at `ends`; the text after the last end is dropped."""
+    """Cut a text into segments.
+
+    Args:
+        text: The text.
+        ends: End of each segment, in characters.
+
+    Returns:
+        The segments; the text after the last end is dropped.
+    """
     return [text[begin:end] for begin, end in zip([0, *ends[:-1]], ends, strict=True)]
 
 

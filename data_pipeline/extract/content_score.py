@@ -58,7 +58,14 @@ class ElementStats:
 
 
 def parse_page(html: bytes) -> ElementStats:
-    """Parse a page; the caller has checked its limits."""
+    """Parse a page and count the text of its elements.
+
+    Args:
+        html: The page; the caller has checked its limits.
+
+    Returns:
+        The tree with its counts.
+    """
     tree = parse_tree(html)
     lengths, paragraphs = _compute_run_lengths(tree)
     return ElementStats(tree, lengths, paragraphs, mark_boilerplate_runs(tree, lengths, paragraphs))
@@ -107,7 +114,14 @@ def count_punctuation(text: str) -> int:
 
 
 def score_elements(page: ElementStats) -> list[float]:
-    """Return the weight of each element: the sum of its runs, reduced by its share of links."""
+    """Score elements by the text that they hold.
+
+    Args:
+        page: A parsed page.
+
+    Returns:
+        The weight of each element: the sum of its runs, reduced by its share of links.
+    """
     tree = page.tree
     tag = tree.tag
     parent = tree.parent
@@ -152,7 +166,16 @@ def _find_containers(tree: HtmlTree) -> list[int]:
 
 
 def find_root(page: ElementStats, weights: list[float]) -> int:
-    """Return the heaviest element, grown, or the post in it that the page names."""
+    """Find the element that holds the main content.
+
+    Args:
+        page: A parsed page.
+        weights: Weight of each element.
+
+    Returns:
+        The heaviest element, extended while that adds much; or the post in it that the page
+        names.
+    """
     heaviest = weights.index(max(weights))
     return _find_named_post(
         page,

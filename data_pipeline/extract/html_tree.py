@@ -28,8 +28,13 @@ _RAW = re.compile("<!--.*?-->|<xmp[^>]*>(.*?)</xmp>|<plaintext[^>]*>(.*)</plaint
 
 
 def normalize_html(html: bytes) -> str:
-    """Return the body of a page in the regular form; the caller has checked the limits of
-    `extract.page_limits`.
+    """Parse a page and serialize its body in a regular form, which one pass reads.
+
+    Args:
+        html: The page; the caller has checked the limits of `extract.page_limits`.
+
+    Returns:
+        The body as lexbor writes it.
     """
     page = LexborHTMLParser(html)
     body = page.body or page.root
@@ -114,7 +119,14 @@ class HtmlTree:
 
 
 def parse_tree(html: bytes) -> HtmlTree:
-    """Parse a page; the caller has checked its limits."""
+    """Parse a page into arrays of elements and runs of text.
+
+    Args:
+        html: The page; the caller has checked its limits.
+
+    Returns:
+        The tree.
+    """
     # One long function, because it is the innermost loop: a call costs more than its work.
     written = normalize_html(html)
     tree = HtmlTree()

@@ -42,7 +42,14 @@ from llmsys.errors import ConfigError, DataError
 
 
 def iter_resource_files(data: CrawlConfig) -> Iterator[tuple[str, Path]]:
-    """Yield (config key, file) for every file that the sections of a crawl name."""
+    """List the files that the sections of a crawl name, such as word lists and models.
+
+    Args:
+        data: The section `data`.
+
+    Yields:
+        (config key, file) of each.
+    """
     sections: list[tuple[str, Any]] = [("url", data.url), ("decontaminate", data.decontaminate)]
     sections += [(f"rules.{number}", rule) for number, rule in enumerate(data.rules)]
     for key, section in sections:

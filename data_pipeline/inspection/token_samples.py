@@ -42,7 +42,17 @@ class DocumentSample:
 def verify_samples(
     folder: Path, manifest: Manifest, tokenizer: Tokenizer, count: int
 ) -> tuple[list[DocumentSample], list[DatasetFinding]]:
-    """Decode `count` documents and compare them with their texts; return them, and the findings."""
+    """Encode and decode a sample of documents and compare them with their tokens and texts.
+
+    Args:
+        folder: The dataset folder.
+        manifest: Its manifest.
+        tokenizer: Its tokenizer.
+        count: Documents in the sample.
+
+    Returns:
+        The sample, and a finding for each document whose ids differ.
+    """
     rows: dict[str, Row] = {row["id"]: row for row in _read_sample_rows(folder, manifest, count)}
     samples: list[DocumentSample] = []
     findings: list[DatasetFinding] = []

@@ -63,7 +63,16 @@ def format_findings(findings: Sequence[DatasetFinding]) -> str:
 def verify_document_file(
     path: Path, subfolder: str, entry: DocumentFile
 ) -> Iterator[DatasetFinding]:
-    """Yield the problems of one file of `subfolder` ("documents" or "dropped")."""
+    """Verify a file of documents: digest, rows and columns.
+
+    Args:
+        path: The file.
+        subfolder: "documents" or "dropped".
+        entry: Its entry in the manifest.
+
+    Yields:
+        The problems of the file.
+    """
     name = f"{subfolder}/{entry.name}"
     if (size := path.stat().st_size) != entry.size:
         yield DatasetFinding(
@@ -103,8 +112,16 @@ _FIELD_NAMES = {
 def verify_token_file(
     path: Path, entry: TokenFile, vocab_size: int, end: int | None
 ) -> Iterator[DatasetFinding]:
-    """Yield the problems of one token file; `end` is the last id of every document, None if
-    there is none.
+    """Verify a token file: every page or batch, counts, ids and ends of documents.
+
+    Args:
+        path: The file.
+        entry: Its entry in the manifest.
+        vocab_size: Number of ids.
+        end: The last id of every document; None if there is none.
+
+    Yields:
+        The problems of the file.
     """
     name = f"tokens/{entry.name}"
     if (size := path.stat().st_size) != entry.size:

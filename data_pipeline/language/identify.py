@@ -55,7 +55,14 @@ class Cld2Result(NamedTuple):
 
 
 def detect_languages(texts: Sequence[str]) -> list[Cld2Result]:
-    """Return CLD2's best guess for each text."""
+    """Detect languages by CLD2.
+
+    Args:
+        texts: The texts.
+
+    Returns:
+        The best guess for each.
+    """
     return [_detect_language(text) for text in texts]
 
 
@@ -151,7 +158,15 @@ GROUPS: Sequence[frozenset[str]] = (frozenset({"ms", "id"}), frozenset({"hr", "b
 
 
 def count_marker_words(text: str, group: frozenset[str]) -> dict[str, int]:
-    """Count the marker words of each language of a group in a text."""
+    """Count the words of a text that only one of several similar languages has.
+
+    Args:
+        text: The text.
+        group: Codes of similar languages.
+
+    Returns:
+        Marker words by language.
+    """
     lower = text.lower()
     return {
         code: len(build_marker_pattern(_MARKERS[code]).findall(lower)) for code in sorted(group)
@@ -218,8 +233,14 @@ _IJEKAVIAN = """
 
 
 def find_serbian_share(text: str) -> float | None:
-    """Return the share of Serbian words among those with either vowel (by Laplace), None if they
-    are no majority.
+    """Estimate the share of Serbian words in a text in Latin letters, by their e where Croatian and
+    Bosnian have ije.
+
+    Args:
+        text: The text.
+
+    Returns:
+        The share among words with either vowel (by Laplace); None if they are no majority.
     """
     lower = text.lower()
     ekavian, ijekavian = (

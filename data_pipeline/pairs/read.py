@@ -53,10 +53,17 @@ class TextPair:
 
 
 def iter_text_pairs(files: tuple[Path, ...]) -> Iterator[TextPair]:
-    """Yield the pairs of a source and a target file, or the labelled texts of a single file.
+    """Read pairs, or labelled texts.
+
+    Args:
+        files: A source and a target file, line by line translations of each other; or one file
+            of labelled texts.
+
+    Yields:
+        The lines, with a problem where one cannot be used.
 
     Raises:
-        DataError: If a file is unreadable or of an unknown kind, or the numbers of lines differ.
+        DataError: A file is unreadable or of an unknown kind, or the numbers of lines differ.
     """
     if len(files) == 2:
         return _iter_parallel_pairs(*files)
@@ -240,7 +247,17 @@ def read_pairs(
 
 
 def compute_pair_id(file: Path, number: int, source: str, target: str) -> str:
-    """Return 32 hex digits that identify one line of one file."""
+    """Compute the id of a line.
+
+    Args:
+        file: The file of the source.
+        number: Number of the line, from 1.
+        source: Its text.
+        target: Text of the other side, or the label.
+
+    Returns:
+        32 hex digits.
+    """
     return hashlib.blake2b(
         f"{file.name}\0{number}\0{source}\0{target}".encode(), digest_size=16
     ).hexdigest()

@@ -40,7 +40,15 @@ KEYS_PER_FILE = 2_000_000
 def run_index_stages(
     plan: ComparisonStages, states: Sequence[tuple[DatasetState, SignedFiles]]
 ) -> None:
-    """Write the index of the documents that remain in each state."""
+    """Write the index by which later datasets find the documents that remain in each state.
+
+    Documents are numbered over all states. `index.json` is written last, so that one that exists
+    names complete files.
+
+    Args:
+        plan: Runs the stages of a comparison.
+        states: Each state of the documents with its signed files.
+    """
     path = f"{INDEX}/{INDEX_FILE}"
     rows: dict[str, int] = {}
     keys: dict[str, list[str]] = {}

@@ -45,8 +45,18 @@ def run_tokenizer_stage(
     collected: Sequence[TaskRecord],
     heldout_files: tuple[str, ...],
 ) -> TaskRecord:
-    """Copy the tokenizer that the config names, or train one on the documents. Return its
-    record.
+    """Copy the tokenizer that the config names, or train one on the documents.
+
+    Args:
+        data: The section `data`.
+        config: The section `tokenizer`.
+        runner: Runs the task.
+        stage: The stage in the log.
+        collected: Records of the collected documents.
+        heldout_files: Files whose documents are held out; a tokenizer is not trained on them.
+
+    Returns:
+        The record of the task.
     """
     if isinstance(config, FileTokenizerConfig | PythonTokenizerConfig):
         from llmsys.data_pipeline.pipelines.copy_tokenizer import build_copy_task
@@ -85,7 +95,18 @@ def run_encoding_stage(
     tokenizer: TaskRecord,
     heldout_files: tuple[str, ...],
 ) -> Sequence[TaskRecord]:
-    """Encode every document. Return one record per document file."""
+    """Encode every document.
+
+    Args:
+        data: The section `data`.
+        stage: Runs the tasks.
+        collected: Records of the collected documents.
+        tokenizer: Record of the tokenizer.
+        heldout_files: Files whose documents are held out.
+
+    Returns:
+        One record per document file.
+    """
     # decides the token ids
     meaning = f"{tokenizer.result['fingerprint']} {tokenizer.result['eos_id']}"
     own = {"heldout_files": heldout_files} if heldout_files else {}
@@ -117,7 +138,17 @@ def run_token_stage(
     encoded: Sequence[TaskRecord],
     vocab_size: int,
 ) -> Sequence[TaskRecord]:
-    """Write the token files, in an order given by hashes. Return one record per file."""
+    """Write the token files, in an order given by hashes.
+
+    Args:
+        data: The section `data`.
+        stage: Runs the tasks.
+        encoded: Records of the encoded documents.
+        vocab_size: Number of ids; decides the dtype.
+
+    Returns:
+        One record per file.
+    """
     sources = [data.folder / record.outputs[0].name for record in encoded]
     # The first output holds the ids; the usage counts decide no token file.
     digests = [record.digests[:1] for record in encoded]
@@ -142,7 +173,16 @@ def run_token_stage(
 def run_index_stage(
     data: CrawlConfig | TokensConfig | ChatConfig, stage: Stage, tokens: Sequence[TaskRecord]
 ) -> Sequence[TaskRecord]:
-    """Write the list of the token files of each split. Return one record per split."""
+    """Write the list of the token files of each split.
+
+    Args:
+        data: The section `data`.
+        stage: Runs the tasks.
+        tokens: Records of the token files.
+
+    Returns:
+        One record per split.
+    """
     tasks = []
     for split in SPLITS:
         own = [record for record in tokens if record.result["name"].startswith(f"{split}-")]

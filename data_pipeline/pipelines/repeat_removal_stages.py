@@ -86,7 +86,15 @@ class ComparisonStages(Protocol):
 
 
 def remove_repeated_segments(plan: ComparisonStages, state: DatasetState) -> DatasetState:
-    """Remove paragraphs, lines or sentences that occur earlier. Return the new state."""
+    """Remove paragraphs, lines or sentences that occur earlier.
+
+    Args:
+        plan: Runs the stages of a comparison.
+        state: The documents before.
+
+    Returns:
+        The documents after.
+    """
     config = plan.config.repeated_segments
     assert not isinstance(config, NoDeduplication)
     segments = _run_map_stage(
@@ -103,7 +111,15 @@ def remove_repeated_segments(plan: ComparisonStages, state: DatasetState) -> Dat
 
 
 def remove_repeated_substrings(plan: ComparisonStages, state: DatasetState) -> DatasetState:
-    """Remove long strings that occur earlier. Return the new state."""
+    """Remove long strings that occur earlier.
+
+    Args:
+        plan: Runs the stages of a comparison.
+        state: The documents before.
+
+    Returns:
+        The documents after.
+    """
     config = plan.config.substring
     assert isinstance(config, SubstringDedupConfig)
     length = config.min_characters

@@ -178,7 +178,14 @@ CHAT_STAGE = _describe_code(
 
 
 def compute_code_version(code: StageCode) -> str:
-    """Return a digest of the version of a stage and of the installed versions of its packages."""
+    """Compute the part of a task's key that stands for code.
+
+    Args:
+        code: The code of a stage.
+
+    Returns:
+        A digest of the version of the stage and of the installed versions of its packages.
+    """
     return compute_json_digest(
         code.version, {package: metadata.version(package) for package in code.packages}
     )

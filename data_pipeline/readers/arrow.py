@@ -174,7 +174,16 @@ _SHARED_BYTES = 64 << 20
 def read_arrow(
     source: InputStream, max_text_bytes: int, config: ReadConfig
 ) -> Iterator[Page | SkippedRecord]:
-    """Yield the documents of an Arrow file (Feather included) or stream."""
+    """Read an Arrow file (Feather included) or stream.
+
+    Args:
+        source: The file.
+        max_text_bytes: Longer texts are skipped.
+        config: Fields of a document.
+
+    Yields:
+        Documents, and a skip for each corrupt batch or row that is none.
+    """
     reader = RowReader(source, max_text_bytes, config)
     is_file = source.read_block(0, 6) == b"ARROW1"
     messages = read_file_messages(source) if is_file else []

@@ -62,7 +62,14 @@ class HttpResponse:
 
 
 def parse_response(block: bytes) -> HttpResponse | None:
-    """Split a block into status, headers and body; None without a status line."""
+    """Parse the block of a response.
+
+    Args:
+        block: Status line, headers and body.
+
+    Returns:
+        The parts; None without a status line.
+    """
     status = _STATUS.match(block)
     if status is None:
         return None
@@ -110,10 +117,17 @@ class DecodedBody:
 
 
 def decode_body(response: HttpResponse, limit: int) -> DecodedBody:
-    """Return the body without its codings, at most `limit` bytes.
+    """Decode the content and transfer codings of a body.
+
+    Args:
+        response: The response.
+        limit: Most decoded bytes.
+
+    Returns:
+        The body, with a note where a coding was damaged or ended early.
 
     Raises:
-        BodyTooLargeError: if the decoded body is larger.
+        BodyTooLargeError: The decoded body is larger.
     """
     body = decode_chunked(response)
     cut = _find_cut_chunk(response)
@@ -132,7 +146,14 @@ def decode_body(response: HttpResponse, limit: int) -> DecodedBody:
 
 
 def decode_chunked(response: HttpResponse) -> bytes:
-    """Return the body without its transfer coding."""
+    """Decode the chunked transfer coding.
+
+    Args:
+        response: The response.
+
+    Returns:
+        The body without it.
+    """
     body = bytes(response.body)
     if "chunked" not in response.headers.get("transfer-encoding", "").lower():
         return body
@@ -169,11 +190,17 @@ def _has_end(body: bytes, decoded: bytes) -> bool:
 
 
 def decode_zlib_members(body: bytes, limit: int) -> tuple[bytes, bool]:
-    """Decode gzip, zlib or raw deflate up to its end or damage; return the bytes and whether the
-    end was reached.
+    """Decode gzip, zlib or raw deflate up to its end or damage.
+
+    Args:
+        body: The coded bytes.
+        limit: Most decoded bytes.
+
+    Returns:
+        The decoded bytes, and whether the end was reached.
 
     Raises:
-        BodyTooLargeError: if that is more than `limit` bytes.
+        BodyTooLargeError: They are more than `limit`.
     """
     # Servers send "deflate" with and without the zlib header (RFC 9110, 8.4.1.2 notes it).
     # The lower half of a zlib header's first byte is 8.

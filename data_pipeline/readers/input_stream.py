@@ -31,7 +31,14 @@ _UNDECODED = re.compile("[\udc80-\udcff]")
 
 
 def format_file_name(path: str) -> str:
-    """Return a path as valid UTF-8 text: a byte that is not UTF-8 becomes `%E9`, as in a URL."""
+    """Return a path as valid UTF-8 text.
+
+    Args:
+        path: A path as the operating system gives it.
+
+    Returns:
+        A byte that is not UTF-8 becomes `%E9`, as in a URL.
+    """
     return _UNDECODED.sub(lambda match: f"%{os.fsencode(match[0])[0]:02X}", path)
 
 
@@ -115,8 +122,13 @@ class _LocalFile:
 
 
 def compute_stat_stamp(about: os.stat_result) -> list[int]:
-    """Return size, modification time (ns) and inode: a local file with other values is another
-    file.
+    """Compute the identity of a local file without reading it.
+
+    Args:
+        about: Its status.
+
+    Returns:
+        Size, modification time (ns) and inode: a file with other values is another file.
     """
     return [about.st_size, about.st_mtime_ns, about.st_ino]
 

@@ -176,7 +176,16 @@ _MAX_FOOTER = 64 << 20
 def read_parquet(
     source: InputStream, max_text_bytes: int, config: ReadConfig
 ) -> Iterator[Page | SkippedRecord]:
-    """Yield the documents of a parquet file."""
+    """Read a parquet file.
+
+    Args:
+        source: The file.
+        max_text_bytes: Longer texts are skipped.
+        config: Fields of a document.
+
+    Yields:
+        Documents, and a skip for each corrupt row group or row that is none.
+    """
     # The file ends with the length of the footer and the magic bytes.
     if (footer := int.from_bytes(source.read_block(source.size - 8, 4), "little")) > _MAX_FOOTER:
         yield SkippedRecord(

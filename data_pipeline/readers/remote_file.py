@@ -15,10 +15,16 @@ ASKED_BY = "data.inputs"
 
 
 def list_remote_files(pattern: str) -> tuple[list[str], bool]:
-    """Return the URLs of the files that a pattern matches, and whether it names a folder.
+    """List the remote files that a pattern matches.
+
+    Args:
+        pattern: A URL, which may hold wildcards.
+
+    Returns:
+        URLs, and whether the pattern names a folder.
 
     Raises:
-        DataError: if the storage cannot be listed.
+        DataError: The storage cannot be listed.
     """
     files, path = open_file_system(pattern, ASKED_BY)
     files.invalidate_cache()  # fsspec caches listings for the life of the process
@@ -73,10 +79,15 @@ def get_remote_size(url: str) -> int:
 
 
 def get_remote_identity(url: str, content: Callable[[str], str]) -> str:
-    """Return the entity tag or modification time with the size; `content(url)` if the storage
-    reports neither.
+    """Identify the content of a remote file.
 
-    "" if the file cannot be described: reading it reports the error.
+    Args:
+        url: The file.
+        content: Computes a digest of its bytes, for storages that report neither tag nor time.
+
+    Returns:
+        Entity tag or modification time with the size, else `content(url)`; "" if the file cannot
+        be described: reading it reports the error.
     """
     try:
         files, path = open_file_system(url, ASKED_BY)

@@ -118,8 +118,13 @@ def load_url_filter(config: UrlFilterConfig, digests: tuple[str, ...]) -> UrlFil
 
 
 def parse_host_names(url: str) -> tuple[str, str]:
-    """Return the registered domain and the host of a URL, "" where it has none (an IP address,
-    localhost).
+    """Parse the names of a URL.
+
+    Args:
+        url: The URL.
+
+    Returns:
+        The registered domain and the host; "" where it has none (an IP address, localhost).
     """
     parts = url.split("/", 3)
     # Only scheme and host are looked up, so that pages of one host share a cache entry.

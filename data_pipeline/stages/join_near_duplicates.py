@@ -43,8 +43,13 @@ Indices = np.ndarray[Any, np.dtype[np.int64]]
 
 
 def list_clusters(pairs: Indices) -> list[list[int]]:
-    """Return the connected components of the pairs (P, 2), each sorted, ordered by their first
-    members.
+    """Find the connected components of pairs.
+
+    Args:
+        pairs: (P, 2) numbers of documents.
+
+    Returns:
+        Components, each sorted, ordered by their first members.
     """
     documents, first = find_components(pairs)
     order = np.lexsort([documents, first])

@@ -78,7 +78,14 @@ class FileThresholdSide:
         rows: npt.NDArray[np.int64],
         location: BatchLocation,
     ) -> None:
-        """Count documents of a batch and keep the nearest."""
+        """Count documents of a batch and keep the nearest.
+
+        Args:
+            values: (D,) measured values.
+            thresholds: (D,) limits, which differ by language.
+            rows: (D,) rows of the documents in the batch.
+            location: Where the batch is, so that the report can read the nearest documents.
+        """
         distances = np.abs(values - thresholds)
         self.documents += len(values)
         self.close += int((distances <= CLOSE * np.abs(thresholds)).sum())

@@ -150,8 +150,14 @@ def _is_atom(character: str) -> bool:
 
 
 def find_emails(text: str) -> Iterator[Span]:
-    """Yield the spans of e-mail addresses: a dotted local part after a word boundary, `@`, a
-    host name with a dot.
+    """Find e-mail addresses: a dotted local part after a word boundary, `@`, a host name with a
+    dot.
+
+    Args:
+        text: The text.
+
+    Yields:
+        Their spans, in characters.
     """
     end = 0
     at = text.find("@")
@@ -198,8 +204,13 @@ def _is_word_character(character: str) -> bool:
 
 
 def find_ips(text: str) -> Iterator[Span]:
-    """Yield the spans of public IP addresses; as in datatrove, a longer row of numbers counts by
-    its first four.
+    """Find public IP addresses; as in datatrove, a longer row of numbers counts by its first four.
+
+    Args:
+        text: The text.
+
+    Yields:
+        Their spans, in characters.
     """
     end = 0
     longer = find_ipv6(text) if ":" in text else iter(())
@@ -239,8 +250,13 @@ _PREFIXES = tuple(
 
 
 def find_phones(text: str) -> Iterator[Span]:
-    """Yield the spans of telephone numbers: international ones of 8 to 15 digits, and North
-    American ones.
+    """Find telephone numbers: international ones of 8 to 15 digits, and North American ones.
+
+    Args:
+        text: The text.
+
+    Yields:
+        Their spans, in characters.
     """
     for found in _PHONE.finditer(text):
         if sum(map(str.isdigit, found[0])) in _PHONE_DIGITS:
@@ -306,8 +322,17 @@ def _replace_matches(
 
 
 def choose_replacement(kind: PiiKind, match: str, name: str, config: PiiReplacementConfig) -> str:
-    """Return the replacement of a match; `name` is the document's id, or "" for equal
-    replacements in all documents.
+    """Choose the replacement of a match.
+
+    Args:
+        kind: email, ip or phone.
+        match: The text that is replaced.
+        name: The document's id; "" for equal replacements in all documents.
+        config: The section `data.pii`.
+
+    Returns:
+        A token such as `<EMAIL>`, or a reserved address or number that follows from match, name
+        and seed.
     """
     if config.replacement == "token":
         return _TOKEN[kind]

@@ -165,8 +165,13 @@ _LAST_THREE = np.array(
 
 
 def find_cut_problem(values: dict[str, Any]) -> str | None:
-    """Return the reason why texts cannot be cut at spaces before this tokenizer; None if they
-    can.
+    """Find why texts cannot be cut at spaces before a tokenizer.
+
+    Args:
+        values: The JSON of tokenizer.json.
+
+    Returns:
+        The reason; None if they can.
     """
     if values["model"].get("dropout"):
         return "its segmentation is sampled at random"

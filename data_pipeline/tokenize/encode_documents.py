@@ -161,10 +161,18 @@ ONE_OF = 256
 
 
 def check_sample(batch: pa.RecordBatch, tokens: RaggedTokens, tokenizer: Tokenizer) -> int:
-    """Compare the sample of a batch with the library and return its size.
+    """Compare a sample of a batch with the tokenizer's library.
+
+    Args:
+        batch: Documents.
+        tokens: Their ids.
+        tokenizer: The tokenizer.
+
+    Returns:
+        The size of the sample.
 
     Raises:
-        DataError: names the first document and token that differ.
+        DataError: Names the first document and token that differ.
     """
     ids = batch.column("id").to_pylist()
     if not ids:

@@ -74,8 +74,16 @@ def draw_sample(
     split: HeldoutSplitConfig,
     heldout_files: tuple[str, ...] = (),
 ) -> TrainingSample:
-    """Choose about `sample_bytes` of text; the sample has no limits if there is no document for
-    it.
+    """Draw the texts that a tokenizer is trained on: those with the smallest hashes of their ids.
+
+    Args:
+        sources: Files of documents.
+        config: `sample_bytes` and the weights of languages.
+        split: Which documents are held out; they are not drawn.
+        heldout_files: Files whose documents are held out, instead of a share of all.
+
+    Returns:
+        The sample; it has no limits if there is no document for it.
     """
     weights = config.language_weights or {EVERY: 1.0}
     found: dict[str, list[tuple[Any, Any]]] = {name: [] for name in weights}

@@ -136,12 +136,26 @@ class Batch:
         }
 
     def to(self, device: torch.device) -> Self:
-        """Return the batch on `device`, on an accelerator with the lengths of its documents."""
+        """Copy the batch to a device.
+
+        Args:
+            device: The device. For an accelerator the documents are counted on the host before.
+
+        Returns:
+            The batch there, with its counts.
+        """
         batch = self if device.type == "cpu" else self.count_documents()
         return batch.map_tensors(lambda tensor: tensor.to(device, non_blocking=True))
 
     def map_tensors(self, change: Callable[[Tensor], Tensor]) -> Self:
-        """Return a copy whose tensors went through `change`, always in the same order."""
+        """Change every tensor of the batch.
+
+        Args:
+            change: Called with each tensor, always in the same order.
+
+        Returns:
+            A copy with the results.
+        """
         changed: dict[str, Any] = {
             name: value.map_tensors(change) if isinstance(value, DocumentLengths) else change(value)
             for name, value in self.to_model_inputs().items()

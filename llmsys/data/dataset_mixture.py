@@ -73,7 +73,14 @@ class MixtureOrder:
     def locate_sequences(
         self, numbers: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the source of each sequence and its number within that source, both (N,)."""
+        """Find the sources of sequences.
+
+        Args:
+            numbers: Numbers of sequences of the run, (N,).
+
+        Returns:
+            The source of each, and its number within that source, both (N,).
+        """
         stages = np.searchsorted(self.starts, numbers, side="right") - 1
         sources = np.empty_like(numbers)
         local = np.empty_like(numbers)
@@ -89,8 +96,14 @@ class MixtureOrder:
         return sources, local
 
     def get_global_numbers(self, source: int, local: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the sequences that are number `local` of a source, (N,): the inverse of
-        `locate_sequences`.
+        """Find sequences by their number within a source: the inverse of `locate_sequences`.
+
+        Args:
+            source: The source.
+            local: Numbers within the source, (N,).
+
+        Returns:
+            Numbers of sequences of the run, (N,).
         """
         bases = np.array([base[source] for base in self._bases])
         stages = np.searchsorted(bases, local, side="right") - 1
@@ -103,7 +116,14 @@ class MixtureOrder:
         return numbers
 
     def count_by_source(self, count: int) -> NDArray[np.int64]:
-        """Count the sequences of each source among the first `count`, (K,)."""
+        """Count the sequences of each source.
+
+        Args:
+            count: The first `count` sequences of the run.
+
+        Returns:
+            (K,); each source has had its share, rounded up or down.
+        """
         stage = int(np.searchsorted(self.starts, count, side="right")) - 1
         return self._bases[stage] + self._count_within_stage(stage, count - int(self.starts[stage]))
 
@@ -124,8 +144,15 @@ def _rank_among_equals(values: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 class MixtureWindows:
-    """Windows of several datasets in the order of a `MixtureOrder`; each source has its own
-    epochs.
+    """Windows of several datasets in the order of a `MixtureOrder`; each source has its own epochs.
+
+    Args:
+        sources: The windows of each source, of one length.
+        names: Names of the sources, for logs.
+        stages: Weights of the sources over the run.
+
+    Raises:
+        ConfigError: Two sources hold the same tokens.
     """
 
     def __init__(

@@ -62,7 +62,16 @@ class PackedBuffer:
 
 
 class FittedWindows:
-    """Every epoch of a dataset as windows of a fixed length, in order 2 of the manifest."""
+    """Every epoch of a dataset as windows of whole documents, where they fit (order 2 of the
+    manifest).
+
+    Args:
+        shards: The split.
+        length: Positions to predict; a window has one token more.
+        seed: Seed of the run.
+        packing: How documents are placed into windows.
+        middle: Rearranges documents before they are packed. None: they stay as they are.
+    """
 
     def __init__(
         self,

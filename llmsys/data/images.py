@@ -48,7 +48,14 @@ class ImageLayout:
             )
 
     def cut_patches(self, images_BCHH: Pixels) -> Pixels:
-        """Return the values of all patches, (B, N, P), rows of patches from top to bottom."""
+        """Cut images into patches.
+
+        Args:
+            images_BCHH: Bytes of pixels.
+
+        Returns:
+            The values of all patches, (B, N, P), rows of patches from top to bottom.
+        """
         size = self.patches.patch_size
         channels = self.patches.num_channels
         side = self.image_size // size
@@ -56,7 +63,14 @@ class ImageLayout:
         return np.ascontiguousarray(cut.reshape(-1, side * side, self.patches.patch_values))
 
     def join_patches(self, patches_BNP: Pixels) -> Pixels:
-        """Return the images of patches, (B, C, H, H): the inverse of `cut_patches`."""
+        """Join patches to images: the inverse of `cut_patches`.
+
+        Args:
+            patches_BNP: Values of patches.
+
+        Returns:
+            (B, C, H, H).
+        """
         size = self.patches.patch_size
         channels = self.patches.num_channels
         side = self.image_size // size

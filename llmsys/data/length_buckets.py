@@ -70,7 +70,14 @@ class LengthBuckets:
         return self.steps_per_epoch * self.buckets_per_step
 
     def get_step_buckets(self, step: int) -> list[NDArray[np.int64]]:
-        """Return the sequences of each bucket of a step, counted from 0 over all epochs."""
+        """Return the buckets of a step.
+
+        Args:
+            step: The step, counted from 0 over all epochs.
+
+        Returns:
+            The pairs of each bucket.
+        """
         epoch, place = divmod(step, self.steps_per_epoch)
         sequences, starts, shuffled = self._epoch(epoch)  # type: ignore[attr-defined]
         chosen = shuffled[

@@ -33,7 +33,15 @@ class WindowTransform(Protocol):
     """A function of windows, or of images, and their numbers over all epochs."""
 
     def mask_batch(self, batch: Batch, numbers: Sequence[int]) -> Batch:
-        """Return the batch of the objective. Positions without a target are padding."""
+        """Change a batch of windows for an objective.
+
+        Args:
+            batch: Windows of next-token prediction.
+            numbers: Numbers of its windows over all epochs, which decide what is drawn.
+
+        Returns:
+            The batch of the objective. Positions without a target are padding (IGNORED).
+        """
         ...
 
 
@@ -68,8 +76,16 @@ class TokenMasker:
     def choose_masked_positions(
         self, tokens_T: NDArray[np.int64], number: int, valid_T: NDArray[np.bool_]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the chosen positions of window `number`, and the tokens that the model sees
-        there.
+        """Choose the hidden positions of a window.
+
+        Args:
+            tokens_T: Its tokens.
+            number: Its number, which decides what is drawn.
+            valid_T: False at positions that may not be chosen, such as padding.
+
+        Returns:
+            The chosen positions, and the tokens that the model sees there: masks, random tokens
+            or the same.
         """
         random_3T = draw_random_bits(derive_order_key("mask", *self.key, number), 3, len(tokens_T))
         eligible = np.flatnonzero(valid_T & (tokens_T != self.protected_token))
@@ -220,8 +236,14 @@ class SpanCorruptor:
     def remove_spans(
         self, tokens_T: NDArray[np.int64], number: int
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return source and target of window `number`: kept and missing spans alternate, and a
-        kept one is first.
+        """Remove spans from a window, as T5 does.
+
+        Args:
+            tokens_T: Its tokens.
+            number: Its number, which decides what is drawn.
+
+        Returns:
+            Source and target: kept and missing spans alternate, and a kept one is first.
         """
         length = len(tokens_T)
         if length < 2:

@@ -269,7 +269,14 @@ class PackedDocuments(CutWindows):
         return self.shards.fingerprint
 
     def get_window(self, index: int) -> Window:
-        """Return sequence `index` of the run, counted from zero over all epochs."""
+        """Read one window.
+
+        Args:
+            index: Its number, counted from zero over all epochs.
+
+        Returns:
+            Tokens, and the document of each.
+        """
         tokens, documents = self.get_rows([index])
         return Window(tokens[0], documents[0])
 

@@ -43,8 +43,16 @@ class PairRows(Protocol):
 
 
 class SequencePairs:
-    """The pairs of one split; `sources` and `targets` have equal numbers. `positions`: of each
-    source, of images.
+    """The pairs of one split: row n of the sources belongs to row n of the targets.
+
+    Args:
+        sources: The sources.
+        targets: The targets, of the same number.
+        positions: Positions of each source in the model, for images. None: the tokens of a
+            source.
+
+    Raises:
+        DataError: The numbers of sources and targets differ.
     """
 
     def __init__(

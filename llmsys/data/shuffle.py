@@ -86,13 +86,27 @@ class KeyedPermutation:
         self._keys = hash_splitmix64(counters)
 
     def get_values(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the value at each place, int64 of the same shape."""
+        """Return the value at each place.
+
+        Args:
+            places: Places in [0, size), int64 of any shape.
+
+        Returns:
+            Values, of the same shape.
+        """
         return (
             self._walk(places, self._map_forward) if self._stored is None else self._stored[places]
         )
 
     def find_places(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the place of each value, int64 of the same shape: the inverse of `get_values`."""
+        """Return the place of each value: the inverse of `get_values`.
+
+        Args:
+            values: Values in [0, size), int64 of any shape.
+
+        Returns:
+            Places, of the same shape.
+        """
         return (
             self._walk(values, self._map_backward)
             if self._stored is None
@@ -138,11 +152,15 @@ class KeyedPermutation:
 
 
 class RowOrder:
-    """The integers below `size` divided into `rows` consecutive runs, of which each place takes the
-    next of its row.
+    """The integers below `size` divided into consecutive runs, of which each place takes the next
+    of its row.
 
     With `rows` places in a step, row r of step s has number s of run r. The first runs are one
     longer where `rows` does not divide `size`.
+
+    Args:
+        size: Number of integers.
+        rows: Number of runs.
     """
 
     def __init__(self, size: int, rows: int) -> None:
@@ -150,12 +168,26 @@ class RowOrder:
         self.length, self.num_longer = divmod(size, rows)
 
     def get_values(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the value at each place, int64 of the same shape."""
+        """Return the value at each place.
+
+        Args:
+            places: Places in [0, size), int64 of any shape.
+
+        Returns:
+            Values, of the same shape.
+        """
         numbers, rows = np.divmod(places, self.rows)
         return rows * self.length + np.minimum(rows, self.num_longer) + numbers
 
     def find_places(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the place of each value, int64 of the same shape: the inverse of `get_values`."""
+        """Return the place of each value: the inverse of `get_values`.
+
+        Args:
+            values: Values in [0, size), int64 of any shape.
+
+        Returns:
+            Places, of the same shape.
+        """
         longer = self.num_longer * (self.length + 1)
         rows = np.where(
             values < longer,

@@ -196,8 +196,13 @@ class WindowStepBatches:
         return self.plan.get_step_plan(step)[1].num_micro_batches
 
     def get_assignment(self, step: int) -> NDArray[np.int64]:
-        """Return the sequence numbers of every rank's micro-batches of a step, (ranks,
-        micro-batches, sequences).
+        """Return the sequences of all ranks in a step.
+
+        Args:
+            step: The step, counted from 0.
+
+        Returns:
+            Numbers of sequences, int64 (ranks, micro-batches, sequences).
         """
         first, plan = self.plan.get_step_plan(step)
         shape = plan.data_ranks, plan.num_micro_batches
@@ -247,8 +252,16 @@ class BucketedStepBatches:
     """Pairs in length buckets. Each bucket is one micro-batch, with its rows assigned to ranks
     round-robin.
 
-    A rank without a row in a small bucket runs a padding row without targets. `augmentation`
-    changes the rows of every epoch in another way.
+    A rank without a row in a small bucket runs a padding row without targets.
+
+    Args:
+        pairs: The training split.
+        grouping: The buckets of every step.
+        make: Builds a batch from pairs.
+        data_ranks: Data-parallel ranks.
+        data_rank: This rank among them.
+        augmentation: Changes the rows of every epoch in another way. None: rows stay as they
+            are.
     """
 
     def __init__(

@@ -75,7 +75,14 @@ class RunPlan:
         _ = self._plans
 
     def get_step_plan(self, step: int) -> tuple[int, StepPlan]:
-        """Return the number of the first sequence of a step, and the step's plan."""
+        """Plan a step.
+
+        Args:
+            step: The step, counted from 0; a growing batch has smaller ones at first.
+
+        Returns:
+            The number of the first sequence of the step, and its plan.
+        """
         return self.batch.count_sequences_before(step), self._plans[
             self.batch.get_step_sequences(step)
         ]

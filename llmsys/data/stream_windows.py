@@ -46,9 +46,14 @@ class EpochKeys(NamedTuple):
 class StreamWindows(CutWindows):
     """Every epoch of a dataset as windows of a fixed length, in order 2 of the manifest.
 
-    An epoch has `tokens // length` windows; one of them begins at the end of the stream and ends at
-    its begin. The remainder is `tokens_left_over_per_epoch`: other tokens in each epoch. `rows` is
-    the number of windows in a step whose rows read on from step to step; 0 shuffles the windows.
+    An epoch has `tokens // length` windows; one of them begins at the end of the stream and ends
+    at its begin. The remainder is `tokens_left_over_per_epoch`: other tokens in each epoch.
+
+    Args:
+        shards: The split.
+        length: Positions to predict; a window has one token more.
+        seed: Seed of the run.
+        rows: Windows of a step whose rows read on from step to step. 0 shuffles the windows.
     """
 
     def __init__(self, shards: PagedTokenShards, *, length: int, seed: int, rows: int = 0) -> None:
@@ -76,7 +81,14 @@ class StreamWindows(CutWindows):
         return EpochKeys(windows, derive_order_key("stream shift", *identity) % self.tokens)
 
     def get_window(self, index: int) -> Window:
-        """Return sequence `index` of the run, counted from zero over all epochs."""
+        """Read one window.
+
+        Args:
+            index: Its number, counted from zero over all epochs.
+
+        Returns:
+            Tokens, and the document of each.
+        """
         tokens, documents = self.get_rows([index])
         return Window(tokens[0], documents[0])
 

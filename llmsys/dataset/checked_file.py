@@ -117,7 +117,14 @@ class CheckedFile:
         return head, batches, sums
 
     def read(self, begin: int, end: int) -> memoryview:
-        """Return the bytes `begin` to `end` of the file.
+        """Read bytes of the file and verify the pages that hold them.
+
+        Args:
+            begin: First byte.
+            end: End of the range.
+
+        Returns:
+            The bytes.
 
         Raises:
             DataError: A page of them is damaged, or the file is gone or has another size.

@@ -72,8 +72,10 @@ class DocumentFiles(ManifestSection):
 
 
 class Split(ManifestSection):
-    """Token files of a split, in `index` or else in `files`, and their sums; `bytes` counts
-    their UTF-8 text.
+    """The token files of a split and their sums.
+
+    The files are listed in `index`, or in `files` where there is none. `bytes` counts the UTF-8
+    text that the tokens stand for.
     """
 
     documents: int

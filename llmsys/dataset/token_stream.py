@@ -62,7 +62,16 @@ class TokenStream:
     """All tokens of a split, numbered from 0 in the order of its files."""
 
     def __init__(self, folder: Path, table: TokenFileTable, dtype: str) -> None:
-        """Open the files of a small split; DataError when one is missing or damaged."""
+        """Open the split; small ones open their files at once.
+
+        Args:
+            folder: The folder of the token files.
+            table: The index of the split.
+            dtype: Dtype of the stored ids.
+
+        Raises:
+            DataError: A file of a small split is missing or damaged.
+        """
         self._folder = folder
         self._table = table
         self._dtype = np.dtype(dtype)
@@ -107,7 +116,14 @@ class TokenStream:
     # --- The stream ---
 
     def read_range(self, begin: int, end: int) -> Tokens:
-        """Return the tokens `begin` to `end` of the stream, (end - begin,) uint16 or uint32.
+        """Read a range of the stream.
+
+        Args:
+            begin: First token.
+            end: End of the range.
+
+        Returns:
+            (end - begin,) uint16 or uint32.
 
         Raises:
             DataError: They are damaged, or a file is gone.
@@ -148,7 +164,15 @@ class TokenStream:
         return self.read_range(0, self.num_tokens), documents
 
     def get_documents(self, begins: Integers, size: int) -> Integers:
-        """Return the document of each token of ranges of a cached split, (N, size) int64."""
+        """Return the documents of ranges of a cached split.
+
+        Args:
+            begins: First token of each range, (N,).
+            size: Tokens of a range.
+
+        Returns:
+            The document of each token, int64 (N, size).
+        """
         return _copy_rows(self._all_tokens[1], begins, size).astype(np.int64)
 
     def copy_ranges(self, begins: Integers, size: int, out: Integers) -> None:
@@ -316,7 +340,14 @@ class TokenStream:
     # --- Documents ---
 
     def get_document_span(self, document: int) -> tuple[int, int]:
-        """Return the first token of a document in the stream, and the end of its tokens."""
+        """Find a document in the stream.
+
+        Args:
+            document: Its number in the split.
+
+        Returns:
+            Its first token in the stream, and the end of its tokens.
+        """
         number, batch, row = self.locate_document(document)
         ends = self.get_batch_ends(number, batch)
         opens = self.get_batch_tokens(number, self.get_file(number), batch)[0]
@@ -327,7 +358,14 @@ class TokenStream:
         return int(self._first_documents[number]) + int(self.get_file(number).batches.rows[batch])
 
     def locate_document(self, document: int) -> tuple[int, int, int]:
-        """Return the file, the record batch and the row of a document."""
+        """Find a document in the files.
+
+        Args:
+            document: Its number in the split.
+
+        Returns:
+            The file, the record batch and the row.
+        """
         if not 0 <= document < self.num_documents:
             raise IndexError(f"document {document} of a split of {self.num_documents}")
         number = self._locate(self._first_documents, document)

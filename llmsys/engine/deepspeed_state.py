@@ -11,14 +11,15 @@ from typing import Any, Literal, Protocol, assert_never, cast
 import torch
 from torch import Tensor, nn
 
-from llmsys.engine.deepspeed_guard import GuardedOptimizer
-from llmsys.engine.engine import Accept
+from llmsys.engine.engine import Accept, accept_all
 from llmsys.parallel.device_mesh import DeviceMeshes
 from llmsys.parallel.process_group import all_reduce_sum, get_rank
 
 ZeroStage = Literal[0, 1, 2, 3]
 # Keys of each parameter's moments; empty where the optimizer has its state already.
 MomentKeys = Mapping[Tensor, Sequence[str]]
+# DeepSpeed's methods that compute the gradient norm.
+NORMS = {"scaled_global_norm": "ZeRO-1 and ZeRO-2", "_get_norm_groups": "ZeRO-3"}
 
 
 class DeepSpeedState(Protocol):
@@ -27,11 +28,25 @@ class DeepSpeedState(Protocol):
     """
 
     def get_tensor(self, parameter: nn.Parameter, key: str | None) -> Tensor:
-        """Return the full tensor, on every rank. Collective."""
+        """Read a master or a moment. Collective.
+
+        Args:
+            parameter: The parameter.
+            key: A key of its moments; None: the float32 master.
+
+        Returns:
+            The full tensor, on every rank.
+        """
         ...
 
     def set_tensor(self, parameter: nn.Parameter, value: Tensor, key: str | None) -> None:
-        """Store this rank's shard of a full tensor."""
+        """Store this rank's shard of a full tensor.
+
+        Args:
+            parameter: The parameter.
+            value: The full tensor.
+            key: A key of its moments; None: the float32 master.
+        """
         ...
 
     def list_moments(self, parameter: nn.Parameter) -> Sequence[str]:
@@ -57,6 +72,10 @@ class DeepSpeedState(Protocol):
     def step_optimizer(self, loss: float, accept: Accept) -> tuple[float, bool]:
         """Clip and step unless `accept` refuses; a step whose gradient is not finite is never
         applied.
+
+        Args:
+            loss: Loss of the step, for `accept`.
+            accept: Decides whether the step may be applied.
 
         Returns:
             The gradient norm before clipping, and whether the step was applied.
@@ -345,3 +364,59 @@ class Zero1Bf16State(Zero12State):
         else:
             self._zero.zero_grad()
         return float(norm), applied
+
+
+# --- The point where a step can be skipped ---
+
+
+class GuardedOptimizer:
+    """The optimizer that `deepspeed.initialize` made for ZeRO, with a check between gradient norm
+    and step.
+
+    DeepSpeed asks its loss scaler there, and skips the step when gradients overflowed. Here the
+    answer is "overflowed" for a step that `accept` refuses, so that DeepSpeed clears gradients and
+    buffers in its own way.
+    """
+
+    def __init__(self, zero: Any) -> None:
+        self._zero = zero
+        self._loss = 0.0
+        self._accept: Accept = accept_all
+        self._applied = True
+        self._norm = float("nan")
+        name = next(name for name in NORMS if hasattr(zero, name))
+        self._measure = getattr(zero, name)
+        setattr(zero, name, self._record_norm)
+        zero._update_scale = self._update_overflow
+
+    def step(self, engine: Any, loss: float, accept: Accept) -> tuple[float, bool]:
+        """Let DeepSpeed step unless `accept` refuses.
+
+        Returns:
+            The gradient norm before clipping, and whether the step was applied.
+        """
+        self._loss = loss
+        self._accept = accept
+        # unchanged where DeepSpeed finds an overflow and computes no norm
+        self._norm = float("inf")
+        engine.step()
+        return self._norm, self._applied
+
+    def _record_norm(self, *arguments: Any, **named: Any) -> Any:
+        result = self._measure(*arguments, **named)
+        norms = result if isinstance(result, list | tuple) else [result]
+        squares = torch.stack(
+            [torch.as_tensor(norm, dtype=torch.float64).cpu() for norm in norms]
+        ).square()
+        # DeepSpeed writes an overflow inside a group as a norm of -1.
+        overflowed = any(float(norm) < 0 for norm in norms)
+        self._norm = (
+            float("inf")
+            if overflowed
+            else float(squares.sum().sqrt()) / float(self._zero.loss_scale)
+        )
+        return result
+
+    def _update_overflow(self, has_overflow: bool = False) -> None:
+        self._applied = self._accept(self._loss, self._norm) and not has_overflow
+        self._zero.overflow = not self._applied

@@ -150,7 +150,15 @@ class HeldoutEvaluator:
         self._compressor_baselines: tuple[float, float] | None = None
 
     def evaluate(self, compute_logits: LogitsFunction, device: torch.device) -> HeldoutEvaluation:
-        """Evaluate this rank's windows and return the result over all ranks. Collective."""
+        """Evaluate this rank's windows and sum over all ranks. Collective.
+
+        Args:
+            compute_logits: Runs the model on a batch.
+            device: Device of this rank.
+
+        Returns:
+            Loss, bits per byte and the baselines of compressors, the same on every rank.
+        """
         rows = self._rows
         sums = sum_over_rows(
             rows, compute_logits, device, self._row_ranks, self._sequences, self._metrics
@@ -223,7 +231,15 @@ class MixtureEvaluator:
     evaluators: Mapping[str, Evaluator]
 
     def evaluate(self, compute_logits: LogitsFunction, device: torch.device) -> EvaluationResult:
-        """Evaluate every source and combine the results. Collective."""
+        """Evaluate every source and combine the results. Collective.
+
+        Args:
+            compute_logits: Runs the model on a batch.
+            device: Device of this rank.
+
+        Returns:
+            The result of all sources, and that of each.
+        """
         found: dict[str, Any] = {
             name: one.evaluate(compute_logits, device) for name, one in self.evaluators.items()
         }

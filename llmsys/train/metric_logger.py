@@ -120,7 +120,13 @@ class MetricLogger:
     trackers: Trackers | None
 
     def log_event(self, event: str, step: int, **fields: Any) -> None:
-        """Write one event, and send its numbers to the trackers."""
+        """Write one event to events.jsonl, and send its numbers to the trackers.
+
+        Args:
+            event: Its kind.
+            step: The step, counted from 1.
+            fields: Its fields.
+        """
         if self.events is None:
             return
         self.events.write(event, step=step, **fields)

@@ -65,7 +65,15 @@ class MultipleChoiceEvaluator:
     sequences: int = MAX_DEFAULT_SEQUENCES
 
     def evaluate(self, compute_logits: LogitsFunction, device: torch.device) -> QuestionScores:
-        """Score this rank's rows and return the accuracies over all ranks. Collective."""
+        """Score this rank's rows and sum over all ranks. Collective.
+
+        Args:
+            compute_logits: Runs the model on a batch.
+            device: Device of this rank.
+
+        Returns:
+            The accuracies, the same on every rank.
+        """
         found = compute_row_metrics(
             self.rows, compute_logits, device, self.row_ranks, self.sequences
         )

@@ -22,9 +22,9 @@ class StageCode:
     Attributes:
         version: Raise it when the same inputs and settings give other bytes. Datasets then make the
             stage again.
-        sources: Our files and folders behind the outputs, relative to the repository root. Only the
+        sources: Our files and folders that the outputs depend on, relative to the repository root. Only the
             test reads them.
-        packages: Libraries behind the outputs. Their installed versions are part of the key.
+        packages: Libraries that the outputs depend on. Their installed versions are part of the key.
     """
 
     version: int

@@ -232,7 +232,7 @@ class _RecordParser:
         is wrong.
         """
         size = header.size + header.length
-        # A plain file can be looked at behind the block without reading it.
+        # A plain file can be looked at after the block without reading it.
         ahead = self.stream.peek_far(size - 1, _AHEAD)
         honest = ParsedRecord(offset, header.kind, header.headers, header.length, None)
         if ahead is not None:

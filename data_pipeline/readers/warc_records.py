@@ -224,7 +224,7 @@ def _iter_parsed_records(
     keep_bytes: int,
     *,
     return_after: int,
-) -> Any:  # a generator of Found that returns where to go on
+) -> Any:  # a generator of Found that returns where to continue
     records = parse_records(stream, path, dialect, keep_bytes, return_after=return_after)
     while True:
         try:

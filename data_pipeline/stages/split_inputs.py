@@ -177,7 +177,7 @@ def _find_gzip_record_end(source: InputStream, start: int) -> int | None:
             head += data
             length = _parse_record_length(head)
         decoded += len(data)
-        # A member that goes on after its record holds others, and is not read to its end.
+        # A member that continues after its record holds others, and is not read to its end.
         longest = _LONGEST_RECORD if length < 0 else min(length, _LONGEST_RECORD)
         if not block or (length < 0 and len(head) > _LONGEST_HEADER) or decoded > longest:
             return None

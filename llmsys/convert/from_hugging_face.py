@@ -46,7 +46,7 @@ from llmsys.train.checkpoint_write import publish_weights
 
 log = get_logger(__name__)
 
-# Files beside the weights that are kept: configs, vocabularies, licences.
+# Files next to the weights that are kept: configs, vocabularies, licences.
 SMALL_FILE_BYTES = 1 << 26
 # Longest window that the written config evaluates with; any other is one word on the command line.
 LENGTH = 1024

@@ -165,7 +165,7 @@ class ScheduleFreeRule:
         decay: Tensor | None = None,
     ) -> Tensor:
         """Implement `ElementwiseRule.compute_update`; `decay` is weight decay times the weights,
-        averaged likewise.
+        averaged in the same way.
         """
         beta1, beta2 = self.config.betas
         second, lookahead = moments

@@ -7,8 +7,8 @@ tensor axis has its own heads from the start. So rotations, masks of packed docu
 biases, sinks and caps are those of one process, for fewer heads. Latent attention exchanges
 queries, and gathers the latents, which are narrower than the keys and values.
 
-With `layout.context_kind=ring` nothing is exchanged here: keys and values go round in attention
-itself (ring_attention.py). With ulysses_ring heads are exchanged inside of each member of the ring.
+With `layout.context_kind=ring` nothing is exchanged here: keys and values are passed between ranks
+in attention itself (ring_attention.py). With ulysses_ring heads are exchanged inside of each member of the ring.
 """
 
 from dataclasses import dataclass
@@ -185,7 +185,7 @@ class _OutputProjection(RowParallelLinear):
 
 
 class _NormOverRanks:
-    """A norm over all heads at once, of which this rank has some: its means are sums over ranks."""
+    """QK-norm over sharded heads; all-reduces the mean square."""
 
     def __init__(
         self, norm: nn.Module, sharding: SequenceSharding, heads: KeyValueHeadSharding

@@ -37,7 +37,7 @@ class DeviceMeshes:
             experts are sharded as dense parameters are.
         expert: Assigns experts to ranks.
         context: Splits sequences: ring · ulysses.
-        ring: Ranks of the context axis between which keys and values go round.
+        ring: Ranks of the context axis that pass key-value blocks to each other.
         ulysses: Ranks of the context axis that exchange heads for positions.
         tensor: Splits matrices.
         member: The ranks of one member of a ring, whose attention has the same positions: ulysses ·

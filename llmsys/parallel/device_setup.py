@@ -134,7 +134,7 @@ def trim_allocator(device: torch.device) -> None:
 
     Initial values, a loaded checkpoint and the tuning of compiled kernels need buffers of sizes
     that no step has. What they leave would stay cut into their sizes, and the step would get new
-    memory beside it.
+    memory in addition.
 
     Args:
         device: Device of this rank.

@@ -144,7 +144,5 @@ def list_blocks_in_order(model: Transformer) -> list[TransformerBlock]:
 
 
 def _list_fsdp_units(block: TransformerBlock) -> list[FSDPModule]:
-    """List the FSDP units of a block: the block, then its experts where they are a unit of their
-    own.
-    """
+    """List the FSDP units of a block: the block, then its experts where they are a separate unit."""
     return [module for module in block.modules() if isinstance(module, FSDPModule)]

@@ -8,7 +8,7 @@ tree of reproducible_sum.py, in float32.
 
 Gradients: a reduce-scatter may add ranks in any order. Here every rank sends each shard of its
 gradient to the rank that keeps it (the same bytes as a ring's reduce-scatter), which sums them by
-the tree. Replicas then gather their sums and add them likewise.
+the tree. Replicas then gather their sums and add them by the tree too.
 """
 
 from collections.abc import Callable, Sequence

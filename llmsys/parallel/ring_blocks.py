@@ -22,7 +22,7 @@ from torch import Tensor
 CHUNK = 256
 
 # Where a rank's pair of chunks comes from, compared with that of the queries: its first chunk lies
-# in front of theirs where its rank is lower, and its second chunk behind theirs.
+# before theirs where its rank is lower, and its second chunk after theirs.
 Side = Literal["own", "before", "after"]
 
 aten = torch.ops.aten

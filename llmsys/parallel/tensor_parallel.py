@@ -124,7 +124,7 @@ def divide_feed_forwards(model: Transformer, sharding: SequenceSharding) -> None
 
 
 class ColumnParallelLinear:
-    """The forward of a linear layer of which this rank has some outputs."""
+    """Column-parallel linear layer: this rank holds some of its outputs."""
 
     def __init__(self, linear: nn.Linear) -> None:
         self.linear = linear

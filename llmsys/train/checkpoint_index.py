@@ -1,6 +1,6 @@
 """`__RANK_0.index`: the locations of the tensors that one rank wrote, as an Arrow file.
 
-A save by several ranks has one index per rank, beside the rank's tensors, and no file that lists
+A save by several ranks has one index per rank, next to the rank's tensors, and no file that lists
 all tensors. A reader maps every index and keeps the chunks that overlap what it loads. A save by
 one process has `metadata.json` instead, see `checkpoint_metadata.py`.
 
@@ -159,7 +159,7 @@ class _TensorTable:
         begin = table.column("begin").to_numpy()
         length = table.column("bytes").to_numpy()
         needed = counts * itemsizes[dtypes.indices.to_numpy()]
-        # Likewise without a sum.
+        # Again without a sum of large numbers, which could wrap around.
         if begin.min() < 0 or (length < needed).any() or (length > file_bytes - begin).any():
             raise ValueError(f"{file} has no such bytes")
         np.add.at(self._filled, numbers, counts)

@@ -104,7 +104,8 @@ def compute_token_losses(
             if smoothing:
                 exponentials.sub_(other * valid)
             gradient_NV[rows] = exponentials.scatter_add_(1, index, -extra * valid)
-        del logits, exponentials  # or the next rows' copy would be made beside it
+        # Or the next rows' copy would be held at the same time: 4.6 GiB for 8,192 rows of 150k.
+        del logits, exponentials
     return losses_N
 
 
@@ -296,7 +297,7 @@ def _add_block(total: Tensor | None, part: Tensor, num_blocks: int) -> Tensor:
     if total is not None:
         return total.add_(part)
     # In bfloat16 small blocks would be lost in a large sum. At once: a sum that is converted at the
-    # second block exists twice beside that block.
+    # second block would exist twice, next to that block.
     return part if num_blocks == 1 else part.float()
 
 

@@ -1,7 +1,7 @@
 """Expert load over all ranks: update the balancing bias after each step, and report the balance.
 
-The mean depth of positions that halt by themselves, and the next-sentence loss, are counted
-likewise.
+The mean depth of positions that halt by themselves, and the next-sentence loss, are
+counted in the same way.
 
 Invariants:
 - Sums over tokens are taken in the forward pass, reduced over ranks once per step, and reset.

@@ -102,7 +102,8 @@ def _parse_message(message: object) -> Mapping[str, Any] | None:
     """
     if not isinstance(message, Mapping) or (keys := find_message_keys(list(message))) is None:
         return None
-    role, content = message[keys[0]], message[keys[1]]
+    role = message[keys[0]]
+    content = message[keys[1]]
     is_content = isinstance(content, str | list) or (
         content is None and bool(message.get("tool_calls"))
     )

@@ -59,7 +59,14 @@ class PatchEmbedding(Float32BufferModule):
 
 
 def build_input_embedding(config: ModelConfig) -> TokenEmbedding | PatchEmbedding:
-    """Build the map from the inputs of a model to vectors: of token ids, or of patches."""
+    """Build the map from the inputs of a model to vectors.
+
+    Args:
+        config: The model.
+
+    Returns:
+        A `PatchEmbedding` for images (bytes (B, N, P)), else a `TokenEmbedding` (ids (B, T)).
+    """
     if config.patches is not None:
         return PatchEmbedding(config.patches, config.hidden_size)
     return TokenEmbedding(config.vocab_size, config.hidden_size)
@@ -109,7 +116,15 @@ class PatchPositionEmbedding(LearnedPositionEmbedding):
 def build_learned_positions(
     config: ModelConfig, position: LearnedPositionConfig
 ) -> LearnedPositionEmbedding:
-    """Build the table of positions: of patches, or of tokens."""
+    """Build the table of learned positions.
+
+    Args:
+        config: The model; images have one position for each patch.
+        position: The section `model.position`.
+
+    Returns:
+        A module that returns one vector for each position.
+    """
     if config.patches is not None:
         return PatchPositionEmbedding(config, position, config.patches)
     return LearnedPositionEmbedding(config, position)

@@ -42,11 +42,9 @@ def require_enough_saves(config: RunConfig) -> None:
     Raises:
         ConfigError: the budget has fewer saves than `checkpoint.average_last`.
     """
-    count, every, steps = (
-        config.checkpoint.average_last,
-        config.checkpoint.every_steps,
-        config.num_steps,
-    )
+    count = config.checkpoint.average_last
+    every = config.checkpoint.every_steps
+    steps = config.num_steps
     if is_batch_measured(config):  # fewest steps: the batch may double early
         steps = -(-config.train.tokens // config.batch.tokens_per_step)
     saves = -(-steps // every) if every else 1
@@ -168,10 +166,8 @@ def average_tensor(name: str, like: Tensor, checkpoints: list[Path]) -> Tensor:
     Returns:
         The mean in the dtype of `like`, added in float64; for integers the last value.
     """
-    total, value = (
-        torch.zeros(like.shape, dtype=torch.float64),
-        torch.empty(like.shape, dtype=like.dtype),
-    )
+    total = torch.zeros(like.shape, dtype=torch.float64)
+    value = torch.empty(like.shape, dtype=like.dtype)
     for checkpoint in checkpoints:
         load_tensors({name: value}, checkpoint)
         total += value

@@ -38,7 +38,8 @@ class NormMeter:
     """
 
     def __init__(self, every_steps: int, engine: Engine) -> None:
-        self._every_steps, self._engine = every_steps, engine
+        self._every_steps = every_steps
+        self._engine = engine
         self._handles: list[RemovableHandle] = []
         self._before: dict[str, Tensor] = {}
         self._activations: dict[str, Sums] = {}
@@ -49,7 +50,8 @@ class NormMeter:
         if number % self._every_steps:
             return
         self._before = {name: tensor.clone() for name, tensor in self._get_weights().items()}
-        self._activations, self._gradients = {}, {}
+        self._activations = {}
+        self._gradients = {}
         self._engine.observe_gradients = self._record_gradients
         for name, module in self._engine.module.named_modules():
             if isinstance(module, TransformerBlock):
@@ -57,8 +59,11 @@ class NormMeter:
                 self._handles.append(module.register_forward_hook(record))
 
     def end_step(self) -> dict[str, Any] | None:
-        """Return the fields of a `norms` event, None in a step that is not measured. Collective
-        in one that is.
+        """End the measurement of a step. Collective in a step that is measured.
+
+        Returns:
+            The fields of a `norms` event: norms by layer of activations, gradients, updates and
+            weights. None in a step that is not measured.
         """
         if self._engine.observe_gradients is None:
             return None

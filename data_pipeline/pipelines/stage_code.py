@@ -22,9 +22,10 @@ class StageCode:
     Attributes:
         version: Raise it when the same inputs and settings give other bytes. Datasets then make the
             stage again.
-        sources: Our files and folders that the outputs depend on, relative to the repository root. Only the
-            test reads them.
-        packages: Libraries that the outputs depend on. Their installed versions are part of the key.
+        sources: Our files and folders that the outputs depend on, relative to the repository root.
+            Only the test reads them.
+        packages: Libraries that the outputs depend on. Their installed versions are part of the
+            key.
     """
 
     version: int

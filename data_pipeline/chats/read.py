@@ -97,8 +97,11 @@ def _reject_line(number: int, text: str, test: str, reason: str) -> ChatLine:
 
 
 def _parse_message(message: object) -> Mapping[str, Any] | None:
-    """Return a message with `role` and `content` and all of its other fields; None if it is
-    none.
+    """Return a message with `role`, `content` and all of its other fields, which templates may
+    read; None if it is none.
+
+    Without content a message must have tool calls. Roles of ShareGPT (`from`) get the names of
+    templates.
     """
     if not isinstance(message, Mapping) or (keys := find_message_keys(list(message))) is None:
         return None

@@ -236,18 +236,19 @@ def read_earlier_items(
 
 
 def _to_items(found: Columns, dataset: int) -> Columns:
+    """Return items of an earlier dataset in the columns of `ITEM_SCHEMA`."""
     count = len(found["high"])
     zeros = np.zeros(count, np.uint64)
     return {
-        **{
-            "high": found["high"],
-            "low": found["low"],
-            "rank": zeros,
-            "tie": zeros,
-            "row": found["row"],
-        },
+        "high": found["high"],
+        "low": found["low"],
+        "rank": zeros,
+        "tie": zeros,
+        "row": found["row"],
+        "place": zeros,
+        "source": np.full(count, dataset),
         # Age 0 puts an earlier document first in its group: it stays.
-        **{"place": zeros, "source": np.full(count, dataset), "age": np.zeros(count, np.uint8)},
+        "age": np.zeros(count, np.uint8),
     }
 
 

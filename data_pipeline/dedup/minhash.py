@@ -141,7 +141,15 @@ class MinHasher:
         ) > 0
 
     def compute_bucket_keys(self, texts: Sequence[str] | pa.Array) -> tuple[Keys, Mask]:
-        """Return (D, buckets) keys and a (D,) mask of the texts that have them."""
+        """Compute the keys by which near duplicates are found: one per bucket of hashes.
+
+        Args:
+            texts: The documents, D.
+
+        Returns:
+            uint64 (D, buckets), and a (D,) mask of the texts that have keys: too short ones have
+            none.
+        """
         keys = [np.zeros((0, self.config.buckets), np.uint64)]
         present = [np.zeros(0, np.bool_)]
         for start in range(0, len(texts), _TEXTS_AT_ONCE):

@@ -305,6 +305,9 @@ def _find_column(batch: pa.RecordBatch, name: str) -> Any:
 
 
 def _get_struct_field(column: Any, part: str) -> Any:
+    """Return a field of a structure column; None where the column is no structure or has no such
+    field.
+    """
     if (
         column is None
         or not pa.types.is_struct(column.type)

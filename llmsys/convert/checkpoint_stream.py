@@ -147,6 +147,9 @@ def _drop_hint(index: MetadataIndex) -> MetadataIndex:
 
 
 def _build_write_item(piece: TensorToWrite) -> WriteItem:
+    """Describe a piece as torch.distributed.checkpoint wants it: a whole tensor, or one expert of a
+    stacked tensor as a shard of it.
+    """
     part, index = piece.part, _build_index(piece.part)
     sizes = part.shape if part.expert is None else (1, *part.part_shape)
     chunk = ChunkStorageMetadata(offsets=index.offset or torch.Size(), sizes=torch.Size(sizes))

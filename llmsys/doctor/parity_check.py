@@ -272,6 +272,9 @@ def run_parity(
 def _iter_results(
     ranks: int, cases: Sequence[ParityCase], expected: dict[str, Trajectory], timeout_seconds: float
 ) -> Iterator[ParityResult]:
+    """Train the cases on a pool of ranks. A case that crashes or hangs fails alone, so that the
+    others are still compared.
+    """
     task = partial(_compare_case, list(cases), expected)
     for number, result in run_tasks(task, range(len(cases)), ranks, timeout_seconds):
         if isinstance(result, TaskFailure):

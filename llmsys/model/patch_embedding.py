@@ -82,8 +82,14 @@ class PatchPositionEmbedding(LearnedPositionEmbedding):
         self.num_leading = patches.num_leading
 
     def forward(self, positions_BT: Tensor) -> Tensor:
-        """Return the vectors of all positions, (..., T, D), interpolated where T is another grid
-        than the table's.
+        """Look up the vectors of positions.
+
+        Args:
+            positions_BT: All positions of an image. Where their number is not that of the table,
+                the image has another size, and the table is interpolated.
+
+        Returns:
+            (..., T, D).
         """
         if positions_BT.shape[-1] == len(self.weight):
             return super().forward(positions_BT)

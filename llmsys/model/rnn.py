@@ -95,7 +95,16 @@ class RecurrentEncoder(nn.Module):
         self.backward_cells = nn.ModuleList(RecurrentCell(rnn, width, width // 2) for _ in layers)
 
     def forward(self, x_BSD: Tensor, context: ForwardContext) -> Tensor:
-        """Same shape and dtype as the input."""
+        """Read the source in both directions.
+
+        Args:
+            x_BSD: Embedded source.
+            context: Documents of the source: a reversed row begins with its last token, not with
+                padding.
+
+        Returns:
+            States of both directions, joined, in the shape and dtype of the input.
+        """
         reversed_BS = _reverse_positions(x_BSD, context.documents_BT)
         for layer, cells in enumerate(zip(self.forward_cells, self.backward_cells, strict=True)):
             x_BSD = apply_dropout(x_BSD, self.dropout if layer else 0.0, self.training)

@@ -122,6 +122,9 @@ def _compute_yarn_frequencies(
 
 
 def _compute_yarn_attention_factor(scaling: YarnRopeScalingConfig) -> float:
+    """Return YaRN's factor on cosines and sines: the config's, else the quotient of DeepSeek's two
+    weights, else the paper's.
+    """
     if scaling.attention_factor is not None:
         return scaling.attention_factor
     if scaling.mscale and scaling.mscale_all_dim:

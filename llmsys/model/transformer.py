@@ -266,10 +266,12 @@ class Transformer(LayerStack):
         ]
 
     def compute_auxiliary_loss(self) -> Tensor:
-        """Return the weighted auxiliary losses of the last training forward, summed over layers; 0
-        without any.
+        """Return the auxiliary losses of the last forward pass in training: balance of experts,
+        router z-loss, pondering.
 
-        A mean over tokens, ready to be added to a loss that is a mean over tokens.
+        Returns:
+            A weighted sum over layers of means over tokens, ready to be added to a loss that is
+            a mean over tokens; 0 without any. A scalar.
         """
         losses = [layer.compute_auxiliary_loss() for layer in self.list_auxiliary_layers()]
         return (

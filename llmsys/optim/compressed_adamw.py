@@ -162,11 +162,18 @@ def _update_piece(
 
 
 def expand_moment(state: dict[str, Tensor], name: str) -> Tensor:
-    """Return a moment in float32; a new tensor.
+    """Expand a stored moment to float32.
+
+    In 8 bits a block has one scale, its largest value. Stored numbers are the root of a first
+    moment and the fourth root of a second one, relative to it: small values need more of the
+    steps than large ones.
 
     Args:
         state: Tensors of one parameter: `name`, and in 8 bits `name`_scale.
         name: "exp_avg" or "exp_avg_sq".
+
+    Returns:
+        A new tensor in the shape of the parameter.
     """
     stored = state[name]
     scales = state.get(f"{name}_scale")

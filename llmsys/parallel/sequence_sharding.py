@@ -202,7 +202,10 @@ def replace_forward(module: nn.Module, forward: Callable[[Tensor], Tensor]) -> N
 
 @cache
 def _build_replaced_class(kind: Any) -> Any:
-    """Return a subclass of `kind` that calls the attribute `replaced_forward`."""
+    """Build a subclass that calls the attribute `replaced_forward`.
+
+    Its name is that of `kind`, so that printed modules do not change.
+    """
 
     def forward(module: Any, x: Tensor) -> Tensor:
         result: Tensor = module.replaced_forward(x)

@@ -100,6 +100,9 @@ def _list_last_checkpoints(folder: Path, count: int) -> list[Path]:
 
 
 def _write_average(checkpoints: list[Path], run_folder: Path) -> Path:
+    """Write the mean of checkpoints, unless it is there: the record of an average has the
+    identities of its checkpoints.
+    """
     identities = {"averaged": [_read_identity(checkpoint) for checkpoint in checkpoints]}
     target = run_folder / AVERAGED / checkpoints[-1].name
     if (

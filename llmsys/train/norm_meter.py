@@ -46,7 +46,13 @@ class NormMeter:
         self._gradients: dict[str, float] = {}
 
     def begin_step(self, number: int) -> None:
-        """Watch step `number`, counted from 1, if it is measured. Collective then."""
+        """Watch a step, if it is measured. Collective then.
+
+        The weights before the step are copied, because its update is their change.
+
+        Args:
+            number: The step, counted from 1.
+        """
         if number % self._every_steps:
             return
         self._before = {name: tensor.clone() for name, tensor in self._get_weights().items()}

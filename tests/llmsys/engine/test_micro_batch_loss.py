@@ -37,7 +37,12 @@ def test_the_positions_that_are_selected_are_those_with_a_target_once_and_in_ord
 ) -> None:
     torch.manual_seed(0)
     x_BTD, targets_BT = torch.randn(2, 16, 3), torch.full((32,), IGNORED)
-    places = torch.randperm(32)[:num_valid].sort().values
+    # The first position too, which stands in for those that are missing.
+    places = (
+        torch.cat([torch.zeros(1, dtype=torch.long), 1 + torch.randperm(31)])[:num_valid]
+        .sort()
+        .values
+    )
     targets_BT[places] = torch.arange(num_valid) + 100
     for more in (0, 3):  # the count of targets may be an upper bound
         x_1ND, targets_1N = select_valid_positions(

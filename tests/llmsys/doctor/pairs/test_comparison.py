@@ -214,5 +214,7 @@ def test_bands_follow_the_dtypes(sections: dict[str, dict[str, Any]], expected: 
     config = RunConfig.model_validate(sections)
     assert select_bands(config) == expected
     wider = select_bands(config, is_corrected=False)
-    assert wider == UNCORRECTED[expected]
+    # In 16 bits each step begins with the state of the run.
+    assert wider == UNCORRECTED.get(expected, expected)
+    assert (wider == expected) == (expected in (BF16, FP16))
     assert all(getattr(wider, name) >= getattr(expected, name) for name in ("loss", "moments"))

@@ -84,7 +84,7 @@ def _build_verdicts(decisions: pa.RecordBatch) -> list[tuple[str, float | None, 
 
 URL = "url_duplicates"
 EXACT = "exact_duplicates"
-SPANS = "duplicate_spans"
+SPANS = "repeated_segments"
 NEAR = "near_duplicates"
 SUBSTRING = "duplicate_substrings"
 

@@ -23,7 +23,6 @@ import pyarrow as pa
 import sentencepiece
 
 from llmsys.config.data import HeldoutSplitConfig
-from llmsys.config.migration import to_recorded_names
 from llmsys.config.tokenizer import SentencePieceConfig, TrainedTokenizerConfig, WordPieceConfig
 from llmsys.data_pipeline.core.document_schema import (
     count_text_bytes,
@@ -229,10 +228,7 @@ def fit_sentencepiece(
         )
     except RuntimeError as error:
         raise DataError(_describe_training_error(error, config, sample)) from error
-    made = {
-        "config": to_recorded_names(config.model_dump(mode="json"), "tokenizer"),
-        "sample": sample,
-    }
+    made = {"config": config.model_dump(mode="json"), "sample": sample}
     return publish_sentencepiece(folder, model.getvalue(), made)
 
 

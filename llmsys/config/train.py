@@ -58,7 +58,7 @@ class ProfileConfig(Section):
         (), description="Steps to record, counted from 1, such as [10, 500]."
     )
     ranks: tuple[NonNegativeInt, ...] = Field(
-        (0,), description="Ranks that record. Every rank writes files of its own."
+        (0,), description="Ranks that record. Each rank writes its own files."
     )
     memory: bool = Field(
         False,
@@ -201,6 +201,13 @@ class TrainConfig(Section):
         description="Steps between checks for silent data corruption, in which every rank repeats "
         "the step of another one and gradients are compared bit for bit. 0: off.",
     )
+    consistency_check_every_steps: int = Field(
+        100,
+        ge=0,
+        description="Steps between comparisons of the weights of replicas, by a hash; a "
+        "difference ends the run. On logged steps a parameter without a gradient ends it too. "
+        "0: neither is checked.",
+    )
     profile: ProfileConfig = Field(
         ProfileConfig(), description="Steps to record with torch's profiler. Default: none."
     )
@@ -312,16 +319,4 @@ def find_source_violations(train: TrainConfig) -> Iterator[Violation]:
             "train.branch_from",
             f"{train.branch_from} does not name a step. Append the step of a checkpoint, such as "
             f"{train.branch_from}@1000.",
-        )
-    if train.branch_from is not None and train.init_from is not None:
-        yield Violation(
-            "train.branch_from",
-            f"{train.branch_from} and train.init_from={train.init_from} are both sources of "
-            "weights. Use branch_from to continue a run at its token, or init_from to start at "
-            "token 0.",
-        )
-    if train.grow_model and train.branch_from is None and train.init_from is None:
-        yield Violation(
-            "train.grow_model",
-            "there is no model to grow. Set branch_from or init_from, or leave it out.",
         )

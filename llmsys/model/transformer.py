@@ -43,7 +43,6 @@ from llmsys.model.recurrence import AdaptiveRecurrence
 
 # Source token ids, their document ids and the lengths of the documents.
 EncoderInput = tuple[Tensor | None, Tensor | None, DocumentLengths | None]
-
 # (head, hidden_BTD, places) → the result of the forward pass instead of logits, such as the loss of
 # the targets `places` beyond the next token. For a classifier the head is None, and hidden_BTD
 # holds its logits.
@@ -111,35 +110,27 @@ class Transformer(LayerStack):
         prediction, one tensor per module.
 
         Args:
-            tokens_BT: Token ids, integer, (B, T). In an encoder-decoder: those of the target. In a
-                model of images: the bytes of patches, (B, N, P).
-            documents_BT: Document id of each token, integer, (B, T). Tokens attend only within
-                their document, and position ids restart at each document. Padding has a negative
-                id. Default: each row is one document.
-            document_lengths: Lengths of the documents in `documents_BT`. Without them, kernels for
-                packed documents wait for the accelerator to count them.
-            source_BS: Token ids of the source, (B, S). Only for an encoder-decoder.
-            source_documents_BS: Document ids of the source, (B, S). Target tokens attend to source
-                tokens with the same id. Default: 0.
-            source_document_lengths: Lengths of the documents in `source_documents_BS`.
-            token_types_BT: Segment ids of an encoder (BERT), (B, T). Default: 0.
-            next_sentence_B: Next-sentence label of each row. Its loss is recorded by
-                `NextSentenceHead.record_loss` and is not part of the result.
-            predicted_BP: Positions to predict, in this order; negative entries are padding (XLNet).
-                The logits are those of these positions, (B, P, V).
-            real_BT: False at padding, which experts neither route nor count. Default: padding is
-                where `documents_BT` is negative.
-            memory: Result of `encode_source`, instead of `source_BS`.
-            cache: Keys and values of earlier calls, extended in place. `tokens_BT` then holds the
-                new tokens only. The source or memory is given with the first call and kept.
-            finish: Called with head and hidden states. Its result is returned instead of logits, so
-                that a loss need not hold all logits at once.
-            layers: Layers to run: a stage of a pipeline. Default: all.
-            hidden_BTD: Hidden states of the pipeline stage before, instead of embedded tokens.
-
-        Returns:
-            Logits (B, T, V) in the dtype of the weights; (B, labels) of a classifier; hidden states
-            (B, T, D) of a model without a head, and of a stage that lacks the last layer.
+            tokens_BT: Token ids, integer; in an encoder-decoder those of the target; bytes of
+                patches (B, N, P).
+            documents_BT: Document of each token: others are hidden, and positions begin with it.
+                Padding is negative.
+            document_lengths: Their lengths, which spare accelerators a wait; those of the source
+                likewise.
+            source_BS: Input of the encoder; `source_documents_BS`, by default 0: a target sees that
+                of equal number.
+            token_types_BT: Segments of an encoder; None: 0 everywhere.
+            next_sentence_B: Labels of rows, for `NextSentenceHead.record_loss`.
+            predicted_BP: Positions to predict in this order, negative: none (XLNet); logits are
+                theirs, (B, P, V).
+            real_BT: False at padding, which experts do not count. None: padding is where
+                documents_BT is negative.
+            memory: The result of `encode_source`, instead of the source.
+            cache: Keys and values so far, extended in place; tokens_BT holds the new tokens. It
+                keeps source or memory.
+            finish: Called with head and hidden states; its result is returned instead of logits.
+            layers: Run only these, a stage of a pipeline, and return hidden states unless the last
+                is among them.
+            hidden_BTD: The hidden states of the stage before.
 
         Raises:
             ConfigError: More positions than the model or the cache has, documents together with a

@@ -8,7 +8,8 @@ biases, sinks and caps are those of one process, for fewer heads. Latent attenti
 queries, and gathers the latents, which are narrower than the keys and values.
 
 With `layout.context_kind=ring` nothing is exchanged here: keys and values are passed between ranks
-in attention itself (ring_attention.py). With ulysses_ring heads are exchanged inside of each member of the ring.
+in attention itself (ring_attention.py). With ulysses_ring heads are exchanged inside of each member
+of the ring.
 """
 
 from dataclasses import dataclass

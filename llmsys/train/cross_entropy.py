@@ -104,8 +104,7 @@ def compute_token_losses(
             if smoothing:
                 exponentials.sub_(other * valid)
             gradient_NV[rows] = exponentials.scatter_add_(1, index, -extra * valid)
-        # Or the next rows' copy would be held at the same time: 4.6 GiB for 8,192 rows of 150k.
-        del logits, exponentials
+        del logits, exponentials  # or both would be in memory with the next rows' copy
     return losses_N
 
 
@@ -297,7 +296,7 @@ def _add_block(total: Tensor | None, part: Tensor, num_blocks: int) -> Tensor:
     if total is not None:
         return total.add_(part)
     # In bfloat16 small blocks would be lost in a large sum. At once: a sum that is converted at the
-    # second block would exist twice, next to that block.
+    # second block exists twice in addition to that block.
     return part if num_blocks == 1 else part.float()
 
 

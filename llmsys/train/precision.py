@@ -183,8 +183,8 @@ def resolve_compile(config: RunConfig) -> RunConfig:
         config: the config of the run.
 
     Returns:
-        The config with `block` or `none` instead of `auto`: block only where every rank can
-        compile for its device.
+        The config with `block` or `none` instead of `auto`: block only where every rank can compile
+        for its device.
     """
     if config.train.compile != "auto":
         return config

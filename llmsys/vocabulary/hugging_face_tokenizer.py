@@ -51,8 +51,8 @@ class HuggingFaceTokenizer:
     """A tokenizer.json with the tokens that begin and end a text.
 
     The end token is `eos_token`, else the one in the configuration files of its folder, else the
-    one that the post-processor appends to a text ([SEP], </s>). The begin token is found in the same way,
-    and is -1 when there is none.
+    one that the post-processor appends to a text ([SEP], </s>). The begin token is found in the
+    same way, and is -1 when there is none.
     """
 
     def __init__(self, file: Path, eos_token: str | None = None) -> None:

@@ -1,5 +1,5 @@
-"""Run the dry runs of docs/measurements/dryrun.md: five models at three lengths, on clusters that do
-not exist.
+"""Run the dry runs of docs/measurements/dryrun.md: five models at three lengths, on clusters that
+do not exist.
 
 Reads configs and a device profile. Writes one JSON file for each dry run, and prints the table of
 the page from those that are there.
@@ -26,9 +26,9 @@ from llmsys.estimate.memory_timeline import GIB
 DOCUMENTS = {
     8_192: "164,152,4059,553,1791,778,1372",
     32_768: "288,2066,106,1048,1499,434,2609,158,1339,318,570,4649,222,1688,4239,744,11813",
-    131_072: "94,155,226,319,553,744,1073,1452,1928,2609,5490,21658,141,222,316,501,718,1048,1372,1866,2496,4928,"
-    "21658,131,203,282,468,674,944,1339,1759,2318,4076,12476,107,171,276,434,607,909,1286,1688,2279,3857,8638,103,"
-    "163,260,376,570,881,1207,1615,2166,3119,6459",
+    131_072: "94,155,226,319,553,744,1073,1452,1928,2609,5490,21658,141,222,316,501,718,1048,1372,"
+    "1866,2496,4928,21658,131,203,282,468,674,944,1339,1759,2318,4076,12476,107,171,276,434,607,909,"
+    "1286,1688,2279,3857,8638,103,163,260,376,570,881,1207,1615,2166,3119,6459",
 }
 FULL = ("train.precision=bf16", "train.activation_checkpoint=full", "batch.micro_sequences=1")
 TOKENS = {8: 4_194_304, 256: 16_777_216}

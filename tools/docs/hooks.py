@@ -14,6 +14,7 @@ sys.path.insert(0, str(ROOT))  # mkdocs loads this file by its path
 
 from tools.docs import (  # noqa: E402
     api_reference,
+    combination_reference,
     config_reference,
     event_reference,
     format_reference,
@@ -52,7 +53,8 @@ READMES = (
 
 def to_page(path: str) -> str:
     """Return the page of a README: `llmsys/train/README.md` is `in-depth/llmsys-train.md`."""
-    return f"in-depth/{path.removesuffix('/README.md').removesuffix('.md').replace('/', '-').lower()}.md"
+    stem = path.removesuffix("/README.md").removesuffix(".md")
+    return f"in-depth/{stem.replace('/', '-').lower()}.md"
 
 
 def read_readme(path: str) -> str:
@@ -91,6 +93,7 @@ def iter_pages() -> Iterator[tuple[str, str]]:
     """Yield the path below docs/ and the text of each generated page."""
     yield from config_reference.iter_pages()
     yield "reference/verbs.md", verb_reference.format_page()
+    yield "reference/combinations.md", combination_reference.format_page()
     yield "reference/rules.md", rule_reference.format_page()
     yield "reference/events.md", event_reference.format_page()
     yield "reference/formats.md", format_reference.format_page()

@@ -63,8 +63,9 @@ def _iter_law_lines(result: dict[str, Any]) -> Iterator[str]:
         )
         yield (
             f"{'>' if row['marked'] else ' '} "
-            f"{row['law']:<24}{format_count(row['parameters']):>11}{format_count(row['tokens']):>10}{row['tokens_per_parameter']:>12.1f}{loss:>8}{read} "
-            f" {notes}"
+            f"{row['law']:<24}{format_count(row['parameters']):>11}"
+            f"{format_count(row['tokens']):>10}{row['tokens_per_parameter']:>12.1f}"
+            f"{loss:>8}{read}  {notes}"
         )
 
 

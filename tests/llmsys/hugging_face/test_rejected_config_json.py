@@ -17,8 +17,7 @@ from llmsys.config.loading.load import (
     read_config,
 )
 from llmsys.errors import ConfigError
-from llmsys.hugging_face.defaults import DEFAULTS
-from llmsys.hugging_face.read_config_json import FAMILIES
+from llmsys.hugging_face.families import FAMILIES
 from llmsys.hugging_face.shared_fields import KINDS
 from llmsys.launch.main import main
 
@@ -120,7 +119,7 @@ def refusal(**values: Any) -> str:
         ),
         (
             {"rope_parameters": {"a": 1}, "rope_scaling": {"b": 1}},
-            "rope_scaling: is given beside rope_parameters.",
+            "rope_scaling: is given together with rope_parameters.",
         ),
         ({"rope_scaling": "linear"}, "rope_scaling: 'linear' is not a mapping."),
         (
@@ -489,7 +488,8 @@ def test_a_model_stands_only_where_a_model_belongs(folder: Path) -> None:
     (folder / "run.yaml").write_text("optimizer: {base: tiny/config.json}\n")
     with pytest.raises(
         ConfigError,
-        match=r"tiny/config\.json is a model, but optimizer is not a model section\. Write it as `model",
+        match=r"tiny/config\.json is a model, but optimizer is not a model section\. Write it as "
+        r"`model",
     ):
         load_run_config("run.yaml")
 
@@ -521,7 +521,9 @@ def test_junk_is_refused_and_never_crashes(model_type: str) -> None:
         "attn_pdrop",
     )
     for junk in (None, "x", "", -1, 0, 1.5, float("inf"), [], [1, "x"], {}, {"x": 1}, True, [None]):
-        shapes: list[dict[str, Any]] = [{key: junk} for key in DEFAULTS[model_type].keys() | nested]
+        shapes: list[dict[str, Any]] = [
+            {key: junk} for key in FAMILIES[model_type].defaults.keys() | nested
+        ]
         shapes += [{"rope_scaling": {"type": kind, key: junk}} for kind in KINDS for key in inner]
         for changes in shapes:
             with contextlib.suppress(ConfigError):

@@ -29,6 +29,9 @@ KINDS = {
     "batch_growth": "The batch doubles from the next step on (`batch.ramp: {kind: noise_scale}`).",
     "corruption_check": "A step was repeated on other ranks, and all gradients were equal "
     "(`train.corruption_check_every_steps`).",
+    "idle_parameters": (
+        "Routers and experts without a gradient in a logged step, because no token reached them."
+    ),
     "experts": "Load of the experts in a logged step; lists have an entry per layer.",
     "evaluation": "An evaluation on held-out data.",
     "checkpoint": "A checkpoint was published.",
@@ -134,6 +137,7 @@ FIELDS = {
     "modelled_seconds": "Predicted step time without the fitted residual.",
     "moments": "Whether the optimizer's moments are those of the parent, or why not.",
     "named": "Ranks that hang.",
+    "names": "Parameters that had no gradient.",
     "new": "Tensors with initial values, which the parent lacks.",
     "next_sentence_accuracy": (
         "Share of right pairs of segments, with `objective.kind: masked_next_sentence`."

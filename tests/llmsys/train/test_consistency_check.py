@@ -29,7 +29,7 @@ from llmsys.parallel.fsdp import FsdpModel
 from llmsys.parallel.process_group import get_local_device, get_rank, get_world_size
 from llmsys.train.build_engine import build_engine
 from llmsys.train.build_trainer import build_trainer
-from llmsys.train.consistency_check import ConsistencyCheck
+from llmsys.train.consistency_check import ConsistencyCheck, _find_different_ranks
 from llmsys.train.expert_load import ExpertLoad, update_expert_balance
 from tests.helpers.dataset import VOCABULARY, make_dataset
 from tests.helpers.ranks import run_ranks
@@ -244,3 +244,12 @@ def test_routers_and_experts_that_no_token_reached_need_no_gradient() -> None:
     [(idle, reached)] = run_ranks(check_idle_experts, 1)
     assert idle == ["blocks.0.feed_forward.router.weight", "blocks.0.feed_forward.experts.up_proj"]
     assert "blocks.0 (2 of " in reached
+
+
+def test_two_ranks_differ_where_they_hold_the_same_with_other_bits_whichever_is_larger() -> None:
+    for bits in (4, 6):
+        assert _find_different_ranks([[[1, 5], [2, 0]], [[3, 9], [0, 0]], [[1, bits], [0, 0]]]) == (
+            0,
+            2,
+        )
+    assert _find_different_ranks([[[1, 5], [2, 8]], [[2, 8], [1, 5]], [[3, 6], [0, 0]]]) is None

@@ -17,6 +17,7 @@ from llmsys.events import read_latest_events
 from llmsys.report.html_page import write_report
 from llmsys.train.branch_point import find_branch_point
 from llmsys.train.build_trainer import train_run
+from llmsys.train.checkpoint_record import read_record, write_record
 from llmsys.train.trainer import Trainer
 from tests.helpers.dataset import VOCABULARY, make_dataset
 
@@ -259,15 +260,15 @@ def test_more_layers_are_copies_of_the_stack(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["train.branch_from={}@3"],
-            r"dense has no checkpoint of step 3. Its last steps with one: 2, 4, 6. Name one"),
+        (["train.branch_from={}@3"], r"dense has no checkpoint of step 3. Its last steps with "
+        r"one: 2, 4, 6. Name one"),
         (["train.branch_from={}2@3"], "has no checkpoint of step 3. Its last steps with one: none"),
         (["train.branch_from={}@6"], "has 1536 tokens, and train.tokens=1536 leaves no step after "
         "it. Set train.tokens to the total of parent and branch, 1792 or more"),
         (["train.branch_from={}@2", "batch.sequences=3"], "has 512 tokens after 2 steps, and no "
         "step of the new run begins there: its steps have 96 tokens"),
-        (["train.branch_from={}@2", "model.intermediate_size=96"],
-            r"needs \(32, 96\).*or train.grow_model=true"),
+        (["train.branch_from={}@2", "model.intermediate_size=96"], r"needs \(32, 96\).*or "
+        r"train.grow_model=true"),
         (["train.branch_from={}@2", "model.intermediate_size=50", "train.grow_model=true"],
             "No rule grows it"),
         (["train.branch_from={}@2", "model.hidden_size=64", "train.grow_model=true"],
@@ -298,11 +299,10 @@ def test_a_damaged_or_foreign_step_is_named(folder: Path, tmp_path: Path) -> Non
         ("foreign", "run", {"tokenizer_fingerprint": "abc"}),
         ("bare", "weights_only", True),
     ):
-        path = tmp_path / name / "checkpoints" / "step-00000002" / "state.json"
-        record = json.loads(path.read_text())
+        checkpoint = tmp_path / name / "checkpoints" / "step-00000002"
+        record = read_record(checkpoint)
         record[key] = record.get(key, {}) | value if isinstance(value, dict) else value
-        del record["digest"]
-        path.write_text(json.dumps(record))
+        write_record(checkpoint, record)
     for name, message in (
         ("damaged", "cannot be used: __0_0.distcp is damaged"),
         ("foreign", "was trained with tokenizer abc, but the data were prepared with"),

@@ -13,16 +13,16 @@ import traceback
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from tests.helpers.native_crash import SIGNALS, build_heap_checks, keep_crash, prepare_crash_report
 
 TIMEOUT_SECONDS = 240
-
-# Ranks with checks of the heap import torch anew.
-CHECKED_TIMEOUT_SECONDS = 420
 
 # After its answer a rank leaves the group; one that does not end by itself is killed.
 ENDING_SECONDS = 10
@@ -79,8 +79,7 @@ def run_ranks(
                 pipes.append(receiver)
                 processes.append(process)
         try:
-            timeout = CHECKED_TIMEOUT_SECONDS if checks_heap else TIMEOUT_SECONDS
-            answers = _collect_answers(pipes, processes, Path(folder), timeout)
+            answers = _collect_answers(pipes, processes, Path(folder), TIMEOUT_SECONDS)
             for process in processes:
                 process.join(ENDING_SECONDS)
             _check_crashes(processes, Path(folder))
@@ -99,21 +98,28 @@ def is_heap_checked(function: Callable[..., Any], world_size: int) -> bool:
 
 @contextmanager
 def _choose_context(checks_heap: bool) -> Iterator[Any]:
-    """Yield what starts processes; the loader reads the variables of the checks when a program
-    starts.
-    """
+    """Yield what starts processes."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
     if not checks_heap:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(PRELOADED)
         yield context
         return
-    before = dict(os.environ)
-    os.environ |= build_heap_checks()
-    try:
-        yield multiprocessing.get_context("spawn")
-    finally:
-        os.environ.clear()
-        os.environ |= before
+    # A context has one server for the whole process, and takes it from this module.
+    connect = _start_checked_server().connect_to_new_process
+    with patch.object(forkserver, "connect_to_new_process", connect):
+        yield context
+
+
+@cache
+def _start_checked_server() -> forkserver.ForkServer:
+    """Start the server whose processes check the heap: the loader reads the variables of the checks
+    when a program starts, so that a fork of another server would not have them.
+    """
+    server = forkserver.ForkServer()
+    server.set_forkserver_preload(PRELOADED)
+    with patch.dict(os.environ, build_heap_checks()):
+        server.ensure_running()
+    return server
 
 
 def _collect_answers(
@@ -194,5 +200,6 @@ def _rank_main(
     except BaseException:
         sender.send(("error", traceback.format_exc()))
     dist.barrier()
-    # Threads of gloo that outlive the interpreter use what its end frees.
+    # An interpreter that ends while gloo still works may crash
+    # (docs/measurements/native-crashes.md).
     dist.destroy_process_group()

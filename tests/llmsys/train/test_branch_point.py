@@ -19,6 +19,7 @@ from llmsys.report.html_page import write_report
 from llmsys.train.branch_point import find_branch_point
 from llmsys.train.build_trainer import train_run
 from llmsys.train.checkpoint_load import load_tensors, read_tensor_metadata
+from llmsys.train.checkpoint_record import read_record, write_record
 from llmsys.train.trainer import Trainer
 from tests.helpers.dataset import VOCABULARY, make_dataset
 
@@ -404,11 +405,10 @@ def test_a_damaged_or_foreign_step_is_named(folder: Path, tmp_path: Path) -> Non
         ("foreign", "run", {"tokenizer_fingerprint": "abc"}),
         ("bare", "weights_only", True),
     ):
-        path = tmp_path / name / "checkpoints" / "step-00000002" / "state.json"
-        record = json.loads(path.read_text())
+        checkpoint = tmp_path / name / "checkpoints" / "step-00000002"
+        record = read_record(checkpoint)
         record[key] = record.get(key, {}) | value if isinstance(value, dict) else value
-        del record["digest"]
-        path.write_text(json.dumps(record))
+        write_record(checkpoint, record)
     for name, message in (
         ("damaged", "cannot be used: __0_0.distcp is damaged"),
         ("foreign", "was trained with tokenizer abc, but the data were prepared with"),

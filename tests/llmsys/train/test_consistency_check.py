@@ -29,7 +29,7 @@ from llmsys.parallel.fsdp import FsdpModel
 from llmsys.parallel.process_group import get_local_device, get_rank, get_world_size
 from llmsys.train.build_engine import build_engine
 from llmsys.train.build_trainer import build_trainer
-from llmsys.train.consistency_check import ConsistencyCheck
+from llmsys.train.consistency_check import ConsistencyCheck, _find_different_ranks
 from llmsys.train.expert_load import ExpertLoad, update_expert_balance
 from tests.helpers.dataset import VOCABULARY, make_dataset
 from tests.helpers.ranks import run_ranks
@@ -54,7 +54,8 @@ CASES: dict[int, dict[str, tuple[Case, bool]]] = {
         "replicas": ((BERT, {"replicate": 2}, {}), True),
         "shards": ((EXPERTS, {}, {}), False),
         "experts": ((CROWDED, {"expert": 2}, {}), False),
-        "tensor": ((EXPERTS, {"tensor": 2}, {}), False),
+        # Which keeps the norms of blocks whole.
+        "tensor": ((EXPERTS, {"tensor": 2}, {}), True),
         "ddp": ((CROWDED, {}, {"engine": {"kind": "torch", "data_parallel": "ddp"}}), True),
         "accelerate": ((EXPERTS, {}, {"engine": {"kind": "accelerate"}}), True),
         "zero-0": ((CROWDED, {"expert": 2}, {"engine": {"kind": "deepspeed", "zero_stage": 0}}),
@@ -120,6 +121,8 @@ class Run:
             return
         is_tied = self.model.model.tie_word_embeddings
         name = "embed.weight" if self.layout.pipeline > 1 and is_tied else "norm.weight"
+        if self.layout.tensor > 1:
+            name = "blocks.0.attention_norm.weight"
         local = get_local_tensor(self.engine.module.get_parameter(name).detach()).view(-1)
         local[:1].view(torch.int32).bitwise_xor_(1)
 
@@ -153,9 +156,11 @@ def test_undisturbed_steps_pass_and_a_changed_bit_of_a_replica_is_named(ranks: i
         for name, (_, has_replicas) in CASES[ranks].items():
             assert found[name][:2] == (has_replicas, ""), name
             if has_replicas:
-                place = "embed (1 of 1)" if "embed" in found[name][2] else "norm (1 of 1)"
-                assert "hold the same parts with different bits" in found[name][2], name
-                assert place in found[name][2], (name, found[name][2])
+                message = found[name][2]
+                assert "hold the same parts with different bits" in message, name
+                assert any(f"{one} (1 of " in message for one in ("embed", "norm", "blocks.0")), (
+                    message
+                )
             else:
                 assert not found[name][2], name
 
@@ -239,3 +244,12 @@ def test_routers_and_experts_that_no_token_reached_need_no_gradient() -> None:
     [(idle, reached)] = run_ranks(check_idle_experts, 1)
     assert idle == ["blocks.0.feed_forward.router.weight", "blocks.0.feed_forward.experts.up_proj"]
     assert "blocks.0 (2 of " in reached
+
+
+def test_two_ranks_differ_where_they_hold_the_same_with_other_bits_whichever_is_larger() -> None:
+    for bits in (4, 6):
+        assert _find_different_ranks([[[1, 5], [2, 0]], [[3, 9], [0, 0]], [[1, bits], [0, 0]]]) == (
+            0,
+            2,
+        )
+    assert _find_different_ranks([[[1, 5], [2, 8]], [[2, 8], [1, 5]], [[3, 6], [0, 0]]]) is None

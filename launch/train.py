@@ -37,7 +37,7 @@ from llmsys.launch.process.rank_environment import (
 from llmsys.launch.process.run_requirements import require_layout
 from llmsys.launch.process.standby import is_standby, wait_as_rank
 from llmsys.log import configure_logging, get_logger
-from llmsys.storage.local_files import write_bytes_atomically
+from llmsys.storage.atomic_write import write_bytes_atomically
 from llmsys.train.stop_request import HANGUP, HANGUP_SAVES
 
 CRASHED, MENDABLE, LOST_PEER, HUNG, UNMET, STOPPED, INTERRUPTED = 1, 2, 3, 4, 5, 75, 130

@@ -43,7 +43,10 @@ class Progress:
             stream: The output. None means standard error.
             clock: Return seconds. Tests replace it.
         """
-        self.stage, self.total, self.unit, self.done = stage, total, unit, done
+        self.stage = stage
+        self.total = total
+        self.unit = unit
+        self.done = done
         self._at_start = done
         self._stream = stream
         self._clock = clock
@@ -146,7 +149,8 @@ def _format_amount(value: float, unit: str = "") -> str:
     power = 0
     # 999.5 would be rounded to 1000
     while abs(value) >= 999.5 and power < 5:
-        value, power = value / 1000, power + 1
+        value = value / 1000
+        power = power + 1
     prefix = ("", "k", "M", "G", "T", "P")[power]
     number = f"{value:.0f}" if float(value).is_integer() or abs(value) >= 99.95 else f"{value:.3g}"
     if unit == "B":

@@ -21,7 +21,7 @@ from llmsys.data_pipeline.pairs.read import iter_text_pairs
 from llmsys.data_pipeline.rules.classifier import LinearModel, LinearScorer, train_linear_model
 from llmsys.data_pipeline.rules.hashed_features import FeatureConfig
 from llmsys.errors import DataError, LlmsysError
-from llmsys.storage.local_files import parse_local_path
+from llmsys.storage.paths import parse_local_path
 
 Labelled = list[tuple[str, str]]
 

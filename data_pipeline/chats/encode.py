@@ -78,7 +78,8 @@ def encode_chats(
     tokenizer = load_tokenizer(model, eos_token)
     controls = frozenset(tokenizer.get_control_pieces())
     schema = build_encoded_schema(count_stored_ids(tokenizer.vocab_size))
-    tally, lengths = FunnelCounts(), np.zeros(len(LENGTH_EDGES) - 1, np.int64)
+    tally = FunnelCounts()
+    lengths = np.zeros(len(LENGTH_EDGES) - 1, np.int64)
     answers = {"train": 0, "heldout": 0}
     lines = iter_chat_lines(file, data, controls)
     with (

@@ -97,12 +97,16 @@ def _reject_line(number: int, text: str, test: str, reason: str) -> ChatLine:
 
 
 def _parse_message(message: object) -> Mapping[str, Any] | None:
-    """Return a message with `role` and `content` and all of its other fields; None if it is
-    none.
+    """Return a message with `role`, `content` and all of its other fields, which templates may
+    read; None if it is none.
+
+    Without content a message must have tool calls. Roles of ShareGPT (`from`) get the names of
+    templates.
     """
     if not isinstance(message, Mapping) or (keys := find_message_keys(list(message))) is None:
         return None
-    role, content = message[keys[0]], message[keys[1]]
+    role = message[keys[0]]
+    content = message[keys[1]]
     is_content = isinstance(content, str | list) or (
         content is None and bool(message.get("tool_calls"))
     )

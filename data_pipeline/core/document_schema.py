@@ -257,7 +257,8 @@ class PartitionWriter(BlockWriter):
     def __init__(self, path: Path, schema: pa.Schema, shards: int, limit_bytes: int) -> None:
         """Write to `path`. Buffer about `limit_bytes` of text in memory."""
         super().__init__(ArrowFileWriter(path, schema, "zstd"))
-        self._shards, self._limit = shards, limit_bytes
+        self._shards = shards
+        self._limit = limit_bytes
         self._waiting: dict[int, list[pa.RecordBatch]] = {}
         self._bytes = 0
         self.batches: list[list[int]] = []

@@ -217,7 +217,8 @@ class Journal:
         )
 
     def _is_unchanged(self, output: TaskOutput) -> bool:
-        staged, path = find_output(self.folder, output.name), self.folder / output.name
+        staged = find_output(self.folder, output.name)
+        path = self.folder / output.name
         # After an interrupted rerun the staged or the published file may match the record.
         if staged != path:
             if _is_same(staged, output):
@@ -243,7 +244,7 @@ def require_journal_version(folder: Path) -> None:
 
 def _connect(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, isolation_level=None)
-    # One process has the journal, and a lock of its own needs no shared memory: network file
+    # One process has the journal, and its own lock needs no shared memory: network file
     # systems have none.
     connection.execute("pragma locking_mode = exclusive")
     is_new = not _require_journal_version(connection, path)

@@ -21,7 +21,9 @@ import xxhash
 
 from llmsys.dataset.manifest import MANIFEST_NAME
 
-STAGING, JOURNAL, LISTS = "staging", "journal", "lists"
+STAGING = "staging"
+JOURNAL = "journal"
+LISTS = "lists"
 PUBLIC_FOLDERS = frozenset({"documents", "dropped", "decontamination", "tokenizer", "tokens"})
 
 
@@ -56,7 +58,12 @@ def find_output(folder: Path, name: str) -> Path:
 
 
 def discard_stale(folder: Path, name: str) -> None:
-    """Remove a staged file that differs from its record while the published file matches it."""
+    """Remove a staged file that differs from its record while the published file matches it.
+
+    Args:
+        folder: The dataset folder.
+        name: Name of the output, relative to the folder.
+    """
     (folder / STAGING / name).unlink(missing_ok=True)
 
 
@@ -145,7 +152,8 @@ class OutputNames:
             self._sorted[parent] = np.sort(np.fromfile(self._files[parent], np.uint64))
             # Names that come later are appended.
             self._files[parent].seek(0, os.SEEK_END)
-        hashes, wanted = self._sorted[parent], np.frombuffer(_hash_name(name), np.uint64)
+        hashes = self._sorted[parent]
+        wanted = np.frombuffer(_hash_name(name), np.uint64)
         index = int(np.searchsorted(hashes, wanted)[0])
         return index < len(hashes) and bool(hashes[index] == wanted[0])
 

@@ -3,7 +3,7 @@ memory.
 
 Records of finished tasks, and the job that describes what it wrote.
 
-Lists of files that tasks read, kept in a file of their own.
+Lists of files that tasks read, kept in a separate file.
 
 A task that reads every file of a stage is pickled with the name of the list, and millions of tasks
 and files take no memory in the driver.
@@ -91,7 +91,8 @@ class FileList(Sequence[Path]):
 
     def __init__(self, folder: Path, rows: FileRows) -> None:
         """List the files that the column `name` names, relative to `folder`."""
-        self._folder, self._rows = folder, rows
+        self._folder = folder
+        self._rows = rows
 
     @property
     def name(self) -> str:

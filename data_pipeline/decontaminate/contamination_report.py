@@ -26,7 +26,7 @@ from llmsys.dataset.manifest_section import (
     SparedDocument,
     SparedItem,
 )
-from llmsys.storage.local_files import write_bytes_atomically
+from llmsys.storage.atomic_write import write_bytes_atomically
 
 Span = tuple[int, int]
 
@@ -42,7 +42,17 @@ class CutResult(NamedTuple):
 
 
 def cut_spans(text: str, spans: Iterable[Span], config: NgramDecontaminationConfig) -> CutResult:
-    """Cut the spans out of a text."""
+    """Cut spans out of a text.
+
+    Args:
+        text: The text of a document.
+        spans: Spans of matches, in characters.
+        config: The margin around a match, the shortest piece that stays and the most pieces.
+
+    Returns:
+        The text that remains and its pieces; the reason where the document is dropped (nothing
+        is left, or too many pieces).
+    """
     pieces: list[str] = []
     position = 0
     for begin, end in [*merge_spans(text, spans, config.margin_characters), (len(text), len(text))]:
@@ -58,8 +68,15 @@ def cut_spans(text: str, spans: Iterable[Span], config: NgramDecontaminationConf
 
 
 def merge_spans(text: str, spans: Iterable[Span], margin: int) -> list[Span]:
-    """Return the spans with their margins, sorted; touching ones are merged, and each ends
-    between words.
+    """Extend spans by a margin and merge those that touch.
+
+    Args:
+        text: The text of a document.
+        spans: Spans of matches, in characters.
+        margin: Characters on each side.
+
+    Returns:
+        Sorted spans; each ends between words.
     """
     found: list[Span] = []
     for begin, end in sorted(spans):
@@ -113,7 +130,8 @@ class ContaminationJudge:
     """Judge of documents by their matches."""
 
     def __init__(self, config: NgramDecontaminationConfig, index: NgramIndex, items: Path) -> None:
-        self._config, self._index = config, index
+        self._config = config
+        self._index = index
         self._names = read_item_names(items)
 
     def judge_document(
@@ -131,18 +149,17 @@ class ContaminationJudge:
         if not matches.num_rows:
             return ContaminationResult(None, None, spared)
         rows = self._build_rows(document, matches)
-        first, others = rows[0], f" and {len(rows) - 1} more" if len(rows) > 1 else ""
+        first = rows[0]
+        others = f" and {len(rows) - 1} more" if len(rows) > 1 else ""
         where = f"{first['set']} {first['item']}{others}"
         count = float(matches.num_rows)
         verdict: tuple[str, float | None, float | None, str] | None
-        text, verdict = (
-            None,
-            (
-                "matches",
-                count,
-                0.0,
-                f"{DECONTAMINATE}: matches {count:g} > 0 ({where}: {first['ngram']!r})",
-            ),
+        text = None
+        verdict = (
+            "matches",
+            count,
+            0.0,
+            f"{DECONTAMINATE}: matches {count:g} > 0 ({where}: {first['ngram']!r})",
         )
         if self._config.action == "cut":
             spans = zip(

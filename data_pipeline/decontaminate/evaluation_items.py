@@ -1,7 +1,7 @@
 """Read evaluation sets and extract the n-grams of their items.
 
 Reads JSON lines, plain, gzip or zstd; an item has queries and labels. A part (query, label, or
-their overlap) of at least n words yields its n-grams. A shorter part is an n-gram of its own
+their overlap) of at least n words yields its n-grams. A shorter part is a separate n-gram
 length. A part that is too short yields none and is counted.
 """
 
@@ -42,10 +42,16 @@ class ItemNgrams(NamedTuple):
 
 
 def read_items(dataset: EvaluationSetConfig) -> Iterator[EvaluationItem]:
-    """Yield the items of a set.
+    """Read the items of an evaluation set.
+
+    Args:
+        dataset: Files and fields of the set.
+
+    Yields:
+        The items, in the order of files and rows.
 
     Raises:
-        DataError: names file and line of an invalid row.
+        DataError: Names file and line of an invalid row.
     """
     for path in dataset.files:
         for number, line in enumerate(_read_bytes(path).split(b"\n"), 1):
@@ -122,10 +128,17 @@ def _get_texts(row: Any, key: str, where: str) -> list[str]:
 def extract_item_ngrams(
     item: EvaluationItem, config: NgramDecontaminationConfig, words: WordHasher
 ) -> tuple[list[ItemNgrams], int]:
-    """Return the n-grams of an item, and the number of its parts that are too short to search for.
+    """Extract the n-grams by which an item is found in documents.
 
-    An item whose words are broken at line ends yields the n-grams of the broken and of the joined
-    words.
+    Args:
+        item: Query and labels.
+        config: Length of an n-gram and the shortest item.
+        words: Splits and hashes words.
+
+    Returns:
+        The n-grams of an item, and the number of its parts that are too short to search for. An
+        item whose words are broken at line ends has those of the broken and those of the joined
+        words.
     """
     found, short = _extract_part_ngrams(item, config, words)
     joined = EvaluationItem(
@@ -145,7 +158,8 @@ def _extract_part_ngrams(
 ) -> tuple[list[ItemNgrams], int]:
     split = words.hash_words([*item.queries, *item.labels])
     parts = np.split(split.hashes, split.offsets[1:-1])
-    queries, labels = parts[: len(item.queries)], parts[len(item.queries) :]
+    queries = parts[: len(item.queries)]
+    labels = parts[len(item.queries) :]
     found: list[ItemNgrams] = []
     if "query" in config.parts:
         found += [_build_ngrams(query, config, "query") for query in queries]

@@ -64,7 +64,9 @@ def write_ngram_index(
     names: list[dict[str, str]] = []
     counts: dict[str, dict[str, int]] = {}
     for dataset in config.sets:
-        first, short, parts = len(names), 0, len(found)
+        first = len(names)
+        short = 0
+        parts = len(found)
         for item in read_items(dataset):
             own, too_short = extract_item_ngrams(item, config, words)
             short += too_short
@@ -137,7 +139,8 @@ class NgramIndex:
 
     def find_matches(self, words: HashedWords) -> tuple[Integers, Integers]:
         """Return (position, n-gram) of every match, sorted by position, longer ones first."""
-        positions, numbers = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+        positions = [np.zeros(0, np.int64)]
+        numbers = [np.zeros(0, np.int64)]
         ends = np.repeat(words.offsets[1:], np.diff(words.offsets))
         for n, hashes in iter_ngram_hashes(words.hashes, max(self._lengths)):
             if n not in self._lengths:
@@ -149,7 +152,8 @@ class NgramIndex:
             hit = (self._hashes[indices] == hashes[here]) & (self.words[indices] == n)
             positions.append(here[hit])
             numbers.append(indices[hit])
-        position, number = np.concatenate(positions), np.concatenate(numbers)
+        position = np.concatenate(positions)
+        number = np.concatenate(numbers)
         order = np.lexsort((-self.words[number].astype(np.int64), position))
         return position[order], number[order]
 
@@ -157,7 +161,8 @@ class NgramIndex:
         """Return the items of n-grams as three arrays: index into `numbers`, item, index into
         `PARTS`.
         """
-        starts, counts = self._ends[numbers], self._ends[numbers + 1] - self._ends[numbers]
+        starts = self._ends[numbers]
+        counts = self._ends[numbers + 1] - self._ends[numbers]
         which = np.repeat(np.arange(len(numbers)), counts)
         positions = compute_positions(starts, counts)
         return (
@@ -193,5 +198,12 @@ def load_ngram_index(path: Path, digest: str) -> NgramIndex:
 
 
 def read_item_names(path: Path) -> pa.RecordBatch:
-    """Return the columns set and item; an item's number is its row."""
+    """Read the names of the items of an index.
+
+    Args:
+        path: The index.
+
+    Returns:
+        The columns set and item; an item's number is its row.
+    """
     return next(read_batches(path))

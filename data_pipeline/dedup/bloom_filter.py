@@ -23,8 +23,14 @@ _HALF = np.uint64(32)
 
 
 def compute_filter_size(keys: int, error_rate: float) -> tuple[int, int]:
-    """Return the number of counters and of hashes per key for an error rate: -n ln p / (ln 2)^2,
-    -log2 p.
+    """Compute the size of a Bloom filter (-n ln p / (ln 2)^2 counters, -log2 p hashes).
+
+    Args:
+        keys: Keys that it will hold, n.
+        error_rate: Share of unique keys that may pass, p.
+
+    Returns:
+        Counters, and hashes per key.
     """
     counters = max(64, math.ceil(-max(1, keys) * math.log(error_rate) / math.log(2) ** 2))
     return counters, max(1, round(-math.log2(error_rate)))

@@ -117,7 +117,9 @@ def load_earlier_dataset(
     try:
         content = json.loads(path.read_bytes())
         version = content.get(VERSION_KEY, content.get("format"))
-        name, files, theirs = content["dataset"], content["files"], dict(content["by_characters"])
+        name = content["dataset"]
+        files = content["files"]
+        theirs = dict(content["by_characters"])
         documents = {
             folder / INDEX / part["name"]: int(part["rows"]) for part in content["documents"]
         }
@@ -183,8 +185,13 @@ def _require_same_words(folder: Path, theirs: Mapping[str, bool], ours: Mapping[
 
 
 def get_minhash_parameters(config: DeduplicationConfig) -> dict[str, Any] | None:
-    """Return the parameters that must be equal for MinHash keys to be comparable; None without
-    MinHash.
+    """Return the parameters that must be equal for MinHash keys to be comparable.
+
+    Args:
+        config: The section `data.deduplicate`.
+
+    Returns:
+        Parameters by name; None without MinHash.
     """
     return (
         config.minhash.model_dump(mode="json")
@@ -229,18 +236,19 @@ def read_earlier_items(
 
 
 def _to_items(found: Columns, dataset: int) -> Columns:
+    """Return items of an earlier dataset in the columns of `ITEM_SCHEMA`."""
     count = len(found["high"])
     zeros = np.zeros(count, np.uint64)
     return {
-        **{
-            "high": found["high"],
-            "low": found["low"],
-            "rank": zeros,
-            "tie": zeros,
-            "row": found["row"],
-        },
+        "high": found["high"],
+        "low": found["low"],
+        "rank": zeros,
+        "tie": zeros,
+        "row": found["row"],
+        "place": zeros,
+        "source": np.full(count, dataset),
         # Age 0 puts an earlier document first in its group: it stays.
-        **{"place": zeros, "source": np.full(count, dataset), "age": np.zeros(count, np.uint8)},
+        "age": np.zeros(count, np.uint8),
     }
 
 
@@ -279,7 +287,8 @@ class DocumentTable:
                 else compute_group_size(len(files.counts))
             )
         else:
-            self._paths, step = files, 1
+            self._paths = files
+            step = 1
             self.starts = compute_offsets(
                 [sum(batch.num_rows for batch in read_batches(path)) for path in files]
             )
@@ -311,7 +320,8 @@ class DocumentIdLookup:
     """Ids of documents of this dataset and of earlier ones."""
 
     def __init__(self, documents: DocumentFiles, earlier: Sequence[EarlierDataset]) -> None:
-        self._files, self._earlier = documents, earlier
+        self._files = documents
+        self._earlier = earlier
 
     @cached_property
     def _own_table(self) -> DocumentTable:
@@ -328,7 +338,8 @@ class DocumentIdLookup:
         """
         own = items["age"] == 1
         home = np.where(own, 0, np.asarray(items["source"]).astype(np.int64) + 1)
-        pieces, places = [pa.array([], pa.string())], [np.zeros(0, np.int64)]
+        pieces = [pa.array([], pa.string())]
+        places = [np.zeros(0, np.int64)]
         for number in range(len(self._earlier) + 1):
             here = np.flatnonzero(home == number)
             if len(here):

@@ -34,7 +34,9 @@ class DuplicateFilter:
         """
         table = read_decisions(decisions, source)
         self._rows = table.column("row").to_numpy() if table is not None else np.zeros(0, np.int64)
-        self._table, self._rules, self._tally = table, rules, tally
+        self._table = table
+        self._rules = rules
+        self._tally = tally
 
     def filter_batch(
         self, batch: pa.RecordBatch, start: int
@@ -53,13 +55,15 @@ class DuplicateFilter:
         rule_per_row = np.array(found.column("rule").to_pylist() if found else [], object)
         gone = batch.take(pa.array(self._rows[first:last] - start))
         drops: list[dict[str, Any]] = []
-        documents, size = batch.num_rows, int(count_text_bytes(batch.column("text")).sum())
+        documents = batch.num_rows
+        size = int(count_text_bytes(batch.column("text")).sum())
         sizes = count_text_bytes(gone.column("text"))
         # The funnel counts rules in order: later ones see what earlier ones left.
         for rule in self._rules:
             flags = rule_per_row == rule
             self._tally.add_amounts(rule, documents_in=documents, bytes_in=size)
-            documents, size = documents - int(flags.sum()), size - int(sizes[flags].sum())
+            documents = documents - int(flags.sum())
+            size = size - int(sizes[flags].sum())
             self._tally.add_amounts(rule, documents_out=documents, bytes_out=size)
             if flags.any() and found is not None:
                 mask = pa.array(flags)
@@ -78,8 +82,11 @@ def _build_verdicts(decisions: pa.RecordBatch) -> list[tuple[str, float | None, 
     ]
 
 
-URL, EXACT, SPANS = "url_duplicates", "exact_duplicates", "repeated_segments"
-NEAR, SUBSTRING = "near_duplicates", "duplicate_substrings"
+URL = "url_duplicates"
+EXACT = "exact_duplicates"
+SPANS = "repeated_segments"
+NEAR = "near_duplicates"
+SUBSTRING = "duplicate_substrings"
 
 _TESTS = {URL: "same url", EXACT: "same text", NEAR: "shares a bucket"}
 
@@ -205,7 +212,8 @@ class DecisionWriter(BlockWriter):
     def _flush(self) -> None:
         if any(batch.num_rows for batch in self._waiting):
             self._writer.write(concat_batches(self._waiting))
-        self._waiting, self._rows = [], 0
+        self._waiting = []
+        self._rows = 0
 
 
 def write_decisions(path: Path, schema: pa.Schema, source: Any, columns: Mapping[str, Any]) -> None:

@@ -47,7 +47,10 @@ class ExternalSorter:
             keys: Names of numeric columns.
             run_rows: Rows that are sorted in memory at a time.
         """
-        self._output, self._schema, self._keys, self._run_rows = output, schema, keys, run_rows
+        self._output = output
+        self._schema = schema
+        self._keys = keys
+        self._run_rows = run_rows
         self._waiting: list[pa.Table] = []
         self._rows = 0
         self._runs: list[Path] = []
@@ -77,7 +80,8 @@ class ExternalSorter:
         self._rows += len(arrays[0])
         if self._rows >= self._run_rows:
             self._runs.append(self._write_run(iter([self._sort_tables(self._waiting)])))
-            self._waiting, self._rows = [], 0
+            self._waiting = []
+            self._rows = 0
 
     def iter_sorted(self) -> Iterator[pa.Table]:
         """Yield all rows in order. Called once, after the last `add`."""
@@ -90,7 +94,8 @@ class ExternalSorter:
         while len(self._runs) > FAN_IN:
             # As few as leave FAN_IN runs to the last merge.
             number = min(FAN_IN, len(self._runs) - FAN_IN + 1)
-            merged, self._runs = self._runs[:number], self._runs[number:]
+            merged = self._runs[:number]
+            self._runs = self._runs[number:]
             self._runs.append(self._write_run(self._merge_runs(merged)))
             for path in merged:
                 path.unlink()
@@ -122,7 +127,9 @@ class _RunReader:
     """The rows of a run that are in memory, with their keys."""
 
     def __init__(self, path: Path, schema: pa.Schema, keys: Sequence[str]) -> None:
-        self._batches, self._schema, self._keys = read_copied_batches(path), schema, keys
+        self._batches = read_copied_batches(path)
+        self._schema = schema
+        self._keys = keys
         self._table: pa.Table = schema.empty_table()
 
     def fill(self) -> bool:
@@ -147,7 +154,8 @@ class _RunReader:
             value = column.dtype.type(value)
             end = begin + int(np.searchsorted(column, value, side="right"))
             begin += int(np.searchsorted(column, value))
-        taken, self._table = self._table.slice(0, end), self._table.slice(end)
+        taken = self._table.slice(0, end)
+        self._table = self._table.slice(end)
         return taken
 
 
@@ -227,7 +235,8 @@ class _StarContraction:
     """
 
     def __init__(self, output: Path, rows_in_memory: int) -> None:
-        self._output, self._rows = output, rows_in_memory
+        self._output = output
+        self._rows = rows_in_memory
         self._labels = output.with_name(f".{output.name}.labels.tmp")
 
     def find_labels(
@@ -237,14 +246,16 @@ class _StarContraction:
         sorter = self._build_sorter()
         for pairs in chain([first], more):
             _add_pairs(sorter, pairs[:, 0], pairs[:, 1])
-        state, before = 0, -1
+        state = 0
+        before = -1
         while state != before:
             with (
                 sorter,
                 self._build_sorter() as small,
                 ArrowFileWriter(self._labels, _LABEL) as labels,
             ):
-                before, state = state, self._run_large_star(sorter, small, labels)
+                before = state
+                state = self._run_large_star(sorter, small, labels)
                 sorter = self._build_sorter()
                 for one, other, smallest, is_first in _iter_groups(small):
                     one = np.where(is_first, one, other)
@@ -283,7 +294,8 @@ class _StarContraction:
 def _add_pairs(sorter: ExternalSorter, one: Indices, other: Indices) -> None:
     """Add pairs in both directions. A document is no neighbour of itself."""
     linked = one != other
-    one, other = one[linked], other[linked]
+    one = one[linked]
+    other = other[linked]
     sorter.add(one=np.concatenate([one, other]), other=np.concatenate([other, one]))
 
 
@@ -295,11 +307,14 @@ def _iter_groups(
     """
     last = (-1, -1, -1)  # one, other and smallest neighbour of the row before
     for table in sorter.iter_sorted():
-        one, other = table.column("one").to_numpy(), table.column("other").to_numpy()
+        one = table.column("one").to_numpy()
+        other = table.column("other").to_numpy()
         # A group may have begun in the table before.
         is_first = np.diff(one, prepend=last[0]) != 0
         fresh = is_first | (np.diff(other, prepend=last[1]) != 0)
-        one, other, is_first = one[fresh], other[fresh], is_first[fresh]
+        one = one[fresh]
+        other = other[fresh]
+        is_first = is_first[fresh]
         if not len(one):
             continue
         group = np.cumsum(is_first)

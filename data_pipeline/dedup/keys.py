@@ -107,11 +107,20 @@ class KeyWriter(BlockWriter):
         arrays = [pa.array(columns[field.name][order], field.type) for field in self._schema]
         self._writer.write(pa.record_batch(arrays, schema=self._schema))
         self.count += self._size
-        self._waiting, self._size = [], 0
+        self._waiting = []
+        self._size = 0
 
 
 def compute_key_range(number: int, ranges: int) -> tuple[int, int]:
-    """Return the first and the last key of a range."""
+    """Compute the keys of a range.
+
+    Args:
+        number: Number of the range.
+        ranges: Number of ranges; together they hold all 64-bit keys.
+
+    Returns:
+        The first and the last key.
+    """
     # In Python's integers, because 2^64 does not fit into 64 bits.
     return (number << 64) // ranges, ((number + 1) << 64) // ranges - 1
 

@@ -28,13 +28,21 @@ Keys = np.ndarray[Any, np.dtype[np.uint64]]
 
 PRIME = np.uint64((1 << 61) - 1)
 LARGEST = np.uint64(0xFFFFFFFFFFFFFFFF)
-_EIGHT, _FOLD = np.uint64(8), np.uint64(61)
+_EIGHT = np.uint64(8)
+_FOLD = np.uint64(61)
 _NEAR = np.uint64(64)  # eight times 8
 SHINGLES_AT_ONCE = 1024  # a table of 1024 x 112 numbers takes 900 kB
 
 
 def reduce_mod_mersenne61(x: Keys) -> Keys:
-    """Return x mod (2^61 - 1) exactly and without division: 2^61 is 1 modulo the prime."""
+    """Compute x mod (2^61 - 1) exactly and without division: 2^61 is 1 modulo the prime.
+
+    Args:
+        x: uint64 of any shape.
+
+    Returns:
+        The remainders, in the same shape.
+    """
     folded = (x & PRIME) + (x >> _FOLD)
     # the difference wraps to a huge number when folded < PRIME
     reduced: Keys = np.minimum(folded, folded - PRIME)
@@ -46,7 +54,8 @@ class HashPermutations:
 
     def __init__(self, a_K: Keys, b_K: Keys) -> None:
         """Take (K,) uint64 multipliers and addends."""
-        self.a_K, self.b_K = a_K, b_K
+        self.a_K = a_K
+        self.b_K = b_K
         self._a_K1 = (a_K * _EIGHT)[:, None]
         # shifted: an r within 8 of 2^61 becomes the smallest
         self._b_K1 = (b_K * _EIGHT + _NEAR)[:, None]
@@ -132,7 +141,15 @@ class MinHasher:
         ) > 0
 
     def compute_bucket_keys(self, texts: Sequence[str] | pa.Array) -> tuple[Keys, Mask]:
-        """Return (D, buckets) keys and a (D,) mask of the texts that have them."""
+        """Compute the keys by which near duplicates are found: one per bucket of hashes.
+
+        Args:
+            texts: The documents, D.
+
+        Returns:
+            uint64 (D, buckets), and a (D,) mask of the texts that have keys: too short ones have
+            none.
+        """
         keys = [np.zeros((0, self.config.buckets), np.uint64)]
         present = [np.zeros(0, np.bool_)]
         for start in range(0, len(texts), _TEXTS_AT_ONCE):
@@ -146,7 +163,14 @@ class MinHasher:
 
 
 def combine_hashes(parts: Keys | Sequence[Keys]) -> Keys:
-    """Combine equally shaped 64-bit hashes, in order, into one of the same shape."""
+    """Combine hashes into one.
+
+    Args:
+        parts: 64-bit hashes of equal shapes; their order counts.
+
+    Returns:
+        Hashes of the shape of one part.
+    """
     combined = np.zeros_like(parts[0])
     for part in parts:
         combined = (combined ^ (combined >> _HALF)) * _MULTIPLIER + part
@@ -163,7 +187,8 @@ def _hash_combined_shingles(words: SimplifiedWords, n: int) -> list[Keys]:
     last = max(0, len(hashes_W) - n + 1)
     runs = combine_hashes([hashes_W[start : start + last] for start in range(n)])
     # A document of w words has w - n + 1 runs; runs that reach into the next document are dropped.
-    begins, ends = words.offsets[:-1].tolist(), (words.offsets[1:] - n + 1).tolist()
+    begins = words.offsets[:-1].tolist()
+    ends = (words.offsets[1:] - n + 1).tolist()
     return [
         _sort_distinct(runs[begin : max(begin, end)])
         for begin, end in zip(begins, ends, strict=True)
@@ -183,7 +208,8 @@ def _hash_sha1_shingles(words: SimplifiedWords, n: int) -> list[Keys]:
     """Return per document the first 8 bytes, little-endian, of the SHA-1 of its runs of n words
     joined by spaces.
     """
-    spelled, edges = words.spellings, np.concatenate([[0], words.ends_W])
+    spelled = words.spellings
+    edges = np.concatenate([[0], words.ends_W])
     shingles = []
     for begin, end in pairwise(words.offsets.tolist()):
         starts, stops = (

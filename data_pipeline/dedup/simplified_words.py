@@ -217,10 +217,13 @@ class SimplifiedWordSplitter:
             _split_long_text(text)
             for text in (texts.to_pylist() if isinstance(texts, pa.Array) else texts)
         ]
-        counts, hashes, spellings = [np.zeros(0, np.int64)], [np.zeros(0, np.uint64)], [b""]
+        counts = [np.zeros(0, np.int64)]
+        hashes = [np.zeros(0, np.uint64)]
+        spellings = [b""]
         for block in _iter_blocks([piece for pieces in pieces_per_text for piece in pieces]):
             folded = fold_texts(block)
-            hasher, runs = RollingHasher(folded.codes), find_character_runs(folded.codes)
+            hasher = RollingHasher(folded.codes)
+            runs = find_character_runs(folded.codes)
             found = hasher.hash_spans(*runs)
             cuts = self._cutter.find_word_starts(folded, runs, found)
             if len(cuts):
@@ -239,7 +242,8 @@ class SimplifiedWordSplitter:
 
 def _split_long_text(text: str) -> list[str]:
     """Split a long text at white space; anywhere if there is none for a million characters."""
-    pieces, begin = [], 0
+    pieces = []
+    begin = 0
     while len(text) - begin > _BLOCK:
         limit = begin + _BLOCK + _LONGEST
         match = WHITE_SPACE.search(text, begin + _BLOCK, limit)
@@ -258,7 +262,8 @@ def _iter_blocks(pieces: Sequence[str]) -> Iterator[list[str]]:
         size += len(piece)
         if size >= _BLOCK:
             yield block
-            block, size = [], 0
+            block = []
+            size = 0
     if block:
         yield block
 

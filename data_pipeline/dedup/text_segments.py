@@ -64,12 +64,16 @@ class SentenceSplitter:
         return [self._find_text_boundaries(text) for text in texts]
 
     def _find_text_boundaries(self, text: str) -> SentenceBoundaries:
-        cache, ends, words = self._cache, [], 0
-        is_open, last = False, 0
+        cache = self._cache
+        ends = []
+        words = 0
+        is_open = False
+        last = 0
         if text.startswith(" "):
             last = 1  # before the first word, every run of white space is a word
         for match in _CHUNK_OR_SPACE.finditer(text):
-            chunk, start = match.group(), match.start()
+            chunk = match.group()
+            start = match.start()
             known = cache.get(chunk)
             if known is None:  # white space
                 if is_open:
@@ -92,7 +96,9 @@ class SentenceSplitter:
 
     def _describe_chunk(self, words: Sequence[str]) -> _Chunk:
         marks = self._english.sentence_marks
-        offset, first, inner = 0, -1, []
+        offset = 0
+        first = -1
+        inner = []
         is_open: bool | None = None
         for word in words:
             if word in marks:
@@ -164,7 +170,15 @@ def get_run_length(config: SpansConfig) -> int:
 
 
 def cut_at_ends(text: str, ends: Sequence[int]) -> list[str]:
-    """Cut a text at `ends`; the text after the last end is dropped."""
+    """Cut a text into segments.
+
+    Args:
+        text: The text.
+        ends: End of each segment, in characters.
+
+    Returns:
+        The segments; the text after the last end is dropped.
+    """
     return [text[begin:end] for begin, end in zip([0, *ends[:-1]], ends, strict=True)]
 
 

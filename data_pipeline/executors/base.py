@@ -75,7 +75,8 @@ class LazySequence(Sequence[Item]):
 
     def __init__(self, length: int, build: Callable[[int], Item]) -> None:
         """Have `length` items; `build` returns one from its index."""
-        self._length, self._build = length, build
+        self._length = length
+        self._build = build
 
     def __len__(self) -> int:
         """Return the number of items."""
@@ -112,7 +113,8 @@ class JobQueue:
     """Numbered jobs of a stage in order, each built when its turn comes."""
 
     def __init__(self, jobs: Sequence[Job]) -> None:
-        self._jobs, self._next = jobs, 0
+        self._jobs = jobs
+        self._next = 0
 
     def __len__(self) -> int:
         """Return the number of jobs that wait."""
@@ -216,5 +218,6 @@ def try_job(index: int, job: Job, report: Report) -> TaskDone | TaskFailed:
             and (problem := to_data_error(error))
         ):
             return TaskFailed(index, str(problem), "", "mend")
-        message, stack = f"{type(error).__name__}: {error}", traceback.format_exc()
+        message = f"{type(error).__name__}: {error}"
+        stack = traceback.format_exc()
         return TaskFailed(index, redact_secrets(message), redact_secrets(stack))

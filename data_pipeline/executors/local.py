@@ -306,7 +306,14 @@ def _format_exit_status(status: int | None) -> str:
 
 
 def format_worker_loss(ending: str) -> str:
-    """Return the message for a lost process, with a suggested fix."""
+    """Describe the loss of a worker process.
+
+    Args:
+        ending: How it ended, such as `was killed by SIGKILL`.
+
+    Returns:
+        The message, with a fix for the most frequent cause, memory.
+    """
     return (
         f"its process {ending}. If the machine ran out of memory, use fewer workers "
         "(data.executor.workers=1) or smaller blocks (data.executor.block_bytes, "
@@ -315,7 +322,14 @@ def format_worker_loss(ending: str) -> str:
 
 
 def format_timeout(seconds: float) -> str:
-    """Return the message for an attempt that exceeded the time limit."""
+    """Describe an attempt that exceeded the time limit.
+
+    Args:
+        seconds: The limit, `data.executor.task_seconds`.
+
+    Returns:
+        The message.
+    """
     return (
         f"took longer than {seconds:g} s, so its process was terminated "
         "(data.executor.task_seconds)."

@@ -2,7 +2,7 @@
 per array task.
 
 An array is submitted as soon as an eighth of the tasks that may be in Slurm is free, so that no
-node waits for the slowest task of an array. Jobs of later stages get arrays of their own while the
+node waits for the slowest task of an array. Jobs of later stages get their own arrays while the
 stage runs.
 
 Writes slurm/ of the dataset folder, and there a folder per array: NUMBER.job per job, and the batch
@@ -41,7 +41,8 @@ from llmsys.data_pipeline.executors.base import (
 from llmsys.data_pipeline.executors.local import format_timeout, format_worker_loss
 from llmsys.errors import DataError
 from llmsys.log import get_logger
-from llmsys.storage.local_files import PRIVATE, find_import_root, write_bytes_atomically
+from llmsys.storage.atomic_write import PRIVATE, write_bytes_atomically
+from llmsys.storage.paths import find_import_root
 
 _log = get_logger(__name__)
 _GRACE_POLLS = 3  # network file systems show a result with a delay
@@ -76,7 +77,8 @@ class SlurmExecutor:
         """Use `folder` for jobs and results. Raise DataError without sbatch, or if an old array
         cannot be cancelled.
         """
-        self.config, self.folder = config, folder.absolute()
+        self.config = config
+        self.folder = folder.absolute()
         self.eager_jobs = EagerJobs()
         self._submitted = 0
         # The name follows from the folder, so that a later run finds the arrays of a killed one.
@@ -93,7 +95,8 @@ class SlurmExecutor:
 
     def run_jobs(self, jobs: Sequence[Job], seconds: float = 0) -> Iterator[Event | EagerTaskEvent]:
         """Yield events until every job is done or failed, and every eager job too."""
-        waiting, arrays = JobQueue(jobs), list[_JobArray]()
+        waiting = JobQueue(jobs)
+        arrays = list[_JobArray]()
         while waiting or arrays or self.eager_jobs:
             arrays += self._submit_arrays(waiting, arrays, seconds)
             queued = self._query_queued_tasks()
@@ -115,7 +118,8 @@ class SlurmExecutor:
         self, waiting: JobQueue, arrays: Sequence[_JobArray], seconds: float
     ) -> Iterator[_JobArray]:
         """Submit arrays of the jobs that wait, as far as tasks are free."""
-        each, limit = self.config.jobs_per_task, self.config.workers or 2 * self.config.array_tasks
+        each = self.config.jobs_per_task
+        limit = self.config.workers or 2 * self.config.array_tasks
         free = limit - sum(len({number // each for number in array.polls}) for array in arrays)
         # Jobs of later stages first: split_inputs alone would enable millions of them.
         while free and (not arrays or free * 8 >= limit) and (waiting or self.eager_jobs):
@@ -141,12 +145,15 @@ class SlurmExecutor:
         self, jobs: Sequence[tuple[int, Job]], seconds: float, is_early: bool = False
     ) -> _JobArray:
         """Write numbered jobs and submit an array of them. A later run finds it by its job name."""
-        folder, each = self.folder / str(self._submitted), self.config.jobs_per_task
+        folder = self.folder / str(self._submitted)
+        each = self.config.jobs_per_task
         self._submitted += 1
         _write_jobs(folder, [job for _, job in jobs], each)
         minutes = int(seconds * each // 60) + 1  # Slurm counts minutes
         limit = [f"--time={minutes}"] if seconds else []
-        logs, tasks = str(folder).replace("%", "%%"), -(-len(jobs) // each)  # Slurm expands %a
+        # Slurm expands %a
+        logs = str(folder).replace("%", "%%")
+        tasks = -(-len(jobs) // each)
         arguments = [
             # A requeued task would overlap with our own retry.
             "sbatch", "--parsable", "--no-requeue", f"--job-name={self.name}",
@@ -169,7 +176,8 @@ class SlurmExecutor:
         some polls.
         """
         for position, absent in list(array.polls.items()):
-            task, number = position // self.config.jobs_per_task, array.numbers[position]
+            task = position // self.config.jobs_per_task
+            number = array.numbers[position]
             result = array.folder / f"{position}.result"
             if result.exists():
                 del array.polls[position]

@@ -13,11 +13,20 @@ from pathlib import Path
 from typing import Any
 
 from llmsys.data_pipeline.executors.base import TaskDone, try_job
-from llmsys.storage.local_files import write_bytes_atomically
+from llmsys.storage.atomic_write import write_bytes_atomically
 
 
 def main(folder: Path, jobs: int, task: int) -> int:
-    """Run the jobs of one array task. Return 0 when every result was written, failed or not."""
+    """Run the jobs of one task of a Slurm array.
+
+    Args:
+        folder: The folder of the array, which all nodes see.
+        jobs: Jobs of a task.
+        task: Number of this task.
+
+    Returns:
+        0 when every result was written, of jobs that failed too.
+    """
     for number in range(task * jobs, (task + 1) * jobs):
         if (folder / f"{number}.job").exists():  # the last task has fewer
             _run_job(folder, number)

@@ -72,9 +72,9 @@ _FLAGS = (
     | dict.fromkeys(_GUTTER, GUTTER)
 )
 _BODY = re.compile(
-    r"\b(?:article|entry|post|story|news|page) ?(?:body|content|text|copy)\b|\bbody "
-    r"?(?:text|copy|content)\b|\bmarkdown body\b|\bmw parser output\b|\brst content\b|\bmain "
-    r"?content\b"
+    r"\b(?:article|entry|post|story|news|page) ?(?:body|content|text|copy)\b|"
+    r"\bbody ?(?:text|copy|content)\b|"
+    r"\bmarkdown body\b|\bmw parser output\b|\brst content\b|\bmain ?content\b"
 )
 _BODY_ENDS = (
     "body",
@@ -91,7 +91,14 @@ _HIDDEN = re.compile(r'\shidden=|display:\s*none|visibility:\s*hidden|aria-hidde
 
 @lru_cache(maxsize=1 << 14)
 def classify_attributes(attributes: str) -> int:
-    """Return the flags of an element by its attributes, ` class="a b" id="c"`."""
+    """Classify an element by the words in its attributes.
+
+    Args:
+        attributes: As in the tag: ` class="a b" id="c"`.
+
+    Returns:
+        Flags of this module, such as TEASER, combined by or.
+    """
     flags = NOTHING
     if ("hidden" in attributes or "none" in attributes) and _HIDDEN.search(attributes):
         flags = HIDDEN
@@ -141,7 +148,18 @@ _ENOUGH = 250  # minimum of remaining characters; below, names are trusted less
 
 
 def mark_boilerplate_runs(tree: HtmlTree, lengths: list[int], paragraphs: list[int]) -> list[bool]:
-    """Mark the boilerplate runs, with less trust in names if little text is left."""
+    """Mark the runs of text that are boilerplate.
+
+    Names of classes are trusted less if little text would be left.
+
+    Args:
+        tree: The page.
+        lengths: Characters of each run.
+        paragraphs: Characters of each run that read like a paragraph.
+
+    Returns:
+        True for each run of boilerplate.
+    """
     total = sum(lengths)
     for trust_names in (True, False):
         out = _mark_runs(tree, lengths, paragraphs, total, trust_names)
@@ -157,7 +175,8 @@ def _mark_runs(
 ) -> list[bool]:
     """Mark the runs in one pass over the elements; elements inside boilerplate are skipped."""
     out = [False] * len(lengths)
-    before, paragraphs_before = [0, *accumulate(lengths)], [0, *accumulate(paragraphs)]
+    before = [0, *accumulate(lengths)]
+    paragraphs_before = [0, *accumulate(paragraphs)]
     most = max(paragraphs_before[-1] * _MAX_PARAGRAPHS, _LEAST_PARAGRAPHS)
     done = header_done = 0
     columns = zip(tree.tag, tree.attributes, tree.first, tree.last, strict=True)

@@ -28,7 +28,9 @@ class ElementStats:
     def __init__(
         self, tree: HtmlTree, lengths: list[int], paragraphs: list[int], out: list[bool]
     ) -> None:
-        self.tree, self.lengths, self.out = tree, lengths, out
+        self.tree = tree
+        self.lengths = lengths
+        self.out = out
         self._characters = _compute_prefix_sums(lengths, out)
         self._linked = _compute_prefix_sums(tree.linked, out)
         self._paragraphs = _compute_prefix_sums(paragraphs, out)
@@ -56,7 +58,14 @@ class ElementStats:
 
 
 def parse_page(html: bytes) -> ElementStats:
-    """Parse a page; the caller has checked its limits."""
+    """Parse a page and count the text of its elements.
+
+    Args:
+        html: The page; the caller has checked its limits.
+
+    Returns:
+        The tree with its counts.
+    """
     tree = parse_tree(html)
     lengths, paragraphs = _compute_run_lengths(tree)
     return ElementStats(tree, lengths, paragraphs, mark_boilerplate_runs(tree, lengths, paragraphs))
@@ -67,7 +76,8 @@ def _compute_run_lengths(tree: HtmlTree) -> tuple[list[int], list[int]]:
     links, no headings.
     """
     lengths = list(map(len, tree.text))
-    tag, runs = tree.tag, zip(lengths, tree.linked, tree.owner, strict=True)
+    tag = tree.tag
+    runs = zip(lengths, tree.linked, tree.owner, strict=True)
     return lengths, [
         # At most a quarter of a paragraph is links.
         length if length >= PARAGRAPH and linked * 4 <= length and tag[owner] not in HEADINGS else 0
@@ -104,9 +114,19 @@ def count_punctuation(text: str) -> int:
 
 
 def score_elements(page: ElementStats) -> list[float]:
-    """Return the weight of each element: the sum of its runs, reduced by its share of links."""
+    """Score elements by the text that they hold.
+
+    Args:
+        page: A parsed page.
+
+    Returns:
+        The weight of each element: the sum of its runs, reduced by its share of links.
+    """
     tree = page.tree
-    tag, parent, linked, out = tree.tag, tree.parent, tree.linked, page.out
+    tag = tree.tag
+    parent = tree.parent
+    linked = tree.linked
+    out = page.out
     weights = [0.0] * len(tag)
     containers = _find_containers(tree)
     for run, length in enumerate(page.lengths):
@@ -146,7 +166,16 @@ def _find_containers(tree: HtmlTree) -> list[int]:
 
 
 def find_root(page: ElementStats, weights: list[float]) -> int:
-    """Return the heaviest element, grown, or the post in it that the page names."""
+    """Find the element that holds the main content.
+
+    Args:
+        page: A parsed page.
+        weights: Weight of each element.
+
+    Returns:
+        The heaviest element, extended while that adds much; or the post in it that the page
+        names.
+    """
     heaviest = weights.index(max(weights))
     return _find_named_post(
         page,
@@ -160,12 +189,14 @@ def _grow_root(page: ElementStats, root: int) -> int:
     """Return the root, or the enclosing element that adds a quarter or more of text in
     paragraphs.
     """
-    own, element = page.count_paragraph_characters(root), root
+    own = page.count_paragraph_characters(root)
+    element = root
     while element > 0:
         element = page.tree.parent[element]
         around = page.count_paragraph_characters(element)
         if around - own > _GROWTH * own:
-            root, own = element, around
+            root = element
+            own = around
     return root
 
 

@@ -49,7 +49,14 @@ _FLAT = frozenset(
 
 
 def build_resiliparse_extractor(config: ResiliparseExtractorConfig) -> Callable[[bytes], str]:
-    """Build the extractor with these settings."""
+    """Build the extractor of `data.extract.kind=resiliparse`.
+
+    Args:
+        config: Its settings.
+
+    Returns:
+        A function from HTML to text.
+    """
 
     def extract_text(html: bytes) -> str:
         # The search for the main content takes time quadratic in the depth.
@@ -65,7 +72,15 @@ def build_resiliparse_extractor(config: ResiliparseExtractorConfig) -> Callable[
 
 
 def estimate_nesting_depth(html: bytes) -> int:
-    """Estimate the nesting depth of a page without parsing it; at least 64."""
+    """Estimate the nesting depth of a page without parsing it, which takes quadratic time in deep
+    ones.
+
+    Args:
+        html: The page.
+
+    Returns:
+        An upper estimate, at least 64.
+    """
     if _estimate_max_open_tags(html) <= 64:
         return 64
     depth = deepest = 0
@@ -93,15 +108,22 @@ def _estimate_max_open_tags(html: bytes) -> int:
 
 
 def build_trafilatura_extractor(config: TrafilaturaExtractorConfig) -> Callable[[bytes], str]:
-    """Build the extractor with these settings.
+    """Build the extractor of `data.extract.kind=trafilatura`.
+
+    Args:
+        config: Its settings.
+
+    Returns:
+        A function from HTML to text.
 
     Raises:
-        ConfigError: if trafilatura is not installed.
+        ConfigError: trafilatura is not installed.
     """
     get_trafilatura_version()
     from trafilatura import extract
 
-    precise, complete = config.favor == "precision", config.favor == "recall"
+    precise = config.favor == "precision"
+    complete = config.favor == "recall"
 
     def extract_text(html: bytes) -> str:
         text = extract(
@@ -154,7 +176,15 @@ class ExtractionResult(NamedTuple):
 
 
 def extract_text(pages: pa.RecordBatch, config: ExtractConfig) -> pa.LargeStringArray:
-    """Return the text of each page as large_string; null where there is none."""
+    """Extract the texts of a batch of pages.
+
+    Args:
+        pages: Pages with their HTML.
+        config: The section `data.extract`.
+
+    Returns:
+        The text of each page as large_string; null where there is none.
+    """
     return extract_pages(pages, config).texts
 
 
@@ -190,8 +220,13 @@ def extract_pages(pages: pa.RecordBatch, config: ExtractConfig) -> ExtractionRes
 
 @lru_cache(maxsize=8)
 def build_extractor(config: ExtractConfig) -> Extractor:
-    """Build the extractor of a config; its library is imported here, since few processes
-    extract.
+    """Build the extractor of a section. Its library is imported here, since few processes extract.
+
+    Args:
+        config: The section `data.extract`.
+
+    Returns:
+        The extractor.
     """
     match config:
         case ArticleExtractorConfig():
@@ -248,8 +283,13 @@ def _find_page_violation(html: bytes, config: ExtractConfig) -> LimitViolation |
 
 
 def clean_text(text: str) -> str:
-    """Return the text normalized for the rest of the pipeline: valid, NFC, without stray white
-    space.
+    """Normalize an extracted text for the rest of the pipeline.
+
+    Args:
+        text: The text of an extractor.
+
+    Returns:
+        Valid Unicode in NFC without stray white space.
     """
     if not text.isascii():
         # a lone surrogate becomes a question mark

@@ -28,8 +28,13 @@ _RAW = re.compile("<!--.*?-->|<xmp[^>]*>(.*?)</xmp>|<plaintext[^>]*>(.*)</plaint
 
 
 def normalize_html(html: bytes) -> str:
-    """Return the body of a page in the regular form; the caller has checked the limits of
-    `extract.page_limits`.
+    """Parse a page and serialize its body in a regular form, which one pass reads.
+
+    Args:
+        html: The page; the caller has checked the limits of `extract.page_limits`.
+
+    Returns:
+        The body as lexbor writes it.
     """
     page = LexborHTMLParser(html)
     body = page.body or page.root
@@ -114,10 +119,21 @@ class HtmlTree:
 
 
 def parse_tree(html: bytes) -> HtmlTree:
-    """Parse a page; the caller has checked its limits."""
+    """Parse a page into arrays of elements and runs of text.
+
+    Args:
+        html: The page; the caller has checked its limits.
+
+    Returns:
+        The tree.
+    """
     # One long function, because it is the innermost loop: a call costs more than its work.
-    written, tree = normalize_html(html), HtmlTree()
-    tag, all_attributes, parent, texts = tree.tag, tree.attributes, tree.parent, tree.text
+    written = normalize_html(html)
+    tree = HtmlTree()
+    tag = tree.tag
+    all_attributes = tree.attributes
+    parent = tree.parent
+    texts = tree.text
     first, last = tree.first, tree.last
     run: list[str] = []  # pieces of the run that is being read
     linked = current = preformatted = 0

@@ -86,7 +86,16 @@ _LARGEST_BOX = 0.3  # share of the root; a larger box is content even if it is m
 
 
 def find_content_siblings(page: ElementStats, weights: list[float], root: int) -> list[int]:
-    """Return the siblings of the root that hold content: by their weight, or as paragraphs."""
+    """Find the siblings of the root that hold content too.
+
+    Args:
+        page: A parsed page.
+        weights: Weight of each element.
+        root: The element of the main content.
+
+    Returns:
+        Elements that are heavy enough, or paragraphs next to it.
+    """
     tree = page.tree
     parent = tree.parent[root]
     least = max(_LEAST_SIBLING, weights[root] * _SIBLING_WEIGHT)
@@ -108,8 +117,15 @@ def find_content_siblings(page: ElementStats, weights: list[float], root: int) -
 
 
 def add_lead(page: ElementStats, root: int, keep: list[bool]) -> None:
-    """Keep runs that read like an introduction between headline and root, unless they are named
-    as a summary.
+    """Keep runs that read like an introduction between headline and root.
+
+    An introduction is often outside of the article's element. Runs that are named as a summary
+    or teaser are left out.
+
+    Args:
+        page: A parsed page.
+        root: The element of the main content.
+        keep: Whether each run is kept; changed in place.
     """
     tree = page.tree
     if root == 0 or page.is_body(root):
@@ -119,7 +135,8 @@ def add_lead(page: ElementStats, root: int, keep: list[bool]) -> None:
         (run for run in range(start - 1, -1, -1) if tree.tag[tree.owner[run]] == "h1"), start
     )
     for run in range(headline + 1, start):
-        length, owner = page.lengths[run], tree.owner[run]
+        length = page.lengths[run]
+        owner = tree.owner[run]
         flags = classify_attributes(tree.attributes[owner]) | classify_attributes(
             tree.attributes[tree.parent[owner]]
         )
@@ -131,7 +148,13 @@ def add_lead(page: ElementStats, root: int, keep: list[bool]) -> None:
 
 
 def drop_link_boxes(page: ElementStats, root: int, keep: list[bool]) -> None:
-    """Drop lists, tables and boxes inside the root that are mostly links."""
+    """Drop lists, tables and boxes inside the root that are mostly links.
+
+    Args:
+        page: A parsed page.
+        root: The element of the main content.
+        keep: Whether each run is kept; changed in place.
+    """
     tree = page.tree
     largest = page.count_characters(root) * _LARGEST_BOX
     done = 0
@@ -147,7 +170,12 @@ def drop_link_boxes(page: ElementStats, root: int, keep: list[bool]) -> None:
 
 
 def drop_phrases(tree: HtmlTree, keep: list[bool]) -> None:
-    """Drop calls to subscribe, picture credits and the like."""
+    """Drop calls to subscribe, picture credits and the like.
+
+    Args:
+        tree: The page.
+        keep: Whether each run is kept; changed in place.
+    """
     for run, text in enumerate(tree.text):
         if keep[run] and is_phrase(text) and tree.tag[tree.owner[run]] not in _NO_PHRASES:
             keep[run] = False
@@ -156,7 +184,9 @@ def drop_phrases(tree: HtmlTree, keep: list[bool]) -> None:
 def select_kept_runs(tree: HtmlTree, keep: list[bool]) -> list[int]:
     """Return the kept runs without headings whose text was dropped."""
     kept: list[int] = []
-    following, level = len(keep), ""  # the next kept run, and its tag if that is a heading
+    # the next kept run, and its tag if that is a heading
+    following = len(keep)
+    level = ""
     # Backwards: whether a heading has text is known only from what follows it.
     for run in range(len(keep) - 1, -1, -1):
         if not keep[run]:
@@ -166,14 +196,20 @@ def select_kept_runs(tree: HtmlTree, keep: list[bool]) -> list[int]:
             following == len(keep) or (following > run + 1 and "" < level <= tag)
         ):
             continue
-        following, level = run, tag if tag in HEADINGS else ""
+        following = run
+        level = tag if tag in HEADINGS else ""
         kept.append(run)
     return kept[::-1]
 
 
 def extract_article(html: bytes) -> str:
-    """Return the text of a page's main content, "" without any; the caller has checked the
-    limits of the page.
+    """Extract the text of a page's main content.
+
+    Args:
+        html: The page; the caller has checked its limits.
+
+    Returns:
+        The text; "" without any.
     """
     page = parse_page(html)
     return render_text(page.tree, find_main_content(page))

@@ -25,10 +25,17 @@ _ATTRIBUTE = re.compile(
 
 
 def count_attributes_over_limit(html: bytes, limit: int) -> int:
-    """Return `limit` + 1 if an element has more than `limit` attributes, else 0.
+    """Check whether an element has too many attributes.
 
     Tags are searched only where `_NO_ATTRIBUTES` bytes hold no other one; shorter tags have few
     attributes.
+
+    Args:
+        html: The page.
+        limit: Most attributes of an element.
+
+    Returns:
+        `limit` + 1 if an element has more, else 0.
     """
     start = 0
     while len(html) - start > _NO_ATTRIBUTES:
@@ -56,8 +63,14 @@ def _find_next_tag(html: bytes, start: int, end: int) -> int:
 
 
 def count_attributes(html: bytes, limit: int) -> int:
-    """Count the attributes of all elements, up to `limit` + 1; those in comments and scripts
-    count too.
+    """Count the attributes of all elements; those in comments and scripts count too.
+
+    Args:
+        html: The page.
+        limit: Counting ends above it.
+
+    Returns:
+        The number, at most `limit` + 1.
     """
     count = 0
     tag = _START_TAG.search(html)
@@ -72,7 +85,8 @@ def _count_tag_attributes(html: bytes, end: int, limit: int) -> tuple[int, int]:
     """Return the number of attributes after the name of a tag, up to `limit` + 1, and their end."""
     count = 0
     while count <= limit and (found := _ATTRIBUTE.match(html, end)):
-        count, end = count + 1, found.end()
+        count = count + 1
+        end = found.end()
     return count, end
 
 
@@ -170,11 +184,17 @@ _FORMATTING_STARTS = _build_formatting_starts()
 
 
 def count_open_elements(html: bytes) -> tuple[int, int, int]:
-    """Return the maximum of open elements, of reopened formatting elements, and the weight of open
-    options.
+    """Count what makes parsing expensive: elements that are open at the same time.
 
-    An end tag closes its element only where HTML's rules certainly close it, so that the counts are
-    upper bounds.
+    An end tag closes its element only where HTML's rules certainly close it, so that the counts
+    are upper bounds.
+
+    Args:
+        html: The page.
+
+    Returns:
+        The maximum of open elements, of reopened formatting elements, and the weight of open
+        options.
     """
     page = _OpenElements()
     options = most_options = 0

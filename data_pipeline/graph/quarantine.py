@@ -23,7 +23,7 @@ from llmsys.data_pipeline.graph.tasks import Task
 from llmsys.data_pipeline.stages.split_inputs import InputBlock
 from llmsys.errors import DataError
 from llmsys.log import get_logger, redact_secrets
-from llmsys.storage.local_files import write_bytes_atomically
+from llmsys.storage.atomic_write import write_bytes_atomically
 
 QUARANTINE = "quarantine"
 
@@ -112,8 +112,15 @@ def _build_dropped_row(entry: dict[str, Any]) -> dict[str, Any]:
 
 
 def format_quarantine_reason(message: str, attempts: int) -> str:
-    """Return one line that says why an input is not in the dataset. It does not depend on the
-    executor.
+    """Describe why an input is not in the dataset. Independent of the executor, so that manifests
+    are equal.
+
+    Args:
+        message: The error of the last attempt.
+        attempts: Number of attempts.
+
+    Returns:
+        One line.
     """
     first = message.splitlines()[0] if message else "no message"
     return f"quarantined after {attempts} {'attempts' if attempts > 1 else 'attempt'}: {first}"

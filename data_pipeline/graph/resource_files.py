@@ -42,7 +42,14 @@ from llmsys.errors import ConfigError, DataError
 
 
 def iter_resource_files(data: CrawlConfig) -> Iterator[tuple[str, Path]]:
-    """Yield (config key, file) for every file that the sections of a crawl name."""
+    """List the files that the sections of a crawl name, such as word lists and models.
+
+    Args:
+        data: The section `data`.
+
+    Yields:
+        (config key, file) of each.
+    """
     sections: list[tuple[str, Any]] = [("url", data.url), ("decontaminate", data.decontaminate)]
     sections += [(f"rules.{number}", rule) for number, rule in enumerate(data.rules)]
     for key, section in sections:
@@ -99,13 +106,13 @@ def list_rule_libraries(data: CrawlConfig) -> list[str]:
 def _iter_rule_libraries(rule: RuleConfig) -> Iterator[str]:
     match rule:
         case FastTextClassifierConfig():
-            package, extra, instead = "fasttext-predict", "fasttext", ""
+            package = "fasttext-predict"
+            extra = "fasttext"
+            instead = ""
         case PerplexityConfig(backend="kenlm"):
-            package, extra, instead = (
-                "kenlm",
-                "kenlm",
-                " (cmake and a C++ compiler build it), or set backend: arpa",
-            )
+            package = "kenlm"
+            extra = "kenlm"
+            instead = " (cmake and a C++ compiler build it), or set backend: arpa"
         case (
             PerplexityConfig()
             | BadWordsConfig()

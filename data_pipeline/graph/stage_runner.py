@@ -101,7 +101,9 @@ class StageProgress:
         totals: Sequence[float] | np.ndarray[Any, np.dtype[np.float64]],
         get_early_amount: Callable[[int], float] = lambda number: 0.0,
     ) -> None:
-        self.progress, self.totals, self.retries = progress, totals, 0
+        self.progress = progress
+        self.totals = totals
+        self.retries = 0
         self._get_early_amount = get_early_amount
         self._dropped = 0
         self._amounts: defaultdict[int, float] = defaultdict(float)
@@ -260,7 +262,8 @@ class StageRunner:
         began = time.monotonic()
         # Long tasks first, so that no worker idles at the end.
         order = np.argsort(-np.array(stage.amounts), kind="stable")
-        missing, amounts = np.array(stage.missing)[order], np.array(stage.amounts)[order]
+        missing = np.array(stage.missing)[order]
+        amounts = np.array(stage.amounts)[order]
         tasks = select_items(stage.tasks, missing)
         jobs = LazySequence(
             len(missing), lambda number: tasks[number].build_recorded_job(self.folder)
@@ -268,7 +271,8 @@ class StageRunner:
         failures = FailureSummary()
         # Without the input of a slow task the dataset must still be possible.
         seconds = self._task_seconds if stage.has_fallbacks else 0
-        title, to_do = eager_tasks.format_title(stage.name), float(amounts.sum())
+        title = eager_tasks.format_title(stage.name)
+        to_do = float(amounts.sum())
         total = stage.total + (to_do if eager_tasks.is_counted else 0)
         with Progress(title, total, stage.unit, done=stage.total - to_do) as progress:
             display = StageProgress(progress, amounts, eager_tasks.get_progress_amount)
@@ -278,7 +282,8 @@ class StageRunner:
                     case EagerTaskEvent():
                         eager_tasks.record_early_result(event)
                     case TaskDone():
-                        index, task = int(missing[event.index]), tasks[event.index]
+                        index = int(missing[event.index])
+                        task = tasks[event.index]
                         record = save_task_result(
                             self.journal, task, stage.code, event.result, index
                         )
@@ -332,9 +337,15 @@ class _StageTasks:
     """The tasks of one stage, and the indices and amounts of those that have no record yet."""
 
     def __init__(self, name: str, tasks: Sequence[Task], code: str, unit: str) -> None:
-        self.name, self.tasks, self.code, self.unit = name, tasks, code, unit
-        self.missing, self.amounts = array("q"), array("d")  # 16 bytes a task
-        self.total, self.has_fallbacks = 0.0, True
+        self.name = name
+        self.tasks = tasks
+        self.code = code
+        self.unit = unit
+        # 16 bytes a task
+        self.missing = array("q")
+        self.amounts = array("d")
+        self.total = 0.0
+        self.has_fallbacks = True
 
     def add_amount(self, task: Task, missing: int | None) -> None:
         """Count a task, which is done or is the missing one of an index."""

@@ -52,8 +52,11 @@ class RecordList(Sequence[TaskRecord]):
     """
 
     def __init__(self, journal: Journal, stage: str, count: int) -> None:
-        self._journal, self._stage, self._count = journal, stage, count
-        self._first, self._page = 0, list[TaskRecord]()
+        self._journal = journal
+        self._stage = stage
+        self._count = count
+        self._first = 0
+        self._page = list[TaskRecord]()
 
     def __len__(self) -> int:
         """Return the number of tasks."""
@@ -234,7 +237,9 @@ class EagerTasks:
         seconds: float,
     ) -> None:
         """Fill `queues`, the executor's, with tasks that may take `seconds` each (0: any time)."""
-        self.folder, self.journal, self.queues = folder, journal, queues
+        self.folder = folder
+        self.journal = journal
+        self.queues = queues
         self.next_stage = next_stage if queues is not None else None
         if queues is not None:
             queues.seconds = seconds
@@ -251,7 +256,8 @@ class EagerTasks:
         """Return the names of the stage and of the stages that start early, for the progress
         line.
         """
-        names, next_stage = [stage], self.next_stage
+        names = [stage]
+        next_stage = self.next_stage
         while next_stage is not None:
             names.append(next_stage.stage)
             next_stage = next_stage.then

@@ -53,11 +53,10 @@ def encode_images(
     Returns:
         Descriptions of both token files, and funnel counts.
     """
-    schema, tally = build_token_schema(choose_token_dtype(BYTE_VALUES)), FunnelCounts()
-    images, rows = (
-        iter_images(part, data),
-        max(1, BATCH_VALUES // (data.num_channels * data.image_size**2)),
-    )
+    schema = build_token_schema(choose_token_dtype(BYTE_VALUES))
+    tally = FunnelCounts()
+    images = iter_images(part, data)
+    rows = max(1, BATCH_VALUES // (data.num_channels * data.image_size**2))
     with (
         ArrowFileWriter(outputs[0], schema) as targets,
         ArrowFileWriter(outputs[1], schema) as sources,
@@ -67,7 +66,8 @@ def encode_images(
             pairs = [
                 (image, image.pixels_CHW.ravel()) for image in batch if image.pixels_CHW is not None
             ]
-            good, pixels = [image for image, _ in pairs], [values for _, values in pairs]
+            good = [image for image, _ in pairs]
+            pixels = [values for _, values in pairs]
             bad = [_build_dropped_row(image) for image in batch if image.pixels_CHW is None]
             tally.add_drops(bad)
             tally.add_amounts(STAGE, documents_in=len(batch), documents_out=len(good))

@@ -101,13 +101,13 @@ def _list_image_files(folder: Path) -> tuple[tuple[Path, str], ...]:
 def _load_arrays(path: Path) -> tuple[Pixels, NDArray[Any]]:
     try:
         with np.load(path, allow_pickle=False) as arrays:
-            images, labels = arrays["images"], arrays["labels"]
+            images = arrays["images"]
+            labels = arrays["labels"]
     except KeyError as error:
-        text = (
+        raise DataError(
             f"{path} has no array {error}. Save images and labels: numpy.savez(path, images=…, "
             "labels=…)."
-        )
-        raise DataError(text) from None
+        ) from None
     except (OSError, ValueError) as error:
         raise DataError(
             f"{path} cannot be read as .npz: {error}. Give an .npz file, or a folder of images."
@@ -144,7 +144,9 @@ def iter_images(part: ImagePart, data: ImagesConfig) -> Iterator[LabelledImage]:
         for number, (file, label) in enumerate(part.files):
             yield _read_image(file, number, label, data)
         return
-    images, size, channels = _load_arrays(part.archive)[0], data.image_size, data.num_channels
+    images = _load_arrays(part.archive)[0]
+    size = data.image_size
+    channels = data.num_channels
     images = images[..., None] if images.ndim == 3 else images
     if images.shape[1:] != (size, size, channels):
         raise DataError(

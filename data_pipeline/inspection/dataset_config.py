@@ -14,10 +14,17 @@ MAX_SHOWN_DIFFERENCES = 8
 
 
 def read_dataset_config(manifest: Manifest, data: CrawlConfig) -> CrawlConfig:
-    """Return the config of the dataset in the folder of `data`.
+    """Read the config with which a dataset was made.
+
+    Args:
+        manifest: The manifest of the dataset.
+        data: The section that names its folder.
+
+    Returns:
+        The section `data` of the dataset.
 
     Raises:
-        DataError: if this version cannot read it.
+        DataError: This version cannot read it.
     """
     stored = manifest.config.get("data", {})
     own = {"folder": data.folder, "executor": data.executor.model_dump()}
@@ -33,14 +40,14 @@ def read_dataset_config(manifest: Manifest, data: CrawlConfig) -> CrawlConfig:
 
 
 def describe_config_differences(manifest: Manifest, data: CrawlConfig) -> str:
-    """Describe the differences between a config and that of its dataset.
+    """Describe how the config of a dataset differs from the present one.
 
     Args:
-        manifest: manifest of the dataset.
-        data: the config; its folder and executor are ignored.
+        manifest: The manifest of the dataset.
+        data: The present section `data`.
 
     Returns:
-        One sentence; "" if they are equal.
+        A sentence; empty where nothing differs.
     """
     made = read_dataset_config(manifest, data)
     ignored = {"folder", "executor"}  # they do not change the documents

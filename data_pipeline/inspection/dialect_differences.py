@@ -124,7 +124,8 @@ def compare_dialects(data: CrawlConfig, dialects: Sequence[str]) -> list[Dialect
             )
         )
         for (other, family), difference in differences.items():
-            first, second = verdicts[dialects[0]][family], verdicts[other][family]
+            first = verdicts[dialects[0]][family]
+            second = verdicts[other][family]
             for row, (name, url) in enumerate(names):
                 tests = (first.tests[row], second.tests[row])
                 sentences = (

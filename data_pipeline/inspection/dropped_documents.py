@@ -56,7 +56,15 @@ def find_dropped_documents(
 
 
 def iter_matches(folder: Path, wanted: dict[str, str]) -> Iterator[pa.RecordBatch]:
-    """Yield the dropped documents with these values of stage, rule and test, as batches."""
+    """Read the dropped documents that match.
+
+    Args:
+        folder: The dataset folder.
+        wanted: Values of `stage`, `rule` and `test` to match.
+
+    Yields:
+        Batches of matching rows.
+    """
     for entry in load_manifest(folder).dropped.files:
         for batch in read_batches(folder / "dropped" / entry.name):
             mask = pa.array([True] * batch.num_rows)
@@ -120,7 +128,15 @@ def _format_row(row: dict[str, Any]) -> str:
 
 
 def describe_no_match(folder: Path, wanted: dict[str, str]) -> str:
-    """Return an error message with what the dataset dropped, for values that match nothing."""
+    """Describe what a dataset dropped, for values that match nothing.
+
+    Args:
+        folder: The dataset folder.
+        wanted: The values that match nothing.
+
+    Returns:
+        The error message.
+    """
     if not wanted:
         return f"{folder} has dropped no document. Read those that were kept in {folder}/documents."
     asked = ", ".join(f"{name}={value}" for name, value in wanted.items())

@@ -58,7 +58,8 @@ def export_dropped_documents(folder: Path, wanted: dict[str, str], output: Path)
             f"{folder}/work/extracted is gone, which has the whole texts. Make it again: llmsys "
             "prepare CONFIG"
         )
-    total, missing = len(rows), len(rows)
+    total = len(rows)
+    missing = len(rows)
     schema = pa.schema([*DROPPED_SCHEMA])
     with (
         open_document_writer(output, form, schema) as write,

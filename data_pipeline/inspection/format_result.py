@@ -8,7 +8,8 @@ from llmsys.data_pipeline.inspection.verify_dataset import InspectionResult
 from llmsys.data_pipeline.inspection.verify_files import format_findings
 from llmsys.dataset.manifest import LanguageUsage, TokenizerUsage
 
-SHOWN_SAMPLES, EXCERPT = 3, 160
+SHOWN_SAMPLES = 3
+EXCERPT = 160
 
 
 def build_inspection_dict(inspection: InspectionResult) -> dict[str, Any]:

@@ -219,7 +219,8 @@ def _count_documents(
 
     `where` is the name of the rule and the column of kept documents with its measured value.
     """
-    stay, back = [0] * len(values), [0] * len(values)
+    stay = [0] * len(values)
+    back = [0] * len(values)
     rule, column = where
     for entry in manifest.documents.files:
         for (kept,) in _iter_columns(folder / "documents" / entry.name, [column]):

@@ -57,7 +57,8 @@ def locate_token(folder: Path, name: str) -> TokenLineage:
             f"--token {name} cannot be parsed. Write the split and a number from 0, such as "
             "train:12345."
         )
-    shards, token = open_tokens(folder, split), int(number)
+    shards = open_tokens(folder, split)
+    token = int(number)
     ends = np.cumsum(shards.lengths)
     if token >= ends[-1]:
         raise DataError(
@@ -65,10 +66,8 @@ def locate_token(folder: Path, name: str) -> TokenLineage:
         )
     document = int(np.searchsorted(ends, token, side="right"))
     index = token - int(ends[document] - shards.lengths[document])
-    tokenizer, tokens = (
-        load_dataset_tokenizer(folder / "tokenizer"),
-        shards.get_tokens(document).tolist(),
-    )
+    tokenizer = load_dataset_tokenizer(folder / "tokenizer")
+    tokens = shards.get_tokens(document).tolist()
     if shards.manifest.answers:
         tokens = (
             StoredChats(tokenizer.vocab_size, tokenizer.eos_id).split(np.array(tokens)).ids.tolist()

@@ -42,7 +42,17 @@ class DocumentSample:
 def verify_samples(
     folder: Path, manifest: Manifest, tokenizer: Tokenizer, count: int
 ) -> tuple[list[DocumentSample], list[DatasetFinding]]:
-    """Decode `count` documents and compare them with their texts; return them, and the findings."""
+    """Encode and decode a sample of documents and compare them with their tokens and texts.
+
+    Args:
+        folder: The dataset folder.
+        manifest: Its manifest.
+        tokenizer: Its tokenizer.
+        count: Documents in the sample.
+
+    Returns:
+        The sample, and a finding for each document whose ids differ.
+    """
     rows: dict[str, Row] = {row["id"]: row for row in _read_sample_rows(folder, manifest, count)}
     samples: list[DocumentSample] = []
     findings: list[DatasetFinding] = []
@@ -114,7 +124,8 @@ def _decode_tokens(
 def _build_sample(
     shards: TokenShards, split: str, number: int, row: Row, text: str
 ) -> DocumentSample:
-    lineage, tokens = shards.get_lineage(number), shards.get_tokens(number)
+    lineage = shards.get_lineage(number)
+    tokens = shards.get_tokens(number)
     return DocumentSample(
         split=split,
         document=number,

@@ -59,7 +59,8 @@ def verify_dataset(folder: Path, samples: int) -> InspectionResult:
         DataError: if there is no readable manifest.
     """
     inspection = InspectionResult(folder, load_manifest(folder))
-    manifest, findings = inspection.manifest, inspection.findings
+    manifest = inspection.manifest
+    findings = inspection.findings
     entries = _list_entries(folder, manifest, findings)
     findings += _verify_manifest(manifest, entries)
     tokenizer = _load_dataset_tokenizer(folder, manifest, findings)

@@ -63,7 +63,16 @@ def format_findings(findings: Sequence[DatasetFinding]) -> str:
 def verify_document_file(
     path: Path, subfolder: str, entry: DocumentFile
 ) -> Iterator[DatasetFinding]:
-    """Yield the problems of one file of `subfolder` ("documents" or "dropped")."""
+    """Verify a file of documents: digest, rows and columns.
+
+    Args:
+        path: The file.
+        subfolder: "documents" or "dropped".
+        entry: Its entry in the manifest.
+
+    Yields:
+        The problems of the file.
+    """
     name = f"{subfolder}/{entry.name}"
     if (size := path.stat().st_size) != entry.size:
         yield DatasetFinding(
@@ -103,8 +112,16 @@ _FIELD_NAMES = {
 def verify_token_file(
     path: Path, entry: TokenFile, vocab_size: int, end: int | None
 ) -> Iterator[DatasetFinding]:
-    """Yield the problems of one token file; `end` is the last id of every document, None if
-    there is none.
+    """Verify a token file: every page or batch, counts, ids and ends of documents.
+
+    Args:
+        path: The file.
+        entry: Its entry in the manifest.
+        vocab_size: Number of ids.
+        end: The last id of every document; None if there is none.
+
+    Yields:
+        The problems of the file.
     """
     name = f"tokens/{entry.name}"
     if (size := path.stat().st_size) != entry.size:
@@ -162,7 +179,8 @@ def _verify_batch(
 ) -> Iterator[DatasetFinding]:
     expected = entry.batches[index]
     for field, name_of_field in _FIELD_NAMES.items():
-        ours, theirs = getattr(found, field), getattr(expected, field)
+        ours = getattr(found, field)
+        theirs = getattr(expected, field)
         if ours != theirs:
             problem = f"the {name_of_field} is {_format_value(ours)}, not {_format_value(theirs)}"
             where = f"bytes {expected.begin:,} to {expected.end:,}"
@@ -176,7 +194,8 @@ def _verify_tokens(
     end token.
     """
     column = batch.column("tokens")
-    values, offsets = column.values.to_numpy(zero_copy_only=True), column.offsets.to_numpy()
+    values = column.values.to_numpy(zero_copy_only=True)
+    offsets = column.offsets.to_numpy()
     where = f"record batch {index}"
     if len(values) and (highest := int(values.max())) >= vocab_size:
         yield DatasetFinding(

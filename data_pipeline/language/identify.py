@@ -55,7 +55,14 @@ class Cld2Result(NamedTuple):
 
 
 def detect_languages(texts: Sequence[str]) -> list[Cld2Result]:
-    """Return CLD2's best guess for each text."""
+    """Detect languages by CLD2.
+
+    Args:
+        texts: The texts.
+
+    Returns:
+        The best guess for each.
+    """
     return [_detect_language(text) for text in texts]
 
 
@@ -151,7 +158,15 @@ GROUPS: Sequence[frozenset[str]] = (frozenset({"ms", "id"}), frozenset({"hr", "b
 
 
 def count_marker_words(text: str, group: frozenset[str]) -> dict[str, int]:
-    """Count the marker words of each language of a group in a text."""
+    """Count the words of a text that only one of several similar languages has.
+
+    Args:
+        text: The text.
+        group: Codes of similar languages.
+
+    Returns:
+        Marker words by language.
+    """
     lower = text.lower()
     return {
         code: len(build_marker_pattern(_MARKERS[code]).findall(lower)) for code in sorted(group)
@@ -218,8 +233,14 @@ _IJEKAVIAN = """
 
 
 def find_serbian_share(text: str) -> float | None:
-    """Return the share of Serbian words among those with either vowel (by Laplace), None if they
-    are no majority.
+    """Estimate the share of Serbian words in a text in Latin letters, by their e where Croatian and
+    Bosnian have ije.
+
+    Args:
+        text: The text.
+
+    Returns:
+        The share among words with either vowel (by Laplace); None if they are no majority.
     """
     lower = text.lower()
     ekavian, ijekavian = (
@@ -306,7 +327,8 @@ def _identify_with_both(texts: Sequence[str]) -> _Identified:
         asked, *_identify_with_cld2([texts[number] for number in asked]), strict=True
     ):
         if code not in BAYES_CODES and code != UNKNOWN:
-            codes[number], scores[number] = code, score
+            codes[number] = code
+            scores[number] = score
     for group in GROUPS:
         _resolve_similar_languages(texts, codes, scores, group)
     _find_latin_serbian(texts, codes, scores)
@@ -333,7 +355,8 @@ def _find_latin_serbian(
             in_group = float(
                 load_naive_bayes_model().compute_probability([texts[number]], _LATIN_SERBIAN)[0]
             )
-            codes[number], scores[number] = "sr", in_group * share
+            codes[number] = "sr"
+            scores[number] = in_group * share
 
 
 def _resolve_similar_languages(
@@ -352,4 +375,5 @@ def _resolve_similar_languages(
         best = max(found, key=lambda code: (found[code], code == codes[number]))
         share = (found[best] + 1) / (sum(found.values()) + 2)
         least = scores[number] if best == codes[number] else 0.0
-        codes[number], scores[number] = best, max(least, in_group * share)
+        codes[number] = best
+        scores[number] = max(least, in_group * share)

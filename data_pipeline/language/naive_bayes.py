@@ -27,7 +27,8 @@ Integers = npt.NDArray[np.int64]
 # parallel.
 _SLICE_BYTES = 1 << 21  # bytes of text scanned together; the tables take about eight times as much
 _SLICE_TEXTS = 1 << 12
-_SHORTEST_SEGMENT, _LONGEST_SEGMENT = 16, 256
+_SHORTEST_SEGMENT = 16
+_LONGEST_SEGMENT = 256
 
 
 @dataclass(frozen=True)
@@ -56,15 +57,19 @@ class NaiveBayesModel:
         """Number of preceding bytes that decide the state: the longest path from the first state
         to any other.
         """
-        rows, row_of = self.moves.reshape(-1, 256), self.row_base >> 8
-        seen, read = np.zeros(len(row_of), np.bool_), np.zeros(len(rows), np.bool_)
-        states, steps = np.zeros(1, np.int64), -1
+        rows = self.moves.reshape(-1, 256)
+        row_of = self.row_base >> 8
+        seen = np.zeros(len(row_of), np.bool_)
+        read = np.zeros(len(rows), np.bool_)
+        states = np.zeros(1, np.int64)
+        steps = -1
         while len(states):
             seen[states] = True
             steps += 1
             # Masks instead of sorted sets, and each shared row once: this runs at the start of
             # every process.
-            new, following = np.zeros_like(read), np.zeros_like(seen)
+            new = np.zeros_like(read)
+            following = np.zeros_like(seen)
             new[row_of[states]] = True
             following[rows[new & ~read]] = True
             read |= new
@@ -162,7 +167,8 @@ def _iter_encoded_slices(texts: Sequence[str]) -> Iterator[list[bytes]]:
         encoded = normal.encode("utf-8", "surrogatepass")
         if piece and (size + len(encoded) > _SLICE_BYTES or len(piece) == _SLICE_TEXTS):
             yield piece
-            piece, size = [], 0
+            piece = []
+            size = 0
         piece.append(encoded)
         size += len(encoded)
     if piece:
@@ -196,7 +202,8 @@ def _count_features(
     keys = (document_S[lane] << shift) | features_TS[step, lane]
     keys.sort()
     new = np.flatnonzero(np.diff(keys, prepend=np.int32(-1)))
-    distinct, count = keys[new], np.diff(new, append=len(keys))
+    distinct = keys[new]
+    count = np.diff(new, append=len(keys))
     return distinct >> shift, distinct & ((1 << shift) - 1), count
 
 

@@ -91,10 +91,16 @@ def list_profile_codes() -> list[str]:
 
 
 def read_profile(name: str) -> LanguageProfile:
-    """Return the profile of a path, or of a name such as `data/languages/zh`.
+    """Read a language profile.
+
+    Args:
+        name: A path, or a name such as `data/languages/zh`.
+
+    Returns:
+        The profile.
 
     Raises:
-        ConfigError: for a missing file or an invalid value.
+        ConfigError: The file is missing, or a value is invalid.
     """
     path = find_config(name, Path.cwd(), "data.language.profiles")
     # The modification time is a cache key: a changed file is read again.

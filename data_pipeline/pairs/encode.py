@@ -69,7 +69,8 @@ def encode_pairs(
     """
     tokenizer = load_dataset_tokenizer(model)
     schema = build_token_schema(choose_token_dtype(tokenizer.vocab_size))
-    tally, cut = FunnelCounts(), 0
+    tally = FunnelCounts()
+    cut = 0
     with (
         ArrowFileWriter(outputs[0], schema) as targets,
         ArrowFileWriter(outputs[1], schema) as sources,
@@ -127,7 +128,8 @@ class _EncodedBatch:
 
     def split_by_length(self, limits: PairLengthLimits) -> tuple[list[int], list[dict[str, Any]]]:
         """Return the rows that are short enough, and the others as dropped rows."""
-        good, bad = [], []
+        good = []
+        bad = []
         for row in range(self.batch.num_rows):
             problem = self._find_length_problem(row, limits.max_length)
             if problem is None:

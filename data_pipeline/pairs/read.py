@@ -54,10 +54,17 @@ class TextPair:
 
 
 def iter_text_pairs(files: tuple[Path, ...]) -> Iterator[TextPair]:
-    """Yield the pairs of a source and a target file, or the labelled texts of a single file.
+    """Read pairs, or labelled texts.
+
+    Args:
+        files: A source and a target file, line by line translations of each other; or one file
+            of labelled texts.
+
+    Yields:
+        The lines, with a problem where one cannot be used.
 
     Raises:
-        DataError: If a file is unreadable or of an unknown kind, or the numbers of lines differ.
+        DataError: A file is unreadable or of an unknown kind, or the numbers of lines differ.
     """
     if len(files) == 2:
         return _iter_parallel_pairs(*files)
@@ -87,7 +94,8 @@ def _describe_length_mismatch(source: Path, target: Path, common: int) -> str:
 
 
 def _build_pair(number: int, left: bytes, right: bytes) -> TextPair:
-    texts, problem = ["", ""], None
+    texts = ["", ""]
+    problem = None
     for place, (side, raw) in enumerate((("source", left), ("target", right))):
         texts[place], found = _decode_line(side, raw)
         problem = problem or found
@@ -139,9 +147,11 @@ def _parse_tsv_line(number: int, text: str) -> TextPair:
 def _parse_json_line(number: int, text: str) -> TextPair:
     try:
         record = json.loads(text)
-        body, label = record["text"], record["label"]
+        body = record["text"]
+        label = record["label"]
     except (ValueError, KeyError, TypeError):
-        body, label = None, None
+        body = None
+        label = None
     if not isinstance(body, str) or not body.strip() or not isinstance(label, str | int):
         reason = 'the line is not {"text": …, "label": …} with a text that has characters'
         return TextPair(number, text, "", LineProblem("no_label_and_text", None, None, reason))
@@ -209,7 +219,9 @@ def read_pairs(
         Rows of each record batch, funnel counts, histogram of source lengths, and occurrences by
         label.
     """
-    tally, found, lines = FunnelCounts(), dict.fromkeys(labels or (), 0), iter_text_pairs(files)
+    tally = FunnelCounts()
+    found = dict.fromkeys(labels or (), 0)
+    lines = iter_text_pairs(files)
     lengths = np.zeros(len(LENGTH_EDGES) - 1, np.int64)
     rows: list[int] = []
     with (
@@ -237,7 +249,17 @@ def read_pairs(
 
 
 def compute_pair_id(file: Path, number: int, source: str, target: str) -> str:
-    """Return 32 hex digits that identify one line of one file."""
+    """Compute the id of a line.
+
+    Args:
+        file: The file of the source.
+        number: Number of the line, from 1.
+        source: Its text.
+        target: Text of the other side, or the label.
+
+    Returns:
+        32 hex digits.
+    """
     return hashlib.blake2b(
         f"{file.name}\0{number}\0{source}\0{target}".encode(), digest_size=16
     ).hexdigest()

@@ -53,7 +53,8 @@ def _select_sample(
     files: Sequence[Path], limit_bytes: int, sides: Sequence[str]
 ) -> tuple[int, dict[str, int]]:
     """Return the largest hash position in the sample, and the pairs and bytes of the sample."""
-    places, sizes = [np.zeros(0, np.uint64)], [np.zeros(0, np.int64)]
+    places = [np.zeros(0, np.uint64)]
+    sizes = [np.zeros(0, np.int64)]
     for file in files:
         for batch in read_batches(file):
             places.append(hash_positions(batch.column("id").to_pylist(), "tokenizer", 0))
@@ -64,7 +65,8 @@ def _select_sample(
                 )
             )
     # By hash of the id, so that the sample does not depend on the order of files.
-    place, size = np.concatenate(places), np.concatenate(sizes)
+    place = np.concatenate(places)
+    size = np.concatenate(sizes)
     order = np.argsort(place, kind="stable")
     total = np.cumsum(size[order])
     pairs = min(len(order), int(np.searchsorted(total, limit_bytes)) + 1)

@@ -184,11 +184,9 @@ def publish_manifest(runner: StageRunner, manifest: Manifest) -> Manifest:
     Returns:
         The published manifest. A dataset that is complete already is not touched.
     """
-    folder, leftovers, present = (
-        runner.folder,
-        runner.find_orphaned_files(),
-        _find_manifest(runner.folder),
-    )
+    folder = runner.folder
+    leftovers = runner.find_orphaned_files()
+    present = _find_manifest(runner.folder)
     if present is not None and _is_up_to_date(present, manifest):
         manifest = present
         if not leftovers and not runner.num_run and not is_change_unfinished(folder):
@@ -271,7 +269,8 @@ def _build_length_histogram(collected: Sequence[TaskRecord]) -> Histogram:
 
 def _build_read_summary(outcome: StageRecords) -> ReadSummary:
     counts: Counter[str] = Counter()
-    skipped, noted = _SkipSums(), _SkipSums()
+    skipped = _SkipSums()
+    noted = _SkipSums()
     for record in outcome.extracted:
         result = record.result
         counts.update(

@@ -49,7 +49,7 @@ from llmsys.dataset.manifest import (
 from llmsys.dataset.token_shards import choose_token_dtype
 from llmsys.errors import DataError
 from llmsys.log import redact_values
-from llmsys.storage.local_files import write_bytes_atomically
+from llmsys.storage.atomic_write import write_bytes_atomically
 from llmsys.vocabulary.chat_template import TEMPLATE_NAME, ChatTemplate, load_chat_template
 from llmsys.vocabulary.chat_tokens import count_stored_ids
 from llmsys.vocabulary.tokenizer import find_model_file, load_tokenizer
@@ -73,7 +73,8 @@ def prepare_chats(
     Raises:
         DataError: If an input or the template is missing or cannot be used, or no chat is left.
     """
-    files, template = _list_files(data), load_template(data, tokenizer)
+    files = _list_files(data)
+    template = load_template(data, tokenizer)
     stage = _build_stage(runner)
     copied = stage("tokenizer", [build_copy_task(runner, data.folder, tokenizer)], "file")[0]
     stage(TEMPLATE_STAGE, [_build_template_task(data, template)], "file")

@@ -68,7 +68,8 @@ def copy_tokenizer(report: Report, *, folder: Path, config: FileTokenizerConfig)
     tokenizer.
     """
     load_tokenizer(config.path, config.eos_token)
-    file, made = find_model_file(config.path), {"config": {"kind": config.kind}}
+    file = find_model_file(config.path)
+    made = {"config": {"kind": config.kind}}
     if file.suffix == ".json":
         return publish_json_tokenizer(folder, file, config.eos_token, made)
     return publish_sentencepiece(folder, file.read_bytes(), made)

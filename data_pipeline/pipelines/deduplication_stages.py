@@ -67,8 +67,12 @@ class DeduplicationStages:
     """Comparisons that a config asks for."""
 
     def __init__(self, data: CrawlConfig, runner: StageRunner, stage: Stage) -> None:
-        self.data, self.config, self.name = data, data.deduplicate, data.name
-        self.runner, self.folder, self._run_stage = runner, data.folder, stage
+        self.data = data
+        self.config = data.deduplicate
+        self.name = data.name
+        self.runner = runner
+        self.folder = data.folder
+        self._run_stage = stage
         digest = runner.journal.get_input_digest
         self.by_characters = (
             get_character_dedup_flags(data) if self.config.minhash.kind != "none" else {}
@@ -214,7 +218,8 @@ class DeduplicationStages:
 
         def build_task(group: int) -> Task:
             first = group * size
-            path, sources = f"work/groups/{name}-{group:05d}.arrow", files[first : first + size]
+            path = f"work/groups/{name}-{group:05d}.arrow"
+            sources = files[first : first + size]
             job = partial(gather, sources=sources, first=first, output=self.folder / path)
             digest = compute_sequence_digest(
                 record.digests[output] for record in records[first : first + size]

@@ -67,7 +67,7 @@ from llmsys.data_pipeline.stages.split_inputs import (
     list_input_blocks,
     split_input_file,
 )
-from llmsys.storage.local_files import is_remote
+from llmsys.storage.paths import is_remote
 
 Until = Literal["documents", "tokenizer", "tokens"]
 
@@ -76,7 +76,9 @@ class DocumentPipeline:
     """Stages of one dataset of documents."""
 
     def __init__(self, data: CrawlConfig, tokenizer: TokenizerConfig, runner: StageRunner) -> None:
-        self.data, self.tokenizer, self.runner = data, tokenizer, runner
+        self.data = data
+        self.tokenizer = tokenizer
+        self.runner = runner
         self.folder = data.folder
 
     def run_stages(self, files: InputFiles, until: Until) -> StageRecords:
@@ -157,10 +159,8 @@ class DocumentPipeline:
         named = [
             (path, f"{get_input_name(path)}-{compute_json_digest(path)[:8]}") for path in inputs
         ]
-        size, sizes = (
-            self.data.executor.block_bytes,
-            {path: get_input_size(path) for path in inputs if is_remote(path)},
-        )
+        size = self.data.executor.block_bytes
+        sizes = {path: get_input_size(path) for path in inputs if is_remote(path)}
         uncut = {path for path, length in sizes.items() if length <= size}
         for path in inputs:  # only the user's own reader knows where a record ends
             if files.get_read_config(path, self.data.read).reader is not None:
@@ -282,7 +282,8 @@ class DocumentPipeline:
                 files=files,
             )
             counts = extracted.result
-            pages, html_bytes = counts["pages"], counts["html_bytes"]
+            pages = counts["pages"]
+            html_bytes = counts["html_bytes"]
             # The second output, the unreadable places, decides nothing here.
             depends_on = [extracted.digests[:1], settings]
             return Task(
@@ -299,8 +300,10 @@ class DocumentPipeline:
     def _run_collect_stage(
         self, state: DatasetState, outcome: StageRecords
     ) -> Sequence[TaskRecord]:
-        digest, rows = state.digest, state.count_rows(self.data.documents.num_shards)
-        sources, rules = state.write_sources(self.folder), state.rules
+        digest = state.digest
+        rows = state.count_rows(self.data.documents.num_shards)
+        sources = state.write_sources(self.folder)
+        rules = state.rules
         decisions = [self.folder / record.outputs[0].name for record in state.select_decisions(0)]
         if state.is_grouped:
             # only for thousands of blocks
@@ -308,7 +311,8 @@ class DocumentPipeline:
 
             sources, gathered = run_gather_stage(self.data, self._run_stage, state, sources)
             # Gathering has applied them.
-            decisions, rules = [], ()
+            decisions = []
+            rules = ()
             outcome.rewritten = [*outcome.rewritten, gathered]
 
         def build_task(shard: int) -> Task:

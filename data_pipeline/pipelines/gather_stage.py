@@ -36,7 +36,8 @@ def run_gather_stage(
         The sources of collecting, one per group, and the records, whose results count what was
         dropped.
     """
-    folder, num_files = data.folder, len(state.dropped) + 1
+    folder = data.folder
+    num_files = len(state.dropped) + 1
     settings = [data.documents.num_shards, data.documents.batch_bytes, list(state.rules)]
 
     def build_task(group: int) -> Task:

@@ -135,7 +135,8 @@ def _build_manifest(
     data: ImagesConfig, parts: Parts, labels: tuple[str, ...], records: dict[str, list[TaskRecord]]
 ) -> Manifest:
     config: dict[str, Any] = {"data": data.model_dump(mode="json", exclude={"folder", "executor"})}
-    splits, tally = dict(iter_pair_splits(records)), FunnelCounts()
+    splits = dict(iter_pair_splits(records))
+    tally = FunnelCounts()
     every = [record for found in records.values() for record in found]
     for record in every:
         tally.merge_counts(FunnelCounts(record.result["tally"]))

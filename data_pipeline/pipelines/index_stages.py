@@ -40,7 +40,15 @@ KEYS_PER_FILE = 2_000_000
 def run_index_stages(
     plan: ComparisonStages, states: Sequence[tuple[DatasetState, SignedFiles]]
 ) -> None:
-    """Write the index of the documents that remain in each state."""
+    """Write the index by which later datasets find the documents that remain in each state.
+
+    Documents are numbered over all states. `index.json` is written last, so that one that exists
+    names complete files.
+
+    Args:
+        plan: Runs the stages of a comparison.
+        states: Each state of the documents with its signed files.
+    """
     path = f"{INDEX}/{INDEX_FILE}"
     rows: dict[str, int] = {}
     keys: dict[str, list[str]] = {}
@@ -54,7 +62,8 @@ def run_index_stages(
             pa.schema([("rows", pa.int64())]),
             ({"rows": record.result["rows"]} for record in kept),
         )
-        rows[file], digests[file] = int(counts.read_numbers("rows").sum()), ids.digests[0]
+        rows[file] = int(counts.read_numbers("rows").sum())
+        digests[file] = ids.digests[0]
         for relation in signed.relations:
             found = _run_key_stage(plan, relation, state, signed, kept, counts, first)
             keys[relation] = [Path(record.outputs[0].name).name for record in found]
@@ -74,11 +83,9 @@ def _run_document_stages(
     stage = f"index_documents_{state_number}"
 
     def build_task(number: int) -> Task:
-        record, name, decisions = (
-            signed.records[number],
-            state.names[number],
-            state.select_decisions(number),
-        )
+        record = signed.records[number]
+        name = state.names[number]
+        decisions = state.select_decisions(number)
         output_path = f"work/{stage}/{name}.arrow"
         job = partial(
             write_index_documents,

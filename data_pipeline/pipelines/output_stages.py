@@ -44,8 +44,18 @@ def run_tokenizer_stage(
     collected: Sequence[TaskRecord],
     heldout_files: tuple[str, ...],
 ) -> TaskRecord:
-    """Copy the tokenizer that the config names, or train one on the documents. Return its
-    record.
+    """Copy the tokenizer that the config names, or train one on the documents.
+
+    Args:
+        data: The section `data`.
+        config: The section `tokenizer`.
+        runner: Runs the task.
+        stage: The stage in the log.
+        collected: Records of the collected documents.
+        heldout_files: Files whose documents are held out; a tokenizer is not trained on them.
+
+    Returns:
+        The record of the task.
     """
     if isinstance(config, FileTokenizerConfig | PythonTokenizerConfig):
         from llmsys.data_pipeline.pipelines.copy_tokenizer import build_copy_task
@@ -84,7 +94,18 @@ def run_encoding_stage(
     tokenizer: TaskRecord,
     heldout_files: tuple[str, ...],
 ) -> Sequence[TaskRecord]:
-    """Encode every document. Return one record per document file."""
+    """Encode every document.
+
+    Args:
+        data: The section `data`.
+        stage: Runs the tasks.
+        collected: Records of the collected documents.
+        tokenizer: Record of the tokenizer.
+        heldout_files: Files whose documents are held out.
+
+    Returns:
+        One record per document file.
+    """
     # decides the token ids
     meaning = f"{tokenizer.result['fingerprint']} {tokenizer.result['eos_id']}"
     own = {"heldout_files": heldout_files} if heldout_files else {}
@@ -116,7 +137,17 @@ def run_token_stage(
     encoded: Sequence[TaskRecord],
     vocab_size: int,
 ) -> Sequence[TaskRecord]:
-    """Write the token files, in an order given by hashes. Return one record per file."""
+    """Write the token files, in an order given by hashes.
+
+    Args:
+        data: The section `data`.
+        stage: Runs the tasks.
+        encoded: Records of the encoded documents.
+        vocab_size: Number of ids; decides the dtype.
+
+    Returns:
+        One record per file.
+    """
     sources = [data.folder / record.outputs[0].name for record in encoded]
     # The first output holds the ids; the usage counts decide no token file.
     digests = [record.digests[:1] for record in encoded]
@@ -141,7 +172,16 @@ def run_token_stage(
 def run_index_stage(
     data: CrawlConfig | TokensConfig | ChatConfig, stage: Stage, tokens: Sequence[TaskRecord]
 ) -> Sequence[TaskRecord]:
-    """Write the list of the token files of each split. Return one record per split."""
+    """Write the list of the token files of each split.
+
+    Args:
+        data: The section `data`.
+        stage: Runs the tasks.
+        tokens: Records of the token files.
+
+    Returns:
+        One record per split.
+    """
     tasks = []
     for split in SPLITS:
         own = [record for record in tokens if record.result["name"].startswith(f"{split}-")]
@@ -167,7 +207,8 @@ def build_splits(indexes: Sequence[TaskRecord]) -> dict[SplitName, Split]:
     """
     splits: dict[SplitName, Split] = {}
     for name, record in zip(SPLITS, indexes, strict=True) if indexes else ():
-        output, sums = record.outputs[0], dict(record.result)
+        output = record.outputs[0]
+        sums = dict(record.result)
         index = TokenIndex(
             name=Path(output.name).name, files=sums.pop("files"), digest=output.digest
         )

@@ -62,7 +62,9 @@ class PairPipeline:
         tokenizer: TokenizerConfig,
         runner: StageRunner,
     ) -> None:
-        self.data, self.tokenizer, self.runner = data, tokenizer, runner
+        self.data = data
+        self.tokenizer = tokenizer
+        self.runner = runner
         self.folder = data.folder
 
     def run_stages(self, until: Literal["documents", "tokenizer", "tokens"]) -> PairStageRecords:
@@ -140,7 +142,8 @@ class PairPipeline:
             )[0]
         assert not isinstance(self.tokenizer, NoTokenizer)  # a config of texts has one
         outputs = [f"tokenizer/{name}" for name in list_tokenizer_files(self.tokenizer)]
-        folder, config = get_write_path(self.folder, "tokenizer"), self.tokenizer
+        folder = get_write_path(self.folder, "tokenizer")
+        config = self.tokenizer
         settings = config.model_dump(mode="json")
         # Labels are no text to learn a vocabulary from.
         sides = ("source",) if isinstance(self.data, LabelledTextConfig) else ("source", "target")
@@ -160,7 +163,8 @@ class PairPipeline:
         tokenizer: TaskRecord,
         labels: tuple[str, ...] | None,
     ) -> dict[str, list[TaskRecord]]:
-        tasks, counts = [], dict.fromkeys(read, 0)
+        tasks = []
+        counts = dict.fromkeys(read, 0)
         for split, records in read.items():
             limits = self._build_limits(split)
             for record in records:
@@ -218,10 +222,8 @@ def _list_files(data: PairsConfig | LabelledTextConfig) -> dict[str, list[tuple[
         }
         names = {"train": "inputs", "heldout": "heldout_inputs"}
     else:
-        train, heldout = (
-            zip(data.source, data.target, strict=True),
-            zip(data.heldout_source, data.heldout_target, strict=True),
-        )
+        train = zip(data.source, data.target, strict=True)
+        heldout = zip(data.heldout_source, data.heldout_target, strict=True)
         files = {"train": list(train), "heldout": list(heldout)}
         names = {"train": "source", "heldout": "heldout_source"}
     for split, name in names.items():
@@ -241,7 +243,7 @@ def _iter_numbered_files(
 
 
 def _group_batches(rows: Sequence[int], limit: int) -> Iterator[list[int]]:
-    """Yield runs of record batches of at most `limit` rows; a larger batch is a run of its own."""
+    """Yield runs of record batches of at most `limit` rows; a larger batch is a separate run."""
     run: list[int] = []
     for batch, count in enumerate(rows):
         if run and sum(rows[one] for one in run) + count > limit:

@@ -5,7 +5,7 @@
     └ tokenizer ─ encode ─ tokens ─ manifest
 
 Reads the `data` and `tokenizer` sections of a run. Writes the dataset folder. Token ids, chats,
-pairs and images have pipelines of their own, such as `pair_pipeline.py`.
+pairs and images have their own pipelines, such as `pair_pipeline.py`.
 
 Invariants:
     - The bytes do not depend on the number of workers, the order of the inputs, or crashes.
@@ -29,7 +29,8 @@ from llmsys.data_pipeline.pipelines.document_pipeline import DocumentPipeline, U
 from llmsys.data_pipeline.readers.input_files import InputFiles, find_input_files
 from llmsys.dataset.manifest import Manifest, load_manifest
 from llmsys.errors import ConfigError, DataError, FormatError
-from llmsys.storage.local_files import find_folder_url, lock_folder
+from llmsys.storage.folder_lock import lock_folder
+from llmsys.storage.paths import find_folder_url
 from llmsys.vocabulary.tokenizer import find_model_file, load_tokenizer
 
 
@@ -46,7 +47,7 @@ def prepare_dataset(config: RunConfig, until: str = "tokens") -> Manifest:
     Raises:
         DataError: If there is no input, a task fails for good, or another process writes the
             folder.
-        ConfigError: For a mixture: its sources have configs of their own.
+        ConfigError: For a mixture: its sources have their own configs.
     """
     data = config.data
     if isinstance(data, MixtureConfig):
@@ -102,7 +103,8 @@ def _run_pipeline(
     config: RunConfig, runner: StageRunner, inputs: InputFiles, until: Until
 ) -> Manifest:
     """Run the stages of this kind of data and build the manifest."""
-    data, tokenizer = config.data, config.tokenizer
+    data = config.data
+    tokenizer = config.tokenizer
     if isinstance(data, CrawlConfig):
         return build_manifest(
             data, tokenizer, DocumentPipeline(data, tokenizer, runner).run_stages(inputs, until)

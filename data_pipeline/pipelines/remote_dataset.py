@@ -21,10 +21,11 @@ from llmsys.data_pipeline.dedup.dedup_index import INDEX
 from llmsys.data_pipeline.graph.quarantine import QUARANTINE
 from llmsys.dataset.manifest import MANIFEST_NAME
 from llmsys.log import get_logger
+from llmsys.storage.folder_lock import lock_folder
 from llmsys.storage.folder_upload import UploadRecord, list_changed, upload_files
-from llmsys.storage.local_files import get_cache_folder, lock_folder
 from llmsys.storage.object_lock import ObjectLock
 from llmsys.storage.object_store import open_object_folder
+from llmsys.storage.paths import get_cache_folder
 
 # What readers of a dataset use, and other preparations.
 _PUBLISHED = PUBLIC_FOLDERS | {INDEX}
@@ -57,7 +58,8 @@ def open_work_folder(url: str) -> Iterator[Path]:
     Raises:
         DataError: Another command writes the folder, or the storage refuses something for good.
     """
-    work, remote = get_work_folder(url), open_object_folder(url)
+    work = get_work_folder(url)
+    remote = open_object_folder(url)
     # Of this machine's commands one waits for the lock of the storage.
     with lock_folder(work / ".remote"), ObjectLock(remote, work / ".remote") as lock:
         yield work
@@ -66,7 +68,8 @@ def open_work_folder(url: str) -> Iterator[Path]:
 
 def _publish_files(work: Path, lock: ObjectLock) -> None:
     remote = lock.objects
-    objects, record = remote.list_objects(), UploadRecord(work)
+    objects = remote.list_objects()
+    record = UploadRecord(work)
     names = _list_files(work, _PUBLISHED)
     changed = list_changed(record, names, objects)
     listed = {*names, MANIFEST_NAME}

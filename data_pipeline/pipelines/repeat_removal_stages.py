@@ -86,7 +86,15 @@ class ComparisonStages(Protocol):
 
 
 def remove_repeated_segments(plan: ComparisonStages, state: DatasetState) -> DatasetState:
-    """Remove paragraphs, lines or sentences that occur earlier. Return the new state."""
+    """Remove paragraphs, lines or sentences that occur earlier.
+
+    Args:
+        plan: Runs the stages of a comparison.
+        state: The documents before.
+
+    Returns:
+        The documents after.
+    """
     config = plan.config.repeated_segments
     assert not isinstance(config, NoDeduplication)
     segments = _run_map_stage(
@@ -103,7 +111,15 @@ def remove_repeated_segments(plan: ComparisonStages, state: DatasetState) -> Dat
 
 
 def remove_repeated_substrings(plan: ComparisonStages, state: DatasetState) -> DatasetState:
-    """Remove long strings that occur earlier. Return the new state."""
+    """Remove long strings that occur earlier.
+
+    Args:
+        plan: Runs the stages of a comparison.
+        state: The documents before.
+
+    Returns:
+        The documents after.
+    """
     config = plan.config.substring
     assert isinstance(config, SubstringDedupConfig)
     length = config.min_characters
@@ -132,11 +148,9 @@ def _run_map_stage(
     """Write a file of keys per remaining file, of `repeated` keys if they are given."""
 
     def build_task(number: int) -> Task:
-        record, name, decisions = (
-            state.kept[number],
-            state.names[number],
-            state.select_decisions(number),
-        )
+        record = state.kept[number]
+        name = state.names[number]
+        decisions = state.select_decisions(number)
         output = f"work/{stage}/{name}.arrow"
         file_inputs: dict[str, Any] = {
             "source": plan.get_output_paths([record])[0],
@@ -197,8 +211,10 @@ def _run_cut_stage(
     settings = [config.model_dump(mode="json"), list(state.rules), cutter.rule]
 
     def build_task(number: int) -> Task:
-        record, name = state.kept[number], state.names[number]
-        decisions, cuts = state.select_decisions(number), state.select_records(places, number)
+        record = state.kept[number]
+        name = state.names[number]
+        decisions = state.select_decisions(number)
+        cuts = state.select_records(places, number)
         outputs = [f"work/{stage}/{name}.arrow", f"work/{stage}/{name}.dropped.arrow"]
         job = partial(
             cut_repeats_from_file,

@@ -22,9 +22,10 @@ class StageCode:
     Attributes:
         version: Raise it when the same inputs and settings give other bytes. Datasets then make the
             stage again.
-        sources: Our files and folders behind the outputs, relative to the repository root. Only the
-            test reads them.
-        packages: Libraries behind the outputs. Their installed versions are part of the key.
+        sources: Our files and folders that the outputs depend on, relative to the repository root.
+            Only the test reads them.
+        packages: Libraries that the outputs depend on. Their installed versions are part of the
+            key.
     """
 
     version: int
@@ -195,7 +196,14 @@ CHAT_STAGE = _describe_code(
 
 
 def compute_code_version(code: StageCode) -> str:
-    """Return a digest of the version of a stage and of the installed versions of its packages."""
+    """Compute the part of a task's key that stands for code.
+
+    Args:
+        code: The code of a stage.
+
+    Returns:
+        A digest of the version of the stage and of the installed versions of its packages.
+    """
     return compute_json_digest(
         code.version, {package: metadata.version(package) for package in code.packages}
     )

@@ -123,7 +123,8 @@ def _sum_counts(read: Sequence[TaskRecord], text_bytes: int, files: int) -> dict
     """Return the funnel and the summary of reading."""
     tally = FunnelCounts()
     for record in read:
-        found, empty = record.result["documents"], record.result["empty"]
+        found = record.result["documents"]
+        empty = record.result["empty"]
         tally.add_amounts(STAGE, documents_in=found + empty, documents_out=found)
         if empty:
             tally.add_drop_count(STAGE, "no tokens", empty)

@@ -32,7 +32,9 @@ from llmsys.data_pipeline.readers.row_reader import (
 )
 
 _MAX_METADATA = 16 << 20
-_RECORD_BATCH, _DICTIONARY = 3, 2  # MessageHeader in Message.fbs of Apache Arrow
+# MessageHeader in Message.fbs of Apache Arrow
+_RECORD_BATCH = 3
+_DICTIONARY = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +98,9 @@ def _read_message(source: InputStream, position: int) -> tuple[int, ArrowMessage
         raise _IllegibleError
     message = _FlatbufferTable(source.read_block(position + 8, size))
     # Message.fbs: field 1 is the kind of header, 2 the header, 3 the length of the body.
-    length, kind, begin = (
-        message.read_number(3, "q"),
-        message.read_number(1, "B"),
-        position + 8 + size,
-    )
+    length = message.read_number(3, "q")
+    kind = message.read_number(1, "B")
+    begin = position + 8 + size
     if length < 0:
         raise _IllegibleError
     if kind not in (_RECORD_BATCH, _DICTIONARY):
@@ -174,7 +174,16 @@ _SHARED_BYTES = 64 << 20
 def read_arrow(
     source: InputStream, max_text_bytes: int, config: ReadConfig
 ) -> Iterator[Page | SkippedRecord]:
-    """Yield the documents of an Arrow file (Feather included) or stream."""
+    """Read an Arrow file (Feather included) or stream.
+
+    Args:
+        source: The file.
+        max_text_bytes: Longer texts are skipped.
+        config: Fields of a document.
+
+    Yields:
+        Documents, and a skip for each corrupt batch or row that is none.
+    """
     reader = RowReader(source, max_text_bytes, config)
     is_file = source.read_block(0, 6) == b"ARROW1"
     messages = read_file_messages(source) if is_file else []

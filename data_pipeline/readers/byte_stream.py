@@ -60,7 +60,8 @@ class PlainByteStream:
     """An uncompressed file."""
 
     def __init__(self, source: InputStream, start: int) -> None:
-        self._source, self.offset = source, start
+        self._source = source
+        self.offset = start
         self.damage: DamagedMember | None = None
 
     def peek(self, size: int, begin: int = 0) -> bytes:
@@ -80,7 +81,7 @@ class PlainByteStream:
         return True
 
     def skip_damage(self) -> None:
-        """Do nothing: a plain file has no damage of its own."""
+        """Do nothing: a plain file has no damage."""
 
     def peek_far(self, distance: int, size: int) -> bytes | None:
         """Return `size` bytes `distance` bytes ahead."""
@@ -116,7 +117,8 @@ class CompressedByteStream:
                 self._discard_consumed()
             self._buffer += piece.data
             return True
-        self.damage, self._ended = piece, piece is None
+        self.damage = piece
+        self._ended = piece is None
         return False
 
     def advance(self, size: int) -> None:

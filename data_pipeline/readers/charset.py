@@ -159,10 +159,17 @@ def detect_charset(payload: bytes, http_charset: str) -> str:
 
 
 def decide_charset(payload: bytes, http_charset: str) -> FoundCharset:
-    """Return the codec of a page, with a note on the charset it overrules; arguments as in
-    `detect_charset`.
+    """Decide the charset of a page.
+
+    Args:
+        payload: The page.
+        http_charset: Charset of its header; "" without one.
+
+    Returns:
+        The codec, with a note on the charset it overrules.
     """
-    header, meta = _resolve_codec(http_charset), _resolve_codec(_find_meta_charset(payload))
+    header = _resolve_codec(http_charset)
+    meta = _resolve_codec(_find_meta_charset(payload))
     shown = detect_marked_charset(payload) or ("utf-8" if _is_utf8(payload) else "")
     codec = shown or _guess_codec(payload, header, meta)
     for source, label, declared in (("header", http_charset, header), ("meta element", "", meta)):
@@ -248,7 +255,12 @@ def _is_hungarian(words: bytes) -> bool:
 def can_decode_cleanly(payload: bytes, codec: str) -> bool:
     """Return whether a codec decodes a page without replaced bytes and without control characters.
 
-    One damaged byte in `_MAX_DAMAGED` non-ASCII bytes is ignored.
+    Args:
+        payload: The page.
+        codec: Name of a Python codec.
+
+    Returns:
+        True also where one damaged byte in `_MAX_DAMAGED` non-ASCII bytes is replaced.
     """
     text = payload.decode(codec, "replace")
     damaged = text.count("\ufffd") - payload.count("\ufffd".encode()) + len(_CONTROLS.findall(text))
@@ -293,8 +305,15 @@ def _is_utf8(payload: bytes) -> bool:
 
 
 def decode_text(content: bytes, charset: str) -> str:
-    """Decode bytes as UTF-8 if they are, else in the charset of the header, else in the detected
-    one.
+    """Decode the bytes of a text file.
+
+    Args:
+        content: The bytes.
+        charset: Charset of the header; "" without one.
+
+    Returns:
+        Decoded as UTF-8 if they are valid, else in the charset of the header, else in the
+        detected one.
     """
     try:
         return content.decode("utf-8-sig")

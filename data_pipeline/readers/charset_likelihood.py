@@ -140,7 +140,8 @@ def _score_wide_words(words: bytes, codec: str) -> Values:
 
 def _score_narrow_words(words: bytes, codec: str) -> Values:
     data = np.frombuffer(b" " + words + b" ", np.uint8)
-    first, second = data[:-1], data[1:]
+    first = data[:-1]
+    second = data[1:]
     # Two ASCII bytes tell nothing about the charset.
     counts = (first | second) >= 128
     values: Values = _build_byte_pair_scores(codec)[first[counts], second[counts]]
@@ -285,10 +286,8 @@ def is_strong_evidence(words: bytes, found: str, declared: str) -> bool:
     if found in WIDE:
         num_high_bytes = sum(byte >= 128 for byte in words)
         return likelihood >= _MIN_WIDE_LIKELIHOOD and num_high_bytes >= _MIN_WIDE_SHARE * size
-    letters, declared_letters = (
-        count_letters(text),
-        count_letters(words.decode(declared, "replace")),
-    )
+    letters = count_letters(text)
+    declared_letters = count_letters(words.decode(declared, "replace"))
     # A Cyrillic or Greek table yields letters of one language for any bytes.
     is_western = is_latin(declared_letters)
     share = _SHARE if is_western else _FOREIGN_SHARE

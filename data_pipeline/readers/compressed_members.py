@@ -59,16 +59,16 @@ def find_zstd_frame_end(source: InputStream, start: int) -> int:
     flags = descriptor[0]
     # RFC 8878, 3.1.1.1.1: bits of the frame header descriptor, and the sizes of the fields they
     # announce
-    content_size, single, checksum, dictionary = (
-        flags >> 6,
-        flags >> 5 & 1,
-        flags >> 2 & 1,
-        flags & 3,
-    )
+    content_size = flags >> 6
+    single = flags >> 5 & 1
+    checksum = flags >> 2 & 1
+    dictionary = flags & 3
     position = start + 5 + (1 - single) + (0, 1, 2, 4)[dictionary] + (single, 2, 4, 8)[content_size]
     while True:
         header = int.from_bytes(_read_exactly(source, position, 3), "little")
-        last, kind, size = header & 1, header >> 1 & 3, header >> 3
+        last = header & 1
+        kind = header >> 1 & 3
+        size = header >> 3
         if kind == 3:  # reserved
             raise FrameError("damaged zstd frame")
         position += 3 + (1 if kind == 1 else size)  # an RLE block stores one byte
@@ -131,7 +131,8 @@ _PIECE = 1 << 17
 _HEAD = 1 << 10
 _FIRST = 1 << 9  # first step of a search: the next member is usually near
 # bytes that searches may waste: a multiple of the file size, and a constant
-_MAX_WASTE, _EXTRA_WASTE = 32, 64 << 20
+_MAX_WASTE = 32
+_EXTRA_WASTE = 64 << 20
 _DECODED_COSTS = 64  # decoding so many bytes costs as much as reading one
 _ENOUGH = "more damage than is searched: the rest is not read"
 _MAGIC = {
@@ -187,7 +188,9 @@ class CompressedMembers:
             plausible: returns whether decoded bytes look like the start of a member; used to resume
                 after damage.
         """
-        self.source, self.magic, self.plausible = source, magic, plausible
+        self.source = source
+        self.magic = magic
+        self.plausible = plausible
         self._zstd = _build_decompressor(source) if magic == ZSTD else None
         self._decoded = 0  # bytes of the current member
         # remaining bytes that searches may waste
@@ -197,7 +200,8 @@ class CompressedMembers:
         """Decode from the member at byte `start` to the end of the file."""
         position: int | None = start
         while position is not None and position < self.source.size:
-            began, self._decoded = self.source.work, 0
+            began = self.source.work
+            self._decoded = 0
             try:
                 position = yield from self._decode_member(position)
             except FrameError as error:
@@ -212,7 +216,8 @@ class CompressedMembers:
         """Return the offset of the next plausible member, or where the search was given up; None
         if there is none.
         """
-        pattern, size = _MAGIC[self.magic], _FIRST
+        pattern = _MAGIC[self.magic]
+        size = _FIRST
         while position < self.source.size:
             began = self.source.work
             # Eight bytes more, for magic bytes that begin before the border.
@@ -263,7 +268,9 @@ class CompressedMembers:
         return end
 
     def _decode_gzip(self, start: int) -> Generator[MemberChunk, None, int]:
-        inflate, position, begins = zlib.decompressobj(31), start, True
+        inflate = zlib.decompressobj(31)
+        position = start
+        begins = True
         while not inflate.eof:
             block = inflate.unconsumed_tail or self.source.read_block(position, _BLOCK)
             if not inflate.unconsumed_tail:
@@ -317,7 +324,10 @@ class _StreamSlice(io.RawIOBase):
     """A byte range of a source as a binary file."""
 
     def __init__(self, source: InputStream, start: int, end: int) -> None:
-        self._source, self._start, self._position, self._end = source, start, start, end
+        self._source = source
+        self._start = start
+        self._position = start
+        self._end = end
 
     def readable(self) -> bool:
         return True

@@ -18,7 +18,9 @@ import yaml
 
 from llmsys.errors import DataError
 
-README, DICT, STATE = "README.md", "dataset_dict.json", "state.json"
+README = "README.md"
+DICT = "dataset_dict.json"
+STATE = "state.json"
 ABOUT = (README, DICT, STATE, "dataset_info.json", "dataset_infos.json")
 TRAIN = "train"
 _WORDS = {

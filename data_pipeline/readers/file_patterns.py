@@ -23,7 +23,8 @@ def match_files(pattern: str) -> list[str]:
     if ANY_DEPTH not in parts:
         return glob.glob(pattern)
     index = parts.index(ANY_DEPTH)
-    begin, after = os.sep.join(parts[:index]), [part for part in parts[index + 1 :] if part]
+    begin = os.sep.join(parts[:index])
+    after = [part for part in parts[index + 1 :] if part]
     while after[:1] == [ANY_DEPTH]:
         del after[0]
     rest = os.sep.join(after)

@@ -62,7 +62,14 @@ class HttpResponse:
 
 
 def parse_response(block: bytes) -> HttpResponse | None:
-    """Split a block into status, headers and body; None without a status line."""
+    """Parse the block of a response.
+
+    Args:
+        block: Status line, headers and body.
+
+    Returns:
+        The parts; None without a status line.
+    """
     status = _STATUS.match(block)
     if status is None:
         return None
@@ -82,7 +89,9 @@ _READERS: dict[str, Callable[[io.BytesIO], Any]] = {
 }
 _ZLIB_CODINGS = ("gzip", "x-gzip", "deflate")
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
-_GZIP_OR_ZLIB, _RAW_DEFLATE = 47, -15  # wbits of zlib.decompressobj
+# wbits of zlib.decompressobj
+_GZIP_OR_ZLIB = 47
+_RAW_DEFLATE = -15
 _STEP = 1 << 16
 _HEAD_BYTES = 1_024
 _BINARY = re.compile(rb"[\x01-\x08\x0e-\x1a\x1c-\x1f]")  # bytes that no charset uses for text
@@ -108,12 +117,20 @@ class DecodedBody:
 
 
 def decode_body(response: HttpResponse, limit: int) -> DecodedBody:
-    """Return the body without its codings, at most `limit` bytes.
+    """Decode the content and transfer codings of a body.
+
+    Args:
+        response: The response.
+        limit: Most decoded bytes.
+
+    Returns:
+        The body, with a note where a coding was damaged or ended early.
 
     Raises:
-        BodyTooLargeError: if the decoded body is larger.
+        BodyTooLargeError: The decoded body is larger.
     """
-    body, cut = decode_chunked(response), _find_cut_chunk(response)
+    body = decode_chunked(response)
+    cut = _find_cut_chunk(response)
     coding = response.headers.get("content-encoding", "").strip().lower()
     reader = _READERS.get(coding)
     if reader is None or not body:
@@ -129,7 +146,14 @@ def decode_body(response: HttpResponse, limit: int) -> DecodedBody:
 
 
 def decode_chunked(response: HttpResponse) -> bytes:
-    """Return the body without its transfer coding."""
+    """Decode the chunked transfer coding.
+
+    Args:
+        response: The response.
+
+    Returns:
+        The body without it.
+    """
     body = bytes(response.body)
     if "chunked" not in response.headers.get("transfer-encoding", "").lower():
         return body
@@ -141,7 +165,8 @@ def _find_cut_chunk(response: HttpResponse) -> str:
     """Return a note if a chunked body ends inside a chunk, "" otherwise."""
     if "chunked" not in response.headers.get("transfer-encoding", "").lower():
         return ""
-    body, position = response.body, 0
+    body = response.body
+    position = 0
     while match := _CHUNK_HEADER.match(body, position):
         end = match.end() + int(match.group(1), 16)
         if end > len(body):
@@ -165,17 +190,25 @@ def _has_end(body: bytes, decoded: bytes) -> bool:
 
 
 def decode_zlib_members(body: bytes, limit: int) -> tuple[bytes, bool]:
-    """Decode gzip, zlib or raw deflate up to its end or damage; return the bytes and whether the
-    end was reached.
+    """Decode gzip, zlib or raw deflate up to its end or damage.
+
+    Args:
+        body: The coded bytes.
+        limit: Most decoded bytes.
+
+    Returns:
+        The decoded bytes, and whether the end was reached.
 
     Raises:
-        BodyTooLargeError: if that is more than `limit` bytes.
+        BodyTooLargeError: They are more than `limit`.
     """
     # Servers send "deflate" with and without the zlib header (RFC 9110, 8.4.1.2 notes it).
     # The lower half of a zlib header's first byte is 8.
     wbits = _RAW_DEFLATE if body[0] & 0x0F != 8 and body[:2] != b"\x1f\x8b" else _GZIP_OR_ZLIB
     parts: list[bytes] = []
-    size, rest, is_whole = 0, body, False
+    size = 0
+    rest = body
+    is_whole = False
     while rest:
         inflate = zlib.decompressobj(wbits)
         try:

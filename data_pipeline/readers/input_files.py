@@ -32,7 +32,7 @@ from llmsys.data_pipeline.readers.remote_file import (
 )
 from llmsys.errors import DataError
 from llmsys.log import REDACTED, redact_url
-from llmsys.storage.local_files import is_remote
+from llmsys.storage.paths import is_remote
 
 _DATA_FILE = (
     ".warc",
@@ -60,7 +60,7 @@ class InputFiles:
 
     Attributes:
         paths: paths and URLs, sorted; those of held-out documents too.
-        entries: by path, the entry of a file whose fields have names of their own.
+        entries: by path, the entry of a file whose fields have their own names.
         heldout: names of the files, as documents have them, whose documents are held out.
     """
 

@@ -23,15 +23,22 @@ from typing import Any, Protocol, TypeVar
 
 from llmsys.data_pipeline.readers.remote_file import ASKED_BY
 from llmsys.log import redact_secrets, redact_url
-from llmsys.storage.local_files import is_remote
 from llmsys.storage.object_store import get_entity_tag, open_file_system
+from llmsys.storage.paths import is_remote
 
 # os.fsdecode's surrogates for bytes that are not UTF-8 (PEP 383)
 _UNDECODED = re.compile("[\udc80-\udcff]")
 
 
 def format_file_name(path: str) -> str:
-    """Return a path as valid UTF-8 text: a byte that is not UTF-8 becomes `%E9`, as in a URL."""
+    """Return a path as valid UTF-8 text.
+
+    Args:
+        path: A path as the operating system gives it.
+
+    Returns:
+        A byte that is not UTF-8 becomes `%E9`, as in a URL.
+    """
     return _UNDECODED.sub(lambda match: f"%{os.fsencode(match[0])[0]:02X}", path)
 
 
@@ -101,7 +108,8 @@ class _LocalFile:
         if not stat.S_ISREG(about.st_mode):
             raise NotRegularError("Not a regular file")  # opening a pipe would block for ever
         self._handle = os.open(path, os.O_RDONLY)
-        self.size, self.version = about.st_size, str(compute_stat_stamp(about))
+        self.size = about.st_size
+        self.version = str(compute_stat_stamp(about))
 
     def read_block(self, position: int, size: int) -> bytes:
         data = os.pread(self._handle, size, position)
@@ -114,8 +122,13 @@ class _LocalFile:
 
 
 def compute_stat_stamp(about: os.stat_result) -> list[int]:
-    """Return size, modification time (ns) and inode: a local file with other values is another
-    file.
+    """Compute the identity of a local file without reading it.
+
+    Args:
+        about: Its status.
+
+    Returns:
+        Size, modification time (ns) and inode: a file with other values is another file.
     """
     return [about.st_size, about.st_mtime_ns, about.st_ino]
 
@@ -127,7 +140,8 @@ class _RemoteFile:
         files, path = open_file_system(url, ASKED_BY)
         files.invalidate_cache(path)  # fsspec caches listings; the file may be newer
         about = files.info(path)
-        self.size, self.version = int(about["size"]), f"{about['size']} {get_entity_tag(about)}"
+        self.size = int(about["size"])
+        self.version = f"{about['size']} {get_entity_tag(about)}"
         self._stream: Any = files.open(
             path, "rb", block_size=read_ahead or _READ_AHEAD, cache_type="readahead"
         )
@@ -160,7 +174,8 @@ class InputStream(io.RawIOBase):
         read_ahead: int | None = None,
     ) -> None:
         self.path = redact_url(path) if is_remote(path) else format_file_name(path)
-        self._address, self.max_attempts = path, max_attempts
+        self._address = path
+        self.max_attempts = max_attempts
         self._open_file: Callable[[str], _OpenFile] = (
             partial(_RemoteFile, read_ahead=read_ahead) if is_remote(path) else _LocalFile
         )
@@ -248,7 +263,7 @@ class InputStream(io.RawIOBase):
         for number in range(1, self.max_attempts + 1):
             try:
                 return attempt()
-            except Exception as error:  # every storage has errors of its own
+            except Exception as error:  # every storage has its own errors
                 final = isinstance(error, _FINAL)
                 if final and position is None:  # callers tell a missing file from a failed read
                     raise
@@ -260,7 +275,8 @@ class InputStream(io.RawIOBase):
 
     def _close_failed_file(self) -> None:
         """Close the failed file, so that the next attempt opens it again."""
-        opened, self._opened = self._opened, None
+        opened = self._opened
+        self._opened = None
         if opened is not None:
             with suppress(Exception):  # it has failed already
                 opened.close()

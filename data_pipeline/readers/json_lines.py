@@ -32,8 +32,16 @@ _MARK = b"\xef\xbb\xbf"
 def read_json_lines(
     source: InputStream, magic: bytes, max_text_bytes: int, config: ReadConfig
 ) -> Iterator[Page | SkippedRecord]:
-    """Yield the documents of one file, and a `SkippedRecord` for each line or damage without
-    one.
+    """Read a file of JSON lines.
+
+    Args:
+        source: The file.
+        magic: Its compression.
+        max_text_bytes: Longer texts are skipped.
+        config: Fields of a document.
+
+    Yields:
+        Documents, and a `SkippedRecord` for each line or damage without one.
     """
     limit = max_text_bytes * _ESCAPED + _OTHER_FIELDS_BYTES
     lines = _LineSplitter(source.path, limit)
@@ -60,7 +68,8 @@ class _LineSplitter:
     """Splitter of chunks into lines. A line longer than `limit` bytes is counted and not stored."""
 
     def __init__(self, path: str, limit: int) -> None:
-        self.path, self.limit = path, limit
+        self.path = path
+        self.limit = limit
         self.begin = 0  # decoded bytes before the current line
         self.line = bytearray()
         self.size = 0

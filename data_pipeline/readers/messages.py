@@ -47,7 +47,8 @@ def format_chat(messages: Sequence[Mapping[str, Any]]) -> str | None:
     for message in messages:
         keys = find_message_keys(list(message))
         assert keys is not None
-        role, content = message[keys[0]], _read_content(message[keys[1]])
+        role = message[keys[0]]
+        content = _read_content(message[keys[1]])
         if not isinstance(role, str) or content is None:
             return None
         lines.append(f"{role}: {content}")

@@ -104,7 +104,8 @@ class PageCollector:
     """Collector of the pages of one file into batches."""
 
     def __init__(self, file: str, batch_pages: int = 128) -> None:
-        self.file, self.batch_pages = file, batch_pages
+        self.file = file
+        self.batch_pages = batch_pages
         self._reset_batch()
 
     def _reset_batch(self) -> None:

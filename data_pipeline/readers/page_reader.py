@@ -34,7 +34,7 @@ from llmsys.data_pipeline.readers.page_batch import (
 from llmsys.data_pipeline.readers.warc_pages import PageExtractor
 from llmsys.data_pipeline.readers.warc_records import ArcDialect, iter_dialect_records, iter_records
 from llmsys.log import redact_secrets, redact_url
-from llmsys.storage.local_files import is_remote
+from llmsys.storage.paths import is_remote
 
 _PACKED = (".gz", ".zst", ".zstd", ".lz4")
 _BY_NAME = {
@@ -76,7 +76,8 @@ def read_pages(
     """
     config = config or ReadConfig()
     name = redact_url(path) if is_remote(path) else format_file_name(path)
-    pages, seen = PageCollector(name, batch_pages), False
+    pages = PageCollector(name, batch_pages)
+    seen = False
     try:
         with open_input_stream(path, config.max_attempts, start, stop) as source:
             for found in _iter_file_records(source, max_page_bytes, config):

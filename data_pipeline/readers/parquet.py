@@ -34,7 +34,9 @@ _ROWS_BYTES = 64 << 20  # decompressed size of the pages that are decoded at onc
 _HEADER = 1 << 12  # bytes read first for a page header; with statistics it may be longer
 _LONGEST_HEADER = 1 << 20
 _DEPTH = 8  # a page header nests three structs
-_STRUCT, _BINARY = 12, 8  # types of the compact protocol
+# types of the compact protocol
+_STRUCT = 12
+_BINARY = 8
 _FIXED = {1: 0, 2: 0, 3: 1, 7: 8}  # bytes of true, false, a byte, a double
 _VARINTS = (4, 5, 6)
 
@@ -62,7 +64,10 @@ def compute_largest_page(source: InputStream, column: Any, most_rows: int) -> tu
         column.data_page_offset,
         *([column.dictionary_page_offset] if column.has_dictionary_page else []),
     ]
-    position, left, largest, rows = min(starts), column.num_values, 0, most_rows
+    position = min(starts)
+    left = column.num_values
+    largest = 0
+    rows = most_rows
     end = min(position + column.total_compressed_size, source.size)
     while position < end and left > 0:
         try:
@@ -94,7 +99,8 @@ def _read_page_header(source: InputStream, position: int) -> tuple[int, int, int
                 raise
     # PageHeader in parquet.thrift: 2 and 3 are the sizes, 5 and 8 the headers of data pages (field
     # 1: num_values).
-    unpacked, packed = fields.get(2, -1), fields.get(3, -1)
+    unpacked = fields.get(2, -1)
+    packed = fields.get(3, -1)
     data = fields.get(5) or fields.get(8) or {}
     if not (
         isinstance(unpacked, int) and isinstance(packed, int) and unpacked >= 0 and packed >= 0
@@ -109,7 +115,8 @@ class _ThriftCompactReader:
     """
 
     def __init__(self, data: bytes) -> None:
-        self.data, self.position = data, 0
+        self.data = data
+        self.position = 0
 
     def read_struct(self, depth: int) -> dict[int, Any]:
         if depth > _DEPTH:
@@ -169,7 +176,16 @@ _MAX_FOOTER = 64 << 20
 def read_parquet(
     source: InputStream, max_text_bytes: int, config: ReadConfig
 ) -> Iterator[Page | SkippedRecord]:
-    """Yield the documents of a parquet file."""
+    """Read a parquet file.
+
+    Args:
+        source: The file.
+        max_text_bytes: Longer texts are skipped.
+        config: Fields of a document.
+
+    Yields:
+        Documents, and a skip for each corrupt row group or row that is none.
+    """
     # The file ends with the length of the footer and the magic bytes.
     if (footer := int.from_bytes(source.read_block(source.size - 8, 4), "little")) > _MAX_FOOTER:
         yield SkippedRecord(
@@ -211,7 +227,8 @@ def _iter_row_group_batches(
         for chunk in chunks
         if _is_column_leaf(chunk.path_in_schema, columns)
     ]
-    largest, most = max(page for page, _ in pages), min(rows for _, rows in pages)
+    largest = max(page for page, _ in pages)
+    most = min(rows for _, rows in pages)
     if largest > MAX_PAGE_BYTES:
         raise DecodeLimitError(
             f"a page of {largest} bytes, more than {MAX_PAGE_BYTES}: write smaller ones"

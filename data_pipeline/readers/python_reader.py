@@ -90,7 +90,8 @@ def read_with_python(
         DataError: the user's code failed, or yielded anything but documents.
         ReadError: the storage failed.
     """
-    reader, number = load_python_reader(config), 0
+    reader = load_python_reader(config)
+    number = 0
     try:
         for document in reader.read(cast(BinaryIO, io.BufferedReader(source))):
             page = _build_page(document, number, limit, config.path)

@@ -109,7 +109,10 @@ class _RecordParser:
     def __init__(
         self, stream: ByteStream, file: str, dialect: RecordDialect, keep_bytes: int
     ) -> None:
-        self.stream, self.file, self.dialect, self.keep = stream, file, dialect, keep_bytes
+        self.stream = stream
+        self.file = file
+        self.dialect = dialect
+        self.keep = keep_bytes
 
     def has_more(self) -> bool:
         """Return whether anything but line ends is left."""
@@ -123,7 +126,8 @@ class _RecordParser:
 
     def parse_next(self) -> Iterator[ParsedRecord | SkippedRecord]:
         """Yield the record at the current byte, or the reason why there is none."""
-        offset, head = self.stream.offset, self.stream.peek(_HEADER_BYTES)
+        offset = self.stream.offset
+        head = self.stream.peek(_HEADER_BYTES)
         if not head:
             yield self._skip_damage()
             return
@@ -228,7 +232,7 @@ class _RecordParser:
         is wrong.
         """
         size = header.size + header.length
-        # A plain file can be looked at behind the block without reading it.
+        # A plain file can be looked at after the block without reading it.
         ahead = self.stream.peek_far(size - 1, _AHEAD)
         honest = ParsedRecord(offset, header.kind, header.headers, header.length, None)
         if ahead is not None:
@@ -244,7 +248,8 @@ class _RecordParser:
         self, offset: int, header: RecordHeader, honest: ParsedRecord
     ) -> ParsedRecord | SkippedRecord:
         self.stream.advance(header.size)
-        left, window = header.length, _FIRST
+        left = header.length
+        window = _FIRST
         while left:
             step = min(left, window)
             data = self.stream.peek(step + _START_BYTES)

@@ -15,10 +15,16 @@ ASKED_BY = "data.inputs"
 
 
 def list_remote_files(pattern: str) -> tuple[list[str], bool]:
-    """Return the URLs of the files that a pattern matches, and whether it names a folder.
+    """List the remote files that a pattern matches.
+
+    Args:
+        pattern: A URL, which may hold wildcards.
+
+    Returns:
+        URLs, and whether the pattern names a folder.
 
     Raises:
-        DataError: if the storage cannot be listed.
+        DataError: The storage cannot be listed.
     """
     files, path = open_file_system(pattern, ASKED_BY)
     files.invalidate_cache()  # fsspec caches listings for the life of the process
@@ -28,7 +34,7 @@ def list_remote_files(pattern: str) -> tuple[list[str], bool]:
         found = files.glob(path, detail=True)
     except FileNotFoundError:
         return [], False
-    except Exception as error:  # every storage has errors of its own
+    except Exception as error:  # every storage has its own errors
         raise _build_list_error(pattern, files, error) from error
     return [
         str(files.unstrip_protocol(name))
@@ -46,7 +52,7 @@ def open_remote_folder(url: str) -> DatasetFolder:
     files, path = open_file_system(url, ASKED_BY)
     try:
         found = files.find(path)
-    except Exception as error:  # every storage has errors of its own
+    except Exception as error:  # every storage has its own errors
         raise _build_list_error(url, files, error) from error
     names = [str(name).removeprefix(path.rstrip("/")).lstrip("/") for name in found]
     return DatasetFolder(
@@ -68,20 +74,25 @@ def get_remote_size(url: str) -> int:
     try:
         files, path = open_file_system(url, ASKED_BY)
         return int(files.info(path).get("size") or 0)
-    except Exception:  # every storage has errors of its own; reading reports it
+    except Exception:  # every storage has its own errors; reading reports it
         return 0
 
 
 def get_remote_identity(url: str, content: Callable[[str], str]) -> str:
-    """Return the entity tag or modification time with the size; `content(url)` if the storage
-    reports neither.
+    """Identify the content of a remote file.
 
-    "" if the file cannot be described: reading it reports the error.
+    Args:
+        url: The file.
+        content: Computes a digest of its bytes, for storages that report neither tag nor time.
+
+    Returns:
+        Entity tag or modification time with the size, else `content(url)`; "" if the file cannot
+        be described: reading it reports the error.
     """
     try:
         files, path = open_file_system(url, ASKED_BY)
         about: dict[str, Any] = files.info(path)
-    except Exception:  # every storage has errors of its own; reading reports it
+    except Exception:  # every storage has its own errors; reading reports it
         return ""
     known = get_entity_tag(about)
     return f"{about.get('size')} {known}" if known else content(url)
@@ -95,6 +106,6 @@ def compute_remote_digest(url: str) -> str:
         with files.open(path, "rb") as stream:
             while block := stream.read(_BLOCK):
                 state.update(block)
-    except Exception:  # every storage has errors of its own; reading reports it
+    except Exception:  # every storage has its own errors; reading reports it
         return ""
     return state.hexdigest()

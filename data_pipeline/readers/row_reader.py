@@ -23,7 +23,8 @@ from llmsys.data_pipeline.readers.messages import find_message_keys, format_chat
 from llmsys.data_pipeline.readers.page_batch import Page, SkippedRecord, remove_invalid_characters
 
 TOO_LONG = object()  # placeholder for a text that is too long to decode
-_SHOWN_FIELDS, _NAME_CHARACTERS = 8, 40
+_SHOWN_FIELDS = 8
+_NAME_CHARACTERS = 40
 _ID_CHARACTERS = 256  # longer ids are ignored: ids are kept in memory for every document
 
 
@@ -205,7 +206,9 @@ class RowReader:
     """Builder of documents from the numbered rows of one file."""
 
     def __init__(self, source: InputStream, limit: int, config: ReadConfig) -> None:
-        self.source, self.limit, self.config = source, limit, config
+        self.source = source
+        self.limit = limit
+        self.config = config
         self.row = self._read = 0
         self.most = max(_FEW_ROWS, source.size * _ROWS_PER_BYTE)
 
@@ -228,7 +231,8 @@ class RowReader:
             part: its name in messages.
             count: its number of rows, all lost if none of it can be read.
         """
-        begin, count = self.row, self.bound_row_count(count)
+        begin = self.row
+        count = self.bound_row_count(count)
         while True:
             try:
                 batch = next(batches, None)
@@ -301,6 +305,9 @@ def _find_column(batch: pa.RecordBatch, name: str) -> Any:
 
 
 def _get_struct_field(column: Any, part: str) -> Any:
+    """Return a field of a structure column; None where the column is no structure or has no such
+    field.
+    """
     if (
         column is None
         or not pa.types.is_struct(column.type)

@@ -82,7 +82,8 @@ def _parse_digest(declared: str) -> tuple[str, bytes]:
     algorithm = _KNOWN.get(label.strip().lower(), "")
     if not algorithm:
         return "", b""
-    size, value = _SIZES[algorithm], value.strip()
+    size = _SIZES[algorithm]
+    value = value.strip()
     try:
         if len(value) == size * 2:
             return algorithm, bytes.fromhex(value)
@@ -104,7 +105,9 @@ class PageExtractor:
     """Builder of pages from the records of one file."""
 
     def __init__(self, file: str, max_page_bytes: int, config: ReadConfig) -> None:
-        self.file, self.limit, self.config = file, max_page_bytes, config
+        self.file = file
+        self.limit = max_page_bytes
+        self.config = config
         self.keep_bytes = max_page_bytes + _MAX_HEADER_BYTES
 
     def extract_page(self, record: ParsedRecord) -> Page | SkippedRecord | NonPageRecord:

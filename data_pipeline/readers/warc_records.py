@@ -95,8 +95,9 @@ class ArcDialect:
     """ARC versions 1 and 2."""
 
     start = re.compile(
-        rb"(?m)^[a-z][a-z0-9+.\-]{1,30}:(?:[^\s]{1,2048} [^ \n]{1,64}|[^\n]{1,2048}? "
-        rb"[0-9A-Fa-f.:]{7,45}) \d{8,18} [^\n]{1,1024}\r?$"
+        rb"(?m)^[a-z][a-z0-9+.\-]{1,30}:"
+        rb"(?:[^\s]{1,2048} [^ \n]{1,64}|[^\n]{1,2048}? [0-9A-Fa-f.:]{7,45})"
+        rb" \d{8,18} [^\n]{1,1024}\r?$"
     )
     separator = b"\n"
 
@@ -135,7 +136,8 @@ def _split_fields(line: str) -> list[str]:
     spaced = _SPACED.match(line.strip())
     if spaced is None:
         return parts
-    begin, after = list(spaced.groups()[:3]), spaced[4].split()
+    begin = list(spaced.groups()[:3])
+    after = spaced[4].split()
     if len(begin) + len(after) in _FIELDS or len(after) < 2:
         return [*begin, *after]
     return [*begin, " ".join(after[:-1]), after[-1]]  # a media type with parameters
@@ -158,7 +160,9 @@ _NO_PAGES = {"warcinfo", "request", "metadata", "revisit"}
 _KINDS_BY_FASTWARC_TYPE = {4: "response", 8: "resource", 128: "conversion", 256: "continuation"}
 _OTHER_KINDS = {2, 16, 32, 64}  # warcinfo, request, metadata, revisit
 _UNKNOWN = "unknown WARC-Type"
-_STAY, _LONGEST_STAY = 2, 1 << 12  # records to parse after damage; doubled each time
+# records to parse after damage; doubled each time
+_STAY = 2
+_LONGEST_STAY = 1 << 12
 # FastWARC skips any declared length without a check: only shorter records are left to it
 _TRUSTED = 64 << 20
 WARC = WarcDialect()
@@ -220,7 +224,7 @@ def _iter_parsed_records(
     keep_bytes: int,
     *,
     return_after: int,
-) -> Any:  # a generator of Found that returns where to go on
+) -> Any:  # a generator of Found that returns where to continue
     records = parse_records(stream, path, dialect, keep_bytes, return_after=return_after)
     while True:
         try:
@@ -249,13 +253,15 @@ def _iter_fastwarc_records(
 ) -> Any:
     """Yield the records that FastWARC can read, except the last; return the offset of that one."""
     held: Found | None = None
-    anchor, trusted = start, max(keep_bytes, _TRUSTED)
+    anchor = start
+    trusted = max(keep_bytes, _TRUSTED)
     source.seek(start)
     try:
         for record in ArchiveIterator(source, record_types=any_type, parse_http=False):
             if held is not None:
                 yield held
-            held, anchor = None, record.stream_pos
+            held = None
+            anchor = record.stream_pos
             length = record.content_length
             if length <= trusted and (length or record.headers.get("Content-Length")):
                 is_other = int(record.record_type) in _OTHER_KINDS

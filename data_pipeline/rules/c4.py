@@ -31,7 +31,8 @@ from llmsys.data_pipeline.text.ragged_arrays import Integers
 from llmsys.data_pipeline.text.word_columns import LineColumns, WordSplitter
 
 _DOLMA_PAGE_TESTS = {"curly bracket": "{", "lorem ipsum": "lorem ipsum", "javascript": "javascript"}
-_NO_MARK, _FEW_WORDS = "line taken out: no end mark", "line taken out: too few words"
+_NO_MARK = "line taken out: no end mark"
+_FEW_WORDS = "line taken out: too few words"
 
 
 class C4DolmaRule:
@@ -176,9 +177,13 @@ class C4Rule:
         # one search of the text saves one of every line
         suspicious = _can_hold_phrase(text, self._brace)
         for number, (whole_line, before) in enumerate(zip(lines, chunks, strict=True)):
-            line, after, is_shorter = whole_line.strip(), before, False
+            line = whole_line.strip()
+            after = before
+            is_shorter = False
             if "[" in line and (shorter := _CITATION.sub("", line)) != line:
-                line, after, is_shorter = shorter, len(splitter.split_chunks(shorter)), True
+                line = shorter
+                after = len(splitter.split_chunks(shorter))
+                is_shorter = True
             reason = self._find_removal_reason(
                 line, whole_line, before if self._counts_before else after, splitter
             )
@@ -227,10 +232,8 @@ def _count_words_and_sentences(
     page_of_shorter = np.repeat(np.arange(len(pages)), [len(page.shortened) for page in pages])
 
     def sum_per_page(whole_L: Integers, shorter_L: Integers) -> Integers:
-        weights, owners = (
-            np.append(whole_L[numbers], shorter_L),
-            np.append(page_of_whole, page_of_shorter),
-        )
+        weights = np.append(whole_L[numbers], shorter_L)
+        owners = np.append(page_of_whole, page_of_shorter)
         return np.bincount(owners, weights=weights, minlength=len(pages)).astype(np.int64)
 
     return sum_per_page(measured.words_L, shorter.words_L), sum_per_page(

@@ -203,7 +203,8 @@ def _iter_slices(texts: pa.Array) -> Iterator[list[str]]:
     for text in texts.to_pylist():
         if piece and size + len(text) > _SLICE_BYTES:
             yield piece
-            piece, size = [], 0
+            piece = []
+            size = 0
         piece.append(text)
         size += len(text)
     yield piece

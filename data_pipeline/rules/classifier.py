@@ -75,7 +75,9 @@ def load_linear_model(path: Path) -> LinearModel:
     """
     try:
         with np.load(path, allow_pickle=False) as file:  # a pickle could execute code
-            weights, bias, coded = file["weights"], file["bias"], file["header"]
+            weights = file["weights"]
+            bias = file["bias"]
+            coded = file["header"]
         header: dict[str, Any] = json.loads(coded.tobytes())
         if header["format"] != FORMAT or header["version"] != VERSION:
             raise ValueError(f"it is {header['format']} version {header['version']}")

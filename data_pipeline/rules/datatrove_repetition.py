@@ -51,12 +51,10 @@ def count_duplicate_ngram_characters(
     found: dict[int, Integers] = {}
     for n in range(1, longest + 1):
         inside = remaining >= n
-        starts, remaining, own_salt, hashes = (
-            starts[inside],
-            remaining[inside],
-            own_salt[inside],
-            hashes[inside],
-        )
+        starts = starts[inside]
+        remaining = remaining[inside]
+        own_salt = own_salt[inside]
+        hashes = hashes[inside]
         last = words.ids_W[starts + n - 1]
         # A polynomial hash of the characters, so that it depends on the words joined and not on
         # their number.
@@ -123,7 +121,9 @@ def _select_repeated_positions(positions: Integers, names: Integers, n: int) -> 
 
 
 _PARAGRAPH_BREAK = re.compile(r"\n{2,}")
-_TOP, _SHORTEST, _LONGEST = 4, 5, 10
+_TOP = 4
+_SHORTEST = 5
+_LONGEST = 10
 
 
 def measure_repeated_lines(batch: DocumentBatch) -> dict[str, Floats]:
@@ -169,7 +169,8 @@ def _split_paragraphs(text: str) -> list[str]:
 def _count_repeats(documents: Sequence[list[str]]) -> tuple[Integers, Integers, Integers]:
     """Return per document the elements, the repeated elements, and the characters of these."""
     elements = np.fromiter(map(len, documents), np.int64, len(documents))
-    counts, characters = np.zeros_like(elements), np.zeros_like(elements)
+    counts = np.zeros_like(elements)
+    characters = np.zeros_like(elements)
     for number, parts in enumerate(documents):
         distinct = set(parts)
         if len(distinct) < len(parts):

@@ -27,8 +27,13 @@ _END = ""  # marks where a word ends; no character is the empty string
 
 
 def build_alternation(words: Iterable[str]) -> str:
-    """Return the source of a pattern that matches each of the words and nothing else, longer
-    ones first.
+    """Build the source of a pattern that matches words of a list and nothing else.
+
+    Args:
+        words: The words, taken literally.
+
+    Returns:
+        Alternatives, longer ones first, because the first that matches wins.
     """
     root: dict[str, Any] = {}
     for word in words:
@@ -74,7 +79,14 @@ _BLOCK_BYTES = 8 << 20
 
 
 def read_entries(listed: EntryListConfig) -> list[str]:
-    """Return all entries, stripped, without blank lines and comments."""
+    """Read the entries of a list.
+
+    Args:
+        listed: Files and entries of the config.
+
+    Returns:
+        All entries, stripped, without blank lines and comments.
+    """
     return [entry.decode("utf-8", "replace") for block in _iter_blocks(listed) for entry in block]
 
 
@@ -111,7 +123,8 @@ class EntrySet:
     def __init__(self, listed: EntryListConfig, *, lower: bool = False) -> None:
         self._lower = lower
         blobs: list[bytes] = []
-        lengths, hashes = [np.zeros(0, np.int64)], [np.zeros(0, np.uint64)]
+        lengths = [np.zeros(0, np.int64)]
+        hashes = [np.zeros(0, np.uint64)]
         for block in _iter_blocks(listed):
             entries = [entry.lower() for entry in block] if lower else block
             blobs.append(b"".join(entries))

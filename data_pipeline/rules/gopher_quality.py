@@ -9,11 +9,13 @@ texts that do not resemble prose. The first failed test, in the order of the dia
 | words are | spaCy's English | between white space | between white space | between white space |
 | words counted | not punctuation alone | all | all | those that begin with a letter or digit |
 | word length | mean of those counted | mean | median | mean of all |
-| symbols | `#`, then `...` `…`, per word | the same | words with `#` `…` | `. . .` too, together |
-| lines | `splitlines` | between newlines, not blank | between newline runs | not blank |
-| bullets | `•` `-` after space | 14 marks after space | `*` `-` at the start | `●` `•` `*` `-` |
-| ellipses at ends | `...` `…` before space | the same | `…` at the end | `...` `. . .` `…` |
+| symbols | `#`, then `...` and `…` ¹ | the same | words with `#` or `…` | `#` `...` `. . .` `…` ² |
+| lines | `splitlines` | between newlines ³ | between runs of newlines | stripped, not blank |
+| bullets | `•` `-` ⁴ | 14 marks ⁴ | `*` `-` at the very start | `●` `•` `*` `-` |
+| ellipses at ends | `...` `…` before white space | the same | `…` at the end | `...` `. . .` `…` |
 | stop words | distinct, as written | distinct, as written | all, as written | all, in any case |
+
+¹ Each per word. ² Together. ³ Not blank. ⁴ After white space.
 
 The paper does not define words, marks and lines; its column is our plainest interpretation.
 """
@@ -219,7 +221,8 @@ def _build_limits(config: GopherQualityConfig) -> list[ThresholdTest]:
                 "ellipses per word", "ellipsis_ratio", "above", config.max_ellipsis_ratio
             ),
         ]
-    bullets, ellipses = config.max_bullet_line_share, config.max_ellipsis_line_share
+    bullets = config.max_bullet_line_share
+    ellipses = config.max_ellipsis_line_share
     lines = [
         ThresholdTest(
             "share of lines that start with a bullet", "bullet_line_share", "above", bullets

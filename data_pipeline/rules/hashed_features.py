@@ -52,7 +52,8 @@ class FeatureHasher:
         words = self._words.hash_words(texts)
         document = np.repeat(np.arange(len(texts)), np.diff(words.offsets))
         ends = words.offsets[1:][document]
-        numbers, documents = [np.zeros(0, np.uint64)], [np.zeros(0, np.int64)]
+        numbers = [np.zeros(0, np.uint64)]
+        documents = [np.zeros(0, np.int64)]
         for n, hashes in iter_ngram_hashes(words.hashes, self._config.word_ngrams):
             # No n-gram goes over the end of its document.
             inside = np.arange(len(hashes)) + n <= ends[: len(hashes)]
@@ -74,7 +75,8 @@ class _CharacterNgramHasher:
     def __init__(
         self, lengths: tuple[int, int], memo_chunks: int = 200_000, memo_runs: int = 8_000_000
     ) -> None:
-        self._lengths, self._limits = lengths, (memo_chunks, memo_runs)
+        self._lengths = lengths
+        self._limits = (memo_chunks, memo_runs)
         self._reset_cache()
 
     def hash_character_ngrams(self, texts: Sequence[str]) -> tuple[Hashes, Integers]:
@@ -110,5 +112,6 @@ class _CharacterNgramHasher:
 
     def _reset_cache(self) -> None:
         self._memo: dict[str, int] = {}
-        self._starts, self._counts = GrowableArray(np.int64), GrowableArray(np.int64)
+        self._starts = GrowableArray(np.int64)
+        self._counts = GrowableArray(np.int64)
         self._runs = GrowableArray(np.uint64)

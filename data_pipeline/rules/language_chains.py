@@ -29,7 +29,9 @@ Rows = npt.NDArray[np.int64]
 
 # Word caches are bounded for all languages together; a single language has the default cache of
 # `WordSplitter`.
-_MEMO_CHUNKS, _FEWEST_CHUNKS, _CHUNK_CHARACTERS = 500_000, 20_000, 16
+_MEMO_CHUNKS = 500_000
+_FEWEST_CHUNKS = 20_000
+_CHUNK_CHARACTERS = 16
 
 NO_RULES = {DEFAULT: LanguageRules(words=SpacedWordsConfig(), rules=())}
 

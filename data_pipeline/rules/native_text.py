@@ -26,7 +26,11 @@ from llmsys.data_pipeline.text.ragged_arrays import Integers, compute_offsets
 from llmsys.data_pipeline.text.vocabulary import NOT_SYMBOL
 from llmsys.data_pipeline.text.word_columns import WordColumns
 
-_LETTER, _OWN, _GARBAGE, _SIMPLIFIED, _TRADITIONAL = 1, 2, 4, 8, 16
+_LETTER = 1
+_OWN = 2
+_GARBAGE = 4
+_SIMPLIFIED = 8
+_TRADITIONAL = 16
 _ALL_CHARACTERS = 0x110000
 _HAN = range(0x4E00, 0xA000)
 # U+FFFD in UTF-8 read as GBK, and the fill patterns of uninitialised memory in Windows read as GBK.
@@ -132,10 +136,8 @@ def _build_shared_flag_table() -> npt.NDArray[np.uint8]:
         _GARBAGE
     )
     for point in _HAN:
-        in_simplified, in_traditional = (
-            _can_encode(chr(point), "gb2312"),
-            _can_encode(chr(point), "big5"),
-        )
+        in_simplified = _can_encode(chr(point), "gb2312")
+        in_traditional = _can_encode(chr(point), "big5")
         if in_simplified != in_traditional:
             flags[point] |= _SIMPLIFIED if in_simplified else _TRADITIONAL
     return flags

@@ -30,7 +30,9 @@ from llmsys.data_pipeline.rules.rule import (
 )
 from llmsys.errors import DataError
 
-_UNKNOWN, _BEGIN, _END = "<unk>", "<s>", "</s>"
+_UNKNOWN = "<unk>"
+_BEGIN = "<s>"
+_END = "</s>"
 _NO_UNKNOWN = -100.0
 
 
@@ -69,7 +71,8 @@ class ArpaModel:
             elif self.order and text and not text.startswith("\\"):
                 fields = text.split("\t") if "\t" in text else _split_fields(text, self.order)
                 try:
-                    probability, words = float(fields[0]), fields[1]
+                    probability = float(fields[0])
+                    words = fields[1]
                     if words.count(" ") + 1 != self.order:
                         raise ValueError
                     self._probability[words] = probability
@@ -155,7 +158,8 @@ class PerplexityRule:
 
     def compute_perplexity(self, text: str) -> float:
         """Return the perplexity of a text."""
-        score, length = 0.0, 0
+        score = 0.0
+        length = 0
         for line in text.split("\n"):
             words = self._prepare_line(line)
             score += self._score(words)

@@ -101,7 +101,8 @@ class LoadedPythonRule:
 
     def __init__(self, config: PythonRuleConfig) -> None:
         """Load the user's class."""
-        self._path, self._file = config.path, config.files[0]
+        self._path = config.path
+        self._file = config.files[0]
         self._rule = load_python_rule(config)
         self.limits = list(self._rule.list_limits())
 
@@ -144,7 +145,8 @@ def check_python_rule(rule: PythonRule, *, kept: Sequence[str], dropped: Sequenc
     Raises:
         AssertionError: a verdict is another one; names the text and the statistics.
     """
-    limits, texts = list(rule.list_limits()), [*kept, *dropped]
+    limits = list(rule.list_limits())
+    texts = [*kept, *dropped]
     together = {
         name: np.asarray(values, np.float64) for name, values in rule.measure_all(texts).items()
     }

@@ -148,7 +148,8 @@ def iter_repeated_ngrams(words: WordColumns, longest: int) -> Iterator[tuple[int
         groups = group_duplicates(hashes)
         leaders = positions[groups.leaders]
         # A longer n-gram can only be repeated where its prefix is.
-        positions, hashes = positions[groups.members], hashes[groups.members]
+        positions = positions[groups.members]
+        hashes = hashes[groups.members]
         yield n, RepeatedNgrams(n, positions, leaders, groups.sizes)
 
 
@@ -161,7 +162,8 @@ def select_top_ngrams(
     A document without repeats has a count of 0 or, with `once`, its first n-gram.
     """
     first = np.flatnonzero(~groups.is_later)
-    starts, sizes = groups.positions[first], groups.sizes[first]
+    starts = groups.positions[first]
+    sizes = groups.sizes[first]
     characters = compute_offsets(words.word_lengths)
     rank = (
         characters[starts + groups.n] - characters[starts]

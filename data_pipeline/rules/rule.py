@@ -24,7 +24,7 @@ from llmsys.data_pipeline.text.word_tokenizers import UnicodeTokenizer, Whitespa
 
 
 class WordSplitters:
-    """Word splitters of a process. Keep one per process: each splitter has a cache of its own.
+    """Word splitters of a process. Keep one per process: each splitter has its own cache.
 
     Args:
         language: splits the words of `DocumentBatch.words`; datatrove's English by default.
@@ -122,7 +122,15 @@ _WORDS = ("words", "whitespace_words", "unicode_words")
 
 
 def compute_share(part: npt.NDArray[Any], whole: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-    """Return part / whole per document, 0 where the whole is 0."""
+    """Divide counts per document.
+
+    Args:
+        part: (D,) counts.
+        whole: (D,) counts.
+
+    Returns:
+        part / whole, float64 (D,); 0 where the whole is 0.
+    """
     quotient = np.zeros(len(part), np.float64)
     np.divide(part, whole, out=quotient, where=whole > 0)
     return quotient
@@ -217,9 +225,19 @@ class Rule(Protocol):
 def apply_thresholds(
     limits: Sequence[ThresholdTest], statistics: Mapping[str, Floats], num_documents: int
 ) -> RuleVerdicts:
-    """Return the verdicts of limits, tested in the given order."""
+    """Compare statistics with their limits.
+
+    Args:
+        limits: Tests in order; the first that a document fails is the reason for its drop.
+        statistics: (D,) values by name.
+        num_documents: D.
+
+    Returns:
+        The verdicts.
+    """
     failed = np.full(num_documents, -1, np.int8)
-    values, thresholds = np.full(num_documents, np.nan), np.full(num_documents, np.nan)
+    values = np.full(num_documents, np.nan)
+    thresholds = np.full(num_documents, np.nan)
     for number, limit in enumerate(limits):
         measured = statistics[limit.statistic]
         breaks = (
@@ -235,7 +253,16 @@ def apply_thresholds(
 
 
 def prepend_test(verdicts: RuleVerdicts, test: str, fails_D: npt.NDArray[np.bool_]) -> RuleVerdicts:
-    """Return the verdicts with one more test, without value and threshold, before all others."""
+    """Add a test without value and threshold before all others.
+
+    Args:
+        verdicts: Verdicts so far.
+        test: Name of the test.
+        fails_D: True for documents that fail it.
+
+    Returns:
+        The verdicts; a document that fails it has it as its reason.
+    """
     return replace(
         verdicts,
         tests=(*verdicts.tests, test),

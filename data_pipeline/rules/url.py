@@ -46,7 +46,8 @@ class UrlFilter:
         self._urls = EntrySet(config.urls)
         self._allowed_hosts = EntrySet(config.allow_list, lower=True)
         self._allowed_urls = EntrySet(config.allow_list)
-        self._hard, self._soft = _read_words(config.hard_words), _read_words(config.soft_words)
+        self._hard = _read_words(config.hard_words)
+        self._soft = _read_words(config.soft_words)
         self._max_soft_words = config.max_soft_words
         substrings = _read_words(config.substrings)
         self._substring = re.compile(build_alternation(sorted(substrings))) if substrings else None
@@ -54,7 +55,8 @@ class UrlFilter:
     def apply(self, urls: Sequence[str]) -> list[UrlRejection | None]:
         """Return the rejection of each URL, None for an accepted one."""
         names = [parse_host_names(url) for url in urls]
-        domains, hosts = [name[0] for name in names], [name[1] for name in names]
+        domains = [name[0] for name in names]
+        hosts = [name[1] for name in names]
         listed = list(
             zip(self._hosts.contains(domains), self._hosts.contains(hosts),
                 self._urls.contains(urls), strict=True)
@@ -116,8 +118,13 @@ def load_url_filter(config: UrlFilterConfig, digests: tuple[str, ...]) -> UrlFil
 
 
 def parse_host_names(url: str) -> tuple[str, str]:
-    """Return the registered domain and the host of a URL, "" where it has none (an IP address,
-    localhost).
+    """Parse the names of a URL.
+
+    Args:
+        url: The URL.
+
+    Returns:
+        The registered domain and the host; "" where it has none (an IP address, localhost).
     """
     parts = url.split("/", 3)
     # Only scheme and host are looked up, so that pages of one host share a cache entry.

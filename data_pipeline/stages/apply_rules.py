@@ -96,7 +96,8 @@ def apply_rules_to_file(
             )
             document_filter.tally.add_drops(drops)
             report(texts.num_rows, len(drops))
-    documents, sizes = document_filter.language_documents, document_filter.language_bytes
+    documents = document_filter.language_documents
+    sizes = document_filter.language_bytes
     return {
         "tally": document_filter.tally.to_dict(),
         "languages": {code: [documents[code], sizes[code]] for code in sorted(documents)},
@@ -151,7 +152,9 @@ class _DocumentFilter:
     def __init__(
         self, chains: LanguageRuleChains, language: LanguageConfig, unicode: UnicodeConfig
     ) -> None:
-        self.chains, self.language, self.unicode = chains, language, unicode
+        self.chains = chains
+        self.language = language
+        self.unicode = unicode
         self.tally = FunnelCounts()
         self.language_documents: Counter[str] = Counter()
         self.language_bytes: Counter[str] = Counter()
@@ -246,7 +249,9 @@ class _DocumentFilter:
     def _build_language_verdict(
         self, row: dict[str, Any]
     ) -> tuple[str, float | None, float | None, str]:
-        code, score, wanted = row["language"], row["language_score"], self.language.languages
+        code = row["language"]
+        score = row["language_score"]
+        wanted = self.language.languages
         if wanted and code not in wanted:
             return (
                 "language",
@@ -312,7 +317,9 @@ class _TracingDocumentFilter(_DocumentFilter):
 
 def _build_extract_verdict(row: dict[str, Any]) -> tuple[str, float | None, float | None, str]:
     """Return the verdict of a page without text: the limit it exceeds, or `no text`."""
-    test, value, threshold = row["extract_test"], row["extract_value"], row["extract_threshold"]
+    test = row["extract_test"]
+    value = row["extract_value"]
+    threshold = row["extract_threshold"]
     return (
         test or "no text",
         value,

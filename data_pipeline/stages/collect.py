@@ -67,7 +67,8 @@ class SourceList(Sequence[ShardSource]):
 
     def __init__(self, folder: Path, rows: FileRows) -> None:
         """List the sources of rows of `SOURCE_SCHEMA`, whose names are relative to `folder`."""
-        self._folder, self._rows = folder, rows
+        self._folder = folder
+        self._rows = rows
 
     def __len__(self) -> int:
         """Return the number of sources."""
@@ -200,7 +201,8 @@ def collect_shard(
         ArrowFileWriter(documents, schema, "zstd") as kept,
         ArrowFileWriter(dropped, DROPPED_SCHEMA, "zstd") as gone,
     ):
-        kept_out, gone_out = _Rebatcher(kept, batch_bytes), _Rebatcher(gone, batch_bytes)
+        kept_out = _Rebatcher(kept, batch_bytes)
+        gone_out = _Rebatcher(gone, batch_bytes)
         for batch in _iter_dropped_batches(sources, shard):
             gone_out.write(batch)
         # The number is the index by which decisions name the file.
@@ -267,7 +269,8 @@ class _Collector:
 
     def pop_drops(self) -> list[dict[str, Any]]:
         """Return the rows dropped since the last call."""
-        drops, self._drops = self._drops, []
+        drops = self._drops
+        self._drops = []
         return sort_in_file_order(drops)
 
     def build_result(self) -> dict[str, Any]:
@@ -285,7 +288,8 @@ class _Rebatcher:
     """
 
     def __init__(self, writer: ArrowFileWriter, limit_bytes: int) -> None:
-        self.writer, self.limit = writer, limit_bytes
+        self.writer = writer
+        self.limit = limit_bytes
         self.waiting: list[pa.RecordBatch] = []
         self.bytes = self.rows = 0
 
@@ -299,7 +303,8 @@ class _Rebatcher:
         while (full := int(np.searchsorted(ends, used + self.limit - self.bytes))) < batch.num_rows:
             self.waiting.append(batch.slice(start, full + 1 - start))
             self.flush()
-            start, used = full + 1, int(ends[full])
+            start = full + 1
+            used = int(ends[full])
         if start < batch.num_rows:
             self.waiting.append(batch.slice(start))
             self.bytes += int(ends[-1]) - used
@@ -307,4 +312,5 @@ class _Rebatcher:
     def flush(self) -> None:
         if self.waiting:
             self.writer.write(concat_batches(self.waiting))
-        self.waiting, self.bytes = [], 0
+        self.waiting = []
+        self.bytes = 0

@@ -95,7 +95,8 @@ def write_signatures(
             )
             rows = np.arange(row, row + batch.num_rows)
             stays = mask_remaining_rows(rows, gone)
-            batch, rows = batch.filter(pa.array(stays)), rows[stays]
+            batch = batch.filter(pa.array(stays))
+            rows = rows[stays]
             if "url" in writers and url is not None:
                 writers["url"].write(_build_url_items(batch, rows, url))
             if "exact" in writers:
@@ -213,7 +214,8 @@ def _encode_id(name: str) -> bytes:
 
 def _space_unspaced_texts(batch: pa.RecordBatch, unspaced: Sequence[str]) -> pa.Array:
     """Return the texts, with a space after every character in languages without spaces."""
-    texts, languages = batch.column("text"), batch.column("language")
+    texts = batch.column("text")
+    languages = batch.column("language")
     # Most batches hold no such language.
     if not any(pc.is_in(languages, pa.array(unspaced, pa.string())).to_pylist()):
         return texts

@@ -161,7 +161,8 @@ def cut_repeats_from_file(
     Returns:
         Funnel counts, and [document file, rows] of the batches in both files.
     """
-    tally, row = FunnelCounts(), 0
+    tally = FunnelCounts()
+    row = 0
     duplicate_filter = DuplicateFilter(decisions, number, rules, tally)
     file_cutter = _Cutter(cutter, places, number, tally)
     present = read_schema(source)
@@ -197,8 +198,10 @@ class _Cutter:
     ) -> None:
         table = read_decisions(places, number)
         assert table is not None  # there is at least one key range
-        self._rows, self._places = table.column("row").to_numpy(), table.column("place").to_numpy()
-        self.cutter, self.tally = cutter, tally
+        self._rows = table.column("row").to_numpy()
+        self._places = table.column("place").to_numpy()
+        self.cutter = cutter
+        self.tally = tally
 
     def cut_batch(
         self, batch: pa.RecordBatch, rows: Any
@@ -209,14 +212,13 @@ class _Cutter:
         """
         rule = self.cutter.rule
         self._add_batch_counts("in", batch)
-        removed, stays = np.zeros(len(rows), np.float32), np.ones(len(rows), np.bool_)
+        removed = np.zeros(len(rows), np.float32)
+        stays = np.ones(len(rows), np.bool_)
         texts: dict[int, str] = {}
         drops: list[dict[str, Any]] = []
         # Only rows with positions to remove are decoded.
-        firsts, lasts = (
-            np.searchsorted(self._rows, rows),
-            np.searchsorted(self._rows, rows, side="right"),
-        )
+        firsts = np.searchsorted(self._rows, rows)
+        lasts = np.searchsorted(self._rows, rows, side="right")
         for index in np.flatnonzero(lasts > firsts).tolist():
             text = batch.column("text")[index].as_py()
             texts[index] = self.cutter.cut_text(

@@ -19,7 +19,7 @@ import zstandard
 from llmsys.data_pipeline.executors.base import Report
 from llmsys.dataset.token_shards import read_batches, read_schema
 from llmsys.errors import DataError
-from llmsys.storage.local_files import describe_write_error, sync_folder
+from llmsys.storage.atomic_write import describe_write_error, sync_folder
 
 _LEVEL = 3  # zstd's default
 

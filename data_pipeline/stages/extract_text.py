@@ -149,7 +149,9 @@ def extract_file(
 
     gate = UrlGate(urls, lists)
     records = pages = html_bytes = given_text_bytes = position = 0
-    skipped, noted, dropped_batches = _SkipCounts(), _SkipCounts(), list[list[int]]()
+    skipped = _SkipCounts()
+    noted = _SkipCounts()
+    dropped_batches = list[list[int]]()
     with (
         ArrowFileWriter(output, build_text_schema(urls), "zstd") as writer,
         ArrowFileWriter(unread, DROPPED_SCHEMA, "zstd") as unread_writer,
@@ -204,7 +206,7 @@ def _build_text_batch(pages: pa.RecordBatch, config: ExtractConfig | None) -> pa
     named = zip(
         *(pages.column(name).to_pylist() for name in ("id", "url", "date")), contents, strict=True
     )
-    # Files of documents may bring ids of their own.
+    # Files of documents may bring their own ids.
     ids = [name or compute_document_id(url, date, content) for name, url, date, content in named]
     columns["id"] = pa.array(ids, pa.string())
     columns["bytes_html"] = pa.array(map(len, contents), pa.int64())

@@ -50,7 +50,8 @@ def write_matches(
     Returns:
         Numbers of rows and matches.
     """
-    grams, words = load_ngram_index(index, digest), _get_word_hasher()
+    grams = load_ngram_index(index, digest)
+    words = _get_word_hasher()
     rows = matches = 0
     with ArrowFileWriter(output, MATCH_SCHEMA, "zstd") as writer:
         for batch in read_batches(source):
@@ -107,11 +108,14 @@ def _search(
 
 def _list_text_ranges(texts: Sequence[str]) -> list[tuple[int, int]]:
     """List ranges of texts of at most `_SLICE_CHARACTERS`, or of one longer text."""
-    ranges, first, size = [], 0, 0
+    ranges = []
+    first = 0
+    size = 0
     for number, text in enumerate(texts):
         if number > first and size + len(text) > _SLICE_CHARACTERS:
             ranges.append((first, number))
-            first, size = number, 0
+            first = number
+            size = 0
         size += len(text)
     return [*ranges, (first, len(texts))] if texts else []
 
@@ -130,7 +134,8 @@ def _compute_match_spans(
         here = documents == document
         begins, ends = words.get_word_spans(texts[document])
         first = positions[here] - offsets[document]
-        begin[here], end[here] = begins[first], ends[first + lengths[here].astype(np.int64) - 1]
+        begin[here] = begins[first]
+        end[here] = ends[first + lengths[here].astype(np.int64) - 1]
     return begin, end
 
 
@@ -170,7 +175,8 @@ def _select_exempt_grams(
     """Return the n-grams in more than `max_documents` documents. A document counts once."""
     pairs = [np.zeros(0, np.int64)]
     for table in tables:
-        row, gram = table.column("row").to_numpy(), table.column("gram").to_numpy().astype(np.int64)
+        row = table.column("row").to_numpy()
+        gram = table.column("gram").to_numpy().astype(np.int64)
         # Row and n-gram in one integer: a document counts once per n-gram.
         pairs.append(np.unique((row << 32) | gram) & 0xFFFFFFFF)
     grams, counts = np.unique(np.concatenate(pairs), return_counts=True)

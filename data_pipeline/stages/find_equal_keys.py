@@ -129,10 +129,8 @@ class KeyRange:
         """
         is_grouped = len(self.sources) != self.num_sources
         files = [] if is_grouped else [path for rule in self.dropped for path in rule]
-        gone, size = (
-            read_dropped_rows(files, 0, self.num_sources),
-            compute_group_size(self.num_sources),
-        )
+        gone = read_dropped_rows(files, 0, self.num_sources)
+        size = compute_group_size(self.num_sources)
         for index, path in enumerate(self.sources):
             if is_grouped:
                 gone = read_dropped_rows(

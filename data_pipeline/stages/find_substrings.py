@@ -112,7 +112,8 @@ def remove_windows(text: str, begins: Sequence[int], length: int) -> str:
     Returns:
         The stripped remaining pieces, joined by newlines.
     """
-    kept, position = [], 0
+    kept = []
+    position = 0
     for begin in sorted(begins):
         if begin > position:
             kept.append(text[position:begin])

@@ -43,8 +43,13 @@ Indices = np.ndarray[Any, np.dtype[np.int64]]
 
 
 def list_clusters(pairs: Indices) -> list[list[int]]:
-    """Return the connected components of the pairs (P, 2), each sorted, ordered by their first
-    members.
+    """Find the connected components of pairs.
+
+    Args:
+        pairs: (P, 2) numbers of documents.
+
+    Returns:
+        Components, each sorted, ordered by their first members.
     """
     documents, first = find_components(pairs)
     order = np.lexsort([documents, first])
@@ -95,7 +100,9 @@ def _list_equal_pairs(items: Columns, numbers: Indices) -> Indices:
     (pairs, 2).
     """
     order = np.lexsort([numbers, items["low"], items["high"]])
-    high, low, numbers = items["high"][order], items["low"][order], numbers[order]
+    high = items["high"][order]
+    low = items["low"][order]
+    numbers = numbers[order]
     equal = (high[1:] == high[:-1]) & (low[1:] == low[:-1]) & (numbers[1:] != numbers[:-1])
     return np.stack([numbers[:-1][equal], numbers[1:][equal]], axis=1)
 
@@ -184,12 +191,14 @@ class _Join:
         output: Path,
         rows_in_memory: int,
     ) -> None:
-        self._table, self._lookup = DocumentTable(documents), DocumentIdLookup(documents, earlier)
+        self._table = DocumentTable(documents)
+        self._lookup = DocumentIdLookup(documents, earlier)
         self._num_own = int(self._table.starts[-1])
         self._earlier_starts = self._num_own + compute_offsets(
             [dataset.rows for dataset in earlier]
         )
-        self._output, self._rows = output, rows_in_memory
+        self._output = output
+        self._rows = rows_in_memory
         self._ranked, self._clusters = (
             output.with_name(f".{output.name}.{name}.tmp") for name in ("ranked", "clusters")
         )
@@ -199,10 +208,8 @@ class _Join:
         first.
         """
         own = documents < self._num_own
-        shortness, halves = (
-            np.zeros(len(documents), np.int64),
-            np.zeros((len(documents), 2), np.uint64),
-        )
+        shortness = np.zeros(len(documents), np.int64)
+        halves = np.zeros((len(documents), 2), np.uint64)
         # Ascending, so that the longest text comes first.
         shortness[own] = -self._table.take_column(documents[own], "characters").to_numpy()
         halves[own] = split_document_ids(self._table.take_column(documents[own], "id").to_pylist())
@@ -218,16 +225,18 @@ class _Join:
         size. Return their
         number.
         """
-        label, number, kept, size = -1, -1, 0, 0  # of the cluster that the next table may continue
+        # of the cluster that the next table may continue
+        label = -1
+        number = -1
+        kept = 0
+        size = 0
         with (
             ArrowFileWriter(self._ranked, _RANKED) as ranked,
             ArrowFileWriter(self._clusters, _CLUSTER) as clusters,
         ):
             for table in members:
-                labels, documents = (
-                    table.column("label").to_numpy(),
-                    table.column("document").to_numpy(),
-                )
+                labels = table.column("label").to_numpy()
+                documents = table.column("document").to_numpy()
                 fresh = np.diff(labels, prepend=label) != 0
                 cluster = number + np.cumsum(fresh)
                 own = table.column("is_own").combine_chunks()
@@ -239,12 +248,10 @@ class _Join:
                 sizes = np.bincount(cluster - number, minlength=len(firsts)).astype(np.int64)
                 sizes[0] += size
                 _write_pairs(clusters, firsts[:-1], sizes[:-1], skip=int(number < 0))
-                label, number, kept, size = (
-                    int(labels[-1]),
-                    int(cluster[-1]),
-                    int(firsts[-1]),
-                    int(sizes[-1]),
-                )
+                label = int(labels[-1])
+                number = int(cluster[-1])
+                kept = int(firsts[-1])
+                size = int(sizes[-1])
             _write_pairs(clusters, np.array([kept]), np.array([size]), skip=int(number < 0))
         return number + 1
 
@@ -253,10 +260,8 @@ class _Join:
         with ExternalSorter(self._output, _LATER, ["kept", "document"], self._rows) as later:
             clusters = _ClusterReader(self._clusters)
             for batch in read_copied_batches(self._ranked):
-                documents, cluster = (
-                    batch.column("document").to_numpy(),
-                    batch.column("cluster").to_numpy(),
-                )
+                documents = batch.column("document").to_numpy()
+                cluster = batch.column("cluster").to_numpy()
                 kept, size = clusters.read_rows(cluster)
                 # Documents of earlier datasets are never dropped.
                 gone = (documents != kept) & (batch.column("is_own").to_numpy() == 1)
@@ -293,7 +298,8 @@ class _Join:
     def _read_names(self, numbers: Indices) -> tuple[pa.Array, pa.Array]:
         """Return ids and dataset names of globally numbered documents."""
         own = numbers < self._num_own
-        source, row = self._table.get_source_numbers(numbers), numbers.copy()
+        source = self._table.get_source_numbers(numbers)
+        row = numbers.copy()
         row[own] -= self._table.starts[source[own]]
         source[~own] = np.searchsorted(self._earlier_starts, numbers[~own], side="right") - 1
         row[~own] -= self._earlier_starts[source[~own]]
@@ -313,7 +319,9 @@ class _ClusterReader:
 
     def __init__(self, path: Path) -> None:
         self._batches = read_copied_batches(path)
-        self._first, self._kept, self._size = 0, np.zeros(0, np.int64), np.zeros(0, np.int64)
+        self._first = 0
+        self._kept = np.zeros(0, np.int64)
+        self._size = np.zeros(0, np.int64)
 
     def read_rows(self, numbers: Indices) -> tuple[Indices, Indices]:
         """Return the kept document and the size of clusters, given by numbers that never fall."""
@@ -321,7 +329,9 @@ class _ClusterReader:
             return numbers, numbers
         past = int(numbers[0]) - self._first
         # Numbers never fall: earlier clusters are not needed again.
-        self._first, self._kept, self._size = int(numbers[0]), self._kept[past:], self._size[past:]
+        self._first = int(numbers[0])
+        self._kept = self._kept[past:]
+        self._size = self._size[past:]
         while len(self._kept) <= int(numbers[-1]) - self._first:
             batch = next(self._batches)
             self._kept = np.concatenate([self._kept, batch.column("kept").to_numpy()])

@@ -32,7 +32,7 @@ from llmsys.dataset.manifest_section import (
     ThresholdSide,
 )
 from llmsys.storage.arrow_file import read_columns
-from llmsys.storage.local_files import write_bytes_atomically
+from llmsys.storage.atomic_write import write_bytes_atomically
 
 if TYPE_CHECKING:
     from llmsys.data_pipeline.rules.rule import ThresholdTest
@@ -78,7 +78,14 @@ class FileThresholdSide:
         rows: npt.NDArray[np.int64],
         location: BatchLocation,
     ) -> None:
-        """Count documents of a batch and keep the nearest."""
+        """Count documents of a batch and keep the nearest.
+
+        Args:
+            values: (D,) measured values.
+            thresholds: (D,) limits, which differ by language.
+            rows: (D,) rows of the documents in the batch.
+            location: Where the batch is, so that the report can read the nearest documents.
+        """
         distances = np.abs(values - thresholds)
         self.documents += len(values)
         self.close += int((distances <= CLOSE * np.abs(thresholds)).sum())

@@ -36,7 +36,8 @@ _LONGEST_RECORD = 1 << 31
 _RUN = 1 << 16
 _PROBE = 1 << 17  # read ahead at a split point, to find a record and to check those after it
 _LONGEST_NUMBER = 20  # digits and spaces of a length
-_GZIP, _PLAIN = b"\x1f\x8b\x08", b"WARC/"
+_GZIP = b"\x1f\x8b\x08"
+_PLAIN = b"WARC/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,8 @@ def _iter_split_points(source: InputStream, size: int) -> Iterator[int]:
     for end in _iter_record_ends(source):
         if waiting:
             yield waiting
-            last, waiting = waiting, 0
+            last = waiting
+            waiting = 0
         if end - last >= size and end < source.size:
             waiting = end
 
@@ -157,8 +159,11 @@ def _iter_record_ends(source: InputStream) -> Iterator[int]:
 
 def _find_gzip_record_end(source: InputStream, start: int) -> int | None:
     """Return the end of the gzip member at `start` if it holds exactly one complete record."""
-    inflate, position = zlib.decompressobj(31), start
-    head, decoded, length = b"", 0, -1
+    inflate = zlib.decompressobj(31)
+    position = start
+    head = b""
+    decoded = 0
+    length = -1
     while not inflate.eof:
         block = inflate.unconsumed_tail
         if not block:
@@ -172,7 +177,7 @@ def _find_gzip_record_end(source: InputStream, start: int) -> int | None:
             head += data
             length = _parse_record_length(head)
         decoded += len(data)
-        # A member that goes on after its record holds others, and is not read to its end.
+        # A member that continues after its record holds others, and is not read to its end.
         longest = _LONGEST_RECORD if length < 0 else min(length, _LONGEST_RECORD)
         if not block or (length < 0 and len(head) > _LONGEST_HEADER) or decoded > longest:
             return None
@@ -265,7 +270,8 @@ class InputBlockList(Sequence[InputBlock]):
         """List the blocks of inputs (source, name). `find_result` returns the result of an input
         by its index.
         """
-        self._inputs, self._find_result = inputs, find_result
+        self._inputs = inputs
+        self._find_result = find_result
         self._ends = array("q")
         self._latest: tuple[int, list[InputBlock]] = (-1, [])
         for index in range(len(inputs)):

@@ -27,7 +27,7 @@ from llmsys.data_pipeline.stages.compute_signatures import DOCUMENT_SCHEMA
 from llmsys.data_pipeline.stages.find_equal_keys import KeyRange
 from llmsys.data_pipeline.text.ragged_arrays import compute_offsets
 from llmsys.dataset.token_shards import ArrowFileWriter, read_batches
-from llmsys.storage.local_files import write_bytes_atomically
+from llmsys.storage.atomic_write import write_bytes_atomically
 
 ID_SCHEMA = pa.schema([("id", pa.string())])
 _KEPT_SCHEMA = pa.schema([("id", pa.string()), ("row", pa.int64())])

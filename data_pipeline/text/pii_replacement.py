@@ -91,8 +91,9 @@ _GLOBAL_ALL_THE_SAME = ("192.0.0.9", "192.0.0.10")
 # them. Or as written in North America: (212) 555-0123, 212-555-0123, 212.555.0123; the two symbols
 # must be there, or it is any number.
 _PHONE = re.compile(
-    r"(?<![\w+])\+[1-9][0-9]{0,3}(?:[ .\-()/]{0,2}[0-9]{1,6}){1,6}(?![\w+])|(?<![\w.+\-(])(?:1[ "
-    r".-])?(?:\([2-9][0-9]{2}\) ?|[2-9][0-9]{2}[ .-])[2-9][0-9]{2}[ .-][0-9]{4}(?![\w-]|\.[0-9])"
+    r"(?<![\w+])\+[1-9][0-9]{0,3}(?:[ .\-()/]{0,2}[0-9]{1,6}){1,6}(?![\w+])"
+    r"|(?<![\w.+\-(])(?:1[ .-])?(?:\([2-9][0-9]{2}\) ?|[2-9][0-9]{2}[ .-])"
+    r"[2-9][0-9]{2}[ .-][0-9]{4}(?![\w-]|\.[0-9])"
 )
 _PHONE_DIGITS = range(8, 16)  # E.164 allows 15
 
@@ -149,8 +150,14 @@ def _is_atom(character: str) -> bool:
 
 
 def find_emails(text: str) -> Iterator[Span]:
-    """Yield the spans of e-mail addresses: a dotted local part after a word boundary, `@`, a
-    host name with a dot.
+    """Find e-mail addresses: a dotted local part after a word boundary, `@`, a host name with a
+    dot.
+
+    Args:
+        text: The text.
+
+    Yields:
+        Their spans, in characters.
     """
     end = 0
     at = text.find("@")
@@ -197,8 +204,13 @@ def _is_word_character(character: str) -> bool:
 
 
 def find_ips(text: str) -> Iterator[Span]:
-    """Yield the spans of public IP addresses; as in datatrove, a longer row of numbers counts by
-    its first four.
+    """Find public IP addresses; as in datatrove, a longer row of numbers counts by its first four.
+
+    Args:
+        text: The text.
+
+    Yields:
+        Their spans, in characters.
     """
     end = 0
     longer = find_ipv6(text) if ":" in text else iter(())
@@ -206,7 +218,8 @@ def find_ips(text: str) -> Iterator[Span]:
     for found in _IP.finditer(text):
         while next_longer and next_longer[0] < found.end():
             yield next_longer
-            end, next_longer = next_longer[1], next(longer, None)
+            end = next_longer[1]
+            next_longer = next(longer, None)
         if found.start() >= end and is_public(found[0]):
             yield found.span()
     if next_longer:
@@ -237,8 +250,13 @@ _PREFIXES = tuple(
 
 
 def find_phones(text: str) -> Iterator[Span]:
-    """Yield the spans of telephone numbers: international ones of 8 to 15 digits, and North
-    American ones.
+    """Find telephone numbers: international ones of 8 to 15 digits, and North American ones.
+
+    Args:
+        text: The text.
+
+    Yields:
+        Their spans, in characters.
     """
     for found in _PHONE.finditer(text):
         if sum(map(str.isdigit, found[0])) in _PHONE_DIGITS:
@@ -293,16 +311,28 @@ def replace_pii(
 def _replace_matches(
     text: str, kind: PiiKind, name: str, config: PiiReplacementConfig
 ) -> tuple[str, int]:
-    pieces, position, count = [], 0, 0
+    pieces = []
+    position = 0
+    count = 0
     for begin, end in _FIND[kind](text):
         pieces += [text[position:begin], choose_replacement(kind, text[begin:end], name, config)]
-        position, count = end, count + 1
+        position = end
+        count = count + 1
     return ("".join([*pieces, text[position:]]), count) if count else (text, 0)
 
 
 def choose_replacement(kind: PiiKind, match: str, name: str, config: PiiReplacementConfig) -> str:
-    """Return the replacement of a match; `name` is the document's id, or "" for equal
-    replacements in all documents.
+    """Choose the replacement of a match.
+
+    Args:
+        kind: email, ip or phone.
+        match: The text that is replaced.
+        name: The document's id; "" for equal replacements in all documents.
+        config: The section `data.pii`.
+
+    Returns:
+        A token such as `<EMAIL>`, or a reserved address or number that follows from match, name
+        and seed.
     """
     if config.replacement == "token":
         return _TOKEN[kind]

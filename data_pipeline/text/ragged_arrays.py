@@ -140,7 +140,8 @@ class ChunkSpans:
         """Return two numbers per chosen chunk of at most `SHORT_BYTES`, which identify it
         uniquely.
         """
-        starts, sizes = self.starts_C[chosen], (self.ends_C - self.starts_C)[chosen]
+        starts = self.starts_C[chosen]
+        sizes = (self.ends_C - self.starts_C)[chosen]
         codes = np.frombuffer(self.joined, np.uint8)
         # A view of eight bytes at every position, without a copy.
         eight: npt.NDArray[np.uint64] = np.lib.stride_tricks.as_strided(

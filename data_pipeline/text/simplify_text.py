@@ -136,8 +136,11 @@ def simplify_texts(texts: Sequence[str]) -> list[str]:
 
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
-SPACE, ZERO = ord(" "), ord("0")
-_CODE, _ODD, _SPECIAL = (1 << 21) - 1, 1 << 21, 1 << 22
+SPACE = ord(" ")
+ZERO = ord("0")
+_CODE = (1 << 21) - 1
+_ODD = 1 << 21
+_SPECIAL = 1 << 22
 _UNKNOWN = 1 << 23  # flags lie above the 21 bits of a code point
 _PAGE_BITS = 8
 _BORDER = "\U0010ffff"  # a noncharacter, which folds to itself
@@ -241,7 +244,8 @@ def fold_texts(texts: Sequence[str]) -> FoldedText:
     if "Σ" in joined:  # its lower case depends on its position in the word
         texts = [text.lower() for text in texts]
         joined = " ".join([*texts, ""])
-    codes, edges = to_code_points(joined), _compute_edges(texts)
+    codes = to_code_points(joined)
+    edges = _compute_edges(texts)
     values = table.look_up(codes)
     special = np.flatnonzero(values >= _SPECIAL)
     numbers = values[special] & np.uint32(_CODE)
@@ -295,9 +299,11 @@ def _apply_spellings(
     several = sizes > 1
     if several.any():
         counts = np.ones(len(values), np.int64)
-        counts[special], counts[gone] = sizes, 0
+        counts[special] = sizes
+        counts[gone] = 0
         begins = compute_offsets(counts)
-        values, starts = np.repeat(values, counts), begins[special]
+        values = np.repeat(values, counts)
+        starts = begins[special]
         for place in range(int(sizes.max())):
             has = sizes > place
             values[starts[has] + place] = _get_fold_table().spellings[

@@ -17,7 +17,7 @@ from typing import Any, cast
 
 import numpy as np
 
-_MARKS = frozenset(",:;!?()[]{}<>_#*&'\"`“”‘’…–—")  # each is a word of its own at either end
+_MARKS = frozenset(",:;!?()[]{}<>_#*&'\"`“”‘’…–—")  # each is a separate word at either end
 _FIRST_MARKS = _MARKS | frozenset("%=$")
 _FOREIGN_MONEY = ("US$", "C$", "A$")
 # A full stop is split off after these, and after two capitals.
@@ -44,7 +44,8 @@ _INFIX = re.compile(
 _MAY_BE_ADDRESS = re.compile(r"[A-Za-z0-9“”‘’–—…]\.(?:[a-z]{2}|[0-9])")
 
 # Characters outside these rules, and digits next to non-English letters.
-_UNKNOWN, _DIGIT = re.compile(r"[^\w\x00-\x7f“”‘’–—…]"), re.compile(r"\d")
+_UNKNOWN = re.compile(r"[^\w\x00-\x7f“”‘’–—…]")
+_DIGIT = re.compile(r"\d")
 _FOREIGN = re.compile(r"[^\x00-\x7f“”‘’–—…]")
 
 
@@ -62,7 +63,8 @@ class EnglishRules:
         self, exceptions: Mapping[str, Sequence[str]], is_address: Any, longest: int
     ) -> None:
         self._exceptions: Mapping[str, Sequence[str]] = {}
-        self._is_address, self._longest = is_address, longest
+        self._is_address = is_address
+        self._longest = longest
         self._joined: set[tuple[str, str]] = set()
         apart = [self._split_off_marks(name) for name in exceptions]
         # spaCy rejoins adjacent words that are the regular split of an exception.
@@ -83,7 +85,8 @@ class EnglishRules:
             return None
         if _is_foreign(chunk) and (_UNKNOWN.search(chunk) or _DIGIT.search(chunk)):
             return None
-        body, last = chunk[:-1], chunk[-1]
+        body = chunk[:-1]
+        last = chunk[-1]
         if body.isalpha() and (last in _MARKS or (last == "." and body[-1] in _BEFORE_STOP)):
             words: list[str] | None = [*self._exceptions.get(body, (body,)), last]
         else:
@@ -131,7 +134,8 @@ class EnglishRules:
             return None
         if _MAY_BE_ADDRESS.search(middle) and self._is_address(middle):
             return (middle,)
-        words, start = [], 0
+        words = []
+        start = 0
         for match in _INFIX.finditer(middle):
             first, last = match.span()
             if not first:
@@ -240,7 +244,7 @@ class SpacyTokenizer:
 
     @cached_property
     def exceptions(self) -> frozenset[str]:
-        """Chunks with words of their own, such as `cannot`."""
+        """Chunks with their own words, such as `cannot`."""
         return frozenset(_load_pipeline(self._rules)[0].tokenizer.rules)
 
     def _split_plain_chunk(self, chunk: str) -> list[str] | None:

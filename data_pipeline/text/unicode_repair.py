@@ -58,7 +58,15 @@ def repair_texts(
 
 
 def repair_text(text: str, config: FtfyRepairConfig | NfcNormalizationConfig) -> tuple[str, int]:
-    """Return the repaired text and the number of its lines that changed."""
+    """Repair the encoding of a text.
+
+    Args:
+        text: The text.
+        config: The section `data.unicode`.
+
+    Returns:
+        The repaired text, and the number of its lines that changed.
+    """
     entities = (
         isinstance(config, FtfyRepairConfig) and config.html_entities == "auto" and "&" in text
     )

@@ -69,15 +69,20 @@ class ChunkHashTable:
     def _double_slots(self) -> None:
         """Rehash everything into twice as many slots."""
         there = self._numbers >= 0
-        low, high, numbers = self._low[there], self._high[there], self._numbers[there]
+        low = self._low[there]
+        high = self._high[there]
+        numbers = self._numbers[there]
         self._allocate_slots(self._bits + 1)
-        rows, slots = np.arange(len(low)), self._compute_slots(low, high)
+        rows = np.arange(len(low))
+        slots = self._compute_slots(low, high)
         while len(rows):
             free = np.flatnonzero(self._numbers[slots] < 0)
             self._numbers[slots[free]] = numbers[rows[free]]  # the last of several rows wins
             stays = self._numbers[slots] == numbers[rows]
-            self._low[slots[stays]], self._high[slots[stays]] = low[rows[stays]], high[rows[stays]]
-            rows, slots = rows[~stays], (slots[~stays] + 1) & (len(self._numbers) - 1)
+            self._low[slots[stays]] = low[rows[stays]]
+            self._high[slots[stays]] = high[rows[stays]]
+            rows = rows[~stays]
+            slots = (slots[~stays] + 1) & (len(self._numbers) - 1)
 
     def _compute_slots(self, low: Keys, high: Keys) -> Rows:
         # A multiplicative mix (Steele et al. 2014): bytes of text alone are badly distributed.
@@ -87,7 +92,8 @@ class ChunkHashTable:
 
     def _look_up_keys(self, low: Keys, high: Keys, numbers: Numbers) -> Rows:
         """Write the numbers of known keys into `numbers`. Return the other rows."""
-        rows, slots = np.arange(len(low)), self._compute_slots(low, high)
+        rows = np.arange(len(low))
+        slots = self._compute_slots(low, high)
         unknown: list[Rows] = []
         while len(rows):
             found = self._numbers[slots]
@@ -97,14 +103,16 @@ class ChunkHashTable:
             numbers[rows[same]] = found[same]
             unknown.append(rows[found < 0])
             other = ~same & (found >= 0)
-            rows, slots = rows[other], (slots[other] + 1) & (len(self._numbers) - 1)
+            rows = rows[other]
+            slots = (slots[other] + 1) & (len(self._numbers) - 1)
         return np.sort(np.concatenate(unknown)) if unknown else rows
 
     def _insert_keys(self, low: Keys, high: Keys, numbers: Numbers, following: int) -> Rows:
         """Write the numbers of all keys into `numbers`. Return the rows of new keys in the order
         of their numbers.
         """
-        rows, slots = np.arange(len(low)), self._compute_slots(low, high)
+        rows = np.arange(len(low))
+        slots = self._compute_slots(low, high)
         new: list[Rows] = []
         while len(rows):
             free = np.flatnonzero(self._numbers[slots] < 0)
@@ -112,13 +120,15 @@ class ChunkHashTable:
             self._numbers[slots[free]] = free  # the last of several rows wins
             first = free[self._numbers[slots[free]] == free]
             places = slots[first]
-            self._low[places], self._high[places] = low[rows[first]], high[rows[first]]
+            self._low[places] = low[rows[first]]
+            self._high[places] = high[rows[first]]
             self._numbers[places] = np.arange(following, following + len(first))
             following += len(first)
             new.append(rows[first])
             same = (self._low[slots] == low[rows]) & (self._high[slots] == high[rows])
             numbers[rows[same]] = self._numbers[slots[same]]
-            rows, slots = rows[~same], (slots[~same] + 1) & (len(self._numbers) - 1)
+            rows = rows[~same]
+            slots = (slots[~same] + 1) & (len(self._numbers) - 1)
         made = np.concatenate(new) if new else rows
         self._taken += len(made)
         return made
@@ -155,7 +165,9 @@ class WordCache:
     """
 
     def __init__(self, splitter: WordTokenizer, chunks: int, characters: int) -> None:
-        self._splitter, self._most_chunks, self._most_characters = splitter, chunks, characters
+        self._splitter = splitter
+        self._most_chunks = chunks
+        self._most_characters = characters
         self._clear_cache()
 
     def __len__(self) -> int:
@@ -225,7 +237,8 @@ class WordCache:
         self._memo: dict[str, int] = {SPACE_WORD: SPACE_NUMBER}
         self._table = ChunkHashTable()
         self._characters = 0
-        self._chunk_starts, self._chunk_counts = GrowableArray(np.int64), GrowableArray(np.int32)
+        self._chunk_starts = GrowableArray(np.int64)
+        self._chunk_counts = GrowableArray(np.int32)
         self._chunk_words = GrowableArray(np.int32)
         self._chunk_starts.extend([0])
         self._chunk_counts.extend([1])

@@ -125,13 +125,12 @@ class WordSplitter:
         self._memory.evict_if_full()
         if self._at_spaces:
             spans = compute_chunk_spans(texts)
-            numbers, chunks = self._memory.look_up_spans(spans), spans.chunks_per_text
+            numbers = self._memory.look_up_spans(spans)
+            chunks = spans.chunks_per_text
         else:
             cut = list(map(self._splitter.split_chunks, texts))
-            numbers, chunks = (
-                self._memory.look_up_chunks(list(chain.from_iterable(cut))),
-                _count_items(cut),
-            )
+            numbers = self._memory.look_up_chunks(list(chain.from_iterable(cut)))
+            chunks = _count_items(cut)
         words_W, words_per_chunk = self._memory.get_words(numbers)
         return WordColumns(
             words_W,
@@ -160,7 +159,8 @@ class WordSplitter:
                 for document_lines in lines
                 for line in document_lines
             ]
-            line_C, spaces = np.repeat(np.arange(total), _count_items(cut)), np.zeros(0, np.int64)
+            line_C = np.repeat(np.arange(total), _count_items(cut))
+            spaces = np.zeros(0, np.int64)
             numbers_C = self._memory.look_up_chunks(list(chain.from_iterable(cut)))
         words_W, words_per_chunk = self._memory.get_words(
             np.insert(numbers_C, spaces, SPACE_NUMBER)

@@ -71,7 +71,8 @@ def _build_break_pattern() -> re.Pattern[str]:
     """Match a hyphen between two letters with white space after it: extraction turns a line end
     into a space.
     """
-    letter, invisible = r"[^\W\d_]", _list_invisible_characters()
+    letter = r"[^\W\d_]"
+    invisible = _list_invisible_characters()
     return re.compile(
         rf"(?<={letter})[{invisible}]*[{_HYPHENS}][{invisible}]*\s[\s{invisible}]*(?={letter})"
     )
@@ -111,7 +112,8 @@ def iter_joined_readings(text: str) -> Iterator[str]:
     )
     period = min(len(breaks), MAX_BREAKS_TOGETHER)
     for reading in range((1 << period) - 1, 0, -1):
-        pieces, position = [], 0
+        pieces = []
+        position = 0
         for number, (begin, end) in enumerate(breaks):
             if reading >> number % period & 1:
                 pieces += [text[position:begin], _SOFT_HYPHEN * (end - begin)]
@@ -214,7 +216,8 @@ class WordHasher:
     def _reset_cache(self) -> None:
         self._memo: dict[str, int] = {}
         self._characters = 0
-        self._starts, self._counts = GrowableArray(np.int64), GrowableArray(np.int64)
+        self._starts = GrowableArray(np.int64)
+        self._counts = GrowableArray(np.int64)
         self._hashes = GrowableArray(np.uint64)
 
 
@@ -240,7 +243,8 @@ def iter_ngram_hashes(words: Hashes, longest: int) -> Iterator[tuple[int, Hashes
     Yields:
         (n, hashes of shape (W - n + 1,)) for n = 1 … longest.
     """
-    sums, factor = np.zeros(len(words), np.uint64), 1
+    sums = np.zeros(len(words), np.uint64)
+    factor = 1
     for n in range(1, longest + 1):
         if n > len(words):
             return

@@ -67,12 +67,11 @@ def _build_segment_pattern() -> str:
     format characters.
     """
     marks = r"[\p{WB=Extend}\p{WB=Format}\p{WB=ZWJ}]*"  # WB4: they belong to what they follow
-    letter, hebrew = r"[\p{WB=ALetter}\p{WB=Hebrew_Letter}]", r"\p{WB=Hebrew_Letter}"
-    digit, joiner, katakana = (
-        r"\p{WB=Numeric}",
-        rf"\p{{WB=ExtendNumLet}}{marks}",
-        rf"\p{{WB=Katakana}}{marks}",
-    )
+    letter = r"[\p{WB=ALetter}\p{WB=Hebrew_Letter}]"
+    hebrew = r"\p{WB=Hebrew_Letter}"
+    digit = r"\p{WB=Numeric}"
+    joiner = rf"\p{{WB=ExtendNumLet}}{marks}"
+    katakana = rf"\p{{WB=Katakana}}{marks}"
     # WB6, WB7
     within_word = rf"[\p{{WB=MidLetter}}\p{{WB=MidNumLet}}\p{{WB=Single_Quote}}]{marks}(?={letter})"
     # WB11, WB12
@@ -105,7 +104,7 @@ SPACELESS_BLOCKS = (
     (0xFF66, 0xFF9F),  # half-width Katakana
     (0x20000, 0x323AF),
 )
-# Full-width and CJK punctuation, each a word of its own.
+# Full-width and CJK punctuation, each a separate word.
 _CJK_MARKS = (
     (0x3001, 0x3004),
     (0x3008, 0x3020),
@@ -133,10 +132,8 @@ _MARKS = (
     "".join(map(chr, filter(_is_mark, _iter_code_points(SPACELESS_BLOCKS[:5]))))
     + "\u3099\u309a\ufe00-\ufe0f"
 )
-_SPACELESS, _PUNCTUATION = (
-    _build_character_class(SPACELESS_BLOCKS),
-    re.escape(_build_character_class(_CJK_MARKS)).replace(r"\-", "-"),
-)
+_SPACELESS = _build_character_class(SPACELESS_BLOCKS)
+_PUNCTUATION = re.escape(_build_character_class(_CJK_MARKS)).replace(r"\-", "-")
 _WORD = re.compile(
     f"[{_SPACELESS}](?:[{_MARKS}]|(?<={chr(_JOINER)})[{chr(0x1780)}-{chr(0x17A2)}])*"
     rf"|[{_PUNCTUATION}]|[^\s{_SPACELESS}{_PUNCTUATION}]+"
@@ -160,7 +157,7 @@ class CharacterTokenizer:
     """Splits scripts without spaces into characters, everything else at white space and by English
     rules.
 
-    A character is a letter with its marks. A full-width or CJK mark is a word of its own.
+    A character is a letter with its marks. A full-width or CJK mark is a separate word.
     """
 
     def __init__(self) -> None:

@@ -128,7 +128,15 @@ class ColumnEncoder(Protocol):
 
 
 def build_column_encoder(tokenizer: Tokenizer, kind: EncoderKind = "columns") -> ColumnEncoder:
-    """Build the fastest encoder with the tokenizer's own ids."""
+    """Build the fastest encoder with the tokenizer's own ids.
+
+    Args:
+        tokenizer: The tokenizer.
+        kind: `columns` by words where that is proven to give the same ids, `library` never.
+
+    Returns:
+        The encoder; it has the reason where it calls the library.
+    """
     if kind == "library":
         return LibraryEncoder(tokenizer, "the config selects it")
     if not isinstance(tokenizer, SentencePieceTokenizer):
@@ -214,7 +222,8 @@ class SentencePieceColumnEncoder:
         prefix: bool,
         rewrites: SentencePieceTokenizer | None = None,
     ) -> None:
-        self._prefix, self._rewrites = prefix, rewrites
+        self._prefix = prefix
+        self._rewrites = rewrites
         parts = _CachedEncoder(
             rules.find_fine_cuts, library.encode, TokenCache(library.dtype, CACHE_BYTES)
         )
@@ -289,7 +298,9 @@ class _CachedEncoder:
         below: Callable[[pa.Array], RaggedTokens],
         cache: TokenCache,
     ) -> None:
-        self._cuts, self._below, self._cache = cuts, below, cache
+        self._cuts = cuts
+        self._below = below
+        self._cache = cache
 
     def encode(self, texts: pa.Array) -> RaggedTokens:
         """Return the tokens of each text of a large_string or large_binary column without nulls."""

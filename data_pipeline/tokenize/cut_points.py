@@ -25,12 +25,14 @@ Bytes = npt.NDArray[np.uint8]
 Flags = npt.NDArray[np.bool_]
 Places = npt.NDArray[np.int64]
 
-SPACE, NEWLINE = 0x20, 0x0A
+SPACE = 0x20
+NEWLINE = 0x0A
 ESCAPED_SPACE = "\u2581"  # a space in pieces; texts here have U+0020 instead
 BLOCK = 1 << 20  # characters
 _CODE_POINTS = 0x110000
 # odd, from the golden ratio and from MurmurHash3
-_LEFT, _RIGHT = np.uint32(0x9E3779B1), np.uint32(0x85EBCA6B)
+_LEFT = np.uint32(0x9E3779B1)
+_RIGHT = np.uint32(0x85EBCA6B)
 
 
 class CutPointFinder:
@@ -163,8 +165,13 @@ _LAST_THREE = np.array(
 
 
 def find_cut_problem(values: dict[str, Any]) -> str | None:
-    """Return the reason why texts cannot be cut at spaces before this tokenizer; None if they
-    can.
+    """Find why texts cannot be cut at spaces before a tokenizer.
+
+    Args:
+        values: The JSON of tokenizer.json.
+
+    Returns:
+        The reason; None if they can.
     """
     if values["model"].get("dropout"):
         return "its segmentation is sampled at random"
@@ -220,7 +227,8 @@ def is_sentencepiece_bpe(values: dict[str, Any]) -> bool:
     Then a text is one word for the model, which joins pieces as SentencePiece does, and
     `CutPointFinder` finds its cuts.
     """
-    model, added = values["model"], list_added_tokens(values)
+    model = values["model"]
+    added = list_added_tokens(values)
     if (
         model["type"] != "BPE"
         or not model.get("byte_fallback")

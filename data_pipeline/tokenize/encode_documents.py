@@ -56,7 +56,8 @@ if TYPE_CHECKING:
 
 PIECE_SCHEMA = pa.schema([("count", pa.int64())])
 DEAD_EXAMPLES = 50
-_UNKNOWN, _BYTE = 1, 2
+_UNKNOWN = 1
+_BYTE = 2
 _COUNTS = ("documents", "bytes", "words", "tokens", "unknown_tokens", "byte_tokens")
 
 
@@ -76,7 +77,8 @@ class TokenizerUsageCounter:
     def count_batch(self, batch: pa.RecordBatch, tokens: RaggedTokens) -> None:
         """Count a batch of documents; their tokens have no begin and end ids."""
         self._pieces += np.bincount(tokens.values, minlength=len(self._pieces))
-        kinds, ends = self._kinds[tokens.values], compute_offsets(tokens.lengths)
+        kinds = self._kinds[tokens.values]
+        ends = compute_offsets(tokens.lengths)
         table = np.stack(
             [
                 np.ones(batch.num_rows, np.int64),
@@ -159,10 +161,18 @@ ONE_OF = 256
 
 
 def check_sample(batch: pa.RecordBatch, tokens: RaggedTokens, tokenizer: Tokenizer) -> int:
-    """Compare the sample of a batch with the library and return its size.
+    """Compare a sample of a batch with the tokenizer's library.
+
+    Args:
+        batch: Documents.
+        tokens: Their ids.
+        tokenizer: The tokenizer.
+
+    Returns:
+        The size of the sample.
 
     Raises:
-        DataError: names the first document and token that differ.
+        DataError: Names the first document and token that differ.
     """
     ids = batch.column("id").to_pylist()
     if not ids:
@@ -261,7 +271,8 @@ def encode_file(
         DataError: if the library has other ids for a sampled document, or a text is not UTF-8.
     """
     tokenizer, encoder = _load_encoder(model, fingerprint, config.tokens.encoder)
-    usage, checked = TokenizerUsageCounter(tokenizer), 0
+    usage = TokenizerUsageCounter(tokenizer)
+    checked = 0
     schema = build_encoded_schema(tokenizer.vocab_size)
     with ArrowFileWriter(output, schema) as writer:
         for batch in read_batches(source):

@@ -40,7 +40,8 @@ from llmsys.vocabulary.hugging_face_tokenizer import HuggingFaceTokenizer
 
 Codes = npt.NDArray[np.uint32]
 
-_NO, _YES = 1, 2
+_NO = 1
+_YES = 2
 _CHINESE = (0x5000, 0x9000)  # whole blocks of characters that BERT separates
 # Characters that NFC converts to ASCII: a text with them could contain an added token spelled
 # otherwise.
@@ -99,7 +100,7 @@ class WordCutFinder:
         last = inside & (left == NEWLINE) & (letter_right | _SOLID[right])
         if self.gpt2:
             ends |= _NO_GLUE[left] & letter_right
-            # The last white space before a text is a word of its own, so that a space can join the
+            # The last white space before a text is a separate word, so that a space can join the
             # next word.
             again = last[1:] & (left[:-1] == NEWLINE)
             ends[:-1] |= again
@@ -161,7 +162,9 @@ class JsonWordEncoder:
     def __init__(
         self, tokenizer: HuggingFaceTokenizer, cuts: WordCutFinder, dtype: npt.DTypeLike
     ) -> None:
-        self._tokenizer, self._cuts, self._dtype = tokenizer, cuts, np.dtype(dtype)
+        self._tokenizer = tokenizer
+        self._cuts = cuts
+        self._dtype = np.dtype(dtype)
 
     def encode(self, parts: pa.Array) -> RaggedTokens:
         """Return the tokens of each part of a large_binary column."""

@@ -29,7 +29,8 @@ from llmsys.dataset.token_shards import ArrowFileWriter
 from llmsys.errors import DataError
 from llmsys.vocabulary.tokenizer import load_tokenizer
 
-_MAGIC, _HEADER = b"MMIDIDX\0\0", struct.Struct("<QBQQ")
+_MAGIC = b"MMIDIDX\0\0"
+_HEADER = struct.Struct("<QBQQ")
 # Codes 6 and 7 are floats, which are no ids.
 _DTYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 _PART_TOKENS = 1 << 23
@@ -59,9 +60,11 @@ class MegatronDataset:
         """Read the index. Raise DataError if it is missing, damaged or does not fit its .bin
         file.
         """
-        self.path, self.data = path, path.with_suffix(".bin")
+        self.path = path
+        self.data = path.with_suffix(".bin")
         try:
-            content, size = path.read_bytes(), self.data.stat().st_size
+            content = path.read_bytes()
+            size = self.data.stat().st_size
         except OSError as error:
             raise DataError(
                 f"data.inputs: {error.filename} cannot be read: {error.strerror}. Name index "
@@ -175,7 +178,8 @@ def read_token_part(
     Raises:
         DataError: an id is not of the tokenizer's vocabulary.
     """
-    tokenizer, dataset = load_tokenizer(model), MegatronDataset(part.path)
+    tokenizer = load_tokenizer(model)
+    dataset = MegatronDataset(part.path)
     schema = build_encoded_schema(tokenizer.vocab_size)
     rows: list[tuple[int, Any, int]] = []
     documents = pending = 0
@@ -201,7 +205,8 @@ def read_token_part(
                 np.append(text, ids.dtype.type(tokenizer.eos_id)) if len(text) == len(ids) else ids
             )
             rows.append((number, ended, len(tokenizer.decode(text.tolist()).encode())))
-            documents, pending = documents + 1, pending + len(ended)
+            documents = documents + 1
+            pending = pending + len(ended)
             if pending >= _BATCH_TOKENS:
                 flush()
                 pending = 0

@@ -152,11 +152,9 @@ def _iter_row_tables(
     """Yield (R, 2) tables of [batch, row] in shuffled order, each of at least `batch_tokens`
     tokens.
     """
-    places, found, lengths = (
-        [np.zeros(0, np.uint64)],
-        [np.zeros((0, 2), np.int64)],
-        [np.zeros(0, np.int64)],
-    )
+    places = [np.zeros(0, np.uint64)]
+    found = [np.zeros((0, 2), np.int64)]
+    lengths = [np.zeros(0, np.int64)]
     for number, batch in enumerate(batches):
         cells = _compute_cells(batch)
         rows = np.flatnonzero(
@@ -166,7 +164,8 @@ def _iter_row_tables(
         found.append(np.stack([np.full(len(rows), number), rows], axis=1))
         lengths.append(np.diff(batch.column("tokens").offsets.to_numpy())[rows].astype(np.int64))
     order = np.argsort(np.concatenate(places), kind="stable")
-    table, tokens = np.concatenate(found)[order], np.cumsum(np.concatenate(lengths)[order])
+    table = np.concatenate(found)[order]
+    tokens = np.cumsum(np.concatenate(lengths)[order])
     start = 0
     while start < len(table):
         reached = (tokens[start - 1] if start else 0) + batch_tokens

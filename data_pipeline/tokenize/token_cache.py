@@ -31,7 +31,8 @@ _HIGH_MASKS = np.array(
 )
 _LENGTH_BYTE = _LENGTHS.astype(np.uint64) << np.uint64(56)
 # of SplitMix64 and xxHash
-_LOW_FACTOR, _HIGH_FACTOR = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F)
+_LOW_FACTOR = np.uint64(0x9E3779B97F4A7C15)
+_HIGH_FACTOR = np.uint64(0xC2B2AE3D27D4EB4F)
 
 
 class WordKeys(NamedTuple):
@@ -103,20 +104,24 @@ class ShortWordTable:
         """Add distinct unknown words with distinct numbers."""
         self._count += len(numbers)
         if 2 * self._count > self._slots:
-            old, old_numbers, taken = self._keys, self._numbers, np.flatnonzero(self._keys.high)
+            old = self._keys
+            old_numbers = self._numbers
+            taken = np.flatnonzero(self._keys.high)
             # At most a quarter full, so that growth is rare.
             self._allocate_slots(1 << (4 * self._count - 1).bit_length())
             self._insert_keys(old.take_rows(taken), old_numbers[taken])
         self._insert_keys(keys, numbers)
 
     def _insert_keys(self, keys: WordKeys, numbers: npt.NDArray[np.int64]) -> None:
-        slots, left = self._compute_first_slots(keys), np.arange(len(numbers))
+        slots = self._compute_first_slots(keys)
+        left = np.arange(len(numbers))
         while len(left):
             free = left[self._keys.high[slots[left]] == 0]
             # the last write to a slot wins; the others probe on
             self._numbers[slots[free]] = numbers[free]
             won = free[self._numbers[slots[free]] == numbers[free]]
-            self._keys.low[slots[won]], self._keys.high[slots[won]] = keys.low[won], keys.high[won]
+            self._keys.low[slots[won]] = keys.low[won]
+            self._keys.high[slots[won]] = keys.high[won]
             waits = np.ones(len(numbers), np.bool_)
             waits[won] = False
             left = left[waits[left]]
@@ -169,12 +174,15 @@ class TokenCache:
     """Tokens by the bytes of a text."""
 
     def __init__(self, dtype: npt.DTypeLike, limit_bytes: int) -> None:
-        self.dtype, self._limit = dtype, limit_bytes
+        self.dtype = dtype
+        self._limit = limit_bytes
         self._clear()
 
     def _clear(self) -> None:
-        self._short, self._long = ShortWordTable(), dict[bytes, int]()
-        self._values, self._lengths = GrowableArray(self.dtype), GrowableArray(np.int64)
+        self._short = ShortWordTable()
+        self._long = dict[bytes, int]()
+        self._values = GrowableArray(self.dtype)
+        self._lengths = GrowableArray(np.int64)
 
     def __len__(self) -> int:
         return len(self._lengths.view)
@@ -228,10 +236,8 @@ class TokenCache:
         data, places = get_column_buffers(texts)
         sizes = np.diff(places)
         rows = np.cumsum(sizes <= MAX_TEXT_BYTES) - 1 + len(self)
-        short, long = (
-            np.flatnonzero(sizes <= LONGEST),
-            np.flatnonzero((sizes > LONGEST) & (sizes <= MAX_TEXT_BYTES)),
-        )
+        short = np.flatnonzero(sizes <= LONGEST)
+        long = np.flatnonzero((sizes > LONGEST) & (sizes <= MAX_TEXT_BYTES))
         self._short.insert(compute_word_keys(data, places[short], sizes[short]), rows[short])
         self._long.update(
             zip(texts.take(pa.array(long)).to_pylist(), rows[long].tolist(), strict=True)

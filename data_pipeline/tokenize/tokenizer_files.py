@@ -177,9 +177,15 @@ def _serialize_json(values: dict[str, Any]) -> bytes:
 
 
 # Field numbers of ModelProto, TrainerSpec and NormalizerSpec.
-_TRAINER, _NORMALIZER = 2, 3
-_MODEL_TYPE, _SPACE_AS_SUFFIX, _BYTE_FALLBACK = 3, 24, 35
-_RULES, _DUMMY_PREFIX, _EXTRA_SPACES, _ESCAPE = 2, 3, 4, 5
+_TRAINER = 2
+_NORMALIZER = 3
+_MODEL_TYPE = 3
+_SPACE_AS_SUFFIX = 24
+_BYTE_FALLBACK = 35
+_RULES = 2
+_DUMMY_PREFIX = 3
+_EXTRA_SPACES = 4
+_ESCAPE = 5
 _KINDS: dict[int, Literal["unigram", "bpe", "word", "char"]] = {
     1: "unigram",
     2: "bpe",

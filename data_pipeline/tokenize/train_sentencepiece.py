@@ -73,8 +73,16 @@ def draw_sample(
     split: HeldoutSplitConfig,
     heldout_files: tuple[str, ...] = (),
 ) -> TrainingSample:
-    """Choose about `sample_bytes` of text; the sample has no limits if there is no document for
-    it.
+    """Draw the texts that a tokenizer is trained on: those with the smallest hashes of their ids.
+
+    Args:
+        sources: Files of documents.
+        config: `sample_bytes` and the weights of languages.
+        split: Which documents are held out; they are not drawn.
+        heldout_files: Files whose documents are held out, instead of a share of all.
+
+    Returns:
+        The sample; it has no limits if there is no document for it.
     """
     weights = config.language_weights or {EVERY: 1.0}
     found: dict[str, list[tuple[Any, Any]]] = {name: [] for name in weights}
@@ -83,15 +91,14 @@ def draw_sample(
             ids = batch.column("id").to_pylist()
             train = ~select_heldout(batch, split, heldout_files)
             groups = _get_language_groups(batch, bool(config.language_weights))
-            places, sizes = (
-                hash_positions(ids, "tokenizer", 0),
-                count_text_bytes(batch.column("text")),
-            )
+            places = hash_positions(ids, "tokenizer", 0)
+            sizes = count_text_bytes(batch.column("text"))
             for name, parts in found.items():
                 mine = train & (groups == name)
                 parts.append((places[mine], sizes[mine]))
     total = sum(weights.values())
-    limits, counts = {}, {}
+    limits = {}
+    counts = {}
     for name, parts in found.items():
         drawn = _select_smallest(parts, int(config.sample_bytes * weights[name] / total))
         if drawn is not None:

@@ -90,7 +90,8 @@ def _build_normalizer(config: WordPieceConfig) -> normalizers.Normalizer:
 
 
 def _count_words(lines: Iterable[str], config: WordPieceConfig) -> Counter[str]:
-    normalizer, splitter = _build_normalizer(config), pre_tokenizers.BertPreTokenizer()
+    normalizer = _build_normalizer(config)
+    splitter = pre_tokenizers.BertPreTokenizer()
     words: Counter[str] = Counter()
     for line in lines:
         words.update(word for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(line)))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from llmsys.errors import ConfigError
 from llmsys.launch.commands.arguments import parse_positive_number
-from llmsys.storage.local_files import parse_local_path
+from llmsys.storage.paths import parse_local_path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 from llmsys.errors import ConfigError
-from llmsys.storage.local_files import parse_local_path
+from llmsys.storage.paths import parse_local_path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

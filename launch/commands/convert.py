@@ -8,7 +8,7 @@ import re
 from typing import Any
 
 from llmsys.errors import ConfigError
-from llmsys.storage.local_files import parse_local_path
+from llmsys.storage.paths import parse_local_path
 
 UNITS = {
     "": 1,

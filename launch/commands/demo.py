@@ -28,7 +28,7 @@ import llmsys
 from llmsys.launch.process.parent_watch import build_child_environment
 from llmsys.launch.process.signal_forwarding import relay_signals_to
 from llmsys.report.compressor_comparison import describe_heldout_bytes
-from llmsys.storage.local_files import parse_local_path
+from llmsys.storage.paths import parse_local_path
 
 SAMPLE_CRAWL = Path("tests", "data", "sample_crawl")
 """Sample crawl in a checkout, as `data.inputs` of the config data/sample names it. A wheel holds

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from llmsys.errors import ConfigError
 from llmsys.launch.commands.doctor_pairs import add_pairs_arguments, run_pairs_check
 from llmsys.launch.process.rank_environment import set_device_variables
-from llmsys.storage.local_files import parse_local_path
+from llmsys.storage.paths import parse_local_path
 
 if TYPE_CHECKING:
     from llmsys.doctor.parity_models import ParityModel

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from llmsys.errors import ConfigError
 from llmsys.launch.commands.arguments import parse_positive_number, split_arguments
 from llmsys.launch.commands.estimate import parse_lengths
-from llmsys.storage.local_files import parse_local_path
+from llmsys.storage.paths import parse_local_path
 
 if TYPE_CHECKING:
     from llmsys.dryrun.dry_run_request import DryRunRequest

@@ -13,7 +13,7 @@ from llmsys.launch.commands.estimate_request import (
     compute_estimate,
     resolve_cluster,
 )
-from llmsys.storage.local_files import parse_local_path
+from llmsys.storage.paths import parse_local_path
 
 if TYPE_CHECKING:
     from llmsys.config.model import ModelConfig

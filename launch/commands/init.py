@@ -8,7 +8,8 @@ import shlex
 from pathlib import Path
 
 from llmsys.errors import ConfigError
-from llmsys.storage.local_files import parse_local_path, write_bytes_atomically
+from llmsys.storage.atomic_write import write_bytes_atomically
+from llmsys.storage.paths import parse_local_path
 
 TEMPLATES = ("rule", "extractor", "reader", "tokenizer", "schedule", "optimizer", "metric")
 

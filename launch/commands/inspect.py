@@ -9,7 +9,7 @@ from pathlib import Path
 
 from llmsys.errors import ConfigError, DataError
 from llmsys.launch.commands.arguments import parse_count
-from llmsys.storage.local_files import parse_local_path, require_local_path
+from llmsys.storage.paths import parse_local_path, require_local_path
 
 WRONG = 1
 

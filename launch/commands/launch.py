@@ -16,7 +16,7 @@ from llmsys.errors import LaunchError
 from llmsys.launch.commands.arguments import parse_count, split_arguments
 from llmsys.launch.commands.train import require_finish
 from llmsys.launch.hosts.hostfile import ANONYMOUS, PATIENCE_SECONDS, Host, parse_nodes
-from llmsys.storage.local_files import PRIVATE, write_bytes_atomically
+from llmsys.storage.atomic_write import PRIVATE, write_bytes_atomically
 
 if TYPE_CHECKING:
     from llmsys.config.run import RunConfig

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from llmsys.errors import ConfigError
 from llmsys.launch.commands.arguments import parse_count, split_arguments
 from llmsys.launch.commands.estimate_request import MAX_ASKED, has_batch
-from llmsys.storage.local_files import parse_local_path, require_local_path, write_bytes_atomically
+from llmsys.storage.atomic_write import write_bytes_atomically
+from llmsys.storage.paths import parse_local_path, require_local_path
 
 if TYPE_CHECKING:
     from llmsys.config.loading.load import LoadedConfig

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from llmsys.errors import DataError
 from llmsys.log import get_logger
-from llmsys.storage.local_files import find_folder_url, format_folder
+from llmsys.storage.paths import find_folder_url, format_folder
 
 if TYPE_CHECKING:
     from llmsys.config.data import CrawlConfig, DataConfig

@@ -6,7 +6,7 @@ import argparse
 import json
 
 from llmsys.errors import ConfigError, DataError
-from llmsys.storage.local_files import parse_local_path
+from llmsys.storage.paths import parse_local_path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,7 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
         load_run_comparisons,
         update_profile,
     )
-    from llmsys.storage.local_files import write_bytes_atomically
+    from llmsys.storage.atomic_write import write_bytes_atomically
 
     runs, problems = load_run_comparisons(arguments.runs)
     if not runs:

@@ -6,7 +6,7 @@ import argparse
 import json
 
 from llmsys.errors import DataError
-from llmsys.storage.local_files import format_folder, parse_local_path
+from llmsys.storage.paths import format_folder, parse_local_path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

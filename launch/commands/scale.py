@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmsys.errors import ConfigError
-from llmsys.storage.local_files import parse_local_path, require_local_path
+from llmsys.storage.paths import parse_local_path, require_local_path
 
 if TYPE_CHECKING:
     from llmsys.config.scaling import ScalingLawConfig

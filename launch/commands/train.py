@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmsys.errors import ConfigError, DataError, LostRankError
 from llmsys.events import read_latest_events
-from llmsys.storage.local_files import format_folder, parse_local_path
+from llmsys.storage.paths import format_folder, parse_local_path
 
 if TYPE_CHECKING:
     from llmsys.config.run import RunConfig

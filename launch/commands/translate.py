@@ -7,7 +7,7 @@ import json
 import sys
 
 from llmsys.errors import DataError
-from llmsys.storage.local_files import parse_local_path, require_local_path
+from llmsys.storage.paths import parse_local_path, require_local_path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

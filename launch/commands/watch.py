@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from llmsys.errors import ConfigError
-from llmsys.storage.local_files import parse_local_path
+from llmsys.storage.paths import parse_local_path
 
 HOME, CLEAR_BELOW, CLEAR_LINE = "\033[H", "\033[J", "\033[K"
 

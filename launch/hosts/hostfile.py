@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from llmsys.errors import LaunchError
-from llmsys.storage.local_files import require_local_path
+from llmsys.storage.paths import require_local_path
 
 PATIENCE_SECONDS = 3600  # longest wait for lost hosts
 ANONYMOUS = "of-slurms-choice"  # beginning of the names of hosts that Slurm will choose

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from llmsys.log import has_secret
-from llmsys.storage.local_files import find_import_root
+from llmsys.storage.paths import find_import_root
 
 CONNECT_SECONDS = 8
 SPARE_SECONDS = 2  # over the remote timeout, so that its status arrives

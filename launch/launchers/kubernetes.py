@@ -33,7 +33,7 @@ from llmsys.launch.launchers.host_commands import (
 from llmsys.launch.launchers.run_bundle import build_rank_environment
 from llmsys.launch.train import MENDABLE, STOPPED
 from llmsys.log import redact_values
-from llmsys.storage.local_files import find_folder_url
+from llmsys.storage.paths import find_folder_url
 
 # Those of containers/Dockerfile.
 IMAGE, IMAGE_CHECKOUT, WORKSPACE = "llmsys", "/opt/llmsys", "/workspace"

@@ -19,7 +19,7 @@ from llmsys.launch.process.run_requirements import require_datasets, require_lay
 from llmsys.launch.process.signal_forwarding import forward_signals, ignore_own_signals
 from llmsys.launch.train import LOST_PEER, UNMET
 from llmsys.parallel.port import describe_port_conflict, find_free_port
-from llmsys.storage.local_files import find_import_root
+from llmsys.storage.paths import find_import_root
 
 SCRIPT = Path(__file__).resolve().parent.parent / "train.py"
 HOST = "127.0.0.1"

@@ -26,7 +26,8 @@ from llmsys.config.run import RunConfig
 from llmsys.errors import LaunchError
 from llmsys.launch.hosts.hostfile import Host
 from llmsys.log import has_secret, is_secret_name, redact_values
-from llmsys.storage.local_files import PRIVATE, find_import_root, write_bytes_atomically
+from llmsys.storage.atomic_write import PRIVATE, write_bytes_atomically
+from llmsys.storage.paths import find_import_root
 
 # Settings of libraries; those that choose kernels decide bits, so all hosts must have the same.
 PREFIXES = (

@@ -27,7 +27,7 @@ from llmsys.launch.launchers.kubernetes import (
     select_portable_variables,
 )
 from llmsys.launch.train import STOPPED
-from llmsys.storage.local_files import find_import_root
+from llmsys.storage.paths import find_import_root
 
 # SkyPilot's names of the accelerators that have a device profile.
 ACCELERATORS = {

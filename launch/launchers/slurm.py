@@ -23,7 +23,7 @@ from llmsys.launch.launchers.host_commands import (
 )
 from llmsys.launch.train import STOPPED
 from llmsys.log import has_secret, redact_secrets
-from llmsys.storage.local_files import LOCK_NAME
+from llmsys.storage.folder_lock import LOCK_NAME
 
 NOTICE_SECONDS = 300  # before the time limit: enough for a step, a save, and a margin
 AIR_SECONDS = 60  # margin over the longest outage that ranks of a lost node survive

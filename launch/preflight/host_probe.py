@@ -24,8 +24,9 @@ from llmsys.dataset.manifest_section import MANIFEST_NAME
 from llmsys.errors import LlmsysError, to_data_error
 from llmsys.launch.preflight.hardware_probe import collect_hardware_facts
 from llmsys.parallel.port import EVERYWHERE, describe_port_conflict, find_free_port
-from llmsys.storage.local_files import find_folder_url, lock_folder
+from llmsys.storage.folder_lock import lock_folder
 from llmsys.storage.mount import find_mount
+from llmsys.storage.paths import find_folder_url
 
 PACKAGES = ("torch", "deepspeed", "accelerate", "numpy", "pyarrow")
 

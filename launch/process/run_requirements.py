@@ -16,7 +16,7 @@ from llmsys.dataset.manifest import MANIFEST_NAME
 from llmsys.dataset.remote_dataset import is_prepared
 from llmsys.errors import DataError
 from llmsys.optim.lr_schedule import load_python_schedule
-from llmsys.storage.local_files import format_folder
+from llmsys.storage.paths import format_folder
 
 
 def require_layout(config: RunConfig, ranks: int) -> None:

@@ -28,7 +28,11 @@ Work = Callable[[], object]
 
 
 def synchronize_device(device: torch.device) -> None:
-    """Wait until the device has finished its queue."""
+    """Wait until a device has finished its queue.
+
+    Args:
+        device: The device; a CPU has none.
+    """
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -61,8 +65,15 @@ def measure_median_seconds(
 
 
 def measure_host_launch_seconds(work: Work, device: torch.device, times: int = 200) -> float:
-    """Return the host's seconds to launch `work`, a tiny kernel, while the device may still be
-    busy.
+    """Measure how long the host takes to launch a kernel while the device may still be busy.
+
+    Args:
+        work: Launches a tiny kernel.
+        device: The device.
+        times: Launches.
+
+    Returns:
+        Seconds of one launch.
     """
     work()
     synchronize_device(device)
@@ -149,7 +160,16 @@ class KernelMeasurements:
 def measure_matmuls(
     sizes: BenchmarkSizes, number: Number, device: torch.device
 ) -> Iterator[tuple[float, float, float]]:
-    """Yield FLOPs, bytes and seconds of each matmul."""
+    """Measure products of the shapes of a training step.
+
+    Args:
+        sizes: Shapes and repetitions.
+        number: Dtype of the operands.
+        device: The device.
+
+    Yields:
+        FLOPs, bytes and seconds of each matmul.
+    """
     dtype = DTYPES[number]
     for rows, inner, columns in sizes.matmul_shapes:
         left, right = (
@@ -168,8 +188,15 @@ def measure_matmuls(
 def measure_grouped_matmul_rate(
     sizes: BenchmarkSizes, number: Number, device: torch.device
 ) -> float:
-    """Return FLOP/s of the grouped matmuls of many experts, forward and backward, as the model
-    runs them.
+    """Measure the grouped products of many experts, forward and backward, as the model runs them.
+
+    Args:
+        sizes: Shapes and repetitions.
+        number: Dtype of the operands.
+        device: The device.
+
+    Returns:
+        FLOP/s.
     """
     experts, rows, inner, columns = sizes.grouped_matmul_shapes
     x_MD = _sample_tensor((experts * rows, inner), DTYPES[number], device).requires_grad_()
@@ -201,8 +228,15 @@ def measure_grouped_matmul_rate(
 def measure_attention_rates(
     sizes: BenchmarkSizes, number: Number, device: torch.device
 ) -> tuple[float, float]:
-    """Return FLOP/s of causal attention, forward and backward, counting only visible query-key
-    pairs.
+    """Measure causal attention.
+
+    Args:
+        sizes: Shapes and repetitions.
+        number: Dtype of the operands.
+        device: The device.
+
+    Returns:
+        FLOP/s forward and backward, counting only visible query-key pairs.
     """
     sequences, heads, positions, channels = sizes.attention
     shape = (sequences, heads, positions, channels)
@@ -226,7 +260,15 @@ def measure_attention_rates(
 
 
 def measure_bandwidths(sizes: BenchmarkSizes, device: torch.device) -> tuple[float, float]:
-    """Return bytes per second of a copy, and of the sum of two tensors into a third."""
+    """Measure the memory of a device.
+
+    Args:
+        sizes: Shapes and repetitions.
+        device: The device.
+
+    Returns:
+        Bytes per second of a copy, and of the sum of two tensors into a third.
+    """
     x, y, z = (_sample_tensor((sizes.memory_elements,), torch.float32, device) for _ in range(3))
     copied = measure_median_seconds(lambda: y.copy_(x), device, sizes.budget_seconds)
     summed = measure_median_seconds(lambda: torch.add(x, y, out=z), device, sizes.budget_seconds)
@@ -235,8 +277,14 @@ def measure_bandwidths(sizes: BenchmarkSizes, device: torch.device) -> tuple[flo
 
 
 def measure_host_bandwidth(sizes: BenchmarkSizes, device: torch.device) -> float:
-    """Return bytes per second from pinned host memory to the device; on a CPU, of a copy in
-    memory.
+    """Measure the copy from pinned host memory to a device.
+
+    Args:
+        sizes: Shapes and repetitions.
+        device: The device; on a CPU a copy in memory is measured.
+
+    Returns:
+        Bytes per second.
     """
     held = torch.zeros(sizes.memory_elements, pin_memory=device.type == "cuda")
     there = torch.empty(sizes.memory_elements, device=device)
@@ -248,15 +296,21 @@ def measure_host_bandwidth(sizes: BenchmarkSizes, device: torch.device) -> float
 
 
 def measure_launch_seconds(device: torch.device) -> tuple[float, float]:
-    """Return seconds between two tiny kernels on the device, and the host's seconds to launch
-    one.
+    """Measure the cost of tiny kernels.
+
+    Args:
+        device: The device.
+
+    Returns:
+        Seconds between two of them on the device, and the host's seconds to launch one.
     """
     x = torch.zeros(16, device=device)
     host = measure_host_launch_seconds(lambda: x.add_(1), device)
     if device.type != "cuda":
         return host, host
     # A graph is launched once, which leaves the time of the device between kernels.
-    graph, times = torch.cuda.CUDAGraph(), 200
+    graph = torch.cuda.CUDAGraph()
+    times = 200
     with torch.cuda.graph(graph):
         for _ in range(times):
             x.add_(1)
@@ -284,7 +338,8 @@ def measure_link_seconds(
         (bytes that a rank sends, hops of its ring or exchange, seconds of the slowest rank) for
         each collective and size.
     """
-    ranks, found = dist.get_world_size(), []
+    ranks = dist.get_world_size()
+    found = []
     for size in sizes_bytes:
         elements = size // 4 // ranks * ranks
         whole, other = (torch.zeros(elements, device=device) for _ in range(2))
@@ -301,8 +356,13 @@ def measure_link_seconds(
 
 
 def fit_interconnect(measured: Sequence[tuple[float, float, float]]) -> Interconnect:
-    """Return the bandwidth of the largest transfers, and the latency that remains of the
-    smallest.
+    """Fit bandwidth and latency to measured collectives.
+
+    Args:
+        measured: Bytes sent, hops and seconds of each.
+
+    Returns:
+        The bandwidth of the largest transfers, and the latency that remains of the smallest.
     """
     largest = max(sent for sent, _, _ in measured)
     bandwidth = median(sent / seconds for sent, _, seconds in measured if sent >= largest / 2)

@@ -45,7 +45,17 @@ def calibrate_device(
     watts: float | None = None,
     base: DeviceProfile | None = None,
 ) -> DeviceProfile:
-    """Measure this process's device, and the links between processes where there are several."""
+    """Measure this process's device, and the links between processes where there are several.
+
+    Args:
+        sizes: Shapes and repetitions.
+        device: The device.
+        watts: Power of the device; None reads its driver.
+        base: Profile from which what cannot be measured is copied.
+
+    Returns:
+        The profile.
+    """
     with Progress("calibrate", len(sizes.dtypes) + 5, "measurement") as progress:
         measured = _measure_kernels(sizes, device, progress)
         link = _measure_interconnect(sizes, device)
@@ -61,7 +71,19 @@ def build_device_profile(
     watts: float | None = None,
     base: DeviceProfile | None = None,
 ) -> DeviceProfile:
-    """Return the profile of a device from its measurements."""
+    """Build the profile of a device from its measurements.
+
+    Args:
+        measured: Rates and seconds of kernels.
+        link: Bandwidth and latency between processes; None with one process.
+        device: The device.
+        watts: Power of the device; None: unknown, so there is no energy.
+        base: Profile from which peak, memory and interconnect are copied; None: nothing is
+            copied.
+
+    Returns:
+        The profile.
+    """
     bandwidth = max(measured.copy_bandwidth, measured.elementwise_bandwidth)
     if base is not None:
         bandwidth = base.memory_bandwidth
@@ -156,21 +178,42 @@ def _count_ranks() -> int:
 
 
 def get_device_name(device: torch.device) -> str:
-    """Return the device's name, as its driver or the operating system reports it."""
+    """Return the name of a device.
+
+    Args:
+        device: The device.
+
+    Returns:
+        The name that its driver, or for a CPU the operating system, reports.
+    """
     if device.type == "cuda":
         return str(torch.cuda.get_device_name(device))
     return f"{torch.get_num_threads()} threads of {platform.processor() or platform.machine()}"
 
 
 def get_device_memory(device: torch.device) -> int:
-    """Return the bytes that a program can allocate."""
+    """Return the memory of a device.
+
+    Args:
+        device: The device.
+
+    Returns:
+        Bytes that a program can allocate.
+    """
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[1])
     return int(psutil.virtual_memory().total)
 
 
 def read_power_limit(device: torch.device) -> float | None:
-    """Return the power limit in watts from the device's driver; None where it reports none."""
+    """Read the power limit of a device from its driver.
+
+    Args:
+        device: The device.
+
+    Returns:
+        Watts; None where it reports none.
+    """
     tool = shutil.which("nvidia-smi")
     if device.type != "cuda" or tool is None:
         return None

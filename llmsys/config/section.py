@@ -26,7 +26,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
 from llmsys.errors import ConfigError, Violation
-from llmsys.storage.local_files import check_local_path, format_folder, parse_folder
+from llmsys.storage.paths import check_local_path, format_folder, parse_folder
 
 LocalPath = Annotated[Path, BeforeValidator(check_local_path)]
 FolderPath = Annotated[

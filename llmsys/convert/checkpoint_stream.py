@@ -2,7 +2,7 @@
 
 Writes a weights-only checkpoint: `parameter/NAME` in any dtype, `buffer/NAME`, step 0, no moments.
 It is written through the planner of torch.distributed.checkpoint, which asks for each tensor when
-it is due. One expert of a stacked tensor is a chunk of its own.
+it is due. One expert of a stacked tensor is a separate chunk.
 
 Invariants:
 - At most one file is held in memory.
@@ -128,7 +128,7 @@ class _Planner(DefaultSavePlanner):
         return self.plan
 
     def resolve_data(self, write_item: WriteItem) -> Any:
-        """Return the values, in storage of their own."""
+        """Return the values, in separate storage."""
         part = self._pieces[_drop_hint(write_item.index)].part
         value = self._value_of(part).contiguous()
         # A chunk of a stack has the axis of the experts.
@@ -147,6 +147,9 @@ def _drop_hint(index: MetadataIndex) -> MetadataIndex:
 
 
 def _build_write_item(piece: TensorToWrite) -> WriteItem:
+    """Describe a piece as torch.distributed.checkpoint wants it: a whole tensor, or one expert of a
+    stacked tensor as a shard of it.
+    """
     part, index = piece.part, _build_index(piece.part)
     sizes = part.shape if part.expert is None else (1, *part.part_shape)
     chunk = ChunkStorageMetadata(offsets=index.offset or torch.Size(), sizes=torch.Size(sizes))

@@ -262,7 +262,7 @@ BLOOM = _build_bloom_mapping("input_layernorm", "post_attention_layernorm")
 
 
 def build_falcon_mapping(model: ModelConfig) -> FamilyMapping:
-    """Return Falcon's mapping. Two norms before parallel branches have names of their own."""
+    """Return Falcon's mapping. Two norms before parallel branches have their own names."""
     two = model.residual.kind == "parallel" and model.residual.norms == 2
     return _build_bloom_mapping("ln_attn", "ln_mlp") if two else BLOOM
 

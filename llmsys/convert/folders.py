@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from llmsys.errors import CheckpointError, ConfigError
-from llmsys.storage.local_files import sync_folder
+from llmsys.storage.atomic_write import sync_folder
 from llmsys.train.checkpoint_record import RECORD as CHECKPOINT_RECORD
 
 KEPT, RECORD, UNUSED = "hugging_face", "record.json", "unused.safetensors"

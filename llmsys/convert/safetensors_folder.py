@@ -22,7 +22,7 @@ from torch import Tensor
 
 from llmsys.convert.conversion_plan import Shape
 from llmsys.errors import CheckpointError
-from llmsys.storage.local_files import is_plain_file_name
+from llmsys.storage.paths import is_plain_file_name
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 DTYPES = {

@@ -54,7 +54,7 @@ from llmsys.train.checkpoint_average import list_checkpoints_to_average
 from llmsys.train.run_data import get_tokenizer_path
 from llmsys.vocabulary.chat_template import TEMPLATE_NAME
 
-# Largest file, as transformers has it; a single larger tensor gets a file of its own.
+# Largest file, as transformers has it; a single larger tensor gets a separate file.
 SHARD_BYTES = 5_000_000_000
 
 GENERATION, ORIGIN = "generation_config.json", "llmsys.json"

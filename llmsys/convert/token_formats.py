@@ -220,7 +220,7 @@ class _MdsWriter(_TokenWriter):
         )
 
     def _encode_array(self, tokens: Tokens) -> bytes:
-        """Return an array with a shape of its own: a byte with axes and size of an axis, the
+        """Return an array with its own shape: a byte with axes and size of an axis, the
         axis, the values.
         """
         code, dtype = next(

@@ -108,8 +108,13 @@ class Batch:
         return TokenCounts(int((self.targets_BT != IGNORED).sum()), tokens, source_tokens, pairs)
 
     def count_documents(self) -> Self:
-        """Return the batch with the lengths of its documents, which attention on an accelerator
-        takes; on the host.
+        """Count the documents for attention on an accelerator, which takes their lengths. On the
+        host, by the thread that reads ahead: a count on the device would make the host wait for
+        it.
+
+        Returns:
+            The batch with the lengths of its documents; itself where it has none or they are
+            counted.
         """
         counted: dict[str, Any] = {
             name: build_document_lengths(documents)
@@ -131,12 +136,26 @@ class Batch:
         }
 
     def to(self, device: torch.device) -> Self:
-        """Return the batch on `device`, on an accelerator with the lengths of its documents."""
+        """Copy the batch to a device.
+
+        Args:
+            device: The device. For an accelerator the documents are counted on the host before.
+
+        Returns:
+            The batch there, with its counts.
+        """
         batch = self if device.type == "cpu" else self.count_documents()
         return batch.map_tensors(lambda tensor: tensor.to(device, non_blocking=True))
 
     def map_tensors(self, change: Callable[[Tensor], Tensor]) -> Self:
-        """Return a copy whose tensors went through `change`, always in the same order."""
+        """Change every tensor of the batch.
+
+        Args:
+            change: Called with each tensor, always in the same order.
+
+        Returns:
+            A copy with the results.
+        """
         changed: dict[str, Any] = {
             name: value.map_tensors(change) if isinstance(value, DocumentLengths) else change(value)
             for name, value in self.to_model_inputs().items()
@@ -176,7 +195,7 @@ def build_batch(
 
 def _build_chat_batch(rows: WindowBatch, chats: StoredChats) -> Batch:
     tokens, has_loss, is_border = chats.split(rows.tokens)
-    # A border is a document of its own: transformers begins a chat with the template's first token.
+    # A border is a separate document: transformers begins a chat with the template's first token.
     documents = np.where(rows.documents == PADDING, PADDING, 2 * rows.documents + ~is_border)
     batch = build_batch(WindowBatch(tokens, documents), separate_documents=True)
     is_ignored = torch.from_numpy(np.ascontiguousarray(~has_loss[:, 1:]))

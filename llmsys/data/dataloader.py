@@ -7,12 +7,17 @@ tensors between processes costs more than building them (tools/bench/loader.py).
 import queue
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from llmsys.data.batch import Batch
-from llmsys.data.pinned_buffers import PinnedBuffers
 from llmsys.data.step_batches import StepBatches
+
+# Bytes of a cache line.
+ALIGNMENT = 64
 
 
 class StepLoader:
@@ -23,12 +28,15 @@ class StepLoader:
     """
 
     def __init__(self, source: StepBatches, ahead: int = 2, *, pinned: bool = False) -> None:
-        """Read from `source`.
+        """Read steps ahead.
 
-        `pinned` is for accelerators: batches are in pinned memory, which is copied while the device
-        computes, and have the lengths of their documents. A step's batches are overwritten once the
-        one after it has been taken, so the device must have copied them by then: an engine waits
-        for it at the end of each step.
+        Args:
+            source: The micro-batches of each step.
+            ahead: Steps that are read in advance.
+            pinned: For accelerators: batches are in pinned memory, which is copied while the
+                device computes, and have the lengths of their documents. A step's batches are
+                overwritten once the one after it has been taken, so the device must have copied
+                them by then: an engine waits for it at the end of each step.
         """
         self.source = source
         self.ahead = ahead
@@ -40,8 +48,14 @@ class StepLoader:
         return self.source.get_step_metrics(step)
 
     def iter_steps(self, start: int, stop: int) -> Iterator[tuple[int, list[Batch]]]:
-        """Yield steps `start` to `stop - 1` in order. An error of the reading thread is raised
-        here, at its step.
+        """Yield the micro-batches of steps in order.
+
+        Args:
+            start: The first step.
+            stop: The end of the steps.
+
+        Yields:
+            (step, micro-batches). An error of the reading thread is raised here, at its step.
         """
         ready: queue.Queue[list[Batch] | BaseException] = queue.Queue(maxsize=self.ahead)
         closed = threading.Event()
@@ -89,3 +103,53 @@ class StepLoader:
                     continue
             if closed.is_set() or isinstance(item, BaseException):
                 return
+
+
+class PinnedBuffers:
+    """Pinned host memory for the batches of several steps, allocated once and used in turn.
+
+    Pinning is a call of the driver that waits for the device, so no step may do it. The batches of
+    a step are overwritten `num_steps` steps later.
+    """
+
+    def __init__(self, num_steps: int) -> None:
+        self._buffers = [torch.empty(0, dtype=torch.uint8) for _ in range(num_steps)]
+        self._turn = 0
+
+    def copy_batches(self, batches: Sequence[Batch]) -> list[Batch]:
+        """Return the batches of the next step in pinned memory.
+
+        Args:
+            batches: Micro-batches of one step, on the CPU.
+
+        Returns:
+            Copies, valid until the call `num_steps` later.
+        """
+        self._turn = (self._turn + 1) % len(self._buffers)
+        sizes: list[int] = []
+
+        def measure(tensor: Tensor) -> Tensor:
+            sizes.append(_round_up(tensor.nbytes))
+            return tensor
+
+        for batch in batches:
+            batch.map_tensors(measure)
+        parts = iter(self._reserve(sum(sizes)).split(sizes))
+
+        def copy(tensor: Tensor) -> Tensor:
+            part: Tensor = next(parts)
+            return part[: tensor.nbytes].view(tensor.dtype).view(tensor.shape).copy_(tensor)
+
+        return [batch.map_tensors(copy) for batch in batches]
+
+    def _reserve(self, size: int) -> Tensor:
+        if self._buffers[self._turn].numel() < size:
+            # A quarter more, because the rows of length buckets differ from step to step.
+            self._buffers[self._turn] = torch.empty(
+                size * 5 // 4, dtype=torch.uint8, pin_memory=True
+            )
+        return self._buffers[self._turn][:size]
+
+
+def _round_up(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT

@@ -27,15 +27,21 @@ Stages = Sequence[tuple[int, tuple[int, ...]]]
 
 @lru_cache(maxsize=64)
 def build_period_order(parts: tuple[int, ...]) -> NDArray[np.int64]:
-    """Return the source at each position of a period in which source k appears parts[k] times,
-    (P,).
+    """Interleave sources so that each has its share after any number of sequences.
 
-    Before position n source k has appeared floor(n · w) or ceil(n · w) times, with w its share. So
-    its m-th position is one with n · w > m - 1, and no later than n · w >= m. Among the sources
-    that may appear, take the one with the earliest deadline, which is optimal for unit jobs on one
-    machine (Tijdeman 1980, "The chairman assignment problem"; Baruah 1996).
+    Before position n source k has appeared floor(n · w) or ceil(n · w) times, with w its share.
+    So its m-th position is one with n · w > m - 1, and no later than n · w >= m. Among the
+    sources that may appear, take the one with the earliest deadline, which is optimal for unit
+    jobs on one machine (Tijdeman 1980, "The chairman assignment problem"; Baruah 1996).
+
+    Args:
+        parts: How often each source appears in a period.
+
+    Returns:
+        The source at each position of the period, int64 (sum(parts),).
     """
-    period, counts = sum(parts), [0] * len(parts)
+    period = sum(parts)
+    counts = [0] * len(parts)
     order = np.empty(period, np.int64)
     for place in range(period):
         late = [
@@ -67,9 +73,17 @@ class MixtureOrder:
     def locate_sequences(
         self, numbers: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the source of each sequence and its number within that source, both (N,)."""
+        """Find the sources of sequences.
+
+        Args:
+            numbers: Numbers of sequences of the run, (N,).
+
+        Returns:
+            The source of each, and its number within that source, both (N,).
+        """
         stages = np.searchsorted(self.starts, numbers, side="right") - 1
-        sources, local = np.empty_like(numbers), np.empty_like(numbers)
+        sources = np.empty_like(numbers)
+        local = np.empty_like(numbers)
         for stage in np.unique(stages).tolist():
             here = stages == stage
             rounds, places = np.divmod(numbers[here] - self.starts[stage], len(self._orders[stage]))
@@ -82,20 +96,34 @@ class MixtureOrder:
         return sources, local
 
     def get_global_numbers(self, source: int, local: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the sequences that are number `local` of a source, (N,): the inverse of
-        `locate_sequences`.
+        """Find sequences by their number within a source: the inverse of `locate_sequences`.
+
+        Args:
+            source: The source.
+            local: Numbers within the source, (N,).
+
+        Returns:
+            Numbers of sequences of the run, (N,).
         """
         bases = np.array([base[source] for base in self._bases])
         stages = np.searchsorted(bases, local, side="right") - 1
         numbers = np.empty_like(local)
         for stage in np.unique(stages).tolist():
-            here, places = stages == stage, np.flatnonzero(self._orders[stage] == source)
+            here = stages == stage
+            places = np.flatnonzero(self._orders[stage] == source)
             rounds, ranks = np.divmod(local[here] - bases[stage], len(places))
             numbers[here] = self.starts[stage] + rounds * len(self._orders[stage]) + places[ranks]
         return numbers
 
     def count_by_source(self, count: int) -> NDArray[np.int64]:
-        """Count the sequences of each source among the first `count`, (K,)."""
+        """Count the sequences of each source.
+
+        Args:
+            count: The first `count` sequences of the run.
+
+        Returns:
+            (K,); each source has had its share, rounded up or down.
+        """
         stage = int(np.searchsorted(self.starts, count, side="right")) - 1
         return self._bases[stage] + self._count_within_stage(stage, count - int(self.starts[stage]))
 
@@ -116,14 +144,23 @@ def _rank_among_equals(values: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 class MixtureWindows:
-    """Windows of several datasets in the order of a `MixtureOrder`; each source has its own
-    epochs.
+    """Windows of several datasets in the order of a `MixtureOrder`; each source has its own epochs.
+
+    Args:
+        sources: The windows of each source, of one length.
+        names: Names of the sources, for logs.
+        stages: Weights of the sources over the run.
+
+    Raises:
+        ConfigError: Two sources hold the same tokens.
     """
 
     def __init__(
         self, sources: Sequence[SourceWindows], names: Sequence[str], stages: Stages
     ) -> None:
-        self.sources, self.names, self.order = list(sources), list(names), MixtureOrder(stages)
+        self.sources = list(sources)
+        self.names = list(names)
+        self.order = MixtureOrder(stages)
         self.length = sources[0].length
         prints = [source.fingerprint for source in sources]
         for number, (name, fingerprint) in enumerate(zip(names, prints, strict=True)):

@@ -52,7 +52,8 @@ def pack_documents(
 
 def _pack_best_fit(sizes: NDArray[np.int64], length: int, num_windows: int) -> Placement:
     order = np.argsort(-sizes, kind="stable")
-    windows, kept = [-1] * len(sizes), sizes[order].tolist()
+    windows = [-1] * len(sizes)
+    kept = sizes[order].tolist()
     by_room: list[list[int]] = [[] for _ in range(length + 1)]
     rooms = 0  # bit r is set where a window that is not empty has room for r more tokens
     opened = 0
@@ -78,7 +79,8 @@ def _pack_best_fit(sizes: NDArray[np.int64], length: int, num_windows: int) -> P
                 rooms |= 1 << left
             by_room[left].append(window)
     placement = Placement(np.empty(len(sizes), np.int64), np.empty(len(sizes), np.int64))
-    placement.windows[order], placement.kept[order] = windows, kept
+    placement.windows[order] = windows
+    placement.kept[order] = kept
     return placement
 
 
@@ -89,7 +91,8 @@ def _pack_first_fit(sizes: NDArray[np.int64], length: int, num_windows: int) -> 
     rooms = [0] * leaves + [length] * num_windows + [0] * (leaves - num_windows)
     for node in range(leaves - 1, 0, -1):
         rooms[node] = max(rooms[2 * node], rooms[2 * node + 1])
-    windows, kept = [-1] * len(sizes), sizes.tolist()
+    windows = [-1] * len(sizes)
+    kept = sizes.tolist()
     for number, size in enumerate(kept):
         kept[number] = size = min(size, rooms[1])
         if not size:

@@ -41,7 +41,8 @@ class MiddleFiller:
     def __init__(
         self, config: FillInMiddleConfig, tokens: MiddleTokens, key: tuple[str | int, ...]
     ) -> None:
-        self.config, self.tokens = config, tokens
+        self.config = config
+        self.tokens = tokens
         self._key = np.uint64(derive_order_key("fill in the middle", *key))
 
     def select_documents(self, documents_N: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -56,7 +57,8 @@ class MiddleFiller:
             tokens_T: Its tokens, the last of which ends it.
             document: Its number.
         """
-        body, end = tokens_T[:-1].astype(np.int64), tokens_T[-1:].astype(np.int64)
+        body = tokens_T[:-1].astype(np.int64)
+        end = tokens_T[-1:].astype(np.int64)
         draws = [float(self._draw(np.array([document]), draw)[0]) for draw in (1, 2, 3)]
         first, second = sorted(int(draw * (len(body) + 1)) for draw in draws[:2])
         prefix, middle, suffix = np.split(body, [first, second])

@@ -3,7 +3,7 @@
 
 Reads token files with page tables. Memory and time per window do not grow with the corpus.
 
-An epoch rotates the stream of all documents by a number of tokens of its own and divides it into
+An epoch rotates the stream of all documents by its own number of tokens and divides it into
 buffers of about BUFFER_TOKENS. The documents that begin in a buffer are packed into its windows:
 equally many in every buffer, with a share SPARE of room. Documents longer than a window are split
 into full windows and a rest. Buffers are permuted, and the windows inside of each.
@@ -62,7 +62,16 @@ class PackedBuffer:
 
 
 class FittedWindows:
-    """Every epoch of a dataset as windows of a fixed length, in order 2 of the manifest."""
+    """Every epoch of a dataset as windows of whole documents, where they fit (order 2 of the
+    manifest).
+
+    Args:
+        shards: The split.
+        length: Positions to predict; a window has one token more.
+        seed: Seed of the run.
+        packing: How documents are placed into windows.
+        middle: Rearranges documents before they are packed. None: they stay as they are.
+    """
 
     def __init__(
         self,
@@ -73,13 +82,11 @@ class FittedWindows:
         packing: Packing,
         middle: MiddleFiller | None = None,
     ) -> None:
-        self.stream, self.length, self.seed, self.packing, self.middle = (
-            shards.stream,
-            length,
-            seed,
-            packing,
-            middle,
-        )
+        self.stream = shards.stream
+        self.length = length
+        self.seed = seed
+        self.packing = packing
+        self.middle = middle
         self.fingerprint = shards.fingerprint
         """Fingerprint of the dataset."""
         self.tokens = self.stream.num_tokens
@@ -136,7 +143,9 @@ class FittedWindows:
         begin = (low + shift) % self.tokens
         end = begin + high - low
         ranges = [(begin, min(end, self.tokens)), (0, max(0, end - self.tokens))]
-        numbers, begins, lengths = [], [], []
+        numbers = []
+        begins = []
+        lengths = []
         for left, right in ranges:
             if left == right:
                 continue
@@ -186,11 +195,9 @@ class FittedWindows:
         return WindowBatch(tokens, documents)
 
     def _read_span(self, buffer: PackedBuffer, span: int) -> NDArray[Any]:
-        begin, offset, size = (
-            int(buffer.begins[span]),
-            int(buffer.offsets[span]),
-            int(buffer.sizes[span]),
-        )
+        begin = int(buffer.begins[span])
+        offset = int(buffer.offsets[span])
+        size = int(buffer.sizes[span])
         if (filled := self._order_document(buffer, span)) is not None:
             return filled[:size]
         return self.stream.read_range(begin + offset, begin + offset + size)
@@ -267,10 +274,8 @@ class FittedWindows:
         buffers = [
             self._get_buffer(0, int(number)) for number in order.get_values(np.arange(measured))
         ]
-        kept, given = (
-            sum(int(one.sizes.sum()) for one in buffers),
-            sum(one.tokens for one in buffers),
-        )
+        kept = sum(int(one.sizes.sum()) for one in buffers)
+        given = sum(one.tokens for one in buffers)
         trained = round(kept * self.num_buffers / measured)
         return {
             "packing": self.packing,

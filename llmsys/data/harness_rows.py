@@ -18,7 +18,8 @@ class HarnessTokenizer:
     """
 
     def __init__(self, tokenizer: TextTokenizer, prefix_token: int) -> None:
-        self.tokenizer, self.prefix_token = tokenizer, prefix_token
+        self.tokenizer = tokenizer
+        self.prefix_token = prefix_token
         controls = tokenizer.get_control_pieces()
         self._opening = [controls[piece] for piece in getattr(tokenizer, "opening", ())]
         self._prefix_text = next(

@@ -21,8 +21,13 @@ from llmsys.dataset.token_shards import TokenShards
 class HeldoutWindows:
     """Windows over the held-out documents, concatenated in the order of the shards.
 
-    `max_tokens` (0: all) cuts at a document boundary, so that tokens and text bytes stay
-    comparable.
+    Args:
+        shards: The held-out split.
+        length: Positions to predict in a window.
+        opening_token: Id before the first document.
+        separate_documents: Tokens attend only within their document.
+        max_tokens: Only the first documents with at most so many tokens; 0: all. The cut is at a
+            document boundary, so that tokens and text bytes stay comparable.
     """
 
     def __init__(
@@ -57,8 +62,15 @@ class HeldoutWindows:
         return self.windows
 
     def get_batch(self, first: int, count: int) -> Batch:
-        """Return windows `first` to `first + count - 1`; rows after the last window have no
-        targets.
+        """Return consecutive windows as a batch.
+
+        Args:
+            first: Number of the first window.
+            count: Rows of the batch. Rows after the last window have no targets, so that all
+                ranks have batches of one shape.
+
+        Returns:
+            The batch.
         """
         tokens_BT = torch.zeros(count, self.length, dtype=torch.int64)
         targets_BT = torch.full((count, self.length), IGNORED, dtype=torch.int64)
@@ -89,7 +101,8 @@ class MaskedHeldoutWindows:
     """The windows of `HeldoutWindows`, with hidden tokens or missing spans."""
 
     def __init__(self, windows: HeldoutWindows, masking: WindowTransform) -> None:
-        self.windows, self.masking = windows, masking
+        self.windows = windows
+        self.masking = masking
         self.num_rows = windows.windows
 
     def get_batch(self, first: int, count: int) -> Batch:
@@ -104,11 +117,15 @@ class MaskedHeldoutWindows:
 class HeldoutPairs:
     """Rows of the held-out pairs, sorted by length to reduce padding.
 
-    `max_tokens` (0: all) keeps the first pairs with at most that many target tokens.
+    Args:
+        pairs: The held-out split.
+        make: Builds a batch from pairs.
+        max_tokens: Only the first pairs with at most so many target tokens; 0: all.
     """
 
     def __init__(self, pairs: SequencePairs, make: MakeBatch, *, max_tokens: int = 0) -> None:
-        self.pairs, self.make = pairs, make
+        self.pairs = pairs
+        self.make = make
         count = len(pairs)
         if max_tokens:
             count = max(

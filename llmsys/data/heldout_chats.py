@@ -1,4 +1,4 @@
-"""Held-out chats as rows of their own, for evaluation: every answer is scored after all that comes
+"""Held-out chats as separate rows, for evaluation: every answer is scored after all that comes
 before it.
 
 Invariants:

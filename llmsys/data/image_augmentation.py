@@ -29,7 +29,9 @@ class ImageAugmenter:
     def __init__(
         self, config: AugmentationConfig, layout: ImageLayout, key: tuple[str | int, ...]
     ) -> None:
-        self.config, self.layout, self.key = config, layout, key
+        self.config = config
+        self.layout = layout
+        self.key = key
         self.functional = _import_functional()
 
     def mask_batch(self, batch: Batch, numbers: Sequence[int]) -> Batch:
@@ -47,7 +49,9 @@ class ImageAugmenter:
         """Return image `number` cut out and resized, mirrored, rotated and shifted, as far as
         the config asks.
         """
-        config, functional, size = self.config, self.functional, self.layout.image_size
+        config = self.config
+        functional = self.functional
+        size = self.layout.image_size
         bits = draw_random_bits(derive_order_key("image", *self.key, number), 1, 7)[0]
         flip, area, top, left, angle, down, right = (bits / 2.0**64).tolist()  # each from 0 to 1
         bilinear = functional.InterpolationMode.BILINEAR

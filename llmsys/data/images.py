@@ -38,7 +38,8 @@ class ImageLayout:
 
     def require_values(self, pairs: SequencePairs) -> None:
         """Raise ConfigError unless every image has this size."""
-        wanted, lengths = self.patches.num_channels * self.image_size**2, pairs.sources.lengths
+        wanted = self.patches.num_channels * self.image_size**2
+        lengths = pairs.sources.lengths
         if (strange := np.flatnonzero(lengths != wanted)).size:
             raise ConfigError(
                 f"data.image_size={self.image_size} and {self.patches.num_channels} channels are "
@@ -47,15 +48,31 @@ class ImageLayout:
             )
 
     def cut_patches(self, images_BCHH: Pixels) -> Pixels:
-        """Return the values of all patches, (B, N, P), rows of patches from top to bottom."""
-        size, channels = self.patches.patch_size, self.patches.num_channels
+        """Cut images into patches.
+
+        Args:
+            images_BCHH: Bytes of pixels.
+
+        Returns:
+            The values of all patches, (B, N, P), rows of patches from top to bottom.
+        """
+        size = self.patches.patch_size
+        channels = self.patches.num_channels
         side = self.image_size // size
         cut = images_BCHH.reshape(-1, channels, side, size, side, size).transpose(0, 2, 4, 1, 3, 5)
         return np.ascontiguousarray(cut.reshape(-1, side * side, self.patches.patch_values))
 
     def join_patches(self, patches_BNP: Pixels) -> Pixels:
-        """Return the images of patches, (B, C, H, H): the inverse of `cut_patches`."""
-        size, channels = self.patches.patch_size, self.patches.num_channels
+        """Join patches to images: the inverse of `cut_patches`.
+
+        Args:
+            patches_BNP: Values of patches.
+
+        Returns:
+            (B, C, H, H).
+        """
+        size = self.patches.patch_size
+        channels = self.patches.num_channels
         side = self.image_size // size
         grid = patches_BNP.reshape(-1, side, side, channels, size, size).transpose(0, 3, 1, 4, 2, 5)
         return np.ascontiguousarray(grid.reshape(-1, channels, self.image_size, self.image_size))
@@ -71,7 +88,8 @@ class ImageCollator:
         """Return a batch of rows, see `MakeBatch`; without rows, one black image that is
         padding.
         """
-        layout, size = self.layout, self.layout.image_size
+        layout = self.layout
+        size = self.layout.image_size
         images_BCHH = np.zeros(
             (max(1, len(rows)), layout.patches.num_channels, size, size), np.uint8
         )

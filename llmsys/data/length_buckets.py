@@ -46,10 +46,8 @@ class LengthBuckets:
         """Raise ConfigError for buckets that the longest sequence does not fit, with a value
         that would do.
         """
-        longest, share = (
-            int(self.lengths_N.max()),
-            int(self.lengths_N.sum()) / self.buckets_per_epoch,
-        )
+        longest = int(self.lengths_N.max())
+        share = int(self.lengths_N.sum()) / self.buckets_per_epoch
         if longest > share:
             raise ConfigError(
                 f"batch.tokens={self.tokens_per_step} in "
@@ -72,7 +70,14 @@ class LengthBuckets:
         return self.steps_per_epoch * self.buckets_per_step
 
     def get_step_buckets(self, step: int) -> list[NDArray[np.int64]]:
-        """Return the sequences of each bucket of a step, counted from 0 over all epochs."""
+        """Return the buckets of a step.
+
+        Args:
+            step: The step, counted from 0 over all epochs.
+
+        Returns:
+            The pairs of each bucket.
+        """
         epoch, place = divmod(step, self.steps_per_epoch)
         sequences, starts, shuffled = self._epoch(epoch)  # type: ignore[attr-defined]
         chosen = shuffled[
@@ -92,7 +97,8 @@ class LengthBuckets:
         order = build_permutation(
             len(self.lengths_N), derive_order_key("sequences", *self.key, epoch)
         )
-        lengths_N, other_N = self.lengths_N[order], self.other_N[order]
+        lengths_N = self.lengths_N[order]
+        other_N = self.other_N[order]
         # Two pools at least: with one, the same sequences would share a bucket in every epoch.
         pools = min(self.buckets_per_epoch, max(2, round(self.buckets_per_epoch / POOL_GROUPS)))
         pool_N = (np.cumsum(lengths_N) - lengths_N) * pools // total

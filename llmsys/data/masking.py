@@ -33,7 +33,15 @@ class WindowTransform(Protocol):
     """A function of windows, or of images, and their numbers over all epochs."""
 
     def mask_batch(self, batch: Batch, numbers: Sequence[int]) -> Batch:
-        """Return the batch of the objective. Positions without a target are padding."""
+        """Change a batch of windows for an objective.
+
+        Args:
+            batch: Windows of next-token prediction.
+            numbers: Numbers of its windows over all epochs, which decide what is drawn.
+
+        Returns:
+            The batch of the objective. Positions without a target are padding (IGNORED).
+        """
         ...
 
 
@@ -53,20 +61,31 @@ class TokenMasker:
         `numbers` are the numbers of its windows. Positions without a target are padding and are not
         chosen.
         """
-        tokens_BT, valid_BT = batch.tokens_BT.numpy(), (batch.targets_BT != IGNORED).numpy()
-        hidden_BT, targets_BT = tokens_BT.copy(), np.full_like(tokens_BT, IGNORED)
+        tokens_BT = batch.tokens_BT.numpy()
+        valid_BT = (batch.targets_BT != IGNORED).numpy()
+        hidden_BT = tokens_BT.copy()
+        targets_BT = np.full_like(tokens_BT, IGNORED)
         for row, number in enumerate(numbers):
             chosen, seen = self.choose_masked_positions(tokens_BT[row], number, valid_BT[row])
             targets_BT[row, chosen] = tokens_BT[row, chosen]
             hidden_BT[row, chosen] = seen
-        hidden, targets = torch.from_numpy(hidden_BT), torch.from_numpy(targets_BT)
+        hidden = torch.from_numpy(hidden_BT)
+        targets = torch.from_numpy(targets_BT)
         return Batch(hidden, targets, batch.documents_BT, real_BT=batch.real_BT)
 
     def choose_masked_positions(
         self, tokens_T: NDArray[np.int64], number: int, valid_T: NDArray[np.bool_]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the chosen positions of window `number`, and the tokens that the model sees
-        there.
+        """Choose the hidden positions of a window.
+
+        Args:
+            tokens_T: Its tokens.
+            number: Its number, which decides what is drawn.
+            valid_T: False at positions that may not be chosen, such as padding.
+
+        Returns:
+            The chosen positions, and the tokens that the model sees there: masks, random tokens
+            or the same.
         """
         random_3T = draw_random_bits(derive_order_key("mask", *self.key, number), 3, len(tokens_T))
         eligible = np.flatnonzero(valid_T & (tokens_T != self.protected_token))
@@ -82,7 +101,9 @@ class TokenMasker:
         return chosen, seen
 
 
-FOLLOWS, DOES_NOT_FOLLOW = 0, 1  # as in BERT's released code
+# Labels of next-sentence prediction, as in BERT's released code.
+FOLLOWS = 0
+DOES_NOT_FOLLOW = 1
 PARTNERS = 1 << 10  # the second segment of a row is from one of so many windows after its own
 ATTEMPTS = 10  # windows that are tried for another document, as in BERT's released code
 
@@ -109,8 +130,10 @@ class SegmentPairs:
         """Return rows of the length of the windows; `numbers` are the numbers of its windows."""
         assert batch.documents_BT is not None
         shape = tuple(batch.tokens_BT.shape)
-        tokens_BT, types_BT = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
-        documents_BT, labels_B = np.full(shape, PADDING), np.full(shape[0], IGNORED)
+        tokens_BT = np.zeros(shape, np.int64)
+        types_BT = np.zeros(shape, np.int64)
+        documents_BT = np.full(shape, PADDING)
+        labels_B = np.full(shape[0], IGNORED)
         valid_BT = (batch.targets_BT != IGNORED).numpy()
         targets_BT = np.full(shape, IGNORED)
         for row, number in enumerate(numbers):
@@ -120,15 +143,19 @@ class SegmentPairs:
             first, second, labels_B[row] = self.choose_segments(
                 run[: shape[1] - 3], document, number
             )
-            cls, sep = np.array([self.cls_token]), np.array([self.sep_token])
+            cls = np.array([self.cls_token])
+            sep = np.array([self.sep_token])
             pieces = np.concatenate([cls, first, sep, second, sep])
-            end, border = len(pieces), len(first) + 2
+            end = len(pieces)
+            border = len(first) + 2
             is_text_T = np.ones(end, bool)
             is_text_T[[0, border - 1, end - 1]] = False
             chosen, seen = self.masker.choose_masked_positions(pieces, number, is_text_T)
             targets_BT[row, chosen] = pieces[chosen]
             pieces[chosen] = seen
-            tokens_BT[row, :end], types_BT[row, border:end], documents_BT[row, :end] = pieces, 1, 0
+            tokens_BT[row, :end] = pieces
+            types_BT[row, border:end] = 1
+            documents_BT[row, :end] = 0
         tokens, targets, documents, types, labels = map(
             torch.from_numpy, (tokens_BT, targets_BT, documents_BT, types_BT, labels_B)
         )
@@ -196,7 +223,8 @@ class SpanCorruptor:
         `numbers` are the numbers of its windows. Positions without a target are padding; a window
         of fewer than two tokens has no target.
         """
-        sources, targets = [], []
+        sources = []
+        targets = []
         for tokens_T, valid_T, number in zip(
             batch.tokens_BT.numpy(), (batch.targets_BT != IGNORED).numpy(), numbers, strict=True
         ):
@@ -208,8 +236,14 @@ class SpanCorruptor:
     def remove_spans(
         self, tokens_T: NDArray[np.int64], number: int
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return source and target of window `number`: kept and missing spans alternate, and a
-        kept one is first.
+        """Remove spans from a window, as T5 does.
+
+        Args:
+            tokens_T: Its tokens.
+            number: Its number, which decides what is drawn.
+
+        Returns:
+            Source and target: kept and missing spans alternate, and a kept one is first.
         """
         length = len(tokens_T)
         if length < 2:
@@ -221,7 +255,8 @@ class SpanCorruptor:
             for total, bits in zip((length - noise, noise), random_2T, strict=True)
         )
         ends = np.stack([kept, missing], axis=1).flatten().cumsum()
-        pieces, end = np.split(tokens_T, ends[:-1]), [np.array([self.end_token])]
+        pieces = np.split(tokens_T, ends[:-1])
+        end = [np.array([self.end_token])]
         marks = [np.array([sentinel]) for sentinel in self.sentinels[:spans]]
         source = [piece for pair in zip(pieces[::2], marks, strict=True) for piece in pair]
         target = [piece for pair in zip(marks, pieces[1::2], strict=True) for piece in pair]
@@ -237,8 +272,15 @@ def _cut_randomly(total: int, parts: int, bits_T: NDArray[np.uint64]) -> NDArray
 
 
 def draw_random_bits(key: int, rows: int, columns: int) -> NDArray[np.uint64]:
-    """Return pseudo-random 64-bit numbers, (rows, columns): a bijective hash of the index,
-    seeded by the key.
+    """Draw pseudo-random numbers by a bijective hash of their index.
+
+    Args:
+        key: The seed.
+        rows: Rows.
+        columns: Numbers of a row.
+
+    Returns:
+        uint64 (rows, columns), the same for equal arguments on every machine.
     """
     indices = np.arange(rows * columns, dtype=np.uint64).reshape(rows, columns)
     with np.errstate(over="ignore"):

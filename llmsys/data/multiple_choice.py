@@ -144,7 +144,8 @@ def _parse_question(
 def _parse_multiple_choice(
     asked: MultipleChoiceConfig, fields: dict[str, Any], where: str
 ) -> MultipleChoiceQuestion:
-    choices, answer = fields.get("choices"), fields.get("answer")
+    choices = fields.get("choices")
+    answer = fields.get("answer")
     if (
         not isinstance(choices, list)
         or len(choices) < 2

@@ -52,20 +52,42 @@ class WindowDataset(Protocol):
         ...
 
     def get_rows(self, numbers: Sequence[int] | NDArray[np.int64]) -> WindowBatch:
-        """Return the windows of these numbers, in this order. Raises DataError when a file is
-        missing or damaged.
+        """Read windows.
+
+        Args:
+            numbers: Numbers of the windows, over all epochs.
+
+        Returns:
+            The windows in this order, with the document of each token.
+
+        Raises:
+            DataError: A file is missing or damaged.
         """
         ...
 
     def compute_attention_cost(
         self, numbers: Sequence[int] | NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        """Return Σ n² over the documents of each window, with n the inputs of a document there."""
+        """Compute the cost of attention within the documents of windows.
+
+        Args:
+            numbers: Numbers of the windows.
+
+        Returns:
+            Σ n² over the documents of each window, with n the inputs of a document there, int64
+            (N,).
+        """
         ...
 
     def list_documents(self, number: int) -> list[tuple[int, int]]:
-        """List (source, document as numbered in its shards) of every document with tokens in the
-        window.
+        """List the documents with tokens in a window.
+
+        Args:
+            number: Number of the window.
+
+        Returns:
+            (source, document as numbered in its shards) of each. The source is 0 without a
+            mixture.
         """
         ...
 
@@ -74,8 +96,13 @@ class WindowDataset(Protocol):
         ...
 
     def get_progress(self, count: int) -> dict[str, Any]:
-        """Return how far the first `count` windows of a run read, for the log: epochs, per
-        source in a mixture.
+        """Describe how far a run has read, for the log.
+
+        Args:
+            count: Windows that were read.
+
+        Returns:
+            Epochs, in a mixture those of each source.
         """
         ...
 
@@ -89,14 +116,28 @@ class SourceWindows(WindowDataset, Protocol):
         ...
 
     def list_windows_with_document(self, document: int, count: int) -> NDArray[np.int64]:
-        """List the sequences among the first `count` of a run that have tokens of a document, in
-        order.
+        """List the windows that have tokens of a document.
+
+        Args:
+            document: Number of the document in its split.
+            count: Only the first `count` windows of a run are searched.
+
+        Returns:
+            Numbers of windows, in order.
         """
         ...
 
 
 def build_size_error(tokens: int, length: int) -> DataError:
-    """Return the error for data that do not fill one window."""
+    """Build the error for data that do not fill one window.
+
+    Args:
+        tokens: Tokens of the data.
+        length: `batch.sequence_length`.
+
+    Returns:
+        The error, with both numbers and the next step.
+    """
     return DataError(
         f"{tokens} training tokens do not fill one sequence of {length}. "
         f"Use a smaller batch.sequence_length or prepare more data."
@@ -122,8 +163,15 @@ class DocumentSpans(NamedTuple):
 def split_at_documents(
     edges: NDArray[np.int64], starts: NDArray[np.int64], size: int
 ) -> DocumentSpans:
-    """Cut the windows [start, start + size) of a token stream at document ends: document p ends
-    before edges[p].
+    """Cut windows of a token stream at document ends.
+
+    Args:
+        edges: Document p ends before `edges[p]`, (D,).
+        starts: First token of each window, (N,).
+        size: Tokens of a window.
+
+    Returns:
+        The spans of documents in the windows: document, begin, end and window of each, in order.
     """
     first = np.searchsorted(edges, starts, side="right")
     counts = np.searchsorted(edges, starts + (size - 1), side="right") - first + 1

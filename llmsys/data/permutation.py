@@ -39,19 +39,22 @@ class PermutationSampler:
         `numbers` are the numbers of its windows. Positions without a target are padding and are not
         chosen.
         """
-        tokens_BT, valid_BT = batch.tokens_BT.numpy(), (batch.targets_BT != IGNORED).numpy()
+        tokens_BT = batch.tokens_BT.numpy()
+        valid_BT = (batch.targets_BT != IGNORED).numpy()
         may_be_chosen_BT = valid_BT & (tokens_BT != self.protected_token)
         may_be_chosen_BT[:, 0] = False
         if batch.documents_BT is not None:
             documents_BT = batch.documents_BT.numpy()
             may_be_chosen_BT[:, 1:] &= documents_BT[:, 1:] == documents_BT[:, :-1]
         shape = len(tokens_BT), self.config.count_predicted(tokens_BT.shape[1])
-        predicted_BP, targets_BP = np.full(shape, -1), np.full(shape, IGNORED)
+        predicted_BP = np.full(shape, -1)
+        targets_BP = np.full(shape, IGNORED)
         for row, number in enumerate(numbers):
             chosen = self.choose_positions(may_be_chosen_BT[row], number)
             predicted_BP[row, : len(chosen)] = chosen
             targets_BP[row, : len(chosen)] = tokens_BT[row, chosen]
-        predicted, targets = torch.from_numpy(predicted_BP), torch.from_numpy(targets_BP)
+        predicted = torch.from_numpy(predicted_BP)
+        targets = torch.from_numpy(targets_BP)
         return Batch(
             batch.tokens_BT,
             targets,
@@ -68,13 +71,17 @@ class PermutationSampler:
         A span of 1 to `max_span_length` tokens is somewhere in each stretch of `context_factor`
         times its length.
         """
-        length, factor = len(may_be_chosen_T), self.config.context_factor
+        length = len(may_be_chosen_T)
+        factor = self.config.context_factor
         bits_3T = draw_random_bits(derive_order_key("permutation", *self.key, number), 3, length)
-        chosen_T, begin, draw = np.zeros(length, bool), 0, 0
+        chosen_T = np.zeros(length, bool)
+        begin = 0
+        draw = 0
         while begin < length:
             span = 1 + int(bits_3T[0, draw] % np.uint64(self.config.max_span_length))
             left = begin + int(bits_3T[1, draw] % np.uint64(span * (factor - 1) + 1))
             chosen_T[left : left + span] = True
-            begin, draw = begin + span * factor, draw + 1
+            begin = begin + span * factor
+            draw = draw + 1
         chosen = np.flatnonzero(chosen_T & may_be_chosen_T)[: self.config.count_predicted(length)]
         return chosen[np.argsort(bits_3T[2, chosen], kind="stable")]

@@ -43,8 +43,16 @@ class PairRows(Protocol):
 
 
 class SequencePairs:
-    """The pairs of one split; `sources` and `targets` have equal numbers. `positions`: of each
-    source, of images.
+    """The pairs of one split: row n of the sources belongs to row n of the targets.
+
+    Args:
+        sources: The sources.
+        targets: The targets, of the same number.
+        positions: Positions of each source in the model, for images. None: the tokens of a
+            source.
+
+    Raises:
+        DataError: The numbers of sources and targets differ.
     """
 
     def __init__(
@@ -56,7 +64,9 @@ class SequencePairs:
                 f"{sources.num_documents} sources in split '{targets.split}'. Run llmsys prepare "
                 "CONFIG again."
             )
-        self.sources, self.targets, self.positions = sources, targets, positions
+        self.sources = sources
+        self.targets = targets
+        self.positions = positions
 
     @property
     def source_lengths(self) -> NDArray[np.int64]:
@@ -115,7 +125,8 @@ def build_pair_batch(
     # The inputs are the targets of the position before; padding gets a valid id.
     tokens_BT = targets_BT.roll(1, dims=1).clamp_(min=0)
     tokens_BT[:, 0] = start_token
-    real_BT, is_full = documents_BT >= 0, bool((documents_BS == 0).all())
+    real_BT = documents_BT >= 0
+    is_full = bool((documents_BS == 0).all())
     return Batch(
         tokens_BT,
         targets_BT,
@@ -162,11 +173,16 @@ class ClassificationCollator:
 
 
 def pad_sequences(sequences: Sequence[NDArray[Any]], filler: int = 0) -> tuple[Tensor, Tensor]:
-    """Return sequences as rows of one length, (B, T), and document numbers: 0, and PADDING after
-    the end of each.
+    """Pad sequences to one length.
 
-    Without sequences, return one row of one padded position, for a rank without rows that must join
-    its peers. It is padding: as a token it would count in the experts' balance losses.
+    Args:
+        sequences: Token ids of each. Without any, one row of one padded position is returned,
+            for a rank without rows that must join its peers: as a token it would count in the
+            experts' balance losses.
+        filler: Id of padding.
+
+    Returns:
+        Ids (B, T) and document ids (B, T): 0, and PADDING after the end of each.
     """
     if not sequences:
         return torch.full((1, 1), filler, dtype=torch.int64), torch.full(

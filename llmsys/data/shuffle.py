@@ -28,8 +28,13 @@ def derive_order_key(*parts: str | int) -> int:
 
 
 def hash_splitmix64(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Return the finalizer of splitmix64 (Steele, Lea, Flood 2014), a bijection on 64-bit
-    integers.
+    """Hash 64-bit integers by the finalizer of splitmix64 (Steele, Lea, Flood 2014).
+
+    Args:
+        values: Of any shape.
+
+    Returns:
+        Hashes of the same shape. The function is a bijection, so distinct values stay distinct.
     """
     with np.errstate(over="ignore"):
         values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -81,13 +86,27 @@ class KeyedPermutation:
         self._keys = hash_splitmix64(counters)
 
     def get_values(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the value at each place, int64 of the same shape."""
+        """Return the value at each place.
+
+        Args:
+            places: Places in [0, size), int64 of any shape.
+
+        Returns:
+            Values, of the same shape.
+        """
         return (
             self._walk(places, self._map_forward) if self._stored is None else self._stored[places]
         )
 
     def find_places(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the place of each value, int64 of the same shape: the inverse of `get_values`."""
+        """Return the place of each value: the inverse of `get_values`.
+
+        Args:
+            values: Values in [0, size), int64 of any shape.
+
+        Returns:
+            Places, of the same shape.
+        """
         return (
             self._walk(values, self._map_backward)
             if self._stored is None
@@ -104,9 +123,11 @@ class KeyedPermutation:
         return mapped.astype(np.int64)
 
     def _map_forward(self, numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        sides, halves = self._sides, list(np.divmod(numbers, self._sides[1]))
+        sides = self._sides
+        halves = list(np.divmod(numbers, self._sides[1]))
         for number, key in enumerate(self._keys):
-            side, other = number & 1, 1 - (number & 1)
+            side = number & 1
+            other = 1 - (number & 1)
             halves[side] = (
                 halves[side] + self._hash_half(halves[other], key) % sides[side]
             ) % sides[side]
@@ -114,9 +135,11 @@ class KeyedPermutation:
         return mapped
 
     def _map_backward(self, numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        sides, halves = self._sides, list(np.divmod(numbers, self._sides[1]))
+        sides = self._sides
+        halves = list(np.divmod(numbers, self._sides[1]))
         for number, key in reversed(list(enumerate(self._keys))):
-            side, other = number & 1, 1 - (number & 1)
+            side = number & 1
+            other = 1 - (number & 1)
             added = self._hash_half(halves[other], key) % sides[side]
             # Unsigned numbers must not fall below 0.
             halves[side] = (halves[side] + sides[side] - added) % sides[side]
@@ -129,11 +152,15 @@ class KeyedPermutation:
 
 
 class RowOrder:
-    """The integers below `size` divided into `rows` consecutive runs, of which each place takes the
-    next of its row.
+    """The integers below `size` divided into consecutive runs, of which each place takes the next
+    of its row.
 
     With `rows` places in a step, row r of step s has number s of run r. The first runs are one
     longer where `rows` does not divide `size`.
+
+    Args:
+        size: Number of integers.
+        rows: Number of runs.
     """
 
     def __init__(self, size: int, rows: int) -> None:
@@ -141,12 +168,26 @@ class RowOrder:
         self.length, self.num_longer = divmod(size, rows)
 
     def get_values(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the value at each place, int64 of the same shape."""
+        """Return the value at each place.
+
+        Args:
+            places: Places in [0, size), int64 of any shape.
+
+        Returns:
+            Values, of the same shape.
+        """
         numbers, rows = np.divmod(places, self.rows)
         return rows * self.length + np.minimum(rows, self.num_longer) + numbers
 
     def find_places(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the place of each value, int64 of the same shape: the inverse of `get_values`."""
+        """Return the place of each value: the inverse of `get_values`.
+
+        Args:
+            values: Values in [0, size), int64 of any shape.
+
+        Returns:
+            Places, of the same shape.
+        """
         longer = self.num_longer * (self.length + 1)
         rows = np.where(
             values < longer,

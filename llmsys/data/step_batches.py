@@ -26,18 +26,35 @@ from llmsys.vocabulary.chat_tokens import StoredChats
 
 
 def assign_sequentially(ranks: int, micro_batches: int, size: int) -> NDArray[np.int64]:
-    """Return positions in the step, (R, M, S): each rank takes consecutive windows."""
+    """Assign the windows of a step in order: each rank takes consecutive ones.
+
+    Args:
+        ranks: Data-parallel ranks, R.
+        micro_batches: Micro-batches of a rank, M.
+        size: Windows of a micro-batch, S.
+
+    Returns:
+        Positions in the step, int64 (R, M, S).
+    """
     return np.arange(ranks * micro_batches * size).reshape(ranks, micro_batches, size)
 
 
 def assign_balanced(cost_N: NDArray[np.int64], ranks: int, micro_batches: int) -> NDArray[np.int64]:
-    """Return positions in the step, (R, M, S), such that micro-batches cost about the same.
+    """Assign the windows of a step so that micro-batches cost about the same.
 
-    A window always has as many tokens as another, but attention within documents costs the sum of
-    their squared lengths. The costliest remaining window goes to the cheapest micro-batch with
-    fewer than S (Graham 1969, longest processing time first). Then micro-batches of similar cost
-    are put into the same round, where ranks wait for each other, and in each round the rank with
-    the least work so far takes the costliest.
+    A window always has as many tokens as another, but attention within documents costs the sum
+    of their squared lengths. The costliest remaining window goes to the cheapest micro-batch
+    with fewer than S (Graham 1969, longest processing time first). Then micro-batches of similar
+    cost are put into the same round, where ranks wait for each other, and in each round the rank
+    with the least work so far takes the costliest.
+
+    Args:
+        cost_N: Cost of each window; N = R · M · S.
+        ranks: Data-parallel ranks, R.
+        micro_batches: Micro-batches of a rank, M.
+
+    Returns:
+        Positions in the step, int64 (R, M, S).
     """
     size = len(cost_N) // (ranks * micro_batches)
     members: list[list[int]] = [[] for _ in range(ranks * micro_batches)]
@@ -51,7 +68,8 @@ def assign_balanced(cost_N: NDArray[np.int64], ranks: int, micro_batches: int) -
     bins = np.sort(np.array(members), axis=1)
     costs = cost_N[bins].sum(1)
     rounds = bins[np.lexsort((bins[:, 0], -costs))].reshape(micro_batches, ranks, size)
-    assigned, work = np.empty((ranks, micro_batches, size), np.int64), np.zeros(ranks, np.int64)
+    assigned = np.empty((ranks, micro_batches, size), np.int64)
+    work = np.zeros(ranks, np.int64)
     for number, members_of_round in enumerate(rounds):
         by_work = np.lexsort((np.arange(ranks), work))
         assigned[by_work, number] = members_of_round
@@ -60,10 +78,16 @@ def assign_balanced(cost_N: NDArray[np.int64], ranks: int, micro_batches: int) -
 
 
 def compute_imbalance(cost_N: NDArray[np.int64], assigned_RMS: NDArray[np.int64]) -> float:
-    """Return the time of attention over all rounds, relative to micro-batches of equal cost; 1 is
-    even.
+    """Compute how much longer attention takes than with micro-batches of equal cost.
 
     In every round all ranks wait for the costliest micro-batch.
+
+    Args:
+        cost_N: Cost of each window.
+        assigned_RMS: Positions in the step of each micro-batch.
+
+    Returns:
+        Time of attention over all rounds, relative to an even share; 1 is even.
     """
     costs_RM = cost_N[assigned_RMS].sum(2)
     return float(costs_RM.max(0).sum() * len(costs_RM) / max(int(costs_RM.sum()), 1))
@@ -90,15 +114,38 @@ class StepBatches(Protocol):
     """The micro-batches of each step for one data rank."""
 
     def get_micro_batches(self, step: int, which: slice = ALL) -> list[Batch]:
-        """Return the micro-batches of a step, counted from 0, or only those in `which`."""
+        """Read micro-batches of this rank.
+
+        Args:
+            step: The step, counted from 0.
+            which: Only these micro-batches of the step.
+
+        Returns:
+            The batches, in order. A function of data, seed and step: any step can be read at any
+            time.
+        """
         ...
 
     def count_micro_batches(self, step: int) -> int:
-        """Count the micro-batches of a step, equal on every rank."""
+        """Count the micro-batches of this rank in a step.
+
+        Args:
+            step: The step, counted from 0; a growing batch has fewer at first.
+
+        Returns:
+            The number, the same on every rank.
+        """
         ...
 
     def get_step_metrics(self, step: int) -> dict[str, Any]:
-        """Return metrics of a step over all ranks, for the log."""
+        """Describe the data of a step, for the log.
+
+        Args:
+            step: The step, counted from 0.
+
+        Returns:
+            Fields of the `step` event.
+        """
         ...
 
     def get_packing_stats(self) -> dict[str, Any]:
@@ -125,13 +172,11 @@ class WindowStepBatches:
         deal: Literal["sequential", "balanced"] = "sequential",
         chats: StoredChats | None = None,
     ) -> None:
-        self.windows, self.plan, self.masking, self.deal, self.chats = (
-            windows,
-            plan,
-            masking,
-            deal,
-            chats,
-        )
+        self.windows = windows
+        self.plan = plan
+        self.masking = masking
+        self.deal = deal
+        self.chats = chats
         self.separate_documents = separate_documents
 
     def get_micro_batches(self, step: int, which: slice = ALL) -> list[Batch]:
@@ -152,8 +197,13 @@ class WindowStepBatches:
         return self.plan.get_step_plan(step)[1].num_micro_batches
 
     def get_assignment(self, step: int) -> NDArray[np.int64]:
-        """Return the sequence numbers of every rank's micro-batches of a step, (ranks,
-        micro-batches, sequences).
+        """Return the sequences of all ranks in a step.
+
+        Args:
+            step: The step, counted from 0.
+
+        Returns:
+            Numbers of sequences, int64 (ranks, micro-batches, sequences).
         """
         first, plan = self.plan.get_step_plan(step)
         shape = plan.data_ranks, plan.num_micro_batches
@@ -205,8 +255,16 @@ class BucketedStepBatches:
     """Pairs in length buckets. Each bucket is one micro-batch, with its rows assigned to ranks
     round-robin.
 
-    A rank without a row in a small bucket runs a padding row without targets. `augmentation`
-    changes the rows of every epoch in another way.
+    A rank without a row in a small bucket runs a padding row without targets.
+
+    Args:
+        pairs: The training split.
+        grouping: The buckets of every step.
+        make: Builds a batch from pairs.
+        data_ranks: Data-parallel ranks.
+        data_rank: This rank among them.
+        augmentation: Changes the rows of every epoch in another way. None: rows stay as they
+            are.
     """
 
     def __init__(
@@ -219,13 +277,12 @@ class BucketedStepBatches:
         data_rank: int,
         augmentation: WindowTransform | None = None,
     ) -> None:
-        self.pairs, self.grouping, self.make, self.augmentation = (
-            pairs,
-            grouping,
-            make,
-            augmentation,
-        )
-        self.data_ranks, self.data_rank = data_ranks, data_rank
+        self.pairs = pairs
+        self.grouping = grouping
+        self.make = make
+        self.augmentation = augmentation
+        self.data_ranks = data_ranks
+        self.data_rank = data_rank
 
     def get_micro_batches(self, step: int, which: slice = ALL) -> list[Batch]:
         """Implement `StepBatches.get_micro_batches`."""

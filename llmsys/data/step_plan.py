@@ -75,7 +75,14 @@ class RunPlan:
         _ = self._plans
 
     def get_step_plan(self, step: int) -> tuple[int, StepPlan]:
-        """Return the number of the first sequence of a step, and the step's plan."""
+        """Plan a step.
+
+        Args:
+            step: The step, counted from 0; a growing batch has smaller ones at first.
+
+        Returns:
+            The number of the first sequence of the step, and its plan.
+        """
         return self.batch.count_sequences_before(step), self._plans[
             self.batch.get_step_sequences(step)
         ]
@@ -94,10 +101,12 @@ class RunPlan:
 
     def _require_even_ramp(self) -> None:
         """Raise one error about the increment, rather than one about some size on the way."""
-        batch, ramp = self.batch, self.batch.ramp
+        batch = self.batch
+        ramp = self.batch.ramp
         assert ramp is not None
         micro = 1 if batch.micro_sequences == "auto" else max(1, batch.micro_sequences)
-        increment, wanted = ramp.compute_increment(batch.sequence_length), self.data_ranks * micro
+        increment = ramp.compute_increment(batch.sequence_length)
+        wanted = self.data_ranks * micro
         start = ramp.start_tokens // batch.sequence_length
         if increment % wanted:
             multiple = -(-increment // wanted) * wanted

@@ -3,7 +3,7 @@ written.
 
 Reads token files with page tables. Memory and time per window do not grow with the corpus.
 
-The tokens of all files are one cyclic stream. An epoch rotates it by a number of tokens of its own,
+The tokens of all files are one cyclic stream. An epoch rotates it by its own number of tokens,
 cuts it into windows, and permutes them, or gives each row of the batch consecutive ones. A window
 has `length + 1` tokens: inputs and, shifted by one, targets.
 
@@ -44,15 +44,23 @@ class EpochKeys(NamedTuple):
 
 
 class StreamWindows(CutWindows):
-    """Every epoch of a dataset as windows of a fixed length.
+    """Every epoch of a dataset as windows of a fixed length, in order 2 of the manifest.
 
-    An epoch has `tokens // length` windows; one of them begins at the end of the stream and ends at
-    its begin. The remainder is `tokens_left_over_per_epoch`: other tokens in each epoch. `rows` is
-    the number of windows in a step whose rows read on from step to step; 0 shuffles the windows.
+    An epoch has `tokens // length` windows; one of them begins at the end of the stream and ends
+    at its begin. The remainder is `tokens_left_over_per_epoch`: other tokens in each epoch.
+
+    Args:
+        shards: The split.
+        length: Positions to predict; a window has one token more.
+        seed: Seed of the run.
+        rows: Windows of a step whose rows read on from step to step. 0 shuffles the windows.
     """
 
     def __init__(self, shards: PagedTokenShards, *, length: int, seed: int, rows: int = 0) -> None:
-        self.stream, self.length, self.seed, self.rows = shards.stream, length, seed, rows
+        self.stream = shards.stream
+        self.length = length
+        self.seed = seed
+        self.rows = rows
         self.fingerprint = shards.fingerprint
         """Fingerprint of the dataset."""
         self.tokens = self.stream.num_tokens
@@ -73,13 +81,21 @@ class StreamWindows(CutWindows):
         return EpochKeys(windows, derive_order_key("stream shift", *identity) % self.tokens)
 
     def get_window(self, index: int) -> Window:
-        """Return sequence `index` of the run, counted from zero over all epochs."""
+        """Read one window.
+
+        Args:
+            index: Its number, counted from zero over all epochs.
+
+        Returns:
+            Tokens, and the document of each.
+        """
         tokens, documents = self.get_rows([index])
         return Window(tokens[0], documents[0])
 
     def get_rows(self, numbers: Sequence[int] | NDArray[np.int64]) -> WindowBatch:
         """Implement `WindowDataset.get_rows`."""
-        starts, size = self._get_starts(np.asarray(numbers, np.int64)), self.length + 1
+        starts = self._get_starts(np.asarray(numbers, np.int64))
+        size = self.length + 1
         tokens = np.empty((len(starts), size), np.int64)
         wraps = starts + size > self.tokens
         # Windows across the end of the stream are read below.
@@ -98,10 +114,8 @@ class StreamWindows(CutWindows):
         wraps = starts + size > self.tokens
         if self.stream.is_cached and not wraps.any():
             return self.stream.get_documents(starts, size)
-        documents, is_read = (
-            np.empty((len(starts), size), np.int64),
-            np.zeros(len(starts), np.bool_),
-        )
+        documents = np.empty((len(starts), size), np.int64)
+        is_read = np.zeros(len(starts), np.bool_)
         for group in self.stream.iter_document_groups(starts, size):
             spans = split_at_documents(group.closings, starts[group.rows], size)
             inputs = np.repeat(
@@ -109,7 +123,8 @@ class StreamWindows(CutWindows):
             ).reshape(-1, size)
             if len(inputs) == len(starts):  # one group has all windows, in order
                 return inputs
-            documents[group.rows], is_read[group.rows] = inputs, True
+            documents[group.rows] = inputs
+            is_read[group.rows] = True
         for row in np.flatnonzero(~is_read).tolist():
             counts, first = self._count_document_inputs(int(starts[row]), size)
             documents[row] = np.repeat(np.arange(first, first + len(counts)), counts)
@@ -118,7 +133,11 @@ class StreamWindows(CutWindows):
     def compute_attention_cost(
         self, numbers: Sequence[int] | NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        """Implement `WindowDataset.compute_attention_cost`."""
+        """Implement `WindowDataset.compute_attention_cost`.
+
+        Windows inside one record batch are counted together; the few that cross one are left at
+        0 by that and counted one by one.
+        """
         starts = self._get_starts(np.asarray(numbers, np.int64))
         costs = np.zeros(len(starts), np.int64)
         for group in self.stream.iter_document_groups(starts, self.length):
@@ -201,7 +220,8 @@ class StreamWindows(CutWindows):
         The closing token of a document belongs to the document that it opens.
         """
         edges: list[NDArray[np.int64]] = []
-        first, at = -1, 0
+        first = -1
+        at = 0
         for begin, end in self._iter_ranges(start, size):
             number, ends = self.stream.find_document_ends(begin, end)
             first = number if first < 0 else first

@@ -64,7 +64,8 @@ class CheckedFile:
         Raises:
             DataError: A file is missing, of another size, or damaged.
         """
-        self.path, self.size = path, entry.size
+        self.path = path
+        self.size = entry.size
         self._table_path = get_page_table_path(path)
         self._cached: OrderedDict[int, NDArray[np.uint32]] = OrderedDict()
         self._file = open_byte_file(path, entry.digest)
@@ -80,6 +81,11 @@ class CheckedFile:
         self._verified = bytearray(-(-entry.size // PAGE_BYTES))
 
     def _read_head(self, root: str) -> None:
+        """Read the places of record batches and the checksums of checksums.
+
+        Their hash is in the index of the split. A copy of a remote file that differs is fetched
+        once more, because only the copy may be damaged.
+        """
         head, batches, sums = self._read_head_bytes()
         if xxhash.xxh3_64_hexdigest(head) != root and self._table.discard_range(len(head), 0):
             head, batches, sums = self._read_head_bytes()
@@ -111,7 +117,14 @@ class CheckedFile:
         return head, batches, sums
 
     def read(self, begin: int, end: int) -> memoryview:
-        """Return the bytes `begin` to `end` of the file.
+        """Read bytes of the file and verify the pages that hold them.
+
+        Args:
+            begin: First byte.
+            end: End of the range.
+
+        Returns:
+            The bytes.
 
         Raises:
             DataError: A page of them is damaged, or the file is gone or has another size.
@@ -140,7 +153,8 @@ class CheckedFile:
 
     def _read_pages(self, size: int, offset: int) -> tuple[memoryview, int | None]:
         """Return the bytes of some pages and the number of the first that is damaged."""
-        data, first = memoryview(self._file.read(size, offset)), offset // PAGE_BYTES
+        data = memoryview(self._file.read(size, offset))
+        first = offset // PAGE_BYTES
         if offset + len(data) < min(offset + size, self.size):
             self.require_complete()
         for page in range(first, first + size // PAGE_BYTES):
@@ -157,7 +171,8 @@ class CheckedFile:
         return int(sums[place])
 
     def _load_sums(self, number: int) -> NDArray[np.uint32]:
-        place, expected = (PAGE_BYTES, self._body + number * PAGE_BYTES), self._sums_of_sums[number]
+        place = (PAGE_BYTES, self._body + number * PAGE_BYTES)
+        expected = self._sums_of_sums[number]
         raw = self._table.read(*place)
         if compute_page_sum(raw) != expected and self._table.discard_range(*place):
             raw = self._table.read(*place)
@@ -225,7 +240,8 @@ class _CheckedStream(io.RawIOBase):
 
     def __init__(self, file: CheckedFile) -> None:
         super().__init__()
-        self._checked, self._place = file, 0
+        self._checked = file
+        self._place = 0
         self.failure: DataError | None = None
 
     def readable(self) -> bool:

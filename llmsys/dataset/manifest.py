@@ -26,7 +26,8 @@ from llmsys.dataset.manifest_section import (
     TokenIndex,
 )
 from llmsys.errors import DataError
-from llmsys.storage.local_files import find_folder_url, format_folder, write_bytes_atomically
+from llmsys.storage.atomic_write import write_bytes_atomically
+from llmsys.storage.paths import find_folder_url, format_folder
 from llmsys.storage.received_files import RECEIVED
 from llmsys.storage.stored_formats import MANIFEST, require_version
 
@@ -72,8 +73,10 @@ class DocumentFiles(ManifestSection):
 
 
 class Split(ManifestSection):
-    """Token files of a split, in `index` or else in `files`, and their sums; `bytes` counts
-    their UTF-8 text.
+    """The token files of a split and their sums.
+
+    The files are listed in `index`, or in `files` where there is none. `bytes` counts the UTF-8
+    text that the tokens stand for.
     """
 
     documents: int

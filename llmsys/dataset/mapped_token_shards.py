@@ -54,7 +54,8 @@ class MappedTokenFile:
                 f"{path} has {size:,} bytes, expected from the manifest: {entry.size:,}. "
                 f"{NEXT_STEP}"
             )
-        self.path, self.entry = path, entry
+        self.path = path
+        self.entry = entry
         data = map_file(path)
         if (
             found := compute_frame_checksum(data, entry.batches)
@@ -73,9 +74,11 @@ class MappedTokenFile:
         """Return values and offsets of one batch with checked lengths: packing uses them before
         it reads a token.
         """
-        batch, expected = self.batches[index], self.entry.batches[index]
+        batch = self.batches[index]
+        expected = self.entry.batches[index]
         column = batch.column("tokens")
-        values, offsets = column.values.to_numpy(zero_copy_only=True), column.offsets.to_numpy()
+        values = column.values.to_numpy(zero_copy_only=True)
+        offsets = column.offsets.to_numpy()
         found = (batch.num_rows, len(values), compute_lengths_checksum(batch))
         if found != (expected.rows, expected.tokens, expected.lengths_checksum):
             raise self._build_corruption_error(
@@ -148,7 +151,9 @@ class MappedTokenShards(TokenShards):
         """Map every file of the split; DataError when one is missing, of another size, or its
         lengths are damaged.
         """
-        self.folder, self.split, self.manifest = folder, split, manifest
+        self.folder = folder
+        self.split = split
+        self.manifest = manifest
         entries = manifest.splits[split].files  # type: ignore[index]
         self._files = [MappedTokenFile(folder / "tokens" / entry.name, entry) for entry in entries]
         self._places = [(file, index) for file in self._files for index in range(len(file.batches))]

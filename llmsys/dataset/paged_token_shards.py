@@ -26,7 +26,9 @@ class PagedTokenShards(TokenShards):
 
     def __init__(self, folder: Path, split: str, manifest: Manifest) -> None:
         """Read the index of the split; DataError when it is missing or damaged."""
-        self.folder, self.split, self.manifest = folder, split, manifest
+        self.folder = folder
+        self.split = split
+        self.manifest = manifest
         index = manifest.splits[split].index  # type: ignore[index]
         assert index is not None
         self.stream = TokenStream(
@@ -63,7 +65,9 @@ class PagedTokenShards(TokenShards):
 
     def read_leading_sizes(self, max_tokens: int) -> tuple[Integers, Integers]:
         """Implement `TokenShards.read_leading_sizes`."""
-        lengths, sizes, tokens = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], 0
+        lengths = [np.zeros(0, np.int64)]
+        sizes = [np.zeros(0, np.int64)]
+        tokens = 0
         for number, batch, record in self._iter_batches(["text_bytes"]):
             ends = self.stream.get_batch_ends(number, batch)
             opens = self.stream.get_batch_tokens(number, self.stream.get_file(number), batch)[0]

@@ -17,14 +17,11 @@ from typing import Any
 from llmsys.dataset.manifest_section import MANIFEST_NAME
 from llmsys.errors import DataError
 from llmsys.storage.arrow_file import REMAKE
+from llmsys.storage.atomic_write import write_bytes_atomically
+from llmsys.storage.folder_lock import lock_folder
 from llmsys.storage.folder_upload import UploadRecord, download_files
-from llmsys.storage.local_files import (
-    find_folder_url,
-    is_plain_file_name,
-    lock_folder,
-    write_bytes_atomically,
-)
 from llmsys.storage.object_store import open_object_folder
+from llmsys.storage.paths import find_folder_url, is_plain_file_name
 
 # Names the manifest whose files were copied.
 FETCHED = ".fetched"
@@ -77,7 +74,8 @@ def fetch_token_files(folder: Path, names: Sequence[str]) -> None:
         return
     remote = open_object_folder(url)
     with lock_folder(folder, LOCK_SECONDS):
-        objects, record = remote.list_objects("tokens"), UploadRecord(folder)
+        objects = remote.list_objects("tokens")
+        record = UploadRecord(folder)
         wanted = {f"tokens/{name}" for name in names}
         if missing := sorted(wanted - objects.keys()):
             raise DataError(f"{url}/{missing[0]} is missing, but the manifest lists it. {REMAKE}")

@@ -34,7 +34,7 @@ from llmsys.storage.arrow_file import (
     open_arrow,
     read_batch,
 )
-from llmsys.storage.local_files import write_bytes_atomically
+from llmsys.storage.atomic_write import write_bytes_atomically
 from llmsys.storage.stored_formats import TOKEN_INDEX
 
 SIDE_COLUMNS = ("id", "file", "offset", "url_hash")
@@ -101,14 +101,28 @@ def describe_batch(data: pa.Buffer, batch: pa.RecordBatch) -> TokenBatch:
 
 
 def compute_lengths_checksum(batch: pa.RecordBatch) -> str:
-    """Hash tokens and text bytes per document."""
+    """Hash the lengths of documents: their tokens and bytes of text.
+
+    Args:
+        batch: A record batch of a token file.
+
+    Returns:
+        The checksum in hex.
+    """
     state = xxhash.xxh64(get_document_lengths(batch).tobytes())
     state.update(get_text_bytes(batch).tobytes())
     return state.hexdigest()
 
 
 def compute_lineage_checksum(batch: pa.RecordBatch) -> str:
-    """Hash the side columns as they lie in the file, before anything decodes them."""
+    """Hash the lineage columns as they lie in the file, before anything decodes them.
+
+    Args:
+        batch: A record batch of a token file.
+
+    Returns:
+        The checksum in hex.
+    """
     lineage = xxhash.xxh64()
     for name in SIDE_COLUMNS:
         for buffer in batch.column(name).buffers():
@@ -128,17 +142,26 @@ def compute_frame_checksum(data: pa.Buffer, batches: Sequence[TokenBatch]) -> st
         The xxh64, 16 hex digits.
     """
     edges = [0, *(edge for batch in batches for edge in (batch.begin, batch.end)), data.size]
-    state, view = xxhash.xxh64(), memoryview(data)
+    state = xxhash.xxh64()
+    view = memoryview(data)
     for begin, end in zip(edges[::2], edges[1::2], strict=True):
         state.update(view[begin:end])
     return state.hexdigest()
 
 
 def describe_token_file(path: Path) -> TokenFile:
-    """Return the manifest entry of a token file, counted and hashed from disk."""
+    """Count and hash a token file from disk.
+
+    Args:
+        path: The file.
+
+    Returns:
+        Its entry in the manifest.
+    """
     data = map_file(path)
     arrow = open_arrow(path, data)
-    batches, text_bytes = [], 0
+    batches = []
+    text_bytes = 0
     for index in range(arrow.num_record_batches):
         batch = read_batch(path, arrow, index)
         batches.append(describe_batch(data, batch))
@@ -200,7 +223,10 @@ def write_page_table(path: Path) -> TokenFile:
     """
     data = map_file(path)
     arrow = open_arrow(path, data)
-    batches, text_bytes, rows, tokens = [], 0, 0, 0
+    batches = []
+    text_bytes = 0
+    rows = 0
+    tokens = 0
     for index in range(arrow.num_record_batches):
         batch = read_batch(path, arrow, index)
         # Validity and offsets of the lists, validity and values of their items.
@@ -209,7 +235,8 @@ def write_page_table(path: Path) -> TokenFile:
             0 if buffer is None else buffer.address - data.address for buffer in (offsets, values)
         ]
         batches.append([rows, tokens, *places])
-        rows, tokens = rows + batch.num_rows, tokens + len(batch.column("tokens").values)
+        rows = rows + batch.num_rows
+        tokens = tokens + len(batch.column("tokens").values)
         text_bytes += int(get_text_bytes(batch).sum())
     body = compute_page_sums(memoryview(data))
     head = (

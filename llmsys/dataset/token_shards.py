@@ -40,7 +40,8 @@ from llmsys.storage.arrow_file import (
     read_batches,
     read_schema,
 )
-from llmsys.storage.local_files import format_folder, write_bytes_atomically
+from llmsys.storage.atomic_write import write_bytes_atomically
+from llmsys.storage.paths import format_folder
 
 __all__ = [
     "ArrowFileWriter",
@@ -113,7 +114,13 @@ def open_tokens(folder: Path | str, split: str) -> TokenShards:
 
 
 def verify_checksums(folder: Path | str) -> Manifest:
-    """Recount and hash every file of the manifest.
+    """Recount and hash every file of a dataset.
+
+    Args:
+        folder: The dataset folder.
+
+    Returns:
+        Its manifest.
 
     Raises:
         DataError: A file differs from its entry. The message names the first one.

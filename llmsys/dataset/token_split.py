@@ -70,20 +70,40 @@ class TokenShards(ABC):
 
     @abstractmethod
     def read_leading_sizes(self, max_tokens: int) -> tuple[Integers, Integers]:
-        """Return tokens and text bytes of the first documents, at least of all within
-        `max_tokens` (0: of all).
+        """Read the sizes of the first documents.
+
+        Args:
+            max_tokens: At least all documents within so many tokens are read; 0 reads all.
+
+        Returns:
+            Tokens and bytes of text of each document, int64.
         """
 
     @abstractmethod
     def get_tokens(self, document: int, /) -> Tokens:
-        """Return the tokens of one document, (T,) uint16 or uint32, read-only."""
+        """Read the tokens of one document.
+
+        Args:
+            document: Its number in the split.
+
+        Returns:
+            (T,) uint16 or uint32, read-only. The last one is the end-of-sequence id.
+
+        Raises:
+            DataError: They are damaged, or the file is gone.
+        """
 
     @abstractmethod
     def copy_spans(
         self, documents: Integers, begins: Integers, lengths: Integers, out: Integers
     ) -> None:
-        """Fill `out` with spans of documents, concatenated: `lengths[i]` tokens from `begins[i]` of
-        each.
+        """Read spans of documents into one array.
+
+        Args:
+            documents: Number of each document, (N,).
+            begins: First token of each span in its document.
+            lengths: Tokens of each span.
+            out: Filled with the spans one after the other, (sum(lengths),).
 
         Raises:
             DataError: One of their files is gone or has another size.
@@ -91,18 +111,36 @@ class TokenShards(ABC):
 
     @abstractmethod
     def get_lineage(self, document: int) -> dict[str, str | int]:
-        """Return the id of a document, its crawl file, its record offset and the xxh64 of its
-        URL.
+        """Trace a document to its origin.
+
+        Args:
+            document: Its number in the split.
+
+        Returns:
+            Id, crawl file, record offset, and the xxh64 of the URL.
         """
 
     @abstractmethod
     def select_documents(self, column: SideColumn, *values: str | int) -> list[int]:
-        """Return the numbers of the documents with one of these values in a side column. Reads
-        the whole column.
+        """Find documents by a lineage column. Reads the whole column.
+
+        Args:
+            column: The column.
+            values: Values to find.
+
+        Returns:
+            Numbers of the documents that have one of them.
         """
 
     def require_tokenizer(self, fingerprint: str) -> None:
-        """Raise DataError unless the tokens were made by the tokenizer with this fingerprint."""
+        """Check that the tokens were made by a tokenizer.
+
+        Args:
+            fingerprint: Fingerprint of the tokenizer.
+
+        Raises:
+            DataError: They were made by another one.
+        """
         if fingerprint != self.manifest.tokenizer_fingerprint:
             raise DataError(
                 f"the tokens in {self.folder} were made by tokenizer "

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from llmsys.dataset.checked_file import CheckedFile
 from llmsys.dataset.token_split import TokenFileTable
 from llmsys.storage.arrow_file import Integers, Tokens
-from llmsys.storage.local_files import find_folder_url
+from llmsys.storage.paths import find_folder_url
 
 # Token files that are open at once, each with two descriptors and up to 130 KiB of checksums.
 MAX_OPEN_FILES = 128
@@ -62,15 +62,24 @@ class TokenStream:
     """All tokens of a split, numbered from 0 in the order of its files."""
 
     def __init__(self, folder: Path, table: TokenFileTable, dtype: str) -> None:
-        """Open the files of a small split; DataError when one is missing or damaged."""
-        self._folder, self._table, self._dtype = folder, table, np.dtype(dtype)
+        """Open the split; small ones open their files at once.
+
+        Args:
+            folder: The folder of the token files.
+            table: The index of the split.
+            dtype: Dtype of the stored ids.
+
+        Raises:
+            DataError: A file of a small split is missing or damaged.
+        """
+        self._folder = folder
+        self._table = table
+        self._dtype = np.dtype(dtype)
         self._first_documents, self._first_tokens = (
             np.concatenate([[0], np.cumsum(table.get_column(name))]) for name in ("rows", "tokens")
         )
-        self.num_documents, self.num_tokens = (
-            int(self._first_documents[-1]),
-            int(self._first_tokens[-1]),
-        )
+        self.num_documents = int(self._first_documents[-1])
+        self.num_tokens = int(self._first_tokens[-1])
         self.num_files = len(self._first_tokens) - 1
         self._open: OrderedDict[int, CheckedFile] = OrderedDict()
         self._ends: OrderedDict[tuple[int, int], Integers] = OrderedDict()
@@ -107,7 +116,14 @@ class TokenStream:
     # --- The stream ---
 
     def read_range(self, begin: int, end: int) -> Tokens:
-        """Return the tokens `begin` to `end` of the stream, (end - begin,) uint16 or uint32.
+        """Read a range of the stream.
+
+        Args:
+            begin: First token.
+            end: End of the range.
+
+        Returns:
+            (end - begin,) uint16 or uint32.
 
         Raises:
             DataError: They are damaged, or a file is gone.
@@ -119,7 +135,8 @@ class TokenStream:
         """Yield the tokens of a range, one part per record batch."""
         while begin < end:
             number = self._locate(self._first_tokens, begin)
-            file, before = self.get_file(number), int(self._first_tokens[number])
+            file = self.get_file(number)
+            before = int(self._first_tokens[number])
             file.require_complete()
             stop = min(end, int(self._first_tokens[number + 1]))
             batch = self._locate(file.batches.tokens, begin - before)
@@ -130,7 +147,8 @@ class TokenStream:
                 yield np.frombuffer(
                     file.read(place, place + (upto - begin) * self._dtype.itemsize), self._dtype
                 )
-                begin, batch = upto, batch + 1
+                begin = upto
+                batch = batch + 1
 
     def get_batch_tokens(self, number: int, file: CheckedFile, batch: int) -> tuple[int, int]:
         """Return the first token of a record batch in the stream, and the end of its tokens."""
@@ -146,7 +164,15 @@ class TokenStream:
         return self.read_range(0, self.num_tokens), documents
 
     def get_documents(self, begins: Integers, size: int) -> Integers:
-        """Return the document of each token of ranges of a cached split, (N, size) int64."""
+        """Return the documents of ranges of a cached split.
+
+        Args:
+            begins: First token of each range, (N,).
+            size: Tokens of a range.
+
+        Returns:
+            The document of each token, int64 (N, size).
+        """
         return _copy_rows(self._all_tokens[1], begins, size).astype(np.int64)
 
     def copy_ranges(self, begins: Integers, size: int, out: Integers) -> None:
@@ -168,7 +194,8 @@ class TokenStream:
             if self.is_cached:
                 out[here] = _copy_rows(self._all_tokens[0], begins[here], size)
                 continue
-            edges, local = file.token_edges, begins[here] - self._first_tokens[number]
+            edges = file.token_edges
+            local = begins[here] - self._first_tokens[number]
             batches = np.searchsorted(edges, local, side="right") - 1
             places = file.batches.values[batches] + (local - edges[batches]) * self._dtype.itemsize
             # most ranges: one record batch, and one read
@@ -219,7 +246,8 @@ class TokenStream:
             return
         for number, here in self._group_by_file(begins):
             file = self.get_file(number)
-            edges, local = file.token_edges, begins[here] - self._first_tokens[number]
+            edges = file.token_edges
+            local = begins[here] - self._first_tokens[number]
             batches = np.searchsorted(edges, local, side="right") - 1
             within = local + size <= edges[batches + 1]
             for batch in np.unique(batches[within]).tolist():
@@ -269,7 +297,8 @@ class TokenStream:
         first = self.get_first_document(number, batch) + skipped
         if ends[-1] >= end:
             return first, ends[skipped : int(np.searchsorted(ends, end, side="left")) + 1]
-        found, reached = [ends[skipped:]], int(ends[-1])
+        found = [ends[skipped:]]
+        reached = int(ends[-1])
         while reached < end:
             _, more = self.find_document_ends(reached, end)
             found.append(more)
@@ -311,7 +340,14 @@ class TokenStream:
     # --- Documents ---
 
     def get_document_span(self, document: int) -> tuple[int, int]:
-        """Return the first token of a document in the stream, and the end of its tokens."""
+        """Find a document in the stream.
+
+        Args:
+            document: Its number in the split.
+
+        Returns:
+            Its first token in the stream, and the end of its tokens.
+        """
         number, batch, row = self.locate_document(document)
         ends = self.get_batch_ends(number, batch)
         opens = self.get_batch_tokens(number, self.get_file(number), batch)[0]
@@ -322,7 +358,14 @@ class TokenStream:
         return int(self._first_documents[number]) + int(self.get_file(number).batches.rows[batch])
 
     def locate_document(self, document: int) -> tuple[int, int, int]:
-        """Return the file, the record batch and the row of a document."""
+        """Find a document in the files.
+
+        Args:
+            document: Its number in the split.
+
+        Returns:
+            The file, the record batch and the row.
+        """
         if not 0 <= document < self.num_documents:
             raise IndexError(f"document {document} of a split of {self.num_documents}")
         number = self._locate(self._first_documents, document)

@@ -32,7 +32,7 @@ from llmsys.doctor.step_comparison import build_memory_row, build_speed_row
 from llmsys.estimate.device_profile import DeviceProfile, list_device_names, load_device_profile
 from llmsys.model.attention_device import describe_device
 from llmsys.parallel.process_group import all_gather_object, get_local_device, get_world_size
-from llmsys.storage.local_files import write_bytes_atomically
+from llmsys.storage.atomic_write import write_bytes_atomically
 from llmsys.train.source_code import read_source
 
 FILE_NAME, VERSION = "device-check.json", 1

@@ -113,7 +113,7 @@ def _wrap_call(real: Callable[..., Any], before: bool, fault: Fault) -> Callable
 
 def _trigger_fault(action: str) -> None:
     if action == "full_disk":
-        # a limit on file sizes needs no disk of its own and no root
+        # a limit on file sizes needs no separate disk and no root
         resource.setrlimit(resource.RLIMIT_FSIZE, (DISK_BYTES, resource.RLIM_INFINITY))
         return
     os.kill(os.getpid(), signal.SIGSTOP if action == "stop" else signal.SIGKILL)

@@ -91,7 +91,7 @@ def write_toy_pairs(
 
     Args:
         folder: the dataset folder, which is made.
-        labels: if given, texts have one of these labels each in place of a target.
+        labels: if given, texts have one of these labels each instead of a target.
         pairs: training pairs.
         heldout: held-out pairs.
     """

@@ -1,16 +1,16 @@
 """Categories of memory in a dry run."""
 
-PARAMETERS, BUFFERS, MOMENTS = "parameters", "buffers", "optimizer state"
-GRADIENTS, GATHERED, REDUCED = "gradients", "gathered weights", "gradients in reduction"
-SAVED, FORWARD, LOSS, BACKWARD = (
-    "activations",
-    "temporaries of the forward",
-    "loss",
-    "temporaries of the backward",
-)
-UPDATE, EVALUATION, SAVING, BATCH = (
-    "temporaries of the optimizer",
-    "evaluation",
-    "checkpoint",
-    "batch and masks",
-)
+PARAMETERS = "parameters"
+BUFFERS = "buffers"
+MOMENTS = "optimizer state"
+GRADIENTS = "gradients"
+GATHERED = "gathered weights"
+REDUCED = "gradients in reduction"
+SAVED = "activations"
+FORWARD = "temporaries of the forward"
+LOSS = "loss"
+BACKWARD = "temporaries of the backward"
+UPDATE = "temporaries of the optimizer"
+EVALUATION = "evaluation"
+SAVING = "checkpoint"
+BATCH = "batch and masks"

@@ -74,8 +74,13 @@ class CollectiveLog:
     bytes: Counter[tuple[str, str, str]] = field(default_factory=Counter)
 
     def name_axes(self, meshes: DeviceMeshes) -> None:
-        """Learn the names of the process groups from the meshes; the first mesh that has a group
-        names it.
+        """Learn the names of the process groups, for the log.
+
+        Several meshes may share a group: the first mesh that has it names it, so axes of a
+        layout come before the meshes that are made of them.
+
+        Args:
+            meshes: The sub-meshes of the run.
         """
         everyone = dist.group.WORLD
         assert everyone is not None
@@ -195,7 +200,8 @@ def exchange_known(func: OpOverload, args: Any, kwargs: dict[str, Any], outputs:
 def _compute_delivery(
     name: str, known: Tensor, ranks: int, own: int, target: Tensor
 ) -> Tensor | None:
-    shape, rows = tuple(target.shape), known.flatten()
+    shape = tuple(target.shape)
+    rows = known.flatten()
     match name:
         case "all_reduce":
             return known * ranks if known.dtype != torch.bool else known.clone()

@@ -1,4 +1,4 @@
-"""Run dry runs in processes of their own, for one rank or for one rank of every kind.
+"""Run dry runs in separate processes, for one rank or for one rank of every kind.
 
 Reads a config. Starts `python -m llmsys.dryrun.rank_run`, because a pretended device must be
 registered before torch is imported and changes torch for the whole process.
@@ -24,7 +24,7 @@ REJECTED = 2
 
 
 def run_dry_run(request: DryRunRequest) -> dict[str, Any]:
-    """Run one rank in a process of its own.
+    """Run one rank in a separate process.
 
     Args:
         request: config, cluster, rank and device.

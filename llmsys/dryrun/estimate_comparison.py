@@ -30,7 +30,8 @@ from llmsys.estimate.memory_timeline import MemorySnapshot
 from llmsys.estimate.peak_memory import estimate_peak_memory
 from llmsys.estimate.software_profile import MemoryProfile
 
-STATE, IN_USE = "parameters and buffers", "temporaries and unreduced gradients"
+STATE = "parameters and buffers"
+IN_USE = "temporaries and unreduced gradients"
 # Group of each category of the dry run. An unreduced gradient is a temporary of the backward until
 # FSDP copies it.
 GROUPS = {
@@ -162,7 +163,8 @@ def compare_with_estimate(result: dict[str, Any], config: RunConfig) -> dict[str
 
 
 def _compare_phase(name: str, phase: dict[str, Any], instant: MemorySnapshot) -> dict[str, Any]:
-    measured, estimated = dict.fromkeys(GROUPS.values(), 0), dict.fromkeys(GROUPS.values(), 0)
+    measured = dict.fromkeys(GROUPS.values(), 0)
+    estimated = dict.fromkeys(GROUPS.values(), 0)
     # Evaluation is one category. The head's gradient is made in the loss, or where it is cast after
     # it.
     passing = ("loss",) if instant.name == IN_EVALUATION or name.startswith("backward") else ()

@@ -46,7 +46,12 @@ MESH_METHODS = (
 
 
 def join_fake_group(rank: int, world_size: int) -> None:
-    """Join a process group whose other ranks do not exist."""
+    """Join a process group whose other ranks do not exist: collectives return at once.
+
+    Args:
+        rank: The rank that runs.
+        world_size: Ranks of the cluster.
+    """
     dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
 
 
@@ -86,11 +91,13 @@ class ShardChunks:
     """
 
     def __init__(self, tensor: Tensor, num_chunks: int, dim: int) -> None:
-        self._tensor, self._dim = tensor, dim
+        self._tensor = tensor
+        self._dim = dim
         self._rows = -(-tensor.shape[dim] // num_chunks)
 
     def __getitem__(self, number: int) -> Tensor:
-        start, length = number * self._rows, self._tensor.shape[self._dim]
+        start = number * self._rows
+        length = self._tensor.shape[self._dim]
         if start >= length:
             return self._tensor.new_empty(0)
         return self._tensor.narrow(self._dim, start, min(self._rows, length - start))
@@ -173,7 +180,8 @@ def pause_for_sharding_rules(recorder: DryRunRecorder) -> None:
 def _pause_recorder(function: Callable[..., Any], recorder: DryRunRecorder) -> Callable[..., Any]:
     @functools.wraps(function)
     def compute_unseen(*args: Any, **kwargs: Any) -> Any:
-        was_paused, recorder.is_paused = recorder.is_paused, True
+        was_paused = recorder.is_paused
+        recorder.is_paused = True
         try:
             return function(*args, **kwargs)
         finally:

@@ -55,8 +55,16 @@ class ForcedRouting:
 def build_forced_routing(meshes: DeviceMeshes, skew: float, moe: MoeConfig | None) -> ForcedRouting:
     """Build the forced choice of experts of this rank.
 
+    Args:
+        meshes: The sub-meshes.
+        skew: Load of this rank's experts over the mean.
+        moe: The section `model.moe`; None: a dense model.
+
+    Returns:
+        The choice, which gives every rank's experts their number of rows.
+
     Raises:
-        ConfigError: the skew is larger than all tokens on this rank's experts, or there are no
+        ConfigError: The skew is larger than all tokens on this rank's experts, or there are no
             experts.
     """
     if moe is None and skew != 1:
@@ -79,7 +87,11 @@ def build_forced_routing(meshes: DeviceMeshes, skew: float, moe: MoeConfig | Non
 
 
 def replace_routing(routing: ForcedRouting) -> None:
-    """Make every router of this process choose by `routing`."""
+    """Make every router of this process choose by a forced routing.
+
+    Args:
+        routing: The forced choice of experts.
+    """
     select_experts = TopKRouter.select_experts
     cache: dict[tuple[int, ...], Tensor] = {}
 

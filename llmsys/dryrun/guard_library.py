@@ -21,7 +21,8 @@ from pathlib import Path
 from llmsys.errors import ConfigError
 
 SOURCE = Path(__file__).with_name("pretended_device.cpp")
-COMPILER_VARIABLE, DEFAULT_COMPILER = "CXX", "g++"
+COMPILER_VARIABLE = "CXX"
+DEFAULT_COMPILER = "g++"
 
 
 def load_guard_library() -> ctypes.CDLL:

@@ -228,7 +228,8 @@ OWN_FORMULAS: dict[str, Callable[[tuple[Any, ...], Any], int]] = {
     "fake_flex_attention_backward": _count_flex_backward,
 }
 # Queries and keys of FlashAttention-2's tiles for heads of 128 channels on data center GPUs.
-FORWARD_TILE, BACKWARD_TILE = (128, 64), (64, 128)
+FORWARD_TILE = (128, 64)
+BACKWARD_TILE = (64, 128)
 
 
 def _count_varlen_kernel(args: tuple[Any, ...]) -> int:

@@ -24,7 +24,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 ATTRIBUTE = "_llmsys_known"
 # Larger tensors are unknown: tables of positions by positions are, tokens by experts chosen are
 # not.
-MAX_INTEGERS, MAX_FLOATS = 1 << 22, 1 << 14
+MAX_INTEGERS = 1 << 22
+MAX_FLOATS = 1 << 14
 
 CPU = torch.device("cpu")
 RANDOM = {torch.Tag.nondeterministic_seeded}
@@ -32,8 +33,14 @@ UNSET = ("aten.empty", "aten.new_empty", "aten.empty_like", "aten.empty_strided"
 
 
 def get_known(tensor: Tensor) -> Tensor | None:
-    """Return the numbers of a tensor: of a real one itself, of a fake one what was attached;
-    None where unknown.
+    """Return the numbers of a tensor.
+
+    Args:
+        tensor: A real tensor, or a fake one.
+
+    Returns:
+        The tensor itself if it is real, else what was attached to it; None where that is
+        unknown.
     """
     if isinstance(tensor, FakeTensor):
         return getattr(tensor, ATTRIBUTE, None)
@@ -45,12 +52,21 @@ def get_known(tensor: Tensor) -> Tensor | None:
 
 
 def attach_known(tensor: Tensor, values: Tensor) -> None:
-    """Attach numbers to a fake tensor of the same shape."""
+    """Attach numbers to a fake tensor.
+
+    Args:
+        tensor: The fake tensor.
+        values: A real tensor of the same shape.
+    """
     setattr(tensor, ATTRIBUTE, values)
 
 
 def drop_known(tensor: Tensor) -> None:
-    """Make a fake tensor unknown."""
+    """Make a fake tensor unknown.
+
+    Args:
+        tensor: The fake tensor.
+    """
     if hasattr(tensor, ATTRIBUTE):
         delattr(tensor, ATTRIBUTE)
 
@@ -100,14 +116,25 @@ def compute_known(
 
 
 def attach_outputs(outputs: Any, values: Any) -> None:
-    """Attach computed numbers to the fake outputs of an operation."""
+    """Attach computed numbers to the fake outputs of an operation.
+
+    Args:
+        outputs: Its fake outputs, nested as torch returns them.
+        values: The real outputs, nested alike.
+    """
     for output, value in zip(tree_leaves(outputs), tree_leaves(values), strict=True):
         if isinstance(output, FakeTensor) and isinstance(value, Tensor) and _is_small(value):
             attach_known(output, value)
 
 
 def drop_mutated(func: OpOverload, args: Any, kwargs: dict[str, Any]) -> None:
-    """Make the tensors that an operation writes into unknown."""
+    """Make the tensors that an operation writes into unknown.
+
+    Args:
+        func: The operation; its schema says which arguments it changes.
+        args: Its positional arguments.
+        kwargs: Its named arguments.
+    """
     if not func._schema.is_mutable:
         return
     for number, argument in enumerate(func._schema.arguments):

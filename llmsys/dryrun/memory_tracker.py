@@ -41,14 +41,17 @@ class _LiveStorage:
     __slots__ = ("bytes", "events", "kind")
 
     def __init__(self, kind: int) -> None:
-        self.bytes, self.kind, self.events = 0, kind, array("q")
+        self.bytes = 0
+        self.kind = kind
+        self.events = array("q")
 
 
 class MemoryTracker:
     """The event log of one device."""
 
     def __init__(self) -> None:
-        self._changes, self._kinds = array("q"), array("i")
+        self._changes = array("q")
+        self._kinds = array("i")
         self._allocations: list[Allocation] = []
         self._numbers: dict[Allocation, int] = {}
         self._live: dict[int, _LiveStorage] = {}
@@ -102,8 +105,12 @@ class MemoryTracker:
                 self._change_kind(live, category, owner)
 
     def set_live_category(self, first_event: int, old_category: str, category: str) -> None:
-        """Give another category to the storages of `old_category` that appeared since an event
-        and are in use.
+        """Give another category to storages that are in use.
+
+        Args:
+            first_event: Only storages that appeared at or after this event.
+            old_category: Only storages of this category.
+            category: Their new category.
         """
         for live in self._live.values():
             old = self._allocations[live.kind]
@@ -115,11 +122,13 @@ class MemoryTracker:
         the last such event.
         """
         total = sum(self._changes[:first])
-        peak, at = total, max(first - 1, 0)
+        peak = total
+        at = max(first - 1, 0)
         for event in range(first, len(self._changes) if last is None else last):
             total += self._changes[event]
             if total >= peak:
-                peak, at = total, event
+                peak = total
+                at = event
         return peak, at
 
     def find_share(self, first: int, last: int, category: str, share: float) -> int:
@@ -156,7 +165,8 @@ class MemoryTracker:
         categories = [one.category for one in self._allocations]
         points: list[tuple[int, dict[str, int]]] = []
         sums: Counter[str] = Counter()
-        total, best = 0, -1
+        total = 0
+        best = -1
         for event, (change, kind) in enumerate(zip(self._changes, self._kinds, strict=True)):
             sums[categories[kind]] += change
             total += change
@@ -164,10 +174,8 @@ class MemoryTracker:
                 best = -1
                 points.append((event, {}))
             if total > best:
-                best, points[-1] = (
-                    total,
-                    (event, {name: size for name, size in sums.items() if size}),
-                )
+                best = total
+                points[-1] = (event, {name: size for name, size in sums.items() if size})
         return points
 
     def get_phase(self, event: int) -> str:

@@ -38,7 +38,8 @@ INDEXING = (
     "aten.index_put_.default",
     "aten._index_put_impl_.default",
 )
-READ_SCALAR, WAIT = "aten._local_scalar_dense.default", "_c10d_functional.wait_tensor.default"
+READ_SCALAR = "aten._local_scalar_dense.default"
+WAIT = "_c10d_functional.wait_tensor.default"
 
 
 class OperationWatch(TorchDispatchMode):
@@ -68,10 +69,8 @@ class OperationWatch(TorchDispatchMode):
                 return ring_attention.STEPS[func](*args, **kwargs)
         if self.recorder.is_paused:
             return func(*args, **kwargs)
-        name, tensors = (
-            str(func),
-            [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)],
-        )
+        name = str(func)
+        tensors = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
         is_on_device = any(one.device.type == "cuda" for one in tensors)
         self._track_backward()
         if name == READ_SCALAR:
@@ -136,7 +135,8 @@ class OperationWatch(TorchDispatchMode):
 
     def _track_backward(self) -> None:
         """Follow autograd in and out of the backward of a micro-batch."""
-        phase, runs = self.recorder.phase, torch._C._current_graph_task_id() != -1
+        phase = self.recorder.phase
+        runs = torch._C._current_graph_task_id() != -1
         if runs and phase.category in (FORWARD, LOSS):
             self.recorder.memory.set_live_category(self._forward_start, FORWARD, SAVED)
             self.recorder.enter_phase(
@@ -201,7 +201,8 @@ class OperationWatch(TorchDispatchMode):
         tensors: list[Tensor],
         is_on_device: bool,
     ) -> None:
-        recorder, repeated = self.recorder, self.recorder.phase.repeated
+        recorder = self.recorder
+        repeated = self.recorder.phase.repeated
         sized = [*tensors, *(one for one in tree_leaves(outputs) if isinstance(one, Tensor))]
         recorder.collectives.record(func, args, kwargs, sized, repeated)
         if not is_on_device or func.namespace == "prim":

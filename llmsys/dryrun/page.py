@@ -18,7 +18,7 @@ from llmsys.report.html_markup import build_details, build_table, format_number
 from llmsys.report.html_page import render_document
 from llmsys.report.plots import Figure, Trace
 from llmsys.report.report_section import ReportSection, compute_curves_height
-from llmsys.storage.local_files import write_bytes_atomically
+from llmsys.storage.atomic_write import write_bytes_atomically
 
 
 def write_dry_run(results: Sequence[dict[str, Any]], folder: Path) -> tuple[Path, Path]:
@@ -32,7 +32,8 @@ def write_dry_run(results: Sequence[dict[str, Any]], folder: Path) -> tuple[Path
         Paths of the page and of the JSON file, {ranks: [result, …]}.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    page, data = folder / "dryrun.html", folder / "dryrun.json"
+    page = folder / "dryrun.html"
+    data = folder / "dryrun.json"
     write_bytes_atomically(data, json.dumps({"ranks": list(results)}).encode())
     write_bytes_atomically(page, render_dry_run(results).encode())
     return page, data
@@ -41,7 +42,8 @@ def write_dry_run(results: Sequence[dict[str, Any]], folder: Path) -> tuple[Path
 def render_dry_run(results: Sequence[dict[str, Any]]) -> str:
     """Return the page as text."""
     first = results[0]
-    memory, parameters = first["memory"], first["parameters"]
+    memory = first["memory"]
+    parameters = first["parameters"]
     numbers = [
         (
             "memory needed",
@@ -99,7 +101,7 @@ def plot_memory(result: dict[str, Any]) -> Figure:
         {name for point in timeline for name in point["bytes"]},
         key=lambda name: -max(point["bytes"].get(name, 0) for point in timeline),
     )
-    # each shown category has a colour of its own
+    # each shown category has its own colour
     groups = [(name, [name]) for name in names[:NUM_CATEGORIES]]
     if rest := names[NUM_CATEGORIES:]:
         groups.append(("everything else", rest))

@@ -2,7 +2,7 @@
 never wait.
 
 Invariants:
-- `install_device` is called once in a process of its own, after `load_guard_library` and before a
+- `install_device` is called once in a separate process, after `load_guard_library` and before a
   tensor is made.
 - Streams have one order: what waits on a stream or event on a real device is logged as a wait where
   the host waits.
@@ -57,7 +57,11 @@ class _Event:
 class _Stream:
     """The only stream."""
 
-    device, device_index, device_type, stream_id, cuda_stream = DEVICE, 0, 1, 0, 0
+    device = DEVICE
+    device_index = 0
+    device_type = 1
+    stream_id = 0
+    cuda_stream = 0
     waits: ClassVar[HostWaitLog]
 
     def __init__(self, *arguments: Any, **options: Any) -> None: ...
@@ -89,7 +93,8 @@ def install_device(properties: DeviceProperties, waits: HostWaitLog) -> None:
         waits: gets every synchronization of the host.
     """
     _Event.waits = _Stream.waits = waits
-    only_stream, memory = _Stream(), properties.total_memory
+    only_stream = _Stream()
+    memory = properties.total_memory
     replacements: dict[str, Any] = {
         "Event": _Event,
         "Stream": _Stream,

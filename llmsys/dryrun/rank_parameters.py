@@ -77,7 +77,8 @@ def compute_parameter_counts(
         The counts, and the kinds of ranks. In a pipeline those of the ranks with the same stages.
     """
     offset = rank - rank % layout.ranks_per_stage
-    layout, rank = layout.model_copy(update={"pipeline": 1}), rank - offset
+    layout = layout.model_copy(update={"pipeline": 1})
+    rank = rank - offset
     coordinates = compute_coordinates(layout)
     counts = np.zeros(layout.world_size, dtype=np.int64)
     # A running hash of the shard sizes tells ranks with different shards apart; equal totals may

@@ -26,7 +26,10 @@ from llmsys.estimate.software_profile import MemoryProfile
 from llmsys.estimate.step_memory import ALLOCATOR_SLACK
 from llmsys.kernels.attention_layers import list_attention_groups
 
-TIMELINE_POINTS, MAX_OWNERS, MAX_PHASE_OWNERS, MAX_OPERATIONS = 500, 24, 12, 16
+TIMELINE_POINTS = 500
+MAX_OWNERS = 24
+MAX_PHASE_OWNERS = 12
+MAX_OPERATIONS = 16
 ATTENTION_WORDS = ("attention", "attn", "flex")
 
 
@@ -40,7 +43,9 @@ def build_rank_result(session: RankSession, outcome: SessionOutcome) -> dict[str
     Returns:
         Plain values.
     """
-    request, recorder, config = session.request, session.recorder, session.config
+    request = session.request
+    recorder = session.recorder
+    config = session.config
     memory = build_memory_result(recorder.memory, 1 / config.model.num_hidden_layers)
     capacity = int(session.profile.memory_bytes)
     saving = estimate_compiled_saving(session)
@@ -91,10 +96,16 @@ def build_rank_result(session: RankSession, outcome: SessionOutcome) -> dict[str
 
 
 def estimate_compiled_saving(session: RankSession) -> int:
-    """Return the bytes of the peak that blocks hold less compiled than eager, as they run here,
-    by the estimate.
+    """Estimate what compiled blocks would save: blocks run eagerly in a dry run.
+
+    Args:
+        session: A session that has run.
+
+    Returns:
+        Bytes of the peak that blocks hold less compiled than eager.
     """
-    config, layout = session.config, session.layout
+    config = session.config
+    layout = session.layout
     if config.train.compile != "block":
         return 0
     system = MemoryProfile(measured="allocated", capability=session.profile.compute_capability)
@@ -108,8 +119,14 @@ def estimate_compiled_saving(session: RankSession) -> int:
 
 
 def list_kernels(config: RunConfig, profile: DeviceProfile) -> list[dict[str, Any]]:
-    """Return the kernel of each group of attention layers by the decision table, with the
-    reason.
+    """List the attention kernels of a model by the decision table.
+
+    Args:
+        config: The config of the run.
+        profile: The device.
+
+    Returns:
+        One entry for each group of layers, with the kernel and the reason.
     """
     return [
         {
@@ -125,13 +142,17 @@ def list_kernels(config: RunConfig, profile: DeviceProfile) -> list[dict[str, An
 
 
 def build_attention_flops(session: RankSession) -> dict[str, float] | None:
-    """Return the FLOPs of attention in a step: what documents and mask need, and what kernels
-    compute.
+    """Compare what attention needs with what its kernels compute.
 
-    None where a kernel is made of plain operations, which are not counted apart from other
-    products.
+    Args:
+        session: A session that has run.
+
+    Returns:
+        FLOPs of a step: what documents and mask need, and what kernels compute. None where a
+        kernel is made of plain operations, which are not counted apart from other products.
     """
-    config, layout = session.config, session.layout
+    config = session.config
+    layout = session.layout
     kernels = [group["kernel"] for group in list_kernels(config, session.profile)]
     computed = sum(_sum_phases(session.recorder.attention_flops, session).values())
     if "eager" in kernels or not computed:
@@ -154,10 +175,17 @@ def build_attention_flops(session: RankSession) -> dict[str, float] | None:
 
 
 def build_memory_result(tracker: MemoryTracker, block_share: float) -> dict[str, Any]:
-    """Return the peak, its composition, the timeline and the peak of each phase.
+    """Build the memory part of a result.
 
     A backward is two phases: the second begins where no more activations are left than
-    `block_share`, those of a block.
+    `block_share`.
+
+    Args:
+        tracker: The log of storages.
+        block_share: Bytes of activations of a block.
+
+    Returns:
+        The peak, its composition, the timeline and the peak of each phase.
     """
     peak, event = tracker.find_peak()
     composition = tracker.compute_composition(event)

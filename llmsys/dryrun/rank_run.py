@@ -2,7 +2,7 @@
 of a save.
 
 Reads a request as JSON from standard input; writes the result as JSON to the file that the first
-argument names. Runs in a process of its own: `python -m llmsys.dryrun.rank_run RESULT`.
+argument names. Runs in a separate process: `python -m llmsys.dryrun.rank_run RESULT`.
 """
 
 import json
@@ -37,10 +37,16 @@ def main() -> int:
 
 
 def run_rank(request: DryRunRequest) -> dict[str, Any]:
-    """Return the result of one rank: see rank_result.py for its keys.
+    """Run one rank and return what it found.
+
+    Args:
+        request: Config, cluster, rank and device.
+
+    Returns:
+        The result; rank_result.py lists its keys.
 
     Raises:
-        LlmsysError: the config, the device or the engine cannot be run.
+        LlmsysError: The config, the device or the engine cannot be run.
     """
     profile, config = resolve_request(request)
     guard = load_guard_library()
@@ -57,10 +63,16 @@ def run_rank(request: DryRunRequest) -> dict[str, Any]:
 
 
 def resolve_request(request: DryRunRequest) -> "tuple[DeviceProfile, RunConfig]":
-    """Return the profile and the config that a request names.
+    """Resolve the names in a request.
+
+    Args:
+        request: Config, cluster, rank and device.
+
+    Returns:
+        The device profile and the config.
 
     Raises:
-        ConfigError: one of them cannot be read, the device has no CUDA, the rank is none of the
+        ConfigError: One of them cannot be read, the device has no CUDA, the rank is none of the
             cluster, or the engine cannot be run.
     """
     from llmsys.config.loading.load import read_config
@@ -87,8 +99,11 @@ def resolve_request(request: DryRunRequest) -> "tuple[DeviceProfile, RunConfig]"
 def require_supported_engine(config: "RunConfig") -> None:
     """Reject the engines that a pretended device cannot run.
 
+    Args:
+        config: The config of the run.
+
     Raises:
-        ConfigError: with the reason.
+        ConfigError: With the reason.
     """
     from llmsys.config.engine import (
         AccelerateEngineConfig,

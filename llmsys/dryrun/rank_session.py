@@ -96,7 +96,9 @@ class RankSession:
     """
 
     def __init__(self, request: DryRunRequest, config: RunConfig, profile: DeviceProfile) -> None:
-        self.request, self.profile, self.recorder = request, profile, DryRunRecorder()
+        self.request = request
+        self.profile = profile
+        self.recorder = DryRunRecorder()
         install_device(build_device_properties(profile), self.recorder.waits)
         if config.train.matmul_dtype != "compute":
             require_fp8(DEVICE)
@@ -150,7 +152,8 @@ class RankSession:
         track_resizes(recorder.memory)
         replace_tolist(recorder.waits)
         self.signatures.install()
-        model, recorder.sequence_length = self.config.model, self.config.batch.sequence_length
+        model = self.config.model
+        recorder.sequence_length = self.config.batch.sequence_length
         if recorder.sequence_length in (
             model.hidden_size,
             model.intermediate_size,
@@ -158,7 +161,8 @@ class RankSession:
         ):
             recorder.min_table_dims = 4  # activations, (B, T, D), would be taken for tables
         functions = vars(build_engine_module)
-        build_model, build_loss = build_engine_module.build_model, functions["build_training_loss"]
+        build_model = build_engine_module.build_model
+        build_loss = functions["build_training_loss"]
 
         def build_meta_model(config: RunConfig) -> Transformer:
             # meta tensors have no storage either, and are made faster
@@ -230,7 +234,8 @@ class RankSession:
         self.signatures.is_recording = False
 
     def _run_step(self, engine: Engine, step: int) -> None:
-        config, self.step = self.config, step
+        config = self.config
+        self.step = step
         set_balance_factor(engine.module, compute_balance_factor(config, step))
         self.recorder.enter_phase(f"step {step}: start", BATCH)
         engine.train_step(

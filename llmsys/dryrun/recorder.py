@@ -66,5 +66,7 @@ class DryRunRecorder:
 
     def enter_phase(self, name: str, category: str, repeated: str = "step") -> None:
         """Begin a phase of the timeline."""
-        self.phase.name, self.phase.category, self.phase.repeated = name, category, repeated
+        self.phase.name = name
+        self.phase.category = category
+        self.phase.repeated = repeated
         self.memory.mark_phase(name)

@@ -5,7 +5,8 @@ from typing import Any
 
 from llmsys.estimate.memory_timeline import GIB
 
-NUM_OWNERS, NUM_WAITS = 6, 12
+NUM_OWNERS = 6
+NUM_WAITS = 12
 
 
 def format_dry_run(result: dict[str, Any]) -> str:
@@ -30,7 +31,8 @@ def format_fit(result: dict[str, Any]) -> str:
     Returns:
         The verdict with bytes in GiB.
     """
-    needed, capacity = result["needed_bytes"] / GIB, result["capacity_bytes"] / GIB
+    needed = result["needed_bytes"] / GIB
+    capacity = result["capacity_bytes"] / GIB
     memory = result["memory"]
     verdict = "fits" if result["fits"] else "does not fit"
     missing = "" if result["fits"] else f", {needed - capacity:.1f} GiB too many"
@@ -110,7 +112,8 @@ def _iter_comparison_lines(estimate: dict[str, Any]) -> Iterator[str]:
 
 
 def _format_comparison(name: str, row: dict[str, Any]) -> str:
-    measured, estimated = row["dry_run_bytes"] / GIB, row["estimate_bytes"] / GIB
+    measured = row["dry_run_bytes"] / GIB
+    estimated = row["estimate_bytes"] / GIB
     return f"  {name:<44}{measured:>10.2f}{estimated:>10.2f}{measured - estimated:>+10.2f}"
 
 
@@ -151,7 +154,8 @@ def _iter_kernel_lines(result: dict[str, Any]) -> Iterator[str]:
         )
     compiled = result["compiled"]
     if compiled["signatures"]:
-        variants, again = sum(compiled["signatures"].values()), sum(compiled["recompiled"].values())
+        variants = sum(compiled["signatures"].values())
+        again = sum(compiled["recompiled"].values())
         yield (
             f"compiled blocks: {variants} input signatures, {again} of them first seen in the "
             "second step"

@@ -86,10 +86,8 @@ def _build_real_batch(config: RunConfig, sequences: int, documents: tuple[int, .
         case NextSentenceConfig(mlm_probability=share):
             targets_BT = torch.full_like(tokens_BT, IGNORED)
             targets_BT[:, : max(1, round(share * length))] = 0
-            zeros_BT, labels_B = (
-                torch.zeros_like(tokens_BT),
-                torch.zeros(sequences, dtype=torch.int64),
-            )
+            zeros_BT = torch.zeros_like(tokens_BT)
+            labels_B = torch.zeros(sequences, dtype=torch.int64)
             return MarkedBatch(
                 tokens_BT, targets_BT, zeros_BT, token_types_BT=zeros_BT, next_sentence_B=labels_B
             )

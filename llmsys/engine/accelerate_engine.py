@@ -192,6 +192,13 @@ class AccelerateEngine:
 def build_accelerator(compute_dtype: torch.dtype, device: torch.device) -> Accelerator:
     """Build an Accelerator in which the ranks of this run are one group.
 
+    Args:
+        compute_dtype: Dtype of the forward pass.
+        device: Device of this rank.
+
+    Returns:
+        The Accelerator, with the settings of the user's `accelerate config`.
+
     Raises:
         ConfigError: The accelerate config asks for a feature that this engine does not support.
         LaunchError: The ranks are not joined.
@@ -224,8 +231,14 @@ _REMEDY = "Set distributed_type: MULTI_GPU with `accelerate config`, or use engi
 
 
 def find_config_violations(environment: Mapping[str, str], precision: str) -> list[str]:
-    """List the settings that `accelerate launch` passed on from the user's config and this
-    engine does not support.
+    """List the settings of the user's accelerate config that this engine does not support.
+
+    Args:
+        environment: The environment variables, by which `accelerate launch` passes settings on.
+        precision: `train.precision` of the run.
+
+    Returns:
+        A message for each; empty when all are supported.
     """
     problems = [
         f"The accelerate config enables {plugin}, but engine.kind=accelerate cannot save its "

@@ -22,7 +22,8 @@ from llmsys.engine.engine import (
 )
 from llmsys.model.transformer import Transformer
 
-PARAMETER, AVERAGE = "parameter/", "average/"
+PARAMETER = "parameter/"
+AVERAGE = "average/"
 
 
 class AveragingEngine(ABC):

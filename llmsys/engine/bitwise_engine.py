@@ -96,12 +96,11 @@ class BitwiseEngine:
         self._loss = loss
         self._seed = seed
         self._clip = optimizer.max_grad_norm
-        self._layout, place = meshes.layout, get_rank() % meshes.layout.ranks_per_stage
+        self._layout = meshes.layout
+        place = get_rank() % meshes.layout.ranks_per_stage
         # Replicas hold the same rows, of which the norm counts one copy.
-        self._first_copy, self._is_first_of_stage = (
-            place < meshes.layout.ranks_per_replica,
-            place == 0,
-        )
+        self._first_copy = place < meshes.layout.ranks_per_replica
+        self._is_first_of_stage = place == 0
         self._data_rank = meshes.layout.get_data_rank(get_rank())
         ends = list(accumulate((len(parameter) for parameter in model.parameters()), initial=0))
         starts = dict(zip((name for name, _ in model.named_parameters()), ends, strict=False))
@@ -201,7 +200,8 @@ class BitwiseEngine:
     ) -> list[Tensor]:
         """Return the gradients of the step, and write the J metrics of each micro-batch."""
         self._without_gradient = set(self._optimizer.named.values())
-        self._sums, parameters = StreamingTreeSum(), list(self.module.parameters())
+        self._sums = StreamingTreeSum()
+        parameters = list(self.module.parameters())
         for index, (batch, numbers_J) in enumerate(zip(batches, numbers, strict=True)):
             self._seed_dropout(index * self._layout.data_parallel_size + data_rank)
             share, nats = compute_loss_share(self.module, self.module, batch, self._loss, counts)
@@ -380,8 +380,10 @@ def _take_gradients(parameters: Sequence[nn.Parameter], without: set[nn.Paramete
 
 
 def use_deterministic_kernels(device: torch.device) -> None:
-    """Select kernels without atomic additions and one cuBLAS workspace, on accelerators. CPU
-    kernels have neither.
+    """Select kernels without atomic additions, and one cuBLAS workspace, on accelerators.
+
+    Args:
+        device: Device of this rank. CPU kernels have neither, so nothing changes there.
     """
     if device.type != "cpu":
         # One of the two settings with which cuBLAS is deterministic.

@@ -21,25 +21,19 @@ def list_flat_matrices(zero: Any, device: torch.device) -> dict[Tensor, FlatMatr
         The parameters by the shard of their masters.
     """
     if hasattr(zero, "fp32_partitioned_groups_flat"):  # stage 3
-        shards, members, groups = (
-            zero.fp32_partitioned_groups_flat,
-            zero.fp16_groups,
-            zero.sub_group_process_groups,
-        )
+        shards = zero.fp32_partitioned_groups_flat
+        members = zero.fp16_groups
+        groups = zero.sub_group_process_groups
         find = _find_slice
     elif hasattr(zero, "bf16_groups"):  # stage 1 in bfloat16
-        shards, members, groups = (
-            zero.fp32_groups_flat_partition,
-            zero.bf16_groups,
-            zero.real_dp_process_group,
-        )
+        shards = zero.fp32_groups_flat_partition
+        members = zero.bf16_groups
+        groups = zero.real_dp_process_group
         find = _find_fragment
     else:
-        shards, members, groups = (
-            zero.single_partition_of_fp32_groups,
-            zero.bit16_groups,
-            zero.real_dp_process_group,
-        )
+        shards = zero.single_partition_of_fp32_groups
+        members = zero.bit16_groups
+        groups = zero.real_dp_process_group
         find = _find_fragment
     return {
         shard: FlatMatrices(
@@ -55,10 +49,8 @@ def _find_fragment(zero: Any, parameter: Any, group: Any) -> ShardPiece:
     """
     if parameter._hp_mapping is None:
         return ShardPiece(parameter.shape, slice(0), slice(0))
-    own, there = (
-        parameter._hp_mapping.lp_fragment_address,
-        parameter._hp_mapping.hp_fragment_address,
-    )
+    own = parameter._hp_mapping.lp_fragment_address
+    there = parameter._hp_mapping.hp_fragment_address
     ends = slice(own.start, own.start + own.numel), slice(there.start, there.start + there.numel)
     return ShardPiece(parameter.shape, *ends)
 

@@ -72,8 +72,17 @@ class DeepSpeedExpertGroup(MoE):  # type: ignore[misc]
 def build_deepspeed_config(
     model: Transformer, *, zero_stage: int, offload: bool, clip: float, compute_dtype: torch.dtype
 ) -> dict[str, Any]:
-    """Build DeepSpeed's config. Stage 0 gets float32 parameters and does not clip: see
-    `Zero0State`.
+    """Build the dictionary that DeepSpeed takes as its config.
+
+    Args:
+        model: The model; its parameters decide sizes of buckets.
+        zero_stage: 0 to 3. Stage 0 gets float32 parameters and does not clip, see `Zero0State`.
+        offload: Keep masters and moments in host memory.
+        clip: Maximum gradient norm.
+        compute_dtype: Dtype of the forward pass.
+
+    Returns:
+        The config.
 
     Raises:
         ConfigError: fp16 on a device for which DeepSpeed does not support it.
@@ -118,8 +127,16 @@ def build_deepspeed_config(
 def initialize_deepspeed(
     model: Transformer, optimizer: torch.optim.Optimizer, settings: dict[str, Any]
 ) -> Any:
-    """Return DeepSpeed's engine around a model that has storage. Buffers keep their values and
-    dtypes.
+    """Build DeepSpeed's engine around a model.
+
+    Args:
+        model: A model with storage. Its buffers keep their values and dtypes, which DeepSpeed
+            would cast.
+        optimizer: The optimizer that it steps.
+        settings: The result of `build_deepspeed_config`.
+
+    Returns:
+        DeepSpeed's engine.
     """
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     if "RANK" not in os.environ:
@@ -137,8 +154,14 @@ def initialize_deepspeed(
 def materialize_full_parameters(
     model: Transformer, meshes: DeviceMeshes, device: torch.device, initial: Initializer
 ) -> None:
-    """Set the initial values on every rank; of split experts only this rank's, marked as
-    DeepSpeed expects.
+    """Set the initial values of every parameter on every rank.
+
+    Args:
+        model: The model on the meta device.
+        meshes: The sub-meshes; of split experts a rank keeps its own, marked as DeepSpeed
+            expects.
+        device: Device of this rank.
+        initial: Computes initial values.
     """
     shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
     model.to_empty(device=device)
@@ -148,7 +171,8 @@ def materialize_full_parameters(
             parameter.copy_(initial(name, shapes[name], None))
     if meshes.expert is None:
         return
-    size, rank = meshes.expert.size(), meshes.expert.get_local_rank()
+    size = meshes.expert.size()
+    rank = meshes.expert.get_local_rank()
     for layer in model.list_moe_layers():
         layer.dispatcher = AllToAllTokenDispatcher(meshes.expert.get_group(), layer.config)
         for name, parameter in list(layer.experts.named_parameters(recurse=False)):
@@ -166,8 +190,16 @@ def materialize_partitioned_parameters(
     dtype: torch.dtype,
     initial: Initializer,
 ) -> None:
-    """Set the initial value of each parameter in `dtype` and shard it over all ranks before the
-    next one.
+    """Set the initial values of the parameters and shard each over all ranks before the next one.
+
+    No rank holds the model: DeepSpeed alone would shard a full one.
+
+    Args:
+        model: The model on the meta device.
+        settings: The result of `build_deepspeed_config`.
+        device: Device of this rank.
+        dtype: Dtype of the shards.
+        initial: Computes initial values.
     """
     partitioner = deepspeed.zero.Init(config_dict_or_path=settings, dtype=dtype)
     for module_name, module in model.named_modules():
@@ -200,11 +232,20 @@ def build_flat_optimizer(
     *,
     has_matrices: bool,
 ) -> torch.optim.Optimizer:
-    """Build an optimizer with the parameter groups of every engine; those of split experts are
-    marked for DeepSpeed.
+    """Build an optimizer with the parameter groups of every engine, for DeepSpeed's flat shards.
 
-    `shapes` are those of the full parameters, since a partitioned one has none of its own. With
-    `has_matrices` every rank has them in full (stage 0), as optimizers of full matrices need them.
+    Args:
+        named: Parameters by name.
+        shapes: Full shape of each, which a partitioned parameter does not know.
+        meshes: The sub-meshes; groups of split experts are marked for DeepSpeed.
+        config: The section `optimizer`.
+        model: The model's config, for learning rates by parametrization.
+        compute_dtype: Dtype of the forward pass.
+        has_matrices: Every rank has parameters in full (stage 0), as optimizers of full matrices
+            need them.
+
+    Returns:
+        The optimizer.
     """
     if has_matrices and not config.can_update_flat_shards:
         return build_optimizer(named, config, compute_dtype=compute_dtype, model=model)
@@ -237,8 +278,13 @@ def build_flat_optimizer(
 
 
 def gather_full_gradient(parameter: Tensor) -> Tensor | None:
-    """Return the gradient of a parameter before the optimizer step, in any ZeRO stage; None
-    without one. Collective.
+    """Return the gradient of a parameter before the optimizer step, in any ZeRO stage. Collective.
+
+    Args:
+        parameter: The parameter.
+
+    Returns:
+        The full gradient on every rank; None without one.
     """
     gradient: Tensor | None = safe_get_full_grad(parameter)
     return gradient

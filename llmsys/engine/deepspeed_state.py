@@ -11,14 +11,15 @@ from typing import Any, Literal, Protocol, assert_never, cast
 import torch
 from torch import Tensor, nn
 
-from llmsys.engine.deepspeed_guard import GuardedOptimizer
-from llmsys.engine.engine import Accept
+from llmsys.engine.engine import Accept, accept_all
 from llmsys.parallel.device_mesh import DeviceMeshes
 from llmsys.parallel.process_group import all_reduce_sum, get_rank
 
 ZeroStage = Literal[0, 1, 2, 3]
 # Keys of each parameter's moments; empty where the optimizer has its state already.
 MomentKeys = Mapping[Tensor, Sequence[str]]
+# DeepSpeed's methods that compute the gradient norm.
+NORMS = {"scaled_global_norm": "ZeRO-1 and ZeRO-2", "_get_norm_groups": "ZeRO-3"}
 
 
 class DeepSpeedState(Protocol):
@@ -27,11 +28,25 @@ class DeepSpeedState(Protocol):
     """
 
     def get_tensor(self, parameter: nn.Parameter, key: str | None) -> Tensor:
-        """Return the full tensor, on every rank. Collective."""
+        """Read a master or a moment. Collective.
+
+        Args:
+            parameter: The parameter.
+            key: A key of its moments; None: the float32 master.
+
+        Returns:
+            The full tensor, on every rank.
+        """
         ...
 
     def set_tensor(self, parameter: nn.Parameter, value: Tensor, key: str | None) -> None:
-        """Store this rank's shard of a full tensor."""
+        """Store this rank's shard of a full tensor.
+
+        Args:
+            parameter: The parameter.
+            value: The full tensor.
+            key: A key of its moments; None: the float32 master.
+        """
         ...
 
     def list_moments(self, parameter: nn.Parameter) -> Sequence[str]:
@@ -58,6 +73,10 @@ class DeepSpeedState(Protocol):
         """Clip and step unless `accept` refuses; a step whose gradient is not finite is never
         applied.
 
+        Args:
+            loss: Loss of the step, for `accept`.
+            accept: Decides whether the step may be applied.
+
         Returns:
             The gradient norm before clipping, and whether the step was applied.
         """
@@ -65,21 +84,42 @@ class DeepSpeedState(Protocol):
 
 
 def build_empty_moments(shard: Tensor, moments: Sequence[str]) -> dict[str, Tensor]:
-    """Return the state before the first step; it exists from the start so that a checkpoint can
-    be loaded.
+    """Build the state of a shard before the first step. It exists from the start so that a
+    checkpoint can be loaded.
+
+    Args:
+        shard: The shard of the master weights.
+        moments: Keys of the moments.
+
+    Returns:
+        `step` at 0 and moments of zeros, by key.
     """
     step = torch.zeros((), dtype=torch.float32, device=shard.device)
     return {"step": step} | {key: torch.zeros_like(shard, requires_grad=False) for key in moments}
 
 
 def is_split(parameter: Tensor) -> bool:
-    """Return whether each rank of the expert axis holds other rows of the parameter."""
+    """Return whether each rank of the expert axis holds other rows of a parameter.
+
+    Args:
+        parameter: A parameter of DeepSpeed's engine.
+
+    Returns:
+        True for split experts, whose gradients DeepSpeed does not reduce over all ranks.
+    """
     return not getattr(parameter, "allreduce", True)
 
 
 def compute_full_norm(gradients: Iterable[tuple[Tensor, bool]], meshes: DeviceMeshes) -> Tensor:
-    """Return the norm over gradients that every rank holds in full, but those of split experts
-    (True). Collective.
+    """Compute the norm over full gradients. Collective.
+
+    Args:
+        gradients: (gradient, whether it is of split experts). All others are equal on every
+            rank.
+        meshes: The sub-meshes.
+
+    Returns:
+        The norm, the same on every rank; a scalar.
     """
     squares: dict[bool, list[Tensor]] = {False: [], True: []}
     for gradient, split in gradients:
@@ -98,7 +138,9 @@ class Zero3State:
     """
 
     def __init__(self, engine: Any, moments: MomentKeys) -> None:
-        self._engine, self._zero, self._moments = engine, engine.optimizer, moments
+        self._engine = engine
+        self._zero = engine.optimizer
+        self._moments = moments
         for shard, group in zip(
             self._zero.fp32_partitioned_groups_flat, self._zero.fp16_groups, strict=True
         ):
@@ -139,7 +181,8 @@ class Zero3State:
 
     def set_loss_scale(self, scale: float) -> float:
         """Implement `DeepSpeedState.set_loss_scale`."""
-        self._zero.custom_loss_scaler, self._zero.external_loss_scale = True, scale
+        self._zero.custom_loss_scaler = True
+        self._zero.external_loss_scale = scale
         return 1.0
 
     def step_optimizer(self, loss: float, accept: Accept) -> tuple[float, bool]:
@@ -156,8 +199,17 @@ class Zero3State:
 def build_deepspeed_state(
     engine: Any, zero_stage: ZeroStage, clip: float, meshes: DeviceMeshes, *, moments: MomentKeys
 ) -> DeepSpeedState:
-    """Return the accessor of the state of DeepSpeed's engine, with moments that exist from the
-    start.
+    """Build the accessor of masters and moments in DeepSpeed's engine.
+
+    Args:
+        engine: DeepSpeed's engine.
+        zero_stage: Its ZeRO stage.
+        clip: Maximum gradient norm, for stage 0, where DeepSpeed does not clip.
+        meshes: The sub-meshes.
+        moments: Keys of the moments of each parameter. They exist from the start.
+
+    Returns:
+        The accessor of that stage.
     """
     match zero_stage:
         case 0:
@@ -176,7 +228,10 @@ class Zero0State:
     """Stage 0: every rank has every master, moment and, after the reduction, gradient."""
 
     def __init__(self, engine: Any, clip: float, meshes: DeviceMeshes, moments: MomentKeys) -> None:
-        self._engine, self._clip, self._meshes, self._scale = engine, clip, meshes, 1.0
+        self._engine = engine
+        self._clip = clip
+        self._meshes = meshes
+        self._scale = 1.0
         self._optimizer: torch.optim.Optimizer = engine.optimizer
         self._parameters = [
             parameter for group in self._optimizer.param_groups for parameter in group["params"]
@@ -237,10 +292,13 @@ class Zero12State:
     the ranks.
     """
 
-    shards, groups = "single_partition_of_fp32_groups", "bit16_groups"
+    shards = "single_partition_of_fp32_groups"
+    groups = "bit16_groups"
 
     def __init__(self, engine: Any, moments: MomentKeys) -> None:
-        self._engine, self._zero, self._moments = engine, engine.optimizer, moments
+        self._engine = engine
+        self._zero = engine.optimizer
+        self._moments = moments
         self._shards: list[Tensor] = getattr(self._zero, self.shards)
         for shard, group in zip(self._shards, getattr(self._zero, self.groups), strict=True):
             self._zero.optimizer.state[shard] = build_empty_moments(shard, moments[group[0]])
@@ -273,7 +331,8 @@ class Zero12State:
 
     def set_loss_scale(self, scale: float) -> float:
         """Implement `DeepSpeedState.set_loss_scale`."""
-        self._zero.custom_loss_scaler, self._zero.external_loss_scale = True, scale
+        self._zero.custom_loss_scaler = True
+        self._zero.external_loss_scale = scale
         return 1.0
 
     def step_optimizer(self, loss: float, accept: Accept) -> tuple[float, bool]:
@@ -287,7 +346,8 @@ class Zero1Bf16State(Zero12State):
     on every rank.
     """
 
-    shards, groups = "fp32_groups_flat_partition", "bf16_groups"
+    shards = "fp32_groups_flat_partition"
+    groups = "bf16_groups"
 
     def __init__(self, engine: Any, meshes: DeviceMeshes, moments: MomentKeys) -> None:
         super().__init__(engine, moments)
@@ -304,3 +364,59 @@ class Zero1Bf16State(Zero12State):
         else:
             self._zero.zero_grad()
         return float(norm), applied
+
+
+# --- The point where a step can be skipped ---
+
+
+class GuardedOptimizer:
+    """The optimizer that `deepspeed.initialize` made for ZeRO, with a check between gradient norm
+    and step.
+
+    DeepSpeed asks its loss scaler there, and skips the step when gradients overflowed. Here the
+    answer is "overflowed" for a step that `accept` refuses, so that DeepSpeed clears gradients and
+    buffers in its own way.
+    """
+
+    def __init__(self, zero: Any) -> None:
+        self._zero = zero
+        self._loss = 0.0
+        self._accept: Accept = accept_all
+        self._applied = True
+        self._norm = float("nan")
+        name = next(name for name in NORMS if hasattr(zero, name))
+        self._measure = getattr(zero, name)
+        setattr(zero, name, self._record_norm)
+        zero._update_scale = self._update_overflow
+
+    def step(self, engine: Any, loss: float, accept: Accept) -> tuple[float, bool]:
+        """Let DeepSpeed step unless `accept` refuses.
+
+        Returns:
+            The gradient norm before clipping, and whether the step was applied.
+        """
+        self._loss = loss
+        self._accept = accept
+        # unchanged where DeepSpeed finds an overflow and computes no norm
+        self._norm = float("inf")
+        engine.step()
+        return self._norm, self._applied
+
+    def _record_norm(self, *arguments: Any, **named: Any) -> Any:
+        result = self._measure(*arguments, **named)
+        norms = result if isinstance(result, list | tuple) else [result]
+        squares = torch.stack(
+            [torch.as_tensor(norm, dtype=torch.float64).cpu() for norm in norms]
+        ).square()
+        # DeepSpeed writes an overflow inside a group as a norm of -1.
+        overflowed = any(float(norm) < 0 for norm in norms)
+        self._norm = (
+            float("inf")
+            if overflowed
+            else float(squares.sum().sqrt()) / float(self._zero.loss_scale)
+        )
+        return result
+
+    def _update_overflow(self, has_overflow: bool = False) -> None:
+        self._applied = self._accept(self._loss, self._norm) and not has_overflow
+        self._zero.overflow = not self._applied

@@ -84,7 +84,8 @@ class EmaEngine(AveragingEngine):
             return
         weights = self._get_weights()
         for name, mean in self._averages.items():
-            here, there = get_local_tensor(weights[name]), get_local_tensor(mean)
+            here = get_local_tensor(weights[name])
+            there = get_local_tensor(mean)
             saved = here.clone()
             here.copy_(there)
             there.copy_(saved)

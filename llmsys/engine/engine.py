@@ -98,27 +98,50 @@ class Engine(Protocol):
         accept: Accept = accept_all,
         extras: Sequence[float] = (),
     ) -> StepResult:
-        """Run forward and backward over this rank's micro-batches, clip, and step unless `accept`
-        refuses. Collective.
+        """Take one optimizer step: forward and backward over this rank's micro-batches, clip,
+        update. Collective.
 
-        `extras` are numbers of this rank, equally many on every rank, that are summed over ranks
-        along with the loss.
+        Args:
+            batches: Micro-batches of this rank.
+            learning_rate: The rate of the step; a `LearningRate` also holds the share of weight
+                decay.
+            accept: Called with loss and gradient norm before a weight changes. False skips the
+                step.
+            extras: Numbers of this rank, equally many on every rank, that are summed over ranks
+                along with the loss.
+
+        Returns:
+            Loss, norm and sums, the same on all ranks.
         """
         ...
 
     def compute_logits(self, batch: Batch) -> Tensor | None:
-        """Return the model's output for a batch, without dropout or gradients. Collective.
+        """Run the model on a batch, without dropout or gradients. Collective.
 
-        None on ranks of a pipeline without its last stage.
+        Args:
+            batch: The batch.
+
+        Returns:
+            The model's output, such as logits (B, T, V). None on ranks of a pipeline without its
+            last stage.
         """
         ...
 
     def get_state(self) -> EngineState:
-        """Return the training state. Collective."""
+        """Return the training state: tensors by name, sharded ones as DTensors. Collective.
+
+        Returns:
+            The live state; its tensors may be those of the optimizer, so copy what must not
+            change.
+        """
         ...
 
     def load_state(self, state: EngineState) -> None:
-        """Load a state whose tensors were filled from a checkpoint. Collective."""
+        """Load a training state. Collective.
+
+        Args:
+            state: A state of `get_state` whose tensors were filled from a checkpoint.
+        """
         ...
 
 
@@ -131,8 +154,12 @@ class RepeatingEngine(Protocol):
         ...
 
     def repeat_gradients(self, batches: Sequence[Batch], data_rank: int) -> None:
-        """Run forward and backward of a step as data-parallel rank `data_rank` does, and drop
-        them. Collective.
+        """Run forward and backward of a step as another data-parallel rank does, and drop the
+        gradients. Collective.
+
+        Args:
+            batches: Micro-batches of that rank.
+            data_rank: Its number, which decides the dropout.
         """
         ...
 
@@ -177,12 +204,17 @@ def drop_counts(module: Transformer) -> None:
 
 
 def reduce_token_counts(batches: Sequence[Batch], device: torch.device) -> Tensor:
-    """Return valid targets, real tokens, real source tokens and labelled pairs of a step, float32
-    (4,). Collective.
+    """Count what the losses of a step are divided by, over all ranks. Collective.
 
-    Losses are divided by the first. Auxiliary losses are divided by the tokens that a layer sees:
-    the third in the encoder of an encoder-decoder, otherwise the second. The next-sentence loss is
-    divided by the fourth. Sums over all ranks, exact up to 16 million.
+    Args:
+        batches: Micro-batches of this rank.
+        device: Device of this rank.
+
+    Returns:
+        float32 (4,), exact up to 16 million: valid targets, real tokens, real source tokens,
+        labelled pairs. Losses are divided by the first. Auxiliary losses are divided by the
+        tokens that a layer sees: the third in the encoder of an encoder-decoder, otherwise the
+        second. The next-sentence loss is divided by the fourth.
     """
     # A rank whose rows another one counts has no batches here.
     counts = [batch.token_counts for batch in batches]

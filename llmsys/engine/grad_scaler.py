@@ -17,7 +17,9 @@ from torch import Tensor
 # Name in the training state: float32 of (scale, steps without overflow since it changed).
 LOSS_SCALE = "loss_scale"
 
-INITIAL_SCALE, MIN_SCALE, MAX_SCALE = 2.0**16, 1.0, 2.0**24
+INITIAL_SCALE = 2.0**16
+MIN_SCALE = 1.0
+MAX_SCALE = 2.0**24
 GROWTH_STEPS = 2000
 
 
@@ -33,11 +35,17 @@ class GradScaler:
         return float(self.tensor[0])
 
     def update_scale(self, loss: float, gradient_norm: float) -> bool:
-        """Update the scale and return whether the gradient of a step is free of a curable overflow.
+        """Update the loss scale after a backward pass.
 
-        False where a smaller scale may help: the loss is finite, the gradient is not. A loss that
-        is not finite failed before it was scaled, and the smallest scale cannot be lowered: the
-        step guard judges such a step.
+        Args:
+            loss: Nats per target.
+            gradient_norm: Norm of the unscaled gradient.
+
+        Returns:
+            False where a smaller scale may help: the loss is finite, the gradient is not. The
+            scale is halved then. True otherwise: a loss that is not finite failed before it was
+            scaled, and the smallest scale cannot be lowered, so the step guard judges such a
+            step.
         """
         scale, good_steps = self.tensor.tolist()
         finite = math.isfinite(gradient_norm)

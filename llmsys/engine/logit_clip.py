@@ -73,7 +73,8 @@ def _scale_layer(layer: MultiHeadAttention | MultiHeadLatentAttention, gamma_H: 
     match layer:
         case MultiHeadLatentAttention():
             queries = layer.q_b_proj if layer.has_query_latent else layer.q_proj
-            root_H, one_H = gamma_H.sqrt(), torch.ones_like(gamma_H)
+            root_H = gamma_H.sqrt()
+            one_H = torch.ones_like(gamma_H)
             _scale_rows(queries, [(root_H, layer.nope), (gamma_H, layer.rope)])
             _scale_rows(layer.kv_b_proj, [(root_H, layer.nope), (one_H, layer.value)])
         case MultiHeadAttention():

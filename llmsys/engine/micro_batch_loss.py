@@ -137,11 +137,17 @@ def select_valid_positions(
 
 
 def compute_mtp_loss(model: Transformer) -> Tensor:
-    """Return the weighted mean over modules of the multi-token prediction losses; 0 for a model
-    without modules.
+    """Return the loss of multi-token prediction of the last forward pass.
 
     DeepSeek-V3 (arXiv:2412.19437, 2.2, equations 24 and 25): as there, the sum is divided by all
     targets later.
+
+    Args:
+        model: The model after a forward pass with a loss: `predicted` holds the loss of each
+            module.
+
+    Returns:
+        The weighted mean over modules, summed over targets; 0 for a model without modules.
     """
     config = model.config.multi_token_prediction
     if config is None:
@@ -150,8 +156,14 @@ def compute_mtp_loss(model: Transformer) -> Tensor:
 
 
 def shift_targets(batch: Batch, k: int) -> Tensor:
-    """Return the targets k positions ahead, (B, T - k); IGNORED where those belong to another
-    document.
+    """Return the targets k positions ahead.
+
+    Args:
+        batch: The batch.
+        k: Positions beyond the next token.
+
+    Returns:
+        (B, T - k); IGNORED where they belong to another document.
     """
     targets_BT = batch.targets_BT[:, k:]
     if batch.documents_BT is None or not k:

@@ -50,7 +50,9 @@ class PipelinedModel:
         device: torch.device,
     ) -> None:
         assert meshes.pipeline is not None
-        self._model, self._layout, self._device = model, meshes.layout, device
+        self._model = model
+        self._layout = meshes.layout
+        self._device = device
         model.run_pipeline = self._compute_next_logits
         self._cut = cut or cut_layers(
             model.config, meshes.layout, model.config.max_position_embeddings
@@ -191,7 +193,8 @@ class PipelinedModel:
 
     def _compute_next_logits(self, tokens_BT: Tensor, cache: KeyValueCache) -> Tensor:
         """Implement `Transformer.run_pipeline`. Collective over the pipeline."""
-        tokens_BT, filled = tokens_BT.to(self._device), cache.length
+        tokens_BT = tokens_BT.to(self._device)
+        filled = cache.length
 
         def run_stage(stage: int, hidden_BTD: Tensor | None) -> Tensor:
             cache.length = filled  # every stage of a rank fills its own layers from there

@@ -64,7 +64,8 @@ def hash_slice(tensor: Tensor) -> tuple[SliceLocation, Sums]:
     Returns:
         The location of the slice in the full tensor, and the two sums over its elements.
     """
-    local, offset = tensor, (0,) * tensor.ndim
+    local = tensor
+    offset = (0,) * tensor.ndim
     if isinstance(tensor, DTensor):
         local = tensor.to_local()
         _, offset = compute_local_shape_and_global_offset(

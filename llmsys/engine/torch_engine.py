@@ -237,7 +237,8 @@ class TorchEngine:
         """
         self._data_parallel.reshard_parameters()
         tensors: dict[str, Tensor] = {}
-        steps, optimizer_state = 0, self._optimizer.state
+        steps = 0
+        optimizer_state = self._optimizer.state
         for name, parameter in self.module.named_parameters():
             tensors[f"parameter/{name}"] = parameter.detach()
             moments = optimizer_state[parameter]

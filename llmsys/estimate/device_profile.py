@@ -18,7 +18,7 @@ from llmsys.config.loading.validation_errors import build_config_error
 from llmsys.config.loading.yaml_files import Keys, parse_yaml
 from llmsys.config.section import Section
 from llmsys.errors import ConfigError, format_choices
-from llmsys.storage.local_files import require_local_path
+from llmsys.storage.paths import require_local_path
 
 FOLDER = Path(__file__).with_name("devices")
 Number = Literal["fp32", "bf16", "fp16", "fp8", "nvfp4"]

@@ -25,7 +25,7 @@ from llmsys.config.section import Section, raise_violations
 from llmsys.errors import ConfigError, Violation
 from llmsys.estimate.device_profile import ModelClass, read_profile_values
 from llmsys.estimate.software_profile import MemoryProfile, SoftwareProfile
-from llmsys.storage.local_files import require_local_path
+from llmsys.storage.paths import require_local_path
 
 FOLDER = Path(__file__).with_name("programs")
 # Profiles may be built on each other; no shipped one is more than three deep.

@@ -36,7 +36,8 @@ class BeamState:
         """Keep this text if it is the best finished one. The end token counts into its length."""
         score = log_probability / compute_length_penalty(len(text) + 1, length_penalty)
         if score > self.best_score:
-            self.best, self.best_score = text, score
+            self.best = text
+            self.best_score = score
 
     def is_over(self, length_penalty: float) -> bool:
         """Return whether no unfinished sequence can exceed the best finished text."""
@@ -48,7 +49,16 @@ class BeamState:
 
 
 def compute_length_penalty(length: int, length_penalty: float) -> float:
-    """Return the divisor of the log-probability of `length` tokens; 1 for a length_penalty of 0."""
+    """Compute the divisor of the log-probability of a hypothesis (Wu 2016, arXiv:1609.08144, eq.
+    14).
+
+    Args:
+        length: Its tokens.
+        length_penalty: The exponent; 0 gives 1.
+
+    Returns:
+        The divisor.
+    """
     return float(((5 + length) / 6) ** length_penalty)
 
 
@@ -133,10 +143,8 @@ def _advance_beam(
                 search.add_finished(search.sequences[beam], score, length_penalty)
         elif len(kept) < num_beams:
             kept.append((score, beam, token))
-    search.sequences, search.scores = (
-        [[*search.sequences[beam], token] for _, beam, token in kept],
-        [score for score, _, _ in kept],
-    )
+    search.sequences = [[*search.sequences[beam], token] for _, beam, token in kept]
+    search.scores = [score for score, _, _ in kept]
     if search.sequences and len(search.sequences[0]) >= search.limit:
         for text, score in zip(search.sequences, search.scores, strict=True):
             search.add_finished(text, score, length_penalty)

@@ -50,7 +50,9 @@ class ChatModel:
     """A model, its tokenizer and the settings that a page starts with."""
 
     def __init__(self, model: Transformer, tokenizer: Tokenizer, config: RunConfig) -> None:
-        self.model, self.tokenizer, self.config = model, tokenizer, config
+        self.model = model
+        self.tokenizer = tokenizer
+        self.config = config
         self.chats = load_chat_format(config)
         self._lock = threading.Lock()
 
@@ -99,8 +101,17 @@ class ChatModel:
 
 
 def read_messages(request: dict[str, Any]) -> list[dict[str, str]]:
-    """Return the messages of a request: `messages`, or `text` as one of the user; ConfigError if
-    there are none.
+    """Read the messages of a request.
+
+    Args:
+        request: The JSON object of the request: `messages`, or `text` as one message of the
+            user.
+
+    Returns:
+        Messages with `role` and `content`.
+
+    Raises:
+        ConfigError: There are none.
     """
     messages = request.get("messages", [{"role": "user", "content": str(request.get("text", ""))}])
     if (
@@ -120,7 +131,18 @@ def read_messages(request: dict[str, Any]) -> list[dict[str, str]]:
 def build_generation_settings(
     defaults: GenerationConfig, request: dict[str, Any]
 ) -> GenerationConfig:
-    """Return the settings of a request; raise ConfigError naming a value that is out of range."""
+    """Build the settings of one answer.
+
+    Args:
+        defaults: The settings of the run.
+        request: The JSON object of the request; values of `CONTROLS` replace the defaults.
+
+    Returns:
+        The settings.
+
+    Raises:
+        ConfigError: A value is out of range. The message names it.
+    """
     given = {name: request[name] for name in CONTROLS if request.get(name) is not None}
     try:
         # beams have no single next token to show
@@ -193,7 +215,8 @@ class _ChatHandler(BaseHTTPRequestHandler):
         if self.path.partition("?")[0] != "/":
             self._send(404, b"not found", "text/plain")
             return
-        chat, nonce = self.server.chat, secrets.token_urlsafe(16)
+        chat = self.server.chat
+        nonce = secrets.token_urlsafe(16)
         shown = {name: getattr(chat.config.generation, name) for name in CONTROLS}
         start = {"name": chat.config.run.name, "controls": shown, "chat": chat.chats is not None}
         text = read_page()

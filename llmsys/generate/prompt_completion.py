@@ -62,7 +62,14 @@ def complete_prompts(
 
 
 def build_decoding_params(settings: GenerationConfig) -> SamplingParams | BeamSearchParams:
-    """Return beam search for more than one beam, else sampling."""
+    """Choose how prompts are completed.
+
+    Args:
+        settings: The section `generation`.
+
+    Returns:
+        Beam search for more than one beam, else sampling.
+    """
     if settings.num_beams > 1:
         return BeamSearchParams(settings.num_beams, settings.length_penalty)
     return SamplingParams(
@@ -86,7 +93,8 @@ class TextStreamer:
         on_text: OnText,
         ids: list[list[int]] | None = None,
     ) -> None:
-        self._tokenizer, self._on_text = tokenizer, on_text
+        self._tokenizer = tokenizer
+        self._on_text = on_text
         self._ids = (
             [tokenizer.encode(prompt) for prompt in prompts]
             if ids is None

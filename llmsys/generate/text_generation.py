@@ -148,8 +148,10 @@ def _get_fallback_prefix(tokenizer: Tokenizer) -> list[int]:
 
 @contextlib.contextmanager
 def use_eval_mode(model: Transformer) -> Iterator[None]:
-    """Set the model to evaluation mode without gradients inside the block, and restore its mode
-    afterwards.
+    """Set a model to evaluation mode without gradients for the `with` block, and restore its mode.
+
+    Args:
+        model: The model.
     """
     was_training = model.training
     model.eval()
@@ -274,7 +276,8 @@ def _decode_continuation(tokenizer: Tokenizer, old: list[int], new: list[int]) -
     """Return the text of the new ids. They are decoded with the prompt, because a leading space
     is lost otherwise.
     """
-    before, text = tokenizer.decode(old), tokenizer.decode(old + new)
+    before = tokenizer.decode(old)
+    text = tokenizer.decode(old + new)
     # Without the prefix when an incomplete character at the seam changes its text.
     return text[len(before) :] if text.startswith(before) else tokenizer.decode(new)
 
@@ -297,7 +300,8 @@ def _compute_token_limit(
     prompt: str, row: list[int], num_prefix: int, max_new_tokens: int, model: Transformer
 ) -> int:
     """Return the maximum new tokens of a row whose first `num_prefix` ids are not the prompt's."""
-    context, length = model.config.max_position_embeddings - num_prefix, len(row) - num_prefix
+    context = model.config.max_position_embeddings - num_prefix
+    length = len(row) - num_prefix
     if length >= context:
         raise DataError(
             f"The prompt {_format_prompt(prompt)} has {length} tokens and leaves no space for new "

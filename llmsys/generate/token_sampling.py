@@ -93,8 +93,15 @@ def sample_tokens(
 def apply_repetition_penalty(
     logits_BV: Tensor, seen: Sequence[Sequence[int]], penalty: float
 ) -> Tensor:
-    """Divide positive logits of seen tokens by the penalty, multiply negative ones (Keskar 2019,
-    CTRL, 4.1).
+    """Make tokens that were seen less likely (Keskar 2019, CTRL, arXiv:1909.05858, 4.1).
+
+    Args:
+        logits_BV: Logits of the next token.
+        seen: Token ids of each row so far.
+        penalty: Positive logits of seen tokens are divided by it, negative ones multiplied.
+
+    Returns:
+        (B, V).
     """
     logits_BV = logits_BV.clone()
     for row, tokens in zip(logits_BV, seen, strict=True):
@@ -105,7 +112,15 @@ def apply_repetition_penalty(
 
 
 def filter_top_k(logits_BV: Tensor, top_k: int) -> Tensor:
-    """Set all but the `top_k` largest logits of each row to minus infinity; 0 keeps all."""
+    """Set all but the largest logits of each row to minus infinity.
+
+    Args:
+        logits_BV: Logits of the next token.
+        top_k: How many stay; 0 keeps all.
+
+    Returns:
+        (B, V).
+    """
     if top_k <= 0 or top_k >= logits_BV.shape[-1]:
         return logits_BV
     kept = logits_BV.topk(top_k, dim=-1)
@@ -113,10 +128,15 @@ def filter_top_k(logits_BV: Tensor, top_k: int) -> Tensor:
 
 
 def filter_top_p(logits_BV: Tensor, top_p: float) -> Tensor:
-    """Keep the smallest set of likeliest tokens whose total reaches `top_p` (Holtzman 2019,
-    arXiv:1904.09751).
+    """Keep the smallest set of likeliest tokens whose total probability reaches a limit (Holtzman
+    2019, arXiv:1904.09751).
 
-    The likeliest token always stays.
+    Args:
+        logits_BV: Logits of the next token.
+        top_p: The limit; the likeliest token always stays.
+
+    Returns:
+        (B, V), minus infinity for the others.
     """
     if top_p >= 1:
         return logits_BV
@@ -131,7 +151,14 @@ def filter_top_p(logits_BV: Tensor, top_p: float) -> Tensor:
 
 def filter_min_p(logits_BV: Tensor, min_p: float) -> Tensor:
     """Keep tokens at least `min_p` times as likely as the likeliest (Nguyen 2024,
-    arXiv:2407.01082); 0 keeps all.
+    arXiv:2407.01082).
+
+    Args:
+        logits_BV: Logits of the next token.
+        min_p: The factor; 0 keeps all.
+
+    Returns:
+        (B, V), minus infinity for the others.
     """
     if min_p <= 0:
         return logits_BV

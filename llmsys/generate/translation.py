@@ -105,7 +105,14 @@ def _translate_batch(
 
 
 def pad_sources(sources: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-    """Return sources as tokens (B, S) and document numbers (B, S): 0, and -1 for padding."""
+    """Pad sources to one length.
+
+    Args:
+        sources: Token ids of each.
+
+    Returns:
+        Tokens (B, S) and document ids (B, S): 0, and -1 for padding.
+    """
     longest = max(map(len, sources))
     tokens_BS = torch.zeros(len(sources), longest, dtype=torch.int64)
     documents_BS = torch.full((len(sources), longest), PADDING)

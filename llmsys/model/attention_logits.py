@@ -42,7 +42,8 @@ class LogitRecorder:
             The maxima; -inf where there was no forward pass, as on a rank without rows, and for
             heads of other ranks.
         """
-        found_H, self._maxima_H = self._maxima_H, None
+        found_H = self._maxima_H
+        self._maxima_H = None
         return (
             torch.full((self._num_heads,), -torch.inf, device=device)
             if found_H is None

@@ -153,8 +153,13 @@ def build_cross_attention_mask(
 
 
 def compute_document_positions(documents_BT: Tensor) -> Tensor:
-    """Return positions counted from the start of each run of equal document numbers, int64 (B,
-    T).
+    """Return the position of each token in its document.
+
+    Args:
+        documents_BT: Document ids, integer, (B, T). Tokens of one document are neighbours.
+
+    Returns:
+        Positions counted from 0 at the start of each run of equal ids, int64 (B, T).
     """
     places_T = torch.arange(documents_BT.shape[1], device=documents_BT.device)
     opens_BT = torch.ones_like(documents_BT, dtype=torch.bool)

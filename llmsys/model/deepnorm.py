@@ -14,10 +14,15 @@ class DeepNormConstants(NamedTuple):
 
 
 def compute_deepnorm_constants(config: ModelConfig, *, encoder: bool = False) -> DeepNormConstants:
-    """Return alpha and beta of the decoder or only stack; with `encoder`, of the encoder of an
-    encoder-decoder.
+    """Return DeepNorm's alpha and beta of a stack (Wang 2022, arXiv:2203.00555, table 1).
 
-    `config` is that of the full model: the encoder's constants depend on the depth of both stacks.
+    Args:
+        config: The full model: the encoder's constants depend on the depth of both stacks.
+        encoder: Return those of the encoder of an encoder-decoder. Default: of the decoder or
+            only stack.
+
+    Returns:
+        The weight of the stream in residual additions, and the factor on initial values.
     """
     if config.family != "encoder_decoder":
         # Encoder-only and decoder-only have the same constants in the paper.
@@ -32,6 +37,14 @@ def compute_deepnorm_constants(config: ModelConfig, *, encoder: bool = False) ->
 
 
 def compute_deepnorm_alpha(config: ModelConfig, *, encoder: bool = False) -> float:
-    """Return the weight of the stream in residual additions; 1 without DeepNorm."""
+    """Return the weight of the stream in residual additions.
+
+    Args:
+        config: The full model.
+        encoder: Of the encoder of an encoder-decoder.
+
+    Returns:
+        Alpha; 1 without DeepNorm.
+    """
     has_deepnorm = isinstance(config.residual, DeepNormConfig)
     return compute_deepnorm_constants(config, encoder=encoder).alpha if has_deepnorm else 1.0

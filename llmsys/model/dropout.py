@@ -13,10 +13,18 @@ LEVELS = 1 << 16  # one int16 decides per element
 
 
 def apply_dropout(x: Tensor, probability: float, training: bool) -> Tensor:
-    """Zero elements with `probability`, rounded to 1/65536, and scale the others up; in training
-    only.
+    """Zero elements at random and scale the others up.
 
+    On CPUs 16 random bits decide for an element, which is faster than torch's Bernoulli draw.
     Draws from torch's global generator of the device.
+
+    Args:
+        x: Activations of any shape.
+        probability: Share that is zeroed; on CPUs rounded to 1/65536.
+        training: False returns `x`.
+
+    Returns:
+        A tensor in the shape and dtype of `x`.
     """
     if not training or probability == 0:
         return x
@@ -26,8 +34,14 @@ def apply_dropout(x: Tensor, probability: float, training: bool) -> Tensor:
 
 
 def draw_dropout_mask(x: Tensor, probability: float) -> Tensor:
-    """Return the factors of one draw, in the shape and dtype of `x`: 0, or 1 / (1 -
-    probability).
+    """Draw the factors of one dropout.
+
+    Args:
+        x: Gives shape, dtype and device.
+        probability: Share of zeros.
+
+    Returns:
+        0 or 1 / (1 - probability), in the shape and dtype of `x`.
     """
     # Rounded first, so that the scale below is exact for the probability in effect.
     dropped = round(probability * LEVELS)

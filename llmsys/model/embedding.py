@@ -27,7 +27,15 @@ class TokenEmbedding(nn.Embedding):
 
 
 def look_up_embedding(rows: Tensor, table: Tensor) -> Tensor:
-    """Return rows of a trained table, in its dtype; their gradients are summed in float32."""
+    """Look up rows of a trained table.
+
+    Args:
+        rows: Row numbers, integer, of any shape.
+        table: The weights, (V, D).
+
+    Returns:
+        (..., D) in the dtype of the table. Gradients of a row are summed in float32.
+    """
     if table.dtype == torch.float32 or table.device.type != "cpu":
         return F.embedding(rows, table)
     # On CPU the backward adds row by row in the dtype of the table, and a bfloat16 sum of a
@@ -37,8 +45,13 @@ def look_up_embedding(rows: Tensor, table: Tensor) -> Tensor:
 
 
 def get_embedding_scale(config: ModelConfig) -> float:
-    """Return the factor on the token embedding: sqrt(d) in the original (Vaswani 2017, 3.4) and
-    in Gemma.
+    """Return the factor on the token embedding.
+
+    Args:
+        config: The model.
+
+    Returns:
+        `embedding.scale`: sqrt(d) in the original (Vaswani 2017, 3.4) and in Gemma, mostly 1.
     """
     scale = config.embedding.scale
     return math.sqrt(config.hidden_size) if scale == "sqrt_hidden_size" else float(scale)
@@ -69,7 +82,8 @@ class SinusoidalPositionEmbedding:
     """
 
     def __init__(self, config: ModelConfig, position: SinusoidalPositionConfig) -> None:
-        self.width, self.arrangement = config.hidden_size, position.arrangement
+        self.width = config.hidden_size
+        self.arrangement = position.arrangement
 
     def __call__(self, positions_BT: Tensor) -> Tensor:
         """Return the vectors of the positions, float32 (..., T, D)."""
@@ -103,8 +117,15 @@ def compute_alibi_slopes(heads: int) -> Tensor:
 
 
 def compute_alibi_bias(slopes_H: Tensor, queries_T: Tensor, keys_S: Tensor) -> Tensor:
-    """Return −slope · |distance| of query positions (..., T) and key positions (..., S), float32
-    (..., H, T, S).
+    """Compute ALiBi's bias on scores (Press 2022, arXiv:2108.12409).
+
+    Args:
+        slopes_H: Slope of each head.
+        queries_T: Positions of queries, (..., T).
+        keys_S: Positions of keys, (..., S).
+
+    Returns:
+        −slope · |distance|, float32 (..., H, T, S).
     """
     distance_TS = (queries_T[..., :, None] - keys_S[..., None, :]).abs().float()
     return -slopes_H.to(distance_TS.device)[:, None, None] * distance_TS[..., None, :, :]
@@ -142,7 +163,7 @@ class RelativePositionBias(nn.Module):
         else:
             distance_TS = (-distance_TS).clamp_min(0)
         exact = count // 2
-        # The logarithm of 0 is not used: near distances have buckets of their own.
+        # The logarithm of 0 is not used: near distances have their own buckets.
         ratio = (distance_TS.float() / exact).clamp_min(1e-9).log() / math.log(
             self.position.max_distance / exact
         )

@@ -39,7 +39,8 @@ class GroupedExperts(nn.Module):
         """Build E experts with `width` inner channels each; `config` None is SwiGLU."""
         super().__init__()
         self.config = config or SwigluConfig()
-        self.num_experts, self.widths = num_experts, (hidden_size, width)
+        self.num_experts = num_experts
+        self.widths = (hidden_size, width)
         self.multiply_groups: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
         """Product of rows with the weights of their expert, given the end of each expert's rows;
         set from outside.
@@ -91,11 +92,14 @@ class _GroupedLinear:
     """x W_e + b_e for the rows of every expert e, in one call."""
 
     def __init__(self, experts: GroupedExperts, counts_E: Tensor, num_rows: int) -> None:
-        self.experts, self.counts_E, self.num_rows = experts, counts_E, num_rows
+        self.experts = experts
+        self.counts_E = counts_E
+        self.num_rows = num_rows
         self.offsets_E = counts_E.cumsum(0).to(torch.int32)  # grouped_mm takes int32 only
 
     def __call__(self, name: str, x_MD: Tensor) -> Tensor:
-        weight_EDF, bias_EF = self.experts.get_weight(name), self.experts.get_bias(name)
+        weight_EDF = self.experts.get_weight(name)
+        bias_EF = self.experts.get_bias(name)
         y_MF = self._compute_products(x_MD, weight_EDF)
         if y_MF.requires_grad:
             y_MF.register_hook(_make_contiguous)
@@ -119,10 +123,12 @@ class _LoopedLinear:
     """x W_e + b_e for the rows of every expert e, one expert at a time, for any width."""
 
     def __init__(self, experts: GroupedExperts, counts_E: Tensor) -> None:
-        self.experts, self.counts = experts, counts_E.tolist()
+        self.experts = experts
+        self.counts = counts_E.tolist()
 
     def __call__(self, name: str, x_MD: Tensor) -> Tensor:
-        weight_EDF, bias_EF = self.experts.get_weight(name), self.experts.get_bias(name)
+        weight_EDF = self.experts.get_weight(name)
+        bias_EF = self.experts.get_bias(name)
         parts = [
             x @ weight
             for x, weight in zip(x_MD.split(self.counts), weight_EDF.unbind(), strict=True)

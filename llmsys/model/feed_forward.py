@@ -34,7 +34,8 @@ class FeedForward(nn.Module):
         self, config: FeedForwardConfig, hidden_size: int, width: int, dropped: float = 0.0
     ) -> None:
         super().__init__()
-        self.config, self.dropped = config, dropped
+        self.config = config
+        self.dropped = dropped
         if config.is_gated:
             self.gate_proj = nn.Linear(hidden_size, width, bias=config.bias)
         self.up_proj = nn.Linear(hidden_size, width, bias=config.bias)
@@ -55,9 +56,16 @@ class FeedForward(nn.Module):
 def build_feed_forward(
     config: FeedForwardConfig, hidden_size: int, width: int, dropped: float = 0.0
 ) -> FeedForward:
-    """Build the layer of `model.feed_forward` (or `model.moe.expert`) with `width` inner channels.
+    """Build the layer of `model.feed_forward`, or an expert of `model.moe.expert`.
 
-    `dropped` is the dropout probability of inner channels in training.
+    Args:
+        config: Activation, gate and biases.
+        hidden_size: Channels of input and output.
+        width: Inner channels.
+        dropped: Dropout probability of inner channels in training.
+
+    Returns:
+        The module; maps (..., hidden_size) to the same shape.
     """
     return FeedForward(config, hidden_size, width, dropped)
 
@@ -83,10 +91,8 @@ def apply_gated_activation(config: FeedForwardConfig, gate: Tensor | None, up: T
         case GegluTanhConfig():
             return apply_activation("gelu_tanh", _require_gate(gate)) * up
         case ClampedSwigluConfig():
-            gate, up = (
-                _require_gate(gate).clamp(max=config.limit),
-                up.clamp(-config.limit, config.limit),
-            )
+            gate = _require_gate(gate).clamp(max=config.limit)
+            up = up.clamp(-config.limit, config.limit)
             return (up + 1) * (gate * (config.alpha * gate).sigmoid())
         case unreachable:
             assert_never(unreachable)
@@ -98,8 +104,14 @@ def _require_gate(gate: Tensor | None) -> Tensor:
 
 
 def apply_activation(kind: Activation, x: Tensor) -> Tensor:
-    """Return ReLU, SiLU, the exact GELU (Hendrycks and Gimpel 2016) or its tanh form of each
-    element.
+    """Apply an activation function to each element.
+
+    Args:
+        kind: relu, silu, gelu (exact; Hendrycks and Gimpel 2016) or gelu_tanh.
+        x: Inner channels.
+
+    Returns:
+        A tensor in the shape and dtype of `x`.
     """
     match kind:
         case "relu":

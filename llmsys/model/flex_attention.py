@@ -74,8 +74,10 @@ def build_flex_mask(ranges: KeyRanges, bias: ScoreBias | None = None) -> FlexMas
         The mask.
     """
     first_BT, last_BT = ranges.first_BT, ranges.last_BT
-    length, keys = first_BT.shape[1], ranges.num_keys
-    num_queries, num_keys = -(-length // FLEX_BLOCK), -(-keys // FLEX_BLOCK)
+    length = first_BT.shape[1]
+    keys = ranges.num_keys
+    num_queries = -(-length // FLEX_BLOCK)
+    num_keys = -(-keys // FLEX_BLOCK)
     # Queries beyond the last one see what hides no block and fills none.
     earliest_BQ = _split_blocks(first_BT, num_queries, keys).amin(-1)
     latest_BQ = _split_blocks(last_BT, num_queries, 0).amax(-1)

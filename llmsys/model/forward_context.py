@@ -87,7 +87,15 @@ class ForwardContext:
         return 0 if self.predicted_BP is None else self.predicted_BP.shape[1]
 
     def get_or_compute(self, name: str, compute: Callable[[], Value]) -> Value:
-        """Return the result of `compute`, in a repeated pass that of the first pass."""
+        """Compute once and reuse during activation recomputation.
+
+        Args:
+            name: Name of the value in this pass.
+            compute: Called in the first pass only.
+
+        Returns:
+            The result of the first pass.
+        """
         if self.kept is None:
             return compute()
         if name not in self.kept:
@@ -179,7 +187,8 @@ class ContextBuilder:
         if real_BT is None and documents_BT is not None:
             # Padding has negative document numbers.
             real_BT = documents_BT >= 0
-        masks, segments = self.masks.build_self_masks(inputs), None
+        masks = self.masks.build_self_masks(inputs)
+        segments = None
         if token_types_BT is not None:
             segments = _collect_segments(token_types_BT, cache, predicted_BP)
         if predicted_BP is not None:

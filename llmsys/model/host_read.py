@@ -74,7 +74,7 @@ def read_once(read: Callable[[], Value]) -> Value:
 def _enter_reads(
     record: Callable[[Any], None] | None, replay: Callable[[], Any] | None
 ) -> Iterator[None]:
-    # Per thread: autograd repeats blocks in a thread of its own for each accelerator.
+    # Per thread: autograd repeats blocks in a separate thread for each accelerator.
     outer = getattr(_local, "reads", (None, None))
     _local.reads = record, replay
     try:

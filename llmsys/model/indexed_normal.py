@@ -33,7 +33,8 @@ def draw_normal(key: int, shape: Sequence[int], region: Sequence[tuple[int, int]
     """
     sizes = [size for _, size in region]
     drawn = torch.empty(sizes)
-    flat, total = drawn.view(-1), drawn.numel()
+    flat = drawn.view(-1)
+    total = drawn.numel()
     steps = _join_dims(shape, region)
     block = BLOCK * torch.get_num_threads()
     for begin in range(0, total, block):
@@ -49,14 +50,16 @@ def _join_dims(
     joined to the next.
     """
     steps: list[tuple[int, int, int]] = []
-    stride, is_whole = 1, False
+    stride = 1
+    is_whole = False
     for length, (begin, size) in zip(reversed(shape), reversed(region), strict=True):
         if is_whole:
             _, inner, inner_stride = steps.pop()
             steps.append((begin * inner, size * inner, inner_stride))
         else:
             steps.append((begin, size, stride))
-        stride, is_whole = stride * length, (begin, size) == (0, length)
+        stride = stride * length
+        is_whole = (begin, size) == (0, length)
     return steps
 
 
@@ -66,7 +69,8 @@ def _compute_indices(places: Tensor, steps: list[tuple[int, int, int]]) -> Tenso
     """
     if len(steps) == 1:
         return places + steps[0][0]
-    indices, rest = torch.zeros_like(places), places
+    indices = torch.zeros_like(places)
+    rest = places
     for begin, size, stride in steps:
         indices += (rest % size + begin) * stride
         rest = rest // size

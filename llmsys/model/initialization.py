@@ -105,8 +105,16 @@ def compute_initial_value(
 
 
 def compute_init_std(config: ModelConfig, name: str, shape: tuple[int, ...] | torch.Size) -> float:
-    """Return the standard deviation of the initial values of a matrix or table, by the
-    configured parametrization.
+    """Return the standard deviation of the initial values of a matrix or table.
+
+    Args:
+        config: The full model; `model.parametrization` decides how the value follows from widths
+            and depth.
+        name: Name of the parameter in the model.
+        shape: Its full shape, whatever a rank holds of it.
+
+    Returns:
+        The standard deviation.
     """
     return compute_std(config, name, _compute_standard_std(config, name, shape))
 

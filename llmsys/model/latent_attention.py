@@ -28,16 +28,19 @@ class MultiHeadLatentAttention(nn.Module):
 
     def __init__(self, config: ModelConfig, attention: LatentAttentionConfig, layer: int) -> None:
         super().__init__()
-        self.layer, self.layer_type, self.rotates = (
-            layer,
-            config.get_layer_type(layer),
-            config.uses_rope(layer),
-        )
-        self.heads, self.dropout = config.num_attention_heads, config.dropout.attention
-        self.nope, self.rope = attention.qk_nope_head_dim, attention.qk_rope_head_dim
-        self.latent, self.value = attention.kv_lora_rank, attention.v_head_dim
+        self.layer = layer
+        self.layer_type = config.get_layer_type(layer)
+        self.rotates = config.uses_rope(layer)
+        self.heads = config.num_attention_heads
+        self.dropout = config.dropout.attention
+        self.nope = attention.qk_nope_head_dim
+        self.rope = attention.qk_rope_head_dim
+        self.latent = attention.kv_lora_rank
+        self.value = attention.v_head_dim
         self.scale = compute_mla_scale(config, attention)
-        width, bias, eps = config.hidden_size, attention.bias, attention.norm_eps
+        width = config.hidden_size
+        bias = attention.bias
+        eps = attention.norm_eps
         queries = self.heads * (self.nope + self.rope)
         if attention.q_lora_rank is None:
             self.q_proj = nn.Linear(width, queries, bias=False)
@@ -132,11 +135,17 @@ class MultiHeadLatentAttention(nn.Module):
 
 
 def compute_mla_scale(config: ModelConfig, attention: LatentAttentionConfig) -> float:
-    """Return the factor on the scores: 1 / sqrt(N + R), under YaRN with `mscale_all_dim` times its
-    mscale squared.
+    """Return the factor on the scores of latent attention.
 
-    DeepSeek applies that part of YaRN's factor here, where it reaches the channels without rotation
+    DeepSeek applies a part of YaRN's factor here, where it reaches the channels without rotation
     too.
+
+    Args:
+        config: The model; its position may scale by YaRN.
+        attention: The latent attention.
+
+    Returns:
+        1 / sqrt(N + R), under YaRN with `mscale_all_dim` times its mscale squared.
     """
     width = attention.qk_nope_head_dim + attention.qk_rope_head_dim
     if attention.scale is not None:

@@ -118,10 +118,8 @@ class LayerStack(nn.Module):
             context = replace(context, length_projection_NT=self.length_proj(embedded_BTD.shape[1]))
         if predicted_BP is not None:
             embedded_BTD = self.get_submodule("mask_embedding")(embedded_BTD, predicted_BP.shape[1])
-        positions_BTD, x_BTD = (
-            self._embed_positions(context.positions_BT, embedded_BTD.dtype),
-            embedded_BTD,
-        )
+        positions_BTD = self._embed_positions(context.positions_BT, embedded_BTD.dtype)
+        x_BTD = embedded_BTD
         if layers is None or 0 in layers:
             # A recurrence adds the positions itself, before every step.
             x_BTD = self._prepare_embedding(
@@ -168,7 +166,7 @@ class LayerStack(nn.Module):
 
 
 def _build_blocks(config: ModelConfig, alpha: float) -> list[nn.Module]:
-    """Return the blocks with weights of their own; recurrent layers are one block together."""
+    """Return the blocks with their own weights; recurrent layers are one block together."""
     if config.rnn is not None:
         return [build_recurrent_stack(config, config.rnn)]
     return [TransformerBlock(config, layer, alpha=alpha) for layer in range(config.num_blocks)]

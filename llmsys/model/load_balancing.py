@@ -59,13 +59,21 @@ def compute_auxiliary_losses(
 
 
 def compute_load_balancing_loss(scores: RouterScores, shares_BE: Tensor, real_BT: Tensor) -> Tensor:
-    """Return E · sum_e f_e P_e of each sequence times its tokens, summed; per token 1 when
-    balanced, E at worst.
+    """Compute the load-balancing loss of each sequence, summed over sequences.
 
-    f_e is the share of the assignments to expert e, and P_e the mean over tokens of its share of
-    the scores (Fedus 2021, arXiv:2101.03961, eq. 4 to 6; per sequence DeepSeek-V3,
-    arXiv:2412.19437, eq. 17 to 20). With the f of the previous step the loss is linear in the
-    tokens, hence independent of the layout.
+    The loss of a sequence is E · sum_e f_e P_e times its tokens: per token 1 when balanced, E at
+    worst. f_e is the share of the assignments to expert e, and P_e the mean over tokens of its
+    share of the scores (Fedus 2021, arXiv:2101.03961, eq. 4 to 6; per sequence DeepSeek-V3,
+    arXiv:2412.19437, eq. 17 to 20).
+
+    Args:
+        scores: Scores of the router.
+        shares_BE: f of each sequence. With the f of the previous step the loss is linear in the
+            tokens, hence independent of the layout.
+        real_BT: False at padding, which does not count.
+
+    Returns:
+        A float32 scalar with gradients for the router.
     """
     probability_BE = (
         scores.compute_probabilities().unflatten(0, real_BT.shape) * real_BT[..., None]
@@ -75,14 +83,29 @@ def compute_load_balancing_loss(scores: RouterScores, shares_BE: Tensor, real_BT
 
 
 def compute_router_z_loss(scores: RouterScores, real_BT: Tensor) -> Tensor:
-    """Return logsumexp(router logits)², summed over real tokens (Zoph 2022, arXiv:2202.08906,
-    eq. 5).
+    """Compute the router's z-loss (Zoph 2022, arXiv:2202.08906, eq. 5).
+
+    Args:
+        scores: Scores of the router.
+        real_BT: False at padding, which does not count.
+
+    Returns:
+        logsumexp(router logits)², summed over real tokens; a float32 scalar.
     """
     return (scores.logits_NE.logsumexp(dim=-1).square() * real_BT.flatten()).sum()
 
 
 def count_tokens_by_row(experts_NK: Tensor, num_experts: int, real_BT: Tensor) -> Tensor:
-    """Count the assignments of each row's real tokens to each expert, int64 (B, E)."""
+    """Count the assignments of each row's real tokens to each expert.
+
+    Args:
+        experts_NK: Experts of each token; NO_EXPERT where an assignment was dropped.
+        num_experts: Experts of the layer.
+        real_BT: False at padding, which does not count.
+
+    Returns:
+        int64 (B, E).
+    """
     rows, length = real_BT.shape
     row_N = torch.arange(rows, device=experts_NK.device).repeat_interleave(length)
     # Bin 0 is for what does not count: padding, and NO_EXPERT.
@@ -114,7 +137,7 @@ def update_balance_bias(bias_E: Tensor, tokens_E: Tensor, rate: float) -> Tensor
 def add_step_counts(sums: list[Tensor], values: list[Tensor]) -> None:
     """Add to the counters of a step, but not in a pass that activation checkpointing repeats.
 
-    An operation of its own, which compiled graphs call as it is: they cannot ask whether they are
+    A separate operation, which compiled graphs call as it is: they cannot ask whether they are
     repeated.
 
     Args:

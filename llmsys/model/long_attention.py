@@ -39,11 +39,10 @@ class LongformerAttention(AttentionProjections):
         self, config: ModelConfig, attention: LongformerAttentionConfig, layer: int
     ) -> None:
         super().__init__(config, attention.projections, layer)
-        self.layer_type, self.is_causal = config.get_layer_type(layer), config.family == "decoder"
-        self.radius, self.num_global_tokens = (
-            attention.get_radius(layer),
-            attention.num_global_tokens,
-        )
+        self.layer_type = config.get_layer_type(layer)
+        self.is_causal = config.family == "decoder"
+        self.radius = attention.get_radius(layer)
+        self.num_global_tokens = attention.num_global_tokens
         self.heads_by_dilation: dict[int, list[int]] = {}
         # Heads of one dilation are one call.
         for head, dilation in enumerate(attention.list_dilations(self.heads)):
@@ -56,7 +55,8 @@ class LongformerAttention(AttentionProjections):
 
     def forward(self, x_BTD: Tensor, context: ForwardContext) -> Tensor:
         """Mix positions; same shape and dtype as the input."""
-        q_BTHK, (k_BTHK, v_BTHK) = self._project_queries(x_BTD), self._project_keys_values(x_BTD)
+        q_BTHK = self._project_queries(x_BTD)
+        k_BTHK, v_BTHK = self._project_keys_values(x_BTD)
         documents_BT = context.documents_BT
         compute: Callable[..., Tensor] = partial(self._compute_window_output, documents_BT)
         if context.cache is not None:
@@ -75,7 +75,7 @@ class LongformerAttention(AttentionProjections):
                 )
         if self.num_global_tokens:
             global_BEHK = self._compute_global_output(x_BTD, documents_BT)
-            # Leading positions attend through projections of their own; what their window gave is
+            # Leading positions attend through their own projections; what their window gave is
             # dropped.
             y_BTHK = torch.cat([global_BEHK, y_BTHK[:, global_BEHK.shape[1] :]], dim=1)
         mixed_BTD: Tensor = self.o_proj(y_BTHK.flatten(2))
@@ -83,7 +83,7 @@ class LongformerAttention(AttentionProjections):
 
     def _compute_global_output(self, x_BTD: Tensor, documents_BT: Tensor | None) -> Tensor:
         """Return what the leading positions see: every position of their document, by
-        projections of their own.
+        their own projections.
         """
         first_BED = x_BTD[:, : self.num_global_tokens]
         mask = EVERYTHING
@@ -159,7 +159,8 @@ class LongformerAttention(AttentionProjections):
         self, documents_BT: Tensor, fill: int, dilation: int, tokens: int
     ) -> Tensor:
         """Return the visible keys of every block, bool (C, R, M)."""
-        length, device = documents_BT.shape[1], documents_BT.device
+        length = documents_BT.shape[1]
+        device = documents_BT.device
         padded_BT = F.pad(documents_BT, (0, fill), value=OUTSIDE)
         own_BT = _fold(padded_BT[..., None], dilation).squeeze(-1)
         places_T = _fold(
@@ -167,7 +168,7 @@ class LongformerAttention(AttentionProjections):
         ).squeeze(-1)
         queries_CR = own_BT.reshape(-1, self.radius)
         keys_CM = self._list_neighbours(own_BT[..., None], OUTSIDE - 1).squeeze(-1)
-        # Global tokens are keys of their own, so a window leaves them out.
+        # Global tokens are separate keys, so a window leaves them out.
         is_local_CM = self._list_neighbours(places_T[..., None], -1).squeeze(-1) >= tokens
         is_local_CM = is_local_CM.repeat(len(documents_BT), 1)
         distance_RM = (
@@ -237,7 +238,8 @@ class LinformerAttention(AttentionProjections):
         self, config: ModelConfig, attention: LinformerAttentionConfig, layer: int
     ) -> None:
         super().__init__(config, attention.projections, layer)
-        self.attention, self.layer_type = attention, config.get_layer_type(layer)
+        self.attention = attention
+        self.layer_type = config.get_layer_type(layer)
         self.rotates = config.uses_rope(layer)
         rows = attention.count_mixture_rows(config.num_key_value_heads)
         for name in attention.mixtures:
@@ -247,7 +249,8 @@ class LinformerAttention(AttentionProjections):
         """Mix positions; same shape and dtype as the input. Padding, where documents are
         negative, has no weight.
         """
-        q_BTHK, (k_BTGK, v_BTGK) = self._project_queries(x_BTD), self._project_keys_values(x_BTD)
+        q_BTHK = self._project_queries(x_BTD)
+        k_BTGK, v_BTGK = self._project_keys_values(x_BTD)
         q_BTHK, k_BTGK, v_BTGK = context.rotate_and_cache(
             self.layer_type, self.layer, self.rotates, q_BTHK, k_BTGK, v_BTGK
         )
@@ -262,7 +265,8 @@ class LinformerAttention(AttentionProjections):
             assert context.length_projection_NT is not None
             mixtures = [context.length_projection_NT]
         # A single mixture serves keys and values.
-        k_BNGK, v_BNGK = self._mix(k_BTGK, mixtures[0]), self._mix(v_BTGK, mixtures[-1])
+        k_BNGK = self._mix(k_BTGK, mixtures[0])
+        v_BNGK = self._mix(v_BTGK, mixtures[-1])
         return self._compute_attention_output(q_BTHK, k_BNGK, v_BNGK, EVERYTHING)
 
     def _mix(self, x_BTGK: Tensor, mixture: Tensor) -> Tensor:

@@ -32,7 +32,8 @@ from llmsys.model.indexed_normal import draw_normal
 OUTSIDE = -1 << 40
 # Scores of hidden keys, and of a query as its own key: it sees itself only where it sees nothing
 # else.
-HIDDEN, ITSELF = -1e9, -1e5
+HIDDEN = -1e9
+ITSELF = -1e5
 
 
 class LshAttention(Float32BufferModule):
@@ -44,13 +45,14 @@ class LshAttention(Float32BufferModule):
 
     def __init__(self, config: ModelConfig, attention: LshAttentionConfig, layer: int) -> None:
         super().__init__()
-        self.attention, self.layer, self.dropout = attention, layer, config.dropout.attention
-        self.heads, self.head_dim, self.is_causal = (
-            config.num_attention_heads,
-            config.head_dim,
-            config.family == "decoder",
-        )
-        width, bias = self.heads * self.head_dim, attention.qkv_bias
+        self.attention = attention
+        self.layer = layer
+        self.dropout = config.dropout.attention
+        self.heads = config.num_attention_heads
+        self.head_dim = config.head_dim
+        self.is_causal = config.family == "decoder"
+        width = self.heads * self.head_dim
+        bias = attention.qkv_bias
         self.qk_proj = nn.Linear(config.hidden_size, width, bias=bias)
         self.v_proj = nn.Linear(config.hidden_size, width, bias=bias)
         self.o_proj = nn.Linear(width, config.hidden_size, bias=attention.output_bias)
@@ -69,7 +71,8 @@ class LshAttention(Float32BufferModule):
 
     def forward(self, x_BTD: Tensor, context: ForwardContext) -> Tensor:
         """Mix positions; same shape and dtype as the input."""
-        new, documents_BT = x_BTD.shape[1], context.documents_BT
+        new = x_BTD.shape[1]
+        documents_BT = context.documents_BT
         qk_BTHK, v_BTHK = (
             proj(x_BTD).unflatten(-1, (self.heads, -1)) for proj in (self.qk_proj, self.v_proj)
         )
@@ -101,10 +104,12 @@ class LshAttention(Float32BufferModule):
         """Return the positions of every round by hash, then by place; None for rows of at most
         one chunk.
         """
-        length, chunk = qk_BTHK.shape[1], self.attention.chunk_length
+        length = qk_BTHK.shape[1]
+        chunk = self.attention.chunk_length
         if length <= chunk:
             return None
-        first, num_buckets = 0, 1
+        first = 0
+        num_buckets = 1
         buckets_BHRT = torch.zeros(1, dtype=torch.int64, device=qk_BTHK.device)
         for count in self.attention.list_directions(length):
             directions_HKRE = self.directions_HKRE[..., first : first + count].to(qk_BTHK.dtype)
@@ -112,8 +117,9 @@ class LshAttention(Float32BufferModule):
             buckets_BHRT = buckets_BHRT + num_buckets * torch.cat(
                 [turned_BHRTE, -turned_BHRTE], dim=-1
             ).argmax(-1)
-            first, num_buckets = first + count, num_buckets * 2 * count
-        if documents_BT is not None:  # padding has a bucket of its own, the last
+            first = first + count
+            num_buckets = num_buckets * 2 * count
+        if documents_BT is not None:  # padding has its own bucket, the last
             buckets_BHRT = buckets_BHRT.masked_fill((documents_BT < 0)[:, None, None], num_buckets)
         buckets_BHRT = F.pad(buckets_BHRT, (0, -length % chunk), value=num_buckets + 1)
         order_BHRT = buckets_BHRT.argsort(dim=-1, stable=True)
@@ -128,7 +134,8 @@ class LshAttention(Float32BufferModule):
     ) -> Tensor:
         """Return the weighted sums of values, (B, T, H, K)."""
         length = qk_BTHK.shape[1]
-        q_BHTK, v_BHTK = qk_BTHK.transpose(1, 2), v_BTHK.transpose(1, 2)
+        q_BHTK = qk_BTHK.transpose(1, 2)
+        v_BHTK = v_BTHK.transpose(1, 2)
         k_BHTK = (
             q_BHTK * (q_BHTK.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * self.head_dim**-0.5
         )
@@ -195,7 +202,8 @@ class LshAttention(Float32BufferModule):
             )
             scores = scores.where(own[..., :, None] == theirs[..., None, :], HIDDEN)
         scores = scores.where(queries_BHCL[..., :, None] != keys_BHCM[..., None, :], ITSELF)
-        weight_BHCL, shares = scores.logsumexp(-1), scores.softmax(-1).to(v_BHCMK.dtype)
+        weight_BHCL = scores.logsumexp(-1)
+        shares = scores.softmax(-1).to(v_BHCMK.dtype)
         if self.training and self.dropout:
             shares = F.dropout(shares, self.dropout)
         return shares @ v_BHCMK, weight_BHCL

@@ -119,7 +119,8 @@ class MaskBuilder:
         """Return the mask of the cross-attention."""
         if memory is None:
             return EVERYTHING
-        sources, documents = memory.hidden_BSD.shape[1], (inputs.documents_BT, memory.documents_BS)
+        sources = memory.hidden_BSD.shape[1]
+        documents = (inputs.documents_BT, memory.documents_BS)
         device = attention_device.describe_device(inputs.like.device)
         if device != attention_device.CPU:
             traits = describe_cross_attention(
@@ -209,11 +210,10 @@ class MaskBuilder:
         It depends on distances alone, so slots of the cache serve as positions, also where rows are
         padded or packed.
         """
-        end, device = inputs.start + inputs.length, inputs.like.device
-        queries_T, keys_S = (
-            torch.arange(inputs.start, end, device=device),
-            torch.arange(end, device=device),
-        )
+        end = inputs.start + inputs.length
+        device = inputs.like.device
+        queries_T = torch.arange(inputs.start, end, device=device)
+        keys_S = torch.arange(end, device=device)
         match self.config.position:
             case AlibiConfig() as position:
                 slopes_H = compute_alibi_slopes(self.config.num_attention_heads)[inputs.heads].to(
@@ -239,7 +239,8 @@ class MaskBuilder:
 
     def _build_score_bias(self, inputs: MaskInputs) -> ScoreBias | None:
         """Return the same bias by distance, for a kernel that adds it to each score."""
-        end, device = inputs.start + inputs.length, inputs.like.device
+        end = inputs.start + inputs.length
+        device = inputs.like.device
         match self.config.position:
             case AlibiConfig() as position:
                 slopes_H = compute_alibi_slopes(self.config.num_attention_heads)[inputs.heads]

@@ -214,6 +214,11 @@ class MoELayer(Float32BufferModule):
         routing: RoutingDecision,
         real_BT: Tensor,
     ) -> None:
+        """Add a forward pass to the counters of the step, and keep its auxiliary loss.
+
+        In a pass that activation checkpointing repeats only the loss is computed, for its
+        gradient: counters have the tokens already.
+        """
         num_experts = self.config.num_experts
         asked_BE = count_tokens_by_row(asked.experts_NK, num_experts, real_BT)
         # A recomputed forward must save the tensors that the first one saved, so the loss is

@@ -27,13 +27,16 @@ class AttentionProjections(nn.Module):
     ) -> None:
         super().__init__()
         self.layer = layer
-        self.head_dim, self.heads = config.head_dim, config.num_attention_heads
+        self.head_dim = config.head_dim
+        self.heads = config.num_attention_heads
         has_own_scale = attention.scale is not None
         self.scale = config.head_dim**-0.5 if attention.scale is None else attention.scale
         self.scale *= compute_score_factor(config, config.head_dim, has_own_scale=has_own_scale)
-        self.softcap, self.clip = attention.logit_softcap, attention.clip
+        self.softcap = attention.logit_softcap
+        self.clip = attention.clip
         self.dropout = config.dropout.attention
-        hidden, groups = config.hidden_size, config.num_key_value_heads
+        hidden = config.hidden_size
+        groups = config.num_key_value_heads
         self.q_proj = nn.Linear(hidden, self.heads * self.head_dim, bias=attention.qkv_bias)
         self.k_proj = nn.Linear(hidden, groups * self.head_dim, bias=attention.qkv_bias)
         self.v_proj = nn.Linear(hidden, groups * self.head_dim, bias=attention.qkv_bias)
@@ -101,7 +104,8 @@ class MultiHeadAttention(AttentionProjections):
 
     def forward(self, x_BTD: Tensor, context: ForwardContext) -> Tensor:
         """Mix positions; same shape and dtype as the input."""
-        q_BTHK, (k_BTGK, v_BTGK) = self._project_queries(x_BTD), self._project_keys_values(x_BTD)
+        q_BTHK = self._project_queries(x_BTD)
+        k_BTGK, v_BTGK = self._project_keys_values(x_BTD)
         q_BTHK, k_BSGK, v_BSGK = context.rotate_and_cache(
             self.layer_type, self.layer, self.rotates, q_BTHK, k_BTGK, v_BTGK
         )

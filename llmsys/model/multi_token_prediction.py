@@ -38,7 +38,14 @@ class MultiTokenPredictionModule(nn.Module):
 
 
 def shift_tokens(tokens_BT: Tensor, places: int) -> Tensor:
-    """Return token t + places at position t. The last `places` positions wrap around; the loss
-    ignores them.
+    """Move each token to the left, to the position that predicts it.
+
+    Args:
+        tokens_BT: Token ids.
+        places: Positions to move by.
+
+    Returns:
+        Token t + places at position t, (B, T). The last `places` positions wrap around; the loss
+        ignores them.
     """
     return tokens_BT.roll(-places, dims=1)

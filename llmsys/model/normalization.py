@@ -48,7 +48,15 @@ class RMSNorm(nn.Module):
 
 
 def build_norm(config: ModelConfig, width: int) -> nn.Module:
-    """Build the norm of `config.norm` over `width` features."""
+    """Build the norm of `model.norm`.
+
+    Args:
+        config: The model.
+        width: Features that are normalized together.
+
+    Returns:
+        An RMSNorm or LayerNorm; maps (..., width) to the same shape.
+    """
     match config.norm:
         case RmsNormConfig() as norm:
             return RMSNorm(width, norm.eps, unit_offset=norm.unit_offset)

@@ -130,7 +130,8 @@ class NextSentenceHead(nn.Linear):
 
     def take_loss(self) -> Tensor:
         """Return the loss of the last training forward in nats, summed over labelled rows, once."""
-        nats, self._nats = self._nats, None
+        nats = self._nats
+        self._nats = None
         if nats is None:
             raise RuntimeError(
                 "no training forward with next_sentence_B has run since the last call"
@@ -150,8 +151,14 @@ class NextSentenceHead(nn.Linear):
 
 
 def build_head(config: ModelConfig) -> nn.Module | None:
-    """Build the map from hidden states to logits over the vocabulary; None for heads without
-    one.
+    """Build the map from hidden states to logits over the vocabulary.
+
+    Args:
+        config: The model.
+
+    Returns:
+        A module that maps (B, T, D) to (B, T, V). None for a classifier or features, whose
+        outputs are in `build_extras`.
     """
     match config.head:
         case LmHeadConfig() as head:
@@ -181,8 +188,14 @@ def get_next_sentence_head(model: nn.Module) -> NextSentenceHead:
 
 
 def build_extras(config: ModelConfig) -> dict[str, nn.Module]:
-    """Build the modules on the first token, by their names: pooler, next_sentence, classifier;
-    XLNet's vector.
+    """Build the modules that only some heads have.
+
+    Args:
+        config: The model.
+
+    Returns:
+        By attribute name of the model: `pooler`, `next_sentence`, `classifier`, or XLNet's
+        `mask_embedding`. Checkpoints have their parameters under these names.
     """
     width = config.hidden_size
     match config.head:
@@ -211,8 +224,15 @@ def build_extras(config: ModelConfig) -> dict[str, nn.Module]:
 def pool_positions(
     x_BTD: Tensor, pooling: Literal["first", "mean"], real_BT: Tensor | None
 ) -> Tensor:
-    """Return one vector of each sequence, (B, D): the first, or the mean of all but padding
-    (`real_BT` is False).
+    """Pool the hidden states of each sequence into one vector.
+
+    Args:
+        x_BTD: Hidden states.
+        pooling: The first position, or the mean over positions.
+        real_BT: False at padding, which a mean leaves out. None: no padding.
+
+    Returns:
+        (B, D).
     """
     if pooling == "first":
         return x_BTD[:, 0]

@@ -13,9 +13,10 @@ have their own m.
 | vectors | as they are, 1 | rate l^(α - 1) in blocks | as they are, 1 / sqrt(channels) |
 | output of a branch | | multiplied by l^-α | multiplied by 1 / sqrt(layers) |
 
-µP's columns are factors on the standard ones. Published multipliers of hidden weights are folded
-into std and rate: (multiplier, std, rate) trains as (1, multiplier · std, multiplier · rate) does
-under Adam (Yang 2023, arXiv:2310.02244), and kernels, fp8 layers and exports see plain weights.
+`n` is the number of inputs. µP's columns are factors on the standard ones. Published multipliers of
+hidden weights are folded into std and rate: (multiplier, std, rate) trains as (1, multiplier · std,
+multiplier · rate) does under Adam (Yang 2023, arXiv:2310.02244), and kernels, fp8 layers and
+exports see plain weights.
 """
 
 import math
@@ -60,7 +61,8 @@ def find_matrix_inputs(config: ModelConfig, name: str) -> MatrixInputs | None:
     owner = name.removesuffix(".weight").rpartition(".")[2]
     if name.endswith("bias") or owner.endswith("norm") or owner in (*TABLES, "head", "sinks"):
         return None
-    attention, moe = config.attention, config.moe
+    attention = config.attention
+    moe = config.moe
     if owner in ("q_b_proj", "kv_b_proj") and attention.kind == "latent":
         rank = attention.kv_lora_rank if owner == "kv_b_proj" else attention.q_lora_rank
         return MatrixInputs("latent", rank or 1, False)
@@ -140,7 +142,8 @@ def compute_rate_factor(config: ModelConfig, name: str, width_exponent: float = 
         case StandardParametrizationConfig():
             return 1.0
         case MupConfig() as mup:
-            inputs, factor = find_matrix_inputs(config, name), 1.0
+            inputs = find_matrix_inputs(config, name)
+            factor = 1.0
             if inputs is not None:
                 # Of a fixed number of outputs each follows the whole update, whose norm grows by
                 # sqrt(m) even so.
@@ -159,7 +162,8 @@ def compute_rate_factor(config: ModelConfig, name: str, width_exponent: float = 
 
 
 def _compute_unit_rate(config: ModelConfig, name: str) -> float:
-    inputs, layers = find_matrix_inputs(config, name), config.num_hidden_layers
+    inputs = find_matrix_inputs(config, name)
+    layers = config.num_hidden_layers
     depth = layers**-0.5 if "blocks." in name else 1.0
     if inputs is not None:
         return depth / inputs.size
@@ -252,7 +256,8 @@ def compute_exported_factor(config: ModelConfig, name: str) -> float:
         The factor.
     """
     owner = name.removesuffix(".weight").removesuffix(".bias").rpartition(".")[2]
-    attention, width = config.attention, config.head_dim
+    attention = config.attention
+    width = config.head_dim
     if not isinstance(attention, LatentAttentionConfig | MultiHeadAttentionConfig):
         return 1.0  # kinds that no parametrization but the standard one takes
     queries: tuple[str, ...] = ("q_proj",)

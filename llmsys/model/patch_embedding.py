@@ -59,7 +59,14 @@ class PatchEmbedding(Float32BufferModule):
 
 
 def build_input_embedding(config: ModelConfig) -> TokenEmbedding | PatchEmbedding:
-    """Build the map from the inputs of a model to vectors: of token ids, or of patches."""
+    """Build the map from the inputs of a model to vectors.
+
+    Args:
+        config: The model.
+
+    Returns:
+        A `PatchEmbedding` for images (bytes (B, N, P)), else a `TokenEmbedding` (ids (B, T)).
+    """
     if config.patches is not None:
         return PatchEmbedding(config.patches, config.hidden_size)
     return TokenEmbedding(config.vocab_size, config.hidden_size)
@@ -75,8 +82,14 @@ class PatchPositionEmbedding(LearnedPositionEmbedding):
         self.num_leading = patches.num_leading
 
     def forward(self, positions_BT: Tensor) -> Tensor:
-        """Return the vectors of all positions, (..., T, D), interpolated where T is another grid
-        than the table's.
+        """Look up the vectors of positions.
+
+        Args:
+            positions_BT: All positions of an image. Where their number is not that of the table,
+                the image has another size, and the table is interpolated.
+
+        Returns:
+            (..., T, D).
         """
         if positions_BT.shape[-1] == len(self.weight):
             return super().forward(positions_BT)
@@ -109,7 +122,15 @@ class PatchPositionEmbedding(LearnedPositionEmbedding):
 def build_learned_positions(
     config: ModelConfig, position: LearnedPositionConfig
 ) -> LearnedPositionEmbedding:
-    """Build the table of positions: of patches, or of tokens."""
+    """Build the table of learned positions.
+
+    Args:
+        config: The model; images have one position for each patch.
+        position: The section `model.position`.
+
+    Returns:
+        A module that returns one vector for each position.
+    """
     if config.patches is not None:
         return PatchPositionEmbedding(config, position, config.patches)
     return LearnedPositionEmbedding(config, position)

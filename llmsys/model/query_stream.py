@@ -43,7 +43,8 @@ def build_stream_mask(mask: AttentionMask, predicted_BP: Tensor, length: int) ->
         The mask, (B, 1, T + P, T).
     """
     assert mask.bias_BHTS is None, "distances are scored by the layers"
-    rows, device = len(predicted_BP), predicted_BP.device
+    rows = len(predicted_BP)
+    device = predicted_BP.device
     shown_BTT = torch.ones(1, length, length, dtype=torch.bool, device=device)
     if mask.visible_B1TS is not None:
         shown_BTT = mask.visible_B1TS[:, 0]
@@ -61,7 +62,16 @@ def build_stream_mask(mask: AttentionMask, predicted_BP: Tensor, length: int) ->
 
 
 def append_places(table_TX: Tensor, predicted_BP: Tensor) -> Tensor:
-    """Return the rows of a table by position for both streams, (B, T + P, X)."""
+    """Extend a table by position to both streams of XLNet.
+
+    Args:
+        table_TX: One row for each position.
+        predicted_BP: Positions to predict; the rows of the second stream follow those of the
+            first.
+
+    Returns:
+        (B, T + P, X).
+    """
     both_BTX = table_TX.expand(len(predicted_BP), -1, -1)
     return torch.cat(
         [both_BTX, both_BTX.gather(1, _expand_places(predicted_BP, table_TX.shape[-1]))], dim=1

@@ -63,7 +63,8 @@ class AdaptiveRecurrence(FixedRecurrence):
 
     def __init__(self, config: ModelConfig, recurrence: AdaptiveRecurrenceConfig) -> None:
         super().__init__(config)
-        self.threshold, self.ponder_weight = recurrence.threshold, recurrence.ponder_weight
+        self.threshold = recurrence.threshold
+        self.ponder_weight = recurrence.ponder_weight
         self.halting = nn.Linear(config.hidden_size, 1)
         self._ponder: tuple[Tensor, Tensor] | None = None
         for name in ("depth_sum", "num_tokens"):
@@ -74,7 +75,8 @@ class AdaptiveRecurrence(FixedRecurrence):
     ) -> Tensor:
         """Return the weighted states; in training the ponder cost is recorded."""
         total_BT = torch.zeros(x_BTD.shape[:2], device=x_BTD.device)
-        ponder_BT, depth_BT = torch.zeros_like(total_BT), torch.zeros_like(total_BT)
+        ponder_BT = torch.zeros_like(total_BT)
+        depth_BT = torch.zeros_like(total_BT)
         is_running_BT = torch.ones_like(total_BT, dtype=torch.bool)
         y_BTD = torch.zeros_like(x_BTD)
         for step in range(self.num_steps):
@@ -93,8 +95,10 @@ class AdaptiveRecurrence(FixedRecurrence):
             state_BTD = block(entered_BTD, _select_step(context, step))
             y_BTD = y_BTD + weight_BT[..., None].to(x_BTD.dtype) * state_BTD
             x_BTD = state_BTD.where(is_running_BT[..., None], x_BTD)
-            depth_BT, ponder_BT = depth_BT + is_running_BT, ponder_BT + remainder_BT
-            total_BT, is_running_BT = total_BT + halting_BT, is_running_BT & ~halts_BT
+            depth_BT = depth_BT + is_running_BT
+            ponder_BT = ponder_BT + remainder_BT
+            total_BT = total_BT + halting_BT
+            is_running_BT = is_running_BT & ~halts_BT
         if self.training:
             self._record_ponder(depth_BT, ponder_BT + depth_BT, context.real_BT)
         return y_BTD
@@ -142,7 +146,15 @@ class AdaptiveRecurrence(FixedRecurrence):
 
 
 def build_recurrence(config: ModelConfig) -> FixedRecurrence | None:
-    """Build the recurrence of a stack; None where every layer is a block of its own."""
+    """Build the recurrence of a stack.
+
+    Args:
+        config: The model.
+
+    Returns:
+        A module that applies one block several times. None where every layer is a separate
+        block.
+    """
     match config.recurrence:
         case None:
             return None

@@ -3,7 +3,7 @@ distance.
 
 score(i, j) = (q_i + u) · k_j + (q_i + v) · W r(i - j), with sinusoids r of the distance and trained
 vectors u and v per head. XLNet (Yang 2019, 2.5) adds (q_i + s) · e, where e encodes whether i and j
-are of the same segment. Its second stream (query_stream.py) has queries of its own, and the keys
+are of the same segment. Its second stream (query_stream.py) has its own queries, and the keys
 and values of the first.
 """
 
@@ -33,7 +33,8 @@ class RelativeAttention(MultiHeadAttention):
         layer: int,
     ) -> None:
         super().__init__(config, attention, layer)
-        heads, segments = (self.heads, self.head_dim), position.segments
+        heads = (self.heads, self.head_dim)
+        segments = position.segments
         self.position_proj = nn.Linear(config.hidden_size, self.heads * self.head_dim, bias=False)
         self.content_bias = nn.Parameter(torch.zeros(heads)) if position.biases else None
         self.position_bias = nn.Parameter(torch.zeros(heads)) if position.biases else None
@@ -46,10 +47,8 @@ class RelativeAttention(MultiHeadAttention):
         """Mix positions; same shape and dtype as the input."""
         # Contiguous: otherwise both projections would copy it.
         content_BTD = x_BTD[:, : x_BTD.shape[1] - context.num_predicted].contiguous()
-        q_BTHK, (k_BTGK, v_BTGK) = (
-            self._project_queries(x_BTD),
-            self._project_keys_values(content_BTD),
-        )
+        q_BTHK = self._project_queries(x_BTD)
+        k_BTGK, v_BTGK = self._project_keys_values(content_BTD)
         _, k_BSGK, v_BSGK = context.rotate_and_cache(
             self.layer_type, self.layer, False, q_BTHK, k_BTGK, v_BTGK
         )
@@ -104,7 +103,13 @@ class RelativeAttention(MultiHeadAttention):
 
 
 def add_bias(q_BTHK: Tensor, bias_HK: Tensor | None) -> Tensor:
-    """Return queries with the trained vector that stands for them in some scores, if there is
-    one.
+    """Add the trained vector of each head to the queries of some scores (Dai 2019, 3.3: u and v).
+
+    Args:
+        q_BTHK: Queries.
+        bias_HK: The vector of each head. None: there is none.
+
+    Returns:
+        (B, T, H, K).
     """
     return q_BTHK if bias_HK is None else q_BTHK + bias_HK

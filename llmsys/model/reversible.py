@@ -29,7 +29,16 @@ BRANCHES = ("attention", "feed_forward")
 def run_reversible_blocks(
     blocks: Iterable[nn.Module], x_BTD: Tensor, context: ForwardContext
 ) -> Tensor:
-    """Return the mean of the last two states, in the shape and dtype of the input."""
+    """Run blocks whose activations are computed again from their outputs in the backward pass.
+
+    Args:
+        blocks: The blocks in order.
+        x_BTD: Embedded tokens; the start of both streams.
+        context: What the blocks share.
+
+    Returns:
+        The mean of both streams at the end, in the shape and dtype of the input.
+    """
     branches = [(block, name) for block in blocks for name in BRANCHES]
     older_BTD = newer_BTD = x_BTD
     states: dict[int, Tensor] = {}
@@ -61,13 +70,11 @@ class _ReversibleStep:
         states: dict[int, Tensor],
         context: ForwardContext,
     ) -> None:
-        self.block, self.name, self.number, self.states, self.context = (
-            block,
-            name,
-            number,
-            states,
-            context,
-        )
+        self.block = block
+        self.name = name
+        self.number = number
+        self.states = states
+        self.context = context
 
     def __call__(self, given: list[Tensor]) -> Any:
         """Return f_k of the state; `given` is emptied, so that nothing holds it until the

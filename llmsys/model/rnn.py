@@ -35,7 +35,8 @@ class RecurrentCell(nn.Module):
 
     def __init__(self, rnn: RnnConfig, inputs: int, width: int) -> None:
         super().__init__()
-        self.rnn, self.width = rnn, width
+        self.rnn = rnn
+        self.width = width
         self.input_proj = nn.Linear(inputs, rnn.num_gates * width)
         self.state_proj = nn.Linear(width, rnn.num_gates * width)
 
@@ -87,13 +88,23 @@ class RecurrentEncoder(nn.Module):
 
     def __init__(self, config: ModelConfig, rnn: RnnConfig) -> None:
         super().__init__()
-        self.dropout, width = config.dropout.residual, config.hidden_size
+        self.dropout = config.dropout.residual
+        width = config.hidden_size
         layers = range(config.num_hidden_layers)
         self.forward_cells = nn.ModuleList(RecurrentCell(rnn, width, width // 2) for _ in layers)
         self.backward_cells = nn.ModuleList(RecurrentCell(rnn, width, width // 2) for _ in layers)
 
     def forward(self, x_BSD: Tensor, context: ForwardContext) -> Tensor:
-        """Same shape and dtype as the input."""
+        """Read the source in both directions.
+
+        Args:
+            x_BSD: Embedded source.
+            context: Documents of the source: a reversed row begins with its last token, not with
+                padding.
+
+        Returns:
+            States of both directions, joined, in the shape and dtype of the input.
+        """
         reversed_BS = _reverse_positions(x_BSD, context.documents_BT)
         for layer, cells in enumerate(zip(self.forward_cells, self.backward_cells, strict=True)):
             x_BSD = apply_dropout(x_BSD, self.dropout if layer else 0.0, self.training)
@@ -144,7 +155,9 @@ class RecurrentDecoder(nn.Module):
 
     def __init__(self, config: ModelConfig, rnn: RnnConfig) -> None:
         super().__init__()
-        self.rnn, self.dropout, width = rnn, config.dropout.residual, config.hidden_size
+        self.rnn = rnn
+        self.dropout = config.dropout.residual
+        width = config.hidden_size
         self.cells = nn.ModuleList(
             RecurrentCell(rnn, width, width) for _ in range(config.num_hidden_layers)
         )
@@ -158,7 +171,8 @@ class RecurrentDecoder(nn.Module):
 
     def forward(self, x_BTD: Tensor, context: ForwardContext) -> Tensor:
         """Same shape and dtype as the input. The cache keeps the states after the last position."""
-        memory, cache = context.memory, context.cache
+        memory = context.memory
+        cache = context.cache
         if memory is None:
             raise ConfigError(
                 "A recurrent decoder attends to a source, and none was given. Give source_BS."
@@ -219,12 +233,14 @@ class RecurrentDecoder(nn.Module):
     ) -> Tensor:
         """Return the attended states, each of which is an input of the next position."""
         first, *others = (cell for cell in self.cells if isinstance(cell, RecurrentCell))
-        count, outputs = self.rnn.num_states, []
+        count = self.rnn.num_states
+        outputs = []
         for inputs_BG in first.input_proj(x_BTD).unbind(1):
             state = first.step(inputs_BG + feed_proj(states[-1]), tuple(states[:count]))
             states[:count] = state
             for layer, cell in enumerate(others, start=1):
-                x_BD, mine = state[0], slice(layer * count, (layer + 1) * count)
+                x_BD = state[0]
+                mine = slice(layer * count, (layer + 1) * count)
                 x_BD = apply_dropout(x_BD, self.dropout, self.training)
                 state = cell.step(cell.input_proj(x_BD), tuple(states[mine]))
                 states[mine] = state
@@ -236,7 +252,15 @@ class RecurrentDecoder(nn.Module):
 def build_recurrent_stack(
     config: ModelConfig, rnn: RnnConfig
 ) -> RecurrentEncoder | RecurrentDecoder:
-    """Build all recurrent layers of an encoder or a decoder, called as one block."""
+    """Build all recurrent layers of an encoder or a decoder.
+
+    Args:
+        config: The stack.
+        rnn: The section `model.rnn`.
+
+    Returns:
+        A module that is called as one block.
+    """
     return (
         RecurrentEncoder(config, rnn)
         if config.family == "encoder"
@@ -255,10 +279,8 @@ def _reverse_positions(x_BSD: Tensor, documents_BS: Tensor | None) -> Tensor:
     """Return the indices that reverse the tokens of each row and leave its padding in place, (B,
     S).
     """
-    positions_S, length_B1 = (
-        torch.arange(x_BSD.shape[1], device=x_BSD.device),
-        _count_tokens(x_BSD, documents_BS)[:, None],
-    )
+    positions_S = torch.arange(x_BSD.shape[1], device=x_BSD.device)
+    length_B1 = _count_tokens(x_BSD, documents_BS)[:, None]
     return torch.where(positions_S < length_B1, length_B1 - 1 - positions_S, positions_S)
 
 

@@ -83,8 +83,14 @@ def _compute_ntk_base(theta: float, width: int, factor: float, length: int, orig
 
 
 def compute_yarn_mscale(factor: float, weight: float = 1.0) -> float:
-    """Return YaRN's factor on cosines and sines (Peng 2023, 3.4), with DeepSeek's weight on the
-    logarithm.
+    """Return YaRN's factor on cosines and sines (Peng 2023, arXiv:2309.00071, 3.4).
+
+    Args:
+        factor: Length over the length that the model was trained with.
+        weight: DeepSeek's weight on the logarithm (`mscale`).
+
+    Returns:
+        0.1 · weight · ln(factor) + 1; 1 for a factor of at most 1.
     """
     return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
@@ -116,6 +122,9 @@ def _compute_yarn_frequencies(
 
 
 def _compute_yarn_attention_factor(scaling: YarnRopeScalingConfig) -> float:
+    """Return YaRN's factor on cosines and sines: the config's, else the quotient of DeepSeek's two
+    weights, else the paper's.
+    """
     if scaling.attention_factor is not None:
         return scaling.attention_factor
     if scaling.mscale and scaling.mscale_all_dim:
@@ -163,7 +172,9 @@ class RotaryCosSin:
     """
 
     def __init__(self, cos: Tensor, sin: Tensor, pairing: str = "halves") -> None:
-        self.cos, self.sin, self.pairing = cos, sin, pairing
+        self.cos = cos
+        self.sin = sin
+        self.pairing = pairing
 
     def __call__(self, x_BTHK: Tensor) -> Tensor:
         """Rotate the first R channels of each head; shape and dtype are kept."""
@@ -284,7 +295,8 @@ class RotaryBuilder:
     """Builder of the rotations of one stack."""
 
     def __init__(self, config: ModelConfig, position: RopeConfig) -> None:
-        self.config, self.position = config, position
+        self.config = config
+        self.position = position
         self.table = RotaryEmbedding(config, position)
         self.kinds = sorted(
             {config.get_layer_type(layer) for layer in range(config.num_hidden_layers)}

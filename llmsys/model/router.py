@@ -150,10 +150,17 @@ def count_tokens(experts_NK: Tensor, num_experts: int, *, partial: bool = False)
 
 
 def count_bins(bins_A: Tensor, num_bins: int) -> Tensor:
-    """Count the occurrences of each number below `num_bins`, int64.
+    """Count the occurrences of each number.
 
-    Unlike bincount it does not make a GPU wait for the largest number. Integers add up the same in
-    any order.
+    Unlike `torch.bincount` it does not make a GPU wait for the largest number. Integers add up
+    the same in any order.
+
+    Args:
+        bins_A: Numbers in [0, num_bins), int64.
+        num_bins: Number of bins.
+
+    Returns:
+        int64 (num_bins,).
     """
     counts = torch.zeros(num_bins, dtype=torch.int64, device=bins_A.device)
     return counts.scatter_add_(0, bins_A, torch.ones_like(bins_A))
@@ -163,11 +170,18 @@ def count_bins(bins_A: Tensor, num_bins: int) -> Tensor:
 
 
 def mask_outside_top_groups(merit_NE: Tensor, groups: GroupLimitedRoutingConfig) -> Tensor:
-    """Return True where an expert is in none of the token's best groups, bool (N, E).
+    """Return True where an expert is in none of the token's best groups.
 
-    Group-limited routing lets a token travel to few devices. DeepSeek-V2 (arXiv:2405.04434, 2.2.2)
-    ranks a group by its best expert, DeepSeek-V3 (arXiv:2412.19437, 2.1.2, released code) by the
-    sum of its best two, balance bias included.
+    Group-limited routing lets a token travel to few devices. DeepSeek-V2 (arXiv:2405.04434,
+    2.2.2) ranks a group by its best expert, DeepSeek-V3 (arXiv:2412.19437, 2.1.2, released code)
+    by the sum of its best two, balance bias included.
+
+    Args:
+        merit_NE: What experts are ranked by.
+        groups: The section `model.moe.groups`.
+
+    Returns:
+        bool (N, E).
     """
     # DeepSeek's released inference code excludes other groups with −∞. Libraries that give them 0
     # may choose one of them where the bias makes every allowed score negative.
@@ -234,12 +248,20 @@ def _compute_choice_weight(
 def drop_overflow(
     routing: RoutingDecision, factor: float, num_experts: int, real_BT: Tensor, positions_BT: Tensor
 ) -> RoutingDecision:
-    """Keep the first ceil(factor · T · K / E) assignments of each expert and group; T counts its
-    real tokens only.
+    """Drop the assignments beyond the capacity of an expert.
 
-    A group is a sequence, or a document of it: `positions_BT` counts from 0 in each. Padding (False
-    in real_BT) visits no expert and uses no capacity. Dropped assignments become NO_EXPERT with
-    weight 0.
+    An expert keeps the first ceil(factor · T · K / E) assignments of each group. A group is a
+    sequence, or a document of it; T counts its real tokens only.
+
+    Args:
+        routing: Experts and weights of each token.
+        factor: Capacity over an even share.
+        num_experts: Experts of the layer, E.
+        real_BT: False at padding, which visits no expert and uses no capacity.
+        positions_BT: Positions, counted from 0 in each group.
+
+    Returns:
+        The routing in which dropped assignments are NO_EXPERT with weight 0.
     """
     experts_NK = routing.experts_NK
     first_BT = _find_first_tokens(positions_BT)
@@ -278,7 +300,15 @@ def _compute_group_capacity(first_BT: Tensor, real_BT: Tensor, per_token: float)
 
 
 def compute_capacity(tokens_B: Tensor, per_token: float) -> Tensor:
-    """Return ceil(tokens · per_token), tolerant of float64 rounding: 1.1 · 50 is 55, not 56."""
+    """Return ceil(tokens · per_token), tolerant of float64 rounding: 1.1 · 50 is 55, not 56.
+
+    Args:
+        tokens_B: Tokens of each group.
+        per_token: Capacity per token.
+
+    Returns:
+        int64, in the shape of `tokens_B`.
+    """
     # 1e-9 is far below one token and far above the rounding error of the product.
     return (tokens_B.double() * per_token - 1e-9).ceil().long()
 
@@ -299,12 +329,20 @@ def _compute_queue_positions(queue_A: Tensor) -> Tensor:
 def choose_tokens(
     scores: RouterScores, factor: float, real_BT: Tensor, positions_BT: Tensor
 ) -> RoutingDecision:
-    """Let each expert take the ceil(factor · T / E) real tokens of a group that score highest with
-    it.
+    """Let each expert choose its tokens (Zhou 2022, arXiv:2202.09368).
 
-    A group is a sequence, or a document of it: `positions_BT` counts from 0 in each. Weights are
-    the scores themselves (Zhou 2022, 3.2), whatever `norm_topk_prob` is: the weights of a token may
-    sum to 0.
+    An expert takes the ceil(factor · T / E) real tokens of a group that score highest with it. A
+    group is a sequence, or a document of it. A token may be chosen by no expert, or by many.
+
+    Args:
+        scores: Scores of the router.
+        factor: Mean number of experts of a token.
+        real_BT: False at padding, which is not chosen.
+        positions_BT: Positions, counted from 0 in each group.
+
+    Returns:
+        The routing. Weights are the scores themselves (3.2 there), whatever `norm_topk_prob` is:
+        those of a token may sum to 0.
     """
     merit_BTE = scores.log_scores_NE.detach().unflatten(0, real_BT.shape)
     chosen_NE = _compute_choice_mask(merit_BTE, factor, real_BT, positions_BT).flatten(0, 1)

@@ -27,7 +27,8 @@ from llmsys.model.scaled_dot_product import compute_attention
 
 # Document of what fills the last segment, which sees itself alone, and of what is before a row,
 # which nothing sees.
-FILL, OUTSIDE = -1 << 40, (-1 << 40) - 1
+FILL = -1 << 40
+OUTSIDE = (-1 << 40) - 1
 
 
 class SegmentMemoryAttention(RelativeAttention):
@@ -42,7 +43,8 @@ class SegmentMemoryAttention(RelativeAttention):
 
     def forward(self, x_BTD: Tensor, context: ForwardContext) -> Tensor:
         """Mix positions; same shape and dtype as the input."""
-        q_BTHK, (k_BTGK, v_BTGK) = self._project_queries(x_BTD), self._project_keys_values(x_BTD)
+        q_BTHK = self._project_queries(x_BTD)
+        k_BTGK, v_BTGK = self._project_keys_values(x_BTD)
         if context.cache is not None:
             _, k_BSGK, v_BSGK = context.rotate_and_cache(
                 self.layer_type, self.layer, False, q_BTHK, k_BTGK, v_BTGK
@@ -108,7 +110,8 @@ class SegmentMemoryAttention(RelativeAttention):
         position of each row.
         """
         keys_S = torch.arange(k_BSGK.shape[1], device=k_BSGK.device)
-        queries_T, start_B11 = keys_S[-new:, None], padding_B.to(k_BSGK.device)[:, None, None]
+        queries_T = keys_S[-new:, None]
+        start_B11 = padding_B.to(k_BSGK.device)[:, None, None]
         places_BT1 = queries_T - start_B11
         segments_BT1 = places_BT1 - places_BT1 % self.attention.segment_length
         visible_BTS = (

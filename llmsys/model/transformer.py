@@ -41,7 +41,9 @@ from llmsys.model.recurrence import AdaptiveRecurrence
 
 # B rows, T positions, S source positions, D width, V vocabulary
 
+# Source token ids, their document ids and the lengths of the documents.
 EncoderInput = tuple[Tensor | None, Tensor | None, DocumentLengths | None]
+
 # (head, hidden_BTD, places) → the result of the forward pass instead of logits, such as the loss of
 # the targets `places` beyond the next token. For a classifier the head is None, and hidden_BTD
 # holds its logits.
@@ -56,7 +58,8 @@ class Transformer(LayerStack):
         super().__init__(config, alpha=compute_deepnorm_alpha(config))
         self.embed = build_input_embedding(config)
         self.embedding_scale = get_embedding_scale(config)
-        source, types = config.embedding.source_vocab_size, config.embedding.token_types
+        source = config.embedding.source_vocab_size
+        types = config.embedding.token_types
         self.source_embed = None if source is None else TokenEmbedding(source, config.hidden_size)
         types = types if config.family == "encoder" else 0
         self.token_types = TokenEmbedding(types, config.hidden_size) if types else None
@@ -102,37 +105,48 @@ class Transformer(LayerStack):
         layers: range | None = None,
         hidden_BTD: Tensor | None = None,
     ) -> Tensor:
-        """Return logits (B, T, V) in the dtype of the weights; of a classifier (B, labels), of
-        features (B, T, D).
+        """Run the model and return its logits.
+
+        In training mode `self.predicted` then holds the outputs of the modules of multi-token
+        prediction, one tensor per module.
 
         Args:
-            tokens_BT: Token ids, integer; in an encoder-decoder those of the target; bytes of
-                patches (B, N, P).
-            documents_BT: Document of each token: others are hidden, and positions begin with it.
-                Padding is negative.
-            document_lengths: Their lengths, which spare accelerators a wait; those of the source
-                likewise.
-            source_BS: Input of the encoder; `source_documents_BS`, by default 0: a target sees that
-                of equal number.
-            token_types_BT: Segments of an encoder; None: 0 everywhere.
-            next_sentence_B: Labels of rows, for `NextSentenceHead.record_loss`.
-            predicted_BP: Positions to predict in this order, negative: none (XLNet); logits are
-                theirs, (B, P, V).
-            real_BT: False at padding, which experts do not count. None: padding is where
-                documents_BT is negative.
-            memory: The result of `encode_source`, instead of the source.
-            cache: Keys and values so far, extended in place; tokens_BT holds the new tokens. It
-                keeps source or memory.
-            finish: Called with head and hidden states; its result is returned instead of logits.
-            layers: Run only these, a stage of a pipeline, and return hidden states unless the last
-                is among them.
-            hidden_BTD: The hidden states of the stage before.
+            tokens_BT: Token ids, integer, (B, T). In an encoder-decoder: those of the target. In a
+                model of images: the bytes of patches, (B, N, P).
+            documents_BT: Document id of each token, integer, (B, T). Tokens attend only within
+                their document, and position ids restart at each document. Padding has a negative
+                id. Default: each row is one document.
+            document_lengths: Lengths of the documents in `documents_BT`. Without them, kernels for
+                packed documents wait for the accelerator to count them.
+            source_BS: Token ids of the source, (B, S). Only for an encoder-decoder.
+            source_documents_BS: Document ids of the source, (B, S). Target tokens attend to source
+                tokens with the same id. Default: 0.
+            source_document_lengths: Lengths of the documents in `source_documents_BS`.
+            token_types_BT: Segment ids of an encoder (BERT), (B, T). Default: 0.
+            next_sentence_B: Next-sentence label of each row. Its loss is recorded by
+                `NextSentenceHead.record_loss` and is not part of the result.
+            predicted_BP: Positions to predict, in this order; negative entries are padding (XLNet).
+                The logits are those of these positions, (B, P, V).
+            real_BT: False at padding, which experts neither route nor count. Default: padding is
+                where `documents_BT` is negative.
+            memory: Result of `encode_source`, instead of `source_BS`.
+            cache: Keys and values of earlier calls, extended in place. `tokens_BT` then holds the
+                new tokens only. The source or memory is given with the first call and kept.
+            finish: Called with head and hidden states. Its result is returned instead of logits, so
+                that a loss need not hold all logits at once.
+            layers: Layers to run: a stage of a pipeline. Default: all.
+            hidden_BTD: Hidden states of the pipeline stage before, instead of embedded tokens.
+
+        Returns:
+            Logits (B, T, V) in the dtype of the weights; (B, labels) of a classifier; hidden states
+            (B, T, D) of a model without a head, and of a stage that lacks the last layer.
 
         Raises:
-            ConfigError: Too many positions, documents together with a cache, or a source missing or
-                given twice.
+            ConfigError: More positions than the model or the cache has, documents together with a
+                cache, or a source that is missing, given twice or not supported.
         """
-        new, tokens_BT = tokens_BT.shape[1], self._select_input_tokens(tokens_BT, cache)
+        new = tokens_BT.shape[1]
+        tokens_BT = self._select_input_tokens(tokens_BT, cache)
         x_BTD, context = self.run_blocks(
             self._embed_tokens(tokens_BT, token_types_BT) if hidden_BTD is None else hidden_BTD,
             documents_BT=documents_BT,
@@ -183,7 +197,19 @@ class Transformer(LayerStack):
         source_documents_BS: Tensor | None = None,
         source_document_lengths: DocumentLengths | None = None,
     ) -> EncoderOutput:
-        """Return the encoder output of a source, for any number of forward passes."""
+        """Encode a source once, for any number of forward passes.
+
+        Args:
+            source_BS: Token ids, integer, (B, S).
+            source_documents_BS: Document ids, (B, S), kept for cross-attention. Default: 0.
+            source_document_lengths: Lengths of these documents.
+
+        Returns:
+            The hidden states (B, S, D) after the final norm, with the document ids.
+
+        Raises:
+            ConfigError: The model has no encoder.
+        """
         if self.encoder is None:
             raise ConfigError(
                 f"A source was given, but model.family={self.config.family} has no encoder. Omit "
@@ -231,7 +257,7 @@ class Transformer(LayerStack):
     def list_auxiliary_layers(
         self, layers: range | None = None
     ) -> list[MoELayer | AdaptiveRecurrence]:
-        """List the layers with losses and counters of their own: experts, and positions that
+        """List the layers with their own losses and counters: experts, and positions that
         halt by themselves.
         """
         return [
@@ -240,10 +266,12 @@ class Transformer(LayerStack):
         ]
 
     def compute_auxiliary_loss(self) -> Tensor:
-        """Return the weighted auxiliary losses of the last training forward, summed over layers; 0
-        without any.
+        """Return the auxiliary losses of the last forward pass in training: balance of experts,
+        router z-loss, pondering.
 
-        A mean over tokens, ready to be added to a loss that is a mean over tokens.
+        Returns:
+            A weighted sum over layers of means over tokens, ready to be added to a loss that is
+            a mean over tokens; 0 without any. A scalar.
         """
         losses = [layer.compute_auxiliary_loss() for layer in self.list_auxiliary_layers()]
         return (
@@ -350,7 +378,8 @@ class Transformer(LayerStack):
         Those of module k, counted from 1, belong to the targets k positions ahead, (B, T - k, V):
         entry t has seen tokens up to t + k and predicts the one after.
         """
-        predicted, length = [], tokens_BT.shape[1]
+        predicted = []
+        length = tokens_BT.shape[1]
         for k, module in enumerate(self.prediction, start=1):
             x_BTD = module(x_BTD, self._embed_tokens(shift_tokens(tokens_BT, k), None), context)
             hidden_BTD = module.get_submodule("norm")(x_BTD[:, : max(length - k, 0)])

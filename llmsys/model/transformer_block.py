@@ -51,7 +51,9 @@ class TransformerBlock(nn.Module):
 
     def __init__(self, config: ModelConfig, layer: int, *, alpha: float = 1.0) -> None:
         super().__init__()
-        self.residual, self.alpha, self.dropout = config.residual, alpha, config.dropout.residual
+        self.residual = config.residual
+        self.alpha = alpha
+        self.dropout = config.dropout.residual
         self.branch_factor = compute_branch_factor(config)
         self.chunk_length = config.feed_forward_chunk
         self._add_norms(config, "attention")
@@ -184,7 +186,15 @@ def _run_in_chunks(feed: nn.Module, x_BTD: Tensor, length: int) -> Tensor:
 
 
 def build_attention(config: ModelConfig, layer: int) -> nn.Module:
-    """Build the self-attention of block `layer`."""
+    """Build the self-attention of a block.
+
+    Args:
+        config: The model.
+        layer: Number of the block; windows, rotation and dilation may depend on it.
+
+    Returns:
+        A module that maps (B, T, D) and the `ForwardContext` to (B, T, D).
+    """
     match config.attention:
         case LatentAttentionConfig() as attention:
             return MultiHeadLatentAttention(config, attention, layer)

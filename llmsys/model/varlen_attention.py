@@ -85,7 +85,8 @@ def compute_varlen_attention(
     """
     # Under autocast a norm may have left queries and keys in float32.
     q, k, v = (x.to(v_BTGV.dtype).flatten(0, 1) for x in (q_BTHK, k_BTGK, v_BTGV))
-    lengths, (left, right) = mask.lengths, mask.window
+    lengths = mask.lengths
+    left, right = mask.window
     q = q.contiguous()  # the output gets the strides of the queries
     out_PHV, _ = _run_varlen(
         q, k, v, sinks_H, lengths.cu_lengths, lengths.max_length, left, right, scale
@@ -121,10 +122,8 @@ def _run_varlen(
         )
     else:
         _load_kernel()
-        lengths, grouped = (
-            (cu_lengths, cu_lengths, max_length, max_length),
-            q.shape[1] != k.shape[1],
-        )
+        lengths = (cu_lengths, cu_lengths, max_length, max_length)
+        grouped = q.shape[1] != k.shape[1]
         out, lse_HP, _ = torch.ops.torch_attn._varlen_attn(
             q, k, v, *lengths, is_causal, scale, [left, right], grouped
         )

@@ -103,7 +103,8 @@ def compute_tile(
     TILE_Q: tl.constexpr, TILE_K: tl.constexpr,
 ):  # fmt: skip
     """Compute the output and the log-sum-exp of a tile of queries of one document and head."""
-    document, head = tl.program_id(0) // num_tiles, tl.program_id(1)
+    document = tl.program_id(0) // num_tiles
+    head = tl.program_id(1)
     # The longest rows of a causal triangle first.
     begin = (num_tiles - 1 - tl.program_id(0) % num_tiles) * TILE_Q
     start = tl.load(cu_lengths + document)
@@ -124,9 +125,11 @@ def compute_tile(
         tl.full([TILE_Q], float("-inf"), tl.float32), tl.zeros([TILE_Q], tl.float32),
         tl.zeros([TILE_Q, WIDTH_V], tl.float32),
     )  # fmt: skip
-    end, whole = length, length // TILE_K * TILE_K
+    end = length
+    whole = length // TILE_K * TILE_K
     if IS_CAUSAL:
-        end, whole = tl.minimum(begin + TILE_Q, length), begin
+        end = tl.minimum(begin + TILE_Q, length)
+        whole = begin
     for at in range(0, whole, TILE_K):
         state = _add_keys(
             q_1, q_2, state, keys, values, key_row, value_row, rows, at, length, scale_log2,
@@ -152,8 +155,10 @@ def compute_delta(outputs, gradients, delta_HP, gradient_row, gradient_head, num
     """Compute the dot products of outputs and their gradients, which the softmax's derivative
     needs.
     """
-    rows, head = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.program_id(1)
-    is_row, out_row = rows < num_positions, tl.num_programs(1) * WIDTH
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    head = tl.program_id(1)
+    is_row = rows < num_positions
+    out_row = tl.num_programs(1) * WIDTH
     out = _load_tile(outputs + head * WIDTH, rows, out_row, is_row, 0, WIDTH).to(tl.float32)
     dout = _load_tile(gradients + head * gradient_head, rows, gradient_row, is_row, 0, WIDTH).to(
         tl.float32
@@ -174,7 +179,8 @@ def compute_tile_gradients(
     """Compute the gradients of a tile of keys and values, and add its share to those of the
     queries that see it.
     """
-    document, head = tl.program_id(0) // num_tiles, tl.program_id(1)
+    document = tl.program_id(0) // num_tiles
+    head = tl.program_id(1)
     begin = (first_tile + tl.program_id(0) % num_tiles) * TILE_K
     start = tl.load(cu_lengths + document)
     length = tl.load(cu_lengths + document + 1) - start
@@ -194,8 +200,10 @@ def compute_tile_gradients(
     numbers = head.to(tl.int64) * num_positions + origin
     k_1 = _load_tile(keys, columns, key_row, is_key, 0, WIDTH_1)
     v = _load_tile(values, columns, value_row, is_key, 0, WIDTH_V)
-    dk_1, dv = tl.zeros([TILE_K, WIDTH_1], tl.float32), tl.zeros([TILE_K, WIDTH_V], tl.float32)
-    k_2, dk_2 = k_1, dk_1
+    dk_1 = tl.zeros([TILE_K, WIDTH_1], tl.float32)
+    dv = tl.zeros([TILE_K, WIDTH_V], tl.float32)
+    k_2 = k_1
+    dk_2 = dk_1
     if WIDTH_2:
         k_2 = _load_tile(keys, columns, key_row, is_key, WIDTH_1, WIDTH_2)
         dk_2 = tl.zeros([TILE_K, WIDTH_2], tl.float32)
@@ -256,14 +264,10 @@ def run_forward(
         The output, (P, H, V), and the log-sum-exp of each query's scores, float32 (H, P).
     """
     positions, heads, _ = q.shape
-    out, lse_HP = (
-        q.new_empty(positions, heads, v.shape[2]),
-        q.new_empty(heads, positions, dtype=torch.float32),
-    )
-    num_tiles, options = (
-        -(-max_length // FORWARD_TILE[0]),
-        choose_options(_find_capability(q), is_backward=False),
-    )
+    out = q.new_empty(positions, heads, v.shape[2])
+    lse_HP = q.new_empty(heads, positions, dtype=torch.float32)
+    num_tiles = -(-max_length // FORWARD_TILE[0])
+    options = choose_options(_find_capability(q), is_backward=False)
     compute_tile[((len(cu_lengths) - 1) * num_tiles, heads)](
         q, k, v, out, lse_HP, cu_lengths, *_list_strides(q, k, v), positions, num_tiles,
         scale * math.log2(math.e),
@@ -300,10 +304,13 @@ def run_backward(
         out, dout, delta_HP, *dout.stride()[:2], positions, width, DELTA_ROWS
     )
     dq = q.new_zeros(q.shape, dtype=torch.float32)
-    dk, dv = k.new_empty(k.shape), v.new_empty(v.shape)
-    num_tiles, documents = -(-max_length // BACKWARD_TILE[1]), len(cu_lengths) - 1
+    dk = k.new_empty(k.shape)
+    dv = v.new_empty(v.shape)
+    num_tiles = -(-max_length // BACKWARD_TILE[1])
+    documents = len(cu_lengths) - 1
     capability = _find_capability(q)
-    tile, options = choose_backward_tile(capability), choose_options(capability, is_backward=True)
+    tile = choose_backward_tile(capability)
+    options = choose_options(capability, is_backward=True)
     # Atomic sums have no order within one start.
     starts = range(num_tiles) if torch.are_deterministic_algorithms_enabled() else (0,)
     for first in starts:

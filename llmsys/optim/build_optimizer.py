@@ -57,7 +57,7 @@ class OptimizersContainer(torch.optim.Optimizer):
     """
 
     def __init__(self, members: list[torch.optim.Optimizer]) -> None:
-        # Not the base's, which would make groups and state of its own; DeepSpeed asks for the class
+        # Not the base's, which would make its own groups and state; DeepSpeed asks for the class
         # only.
         self._members = members
         self.param_groups = [group for member in members for group in member.param_groups]

@@ -112,7 +112,8 @@ def _build_moment(parameter: Tensor, name: str, moments: MomentsDtype) -> dict[s
 
 def _build_scales(parameter: Tensor) -> Tensor:
     """Return one float32 scale for each block of a matrix, sharded as the matrix is."""
-    block, local = get_moment_block(parameter.shape[-1]), get_local_tensor(parameter)
+    block = get_moment_block(parameter.shape[-1])
+    local = get_local_tensor(parameter)
     if local.shape[-1] % block:
         raise ConfigError(
             f"optimizer.moments=int8 has one scale for {block} neighbours, but this rank holds "
@@ -147,7 +148,8 @@ def _update_piece(
     piece: dict[str, Tensor], group: dict[str, Any], step: int, generator: torch.Generator
 ) -> None:
     beta1, beta2 = group["betas"]
-    weight, gradient = piece["weight"], piece["gradient"].float()
+    weight = piece["weight"]
+    gradient = piece["gradient"].float()
     first = expand_moment(piece, "exp_avg").lerp_(gradient, 1 - beta1)
     second = (
         expand_moment(piece, "exp_avg_sq").mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
@@ -160,13 +162,21 @@ def _update_piece(
 
 
 def expand_moment(state: dict[str, Tensor], name: str) -> Tensor:
-    """Return a moment in float32; a new tensor.
+    """Expand a stored moment to float32.
+
+    In 8 bits a block has one scale, its largest value. Stored numbers are the root of a first
+    moment and the fourth root of a second one, relative to it: small values need more of the
+    steps than large ones.
 
     Args:
         state: Tensors of one parameter: `name`, and in 8 bits `name`_scale.
         name: "exp_avg" or "exp_avg_sq".
+
+    Returns:
+        A new tensor in the shape of the parameter.
     """
-    stored, scales = state[name], state.get(f"{name}_scale")
+    stored = state[name]
+    scales = state.get(f"{name}_scale")
     if scales is None:
         return stored.to(torch.float32, copy=True)
     if name == "exp_avg":
@@ -189,7 +199,8 @@ def store_moment(
         value: The moment.
         generator: Source of the rounding.
     """
-    stored, scales = state[name], state.get(f"{name}_scale")
+    stored = state[name]
+    scales = state.get(f"{name}_scale")
     if stored.dtype == torch.float32:
         stored.copy_(value)
     elif scales is None:

@@ -94,7 +94,8 @@ class AdamWRule:
         self, gradient: Tensor, moments: Sequence[Tensor], step: int, rate: float
     ) -> Tensor:
         """Implement `ElementwiseRule.compute_update`."""
-        (beta1, beta2), (first, second) = self.config.betas, moments
+        beta1, beta2 = self.config.betas
+        first, second = moments
         first.mul_(beta1).add_(gradient * (1 - beta1))
         root = _update_root(second, gradient, beta2, step).add_(self.config.eps)
         return (first * (rate / (1 - beta1**step))).div_(root)
@@ -118,7 +119,8 @@ class LionRule:
         self, gradient: Tensor, moments: Sequence[Tensor], step: int, rate: float
     ) -> Tensor:
         """Implement `ElementwiseRule.compute_update`."""
-        (beta1, beta2), (first,) = self.config.betas, moments
+        beta1, beta2 = self.config.betas
+        (first,) = moments
         # Before the moment is updated, and with another coefficient than it is.
         update = (first * beta1).add_(gradient * (1 - beta1)).sign_().mul_(rate)
         first.mul_(beta2).add_(gradient * (1 - beta2))
@@ -137,7 +139,8 @@ class AdEMAMixRule:
         self, gradient: Tensor, moments: Sequence[Tensor], step: int, rate: float
     ) -> Tensor:
         """Implement `ElementwiseRule.compute_update`."""
-        (beta1, beta2), (first, second, slow) = self.config.betas, moments
+        beta1, beta2 = self.config.betas
+        first, second, slow = moments
         alpha, beta3 = compute_slow_coefficients(self.config, step)
         first.mul_(beta1).add_(gradient * (1 - beta1))
         slow.mul_(beta3).add_(gradient * (1 - beta3))
@@ -177,10 +180,11 @@ class ScheduleFreeRule:
             moments: In the order of `moments`.
             step: Counted from 1.
             rate: Learning rate.
-            decay: Weight decay times the weights, averaged likewise; None is zero.
+            decay: Weight decay times the weights, averaged in the same way; None is zero.
             share: The step's share of the average, from `AverageWeights`.
         """
-        (beta1, beta2), (second, lookahead) = self.config.betas, moments
+        beta1, beta2 = self.config.betas
+        second, lookahead = moments
         assert share is not None
         root = _update_root(second, gradient, beta2, step).add_(self.config.eps)
         normalized = gradient / root if decay is None else (gradient / root).add_(decay)
@@ -247,12 +251,20 @@ def build_average_weights(config: OptimizerConfig) -> AverageWeights | None:
 
 
 def compute_slow_coefficients(config: AdEMAMixConfig, step: int) -> tuple[float, float]:
-    """Return weight and decay rate of the slow momentum at a step, counted from 1 (AdEMAMix,
-    section 3).
+    """Compute the coefficients of AdEMAMix's slow momentum at a step (arXiv:2409.03137, section 3).
 
     The weight grows linearly, and the half-life of the momentum from that of betas[0].
+
+    Args:
+        config: The section `optimizer`.
+        step: Counted from 1.
+
+    Returns:
+        Weight and decay rate of the slow momentum.
     """
-    start, end, share = config.betas[0], config.slow_beta, step / max(config.slow_warmup_steps, 1)
+    start = config.betas[0]
+    end = config.slow_beta
+    share = step / max(config.slow_warmup_steps, 1)
     if share >= 1:
         return config.slow_weight, end
     if start == 0:
@@ -364,8 +376,14 @@ def update_parameter(
 
 
 def build_elementwise_state(parameter: Tensor, rule: ElementwiseRule) -> dict[str, Tensor]:
-    """Return the state of a parameter before the first step: moments at zero and, on the host,
-    the step counter.
+    """Build the state of a parameter before the first step.
+
+    Args:
+        parameter: The parameter, or this rank's shard of it.
+        rule: The rule that updates it.
+
+    Returns:
+        Moments at zero, in the dtype of the parameter, and on the host the step counter.
     """
     moments = {
         STATE_KEYS[name]: torch.zeros_like(parameter, requires_grad=False) for name in rule.moments

@@ -42,7 +42,14 @@ class LearningRate(float):
 
 
 def get_weight_decay_share(rate: float) -> float:
-    """Return the share of weight decay that applies with a rate."""
+    """Return the share of weight decay that applies with a learning rate.
+
+    Args:
+        rate: The rate of a step; a `LearningRate` also holds the share of decay.
+
+    Returns:
+        The share; 1 for a plain number.
+    """
     return rate.decay_share if isinstance(rate, LearningRate) else 1.0
 
 
@@ -75,7 +82,8 @@ def compute_learning_rate(config: RunConfig, steps: int) -> LearningRate:
     Returns:
         The rate, a float with `decay_share`.
     """
-    schedule, tokens = config.schedule, config.batch.count_tokens_before(steps)
+    schedule = config.schedule
+    tokens = config.batch.count_tokens_before(steps)
     if isinstance(schedule, NoamScheduleConfig):
         multiplier = compute_noam_rate(steps, schedule.warmup_steps, config.model.hidden_size)
     else:
@@ -98,18 +106,35 @@ def compute_balance_factor(config: RunConfig, steps: int) -> float:
 
 
 def compute_noam_rate(step: int, warmup_steps: int, hidden_size: int) -> float:
-    """Return d^-1/2 · min(t^-1/2, t · t0^-3/2), counted from t = 1, with its peak at t = t0
-    (Vaswani 2017, 5.3).
+    """Compute the learning rate of "Attention Is All You Need" (Vaswani 2017, 5.3).
+
+    Args:
+        step: t, counted from 1.
+        warmup_steps: t0, at which the rate has its peak.
+        hidden_size: d.
+
+    Returns:
+        d^-1/2 · min(t^-1/2, t · t0^-3/2).
     """
     return float(hidden_size**-0.5 * min(step**-0.5, step * warmup_steps**-1.5))
 
 
 def compute_lr_multiplier(config: ScheduleConfig, tokens: float, budget_tokens: float) -> float:
-    """Return the share of the peak learning rate at `tokens`, in [0, 1]; one of the user's own may
-    be above 1.
+    """Compute the learning rate as a share of the peak.
 
     inverse_sqrt is Vaswani 2017, 5.3, in tokens, normalized to 1 at its peak t = t0 =
     warmup_tokens. wsd (warm-up, stable, decay) is Hu 2024 (MiniCPM) with a linear decay.
+
+    Args:
+        config: The section `schedule`.
+        tokens: Place in the run, in tokens.
+        budget_tokens: `train.tokens`, at which the decay ends.
+
+    Returns:
+        The share, in [0, 1]; one of the user's own may be above 1.
+
+    Raises:
+        TypeError: The schedule is noam, which has no peak.
     """
     if isinstance(config, NoamScheduleConfig):
         raise TypeError("schedule.kind=noam has no peak rate; see compute_noam_rate")

@@ -44,13 +44,24 @@ BuildZeros = Callable[[Sequence[int], Tensor], Tensor]
 def update_plain_tensors(
     tensors: Sequence[Tensor], function: Callable[[list[Tensor]], None]
 ) -> None:
-    """Call `function` on the tensors themselves: the `Update` of unsharded parameters."""
+    """Call a function on tensors that every rank has in full: the `Update` of unsharded parameters.
+
+    Args:
+        tensors: A parameter, its gradient and its state.
+        function: Changes them in place.
+    """
     function(list(tensors))
 
 
 def build_plain_zeros(shape: Sequence[int], like: Tensor) -> Tensor:
-    """Return zeros of a shape with the dtype and device of a tensor: the `BuildZeros` of
-    unsharded parameters.
+    """Build zeros: the `BuildZeros` of unsharded parameters.
+
+    Args:
+        shape: Their shape.
+        like: Gives dtype and device.
+
+    Returns:
+        The zeros.
     """
     return torch.zeros(tuple(shape), dtype=like.dtype, device=like.device)
 
@@ -104,8 +115,9 @@ class AdafactorRule:
         weight_decay: float,
     ) -> None:
         """Implement `MatrixRule.update_parameter`."""
-        change, dims = step**-self.config.decay_exponent, tuple(range(-min(2, weight.ndim), 0))
-        # Stacked experts are matrices of their own, wherever they are.
+        change = step**-self.config.decay_exponent
+        dims = tuple(range(-min(2, weight.ndim), 0))
+        # Stacked experts are separate matrices, wherever they are.
         size = (
             weight.square().mean(dims, keepdim=True).sqrt().clamp_(min=self.config.min_weight_size)
         )
@@ -260,7 +272,14 @@ def _rotate(matrix_MN: Tensor, state: State, sides: Sequence[int], *, back: bool
 
 
 def build_matrix_rule(config: AdafactorConfig | SoapConfig) -> MatrixRule:
-    """Return the rule of a config."""
+    """Build the rule of an optimizer of full matrices.
+
+    Args:
+        config: The section `optimizer`.
+
+    Returns:
+        The rule of Adafactor or SOAP.
+    """
     match config:
         case AdafactorConfig():
             return AdafactorRule(config)
@@ -291,7 +310,8 @@ class MatrixOptimizer(torch.optim.Optimizer):
         super().__init__(
             [dict(group) for group in groups], {"lr": config.learning_rate, "weight_decay": 0.0}
         )
-        self.rule, self._update = build_matrix_rule(config), update
+        self.rule = build_matrix_rule(config)
+        self._update = update
         for group in self.param_groups:
             for parameter in group["params"]:
                 shapes = self.rule.list_state_shapes(parameter.shape)
@@ -310,7 +330,8 @@ class MatrixOptimizer(torch.optim.Optimizer):
     def _step_parameter(self, parameter: Tensor, group: dict[str, Any]) -> None:
         state = self.state[parameter]
         state["step"] += 1
-        step, keys = int(state["step"]), [key for key in state if key != "step"]
+        step = int(state["step"])
+        keys = [key for key in state if key != "step"]
         assert parameter.grad is not None
 
         def update_full(full: list[Tensor]) -> None:

@@ -73,7 +73,8 @@ class Muon(torch.optim.Optimizer):
         super().__init__(
             list(groups), {"lr": 0.0, "weight_decay": 0.0, "momentum": 0.95, "steps": 5}
         )
-        self._dtype, self._apply = dtype, apply
+        self._dtype = dtype
+        self._apply = apply
         for group in self.param_groups:
             for parameter in group["params"]:
                 self.state[parameter] = {

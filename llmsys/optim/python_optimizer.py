@@ -33,7 +33,8 @@ from llmsys.errors import ConfigError
 MOMENT_NAMES = ("first_moment", "second_moment", "slow_moment")
 
 # Elements and steps of the test of a class.
-_ELEMENTS, _STEPS = 12, 3
+_ELEMENTS = 12
+_STEPS = 3
 
 
 class PythonOptimizer(Section):
@@ -131,7 +132,8 @@ def _run_steps(optimizer: PythonOptimizer, gradients: Tensor, num_moments: int) 
     """Return the changes of some steps from new moments. Raises ConfigError for a change that
     cannot be applied.
     """
-    name, path = type(optimizer).__name__, Path(inspect.getfile(type(optimizer)))
+    name = type(optimizer).__name__
+    path = Path(inspect.getfile(type(optimizer)))
     moments = [torch.zeros_like(gradients[0]) for _ in range(num_moments)]
     updates = []
     for step, gradient in enumerate(gradients, 1):

@@ -71,11 +71,18 @@ def build_read_contexts() -> Contexts:
 
 
 def build_eager_contexts(operations: Collection[Any]) -> Callable[[], Contexts]:
-    """Return the `context_fn` of `torch.utils.checkpoint.checkpoint` for eager blocks.
+    """Build the `context_fn` of `torch.utils.checkpoint.checkpoint` for eager blocks.
 
-    torch's own contexts intercept every operation of a block, those of FSDP's hooks included, and
-    fail when the second pass gathers weights that were already gathered in the first. These
+    torch's own contexts intercept every operation of a block, those of FSDP's hooks included,
+    and fail when the second pass gathers weights that were already gathered in the first. These
     intercept the saved operations only.
+
+    Args:
+        operations: Operations whose outputs are saved; all others run again in the backward
+            pass.
+
+    Returns:
+        A function that returns the contexts of the first and of the second pass.
     """
 
     def build_contexts() -> Contexts:
@@ -97,8 +104,14 @@ def _enter_both(
 
 
 def build_compiled_contexts(operations: Collection[Any]) -> Callable[[], Any]:
-    """Return the `context_fn` for blocks inside torch.compile, which supports torch's own
-    contexts only.
+    """Build the `context_fn` for blocks inside torch.compile, which supports torch's own contexts
+    only.
+
+    Args:
+        operations: Operations whose outputs are saved.
+
+    Returns:
+        A function that returns the contexts of the first and of the second pass.
     """
 
     def choose_policy(context: Any, operation: Any, *inputs: Any, **named: Any) -> CheckpointPolicy:
@@ -116,7 +129,8 @@ class _SavingMode(TorchDispatchMode):
 
     def __init__(self, operations: Collection[Any], store: Store) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.operations, self.store = operations, store
+        self.operations = operations
+        self.store = store
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -141,7 +155,8 @@ class _RecomputingMode(TorchDispatchMode):
 
     def __init__(self, operations: Collection[Any], store: Store) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.operations, self.store = operations, store
+        self.operations = operations
+        self.store = store
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -193,7 +208,8 @@ def _list_versions(outputs: Any) -> list[int]:
 
 ActivationCheckpointMode = Literal["none", "selective", "full", "offload"]
 
-aten, collectives = torch.ops.aten, torch.ops._c10d_functional
+aten = torch.ops.aten
+collectives = torch.ops._c10d_functional
 # Operations whose outputs `selective` saves.
 SAVED_OPERATIONS = {
     aten.mm.default,

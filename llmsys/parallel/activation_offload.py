@@ -1,6 +1,6 @@
 """Activations of a block in host memory between its forward and its backward.
 
-Every tensor that autograd saves in a block is copied out as it is saved, on a stream of its own,
+Every tensor that autograd saves in a block is copied out as it is saved, on a separate stream,
 and the device's memory is free once the block has ended. The backward of a block starts to fetch
 the tensors of the block before it, so copies run next to computation in both directions. On a CPU
 the same hooks copy within host memory.
@@ -35,7 +35,8 @@ class _HostCopy:
 
     def __init__(self, tensor: Tensor, streams: "_CopyStreams") -> None:
         self.original: Tensor | None = tensor
-        self._device, self._streams = tensor.device, streams
+        self._device = tensor.device
+        self._streams = streams
         self._fetched: tuple[Tensor, torch.cuda.Event | None] | None = None
         self._host, self._is_copied = streams.copy_to_host(tensor)
 
@@ -114,7 +115,9 @@ class _BlockRecord:
         earlier: "_BlockRecord | None",
         streams: _CopyStreams,
     ) -> None:
-        self._block, self._shared, self._streams = block, shared, streams
+        self._block = block
+        self._shared = shared
+        self._streams = streams
         # Weak: a chain of records would keep the copies of every earlier step.
         self._earlier = None if earlier is None else ref(earlier)
         self._copies: dict[Any, _HostCopy] = {}
@@ -145,7 +148,8 @@ class _BlockRecord:
 
     def start_fetches(self) -> None:
         """Start to fetch what the backward of this block reads."""
-        held, self._held = self._held, []
+        held = self._held
+        self._held = []
         for copy in (one() for one in held):
             if copy is not None:
                 copy.start_fetch()
@@ -155,7 +159,8 @@ class _BlockRecord:
         for copy in self._copies.values():
             copy.original = None
         # Weak: the graph owns the copies, and frees each as its backward has read it.
-        self._held, self._copies = [ref(copy) for copy in self._copies.values()], {}
+        self._held = [ref(copy) for copy in self._copies.values()]
+        self._copies = {}
 
     def _must_offload(self, tensor: Tensor) -> bool:
         if tensor.numel() * tensor.element_size() < MIN_BYTES or isinstance(tensor, DTensor):
@@ -194,7 +199,8 @@ def apply_activation_offload(model: Transformer) -> None:
     Args:
         model: A model before FSDP.
     """
-    streams, last = _CopyStreams(), list[ref[_BlockRecord]]()
+    streams = _CopyStreams()
+    last = list[ref[_BlockRecord]]()
 
     def wrap_forward(
         block: TransformerBlock, forward: Callable[..., Tensor]

@@ -42,10 +42,13 @@ class CustomReduceScatter(ABC):
 def configure_gradient_reduction(
     module: FSDPModule, mesh: DeviceMesh, how: CustomReduceScatter | None = None
 ) -> None:
-    """Make FSDP sum gradients over `mesh` without division: the loss is divided by the targets of
-    all ranks.
+    """Make FSDP sum gradients without division: the loss is divided by the targets of all ranks.
 
-    `how` None uses the fastest: the library's own, but a pairwise exchange for gloo.
+    Args:
+        module: A module with FSDP2.
+        mesh: The ranks that share its parameters.
+        how: How gradients are reduced. None: the library's own way, but a pairwise exchange
+            under gloo, whose reduce-scatter is an all-reduce.
     """
     if mesh.size() == 1:
         return  # FSDP does not divide over one rank, and a factor would cost it a pass
@@ -72,14 +75,16 @@ class PairwiseReduceScatter(CustomReduceScatter):
         async_op: bool = False,
     ) -> None:
         """Implement `CustomReduceScatter.__call__`."""
-        ranks, own = group.size(), group.rank()
+        ranks = group.size()
+        own = group.rank()
         # FSDP lays out the shards of all ranks one after another.
         shards = input_tensor.view(ranks, -1)
         output_tensor.copy_(shards[own])
         arrived = torch.empty_like(output_tensor)
         # In each round every rank sends to one rank and receives from one, so no link is shared.
         for distance in range(1, ranks):
-            to, source = (own + distance) % ranks, (own - distance) % ranks
+            to = (own + distance) % ranks
+            source = (own - distance) % ranks
             sent = dist.P2POp(dist.isend, shards[to], group=group, group_peer=to)
             received = dist.P2POp(dist.irecv, arrived, group=group, group_peer=source)
             for work in dist.batch_isend_irecv([sent, received]):
@@ -94,34 +99,67 @@ collectives = torch.ops._c10d_functional
 
 
 def all_gather(x: Tensor, group: Group, dim: int) -> Tensor:
-    """Concatenate the shards of all ranks along `dim`. The backward is a reduce-scatter.
-    Collective.
+    """Concatenate the shards of all ranks. The backward is a reduce-scatter. Collective.
+
+    Args:
+        x: This rank's shard; the same shape on every rank.
+        group: The ranks.
+        dim: Dim of the shards.
+
+    Returns:
+        The full tensor, the same on every rank.
     """
     gathered: Tensor = _AllGather.apply(x, group, dim)  # type: ignore[no-untyped-call]
     return gathered
 
 
 def reduce_scatter(x: Tensor, group: Group, dim: int) -> Tensor:
-    """Return this rank's shard, along `dim`, of the sum over ranks; the ranks must divide the
-    dim. Collective.
+    """Sum a tensor over ranks and keep this rank's shard. The backward is an all-gather.
+    Collective.
+
+    Args:
+        x: This rank's summand.
+        group: The ranks; their number divides the dim.
+        dim: Dim of the shards.
+
+    Returns:
+        Shard r of the sum on rank r.
     """
     piece: Tensor = _ReduceScatter.apply(x, group, dim)  # type: ignore[no-untyped-call]
     return piece
 
 
 def all_to_all(x: Tensor, group: Group, split: int, joined: int) -> Tensor:
-    """Send shard r of dim `split` to rank r, and concatenate the received shards along dim
-    `joined`. Collective.
+    """Exchange shards: split one dim over the ranks and concatenate another. Collective.
 
     Ulysses (Jacobs 2023, arXiv:2309.14509, 3.1): heads for positions before attention, positions
     for heads after it.
+
+    Args:
+        x: This rank's tensor.
+        group: The ranks; their number divides dim `split`.
+        split: Dim whose shard r goes to rank r.
+        joined: Dim along which the received shards are concatenated.
+
+    Returns:
+        A tensor with dim `split` divided and dim `joined` multiplied by the number of ranks.
     """
     exchanged: Tensor = _AllToAll.apply(x, group, split, joined)  # type: ignore[no-untyped-call]
     return exchanged
 
 
 def all_reduce(x: Tensor, group: Group) -> Tensor:
-    """Return the sum over ranks. All ranks use it, so gradients are summed too. Collective."""
+    """Sum a tensor over ranks, with gradients. Collective.
+
+    All ranks use the sum, so its gradients are summed over ranks too.
+
+    Args:
+        x: This rank's summand.
+        group: The ranks.
+
+    Returns:
+        The sum, the same on every rank.
+    """
     total: Tensor = _AllReduce.apply(x, group)  # type: ignore[no-untyped-call]
     return total
 
@@ -140,7 +178,9 @@ class RowExchange:
     """
 
     def __init__(self, send: list[int], receive: list[int], group: Group) -> None:
-        self.send, self.receive, self.group = send, receive, group
+        self.send = send
+        self.receive = receive
+        self.group = group
         # Autograd would compare its shape with that of the received rows.
         self.pending_gradient: Tensor | None = None
 
@@ -184,7 +224,8 @@ class _StartExchange(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         # Taken out: the exchange would otherwise hold the gradient until the next step.
-        pending, ctx.exchange.pending_gradient = ctx.exchange.pending_gradient, None
+        pending = ctx.exchange.pending_gradient
+        ctx.exchange.pending_gradient = None
         return _wait_tensor(pending), None
 
 
@@ -214,7 +255,8 @@ def _start_all_to_all(x_MD: Tensor, send: list[int], receive: list[int], group: 
 class _AllGather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Group, dim: int) -> Tensor:
-        ctx.group, ctx.dim = group, dim
+        ctx.group = group
+        ctx.dim = dim
         return _all_gather_tensor(x, group, dim)
 
     @staticmethod
@@ -225,7 +267,8 @@ class _AllGather(torch.autograd.Function):
 class _ReduceScatter(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Group, dim: int) -> Tensor:
-        ctx.group, ctx.dim = group, dim
+        ctx.group = group
+        ctx.dim = dim
         return _reduce_scatter_tensor(x, group, dim)
 
     @staticmethod
@@ -236,7 +279,8 @@ class _ReduceScatter(torch.autograd.Function):
 class _AllToAll(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Group, split: int, joined: int) -> Tensor:
-        ctx.group, ctx.dims = group, (split, joined)
+        ctx.group = group
+        ctx.dims = (split, joined)
         return _all_to_all_tensor(x, group, split, joined)
 
     @staticmethod

@@ -7,8 +7,9 @@ tensor axis has its own heads from the start. So rotations, masks of packed docu
 biases, sinks and caps are those of one process, for fewer heads. Latent attention exchanges
 queries, and gathers the latents, which are narrower than the keys and values.
 
-With `layout.context_kind=ring` nothing is exchanged here: keys and values go round in attention
-itself (ring_attention.py). With ulysses_ring heads are exchanged inside of each member of the ring.
+With `layout.context_kind=ring` nothing is exchanged here: keys and values are passed between ranks
+in attention itself (ring_attention.py). With ulysses_ring heads are exchanged inside of each member
+of the ring.
 """
 
 from dataclasses import dataclass
@@ -31,7 +32,12 @@ from llmsys.parallel.tensor_parallel import ColumnParallelLinear, RowParallelLin
 
 
 def divide_attention(model: Transformer, sharding: SequenceSharding) -> None:
-    """Shard every self-attention: positions at its input and output, heads inside."""
+    """Shard every self-attention: positions at its input and output, heads inside.
+
+    Args:
+        model: The model, whose modules are changed.
+        sharding: How positions and heads are divided over tensor and context ranks.
+    """
     for block in model.modules():
         attention = block.attention if isinstance(block, TransformerBlock) else None
         if isinstance(attention, MultiHeadLatentAttention):
@@ -103,7 +109,8 @@ class KeyValueHeadSharding:
         """Return the rows of a weight or bias that this tensor rank uses: its shard, or one head
         of an unsplit one.
         """
-        ranks, rank = self.sharding.tensor.size, self.sharding.tensor.rank
+        ranks = self.sharding.tensor.size
+        rank = self.sharding.tensor.rank
         if self.groups % ranks == 0:
             return rows
         return rows.narrow(0, rank * self.groups // ranks * self.head_dim, self.head_dim)
@@ -112,7 +119,8 @@ class KeyValueHeadSharding:
         """Repeat heads so that every ulysses rank gets one, where there are fewer heads than
         ranks.
         """
-        heads, ranks = x_BTW.shape[2] // self.head_dim, self.sharding.ulysses.size
+        heads = x_BTW.shape[2] // self.head_dim
+        ranks = self.sharding.ulysses.size
         if heads % ranks == 0 or not self.sharding.is_sharded:
             return x_BTW
         x_BTGK: Tensor = x_BTW.unflatten(2, (heads, -1))
@@ -137,13 +145,12 @@ class _KeyValueProjection(ColumnParallelLinear):
         self, linear: nn.Linear, sharding: SequenceSharding, shared: KeyValueHeadSharding
     ) -> None:
         super().__init__(linear)
-        self.sharding, self.shared = sharding, shared
+        self.sharding = sharding
+        self.shared = shared
 
     def __call__(self, x: Tensor) -> Tensor:
-        weight, bias = (
-            self.shared.select_tensor_rank_rows(get_local_tensor(self.linear.weight)),
-            self.linear.bias,
-        )
+        weight = self.shared.select_tensor_rank_rows(get_local_tensor(self.linear.weight))
+        bias = self.linear.bias
         local_bias = (
             None if bias is None else self.shared.select_tensor_rank_rows(get_local_tensor(bias))
         )
@@ -159,7 +166,8 @@ class _LatentKeyValueProjection(ColumnParallelLinear):
         self.sharding = sharding
 
     def __call__(self, x: Tensor) -> Tensor:
-        weight, ulysses = get_local_tensor(self.linear.weight), self.sharding.ulysses
+        weight = get_local_tensor(self.linear.weight)
+        ulysses = self.sharding.ulysses
         # Rows are ordered by head, so a chunk has whole heads.
         own: Tensor = (
             weight.chunk(ulysses.size)[ulysses.rank] if self.sharding.is_sharded else weight
@@ -178,16 +186,19 @@ class _OutputProjection(RowParallelLinear):
 
 
 class _NormOverRanks:
-    """A norm over all heads at once, of which this rank has some: its means are sums over ranks."""
+    """QK-norm over sharded heads; all-reduces the mean square."""
 
     def __init__(
         self, norm: nn.Module, sharding: SequenceSharding, heads: KeyValueHeadSharding
     ) -> None:
-        self.norm, self.sharding, self.heads = norm, sharding, heads
+        self.norm = norm
+        self.sharding = sharding
+        self.heads = heads
         self.eps: float = norm.eps  # type: ignore[assignment]
 
     def __call__(self, x_BTW: Tensor) -> Tensor:
-        x, own = x_BTW.float(), self.heads.get_channel_slice()
+        x = x_BTW.float()
+        own = self.heads.get_channel_slice()
         if not isinstance(self.norm, RMSNorm):
             x = x - self._compute_mean(x)
         x = x * torch.rsqrt(self._compute_mean(x.square()) + self.eps)
@@ -202,6 +213,7 @@ class _NormOverRanks:
         A head that several ranks share counts once per rank, in the sum and in the number of
         channels.
         """
-        group, total = self.sharding.heads_group, x_BTW.sum(-1, keepdim=True)
+        group = self.sharding.heads_group
+        total = x_BTW.sum(-1, keepdim=True)
         ranks = 1 if group is None else group.size()
         return (total if group is None else all_reduce(total, group)) / (ranks * x_BTW.shape[-1])

@@ -37,7 +37,7 @@ class DeviceMeshes:
             experts are sharded as dense parameters are.
         expert: Assigns experts to ranks.
         context: Splits sequences: ring · ulysses.
-        ring: Ranks of the context axis between which keys and values go round.
+        ring: Ranks of the context axis that pass key-value blocks to each other.
         ulysses: Ranks of the context axis that exchange heads for positions.
         tensor: Splits matrices.
         member: The ranks of one member of a ring, whose attention has the same positions: ulysses ·
@@ -86,14 +86,17 @@ def build_device_meshes(layout: ParallelLayout, device: torch.device) -> DeviceM
         else _flatten_axes(root, ("shard", *CONTEXT, "tensor"), "replica")
     )
     # The tensor axis does not split experts, so they are sharded over more ranks than their block.
-    expert_fsdp, expert = None if layout.tensor == 1 else replica, None
+    expert_fsdp = None if layout.tensor == 1 else replica
+    expert = None
     if layout.expert > 1:
         # Another view of a replica's ranks, not axes of the root: no grid has both axes where
         # expert cuts across the others (tensor=3, expert=2).
         sizes = layout.ranks_per_replica // layout.expert, layout.expert
         sparse = replica._unflatten(0, sizes, ("expert_fsdp", "expert"))
-        expert_fsdp, expert = sparse["expert_fsdp"], sparse["expert"]
-    ulysses, context = layout.context // layout.ring_size, _find_flat_mesh(root, CONTEXT, "context")
+        expert_fsdp = sparse["expert_fsdp"]
+        expert = sparse["expert"]
+    ulysses = layout.context // layout.ring_size
+    context = _find_flat_mesh(root, CONTEXT, "context")
     sequence = _find_flat_mesh(root, (*CONTEXT, "tensor"), "sequence")
     meshes = DeviceMeshes(
         layout,

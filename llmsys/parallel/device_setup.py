@@ -18,7 +18,8 @@ from llmsys.log import get_logger
 
 log = get_logger(__name__)
 
-SYSTEM, NVIDIA_DRIVER = Path("/sys"), Path("/proc/driver/nvidia")
+SYSTEM = Path("/sys")
+NVIDIA_DRIVER = Path("/proc/driver/nvidia")
 # Values of CUDA_VISIBLE_DEVICES that hide every device on purpose.
 HIDDEN = ("", "-1", "NoDevFiles")
 
@@ -34,15 +35,11 @@ def warn_about_unused_gpus(device: torch.device, driver: Path = NVIDIA_DRIVER) -
     gpus = list((driver / "gpus").glob("*"))
     if device.type != "cpu" or not gpus or os.environ.get("CUDA_VISIBLE_DEVICES") in HIDDEN:
         return
-    build, remedy = (
-        f"is built for CUDA {torch.version.cuda}",
-        "Check nvidia-smi: the driver may be too old for it",
-    )
+    build = f"is built for CUDA {torch.version.cuda}"
+    remedy = "Check nvidia-smi: the driver may be too old for it"
     if torch.version.cuda is None:
-        build, remedy = (
-            "is a build for CPUs",
-            f"Install torch {torch.__version__.partition('+')[0]} with CUDA, from PyPI",
-        )
+        build = "is a build for CPUs"
+        remedy = f"Install torch {torch.__version__.partition('+')[0]} with CUDA, from PyPI"
     log.warning(
         "this machine has %d NVIDIA GPUs and torch %s %s: the CPU is used instead. %s, or hide "
         "the GPUs with CUDA_VISIBLE_DEVICES=-1.",

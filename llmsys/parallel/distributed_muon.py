@@ -109,7 +109,8 @@ def _list_row_shards(part: DTensor, axis: int) -> list[_RowShard]:
     """List this rank's rows of each matrix; columns, where those are split, as rows of the
     transposed matrix.
     """
-    local, placement = part.to_local(), part.placements[axis]
+    local = part.to_local()
+    placement = part.placements[axis]
     stack = local if local.ndim == 3 else local[None]
     by_columns = placement.is_shard(2)
     num_rows = part.shape[-1] if by_columns else part.shape[-2]
@@ -151,7 +152,8 @@ def _apply_on_owners(
     """Send each matrix to its owner and back; return the local shards of the results, in the
     order of `parts`.
     """
-    ranks, own = dist.get_world_size(group), dist.get_rank(group)
+    ranks = dist.get_world_size(group)
+    own = dist.get_rank(group)
     columns = [part.local.shape[1] for part in parts]
     owners = assign_matrices(
         [torch.Size((part.num_rows, n)) for part, n in zip(parts, columns, strict=True)], ranks
@@ -205,8 +207,17 @@ def _count_rows(total: int, ranks: int, rank: int) -> int:
 
 
 def assign_matrices(shapes: Sequence[torch.Size], ranks: int) -> list[int]:
-    """Assign each matrix to a rank: the largest first, each to the rank with the least work; the
-    same on every rank.
+    """Assign the orthogonalization of each matrix to a rank.
+
+    The largest comes first, each to the rank with the least work so far. The cost of a matrix of
+    M × N is min(M, N)² · max(M, N), the FLOPs of a Newton-Schulz step up to a factor.
+
+    Args:
+        shapes: Shape of each matrix.
+        ranks: Number of ranks.
+
+    Returns:
+        The rank of each matrix, the same on every rank.
     """
     work = [0] * ranks
     owners = [0] * len(shapes)
@@ -214,5 +225,6 @@ def assign_matrices(shapes: Sequence[torch.Size], ranks: int) -> list[int]:
     cost = [min(shape) ** 2 * max(shape) for shape in shapes]
     for index in sorted(range(len(shapes)), key=lambda index: (-cost[index], index)):
         owner = min(range(ranks), key=lambda r: (work[r], r))
-        owners[index], work[owner] = owner, work[owner] + cost[index]
+        owners[index] = owner
+        work[owner] = work[owner] + cost[index]
     return owners

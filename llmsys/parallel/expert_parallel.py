@@ -108,7 +108,8 @@ class AllToAllTokenDispatcher:
         """Send one row for each rank that holds experts of a token, with their numbers and
         weights.
         """
-        experts_NK, weights_NK = routing.experts_NK, routing.weights_NK
+        experts_NK = routing.experts_NK
+        weights_NK = routing.weights_NK
         # Floored: NO_EXPERT is -1, which truncation would make rank 0.
         ranks_NK = experts_NK.div(self.num_experts // self.ranks, rounding_mode="floor")
         visits_NK = ranks_NK.where(_mask_first_visits(ranks_NK), NO_EXPERT)
@@ -156,7 +157,8 @@ class AllToAllTokenDispatcher:
         else NO_EXPERT.
         """
         local_experts = self.num_experts // self.ranks
-        token_M, rank_M = order_M // experts_NK.shape[1], ranks_NK.flatten()[order_M]
+        token_M = order_M // experts_NK.shape[1]
+        rank_M = ranks_NK.flatten()[order_M]
         experts_MK = experts_NK[token_M]
         is_there_MK = ranks_NK[token_M] == rank_M[:, None]
         return (experts_MK - local_experts * rank_M[:, None]).where(is_there_MK, NO_EXPERT)

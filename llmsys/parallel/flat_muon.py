@@ -82,7 +82,8 @@ class FlatMuon(torch.optim.Optimizer):
             [dict(group) for group in groups], {"lr": config.learning_rate, "weight_decay": 0.0}
         )
         self.matrices: dict[Tensor, FlatMatrices] = {}
-        self._config, self._dtype = config, dtype
+        self._config = config
+        self._dtype = dtype
         self._rule = AdamWRule(AdamWConfig(betas=config.betas, eps=config.eps))
 
     @torch.no_grad()
@@ -90,7 +91,8 @@ class FlatMuon(torch.optim.Optimizer):
         """Take one step from the gradients. Collective."""
         for group in self.param_groups:
             for shard in group["params"]:
-                state, gradient = self.state[shard], shard.grad
+                state = self.state[shard]
+                gradient = shard.grad
                 state["step"] += 1
                 if group["algorithm"] == "muon":
                     self._step_matrices(
@@ -108,7 +110,8 @@ class FlatMuon(torch.optim.Optimizer):
     def _step_matrices(
         self, shard: Tensor, gradient: Tensor, average: Tensor, rate: float, decay: float
     ) -> None:
-        momentum, found = self._config.momentum, self.matrices[shard]
+        momentum = self._config.momentum
+        found = self.matrices[shard]
         average.lerp_(gradient, 1 - momentum)
         shard.mul_(1 - rate * decay)
         for chunk in found.iter_chunks():
@@ -131,8 +134,10 @@ class FlatMuon(torch.optim.Optimizer):
         them. Collective.
         """
         dist.all_reduce(given, group=group)
-        found, sizes = torch.zeros_like(given), [piece.shape.numel() for piece in chunk]
-        rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+        found = torch.zeros_like(given)
+        sizes = [piece.shape.numel() for piece in chunk]
+        rank = dist.get_rank(group)
+        ranks = dist.get_world_size(group)
         places = zip(chunk, given.split(sizes), found.split(sizes), strict=True)
         for number, (piece, source, target) in enumerate(places):
             if number % ranks == rank:

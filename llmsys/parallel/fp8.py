@@ -63,7 +63,8 @@ def _find_missing_requirement(device: torch.device, recipe: Fp8Recipe) -> str | 
     newer = "Use an Ada or Hopper GPU, or newer" if recipe == "fp8" else "Use a Hopper GPU or newer"
     if device.type != "cuda":
         return f"this run uses {device.type}, which has no fp8 matmuls. {newer}"
-    capability, needed = torch.cuda.get_device_capability(device), MIN_CAPABILITIES[recipe]
+    capability = torch.cuda.get_device_capability(device)
+    needed = MIN_CAPABILITIES[recipe]
     if capability < needed:
         name, have, least = (
             torch.cuda.get_device_name(device),

@@ -53,7 +53,8 @@ class _Fp8Matmul(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None]:
         x_MK, weight_EKN, ends_E = ctx.saved_tensors
-        gradient_MN, in_blocks = gradients[0].contiguous(), ctx.in_blocks
+        gradient_MN = gradients[0].contiguous()
+        in_blocks = ctx.in_blocks
         weight = _round_weights(weight_EKN, 2, in_blocks).transpose(1, 2)
         dx_MK = cpu_kernels.compute_grouped_mm(_round_rows(gradient_MN, in_blocks), weight, ends_E)
         groups = _number_row_groups(len(x_MK), ends_E, in_blocks)

@@ -94,7 +94,8 @@ class FsdpModel:
                 self._units_by_stage[None if find_stage is None else find_stage(name)].append(
                     module
                 )
-        self._replicated, self._whole = meshes.layout.replicate > 1, gradients == "whole"
+        self._replicated = meshes.layout.replicate > 1
+        self._whole = gradients == "whole"
         if meshes.expert is not None:
             configure_prefetch(model)
         # Last, when each rank needs storage for its own shards only.
@@ -146,6 +147,9 @@ def configure_prefetch(model: Transformer) -> None:
 
     FSDP's own prefetch relies on the host running ahead of the device; an all-to-all of tokens
     makes the host wait for their counts.
+
+    Args:
+        model: The model, after `apply_fsdp`.
     """
     for block, following in pairwise(map(_list_fsdp_units, list_blocks_in_order(model))):
         block[0].set_modules_to_forward_prefetch(following)
@@ -153,7 +157,14 @@ def configure_prefetch(model: Transformer) -> None:
 
 
 def list_blocks_in_order(model: Transformer) -> list[TransformerBlock]:
-    """List the blocks in the order of a forward pass: encoder, decoder, prediction modules."""
+    """List the blocks in the order of a forward pass.
+
+    Args:
+        model: The model.
+
+    Returns:
+        Those of the encoder, of the decoder and of the prediction modules.
+    """
     stacks: list[LayerStack] = [model] if model.encoder is None else [model.encoder, model]
     predicted = [
         block
@@ -167,7 +178,5 @@ def list_blocks_in_order(model: Transformer) -> list[TransformerBlock]:
 
 
 def _list_fsdp_units(block: TransformerBlock) -> list[FSDPModule]:
-    """List the FSDP units of a block: the block, then its experts where they are a unit of their
-    own.
-    """
+    """List the FSDP units of a block: itself, then its experts where they are a separate unit."""
     return [module for module in block.modules() if isinstance(module, FSDPModule)]

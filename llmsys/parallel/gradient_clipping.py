@@ -69,7 +69,8 @@ def clip_gradients(
         not.
     """
     by_holders: dict[int, list[Tensor]] = defaultdict(list)
-    ranks, doubled_ids = ranks or get_world_size(), {id(parameter) for parameter in doubled}
+    ranks = ranks or get_world_size()
+    doubled_ids = {id(parameter) for parameter in doubled}
     for parameter in parameters:
         if parameter.grad is not None:
             copies = 2 if id(parameter) in doubled_ids else 1

@@ -38,8 +38,12 @@ log = get_logger(__name__)
 
 
 def apply_expert_parallel(model: Transformer, meshes: DeviceMeshes) -> None:
-    """Give each rank of the expert axis its experts, and each MoE layer an all-to-all
-    dispatcher.
+    """Divide experts over the expert axis, and give each MoE layer an all-to-all dispatcher.
+
+    Args:
+        model: The model on the meta device. Parameters of experts become DTensors, so that
+            checkpoints see one parameter of all experts.
+        meshes: The sub-meshes; without an expert axis nothing changes.
     """
     if meshes.expert is None:
         return
@@ -57,8 +61,14 @@ def apply_expert_parallel(model: Transformer, meshes: DeviceMeshes) -> None:
 
 
 def apply_tensor_context_parallel(model: Transformer, meshes: DeviceMeshes) -> SequenceSharding:
-    """Shard matrices over the tensor axis, and sequences over tensor and context; axes of one
-    rank change nothing.
+    """Shard matrices over the tensor axis, and sequences over tensor and context.
+
+    Args:
+        model: The model on the meta device.
+        meshes: The sub-meshes; axes of one rank change nothing.
+
+    Returns:
+        How sequences are divided; the engine reduces gradients of full vectors by it.
     """
     sharding = SequenceSharding(model, meshes)
     if meshes.tensor is not None:
@@ -81,8 +91,14 @@ def apply_fsdp(
     """Apply FSDP2: float32 masters in shards, forward in `compute_dtype`, gradients summed in
     float32.
 
-    With `offload` of the state, shards are in host memory and are copied to the device as they are
-    gathered.
+    Each block is a unit, and its experts are another where they have their own mesh.
+
+    Args:
+        model: The model, after all other axes.
+        meshes: The sub-meshes.
+        compute_dtype: Dtype of gathered weights and of activations.
+        offload: With `state` shards are in host memory and are copied to the device as they are
+            gathered.
     """
     pinned = torch.cuda.is_available()  # on the CPU offload moves nothing
     storage = OffloadPolicy() if offload == "none" else CPUOffloadPolicy(pin_memory=pinned)
@@ -119,7 +135,9 @@ def build_expert_placement(
         A function from a parameter to its placement; None for dim 0.
     """
     mesh = meshes.dense if meshes.expert_fsdp is None else meshes.expert_fsdp
-    shards, dims, uneven = mesh.size(mesh.ndim - 1), dict[nn.Parameter, int](), ""
+    shards = mesh.size(mesh.ndim - 1)
+    dims = dict[nn.Parameter, int]()
+    uneven = ""
     for layer in model.list_moe_layers():
         for name, parameter in layer.experts.named_parameters(recurse=False):
             shape = tuple(get_local_tensor(parameter).shape)

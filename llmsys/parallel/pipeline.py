@@ -100,10 +100,15 @@ class PipelineRunner:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self.cut, self.rank = cut, mesh.get_local_rank()
+        self.cut = cut
+        self.rank = mesh.get_local_rank()
         self.stages = cut.list_rank_stages(self.rank)
-        self._config, self._mesh, self._group = schedule, mesh, mesh.get_group()
-        self._hidden_size, self._dtype, self._device = hidden_size, dtype, device
+        self._config = schedule
+        self._mesh = mesh
+        self._group = mesh.get_group()
+        self._hidden_size = hidden_size
+        self._dtype = dtype
+        self._device = device
         self._schedule: Any = None
         self._built: tuple[int, int, int] | None = None
         self._run_stage: RunStage | None = None
@@ -131,8 +136,10 @@ class PipelineRunner:
             enter_backward: Returns the context of a backward pass.
         """
         if self._built != (shape := (num_micro_batches, rows, positions)):
-            self._schedule, self._built = self._build_schedule(*shape), shape
-        self._run_stage, self._enter_backward = run_stage, enter_backward
+            self._schedule = self._build_schedule(*shape)
+            self._built = shape
+        self._run_stage = run_stage
+        self._enter_backward = enter_backward
         # By stage: of several stages of a rank each ends at another time, and then its gradients
         # are complete.
         self._backwards_left = dict.fromkeys(self.stages, num_micro_batches)
@@ -147,10 +154,8 @@ class PipelineRunner:
     def _build_schedule(self, num_micro_batches: int, rows: int, positions: int) -> Any:
         shape = rows, positions, self._hidden_size
         hidden_BLD = torch.empty(shape, dtype=self._dtype, device="meta", requires_grad=True)
-        number, loss = (
-            torch.empty(1, dtype=torch.int64, device="meta"),
-            torch.empty((), device="meta", requires_grad=True),
-        )
+        number = torch.empty(1, dtype=torch.int64, device="meta")
+        loss = torch.empty((), device="meta", requires_grad=True)
         stages = [
             _Stage(
                 self,
@@ -280,13 +285,14 @@ def _ignore_pass(text: str) -> None:
 
 
 class _StageModule(nn.Module):
-    """The module that torch runs as a stage. It has no parameters of its own, so torch leaves
+    """The module that torch runs as a stage. It has no parameters, so torch leaves
     FSDP to FSDP.
     """
 
     def __init__(self, runner: PipelineRunner, index: int) -> None:
         super().__init__()
-        self._runner, self._index = runner, index
+        self._runner = runner
+        self._index = index
 
     def forward(self, x: Tensor, *, number: Tensor) -> Tensor:
         return self._runner.compute_stage(self._index, None if self._index == 0 else x, int(number))

@@ -3,7 +3,8 @@
 import random
 import socket
 
-LOOPBACK, EVERYWHERE = "127.0.0.1", ""
+LOOPBACK = "127.0.0.1"
+EVERYWHERE = ""
 # Linux and macOS give outgoing connections higher ports, also one that was free when it was chosen
 # for a listener.
 LISTENER_PORTS = range(20_000, 32_768)

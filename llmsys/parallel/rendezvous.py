@@ -4,7 +4,7 @@ torch itself listens on every interface, and unpickles what arrives.
 
 Invariants:
 - A store that this host opens for `127.0.0.1` cannot be reached from another host.
-- Where the host's name gives no address of its own, torch's behaviour is kept and a warning is
+- Where the host's name gives no address, torch's behaviour is kept and a warning is
   logged.
 """
 
@@ -78,18 +78,24 @@ def open_store(
             f"{address}:{port} is not available for listening: {error.strerror}"
         ) from error
     # Detached, since the store closes the socket.
-    port, fd = listening.getsockname()[1], listening.detach()
+    port = listening.getsockname()[1]
+    fd = listening.detach()
     return dist.TCPStore(
         address, port, world_size, is_master, timeout, master_listen_fd=fd, **options
     )
 
 
 def choose_listen_address(host: str) -> str | None:
-    """Return the address of this host that other hosts reach as `host`; None where it cannot be
-    determined.
+    """Choose the address of this host that other hosts reach by its name.
 
     A name that resolves to loopback here (Debian's 127.0.1.1) may resolve to another address
     elsewhere; it is taken only where all ranks are on this host.
+
+    Args:
+        host: Name or address by which ranks reach the store.
+
+    Returns:
+        The address, or None where it cannot be determined.
     """
     try:
         addresses = [

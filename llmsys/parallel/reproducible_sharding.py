@@ -2,13 +2,13 @@
 
 Experts: rows of a matmul can depend on how many there are, and elements of an activation on their
 alignment (the remainder of a vector takes another path through the kernel). So each expert computes
-the rows of each micro-batch in matmuls and storage of their own, of shapes that no layout changes.
+the rows of each micro-batch in separate matmuls and storage, of shapes that no layout changes.
 The rows that arrive from R ranks are R micro-batches; the R gradients of a weight are summed by the
 tree of reproducible_sum.py, in float32.
 
 Gradients: a reduce-scatter may add ranks in any order. Here every rank sends each shard of its
 gradient to the rank that keeps it (the same bytes as a ring's reduce-scatter), which sums them by
-the tree. Replicas then gather their sums and add them likewise.
+the tree. Replicas then gather their sums and add them by the tree too.
 """
 
 from collections.abc import Callable, Sequence
@@ -78,7 +78,8 @@ class SequentialExperts:
     """The forward of a layer's experts; `dtype` is the dtype of their matmuls."""
 
     def __init__(self, experts: GroupedExperts, dtype: torch.dtype) -> None:
-        self.experts, self.dtype = experts, dtype
+        self.experts = experts
+        self.dtype = dtype
 
     def __call__(self, x_MD: Tensor, counts: Tensor) -> Tensor:
         """Return one output per row, in the same order: by rank, then by expert, with `counts`
@@ -104,7 +105,8 @@ class SequentialExperts:
         """Return the outputs of one expert."""
 
         def apply_projection(name: str, x: Tensor) -> Tensor:
-            y, bias = x @ tensors[f"{name}_proj"], tensors.get(f"{name}_bias")
+            y = x @ tensors[f"{name}_proj"]
+            bias = tensors.get(f"{name}_bias")
             return y if bias is None else y + bias
 
         config = self.experts.config
@@ -115,8 +117,15 @@ class SequentialExperts:
 
 
 def copy_weight_per_source(weight: Tensor, sources: int, dtype: torch.dtype) -> Sequence[Tensor]:
-    """Return `weight` in `dtype`, once per source; the gradient is the tree's sum in the dtype
-    of `weight`.
+    """Copy a weight once per source of rows, so that its gradients are summed by the tree.
+
+    Args:
+        weight: The weight.
+        sources: Ranks that sent rows.
+        dtype: Dtype of the copies.
+
+    Returns:
+        (sources, ...) in `dtype`. The gradient is the tree's sum in the dtype of `weight`.
     """
     if sources == 1:
         return (weight.to(dtype),)
@@ -125,7 +134,17 @@ def copy_weight_per_source(weight: Tensor, sources: int, dtype: torch.dtype) -> 
 
 
 def align_storage(x: Tensor) -> Tensor:
-    """Return `x`, and in backward its gradient, at an address that is a multiple of ALIGNMENT."""
+    """Move a tensor, and in the backward pass its gradient, to an aligned address.
+
+    Elements of an activation can depend on alignment: the remainder of a vector takes another
+    path through the kernel.
+
+    Args:
+        x: The tensor.
+
+    Returns:
+        `x` at an address that is a multiple of ALIGNMENT.
+    """
     aligned: Tensor = _AlignedStorage.apply(x)  # type: ignore[no-untyped-call]
     return aligned
 
@@ -177,7 +196,12 @@ class ReproducibleReduceScatter(CustomReduceScatter):
 
 
 def all_reduce_replicas(gradient: Tensor, group: dist.ProcessGroup) -> None:
-    """Sum `gradient` over the replicas by the tree, in place. Collective."""
+    """Sum a gradient over replicas by the tree, in place. Collective.
+
+    Args:
+        gradient: This replica's gradient; becomes the sum.
+        group: The replicas.
+    """
     gradient.copy_(sum_tree(all_gather_tensor(gradient, group)))
 
 

@@ -25,7 +25,14 @@ BLOCK = 1 << 16
 
 
 def sum_tree(leaves: Tensor) -> Tensor:
-    """Sum over the first dim, whose size is a power of two, by the tree. Overwrites `leaves`."""
+    """Sum over the first dim by a binary tree: the order of the sum depends on its size alone.
+
+    Args:
+        leaves: Summands, (2^k, ...). Overwritten.
+
+    Returns:
+        The sum, (...).
+    """
     while len(leaves) > 1:
         leaves = leaves.unflatten(0, (-1, 2))
         leaves = leaves[:, 0].add_(leaves[:, 1])
@@ -49,7 +56,8 @@ class StreamingTreeSum:
         while self._sums and self._sums[-1][0] == level:
             _, earlier = self._sums.pop()
             torch._foreach_add_(earlier, leaf)
-            leaf, level = earlier, level + 1
+            leaf = earlier
+            level = level + 1
         self._sums.append((level, leaf))
 
     def get_subtree(self) -> list[Tensor]:
@@ -88,8 +96,13 @@ def sum_rows_pairwise(x_RK: Tensor) -> Tensor:
 
 
 def compute_row_squared_norms(gradient: Tensor) -> Tensor:
-    """Return the sum of squares of each row (index of the first dim), float64, independent of
-    the other rows.
+    """Compute the sum of squares of each row, independent of the other rows.
+
+    Args:
+        gradient: A gradient; a row is an index of its first dim.
+
+    Returns:
+        float64 (rows,).
     """
     x_RK = gradient[:, None].flatten(1)
     num_rows = max(1, BLOCK // max(1, x_RK.shape[1]))
@@ -149,7 +162,8 @@ def gather_rows(parameter: Tensor, gradient: Tensor) -> tuple[int, Tensor]:
     """
     if not isinstance(parameter, DTensor):
         return 0, gradient
-    mesh, placements = parameter.device_mesh, parameter.placements
+    mesh = parameter.device_mesh
+    placements = parameter.placements
     _, offset = compute_local_shape_and_global_offset(parameter.shape, mesh, placements)
     for axis, placement in enumerate(placements):
         if isinstance(placement, Shard) and placement.dim:

@@ -90,10 +90,13 @@ class _Ring:
         """Start to send to the rank `distance` places on, and to receive from the one as far
         back.
         """
-        size, rank = self.group.size(), self.group.rank()
-        arriving, messages = (torch.empty_like(pair[0]), torch.empty_like(pair[1])), []
+        size = self.group.size()
+        rank = self.group.rank()
+        arriving = (torch.empty_like(pair[0]), torch.empty_like(pair[1]))
+        messages = []
         for leaving, target in zip(pair, arriving, strict=True):
-            to, source = (rank + distance) % size, (rank - distance) % size
+            to = (rank + distance) % size
+            source = (rank - distance) % size
             messages += [
                 dist.P2POp(dist.isend, leaving, group=self.group, group_peer=to),
                 dist.P2POp(dist.irecv, target, group=self.group, group_peer=source),
@@ -156,7 +159,8 @@ def compute_ring(
     out = q.new_zeros((*q.shape[:3], v.shape[-1]), dtype=torch.float32)
     # The identity of `merge_block`: no keys so far.
     lse_BHL = q.new_full((q.shape[0], q.shape[2], q.shape[1]), -torch.inf, dtype=torch.float32)
-    here, works = (k, v), list[dist.Work]()
+    here = (k, v)
+    works = list[dist.Work]()
     for distance, following in zip(distances, [*distances[1:], None], strict=True):
         _wait(works)
         arriving, works = (
@@ -224,8 +228,11 @@ def compute_ring_gradients(
     ring = _Ring(dist.distributed_c10d._resolve_process_group(dist.GroupName(group)))
     rule = _build_rule(ring, positions_PNL, lower_PL, upper_PL, slopes_H, is_fused, scale, softcap)
     dq = q.new_zeros(q.shape, dtype=torch.float32)
-    totals, returning, homing = tuple[Tensor, ...](), tuple[Tensor, ...](), list[dist.Work]()
-    here, works = (k, v), list[dist.Work]()
+    totals = tuple[Tensor, ...]()
+    returning = tuple[Tensor, ...]()
+    homing = list[dist.Work]()
+    here = (k, v)
+    works = list[dist.Work]()
     for distance, following in zip(distances, [*distances[1:], None], strict=True):
         _wait(works)
         arriving, works = (
@@ -296,7 +303,8 @@ def _save_inputs(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor
 
 def _run_backward(ctx: Any, dout: Tensor, _: None) -> tuple[Tensor | None, ...]:
     q, k, v, sinks_H, slopes_H, positions_PNL, lower_PL, upper_PL, out, lse_BHL = ctx.saved_tensors
-    places, dout = (slopes_H, positions_PNL, lower_PL, upper_PL), dout.contiguous()
+    places = (slopes_H, positions_PNL, lower_PL, upper_PL)
+    dout = dout.contiguous()
     gradients = run_ring_backward(dout, q, k, v, out, lse_BHL, *places, *ctx.constants)
     dsinks_H = None
     if sinks_H is not None and ctx.needs_input_grad[3]:

@@ -22,7 +22,7 @@ from torch import Tensor
 CHUNK = 256
 
 # Where a rank's pair of chunks comes from, compared with that of the queries: its first chunk lies
-# in front of theirs where its rank is lower, and its second chunk behind theirs.
+# before theirs where its rank is lower, and its second chunk after theirs.
 Side = Literal["own", "before", "after"]
 
 aten = torch.ops.aten
@@ -129,7 +129,8 @@ def add_block_gradients(
     Returns:
         The gradients of keys and values, float32 or the dtype of the keys.
     """
-    dk, dv = k.new_zeros(k.shape, dtype=torch.float32), v.new_zeros(v.shape, dtype=torch.float32)
+    dk = k.new_zeros(k.shape, dtype=torch.float32)
+    dv = v.new_zeros(v.shape, dtype=torch.float32)
     if rule.is_fused:
         queries, keys = _select_halves(q.shape[1], rule.side)
         halves = k[:, keys], v[:, keys], out[:, queries], lse_BHL[:, :, queries]
@@ -171,7 +172,8 @@ def _select_halves(length: int, side: Side) -> tuple[slice, slice]:
 
 
 def _run_flash(q: Tensor, k: Tensor, v: Tensor, rule: BlockRule) -> tuple[Tensor, Tensor]:
-    given, is_causal = [x.transpose(1, 2) for x in (q, k, v)], rule.side == "own"
+    given = [x.transpose(1, 2) for x in (q, k, v)]
+    is_causal = rule.side == "own"
     if q.device.type == "cpu":
         out, lse = aten._scaled_dot_product_flash_attention_for_cpu(
             *given, 0.0, is_causal, scale=rule.scale
@@ -186,12 +188,15 @@ def _run_flash(q: Tensor, k: Tensor, v: Tensor, rule: BlockRule) -> tuple[Tensor
 def _run_flash_backward(
     dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, rule: BlockRule
 ) -> list[Tensor]:
-    given, is_causal = [x.transpose(1, 2) for x in (dout, q, k, v, out)], rule.side == "own"
+    given = [x.transpose(1, 2) for x in (dout, q, k, v, out)]
+    is_causal = rule.side == "own"
     if q.device.type == "cpu":
         run = aten._scaled_dot_product_flash_attention_for_cpu_backward
         parts = run(*given, lse, 0.0, is_causal, scale=rule.scale)
     else:
-        seed, none = q.new_zeros(2, dtype=torch.uint64), None  # without dropout nothing is drawn
+        # without dropout nothing is drawn
+        seed = q.new_zeros(2, dtype=torch.uint64)
+        none = None
         run = aten._scaled_dot_product_flash_attention_backward
         lengths = (none, none, q.shape[1], k.shape[1])
         parts = run(
@@ -219,14 +224,17 @@ class _Chunk:
         """Return the scores, minus infinity where hidden, (B, G, R, rows, keys), and the slope
         of the soft cap.
         """
-        rule, slope = self.rule, None
+        rule = self.rule
+        slope = None
         scores = self.q @ self.k.transpose(-1, -2) * rule.scale
         if rule.softcap is not None:
             capped = torch.tanh(scores / rule.softcap)
             # The derivative of cap · tanh(s / cap) is 1 - tanh².
-            scores, slope = rule.softcap * capped, 1 - capped.square()
+            scores = rule.softcap * capped
+            slope = 1 - capped.square()
         if rule.slopes_H is not None:
-            queries, keys = rule.queries_PL[:, self.rows], rule.keys_PS[:, self.keys]
+            queries = rule.queries_PL[:, self.rows]
+            keys = rule.keys_PS[:, self.keys]
             distances_PLS = (queries[:, :, None] - keys[:, None, :]).abs()
             slopes = rule.slopes_H.float().view(1, self.q.shape[1], -1, 1, 1)
             scores = scores - slopes * distances_PLS[:, None, None]
@@ -259,7 +267,8 @@ def _iter_chunks(q: Tensor, k: Tensor, v: Tensor, rule: BlockRule) -> Iterator[_
     """Yield chunks of queries with the keys that they may see. A CPU skips what none of them
     sees.
     """
-    groups, num_keys = k.shape[2], k.shape[1]
+    groups = k.shape[2]
+    num_keys = k.shape[1]
     keys_PS = rule.keys_PS.contiguous()
     # Keys are in ascending order, so those that a query sees are a range of indices.
     first_PL = torch.searchsorted(keys_PS, rule.lower_PL.contiguous())
@@ -269,7 +278,9 @@ def _iter_chunks(q: Tensor, k: Tensor, v: Tensor, rule: BlockRule) -> Iterator[_
     )
     for start in range(0, q.shape[1], CHUNK):
         rows = slice(start, start + CHUNK)
-        first, last, keys = first_PL[:, rows], last_PL[:, rows], slice(0, num_keys)
+        first = first_PL[:, rows]
+        last = last_PL[:, rows]
+        keys = slice(0, num_keys)
         if q.device.type == "cpu":  # elsewhere the host would wait
             keys = slice(int(first.min()), int(last.max()) + 1)
             if not bool((first <= last).any()):

@@ -92,7 +92,8 @@ def list_ring_distances(
         for other in range(
             max(0, number - reach), number + 1 if causal else min(2 * ranks, number + reach + 1)
         ):
-            own, source = min(number, 2 * ranks - 1 - number), min(other, 2 * ranks - 1 - other)
+            own = min(number, 2 * ranks - 1 - number)
+            source = min(other, 2 * ranks - 1 - other)
             seen.add((own - source) % ranks)
     return tuple(sorted(seen))
 
@@ -101,7 +102,8 @@ class RingMaskBuilder:
     """A MaskBuilder whose self-attention goes round a ring in training."""
 
     def __init__(self, builder: MaskBuilder, sharding: SequenceSharding) -> None:
-        self.builder, self.sharding = builder, sharding
+        self.builder = builder
+        self.sharding = sharding
 
     def build_self_masks(self, inputs: MaskInputs) -> Mapping[LayerType, LayerMask]:
         """Return the masks of self-attention by layer type."""
@@ -117,7 +119,9 @@ class RingMaskBuilder:
         return self.builder.build_cross_mask(inputs, memory)
 
     def _build_mask(self, inputs: MaskInputs, kind: LayerType, window: int | None) -> RingMask:
-        config, device, length = self.builder.config, inputs.like.device, inputs.length
+        config = self.builder.config
+        device = inputs.like.device
+        length = inputs.length
         traits = describe_self_attention(
             config,
             kind,
@@ -161,7 +165,8 @@ class RingRotations:
     """A RotaryBuilder for the positions of this rank's member of the ring."""
 
     def __init__(self, builder: RotaryBuilder, sharding: SequenceSharding) -> None:
-        self.builder, self.sharding = builder, sharding
+        self.builder = builder
+        self.sharding = sharding
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.builder, name)

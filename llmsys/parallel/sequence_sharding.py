@@ -59,9 +59,12 @@ class SequenceSharding:
 
     def __init__(self, model: Transformer, meshes: DeviceMeshes) -> None:
         self._model = model
-        self.tensor, self.context = MeshAxis(meshes.tensor), MeshAxis(meshes.context)
-        self.ring, self.ulysses = MeshAxis(meshes.ring), MeshAxis(meshes.ulysses)
-        self.member, self.sequence = MeshAxis(meshes.member), MeshAxis(meshes.sequence)
+        self.tensor = MeshAxis(meshes.tensor)
+        self.context = MeshAxis(meshes.context)
+        self.ring = MeshAxis(meshes.ring)
+        self.ulysses = MeshAxis(meshes.ulysses)
+        self.member = MeshAxis(meshes.member)
+        self.sequence = MeshAxis(meshes.sequence)
         self._ring_order_PT: Tensor | None = None
 
     @property
@@ -118,9 +121,11 @@ class SequenceSharding:
 
     def get_head_slice(self, total: int) -> slice:
         """Return the query heads, of `total`, that this rank attends with."""
-        ranks, rank = self.tensor.size, self.tensor.rank
+        ranks = self.tensor.size
+        rank = self.tensor.rank
         if self.is_sharded:
-            ranks, rank = ranks * self.ulysses.size, rank * self.ulysses.size + self.ulysses.rank
+            ranks = ranks * self.ulysses.size
+            rank = rank * self.ulysses.size + self.ulysses.rank
         return slice(total // ranks * rank, total // ranks * (rank + 1))
 
     @property
@@ -179,7 +184,15 @@ class SequenceSharding:
 
 
 def replace_forward(module: nn.Module, forward: Callable[[Tensor], Tensor]) -> None:
-    """Call `forward` instead of the module's own; its parameters, names and hooks stay."""
+    """Call a function instead of a module's forward. Parameters, names and hooks stay.
+
+    `module.forward = forward` would do, but torch.compile would compile every layer anew, for
+    that object's identity.
+
+    Args:
+        module: The module; its class changes.
+        forward: Gets the module's input and returns its output.
+    """
     # Not `module.forward = forward`: torch.compile would compile every layer anew, for that
     # object's identity.
     kind: Any = type(module)
@@ -189,7 +202,10 @@ def replace_forward(module: nn.Module, forward: Callable[[Tensor], Tensor]) -> N
 
 @cache
 def _build_replaced_class(kind: Any) -> Any:
-    """Return a subclass of `kind` that calls the attribute `replaced_forward`."""
+    """Build a subclass that calls the attribute `replaced_forward`.
+
+    Its name is that of `kind`, so that printed modules do not change.
+    """
 
     def forward(module: Any, x: Tensor) -> Tensor:
         result: Tensor = module.replaced_forward(x)
@@ -201,6 +217,10 @@ def _build_replaced_class(kind: Any) -> Any:
 def divide_positions(model: Transformer, sharding: SequenceSharding) -> None:
     """Make embeddings return this rank's positions, while masks, rotations and biases cover what
     attention sees.
+
+    Args:
+        model: The model, whose modules are changed.
+        sharding: How positions are divided over tensor and context ranks.
     """
     for module in model.modules():
         if isinstance(module, TokenEmbedding):
@@ -226,7 +246,8 @@ def _uses_sequence_balance(config: MoeConfig) -> bool:
 
 class _ShardedEmbedding:
     def __init__(self, embed: Callable[[Tensor], Tensor], sharding: SequenceSharding) -> None:
-        self.embed, self.sharding = embed, sharding
+        self.embed = embed
+        self.sharding = sharding
 
     def __call__(self, tokens_BT: Tensor) -> Tensor:
         return self.embed(self.sharding.shard_positions(tokens_BT))
@@ -250,7 +271,8 @@ class _FullContextBuilder:
     """
 
     def __init__(self, builder: ContextBuilder, sharding: SequenceSharding) -> None:
-        self.builder, self.sharding = builder, sharding
+        self.builder = builder
+        self.sharding = sharding
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.builder, name)

@@ -42,12 +42,16 @@ from llmsys.optim.parameter_groups import get_parameter_role
 from llmsys.parallel.fp8 import apply_linear
 from llmsys.parallel.sequence_sharding import SequenceSharding, replace_forward
 
-BY_OUTPUTS, BY_INPUTS = 0, 1
+BY_OUTPUTS = 0
+BY_INPUTS = 1
 
 
 def split_matrices(model: Transformer, mesh: DeviceMesh) -> None:
-    """Leave each rank of the tensor axis its shard of every split matrix. The model is on the
-    meta device.
+    """Leave each rank of the tensor axis its shard of every split matrix.
+
+    Args:
+        model: The model on the meta device; parameters become DTensors.
+        mesh: The tensor axis.
     """
     for linear, dim in _iter_split_projections(model, mesh.size()):
         _split_parameter(linear, "weight", dim, mesh)
@@ -68,8 +72,15 @@ def _iter_split_projections(model: Transformer, ranks: int) -> Iterator[tuple[nn
 
 
 def list_head_projections(attention: nn.Module, ranks: int) -> list[nn.Linear]:
-    """List the projections of an attention whose outputs are heads that are assigned to `ranks`
-    ranks.
+    """List the projections of an attention whose outputs are heads that are divided over ranks.
+
+    Args:
+        attention: The attention module.
+        ranks: Ranks of the tensor axis. Where they do not divide the key and value heads, only
+            the projection of queries is divided.
+
+    Returns:
+        The linear layers.
     """
     names = ["q_proj", "k_proj", "v_proj"]
     if isinstance(attention, MultiHeadLatentAttention):
@@ -97,6 +108,10 @@ def _split_parameter(module: nn.Module, name: str, dim: int, mesh: DeviceMesh) -
 def divide_feed_forwards(model: Transformer, sharding: SequenceSharding) -> None:
     """Shard every feed-forward: positions at its input and output, in any order, and channels
     inside.
+
+    Args:
+        model: The model, whose modules are changed.
+        sharding: How positions are divided over tensor and context ranks.
     """
     for module in model.modules():
         if isinstance(module, FeedForward):
@@ -109,7 +124,7 @@ def divide_feed_forwards(model: Transformer, sharding: SequenceSharding) -> None
 
 
 class ColumnParallelLinear:
-    """The forward of a linear layer of which this rank has some outputs."""
+    """Column-parallel linear layer: this rank holds some of its outputs."""
 
     def __init__(self, linear: nn.Linear) -> None:
         self.linear = linear
@@ -127,7 +142,9 @@ class RowParallelLinear:
     """
 
     def __init__(self, linear: nn.Linear, sharding: SequenceSharding, dim: int) -> None:
-        self.linear, self.sharding, self.dim = linear, sharding, dim
+        self.linear = linear
+        self.sharding = sharding
+        self.dim = dim
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return all outputs, of this rank's positions where they are sharded."""
@@ -146,7 +163,8 @@ class PartialGradientReducer:
     """
 
     def __init__(self, model: Transformer, mesh: DeviceMesh | None) -> None:
-        self._model, self._group = model, None if mesh is None else mesh.get_group()
+        self._model = model
+        self._group = None if mesh is None else mesh.get_group()
         self.names = [
             f"{prefix}.{name}"
             for prefix, block in model.named_modules()

@@ -38,7 +38,7 @@ from llmsys.report.plots import (
 from llmsys.report.report_section import ReportSection, compute_curves_height
 from llmsys.report.run_record import MISSING, RunRecord, is_finite, read_run
 from llmsys.report.run_sections import describe_run_state
-from llmsys.storage.local_files import write_bytes_atomically
+from llmsys.storage.atomic_write import write_bytes_atomically
 
 COLOURS = (BLUE, ORANGE, GREEN, PURPLE)
 DASHES = ("solid", "dash", "dot", "dashdot")

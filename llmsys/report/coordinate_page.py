@@ -7,7 +7,7 @@ from typing import Protocol
 from llmsys.report.html_page import render_document
 from llmsys.report.plots import BLUE, GREEN, ORANGE, PURPLE, Figure, build_line
 from llmsys.report.report_section import Numbers, ReportSection
-from llmsys.storage.local_files import write_bytes_atomically
+from llmsys.storage.atomic_write import write_bytes_atomically
 
 COLOURS = (BLUE, ORANGE, GREEN, PURPLE)
 

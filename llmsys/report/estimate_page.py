@@ -33,7 +33,7 @@ from llmsys.report.plots import (
     build_line,
 )
 from llmsys.report.report_section import Numbers, ReportSection
-from llmsys.storage.local_files import write_bytes_atomically
+from llmsys.storage.atomic_write import write_bytes_atomically
 
 # Categories of memory that have a colour of their own; smaller ones are summed.
 NUM_CATEGORIES = 8

@@ -36,7 +36,7 @@ from llmsys.report.packed_plotly import load_packed_plotly
 from llmsys.report.report_section import Numbers, ReportSection
 from llmsys.report.run_record import RunRecord, is_finite, read_run
 from llmsys.report.run_sections import build_run_numbers, build_run_sections, describe_run_state
-from llmsys.storage.local_files import write_bytes_atomically
+from llmsys.storage.atomic_write import write_bytes_atomically
 
 
 def build_run_origin(record: RunRecord) -> Markup:

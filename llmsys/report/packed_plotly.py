@@ -11,7 +11,8 @@ import lzma
 from functools import cache
 from typing import NamedTuple
 
-from llmsys.storage.local_files import get_cache_folder, write_bytes_atomically
+from llmsys.storage.atomic_write import write_bytes_atomically
+from llmsys.storage.paths import get_cache_folder
 
 log = logging.getLogger(__name__)
 # unpack.js has these settings.

@@ -18,7 +18,7 @@ from llmsys.report.html_markup import build_paragraph, build_table, escape_plot_
 from llmsys.report.html_page import render_document
 from llmsys.report.plots import BLUE, ORANGE, Figure, Trace, build_line
 from llmsys.report.report_section import Numbers, ReportSection
-from llmsys.storage.local_files import write_bytes_atomically
+from llmsys.storage.atomic_write import write_bytes_atomically
 
 GIB = 2**30
 

@@ -31,7 +31,7 @@ from llmsys.report.plots import (
     compute_bars_height,
 )
 from llmsys.report.report_section import Numbers, ReportSection
-from llmsys.storage.local_files import write_bytes_atomically
+from llmsys.storage.atomic_write import write_bytes_atomically
 
 COLOURS = (BLUE, ORANGE, GREEN, PURPLE)
 # Range of the plotted law, as a multiple of the largest run.

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from llmsys.errors import DataError
-from llmsys.storage.local_files import describe_write_error, sync_folder
+from llmsys.storage.atomic_write import describe_write_error, sync_folder
 
 ARROW_ERRORS = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowSerializationError, OSError)
 Integers = np.ndarray[Any, np.dtype[np.int64]]

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from llmsys.errors import DataError
 from llmsys.storage.arrow_file import NEXT_STEP, REMAKE
-from llmsys.storage.local_files import find_folder_url
+from llmsys.storage.paths import find_folder_url
 
 
 class ByteFile(Protocol):

@@ -17,7 +17,8 @@ from llmsys.storage.object_store import ObjectFolder, RemoteObject
 
 RECORD_NAME = ".uploads.jsonl"
 # Files that are uploaded or downloaded at the same time.
-MAX_TRANSFERS, TRANSFERS_IN_QUEUE = 8, 1_000
+MAX_TRANSFERS = 8
+TRANSFERS_IN_QUEUE = 1_000
 
 
 class UploadRecord:
@@ -25,7 +26,8 @@ class UploadRecord:
 
     def __init__(self, folder: Path) -> None:
         """Read the record of a folder."""
-        self._folder, self._path = folder, folder / RECORD_NAME
+        self._folder = folder
+        self._path = folder / RECORD_NAME
         self._known: dict[str, list[int | str]] = {}
         for line in self._path.read_bytes().splitlines() if self._path.exists() else ():
             try:

@@ -38,7 +38,8 @@ def find_mount(folder: Path, mounts: Path = MOUNTS) -> tuple[str, str]:
     Returns:
         Such as ("nfs", "/data"); words for a person where they are unknown.
     """
-    rows, whole = [], folder.resolve()
+    rows = []
+    whole = folder.resolve()
     with contextlib.suppress(OSError):
         rows = [line.split() for line in mounts.read_text().splitlines()]
     # /proc/mounts writes a space as \040

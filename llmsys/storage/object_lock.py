@@ -22,11 +22,13 @@ from typing import Self
 
 from llmsys.errors import DataError
 from llmsys.log import get_logger
-from llmsys.storage.local_files import write_bytes_atomically
+from llmsys.storage.atomic_write import write_bytes_atomically
 from llmsys.storage.object_store import ObjectFolder
 
 LOCK_FOLDER = ".lock"
-LEASE_SECONDS, RENEWAL_SECONDS, POLL_SECONDS = 90.0, 20.0, 2.0
+LEASE_SECONDS = 90.0
+RENEWAL_SECONDS = 20.0
+POLL_SECONDS = 2.0
 
 log = get_logger(__name__)
 
@@ -38,7 +40,8 @@ class ObjectLock:
 
     def __init__(self, objects: ObjectFolder, folder: Path) -> None:
         """Name the remote folder and the local folder that is written to it."""
-        self.objects, self._name = objects, ""
+        self.objects = objects
+        self._name = ""
         self._state = {
             "folder": _read_folder_id(folder),
             "process": os.getpid(),
@@ -52,7 +55,9 @@ class ObjectLock:
 
     def __enter__(self) -> Self:
         """Wait for the lock and take it; DataError while another command holds it."""
-        began, seen, newest = time.monotonic(), b"", ""
+        began = time.monotonic()
+        seen = b""
+        newest = ""
         while True:
             found = self._list_numbers()
             current = self.objects.find_bytes(found[-1]) if found else None
@@ -61,7 +66,9 @@ class ObjectLock:
             if (found[-1], current) != (newest, seen):
                 if seen and newest == found[-1]:
                     raise self._build_busy_error(current)
-                began, seen, newest = time.monotonic(), current, found[-1]
+                began = time.monotonic()
+                seen = current
+                newest = found[-1]
                 log.info("%s is locked by %s; waiting", self.objects.url, _describe_holder(current))
             if time.monotonic() - began >= LEASE_SECONDS:
                 log.warning(

@@ -25,7 +25,8 @@ Value = TypeVar("Value")
 
 # An outage of this length is survived. s3fs itself repeats a request for about a second.
 RETRY_SECONDS = 300.0
-_FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 0.5, 30.0
+_FIRST_WAIT_SECONDS = 0.5
+_LONGEST_WAIT_SECONDS = 30.0
 _PACKAGES = {
     "s3": "'llmsys[s3]'",
     "s3a": "'llmsys[s3]'",
@@ -156,7 +157,17 @@ class ObjectFolder:
         self._files, self._path = open_file_system(self.url, asked_by, use_listings_cache=False)
 
     def list_objects(self, prefix: str = "") -> dict[str, RemoteObject]:
-        """Return all objects whose name begins with a folder, by name in order."""
+        """List the objects of a folder.
+
+        Args:
+            prefix: A folder in this one; "" lists all.
+
+        Returns:
+            Descriptions by name, in order of names.
+
+        Raises:
+            DataError: The storage refused for good, after retries.
+        """
         found = self._call(prefix, lambda path: self._files.find(path, detail=True))
         cut = len(self._path) + 1
         return {
@@ -166,7 +177,14 @@ class ObjectFolder:
         }
 
     def find_object(self, name: str) -> RemoteObject | None:
-        """Return the description of an object, None if there is none."""
+        """Find the description of an object.
+
+        Args:
+            name: Its name in this folder.
+
+        Returns:
+            Size, time and tag; None if there is none.
+        """
         try:
             about = self._call(name, self._files.info)
         except FileNotFoundError:
@@ -174,27 +192,55 @@ class ObjectFolder:
         return _describe(about) if about["type"] == "file" else None
 
     def find_bytes(self, name: str) -> bytes | None:
-        """Return the bytes of an object, None if there is none."""
+        """Read an object as a whole.
+
+        Args:
+            name: Its name in this folder.
+
+        Returns:
+            Its bytes; None if there is none.
+        """
         try:
             return bytes(self._call(name, self._files.cat_file))
         except FileNotFoundError:
             return None
 
     def read_range(self, name: str, begin: int, end: int) -> bytes:
-        """Return the bytes `begin` to `end` of an object; fewer where it ends. FileNotFoundError
-        if there is none.
+        """Read a range of an object.
+
+        Args:
+            name: Its name in this folder.
+            begin: First byte.
+            end: End of the range.
+
+        Returns:
+            The bytes; fewer where the object ends.
+
+        Raises:
+            FileNotFoundError: There is no such object.
         """
         return bytes(
             self._call(name, lambda path: self._files.cat_file(path, start=begin, end=end))
         )
 
     def write_bytes(self, name: str, data: bytes) -> None:
-        """Write an object. One of the same key is replaced."""
+        """Write an object, replacing one that is there. Readers see the old or the new one.
+
+        Args:
+            name: Its name in this folder.
+            data: Its bytes.
+        """
         self._call(name, lambda path: self._files.pipe_file(path, data), is_write=True)
 
     def create(self, name: str, data: bytes) -> bool:
-        """Write an object unless there is one. Return whether it was written: of several writers
-        one succeeds.
+        """Write an object unless there is one: of several writers one succeeds.
+
+        Args:
+            name: Its name in this folder.
+            data: Its bytes.
+
+        Returns:
+            Whether it was written.
         """
 
         def put(path: str) -> None:
@@ -214,7 +260,19 @@ class ObjectFolder:
         return True
 
     def upload(self, path: Path, name: str) -> RemoteObject:
-        """Write an object from a file, and describe it."""
+        """Write an object from a file.
+
+        Args:
+            path: The file.
+            name: The name of the object in this folder.
+
+        Returns:
+            The description of the object.
+
+        Raises:
+            DataError: The object is not there as it was written: another process changes the
+                folder.
+        """
         size = path.stat().st_size
         self._call(name, lambda target: self._files.put_file(str(path), target), is_write=True)
         found = self.find_object(name)
@@ -226,8 +284,14 @@ class ObjectFolder:
         return found
 
     def download(self, name: str, path: Path) -> None:
-        """Copy an object into a file, which appears when it is complete. FileNotFoundError if
-        there is none.
+        """Copy an object into a file, which appears when it is complete.
+
+        Args:
+            name: The name of the object in this folder.
+            path: The file.
+
+        Raises:
+            FileNotFoundError: There is no such object.
         """
         aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -238,7 +302,11 @@ class ObjectFolder:
             aside.unlink(missing_ok=True)
 
     def delete(self, name: str) -> None:
-        """Delete an object if it is there."""
+        """Delete an object if it is there.
+
+        Args:
+            name: Its name in this folder.
+        """
         try:
             self._call(name, self._files.rm_file)
         except FileNotFoundError:
@@ -246,11 +314,12 @@ class ObjectFolder:
 
     def _call(self, name: str, request: Callable[[str], Value], is_write: bool = False) -> Value:
         path = f"{self._path}/{name}" if name else self._path
-        waited, wait = 0.0, _FIRST_WAIT_SECONDS
+        waited = 0.0
+        wait = _FIRST_WAIT_SECONDS
         while True:
             try:
                 return request(path)
-            except Exception as error:  # every storage has errors of its own
+            except Exception as error:  # every storage has its own errors
                 if isinstance(error, _ABSENT) and not (
                     is_write and isinstance(error, FileNotFoundError)
                 ):
@@ -261,10 +330,12 @@ class ObjectFolder:
                     "%s/%s: %s; asking again in %g s", self.url, name, _get_reason(error), wait
                 )
             sleep(wait)
-            waited, wait = waited + wait, min(2 * wait, _LONGEST_WAIT_SECONDS)
+            waited = waited + wait
+            wait = min(2 * wait, _LONGEST_WAIT_SECONDS)
 
     def _build_error(self, name: str, error: Exception, waited: float) -> DataError:
-        shown, reason = f"{self.url}/{name}".rstrip("/"), _get_reason(error)
+        shown = f"{self.url}/{name}".rstrip("/")
+        reason = _get_reason(error)
         if isinstance(error, FileNotFoundError):
             return DataError(
                 f"{shown} cannot be written: {reason}. Create the bucket, then run the same "

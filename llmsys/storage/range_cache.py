@@ -23,10 +23,10 @@ from pathlib import Path
 from llmsys.errors import ConfigError, DataError
 from llmsys.log import get_logger
 from llmsys.storage.arrow_file import REMAKE
-from llmsys.storage.local_files import get_cache_folder
 from llmsys.storage.object_store import open_object_folder
+from llmsys.storage.paths import get_cache_folder
 
-# Small against the time of a request, large against a window of tokens.
+# Its transfer takes little of the time of a request, and it holds many windows of tokens.
 BLOCK_BYTES = 1 << 18
 DEFAULT_GIB = 16.0
 # A block that was being written for this long belongs to a process that has died.
@@ -41,7 +41,8 @@ class RangeCache:
     """
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
-        self.folder, self.max_bytes = folder, max_bytes
+        self.folder = folder
+        self.max_bytes = max_bytes
         # Eight processes of a host stay within the limit together: each may add this much before it
         # looks.
         self._room = 0
@@ -155,7 +156,9 @@ class RemoteFile:
     def __init__(self, url: str, digest: str) -> None:
         """Name a file by its URL and a digest of its bytes."""
         folder, _, self._name = url.rpartition("/")
-        self._objects, self._digest, self.url = open_object_folder(folder), digest, url
+        self._objects = open_object_folder(folder)
+        self._digest = digest
+        self.url = url
         self._cache = open_cache()
         self.size: int | None = None
         self.read: Callable[[int, int], bytes] = self._read_blocks

@@ -21,14 +21,15 @@ CGROUP = Path("/sys/fs/cgroup")
 
 
 def resolve_micro_sequences(config: RunConfig, device: torch.device) -> RunConfig:
-    """Return the config with a number instead of `auto`, the same on every rank. Collective.
+    """Choose the largest micro-batch that fits, where `batch.micro_sequences` is `auto`.
+    Collective.
 
     Args:
         config: The config of the run.
-        device: The device of this rank, whose memory counts.
+        device: Device of this rank.
 
     Returns:
-        The config; the given one where it has a number already.
+        The config with a number, the same on every rank: the rank with the least memory decides.
     """
     if config.batch.micro_sequences != "auto":
         return config
@@ -49,8 +50,13 @@ def resolve_micro_sequences(config: RunConfig, device: torch.device) -> RunConfi
 
 
 def get_rank_memory(device: torch.device) -> int:
-    """Return the bytes this rank may use: all of its accelerator, or its share of the machine's
-    free memory.
+    """Return the memory that this rank may use.
+
+    Args:
+        device: Device of this rank.
+
+    Returns:
+        Bytes: all of its accelerator, or its share of the machine's free memory.
     """
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)

@@ -52,7 +52,8 @@ class BatchGrowth:
             config: the config with the doublings so far.
             steps_done: steps that are done.
         """
-        ramp, batch = config.batch.ramp, config.batch
+        ramp = config.batch.ramp
+        batch = config.batch
         if (
             self.meter is None
             or not isinstance(ramp, NoiseRampConfig)
@@ -98,7 +99,8 @@ class BatchGrowth:
         """
         if self.meter is None or not isinstance(ramp := config.batch.ramp, NoiseRampConfig):
             return {}
-        doubled, scale = list(ramp.doubled_after_steps), asdict(self.meter.scale)
+        doubled = list(ramp.doubled_after_steps)
+        scale = asdict(self.meter.scale)
         growth = {
             "doubled_after_steps": doubled,
             "last_measurement": self.last_measurement,

@@ -88,7 +88,8 @@ def find_branch_point(config: RunConfig, identity: dict[str, Any]) -> BranchPoin
     fingerprint = identity["tokenizer_fingerprint"]
     checkpoint = find_source_checkpoint(config.train.branch_from, "train.branch_from", fingerprint)
     record = read_resumable_record(checkpoint)
-    saved, now = record["run"], identity
+    saved = record["run"]
+    now = identity
     tokens = _count_parent_tokens(checkpoint, saved, record)
     has_same_batch = saved["batch"] == now["batch"]
     config = set_doublings(config, record) if has_same_batch else config
@@ -121,7 +122,8 @@ def _count_parent_tokens(checkpoint: Path, saved: dict[str, Any], record: dict[s
 
 def _find_first_step(config: RunConfig, checkpoint: Path, tokens: int, parent_steps: int) -> int:
     """Return the steps of the new run that have `tokens` tokens."""
-    batch, size = config.batch, config.batch.tokens_per_step
+    batch = config.batch
+    size = config.batch.tokens_per_step
     steps = batch.count_steps_for(tokens)
     if batch.count_tokens_before(steps) != tokens:
         raise CheckpointError(
@@ -142,7 +144,8 @@ def _is_parent_first_source(saved: dict[str, Any], now: dict[str, Any], tokens: 
     """Return whether the new run is a mixture that reads the parent's dataset alone until the
     branch.
     """
-    stages, sources = now.get("mixture"), now["data"]
+    stages = now.get("mixture")
+    sources = now["data"]
     if not stages or "0" not in sources or saved["seed"] != now["seed"]:
         return False
     begins = sorted((int(start), weights) for start, weights in stages.items())
@@ -246,7 +249,8 @@ def _get_shown(parent: dict[str, Any]) -> tuple[Any, ...]:
 
 def _find_reason_for_new_moments(point: BranchPoint, config: RunConfig, *, complete: bool) -> str:
     """Return why the optimizer starts anew; empty where the parent's moments fit."""
-    theirs, ours = point.record["run"]["optimizer"], config.optimizer
+    theirs = point.record["run"]["optimizer"]
+    ours = config.optimizer
     if theirs["kind"] != ours.kind:
         return f"optimizer.kind was {theirs['kind']}, now {ours.kind}"
     if (before := theirs.get("moments", "fp32")) != (now := getattr(ours, "moments", "fp32")):

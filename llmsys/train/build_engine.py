@@ -28,10 +28,17 @@ from llmsys.train.precision import DTYPES
 
 
 def build_model(config: RunConfig) -> Transformer:
-    """Return the model on the meta device, without storage.
+    """Build the model on the meta device, without storage: engines materialize it in shards.
+
+    Args:
+        config: The config of the run.
+
+    Returns:
+        The model.
 
     Raises:
-        ConfigError: its number of parameters differs from the estimate.
+        ConfigError: Its number of parameters differs from the estimate, which would then be
+            wrong in everything else.
     """
     with torch.device("meta"):
         model = Transformer(config.model)
@@ -105,7 +112,8 @@ def _build_base_engine(
         convert_to_fp8(model, config.train.matmul_dtype, tensor_ranks=meshes.layout.tensor)
     if config.train.expert_matmul_dtype != "compute":
         convert_experts_to_fp8(model, config.train.expert_matmul_dtype)
-    compiled, separates_experts = config.train.compile == "block", meshes.has_separate_experts
+    compiled = config.train.compile == "block"
+    separates_experts = meshes.has_separate_experts
     apply_activation_checkpoint(
         model,
         config.train.activation_checkpoint,

@@ -115,7 +115,8 @@ def _build_window_steps(
     config: RunConfig, hidden: HidingObjective | None, ranks: int, data_rank: int
 ) -> WindowStepBatches:
     dataset = open_run_data(config, "train")
-    windows, masking = _build_windows(config, dataset), None
+    windows = _build_windows(config, dataset)
+    masking = None
     chats = get_stored_chats(config, dataset)
     if hidden is not None:
         key = (windows.fingerprint, config.run.seed)
@@ -285,7 +286,8 @@ def _open_checked_pairs(config: RunConfig, objective: PairObjective, split: str)
 
 
 def _check_labels(config: RunConfig, pairs: SequencePairs) -> None:
-    labels, outputs = pairs.targets.manifest.labels, getattr(config.model.head, "num_labels", 0)
+    labels = pairs.targets.manifest.labels
+    outputs = getattr(config.model.head, "num_labels", 0)
     if len(labels) != outputs:
         raise ConfigError(
             f"model.head.num_labels={outputs}, and {config.data.folder} has {len(labels)} labels "
@@ -298,12 +300,15 @@ def _build_length_buckets(
 ) -> LengthBuckets:
     match objective:
         case TranslationConfig():  # counted in target tokens (Vaswani 2017, 5.1)
-            counted, other = pairs.targets.lengths, pairs.source_lengths
+            counted = pairs.targets.lengths
+            other = pairs.source_lengths
         case ClassificationConfig():  # counted in tokens of text; a label is no sequence
-            counted, other = pairs.source_lengths, pairs.targets.lengths
+            counted = pairs.source_lengths
+            other = pairs.targets.lengths
         case unreachable:
             assert_never(unreachable)
-    batch, key = config.batch, (pairs.fingerprint, config.run.seed)
+    batch = config.batch
+    key = (pairs.fingerprint, config.run.seed)
     return LengthBuckets(counted, other, batch.tokens_per_step, batch.num_length_buckets, key)
 
 

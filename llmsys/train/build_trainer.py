@@ -191,8 +191,10 @@ def build_trainer(
     control = _build_control(config, stack)
     report_phase = control.watchdog.report_phase
     report_phase(0, "opening the data")
-    device, layout = get_local_device(), config.resolve_layout(get_world_size())
-    dataset, profile = open_run_data(config, "train"), find_device_profile(config, device)
+    device = get_local_device()
+    layout = config.resolve_layout(get_world_size())
+    dataset = open_run_data(config, "train")
+    profile = find_device_profile(config, device)
     # before the model, to subtract the memory in use now
     step_meter = build_step_meter(config, device, profile)
     meshes = build_device_meshes(layout, device)
@@ -228,8 +230,10 @@ def build_trainer(
     profiler = StepProfiler(config.train.profile, config.run.folder, get_rank(), device)
     stack.enter_context(profiler.handle_signal())
     check = build_corruption_check(config, engine, layout)
-    norm_meter = NormMeter(every, engine) if (every := config.train.norms_every_steps) else None
+    every_steps = config.train.norms_every_steps
+    norm_meter = NormMeter(every_steps, engine) if every_steps else None
     consistency = _build_consistency_check(config, engine, meshes)
+    loader = StepLoader(steps, pinned=device.type == "cuda")
 
     def sample_prompts() -> list[dict[str, str]]:
         # Collective: sharded weights are gathered in every forward pass. Only a decoder continues
@@ -244,7 +248,7 @@ def build_trainer(
         config=config,
         engine=engine,
         data=TrainingData(
-            loader=(loader := StepLoader(steps, pinned=device.type == "cuda")),
+            loader=loader,
             describe_step=lambda step: describe_step_contents(loader.source, dataset.sources, step),
             build_steps=lambda changed: build_step_batches(changed, *place),
             has_own_rows=layout.has_own_rows(get_rank()),

@@ -42,11 +42,9 @@ def require_enough_saves(config: RunConfig) -> None:
     Raises:
         ConfigError: the budget has fewer saves than `checkpoint.average_last`.
     """
-    count, every, steps = (
-        config.checkpoint.average_last,
-        config.checkpoint.every_steps,
-        config.num_steps,
-    )
+    count = config.checkpoint.average_last
+    every = config.checkpoint.every_steps
+    steps = config.num_steps
     if is_batch_measured(config):  # fewest steps: the batch may double early
         steps = -(-config.train.tokens // config.batch.tokens_per_step)
     saves = -(-steps // every) if every else 1
@@ -102,6 +100,9 @@ def _list_last_checkpoints(folder: Path, count: int) -> list[Path]:
 
 
 def _write_average(checkpoints: list[Path], run_folder: Path) -> Path:
+    """Write the mean of checkpoints, unless it is there: the record of an average has the
+    identities of its checkpoints.
+    """
     identities = {"averaged": [_read_identity(checkpoint) for checkpoint in checkpoints]}
     target = run_folder / AVERAGED / checkpoints[-1].name
     if (
@@ -168,10 +169,8 @@ def average_tensor(name: str, like: Tensor, checkpoints: list[Path]) -> Tensor:
     Returns:
         The mean in the dtype of `like`, added in float64; for integers the last value.
     """
-    total, value = (
-        torch.zeros(like.shape, dtype=torch.float64),
-        torch.empty(like.shape, dtype=like.dtype),
-    )
+    total = torch.zeros(like.shape, dtype=torch.float64)
+    value = torch.empty(like.shape, dtype=like.dtype)
     for checkpoint in checkpoints:
         load_tensors({name: value}, checkpoint)
         total += value

@@ -158,9 +158,10 @@ class _TensorTable:
         ):
             raise ValueError("a chunk is not within its tensor")
         counts = _compute_row_products(starts, sizes)
-        begin, length = table.column("begin").to_numpy(), table.column("bytes").to_numpy()
+        begin = table.column("begin").to_numpy()
+        length = table.column("bytes").to_numpy()
         needed = counts * itemsizes[dtypes.indices.to_numpy()]
-        # Likewise without a sum.
+        # Again without a sum of large numbers, which could wrap around.
         if begin.min() < 0 or (length < needed).any() or (length > file_bytes - begin).any():
             raise ValueError(f"{file} has no such bytes")
         np.add.at(self._filled, numbers, counts)

@@ -87,8 +87,19 @@ def find_newest_checkpoint(folder: Path) -> Path | None:
 
 
 def verify_folder(folder: Path) -> VerifiedFolder:
-    """Verify checkpoints from the newest down to the first complete one. Collective; the same
-    result on every rank.
+    """Find the newest complete checkpoint: verify from the newest down to the first that is
+    complete. Collective.
+
+    Args:
+        folder: The folder `checkpoints` of a run.
+
+    Returns:
+        The checkpoint, if there is one, and the problem of each newer one. The same on every
+        rank.
+
+    Raises:
+        CheckpointError: The newest has pickled metadata: to skip it would lose work.
+        UnreadableCheckpointError: The system cannot read a file now, which is no damage.
     """
     seen: list[str] | None = None
     # A run that still trains may replace all of them during the search.
@@ -201,8 +212,17 @@ def read_resumable_record(checkpoint: Path) -> dict[str, Any]:
 
 
 def load_checkpoint(engine: Engine, checkpoint: Path) -> dict[str, Any]:
-    """Fill the engine from a checkpoint of any engine and layout; return the `run_state` saved
-    with it. Collective.
+    """Fill an engine from a checkpoint of any engine and layout. Collective.
+
+    Args:
+        engine: The engine; its state gives the shards that each rank reads.
+        checkpoint: A complete checkpoint.
+
+    Returns:
+        The `run_state` that was saved with it.
+
+    Raises:
+        CheckpointError: It holds weights alone, or other tensors than the model.
     """
     record = read_resumable_record(checkpoint)
     state = engine.get_state()
@@ -224,8 +244,13 @@ def load_checkpoint(engine: Engine, checkpoint: Path) -> dict[str, Any]:
 
 
 def read_tensor_metadata(checkpoint: Path) -> dict[str, Tensor]:
-    """Return the checkpoint's tensors by name on the meta device: shapes and dtypes without
-    storage.
+    """List the tensors of a checkpoint without reading their values.
+
+    Args:
+        checkpoint: The checkpoint.
+
+    Returns:
+        Tensors by name on the meta device: shapes and dtypes without storage.
     """
     stored = CheckpointStorageReader(checkpoint).read_layout()
     return {
@@ -251,7 +276,15 @@ def get_stored_weights_name(parameter: str, stored: Collection[str]) -> str:
 
 
 def load_tensors(tensors: dict[str, Tensor], checkpoint: Path) -> None:
-    """Fill plain tensors, named as in `EngineState`, from a checkpoint. For one process."""
+    """Fill plain tensors from a checkpoint. For one process.
+
+    Args:
+        tensors: Tensors to fill, named as in `EngineState`. The checkpoint may hold more.
+        checkpoint: The checkpoint.
+
+    Raises:
+        CheckpointError: It lacks one of them, or has it in another shape.
+    """
     reader = CheckpointStorageReader(checkpoint)
     stored = reader.read_layout()
     _check_names(

@@ -31,7 +31,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from llmsys.errors import CheckpointError
-from llmsys.storage.local_files import is_plain_file_name
+from llmsys.storage.paths import is_plain_file_name
 from llmsys.storage.stored_formats import CHECKPOINT_METADATA, VERSION_KEY
 
 METADATA = "metadata.json"
@@ -111,7 +111,8 @@ def parse_metadata(content: bytes, checkpoint: Path) -> Metadata:
 
 
 def _parse_tensor(entry: Any) -> TensorStorageMetadata:
-    dtype, shape = entry["dtype"], _parse_size(entry["shape"])
+    dtype = entry["dtype"]
+    shape = _parse_size(entry["shape"])
     if dtype not in DTYPES:
         raise ValueError(f"{dtype!r} is not a torch dtype")
     chunks = [

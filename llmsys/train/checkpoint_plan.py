@@ -82,10 +82,8 @@ def _find_owned(items: list[WriteItem], control_group: ControlGroup) -> Mask:
     # NUL separates, because no name has one.
     names = (f"{item.index.fqn}\0{list(item.index.offset or ())}" for item in items)
     hashes = np.array([xxhash.xxh3_64_intdigest(name.encode()) for name in names], np.uint64)
-    structure, (known, mask) = (
-        hashes.tobytes(),
-        _OWNED.get(control_group, (b"", np.zeros(0, np.bool_))),
-    )
+    structure = hashes.tobytes()
+    known, mask = _OWNED.get(control_group, (b"", np.zeros(0, np.bool_)))
     # All ranks reuse the answer or none does, since the exchange is collective.
     if _reduce_numbers(
         [int(known == structure and len(mask) == len(items))], dist.ReduceOp.MIN, control_group
@@ -117,7 +115,8 @@ def select_owned(hashes: Hashes, gathered: list[Hashes], rank: int) -> Mask:
     every = np.concatenate(gathered)
     ranks = np.repeat(np.arange(len(gathered)), [len(each) for each in gathered])
     order = np.argsort(every, kind="stable")  # holders of a chunk stay in the order of ranks
-    every, ranks = every[order], ranks[order]
+    every = every[order]
+    ranks = ranks[order]
     first = np.searchsorted(every, hashes)
     holders = np.searchsorted(every, hashes, side="right") - first
     # The upper half of the hash: the lower bits choose the slice.

@@ -21,7 +21,8 @@ from typing import Any
 import xxhash
 
 from llmsys.errors import CheckpointError, UnreadableCheckpointError
-from llmsys.storage.local_files import is_plain_file_name, write_bytes_atomically
+from llmsys.storage.atomic_write import write_bytes_atomically
+from llmsys.storage.paths import is_plain_file_name
 from llmsys.storage.stored_formats import CHECKPOINT, VERSION_KEY, build_checkpoint_format_error
 
 RECORD = "state.json"
@@ -75,7 +76,14 @@ def is_present(path: Path) -> bool:
 
 
 def compute_digest(file: Path) -> str:
-    """Return the xxh3_128 of a file, in hex."""
+    """Compute the checksum of a file.
+
+    Args:
+        file: The file.
+
+    Returns:
+        xxh3_128 in hex.
+    """
     with file.open("rb") as opened:
         # xxh3_128 is ten times as fast as blake2b, and enough against damage.
         return hashlib.file_digest(opened, xxhash.xxh3_128).hexdigest()
@@ -87,8 +95,14 @@ def compute_digests(files: Iterable[Path]) -> dict[str, str]:
 
 
 def list_rank_files(folder: Path, rank: int) -> list[Path]:
-    """List the files that a rank wrote: its tensors, and on rank 0 also every file without a
-    rank in its name.
+    """List the files of a checkpoint that a rank wrote.
+
+    Args:
+        folder: The checkpoint.
+        rank: The rank.
+
+    Returns:
+        Its tensors and index, and on rank 0 also every file without a rank in its name.
     """
     files = sorted(file for file in folder.iterdir() if file.name != RECORD)
     own = [file for file in files if file.name.startswith(f"__{rank}_")]
@@ -97,7 +111,15 @@ def list_rank_files(folder: Path, rank: int) -> list[Path]:
 
 
 def write_record(folder: Path, record: dict[str, Any]) -> None:
-    """Write the record durably, with its own checksum as the last key."""
+    """Write `state.json` durably, with its own checksum as the last key.
+
+    Args:
+        folder: The checkpoint.
+        record: Its content without version and checksum.
+
+    Raises:
+        DataError: The file cannot be written.
+    """
     record = {VERSION_KEY: CHECKPOINT.version, **record}
     write_bytes_atomically(
         folder / RECORD,
@@ -173,10 +195,19 @@ def find_checkpoint_error(checkpoint: Path, share: int = 0, shares: int = 1) -> 
 def find_damaged_file(
     checkpoint: Path, digests: dict[str, str], share: int = 0, shares: int = 1
 ) -> str | None:
-    """Return a message about the first file that is missing or differs from its checksum, or None.
+    """Find the first file that is missing or differs from its checksum.
+
+    Args:
+        checkpoint: The checkpoint.
+        digests: The recorded checksum of each file.
+        share: Number of this reader among `shares`, which divide the files.
+        shares: Number of readers.
+
+    Returns:
+        A message that names the file, or None.
 
     Raises:
-        UnreadableCheckpointError: the system cannot read a file now, which is no damage.
+        UnreadableCheckpointError: The system cannot read a file now, which is no damage.
     """
     # Strided, so that readers share the large files of all ranks; the small ones come last.
     names = sorted(digests, key=lambda name: (name.endswith(".index"), name))[share::shares]

@@ -39,7 +39,7 @@ class HostStateCopy:
     later ones.
 
     Buffers are allocated at the first copy and reused: fresh memory costs more to touch than to
-    fill. From an accelerator the copy runs on a stream of its own while the next step computes,
+    fill. From an accelerator the copy runs on a separate stream while the next step computes,
     until `wait`.
     """
 
@@ -115,8 +115,9 @@ class CheckpointSaver:
     """A saver into one folder. Construction, `save_state` and `wait_for_save` are collective."""
 
     def __init__(self, folder: Path, rule: CheckpointConfig) -> None:
-        self.folder, self._rule = folder, rule
-        # A group of its own: the background thread must not interleave with collectives of
+        self.folder = folder
+        self._rule = rule
+        # A separate group: the background thread must not interleave with collectives of
         # training.
         self._control_group = ControlGroup()
         self._copy = HostStateCopy()

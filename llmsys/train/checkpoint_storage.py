@@ -28,7 +28,7 @@ from torch.futures import Future
 
 from llmsys.errors import CheckpointError
 from llmsys.parallel.process_group import all_gather_object
-from llmsys.storage.local_files import write_bytes_atomically
+from llmsys.storage.atomic_write import write_bytes_atomically
 from llmsys.train.checkpoint_index import SUFFIX, Boxes, read_indices, write_index
 from llmsys.train.checkpoint_metadata import METADATA, format_metadata, parse_metadata
 from llmsys.train.checkpoint_record import DAMAGE_ERRORS, build_unreadable_error

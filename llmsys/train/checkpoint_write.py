@@ -21,7 +21,7 @@ from torch.distributed.checkpoint import CheckpointException
 from llmsys.errors import CheckpointError, LlmsysError, to_data_error
 from llmsys.parallel.control_group import ControlGroup
 from llmsys.parallel.process_group import get_rank, get_world_size
-from llmsys.storage.local_files import sync_folder
+from llmsys.storage.atomic_write import sync_folder
 from llmsys.train.checkpoint_plan import RankPlanner
 from llmsys.train.checkpoint_record import (
     compute_digests,
@@ -39,7 +39,15 @@ REPLACED = ".step-*.replaced"
 
 
 def get_checkpoint_path(folder: Path, steps: int) -> Path:
-    """Return the path of the checkpoint after `steps` steps."""
+    """Return the path of a checkpoint.
+
+    Args:
+        folder: The folder `checkpoints` of a run.
+        steps: Steps of data that were done.
+
+    Returns:
+        `folder/step-N`, with N in eight digits, so that names sort by step.
+    """
     return folder / f"step-{steps:08d}"
 
 
@@ -139,8 +147,11 @@ def publish_weights(
 
 
 def save_tensors(tensors: dict[str, Tensor], folder: Path) -> None:
-    """Write plain tensors as the files of a checkpoint. For one process, without a process
-    group.
+    """Write plain tensors as the files of a checkpoint. For one process, without a process group.
+
+    Args:
+        tensors: Tensors by name.
+        folder: The folder that gets the files; the record comes later (`publish_checkpoint`).
     """
     with warnings.catch_warnings():
         # one process by design
@@ -149,7 +160,13 @@ def save_tensors(tensors: dict[str, Tensor], folder: Path) -> None:
 
 
 def publish_checkpoint(partial: Path, target: Path, record: dict[str, Any]) -> None:
-    """Write the record into a folder of tensor files and rename it to `target`, both synced."""
+    """Publish a checkpoint: write its record and rename its folder, both synced.
+
+    Args:
+        partial: The folder of tensor files.
+        target: The path of the checkpoint. One that is there is replaced.
+        record: Content of `state.json`.
+    """
     write_record(partial, record)
     replaced = target.with_name(f".{target.name}.replaced")
     if target.exists():  # the step again, after a rewind or since its checkpoint was damaged
@@ -162,7 +179,11 @@ def publish_checkpoint(partial: Path, target: Path, record: dict[str, Any]) -> N
 
 
 def remove_checkpoint(checkpoint: Path) -> None:
-    """Remove a checkpoint. One rename hides it first, so that no reader finds half of it."""
+    """Remove a checkpoint. One rename hides it first, so that no reader finds half of it.
+
+    Args:
+        checkpoint: The published checkpoint.
+    """
     aside = checkpoint.with_name(f".{checkpoint.name}.removed")
     shutil.rmtree(aside, ignore_errors=True)
     # rmtree is not atomic: a reader would take half a folder for damage.
@@ -172,9 +193,13 @@ def remove_checkpoint(checkpoint: Path) -> None:
 
 def restore_replaced(folder: Path) -> None:
     """Restore a checkpoint that a killed save had renamed, if its replacement is missing or
-    damaged. Removes nothing.
+    damaged.
 
     For the holder of the run folder's lock, before a checkpoint to resume from is searched.
+    Removes nothing.
+
+    Args:
+        folder: The folder `checkpoints` of a run.
     """
     for replaced in sorted(folder.glob(REPLACED)):
         target = replaced.with_name(replaced.name.removeprefix(".").removesuffix(".replaced"))
@@ -189,7 +214,11 @@ def restore_replaced(folder: Path) -> None:
 
 
 def remove_partial_checkpoints(folder: Path) -> None:
-    """Remove the leftovers of a killed save or removal. For the holder of the run folder's lock."""
+    """Remove what a killed save or removal left. For the holder of the run folder's lock.
+
+    Args:
+        folder: The folder `checkpoints` of a run.
+    """
     restore_replaced(folder)
     for pattern in (PARTIAL, REMOVED, REPLACED):
         for left in folder.glob(pattern):
@@ -202,8 +231,14 @@ def _recreate_folder(partial: Path) -> None:
 
 
 def build_save_error(target: Path, error: BaseException) -> BaseException:
-    """Return a CheckpointError for a full, read-only or forbidden disk; any other failure
-    unchanged.
+    """Turn the failure of a save into an error with a next step.
+
+    Args:
+        target: The checkpoint that was written.
+        error: The failure.
+
+    Returns:
+        A CheckpointError for a full, read-only or forbidden disk; any other failure unchanged.
     """
     causes = (
         [cause for cause, _ in error.failures.values()]

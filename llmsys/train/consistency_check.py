@@ -80,8 +80,12 @@ class ConsistencyCheck:
         cut: PipelineCut | None = None,
         expert_rank: int = 0,
     ) -> None:
-        self._every_steps, self._module, self._layout = every_steps, module, layout
-        self._device, self._cut, self._expert_rank = device, cut, expert_rank
+        self._every_steps = every_steps
+        self._module = module
+        self._layout = layout
+        self._device = device
+        self._cut = cut
+        self._expert_rank = expert_rank
         self._never_trained = frozenset(list_unused_parameters(module))
         named = list(module.named_parameters())
         self._names = [name for name, _ in named]
@@ -166,7 +170,7 @@ class ConsistencyCheck:
         if isinstance(parameter, DTensor):
             place = parameter.shape, parameter.device_mesh, parameter.placements
             return str([tuple(one) for one in compute_local_shape_and_global_offset(*place)])
-        # DeepSpeed has the experts of a rank as tensors of their own.
+        # DeepSpeed has the experts of a rank as their own tensors.
         expert_rank = self._expert_rank if get_parameter_role(name) == "experts" else 0
         return f"{tuple(parameter.shape)} {expert_rank}"
 
@@ -187,7 +191,8 @@ class ConsistencyCheck:
             for part in parts
         }
         by_rank = all_gather_object(own if get_rank() in (first, second) else {})
-        one, other = by_rank[first], by_rank[second]
+        one = by_rank[first]
+        other = by_rank[second]
         same_place = [
             name
             for name, (place, bits) in one.items()

@@ -94,9 +94,12 @@ class CorruptionCheck:
         data_rank: int,
         ranks: int,
     ) -> None:
-        self._every_steps, self._seed = config.train.corruption_check_every_steps, config.run.seed
-        self._engine, self._read_batches = engine, read_batches
-        self._data_rank, self._ranks = data_rank, ranks
+        self._every_steps = config.train.corruption_check_every_steps
+        self._seed = config.run.seed
+        self._engine = engine
+        self._read_batches = read_batches
+        self._data_rank = data_rank
+        self._ranks = ranks
         self._step = -1
         self._repeated = ""
         self._hash = GradientHash(engine.module)
@@ -107,7 +110,8 @@ class CorruptionCheck:
         """
         if (step + 1) % self._every_steps:
             return
-        self._repeated, self._step = self._hash_repetition(step, 1), step
+        self._repeated = self._hash_repetition(step, 1)
+        self._step = step
         self._hash.start()
 
     def end_step(self) -> dict[str, Any] | None:
@@ -119,7 +123,8 @@ class CorruptionCheck:
         """
         if self._step < 0:
             return None
-        step, self._step = self._step, -1
+        step = self._step
+        self._step = -1
         found = all_gather_object((self._hash.finish(), self._repeated, platform.node()))
         own, repeated, hosts = zip(*found, strict=True)
         suspects = [
@@ -160,7 +165,9 @@ class CorruptionCheck:
         """Return what differs for the data of `rank`, the rank at fault if two of three agree,
         and the next step.
         """
-        first, second, last = rank, (rank - 1) % self._ranks, (rank - 2) % self._ranks
+        first = rank
+        second = (rank - 1) % self._ranks
+        last = (rank - 2) % self._ranks
         computed = [(first, own[first]), (second, repeated[second]), (last, third[last])]
         values = [value for _, value in computed]
         lonely = [holder for holder, value in computed if values.count(value) == 1]
@@ -194,7 +201,8 @@ def build_corruption_check(
     """
     if not config.train.corruption_check_every_steps:
         return None
-    ranks, own = layout.data_parallel_size, layout.get_data_rank(get_rank())
+    ranks = layout.data_parallel_size
+    own = layout.get_data_rank(get_rank())
 
     def read_batches(step: int, data_rank: int) -> Sequence[Batch]:
         return build_step_batches(config, ranks, data_rank).get_micro_batches(step)
@@ -220,7 +228,8 @@ class GradientHash:
 
     def start(self) -> None:
         """Watch every parameter from the next forward pass on."""
-        self._sums, seen = {}, set[int]()
+        self._sums = {}
+        seen = set[int]()
         for prefix, unit in self._units:
             self._handles.append(
                 unit.register_forward_pre_hook(partial(self._watch_parameters, prefix, seen))

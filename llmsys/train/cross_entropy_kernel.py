@@ -1,4 +1,4 @@
-"""Triton kernel of the cross entropy of rows of logits, with its gradient in the place of the
+"""Triton kernel of the cross entropy of rows of logits, with its gradient instead of the
 logits.
 
 Plain operations read and write a float32 copy of the logits eight times. Here a row is read twice,
@@ -31,7 +31,9 @@ def compute_row(
     logits += row.to(tl.int64) * logits_row
     target = tl.load(targets + row)
     is_valid = target != IGNORED
-    highest, total, logits_sum = float("-inf"), 0.0, 0.0
+    highest = float("-inf")
+    total = 0.0
+    logits_sum = 0.0
     for begin in range(0, num_columns, BLOCK):
         columns = begin + tl.arange(0, BLOCK)
         x = tl.load(logits + columns, mask=columns < num_columns, other=float("-inf")).to(

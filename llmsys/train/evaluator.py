@@ -49,8 +49,15 @@ class HeldoutRows(Protocol):
         ...
 
     def get_batch(self, first: int, count: int) -> Batch:
-        """Return rows `first` to `first + count - 1`; past the end, a batch without valid
-        targets.
+        """Return consecutive rows as a batch.
+
+        Args:
+            first: Number of the first row.
+            count: Rows of the batch.
+
+        Returns:
+            The batch; past the end, a batch without valid targets, so that all ranks run every
+            forward pass.
         """
         ...
 
@@ -120,7 +127,15 @@ class TargetEvaluator:
     metrics: Sequence[LoadedMetric] = ()
 
     def evaluate(self, compute_logits: LogitsFunction, device: torch.device) -> TargetEvaluation:
-        """Evaluate this rank's rows and return the result over all ranks. Collective."""
+        """Evaluate this rank's rows and sum over all ranks. Collective.
+
+        Args:
+            compute_logits: Runs the model on a batch.
+            device: Device of this rank.
+
+        Returns:
+            Loss and accuracy over all targets, the same on every rank.
+        """
         sums = sum_over_rows(
             self.heldout, compute_logits, device, self.row_ranks, self.sequences, self.metrics
         )

@@ -1,7 +1,7 @@
 """Expert load over all ranks: update the balancing bias after each step, and report the balance.
 
-The mean depth of positions that halt by themselves, and the next-sentence loss, are counted
-likewise.
+The mean depth of positions that halt by themselves, and the next-sentence loss, are
+counted in the same way.
 
 Invariants:
 - Sums over tokens are taken in the forward pass, reduced over ranks once per step, and reset.
@@ -103,11 +103,9 @@ class ExpertLoad:
         if self.sums_LS is None:
             return ExpertLoadReport([], [], [], [], [], [], [])
         tokens_LE, probability_LE, (z_L, tokens_L, dropped_L) = _split_sums(self.sums_LS)
-        num_experts, tokens_L, share_LE = (
-            tokens_LE.shape[1],
-            tokens_L.clamp(min=1),
-            _compute_shares(tokens_LE),
-        )
+        num_experts = tokens_LE.shape[1]
+        tokens_L = tokens_L.clamp(min=1)
+        share_LE = _compute_shares(tokens_LE)
         numbers_L = [
             # The entropy of one expert would be divided by log 1 = 0.
             torch.special.entr(share_LE).sum(1) / math.log(max(num_experts, 2)),

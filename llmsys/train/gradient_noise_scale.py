@@ -109,7 +109,9 @@ class NoiseScaleMeter:
         micro-batches.
         """
         self.scale = GradientNoiseScale()
-        self._every_steps, self._seed, self._keeps_order = every_steps, seed, keeps_order
+        self._every_steps = every_steps
+        self._seed = seed
+        self._keeps_order = keeps_order
         self._sequence_ranks = sequence_ranks
         self.engine: GradientHookEngine | None = None
         self._last_small = 0

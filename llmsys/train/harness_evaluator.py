@@ -55,11 +55,10 @@ class HarnessEvaluator:
     """
 
     def __init__(self, asked: HarnessConfig, config: RunConfig, row_ranks: RowRanks) -> None:
-        self.asked, self.row_ranks = asked, row_ranks
-        self.longest, self.sequences = (
-            config.model.max_position_embeddings,
-            config.evaluation_sequences,
-        )
+        self.asked = asked
+        self.row_ranks = row_ranks
+        self.longest = config.model.max_position_embeddings
+        self.sequences = config.evaluation_sequences
         library = load_file_tokenizer(config, "evaluation.tasks with kind=harness")
         prefix = library.eos_id if library.bos_id < 0 else library.bos_id
         if asked.prefix_token is not None:

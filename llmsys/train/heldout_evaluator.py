@@ -58,7 +58,16 @@ class HeldoutEvaluation:
 def build_heldout_windows(
     config: RunConfig, shards: TokenShards, tokenizer: Tokenizer
 ) -> HeldoutWindows:
-    """Return the held-out windows, packed as in training."""
+    """Build the windows of the held-out documents.
+
+    Args:
+        config: The config; `evaluation.sequence_length` and `evaluation.max_tokens` limit them.
+        shards: The held-out split.
+        tokenizer: Its end-of-sequence id opens each document.
+
+    Returns:
+        Windows in which every held-out token is a target once.
+    """
     return HeldoutWindows(
         shards,
         length=config.evaluation.resolve_sequence_length(config.batch.sequence_length),
@@ -95,8 +104,10 @@ class HeldoutDocuments:
 
     def __init__(self, config: RunConfig, shards: TokenShards, tokenizer: Tokenizer) -> None:
         self._windows = build_heldout_windows(config, shards, tokenizer)
-        self._shards, self._tokenizer = shards, tokenizer
-        self.num_rows, self.tokens = self._windows.num_rows, self._windows.tokens
+        self._shards = shards
+        self._tokenizer = tokenizer
+        self.num_rows = self._windows.num_rows
+        self.tokens = self._windows.tokens
         self.text_bytes = self._windows.text_bytes
 
     def get_batch(self, first: int, count: int) -> Batch:
@@ -139,7 +150,15 @@ class HeldoutEvaluator:
         self._compressor_baselines: tuple[float, float] | None = None
 
     def evaluate(self, compute_logits: LogitsFunction, device: torch.device) -> HeldoutEvaluation:
-        """Evaluate this rank's windows and return the result over all ranks. Collective."""
+        """Evaluate this rank's windows and sum over all ranks. Collective.
+
+        Args:
+            compute_logits: Runs the model on a batch.
+            device: Device of this rank.
+
+        Returns:
+            Loss, bits per byte and the baselines of compressors, the same on every rank.
+        """
         rows = self._rows
         sums = sum_over_rows(
             rows, compute_logits, device, self._row_ranks, self._sequences, self._metrics
@@ -168,8 +187,13 @@ class HeldoutEvaluator:
 
 
 def compute_compressed_bits_per_byte(texts: Iterator[bytes]) -> tuple[float, float]:
-    """Return the bits per byte of gzip -9 and xz -9, streaming, so memory does not grow with the
-    text.
+    """Compress texts with gzip -9 and xz -9, as baselines for bits per byte.
+
+    Args:
+        texts: UTF-8 texts; they are compressed as one stream, so memory does not grow with them.
+
+    Returns:
+        Bits of the compressed stream per byte of text, of gzip and of xz.
     """
     # 31: the window of 32 KiB with a gzip header, as the command writes it.
     gzip = zlib.compressobj(9, zlib.DEFLATED, 31)
@@ -207,7 +231,15 @@ class MixtureEvaluator:
     evaluators: Mapping[str, Evaluator]
 
     def evaluate(self, compute_logits: LogitsFunction, device: torch.device) -> EvaluationResult:
-        """Evaluate every source and combine the results. Collective."""
+        """Evaluate every source and combine the results. Collective.
+
+        Args:
+            compute_logits: Runs the model on a batch.
+            device: Device of this rank.
+
+        Returns:
+            The result of all sources, and that of each.
+        """
         found: dict[str, Any] = {
             name: one.evaluate(compute_logits, device) for name, one in self.evaluators.items()
         }
@@ -217,7 +249,14 @@ class MixtureEvaluator:
 def combine_results(
     results: Sequence[HeldoutEvaluation] | Sequence[TargetEvaluation],
 ) -> HeldoutEvaluation | TargetEvaluation:
-    """Return the numbers over the targets, tokens or bytes of all results."""
+    """Combine the results of several held-out sets.
+
+    Args:
+        results: The result of each.
+
+    Returns:
+        Means over the targets, tokens or bytes of all.
+    """
     match results[0]:
         case TargetEvaluation():
             return _combine_target_results(results)
@@ -236,10 +275,8 @@ def _combine_target_results(results: Sequence[EvaluationResult]) -> TargetEvalua
 
 
 def _combine_heldout_results(results: Sequence[EvaluationResult]) -> HeldoutEvaluation:
-    by_token, by_byte = (
-        _build_weighted_mean(results, "evaluated_tokens"),
-        _build_weighted_mean(results, "evaluated_bytes"),
-    )
+    by_token = _build_weighted_mean(results, "evaluated_tokens")
+    by_byte = _build_weighted_mean(results, "evaluated_bytes")
     loss = by_token("loss")
     return HeldoutEvaluation(
         loss=loss,

@@ -24,7 +24,7 @@ from llmsys.errors import CheckpointError
 from llmsys.events import iter_events
 from llmsys.log import get_logger
 from llmsys.parallel.process_group import run_on_rank_zero
-from llmsys.storage.local_files import sync_folder
+from llmsys.storage.atomic_write import sync_folder
 from llmsys.train import checkpoint_load
 from llmsys.train.checkpoint_record import (
     DAMAGE_ERRORS,
@@ -45,11 +45,14 @@ log = get_logger(__name__)
 def restore_leftovers(folder: Path) -> str:
     """Restore the checkpoint that a killed save had renamed. For rank 0.
 
+    Args:
+        folder: The folder `checkpoints` of a run.
+
     Returns:
         An empty string, for `run_on_rank_zero`.
 
     Raises:
-        CheckpointError: the disk does not allow it.
+        CheckpointError: The disk does not allow it.
     """
     try:
         restore_replaced(folder)
@@ -226,8 +229,13 @@ def resume_from_checkpoint(
 def require_same_settings(newest: Path, saved: dict[str, Any], now: dict[str, Any]) -> None:
     """Compare the settings that a checkpoint was trained with and the current ones.
 
+    Args:
+        newest: The checkpoint, for the message.
+        saved: Its settings.
+        now: Those of this run.
+
     Raises:
-        CheckpointError: they differ; the message lists every difference.
+        CheckpointError: They differ; the message lists every difference.
     """
     changes = format_changes(saved, now)
     if not changes:

@@ -63,7 +63,7 @@ class Trackers:
 def _start_tracker(tracker: Any) -> None:
     try:
         tracker.start()
-    except Exception as error:  # services fail with errors of their own: no key, no network
+    except Exception as error:  # services fail with their own errors: no key, no network
         raise ConfigError(
             f"tracking.{tracker.name}=true, but it failed to start: {str(error).rstrip('.')}. Fix "
             f"this, or set tracking.{tracker.name}=false."
@@ -120,7 +120,13 @@ class MetricLogger:
     trackers: Trackers | None
 
     def log_event(self, event: str, step: int, **fields: Any) -> None:
-        """Write one event, and send its numbers to the trackers."""
+        """Write one event to events.jsonl, and send its numbers to the trackers.
+
+        Args:
+            event: Its kind.
+            step: The step, counted from 1.
+            fields: Its fields.
+        """
         if self.events is None:
             return
         self.events.write(event, step=step, **fields)

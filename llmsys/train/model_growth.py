@@ -72,17 +72,18 @@ def find_growth(
     source, from_dense = _find_source(name, stored)
     if source is None:
         return None
-    theirs, wanted, experts = tuple(stored[source]), shape, 0
+    theirs = tuple(stored[source])
+    wanted = shape
+    experts = 0
     if from_dense:
-        experts, wanted = shape[0], shape[1:]
+        experts = shape[0]
+        wanted = shape[1:]
         # A dense weight is (out, in), an expert (in, out).
         theirs = theirs[::-1]
     growable, input_dim = _get_growable_dims(name)
     if from_dense:  # the dims of experts, without that of the experts themselves
-        growable, input_dim = (
-            {dim - 1 for dim in growable},
-            None if input_dim is None else input_dim - 1,
-        )
+        growable = {dim - 1 for dim in growable}
+        input_dim = None if input_dim is None else input_dim - 1
     if len(theirs) != len(wanted) or any(
         new % old for new, old in zip(wanted, theirs, strict=True)
     ):
@@ -100,7 +101,9 @@ def _find_source(name: str, stored: Mapping[str, torch.Size]) -> tuple[str | Non
     for experts.
     """
     if (match := _BLOCK.fullmatch(name)) is not None:
-        blocks, number, rest = match[1], int(match[2]), match[3]
+        blocks = match[1]
+        number = int(match[2])
+        rest = match[3]
         depth = 1 + max(
             (int(m[2]) for key in stored if (m := _BLOCK.fullmatch(key)) and m[1] == blocks),
             default=-1,
@@ -164,10 +167,8 @@ def find_shape_violation(saved: Mapping[str, Any], model: ModelConfig) -> str | 
     Returns:
         A message with the next step, or None.
     """
-    heads, groups = (
-        saved["num_attention_heads"],
-        saved.get("num_key_value_heads") or saved["num_attention_heads"],
-    )
+    heads = saved["num_attention_heads"]
+    groups = saved.get("num_key_value_heads") or saved["num_attention_heads"]
     size = saved.get("head_dim") or saved["hidden_size"] // heads
     if size != model.head_dim:
         wanted = model.num_attention_heads * (model.head_dim or size) // size

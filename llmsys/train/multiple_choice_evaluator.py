@@ -65,7 +65,15 @@ class MultipleChoiceEvaluator:
     sequences: int = MAX_DEFAULT_SEQUENCES
 
     def evaluate(self, compute_logits: LogitsFunction, device: torch.device) -> QuestionScores:
-        """Score this rank's rows and return the accuracies over all ranks. Collective."""
+        """Score this rank's rows and sum over all ranks. Collective.
+
+        Args:
+            compute_logits: Runs the model on a batch.
+            device: Device of this rank.
+
+        Returns:
+            The accuracies, the same on every rank.
+        """
         found = compute_row_metrics(
             self.rows, compute_logits, device, self.row_ranks, self.sequences
         )
@@ -145,11 +153,19 @@ class EvaluatorWithTasks:
 def build_task_evaluator(
     heldout: Evaluator, config: RunConfig, tokenizer: Tokenizer, row_ranks: RowRanks
 ) -> Evaluator:
-    """Return an evaluator that also evaluates `evaluation.tasks`; the given one where there are
-    none.
+    """Add the tasks of `evaluation.tasks` to an evaluator.
+
+    Args:
+        heldout: The evaluator of the held-out set.
+        config: The config of the run.
+        tokenizer: The tokenizer of the run.
+        row_ranks: The division of rows over ranks.
+
+    Returns:
+        An evaluator of both; `heldout` itself where there are no tasks.
 
     Raises:
-        DataError: a question is malformed or too long, or a task of the harness lacks its files.
+        DataError: A question is malformed or too long, or a task of the harness lacks its files.
         ConfigError: lm_eval is not installed.
     """
     tasks = {
@@ -164,10 +180,8 @@ def _build_evaluator(
 ) -> MultipleChoiceEvaluator | HarnessEvaluator:
     match asked:
         case MultipleChoiceConfig() | MinimalPairsConfig():
-            longest, opening = (
-                config.model.max_position_embeddings,
-                get_prefix_ids(config.generation, tokenizer),
-            )
+            longest = config.model.max_position_embeddings
+            opening = get_prefix_ids(config.generation, tokenizer)
             rows = ChoiceRows(
                 read_questions(asked), tokenizer, opening or [tokenizer.eos_id], longest
             )

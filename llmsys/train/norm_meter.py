@@ -38,18 +38,26 @@ class NormMeter:
     """
 
     def __init__(self, every_steps: int, engine: Engine) -> None:
-        self._every_steps, self._engine = every_steps, engine
+        self._every_steps = every_steps
+        self._engine = engine
         self._handles: list[RemovableHandle] = []
         self._before: dict[str, Tensor] = {}
         self._activations: dict[str, Sums] = {}
         self._gradients: dict[str, float] = {}
 
     def begin_step(self, number: int) -> None:
-        """Watch step `number`, counted from 1, if it is measured. Collective then."""
+        """Watch a step, if it is measured. Collective then.
+
+        The weights before the step are copied, because its update is their change.
+
+        Args:
+            number: The step, counted from 1.
+        """
         if number % self._every_steps:
             return
         self._before = {name: tensor.clone() for name, tensor in self._get_weights().items()}
-        self._activations, self._gradients = {}, {}
+        self._activations = {}
+        self._gradients = {}
         self._engine.observe_gradients = self._record_gradients
         for name, module in self._engine.module.named_modules():
             if isinstance(module, TransformerBlock):
@@ -57,8 +65,11 @@ class NormMeter:
                 self._handles.append(module.register_forward_hook(record))
 
     def end_step(self) -> dict[str, Any] | None:
-        """Return the fields of a `norms` event, None in a step that is not measured. Collective
-        in one that is.
+        """End the measurement of a step. Collective in a step that is measured.
+
+        Returns:
+            The fields of a `norms` event: norms by layer of activations, gradients, updates and
+            weights. None in a step that is not measured.
         """
         if self._engine.observe_gradients is None:
             return None

@@ -183,8 +183,8 @@ def resolve_compile(config: RunConfig) -> RunConfig:
         config: the config of the run.
 
     Returns:
-        The config with `block` or `none` instead of `auto`: block only where every rank can compile
-        for its device.
+        The config with `block` or `none` instead of `auto`: block only where every rank can
+        compile for its device.
     """
     if config.train.compile != "auto":
         return config
@@ -245,8 +245,16 @@ def get_matmul_numerics() -> dict[str, Any]:
 def describe_slowness(
     precision: Precision, device: torch.device, support: NativeSupport, *, kept: bool
 ) -> str:
-    """Return a warning with the measured factor where a 16-bit dtype is slow on this device,
-    else an empty string.
+    """Describe how slow a 16-bit dtype is on this device.
+
+    Args:
+        precision: The precision of the run.
+        device: Device of this rank.
+        support: What the device says about bfloat16.
+        kept: The precision comes from the checkpoint that is resumed, so it cannot change.
+
+    Returns:
+        A warning with the measured factor and the next step; empty where the dtype is not slow.
     """
     if precision == "fp32" or (precision == "bf16" and support.is_native) or device.type != "cpu":
         return ""
@@ -264,8 +272,13 @@ def describe_slowness(
 
 
 def measure_slowdown(dtype: torch.dtype) -> float:
-    """Return the time of a small CPU matmul in `dtype` over that in float32. Takes about 50 ms
-    where it is slow.
+    """Measure a small CPU matmul in a dtype against one in float32.
+
+    Args:
+        dtype: The dtype.
+
+    Returns:
+        Its time over that in float32. Takes about 50 ms where it is slow.
     """
     seconds = []
     for measured in (torch.float32, dtype):

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from llmsys.errors import DataError, LockedFolderError
 from llmsys.log import get_logger
+from llmsys.storage.folder_lock import lock_folder
 from llmsys.storage.folder_upload import (
     UploadRecord,
     download_files,
@@ -26,9 +27,9 @@ from llmsys.storage.folder_upload import (
     read_stamp,
     upload_files,
 )
-from llmsys.storage.local_files import find_folder_url, lock_folder
 from llmsys.storage.object_lock import LOCK_FOLDER, ObjectLock
 from llmsys.storage.object_store import RemoteObject, open_object_folder
+from llmsys.storage.paths import find_folder_url
 from llmsys.train.checkpoint_record import CHECKPOINT_NAME, RECORD, list_checkpoints
 
 CHECKPOINTS = "checkpoints"
@@ -44,12 +45,14 @@ class RemoteRun:
     """One run folder in object storage, and the folder of its copies."""
 
     def __init__(self, folder: Path, url: str) -> None:
-        self.folder, self.objects = folder, open_object_folder(url)
+        self.folder = folder
+        self.objects = open_object_folder(url)
         self.lock: ObjectLock | None = None
 
     def fetch(self) -> None:
         """Bring the copies up to date before a run continues. For rank 0, which holds the lock."""
-        objects, record = self.objects.list_objects(), UploadRecord(self.folder)
+        objects = self.objects.list_objects()
+        record = UploadRecord(self.folder)
         own = {
             name: found
             for name, found in objects.items()
@@ -107,7 +110,8 @@ class RemoteRun:
         """Upload what changed, and delete the checkpoints that are here no longer. For rank 0."""
         if self.lock is not None:
             self.lock.require_held()
-        objects, record = self.objects.list_objects(), UploadRecord(self.folder)
+        objects = self.objects.list_objects()
+        record = UploadRecord(self.folder)
         names = sorted(_iter_files(self.folder))
         present = set(names)
         gone = [name for name in objects if _find_step(name) is not None and name not in present]
@@ -176,7 +180,7 @@ def lock_run(folder: Path, wait_seconds: float) -> Iterator[int]:
             finally:
                 try:
                     run.upload()
-                except DataError as error:  # the run ended for a reason of its own
+                except DataError as error:  # the run ended for its own reason
                     log.warning("not all files of the run were uploaded: %s", error)
 
 

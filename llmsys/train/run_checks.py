@@ -39,17 +39,28 @@ def format_bitwise_notice(config: RunConfig, micro_batches: int, device: str) ->
 
 
 def hash_state_if_bitwise(config: RunConfig, state: EngineState) -> dict[str, str]:
-    """Return {"state_hash": hash} for the record of a checkpoint; empty in fast mode.
-    Collective.
+    """Hash the state for the record of a checkpoint. Collective.
+
+    Args:
+        config: The config of the run.
+        state: The state that is saved.
+
+    Returns:
+        {"state_hash": hash} in bitwise mode; empty in fast mode, where bits promise nothing.
     """
     return {"state_hash": hash_state(state)} if config.train.reproducibility == "bitwise" else {}
 
 
 def check_loaded_state(engine: Engine, checkpoint: Path, record: dict[str, Any]) -> None:
-    """Compare the loaded state with the hash in the checkpoint's record, if it has one. Collective.
+    """Compare the loaded state with the hash in the record of its checkpoint. Collective.
+
+    Args:
+        engine: The engine that was filled.
+        checkpoint: The checkpoint, for the message.
+        record: Its record; without a hash nothing is compared.
 
     Raises:
-        CheckpointError: the engine does not hold the bits that were saved.
+        CheckpointError: The engine does not hold the bits that were saved.
     """
     saved = record.get("state_hash")
     if saved is None:
@@ -66,9 +77,15 @@ def check_loaded_state(engine: Engine, checkpoint: Path, record: dict[str, Any])
 def drop_reproducibility_mode(
     saved: dict[str, Any], now: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return both identities without the mode where they differ in it, and log the change.
+    """Let a run continue in the other mode: leave the mode out of both identities, and log the
+    change.
 
-    A run may continue in the other mode; the bits differ from there on.
+    Args:
+        saved: The settings of the checkpoint.
+        now: The settings of this run.
+
+    Returns:
+        Both, without the mode where they differ in it. Bits differ from there on.
     """
     # The key is present in bitwise mode only.
     if ("bitwise" in saved) == ("bitwise" in now):
@@ -83,10 +100,13 @@ MAX_LISTED = 5
 
 
 def require_rank_agreement(config: RunConfig) -> None:
-    """Compare all ranks with rank 0. Collective.
+    """Compare versions, sources and config of all ranks with those of rank 0. Collective.
+
+    Args:
+        config: The config as this rank read it.
 
     Raises:
-        LaunchError: on rank 0, if a rank differs; the other ranks exit with status 2.
+        LaunchError: On rank 0, if a rank differs; the other ranks exit with status 2.
     """
     own = collect_rank_facts(config)
     found = all_gather_object((platform.node(), own))
@@ -101,7 +121,14 @@ def require_rank_agreement(config: RunConfig) -> None:
 
 
 def collect_rank_facts(config: RunConfig) -> dict[str, str]:
-    """Return the facts that must be equal on every rank, by name."""
+    """Collect what must be equal on every rank.
+
+    Args:
+        config: The config as this rank read it.
+
+    Returns:
+        Versions and hashes, by the name that a message gives them.
+    """
     return {
         "llmsys": llmsys.__version__,
         "the source of llmsys": _hash_source(),
@@ -143,8 +170,15 @@ def format_disagreement(
 
 
 def list_changes(saved: Any, now: Any, path: str = "") -> list[tuple[str, Any, Any]]:
-    """Return (dotted key, value in `saved`, value in `now`) for every difference between nested
-    settings.
+    """List the differences between nested settings.
+
+    Args:
+        saved: Settings as dictionaries, or a value.
+        now: The same, later.
+        path: Dotted key of both.
+
+    Returns:
+        (dotted key, value in `saved`, value in `now`) of each; None for a key that is missing.
     """
     if isinstance(saved, dict) and isinstance(now, dict):
         keys = sorted(saved.keys() | now.keys())
@@ -157,7 +191,15 @@ def list_changes(saved: Any, now: Any, path: str = "") -> list[tuple[str, Any, A
 
 
 def format_changes(saved: Any, now: Any) -> list[str]:
-    """Return the differences as sentences: `optimizer.learning_rate was 0.001, now 0.002`."""
+    """Return the differences between nested settings as sentences.
+
+    Args:
+        saved: Settings as dictionaries.
+        now: The same, later.
+
+    Returns:
+        Such as `optimizer.learning_rate was 0.001, now 0.002`.
+    """
     return [f"{path} was {before}, now {after}" for path, before, after in list_changes(saved, now)]
 
 

@@ -14,7 +14,7 @@ import torch
 from llmsys.config.loading.recorded_config import format_recorded_config
 from llmsys.config.run import RunConfig
 from llmsys.log import redact_values
-from llmsys.storage.local_files import PRIVATE, write_bytes_atomically
+from llmsys.storage.atomic_write import PRIVATE, write_bytes_atomically
 from llmsys.storage.stored_formats import RUN_ENVIRONMENT, VERSION_KEY
 from llmsys.train.precision import get_matmul_numerics
 from llmsys.train.source_code import read_source
@@ -34,8 +34,15 @@ RECORDED_VARIABLES = ("CUDA_", "CUBLAS_", "GLOO_", "NCCL_", "OMP_", "PYTORCH_", 
 
 
 def write_run_record(config: RunConfig, data_fingerprint: str, world_size: int) -> None:
-    """Write config.yaml and environment.json, with secrets redacted. Called by rank 0 at each
-    start.
+    """Write config.yaml and environment.json, with secrets redacted. For rank 0, at each start.
+
+    Args:
+        config: The resolved config.
+        data_fingerprint: The fingerprint of the dataset.
+        world_size: Number of ranks.
+
+    Raises:
+        DataError: The run folder cannot be written.
     """
     folder = config.run.folder
     write_bytes_atomically(

@@ -87,7 +87,8 @@ def write_prediction(
         return
     found = build_prediction(config, device, profile)
     record.log_event("prediction", step, **found)
-    memory, seconds = found["memory"], found["step_seconds"]
+    memory = found["memory"]
+    seconds = found["step_seconds"]
     log.info(
         "predicted: %s on the fullest rank, %s",
         format_memory_size(memory["peak_bytes"]),

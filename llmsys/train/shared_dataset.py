@@ -12,7 +12,7 @@ from llmsys.config.data import list_dataset_folders
 from llmsys.config.run import RunConfig
 from llmsys.dataset.manifest import MANIFEST_NAME, load_manifest
 from llmsys.parallel.process_group import get_world_size, run_on_rank_zero
-from llmsys.storage.local_files import find_folder_url
+from llmsys.storage.paths import find_folder_url
 from llmsys.storage.received_files import hold_received_files
 
 

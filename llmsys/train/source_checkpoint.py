@@ -36,7 +36,9 @@ from llmsys.train.checkpoint_record import RECORD, list_checkpoints
 from llmsys.train.checkpoint_storage import CheckpointStorageReader, read_tensors
 from llmsys.train.model_growth import Growth, find_growth, find_shape_violation, grow_tensor
 
-PARAMETER, BUFFER, AVERAGE = "parameter/", "buffer/", "average/"
+PARAMETER = "parameter/"
+BUFFER = "buffer/"
+AVERAGE = "average/"
 
 log = get_logger(__name__)
 
@@ -161,7 +163,9 @@ def select_tensors(engine: Engine, checkpoint: Path, config: RunConfig) -> Taken
         for name, shape in stored.items()
         if name.startswith(PARAMETER)
     }
-    common, new, grown = [], [], {}
+    common = []
+    new = []
+    grown = {}
     for name, shape in sorted(needed.items()):
         if stored.get(name) == shape:
             common.append(name)

@@ -41,12 +41,25 @@ class StepGuard:
         """Problem of the last checked step; empty if it is good."""
 
     def accept_step(self, loss: float, gradient_norm: float) -> bool:
-        """Return whether the step may be applied; see `Accept` in engine.py."""
+        """Decide whether a step may be applied; an `Accept` of engine.py.
+
+        Args:
+            loss: Nats per target.
+            gradient_norm: Norm before clipping.
+
+        Returns:
+            False for a value that is not finite, or a spike.
+        """
         self.problem = self._describe_problem(loss, gradient_norm)
         return not self.problem
 
     def record_accepted(self, step: int, result: StepResult) -> None:
-        """Add an applied step to the medians."""
+        """Add an applied step to the medians.
+
+        Args:
+            step: The step, counted from 1.
+            result: Its result.
+        """
         self._accepted.append((result.loss, result.gradient_norm))
         # Steps that a rewind repeats do not count as an end of the bad ones.
         if step > self._last_skipped:
@@ -55,8 +68,11 @@ class StepGuard:
     def record_skipped(self, step: int) -> None:
         """Record a step that was not applied.
 
+        Args:
+            step: The step, counted from 1.
+
         Raises:
-            LlmsysError: the policy is to stop, or too many steps in a row were bad.
+            LlmsysError: The policy is to stop, or too many steps in a row were bad.
         """
         if self.problem:
             self._consecutive_skips += 1
@@ -79,10 +95,8 @@ class StepGuard:
         self._accepted.clear()
         self._accepted.extend((loss, norm) for loss, norm in state.get("accepted", ()))
         if not known:  # a rewind keeps the count, or a run could rewind for ever
-            self._consecutive_skips, self._last_skipped = (
-                state.get("consecutive_skips", 0),
-                state.get("last_skipped", 0),
-            )
+            self._consecutive_skips = state.get("consecutive_skips", 0)
+            self._last_skipped = state.get("last_skipped", 0)
 
     def _describe_problem(self, loss: float, gradient_norm: float) -> str:
         if not (math.isfinite(loss) and math.isfinite(gradient_norm)):

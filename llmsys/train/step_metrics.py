@@ -31,8 +31,15 @@ UNKNOWN = "unknown device"
 
 
 def find_device_profile(config: RunConfig, device: torch.device) -> DeviceProfile | None:
-    """Return the profile of `flops.device`, else the one whose driver name matches this
-    accelerator, else None.
+    """Find the profile of the device that this rank runs on.
+
+    Args:
+        config: `flops.device` names one.
+        device: Device of this rank.
+
+    Returns:
+        The profile of `flops.device`, else the one whose driver name matches this accelerator,
+        else None.
 
     Raises:
         ConfigError: `flops.device` names no profile.
@@ -86,7 +93,8 @@ def build_flops_convention(
     Returns:
         Operations per token, and the peak of all ranks.
     """
-    convention, precision = config.flops.convention, config.train.resolved_precision
+    convention = config.flops.convention
+    precision = config.train.resolved_precision
     source, target = config.sequence_lengths
     recompute = config.train.activation_checkpoint
     counted = count_flops(
@@ -101,9 +109,15 @@ def build_flops_convention(
 
 
 def read_peak_memory(device: torch.device) -> tuple[int, int]:
-    """Return (peak bytes of this process so far, bytes of them that tensors used).
+    """Read the peak memory of this process so far.
 
-    On accelerators the allocator's reserved and allocated bytes; on CPUs the resident set and 0.
+    Args:
+        device: Device of this rank.
+
+    Returns:
+        (peak bytes, bytes of them that tensors used): on accelerators the allocator's reserved
+        and allocated bytes; on CPUs the resident set, and 0 because nothing counts tensors
+        there.
     """
     if device.type == "cuda":
         return torch.cuda.max_memory_reserved(device), torch.cuda.max_memory_allocated(device)
@@ -228,5 +242,14 @@ class StepMeter:
 def build_step_meter(
     config: RunConfig, device: torch.device, profile: DeviceProfile | None
 ) -> StepMeter:
-    """Return the meter of this rank."""
+    """Build the meter of this rank's steps.
+
+    Args:
+        config: The config with its precision resolved.
+        device: Device of this rank.
+        profile: Profile of the device. None: utilisations are not known.
+
+    Returns:
+        The meter of speed, stalls and memory.
+    """
     return StepMeter(config, device, build_flops_convention(config, profile, get_world_size()))

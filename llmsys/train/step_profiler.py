@@ -109,7 +109,9 @@ class StepProfiler:
         self, config: ProfileConfig, folder: Path, rank: int, device: torch.device
     ) -> None:
         self._steps = frozenset(config.steps) if rank in config.ranks else frozenset()
-        self._config, self._rank, self._device = config, rank, device
+        self._config = config
+        self._rank = rank
+        self._device = device
         self._folder = folder / "profile"
         self._is_requested = False
         self._latest: dict[str, Any] | None = None
@@ -149,7 +151,8 @@ class StepProfiler:
         """Return the fields of a `profile` event of the step just recorded, once; None where
         none was.
         """
-        latest, self._latest = self._latest, None
+        latest = self._latest
+        self._latest = None
         return latest
 
     def _handle_signal(self, number: int, frame: FrameType | None) -> None:
@@ -158,10 +161,8 @@ class StepProfiler:
     def _write_files(self, recorded: Any, number: int) -> None:
         """Write trace and snapshot. A full disk loses the profile, not the run."""
         stem = f"step-{number:08d}-rank-{self._rank}"
-        trace, snapshot = (
-            self._folder / f"{stem}.trace.json.gz",
-            self._folder / f"{stem}.memory.pickle",
-        )
+        trace = self._folder / f"{stem}.trace.json.gz"
+        snapshot = self._folder / f"{stem}.memory.pickle"
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             recorded.export_chrome_trace(str(trace))

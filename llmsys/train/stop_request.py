@@ -19,7 +19,9 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 PROFILE_SIGNAL = signal.SIGUSR2
 # The variable in which a launcher passes the meaning of SIGHUP to the ranks: the launcher had to
 # ignore it, or it ends the ranks at once. Without the variable, SIGHUP saves unless it is ignored.
-HANGUP, HANGUP_SAVES, HANGUP_ENDS = "LLMSYS_HANGUP", "save", "end"
+HANGUP = "LLMSYS_HANGUP"
+HANGUP_SAVES = "save"
+HANGUP_ENDS = "end"
 SLURM_END = "SLURM_JOB_END_TIME"
 # Seconds before the end of a Slurm job at which the run saves; three times the longest save is
 # added.

@@ -141,7 +141,9 @@ class Trainer:
         """Train on one step, counted from 0, and return whether any rank was asked to stop.
         Collective.
         """
-        config, number, guard = self.config, step + 1, self.control.step_guard
+        config = self.config
+        number = step + 1
+        guard = self.control.step_guard
         self.control.watchdog.report_phase(number, "forward and backward")
         began = time.perf_counter()
         rate = compute_learning_rate(config, number)
@@ -190,7 +192,8 @@ class Trainer:
 
     def _handle_step_end(self, is_stop_requested: bool) -> None:
         """Evaluate, save or stop where that is due after a step. Collective."""
-        config, is_last = self.config, self.steps_done == self.config.num_steps
+        config = self.config
+        is_last = self.steps_done == self.config.num_steps
         evaluated: EvaluationResult | None = None
         if self._is_due(config.evaluation.every_steps) and not is_last:
             evaluated = self._evaluate()
@@ -306,7 +309,8 @@ class Trainer:
         experts: ExpertLoad,
         measured: dict[str, Tensor],
     ) -> None:
-        loader, step = self.data.loader, self.steps_done - 1
+        loader = self.data.loader
+        step = self.steps_done - 1
         self.observability.log_step(
             self.steps_done,
             result,

@@ -52,7 +52,16 @@ class TrainingData:
     has_own_rows: bool = True
 
     def hash_batches(self, batches: list[Batch], device: torch.device) -> str:
-        """Return the digest of the tokens and targets of one step over all ranks. Collective."""
+        """Hash the tokens and targets of a step over all ranks. Collective.
+
+        Args:
+            batches: Micro-batches of this rank.
+            device: Device of this rank.
+
+        Returns:
+            The digest, the same for every assignment of rows to ranks; `llmsys replay` compares
+            it.
+        """
         # Ranks that hold the same rows count once.
         own = compute_batch_digest(batches) if self.has_own_rows else 0
         total = all_reduce_sum(torch.tensor(own, dtype=torch.int64, device=device))  # modulo 2^64
@@ -93,12 +102,20 @@ class Checkpointing:
         self.saver.save_state(state, steps_done, self.run_state, **parent, **record)
 
     def rewind(self, engine: Engine, step_guard: StepGuard, step: int) -> dict[str, Any]:
-        """Load the newest complete checkpoint after step `step` was skipped; return its record.
+        """Load the newest complete checkpoint after a step was skipped. Collective.
 
-        Steps that were skipped since it was saved stay skipped. Collective.
+        Steps that were skipped since it was saved stay skipped.
+
+        Args:
+            engine: The engine.
+            step_guard: Knows the skipped steps.
+            step: The step that was skipped.
+
+        Returns:
+            The record of the checkpoint.
 
         Raises:
-            CheckpointError: no checkpoint is complete.
+            CheckpointError: No checkpoint is complete.
         """
         self.saver.wait_for_save()
         newest = checkpoint_load.find_newest_checkpoint(self.saver.folder)

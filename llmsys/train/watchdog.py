@@ -26,7 +26,7 @@ import signal
 import threading
 import time
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TextIO
 
@@ -36,18 +36,77 @@ from llmsys.events import EventWriter
 from llmsys.log import get_logger
 from llmsys.parallel import flight_recorder
 from llmsys.parallel.process_group import get_rank, get_world_size
-from llmsys.train.heartbeat import GONE, UNKNOWN, Heartbeat, read_process_state
 from llmsys.train.work_meter import WorkMeter
 
 # Makes a rank dump its stacks without the interpreter, as Java and Go programs do.
 STACKS_SIGNAL = signal.SIGQUIT
 
+# States of a process that the system does not give.
+GONE = "gone"
+UNKNOWN = "unknown, on another host"
+
+
+@dataclass(frozen=True)
+class Heartbeat:
+    """The last report of a rank.
+
+    Attributes:
+        beats: phases reported so far.
+        created: start time of its process.
+        idle_seconds: seconds without work in its process when it wrote this.
+        age_seconds: how much older than the reader's own heartbeat it is.
+        work: pass of a pipeline stage that runs; empty while the rank waits for another.
+    """
+
+    rank: int
+    host: str
+    process: int
+    step: int
+    phase: str
+    beats: int
+    created: float = 0.0
+    idle_seconds: float = 0.0
+    age_seconds: float = 0.0
+    work: str = ""
+
+    @property
+    def phase_and_work(self) -> str:
+        """The phase, with the pass of a pipeline stage where one runs."""
+        return f"{self.phase} ({self.work})" if self.work else self.phase
+
+
+def read_process_state(beat: Heartbeat) -> str:
+    """Read the system's state of a rank's process.
+
+    Args:
+        beat: The last report of the rank.
+
+    Returns:
+        running, stopped, disk-sleep, …, gone; unknown on another host.
+    """
+    if beat.host != platform.node():
+        return UNKNOWN
+    try:
+        process = psutil.Process(beat.process)
+        # A number may belong to another process by now.
+        return str(process.status()) if process.create_time() == beat.created else GONE
+    except psutil.NoSuchProcess:
+        return GONE
+
 
 def describe_hanging_ranks(
     heartbeats: list[Heartbeat], ranks: int, silent_after_seconds: float
 ) -> list[str]:
-    """Return a sentence per hanging rank: silent, else with fewer beats, else in a pass that
-    other stages wait for.
+    """Name the ranks that hang.
+
+    Args:
+        heartbeats: The last report of each rank that has one.
+        ranks: Ranks of the run.
+        silent_after_seconds: Age from which a rank counts as silent.
+
+    Returns:
+        One sentence per rank: those that are silent, else those with fewer beats, else those in
+        a pass that other stages wait for. Empty if there are none.
     """
     known = {beat.rank: beat for beat in heartbeats}
     unheard = [
@@ -63,9 +122,11 @@ def describe_hanging_ranks(
     if unheard or silent:
         return unheard + silent
     furthest = max(beat.beats for beat in heartbeats)
-    late, others = [beat for beat in heartbeats if beat.beats < furthest], "are ahead"
+    late = [beat for beat in heartbeats if beat.beats < furthest]
+    others = "are ahead"
     if not late and any(not beat.work for beat in heartbeats):
-        late, others = [beat for beat in heartbeats if beat.work], "wait"
+        late = [beat for beat in heartbeats if beat.work]
+        others = "wait"
     return [
         f"rank {beat.rank} on {beat.host} (process {beat.process}) is still in "
         f"{beat.phase_and_work} of step {beat.step}, while others {others}"
@@ -76,7 +137,17 @@ def describe_hanging_ranks(
 def is_any_at_work(
     heartbeats: list[Heartbeat], timeout_seconds: float, silent_after_seconds: float
 ) -> bool:
-    """Return whether a rank worked within the timeout and no silent rank is stopped or gone."""
+    """Return whether a rank works: a phase that is run for the first time may take longer than the
+    timeout.
+
+    Args:
+        heartbeats: The last report of each rank.
+        timeout_seconds: Time without work after which a rank is idle.
+        silent_after_seconds: Age from which a rank counts as silent.
+
+    Returns:
+        True if a rank worked within the timeout and no silent rank is stopped or gone.
+    """
     silent = [beat for beat in heartbeats if beat.age_seconds > silent_after_seconds]
     if any(
         read_process_state(beat) in (GONE, UNKNOWN, psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE)
@@ -91,6 +162,9 @@ def request_stack_dump(beat: Heartbeat) -> None:
 
     A stopped rank is continued, and its own watchdog dumps. STACKS_SIGNAL reaches one whose
     interpreter lock is held.
+
+    Args:
+        beat: The last report of the rank.
     """
     state = read_process_state(beat)
     if state in (GONE, UNKNOWN):
@@ -102,7 +176,8 @@ def request_stack_dump(beat: Heartbeat) -> None:
 # Exit status of a run that ended because a rank hung.
 HUNG = 4
 
-FOLDER, NAMED = "heartbeats", "named"
+FOLDER = "heartbeats"
+NAMED = "named"
 # For long timeouts one beat every MAX_INTERVAL_SECONDS.
 BEATS_PER_TIMEOUT = 10
 MAX_INTERVAL_SECONDS = 5.0
@@ -137,7 +212,8 @@ class Watchdog:
     """A watchdog of this rank's loop until `close`. With a timeout of 0 it does nothing."""
 
     def __init__(self, run_folder: Path, timeout_seconds: float) -> None:
-        self._folder, self._events = run_folder / FOLDER, run_folder / "events.jsonl"
+        self._folder = run_folder / FOLDER
+        self._events = run_folder / "events.jsonl"
         self._named = self._folder / NAMED
         self._timeout = timeout_seconds
         self._interval = min(timeout_seconds / BEATS_PER_TIMEOUT, MAX_INTERVAL_SECONDS)
@@ -162,7 +238,12 @@ class Watchdog:
             threading.Thread(target=self._run_watch_loop, name="watchdog", daemon=True).start()
 
     def report_phase(self, step: int, phase: str) -> None:
-        """Report that this rank reached `phase` of step `step`, counted from 1."""
+        """Report that this rank is alive.
+
+        Args:
+            step: The step, counted from 1.
+            phase: The phase that begins, such as `building the model`.
+        """
         if self._stacks is None or self._closed.is_set():
             return
         # A new object in one assignment, because the watching thread reads it at any time.
@@ -172,7 +253,12 @@ class Watchdog:
         self._last_report = time.monotonic()
 
     def report_work(self, work: str) -> None:
-        """Report the pass of a pipeline stage that runs now, or "" at its end."""
+        """Report which pass of a pipeline stage runs, so that a rank that others wait for can be
+        told from those that wait.
+
+        Args:
+            work: The pass; "" at its end.
+        """
         self._beat = replace(self._beat, work=work)
 
     def close(self) -> None:

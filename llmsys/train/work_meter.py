@@ -30,7 +30,8 @@ class WorkMeter:
 
     def measure_idle_seconds(self) -> float:
         """Return the seconds since this process last worked."""
-        now, own = time.monotonic(), time.thread_time()
+        now = time.monotonic()
+        own = time.thread_time()
         seconds, transferred, faults = self._read_counters()
         computed = seconds - self._mark[0] - max(0.0, own - self._own_mark)
         is_at_work = (
@@ -40,7 +41,8 @@ class WorkMeter:
         )
         if is_at_work or computed < 0:  # negative: a child has ended
             self._worked_at = now if is_at_work else self._worked_at
-            self._mark, self._own_mark = (seconds, transferred, faults), own
+            self._mark = (seconds, transferred, faults)
+            self._own_mark = own
         return now - self._worked_at
 
     def _read_counters(self) -> tuple[float, int, int]:
@@ -48,7 +50,8 @@ class WorkMeter:
         its children.
         """
         # process_time is finer than psutil, whose times are multiples of 10 ms.
-        seconds, transferred = time.process_time(), 0
+        seconds = time.process_time()
+        transferred = 0
         for process in (self._process, *self._process.children(recursive=True)):
             try:
                 if process != self._process:

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 TEMPLATE_NAME = "chat_template.jinja"
 ASSISTANT = "assistant"
 # Noncharacters around the assistant's text; no interchanged text has them.
-BEGIN, END = "\ufdd0", "\ufdd1"
+BEGIN = "\ufdd0"
+END = "\ufdd1"
 Messages = Sequence[Mapping[str, Any]]
 
 
@@ -151,7 +152,11 @@ class ChatTemplate:
 
 def _split_marked_text(marked: str) -> RenderedChat:
     """Return text and answers of a text with marks; an answer inside of another is part of it."""
-    pieces, answers, depth, position, start = [], [], 0, 0, 0
+    pieces = []
+    answers = []
+    depth = 0
+    position = 0
+    start = 0
     for piece in re.split(f"([{BEGIN}{END}])", marked):
         if piece == BEGIN:
             depth, start = depth + 1, position if depth == 0 else start
@@ -177,7 +182,8 @@ def encode_chat(tokenizer: TextTokenizer, chat: RenderedChat) -> EncodedChat:
         it.
     """
     ids, begins, ends = tokenizer.encode_controls(chat.text)
-    answers, at = list(chat.answers), 0
+    answers = list(chat.answers)
+    at = 0
     is_answer = []
     for begin, end in zip(begins, ends, strict=True):
         while at < len(answers) and answers[at][1] <= begin:

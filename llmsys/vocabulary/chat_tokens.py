@@ -44,7 +44,8 @@ class StoredChats(NamedTuple):
     def split(self, stored: NDArray[np.integer[Any]]) -> SplitTokens:
         """Return the ids of the tokenizer and the masks of stored ids, of any shape."""
         ids = stored.astype(np.int64)
-        has_loss, is_border = ids < self.vocab_size, ids == 2 * self.vocab_size
+        has_loss = ids < self.vocab_size
+        is_border = ids == 2 * self.vocab_size
         return SplitTokens(
             np.where(is_border, self.eos_id, ids - np.where(has_loss, 0, self.vocab_size)),
             has_loss,

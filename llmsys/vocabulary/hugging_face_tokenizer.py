@@ -51,8 +51,8 @@ class HuggingFaceTokenizer:
     """A tokenizer.json with the tokens that begin and end a text.
 
     The end token is `eos_token`, else the one in the configuration files of its folder, else the
-    one that the post-processor appends to a text ([SEP], </s>). The begin token is found likewise,
-    and is -1 when there is none.
+    one that the post-processor appends to a text ([SEP], </s>). The begin token is found in the
+    same way, and is -1 when there is none.
     """
 
     def __init__(self, file: Path, eos_token: str | None = None) -> None:
@@ -261,7 +261,15 @@ def build_tokenizer_files(file: Path, eos_token: str | None) -> dict[str, bytes]
 
 
 def is_tokenizer_json(file: Path) -> bool:
-    """Return True when a file holds a tokenizer: other programs use the same name."""
+    """Return whether a file holds a tokenizer of the library `tokenizers`.
+
+    Args:
+        file: A file called tokenizer.json; other programs use the same name.
+
+    Returns:
+        True for a JSON object with a model; also for a damaged file, which is better named than
+        passed over.
+    """
     try:
         return "model" in read_json_object(file)
     except DataError:

@@ -89,11 +89,9 @@ class LoadedPythonTokenizer:
         options = json.dumps(config.options, sort_keys=True, default=str)
         code = f"{config.class_name} {options} {compute_code_digest(config)}"
         self.fingerprint = hashlib.blake2b(code.encode(), digest_size=16).hexdigest()
-        self.vocab_size, self.eos_id, self.bos_id = (
-            self._own.vocab_size,
-            self._own.eos_id,
-            self._own.bos_id,
-        )
+        self.vocab_size = self._own.vocab_size
+        self.eos_id = self._own.eos_id
+        self.bos_id = self._own.bos_id
         self.unknown_ids = self._own.unknown_ids
         self._special = {self.eos_id, self.bos_id}
 
@@ -159,7 +157,8 @@ def load_python_tokenizer(config: PythonTokenizerConfig) -> LoadedPythonTokenize
         ConfigError: the class is missing or wrong, or an option or one of its properties is.
     """
     tokenizer = LoadedPythonTokenizer(config)
-    size, end = tokenizer.vocab_size, tokenizer.eos_id
+    size = tokenizer.vocab_size
+    end = tokenizer.eos_id
     if not (isinstance(size, int) and isinstance(end, int) and 0 <= end < size):
         raise ConfigError(
             f"tokenizer: {config.path} has vocab_size={size!r} and eos_id={end!r}, but eos_id is "

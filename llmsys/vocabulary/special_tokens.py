@@ -35,7 +35,15 @@ class EncodedSpans(NamedTuple):
 def read_special_tokens(
     folder: Path, id_of: Callable[[str], int | None], piece_of: Callable[[int], str | None]
 ) -> dict[str, str]:
-    """Return {role: token} for the roles (`ROLES`) that the files in `folder` define.
+    """Read the special tokens that the configuration files of a tokenizer define.
+
+    Args:
+        folder: The folder of the tokenizer.
+        id_of: Returns the id of a piece, or None.
+        piece_of: Returns the piece of an id, or None.
+
+    Returns:
+        {role: token} for the roles of `ROLES` that the files define.
 
     Raises:
         DataError: A file is not JSON.

@@ -55,8 +55,13 @@ class Tokenizer(Protocol):
         """The ids that stand for text which no piece holds; empty where every text has pieces."""
 
     def find_piece_id(self, piece: str) -> int | None:
-        """Return the id of a piece such as <mask>; None when the vocabulary has none of that
-        name.
+        """Find the id of a piece.
+
+        Args:
+            piece: A piece such as <mask>.
+
+        Returns:
+            Its id; None when the vocabulary has none of that name.
         """
 
     def get_text_pieces(self) -> dict[int, str]:
@@ -65,13 +70,35 @@ class Tokenizer(Protocol):
         """
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of one text, without begin or end ids."""
+        """Encode one text.
+
+        Args:
+            text: Any text; spelled control tokens are encoded as text.
+
+        Returns:
+            The ids, without begin or end ids.
+        """
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the ids of many texts, on the calling thread alone."""
+        """Encode many texts on the calling thread alone: workers are processes, and more threads
+        would compete for their cores.
+
+        Args:
+            texts: The texts.
+
+        Returns:
+            The ids of each, as `encode` gives them.
+        """
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of ids; begin and end ids give nothing."""
+        """Decode ids to text.
+
+        Args:
+            ids: Token ids.
+
+        Returns:
+            The text; begin and end ids give nothing.
+        """
 
 
 class TextTokenizer(Tokenizer, Protocol):
@@ -82,7 +109,14 @@ class TextTokenizer(Tokenizer, Protocol):
         """The pieces of the roles `bos`, `eos` and so on that the tokenizer has."""
 
     def encode_controls(self, text: str) -> EncodedSpans:
-        """Return the ids of a text in which control tokens are spelled, such as a rendered chat."""
+        """Encode a text in which control tokens are spelled, such as a rendered chat.
+
+        Args:
+            text: The text; the parts between control tokens are encoded alone.
+
+        Returns:
+            Ids, and the first and the last character of each in the text.
+        """
 
     def get_control_pieces(self) -> dict[str, int]:
         """Return {piece: id} of the control tokens, which no text produces."""
@@ -122,8 +156,10 @@ class SentencePieceTokenizer:
         return ids
 
     def encode_controls(self, text: str) -> EncodedSpans:
-        """Return the ids of a text in which control pieces are spelled; the texts between them
-        are encoded alone.
+        """Implement `TextTokenizer.encode_controls`.
+
+        A character may be several byte pieces. SentencePiece gives the first of them no width;
+        here they end where the last one does, so that every id has a span.
         """
         controls = self.get_control_pieces()
         rows: list[tuple[int, int, int]] = []
@@ -306,6 +342,7 @@ def _parse_varint(data: memoryview, position: int) -> tuple[int, int]:
     while True:
         byte = data[position]
         value |= (byte & 0x7F) << shift
-        position, shift = position + 1, shift + 7
+        position = position + 1
+        shift = shift + 7
         if byte < 0x80:
             return value, position

@@ -1,4 +1,4 @@
-"""Every command, config and example of README.md and docs/ works: it is run in a folder of its own,
+"""Every command, config and example of README.md and docs/ works: it is run in its own folder,
 or parsed.
 
 Commands that cost much (training a real config, plans, other programs) are parsed by the parser of
@@ -65,7 +65,7 @@ EXACT = {"show", "estimate", "scale"}
 PARSED_ONLY = {"plan", "dryrun", "doctor", "launch", "preflight", "demo", "chat"}
 # An export is compared with what transformers loads in tests/llmsys/convert.
 COMPILED_ONLY = ("import AutoModelForCausalLM",)
-# What a small run takes in place of what the pages say.
+# What a small run takes instead of what the pages say.
 MINE = (
     "tokenizer.vocab_size=400 model.vocab_size=400 model.hidden_size=16 "
     "model.intermediate_size=24 model.num_hidden_layers=1 model.num_attention_heads=2 "

@@ -37,7 +37,8 @@ def list_menu(entries: list[Any]) -> list[str]:
 @pytest.fixture(scope="module")
 def pages() -> dict[str, str]:
     """The text of every page by its path below docs/."""
-    written = {path.name: path.read_text() for path in (ROOT / "docs").glob("*.md")}
+    docs = ROOT / "docs"
+    written = {str(path.relative_to(docs)): path.read_text() for path in docs.rglob("*.md")}
     return written | dict(iter_pages())
 
 

@@ -1,4 +1,4 @@
-"""Converts a synthetic folder both ways in a process of its own and prints how much memory each way
+"""Converts a synthetic folder both ways in a separate process and prints how much memory each way
 took, as JSON.
 
     python tests/helpers/conversion_memory.py FOLDER LAYERS HIDDEN SHARD_BYTES [EXPERTS]

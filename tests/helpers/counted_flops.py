@@ -45,7 +45,7 @@ def count_forward_flops(config: ModelConfig) -> int:
     """
     model = Transformer(config)
     for layer in model.list_moe_layers():
-        layer.eval()  # the statistics that training observes cost a product of their own
+        layer.eval()  # the statistics that training observes cost their own product
     for module in model.modules():
         if isinstance(module, GroupedExperts):
             module.grouped = False  # the counter does not know grouped products

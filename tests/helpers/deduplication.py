@@ -16,7 +16,7 @@ from llmsys.data_pipeline.pipelines.dataset_state import DatasetState
 from llmsys.data_pipeline.pipelines.deduplication_stages import DeduplicationStages
 from llmsys.data_pipeline.stages.collect import collect_shard
 from llmsys.dataset.token_shards import ArrowFileWriter, read_batches
-from llmsys.storage.local_files import lock_folder
+from llmsys.storage.folder_lock import lock_folder
 
 Document = dict[str, Any]
 

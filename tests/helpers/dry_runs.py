@@ -1,4 +1,4 @@
-"""Dry runs of a tiny model on eight pretended devices, each in a process of its own and once for
+"""Dry runs of a tiny model on eight pretended devices, each in a separate process and once for
 all tests.
 """
 

@@ -58,7 +58,7 @@ def main(command: str, words: list[str]) -> int:
 
 
 def submit(state: Path, options: dict[str, str], script: str) -> int:
-    """Start the array in a process of its own, as sbatch does."""
+    """Start the array in a separate process, as sbatch does."""
     last = int(options["array"].partition("%")[0].split("-")[1])
     array = str(100 + len(list(state.iterdir())))
     (state / f"{array}.seen").touch()

@@ -68,7 +68,7 @@ def count_files(folder: Path) -> int:
 def start(
     folder: Path | str, inputs: Path | Sequence[str], workers: int, **data: Any
 ) -> subprocess.Popen[bytes]:
-    """Prepare in a process of its own; `data` are sections of the config."""
+    """Prepare in a separate process; `data` are sections of the config."""
     given = [str(inputs)] if isinstance(inputs, Path) else list(inputs)
     executor = {"kind": "local", "workers": workers} | data.pop("executor", {})
     command = [sys.executable, "-m", "tests.helpers.tiny_crawl", str(folder), json.dumps(given)]

@@ -1,4 +1,4 @@
-"""Slurm's own daemons in a folder of their own, for tests: munged, slurmctld, and slurmd on each
+"""Slurm's own daemons in their own folder, for tests: munged, slurmctld, and slurmd on each
 node.
 
 The node is this machine, or nodes are hosts made of namespaces (tests/helpers/hosts.py), the first

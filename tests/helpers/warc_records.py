@@ -36,12 +36,12 @@ def record(kind: str, block: bytes, headers: str = "", length: int | None = None
 
 
 def format_page(number: int) -> bytes:
-    """A response with a page of its own."""
+    """A response with its own page."""
     return format_response(
         f"https://example.org/{number}", PAGE % f"Page number {number}.".encode()
     )
 
 
 def compress_members(*records: bytes) -> list[bytes]:
-    """Each record as a gzip member of its own, as crawlers write them."""
+    """Each record as a separate gzip member, as crawlers write them."""
     return [gzip.compress(content, mtime=0) for content in records]

@@ -67,7 +67,7 @@ def iter_gradients(ours: Transformer, theirs: Any) -> Iterator[tuple[str, Tensor
 
 
 def is_turned(name: str) -> bool:
-    """Return whether their tensor has the input first: (D, H, K) in place of (H · K, D)."""
+    """Return whether their tensor has the input first: (D, H, K) instead of (H · K, D)."""
     return name.endswith(
         ("q_proj.weight", "k_proj.weight", "v_proj.weight", "position_proj.weight")
     )

@@ -1,4 +1,4 @@
-"""The ledger of kernels in the README is what its tool prints, and its steps lead towards the
+"""The ledger of kernels in the measurements is what its tool prints, and its steps lead towards the
 goal.
 """
 
@@ -15,8 +15,8 @@ from tools.bench.kernel_ledger import (
 )
 
 
-def test_the_readme_has_the_ledger_that_the_tool_prints(repository: Path) -> None:
-    text = (repository / "llmsys" / "dryrun" / "README.md").read_text(encoding="utf-8")
+def test_the_page_has_the_ledger_that_the_tool_prints(repository: Path) -> None:
+    text = (repository / "docs" / "measurements" / "dryrun.md").read_text(encoding="utf-8")
     section = text.partition(BEGIN)[2].partition(END)[0]
     assert section.strip() == "\n".join(iter_ledger_lines()).strip()
 

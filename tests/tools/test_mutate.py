@@ -119,7 +119,7 @@ def test_it_tells_bugs_that_are_caught_from_those_that_are_not(tmp_path: Path) -
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
-    # In a process of its own: it forks, which pytest's must not.
+    # In a separate process: it forks, which pytest's must not.
     program = (
         "import sys; from pathlib import Path; from tools import mutate; mutate.ROOT = "
         "Path(sys.argv[1]); mutate.MUTATIONS = mutate.ROOT / 'mutations.yaml'; mutate.PRELOADED = "

@@ -1,8 +1,8 @@
-"""Run the dry runs of llmsys/dryrun/README.md: five models at three lengths, on clusters that do
-not exist.
+"""Run the dry runs of docs/measurements/dryrun.md: five models at three lengths, on clusters that
+do not exist.
 
 Reads configs and a device profile. Writes one JSON file for each dry run, and prints the table of
-the README from those those that are there.
+the page from those that are there.
 
     python tools/bench/dry_runs.py --output runs/dry --models llama mixtral --lengths 8192 32768
 """

@@ -34,8 +34,9 @@ from tools.bench.fits.time_fit import (
 )
 from tools.bench.fits.time_rows import KINDS, TimeRow, build_time_rows, get_model
 
-README = Path(__file__).resolve().parents[2] / "llmsys" / "estimate" / "README.md"
-PAGE = README.with_name("published_errors.md")
+ROOT = Path(__file__).resolve().parents[2]
+SUMMARY = ROOT / "docs" / "measurements" / "estimate.md"
+PAGE = ROOT / "llmsys" / "estimate" / "published_errors.md"
 SUMMARY_HEAD = (
     "| rows | number | P10–P90 covers | median P90 / P10 | median error of P50 | of a constant "
     "utilisation | less than half of it |\n|---|---|---|---|---|---|---|"
@@ -52,7 +53,7 @@ def main() -> int:
         "--truth", type=Path, default=RUNS, help="rows of published runs (default: the tests' copy)"
     )
     parser.add_argument(
-        "--write", action="store_true", help="fit on all rows, and write constants, page and README"
+        "--write", action="store_true", help="fit on all rows, and write constants and both pages"
     )
     parser.add_argument(
         "--commands",
@@ -97,7 +98,7 @@ def main() -> int:
                 lines += iter_memory_lines(peaks, is_foreign=True)
             lines += iter_time_lines(build_time_rows(priced), times, missing, is_foreign=True)
         if arguments.write:
-            write_section(README, summary)
+            write_section(SUMMARY, summary)
             write_section(PAGE, lines)
         lines += ["### Summary", "", *summary]
     print("\n".join(lines))

@@ -1,9 +1,9 @@
 """Print the ledger of kernels of two runs: where a step goes by first principles, and what lies
 before the goal.
 
-Reads configs and the profile of a device. Prints the section of llmsys/dryrun/README.md. Seconds
-are work over the rates of the profile, which are measured ones for the H100; the residual of
-published steps is left out.
+Reads configs and the profile of a device. Prints the section of docs/measurements/dryrun.md.
+Seconds are work over the rates of the profile, which are measured ones for the H100; the residual
+of published steps is left out.
 """
 
 import sys
@@ -108,7 +108,7 @@ def estimate_ideal_step(
 
 
 def iter_ledger_lines() -> Iterator[str]:
-    """Yield the section of the README."""
+    """Yield the section of the page."""
     device = load_device_profile("h100-sxm")
     for run in (DENSE, MIXTURE):
         step, config = estimate_ideal_step(run, (), device)

@@ -76,7 +76,7 @@ def measure_driver(blocks: int) -> dict[str, float]:
     from llmsys.data_pipeline.graph.stage_runner import StageRunner
     from llmsys.data_pipeline.graph.tasks import Task
     from llmsys.data_pipeline.stages.split_inputs import InputBlockList
-    from llmsys.storage.local_files import lock_folder
+    from llmsys.storage.folder_lock import lock_folder
 
     results = [pack_result(build_result(number), []) for number in range(64)]
 

@@ -137,6 +137,7 @@ FIELDS = {
     "modelled_seconds": "Predicted step time without the fitted residual.",
     "moments": "Whether the optimizer's moments are those of the parent, or why not.",
     "named": "Ranks that hang.",
+    "names": "Parameters that had no gradient.",
     "new": "Tensors with initial values, which the parent lacks.",
     "next_sentence_accuracy": (
         "Share of right pairs of segments, with `objective.kind: masked_next_sentence`."

@@ -59,7 +59,7 @@ def to_page(path: str) -> str:
 
 def read_readme(path: str) -> str:
     """Return a README with its links pointing to pages; links to files that are no page become
-    their names.
+    their names. Links to pages of docs/ stay links.
     """
     folder = PurePosixPath(path).parent
 
@@ -69,6 +69,8 @@ def read_readme(path: str) -> str:
             return match[0]
         file, mark, anchor = target.partition("#")
         found = resolve_path(folder / file)
+        if found.startswith("docs/"):
+            return f"[{title}](../{found.removeprefix('docs/')}{mark}{anchor})"
         return (
             f"[{title}]({to_page(found).removeprefix('in-depth/')}{mark}{anchor})"
             if found in READMES

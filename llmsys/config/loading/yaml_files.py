@@ -22,7 +22,7 @@ import yaml
 
 import llmsys
 from llmsys.errors import ConfigError
-from llmsys.storage.local_files import require_local_path
+from llmsys.storage.paths import require_local_path
 
 PROFILES = "data/languages"
 

@@ -1,4 +1,4 @@
-"""Run the phases of cases in processes of their own, several cases at once where they fit.
+"""Run the phases of cases in separate processes, several cases at once where they fit.
 
 Every rank is forked from a server that has imported torch and the engines, so a process costs a
 tenth of a second and no state of one case is left for another.
@@ -292,7 +292,7 @@ class CaseRunner:
 
 
 def _move_phase(phase: Phase, folder: Path) -> Phase:
-    """Return a phase whose run is in a folder of its own."""
+    """Return a phase whose run is in its own folder."""
     run = phase.config.run.model_copy(
         update={"folder": folder / "fast" / phase.config.run.folder.name}
     )

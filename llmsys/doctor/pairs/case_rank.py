@@ -1,6 +1,6 @@
 """One rank of a case, and the comparison of a case with the plain process.
 
-Both run in processes of their own.
+Both run in separate processes.
 
 Writes the recorded entries of a phase, or the error of a rank, into the folder of the case.
 """

@@ -171,7 +171,7 @@ class PairsCheck:
     on_shrink: Callable[[CaseResult], None] = lambda result: None
 
     def run_array(self, array: CoveringArray, seed: int) -> PairsReport:
-        """Run the cases of an array, each with a seed of its own, and shrink the failed ones."""
+        """Run the cases of an array, each with its own seed, and shrink the failed ones."""
         cases = [
             PairCase(tuple(case.items()), seed + number) for number, case in enumerate(array.cases)
         ]

@@ -1,7 +1,7 @@
 """Factors of a user's run: what its config chooses is the default of every case, in tiny widths.
 
 A choice that the factors have already becomes their default. A section with further fields, such as
-an attention with its own scale, becomes a value of its own, called after the config.
+an attention with its own scale, becomes a separate value, called after the config.
 """
 
 from collections.abc import Sequence

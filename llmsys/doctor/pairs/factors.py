@@ -159,7 +159,7 @@ UNNAMED_CHOICES: dict[str, str] = {
     "model.head": "follows from the objective; features have no loss",
     "model.moe.expert": "the activations of model.feed_forward, on experts",
     "model.initializer": "both processes begin with the same weights",
-    "objective.augmentation": "images have runs of their own in tests/llmsys/train",
+    "objective.augmentation": "images have their own runs in tests/llmsys/train",
     "evaluation.tasks": "scored after a step, by the weights that are compared",
     "evaluation.metrics": "computed after a step, from the logits that are compared",
 }

@@ -28,7 +28,7 @@ from llmsys.dataset.token_shards import load_manifest
 from llmsys.errors import DataError
 from llmsys.events import read_events
 from llmsys.launch.main import main
-from llmsys.storage.local_files import lock_folder
+from llmsys.storage.folder_lock import lock_folder
 from tests.helpers.tiny_crawl import build_tiny_config, make_crawl
 
 

@@ -40,7 +40,7 @@ from llmsys.data_pipeline.graph.tasks import EagerTasks, NextStage, Task, TaskRe
 from llmsys.data_pipeline.pipelines.prepare_dataset import prepare_dataset
 from llmsys.events import read_events
 from llmsys.progress import Progress
-from llmsys.storage.local_files import lock_folder
+from llmsys.storage.folder_lock import lock_folder
 from tests.helpers.failing_tasks import count, die_until, pass_gate, raise_failure, sleep_for_ever
 from tests.helpers.tiny_crawl import build_tiny_config, hash_files, make_crawl
 

@@ -16,7 +16,7 @@ from llmsys.data_pipeline.graph.stage_runner import StageRunner
 from llmsys.data_pipeline.graph.tasks import Task
 from llmsys.data_pipeline.pipelines.prepare_dataset import prepare_dataset
 from llmsys.errors import DataError
-from llmsys.storage.local_files import lock_folder
+from llmsys.storage.folder_lock import lock_folder
 from tests.helpers.failing_tasks import count, die_until, meet, raise_failure, sleep_for_ever
 from tests.helpers.killed_preparations import kill_again_and_again, start
 from tests.helpers.paths import ROOT

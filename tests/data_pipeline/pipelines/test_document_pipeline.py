@@ -18,7 +18,7 @@ from llmsys.data_pipeline.inspection.verify_dataset import verify_dataset
 from llmsys.data_pipeline.pipelines.prepare_dataset import prepare_dataset, train_tokenizer
 from llmsys.dataset.token_shards import load_manifest, read_batches, verify_checksums
 from llmsys.errors import DataError
-from llmsys.storage.local_files import lock_folder
+from llmsys.storage.folder_lock import lock_folder
 from tests.helpers.tiny_crawl import build_tiny_config, hash_files, make_crawl
 
 

@@ -151,9 +151,7 @@ def test_a_class_that_cannot_be_used_is_named(
     Path("broken.py").write_text("class A(:\n")
     Path("raising.py").write_text("\n1 / 0\n")
     Path("empty.py").write_text(
-        OWN.replace("class NoRecipes", "class Empty").replace(
-            "return [ThresholdTest", "return [] and [ThresholdTest"
-        )
+        OWN.replace("class NoRecipes", "class Empty").replace("return [\n", "return [] and [\n")
     )
     with pytest.raises(LlmsysError) as caught:
         load_python_rule(PythonRuleConfig(path=path, options=options))

@@ -17,7 +17,7 @@ from llmsys.launch.launchers import slurm_hosts
 from llmsys.launch.launchers.host_commands import LaunchPlan
 from llmsys.launch.launchers.slurm import WATCH, format_sbatch_script
 from llmsys.launch.train import STOPPED
-from llmsys.storage.local_files import lock_folder
+from llmsys.storage.folder_lock import lock_folder
 from tests.helpers.process import PATIENCE_SECONDS, wait_until
 
 HEARD = 'echo "$0 $*" >> "$SAID"\n'

@@ -41,7 +41,7 @@ def list_tree(folder: Path) -> list[tuple[str, int]]:
 
 
 def refuse(source: Path, tmp_path: Path) -> None:
-    """Convert into a folder of its own; nothing may change anywhere but there."""
+    """Convert into its own folder; nothing may change anywhere but there."""
     (tmp_path / "c").mkdir()
     before = list_tree(tmp_path)
     for words in ([], ["--dry-run"]):

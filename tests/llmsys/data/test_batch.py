@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from llmsys.data.batch import Batch
-from llmsys.data.dataloader import StepLoader
-from llmsys.data.pinned_buffers import PinnedBuffers
+from llmsys.data.dataloader import PinnedBuffers, StepLoader
 from tests.helpers.tiny_model import build_tiny_tokens
 
 DOCUMENTS = torch.tensor([[0, 0, 0, 1], [7, 7, -1, -1]])

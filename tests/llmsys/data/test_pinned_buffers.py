@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from llmsys.data.batch import Batch
-from llmsys.data.dataloader import StepLoader
-from llmsys.data.pinned_buffers import PinnedBuffers
+from llmsys.data.dataloader import PinnedBuffers, StepLoader
 
 AHEAD = 2
 

@@ -144,7 +144,7 @@ def test_skewed_experts_receive_as_many_rows_as_asked() -> None:
             ("engine.kind=deepspeed",),
             "DeepSpeed flattens parameters into buffers that it addresses by data pointer",
         ),
-        (("engine.kind=accelerate",), "accelerate joins a process group of its own"),
+        (("engine.kind=accelerate",), "accelerate joins its own process group"),
     ],
 )
 def test_engines_that_cannot_be_pretended_are_refused_with_the_reason(

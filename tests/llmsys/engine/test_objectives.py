@@ -49,7 +49,7 @@ def plain_run(objective: str) -> tuple[list[float], list[float], dict[str, torch
     losses, norms = [], []
     for step in range(STEPS):
         total, count = torch.zeros(()), 0
-        further, pairs = torch.zeros(()), 0  # next sentences have a mean of their own
+        further, pairs = torch.zeros(()), 0  # next sentences have their own mean
         for group, rows in enumerate(groups(step)):
             for row in rows:
                 batch = build_batch(objective, step, group, [row])

@@ -203,7 +203,7 @@ def test_blocks_are_those_that_torch_finds_in_a_table(name: str) -> None:
 
 @pytest.fixture
 def compile_on_cpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Tensor, Tensor]]:
-    """torch's public function compiled, with the dense reference in the place of Triton's
+    """torch's public function compiled, with the dense reference instead of Triton's
     kernels.
     """
     # refuses gradients on CPUs

@@ -32,7 +32,7 @@ from tests.helpers.tiny_model import (
 
 DROPPED = {"dropout": {"attention": 0.1}}
 LONG = 2304  # beyond the CPU's chunked attention, which a plain causal mask would take here
-# Recurrent layers attend to the source alone, without masks of their own.
+# Recurrent layers attend to the source alone, without their own masks.
 ATTENDING = [name for name, changes in ARCHITECTURES.items() if "rnn" not in changes]
 
 

@@ -107,7 +107,7 @@ def error(value: Tensor, reference: Tensor) -> float:
 
 
 def their_gradients(theirs: Any, folder: Path) -> dict[str, Tensor]:
-    """By our names: saved in place of the weights, and read as weights are."""
+    """By our names: saved instead of the weights, and read as weights are."""
     with torch.no_grad():
         for parameter in theirs.parameters():
             parameter.data = (

@@ -53,7 +53,7 @@ def test_an_engine_with_adamw_alone_rejects_others(
         ConfigError, match=f"optimizer.kind={config.kind} is not built by this engine"
     ):
         require_elementwise(config)
-    if isinstance(config, MuonConfig):  # which has a form of its own there
+    if isinstance(config, MuonConfig):  # which has its own form there
         return
     with pytest.raises(ValueError, match=f"{config.kind} is not built by engine.kind=deepspeed"):
         RunConfig.model_validate(

@@ -116,7 +116,7 @@ def test_two_ranks_give_the_output_and_gradients_of_one(
     torch.testing.assert_close(torch.cat([torch.from_numpy(part[0]) for part in parts]), y)
     for key, value in gradients.items():
         own = [torch.from_numpy(part[1][key]) for part in parts]
-        # The ranks hold experts and rows of their own, and all of what is left.
+        # The ranks hold their own experts and rows, and all of what is left.
         found = torch.cat(own) if key == "x" or key.startswith("experts") else sum(own)
         torch.testing.assert_close(found, value, rtol=1e-4, atol=1e-5, msg=key)
 

@@ -17,8 +17,8 @@ from llmsys.dataset.paged_token_shards import PagedTokenShards, require_paged
 from llmsys.errors import ConfigError, DataError
 from llmsys.storage import object_store, range_cache
 from llmsys.storage.folder_upload import UploadRecord, upload_files
-from llmsys.storage.local_files import find_folder_url, parse_folder
 from llmsys.storage.object_store import open_object_folder
+from llmsys.storage.paths import find_folder_url, parse_folder
 from llmsys.storage.range_cache import BLOCK_BYTES, RangeCache
 from tests.helpers.fake_s3 import FakeS3
 from tests.helpers.token_files import write_paged_dataset

@@ -20,9 +20,9 @@ import psutil
 import pytest
 
 from llmsys.events import read_events
-from llmsys.train.heartbeat import Heartbeat
 from llmsys.train.watchdog import (
     HUNG,
+    Heartbeat,
     Watchdog,
     describe_hanging_ranks,
     is_any_at_work,

@@ -35,7 +35,7 @@ def compute_error(row: PublishedRow) -> float:
 
 
 def iter_memory_lines(rows: Sequence[PublishedRow], *, is_foreign: bool) -> Iterator[str]:
-    """Yield the tables of the README: measured peaks, and a paper's analytical numbers.
+    """Yield the tables of the page: measured peaks, and a paper's analytical numbers.
 
     Args:
         rows: measured peaks with their commands.

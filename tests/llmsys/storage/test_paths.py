@@ -1,11 +1,6 @@
-"""Laws of local files: URLs are refused where a path is meant, locks name a way out, and private
-modes hold.
-"""
+"""Laws of paths: URLs are refused where a local path is meant."""
 
-import errno
-import fcntl
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
@@ -16,17 +11,9 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from llmsys.config.loading.load import load_run_config
 from llmsys.config.run import RunConfig
 from llmsys.config.section import Section, list_section_types
-from llmsys.errors import ConfigError, DataError
+from llmsys.errors import ConfigError
 from llmsys.launch.main import main
-from llmsys.storage.local_files import (
-    PRIVATE,
-    find_folder_url,
-    find_url_violation,
-    format_folder,
-    lock_folder,
-    write_bytes_atomically,
-)
-from llmsys.storage.mount import find_mount
+from llmsys.storage.paths import find_folder_url, find_url_violation, format_folder
 
 
 @pytest.mark.parametrize(
@@ -187,50 +174,3 @@ def test_a_section_keeps_its_paths_when_it_is_written_and_read_again(tmp_path: P
     again = RunConfig.model_validate(json.loads(config.model_dump_json()))
     assert again == config
     assert issubclass(RunConfig, Section)
-
-
-@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
-def test_a_file_system_without_flock_is_named_with_a_way_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
-    def refuse(handle: int, operation: int) -> None:
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(fcntl, "flock", refuse)
-    message = (
-        rf"{tmp_path} lies on \S+ mounted at /.*, where flock does not work "
-        rf"\({os.strerror(number)}\)"
-    )
-    with pytest.raises(DataError, match=message) as said, lock_folder(tmp_path):
-        pass
-    assert "Mount it with locks (Lustre: -o flock; NFS: version 4" in str(said.value)
-    assert "or name a folder on another file system (run.folder, data.folder)" in str(said.value)
-
-
-def test_the_mount_of_a_folder_is_the_innermost_and_latest(tmp_path: Path) -> None:
-    mounts = tmp_path / "mounts"
-    mounts.write_text(
-        "/dev/a / ext4 rw 0 0\nx /data autofs rw 0 0\nx:/y /data nfs rw 0 0\nz /data/my\\040own "
-        "lustre rw 0 0\n"
-    )
-    assert find_mount(Path("/data/run"), mounts) == ("nfs", "/data")
-    assert find_mount(Path("/data/my own/run"), mounts) == ("lustre", "/data/my own")
-    assert find_mount(Path("/database"), mounts) == ("ext4", "/")
-    assert find_mount(Path("/data"), tmp_path / "none") == ("a file system", "an unknown place")
-
-
-def test_private_files_are_never_readable_by_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[int] = []
-    replace = os.replace
-
-    def look(source: Path, target: Path) -> None:
-        seen.append(os.stat(source).st_mode & 0o777)
-        replace(source, target)
-
-    monkeypatch.setattr(os, "replace", look)
-    path = tmp_path / "environment.sh"
-    path.write_text("old")
-    write_bytes_atomically(path, b"new", PRIVATE)
-    assert (seen, path.stat().st_mode & 0o777, path.read_bytes()) == ([0o600], 0o600, b"new")

@@ -172,10 +172,8 @@ def _format_not_section(keys: Keys, value: object, members: list[SectionType]) -
     names = list(dict.fromkeys(name for member in members for name in member.model_fields))
     if len(kinds) > 1:
         meant = suggest_value(f"{here}.kind", text, kinds)
-        return (
-            f"{head} Use "
-            f"{here}.kind={meant or kinds[0]}{'' if meant else f' (or {format_choices(kinds[1:])})'}."
-        )
+        others = "" if meant else f" (or {format_choices(kinds[1:])})"
+        return f"{head} Use {here}.kind={meant or kinds[0]}{others}."
     if "hidden_size" in names:
         return (
             f"{head} Use {here}.base={text if '/' in text else f'model/{text}'}, or its keys: "

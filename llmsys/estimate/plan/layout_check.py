@@ -32,7 +32,9 @@ def iter_remarks(config: RunConfig, named: NamedLayout, *, has_batch: bool = Tru
         One sentence per remark.
     """
     if not has_batch:
-        yield "its memory and time depend on a batch: give batch.sequence_length and batch.sequences"
+        yield (
+            "its memory and time depend on a batch: give batch.sequence_length and batch.sequences"
+        )
     if named.pipeline > 1:
         yield (
             f"pipeline={named.pipeline} is estimated as other trainers run it; layout.pipeline as "

@@ -37,12 +37,13 @@ test: install  ## Run every test, or TEST=tests/llmsys/model
 	@$(BIN)/python tools/system_packages.py
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal $(TEST)
 
-check: install  ## Check format, lint, names and docstrings, types and import directions
+check: install  ## Check format, lint, names and docstrings, types and import directions; print the size
 	@$(BIN)/ruff format --check --quiet . || { echo 'make: `make format` formats these files:' >&2; $(BIN)/ruff format --check .; }
 	@$(BIN)/ruff check .
 	@$(BIN)/python tools/lint.py
 	@$(BIN)/mypy $(TYPED)
 	@$(BIN)/lint-imports --no-logo
+	@$(BIN)/python tools/size.py
 
 docs: install  ## Build the documentation into site/, warnings being errors
 	@$(BIN)/python tools/install.py --extra docs

@@ -38,9 +38,8 @@ def main() -> int:
 
 def format_interrupt() -> bytes:
     """Return a line with the command that starts again."""
-    return f"llmsys: interrupted. Start it again with: {shlex.join(['llmsys', *sys.argv[1:]])}\n".encode(
-        errors="replace"
-    )
+    command = shlex.join(["llmsys", *sys.argv[1:]])
+    return f"llmsys: interrupted. Start it again with: {command}\n".encode(errors="replace")
 
 
 def exit_at_once(number: int, frame: FrameType | None) -> None:

@@ -1,3 +1,3 @@
 """llmsys: from raw web crawl to a trained Transformer."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

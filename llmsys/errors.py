@@ -46,6 +46,12 @@ class DataError(LlmsysError):
     """Input, document or token data that is missing, damaged or different from its manifest."""
 
 
+class FormatError(DataError):
+    """A dataset or a run folder of another format version. The message names the version that
+    reads it.
+    """
+
+
 class LockedFolderError(DataError):
     """A folder that another process is writing."""
 
@@ -60,6 +66,10 @@ class CheckpointError(LlmsysError):
 
 class UnreadableCheckpointError(CheckpointError):
     """A checkpoint that the system cannot read now. Its bytes may be intact."""
+
+
+class CheckpointFormatError(UnreadableCheckpointError):
+    """A checkpoint of another format version. The message names the version that reads it."""
 
 
 class LaunchError(LlmsysError):

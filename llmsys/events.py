@@ -3,6 +3,7 @@
 Reads/Writes: events.jsonl.
 
 Invariants:
+- The first line is an event `format` with the version of the format; readers do not return it.
 - One event is one line and one write: a killed process can damage the last line only.
 - Readers skip damaged lines.
 """
@@ -19,8 +20,12 @@ from typing import Any, Self
 
 from llmsys.errors import DataError
 from llmsys.log import get_logger, redact_secrets
+from llmsys.storage.stored_formats import EVENTS, VERSION_KEY, require_version
 
 Event = dict[str, Any]
+FORMAT = "format"  # kind of the first event
+# More than the first line has.
+FIRST_BYTES = 4096
 
 
 class EventWriter:
@@ -32,16 +37,29 @@ class EventWriter:
     """
 
     def __init__(self, path: Path | str) -> None:
-        """Open the file at `path`, or create it with its folder; a half-written last line is
-        closed off.
+        """Open the file at `path`, or create it with its folder; a half-written last line is closed
+        off.
+
+        Raises:
+            FormatError: The file has another format version.
         """
         self.path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         # O_APPEND: every write goes to the end, also where several processes write
         self._descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
         size = os.fstat(self._descriptor).st_size
+        if not size:
+            self.write(FORMAT, **{VERSION_KEY: EVENTS.version})
+            return
+        try:
+            _check_version(
+                os.pread(self._descriptor, FIRST_BYTES, 0).partition(b"\n")[0], self.path
+            )
+        except DataError:
+            self.close()
+            raise
         # the next event must not join a line that a killed writer left without its end
-        if size and os.pread(self._descriptor, 1, size - 1) != b"\n":
+        if os.pread(self._descriptor, 1, size - 1) != b"\n":
             os.write(self._descriptor, b"\n")
 
     def write(self, event: str, **fields: Any) -> None:
@@ -104,6 +122,15 @@ def _to_json_value(value: Any) -> Any:
     raise TypeError(f"an event takes only JSON values, not {type(value).__name__}: {value!r}")
 
 
+def _check_version(line: bytes, path: Path) -> None:
+    """Raise FormatError unless the first line of a file has the version of this release. A
+    damaged line passes.
+    """
+    first = _parse_event(line)
+    if first is not None:
+        require_version(EVENTS, first, path)
+
+
 def iter_events(path: Path | str) -> Iterator[Event]:
     """Yield the events of a file in the order written, without holding them all in memory.
 
@@ -116,6 +143,7 @@ def iter_events(path: Path | str) -> Iterator[Event]:
 
     Raises:
         DataError: The file does not exist.
+        FormatError: It has another format version.
     """
     path = Path(path)
     if not path.is_file():
@@ -126,13 +154,16 @@ def iter_events(path: Path | str) -> Iterator[Event]:
     broken = 0
     last_was_broken = False
     with path.open("rb") as lines:
-        for line in lines:
+        for number, line in enumerate(lines):
+            if not number:
+                _check_version(line, path)
             if not line.strip():
                 continue
             event = _parse_event(line)
             last_was_broken = event is None
             broken += last_was_broken
-            if event is not None:
+            # Two writers that create a file at the same time write two of them.
+            if event is not None and event["event"] != FORMAT:
                 yield event
     # The last line may be one that is being written.
     broken -= last_was_broken

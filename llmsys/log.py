@@ -156,7 +156,7 @@ def redact_secrets(text: str) -> str:
         text: Any text.
 
     Returns:
-        The text with `REDACTED` in place of each secret.
+        The text with `REDACTED` instead of each secret.
     """
     if "://" in text:
         text = _URL.sub(lambda found: redact_url(found.group()), text)

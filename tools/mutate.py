@@ -319,8 +319,23 @@ def format_summary(results: Sequence[MutantResult]) -> str:
     return "\n".join(lines)
 
 
+def format_list(mutants: Sequence[Mutant], *, markdown: bool) -> str:
+    """Format the bugs, each with the tests that must notice it: as lines, or as a table."""
+    if not markdown:
+        return "\n".join(
+            f"{mutant.file}: {mutant.title} ({' '.join(mutant.tests)})" for mutant in mutants
+        )
+    lines = ["| Bug | Planted in | Tests that must notice it |", "|---|---|---|"]
+    for mutant in mutants:
+        tests = "<br>".join(f"`{test}`" for test in mutant.tests)
+        lines.append(f"| {mutant.title} | `{mutant.file}` | {tests} |")
+    return "\n".join(lines)
+
+
 def format_markdown(results: Sequence[MutantResult]) -> str:
-    """Format the table of CONTRIBUTING.md."""
+    """Format the results as a table: each bug with the test that failed, or with what became of
+    it.
+    """
     lines = ["| Bug | Planted in | Test that fails |", "|---|---|---|"]
     for result in results:
         test = (
@@ -338,7 +353,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--only", default="", metavar="PATTERN", help="bugs whose file or title has this expression"
     )
-    parser.add_argument("--list", action="store_true", help="print the bugs and run nothing")
+    parser.add_argument(
+        "--list", action="store_true", help="print the bugs and their tests, and run nothing"
+    )
     parser.add_argument(
         "--jobs", type=int, default=1, help="bugs that are tested at the same time (default: 1)"
     )
@@ -346,14 +363,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--timeout", type=float, default=TIMEOUT_SECONDS, help="seconds for the tests of one bug"
     )
     parser.add_argument(
-        "--markdown", action="store_true", help="print the table of CONTRIBUTING.md at the end"
+        "--markdown", action="store_true", help="print the bugs, or the results, as a table"
     )
     options = parser.parse_args(arguments)
     mutants = select_mutants(load_mutants(MUTATIONS), options.only)
     if not mutants:
         parser.error(f"--only {options.only} names no bug; --list prints them")
     if options.list:
-        print("\n".join(f"{mutant.file}: {mutant.title}" for mutant in mutants))
+        print(format_list(mutants, markdown=options.markdown))
         return 0
     try:
         for mutant in mutants:

@@ -32,7 +32,8 @@ WORDS = [
 SYSTEM = "Answer in one sentence."
 TEMPLATE = """\
 {% for m in messages %}{{ m['role'] + ':' }}{% if m['role'] == 'assistant' %}
-{% generation %}{{ ' ' + m['content'] + eos_token }}{% endgeneration %}{% else %}{{ ' ' + m['content'] + '\\n' }}
+{% generation %}{{ ' ' + m['content'] + eos_token }}{% endgeneration %}\
+{% else %}{{ ' ' + m['content'] + '\\n' }}
 {%- endif %}{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}
 """
 

@@ -1,8 +1,8 @@
 """Encode the chats of one file into token rows: rendered with the chat template, loss on the
 answers alone.
 
-Writes one Arrow file of token rows with marked ids (llmsys/vocabulary/chat_tokens.py), and one of the
-lines left out.
+Writes one Arrow file of token rows with marked ids (llmsys/vocabulary/chat_tokens.py), and one of
+the lines left out.
 """
 
 import hashlib

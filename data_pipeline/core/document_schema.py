@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from llmsys.dataset.token_shards import ArrowFileWriter
+from llmsys.storage.stored_formats import DOCUMENTS, DROPPED
 
 if TYPE_CHECKING:
     from llmsys.config.data import HeldoutSplitConfig
@@ -96,7 +97,8 @@ DROPPED_SCHEMA = pa.schema(
         ("reason", pa.string()),
         ("bytes", pa.int64()),
         ("text", pa.large_string()),
-    ]
+    ],
+    DROPPED.arrow_metadata,
 )
 
 
@@ -121,7 +123,9 @@ def build_document_schema(statistics: Iterable[str]) -> pa.Schema:
         ("note", pa.string()),  # see TEXT_SCHEMA
         ("text", pa.large_string()),
     ]
-    return pa.schema([*fields, *((name, pa.float32()) for name in statistics)])
+    return pa.schema(
+        [*fields, *((name, pa.float32()) for name in statistics)], DOCUMENTS.arrow_metadata
+    )
 
 
 def compute_document_id(url: str, date: str, payload: bytes) -> str:

@@ -26,15 +26,30 @@ from llmsys.data_pipeline.core.staging import JOURNAL, LISTS, discard_stale, fin
 from llmsys.data_pipeline.core.task_record import TaskOutput, TaskRecord
 from llmsys.dataset.token_shards import compute_file_digest
 from llmsys.errors import DataError
+from llmsys.storage.stored_formats import JOURNAL as JOURNAL_FORMAT
+from llmsys.storage.stored_formats import build_format_error
 
 RECORDS = "records.sqlite"
 _TABLES = """
     create table if not exists record (
-        number integer primary key, stage text not null, item blob not null, position integer, key text not null,
-        outputs text not null, result blob not null, is_provisional integer not null, unique (stage, item));
+        number integer primary key,
+        stage text not null,
+        item blob not null,
+        position integer,
+        key text not null,
+        outputs text not null,
+        result blob not null,
+        is_provisional integer not null,
+        unique (stage, item)
+    );
     create index if not exists place on record (stage, position);
     create table if not exists input (
-        path blob primary key, size integer, modified_ns integer, inode text, digest text) without rowid;
+        path blob primary key,
+        size integer,
+        modified_ns integer,
+        inode text,
+        digest text
+    ) without rowid;
 """
 
 
@@ -89,7 +104,7 @@ class Journal:
         not begun.
         """
         record = TaskRecord.from_result(key, outputs, result)
-        self.insert_record(name, record, bool(result.get("again")), position)
+        self.insert_record(name, record, bool(result.get("is_provisional")), position)
         return record
 
     def insert_record(
@@ -171,7 +186,6 @@ class Journal:
             if self._connection is None:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 self._connection = _connect(path)
-                self._import_earlier_format(path.parent)
             yield self._connection
         except sqlite3.DatabaseError as error:
             # Operational errors are those of the disk or the system; others mean a damaged file.
@@ -188,16 +202,6 @@ class Journal:
         finally:
             if not self._stays_open:
                 self._close_connection()
-
-    def _import_earlier_format(self, folder: Path) -> None:
-        stages = sorted(path for path in folder.iterdir() if path.is_dir() and path.name != LISTS)
-        if stages:
-            # most folders are newer
-            from llmsys.data_pipeline.core.journal_files import import_record_files
-
-            import_record_files(
-                stages, folder / "inputs.json", self.save_record, self.save_input_digest
-            )
 
     def _find_row(self, name: str, columns: str) -> Any:
         with self._open_journal() as journal:
@@ -222,17 +226,53 @@ class Journal:
         return _is_same(path, output)
 
 
+def require_journal_version(folder: Path) -> None:
+    """Check the format version of a dataset's journal, if it has one. Nothing is written.
+
+    Args:
+        folder: The dataset folder.
+
+    Raises:
+        FormatError: It has another version.
+    """
+    if (folder / JOURNAL).is_dir():
+        journal = Journal(folder)
+        journal.close()
+        journal.list_unfinished("")
+
+
 def _connect(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, isolation_level=None)
     # One process has the journal, and a lock of its own needs no shared memory: network file
     # systems have none.
     connection.execute("pragma locking_mode = exclusive")
+    is_new = not _require_journal_version(connection, path)
     connection.execute("pragma journal_mode = wal")
     # A power failure may lose the last records, whose tasks then run again. A killed process loses
     # none.
     connection.execute("pragma synchronous = normal")
     connection.executescript(_TABLES)
+    if is_new:
+        connection.execute(f"pragma user_version = {JOURNAL_FORMAT.version}")
     return connection
+
+
+def _require_journal_version(connection: sqlite3.Connection, path: Path) -> bool:
+    """Return False for a new journal, which has no tables. Raise FormatError for one of another
+    version.
+    """
+    version = connection.execute("pragma user_version").fetchone()[0]
+    if version == JOURNAL_FORMAT.version:
+        return True
+    has_tables = connection.execute("select count(*) from sqlite_master").fetchone()[0] > 0
+    # The first journals were folders with a JSON file per task.
+    has_json_records = any(
+        folder.is_dir() and folder.name != LISTS for folder in path.parent.iterdir()
+    )
+    if has_tables or has_json_records:
+        connection.close()
+        raise build_format_error(JOURNAL_FORMAT, version or None, path)
+    return False
 
 
 def _split_name(name: str) -> tuple[str, bytes]:

@@ -237,13 +237,13 @@ def pack_result(result: dict[str, Any], outputs: Sequence[TaskOutput]) -> dict[s
         outputs: The files it published.
 
     Returns:
-        Values that JSON can hold: `packed`, `again` (whether the storage failed midway) and
-        `outputs`.
+        Values that JSON can hold: `packed`, `is_provisional` (whether the storage failed midway)
+        and `outputs`.
     """
     packed = b64encode(TaskRecord.from_result("", (), result).packed).decode()
     return {
         "packed": packed,
-        "again": bool(result.get("again")),
+        "is_provisional": bool(result.get("is_provisional")),
         "outputs": [vars(output) for output in outputs],
     }
 

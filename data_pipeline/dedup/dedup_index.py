@@ -7,7 +7,7 @@ and the MinHash parameters.
 Look up the ids of documents by number: those of this dataset by input file and row, those of
 earlier ones by index.
 
-Reads the files of document columns that the signing stage wrote. They are memory-mapped, not
+Reads the files of document columns that the stage `signatures` wrote. They are memory-mapped, not
 loaded.
 
 Invariants:
@@ -30,11 +30,13 @@ from llmsys.data_pipeline.dedup.keys import Columns, compute_group_size, read_ra
 from llmsys.data_pipeline.text.ragged_arrays import compute_offsets
 from llmsys.dataset.token_shards import read_batches
 from llmsys.errors import DataError
+from llmsys.storage.stored_formats import DEDUP_INDEX, DEDUP_KEYS, VERSION_KEY, build_format_error
 
 INDEX = "index"
 INDEX_FILE = "index.json"
-INDEX_KEY_SCHEMA = pa.schema([("high", pa.uint64()), ("low", pa.uint64()), ("row", pa.int64())])
-_FORMAT = 2
+INDEX_KEY_SCHEMA = pa.schema(
+    [("high", pa.uint64()), ("low", pa.uint64()), ("row", pa.int64())], DEDUP_KEYS.arrow_metadata
+)
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class EarlierDataset:
         name: the name of the dataset.
         documents: files of ids, whose documents are numbered across files.
         rows: number of documents.
-        keys: the key files of each relation ("url", "text", "near"); their rows are document
+        keys: the key files of each relation ("url", "exact", "minhash"); their rows are document
             numbers.
         digest: digest of its `index.json`, on which the tasks that read it depend.
     """
@@ -81,7 +83,7 @@ def describe_index(
     """
     documents = [{"name": file, "rows": count} for file, count in rows.items()]
     top = {
-        "format": _FORMAT,
+        VERSION_KEY: DEDUP_INDEX.version,
         "dataset": name,
         "minhash": get_minhash_parameters(config),
         "by_characters": by_characters,
@@ -114,8 +116,7 @@ def load_earlier_dataset(
     path = folder / INDEX / INDEX_FILE
     try:
         content = json.loads(path.read_bytes())
-        if content["format"] != _FORMAT:
-            raise ValueError
+        version = content.get(VERSION_KEY, content.get("format"))
         name, files, theirs = content["dataset"], content["files"], dict(content["by_characters"])
         documents = {
             folder / INDEX / part["name"]: int(part["rows"]) for part in content["documents"]
@@ -126,9 +127,11 @@ def load_earlier_dataset(
         }
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise DataError(
-            f"{folder} has no index for data.deduplicate.earlier_datasets (format {_FORMAT}). "
-            "Prepare it with data.deduplicate.index.kind=kept, or take it out of the list."
+            f"{folder} has no index for data.deduplicate.earlier_datasets . Prepare it with "
+            "data.deduplicate.index.kind=kept, or take it out of the list."
         ) from None
+    if version != DEDUP_INDEX.version:
+        raise build_format_error(DEDUP_INDEX, version, path)
     _require_relations(folder, content, config)
     _require_same_words(folder, theirs, by_characters)
     for file, digest in files.items():
@@ -144,7 +147,7 @@ def load_earlier_dataset(
 
 def _require_relations(folder: Path, content: dict[str, Any], config: DeduplicationConfig) -> None:
     """Reject an index that lacks a configured relation or has other MinHash parameters."""
-    wanted = {"url": config.url.kind, "text": config.exact.kind, "near": config.minhash.kind}
+    wanted = {"url": config.url.kind, "exact": config.exact.kind, "minhash": config.minhash.kind}
     missing = [
         relation
         for relation, kind in wanted.items()
@@ -201,7 +204,7 @@ def read_earlier_items(
 
     Args:
         earlier: the datasets.
-        relation: "url", "text" or "near".
+        relation: "url", "exact" or "minhash".
         number: number of the key range.
         ranges: total number of key ranges.
         wanted: uint64 keys.

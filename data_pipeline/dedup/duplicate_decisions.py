@@ -78,7 +78,7 @@ def _build_verdicts(decisions: pa.RecordBatch) -> list[tuple[str, float | None, 
     ]
 
 
-URL, EXACT, SPANS = "url_duplicates", "exact_duplicates", "duplicate_spans"
+URL, EXACT, SPANS = "url_duplicates", "exact_duplicates", "repeated_segments"
 NEAR, SUBSTRING = "near_duplicates", "duplicate_substrings"
 
 _TESTS = {URL: "same url", EXACT: "same text", NEAR: "shares a bucket"}

@@ -144,7 +144,7 @@ class EagerJobs:
 
 
 class Executor(Protocol):
-    """Runs jobs, each once. Retries are decided in `retry.py`."""
+    """Runs jobs, each once. Retries are decided in `graph/tasks.py`."""
 
     @property
     def eager_jobs(self) -> EagerJobs | None:

@@ -84,7 +84,7 @@ class RayExecutor:
         self.limit = workers or max(1, int(ray.cluster_resources().get("CPU", 1)))
         self.eager_jobs = EagerJobs()
         self.nodes: set[str] = set()
-        # Ray must not retry: retries are counted and reported in retry.py.
+        # Ray must not retry: retries are counted and reported in graph/tasks.py.
         self._attempt = ray.remote(num_cpus=1, max_retries=0)(_try_job_on_node)
 
     def run_jobs(self, jobs: Sequence[Job], seconds: float = 0) -> Iterator[Event | EagerTaskEvent]:

@@ -117,7 +117,7 @@ class SlurmExecutor:
         """Submit arrays of the jobs that wait, as far as tasks are free."""
         each, limit = self.config.jobs_per_task, self.config.workers or 2 * self.config.array_tasks
         free = limit - sum(len({number // each for number in array.polls}) for array in arrays)
-        # Jobs of later stages first: the survey alone would enable millions of them.
+        # Jobs of later stages first: split_inputs alone would enable millions of them.
         while free and (not arrays or free * 8 >= limit) and (waiting or self.eager_jobs):
             is_early = len(self.eager_jobs) >= each or not waiting
             most = min(free, self.config.array_tasks) * each
@@ -246,7 +246,9 @@ def _write_jobs(folder: Path, jobs: Sequence[Job], jobs_per_task: int) -> None:
     root = find_import_root()
     write_bytes_atomically(
         folder / "script.sh",
-        f"#!/bin/sh\nexport PYTHONPATH={shlex.quote(str(root))}${{PYTHONPATH:+:$PYTHONPATH}} OMP_NUM_THREADS=1\n"
+        "#!/bin/sh\n"
+        f"export PYTHONPATH={shlex.quote(str(root))}${{PYTHONPATH:+:$PYTHONPATH}}\n"
+        "export OMP_NUM_THREADS=1\n"
         f'exec {command} "$SLURM_ARRAY_TASK_ID"\n'.encode(),
         PRIVATE,
     )

@@ -72,8 +72,9 @@ _FLAGS = (
     | dict.fromkeys(_GUTTER, GUTTER)
 )
 _BODY = re.compile(
-    r"\b(?:article|entry|post|story|news|page) ?(?:body|content|text|copy)\b|\bbody ?(?:text|copy|content)\b|"
-    r"\bmarkdown body\b|\bmw parser output\b|\brst content\b|\bmain ?content\b"
+    r"\b(?:article|entry|post|story|news|page) ?(?:body|content|text|copy)\b|\bbody "
+    r"?(?:text|copy|content)\b|\bmarkdown body\b|\bmw parser output\b|\brst content\b|\bmain "
+    r"?content\b"
 )
 _BODY_ENDS = (
     "body",

@@ -41,8 +41,10 @@ _STEPS = 20_000_000
 _TAG = re.compile(rb"<(/?)([a-zA-Z][a-zA-Z0-9]*)")
 # Elements that never nest in themselves: void ones, and those that the next of their kind closes.
 _FLAT = frozenset(
-    b"area base br col embed hr img input link meta source track wbr p li dt dd tr td th option thead tbody "
-    b"tfoot colgroup optgroup rp rt html head body".split()
+    (
+        b"area base br col embed hr img input link meta source track wbr p li dt dd tr td th "
+        b"option thead tbody tfoot colgroup optgroup rp rt html head body"
+    ).split()
 )
 
 

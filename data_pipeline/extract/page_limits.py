@@ -89,8 +89,10 @@ _CLOSED_AT_ONCE = re.compile(
 )
 # Void elements, and those that the next one of their kind closes.
 _FLAT = frozenset(
-    b"area base br col embed hr img input link meta source track wbr param p li dt dd tr td th thead tbody tfoot "
-    b"colgroup rp rt html head body".split()
+    (
+        b"area base br col embed hr img input link meta source track wbr param p li dt dd tr td th "
+        b"thead tbody tfoot colgroup rp rt html head body"
+    ).split()
 )
 # No end tag inside one of these closes what was opened outside (13.2.4.2, scopes).
 _SCOPES = frozenset(b"table template applet marquee object svg math select button".split())

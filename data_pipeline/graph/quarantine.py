@@ -50,7 +50,7 @@ class Quarantine:
         entry = {
             "task": task,
             **location,
-            "tries": attempts,
+            "attempts": attempts,
             "cause": failed.cause,
             "message": failed.message,
         }
@@ -76,8 +76,8 @@ def read_quarantine(folder: Path) -> list[dict[str, Any]]:
         folder: Dataset folder.
 
     Returns:
-        One mapping per task (task, tries, cause, message, traceback, often file and offset), sorted
-        by task.
+        One mapping per task (task, attempts, cause, message, traceback, often file and offset),
+        sorted by task.
     """
     return [json.loads(path.read_bytes()) for path in sorted((folder / QUARANTINE).glob("*.json"))]
 
@@ -96,7 +96,7 @@ def read_quarantine_rows(folder: Path) -> list[dict[str, Any]]:
 
 def _build_dropped_row(entry: dict[str, Any]) -> dict[str, Any]:
     stage = "read" if entry["task"].startswith("extract/") else "extract"  # as the funnel counts it
-    reason = format_quarantine_reason(entry["message"], entry["tries"])
+    reason = format_quarantine_reason(entry["message"], entry["attempts"])
     return {
         **dict.fromkeys(("value", "threshold")),
         "id": compute_document_id(entry["task"], "", reason.encode()),
@@ -116,7 +116,7 @@ def format_quarantine_reason(message: str, attempts: int) -> str:
     executor.
     """
     first = message.splitlines()[0] if message else "no message"
-    return f"quarantined after {attempts} {'tries' if attempts > 1 else 'try'}: {first}"
+    return f"quarantined after {attempts} {'attempts' if attempts > 1 else 'attempt'}: {first}"
 
 
 class FailureSummary:
@@ -170,8 +170,8 @@ def build_empty_extraction(block: InputBlock, reason: str) -> dict[str, Any]:
     return {"records": 0, "pages": 0, "html_bytes": 0, "skipped": [skip], "noted": []}
 
 
-def build_empty_judgement(pages: int, html_bytes: int, reason: str) -> dict[str, Any]:
-    """Return the result of quarantined rules: all pages dropped for one reason.
+def build_empty_filtering(pages: int, html_bytes: int, reason: str) -> dict[str, Any]:
+    """Return the result of quarantined filtering: all pages dropped for one reason.
 
     Args:
         pages: Pages of the block.

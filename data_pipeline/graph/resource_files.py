@@ -81,7 +81,7 @@ def list_rule_libraries(data: CrawlConfig) -> list[str]:
         data: The crawl section of a run.
 
     Returns:
-        `package==version` entries for the key of the judge tasks.
+        `package==version` entries for the keys of the tasks of the stage `filter`.
 
     Raises:
         ConfigError: If one is not installed.
@@ -104,7 +104,7 @@ def _iter_rule_libraries(rule: RuleConfig) -> Iterator[str]:
             package, extra, instead = (
                 "kenlm",
                 "kenlm",
-                " (cmake and a C++ compiler build it), or set reader: arpa",
+                " (cmake and a C++ compiler build it), or set backend: arpa",
             )
         case (
             PerplexityConfig()
@@ -190,9 +190,9 @@ def require_languages(data: CrawlConfig, codes: Collection[str]) -> None:
         ):
             if word_list.language not in (*codes, ANY_LANGUAGE):
                 raise ConfigError(
-                    f"data.rules.{number}.words: no document is judged as {word_list.language!r}, "
-                    "so its list would never be asked. Add a profile in data.language.profiles, "
-                    "or use language: any."
+                    f"data.rules.{number}.words: no document is recognized as "
+                    f"{word_list.language!r}, so its list would never be asked. Add a profile in "
+                    "data.language.profiles, or use language: any."
                 )
 
 

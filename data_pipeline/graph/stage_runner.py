@@ -146,7 +146,7 @@ class StageProgress:
     def update_display(self, amount: float, dropped: int) -> None:
         """Add an amount and dropped documents; also of tasks that were done already."""
         self._dropped += dropped
-        details = {"dropped": self._dropped, "tried_again": self.retries}
+        details = {"dropped": self._dropped, "retries": self.retries}
         self.progress.advance(amount, **{name: value for name, value in details.items() if value})
 
 
@@ -302,8 +302,8 @@ class StageRunner:
             display.update_display(eager_tasks.reused_amount, 0)
         self.num_run += sum(eager_tasks.done.values())
         self._early.update(eager_tasks.done)
-        counts = {"tasks": len(tasks), "failed": failures.count, "again": display.retries}
-        counts["ahead"] = sum(eager_tasks.done.values())
+        counts = {"tasks": len(tasks), "failed": failures.count, "retries": display.retries}
+        counts["eager"] = sum(eager_tasks.done.values())
         self._events.write(
             "stage", stage=stage.name, **counts, seconds=round(time.monotonic() - began, 3)
         )

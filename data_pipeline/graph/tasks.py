@@ -43,7 +43,7 @@ from llmsys.log import get_logger
 
 _PAGE = 500  # records that are read at a time
 _log = get_logger(__name__)
-MAX_QUEUED = 10_000  # early tasks of an executor: a survey makes many of every file
+MAX_QUEUED = 10_000  # early tasks of an executor: split_inputs makes many of every file
 
 
 class RecordList(Sequence[TaskRecord]):
@@ -124,7 +124,7 @@ def save_task_result(
         The record.
     """
     record = unpack_result(task.compute_key(code), returned)
-    journal.insert_record(task.name, record, returned["again"], position)
+    journal.insert_record(task.name, record, returned["is_provisional"], position)
     return record
 
 

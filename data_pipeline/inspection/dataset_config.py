@@ -7,7 +7,6 @@ from pydantic import ValidationError
 
 from llmsys.config.data import CrawlConfig
 from llmsys.config.input_files import sort_inputs
-from llmsys.config.migration import to_current_names
 from llmsys.dataset.manifest import Manifest
 from llmsys.errors import DataError
 
@@ -20,7 +19,7 @@ def read_dataset_config(manifest: Manifest, data: CrawlConfig) -> CrawlConfig:
     Raises:
         DataError: if this version cannot read it.
     """
-    stored = to_current_names(manifest.config.get("data", {}), "data")
+    stored = manifest.config.get("data", {})
     own = {"folder": data.folder, "executor": data.executor.model_dump()}
     try:
         return CrawlConfig.model_validate(stored | own)

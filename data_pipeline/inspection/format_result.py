@@ -116,8 +116,9 @@ def format_tokenizer_usage(usage: TokenizerUsage) -> list[str]:
 def _format_usage_row(name: str, usage: LanguageUsage) -> str:
     tokens = max(usage.tokens, 1)
     return (
-        f"{name or '(none)':<10}{usage.documents:>11,}{usage.bytes:>15,}{usage.bytes / tokens:>13.2f}"
-        f"{usage.words / tokens:>13.2f}{usage.unknown_tokens / tokens:>10.2%}{usage.byte_tokens / tokens:>10.2%}"
+        f"{name or '(none)':<10}{usage.documents:>11,}{usage.bytes:>15,}"
+        f"{usage.bytes / tokens:>13.2f}{usage.words / tokens:>13.2f}"
+        f"{usage.unknown_tokens / tokens:>10.2%}{usage.byte_tokens / tokens:>10.2%}"
     )
 
 

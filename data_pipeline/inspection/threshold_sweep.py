@@ -16,7 +16,6 @@ from pydantic import TypeAdapter, ValidationError
 from llmsys.config.custom_rules import PythonRuleConfig
 from llmsys.config.language import DEFAULT, LanguageConfig, list_known_codes
 from llmsys.config.loading.yaml_files import parse_yaml
-from llmsys.config.migration import to_current_names
 from llmsys.config.quality_rules import RuleConfig
 from llmsys.data_pipeline.language.rules_by_language import load_language_profiles
 from llmsys.data_pipeline.rules.chain import list_thresholds
@@ -148,7 +147,7 @@ def _parse_sweep(wanted: str) -> tuple[str, list[float]]:
 
 def _resolve_rules(manifest: Manifest, folder: Path, kind: str, field: str) -> list[Any]:
     """Return the distinct versions of a rule over the languages of the dataset."""
-    stored = to_current_names(manifest.config["data"].get("rules", []), "data.rules")
+    stored = manifest.config["data"].get("rules", [])
     rules = [_RULE.validate_python(rule) for rule in stored]
     rule = next((one for one in rules if one.title == kind), None)
     if rule is None:
@@ -183,9 +182,7 @@ def _get_settings(rule: Any) -> Any:
 
 
 def _read_language(manifest: Manifest) -> LanguageConfig:
-    return LanguageConfig.model_validate(
-        to_current_names(manifest.config["data"]["language"], "data.language")
-    )
+    return LanguageConfig.model_validate(manifest.config["data"]["language"])
 
 
 def _find_threshold_test(rule: Any, field: str, value: float, name: str) -> ThresholdTest | None:

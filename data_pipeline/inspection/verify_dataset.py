@@ -96,7 +96,7 @@ def _list_entries(
     for subfolder, listing in (
         ("documents", manifest.documents),
         ("dropped", manifest.dropped),
-        ("documents", manifest.copies),
+        ("documents", manifest.exports),
     ):
         entries += [(subfolder, entry) for entry in listing.files]
     return entries

@@ -27,6 +27,7 @@ from llmsys.data_pipeline.executors.base import Report
 from llmsys.data_pipeline.stages.collect import LENGTH_EDGES
 from llmsys.dataset.token_shards import ArrowFileWriter
 from llmsys.errors import DataError
+from llmsys.storage.stored_formats import PAIRS
 
 LABELLED_SUFFIXES = (".tsv", ".jsonl")
 
@@ -182,7 +183,8 @@ PAIR_SCHEMA = pa.schema(
         ("line", pa.int64()),
         ("source", pa.large_string()),
         ("target", pa.large_string()),
-    ]
+    ],
+    PAIRS.arrow_metadata,
 )
 
 

@@ -18,7 +18,6 @@ import numpy as np
 
 from llmsys.config.data import CrawlConfig
 from llmsys.config.input_files import sort_inputs
-from llmsys.config.migration import to_recorded_names
 from llmsys.config.tokenizer import TokenizerConfig
 from llmsys.data_pipeline.core.funnel import DECONTAMINATE, PII, FunnelCounts
 from llmsys.data_pipeline.core.journal import compute_json_digest
@@ -46,7 +45,7 @@ from llmsys.dataset.manifest import (
 )
 from llmsys.dataset.manifest_section import DecontaminationSummary, ThresholdReport
 from llmsys.dataset.token_shards import choose_token_dtype
-from llmsys.errors import DataError
+from llmsys.errors import DataError, FormatError
 from llmsys.log import get_logger, redact_values
 
 _log = get_logger(__name__)
@@ -59,11 +58,11 @@ class StageRecords:
     Attributes:
         inputs: Paths or URLs of the crawl.
         extracted: One record per input block, quarantined ones included.
-        judged: One record per extracted block.
+        filtered: One record per extracted block.
         rewritten: Records of each stage that removed repeats from texts.
         collected: One record per document file, after cleaning.
-        copies: One record per exported file.
-        borders: Documents nearest to each threshold.
+        exports: One record per exported file.
+        thresholds: Documents nearest to each threshold.
         tokenizer: None if the preparation stops before it.
         encoded: One record per document file.
         tokens: One record per token file. None if the preparation stops before them.
@@ -72,11 +71,11 @@ class StageRecords:
 
     inputs: Sequence[str]
     extracted: Sequence[TaskRecord]
-    judged: Sequence[TaskRecord] = ()
+    filtered: Sequence[TaskRecord] = ()
     rewritten: Sequence[Sequence[TaskRecord]] = ()
     collected: Sequence[TaskRecord] = ()
-    copies: Sequence[TaskRecord] = ()
-    borders: tuple[ThresholdReport, ...] = ()
+    exports: Sequence[TaskRecord] = ()
+    thresholds: tuple[ThresholdReport, ...] = ()
     tokenizer: TaskRecord | None = None
     encoded: Sequence[TaskRecord] = ()
     tokens: Sequence[TaskRecord] | None = None
@@ -94,7 +93,7 @@ class StageRecords:
             tally.add_amounts("read", documents_out=result["pages"], bytes_out=result["html_bytes"])
             for skip in result["skipped"]:
                 tally.add_drop_count("read", skip["reason"], skip["count"])
-        for record in chain(self.judged, *self.rewritten, self.collected):
+        for record in chain(self.filtered, *self.rewritten, self.collected):
             tally.merge_counts(FunnelCounts(record.result["tally"]))
         return tally
 
@@ -112,15 +111,15 @@ class StageRecords:
             or "there were none"
         )
         files = f"{len(self.inputs)} file{'s' if len(self.inputs) > 1 else ''}"
+        remedy = "Loosen data.rules or data.language, or give" if pages else "Give"
         raise DataError(
             f"no document is left of {pages} pages in {files}: {reasons}. "
-            f"{self._describe_languages()}{'Loosen data.rules or data.language, or give' if pages else 'Give'} "
-            "other input in data.inputs."
+            f"{self._describe_languages()}{remedy} other input in data.inputs."
         )
 
     def _describe_languages(self) -> str:
         """Return the most frequent languages of the pages; "" where no language was recognized."""
-        found = list(_build_language_counts(self.judged).items())[:3]  # most documents first
+        found = list(_build_language_counts(self.filtered).items())[:3]  # most documents first
         named = ", ".join(f"{code} ({count.documents})" for code, count in found)
         return f"Their languages: {named}. " if named else ""
 
@@ -144,7 +143,7 @@ def build_manifest(
         "tokenizer": tokenizer.model_dump(mode="json"),
     }
     # The digest is over redacted values: a rotated secret is no other dataset.
-    config = redact_values(to_recorded_names(config))
+    config = redact_values(config)
     tokenizer_result: dict[str, Any] = outcome.tokenizer.result if outcome.tokenizer else {}
     splits = build_splits(outcome.indexes)
     documents = _build_document_files(outcome.collected, 0, "documents_rows")
@@ -164,15 +163,14 @@ def build_manifest(
         splits=splits,
         documents=documents,
         dropped=_build_document_files(outcome.collected, 1, "dropped_rows"),
-        copies=_build_document_files(outcome.copies, 0, "documents_rows"),
+        exports=_build_document_files(outcome.exports, 0, "documents_rows"),
         funnel=outcome.sum_counts().build_funnel(list_funnel_stages(data)),
-        languages=_build_language_counts(outcome.judged),
+        languages=_build_language_counts(outcome.filtered),
         lengths=_build_length_histogram(outcome.collected),
         read=_build_read_summary(outcome),
         usage=_compute_usage(data.folder, outcome),
         decontamination=_build_decontamination_summary(outcome.collected),
-        borders=outcome.borders,
-        order=2 if splits else 1,
+        thresholds=outcome.thresholds,
     )
 
 
@@ -191,9 +189,6 @@ def publish_manifest(runner: StageRunner, manifest: Manifest) -> Manifest:
         runner.find_orphaned_files(),
         _find_manifest(runner.folder),
     )
-    if present is not None and present.fingerprint == manifest.fingerprint:
-        # The same tokens: runs over them continue in the order that they began with.
-        manifest = manifest.model_copy(update={"order": present.order})
     if present is not None and _is_up_to_date(present, manifest):
         manifest = present
         if not leftovers and not runner.num_run and not is_change_unfinished(folder):
@@ -217,15 +212,7 @@ def _is_up_to_date(present: Manifest, manifest: Manifest) -> bool:
     if present == manifest:
         return True
     # A run up to the documents must not withdraw tokens that are still valid.
-    later = {
-        "fingerprint",
-        "vocab_size",
-        "token_dtype",
-        "tokenizer_fingerprint",
-        "splits",
-        "usage",
-        "order",
-    }
+    later = {"fingerprint", "vocab_size", "token_dtype", "tokenizer_fingerprint", "splits", "usage"}
     same_documents = present.model_dump(exclude=later) == manifest.model_dump(exclude=later)
     asked_tokenizer = manifest.tokenizer_fingerprint in (None, present.tokenizer_fingerprint)
     return same_documents and asked_tokenizer and not manifest.splits
@@ -234,6 +221,8 @@ def _is_up_to_date(present: Manifest, manifest: Manifest) -> bool:
 def _find_manifest(folder: Path) -> Manifest | None:
     try:
         return load_manifest(folder)
+    except FormatError:
+        raise
     except DataError:
         return None
 
@@ -264,10 +253,10 @@ def _build_document_files(collected: Sequence[TaskRecord], output: int, rows: st
     return DocumentFiles(files=tuple(files))
 
 
-def _build_language_counts(judged: Sequence[TaskRecord]) -> dict[str, LanguageCount]:
+def _build_language_counts(filtered: Sequence[TaskRecord]) -> dict[str, LanguageCount]:
     documents: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
-    for record in judged:
+    for record in filtered:
         for code, (count, size) in record.result["languages"].items():
             documents[code] += count
             sizes[code] += size

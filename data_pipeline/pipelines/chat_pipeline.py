@@ -148,7 +148,6 @@ def _build_manifest(
             records=_sum_counts(encoded).stages[STAGE]["documents_in"],
             html_bytes=0,
         ),
-        order=2,
         answers={
             split: sum(record.result["answers"][split] for record in encoded) for split in SPLITS
         },

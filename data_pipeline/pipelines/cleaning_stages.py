@@ -11,7 +11,6 @@ from functools import partial
 
 from llmsys.config.data import CrawlConfig
 from llmsys.config.decontamination import NgramDecontaminationConfig
-from llmsys.config.migration import to_recorded_names
 from llmsys.data_pipeline.core.staging import get_write_path
 from llmsys.data_pipeline.core.task_record import TaskRecord
 from llmsys.data_pipeline.decontaminate.ngram_index import write_ngram_index
@@ -49,9 +48,7 @@ def run_cleaning_stages(
         contamination, digests = _run_contamination_stages(
             data.decontaminate, runner, stage, collected
         )
-    settings = to_recorded_names(
-        data.model_dump(mode="json", include={"decontaminate", "pii"}), "data"
-    )
+    settings = data.model_dump(mode="json", include={"decontaminate", "pii"})
     tasks = []
     for record, found in zip(collected, contamination, strict=True):
         documents, dropped = (runner.folder / output.name for output in record.outputs[:2])
@@ -133,7 +130,6 @@ def _run_index_stage(
     settings = config.model_dump(
         mode="json", include={"sets", "ngram_words", "min_item_words", "parts"}
     )
-    settings = to_recorded_names(settings, "data.decontaminate")
     depends_on = [settings, compute_file_digests(runner.journal, config.files)]
     job = partial(
         write_ngram_index,
@@ -142,5 +138,7 @@ def _run_index_stage(
         config=config,
     )
     return stage(
-        "index", [Task("index/all", depends_on, list(INDEX), job, len(config.sets))], "set"
+        "ngram_index",
+        [Task("ngram_index/all", depends_on, list(INDEX), job, len(config.sets))],
+        "set",
     )[0]

@@ -1,7 +1,7 @@
 """Stages between filtering and collecting that find duplicates.
 
-    sign ─ same_url ─ same_text ─ (units ─ same_units ─ take_out) ─ link ─ near ─ (anchors …
-    take_out_strings) ─ collect
+    signatures ─ url_duplicates ─ exact_duplicates ─ (segments ─ repeated_segments ─
+    remove_segments) ─ cluster ─ near_duplicates ─ (anchors … remove_substrings) ─ collect
 
 Every comparison is a map over files, which writes keys, and a shuffle: one task per range of all
 keys. Comparisons that are not configured add no stage. The result is the remaining documents and
@@ -60,8 +60,7 @@ from llmsys.data_pipeline.stages.join_near_duplicates import (
     write_near_duplicates,
 )
 
-_RULES = {"url": URL, "text": EXACT}
-_SORTED_DECISIONS = "sorted"  # format of the decisions: tasks that wrote the earlier one run again
+_RULES = {"url": URL, "exact": EXACT}
 
 
 class DeduplicationStages:
@@ -79,28 +78,28 @@ class DeduplicationStages:
             for one in self.config.earlier_datasets
         ]
         self.cuts = not isinstance(self.config.repeated_segments, NoDeduplication)
-        self.near = ["near"] if self.config.minhash.kind != "none" else []
-        parts = (("url", self.config.url), ("text", self.config.exact))
+        self.near = ["minhash"] if self.config.minhash.kind != "none" else []
+        parts = (("url", self.config.url), ("exact", self.config.exact))
         self.exact = [relation for relation, part in parts if part.kind != "none"]
 
-    def run_comparisons(self, judged: Sequence[TaskRecord], names: Sequence[str]) -> DatasetState:
+    def run_comparisons(self, filtered: Sequence[TaskRecord], names: Sequence[str]) -> DatasetState:
         """Run every configured comparison, in the order of the module docstring.
 
         Args:
-            judged: Records of the filtered files.
+            filtered: Records of the filtered files.
             names: Names of the files.
 
         Returns:
             The remaining documents and pending decisions.
         """
-        state = DatasetState(names, judged, [judged])
+        state = DatasetState(names, filtered, [filtered])
         states = []
         if self._initial_relations:
-            signed = self._run_signature_stage("sign", state, self._initial_relations)
+            signed = self._run_signature_stage("signatures", state, self._initial_relations)
             for relation in self.exact:
                 found = self._run_equal_key_stage(relation, _RULES[relation], state, signed)
                 state = state.add_decisions(
-                    _RULES[relation], self.group_decisions(f"same_{relation}", state, found)
+                    _RULES[relation], self.group_decisions(_RULES[relation], state, found)
                 )
             states = [(state, signed)]
         if self.cuts:
@@ -112,11 +111,14 @@ class DeduplicationStages:
             states = (
                 states
                 if not self.near
-                else [*states, (state, self._run_signature_stage("sign_left", state, self.near))]
+                else [
+                    *states,
+                    (state, self._run_signature_stage("signatures_after_cuts", state, self.near)),
+                ]
             )
         if self.near:
             found = self._run_near_duplicate_stages(state, states[-1][1])
-            state = state.add_decisions(NEAR, self.group_decisions("near", state, found))
+            state = state.add_decisions(NEAR, self.group_decisions("near_duplicates", state, found))
             # The index holds no near duplicate either.
             states[-1] = (state, states[-1][1])
         if isinstance(self.config.index, DedupIndexConfig):
@@ -137,7 +139,9 @@ class DeduplicationStages:
         """
         if not self._initial_relations:
             return None
-        return partial(self._build_signature_task_factory("sign", self._initial_relations), 0, ())
+        return partial(
+            self._build_signature_task_factory("signatures", self._initial_relations), 0, ()
+        )
 
     @property
     def _initial_relations(self) -> list[str]:
@@ -161,10 +165,10 @@ class DeduplicationStages:
     def _run_signature_stage(
         self, stage: str, state: DatasetState, relations: Sequence[str]
     ) -> SignedFiles:
-        signing = self._build_signature_task_factory(stage, relations)
+        build_signature_task = self._build_signature_task_factory(stage, relations)
 
         def build_task(number: int) -> Task:
-            return signing(
+            return build_signature_task(
                 number, state.select_decisions(number), state.kept[number], state.names[number]
             )
 
@@ -259,7 +263,7 @@ class DeduplicationStages:
         config = self.config
         settings: dict[str, Any] = {"relations": list(relations)}
         settings |= {"url": config.url.model_dump(mode="json")} if "url" in relations else {}
-        near = "near" in relations
+        near = "minhash" in relations
         unspaced = [code for code, by_characters in self.by_characters.items() if by_characters]
         settings |= (
             {"minhash": config.minhash.model_dump(mode="json"), "unspaced": unspaced}
@@ -307,7 +311,7 @@ class DeduplicationStages:
         def build_task(number: int) -> Task:
             output = f"work/{stage}/{number:05d}-of-{ranges:05d}.arrow"
             job = build_job(number, ranges, self.folder / output)
-            inputs_of_range = [_SORTED_DECISIONS, *inputs, number, ranges]
+            inputs_of_range = [*inputs, number, ranges]
             return Task(f"{stage}/{number:05d}-of-{ranges:05d}", inputs_of_range, [output], job, 1)
 
         return self.run_stage(stage, LazySequence(ranges, build_task), "range")
@@ -368,14 +372,12 @@ class DeduplicationStages:
                 output=output,
             )
 
-        return self.compare_key_ranges(
-            f"same_{relation}", signed.count_keys(relation), [inputs, rule], build_job
-        )
+        return self.compare_key_ranges(rule, signed.count_keys(relation), [inputs, rule], build_job)
 
     def _run_near_duplicate_stages(
         self, state: DatasetState, signed: SignedFiles
     ) -> Sequence[TaskRecord]:
-        build_range, inputs = self._build_relation_range_factory("near", state, signed)
+        build_range, inputs = self._build_relation_range_factory("minhash", state, signed)
 
         def build_job(number: int, ranges: int, output: Path) -> Callable[..., Any]:
             key_range = build_range(number=number, ranges=ranges)
@@ -383,26 +385,24 @@ class DeduplicationStages:
                 write_link_forest, key_range=key_range, documents=signed.documents, output=output
             )
 
-        links = self.compare_key_ranges("link", signed.count_keys("near"), inputs, build_job)
-        output = "work/near/near.arrow"
+        links = self.compare_key_ranges("cluster", signed.count_keys("minhash"), inputs, build_job)
+        output = "work/near_duplicates/near_duplicates.arrow"
         job = partial(
             write_near_duplicates,
             links=write_file_list(
-                self.folder, "link", (record.outputs[0].name for record in links)
+                self.folder, "cluster", (record.outputs[0].name for record in links)
             ),
             documents=signed.documents,
             earlier=self.earlier,
             output=self.folder / output,
         )
-        depends_on = [
-            _SORTED_DECISIONS,
-            compute_sequence_digest(record.digests for record in links),
-            inputs,
-        ]
+        depends_on = [compute_sequence_digest(record.digests for record in links), inputs]
         return self.run_stage(
-            "near", [Task("near/all", depends_on, [output], job, len(links))], "range"
+            "near_duplicates",
+            [Task("near_duplicates/all", depends_on, [output], job, len(links))],
+            "range",
         )
 
 
 def _get_key_schema(relation: str) -> pa.Schema:
-    return BUCKET_SCHEMA if relation == "near" else ITEM_SCHEMA
+    return BUCKET_SCHEMA if relation == "minhash" else ITEM_SCHEMA

@@ -13,7 +13,6 @@ from typing import Any, Literal
 from llmsys.config.cleaning import ReadConfig
 from llmsys.config.data import CrawlConfig
 from llmsys.config.language import parse_language_rules
-from llmsys.config.migration import to_recorded_names
 from llmsys.config.python_code import compute_code_digest
 from llmsys.config.tokenizer import TokenizerConfig
 from llmsys.data_pipeline.core.journal import compute_json_digest
@@ -22,7 +21,7 @@ from llmsys.data_pipeline.core.task_record import TaskRecord
 from llmsys.data_pipeline.executors.base import LazySequence, select_items
 from llmsys.data_pipeline.graph.quarantine import (
     build_empty_extraction,
-    build_empty_judgement,
+    build_empty_filtering,
     drop_quarantined,
 )
 from llmsys.data_pipeline.graph.resource_files import (
@@ -87,19 +86,20 @@ class DocumentPipeline:
         inputs = files.paths
         deduplication = DeduplicationStages(self.data, self.runner, self._run_stage)
         build_extract_task = self._build_extract_task_factory(files)
-        # Each block can be extracted as soon as its file is split, then filtered and signed.
-        sign = self._build_next_stage("sign", deduplication.build_first_task_factory())
-        judge = self._build_next_stage("judge", self._judge_task_factory, sign)
-        blocks = self._run_survey_stage(files, build_extract_task, judge)
+        # Each block can be extracted as soon as its file is split, then filtered and given its
+        # signatures.
+        signing = self._build_next_stage("signatures", deduplication.build_first_task_factory())
+        filtering = self._build_next_stage("filter", self._filter_task_factory, signing)
+        blocks = self._run_split_stage(files, build_extract_task, filtering)
         extract_tasks = LazySequence(len(blocks), lambda index: build_extract_task(blocks[index]))
         outcome = StageRecords(
-            inputs=inputs, extracted=self._run_stage("extract", extract_tasks, "B", judge)
+            inputs=inputs, extracted=self._run_stage("extract", extract_tasks, "B", filtering)
         )
         names: Sequence[str] = LazySequence(len(blocks), lambda index: blocks[index].name)
         extracted, names, _ = drop_quarantined(outcome.extracted, names)
-        outcome.judged = self._run_judge_stage(extracted, names)
-        judged, names, remaining = drop_quarantined(outcome.judged, names)
-        state = deduplication.run_comparisons(judged, names)
+        outcome.filtered = self._run_filter_stage(extracted, names)
+        filtered, names, remaining = drop_quarantined(outcome.filtered, names)
+        state = deduplication.run_comparisons(filtered, names)
         outcome.rewritten = state.rewritten_records
         state = state.add_unread(select_items(extracted, remaining))
         outcome.collected = self._run_collect_stage(state, outcome)
@@ -110,8 +110,8 @@ class DocumentPipeline:
                 self.data, self.runner, self._run_stage, outcome.collected
             )
         outcome.require_documents()
-        outcome.copies = run_export_stage(self.data, self._run_stage, outcome.collected)
-        outcome.borders = run_threshold_stage(
+        outcome.exports = run_export_stage(self.data, self._run_stage, outcome.collected)
+        outcome.thresholds = run_threshold_stage(
             self.data, self.rules, self._run_stage, outcome.collected, list_funnel_stages(self.data)
         )
         if until == "documents":
@@ -145,11 +145,11 @@ class DocumentPipeline:
         code = compute_code_version(DOCUMENT_STAGES[name.partition(".")[0]])
         return self.runner.run_stage(name, tasks, unit=unit, code=code, next_stage=next_stage)
 
-    def _run_survey_stage(
+    def _run_split_stage(
         self,
         files: InputFiles,
         build_extract_task: Callable[[InputBlock], Task],
-        judge: NextStage | None,
+        filtering: NextStage | None,
     ) -> Sequence[InputBlock]:
         """Split long files into blocks. A remote file is identified by its tag or time."""
         inputs = files.paths
@@ -166,30 +166,30 @@ class DocumentPipeline:
             if files.get_read_config(path, self.data.read).reader is not None:
                 sizes[path] = get_input_size(path)
                 uncut.add(path)
-        surveyed = [(path, name) for path, name in named if path not in uncut]
+        split = [(path, name) for path, name in named if path not in uncut]
         tasks = []
-        for path, name in surveyed:
+        for path, name in split:
             identity = compute_input_identity(self.runner.journal, path) if is_remote(path) else ""
             job = partial(split_input_file, source=path, block_bytes=size, identity=identity)
             stamp = identity or compute_file_stamp(path)
             tasks.append(
                 Task(
-                    f"survey/{name}",
+                    f"split_inputs/{name}",
                     [path, stamp, size],
                     [],
                     job,
                     sizes.get(path) or get_input_size(path),
                 )
             )
-        paths = {name: path for path, name in surveyed}
+        paths = {name: path for path, name in split}
 
         def build_extract_tasks(name: str, record: TaskRecord) -> Iterator[Task]:
             yield from map(build_extract_task, list_input_blocks(paths[name], name, record.result))
 
         code = compute_code_version(DOCUMENT_STAGES["extract"])
-        extract = NextStage("extract", code, build_extract_tasks, judge, is_counted=True)
-        records = self._run_stage("survey", tasks, "B", extract) if tasks else []
-        positions = {path: position for position, (path, _) in enumerate(surveyed)}
+        extract = NextStage("extract", code, build_extract_tasks, filtering, is_counted=True)
+        records = self._run_stage("split_inputs", tasks, "B", extract) if tasks else []
+        positions = {path: position for position, (path, _) in enumerate(split)}
         whole = {
             path: {"blocks": [[0, sizes[path], compute_input_identity(self.runner.journal, path)]]}
             for path in uncut
@@ -210,9 +210,7 @@ class DocumentPipeline:
         @cache
         def get_settings(read: ReadConfig) -> tuple[ReadConfig, list[Any]]:
             data = self.data.model_copy(update={"read": read})
-            dumped = to_recorded_names(
-                data.model_dump(mode="json", include={"extract", "read", "url"}), "data"
-            )
+            dumped = data.model_dump(mode="json", include={"extract", "read", "url"})
             code = [] if read.reader is None else [compute_code_digest(read.reader)]
             return read, [dumped["extract"], dumped["read"], dumped["url"], *versions, *code]
 
@@ -250,22 +248,22 @@ class DocumentPipeline:
         code = compute_code_version(DOCUMENT_STAGES[stage])
         return NextStage(stage, code, lambda name, record: [task(record, name)], then)
 
-    def _run_judge_stage(
+    def _run_filter_stage(
         self, extracted: Sequence[TaskRecord], names: Sequence[str]
     ) -> Sequence[TaskRecord]:
         def build_task(index: int) -> Task:
-            return self._judge_task_factory(extracted[index], names[index])
+            return self._filter_task_factory(extracted[index], names[index])
 
-        return self._run_stage("judge", LazySequence(len(names), build_task), "page")
+        return self._run_stage("filter", LazySequence(len(names), build_task), "page")
 
     @cached_property
-    def _judge_task_factory(self) -> Callable[[TaskRecord, str], Task]:
+    def _filter_task_factory(self) -> Callable[[TaskRecord, str], Task]:
         """A function (extracted record, block name) → task that filters the block."""
         require_languages(self.data, parse_language_rules(self.rules))
         settings = self.data.model_dump(mode="json", include={"unicode", "language", "documents"})
         # Exported formats do not change the filtered documents.
         settings["documents"].pop("export_formats")
-        settings = to_recorded_names(settings, "data") | {"rules": self.rules}
+        settings["rules"] = self.rules
         files = (
             *compute_file_digests(self.runner.journal, list_rule_files(self.data)),
             *list_rule_libraries(self.data),
@@ -273,7 +271,7 @@ class DocumentPipeline:
         settings["files"] = files
 
         def build_task(extracted: TaskRecord, name: str) -> Task:
-            outputs = [f"work/judged/{name}.arrow", f"work/judged/{name}.dropped.arrow"]
+            outputs = [f"work/filtered/{name}.arrow", f"work/filtered/{name}.dropped.arrow"]
             job = partial(
                 apply_rules_to_file,
                 source=self.folder / extracted.outputs[0].name,
@@ -288,12 +286,12 @@ class DocumentPipeline:
             # The second output, the unreadable places, decides nothing here.
             depends_on = [extracted.digests[:1], settings]
             return Task(
-                f"judge/{name}",
+                f"filter/{name}",
                 depends_on,
                 outputs,
                 job,
                 pages,
-                partial(build_empty_judgement, pages, html_bytes),
+                partial(build_empty_filtering, pages, html_bytes),
             )
 
         return build_task

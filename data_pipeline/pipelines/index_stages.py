@@ -1,6 +1,6 @@
 """Stages that write the deduplication index, with which later datasets are compared.
 
-keep_documents (per file) ─ keep_ids ─ keep_url, keep_text, keep_near (per range) ─ name_index
+index_documents (per file) ─ index_ids ─ index_url, index_exact, index_minhash (per range) ─ index
 """
 
 import math
@@ -50,7 +50,7 @@ def run_index_stages(
         kept, ids = _run_document_stages(plan, f"{INDEX}/{file}", state_number, state, signed)
         first = sum(rows.values())
         counts = write_rows(
-            plan.folder / LIST_FOLDER / f"keep_documents_{state_number}.rows.arrow",
+            plan.folder / LIST_FOLDER / f"index_documents_{state_number}.rows.arrow",
             pa.schema([("rows", pa.int64())]),
             ({"rows": record.result["rows"]} for record in kept),
         )
@@ -62,7 +62,7 @@ def run_index_stages(
     content = describe_index(plan.name, rows, keys, digests, plan.config, plan.by_characters)
     # Last, so that an existing index.json names complete files.
     job = partial(write_index, content=content, output=plan.folder / path)
-    plan.run_stage("name_index", [Task("name_index/all", [content], [path], job, 1)], "file")
+    plan.run_stage("index", [Task("index/all", [content], [path], job, 1)], "file")
 
 
 def _run_document_stages(
@@ -71,7 +71,7 @@ def _run_document_stages(
     """Write the remaining documents in crawl order. Return the records per file and the record
     of all ids.
     """
-    stage = f"keep_documents_{state_number}"
+    stage = f"index_documents_{state_number}"
 
     def build_task(number: int) -> Task:
         record, name, decisions = (
@@ -94,8 +94,8 @@ def _run_document_stages(
     sources = write_file_list(plan.folder, stage, (record.outputs[0].name for record in kept))
     own = partial(write_index_ids, sources=sources, output=plan.folder / output)
     digest = compute_sequence_digest(record.digests for record in kept)
-    task = Task(f"keep_ids_{state_number}/all", [digest], [output], own, len(kept))
-    return kept, plan.run_stage(f"keep_ids_{state_number}", [task], "file")[0]
+    task = Task(f"index_ids_{state_number}/all", [digest], [output], own, len(kept))
+    return kept, plan.run_stage(f"index_ids_{state_number}", [task], "file")[0]
 
 
 def _run_key_stage(
@@ -109,10 +109,10 @@ def _run_key_stage(
 ) -> Sequence[TaskRecord]:
     """Sort the keys of the remaining documents, one range per file."""
     output = 1 + list(signed.relations).index(relation)
-    schema = BUCKET_SCHEMA if relation == "near" else ITEM_SCHEMA
+    schema = BUCKET_SCHEMA if relation == "minhash" else ITEM_SCHEMA
     build_range = plan.build_range_factory(signed.keys[relation], schema, state)
     files = write_file_list(
-        plan.folder, f"keep_{relation}", (record.outputs[0].name for record in kept)
+        plan.folder, f"index_{relation}", (record.outputs[0].name for record in kept)
     )
     ranges = max(1, math.ceil(signed.count_keys(relation) / KEYS_PER_FILE))
     depends_on = [
@@ -134,6 +134,6 @@ def _run_key_stage(
             first=first,
             output=plan.folder / path,
         )
-        return Task(f"keep_{relation}/{name}", [*depends_on, number, ranges], [path], job, 1)
+        return Task(f"index_{relation}/{name}", [*depends_on, number, ranges], [path], job, 1)
 
-    return plan.run_stage(f"keep_{relation}", LazySequence(ranges, build_task), "range")
+    return plan.run_stage(f"index_{relation}", LazySequence(ranges, build_task), "range")

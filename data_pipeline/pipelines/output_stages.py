@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 
 from llmsys.config.data import ChatConfig, CrawlConfig, TokensConfig
-from llmsys.config.migration import to_recorded_names
 from llmsys.config.tokenizer import (
     FileTokenizerConfig,
     NoTokenizer,
@@ -55,7 +54,7 @@ def run_tokenizer_stage(
     assert not isinstance(config, NoTokenizer)  # a config of texts has one
     outputs = [f"tokenizer/{name}" for name in list_tokenizer_files(config)]
     folder = get_write_path(data.folder, "tokenizer")
-    settings = to_recorded_names(config.model_dump(mode="json"), "tokenizer")
+    settings = config.model_dump(mode="json")
     split = data.split
     sources = [find_output(data.folder, record.outputs[0].name) for record in collected]
     own = {"heldout_files": heldout_files} if heldout_files else {}
@@ -202,9 +201,9 @@ def run_export_stage(
             path = get_write_path(data.folder, output)
             job = partial(export_documents, source=source, output=path, format=format)
             depends_on = [record.digests[0], format]
-            name = f"copies/{Path(output).name}"
+            name = f"export/{Path(output).name}"
             tasks.append(Task(name, depends_on, [output], job, record.result["documents_rows"]))
-    return stage("copies", tasks, "document")
+    return stage("export", tasks, "document")
 
 
 def run_threshold_stage(
@@ -224,7 +223,7 @@ def run_threshold_stage(
     """
     # Only these language settings are thresholds.
     language = data.language.model_dump(mode="json", include={"languages", "min_score"})
-    depends_on = [to_recorded_names(language, "data.language"), rules]
+    depends_on = [language, rules]
     tasks = []
     for record in final:
         documents, dropped = (

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from llmsys.config.data import LabelledTextConfig, PairsConfig
-from llmsys.config.migration import to_recorded_names
 from llmsys.config.tokenizer import TokenizerConfig
 from llmsys.data_pipeline.core.funnel import FunnelCounts
 from llmsys.data_pipeline.core.journal import compute_json_digest
@@ -48,12 +47,10 @@ def build_pairs_manifest(
         DataError: If every training pair is longer than `data.max_tokens`.
     """
     # Folder and executor decide nothing in the dataset.
-    config = to_recorded_names(
-        {
-            "data": data.model_dump(mode="json", exclude={"folder", "executor"}),
-            "tokenizer": tokenizer.model_dump(mode="json"),
-        }
-    )
+    config = {
+        "data": data.model_dump(mode="json", exclude={"folder", "executor"}),
+        "tokenizer": tokenizer.model_dump(mode="json"),
+    }
     made: dict[str, Any] = outcome.tokenizer.result if outcome.tokenizer else {}
     splits = dict(iter_pair_splits(outcome.encoded))
     if splits and not splits["train"].documents:

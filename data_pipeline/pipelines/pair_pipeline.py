@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from llmsys.config.data import LabelledTextConfig, PairsConfig
-from llmsys.config.migration import to_recorded_names
 from llmsys.config.tokenizer import (
     FileTokenizerConfig,
     NoTokenizer,
@@ -142,7 +141,7 @@ class PairPipeline:
         assert not isinstance(self.tokenizer, NoTokenizer)  # a config of texts has one
         outputs = [f"tokenizer/{name}" for name in list_tokenizer_files(self.tokenizer)]
         folder, config = get_write_path(self.folder, "tokenizer"), self.tokenizer
-        settings = to_recorded_names(config.model_dump(mode="json"), "tokenizer")
+        settings = config.model_dump(mode="json")
         # Labels are no text to learn a vocabulary from.
         sides = ("source",) if isinstance(self.data, LabelledTextConfig) else ("source", "target")
         sources = [find_output(self.folder, record.outputs[0].name) for record in read]

@@ -1,8 +1,8 @@
 """Prepare a dataset: crawl files to token shards.
 
-    extract ─ judge ─ (deduplication) ─ collect ─ (cleaning) ┬ encode ┐
-                                                             │         tokens ─ manifest
-                                                             └ tokenizer (before encode)
+    split_inputs ─ extract ─ filter ─ (deduplication) ─ collect ─ (cleaning) ─┐
+    ┌─────────────────────────────────────────────────────────────────────────┘
+    └ tokenizer ─ encode ─ tokens ─ manifest
 
 Reads the `data` and `tokenizer` sections of a run. Writes the dataset folder. Token ids, chats,
 pairs and images have pipelines of their own, such as `pair_pipeline.py`.
@@ -20,14 +20,15 @@ from llmsys.config.images import ImagesConfig
 from llmsys.config.mixture import MixtureConfig
 from llmsys.config.run import RunConfig
 from llmsys.config.tokenizer import FileTokenizerConfig, PythonTokenizerConfig
+from llmsys.data_pipeline.core.journal import require_journal_version
 from llmsys.data_pipeline.core.staging import finish_interrupted_publication, remove_partial_files
 from llmsys.data_pipeline.graph.resource_files import require_resource_files
 from llmsys.data_pipeline.graph.stage_runner import StageRunner
 from llmsys.data_pipeline.pipelines.build_manifest import build_manifest, publish_manifest
 from llmsys.data_pipeline.pipelines.document_pipeline import DocumentPipeline, Until
 from llmsys.data_pipeline.readers.input_files import InputFiles, find_input_files
-from llmsys.dataset.manifest import Manifest
-from llmsys.errors import ConfigError
+from llmsys.dataset.manifest import Manifest, load_manifest
+from llmsys.errors import ConfigError, DataError, FormatError
 from llmsys.storage.local_files import find_folder_url, lock_folder
 from llmsys.vocabulary.tokenizer import find_model_file, load_tokenizer
 
@@ -73,6 +74,7 @@ def prepare_dataset(config: RunConfig, until: str = "tokens") -> Manifest:
 
         load_python_tokenizer(config.tokenizer)
     with lock_folder(data.folder) as lock:
+        _require_known_formats(data.folder)
         remove_partial_files(data.folder)  # we hold the lock, so no other writer lives
         # A publication that was killed midway is completed before anything else changes.
         finish_interrupted_publication(data.folder)
@@ -82,6 +84,18 @@ def prepare_dataset(config: RunConfig, until: str = "tokens") -> Manifest:
         finally:
             runner.close()
         return publish_manifest(runner, manifest)
+
+
+def _require_known_formats(folder: Path) -> None:
+    """Raise FormatError for a folder of another format version, before anything in it changes."""
+    try:
+        load_manifest(folder)
+    except FormatError:
+        raise
+    except DataError:
+        # There is none, or a damaged one, which is written again.
+        pass
+    require_journal_version(folder)
 
 
 def _run_pipeline(

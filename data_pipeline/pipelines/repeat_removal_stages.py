@@ -1,6 +1,7 @@
 """Stages that remove repeats within documents: paragraphs, lines or sentences, and long strings.
 
-    units ─ same_units ─ take_out                      anchors ─ repeated ─ windows ─ same_windows ─ take_out_strings
+    segments ─ repeated_segments ─ remove_segments
+    anchors ─ repeated_anchors ─ windows ─ repeated_windows ─ remove_substrings
 
 Each returns a new state of the files, to which all earlier decisions are applied.
 """
@@ -90,15 +91,15 @@ def remove_repeated_segments(plan: ComparisonStages, state: DatasetState) -> Dat
     assert not isinstance(config, NoDeduplication)
     segments = _run_map_stage(
         plan,
-        "units",
+        "segments",
         state,
         partial(write_segment_keys, config=config),
         config.model_dump(mode="json"),
     )
     places = _run_compare_stage(
-        plan, "same_units", state, segments, ITEM_SCHEMA, write_repeat_positions
+        plan, "repeated_segments", state, segments, ITEM_SCHEMA, write_repeat_positions
     )
-    return _run_cut_stage(plan, "take_out", state, places, SegmentCutter(config))
+    return _run_cut_stage(plan, "remove_segments", state, places, SegmentCutter(config))
 
 
 def remove_repeated_substrings(plan: ComparisonStages, state: DatasetState) -> DatasetState:
@@ -108,16 +109,16 @@ def remove_repeated_substrings(plan: ComparisonStages, state: DatasetState) -> D
     length = config.min_characters
     anchors = _run_map_stage(plan, "anchors", state, partial(write_anchors, length=length), length)
     repeated = _run_compare_stage(
-        plan, "repeated", state, anchors, VALUE_SCHEMA, write_repeated_keys
+        plan, "repeated_anchors", state, anchors, VALUE_SCHEMA, write_repeated_keys
     )
     # Two passes: only windows near a repeated anchor are hashed in full.
     windows = _run_map_stage(
         plan, "windows", state, partial(write_repeated_windows, length=length), length, repeated
     )
     places = _run_compare_stage(
-        plan, "same_windows", state, windows, ITEM_SCHEMA, write_repeat_positions
+        plan, "repeated_windows", state, windows, ITEM_SCHEMA, write_repeat_positions
     )
-    return _run_cut_stage(plan, "take_out_strings", state, places, SubstringCutter(config))
+    return _run_cut_stage(plan, "remove_substrings", state, places, SubstringCutter(config))
 
 
 def _run_map_stage(

@@ -90,23 +90,40 @@ _DEDUPLICATION = _describe_code(
     1, ("dedup", "rules", "text", *_COMPARING), "pyarrow numpy spacy xxhash scipy"
 )
 _DEDUPLICATION_STAGES = (
-    *("sign", "same_url", "same_text", "sign_left", "link", "near"),
-    *("units", "same_units", "take_out"),
-    *("anchors", "repeated", "windows", "same_windows", "take_out_strings"),
-    *("keep_documents_0", "keep_ids_0", "keep_documents_1", "keep_ids_1"),
-    *("keep_url", "keep_text", "keep_near", "name_index"),
+    "signatures",
+    "url_duplicates",
+    "exact_duplicates",
+    "signatures_after_cuts",
+    "cluster",
+    "near_duplicates",
+    "segments",
+    "repeated_segments",
+    "remove_segments",
+    "anchors",
+    "repeated_anchors",
+    "windows",
+    "repeated_windows",
+    "remove_substrings",
+    "index_documents_0",
+    "index_ids_0",
+    "index_documents_1",
+    "index_ids_1",
+    "index_url",
+    "index_exact",
+    "index_minhash",
+    "index",
     "groups",
 )
 
 # Stages of a dataset of documents, by the name of the stage up to the first dot.
 DOCUMENT_STAGES = {
-    "survey": _describe_code(1, ("stages/split_inputs.py",), "xxhash"),
+    "split_inputs": _describe_code(1, ("stages/split_inputs.py",), "xxhash"),
     "extract": _describe_code(
         1,
         ("readers", "extract", "stages/extract_text.py", "rules/url.py", "rules/entry_lists.py"),
         "pyarrow fastwarc resiliparse selectolax zstandard tldextract",
     ),
-    "judge": _describe_code(
+    "filter": _describe_code(
         1,
         ("language", "rules", "text", "core/funnel.py", "stages/apply_rules.py"),
         "pyarrow numpy py3langid pycld2 scipy regex spacy ftfy",
@@ -120,11 +137,11 @@ DOCUMENT_STAGES = {
     "gather": _describe_code(
         1, ("core/funnel.py", "stages/collect.py", "dedup/duplicate_decisions.py"), "pyarrow numpy"
     ),
-    "copies": _describe_code(1, ("stages/export_documents.py",), "pyarrow zstandard"),
+    "export": _describe_code(1, ("stages/export_documents.py",), "pyarrow zstandard"),
     "thresholds": _describe_code(
         1, ("stages/near_thresholds.py", "core/funnel.py", "rules", "text"), "pyarrow numpy"
     ),
-    "index": _describe_code(1, _CONTAMINATION, "numpy pyarrow xxhash"),
+    "ngram_index": _describe_code(1, _CONTAMINATION, "numpy pyarrow xxhash"),
     "contamination": _describe_code(1, _CONTAMINATION, "numpy pyarrow xxhash"),
     "matches": _describe_code(1, ("stages/find_contamination.py",), "numpy pyarrow"),
     "clean": _describe_code(

@@ -113,7 +113,6 @@ def prepare_tokens(
         dropped=DocumentFiles(),
         languages={},
         lengths=Histogram(edges=LENGTH_EDGES, counts=(0,) * (len(LENGTH_EDGES) - 1)),
-        order=2,
         **_sum_counts(
             read, sum(split.bytes for split in splits.values()), len({part.path for part in parts})
         ),

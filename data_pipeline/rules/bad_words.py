@@ -31,7 +31,7 @@ class BadWordsRule:
 
     Args:
         config: lists and limits.
-        language: language of the documents; lists of other languages are ignored.
+        language: ISO code of the documents' language; lists of other languages are ignored.
     """
 
     kind = "bad_words"

@@ -54,7 +54,7 @@ class RuleChain:
     Args:
         rules: the rules, in order; may be empty.
         splitters: split the words; English by default.
-        language: language of the documents, which selects word lists.
+        language: ISO code of the documents' language, such as `en`; it selects word lists.
         models: rules that hold a model, by config; chains with the same mapping load each model
             once.
     """
@@ -93,7 +93,7 @@ def build_rule(
 
     Args:
         config: the rule and its thresholds.
-        language: language of the documents, which selects word lists.
+        language: ISO code of the documents' language, such as `en`; it selects word lists.
         models: rules that hold a model, by config; they are reused, and new ones are added.
 
     Returns:
@@ -162,7 +162,7 @@ def list_thresholds(config: RuleConfig, language: str = ANY_LANGUAGE) -> Sequenc
 
     Args:
         config: the rule and its thresholds.
-        language: language of the documents.
+        language: ISO code of the documents' language, such as `en`.
 
     Returns:
         The tests, in the order in which they apply.

@@ -9,10 +9,10 @@ texts that do not resemble prose. The first failed test, in the order of the dia
 | words are | spaCy's English | between white space | between white space | between white space |
 | words counted | not punctuation alone | all | all | those that begin with a letter or digit |
 | word length | mean of those counted | mean | median | mean of all |
-| symbols | `#`, then `...` and `…`, each per word | the same | words with `#` or `…` | `#` `...` `. . .` `…` together |
-| lines | `splitlines` | between newlines, not blank | between runs of newlines | stripped, not blank |
-| bullets | `•` `-` after white space | 14 marks after white space | `*` `-` at the very start | `●` `•` `*` `-` |
-| ellipses at ends | `...` `…` before white space | the same | `…` at the very end | `...` `. . .` `…` |
+| symbols | `#`, then `...` `…`, per word | the same | words with `#` `…` | `. . .` too, together |
+| lines | `splitlines` | between newlines, not blank | between newline runs | not blank |
+| bullets | `•` `-` after space | 14 marks after space | `*` `-` at the start | `●` `•` `*` `-` |
+| ellipses at ends | `...` `…` before space | the same | `…` at the end | `...` `. . .` `…` |
 | stop words | distinct, as written | distinct, as written | all, as written | all, in any case |
 
 The paper does not define words, marks and lines; its column is our plainest interpretation.

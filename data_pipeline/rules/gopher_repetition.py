@@ -11,9 +11,9 @@ much. Lengths are code points.
 | paragraphs | between blank lines | stripped, not blank | no test | stripped, not blank |
 | their characters / | the whole text | the whole text | all words | all lines (paragraphs) |
 | words are | spaCy's English | between white space | between white space | Unicode's segments |
-| top n-gram | first, with spaces, even if it occurs once | first, with spaces | first, even if it occurs once | longest
-of equals | | repeated n-grams | left to right, skipping repeats | words in later ones | every occurrence | words in any
-| | n-gram characters / | the whole text | the whole text | all words (all n-grams) | all words |
+| top n-gram (¹: one occurrence will do) | first, spaces count ¹ | as left | first ¹ | longest |
+| repeated n-grams | no overlaps | words in later ones | every occurrence | words in any |
+| n-gram characters / | the whole text | the whole text | all words (all n-grams) | all words |
 
 The paper leaves most of this open; its column is our plainest interpretation.
 

@@ -126,7 +126,7 @@ class _Cleaner:
         fields = [
             pa.field(f"{PII}.{kind}", pa.float32()) for kind in (self.pii.kinds if self.pii else ())
         ]
-        return pa.schema([*schema, *fields])
+        return pa.schema([*schema, *fields], schema.metadata)
 
     def clean_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the documents that stay, cleaned."""

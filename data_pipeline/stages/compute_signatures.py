@@ -70,7 +70,7 @@ def write_signatures(
         number: Its index among the filtered files, by which decisions name it.
         dropped: Files of decisions.
         documents: File to write ids and lengths to.
-        keys: Files to write keys to, by relation (`url`, `text`, `near`).
+        keys: Files to write keys to, by relation (`url`, `exact`, `minhash`).
         url: Ranking of captures of one URL. None without URL comparison.
         minhash: MinHash parameters. None without near duplicates.
         unspaced: Languages in which each character counts as a word.
@@ -82,7 +82,7 @@ def write_signatures(
     row = 0
     with ExitStack() as stack:
         table = stack.enter_context(ArrowFileWriter(documents, DOCUMENT_SCHEMA))
-        schemas = {name: BUCKET_SCHEMA if name == "near" else ITEM_SCHEMA for name in keys}
+        schemas = {name: BUCKET_SCHEMA if name == "minhash" else ITEM_SCHEMA for name in keys}
         writers = {
             name: stack.enter_context(KeyWriter(path, schemas[name])) for name, path in keys.items()
         }
@@ -98,16 +98,16 @@ def write_signatures(
             batch, rows = batch.filter(pa.array(stays)), rows[stays]
             if "url" in writers and url is not None:
                 writers["url"].write(_build_url_items(batch, rows, url))
-            if "text" in writers:
-                writers["text"].write(
+            if "exact" in writers:
+                writers["exact"].write(
                     _build_items(
                         hash_texts(batch.column("text").to_pylist()),
                         rows,
                         *_compute_id_ranks(batch),
                     )
                 )
-            if "near" in writers and minhash is not None:
-                writers["near"].write(
+            if "minhash" in writers and minhash is not None:
+                writers["minhash"].write(
                     _compute_bucket_keys(_space_unspaced_texts(batch, unspaced), rows, minhash)
                 )
             row += len(stays)

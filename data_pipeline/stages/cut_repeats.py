@@ -164,7 +164,10 @@ def cut_repeats_from_file(
     tally, row = FunnelCounts(), 0
     duplicate_filter = DuplicateFilter(decisions, number, rules, tally)
     file_cutter = _Cutter(cutter, places, number, tally)
-    schema = pa.schema([*read_schema(source), (f"{cutter.rule}.removed_characters", pa.float32())])
+    present = read_schema(source)
+    schema = pa.schema(
+        [*present, (f"{cutter.rule}.removed_characters", pa.float32())], present.metadata
+    )
     batches: dict[str, list[list[int]]] = {"kept_batches": [], "dropped_batches": []}
     with (
         ArrowFileWriter(kept, schema, "zstd") as kept_out,

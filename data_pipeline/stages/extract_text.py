@@ -181,7 +181,11 @@ def extract_file(
         "dropped_batches": dropped_batches,
     }
     counts["given_text_bytes"] = given_text_bytes
-    return counts | {"skipped": skipped.to_list(), "noted": noted.to_list(), "again": skipped.again}
+    return counts | {
+        "skipped": skipped.to_list(),
+        "noted": noted.to_list(),
+        "is_provisional": skipped.again,
+    }
 
 
 def _count_given_text_bytes(pages: pa.RecordBatch) -> int:

@@ -66,7 +66,7 @@ class KeyRange:
         ranges: Number of ranges.
         config: Sort all keys, or only those that pass a Bloom filter.
         earlier: Earlier datasets whose keys of `relation` count too.
-        relation: `url`, `text` or `near` where earlier datasets are compared, else "".
+        relation: `url`, `exact` or `minhash` where earlier datasets are compared, else "".
     """
 
     sources: Sequence[Path]

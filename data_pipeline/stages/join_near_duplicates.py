@@ -249,7 +249,7 @@ class _Join:
         return number + 1
 
     def name_kept_documents(self, named: ExternalSorter) -> None:
-        """Add the dropped documents with the id of the document that is kept in place of each."""
+        """Add the dropped documents with the id of the document that is kept instead of each."""
         with ExternalSorter(self._output, _LATER, ["kept", "document"], self._rows) as later:
             clusters = _ClusterReader(self._clusters)
             for batch in read_copied_batches(self._ranked):

@@ -251,7 +251,7 @@ def split_input_file(
         ranges = split_file(source, block_bytes, identity)
     # extraction will name the reason; a later success does not change size or time
     except OSError as error:
-        return {"blocks": [], "again": not isinstance(error, IsADirectoryError)}
+        return {"blocks": [], "is_provisional": not isinstance(error, IsADirectoryError)}
     report(ranges[-1].stop, 0)
     return {"blocks": [[one.start, one.stop, one.digest] for one in ranges]}
 

@@ -126,7 +126,10 @@ def _may_have_breaks(text: str) -> bool:
 Hashes = npt.NDArray[np.uint64]
 
 # Thai, Lao, Myanmar, Khmer, kana, Han. Hangul has spaces.
-_UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+_UNSPACED = (
+    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
+    "\uf900-\ufaff\U00020000-\U0003ffff"
+)
 _HAS_UNSPACED = re.compile(f"[{_UNSPACED}]")
 _CHUNK = re.compile(rf"[{_UNSPACED}]|[^\s{_UNSPACED}]+")
 _SPACED_CHUNK = re.compile(r"\S+")

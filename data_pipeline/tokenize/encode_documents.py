@@ -251,7 +251,7 @@ def encode_file(
         model: the tokenizer.
         fingerprint: its fingerprint.
         config: seeds, split and kind of encoder.
-        heldout_files: files whose documents are held out, in place of a share of all.
+        heldout_files: files whose documents are held out, instead of a share of all.
 
     Returns:
         `languages` (counts by language), `checked` (size of the sample), `reason` (why the library

@@ -23,6 +23,7 @@ import sentencepiece
 
 from llmsys.config.tokenizer import PythonTokenizerConfig, TrainedTokenizerConfig, WordPieceConfig
 from llmsys.dataset.token_shards import write_bytes_atomically
+from llmsys.storage.stored_formats import TOKENIZER_RECORD, VERSION_KEY
 from llmsys.vocabulary.special_tokens import CONFIG_NAME
 from llmsys.vocabulary.tokenizer import (
     CODE_NAME,
@@ -71,7 +72,12 @@ def publish_sentencepiece(folder: Path, model: bytes, made: dict[str, Any]) -> d
         for i in range(tokenizer.vocab_size)
     )
     facts = _get_tokenizer_facts(tokenizer)
-    note = facts | {"sentencepiece": sentencepiece.__version__} | made
+    note = (
+        {VERSION_KEY: TOKENIZER_RECORD.version}
+        | facts
+        | {"sentencepiece": sentencepiece.__version__}
+        | made
+    )
     files = {
         "tokenizer.vocab": pieces.encode(),
         "made.json": _serialize_json(note),
@@ -98,7 +104,12 @@ def publish_json_tokenizer(
     from llmsys.vocabulary.hugging_face_tokenizer import build_tokenizer_files
 
     facts = _get_tokenizer_facts(load_tokenizer(file, eos_token))
-    note = facts | {"tokenizers": metadata.version("tokenizers")} | made
+    note = (
+        {VERSION_KEY: TOKENIZER_RECORD.version}
+        | facts
+        | {"tokenizers": metadata.version("tokenizers")}
+        | made
+    )
     # Reversed: the tokenizer itself comes last.
     files = {"made.json": _serialize_json(note)} | dict(
         reversed(build_tokenizer_files(file, eos_token).items())

@@ -23,7 +23,6 @@ import pyarrow as pa
 import sentencepiece
 
 from llmsys.config.data import HeldoutSplitConfig
-from llmsys.config.migration import to_recorded_names
 from llmsys.config.tokenizer import SentencePieceConfig, TrainedTokenizerConfig, WordPieceConfig
 from llmsys.data_pipeline.core.document_schema import (
     count_text_bytes,
@@ -47,7 +46,7 @@ class TrainingSample:
         limits: largest position in the sample, by language.
         facts: its numbers of documents and bytes.
         split: the split that holds documents out.
-        heldout_files: files whose documents are held out, in place of a share of all.
+        heldout_files: files whose documents are held out, instead of a share of all.
     """
 
     limits: dict[str, int]
@@ -153,7 +152,7 @@ def train_document_tokenizer(
         folder: the tokenizer folder to write.
         config: size of the sample and options of the tokenizer.
         split: the split that holds documents out.
-        heldout_files: files whose documents are held out, in place of a share of all.
+        heldout_files: files whose documents are held out, instead of a share of all.
 
     Returns:
         `fingerprint`, `vocab_size` and `eos_id`, for later stages.
@@ -222,10 +221,7 @@ def fit_sentencepiece(
         )
     except RuntimeError as error:
         raise DataError(_describe_training_error(error, config, sample)) from error
-    made = {
-        "config": to_recorded_names(config.model_dump(mode="json"), "tokenizer"),
-        "sample": sample,
-    }
+    made = {"config": config.model_dump(mode="json"), "sample": sample}
     return publish_sentencepiece(folder, model.getvalue(), made)
 
 

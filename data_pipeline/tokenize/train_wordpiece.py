@@ -27,7 +27,6 @@ from tokenizers import (
     trainers,
 )
 
-from llmsys.config.migration import to_recorded_names
 from llmsys.config.tokenizer import WORDPIECE_SYMBOLS, WordPieceConfig
 from llmsys.data_pipeline.tokenize.tokenizer_files import publish_json_tokenizer
 from llmsys.errors import DataError
@@ -73,10 +72,7 @@ def fit_wordpiece(
             f"{len(vocabulary)} pieces. Use tokenizer.vocab_size={len(vocabulary)}, a smaller "
             "tokenizer.min_frequency, or more documents."
         )
-    made = {
-        "config": to_recorded_names(config.model_dump(mode="json"), "tokenizer"),
-        "sample": sample,
-    }
+    made = {"config": config.model_dump(mode="json"), "sample": sample}
     with TemporaryDirectory() as made_in:
         file = Path(made_in) / JSON_NAME
         file.write_text(_build_tokenizer(vocabulary, symbols, config).to_str())

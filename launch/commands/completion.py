@@ -106,7 +106,8 @@ def format_bash(words: CompletionWords) -> str:
     return f"""\
 # Completion of llmsys for bash, from: llmsys completion bash
 _llmsys() {{
-  local cur=${{COMP_WORDS[COMP_CWORD]}} verb=${{COMP_WORDS[1]}} options='' choices='' own='' prefix='' IFS=$' \\t\\n'
+  local cur=${{COMP_WORDS[COMP_CWORD]}} verb=${{COMP_WORDS[1]}}
+  local options='' choices='' own='' prefix='' IFS=$' \\t\\n'
   # bash splits words at =, so that key=value is three of them
   if [[ $cur == '=' ]]; then prefix="${{COMP_WORDS[COMP_CWORD-1]}}="; cur=''
   elif [[ ${{COMP_WORDS[COMP_CWORD-1]}} == '=' ]]; then prefix="${{COMP_WORDS[COMP_CWORD-2]}}="
@@ -125,7 +126,8 @@ _llmsys() {{
   case $verb in
     {takers})
       if (( COMP_CWORD == 2 )); then
-        COMPREPLY=($(compgen -W '{" ".join(words.configs)}' -- "$cur") $(compgen -f -- "$cur")); return
+        COMPREPLY=($(compgen -W '{" ".join(words.configs)}' -- "$cur") $(compgen -f -- "$cur"))
+        return
       fi
       COMPREPLY=($(compgen -W "$own {" ".join(words.keys)}" -- "$prefix$cur"))
       [[ -n $prefix ]] && COMPREPLY=("${{COMPREPLY[@]#"$prefix"}}")

@@ -19,10 +19,6 @@ UNITS = {
     "MIB": 1 << 20,
     "GIB": 1 << 30,
 }
-TRUST_HELP = (
-    "rewrite checkpoints of an older llmsys in place, without DESTINATION: SOURCE is a checkpoint "
-    "or a run folder; their metadata are pickles, so use it only on runs that you trust"
-)
 SIZE_HELP = (
     "largest file to write, such as 2GB or 500MiB (default: as in the original folder, or 5GB)"
 )
@@ -64,7 +60,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dry-run", action="store_true", help="list the tensor mapping, and write nothing"
     )
-    parser.add_argument("--trust-pickle", action="store_true", help=TRUST_HELP)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -78,8 +73,6 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(
             f"{arguments.source} is not a folder. Name a Hugging Face folder or a run folder."
         )
-    if arguments.trust_pickle:
-        return _rewrite_checkpoints(arguments)
     if arguments.destination is None:
         raise ConfigError(
             f"convert {arguments.source} needs a DESTINATION. Name a folder that does not exist "
@@ -181,36 +174,6 @@ def _print_mappings(arguments: argparse.Namespace, is_import: bool, shard_bytes:
     for line in lines:
         print(f"{' + '.join(line['theirs'])} {line['dtype']}  =  {' + '.join(line['ours'])}")
     print(f"{len(lines)} mappings; nothing was written")
-    return 0
-
-
-def _rewrite_checkpoints(arguments: argparse.Namespace) -> int:
-    """Rewrite pickled metadata in place and print which; with --json, as {source, rewritten}."""
-    others = (
-        arguments.destination,
-        arguments.max_shard_size,
-        arguments.dtype,
-        arguments.tokens,
-        arguments.to,
-    )
-    if arguments.dry_run or any(other is not None for other in others):
-        raise ConfigError(
-            "--trust-pickle rewrites the checkpoints of SOURCE in place and takes no DESTINATION "
-            "and no other option. Run it alone first, then convert."
-        )
-    from llmsys.train.pickled_metadata import convert_pickled_metadata, list_checkpoints
-
-    rewritten = [
-        str(found)
-        for found in list_checkpoints(arguments.source)
-        if convert_pickled_metadata(found)
-    ]
-    if arguments.json:
-        print(json.dumps({"source": str(arguments.source), "rewritten": rewritten}))
-        return 0
-    for name in rewritten:
-        print(f"rewrote {name}")
-    print(f"{len(rewritten)} checkpoints were rewritten")
     return 0
 
 

@@ -223,10 +223,9 @@ def list_crawl_overrides(folder: Path | None = None) -> list[str]:
     package = Path(llmsys.__file__).resolve().parent
     for crawl in (package / SAMPLE_CRAWL.name, package.parent / SAMPLE_CRAWL):
         if crawl.is_dir():
+            shards = [str(shard) for shard in sorted(crawl.glob("*.warc.gz"))]
             # JSON is YAML, and quotes whatever a path may hold
-            return [
-                f"data.inputs={json.dumps([str(shard) for shard in sorted(crawl.glob('*.warc.gz'))])}"
-            ]
+            return [f"data.inputs={json.dumps(shards)}"]
     return []
 
 

@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output",
         type=parse_local_path,
-        default=Path("dryrun"),
+        default=Path("runs/dryrun"),
         metavar="FOLDER",
         help="folder of dryrun.html and dryrun.json (default: %(default)s)",
     )

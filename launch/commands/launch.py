@@ -34,8 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         "nodes=HOST:SLOTS,… or nodes=HOSTFILE names the hosts; nodes=COUNT requests that many "
         "from Slurm, with launch.processes ranks each.\nspares=1 takes one host more from Slurm, "
-        "spares=HOST:SLOTS names one: it trains in place of a host that fails.\ndevice=h100-sxm "
-        "names the accelerators for --by skypilot.\nlaunch/README.md has a "
+        "spares=HOST:SLOTS names one: it trains when another host fails.\ndevice=h100-sxm names "
+        "the accelerators for --by skypilot.\nlaunch/README.md has a "
         f"walk-through.\n\n{parser.epilog}"
     )
     parser.add_argument(
@@ -288,7 +288,7 @@ def _format_spare_lines(plan: "LaunchPlan") -> str:
     """Return the command of each spare, as comments: it is run only where a host has failed."""
     from llmsys.launch.launchers.host_commands import build_torchrun_command
 
-    lines = [f"# spare {one.name}, in place of a host that has failed:\n# " for one in plan.spares]
+    lines = [f"# spare {one.name}, instead of a host that has failed:\n# " for one in plan.spares]
     commands = [build_torchrun_command(plan, one).format_shell_line(plan) for one in plan.spares]
     return "".join(f"{line}{command}\n" for line, command in zip(lines, commands, strict=True))
 

@@ -167,7 +167,7 @@ class VerbParser(argparse.ArgumentParser):
     """A parser whose errors are ours: the mistake, the closest option, and where to look."""
 
     def error(self, message: str) -> NoReturn:
-        """Raise ConfigError in place of printing the usage and leaving Python."""
+        """Raise ConfigError instead of printing the usage and leaving Python."""
         hint = ""
         if unknown := re.search(r"unrecognized arguments: (--?[\w-]+)", message):
             known = [word for action in self._actions for word in action.option_strings]

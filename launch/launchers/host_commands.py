@@ -40,7 +40,7 @@ class LaunchPlan:
         max_restarts: Restarts of lost ranks, per host.
         patience_seconds: Longest wait for lost hosts.
         outage_seconds: Longest network outage that ranks survive.
-        spares: Hosts that train only in place of a failed one.
+        spares: Hosts that train only when another host has failed.
         interpreter: Python of the hosts.
         script: Script of a rank, on the hosts.
         config_file: Config that ranks read, on the hosts; "" means that of `folder`.

@@ -1,5 +1,5 @@
 """Format the objects that train on Kubernetes: an indexed Job with one pod per host, and what its
-pods need.
+pods need, by templates/kubernetes.yaml.
 
 The pods run the image of containers/Dockerfile. Run and dataset folders are on a persistent volume,
 the config is in a ConfigMap, and a headless Service gives the first pod the name of the rendezvous.
@@ -11,9 +11,11 @@ Invariants:
 - No secret is written.
 """
 
+import functools
+import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,9 +38,8 @@ from llmsys.storage.local_files import find_folder_url
 # Those of containers/Dockerfile.
 IMAGE, IMAGE_CHECKOUT, WORKSPACE = "llmsys", "/opt/llmsys", "/workspace"
 CONFIG_FOLDER = "/etc/llmsys"
-GRACE_SECONDS = 300  # between SIGTERM and SIGKILL: enough for a step and a save
 MAX_NAME_LETTERS = 50  # a pod adds its index and a random suffix, and a label has 63 letters
-GPU = "nvidia.com/gpu"
+TEMPLATES = Path(__file__).with_name("templates")
 # Variables of the bundle that name files of this host.
 ON_SHARED_HOSTS_ONLY = ("PYTHONPATH", "DS_ENV_FILE", "PDSH_SSH_ARGS_APPEND")
 ALONE = "127.0.0.1"
@@ -65,109 +66,58 @@ def format_kubernetes_objects(
     require_folders_in_workspace(config)
     slots = require_even_slots(plan.hosts, "a Kubernetes Job")
     name = format_dns_label(plan.name)
-    labels = {"app.kubernetes.io/name": "llmsys", "app.kubernetes.io/instance": name}
-    several = len(plan.hosts) > 1
-    first, own = (f"{name}-0.{name}", "$(POD_IP)") if several else (ALONE, ALONE)
+    is_alone = len(plan.hosts) == 1
+    first, own = (ALONE, ALONE) if is_alone else (f"{name}-0.{name}", "$(POD_IP)")
     inside = replace(
         plan,
         interpreter="python",
         script=f"{IMAGE_CHECKOUT}/launch/train.py",
         config_file=f"{CONFIG_FOLDER}/config.yaml",
     )
-    container: dict[str, Any] = {
-        "name": "ranks",
-        "image": image or IMAGE,
-        "workingDir": WORKSPACE,
-        "command": build_torchrun_arguments(inside, slots, f"{first}:{plan.port}", plan.name, own),
-        "env": [
-            {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
-            *(
-                {"name": key, "value": value}
-                for key, value in select_portable_variables(plan.folder).items()
-            ),
-        ],
-        "volumeMounts": [
-            {"name": "config", "mountPath": CONFIG_FOLDER},
-            {"name": "workspace", "mountPath": WORKSPACE},
-            {"name": "shared-memory", "mountPath": "/dev/shm"},
-        ],
-    }
-    if gpus:
-        container["resources"] = {"limits": {GPU: str(gpus)}}
-    pod = _build_pod(container, name, volume) | ({"subdomain": name} if several else {})
-    objects = [_build_config_map(config, name, labels)]
-    objects += [_build_service(name, labels, plan.port)] * several
-    objects.append(_build_job(name, labels, plan, pod))
-    return format_documents(objects)
+    return render_job_template(
+        "kubernetes.yaml",
+        name=name,
+        labels={"app.kubernetes.io/name": "llmsys", "app.kubernetes.io/instance": name},
+        config=format_config(config),
+        config_folder=CONFIG_FOLDER,
+        command=build_torchrun_arguments(inside, slots, f"{first}:{plan.port}", plan.name, own),
+        variables=select_portable_variables(plan.folder),
+        num_pods=len(plan.hosts),
+        port=plan.port,
+        gpus=gpus,
+        image=image or IMAGE,
+        workspace=WORKSPACE,
+        volume=volume,
+        max_restarts=plan.max_restarts,
+        mendable=MENDABLE,
+        stopped=STOPPED,
+    )
 
 
-def _build_pod(container: Mapping[str, Any], name: str, volume: str) -> dict[str, Any]:
-    return {
-        "restartPolicy": "Never",
-        "terminationGracePeriodSeconds": GRACE_SECONDS,
-        "containers": [dict(container)],
-        "volumes": [
-            {"name": "config", "configMap": {"name": name}},
-            {"name": "workspace", "persistentVolumeClaim": {"claimName": volume}},
-            # the default of a container is 64 MB, which NCCL and batches exceed
-            {"name": "shared-memory", "emptyDir": {"medium": "Memory"}},
-        ],
-    }
+def render_job_template(template: str, **values: Any) -> str:
+    """Return a file of templates/ with its placeholders filled in.
 
+    Args:
+        template: Its name.
+        values: What the template reads.
 
-def _build_config_map(config: RunConfig, name: str, labels: Mapping[str, str]) -> dict[str, Any]:
-    return {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": {"name": name, "labels": dict(labels)},
-        "data": {"config.yaml": format_config(config)},
-    }
+    Returns:
+        YAML documents.
+    """
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-
-def _build_service(name: str, labels: Mapping[str, str], port: int) -> dict[str, Any]:
-    """Return the headless Service that gives the pods their names."""
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": {"name": name, "labels": dict(labels)},
-        "spec": {
-            "clusterIP": "None",
-            # the first pod listens before it counts as ready
-            "publishNotReadyAddresses": True,
-            "selector": dict(labels),
-            "ports": [{"name": "rendezvous", "port": port}],
-        },
-    }
-
-
-def _build_job(
-    name: str, labels: Mapping[str, str], plan: LaunchPlan, pod: Mapping[str, Any]
-) -> dict[str, Any]:
-    hosts = len(plan.hosts)
-    rules: list[dict[str, Any]] = [
-        {
-            "action": "FailJob",
-            "onExitCodes": {"containerName": "ranks", "operator": "In", "values": [MENDABLE]},
-        },
-        {
-            "action": "Ignore",
-            "onExitCodes": {"containerName": "ranks", "operator": "In", "values": [STOPPED]},
-        },
-        {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
-    ]
-    return {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": {"name": name, "labels": dict(labels)},
-        "spec": {
-            "completionMode": "Indexed",
-            "completions": hosts,
-            "parallelism": hosts,
-            "backoffLimit": plan.max_restarts * hosts,
-            "podFailurePolicy": {"rules": rules},
-            "template": {"metadata": {"labels": dict(labels)}, "spec": dict(pod)},
-        },
-    }
+    # The output is YAML, in which nothing is escaped as HTML: values pass through `tojson`.
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=False,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        undefined=StrictUndefined,
+    )
+    # Not the default, which escapes signs of HTML and sorts keys.
+    environment.filters["tojson"] = functools.partial(json.dumps, ensure_ascii=False)
+    return environment.get_template(template).render(values)
 
 
 def format_config(config: RunConfig) -> str:
@@ -177,38 +127,12 @@ def format_config(config: RunConfig) -> str:
         config: The run.
 
     Returns:
-        Text that every rank reads.
+        Text that every rank reads, without the end of its last line.
     """
-    return yaml.safe_dump(
+    text: str = yaml.safe_dump(
         redact_values(config.model_dump(mode="json")), sort_keys=False, allow_unicode=True
     )
-
-
-class _BlockDumper(yaml.SafeDumper):
-    """A dumper that writes a text of several lines as a block, as people write scripts."""
-
-    def build_text_node(self, text: str) -> yaml.ScalarNode:
-        """Return the node of a text."""
-        return self.represent_scalar(
-            "tag:yaml.org,2002:str", text, style="|" if "\n" in text else None
-        )
-
-
-_BlockDumper.add_representer(str, _BlockDumper.build_text_node)
-
-
-def format_documents(documents: Sequence[Mapping[str, Any]]) -> str:
-    """Return YAML documents.
-
-    Args:
-        documents: Values of JSON.
-
-    Returns:
-        Their text, with keys in their order.
-    """
-    return yaml.dump_all(
-        documents, Dumper=_BlockDumper, sort_keys=False, allow_unicode=True, width=120
-    )
+    return text.removesuffix("\n")
 
 
 def select_portable_variables(

@@ -51,7 +51,7 @@ def build_launch_plan(
         min_hosts: Fewest hosts to continue with; 0 means all.
         restarts: Restarts of lost ranks, per host.
         patience_seconds: How long hosts that lost each other wait to meet again.
-        spares: Hosts that train only in place of a failed one.
+        spares: Hosts that train only when another host has failed.
         has_standby: Import torch for the next restart while the ranks run.
         must_resolve: Reject a name that this host cannot resolve. Commands that are only printed
             may run elsewhere.

@@ -119,7 +119,7 @@ def run_commands(plan: LaunchPlan, commands: Sequence[HostCommand]) -> int:
 def _replace_hosts(
     plan: LaunchPlan, processes: list[RemoteProcess], replacement: Replacement, spares: list[Host]
 ) -> None:
-    """Start a spare in place of each host that has failed, as long as there are spares."""
+    """Start a spare instead of each host that has failed, as long as there are spares."""
     by_host = {remote.command.host or "": remote for remote in processes}
     ended = {host: remote.status for host, remote in by_host.items() if remote.status is not None}
     for host in replacement.list_due(ended, by_host.keys() - ended.keys()):
@@ -148,10 +148,11 @@ def _update_process(plan: LaunchPlan, remote: RemoteProcess, reconnect_seconds: 
         # an earlier attempt had connected
         if remote.lost_at is None or now - remote.start_time > 2 * CONNECT_SECONDS:
             remote.lost_at = now
+            has_spare = reconnect_seconds < plan.patience_seconds
+            then = "then a spare takes its place" if has_spare else "--patience"
             message = (
                 f"lost the connection to {remote.command.host}; reconnecting for up to "
-                f"{reconnect_seconds:.0f} s "
-                f"({'then a spare takes its place' if reconnect_seconds < plan.patience_seconds else '--patience'})"
+                f"{reconnect_seconds:.0f} s ({then})"
             )
             print(f"llmsys: {message}", file=sys.stderr, flush=True)
         if now - remote.lost_at <= reconnect_seconds:

@@ -20,9 +20,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from llmsys import __version__
+from llmsys.config.loading.recorded_config import format_recorded_config
 from llmsys.config.run import RunConfig
 from llmsys.errors import LaunchError
 from llmsys.launch.hosts.hostfile import Host
@@ -81,10 +80,9 @@ def write_run_bundle(
     """
     folder = get_bundle_folder(config)
     folder.mkdir(parents=True, exist_ok=True)
-    text = yaml.safe_dump(
-        redact_values(config.model_dump(mode="json")), sort_keys=False, allow_unicode=True
+    write_bytes_atomically(
+        folder / "config.yaml", format_recorded_config(config.model_dump(mode="json")).encode()
     )
-    write_bytes_atomically(folder / "config.yaml", text.encode())
     write_bytes_atomically(
         folder / "hostfile", "".join(f"{host.name} slots={host.slots}\n" for host in hosts).encode()
     )

@@ -1,4 +1,5 @@
-"""Format a SkyPilot task that trains on several nodes, for `sky launch` and `sky jobs launch`.
+"""Format a SkyPilot task that trains on several nodes, for `sky launch` and `sky jobs launch`, by
+templates/skypilot.yaml.
 
 Without an image SkyPilot copies this checkout and installs its pins; the config is part of the
 task. Run and dataset folders are on a volume of SkyPilot that all nodes mount.
@@ -6,7 +7,6 @@ task. Run and dataset folders are on a volume of SkyPilot that all nodes mount.
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from llmsys.config.run import RunConfig
 from llmsys.errors import LaunchError
@@ -22,7 +22,7 @@ from llmsys.launch.launchers.kubernetes import (
     WORKSPACE,
     format_config,
     format_dns_label,
-    format_documents,
+    render_job_template,
     require_folders_in_workspace,
     select_portable_variables,
 )
@@ -36,16 +36,6 @@ ACCELERATORS = {
     "h100-sxm": "H100", "h200": "H200", "p100": "P100", "v100": "V100",
 }  # fmt: skip
 WORKDIR = "$HOME/sky_workdir"  # where SkyPilot copies `workdir`
-END = "END_OF_CONFIG"
-RUN = """\
-set -e
-cat > "$HOME/llmsys-config.yaml" <<'{end}'
-{config}{end}
-FIRST=$(echo "$SKYPILOT_NODE_IPS" | head -n 1)
-OWN=$(echo "$SKYPILOT_NODE_IPS" | sed -n "$((SKYPILOT_NODE_RANK + 1))p")
-cd {workspace}
-exec {command}
-"""
 
 
 def format_skypilot_task(
@@ -100,22 +90,19 @@ def format_skypilot_task(
     first, own = ("$FIRST", "$OWN") if len(plan.hosts) > 1 else (ALONE, ALONE)
     words = build_torchrun_arguments(inside, slots, f"{first}:{plan.port}", plan.name, own)
     command = join_with_variables(words, ("HOME", "FIRST", "OWN"))
-    # a job that saved and stopped is continued by `sky jobs launch`
-    resources: dict[str, Any] = {"job_recovery": {"recover_on_exit_codes": [STOPPED]}}
-    resources |= (
-        {"accelerators": f"{ACCELERATORS.get(device, device)}:{gpus}"}
-        if gpus
-        else {"cpus": f"{slots}+"}
+    return render_job_template(
+        "skypilot.yaml",
+        name=format_dns_label(plan.name),
+        num_nodes=len(plan.hosts),
+        gpus=gpus,
+        accelerator=ACCELERATORS.get(device, device),
+        slots=slots,
+        image=image,
+        workdir=str(root),
+        workspace=WORKSPACE,
+        volume=volume,
+        variables=select_portable_variables(plan.folder),
+        config=format_config(config),
+        command=command,
+        stopped=STOPPED,
     )
-    resources |= {"image_id": f"docker:{image}"} if image else {}
-    task: dict[str, Any] = {
-        "name": format_dns_label(plan.name),
-        "num_nodes": len(plan.hosts),
-        "resources": resources,
-    }
-    task |= {} if image else {"workdir": str(root), "setup": "make install\n"}
-    task |= {"volumes": {WORKSPACE: volume}, "envs": select_portable_variables(plan.folder)}
-    task["run"] = RUN.format(
-        config=format_config(config), end=END, workspace=WORKSPACE, command=command
-    )
-    return format_documents([task])

@@ -46,13 +46,17 @@ step=$!
 trap 'scancel --signal=USR1 "$SLURM_JOB_ID"' USR1  # signals the job's steps, not this script
 trap : TERM  # the steps have it too
 wait "$step"; status=$?
-while kill -0 "$step" 2>/dev/null; do wait "$step"; status=$?; done  # a signal ended the wait, not the step
+# A signal may have ended the wait, and not the step.
+while kill -0 "$step" 2>/dev/null; do wait "$step"; status=$?; done
 
 if [ "$status" -eq {stopped} ]; then
     # Slurm itself is ending the job: cancelled, or to be queued again, or at its time limit
-    if scontrol show job "$SLURM_JOB_ID" | grep -qE 'JobState=(COMPLETING|CANCELLED)'; then exit {stopped}; fi
+    if scontrol show job "$SLURM_JOB_ID" | grep -qE 'JobState=(COMPLETING|CANCELLED)'; then
+        exit {stopped}
+    fi
     if [ "$(saved)" = "$before" ]; then
-        echo "llmsys: not queued again: nothing was saved between start and stop. Ask for more time." >&2
+        echo "llmsys: not queued again: nothing was saved between start and stop." \\
+            "Ask for more time." >&2
         exit {stopped}
     fi
     scontrol requeue "$SLURM_JOB_ID"
@@ -61,7 +65,8 @@ exit "$status"
 """
 
 RUN = """\
-srun --ntasks-per-node=1 --cpus-per-task="$SLURM_CPUS_ON_NODE" --kill-on-bad-exit=0 --wait=0{stay} \\
+srun --ntasks-per-node=1 --cpus-per-task="$SLURM_CPUS_ON_NODE" \\
+    --kill-on-bad-exit=0 --wait=0{stay} \\
     bash -c {task}"""
 # One step for each node: a spare takes the place of one that fails.
 RUN_WITH_SPARES = """\

@@ -1,4 +1,4 @@
-"""Run one task on each node of a Slurm job, and on a spare in place of a node that fails.
+"""Run one task on each node of a Slurm job, and on a spare instead of a node that fails.
 
 `python -m llmsys.launch.launchers.slurm_hosts --trainers=8 --task=SHELL NODE …` is the job step of
 a job with spares: one srun for each of the first nodes. It ends with one status for all.

@@ -123,7 +123,7 @@ def check_memory_fit(
 
 
 def resolve_for_hosts(config: RunConfig, devices: Sequence[dict[str, Any]]) -> RunConfig:
-    """Return the config with bf16 in place of `auto` where every host multiplies it natively,
+    """Return the config with bf16 instead of `auto` where every host multiplies it natively,
     else with fp32.
     """
     missing = [one["bf16"]["reason"] for one in devices if not one["bf16"]["is_native"]]

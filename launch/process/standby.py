@@ -79,7 +79,7 @@ def wait_as_rank(import_everything: Callable[[], None]) -> float:
 
 
 class StandbyRanks:
-    """Standby ranks of one host: processes that take over in place of new ones."""
+    """Standby ranks of one host: processes that take over instead of new ones."""
 
     def __init__(self, command: Sequence[str], count: int) -> None:
         """Start `count` processes of a rank's command."""

@@ -82,11 +82,11 @@ class BatchRampConfig(Section):
             length,
         )
 
-    def to_recorded(self, stored: dict[str, Any], every_steps: int) -> dict[str, Any]:
-        """Return the settings that checkpoints record, without the kind, which earlier versions
-        did not have.
+    def to_trajectory(self, every_steps: int) -> dict[str, Any]:
+        """Return the settings that checkpoints record. `every_steps`, between measurements,
+        decides nothing here.
         """
-        return {key: value for key, value in stored.items() if key != "kind"}
+        return self.model_dump(mode="json")
 
     def list_sizes(self, length: int, full: int) -> tuple[int, ...]:
         """Return the sizes that steps of a run can have, in sequences, smallest first."""
@@ -175,12 +175,19 @@ class NoiseRampConfig(Section):
             sizes.append(2 * sizes[-1])
         return RampSteps(tuple(first_steps), tuple(first_sequences), tuple(sizes))
 
-    def to_recorded(self, stored: dict[str, Any], every_steps: int) -> dict[str, Any]:
-        """Return the settings that checkpoints record: doublings that are measured follow from
-        their interval.
+    def to_trajectory(self, every_steps: int) -> dict[str, Any]:
+        """Return the settings that checkpoints record.
+
+        Args:
+            every_steps: steps between measurements of the noise scale; 0 where the doublings are
+                given.
+
+        Returns:
+            Plain values. Measured doublings follow from their interval, which is recorded instead
+            of them.
         """
         changes = {"every_steps": every_steps, "doubled_after_steps": []} if every_steps else {}
-        return stored | changes
+        return self.model_dump(mode="json") | changes
 
     def list_sizes(self, length: int, full: int) -> tuple[int, ...]:
         """Return the sizes that steps of a run can have, in sequences, smallest first."""
@@ -198,7 +205,7 @@ def _list_halves(full: int) -> list[int]:
 
 
 def _get_tag(value: object) -> str:
-    """Return the kind of a ramp; linear where none is given, as in configs of earlier versions."""
+    """Return the kind of a ramp; linear where none is given."""
     return str(
         value.get("kind", "linear") if isinstance(value, dict) else getattr(value, "kind", "")
     )

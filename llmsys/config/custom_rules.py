@@ -67,7 +67,7 @@ class BadWordsConfig(NamedRuleConfig):
     )
     keep_fraction: Fraction = Field(
         0.0,
-        description="drop_page: share of the pages above max_ratio to keep, selected by the hash "
+        description="drop_page: share of the pages above max_share to keep, selected by the hash "
         "of their text.",
     )
     seed: int = Field(0, ge=0, description="Seed of that selection.")

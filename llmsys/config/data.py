@@ -129,7 +129,7 @@ STAGES = (
     *(
         "url_duplicates",
         "exact_duplicates",
-        "duplicate_spans",
+        "repeated_segments",
         "near_duplicates",
         "duplicate_substrings",
     ),
@@ -195,7 +195,7 @@ class CrawlConfig(Section):
         (),
         description="Crawl files and document files: paths, URLs, glob patterns (`**` matches "
         "folders recursively), @FILE with one per line, folders of Hugging Face's datasets, "
-        "or a section with `path` and fields of its own.",
+        "or a section with `path` and its own fields.",
     )
     heldout_inputs: tuple[InputEntry, ...] = Field(
         (),

@@ -40,8 +40,8 @@ class HarnessConfig(Section):
     )
     apply_chat_template: bool = Field(
         False,
-        description="Give the documents as messages in the chat template, examples as turns of "
-        "their own.",
+        description="Give the documents as messages in the chat template, examples as separate "
+        "turns.",
     )
 
     @property

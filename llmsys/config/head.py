@@ -295,13 +295,13 @@ class _BaseRecurrenceConfig(Section):
             )
 
     def iter_parameters(self, model: ModelShape) -> Iterator[ParameterTensor]:
-        """Yield the parameters beside the block, once for all of its steps."""
+        """Yield the parameters outside the block, once for all of its steps."""
         yield from ()
 
     def iter_saved_tensors(
         self, model: ModelShape, shape: ActivationShape
     ) -> Iterator[SavedTensor]:
-        """Yield the tensors that one step saves beside the block."""
+        """Yield the tensors that one step saves outside the block."""
         yield from ()
 
 

@@ -17,9 +17,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter, field_validator
-from pydantic_core import from_json, to_json
 
-from llmsys.config.migration import find_new_key, to_current_names, to_recorded_names
 from llmsys.config.quality_rules import RuleConfig, Script
 from llmsys.config.section import NamedRuleConfig, Section
 from llmsys.errors import Violation
@@ -108,9 +106,6 @@ class LanguageProfile(Section):
     @classmethod
     def _check_rule_overrides(cls, rules: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
         for kind, fields in rules.items():
-            for field in fields:
-                if new := find_new_key(("data", "rules", "*", field)):
-                    raise ValueError(f"{kind}.{field} was renamed to {new.rpartition('.')[2]}")
             _RULE.validate_python({**fields, "kind": kind})
         return rules
 
@@ -171,11 +166,7 @@ def serialize_language_rules(
         )
         for code, profile in profiles.items()
     }
-    values = _BY_CODE.dump_python(own, mode="json")
-    for language_rules in values.values():
-        # Task keys keep the old names, so that equal settings reuse earlier results.
-        language_rules["rules"] = to_recorded_names(language_rules["rules"], "data.rules")
-    return to_json(values).decode()
+    return _BY_CODE.dump_json(own).decode()
 
 
 def parse_language_rules(text: str) -> dict[str, LanguageRules]:
@@ -187,10 +178,7 @@ def parse_language_rules(text: str) -> dict[str, LanguageRules]:
     Returns:
         Rules by language code.
     """
-    values = from_json(text)
-    for language_rules in values.values():
-        language_rules["rules"] = to_current_names(language_rules["rules"], "data.rules")
-    return _BY_CODE.validate_python(values)
+    return _BY_CODE.validate_json(text)
 
 
 def find_name_violations(

@@ -76,7 +76,7 @@ class _LongAttentionConfig(BaseAttentionConfig):
             yield Violation("attention.kind", text)
         if window is not None:
             yield Violation(
-                "sliding_window", f"attention.kind={kind} has keys of its own choice. Leave it out."
+                "sliding_window", f"attention.kind={kind} chooses its keys itself. Leave it out."
             )
         if position not in self.positions:
             text = (

@@ -146,7 +146,7 @@ class LshAttentionConfig(BaseAttentionConfig):
             )
         if window is not None:
             yield Violation(
-                "sliding_window", "attention.kind=lsh has keys of its own choice. Leave it out."
+                "sliding_window", "attention.kind=lsh chooses its keys itself. Leave it out."
             )
         if position not in ("learned", "sinusoidal", "none"):
             text = (

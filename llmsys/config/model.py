@@ -132,10 +132,10 @@ class ModelConfig(Section):
         None, description="One block for all layers. null: a block for each."
     )
     rnn: RnnConfig | None = Field(
-        None, description="Recurrent layers in place of blocks. null: a Transformer."
+        None, description="Recurrent layers instead of blocks. null: a Transformer."
     )
     patches: PatchesConfig | None = Field(
-        None, description="Image patches in place of token ids. null: token ids."
+        None, description="Image patches instead of token ids. null: token ids."
     )
     parametrization: ParametrizationConfig = Field(
         Standard(), description="Values and rates by the size of the model."

@@ -21,12 +21,19 @@ NEEDS = {
     "span_corruption": ("encoder_decoder", "lm", "crawl"),
     "classification": ("encoder", "classification", "labelled"),
 }
-# Further kinds of data that serve in place of a kind, or for an objective.
+# Further kinds of data that serve instead of a kind, or for an objective.
 ALSO_LEGAL = {"crawl": ("mixture", "tokens"), "labelled": ("images",), "next_token": ("chat",)}
 
 
 def get_needs(kind: str) -> tuple[str, str, tuple[str, ...]]:
-    """Return the family and the head that an objective needs, and the legal kinds of its data."""
+    """Return what an objective needs.
+
+    Args:
+        kind: The `objective.kind`.
+
+    Returns:
+        The family of the model, the kind of its head, and the legal kinds of data.
+    """
     family, head, data = NEEDS[kind]
     return family, head, (data, *ALSO_LEGAL.get(data, ()), *ALSO_LEGAL.get(kind, ()))
 
@@ -129,7 +136,7 @@ class PermutationConfig(_BaseObjectiveConfig):
 class SpanCorruptionConfig(_BaseObjectiveConfig):
     """Write the spans that are missing from a window (T5, Raffel 2019, 3.1.4).
 
-    A window is one text, as T5's are: the source has a sentinel in place of each span, and the
+    A window is one text, as T5's are: the source has a sentinel instead of each span, and the
     target has the spans, each after its sentinel. Both end with the end token.
     """
 

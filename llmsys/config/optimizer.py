@@ -128,8 +128,9 @@ class ScheduleFreeConfig(_ElementwiseConfig):
     averaging_power: float = Field(
         0.0,
         ge=0,
-        description="Step t counts t to this power in the average. 0: all steps alike; higher: "
-        "later ones.",
+        description="Step t counts t to this power in the average, times the square of the "
+        "largest rate so far. 0: by the rate alone, so the steps of a warm-up count less; "
+        "higher: later steps count more.",
     )
 
 

@@ -150,7 +150,8 @@ class UnitScaledConfig(_BaseParametrizationConfig):
     def find_violations(self, model: dict[str, Any]) -> Iterator[Violation]:
         """Yield what the kind has no rule for, and fields that it replaces."""
         yield from super().find_violations(model)
-        if model["attention"].scale is not None:
+        # Kinds without the field are refused above, or have a scale of their own.
+        if getattr(model["attention"], "scale", None) is not None:
             yield Violation(
                 "attention.scale",
                 "parametrization.kind=unit_scaled sets it. Use "

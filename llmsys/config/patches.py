@@ -1,4 +1,4 @@
-"""Image patches in place of token ids: the `model.patches` section (ViT; Dosovitskiy 2020,
+"""Image patches instead of token ids: the `model.patches` section (ViT; Dosovitskiy 2020,
 arXiv:2010.11929).
 """
 

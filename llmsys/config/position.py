@@ -324,7 +324,7 @@ class TransformerXlPositionConfig(_BasePositionConfig):
     )
 
     def iter_attention_parameters(self, model: ModelShape) -> Iterator[ParameterTensor]:
-        """Yield the projection of distances, and the vectors u and v in place of queries (Dai
+        """Yield the projection of distances, and the vectors u and v instead of queries (Dai
         2019, 3.3).
         """
         heads = (model.num_attention_heads, model.head_dim)

@@ -17,7 +17,6 @@ from llmsys.config.engine import EngineConfig, TorchEngineConfig
 from llmsys.config.evaluation import MAX_DEFAULT_SEQUENCES, EvaluationConfig
 from llmsys.config.expert_sharding import find_expert_violations
 from llmsys.config.images import ImagesConfig
-from llmsys.config.migration import to_recorded_names
 from llmsys.config.model import ModelConfig
 from llmsys.config.objective import (
     LossConfig,
@@ -67,6 +66,27 @@ SMALL_MODEL = ModelConfig(
     vocab_size=8192, hidden_size=256, intermediate_size=704,
     num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
 )  # fmt: skip
+
+# Keys of `batch` and `train` that decide the weights of each step.
+BATCH_TRAJECTORY = (
+    "sequence_length",
+    "num_length_buckets",
+    "attention_scope",
+    "packing",
+    "window_order",
+    "length_stages",
+    "fill_in_middle",
+    "ramp",
+)
+TRAIN_TRAJECTORY = (
+    "tokens",
+    "init_from",
+    "branch_from",
+    "grow_model",
+    "matmul_dtype",
+    "expert_matmul_dtype",
+    "ema_half_life_tokens",
+)
 
 
 class RunConfig(Section):
@@ -237,49 +257,22 @@ class RunConfig(Section):
         """Settings that determine the weights of each step. All other settings may change on
         resume.
         """
-        # Stored in checkpoints and compared with them: keys in the spelling of the first version.
-        stored = to_recorded_names(self.model_dump(mode="json"))
+        # Stored in checkpoints and compared with them when a run resumes.
+        stored = self.model_dump(mode="json")
         sections = {
             name: stored[name] for name in ("model", "objective", "loss", "optimizer", "schedule")
         }
-        for key, default in (("moments", "fp32"), ("max_attention_logit", None)):
-            if sections["optimizer"].get(key) == default:  # runs of earlier versions have no other
-                sections["optimizer"].pop(key, None)
-        if (routing := (sections["model"]["moe"] or {}).get("routing", {})).get(
-            "scope"
-        ) == "sequence":
-            del routing["scope"]
-        if self.model.parametrization.kind == "standard":
-            del sections["model"]["parametrization"]
-        batch = {
-            key: stored["batch"][key] for key in ("sequence_length", "length_groups", "attend")
-        }
-        train = {key: stored["train"][key] for key in ("tokens", "start_from")}
-        train["precision"] = self.train.resolved_precision
+        batch = {key: stored["batch"][key] for key in BATCH_TRAJECTORY}
         batch["tokens"] = self.batch.tokens_per_step
-        if self.train.matmul_dtype != "compute":
-            train["products"] = self.train.matmul_dtype
-        if self.train.expert_matmul_dtype != "compute":
-            train["expert_matmul_dtype"] = self.train.expert_matmul_dtype
-        if self.train.ema_half_life_tokens:
-            train["average_half_life_tokens"] = self.train.ema_half_life_tokens
-        train |= {
-            key: stored["train"][key]
-            for key in ("branch_from", "grow_model")
-            if stored["train"][key]
-        }
-        for key in ("packing", "window_order", "length_stages", "fill_in_middle", "ramp"):
-            if getattr(self.batch, key) != BatchConfig.model_fields[key].default:
-                batch[key] = stored["batch"][key]
         if self.batch.ramp is not None:
-            batch["ramp"] = self.batch.ramp.to_recorded(
-                batch["ramp"], self.train.noise_scale_every_steps
-            )
+            batch["ramp"] = self.batch.ramp.to_trajectory(self.train.noise_scale_every_steps)
+        train = {key: stored["train"][key] for key in TRAIN_TRAJECTORY}
+        train["precision"] = self.train.resolved_precision
         if self.train.reproducibility == "bitwise":  # the settings that rounding depends on
             sections["bitwise"] = {
                 "threads_per_process": self.train.threads_per_process,
                 "micro_sequences": self.batch.micro_sequences,
-                "deal": stored["batch"]["deal"],
+                "assignment": stored["batch"]["assignment"],
             }
         if self.factors.is_active:
             sections["factors"] = stored["factors"]
@@ -293,7 +286,7 @@ class RunConfig(Section):
         return sections | {"batch": batch, "train": train, "seed": self.run.seed}
 
     def resolve_precision(self, precision: Precision, why: str = "") -> Self:
-        """Return the config with `precision` in place of `auto`; unchanged if it names a type
+        """Return the config with `precision` instead of `auto`; unchanged if it names a type
         already.
 
         Args:
@@ -319,8 +312,8 @@ class RunConfig(Section):
         return resolved
 
     def resolve_compile(self, has_triton: bool) -> Self:
-        """Return the config with `block` or `none` in place of `train.compile=auto`; unchanged if
-        it names one.
+        """Return the config with `block` or `none` instead of `train.compile=auto`; unchanged if it
+        names one.
 
         Args:
             has_triton: whether the device is an accelerator for which torch.compile can generate

@@ -151,13 +151,29 @@ def list_section_types(annotation: object) -> list[SectionType]:
 
 
 def get_kind(section: SectionType) -> str | None:
-    """Return the `kind` of a union member; None for a section without a kind."""
+    """Return the `kind` of a union member.
+
+    Args:
+        section: A class of a section.
+
+    Returns:
+        Its kind; None for a section that is no member of a union.
+    """
     field = section.model_fields.get("kind")
     return None if field is None else str(get_args(field.annotation)[0])
 
 
 def select_by_kind(members: Iterable[SectionType], kind: object) -> list[SectionType]:
-    """Return the members of this kind, or all members if none has it."""
+    """Return the members of a union that have a kind.
+
+    Args:
+        members: Classes of sections.
+        kind: The value of `kind` in a file, of any type.
+
+    Returns:
+        The members of this kind; all of them if none has it, so that an unknown kind is an error of
+        the validation.
+    """
     every = list(members)
     return [member for member in every if get_kind(member) == kind] or every
 
@@ -173,13 +189,27 @@ def get_default_kind(field: FieldInfo) -> str | None:
 
 
 def list_fields(members: Iterable[SectionType], key: str) -> list[FieldInfo]:
-    """Return the fields named `key` of these classes."""
+    """Return the fields of a name.
+
+    Args:
+        members: Classes of sections.
+        key: Name of a field.
+
+    Returns:
+        The fields of the classes that have it.
+    """
     return [member.model_fields[key] for member in members if key in member.model_fields]
 
 
 def find_default_kind(root: SectionType, keys: tuple[str, ...]) -> str | None:
-    """Return the default kind of the union at a key path below `root`; None without a union or a
-    default.
+    """Return the default kind of the union at a key path.
+
+    Args:
+        root: Class of the section in which the path begins.
+        keys: The path; digits are places in a list.
+
+    Returns:
+        The kind; None where there is no union, or one without a default.
     """
     members, kind = [root], None
     for key in keys:
@@ -193,7 +223,18 @@ def find_default_kind(root: SectionType, keys: tuple[str, ...]) -> str | None:
 
 
 def fill_default_kinds(values: Any, members: list[SectionType], default: str | None = None) -> Any:
-    """Return the values with the default `kind:` added to every union that omits it."""
+    """Return the values with the default `kind:` added to every union that omits it.
+
+    pydantic asks every union for its tag, and a file may leave the default out.
+
+    Args:
+        values: Plain values of a section, or a list of them.
+        members: The classes that the values may have.
+        default: The default kind of this union; None where the kind is required.
+
+    Returns:
+        New values; the given ones are not changed.
+    """
     if isinstance(values, list):
         return [fill_default_kinds(value, members) for value in values]
     if not isinstance(values, dict):

@@ -58,7 +58,7 @@ class ProfileConfig(Section):
         (), description="Steps to record, counted from 1, such as [10, 500]."
     )
     ranks: tuple[NonNegativeInt, ...] = Field(
-        (0,), description="Ranks that record. Every rank writes files of its own."
+        (0,), description="Ranks that record. Each rank writes its own files."
     )
     memory: bool = Field(
         False,
@@ -200,6 +200,13 @@ class TrainConfig(Section):
         ge=0,
         description="Steps between checks for silent data corruption, in which every rank repeats "
         "the step of another one and gradients are compared bit for bit. 0: off.",
+    )
+    consistency_check_every_steps: int = Field(
+        100,
+        ge=0,
+        description="Steps between comparisons of the weights of replicas, by a hash; a "
+        "difference ends the run. On logged steps a parameter without a gradient ends it too. "
+        "0: neither is checked.",
     )
     profile: ProfileConfig = Field(
         ProfileConfig(), description="Steps to record with torch's profiler. Default: none."

@@ -16,6 +16,7 @@ from typing import Any
 from llmsys.convert.folders import KEPT, RECORD, UNUSED
 from llmsys.convert.safetensors_folder import INDEX, is_shard_name, parse_weight_map
 from llmsys.errors import CheckpointError
+from llmsys.storage.stored_formats import EXPORT_RECORD, IMPORT_RECORD, VERSION_KEY, require_version
 from llmsys.train.checkpoint_record import read_record
 
 NEXT = (
@@ -29,6 +30,7 @@ def read_conversion_record(run_folder: Path) -> dict[str, Any] | None:
 
     Raises:
         CheckpointError: The record is damaged, or names a file outside of its folder.
+        FormatError: It has another format version.
     """
     kept = run_folder / KEPT
     if kept.is_symlink():
@@ -38,6 +40,7 @@ def read_conversion_record(run_folder: Path) -> dict[str, Any] | None:
         return None
     try:
         record: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        require_version(IMPORT_RECORD, record, file)
         _check_record(record)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         said = f"{error} is missing" if isinstance(error, KeyError) else str(error)
@@ -99,4 +102,10 @@ def describe_origin(run: str, checkpoint: Path) -> dict[str, Any]:
     if not saved["steps"]:
         return {}
     known = {key: saved[key] for key in ("state_hash", "parent") if saved.get(key) is not None}
-    return {"run": run, "checkpoint": str(checkpoint), "steps": saved["steps"], **known}
+    return {
+        VERSION_KEY: EXPORT_RECORD.version,
+        "run": run,
+        "checkpoint": str(checkpoint),
+        "steps": saved["steps"],
+        **known,
+    }

@@ -77,7 +77,7 @@ def publish_folder(destination: Path) -> Iterator[Path]:
     Raises ConfigError where the destination exists: a conversion never overwrites.
     """
     require_absent(destination)
-    # beside the destination: a rename is atomic within one file system only
+    # next to the destination: a rename is atomic within one file system only
     partial = destination.absolute().parent / f".{destination.name}.partial"
     if partial.is_symlink():
         # rmtree refuses a link, and what it leads to is not ours

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from llmsys.config.head import MultiTokenPredictionConfig
 from llmsys.config.loading.load import build_model_config
-from llmsys.config.loading.yaml_files import dump_yaml
+from llmsys.config.loading.recorded_config import format_recorded_config
 from llmsys.config.model import ModelConfig
 from llmsys.config.run import RunConfig
 from llmsys.convert.checkpoint_stream import FILE_BYTES, TensorToWrite, write_tensors
@@ -42,11 +42,12 @@ from llmsys.errors import CheckpointError, format_choices
 from llmsys.hugging_face.read_config_json import parse_json
 from llmsys.log import get_logger
 from llmsys.progress import Progress
+from llmsys.storage.stored_formats import IMPORT_RECORD, VERSION_KEY
 from llmsys.train.checkpoint_write import publish_weights
 
 log = get_logger(__name__)
 
-# Files beside the weights that are kept: configs, vocabularies, licences.
+# Files next to the weights that are kept: configs, vocabularies, licences.
 SMALL_FILE_BYTES = 1 << 26
 # Longest window that the written config evaluates with; any other is one word on the command line.
 LENGTH = 1024
@@ -168,7 +169,7 @@ def convert_from_hugging_face(
         _write_checkpoint(folder, reading, pieces, known)
         _keep_originals(folder / KEPT, source, reading)
         run = _build_run_config(reading.model, destination, tokenizer)
-        (folder / RUN_CONFIG).write_text(dump_yaml(run), encoding="utf-8")
+        (folder / RUN_CONFIG).write_text(format_recorded_config(run), encoding="utf-8")
     return destination
 
 
@@ -235,6 +236,7 @@ def _keep_originals(kept: Path, source: Path, reading: HuggingFaceImport) -> Non
             shutil.copyfile(file, kept / file.name)
     stored = reading.files.tensors
     record = {
+        VERSION_KEY: IMPORT_RECORD.version,
         "model": reading.model.model_dump(mode="json"),
         "names": reading.match.names,
         "copies": reading.match.copies,

@@ -186,7 +186,8 @@ def _list_sources(
             module = f"{expert[1]}.{expert[3]}.weight" if expert else theirs
             found = names.get_name(module, try_suffixes=(".weight", ".bias"))
             if found is None and expert:
-                stem = f"{expert[1].replace('block_sparse_moe', 'mlp')}.{_MIXTRAL.get(expert[3], expert[3])}.weight"
+                block = expert[1].replace("block_sparse_moe", "mlp")
+                stem = f"{block}.{_MIXTRAL.get(expert[3], expert[3])}.weight"
                 found = names.get_name(stem, try_suffixes=(".weight",))
             if found is None or (
                 found.endswith(".bias") and found.split(".")[-2] not in kind.biases

@@ -29,7 +29,10 @@ _PIECE, _PIECE_TYPE = 1, 3  # fields of SentencePiece's ModelProto
 _REMEDY = "Export to Hugging Face's format instead, without --to."
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 # Expression that cuts texts into words → llama.cpp's name of it.
-_CUT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_CUT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| "
+    r"?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 _PATTERNS = {_CUT % r"\p{N}{1,3}": "llama-bpe", _CUT % r"\p{N}": "qwen2"}
 
 

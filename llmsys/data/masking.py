@@ -191,7 +191,7 @@ class SpanCorruptor:
     key: tuple[str | int, ...]
 
     def mask_batch(self, batch: Batch, numbers: Sequence[int]) -> Batch:
-        """Return sources with sentinels in place of spans, and the spans as targets.
+        """Return sources with sentinels instead of spans, and the spans as targets.
 
         `numbers` are the numbers of its windows. Positions without a target are padding; a window
         of fewer than two tokens has no target.

@@ -1,27 +1,16 @@
-"""Windows: training sequences of one length, cut from the shuffled and concatenated documents of an
-epoch.
+"""Types of training sequences: windows of one length, cut from the packed documents of an epoch.
 
-Order 1 of a manifest, for runs over datasets of earlier versions: it holds the lengths and the
-order of all documents.
-
-Reads token shards. A window has `length + 1` tokens: inputs and, shifted by one, targets.
-
-Invariants:
-- Window w of epoch e is a function of (data fingerprint, seed, e, w) alone.
-- The end-of-sequence token that closes a document in the shards opens the next document here, so
-  every token of a document is predicted, the first included.
+A window has `length + 1` tokens: inputs and, shifted by one, targets. `stream_windows.py` cuts the
+stream of all documents, `fitted_windows.py` keeps documents whole.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llmsys.data.shuffle import build_permutation, derive_order_key
-from llmsys.dataset.token_shards import TokenShards
 from llmsys.errors import DataError
 
 # N windows, T positions
@@ -151,17 +140,6 @@ def split_at_documents(
     return DocumentSpans(places, np.maximum(opens, starts[rows]), ends, rows)
 
 
-@dataclass(frozen=True)
-class EpochOrder:
-    """One epoch: the shuffled documents, where each ends in the token stream, and the shuffled
-    windows.
-    """
-
-    documents: NDArray[np.int64]
-    ends: NDArray[np.int64]
-    windows: NDArray[np.int64]
-
-
 class CutWindows:
     """Base of windows that are cut from packed documents: what they log."""
 
@@ -183,115 +161,3 @@ class CutWindows:
     def get_progress(self, count: int) -> dict[str, Any]:
         """Implement `WindowDataset.get_progress`."""
         return {"epochs": round(count / self.windows_per_epoch, 4)}
-
-
-class PackedDocuments(CutWindows):
-    """Every epoch of a dataset as windows of a fixed length.
-
-    An epoch has `(tokens - 1) // length` windows. The remainder (fewer than `length` tokens, others
-    in each epoch because the order is shuffled again) is `tokens_left_over_per_epoch`.
-    """
-
-    def __init__(self, shards: TokenShards, *, length: int, seed: int) -> None:
-        self.shards = shards
-        self.length = length
-        self.seed = seed
-        self.tokens = int(shards.lengths.sum())
-        # the last window needs one target more
-        self.windows_per_epoch = (self.tokens - 1) // length
-        if self.windows_per_epoch < 1:
-            raise build_size_error(self.tokens, length)
-        self.tokens_left_over_per_epoch = self.tokens - 1 - self.windows_per_epoch * length
-        # Two epochs: a step at the border reads from both.
-        self._epoch = lru_cache(maxsize=2)(self._order_epoch)
-
-    def _order_epoch(self, epoch: int) -> EpochOrder:
-        fingerprint = self.shards.fingerprint
-        documents = build_permutation(
-            len(self.shards.lengths), derive_order_key("documents", fingerprint, self.seed, epoch)
-        )
-        windows = build_permutation(
-            self.windows_per_epoch, derive_order_key("windows", fingerprint, self.seed, epoch)
-        )
-        return EpochOrder(documents, np.cumsum(self.shards.lengths[documents]), windows)
-
-    @property
-    def fingerprint(self) -> str:
-        """Fingerprint of the dataset."""
-        return self.shards.fingerprint
-
-    def get_window(self, index: int) -> Window:
-        """Return sequence `index` of the run, counted from zero over all epochs."""
-        tokens, documents = self.get_rows([index])
-        return Window(tokens[0], documents[0])
-
-    def get_rows(self, numbers: Sequence[int] | NDArray[np.int64]) -> WindowBatch:
-        """Implement `WindowDataset.get_rows`."""
-        numbers = np.asarray(numbers, np.int64)
-        rows = WindowBatch(*(np.empty((len(numbers), self.length + 1), np.int64) for _ in range(2)))
-        for order, chosen, starts in self._iter_epochs(numbers):
-            epoch_rows = self._read_rows(order, starts)
-            if len(chosen) == len(numbers):
-                return epoch_rows
-            rows.tokens[chosen], rows.documents[chosen] = epoch_rows
-        return rows
-
-    def compute_attention_cost(
-        self, numbers: Sequence[int] | NDArray[np.int64]
-    ) -> NDArray[np.int64]:
-        """Implement `WindowDataset.compute_attention_cost`."""
-        numbers = np.asarray(numbers, np.int64)
-        costs = np.zeros(len(numbers), np.int64)
-        for order, chosen, starts in self._iter_epochs(numbers):
-            spans = split_at_documents(order.ends - 1, starts, self.length)
-            lengths = spans.ends - spans.begins
-            np.add.at(costs, chosen[spans.rows], lengths * lengths)
-        return costs
-
-    def list_documents(self, number: int) -> list[tuple[int, int]]:
-        """List (0, document) of every document with tokens in the window: there is one source."""
-        [(order, _, starts)] = self._iter_epochs(np.array([number]))
-        return [
-            (0, int(order.documents[place]))
-            for place in split_at_documents(order.ends, starts, self.length + 1).places
-        ]
-
-    def list_windows_with_document(self, document: int, count: int) -> NDArray[np.int64]:
-        """List the sequences among the first `count` of a run that have tokens of a document, in
-        order.
-        """
-        by_epoch = [np.empty(0, np.int64)]
-        for epoch in range(-(-count // self.windows_per_epoch)):
-            order = self._epoch(epoch)
-            place = int(np.flatnonzero(order.documents == document)[0])
-            begin, end = (int(order.ends[place - 1]) if place else 0), int(order.ends[place])
-            # Window w has the tokens [w · length, w · length + length].
-            first, last = max(0, -(-(begin - self.length) // self.length)), (end - 1) // self.length
-            chosen = np.flatnonzero((order.windows >= first) & (order.windows <= last))
-            by_epoch.append(chosen + epoch * self.windows_per_epoch)
-        numbers = np.concatenate(by_epoch)
-        return numbers[numbers < count]
-
-    def _iter_epochs(
-        self, numbers: NDArray[np.int64]
-    ) -> Iterator[tuple[EpochOrder, NDArray[np.int64], NDArray[np.int64]]]:
-        """Yield (order, indices of the numbers in this epoch, start of their windows) for each
-        epoch among them.
-        """
-        epochs, places = np.divmod(numbers, self.windows_per_epoch)
-        for epoch in np.unique(epochs).tolist():
-            order, chosen = self._epoch(epoch), np.flatnonzero(epochs == epoch)
-            yield order, chosen, order.windows[places[chosen]] * self.length
-
-    def _read_rows(self, order: EpochOrder, starts: NDArray[np.int64]) -> WindowBatch:
-        size = self.length + 1
-        spans = split_at_documents(order.ends, starts, size)
-        documents = order.documents[spans.places]
-        opens = order.ends[spans.places] - self.shards.lengths[documents]
-        tokens = np.empty(len(starts) * size, np.int64)
-        self.shards.copy_spans(documents, spans.begins - opens, spans.ends - spans.begins, tokens)
-        # The closing token of a document belongs, as an input, to the document that it opens: hence
-        # -1.
-        inputs = split_at_documents(order.ends - 1, starts, size)
-        numbers = np.repeat(inputs.places, inputs.ends - inputs.begins)
-        return WindowBatch(tokens.reshape(-1, size), numbers.reshape(-1, size))

@@ -111,7 +111,8 @@ class WindowStepBatches:
     it.
 
     With `masking`, some tokens of each window are predicted from all others; otherwise each token
-    from those before it. With `chats`, the windows have stored ids (llmsys/vocabulary/chat_tokens.py).
+    from those before it. With `chats`, the windows have stored ids
+    (llmsys/vocabulary/chat_tokens.py).
     """
 
     def __init__(
@@ -179,13 +180,15 @@ class WindowStepBatches:
         if not self.separate_documents or plan.sequences == plan.micro_sequences:
             return metrics
         cost_N = self.windows.compute_attention_cost(np.arange(first, first + plan.sequences))
-        in_order = assign_sequentially(
+        sequential = assign_sequentially(
             plan.data_ranks, plan.num_micro_batches, plan.micro_sequences
         )
         assigned = self.get_assignment(step) - first
         metrics["attention_imbalance"] = round(compute_imbalance(cost_N, assigned), 4)
         if self.deal == "balanced":
-            metrics["attention_imbalance_in_order"] = round(compute_imbalance(cost_N, in_order), 4)
+            metrics["attention_imbalance_sequential"] = round(
+                compute_imbalance(cost_N, sequential), 4
+            )
         return metrics
 
     def get_packing_stats(self) -> dict[str, Any]:

@@ -44,7 +44,7 @@ class EpochKeys(NamedTuple):
 
 
 class StreamWindows(CutWindows):
-    """Every epoch of a dataset as windows of a fixed length, in order 2 of the manifest.
+    """Every epoch of a dataset as windows of a fixed length.
 
     An epoch has `tokens // length` windows; one of them begins at the end of the stream and ends at
     its begin. The remainder is `tokens_left_over_per_epoch`: other tokens in each epoch. `rows` is

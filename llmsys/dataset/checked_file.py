@@ -213,7 +213,7 @@ class CheckedColumns:
 
     @contextmanager
     def _raise_own_errors(self) -> Iterator[None]:
-        """Raise the DataError of a read in place of Arrow's error about it."""
+        """Raise the DataError of a read instead of Arrow's error about it."""
         try:
             yield
         except ARROW_ERRORS as error:

@@ -9,6 +9,7 @@ Invariants:
 """
 
 import hashlib
+import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -27,8 +28,8 @@ from llmsys.dataset.manifest_section import (
 from llmsys.errors import DataError
 from llmsys.storage.local_files import find_folder_url, format_folder, write_bytes_atomically
 from llmsys.storage.received_files import RECEIVED
+from llmsys.storage.stored_formats import MANIFEST, require_version
 
-SCHEMA_VERSION = 1
 # Documents or targets to train on and to evaluate; of pairs also their sources, row for row.
 SplitName = Literal["train", "heldout", "train_source", "heldout_source"]
 
@@ -197,7 +198,7 @@ class ReadSummary(ManifestSection):
 class Manifest(ManifestSection):
     """The manifest of a dataset. `splits` is empty until tokens are prepared."""
 
-    schema_version: Literal[1] = 1
+    format_version: Literal[2] = 2  # that of MANIFEST in llmsys/storage/stored_formats.py
     name: str
     fingerprint: str
     config: dict[str, Any]
@@ -209,15 +210,14 @@ class Manifest(ManifestSection):
     documents: DocumentFiles
     dropped: DocumentFiles
     # the same documents in other formats, in documents/ too
-    copies: DocumentFiles = DocumentFiles()
+    exports: DocumentFiles = DocumentFiles()
     funnel: tuple[FunnelStage, ...]
     languages: dict[str, LanguageCount]
     lengths: Histogram
     read: ReadSummary
     usage: TokenizerUsage | None = None  # of the tokenizer, when there are tokens
     decontamination: DecontaminationSummary | None = None  # when evaluation sets were looked for
-    borders: tuple[ThresholdReport, ...] = ()  # the documents nearest to each threshold
-    order: Literal[1, 2] = 1  # of the windows of a run; 2: llmsys/data/stream_windows.py
+    thresholds: tuple[ThresholdReport, ...] = ()  # the documents nearest to each threshold
     labels: tuple[str, ...] = ()  # of labelled texts: a target of one token n means label n
     # tokens with a loss, of chats (llmsys/vocabulary/chat_tokens.py)
     answers: dict[SplitName, int] = Field(default_factory=dict)
@@ -267,7 +267,8 @@ def load_manifest(folder: Path | str) -> Manifest:
         The manifest, with an empty `checksum`.
 
     Raises:
-        DataError: The file is missing, damaged or of another schema version.
+        DataError: The file is missing or damaged.
+        FormatError: It has another format version.
     """
     path = Path(folder) / MANIFEST_NAME
     if (url := find_folder_url(path.parent)) is not None:
@@ -285,12 +286,13 @@ def load_manifest(folder: Path | str) -> Manifest:
     try:
         manifest = Manifest.model_validate_json(text)
     except ValidationError as error:
+        # Checked here and not before, because reading a large manifest twice takes time.
+        _require_manifest_version(path, text)
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "the file"
         raise DataError(
-            f"{path} cannot be used: {where}: {first['msg']} (schema version {SCHEMA_VERSION} is "
-            f"expected). Delete {path} and run llmsys prepare CONFIG again; complete files are "
-            "reused."
+            f"{path} cannot be used: {where}: {first['msg']}. Delete {path} and run llmsys "
+            "prepare CONFIG again; complete files are reused."
         ) from None
     if (
         manifest.checksum
@@ -302,6 +304,16 @@ def load_manifest(folder: Path | str) -> Manifest:
             "complete files are reused."
         )
     return manifest.model_copy(update={"checksum": ""})
+
+
+def _require_manifest_version(path: Path, text: bytes) -> None:
+    """Raise FormatError for the manifest of another version. A damaged one passes."""
+    try:
+        values = json.loads(text)
+    except ValueError:
+        return
+    if isinstance(values, dict):
+        require_version(MANIFEST, values, format_folder(path))
 
 
 def _compute_checksum(text: bytes, checksum: str) -> str:

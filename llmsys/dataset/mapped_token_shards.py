@@ -1,5 +1,5 @@
-"""Token files as memory-mapped views, with a checksum for each record batch: those of pairs, and of
-older datasets.
+"""Token files of pairs, texts with labels and images as memory-mapped views, with a checksum for
+each record batch.
 
 Reads: tokens/ of a dataset folder. All files are mapped at once.
 

@@ -35,6 +35,7 @@ from llmsys.storage.arrow_file import (
     read_batch,
 )
 from llmsys.storage.local_files import write_bytes_atomically
+from llmsys.storage.stored_formats import TOKEN_INDEX
 
 SIDE_COLUMNS = ("id", "file", "offset", "url_hash")
 INDEX_COUNTS = ("rows", "tokens", "text_bytes", "size")
@@ -44,7 +45,8 @@ INDEX_SCHEMA = pa.schema(
         *((name, pa.int64()) for name in INDEX_COUNTS),
         ("digest", pa.binary(16)),
         ("page_root", pa.binary(8)),
-    ]
+    ],
+    TOKEN_INDEX.arrow_metadata,
 )
 PAGE_BYTES = 4096
 SUMS_PER_PAGE = PAGE_BYTES // 4

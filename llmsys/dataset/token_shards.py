@@ -136,7 +136,7 @@ def verify_checksums(folder: Path | str) -> Manifest:
     listings = (
         ("documents", manifest.documents),
         ("dropped", manifest.dropped),
-        ("documents", manifest.copies),
+        ("documents", manifest.exports),
     )
     for place, listing in listings:
         for document in listing.files:

@@ -21,6 +21,7 @@ from llmsys.dataset.token_file import INDEX_SCHEMA
 from llmsys.errors import DataError
 from llmsys.storage.arrow_file import DAMAGED, NEXT_STEP, REMAKE, Integers, Tokens, open_arrow
 from llmsys.storage.received_files import RECEIVED
+from llmsys.storage.stored_formats import TOKEN_INDEX, require_arrow_version
 
 # Columns that documents can be found by.
 SideColumn = Literal["id", "file", "url_hash"]
@@ -155,7 +156,9 @@ def read_token_index(folder: Path, index: TokenIndex) -> TokenFileTable:
             f"{path}: its digest is {found}, expected from the manifest: {index.digest}: "
             f"{DAMAGED} {NEXT_STEP}"
         )
-    return TokenFileTable(open_arrow(path, pa.py_buffer(data)).get_batch(0))
+    arrow = open_arrow(path, pa.py_buffer(data))
+    require_arrow_version(TOKEN_INDEX, arrow.schema.metadata, path)
+    return TokenFileTable(arrow.get_batch(0))
 
 
 def iter_token_files(folder: Path, splits: Iterable[Split]) -> Iterator[TokenFile]:

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from llmsys.config.run import RunConfig
 from llmsys.data.dataset_mixture import MixtureWindows
 from llmsys.data.fitted_windows import FittedWindows
-from llmsys.data.packed_windows import PackedDocuments
 from llmsys.data.step_batches import BucketedStepBatches, StepBatches, WindowStepBatches
 from llmsys.data.stream_windows import StreamWindows
 from llmsys.dataset.token_split import SideColumn, TokenShards
@@ -174,7 +173,7 @@ def _list_sequence_numbers(
         seen = int(windows.order.count_by_source(count)[place.source])
         local = windows.sources[place.source].list_windows_with_document(place.document, seen)
         return windows.order.get_global_numbers(place.source, local)
-    assert isinstance(windows, FittedWindows | PackedDocuments | StreamWindows)
+    assert isinstance(windows, FittedWindows | StreamWindows)
     return windows.list_windows_with_document(place.document, count)
 
 

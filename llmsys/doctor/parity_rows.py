@@ -94,7 +94,7 @@ class ToyLabels:
 
 @dataclass(frozen=True)
 class ToyPairs:
-    """Sources and targets in place of a prepared dataset."""
+    """Sources and targets instead of a prepared dataset."""
 
     sources: ToyTokens | ToyImages
     targets: ToyTokens | ToyLabels

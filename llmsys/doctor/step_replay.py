@@ -119,7 +119,7 @@ def _load_checkpoint_before(engine: Engine, config: RunConfig, step: int) -> tup
         checkpoint_load.load_checkpoint(engine, name)
         record = read_record(name)
         log.info("replaying from %s", name)
-        return int(record["steps"]), set(record.get("judge", {}).get("left_out", ()))
+        return int(record["steps"]), set(record.get("step_guard", {}).get("skipped_steps", ()))
     if (source := config.train.init_from or config.train.branch_from) is not None:
         raise CheckpointError(
             f"no checkpoint in {folder} is older than step {step}, and the run started from "

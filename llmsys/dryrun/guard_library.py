@@ -37,7 +37,7 @@ def load_guard_library() -> ctypes.CDLL:
     if "torch" in sys.modules:
         raise ConfigError(
             "torch is already imported in this process, and a pretended device must be registered "
-            "before it. Start the dry run in a process of its own: llmsys dryrun CONFIG nodes=1:8."
+            "before it. Start the dry run in a separate process: llmsys dryrun CONFIG nodes=1:8."
         )
     torch_folder = find_torch_folder()
     library = build_guard_library(torch_folder)

@@ -9,13 +9,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from markupsafe import Markup
+
 from llmsys.dryrun.summary import format_compiled_saving, format_fit
 from llmsys.estimate.memory_timeline import GIB
 from llmsys.report.estimate_page import CATEGORY_COLOURS, NUM_CATEGORIES
-from llmsys.report.html_markup import Html, build_details, build_section, build_table, format_number
+from llmsys.report.html_markup import build_details, build_table, format_number
 from llmsys.report.html_page import render_document
 from llmsys.report.plots import Figure, Trace
-from llmsys.report.report_section import ReportSection, build_report_section, compute_curves_height
+from llmsys.report.report_section import ReportSection, compute_curves_height
 from llmsys.storage.local_files import write_bytes_atomically
 
 
@@ -65,18 +67,21 @@ def render_dry_run(results: Sequence[dict[str, Any]]) -> str:
         ),
     ]
     parts = [
-        build_report_section(
+        ReportSection(
             "memory",
             "Memory",
+            [_build_phases(first), _build_owner_table(first)],
             [plot_memory(first)],
-            _build_phases(first),
-            _build_owner_table(first),
         ),
-        _build_part("estimate", "Estimate", _build_estimate_table(first["estimate"])),
-        _build_part("collectives", "Collectives", _build_collective_table(first)),
-        _build_part("waits", "Waits", _build_wait_table(first)),
-        _build_part("kernels", "Kernels", _build_choice_table(first), _build_kernel_table(first)),
-        _build_part("ranks", "Ranks", _build_rank_table(results), _build_kind_table(parameters)),
+        ReportSection("estimate", "Estimate", [_build_estimate_table(first["estimate"])]),
+        ReportSection("collectives", "Collectives", [_build_collective_table(first)]),
+        ReportSection("waits", "Waits", [_build_wait_table(first)]),
+        ReportSection(
+            "kernels", "Kernels", [_build_choice_table(first), _build_kernel_table(first)]
+        ),
+        ReportSection(
+            "ranks", "Ranks", [_build_rank_table(results), _build_kind_table(parameters)]
+        ),
     ]
     notes = [format_fit(one) for one in results if not one["fits"]] + [
         *filter(None, [format_compiled_saving(first)]),
@@ -125,18 +130,14 @@ def plot_memory(result: dict[str, Any]) -> Figure:
     )
 
 
-def _build_phases(result: dict[str, Any]) -> Html:
+def _build_phases(result: dict[str, Any]) -> Markup:
     rows = [(phase["name"], format_number(phase["event"])) for phase in result["memory"]["phases"]]
     return build_details(
         "Phases of the run", build_table(("phase", "first allocation or free"), rows, numeric=(1,))
     )
 
 
-def _build_part(anchor: str, title: str, *content: Html) -> ReportSection:
-    return ReportSection(anchor, title, build_section(anchor, title, *content))
-
-
-def _build_owner_table(result: dict[str, Any]) -> Html:
+def _build_owner_table(result: dict[str, Any]) -> Markup:
     rows = [
         (one["category"], one["owner"] or "model", one["tensor"], f"{one['bytes'] / GIB:.3f}")
         for one in result["memory"]["owners"]
@@ -144,7 +145,7 @@ def _build_owner_table(result: dict[str, Any]) -> Html:
     return build_table(("at the peak", "made by", "tensor", "GiB"), rows, numeric=(3,))
 
 
-def _build_estimate_table(estimate: dict[str, Any]) -> Html:
+def _build_estimate_table(estimate: dict[str, Any]) -> Markup:
     rows = []
     for phase in estimate["phases"]:
         for name, row in [
@@ -165,7 +166,7 @@ def _build_estimate_table(estimate: dict[str, Any]) -> Html:
     )
 
 
-def _build_collective_table(result: dict[str, Any]) -> Html:
+def _build_collective_table(result: dict[str, Any]) -> Markup:
     rows = [
         (
             one["operation"],
@@ -179,12 +180,12 @@ def _build_collective_table(result: dict[str, Any]) -> Html:
     return build_table(("operation", "axis", "ranks", "in a step", "GiB"), rows, numeric=(2, 3, 4))
 
 
-def _build_wait_table(result: dict[str, Any]) -> Html:
+def _build_wait_table(result: dict[str, Any]) -> Markup:
     rows = [(one["line"], one["cause"], format_number(one["count"])) for one in result["waits"]]
     return build_table(("line", "cause", "count"), rows, numeric=(2,))
 
 
-def _build_choice_table(result: dict[str, Any]) -> Html:
+def _build_choice_table(result: dict[str, Any]) -> Markup:
     rows = [
         (
             f"{one['layers']} {one['stack']}, {one['attention']}",
@@ -197,7 +198,7 @@ def _build_choice_table(result: dict[str, Any]) -> Html:
     return build_table(("layers", "attention kernel", "reason", "cost"), rows)
 
 
-def _build_kernel_table(result: dict[str, Any]) -> Html:
+def _build_kernel_table(result: dict[str, Any]) -> Markup:
     names = dict.fromkeys([*result["attention"], *result["flops"], *result["operations"]])
     rows = [
         (
@@ -210,7 +211,7 @@ def _build_kernel_table(result: dict[str, Any]) -> Html:
     return build_table(("operation", "in a step", "TFLOP"), rows, numeric=(1, 2))
 
 
-def _build_rank_table(results: Sequence[dict[str, Any]]) -> Html:
+def _build_rank_table(results: Sequence[dict[str, Any]]) -> Markup:
     rows = [
         (
             str(one["rank"]),
@@ -223,7 +224,7 @@ def _build_rank_table(results: Sequence[dict[str, Any]]) -> Html:
     return build_table(("rank", "verdict", "peak, GiB", "parameters"), rows, numeric=(2, 3))
 
 
-def _build_kind_table(parameters: dict[str, Any]) -> Html:
+def _build_kind_table(parameters: dict[str, Any]) -> Markup:
     rows = [
         (
             str(kind["first_rank"]),

@@ -78,8 +78,8 @@ def _iter_lines(result: dict[str, Any]) -> Iterator[str]:
     yield f"\n{'collectives of a step':<24}{'axis':<14}{'ranks':>6}{'count':>8}{'GiB':>10}"
     for one in result["collectives"]:
         yield (
-            "  "
-            f"{one['operation']:<22}{one['axis']:<14}{one['ranks']:>6}{one['count']:>8}{one['bytes'] / GIB:>10.2f}"
+            f"  {one['operation']:<22}{one['axis']:<14}{one['ranks']:>6}"
+            f"{one['count']:>8}{one['bytes'] / GIB:>10.2f}"
         )
     yield from _iter_wait_lines(result)
     yield from _iter_kernel_lines(result)

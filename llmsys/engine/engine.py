@@ -7,7 +7,7 @@ Invariants:
 - The state is logical: another engine can load it.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from llmsys.data.batch import Batch, TokenCounts
 from llmsys.model.output_head import NextSentenceHead
 from llmsys.model.transformer import Transformer
+from llmsys.parallel.fsdp import reshard_parameters
 from llmsys.parallel.process_group import all_reduce_sum
 
 # (head, hidden_BTD, targets_BT) → the loss summed over all valid targets. With head None,
@@ -49,6 +50,8 @@ class StepResult:
         targets: Number of targets with a loss.
         is_applied: False for a skipped step: weights, moments and step counter are unchanged.
         extras: Sums over ranks of the `extras` of the call.
+        absent: Parameters of this rank that had no gradient in any micro-batch; they only decay.
+            Each rank has its own.
     """
 
     loss: float
@@ -56,6 +59,7 @@ class StepResult:
     targets: int
     is_applied: bool = True
     extras: tuple[float, ...] = ()
+    absent: tuple[str, ...] = ()
 
 
 @dataclass
@@ -63,8 +67,8 @@ class EngineState:
     """Training state that any engine can load: tensors by name, and the number of steps taken.
 
     Names: `parameter/NAME` (float32 master), `first_moment/NAME`, `second_moment/NAME`,
-    `buffer/NAME`, and in fp16 `loss_scale`, which may be missing. Sharded tensors are DTensors, so
-    that another layout can load them.
+    `buffer/NAME`, in fp16 `loss_scale`, and with a schedule-free optimizer `average_weights`; the
+    last two may be missing. Sharded tensors are DTensors, so that another layout can load them.
     """
 
     tensors: dict[str, Tensor]
@@ -131,6 +135,32 @@ class RepeatingEngine(Protocol):
         them. Collective.
         """
         ...
+
+
+def enter_training(module: Transformer) -> None:
+    """Make a model ready for the gradients of a step, whatever ran on it before.
+
+    Every engine with FSDP2 begins its gradients here and nowhere else: lists of parameters that are
+    made later in the step are then those of the masters.
+
+    Args:
+        module: The model.
+    """
+    module.train()
+    reshard_parameters(module)
+
+
+def list_absent_gradients(named: Iterable[tuple[str, Tensor]]) -> tuple[str, ...]:
+    """List the parameters without a gradient, for `StepResult.absent`.
+
+    Args:
+        named: Names and parameters, after the gradients of a step were summed over ranks and before
+            anything takes an absent gradient for zeros.
+
+    Returns:
+        Names.
+    """
+    return tuple(name for name, parameter in named if parameter.grad is None)
 
 
 def drop_counts(module: Transformer) -> None:

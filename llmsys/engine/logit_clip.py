@@ -6,7 +6,7 @@ min(1, threshold / largest logit of the step), the logits of a head become γ ti
 
 | attention | queries | keys |
 |---|---|---|
-| multi-head; a key head serves several query heads | γ / sqrt(smallest γ of the group) | its square root |
+| multi-head; γ₀ is the smallest of the heads of a key | γ / sqrt(γ₀) | sqrt(γ₀) |
 | latent, channels without rotation | sqrt(γ) | sqrt(γ) |
 | latent, rotated channels; the key is that of all heads | γ | 1 |
 """

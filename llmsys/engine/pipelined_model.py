@@ -7,6 +7,7 @@ Invariants:
   and its norm is counted once.
 """
 
+import re
 from collections.abc import Callable, Sequence
 
 import torch
@@ -85,13 +86,29 @@ class PipelinedModel:
         """List the parameters of a stage of this rank; the first and the last stage have those
         outside of blocks.
         """
-        names = tuple(f"blocks.{layer}." for layer in self._cut.stages[stage])
-        has_others = stage == 0 or self._cut.is_last(stage)
         return [
             parameter
             for name, parameter in self._model.named_parameters()
-            if name.startswith(names) or (has_others and not name.startswith("blocks."))
+            if self.find_stage(name) == stage
         ]
+
+    def find_stage(self, name: str) -> int | None:
+        """Return the stage of this rank that uses a parameter or a module.
+
+        Args:
+            name: Its name in the model; "" is the model itself, with what it has outside of blocks.
+
+        Returns:
+            The stage of a block; for all else the first or the last stage, None on a rank that has
+            neither. No rank has both: there are two ranks or more, and stages are assigned to them
+            in turns.
+        """
+        found = re.match(r"blocks\.(\d+)(\.|$)", name)
+        if found is not None:
+            layer = int(found.group(1))
+            return next(stage for stage in self.stages if layer in self._cut.stages[stage])
+        ends = (stage for stage in self.stages if stage == 0 or self._cut.is_last(stage))
+        return next(ends, None)
 
     def add_gradients(
         self,

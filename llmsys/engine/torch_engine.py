@@ -20,7 +20,9 @@ from llmsys.engine.engine import (
     StepResult,
     accept_all,
     drop_counts,
+    enter_training,
     iter_persistent_buffers,
+    list_absent_gradients,
     reduce_step_numbers,
     reduce_token_counts,
 )
@@ -101,9 +103,9 @@ class TorchEngine:
         }
         match data_parallel:
             case "fsdp":
-                self._data_parallel = FsdpModel(
-                    model, meshes, offload=offload, gradients=gradients, **common
-                )
+                find_stage = None if self.pipeline is None else self.pipeline.find_stage
+                common |= {"offload": offload, "gradients": gradients, "find_stage": find_stage}
+                self._data_parallel = FsdpModel(model, meshes, **common)
             case "ddp":
                 self._data_parallel = DdpModel(model, meshes, **common)
             case unreachable:
@@ -113,8 +115,10 @@ class TorchEngine:
         self._ranks = meshes.layout.ranks_per_stage
         limit = optimizer.max_attention_logit
         self._logit_clip = None if limit is None else LogitClip(model, limit)
+        # The masters: FSDP2 puts other tensors in their places while it has gathered them.
+        self._named = list(model.named_parameters())
         self._optimizer = build_optimizer(
-            dict(model.named_parameters()),
+            dict(self._named),
             optimizer,
             compute_dtype=compute_dtype,
             model=model.config,
@@ -134,12 +138,13 @@ class TorchEngine:
         """Implement `Engine.train_step`. The loss is divided by the targets of all ranks before
         backward.
         """
-        self.module.train()
+        enter_training(self.module)
         # Ranks that share rows must count them once.
         counts = reduce_token_counts(batches if self._has_own_rows else (), self.device)
         scale = 1.0 if self._scale is None else self._scale.scale
         total = self._add_gradients(batches, counts, scale)
         self._data_parallel.finish_gradients()
+        absent = list_absent_gradients(self._named)
         doubled = () if self.pipeline is None else self.pipeline.finish_gradients()
         if self.observe_gradients is not None:
             self.observe_gradients(collect_gradients(self.module.named_parameters()), scale)
@@ -155,11 +160,11 @@ class TorchEngine:
         if self._logit_clip is not None:
             self._logit_clip.finish_step(applied=applied)
         self._optimizer.zero_grad(set_to_none=True)
-        return StepResult(loss, norm, targets, applied, sums)
+        return StepResult(loss, norm, targets, applied, sums, absent)
 
     def repeat_gradients(self, batches: Sequence[Batch], data_rank: int) -> None:
         """Implement `RepeatingEngine.repeat_gradients`. The caller has seeded dropout."""
-        self.module.train()
+        enter_training(self.module)
         self.after_micro_batch = None
         counts = reduce_token_counts(batches if self._has_own_rows else (), self.device)
         self._add_gradients(batches, counts, 1.0 if self._scale is None else self._scale.scale)
@@ -178,7 +183,9 @@ class TorchEngine:
                 self._loss,
                 counts,
                 scale,
-                enter_backward=lambda stage, last: self._data_parallel.enter_micro_batch(last=last),
+                enter_backward=lambda stage, last: self._data_parallel.enter_micro_batch(
+                    last=last, stage=stage
+                ),
                 sharding=self._data_parallel.sharding,
             )
         total = torch.zeros((), device=self.device)
@@ -243,6 +250,7 @@ class TorchEngine:
         tensors |= {
             f"buffer/{name}": buffer for name, buffer in iter_persistent_buffers(self.module)
         }
+        tensors |= self._optimizer.get_shared_state()
         return EngineState(
             tensors | ({} if self._scale is None else self._scale.state_dict()), steps
         )

@@ -229,7 +229,7 @@ LOGITS = {
 def list_loss_items(
     config: RunConfig, shape: ActivationShape, system: MemoryProfile, head_elements: int
 ) -> list[MemoryItem]:
-    """Bytes beside weights and kept activations at the fullest moment of the loss."""
+    """Bytes in addition to weights and kept activations at the fullest moment of the loss."""
     model = config.model
     hidden = shape.compute_residual_bytes(model.hidden_size)
     if not model.head.has_logits:

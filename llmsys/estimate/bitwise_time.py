@@ -17,7 +17,7 @@ SUM_PASSES = 3
 # Kernels of AdamW that read or write a value of 4 bytes, over those of one fused kernel
 # (llmsys/optim/elementwise.py).
 UPDATE_PASSES = 30
-# Kernels of one expert beside its matmuls: copies to aligned memory, the activation, the join.
+# Kernels of one expert besides its matmuls: copies to aligned memory, the activation, the join.
 EXPERT_KERNELS = 5
 # flash attention's backward with ordered sums over the usual one. Assumed: no GPU measured it here.
 ORDERED_ATTENTION = 1.15

@@ -104,6 +104,7 @@ class DeviceProfile(Section):
     each field are from.
     """
 
+    format_version: Literal[1] = Field(1, description="Version of the format of the file.")
     name: str = Field(min_length=1, description="Display name.")
     peak_flops: dict[Number, float] = Field(description="Peak FLOP/s of matmuls, by dtype.")
     memory_bytes: float = Field(gt=0, description="Memory that a program can allocate, in bytes.")

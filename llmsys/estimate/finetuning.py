@@ -66,7 +66,7 @@ def iter_adapted_rows(model: ModelConfig, config: FinetuneConfig) -> Iterator[Pa
 
 
 def count_adapter_parameters(row: ParameterTensor, rank: int) -> int:
-    """Return the parameters of A and B beside all copies of a matrix; experts have their own.
+    """Return the parameters of A and B for all copies of a matrix; experts have their own.
 
     Args:
         row: a matrix of shape (outputs, inputs), or (experts, outputs, inputs).

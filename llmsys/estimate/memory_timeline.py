@@ -65,7 +65,7 @@ class FitResult:
 @dataclass(frozen=True)
 class MemoryTimeline:
     """The instants of one rank. `driver_bytes` is what the device's driver and its communication
-    take beside them.
+    take in addition.
     """
 
     instants: tuple[MemorySnapshot, ...]

@@ -135,8 +135,8 @@ def find_layout_violations(
         yield broken.message
     yield from find_expert_violations(named.expert, config.model)
     copy = named.shard * named.context * named.tensor
-    if config.model.moe is not None and (copy * named.replicate) % named.expert:
-        ranks = copy * named.replicate
+    ranks = copy * named.replicate
+    if config.model.moe is not None and ranks % named.expert:
         yield f"expert={named.expert} does not divide the {ranks} ranks of a stage."
     length, parts = config.batch.sequence_length, named.context * named.tensor
     if with_batch and length % parts:

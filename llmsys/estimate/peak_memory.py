@@ -209,7 +209,7 @@ def estimate_peak_memory(
     Args:
         config: resolved config of a run.
         layout: resolved layout, as `ParallelLayout.resolve` returns it.
-        pipeline: stages, in place of those of `system`; those of `layout` come first.
+        pipeline: stages, instead of those of `system`; those of `layout` come first.
         system: training program and device.
         pipeline_rank: the rank of our pipeline to look at; None: all.
 

@@ -279,7 +279,7 @@ def add_costs(
         model_only: the config is a bare model.
 
     Returns:
-        The values with the keys above in place of `unknown`.
+        The values with the keys above instead of `unknown`.
     """
     documents, load = result["batch"]["documents"] or (), question.cluster.expert_load
     if question.planned is not None:

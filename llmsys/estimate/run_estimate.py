@@ -1,8 +1,8 @@
-"""Everything the estimate knows about a config, as plain data with stable keys; `text` makes a page
-of it.
+"""Everything the estimate knows about a config, as plain data with stable keys; `summary_table.py`
+formats it.
 
-Time, money and energy depend on a device and are unknown without a profile of one; no other number
-is put in their place. `priced` adds them.
+Time, money and energy depend on a device and are unknown without a profile of one, and are then
+left out.
 """
 
 from collections.abc import Sequence

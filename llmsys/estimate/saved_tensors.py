@@ -195,7 +195,7 @@ def _iter_kernel_tensors(
 def _iter_score_tensors(
     model: ModelConfig, scores: ScoreShape, kernel: AttentionMemory, shape: ActivationShape
 ) -> Iterator[SavedTensor]:
-    """Yield what one call of the kernel saves beside its inputs."""
+    """Yield what one call of the kernel saves in addition to its inputs."""
     yield from scores.iter_ring_tensors(shape)
     yield from _iter_input_copies(scores, kernel, shape)
     yield from model.position.iter_saved_tensors(scores, shape)

@@ -253,7 +253,7 @@ def resolve_for_profile(config: RunConfig, device: "DeviceProfile | None" = None
         device: profile; None: the one that flops.device names.
 
     Returns:
-        The config with bf16 or fp32 in place of `auto`.
+        The config with bf16 or fp32 instead of `auto`.
 
     Raises:
         ConfigError: other settings need another precision, or flops.device names no profile.
@@ -275,8 +275,8 @@ def resolve_compile_for_profile(
         layout: layout that the estimate is for; None: that of the config.
 
     Returns:
-        The config with block or none in place of `auto`, which stays where no device is known:
-        eager blocks, an upper bound of memory.
+        The config with block or none instead of `auto`, which stays where no device is known: eager
+        blocks, an upper bound of memory.
     """
     device = device if device is not None else _find_named_profile(config)
     if device is None or config.train.compile != "auto":

@@ -182,8 +182,8 @@ FP32 = 4  # bytes of one value
 
 @dataclass(frozen=True)
 class StateBytes:
-    """Bytes on rank 0, which never holds less than another rank. `weights` are copies beside the
-    masters.
+    """Bytes on rank 0, which never holds less than another rank. `weights` are copies in
+    addition to the masters.
     """
 
     weights: int

@@ -1,8 +1,8 @@
 """Time, money and energy as lines for people: the interval, what the step is spent on, and every
 assumption.
 
-The estimate as a page of text for people: counts with their digits, and prefixes people know beside
-them.
+The estimate as a page of text for people: counts with their digits, each with a prefix that people
+know.
 """
 
 from collections.abc import Iterable, Iterator

@@ -59,7 +59,7 @@ class ChatModel:
 
         Args:
             request: `text`, and values of `CONTROLS`; of a model that was tuned on chats `messages`
-                in place of `text`.
+                instead of `text`.
             send: receives each message; an error in it ends the text.
 
         Raises:

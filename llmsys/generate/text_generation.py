@@ -81,7 +81,7 @@ def generate_texts(
         prefix_ids: ids before each prompt. None is the end-of-document id, which precedes every
             document in training. An empty prompt without a prefix gets the begin or else the end
             id: a model needs a token to continue.
-        prompt_ids: ids of each prompt, such as a chat's, in place of the prefix and its own.
+        prompt_ids: ids of each prompt, such as a chat's, instead of the prefix and its own.
         stop_ids: further ids that end a text; beam search ends at the first of them alone.
         on_token: receives every new token; beam search does not call it.
         on_logits: receives the model's logits at every new token, before filters; beam search does

@@ -53,7 +53,7 @@ def read_rope_of_two_kinds(fields: ConfigJsonReader, values: Values) -> None:
     old = fields.read_section("rope_scaling", {})
     if full.values and old.values:
         fields.add_violation(
-            "rope_scaling", "is given beside rope_parameters. Keep rope_parameters."
+            "rope_scaling", "is given together with rope_parameters. Keep rope_parameters."
         )
     theta = (
         full.read_optional_float("rope_theta") or fields.read_optional_float("rope_theta") or 1e6

@@ -67,7 +67,7 @@ def _select_first(*values: float | None) -> float:
 def _read_rope_parameters(fields: ConfigJsonReader) -> ConfigJsonReader:
     if fields.has_value("rope_scaling") and fields.has_value("rope_parameters"):
         fields.add_violation(
-            "rope_scaling", "is given beside rope_parameters. Keep rope_parameters."
+            "rope_scaling", "is given together with rope_parameters. Keep rope_parameters."
         )
     old = fields.read_section("rope_scaling", {})
     new = fields.read_section("rope_parameters", {})

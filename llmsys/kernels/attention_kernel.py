@@ -147,7 +147,7 @@ def choose_attention_kernel(device: AttentionDevice, traits: AttentionTraits) ->
     obstacle = obstacle or _find_varlen_obstacle(traits)
     if obstacle is None:
         sinks = "; sinks are folded into the log-sum-exp" if traits.has_sinks else ""
-        details = f"lengths in place of a table{sinks}; {_describe_version(device)}"
+        details = f"lengths instead of a table{sinks}; {_describe_version(device)}"
         return KernelChoice("varlen", f"{_describe_mask(traits)}: {details}")
     is_split = (
         traits.dtype != "fp32"

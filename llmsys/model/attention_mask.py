@@ -4,7 +4,7 @@ type.
 A mask is the weakest form that is exact, so that attention can take the cheapest kernel: none,
 "causal", a boolean table of visible keys, or a bias that is added to the scores (minus infinity
 where a key is hidden). Kernels of accelerators take lengths (`VarlenMask`) or key ranges
-(`FlexMask`) in place of a table.
+(`FlexMask`) instead of a table.
 """
 
 from abc import ABC, abstractmethod

@@ -7,8 +7,8 @@ have their own m.
 | tensor | µP: std, rate | CompleteP: further factors | unit-scaled: std, rate |
 |---|---|---|---|
 | embedding tables | 1, 1 | | 1, 1 / sqrt(outputs) |
-| hidden matrices | 1 / sqrt(m), 1 / m | rate l^(α - 1) | 1 / sqrt(inputs), 1 / (inputs · sqrt(layers)) |
-| matrices to a fixed width: router, latents | 1 / m, 1 / m | rate l^(α - 1) | 1 / inputs, 1 / inputs |
+| hidden matrices | 1 / sqrt(m), 1 / m | rate l^(α - 1) | 1 / sqrt(in), 1 / (in · sqrt(layers)) |
+| to a fixed width: router, latents | 1 / m, 1 / m | rate l^(α - 1) | 1 / inputs, 1 / inputs |
 | head, its input multiplied by 1 / m or 1 / inputs | 1, 1 | | 1, 1 |
 | vectors | as they are, 1 | rate l^(α - 1) in blocks | as they are, 1 / sqrt(channels) |
 | output of a branch | | multiplied by l^-α | multiplied by 1 / sqrt(layers) |

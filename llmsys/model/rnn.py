@@ -1,4 +1,4 @@
-"""Recurrent layers in place of blocks: sequence-to-sequence models with attention over the source.
+"""Recurrent layers instead of blocks: sequence-to-sequence models with attention over the source.
 
 The encoder reads the source in both directions (Bahdanau 2014, arXiv:1409.0473). The decoder's top
 state attends to the encoder's states, and tanh(W [context; state]) is the output (Luong 2015,

@@ -42,8 +42,8 @@ from llmsys.model.recurrence import AdaptiveRecurrence
 # B rows, T positions, S source positions, D width, V vocabulary
 
 EncoderInput = tuple[Tensor | None, Tensor | None, DocumentLengths | None]
-# (head, hidden_BTD, places) → the result of the forward pass in place of logits, such as the loss
-# of the targets `places` beyond the next token. For a classifier the head is None, and hidden_BTD
+# (head, hidden_BTD, places) → the result of the forward pass instead of logits, such as the loss of
+# the targets `places` beyond the next token. For a classifier the head is None, and hidden_BTD
 # holds its logits.
 Finish = Callable[[nn.Module | None, Tensor, int], Tensor]
 
@@ -120,10 +120,10 @@ class Transformer(LayerStack):
                 theirs, (B, P, V).
             real_BT: False at padding, which experts do not count. None: padding is where
                 documents_BT is negative.
-            memory: The result of `encode_source`, in place of the source.
+            memory: The result of `encode_source`, instead of the source.
             cache: Keys and values so far, extended in place; tokens_BT holds the new tokens. It
                 keeps source or memory.
-            finish: Called with head and hidden states; its result is returned in place of logits.
+            finish: Called with head and hidden states; its result is returned instead of logits.
             layers: Run only these, a stage of a pipeline, and return hidden states unless the last
                 is among them.
             hidden_BTD: The hidden states of the stage before.

@@ -8,7 +8,7 @@ values. It runs on CUDA in fp16 and bf16.
 A sink s adds exp(s) to the denominator of the softmax. With lse the log-sum-exp of a query's
 scores, L = log(exp(lse) + exp(s)), the output is out · exp(lse - L). torch's backward ignores the
 gradient of lse, so out · sigmoid(lse - s) would lose a part of the gradients of queries and keys.
-Here the kernel's backward gets the folded output and L in place of its own: with those the formulas
+Here the kernel's backward gets the folded output and L instead of its own: with those the formulas
 of FlashAttention-2 are exact.
 """
 

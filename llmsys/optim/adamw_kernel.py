@@ -5,7 +5,7 @@ parameters.
 |---|---|---|
 | floating point, on devices with a fused kernel, one mesh per list | fused | one kernel per list |
 | the same, on devices without one that have lists of tensors | foreach | several kernels per list |
-| on several meshes in one list, not floating point, or elsewhere | loop | several kernels per parameter |
+| several meshes in one list, not floating point, elsewhere | loop | kernels per parameter |
 """
 
 from collections.abc import Iterable, Sequence

@@ -9,7 +9,13 @@ from torch import Tensor, nn
 
 from llmsys.config.model import ModelConfig
 from llmsys.model.local_tensor import get_local_tensor
-from llmsys.optim.elementwise import ElementwiseConfig, build_elementwise_rule, update_parameter
+from llmsys.optim.elementwise import (
+    AVERAGE_WEIGHTS,
+    ElementwiseConfig,
+    build_average_weights,
+    build_elementwise_rule,
+    update_parameter,
+)
 from llmsys.optim.lr_schedule import get_weight_decay_share
 from llmsys.optim.parameter_groups import build_parameter_groups
 
@@ -28,6 +34,7 @@ class BitwiseOptimizer:
     ) -> None:
         self.named = named
         self.rule = build_elementwise_rule(config)
+        self.average = build_average_weights(config)
         self.steps = 0
         self.moments = {
             moment: {
@@ -52,6 +59,7 @@ class BitwiseOptimizer:
         """
         self.steps += 1
         decay = get_weight_decay_share(learning_rate)
+        share = None if self.average is None else self.average.add_step(self.steps, learning_rate)
         for name, gradient in zip(self.named, gradients, strict=True):
             rate_scale, weight_decay = self._rules[name]
             update_parameter(
@@ -63,4 +71,11 @@ class BitwiseOptimizer:
                 rate=learning_rate * rate_scale,
                 weight_decay=weight_decay * decay,
                 gradient_scale=gradient_scale,
+                average_share=share,
             )
+
+    def get_shared_state(self) -> dict[str, Tensor]:
+        """Return the state that belongs to no parameter, by its name in a checkpoint; not
+        copied.
+        """
+        return {} if self.average is None else {AVERAGE_WEIGHTS: self.average.tensor}

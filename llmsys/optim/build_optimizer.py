@@ -25,7 +25,7 @@ from llmsys.config.optimizer import (
 from llmsys.log import get_logger
 from llmsys.optim.adamw_kernel import choose_adamw_kernel
 from llmsys.optim.compressed_adamw import CompressedAdamW
-from llmsys.optim.elementwise import STATE_KEYS, ElementwiseOptimizer
+from llmsys.optim.elementwise import AVERAGE_WEIGHTS, STATE_KEYS, ElementwiseOptimizer
 from llmsys.optim.matrix_optimizer import STATE_KEYS as MATRIX_STATE_KEYS
 from llmsys.optim.matrix_optimizer import (
     BuildZeros,
@@ -76,6 +76,16 @@ class OptimizersContainer(torch.optim.Optimizer):
         for member in self._members:
             member.step()
 
+    def get_shared_state(self) -> dict[str, Tensor]:
+        """Return the state that belongs to no parameter, by its name in a checkpoint; not
+        copied.
+        """
+        state: dict[str, Tensor] = {}
+        for member in self._members:
+            if isinstance(member, ElementwiseOptimizer) and member.average is not None:
+                state[AVERAGE_WEIGHTS] = member.average.tensor
+        return state
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Discard the gradients."""
         for member in self._members:
@@ -113,7 +123,9 @@ def build_optimizer(
     groups = build_parameter_groups(named.items(), config, model)
     members: list[torch.optim.Optimizer] = []
     if adamw := list(_iter_param_groups(groups, named, "adamw", alike)):
-        members.append(_build_adamw(adamw, config))
+        members.append(
+            _build_adamw(adamw, config, {parameter: name for name, parameter in named.items()})
+        )
     match config:
         case AdamConfig() | AdamWConfig():
             pass
@@ -152,14 +164,16 @@ def _iter_param_groups(
                 }
 
 
-def _build_adamw(groups: list[dict[str, Any]], config: OptimizerConfig) -> torch.optim.Optimizer:
+def _build_adamw(
+    groups: list[dict[str, Any]], config: OptimizerConfig, names: Mapping[Tensor, str]
+) -> torch.optim.Optimizer:
     if isinstance(config, AdamWConfig) and config.moments != "fp32":
         settings: dict[str, Any] = {
             "lr": config.learning_rate,
             "betas": config.betas,
             "eps": config.eps,
         }
-        return CompressedAdamW(groups, moments=config.moments, **settings)
+        return CompressedAdamW(groups, moments=config.moments, names=names, **settings)
     kernel = choose_adamw_kernel(group["params"] for group in groups)
     if kernel.kind != "fused":
         log.warning("AdamW steps with %s kernels: %s", kernel.kind, kernel.reason)

@@ -28,7 +28,10 @@ from llmsys.config.optimizer import (
     SoapConfig,
 )
 from llmsys.errors import ConfigError
+from llmsys.log import get_logger
 from llmsys.model.local_tensor import get_local_tensor
+
+log = get_logger(__name__)
 
 # Elements updated at a time on CPUs, so that they stay in cache: 256 KiB of each of five tensors.
 CACHED_ELEMENTS = 1 << 16
@@ -44,6 +47,10 @@ STATE_KEYS = {
     "slow_moment": "exp_avg_slow",
     "lookahead_moment": "lookahead",
 }
+
+
+# Name of `AverageWeights.tensor` in the training state.
+AVERAGE_WEIGHTS = "average_weights"
 
 
 class ElementwiseRule(Protocol):
@@ -145,8 +152,9 @@ class ScheduleFreeRule:
     of the gradient.
 
     The moment is z - y of the paper, which begins at zero; the average is x = y - (1 - β1) / β1 ·
-    (z - y). With c = (p + 1) / (t + p), y moves by c (z - y) - γ (1 - β1 (1 - c)) g, and z - y
-    becomes (1 - c) (z - y - γ β1 g), where g is the normalized gradient with weight decay.
+    (z - y). With the step's share c of the average (`AverageWeights`), y moves by c (z - y) - γ (1
+    - β1 (1 - c)) g, and z - y becomes (1 - c) (z - y - γ β1 g), where g is the normalized gradient
+    with weight decay.
     """
 
     config: ScheduleFreeConfig
@@ -160,18 +168,82 @@ class ScheduleFreeRule:
         step: int,
         rate: float,
         decay: Tensor | None = None,
+        share: float | None = None,
     ) -> Tensor:
-        """Implement `ElementwiseRule.compute_update`; `decay` is weight decay times the weights,
-        averaged likewise.
+        """Implement `ElementwiseRule.compute_update`.
+
+        Args:
+            gradient: Not changed.
+            moments: In the order of `moments`.
+            step: Counted from 1.
+            rate: Learning rate.
+            decay: Weight decay times the weights, averaged likewise; None is zero.
+            share: The step's share of the average, from `AverageWeights`.
         """
         (beta1, beta2), (second, lookahead) = self.config.betas, moments
-        power = self.config.averaging_power
-        share = (power + 1) / (step + power)
+        assert share is not None
         root = _update_root(second, gradient, beta2, step).add_(self.config.eps)
         normalized = gradient / root if decay is None else (gradient / root).add_(decay)
         update = (normalized * (rate * (1 - beta1 * (1 - share)))).sub_(lookahead * share)
         lookahead.sub_(normalized.mul_(rate * beta1)).mul_(1 - share)
         return update
+
+
+class AverageWeights:
+    """The weights of the steps in the average of schedule-free AdamW, state of a run.
+
+    Step t counts t^p times the square of the largest rate so far, as in the authors' library: the
+    averaging of algorithm 1 with a rate that warms up, and p for the `averaging_power`. So a rate
+    that is the same in all steps cancels.
+    """
+
+    def __init__(self, power: float) -> None:
+        self.tensor = torch.zeros(3, dtype=torch.float64)
+        """Largest rate so far, sum of the weights so far, and the steps that are in it. On the
+        host.
+        """
+
+        self._power = power
+
+    def add_step(self, step: int, rate: float) -> float:
+        """Add the weight of a step and return its share of the sum.
+
+        Args:
+            step: Counted from 1.
+            rate: The learning rate of the step, before a parameter's own factor.
+
+        Returns:
+            The share, from 0 to 1; 0 while no step has had a rate.
+        """
+        largest, total, counted = self.tensor.tolist()
+        largest = max(largest, rate)
+        if counted != step - 1:
+            # An earlier version saved it, which weighed steps by their numbers alone.
+            log.warning(
+                "%s is missing from the checkpoint: the %d steps in its average count as if their "
+                "rate had been that of this step",
+                AVERAGE_WEIGHTS,
+                step - 1,
+            )
+            total = sum(number**self._power for number in range(1, step)) * largest**2
+        weight = step**self._power * largest**2
+        total += weight
+        self.tensor.copy_(torch.tensor([largest, total, step], dtype=torch.float64))
+        return weight / total if total else 0.0
+
+
+def build_average_weights(config: OptimizerConfig) -> AverageWeights | None:
+    """Build the weights of an average, for an optimizer that keeps one.
+
+    Args:
+        config: The `optimizer:` section.
+
+    Returns:
+        The weights before the first step; None for an optimizer without an average.
+    """
+    return (
+        AverageWeights(config.averaging_power) if isinstance(config, ScheduleFreeConfig) else None
+    )
 
 
 def compute_slow_coefficients(config: AdEMAMixConfig, step: int) -> tuple[float, float]:
@@ -257,6 +329,7 @@ def update_parameter(
     rate: float,
     weight_decay: float,
     gradient_scale: float = 1.0,
+    average_share: float | None = None,
 ) -> None:
     """Change a parameter and its moments in place.
 
@@ -269,6 +342,7 @@ def update_parameter(
         rate: Learning rate.
         weight_decay: Per unit of learning rate.
         gradient_scale: Factor on the gradient.
+        average_share: The step's share of the average, for an optimizer that keeps one.
     """
     size = CACHED_ELEMENTS if parameter.device.type == "cpu" else MAX_UPDATED_ELEMENTS
     whole = (gradient, parameter, *moments)
@@ -280,7 +354,9 @@ def update_parameter(
     for piece, weight, *state in pieces:
         scaled = piece if gradient_scale == 1 else piece * gradient_scale
         if isinstance(rule, ScheduleFreeRule):
-            weight.sub_(rule.compute_update(scaled, state, step, rate, weight * weight_decay))
+            weight.sub_(
+                rule.compute_update(scaled, state, step, rate, weight * weight_decay, average_share)
+            )
             continue
         update = rule.compute_update(scaled, state, step, rate)
         # Two roundings, as separate operations: add_(update, alpha=...) may fuse them.
@@ -307,10 +383,14 @@ class ElementwiseOptimizer(torch.optim.Optimizer):
     """
 
     def __init__(self, groups: Sequence[Mapping[str, Any]], config: ElementwiseConfig) -> None:
-        super().__init__(
-            [dict(group) for group in groups], {"lr": config.learning_rate, "weight_decay": 0.0}
-        )
+        defaults = {
+            "lr": config.learning_rate,
+            "base_rate": config.learning_rate,
+            "weight_decay": 0.0,
+        }
+        super().__init__([dict(group) for group in groups], defaults)
         self.rule = build_elementwise_rule(config)
+        self.average = build_average_weights(config)
         for group in self.param_groups:
             for parameter in group["params"]:
                 self.state[parameter] = build_elementwise_state(parameter, self.rule)
@@ -318,12 +398,15 @@ class ElementwiseOptimizer(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Take one step from the gradients."""
+        share: float | None = None
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is None:
                     continue
                 state = self.state[parameter]
                 state["step"] += 1
+                if self.average is not None and share is None:
+                    share = self.average.add_step(int(state["step"]), group["base_rate"])
                 update_parameter(
                     self.rule,
                     get_local_tensor(parameter),
@@ -332,4 +415,5 @@ class ElementwiseOptimizer(torch.optim.Optimizer):
                     step=int(state["step"]),
                     rate=group["lr"],
                     weight_decay=group["weight_decay"],
+                    average_share=share,
                 )

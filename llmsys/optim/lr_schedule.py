@@ -56,6 +56,7 @@ def set_rates(groups: Iterable[dict[str, Any]], rate: float) -> None:
             `LearningRate`.
     """
     for group in groups:
+        group["base_rate"] = rate
         group["lr"] = rate * group["rate_scale"]
         # The first call keeps the configured decay, of which later ones take a share.
         full = group.setdefault("whole_weight_decay", group["weight_decay"])

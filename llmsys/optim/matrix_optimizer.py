@@ -28,6 +28,12 @@ SIDES = {-2: "left", -1: "right"}
 # torch.optim.Adafactor's least estimate of a squared gradient.
 MIN_SQUARE = torch.finfo(torch.float32).eps
 
+# Shift of a preconditioner relative to its largest eigenvalue: a hundred roundings of float32, from
+# which the vectors of a null space then move by a hundredth or less.
+NULL_SHIFT = 1e-5
+# Least root of a second moment relative to the largest one of its matrix: a hundred roundings.
+MIN_ROOT = 1e-5
+
 State = dict[str, Tensor]
 # Shards → full tensors, which the function changes in place, → the same shards.
 Update = Callable[[Sequence[Tensor], Callable[[list[Tensor]], None]], None]
@@ -124,8 +130,16 @@ class AdafactorRule:
 
 
 class SoapRule:
-    """SOAP (Vyas 2024, algorithm 3): Adam in the eigenbasis of the gradients' second moments
-    over rows and columns.
+    """SOAP (Vyas 2024, algorithm 3): Adam in the eigenbasis of the second moments of a gradient.
+
+    The paper leaves the basis of a null space open, and the product of a gradient with M > N has
+    one of M - N dims: eigenvectors there are rounding, in which Adam would take steps of full
+    length. So the first basis is completed by a rule (`build_first_basis`), and later ones are
+    those of the preconditioner plus a small multiple of the identity, which changes no eigenvector
+    and keeps the basis of a null space where it is. A direction in which every gradient is zero but
+    for rounding (under LayerNorm, the mean of the residual) gets no step of full length either: a
+    root counts as a hundred thousandth of the largest one if it is smaller. Steps then depend on
+    the layout by rounding alone.
     """
 
     def __init__(self, config: SoapConfig) -> None:
@@ -157,7 +171,9 @@ class SoapRule:
             rotated = _rotate(gradient, state, sides)
             first = state["exp_avg"].lerp_(gradient, 1 - beta1)
             second = state["exp_avg_sq"].mul_(beta2).add_(rotated.square().mul_(1 - beta2))
-            root = second.sqrt().div_(math.sqrt(1 - beta2**count)).add_(self.config.eps)
+            root = second.sqrt().div_(math.sqrt(1 - beta2**count))
+            least = MIN_ROOT * root.amax(tuple(range(-min(2, root.ndim), 0)), keepdim=True)
+            root = root.clamp_(min=least).add_(self.config.eps)
             update = _rotate(_rotate(first, state, sides) / root, state, sides, back=True)
             weight.mul_(1 - rate * weight_decay).sub_(update.mul_(rate / (1 - beta1**count)))
         for dim in sides:
@@ -165,9 +181,7 @@ class SoapRule:
             state[f"preconditioner_{SIDES[dim]}"].lerp_(product_SS, 1 - self.config.shampoo_beta)
         if step == 1:
             for dim in sides:
-                # Eigenvalues rise.
-                basis_SS = torch.linalg.eigh(state[f"preconditioner_{SIDES[dim]}"])[1].flip(-1)
-                state[f"basis_{SIDES[dim]}"].copy_(basis_SS)
+                state[f"basis_{SIDES[dim]}"].copy_(build_first_basis(gradient, dim))
         elif (step - 1) % self.config.precondition_every_steps == 0:
             for dim in sides:
                 self._update_basis(state, dim)
@@ -176,13 +190,62 @@ class SoapRule:
         """Take one step of power iteration, with the vectors in the order of their eigenvalues
         (section 4).
         """
-        basis_SS, matrix_SS = state[f"basis_{SIDES[dim]}"], state[f"preconditioner_{SIDES[dim]}"]
-        product_SS = matrix_SS @ basis_SS
-        order_S = (basis_SS * product_SS).sum(-2).argsort(-1, descending=True)
+        basis_SS = state[f"basis_{SIDES[dim]}"]
+        product_SS = state[f"preconditioner_{SIDES[dim]}"] @ basis_SS
+        values_S = (basis_SS * product_SS).sum(-2)
+        shift_1 = (NULL_SHIFT * values_S.amax(-1, keepdim=True)).clamp_(min=MIN_SQUARE**2)
+        # Eigenvalues below the shift are rounding, and so would be their order.
+        order_S = values_S.clamp_(min=shift_1).argsort(dim=-1, descending=True, stable=True)
         second = state["exp_avg_sq"]
         index = order_S[..., :, None] if dim == -2 else order_S[..., None, :]
         second.copy_(second.take_along_dim(index, dim))
-        basis_SS.copy_(torch.linalg.qr(product_SS.take_along_dim(order_S[..., None, :], -1))[0])
+        product_SS.add_(basis_SS * shift_1[..., None])
+        vectors_SS, triangle_SS = torch.linalg.qr(
+            product_SS.take_along_dim(order_S[..., None, :], -1)
+        )
+        # Without this a vector could turn round, to the same line.
+        signs_S = triangle_SS.diagonal(dim1=-2, dim2=-1).sign()
+        basis_SS.copy_(vectors_SS * signs_S[..., None, :])
+
+
+def build_first_basis(gradient: Tensor, dim: int) -> Tensor:
+    """Return the eigenvectors of a gradient's product with itself, with the largest eigenvalues
+    first.
+
+    Those of the null space are the eigenvectors, within it, of a diagonal matrix whose entries fall
+    from 2 to 1. So they are a function of the null space, and axes of rows that are all zero.
+
+    Args:
+        gradient: (..., M, N).
+        dim: -2 for the M rows, -1 for the N columns.
+
+    Returns:
+        (..., S, S) with S = M or N, orthonormal columns in the dtype of `gradient`.
+    """
+    # In float32 the product would bury singular values below 1e-3 of the largest.
+    matrix = gradient.double()
+    product_SS = matrix @ matrix.mT if dim == -2 else matrix.mT @ matrix
+    size = product_SS.shape[-1]
+    # Eigenvalues rise.
+    values_S, vectors_SS = (one.flip(-1) for one in torch.linalg.eigh(product_SS))
+    # Of smaller singular values a float32 gradient has a digit or two, and no direction.
+    is_null_S = values_S <= values_S[..., :1] * MIN_ROOT**2
+    range_SS = vectors_SS.where(~is_null_S[..., None, :], 0)
+    onto_null_SS = (
+        torch.eye(size, dtype=matrix.dtype, device=matrix.device) - range_SS @ range_SS.mT
+    )
+    falling_S = torch.linspace(2, 1, size, dtype=matrix.dtype, device=matrix.device)
+    # Its eigenvalues are 1 to 2 in the null space, and 0 outside of it.
+    null_SS = torch.linalg.eigh(onto_null_SS @ (falling_S[:, None] * onto_null_SS))[1].flip(-1)
+    place_S = torch.arange(size, device=matrix.device)
+    first_null = size - is_null_S.sum(-1, keepdim=True)
+    index_S = (place_S - first_null).clamp_(min=0)
+    completed_SS = null_SS.take_along_dim(index_S[..., None, :], -1)
+    basis_SS = vectors_SS.where((place_S < first_null)[..., None, :], completed_SS)
+    # An eigenvector has two directions: its largest entry is positive.
+    largest_S = basis_SS.take_along_dim(basis_SS.abs().argmax(-2, keepdim=True), -2)
+    directed_SS: Tensor = basis_SS * largest_S.sign()
+    return directed_SS.to(gradient.dtype)
 
 
 def _rotate(matrix_MN: Tensor, state: State, sides: Sequence[int], *, back: bool = False) -> Tensor:

@@ -56,8 +56,12 @@ class DdpModel:
         self._ddp.register_comm_hook(None, _all_reduce_bucket)
         self.forward: Callable[..., Tensor] = self._ddp
 
-    def enter_micro_batch(self, *, last: bool) -> AbstractContextManager[None]:
-        """Implement `DataParallelModel.enter_micro_batch`."""
+    def enter_micro_batch(
+        self, *, last: bool, stage: int | None = None
+    ) -> AbstractContextManager[None]:
+        """Implement `DataParallelModel.enter_micro_batch`. There are no stages: the config
+        rejects them.
+        """
         return contextlib.nullcontext() if last else self._ddp.no_sync()
 
     def finish_gradients(self) -> None:

@@ -117,8 +117,9 @@ def parse_processor_list(text: str) -> set[int]:
 def _format_pci_address(device: torch.device) -> str:
     # torch does not declare all of its fields
     properties: Any = torch.cuda.get_device_properties(device)
+    bus = f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}"
     # Function 0: torch knows domain, bus and device.
-    return f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
+    return f"{bus}:{properties.pci_device_id:02x}.0"
 
 
 def _read_text(path: Path) -> str:
@@ -134,7 +135,7 @@ def trim_allocator(device: torch.device) -> None:
 
     Initial values, a loaded checkpoint and the tuning of compiled kernels need buffers of sizes
     that no step has. What they leave would stay cut into their sizes, and the step would get new
-    memory beside it.
+    memory in addition.
 
     Args:
         device: Device of this rank.

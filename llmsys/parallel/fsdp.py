@@ -1,13 +1,14 @@
 """FSDP2 data parallelism, and the protocol that it shares with DDP (ddp.py)."""
 
 import contextlib
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from itertools import pairwise
 from typing import Literal, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from llmsys.model.initialization import Initializer
@@ -38,9 +39,14 @@ class DataParallelModel(Protocol):
         """The callable that runs the model."""
         ...
 
-    def enter_micro_batch(self, *, last: bool) -> AbstractContextManager[None]:
-        """Return the context of forward and backward of a micro-batch; gradients are complete
-        after the `last` one.
+    def enter_micro_batch(
+        self, *, last: bool, stage: int | None = None
+    ) -> AbstractContextManager[None]:
+        """Return the context of forward and backward of a micro-batch; gradients are complete after
+        the `last` one.
+
+        In a pipeline it is the context of a backward pass of `stage`, and `last` is said of that
+        stage alone.
         """
         ...
 
@@ -56,7 +62,11 @@ class DataParallelModel(Protocol):
 
 
 class FsdpModel:
-    """FSDP2 around a model from the meta device, with initial values from `initial`."""
+    """FSDP2 around a model from the meta device, with initial values from `initial`.
+
+    `find_stage` returns the stage of a pipeline that a module belongs to, by name; None without a
+    pipeline.
+    """
 
     def __init__(
         self,
@@ -68,6 +78,7 @@ class FsdpModel:
         offload: Offload,
         gradients: Gradients,
         initial: Initializer,
+        find_stage: Callable[[str], int | None] | None = None,
     ) -> None:
         self.forward: Callable[..., Tensor] = model
         apply_expert_parallel(model, meshes)
@@ -76,21 +87,30 @@ class FsdpModel:
         # are not.
         self._partial = PartialGradientReducer(model, meshes.tensor)
         apply_fsdp(model, meshes, compute_dtype, offload)
-        self._units = [module for module in model.modules() if isinstance(module, FSDPModule)]
+        self._model = model
+        self._units_by_stage: dict[int | None, list[FSDPModule]] = defaultdict(list)
+        for name, module in model.named_modules():
+            if isinstance(module, FSDPModule):
+                self._units_by_stage[None if find_stage is None else find_stage(name)].append(
+                    module
+                )
         self._replicated, self._whole = meshes.layout.replicate > 1, gradients == "whole"
         if meshes.expert is not None:
             configure_prefetch(model)
         # Last, when each rank needs storage for its own shards only.
         materialize_parameters(model, device, initial, on_host=offload == "state")
 
-    def enter_micro_batch(self, *, last: bool) -> AbstractContextManager[None]:
+    def enter_micro_batch(
+        self, *, last: bool, stage: int | None = None
+    ) -> AbstractContextManager[None]:
         """Return the context of a micro-batch. All sums are in float32.
 
         Sharded gradients are reduced over shards after every backward, and between replicas once
         per step. Whole gradients accumulate unsharded, four bytes per parameter of this rank's
-        experts and of all else, and are reduced once per step.
+        experts and of all else, and are reduced once per step. A unit reduces in a backward that
+        gives it gradients and in no other, so only the last one of its own stage will do.
         """
-        for unit in self._units:
+        for unit in self._units_by_stage[stage]:
             if self._whole:
                 unit.set_requires_gradient_sync(last, recurse=False)
             elif self._replicated:
@@ -103,8 +123,22 @@ class FsdpModel:
 
     def reshard_parameters(self) -> None:
         """Reshard every FSDP unit."""
-        for unit in self._units:
-            unit.reshard()
+        reshard_parameters(self._model)
+
+
+def reshard_parameters(model: nn.Module) -> None:
+    """Reshard every FSDP unit of a model, so that its parameters are the masters.
+
+    After a forward without backward (evaluation, generation) the root is still gathered:
+    `model.parameters()` lists other tensors then, whose gradients FSDP2 takes away as it reduces
+    them.
+
+    Args:
+        model: The model; nothing happens to one without FSDP2.
+    """
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 def configure_prefetch(model: Transformer) -> None:

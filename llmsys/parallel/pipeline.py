@@ -49,8 +49,8 @@ logging.getLogger("torch.distributed.pipelining").setLevel(logging.WARNING)
 RunStage = Callable[[int, Tensor | None, int], Tensor]
 
 
-# (stage, whether it is the last backward pass of the step on this rank) → the context of a backward
-# pass.
+# (stage, whether it is the last backward pass of this stage in the step) → the context of a
+# backward pass.
 EnterBackward = Callable[[int, bool], AbstractContextManager[None]]
 
 
@@ -108,7 +108,7 @@ class PipelineRunner:
         self._built: tuple[int, int, int] | None = None
         self._run_stage: RunStage | None = None
         self._enter_backward: EnterBackward | None = None
-        self._backwards_left = 0
+        self._backwards_left: dict[int, int] = {}
         self.report_pass: Callable[[str], None] = _ignore_pass
         """Called with each pass that begins, and with "" at its end."""
 
@@ -133,7 +133,9 @@ class PipelineRunner:
         if self._built != (shape := (num_micro_batches, rows, positions)):
             self._schedule, self._built = self._build_schedule(*shape), shape
         self._run_stage, self._enter_backward = run_stage, enter_backward
-        self._backwards_left = num_micro_batches * len(self.stages)
+        # By stage: of several stages of a rank each ends at another time, and then its gradients
+        # are complete.
+        self._backwards_left = dict.fromkeys(self.stages, num_micro_batches)
         # torch splits these numbers into micro-batches; the batches themselves are looked up by
         # `run_stage`.
         numbers = torch.arange(num_micro_batches)
@@ -187,11 +189,12 @@ class PipelineRunner:
 
     @contextmanager
     def enter_backward(self, stage: int, number: int) -> Iterator[None]:
-        """Enter the next backward pass of the current step."""
+        """Enter the next backward pass of a stage in the current step."""
         assert self._enter_backward is not None
-        self._backwards_left -= 1
+        self._backwards_left[stage] -= 1
         self.report_pass(f"backward of micro-batch {number} in stage {stage}")
-        with self._enter_backward(stage, self._backwards_left == 0):
+        is_last = self._backwards_left[stage] == 0
+        with self._enter_backward(stage, is_last):
             yield
         self.report_pass("")
 

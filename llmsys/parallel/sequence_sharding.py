@@ -179,7 +179,7 @@ class SequenceSharding:
 
 
 def replace_forward(module: nn.Module, forward: Callable[[Tensor], Tensor]) -> None:
-    """Call `forward` in place of the module's own; its parameters, names and hooks stay."""
+    """Call `forward` instead of the module's own; its parameters, names and hooks stay."""
     # Not `module.forward = forward`: torch.compile would compile every layer anew, for that
     # object's identity.
     kind: Any = type(module)

@@ -10,14 +10,13 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
+from markupsafe import Markup
+
 from llmsys.errors import DataError
 from llmsys.progress import format_duration
 from llmsys.report.html_markup import (
-    Child,
-    Html,
-    build_section,
+    build_paragraph,
     build_table,
-    build_tag,
     format_amount,
     format_number,
 )
@@ -36,7 +35,7 @@ from llmsys.report.plots import (
     compute_running_mean,
     downsample_points,
 )
-from llmsys.report.report_section import ReportSection, build_report_section, compute_curves_height
+from llmsys.report.report_section import ReportSection, compute_curves_height
 from llmsys.report.run_record import MISSING, RunRecord, is_finite, read_run
 from llmsys.report.run_sections import describe_run_state
 from llmsys.storage.local_files import write_bytes_atomically
@@ -79,16 +78,12 @@ def write_comparison(folders: Sequence[Path], output: Path) -> Path:
             )
     titles = _choose_titles(runs)
     thinned = any(len(run.curves.step) > MAX_POINTS for run in runs)
-    note = build_tag("p", THINNING_RULE, class_="muted") if thinned else None
+    note = build_paragraph(THINNING_RULE, is_muted=True) if thinned else None
     parts = [
-        build_report_section("curves", "Curves", list(_iter_figures(runs, titles)), note),
+        ReportSection("curves", "Curves", [note], list(_iter_figures(runs, titles))),
+        ReportSection("scores", "Scores", [_build_scores_table(runs, titles)]),
         ReportSection(
-            "scores", "Scores", build_section("scores", "Scores", _build_scores_table(runs, titles))
-        ),
-        ReportSection(
-            "config",
-            "Config",
-            build_section("config", "Differing keys", _build_keys_table(runs, titles)),
+            "config", "Config", [_build_keys_table(runs, titles)], heading="Differing keys"
         ),
     ]
     best = _find_best(runs, titles)
@@ -206,7 +201,7 @@ def _build_run_traces(
     return [line, diamonds | {"mode": "markers", "marker": marker, "showlegend": False}]
 
 
-def _build_scores_table(runs: Sequence[RunRecord], titles: Sequence[str]) -> Html:
+def _build_scores_table(runs: Sequence[RunRecord], titles: Sequence[str]) -> Markup:
     sets = sorted({name for run in runs for name in (run.last_evaluation or {}).get("sets") or {}})
     metrics = sorted(
         {name for run in runs for name in (run.last_evaluation or {}).get("metrics") or {}}
@@ -223,7 +218,7 @@ def _build_scores_table(runs: Sequence[RunRecord], titles: Sequence[str]) -> Htm
         *sets,
         *metrics,
     )
-    rows: list[list[Child]] = []
+    rows: list[list[str]] = []
     for run, title in zip(runs, titles, strict=True):
         event = run.last_evaluation or {}
         answers, own = event.get("sets") or {}, event.get("metrics") or {}
@@ -285,10 +280,10 @@ def _iter_leaves(value: Any, prefix: str) -> Iterator[tuple[str, str]]:
         )
 
 
-def _build_keys_table(runs: Sequence[RunRecord], titles: Sequence[str]) -> Html:
+def _build_keys_table(runs: Sequence[RunRecord], titles: Sequence[str]) -> Markup:
     rows = list_differing_keys([run.config for run in runs])
     if not rows:
-        return build_tag("p", "Their configs are equal, apart from name and folder.")
+        return build_paragraph("Their configs are equal, apart from name and folder.")
     return build_table(
         ("key", *titles), [(key, *map(_shorten_value, values)) for key, values in rows]
     )

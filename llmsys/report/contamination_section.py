@@ -3,20 +3,24 @@
 Reads a `Manifest`; returns None where no set was searched for.
 """
 
+from markupsafe import Markup
+
 from llmsys.dataset.manifest import Manifest
-from llmsys.dataset.manifest_section import ContaminatedDocument, SetContamination, SparedItem
-from llmsys.report.html_markup import (
-    Html,
-    build_definition_list,
-    build_details,
-    build_table,
-    build_tag,
-    format_number,
-    format_percent,
-    format_user_text,
-    join_html,
+from llmsys.dataset.manifest_section import SetContamination
+from llmsys.report.html_markup import format_number, format_percent, render_template
+from llmsys.report.report_section import ReportSection
+
+HEAD = (
+    "set",
+    "items",
+    "found",
+    "share",
+    "documents dropped",
+    "documents cut",
+    "spared",
+    "n-grams",
+    "too short",
 )
-from llmsys.report.report_section import ReportSection, build_report_section
 
 
 def build_contamination_section(manifest: Manifest) -> ReportSection | None:
@@ -24,20 +28,9 @@ def build_contamination_section(manifest: Manifest) -> ReportSection | None:
     found = manifest.decontamination
     if found is None:
         return None
-    head = (
-        "set",
-        "items",
-        "found",
-        "share",
-        "documents dropped",
-        "documents cut",
-        "spared",
-        "n-grams",
-        "too short",
-    )
     rows = [
         (
-            build_tag("b", name),
+            Markup("<b>{}</b>").format(name),
             format_number(one.items),
             format_number(one.items_found),
             format_percent(one.items_found, one.items),
@@ -55,74 +48,27 @@ def build_contamination_section(manifest: Manifest) -> ReportSection | None:
         "document for this reason is called spared. The folder decontamination has one line per "
         "document and item."
     )
-    examples = [_build_set_examples(name, one) for name, one in found.sets.items() if one.examples]
-    spared = [_build_spared_fold(name, one) for name, one in found.sets.items() if one.spared]
-    numbers = build_table(head, rows, numeric=range(1, len(head)))
-    return build_report_section(
-        "contamination",
-        "Evaluation sets",
-        [],
-        numbers,
-        build_tag("p", note, class_="muted"),
-        *examples,
-        *spared,
+    content = render_template(
+        "contamination.html",
+        head=HEAD,
+        rows=rows,
+        numeric=range(1, len(HEAD)),
+        note=note,
+        sets=found.sets,
+        list_spared_rows=list_spared_rows,
     )
+    return ReportSection("contamination", "Evaluation sets", [content])
 
 
-def _build_spared_fold(name: str, one: SetContamination) -> Html:
+def list_spared_rows(one: SetContamination) -> list[tuple[str, ...]]:
     """Return the spared items of a set with the documents that contain them."""
-    head = [
-        build_tag("b", name),
-        build_tag("span", f" {format_number(one.items_spared)} items spared", class_="muted"),
-    ]
-    rows = [
+    line = Markup("<div>{}</div>")
+    return [
         (
             item.item,
             item.ngram,
             format_number(item.documents),
-            build_tag("span", *_build_document_lines(item)),
+            Markup("").join(line.format(each.url or each.id) for each in item.examples),
         )
         for item in one.spared
     ]
-    left = one.items_spared - len(one.spared)
-    more = (
-        build_tag(
-            "p",
-            f"{format_number(left)} more items are in the folder decontamination.",
-            class_="muted",
-        )
-        if left
-        else None
-    )
-    columns = ("item", "n-gram", "documents", "first of them")
-    return build_details(head, [build_table(columns, rows, numeric=[2]), *([more] if more else [])])
-
-
-def _build_document_lines(item: SparedItem) -> list[Html]:
-    return [build_tag("div", document.url or document.id) for document in item.examples]
-
-
-def _build_set_examples(name: str, one: SetContamination) -> Html:
-    documents = one.documents_dropped + one.documents_cut
-    summary = [
-        build_tag("b", name),
-        build_tag("span", f" in {format_number(documents)} documents", class_="muted"),
-    ]
-    return build_details(summary, [_build_example(example) for example in one.examples])
-
-
-def _build_example(found: ContaminatedDocument) -> Html:
-    return build_tag(
-        "div",
-        build_tag(
-            "p",
-            build_tag(
-                "b",
-                f"{found.item} ({found.part}), {format_number(found.matches)} matches, "
-                f"{found.action}",
-            ),
-        ),
-        build_definition_list([("n-gram", join_html(found.ngram)), ("page", join_html(found.url))]),
-        format_user_text(found.excerpt),
-        class_="example",
-    )

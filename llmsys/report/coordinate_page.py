@@ -6,7 +6,7 @@ from typing import Protocol
 
 from llmsys.report.html_page import render_document
 from llmsys.report.plots import BLUE, GREEN, ORANGE, PURPLE, Figure, build_line
-from llmsys.report.report_section import Numbers, build_report_section
+from llmsys.report.report_section import Numbers, ReportSection
 from llmsys.storage.local_files import write_bytes_atomically
 
 COLOURS = (BLUE, ORANGE, GREEN, PURPLE)
@@ -55,7 +55,7 @@ def write_coordinate_page(rows: Sequence[CoordinateCurves], steps: int, path: Pa
         worst = max(own, key=lambda row: row.exponent)
         numbers.append((kind, f"{worst.exponent:+.2f}", f"largest exponent, of {worst.part}"))
         figures = [_plot_curves(kind, "changes", own), _plot_curves(kind, "sizes", own)]
-        parts.append(build_report_section(kind, kind, figures))
+        parts.append(ReportSection(kind, kind, figures=figures))
     notes = [
         "The exponent is the slope of log change over log width: 0 where wider models change by "
         "as much."

@@ -8,8 +8,8 @@ import math
 from typing import Any
 
 from llmsys.estimate.prediction_error import format_memory_size
-from llmsys.report.html_markup import Html, build_details, build_section, build_table, build_tag
-from llmsys.report.report_section import Numbers
+from llmsys.report.html_markup import build_details, build_paragraph, build_table
+from llmsys.report.report_section import Numbers, ReportSection
 from llmsys.report.run_record import RunRecord
 
 
@@ -37,7 +37,7 @@ def build_cost_numbers(record: RunRecord) -> Numbers:
     return numbers
 
 
-def build_answers_section(record: RunRecord) -> Html | None:
+def build_answers_section(record: RunRecord) -> ReportSection | None:
     """Return a table of the question sets of the latest evaluation that has them."""
     asked = [
         event
@@ -53,10 +53,9 @@ def build_answers_section(record: RunRecord) -> Html | None:
         if all(isinstance(one.get(key), float | int) for key in (*keys, "questions"))
     ]
     head = ("set", "by likelihood", "per byte", "per token", "questions")
-    lead = build_tag(
-        "p",
+    lead = build_paragraph(
         "Accuracy: share of questions whose correct answer was the most likely, after step "
-        f"{asked[-1]['step']:,}.",
+        f"{asked[-1]['step']:,}."
     )
     tables = [build_table(head, rows, numeric=[1, 2, 3, 4])] if rows else []
     harness = [
@@ -70,10 +69,10 @@ def build_answers_section(record: RunRecord) -> Html | None:
         tables.append(
             build_table(("harness task", "metric", "value", "questions"), harness, numeric=[2, 3])
         )
-    return build_section("answers", "Answers", lead, *tables)
+    return ReportSection("answers", "Answers", [lead, *tables])
 
 
-def build_metrics_section(record: RunRecord) -> Html | None:
+def build_metrics_section(record: RunRecord) -> ReportSection | None:
     """Return a table of the user's own metrics after each evaluation."""
     measured = {
         step: one["metrics"]
@@ -90,12 +89,12 @@ def build_metrics_section(record: RunRecord) -> Html | None:
         ]
         for step, values in measured.items()
     ]
-    lead = build_tag("p", "Means over the held-out targets, of evaluation.metrics.")
+    lead = build_paragraph("Means over the held-out targets, of evaluation.metrics.")
     table = build_table(("step", *names), rows, numeric=range(len(names) + 1))
-    return build_section("metrics", "Your metrics", lead, table)
+    return ReportSection("metrics", "Your metrics", [lead, table])
 
 
-def build_prediction_section(record: RunRecord) -> Html | None:
+def build_prediction_section(record: RunRecord) -> ReportSection | None:
     """Return a table of the estimate before the first step, and the measured steps."""
     said, took = record.prediction, record.measured
     if said is None:
@@ -120,38 +119,32 @@ def build_prediction_section(record: RunRecord) -> Html | None:
     note = (
         None
         if seconds is not None
-        else build_tag("p", f"No estimated step time: {said.get('why_no_time')}", class_="muted")
+        else build_paragraph(f"No estimated step time: {said.get('why_no_time')}", is_muted=True)
     )
-    return build_section(
-        "prediction",
-        "Prediction",
-        build_table(("", "predicted", "measured", "residual"), rows, numeric=[1, 2, 3]),
-        note,
-    )
+    table = build_table(("", "predicted", "measured", "residual"), rows, numeric=[1, 2, 3])
+    return ReportSection("prediction", "Prediction", [table, note])
 
 
-def build_profile_section(record: RunRecord) -> Html | None:
+def build_profile_section(record: RunRecord) -> ReportSection | None:
     """Return the shares of kernels in the latest recorded step, and its longest kernels."""
     if not record.profiles:
         return None
     profile = record.profiles[max(record.profiles)]
-    lead = build_tag(
-        "p",
+    lead = build_paragraph(
         f"Step {profile['step']:,} of rank 0: {profile['seconds']:.3g} busy seconds; the host "
         f"waited for the device for {profile['host_wait_seconds']:.3g} s. The timeline is "
         f"{profile['trace']} in the run folder; https://ui.perfetto.dev opens it.",
     )
     kinds = [[name, f"{share:.1%}"] for name, share in profile["shares"].items()]
     kernels = [[name, f"{count:,}", f"{share:.1%}"] for name, count, share in profile["kernels"]]
-    return build_section(
-        "profile",
-        "Profile",
+    content = [
         lead,
         build_table(("kind of kernel", "share"), kinds, numeric=[1]),
         build_details(
             "Longest kernels", build_table(("kernel", "calls", "share"), kernels, numeric=[1, 2])
         ),
-    )
+    ]
+    return ReportSection("profile", "Profile", content)
 
 
 def _format_measured(took: dict[str, Any] | None, key: str, predicted: float) -> list[str]:

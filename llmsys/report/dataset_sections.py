@@ -12,26 +12,27 @@ Invariants:
 
 from collections.abc import Mapping
 
+from markupsafe import Markup
+
 from llmsys.dataset.manifest import LanguageUsage, Manifest, SkippedInput
 from llmsys.report import plots
 from llmsys.report.contamination_section import build_contamination_section
 from llmsys.report.funnel_section import build_funnel_section, describe_input, format_offset
 from llmsys.report.html_markup import (
-    Html,
-    build_definition_list,
     build_details,
-    build_section,
+    build_paragraph,
     build_table,
-    build_tag,
     format_amount,
     format_bytes,
     format_number,
     format_percent,
+    render_template,
 )
 from llmsys.report.plots import Figure
-from llmsys.report.report_section import Numbers, ReportSection, build_report_section
+from llmsys.report.report_section import Numbers, ReportSection
 
 MAX_TOKENIZER_BARS = 24
+CODE = Markup("<code>{}</code>")
 HEAD = (
     "language",
     "documents",
@@ -57,23 +58,16 @@ def build_tokenizer_section(manifest: Manifest) -> ReportSection | None:
     )
     if usage.by_library:
         facts += f" The library encoded every document: {usage.by_library}."
-    examples = [build_tag("code", piece.replace(" ", "␣")) for piece in usage.dead_examples]
-    spaced = [one for example in examples for one in (example, " ")]
-    dead = (
-        build_details(
-            [f"the first {len(examples)} pieces that occur in no document"], build_tag("p", spaced)
+    content = [build_table(HEAD, rows, numeric=range(1, len(HEAD))), build_paragraph(facts)]
+    if usage.dead_examples:
+        pieces = [CODE.format(piece.replace(" ", "␣")) for piece in usage.dead_examples]
+        content.append(
+            build_details(
+                f"the first {len(pieces)} pieces that occur in no document",
+                build_paragraph(Markup(" ").join(pieces)),
+            )
         )
-        if examples
-        else None
-    )
-    return build_report_section(
-        "tokenizer",
-        "Tokenizer",
-        _build_figures(usage.languages),
-        build_table(HEAD, rows, numeric=range(1, 8)),
-        build_tag("p", facts),
-        dead,
-    )
+    return ReportSection("tokenizer", "Tokenizer", content, _build_figures(usage.languages))
 
 
 def _build_figures(languages: Mapping[str, LanguageUsage]) -> list[Figure]:
@@ -209,12 +203,9 @@ def _build_distributions_section(manifest: Manifest) -> ReportSection | None:
         )
     if not figures:
         return None
-    html = build_section(
-        "distributions",
-        "Languages and lengths",
-        build_tag("div", [one.to_html() for one in figures], class_="grid"),
+    return ReportSection(
+        "distributions", "Languages", figures=figures, heading="Languages and lengths", num_large=0
     )
-    return ReportSection("distributions", "Languages", html, figures)
 
 
 def _shorten_code(code: str) -> str:
@@ -235,44 +226,28 @@ def _build_reading_section(manifest: Manifest) -> ReportSection | None:
         f"Files: {format_number(read.files)}, records: {format_number(read.records)}, "
         f"{describe_input(manifest)}; records that could not be used: {format_number(skipped)}."
     )
-    return build_report_section(
-        "reading",
-        "Reading",
-        [],
-        build_tag("p", facts),
-        _build_skips_table(read.skipped) if read.skipped else None,
-    )
+    skips = _build_skips_table(read.skipped) if read.skipped else []
+    return ReportSection("reading", "Reading", [build_paragraph(facts), *skips])
 
 
-def _build_skips_table(skips: tuple[SkippedInput, ...]) -> Html:
+def _build_skips_table(skips: tuple[SkippedInput, ...]) -> list[Markup]:
     ordered = sorted(skips, key=lambda skip: (-skip.count, skip.file, skip.offset))
     rows = [
         (skip.reason, format_number(skip.count), skip.file, format_offset(skip))
         for skip in ordered[:MAX_SKIP_ROWS]
     ]
-    left = len(ordered) - len(rows)
-    more = (
-        build_tag("p", f"{format_number(left)} more rows are in manifest.json.", class_="muted")
-        if left
-        else None
-    )
-    head = ("reason", "records", "file", "first at")
-    return build_tag("div", build_table(head, rows, numeric=[1, 3]), more)
+    blocks = [build_table(("reason", "records", "file", "first at"), rows, numeric=[1, 3])]
+    if left := len(ordered) - len(rows):
+        remark = f"{format_number(left)} more rows are in manifest.json."
+        blocks.append(build_paragraph(remark, is_muted=True))
+    return blocks
 
 
 # --- Where it came from ---
 
 
-def build_dataset_origin(manifest: Manifest) -> list[Html]:
+def build_dataset_origin(manifest: Manifest) -> Markup:
     """Return fingerprints, splits and files of the dataset, for the section on origins."""
-    identity = build_definition_list(
-        [
-            ("dataset", manifest.name),
-            ("fingerprint", build_tag("code", manifest.fingerprint)),
-            ("configuration digest", build_tag("code", manifest.config_digest)),
-            ("tokenizer fingerprint", build_tag("code", manifest.tokenizer_fingerprint or "–")),
-        ]
-    )
     splits = [
         (
             name,
@@ -283,40 +258,24 @@ def build_dataset_origin(manifest: Manifest) -> list[Html]:
         )
         for name, split in manifest.splits.items()
     ]
+    # An index has no size of its own.
     files = [
-        (
-            file.name,
-            format_number(file.rows),
-            format_number(file.tokens),
-            format_bytes(file.size),
-            build_tag("code", file.digest),
-        )
+        (file.name, file.rows, file.tokens, format_bytes(file.size), file.digest)
         for split in manifest.splits.values()
         for file in split.files
     ]
     files += [
-        (
-            split.index.name,
-            format_number(split.documents),
-            format_number(split.tokens),
-            "",
-            build_tag("code", split.index.digest),
-        )
+        (split.index.name, split.documents, split.tokens, "", split.index.digest)
         for split in manifest.splits.values()
         if split.index is not None
     ]
-    blocks = [build_tag("h3", "Dataset"), identity]
-    if splits:
-        blocks.append(
-            build_table(
-                ("split", "documents", "tokens", "text", "files"), splits, numeric=range(1, 5)
-            )
-        )
-        head = ("token file", "documents", "tokens", "size", "xxh3_128")
-        blocks.append(
-            build_details(
-                f"{sum(split.num_files for split in manifest.splits.values())} token files",
-                build_table(head, files, numeric=[1, 2, 3]),
-            )
-        )
-    return blocks
+    return render_template(
+        "dataset_origin.html",
+        manifest=manifest,
+        splits=splits,
+        num_files=sum(split.num_files for split in manifest.splits.values()),
+        files=[
+            (name, format_number(rows), format_number(tokens), size, CODE.format(digest))
+            for name, rows, tokens, size, digest in files
+        ],
+    )

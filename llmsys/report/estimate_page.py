@@ -9,13 +9,13 @@ from math import log10
 from pathlib import Path
 from typing import Any
 
+from markupsafe import Markup
+
 from llmsys.estimate.device_profile import DeviceProfile
 from llmsys.estimate.roofline import LayerKernel
 from llmsys.estimate.step_timeline import StepTimeline
 from llmsys.estimate.summary_table import format_count, format_gib
 from llmsys.report.html_markup import (
-    Html,
-    build_section,
     build_table,
     escape_plot_text,
     format_amount,
@@ -32,7 +32,7 @@ from llmsys.report.plots import (
     build_bars_layout,
     build_line,
 )
-from llmsys.report.report_section import Numbers, ReportSection, build_report_section
+from llmsys.report.report_section import Numbers, ReportSection
 from llmsys.storage.local_files import write_bytes_atomically
 
 # Categories of memory that have a colour of their own; smaller ones are summed.
@@ -111,9 +111,7 @@ def write_estimate_page(
     ]
     table = build_table(("component", "parameters", "share"), rows, numeric=(1, 2))
     parts = list(iter_step_sections(memory, time, device, kernels, timeline))
-    parts.append(
-        ReportSection("parameters", "Parameters", build_section("parameters", "Parameters", table))
-    )
+    parts.append(ReportSection("parameters", "Parameters", [table]))
     write_bytes_atomically(
         path, render_document((title, "estimate"), numbers, notes, parts).encode()
     )
@@ -142,17 +140,15 @@ def iter_step_sections(
     """
     if memory is not None:
         room = None if device is None else device.memory_bytes
-        yield build_report_section("memory", "Memory over one step", [plot_memory(memory, room)])
+        yield ReportSection("memory", "Memory over one step", figures=[plot_memory(memory, room)])
     if device is not None and kernels:
         table = _build_kernel_table(kernels)
-        yield build_report_section(
-            "roofline", "Kernels of a layer", [plot_roofline(kernels, device)], table
+        yield ReportSection(
+            "roofline", "Kernels of a layer", [table], [plot_roofline(kernels, device)]
         )
     if time is not None and timeline is not None:
         figures = [plot_timeline(timeline, time)]
-        yield build_report_section(
-            "timeline", "Timeline of one step", figures, _build_parts_table(time)
-        )
+        yield ReportSection("timeline", "Timeline of one step", [_build_parts_table(time)], figures)
 
 
 def plot_memory(memory: dict[str, Any], room: float | None) -> Figure:
@@ -290,7 +286,7 @@ def _group_kernels(kernels: Sequence[LayerKernel]) -> list[list[int]]:
     return [sorted(group) for group in groups]
 
 
-def _build_kernel_table(kernels: Sequence[LayerKernel]) -> Html:
+def _build_kernel_table(kernels: Sequence[LayerKernel]) -> Markup:
     total = sum(one.seconds for one in kernels)
     rows = [
         (f"{number}  {one.name}", format_amount(one.flops), format_amount(one.moved_bytes),
@@ -345,7 +341,7 @@ def plot_timeline(timeline: StepTimeline, time: dict[str, Any] | None = None) ->
     )
 
 
-def _build_parts_table(time: dict[str, Any]) -> Html:
+def _build_parts_table(time: dict[str, Any]) -> Markup:
     whole = sum(time["parts_seconds"].values())
     parts = sorted(time["parts_seconds"].items(), key=lambda one: -one[1])
     rows = [

@@ -11,11 +11,13 @@ Invariants:
 import re
 from pathlib import Path
 
+from markupsafe import Markup
+
 from llmsys.events import Event
 from llmsys.report import plots
-from llmsys.report.html_markup import Html, build_table, build_tag, format_amount
+from llmsys.report.html_markup import build_table, format_amount
 from llmsys.report.plots import Figure
-from llmsys.report.report_section import ReportSection, build_report_section, compute_curves_height
+from llmsys.report.report_section import ReportSection, compute_curves_height
 from llmsys.report.run_record import RunRecord, read_run
 
 # Runs that one page draws.
@@ -56,7 +58,7 @@ def build_family_section(record: RunRecord) -> ReportSection | None:
     )
     head = ("run", "from", "tokens", "data", "moments", "changed")
     table = build_table(head, [_build_row(member) for member in family], numeric=[2])
-    return build_report_section("family", "Family", [figure], table)
+    return ReportSection("family", "Family", [table], [figure])
 
 
 def _collect_family(record: RunRecord) -> list[RunRecord]:
@@ -104,17 +106,14 @@ def _get_tokens(member: RunRecord) -> float:
     return 0 if member.branch is None else float(member.branch.get("tokens", 0))
 
 
-def _build_row(member: RunRecord) -> tuple[str | Html, ...]:
+def _build_row(member: RunRecord) -> tuple[str, ...]:
     branch = member.branch
     if branch is None:
         return member.name, "–", "0", "–", "–", "–"
     changes = [*branch.get("changes", ()), *(f"grown: {name}" for name in branch.get("grown", ()))]
     parent = f"{branch.get('run')}@{branch.get('parent_steps')}"
-    listed = (
-        build_tag("ul", [build_tag("li", str(change)) for change in changes])
-        if changes
-        else "nothing"
-    )
+    items = Markup("").join(Markup("<li>{}</li>").format(change) for change in changes)
+    listed = Markup("<ul>{}</ul>").format(items) if changes else "nothing"
     tokens = format_amount(_get_tokens(member))
     return (
         member.name,

@@ -1,5 +1,5 @@
-"""Build the funnel of a dataset's report: documents in and out of each stage, and why documents
-were dropped.
+"""Build the funnel of a dataset's report: documents in and out of each stage, why documents were
+dropped, and the documents nearest to each threshold.
 
 Reads the funnel of a `Manifest` and `ThresholdReport`s.
 
@@ -9,31 +9,40 @@ rows.
 Invariants:
 - Every rule that dropped documents is shown with an example, its value and its threshold.
 - Text of a crawled page is escaped.
+- The number of documents per test, and of characters of each, is bounded, whatever the dataset's
+  size.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 
+from markupsafe import Markup
+
 from llmsys.dataset.manifest import DropCount, DropExample, FunnelStage, Manifest, SkippedInput
-from llmsys.dataset.manifest_section import ThresholdReport, is_counted_in_rows
+from llmsys.dataset.manifest_section import CLOSE, ThresholdReport, is_counted_in_rows
 from llmsys.report import plots
 from llmsys.report.html_markup import (
-    Html,
-    build_definition_list,
-    build_details,
-    build_table,
-    build_tag,
     format_bytes,
     format_number,
     format_percent,
-    format_user_text,
-    join_html,
+    render_template,
 )
 from llmsys.report.plots import Figure
-from llmsys.report.report_section import ReportSection, build_report_section
-from llmsys.report.threshold_sections import (
-    build_early_exit_note,
-    build_silent_tests_table,
-    build_threshold_block,
+from llmsys.report.report_section import ReportSection
+
+URL_CHARACTERS = 2_000  # of an endless address; a longer one says how much is missing
+EARLY_EXIT = (
+    "A document is dropped at the first test that it fails, and later tests are not run on it. A "
+    "looser threshold therefore keeps at most as many more documents as are counted here. Kept "
+    "documents passed every test; their values are in the columns of documents/. llmsys prepare "
+    "CONFIG --sweep rule.field=a,b,c counts what other thresholds would keep."
+)
+HEAD = ("stage", "documents in", "documents out", "dropped", "bytes in", "bytes out")
+NAME = Markup("<b>{}</b>")
+# The number of dropped documents, with a small bar of its share.
+DROPPED = Markup(
+    '<span>{} <span class="muted">{}</span><span class="meter" aria-hidden="true">'
+    '<i style="width:{:.1f}%"></i></span></span>'
 )
 
 
@@ -78,64 +87,57 @@ def build_funnel_section(manifest: Manifest) -> ReportSection | None:
     drops = [(stage, drop) for stage in stages for drop in stage.dropped]
     if drops:
         figures.append(_build_drops_figure([drop for _, drop in drops]))
-    rows = [
-        (
-            build_tag("b", format_title(stage.stage)),
-            format_number(stage.documents_in),
-            format_number(stage.documents_out),
-            _build_dropped_cell(stage),
-            format_bytes(stage.bytes_in),
-            format_bytes(stage.bytes_out),
-        )
-        for stage in stages
-    ]
-    head = ("stage", "documents in", "documents out", "dropped", "bytes in", "bytes out")
-    note = build_tag("p", describe_funnel_bytes(manifest), class_="muted")
-    numbers = build_table(head, rows, numeric=range(1, 6))
-    return build_report_section(
-        "funnel",
-        "Funnel",
-        figures,
-        numbers,
-        note,
-        *_build_changes_table(stages),
-        *_build_drop_reasons(drops, manifest.borders),
+    silent: dict[str, list[ThresholdReport]] = defaultdict(list)
+    for border in manifest.thresholds:
+        if not border.dropped.documents and border.kept.documents:
+            silent[border.rule].append(border)
+    content = render_template(
+        "funnel.html",
+        head=HEAD,
+        rows=[_build_stage_row(stage) for stage in stages],
+        numeric=range(1, len(HEAD)),
+        note=describe_funnel_bytes(manifest),
+        changes=[
+            (format_title(stage.stage), what, format_number(count))
+            for stage in stages
+            for what, count in sorted(stage.changed.items(), key=lambda one: (-one[1], one[0]))
+        ],
+        drops=[
+            (stage, drop, _select_thresholds(drop, manifest.thresholds)) for stage, drop in drops
+        ],
+        early_exit=EARLY_EXIT if manifest.thresholds else "",
+        silent=silent,
+        num_silent=sum(map(len, silent.values())),
+        list_facts=list_example_facts,
+        format_title=format_title,
+        format_rule=format_rule,
+        close=f"{CLOSE:.0%}",
+        max_url_characters=URL_CHARACTERS,
+    )
+    return ReportSection("funnel", "Funnel", [content], figures)
+
+
+def _build_stage_row(stage: FunnelStage) -> tuple[str, ...]:
+    gone = stage.documents_in - stage.documents_out
+    share = 100 * gone / stage.documents_in if stage.documents_in else 0
+    return (
+        NAME.format(format_title(stage.stage)),
+        format_number(stage.documents_in),
+        format_number(stage.documents_out),
+        DROPPED.format(format_number(gone), format_percent(gone, stage.documents_in), share),
+        format_bytes(stage.bytes_in),
+        format_bytes(stage.bytes_out),
     )
 
 
-def _build_drop_reasons(
-    drops: Sequence[tuple[FunnelStage, DropCount]], borders: Sequence[ThresholdReport]
-) -> list[Html | None]:
-    """Return every test that dropped documents, with examples; then the tests that dropped none."""
-    if not drops:
-        return [build_silent_tests_table(borders)]
-    tests = [
-        _build_drop_details(
-            stage, drop, [one for one in borders if (one.rule, one.test) == (drop.rule, drop.test)]
-        )
-        for stage, drop in drops
-    ]
-    note = build_early_exit_note() if borders else None
+def _select_thresholds(
+    drop: DropCount, borders: Sequence[ThresholdReport]
+) -> list[ThresholdReport]:
+    """Return the thresholds of a test that dropped documents."""
     return [
-        build_tag("h3", "Why documents were dropped"),
-        note,
-        *tests,
-        build_silent_tests_table(borders),
-    ]
-
-
-def _build_changes_table(stages: tuple[FunnelStage, ...]) -> list[Html]:
-    """Return a table of the changes in documents that were kept, by kind."""
-    rows = [
-        (format_title(stage.stage), what, format_number(count))
-        for stage in stages
-        for what, count in sorted(stage.changed.items(), key=lambda one: (-one[1], one[0]))
-    ]
-    if not rows:
-        return []
-    return [
-        build_tag("h3", "Changes to kept documents"),
-        build_table(("stage", "what", "times"), rows, numeric=[2]),
+        border
+        for border in borders
+        if (border.rule, border.test) == (drop.rule, drop.test) and border.dropped.documents
     ]
 
 
@@ -175,62 +177,26 @@ def _build_drops_figure(drops: list[DropCount]) -> Figure:
     )
 
 
-def _build_dropped_cell(stage: FunnelStage) -> Html:
-    """Return the number of dropped documents, with a small bar of its share."""
-    gone = stage.documents_in - stage.documents_out
-    share = 100 * gone / stage.documents_in if stage.documents_in else 0
-    return build_tag(
-        "span",
-        f"{format_number(gone)} ",
-        build_tag("span", format_percent(gone, stage.documents_in), class_="muted"),
-        build_tag(
-            "span", build_tag("i", style=f"width:{share:.1f}%"), class_="meter", aria_hidden="true"
-        ),
-    )
-
-
-def _build_drop_details(
-    stage: FunnelStage, drop: DropCount, borders: Sequence[ThresholdReport]
-) -> Html:
-    """Return one test with examples: the documents nearest to its threshold where it has one."""
-    summary = [
-        build_tag("b", f"{format_title(drop.rule)}: {format_title(drop.test)}"),
-        build_tag(
-            "span",
-            f" {format_number(drop.documents)} document{'' if drop.documents == 1 else 's'}, "
-            f"{format_bytes(drop.bytes)}, {format_percent(drop.documents, stage.documents_in)} of "
-            "the input",
-            class_="muted",
-        ),
+def list_example_facts(example: DropExample) -> list[tuple[str, str]]:
+    """Return what is known of a dropped document, as (name, value)."""
+    facts = [
+        (name, value if isinstance(value, str) else format_number(value))
+        for name, value in (("value", example.value), ("threshold", example.threshold))
+        if value is not None
     ]
-    blocks = [build_threshold_block(border) for border in borders if border.dropped.documents]
-    examples = blocks or [_build_example(example) for example in drop.examples]
-    return build_details(
-        summary, examples or build_tag("p", "No examples were kept.", class_="muted")
-    )
+    return [*facts, ("page", example.url)]
 
 
-def _build_example(example: DropExample) -> Html:
-    values = [
-        *_build_value_entry("value", example.value),
-        *_build_value_entry("threshold", example.threshold),
-        ("page", join_html(example.url)),
-    ]
-    return build_tag(
-        "div",
-        build_tag("p", build_tag("b", example.reason)),
-        build_definition_list(values),
-        format_user_text(example.excerpt),
-        class_="example",
-    )
-
-
-def _build_value_entry(name: str, value: float | str | None) -> list[tuple[str, Html]]:
-    return (
-        []
-        if value is None
-        else [(name, join_html(value if isinstance(value, str) else format_number(value)))]
-    )
+def format_rule(border: ThresholdReport) -> str:
+    """Return the test as a condition: words < 50 is dropped. Where languages differ, it has the
+    lowest and the highest threshold.
+    """
+    sign = ">" if border.drops == "above" else "<"
+    low, high = border.thresholds[0], border.thresholds[-1]
+    threshold = format_number(low)
+    if low != high:
+        threshold += f" to {format_number(high)} (by language)"
+    return f"{format_title(border.test)} {sign} {threshold} is dropped"
 
 
 def format_title(name: str) -> str:

@@ -1,76 +1,66 @@
-"""Build HTML safely: text is escaped when it becomes a child of `build_tag`.
+"""Render HTML safely: templates escape every value that is not `Markup` already.
 
 Also formats numbers for people.
 
+Reads the templates of this folder.
+
 Invariants:
-- Only `Html` values reach a page unescaped, and only this package makes them.
+- Only `Markup` reaches a page unescaped, and only templates and this module make it.
 """
 
 import html
 import json
 from collections.abc import Iterable, Sequence
-from typing import Any
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-EXCERPT_CHARACTERS = 2_000
+from markupsafe import Markup
 
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
-class Html(str):
-    """Text that is HTML already."""
-
-    __slots__ = ()
-
-
-Child = str | Html | None | Iterable["Child"]
+TEMPLATES = Path(__file__).parent / "templates"
 
 
-def join_html(children: Child) -> Html:
-    """Return children one after another: text is escaped, `Html` kept, None left out."""
-    if children is None:
-        return Html("")
-    if isinstance(children, Html):
-        return children
-    if isinstance(children, str):
-        return Html(html.escape(children))
-    return Html("".join(join_html(child) for child in children))
+@cache
+def _load_environment() -> "Environment":
+    # 50 ms, which commands without a page do not pay
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-
-def build_tag(element: str, /, *children: Child, **attributes: str | bool) -> Html:
-    """Return one element. `class_` becomes class, `data_x` data-x; an attribute that is True has
-    no value.
-    """
-    written = "".join(
-        _format_attribute(key.rstrip("_").replace("_", "-"), value)
-        for key, value in attributes.items()
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        # A misspelled name is an error, not an empty page.
+        undefined=StrictUndefined,
     )
-    # void elements have no end tag
-    if element in {"input", "meta", "link"}:
-        return Html(f"<{element}{written}>")
-    return Html(f"<{element}{written}>{join_html(children)}</{element}>")
+    environment.filters |= {
+        "amount": format_amount,
+        "bytes": format_bytes,
+        "number": format_number,
+        "percent_of": format_percent,
+    }
+    return environment
 
 
-def _format_attribute(key: str, value: str | bool) -> str:
-    if isinstance(value, bool):
-        return f" {key}" if value else ""
-    return f' {key}="{html.escape(value)}"'
-
-
-def build_section(anchor: str, title: str, *children: Child) -> Html:
-    """Build one section of the page, with an anchor for the navigation.
+def render_template(template: str, /, **values: Any) -> Markup:
+    """Render a file of templates/.
 
     Args:
-        anchor: Identifier of the element.
-        title: Heading.
-        children: Content; text is escaped.
+        template: Its name.
+        values: What the template reads; text is escaped.
 
     Returns:
-        The element.
+        The markup.
     """
-    return build_tag("section", build_tag("h2", title), *children, id=anchor)
+    return Markup(_load_environment().get_template(template).render(values))
 
 
 def build_table(
-    head: Sequence[str], rows: Iterable[Sequence[Child]], numeric: Iterable[int] = ()
-) -> Html:
+    head: Sequence[str], rows: Iterable[Sequence[str]], numeric: Iterable[int] = ()
+) -> Markup:
     """Build a table. On narrow screens one of numbers scrolls sideways, and rows with text are
     stacked.
 
@@ -82,61 +72,36 @@ def build_table(
     Returns:
         The element.
     """
-    right = set(numeric)
-    is_stacked = not right.issuperset(range(1, len(head)))
-
-    def build_row(kind: str, row: Sequence[Child]) -> Html:
-        classes = ["number" if i in right else "" for i in range(len(row))]
-        if kind == "th" or not is_stacked:
-            return build_tag(
-                "tr",
-                [build_tag(kind, cell, class_=one) for cell, one in zip(row, classes, strict=True)],
-            )
-        titled = zip(row, classes, head, strict=True)
-        return build_tag(
-            "tr",
-            [build_tag(kind, cell, class_=one, data_title=title) for cell, one, title in titled],
-        )
-
-    body = [build_row("td", row) for row in rows]
-    return build_tag(
-        "div",
-        build_tag("table", build_tag("thead", build_row("th", head)), build_tag("tbody", body)),
-        class_="scroll stacked" if is_stacked else "scroll",
-        tabindex="0",
-    )
+    return render_template("table.html", head=head, rows=rows, numeric=list(numeric))
 
 
-def build_definition_list(pairs: Iterable[tuple[str, Child]]) -> Html:
-    """Return names with their values, one per line."""
-    return build_tag(
-        "dl", [(build_tag("dt", name), build_tag("dd", value)) for name, value in pairs]
-    )
-
-
-def build_details(summary: Child, *children: Child, opened: bool = False) -> Html:
-    """Return a block that its reader opens.
+def build_paragraph(text: str, *, is_muted: bool = False) -> Markup:
+    """Return a paragraph, or a remark in small grey letters.
 
     Args:
-        summary: What is shown of a closed block; text is escaped.
-        children: Content; text is escaped.
-        opened: Show the content from the start.
+        text: Its content, escaped.
+        is_muted: Whether it is a remark.
 
     Returns:
         The element.
     """
-    return build_tag("details", build_tag("summary", summary), *children, open=opened)
+    start = Markup('<p class="muted">') if is_muted else Markup("<p>")
+    return start + text + Markup("</p>")
 
 
-def format_user_text(text: str, characters: int = EXCERPT_CHARACTERS) -> Html:
-    """Return text of a page or a model as a block, cut after `characters` with a note."""
-    cut = len(text) - characters
-    rest = (
-        build_tag("span", f" … {format_number(cut)} more characters", class_="muted")
-        if cut > 0
-        else None
+def build_details(summary: str, *content: Markup) -> Markup:
+    """Return a block that its reader opens.
+
+    Args:
+        summary: What is shown of a closed block; text is escaped.
+        content: What it holds.
+
+    Returns:
+        The element.
+    """
+    return Markup("<details><summary>{}</summary>{}</details>").format(
+        summary, Markup("").join(content)
     )
-    return build_tag("pre", text[:characters], rest, class_="text", dir="auto")
 
 
 def escape_plot_text(text: str) -> str:
@@ -146,10 +111,10 @@ def escape_plot_text(text: str) -> str:
     return html.escape(text, quote=False).replace("%{", "%\u200b{")
 
 
-def dump_script_json(value: Any) -> Html:
+def dump_script_json(value: Any) -> Markup:
     """Return a value as JSON that cannot close its <script> element, whatever text it holds."""
     written = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
-    return Html(written.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
+    return Markup(written.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 
 
 def format_number(value: float) -> str:

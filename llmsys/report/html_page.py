@@ -19,6 +19,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from markupsafe import Markup
+
 from llmsys import __version__
 from llmsys.dataset.manifest import MANIFEST_NAME, Manifest, load_manifest
 from llmsys.errors import DataError
@@ -29,18 +31,7 @@ from llmsys.report.dataset_sections import (
     build_dataset_sections,
     list_missing_notes,
 )
-from llmsys.report.html_markup import (
-    Html,
-    build_definition_list,
-    build_details,
-    build_section,
-    build_table,
-    build_tag,
-    dump_script_json,
-    format_bytes,
-    format_user_text,
-    join_html,
-)
+from llmsys.report.html_markup import dump_script_json, format_bytes, render_template
 from llmsys.report.packed_plotly import load_packed_plotly
 from llmsys.report.report_section import Numbers, ReportSection
 from llmsys.report.run_record import RunRecord, is_finite, read_run
@@ -48,41 +39,29 @@ from llmsys.report.run_sections import build_run_numbers, build_run_sections, de
 from llmsys.storage.local_files import write_bytes_atomically
 
 
-def build_run_origin(record: RunRecord) -> list[Html]:
+def build_run_origin(record: RunRecord) -> Markup:
     """Return configuration, environment and starts of the run, for the section on origins."""
-    blocks = []
-    if record.starts:
-        rows = [
-            (
-                _format_time(s),
-                str(s.get("engine", "–")),
-                str(s.get("world_size", "–")),
-                str(s.get("device", "–")),
-                "the beginning" if s.get("resumed_from") is None else f"step {s['resumed_from']}",
-            )
-            for s in record.starts[-50:]
-        ]
-        head = ("started (UTC)", "engine", "processes", "device", "from")
-        blocks += [build_tag("h3", "Starts"), build_table(head, rows, numeric=[2])]
-    if record.checkpoints:
-        last = record.checkpoints[max(record.checkpoints)]
-        blocks.append(
-            build_tag(
-                "p", f"Checkpoints: {len(record.checkpoints)}; the last: {last.get('folder', '?')}"
-            )
+    starts = [
+        (
+            _format_time(start),
+            str(start.get("engine", "–")),
+            str(start.get("world_size", "–")),
+            str(start.get("device", "–")),
+            "the beginning"
+            if start.get("resumed_from") is None
+            else f"step {start['resumed_from']}",
         )
-    if record.environment:
-        blocks.append(
-            build_details(
-                "Environment of the run",
-                build_definition_list(_flatten_mapping(record.environment)),
-            )
-        )
-    if record.config_text:
-        blocks.append(
-            build_details("Resolved configuration", format_user_text(record.config_text, 200_000))
-        )
-    return blocks
+        for start in record.starts[-50:]
+    ]
+    last = record.checkpoints[max(record.checkpoints)] if record.checkpoints else {}
+    return render_template(
+        "run_origin.html",
+        starts=starts,
+        num_checkpoints=len(record.checkpoints),
+        last_folder=last.get("folder", "?"),
+        environment=_flatten_mapping(record.environment),
+        config_text=record.config_text,
+    )
 
 
 def _flatten_mapping(value: dict[str, Any], before: str = "") -> list[tuple[str, str]]:
@@ -170,18 +149,18 @@ def render_report(
     """Return the page as text, from a run, a dataset or both, with notes on missing parts."""
     numbers: Numbers = []
     parts: list[ReportSection] = []
-    origin: list[Html] = []
+    origin: list[Markup] = []
     notes = list(notes or [])
     if run is not None:
         numbers += build_run_numbers(run)
         parts += build_run_sections(run, _find_tokens_per_byte(run, manifest))
-        origin += build_run_origin(run)
+        origin.append(build_run_origin(run))
         notes = run.notes + _list_data_warnings(run, manifest) + notes
     if manifest is not None:
         numbers += build_dataset_numbers(manifest)
         parts += build_dataset_sections(manifest)
-        origin += build_dataset_origin(manifest)
-    parts.append(ReportSection("origin", "Origin", build_section("origin", "Origin", origin)))
+        origin.append(build_dataset_origin(manifest))
+    parts.append(ReportSection("origin", "Origin", origin))
     return render_document(_build_titles(run, manifest), numbers, notes, parts, reload_seconds)
 
 
@@ -241,75 +220,22 @@ def render_document(
         The page as text.
     """
     title, subtitle = titles
-    library, scripts = load_packed_plotly(), [_read_asset("unpack.js"), _read_asset("page.js")]
-    figures = [figure.to_dict() for one in parts for figure in one.figures]
-    head = _build_head(f"{title}: {subtitle}", scripts, library.digest, reload_seconds)
-    cards = [
-        build_tag(
-            "div",
-            build_tag("span", what, class_="label"),
-            build_tag("strong", how_much),
-            build_tag("span", remark, class_="muted"),
-        )
-        for what, how_much, remark in numbers
-    ]
-    missing = build_tag(
-        "aside",
-        build_tag("h2", "Good to know"),
-        build_tag("ul", [build_tag("li", note) for note in notes]),
-        id="notes",
-    )
-    body = build_tag(
-        "body",
-        build_tag(
-            "nav",
-            [build_tag("a", one.title, href=f"#{one.anchor}") for one in parts],
-            aria_label="sections",
-        ),
-        build_tag("header", build_tag("h1", title), build_tag("p", subtitle, class_="muted")),
-        build_tag(
-            "main",
-            build_tag("div", cards, class_="cards"),
-            missing if notes else None,
-            [one.html for one in parts],
-        ),
-        build_tag(
-            "footer",
-            f"Written by llmsys {__version__}. This page is a single file and loads nothing. Its "
-            "plots use the embedded plotly.js (MIT licence, copyright Plotly, Inc.).",
-        ),
-        build_tag("noscript", "Only the plots need JavaScript."),
-        build_tag("script", dump_script_json(figures), type="application/json", id="figures"),
-        build_tag(
-            "script",
-            Html(library.text),
-            type="text/plain",
-            id="library",
-            data_bytes=str(library.size),
-        ),
-        [build_tag("script", Html(script)) for script in scripts],
-    )
-    return join_html([Html("<!DOCTYPE html>\n"), build_tag("html", head, body, lang="en"), "\n"])
-
-
-def _build_head(title: str, scripts: list[str], library: str, reload_seconds: float | None) -> Html:
-    return build_tag(
-        "head",
-        build_tag("meta", charset="utf-8"),
-        build_tag(
-            "meta",
-            http_equiv="Content-Security-Policy",
-            content=_build_content_security_policy(scripts, library),
-        ),
-        build_tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        build_tag("meta", name="color-scheme", content="light dark"),
-        None
-        if reload_seconds is None
-        else build_tag("meta", http_equiv="refresh", content=f"{reload_seconds:g}"),
-        # or browsers ask the server for /favicon.ico
-        build_tag("link", rel="icon", href="data:,"),
-        build_tag("title", title),
-        build_tag("style", Html(_read_asset("page.css"))),
+    library = load_packed_plotly()
+    scripts = [_read_asset("unpack.js"), _read_asset("page.js")]
+    return render_template(
+        "page.html",
+        title=title,
+        subtitle=subtitle,
+        policy=_build_content_security_policy(scripts, library.digest),
+        reload_seconds=reload_seconds,
+        style=Markup(_read_asset("page.css")),
+        numbers=numbers,
+        notes=notes,
+        parts=parts,
+        version=__version__,
+        figures=dump_script_json([figure.to_dict() for one in parts for figure in one.figures]),
+        library=library,
+        scripts=scripts,
     )
 
 

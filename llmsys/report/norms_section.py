@@ -12,7 +12,7 @@ from typing import Any
 
 from llmsys.report.html_markup import escape_plot_text
 from llmsys.report.plots import Figure
-from llmsys.report.report_section import ReportSection, build_report_section
+from llmsys.report.report_section import ReportSection
 from llmsys.report.run_record import RunRecord, is_finite
 
 MAX_RECORDS = 400
@@ -49,9 +49,8 @@ def build_norms_section(record: RunRecord) -> ReportSection | None:
     stride = math.ceil(len(steps) / MAX_RECORDS)
     steps = steps[::-1][::stride][::-1]
     figures = [_build_figure(record, steps, *kind) for kind in KINDS]
-    return build_report_section(
-        "norms", "Norms by layer", [figure for figure in figures if figure is not None]
-    )
+    shown = [figure for figure in figures if figure is not None]
+    return ReportSection("norms", "Norms by layer", figures=shown)
 
 
 def _build_figure(

@@ -1,4 +1,4 @@
-"""plotly.js for pages: packed as text, so that a page takes 1.5 MB in place of 4.9 MB.
+"""plotly.js for pages: packed as text, so that a page takes 1.5 MB instead of 4.9 MB.
 
 Reads the package plotly. Writes the packed text into the cache folder, because packing takes
 seconds.

@@ -14,10 +14,10 @@ from llmsys.estimate.roofline import list_layer_kernels
 from llmsys.estimate.step_timeline import build_timeline_from_estimate, count_rank_micro_batch
 from llmsys.estimate.summary_table import format_gib
 from llmsys.report.estimate_page import iter_step_sections
-from llmsys.report.html_markup import build_section, build_table, build_tag, escape_plot_text
+from llmsys.report.html_markup import build_paragraph, build_table, escape_plot_text
 from llmsys.report.html_page import render_document
 from llmsys.report.plots import BLUE, ORANGE, Figure, Trace, build_line
-from llmsys.report.report_section import Numbers, ReportSection, build_report_section
+from llmsys.report.report_section import Numbers, ReportSection
 from llmsys.storage.local_files import write_bytes_atomically
 
 GIB = 2**30
@@ -61,11 +61,11 @@ def write_plan_page(
         for one in _list_shown_layouts(data)
     ]  # fmt: skip
     parts = [
-        build_report_section(
+        ReportSection(
             "front",
             "Time and memory",
+            [build_table(head, rows, numeric=(1, 2, 3, 4))],
             [plot_pareto(data)],
-            build_table(head, rows, numeric=(1, 2, 3, 4)),
         )
     ]
     parts += iter_candidate_sections(chosen, device)
@@ -73,12 +73,8 @@ def write_plan_page(
         table = build_table(
             ("change", "what binds"), [(one["change"], one["reason"]) for one in data["rejected"]]
         )
-        lead = build_tag("p", f"Neighbours of {best['choice']}.")
-        parts.append(
-            ReportSection(
-                "rejected", "Rejected", build_section("rejected", "Rejected", lead, table)
-            )
-        )
+        lead = build_paragraph(f"Neighbours of {best['choice']}.")
+        parts.append(ReportSection("rejected", "Rejected", [lead, table]))
     titles = (title, f"plan for {data['device']}")
     write_bytes_atomically(path, render_document(titles, numbers, [], parts).encode())
     return path

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Any
 
-from llmsys.report.html_markup import Html, build_tag, escape_plot_text, format_amount
+from llmsys.report.html_markup import escape_plot_text, format_amount
 
 MAX_POINTS = 2_000
 THINNING_RULE = (
@@ -51,60 +51,6 @@ class Figure:
     """
     slider_steps: list[dict[str, Any]] = field(default_factory=list)
     """States of a heat map in time: {label, z}; the last is drawn, a slider shows the others."""
-
-    def to_html(self) -> Html:
-        """Return the element that the page's script draws into, with its title, buttons, slider
-        and caption.
-        """
-        heading = f"{self.anchor}-title"
-        buttons = [
-            build_tag(
-                "button",
-                view["label"],
-                type="button",
-                data_view=str(i),
-                aria_pressed="true" if i == 0 else "false",
-            )
-            for i, view in enumerate(self.views)
-        ]
-        last = str(len(self.slider_steps) - 1)
-        slider = (
-            build_tag(
-                "label",
-                "at ",
-                build_tag("output", self.slider_steps[-1]["label"]),
-                build_tag(
-                    "input",
-                    type="range",
-                    min="0",
-                    max=last,
-                    value=last,
-                    step="1",
-                    aria_label="step of the run",
-                ),
-                class_="moments",
-            )
-            if len(self.slider_steps) > 1
-            else None
-        )
-        return build_tag(
-            "figure",
-            build_tag(
-                "div",
-                build_tag("h3", self.title, id=heading),
-                build_tag("div", buttons, class_="views") if buttons else None,
-                class_="figure-head",
-            ),
-            slider,
-            build_tag(
-                "div",
-                id=self.anchor,
-                class_="plot",
-                style=f"height:{self.height}px",
-                aria_labelledby=heading,
-            ),
-            build_tag("figcaption", self.caption) if self.caption else None,
-        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return the data that the page's script needs to draw the figure."""

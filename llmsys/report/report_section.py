@@ -1,9 +1,10 @@
 """A section of the report with its figures, and the key numbers at the head of the page."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from llmsys.report.html_markup import Html, build_section
+from markupsafe import Markup
+
 from llmsys.report.plots import Figure, Trace
 
 # Key numbers: what, how much, and a remark.
@@ -12,12 +13,33 @@ Numbers = list[tuple[str, str, str]]
 
 @dataclass(frozen=True)
 class ReportSection:
-    """One section of the page and the figures drawn in it."""
+    """One section of the page: its figures, then its content.
+
+    Attributes:
+        anchor: Identifier of the element.
+        title: Name in the navigation.
+        content: Blocks after the figures; None is left out.
+        figures: Plots, in order.
+        heading: Heading, where it is another one than the title.
+        num_large: Figures as wide as the page, the others stand side by side; None: all.
+    """
 
     anchor: str
     title: str
-    html: Html
-    figures: list[Figure] = field(default_factory=list)
+    content: Sequence[Markup | None] = ()
+    figures: Sequence[Figure] = ()
+    heading: str = ""
+    num_large: int | None = None
+
+    @property
+    def large_figures(self) -> Sequence[Figure]:
+        """Figures as wide as the page."""
+        return self.figures[: self.num_large]
+
+    @property
+    def small_figures(self) -> Sequence[Figure]:
+        """Figures that stand side by side."""
+        return () if self.num_large is None else self.figures[self.num_large :]
 
 
 def compute_curves_height(traces: Sequence[Trace]) -> int:
@@ -33,25 +55,3 @@ def compute_curves_height(traces: Sequence[Trace]) -> int:
         str(trace["name"]).count("<br>") + 1 for trace in traces if trace.get("showlegend", True)
     )
     return 300 + 19 * max(4, lines)
-
-
-def build_report_section(
-    anchor: str, title: str, figures: Sequence[Figure], *more: Html | None
-) -> ReportSection:
-    """Build a section that shows its figures, then the rest.
-
-    Args:
-        anchor: Identifier of the section.
-        title: Heading.
-        figures: Plots, in order.
-        more: Content after the plots.
-
-    Returns:
-        The section.
-    """
-    return ReportSection(
-        anchor,
-        title,
-        build_section(anchor, title, [one.to_html() for one in figures], *more),
-        list(figures),
-    )

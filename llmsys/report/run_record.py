@@ -13,9 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from llmsys.config.loading.recorded_config import pop_format_version
 from llmsys.config.loading.yaml_files import parse_yaml
 from llmsys.errors import ConfigError
 from llmsys.events import Event, iter_events
+from llmsys.storage.stored_formats import RUN_ENVIRONMENT, require_version
 
 CURVES = (
     "tokens",
@@ -279,7 +281,7 @@ def _read_config(record: RunRecord) -> None:
             f"{path} is not readable as YAML ({str(error).splitlines()[0]}); shown as text only."
         )
     else:
-        record.config = config if isinstance(config, dict) else {}
+        record.config = pop_format_version(config, path) if isinstance(config, dict) else {}
         run = record.config.get("run")
         record.name = str(run["name"]) if isinstance(run, dict) and run.get("name") else record.name
 
@@ -295,7 +297,9 @@ def _read_environment(record: RunRecord) -> None:
     except ValueError as error:
         record.notes.append(f"{path} is not JSON ({error}); versions and git state are unknown.")
     else:
-        record.environment = environment if isinstance(environment, dict) else {}
+        if isinstance(environment, dict):
+            require_version(RUN_ENVIRONMENT, environment, path)
+            record.environment = environment
 
 
 def _iter_missing_notes(record: RunRecord) -> Iterator[str]:

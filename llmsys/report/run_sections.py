@@ -21,17 +21,15 @@ from llmsys.report.cost_sections import (
 )
 from llmsys.report.family_section import build_family_section
 from llmsys.report.html_markup import (
-    Html,
-    build_details,
-    build_section,
-    build_tag,
+    build_paragraph,
     format_amount,
     format_number,
     format_percent,
+    render_template,
 )
 from llmsys.report.norms_section import build_norms_section
 from llmsys.report.plots import Figure
-from llmsys.report.report_section import Numbers, ReportSection, build_report_section
+from llmsys.report.report_section import Numbers, ReportSection
 from llmsys.report.run_record import RunRecord, is_finite
 
 
@@ -43,25 +41,14 @@ def build_run_sections(record: RunRecord, tokens_per_byte: float | None) -> list
         tokens_per_byte: Of the training text, to show the training loss in bits per byte; None when
             unknown.
     """
-    tables = (
-        ("answers", "Answers", build_answers_section(record)),
-        ("metrics", "Your metrics", build_metrics_section(record)),
-        ("prediction", "Prediction", build_prediction_section(record)),
-        ("profile", "Profile", build_profile_section(record)),
-    )
-    asked, measured, predicted, profiled = (
-        None if html is None else ReportSection(anchor, title, html)
-        for anchor, title, html in tables
-    )
-    training = _build_training_section(record, tokens_per_byte)
     parts = [
         _build_compressor_section(record),
-        asked,
-        measured,
-        training,
+        build_answers_section(record),
+        build_metrics_section(record),
+        _build_training_section(record, tokens_per_byte),
         build_family_section(record),
-        predicted,
-        profiled,
+        build_prediction_section(record),
+        build_profile_section(record),
         build_norms_section(record),
         _build_experts_section(record),
         _build_samples_section(record),
@@ -192,7 +179,7 @@ def _build_compressor_section(record: RunRecord) -> ReportSection | None:
         caption,
         plots.compute_bars_height(len(shown)),
     )
-    return build_report_section("yardstick", "Compressors", [figure])
+    return ReportSection("yardstick", "Compressors", figures=[figure])
 
 
 def _build_training_section(
@@ -225,20 +212,9 @@ def _build_training_section(
         traces = plots.build_noisy_curve("waiting for data", tokens, waiting, plots.PURPLE)
         layout = plots.build_tokens_layout("% of the time", from_zero=True)
         figures.append(Figure("plot-data-wait", "Waiting for data", traces, layout, height=240))
-    large, rest = figures[0], figures[1:]
-    notes = (
-        build_tag("p", plots.THINNING_RULE, class_="muted")
-        if len(curves.step) > plots.MAX_POINTS
-        else None
-    )
-    html = build_section(
-        "training",
-        "Training",
-        large.to_html(),
-        build_tag("div", [one.to_html() for one in rest], class_="grid"),
-        notes,
-    )
-    return ReportSection("training", "Training", html, figures)
+    is_thinned = len(curves.step) > plots.MAX_POINTS
+    note = build_paragraph(plots.THINNING_RULE, is_muted=True) if is_thinned else None
+    return ReportSection("training", "Training", [note], figures, num_large=1)
 
 
 def _build_loss_figure(record: RunRecord, tokens_per_byte: float | None) -> Figure:
@@ -330,7 +306,7 @@ def _build_experts_section(record: RunRecord) -> ReportSection | None:
         plots.build_tokens_layout("load, × even", from_zero=True, legend=True),
         "The closer the three lines are to 1, the more balanced the experts.",
     )
-    return build_report_section("experts", "Experts", [heat, over_time])
+    return ReportSection("experts", "Experts", figures=[heat, over_time])
 
 
 def _build_samples_section(record: RunRecord) -> ReportSection | None:
@@ -339,30 +315,15 @@ def _build_samples_section(record: RunRecord) -> ReportSection | None:
     )
     if not steps:
         return None
-    shown = _format_samples(record.samples[steps[0]])
-    earlier = [
-        build_details(
-            f"Samples of step {format_number(step)}", _format_samples(record.samples[step])
-        )
-        for step in steps[1:6]
-    ]
-    lead = build_tag(
-        "p",
-        f"Text generated after step {format_number(steps[0])}; the prompt is bold.",
-        class_="muted",
-    )
-    return ReportSection(
-        "samples", "Samples", build_section("samples", "Samples", lead, shown, earlier)
-    )
+    texts = {step: _list_texts(record.samples[step]) for step in steps}
+    content = render_template("samples.html", steps=steps, texts=texts)
+    return ReportSection("samples", "Samples", [content])
 
 
-def _format_samples(event: dict[str, Any]) -> Html:
-    blocks = []
-    for sample in event.get("samples") or []:
-        prompt, text = str(sample.get("prompt", "")), str(sample.get("text", ""))
-        written = text.removeprefix(prompt)[:4_000]
-        blocks.append(build_tag("blockquote", build_tag("b", prompt), written, dir="auto"))
-    return build_tag("div", blocks, class_="samples")
+def _list_texts(event: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the prompts of an event, each with the text after it."""
+    pairs = [(str(one.get("prompt", "")), str(one.get("text", ""))) for one in event["samples"]]
+    return [(prompt, text.removeprefix(prompt)[:4_000]) for prompt, text in pairs]
 
 
 def _round_value(value: float) -> float:

@@ -10,11 +10,13 @@ from math import log10
 from pathlib import Path
 from typing import Any
 
+from markupsafe import Markup
+
 from llmsys.estimate.scaling.chinchilla import ParametricLaw
 from llmsys.estimate.scaling.law import BudgetRequest
 from llmsys.estimate.scaling.law_fit import UNKNOWNS, LawFit, TrainingRun
 from llmsys.estimate.summary_table import format_count
-from llmsys.report.html_markup import Html, build_section, build_table, format_amount, format_number
+from llmsys.report.html_markup import build_table, format_amount, format_number
 from llmsys.report.html_page import render_document
 from llmsys.report.plots import (
     BLUE,
@@ -28,7 +30,7 @@ from llmsys.report.plots import (
     build_line,
     compute_bars_height,
 )
-from llmsys.report.report_section import Numbers, ReportSection, build_report_section
+from llmsys.report.report_section import Numbers, ReportSection
 from llmsys.storage.local_files import write_bytes_atomically
 
 COLOURS = (BLUE, ORANGE, GREEN, PURPLE)
@@ -54,27 +56,19 @@ def write_scaling_report(points: Sequence[TrainingRun], fit: LawFit, path: Path)
         ("beta", f"{fit.law.beta:.3f}", _format_interval(fit, "beta")),
     ]
     parts = [
-        build_report_section("compute", "Compute", [plot_loss_against_compute(points, fit)], None),
-        build_report_section(
+        ReportSection("compute", "Compute", figures=[plot_loss_against_compute(points, fit)]),
+        ReportSection(
             "parameters",
             "Parameters",
-            [plot_loss_against_axis(points, fit.law, "parameters", "tokens")],
-            None,
+            figures=[plot_loss_against_axis(points, fit.law, "parameters", "tokens")],
         ),
-        build_report_section(
+        ReportSection(
             "tokens",
             "Tokens",
-            [plot_loss_against_axis(points, fit.law, "tokens", "parameters")],
-            None,
+            figures=[plot_loss_against_axis(points, fit.law, "tokens", "parameters")],
         ),
-        ReportSection(
-            "constants",
-            "Constants",
-            build_section("constants", "Constants", _build_constants_table(fit)),
-        ),
-        ReportSection(
-            "runs", "Runs", build_section("runs", "Runs", _build_runs_table(points, fit))
-        ),
+        ReportSection("constants", "Constants", [_build_constants_table(fit)]),
+        ReportSection("runs", "Runs", [_build_runs_table(points, fit)]),
     ]
     titles = ("scaling law", f"fitted on {len(points)} runs")
     notes = [
@@ -175,7 +169,7 @@ def _format_interval(fit: LawFit, name: str) -> str:
     return f"{low:.4g} to {high:.4g}"
 
 
-def _build_constants_table(fit: LawFit) -> Html:
+def _build_constants_table(fit: LawFit) -> Markup:
     law = fit.law
     values = (law.irreducible, law.parameter_factor, law.token_factor, law.alpha, law.beta)
     rows = [
@@ -187,7 +181,7 @@ def _build_constants_table(fit: LawFit) -> Html:
     )
 
 
-def _build_runs_table(points: Sequence[TrainingRun], fit: LawFit) -> Html:
+def _build_runs_table(points: Sequence[TrainingRun], fit: LawFit) -> Markup:
     rows = [
         (
             point.name,
@@ -248,7 +242,7 @@ def write_scale_page(result: dict[str, Any], path: Path) -> Path:
         for row in laws
     ]  # fmt: skip
     table = build_table(("law", "parameters", "tokens", "loss", "remarks"), rows, numeric=(1, 2, 3))
-    parts = [build_report_section("laws", "Laws", figures, table)]
+    parts = [ReportSection("laws", "Laws", [table], figures)]
     notes = [
         "Losses depend on the data and tokenizer of each law and cannot be compared between laws."
     ]

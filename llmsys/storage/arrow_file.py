@@ -30,14 +30,29 @@ NEXT_STEP = f"Delete the file. {REMAKE}"
 
 
 def choose_token_dtype(vocab_size: int) -> Literal["uint16", "uint32"]:
-    """Return the narrowest type that holds every id of the vocabulary."""
+    """Return the narrowest type that holds every id of the vocabulary.
+
+    Args:
+        vocab_size: Number of ids.
+
+    Returns:
+        Name of the numpy and Arrow type; ids of 65,536 pieces still have 2 bytes.
+    """
     return "uint16" if vocab_size <= 1 << 16 else "uint32"
 
 
 def build_token_schema(dtype: Literal["uint16", "uint32"]) -> pa.Schema:
-    """Return the schema of token files: one row per document, its tokens ending with the
-    end-of-sequence id.
+    """Return the schema of token files.
+
+    Args:
+        dtype: Type of the ids, from `choose_token_dtype`.
+
+    Returns:
+        One row per document: its tokens, which end with the end-of-sequence id, its id, its crawl
+        file, the byte offset of its record, and the xxh64 of its URL.
     """
+    # Without a version: the fingerprint of a dataset is a hash of these bytes, and equal tokens
+    # keep theirs.
     return pa.schema(
         [
             (

@@ -5,7 +5,7 @@ writer.
 meant, and a remote folder is named by the local path of its copy. A file name that was read is
 untrusted: it may be `../x` or `/etc/x`.
 
-Reads/Writes: `.lock` in a locked folder; a temporary file beside a file that is written.
+Reads/Writes: `.lock` in a locked folder; a temporary file next to a file that is written.
 
 Invariants:
 - A reader of an atomically written file sees the old file or the complete new one.

@@ -189,7 +189,7 @@ class ObjectFolder:
         )
 
     def write_bytes(self, name: str, data: bytes) -> None:
-        """Write an object, in place of one that is there."""
+        """Write an object. One of the same key is replaced."""
         self._call(name, lambda path: self._files.pipe_file(path, data), is_write=True)
 
     def create(self, name: str, data: bytes) -> bool:

@@ -26,7 +26,7 @@ from llmsys.storage.arrow_file import REMAKE
 from llmsys.storage.local_files import get_cache_folder
 from llmsys.storage.object_store import open_object_folder
 
-# Small beside the time of a request, large beside a window of tokens.
+# Small against the time of a request, large against a window of tokens.
 BLOCK_BYTES = 1 << 18
 DEFAULT_GIB = 16.0
 # A block that was being written for this long belongs to a process that has died.

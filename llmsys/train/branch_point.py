@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from llmsys.config.batch import BatchConfig
-from llmsys.config.migration import to_current_names
 from llmsys.config.run import RunConfig
 from llmsys.engine.engine import Engine
 from llmsys.errors import CheckpointError
@@ -89,7 +88,7 @@ def find_branch_point(config: RunConfig, identity: dict[str, Any]) -> BranchPoin
     fingerprint = identity["tokenizer_fingerprint"]
     checkpoint = find_source_checkpoint(config.train.branch_from, "train.branch_from", fingerprint)
     record = read_resumable_record(checkpoint)
-    saved, now = to_current_names(record["run"]), to_current_names(identity)
+    saved, now = record["run"], identity
     tokens = _count_parent_tokens(checkpoint, saved, record)
     has_same_batch = saved["batch"] == now["batch"]
     config = set_doublings(config, record) if has_same_batch else config
@@ -97,8 +96,8 @@ def find_branch_point(config: RunConfig, identity: dict[str, Any]) -> BranchPoin
     changes = _list_changes(saved, now)
     # Windows are cut by these settings; steps of pairs are grouped by the whole batch.
     keys = ("sequence_length", "packing", "fill_in_middle", "window_order")
-    # rows that are read on are the batch's
-    if not config.objective.uses_windows or "window_order" in now["batch"]:
+    # Rows that continue in the next step are the batch's.
+    if not config.objective.uses_windows or now["batch"]["window_order"] != "shuffled":
         keys = tuple(now["batch"].keys() | set(keys))
     is_same_cut = all(saved["batch"].get(key) == now["batch"].get(key) for key in keys)
     has_same_data = all(saved.get(key) == now.get(key) for key in DATA_KEYS)
@@ -153,7 +152,7 @@ def _is_parent_first_source(saved: dict[str, Any], now: dict[str, Any], tokens: 
 
 
 def load_branch(
-    engine: Engine, point: BranchPoint, config: RunConfig, judge: StepGuard
+    engine: Engine, point: BranchPoint, config: RunConfig, step_guard: StepGuard
 ) -> dict[str, Any]:
     """Fill an engine from the branch point. Collective.
 
@@ -161,8 +160,8 @@ def load_branch(
         engine: filled with weights, moments and buffers.
         point: from `find_branch_point`.
         config: the config of the new run.
-        judge: filled with the skipped steps and accepted losses of the parent where steps have the
-            same numbers.
+        step_guard: filled with the skipped steps and accepted losses of the parent where steps have
+            the same numbers.
 
     Returns:
         The parent, the changes and what was taken, for events and checkpoints.
@@ -172,10 +171,10 @@ def load_branch(
     """
     taken = select_tensors(engine, point.checkpoint, config)
     reason = _find_reason_for_new_moments(point, config, complete=taken.has_all_parameters)
-    updates = 0 if reason else int(point.record.get("updates", point.record["steps"]))
+    updates = 0 if reason else int(point.record["updates"])
     load_taken_tensors(engine, point.checkpoint, taken, config, updates=updates)
     if point.steps == int(point.record["steps"]):
-        judge.load_state_dict(point.record.get("judge", {}))
+        step_guard.load_state_dict(point.record.get("step_guard", {}))
     order = (
         "continued" if point.is_data_continued else "in another order, from the same token count"
     )
@@ -213,9 +212,9 @@ def load_initial_weights(
     # Moments belong to the old run: fine-tuning starts the optimizer anew.
     load_taken_tensors(engine, checkpoint, taken, config, updates=0)
     record = read_record(checkpoint)
-    saved = to_current_names(record["run"])
+    saved = record["run"]
     # A model that was imported has no settings of a training.
-    changes = _list_changes(saved, to_current_names(identity)) if "train" in saved else ()
+    changes = _list_changes(saved, identity) if "train" in saved else ()
     point = BranchPoint(checkpoint, record, 0, 0, changes, is_data_continued=False)
     return _describe_parent(
         point, taken, moments="new: train.init_from takes weights alone", order="from token 0"
@@ -247,7 +246,7 @@ def _get_shown(parent: dict[str, Any]) -> tuple[Any, ...]:
 
 def _find_reason_for_new_moments(point: BranchPoint, config: RunConfig, *, complete: bool) -> str:
     """Return why the optimizer starts anew; empty where the parent's moments fit."""
-    theirs, ours = to_current_names(point.record["run"])["optimizer"], config.optimizer
+    theirs, ours = point.record["run"]["optimizer"], config.optimizer
     if theirs["kind"] != ours.kind:
         return f"optimizer.kind was {theirs['kind']}, now {ours.kind}"
     if (before := theirs.get("moments", "fp32")) != (now := getattr(ours, "moments", "fp32")):

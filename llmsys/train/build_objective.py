@@ -24,7 +24,7 @@ from llmsys.data.fitted_windows import FittedWindows
 from llmsys.data.heldout_batches import HeldoutPairs, MaskedHeldoutWindows
 from llmsys.data.images import ImageCollator, build_image_layout
 from llmsys.data.length_buckets import LengthBuckets
-from llmsys.data.packed_windows import PackedDocuments, SourceWindows, WindowDataset
+from llmsys.data.packed_windows import SourceWindows, WindowDataset
 from llmsys.data.sequence_pairs import (
     ClassificationCollator,
     MakeBatch,
@@ -225,8 +225,7 @@ def _build_windows(config: RunConfig, dataset: RunData) -> WindowDataset:
 def build_source_windows(
     shards: TokenShards, batch: BatchConfig, seed: int, middle: MiddleFiller | None = None
 ) -> SourceWindows:
-    """Build the windows of a dataset in the order of its manifest, which keeps the order of older
-    runs.
+    """Build the windows of a dataset.
 
     Args:
         shards: the training split.
@@ -239,33 +238,14 @@ def build_source_windows(
 
     Raises:
         DataError: the split has too few tokens for a window.
-        ConfigError: documents of order 1 are to be packed or read in consecutive windows.
     """
-    length, packing, rows = batch.sequence_length, batch.packing, 0
-    if batch.window_order == "consecutive":
-        rows = batch.sequences_per_step
-    if shards.manifest.order == 1 and (rows or packing != "concatenate"):
-        key, value, legal = (
-            ("window_order", "consecutive", "shuffled")
-            if rows
-            else ("packing", packing, "concatenate")
-        )
-        raise ConfigError(
-            f"batch.{key}={value} needs token files with page tables, and {shards.folder} was "
-            "prepared by an earlier version. Run llmsys prepare CONFIG again, or use "
-            f"batch.{key}={legal}."
-        )
-    if packing != "concatenate":
+    length = batch.sequence_length
+    if batch.packing != "concatenate":
         return FittedWindows(
-            require_paged(shards), length=length, seed=seed, packing=packing, middle=middle
+            require_paged(shards), length=length, seed=seed, packing=batch.packing, middle=middle
         )
-    match shards.manifest.order:
-        case 1:
-            return PackedDocuments(shards, length=length, seed=seed)
-        case 2:
-            return StreamWindows(require_paged(shards), length=length, seed=seed, rows=rows)
-        case unreachable:
-            assert_never(unreachable)
+    rows = batch.sequences_per_step if batch.window_order == "consecutive" else 0
+    return StreamWindows(require_paged(shards), length=length, seed=seed, rows=rows)
 
 
 def build_run_plan(config: RunConfig, ranks: int, data_rank: int) -> RunPlan:

@@ -123,7 +123,7 @@ def build_middle_filler(
     if shards.manifest.answers:
         raise ConfigError(
             "batch.fill_in_middle would move answers away from their questions in the chats of "
-            f"{shards.folder}. Set it to null, or train on chats in a run of their own."
+            f"{shards.folder}. Set it to null, or train on chats in a separate run."
         )
     names = [settings.prefix_token, settings.middle_token, settings.suffix_token]
     tokens = _find_tokens(

@@ -1,6 +1,6 @@
 """`__RANK_0.index`: the locations of the tensors that one rank wrote, as an Arrow file.
 
-A save by several ranks has one index per rank, beside the rank's tensors, and no file that lists
+A save by several ranks has one index per rank, next to the rank's tensors, and no file that lists
 all tensors. A reader maps every index and keeps the chunks that overlap what it loads. A save by
 one process has `metadata.json` instead, see `checkpoint_metadata.py`.
 
@@ -30,6 +30,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from llmsys.errors import CheckpointError
 from llmsys.storage.arrow_file import ARROW_ERRORS, ArrowFileWriter
+from llmsys.storage.stored_formats import CHECKPOINT_INDEX
 from llmsys.train.checkpoint_metadata import DTYPES
 
 SUFFIX = ".index"
@@ -43,7 +44,8 @@ SCHEMA = pa.schema(
         ("size", _COUNTS),
         ("begin", pa.int64()),
         ("bytes", pa.int64()),
-    ]
+    ],
+    CHECKPOINT_INDEX.arrow_metadata,
 )
 # Offsets and sizes of the parts of a tensor that are loaded.
 Boxes = Sequence[tuple[Sequence[int], Sequence[int]]]
@@ -106,8 +108,8 @@ def read_indices(checkpoint: Path, wanted: Mapping[str, Boxes] | None = None) ->
         try:
             with pa.memory_map(str(path)) as file:
                 table = pa.ipc.open_file(file).read_all()
-                if not table.schema.equals(SCHEMA):
-                    raise ValueError("it has other columns")
+                if not table.schema.equals(SCHEMA, check_metadata=True):
+                    raise ValueError("it has other columns or another format version")
                 tensors.add_chunks(
                     table.combine_chunks(), data.name, data.stat().st_size if data.is_file() else 0
                 )

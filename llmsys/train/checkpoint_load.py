@@ -5,8 +5,8 @@ publishes.
 
 Invariants:
 - Checksums are verified before a checkpoint is used; each rank verifies its share of the files.
-- A damaged checkpoint is skipped with a warning. One that cannot be read now raises: it may be
-  complete.
+- A damaged checkpoint is skipped with a warning. One that cannot be read now, or has another format
+  version, raises: it may be complete, and to skip it would lose work.
 - Nothing depends on the engine or the layout that saved.
 """
 
@@ -20,24 +20,18 @@ from torch import Tensor
 from torch.distributed.checkpoint import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from llmsys.config.checkpoint import CheckpointConfig
 from llmsys.engine.engine import Engine
 from llmsys.engine.grad_scaler import LOSS_SCALE
 from llmsys.errors import CheckpointError, UnreadableCheckpointError
 from llmsys.log import get_logger
+from llmsys.optim.elementwise import AVERAGE_WEIGHTS
 from llmsys.parallel.process_group import (
     all_gather_object,
     get_rank,
     get_world_size,
     run_on_rank_zero,
 )
-from llmsys.train.checkpoint_record import (
-    describe_pickle,
-    find_checkpoint_error,
-    list_checkpoints,
-    read_record,
-)
-from llmsys.train.checkpoint_saver import CheckpointSaver
+from llmsys.train.checkpoint_record import find_checkpoint_error, list_checkpoints, read_record
 from llmsys.train.checkpoint_storage import (
     CheckpointStorageReader,
     convert_read_errors,
@@ -52,19 +46,6 @@ READ_FAILURES = (CheckpointException, CheckpointError, OSError)
 Result = TypeVar("Result")
 
 log = get_logger(__name__)
-
-
-def save_checkpoint(
-    engine: Engine, folder: Path, run_state: dict[str, Any], keep_last: int
-) -> Path:
-    """Save the engine's state with `run_state` as `folder/step-N` and keep the newest
-    `keep_last`. Collective.
-    """
-    state = engine.get_state()
-    saver = CheckpointSaver(folder, CheckpointConfig(keep_last=keep_last))
-    saver.save_state(state, state.steps, run_state)
-    saver.finish_saves()
-    return folder / f"step-{state.steps:08d}"
 
 
 def list_complete_checkpoints(folder: Path) -> list[Path]:
@@ -118,9 +99,6 @@ def verify_folder(folder: Path) -> VerifiedFolder:
             if problem is None:
                 found.newest = checkpoint
                 return found
-            # complete, but of format 1: to skip it would lose work
-            if problem == describe_pickle(checkpoint):
-                _reject_pickle(checkpoint)
             found.problems[checkpoint] = problem
             # A checkpoint that the run removed meanwhile is no damage.
             if get_rank() == 0 and not _is_gone(checkpoint):
@@ -165,15 +143,6 @@ def _is_gone(checkpoint: Path) -> bool:
         return checkpoint not in list_checkpoints(checkpoint.parent).values()
     except UnreadableCheckpointError:
         return False
-
-
-def _reject_pickle(checkpoint: Path) -> None:
-    """Raise CheckpointError on rank 0 and end the other ranks. Collective."""
-
-    def raise_error() -> str:
-        raise CheckpointError(f"{checkpoint} cannot be used: {describe_pickle(checkpoint)}.")
-
-    run_on_rank_zero(raise_error)
 
 
 def _list_checkpoints_on_rank_zero(folder: Path) -> list[str]:
@@ -247,8 +216,8 @@ def load_checkpoint(engine: Engine, checkpoint: Path) -> dict[str, Any]:
     # An optional tensor that is missing keeps its initial value.
     state.tensors = {name: tensor for name, tensor in state.tensors.items() if name in stored}
     read_tensors(state.tensors, reader)
-    # Skipped steps advance the data but not the optimizer; older records have only one count.
-    state.steps = record.get("updates", record["steps"])
+    # Skipped steps advance the data but not the optimizer.
+    state.steps = record["updates"]
     engine.load_state(state)
     run_state: dict[str, Any] = record["run"]
     return run_state
@@ -311,7 +280,11 @@ def _drop_optional_tensors(tensors: dict[str, Any]) -> dict[str, Any]:
     """Return the tensors without those that some engines and precisions lack. They start anew if
     they are missing.
     """
-    return {name: tensor for name, tensor in tensors.items() if name != LOSS_SCALE}
+    return {
+        name: tensor
+        for name, tensor in tensors.items()
+        if name not in (LOSS_SCALE, AVERAGE_WEIGHTS)
+    }
 
 
 def _check_names(

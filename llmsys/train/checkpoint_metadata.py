@@ -3,7 +3,7 @@ it is read.
 
 torch.distributed.checkpoint keeps the same facts as a pickle in `.metadata`. Layout of the file:
 
-    {"version": 1, "tensors": {NAME: {"dtype": "float32", "shape": [8, 4], "chunks": [
+    {"format_version": 2, "tensors": {NAME: {"dtype": "float32", "shape": [8, 4], "chunks": [
         {"offsets": [0, 0], "sizes": [4, 4], "file": "__0_0.distcp", "begin": 0, "bytes": 1234},
         …]}}}
 
@@ -32,9 +32,9 @@ from torch.distributed.checkpoint.metadata import (
 
 from llmsys.errors import CheckpointError
 from llmsys.storage.local_files import is_plain_file_name
+from llmsys.storage.stored_formats import CHECKPOINT_METADATA, VERSION_KEY
 
 METADATA = "metadata.json"
-VERSION = 1
 DTYPES = {
     str(value).removeprefix("torch."): value
     for value in vars(torch).values()
@@ -62,7 +62,7 @@ def format_metadata(metadata: Metadata) -> bytes:
         ]
         dtype = str(entry.properties.dtype).removeprefix("torch.")
         tensors[name] = {"dtype": dtype, "shape": list(entry.size), "chunks": chunks}
-    return json.dumps({"version": VERSION, "tensors": tensors}).encode()
+    return json.dumps({VERSION_KEY: CHECKPOINT_METADATA.version, "tensors": tensors}).encode()
 
 
 def _format_chunk(chunk: ChunkStorageMetadata, place: _StorageInfo) -> dict[str, Any]:
@@ -85,8 +85,10 @@ def parse_metadata(content: bytes, checkpoint: Path) -> Metadata:
     """
     try:
         values = json.loads(content)
-        if values["version"] != VERSION:
-            raise ValueError(f"version {values['version']}; this llmsys reads {VERSION}")
+        if (version := values[VERSION_KEY]) != CHECKPOINT_METADATA.version:
+            raise ValueError(
+                f"format {version}; this version reads format {CHECKPOINT_METADATA.version}"
+            )
         file_bytes: dict[str, int] = {}
         entries: dict[str, TensorStorageMetadata] = {}
         places: dict[MetadataIndex, _StorageInfo] = {}

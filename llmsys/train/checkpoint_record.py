@@ -1,8 +1,8 @@
 """`state.json`: the record that makes a folder of tensor files a checkpoint, with a checksum of
 every file.
 
-Holds the format, the numbers of data steps and optimizer updates, the run's identity, further state
-of the run and the checksum of each file. The last key is the checksum of the record itself.
+Holds the format version, the numbers of data steps and optimizer updates, the identity of the run,
+its further state and the checksum of each file. The last key is the checksum of the record itself.
 
 Invariants:
 - Each rank computes and verifies the checksums of its share of the files.
@@ -14,7 +14,6 @@ import hashlib
 import json
 import os
 import re
-import shlex
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -23,16 +22,9 @@ import xxhash
 
 from llmsys.errors import CheckpointError, UnreadableCheckpointError
 from llmsys.storage.local_files import is_plain_file_name, write_bytes_atomically
+from llmsys.storage.stored_formats import CHECKPOINT, VERSION_KEY, build_checkpoint_format_error
 
-# Format 2 holds the locations of the tensors in `metadata.json`; format 1 held them in a pickle.
-FORMAT = 2
-# Format 3 holds the locations of the tensors in an index per rank; format 2 remains that of a save
-# by one process.
-INDEXED_FORMAT = 3
 RECORD = "state.json"
-# The metadata file of format 1: a pickle, which can run code when it is read.
-PICKLED, PICKLED_FORMAT = ".metadata", 1
-BLAKE2B_DIGITS = 128
 CHECKPOINT_NAME = re.compile(r"step-(\d+)")
 
 # Errors that tell the state of the disk. Any other (EIO, ESTALE, EACCES, a timeout) may be gone
@@ -82,15 +74,11 @@ def is_present(path: Path) -> bool:
     return True
 
 
-def compute_digest(file: Path, like: str = "") -> str:
-    """Return the checksum of a file in hex: xxh3_128, or blake2b where `like` is a blake2b of an
-    older checkpoint.
-    """
+def compute_digest(file: Path) -> str:
+    """Return the xxh3_128 of a file, in hex."""
     with file.open("rb") as opened:
         # xxh3_128 is ten times as fast as blake2b, and enough against damage.
-        return hashlib.file_digest(
-            opened, "blake2b" if len(like) == BLAKE2B_DIGITS else xxhash.xxh3_128
-        ).hexdigest()
+        return hashlib.file_digest(opened, xxhash.xxh3_128).hexdigest()
 
 
 def compute_digests(files: Iterable[Path]) -> dict[str, str]:
@@ -110,41 +98,39 @@ def list_rank_files(folder: Path, rank: int) -> list[Path]:
 
 def write_record(folder: Path, record: dict[str, Any]) -> None:
     """Write the record durably, with its own checksum as the last key."""
-    is_indexed = any(name.endswith(".index") for name in record["files"])
-    record = {"format": INDEXED_FORMAT if is_indexed else FORMAT, **record}
+    record = {VERSION_KEY: CHECKPOINT.version, **record}
     write_bytes_atomically(
         folder / RECORD,
         json.dumps(record | {"digest": _compute_record_digest(record)}, indent=2).encode(),
     )
 
 
-def read_record(checkpoint: Path, expected: int = FORMAT) -> dict[str, Any]:
+def read_record(checkpoint: Path) -> dict[str, Any]:
     """Read the record of a checkpoint.
 
     Args:
         checkpoint: folder of the checkpoint.
-        expected: the only format that is accepted.
 
     Returns:
-        The record without its own checksum. Keys: format, steps, updates, run, files, and further
-        state of the run.
+        The record without its own checksum. Keys: format_version, steps, updates, run, files, and
+        further state of the run.
 
     Raises:
-        CheckpointError: it is missing, damaged or of another format.
+        CheckpointError: it is missing or damaged.
+        CheckpointFormatError: it has another format version.
         UnreadableCheckpointError: the system cannot read it now.
     """
     try:
         record = json.loads((checkpoint / RECORD).read_text())
         if not isinstance(record, dict) or not isinstance(record.get("files"), dict):
             raise ValueError("not a record of files")
-        if record["format"] not in (expected, INDEXED_FORMAT if expected == FORMAT else expected):
-            raise CheckpointError(_describe_format(record["format"], checkpoint))
+        # Format versions up to 3 were stored as `format`.
+        if (version := record.get(VERSION_KEY, record.get("format"))) != CHECKPOINT.version:
+            raise build_checkpoint_format_error(version, checkpoint)
         for name in record["files"]:
             if not is_plain_file_name(name):
                 raise ValueError(f"{name!r} is not the name of a file in its folder")
-        # Older records have no digest of themselves.
-        digest = record.pop("digest", None)
-        if digest not in (None, _compute_record_digest(record)):
+        if record.pop("digest") != _compute_record_digest(record):
             raise ValueError("corrupt: its own digest differs")
         # A missing key raises here, where it counts as damage.
         int(record["steps"]), record["run"]
@@ -155,26 +141,6 @@ def read_record(checkpoint: Path, expected: int = FORMAT) -> dict[str, Any]:
             raise build_unreadable_error(checkpoint / RECORD, error) from error
         raise CheckpointError(f"{RECORD} cannot be read ({error})") from None
     return record
-
-
-def describe_pickle(checkpoint: Path) -> str:
-    """Return the reason why pickled metadata are rejected, and the command that rewrites a
-    trusted checkpoint.
-    """
-    return (
-        f"its metadata are a pickle ({PICKLED}, format 1), and reading a pickle can run code. If "
-        f"you trust its author, rewrite it with `llmsys convert {shlex.quote(str(checkpoint))} "
-        "--trust-pickle`"
-    )
-
-
-def _describe_format(found: Any, checkpoint: Path) -> str:
-    if found == PICKLED_FORMAT:
-        return describe_pickle(checkpoint)
-    newer = (
-        ", written by a newer llmsys" if isinstance(found, int) and found > INDEXED_FORMAT else ""
-    )
-    return f"format {found}{newer}; this version reads {FORMAT} and {INDEXED_FORMAT}"
 
 
 def _compute_record_digest(record: dict[str, Any]) -> str:
@@ -193,7 +159,8 @@ def find_checkpoint_error(checkpoint: Path, share: int = 0, shares: int = 1) -> 
         A message, or None for a complete checkpoint.
 
     Raises:
-        UnreadableCheckpointError: the system cannot read a file now, which is no damage.
+        UnreadableCheckpointError: the system cannot read a file now, or it has another format
+            version. Neither is damage.
     """
     try:
         return find_damaged_file(checkpoint, read_record(checkpoint)["files"], share, shares)
@@ -219,7 +186,7 @@ def find_damaged_file(
             return f"{name} is missing"
     for name in names:
         try:
-            if compute_digest(checkpoint / name, digests[name]) != digests[name]:
+            if compute_digest(checkpoint / name) != digests[name]:
                 return f"{name} is damaged (its digest differs from the recorded one)"
         except OSError as error:
             if error.errno not in DAMAGE_ERRORS:

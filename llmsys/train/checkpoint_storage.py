@@ -1,7 +1,7 @@
 """Storage of torch.distributed.checkpoint with JSON metadata: reading a checkpoint runs no code
 from it.
 
-Writes `metadata.json` in place of torch's pickled `.metadata` and reads it back into torch's
+Writes `metadata.json` instead of torch's pickled `.metadata` and reads it back into torch's
 classes. Tensors stay in torch's files, which are read with `weights_only=True`.
 
 Invariants:
@@ -31,12 +31,7 @@ from llmsys.parallel.process_group import all_gather_object
 from llmsys.storage.local_files import write_bytes_atomically
 from llmsys.train.checkpoint_index import SUFFIX, Boxes, read_indices, write_index
 from llmsys.train.checkpoint_metadata import METADATA, format_metadata, parse_metadata
-from llmsys.train.checkpoint_record import (
-    DAMAGE_ERRORS,
-    PICKLED,
-    build_unreadable_error,
-    describe_pickle,
-)
+from llmsys.train.checkpoint_record import DAMAGE_ERRORS, build_unreadable_error
 
 
 class CheckpointWriter(FileSystemWriter):
@@ -90,7 +85,7 @@ class CheckpointStorageReader(FileSystemReader):
         """Return the metadata of the whole checkpoint, also where torch asks for those of one rank.
 
         Raises:
-            CheckpointError: they are missing, damaged, or a pickle.
+            CheckpointError: they are missing or damaged.
         """
         if self._metadata is None:
             self._metadata = _read_metadata(Path(self.path))
@@ -151,8 +146,6 @@ def _read_metadata(checkpoint: Path, wanted: dict[str, Boxes] | None = None) -> 
     if not file.is_file():
         if any(checkpoint.glob(f"__*{SUFFIX}")):
             return read_indices(checkpoint, wanted)
-        if (checkpoint / PICKLED).exists():
-            raise CheckpointError(f"{checkpoint} cannot be used: {describe_pickle(checkpoint)}.")
         raise CheckpointError(f"{file} is missing. Use another checkpoint.")
     return parse_metadata(file.read_bytes(), checkpoint)
 

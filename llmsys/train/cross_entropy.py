@@ -102,7 +102,7 @@ def compute_token_losses(
             if smoothing:
                 exponentials.sub_(other * valid)
             gradient_NV[rows] = exponentials.scatter_add_(1, index, -extra * valid)
-        del logits, exponentials  # or the next rows' copy would be made beside it
+        del logits, exponentials  # or both would be in memory with the next rows' copy
     return losses_N
 
 
@@ -289,7 +289,7 @@ def _add_block(total: Tensor | None, part: Tensor, num_blocks: int) -> Tensor:
     if total is not None:
         return total.add_(part)
     # In bfloat16 small blocks would be lost in a large sum. At once: a sum that is converted at the
-    # second block exists twice beside that block.
+    # second block exists twice in addition to that block.
     return part if num_blocks == 1 else part.float()
 
 

@@ -18,7 +18,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from llmsys.config.migration import to_current_names
 from llmsys.config.run import RunConfig
 from llmsys.engine.engine import Engine
 from llmsys.errors import CheckpointError
@@ -195,7 +194,7 @@ def find_resume_point(config: RunConfig) -> Path | None:
 
 
 def resume_from_checkpoint(
-    engine: Engine, newest: Path, config: RunConfig, identity: dict[str, Any], judge: StepGuard
+    engine: Engine, newest: Path, config: RunConfig, identity: dict[str, Any], step_guard: StepGuard
 ) -> int:
     """Load a checkpoint and return its step. Collective.
 
@@ -204,7 +203,7 @@ def resume_from_checkpoint(
         newest: the result of `find_resume_point`.
         config: the config of the run.
         identity: settings and fingerprints of this run.
-        judge: filled with the skipped steps and the accepted losses.
+        step_guard: filled with the skipped steps and the accepted losses.
 
     Returns:
         The number of steps done.
@@ -218,7 +217,7 @@ def resume_from_checkpoint(
     checkpoint_load.load_checkpoint(engine, newest)
     # Checksums prove that the files are unchanged, not that they were loaded into the right places.
     check_loaded_state(engine, newest, record)
-    judge.load_state_dict(record.get("judge", {}))
+    step_guard.load_state_dict(record.get("step_guard", {}))
     steps: int = record["steps"]
     log.info("resuming from %s: %d of %d steps done", newest, steps, config.num_steps)
     return steps
@@ -230,7 +229,7 @@ def require_same_settings(newest: Path, saved: dict[str, Any], now: dict[str, An
     Raises:
         CheckpointError: they differ; the message lists every difference.
     """
-    changes = format_changes(to_current_names(saved), to_current_names(now))
+    changes = format_changes(saved, now)
     if not changes:
         return
     advice = [

@@ -170,10 +170,10 @@ def find_shape_violation(saved: Mapping[str, Any], model: ModelConfig) -> str | 
     )
     size = saved.get("head_dim") or saved["hidden_size"] // heads
     if size != model.head_dim:
+        wanted = model.num_attention_heads * (model.head_dim or size) // size
         return (
             f"heads of {size} channels cannot grow to {model.head_dim}: widths grow by whole "
-            "heads. Set "
-            f"model.num_attention_heads={model.num_attention_heads * (model.head_dim or size) // size}."
+            f"heads. Set model.num_attention_heads={wanted}."
         )
     ratio = model.num_attention_heads // (model.num_key_value_heads or model.num_attention_heads)
     if heads // groups != ratio:

@@ -150,7 +150,7 @@ def resolve_precision(config: RunConfig) -> RunConfig:
         config: the config of the run.
 
     Returns:
-        The config with one dtype in place of `auto`.
+        The config with one dtype instead of `auto`.
 
     Raises:
         ConfigError: other settings need another dtype.
@@ -183,8 +183,8 @@ def resolve_compile(config: RunConfig) -> RunConfig:
         config: the config of the run.
 
     Returns:
-        The config with `block` or `none` in place of `auto`: block only where every rank can
-        compile for its device.
+        The config with `block` or `none` instead of `auto`: block only where every rank can compile
+        for its device.
     """
     if config.train.compile != "auto":
         return config

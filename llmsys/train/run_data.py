@@ -53,17 +53,14 @@ class RunData:
         """Return the data's part of a run's identity, so that another dataset on resume is a
         readable difference.
         """
-        counts: list[dict[str, Any]] = []
-        for one in self.sources:
-            order = one.manifest.order
-            # Without the key for order 1: checkpoints of earlier versions have none.
-            kept = {} if order == 1 else {"order": order}
-            sums = {
+        counts = [
+            {
                 "fingerprint": one.fingerprint,
                 "documents": one.num_documents,
                 "tokens": one.num_tokens,
             }
-            counts.append(sums | kept)
+            for one in self.sources
+        ]
         sizes = (
             {str(number): count for number, count in enumerate(counts)}
             if len(counts) > 1

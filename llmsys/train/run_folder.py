@@ -10,11 +10,12 @@ import os
 import platform
 
 import torch
-import yaml
 
+from llmsys.config.loading.recorded_config import format_recorded_config
 from llmsys.config.run import RunConfig
 from llmsys.log import redact_values
 from llmsys.storage.local_files import PRIVATE, write_bytes_atomically
+from llmsys.storage.stored_formats import RUN_ENVIRONMENT, VERSION_KEY
 from llmsys.train.precision import get_matmul_numerics
 from llmsys.train.source_code import read_source
 
@@ -37,11 +38,11 @@ def write_run_record(config: RunConfig, data_fingerprint: str, world_size: int) 
     start.
     """
     folder = config.run.folder
-    text = yaml.safe_dump(
-        redact_values(config.model_dump(mode="json")), sort_keys=False, allow_unicode=True
+    write_bytes_atomically(
+        folder / "config.yaml", format_recorded_config(config.model_dump(mode="json")).encode()
     )
-    write_bytes_atomically(folder / "config.yaml", text.encode())
     environment = {
+        VERSION_KEY: RUN_ENVIRONMENT.version,
         "packages": {name: _find_package_version(name) for name in ("llmsys", *RECORDED_PACKAGES)},
         "python": platform.python_version(),
         "platform": platform.platform(),

@@ -4,7 +4,7 @@
 Also lists the sequences and documents of a step, for the record of a skipped one.
 
 Invariants:
-- A step is rejected before the optimizer changes anything, on all ranks alike: all judge by the
+- A step is rejected before the optimizer changes anything, on all ranks alike: all decide by the
   same numbers.
 - Steps are counted from 1, as in the log.
 - The decisions are part of the checkpoint, so a resumed run decides the same.
@@ -26,7 +26,7 @@ from llmsys.errors import LlmsysError
 
 
 class StepGuard:
-    """A judge of each step between its backward pass and its optimizer step."""
+    """Decides between backward pass and optimizer step whether a step is applied."""
 
     def __init__(self, config: TrainConfig) -> None:
         self._config = config
@@ -67,22 +67,21 @@ class StepGuard:
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint; JSON reproduces the numbers exactly."""
         return {
-            # The keys of older checkpoints.
-            "left_out": sorted(self.skipped_steps),
-            "taken": list(self._accepted),
-            "in_a_row": self._consecutive_skips,
-            "last_bad": self._last_skipped,
+            "skipped_steps": sorted(self.skipped_steps),
+            "accepted": list(self._accepted),
+            "consecutive_skips": self._consecutive_skips,
+            "last_skipped": self._last_skipped,
         }
 
     def load_state_dict(self, state: dict[str, Any], known: set[int] = frozenset()) -> None:  # type: ignore[assignment]
         """Load the state of a checkpoint; `known` are bad steps found since it was saved."""
-        self.skipped_steps = {*state.get("left_out", ()), *known}
+        self.skipped_steps = {*state.get("skipped_steps", ()), *known}
         self._accepted.clear()
-        self._accepted.extend((loss, norm) for loss, norm in state.get("taken", ()))
+        self._accepted.extend((loss, norm) for loss, norm in state.get("accepted", ()))
         if not known:  # a rewind keeps the count, or a run could rewind for ever
             self._consecutive_skips, self._last_skipped = (
-                state.get("in_a_row", 0),
-                state.get("last_bad", 0),
+                state.get("consecutive_skips", 0),
+                state.get("last_skipped", 0),
             )
 
     def _describe_problem(self, loss: float, gradient_norm: float) -> str:

@@ -168,8 +168,10 @@ class Trainer:
         batch_tokens = config.batch.get_step_tokens(step)
         shown = self.observability.format_progress(batch_tokens)
         progress.advance(batch_tokens, step=number, loss=f"{result.loss:.3f}", **shown)
-        if number % config.train.log_every_steps == 0 or number in (1, config.num_steps):
+        is_logged = number % config.train.log_every_steps == 0 or number in (1, config.num_steps)
+        if is_logged:
             self._log_step(batches, result, rate, seconds, experts, measured)
+        self.observability.check_consistency(number, result.absent, experts, is_logged=is_logged)
         self.observability.log_measurements(number, self.tokens_done)
         if result.is_applied:
             guard.record_accepted(number, result)
@@ -225,7 +227,7 @@ class Trainer:
             state,
             self.steps_done,
             evaluation=None if evaluated is None else evaluated.to_dict(),
-            judge=self.control.step_guard.state_dict(),
+            step_guard=self.control.step_guard.state_dict(),
             **self.control.batch_growth.build_record(self.config),
             **hashes,
         )

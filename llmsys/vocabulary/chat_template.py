@@ -194,7 +194,7 @@ def load_chat_template(
     Args:
         folder: Folder of the tokenizer.
         tokenizer: The tokenizer, which names its special tokens.
-        template: A Jinja file to use in place of its own.
+        template: A Jinja file to use instead of its own.
 
     Returns:
         The template.

@@ -5,8 +5,8 @@ Written by `llmsys prepare` for data.kind=chat, and read wherever token ids are.
 
 Invariants:
 - With V ids in the tokenizer, t is a token of an answer, V + t a token without a loss, and 2V the
-  border that closes a chat, in place of the end-of-sequence id. Datasets of documents have ids
-  below V alone.
+  border that closes a chat, instead of the end-of-sequence id. Datasets of documents have ids below
+  V alone.
 """
 
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ class StoredChats(NamedTuple):
 
     Attributes:
         vocab_size: Number of ids of the tokenizer.
-        eos_id: Id in place of a border.
+        eos_id: Id that replaces a border.
     """
 
     vocab_size: int

@@ -123,7 +123,7 @@ class LoadedPythonTokenizer:
         if self.eos_id in ids:
             raise DataError(
                 f"{self._config.path} gave eos_id={self.eos_id} for the text {text[:_SHOWN]!r}, "
-                "but that id ends documents and no text may have it. Use an id of its own."
+                "but that id ends documents and no text may have it. Use a separate id."
             )
         return ids
 

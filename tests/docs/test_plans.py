@@ -37,7 +37,11 @@ def test_shown_layouts_have_the_time_and_memory_that_a_plan_prints(
     wanted = {parse_axes(row) for row in rows}
     monkeypatch.setattr(
         layout_search, "iter_candidates",
-        lambda *arguments: (one for one in iter_candidates(*arguments) if parse_axes(one.format_layout()) in wanted),
+        lambda *arguments: (
+            one
+            for one in iter_candidates(*arguments)
+            if parse_axes(one.format_layout()) in wanted
+        ),
     )  # fmt: skip
     assert main([*command.words[1:], "--top", "1000"]) == 0
     printed = [line.split() for line in capsys.readouterr().out.splitlines()]

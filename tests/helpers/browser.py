@@ -52,7 +52,8 @@ QUIET = (
 SECONDS = 120
 # A page with figures is ready once its script drew them.
 READY = """document.readyState === "complete" &&
-  (document.getElementById("figures") === null || document.documentElement.dataset.plots !== undefined)"""
+  (document.getElementById("figures") === null ||
+   document.documentElement.dataset.plots !== undefined)"""
 FIND_DEFECTS = (Path(__file__).parent / "page_defects.js").read_text()
 
 

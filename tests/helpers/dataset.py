@@ -3,7 +3,6 @@ training.
 """
 
 from pathlib import Path
-from typing import Literal
 
 from llmsys.doctor.toy_dataset import VOCABULARY, build_toy_url, write_toy_dataset
 
@@ -15,8 +14,7 @@ def make_dataset(
     documents: int = 120,
     heldout: int = 12,
     symbols: tuple[str, ...] = (),
-    order: Literal[1, 2] = 2,
 ) -> Path:
     """Write tokenizer, token shards and manifest; the folder is ready for training."""
-    write_toy_dataset(folder, documents, heldout, symbols, order)
+    write_toy_dataset(folder, documents, heldout, symbols)
     return folder

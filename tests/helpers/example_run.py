@@ -8,6 +8,7 @@ give the content.
 import json
 import math
 import random
+from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -136,17 +137,27 @@ def write_run(folder: Path, events: list[dict[str, Any]] | None = None) -> Path:
     """Fill a run folder; `events` as from `run_events`."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.yaml").write_text(CONFIG)
-    environment = {"python": "3.11.2", "packages": {"torch": "2.13.0", "deepspeed": "0.19.8",
-        "numpy": "2.4.6"},
-                   "git": {"commit": "3c4f18d0a1", "dirty": False}, "host": "laptop",
-                   "cores": 2}  # fmt: skip
+    environment = {
+        "format_version": 2,
+        "python": "3.11.2",
+        "packages": {"torch": "2.13.0", "deepspeed": "0.19.8", "numpy": "2.4.6"},
+        "git": {"commit": "3c4f18d0a1", "dirty": False},
+        "host": "laptop",
+        "cores": 2,
+    }
     (folder / "environment.json").write_text(json.dumps(environment))
-    lines = (json.dumps(event) + "\n" for event in (run_events() if events is None else events))
-    (folder / "events.jsonl").write_text("".join(lines))
+    write_events(folder / "events.jsonl", run_events() if events is None else events)
     return folder
 
 
+def write_events(path: Path, events: Iterable[dict[str, Any]]) -> None:
+    """Write an event file with given times."""
+    head = {"time": BEGAN, "event": "format", "format_version": 2}
+    path.write_text("".join(json.dumps(event) + "\n" for event in (head, *events)))
+
+
 CONFIG = """\
+format_version: 2
 run:
   name: demo
   folder: demo/run

@@ -25,12 +25,15 @@ from llmsys.storage.range_cache import open_cache
 ACCESS_KEY = "the-right-key"
 BUCKETS = {"crawl", "bucket"}
 _LIST = b"<ListBucketResult><IsTruncated>false</IsTruncated>%s</ListBucketResult>"
-_ENTRY = '<Contents><Key>{}</Key><Size>{}</Size><ETag>"{}"</ETag><LastModified>{}</LastModified></Contents>'
+_ENTRY = (
+    '<Contents><Key>{}</Key><Size>{}</Size><ETag>"{}"</ETag>'
+    "<LastModified>{}</LastModified></Contents>"
+)
 _UPLOAD = b"<InitiateMultipartUploadResult><UploadId>%s</UploadId></InitiateMultipartUploadResult>"
 _UPLOADED = b"<CompleteMultipartUploadResult><ETag>%s</ETag></CompleteMultipartUploadResult>"
 _REFUSED = (
-    b"<Error><Code>PreconditionFailed</Code><Message>At least one of the pre-conditions did not hold.</Message>"
-    b"<Condition>If-None-Match</Condition></Error>"
+    b"<Error><Code>PreconditionFailed</Code><Message>At least one of the pre-conditions did not "
+    b"hold.</Message><Condition>If-None-Match</Condition></Error>"
 )
 _CHANGED = "2024-05-01T12:00:00.000Z"
 

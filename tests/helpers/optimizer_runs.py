@@ -75,10 +75,13 @@ def build_engine(kind: str, loss: Loss, optimizer: OptimizerConfig) -> Engine:
     return DeepSpeedEngine(model, zero_stage=stage, offload=offload, **common)
 
 
-def take_steps(engine: Engine, loss: Loss, steps: range, rank: int = 0, size: int = 1) -> None:
+def take_steps(
+    engine: Engine, loss: Loss, steps: range, rank: int = 0, size: int = 1, *, warmup_steps: int = 1
+) -> None:
     for step in steps:
         loss.step = step
-        engine.train_step([build_batch("masked", step, 0, list(range(6))[rank::size])], RATE)
+        rate = RATE * min(1.0, (step + 1) / warmup_steps)
+        engine.train_step([build_batch("masked", step, 0, list(range(6))[rank::size])], rate)
 
 
 def run_engines(rank: int, kinds: tuple[str, ...], optimizer: OptimizerConfig) -> list[Any]:

@@ -1,5 +1,7 @@
 """Runs of a tiny model under every engine, and the reference run that they are compared with."""
 
+import contextlib
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -27,6 +29,7 @@ LEARNING_RATE = 1e-2
 OPTIMIZER = AdamWConfig(learning_rate=LEARNING_RATE, embedding_lr_multiplier=2.0)
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 Moments = dict[str, Any]
+_EXACT = contextlib.nullcontext()
 
 
 def compute_mean_loss(model: Transformer, batch: Batch) -> torch.Tensor:
@@ -41,16 +44,23 @@ def compute_mean_loss(model: Transformer, batch: Batch) -> torch.Tensor:
 
 
 def run_reference(
-    clip: float, steps: int = STEPS, **changes: object
+    clip: float,
+    steps: int = STEPS,
+    seed: int = SEED,
+    errors: AbstractContextManager[Any] = _EXACT,
+    **changes: object,
 ) -> tuple[list[float], list[float], Moments]:
     """Run the reference: torch's AdamW and clipping, one process, all sequences of a step in one
     batch.
+
+    Args:
+        errors: Entered around each forward and backward pass.
 
     Returns:
         Losses and gradient norms of the steps, and the final parameters and moments.
     """
     model = Transformer(build_tiny_config(**changes))
-    initialize_parameters(model, seed=SEED)
+    initialize_parameters(model, seed)
     named = dict(model.named_parameters())
     groups = [
         {
@@ -64,8 +74,9 @@ def run_reference(
     losses, norms = [], []
     for step in range(steps):
         batch = build_sequences(step, 0, SEQUENCES, ignored=LENGTH)
-        loss = compute_mean_loss(model, batch)
-        loss.backward()
+        with errors:
+            loss = compute_mean_loss(model, batch)
+            loss.backward()
         norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), clip or 1e9)))
         optimizer.step()
         optimizer.zero_grad()

@@ -19,7 +19,8 @@ SITE = """
 import os, signal, sys, time
 FOLDER = {folder!r}
 def hold(event, arguments):
-    if event == "os.mkdir" and str(arguments[0]).endswith({partial!r}) and not os.path.exists(FOLDER + "/go"):
+    is_partial = event == "os.mkdir" and str(arguments[0]).endswith({partial!r})
+    if is_partial and not os.path.exists(FOLDER + "/go"):
         with open(FOLDER + "/reached", "w"):
             pass
         while not os.path.exists(FOLDER + "/go"):
@@ -27,8 +28,10 @@ def hold(event, arguments):
 if "RANK" in os.environ:
     if os.environ["RANK"] == "0":
         sys.addaudithook(hold)
-    heard = os.open(FOLDER + "/heard-" + os.environ["RANK"], os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK)
-    signal.set_wakeup_fd(heard)  # the number of each signal that a handler of Python is called for, as one byte
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK
+    heard = os.open(FOLDER + "/heard-" + os.environ["RANK"], flags)
+    # The number of each signal that a handler of Python is called for, as one byte.
+    signal.set_wakeup_fd(heard)
 """
 
 

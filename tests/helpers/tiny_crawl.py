@@ -14,9 +14,10 @@ from llmsys.config.data import CrawlConfig
 from llmsys.config.run import RunConfig
 
 PROSE = """
-the of and to with that have be house river stone garden winter morning people often walked along narrow streets because
-they wanted to see old bridges while children played near water under tall trees where birds were singing every evening
-before dinner many families told stories about distant mountains travel weather harvest music and books
+the of and to with that have be house river stone garden winter morning people often walked along
+narrow streets because they wanted to see old bridges while children played near water under tall
+trees where birds were singing every evening before dinner many families told stories about distant
+mountains travel weather harvest music and books
 """
 WORDS = PROSE.split()
 GERMAN = (

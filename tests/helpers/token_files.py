@@ -1,4 +1,4 @@
-"""Token files of given ids, as `prepare` and earlier versions of it write them."""
+"""Token files of given ids, as `prepare` writes them."""
 
 from pathlib import Path
 
@@ -35,7 +35,7 @@ def write_tokens(
 def write_paged_dataset(
     folder: Path, documents: list[list[int]], *, rows_per_file: int, rows_per_batch: int = 2
 ) -> Path:
-    """Write token files with page tables, their index and a manifest in order 2."""
+    """Write token files with page tables, their index and a manifest."""
     entries = []
     for number, start in enumerate(range(0, len(documents), rows_per_file)):
         path = folder / "tokens" / f"train-{number:05d}.arrow"
@@ -52,14 +52,12 @@ def write_paged_dataset(
         ),
     )
     token_shards.write_manifest(
-        folder, build_token_manifest({"train": split}, [entry.digest for entry in entries], 2)
+        folder, build_token_manifest({"train": split}, [entry.digest for entry in entries])
     )
     return folder
 
 
-def build_token_manifest(
-    splits: dict[str, token_shards.Split], digests: list[str], order: int
-) -> Manifest:
+def build_token_manifest(splits: dict[str, token_shards.Split], digests: list[str]) -> Manifest:
     """Return the manifest of a dataset with tokens and without documents."""
     return Manifest.model_validate(
         {
@@ -77,6 +75,5 @@ def build_token_manifest(
             "languages": {},
             "lengths": Histogram(edges=(0, 1), counts=(0,)),
             "read": ReadSummary(files=0, records=0, html_bytes=0),
-            "order": order,
         }
     )

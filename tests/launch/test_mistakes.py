@@ -15,11 +15,13 @@ from tests.helpers.paths import CONFIGS
 
 # Phrases of pydantic and argparse that are no sentence for a user.
 RAW = re.compile(
-    r"Input should|should be a valid|should have at least|validation error|Extra inputs|pydantic|Traceback"
+    r"Input should|should be a valid|should have at least|validation error|Extra inputs|"
+    r"pydantic|Traceback"
 )
 REMEDY = re.compile(
-    r"\b(Use|Give|Set|Write|Did you mean|Add|Remove|remove it|Leave|Make|Choose|Correct|[Rr]un|Install|Name|Known|Sort|"
-    r"List|Keep|Raise|Prepare|Train|See|Start|Measure|Copy|Shorten|Close|Put|renamed|write one|write a config)\b"
+    r"\b(Use|Give|Set|Write|Did you mean|Add|Remove|remove it|Leave|Make|Choose|Correct|[Rr]un|"
+    r"Install|Name|Known|Sort|List|Keep|Raise|Prepare|Train|See|Start|Measure|Copy|Shorten|"
+    r"Close|Put|renamed|write one|write a config)\b"
 )
 
 # (overrides of train/demo, what the answer says, overrides that follow the answer)
@@ -198,8 +200,7 @@ OVERRIDES = [
     ("model.position.kind=rotary", "Did you mean rope?", "model.position.kind=rope"),
     ("model=llama-7b", "'llama-7b' is not a section. Use model.base=model/llama-7b", ""),
     ("model.base=model/demo-mo", "Did you mean model/demo-moe?", "model.base=model/demo-moe"),
-    ("model.base=train/demo", "train/demo has a section model of its own, so it is a whole run",
-        ""),
+    ("model.base=train/demo", "train/demo has a section model, so it is a whole run", ""),
     ('model.base=3',
      'base: 3 is not a name or path of a config. Write, say, base: model/demo-moe',
      'model.base=model/demo-moe'),
@@ -534,7 +535,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         for name in ("empty", "parquets", "run/checkpoints/step-00000050", "with space", "größe"):
             Path(name).mkdir(parents=True)
         pq.write_table(pa.table({"text": ["one text"]}), "parquets/a.parquet")
-        (write_run(Path("run")) / "config.yaml").write_text("run: {folder: run}\n")
+        (write_run(Path("run")) / "config.yaml").write_text(
+            "format_version: 2\nrun: {folder: run}\n"
+        )
         write_dataset(Path("dataset"))
         Path("table.csv").touch()
         for name, text in FILES.items():

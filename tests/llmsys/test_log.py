@@ -13,10 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from llmsys.errors import DataError
+from llmsys.errors import DataError, FormatError
 from llmsys.events import EventWriter, iter_events, read_events, read_latest_events
 from llmsys.log import configure_logging, get_logger
 from llmsys.progress import Progress, format_duration
+
+HEAD = b'{"event":"format","format_version":2}\n'
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +45,7 @@ def test_an_event_is_read_as_it_was_written(tmp_path):
             load=[[0.5, 0.5]],
         )
     (event,) = read_events(path)
-    assert path.read_bytes().count(b"\n") == 1
+    assert path.read_bytes().count(b"\n") == 2  # the first line has the version of the format
     assert event.pop("time") == pytest.approx(1.7e9, rel=0.5)
     assert event == {
         "event": "step",
@@ -58,7 +60,7 @@ def test_an_event_is_read_as_it_was_written(tmp_path):
 def test_numbers_that_are_not_finite_are_null_so_that_every_line_is_strict_json(tmp_path):
     with EventWriter(tmp_path / "e") as writer:
         writer.write("step", loss=float("nan"), norms=[float("inf"), 1.0])
-    event = json.loads((tmp_path / "e").read_text(), parse_constant=pytest.fail)
+    event = json.loads((tmp_path / "e").read_text().splitlines()[1], parse_constant=pytest.fail)
     assert (event["loss"], event["norms"]) == (None, [None, 1.0])
 
 
@@ -68,7 +70,7 @@ def test_a_value_that_json_cannot_hold_is_refused_before_anything_is_written(tmp
         pytest.raises(TypeError, match="takes only JSON values, not object"),
     ):
         writer.write("step", what=object())
-    assert (tmp_path / "e").read_bytes() == b""
+    assert read_events(tmp_path / "e") == []
 
 
 def _write_many(path, name, count):
@@ -96,8 +98,8 @@ def test_a_line_cut_anywhere_by_a_kill_costs_that_line_only(tmp_path, caplog, ke
     with EventWriter(path) as writer:
         writer.write("first")
         writer.write("second")
-    first, second = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(first + second[:kept])
+    head, first, second = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(head + first + second[:kept])
     whole = kept >= len(second) - 1
     assert [event["event"] for event in read_events(path)] == ["first"] + ["second"] * whole
     assert caplog.text == ""  # a broken last line is what a kill leaves
@@ -111,9 +113,33 @@ def test_a_line_cut_anywhere_by_a_kill_costs_that_line_only(tmp_path, caplog, ke
 
 def test_broken_lines_in_the_middle_are_counted(tmp_path, caplog):
     path = tmp_path / "events.jsonl"
-    path.write_bytes(b'{"event":"a"}\n\x00\xff\n[1]\n{"no":"event"}\n\n{"event":"b"}\n{"eve')
+    path.write_bytes(HEAD + b'{"event":"a"}\n\x00\xff\n[1]\n{"no":"event"}\n\n{"event":"b"}\n{"eve')
     assert [event["event"] for event in iter_events(path)] == ["a", "b"]
     assert "skipped 3 invalid line(s)" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("line", "version"), [(b'{"time":1,"event":"start"}', 1), (HEAD.replace(b"2", b"3"), 3)]
+)
+def test_events_of_another_version_are_refused_by_readers_and_writers(tmp_path, line, version):
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(line.strip() + b"\n")
+    for use in (read_events, EventWriter):
+        with pytest.raises(
+            FormatError,
+            match=rf"events\.jsonl has events format {version}, written by .* reads format 2",
+        ):
+            use(path)
+    assert path.read_bytes() == line.strip() + b"\n"
+
+
+def test_a_damaged_first_line_costs_that_line_only(tmp_path, caplog):
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(HEAD[:20] + b"\n" + b'{"event":"a"}\n')
+    with EventWriter(path) as writer:
+        writer.write("b")
+    assert [event["event"] for event in read_events(path)] == ["a", "b"]
+    assert "skipped 1 invalid line(s)" in caplog.text
 
 
 def test_a_missing_event_file_says_what_writes_it(tmp_path):

@@ -58,25 +58,37 @@ def step_ademamix(
     return weight - rate * (direction + decay * weight), (fast, second, slow)
 
 
+def compute_average_share(rates: list[float], power: float) -> float:
+    """Return the share of the last step in the average of schedule-free AdamW, from the rates of
+    all steps so far.
+
+    The paper's weights are squares of a rate that warms up and then stays; the authors' library
+    takes the largest one so far, and a power of the step (adamw_schedulefree_reference.py).
+    """
+    weights = [step**power * max(rates[:step]) ** 2 for step in range(1, len(rates) + 1)]
+    return weights[-1] / math.fsum(weights)
+
+
 def step_schedule_free(
     average: float,
     fast: float,
     gradient: float,
     second: float,
-    step: int,
+    rates: list[float],
     *,
-    rate: float,
     decay: float,
     betas: tuple[float, float],
     power: float,
     eps: float,
 ) -> tuple[float, float, float]:
-    """Return the next average x, fast weight z and second moment (Defazio 2024, algorithm 1);
-    gradients are at y.
+    """Return the next average x, fast weight z and second moment (Defazio 2024, algorithm 1).
+
+    Gradients are at y. `rates` are those of all steps so far, of which the last one is taken now.
     """
+    step, rate = len(rates), rates[-1]
     beta2, trained = betas[1], (1 - betas[0]) * fast + betas[0] * average
     second = beta2 * second + (1 - beta2) * gradient**2
     direction = gradient / (math.sqrt(second / (1 - beta2**step)) + eps) + decay * trained
     fast -= rate * direction
-    share = (power + 1) / (step + power)
+    share = compute_average_share(rates, power)
     return (1 - share) * average + share * fast, fast, second

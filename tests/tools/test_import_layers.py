@@ -12,7 +12,6 @@ ALLOWED = (
     "llmsys/engine/",
     "llmsys/train/step_metrics.py",
     "llmsys/train/checkpoint",
-    "llmsys/train/pickled_metadata.py",
     "llmsys/doctor/",
     "llmsys/dryrun/",
     "launch/",

@@ -18,7 +18,8 @@ ran = set()
 
 def note(frame, event, argument):
     code = frame.f_code
-    if event == "call" and code.co_filename not in ran and code.co_flags & 2 and code.co_qualname[0] != "<":
+    is_function = code.co_flags & 2 and code.co_qualname[0] != "<"
+    if event == "call" and code.co_filename not in ran and is_function:
         ran.add(code.co_filename)
         if code.co_filename.startswith(os.environ["REPOSITORY"]):
             with open(os.path.join(os.environ["NOTES"], str(os.getpid())), "a") as notes:

@@ -42,6 +42,16 @@ def test_wheel_holds_one_top_level_package_and_the_configs(
     configs = {
         path.relative_to(repository).as_posix() for path in (repository / "configs").rglob("*.yaml")
     }
+    # Templates lie next to the code that fills them in.
+    templates = {
+        path.relative_to(repository).as_posix()
+        for pattern in ("llmsys/*/templates/*.html", "launch/*/templates/*.yaml")
+        for path in repository.glob(pattern)
+    }
+    assert {"llmsys/report/templates/page.html", "launch/launchers/templates/kubernetes.yaml"} <= (
+        templates
+    )
+    assert {f"llmsys/{name.removeprefix('llmsys/')}" for name in templates} <= names
     assert configs
     assert {f"llmsys/{name}" for name in configs} <= names
 

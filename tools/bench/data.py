@@ -45,7 +45,8 @@ from llmsys.config.run import RunConfig
 start = time.monotonic()
 prepare_dataset(RunConfig.model_validate(json.loads(sys.argv[1])), until="documents")
 seconds = time.monotonic() - start
-peaks = [resource.getrusage(kind).ru_maxrss for kind in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+kinds = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+peaks = [resource.getrusage(kind).ru_maxrss for kind in kinds]
 print(json.dumps({"seconds": seconds, "peak": max(peaks) * 1024, "cpu": sum(os.times()[:4])}))
 """
 

@@ -18,7 +18,8 @@ _COMMON = """
 import json, os, statistics, sys
 given, made = json.load(open(sys.argv[1])), sys.argv[2]
 def spent():
-    return sum(os.times()[:4])  # of this process and of those that have ended: its extractor works in one of its own
+    # of this process and of those that have ended: its extractor works in another one
+    return sum(os.times()[:4])
 def timed(work):
     start = spent()
     result = work()
@@ -55,7 +56,8 @@ wanted = set(given["english"])
 def all_of_them():
     html = kept = pages = 0
     for path in given["files"]:
-        reader = WarcReader(os.path.dirname(path), glob_pattern=os.path.basename(path), limit=given["limit"])
+        folder, name = os.path.split(path)
+        reader = WarcReader(folder, glob_pattern=name, limit=given["limit"])
         extractor = Trafilatura(favour_precision=True, timeout=60)
         def counted(documents):
             nonlocal html, pages
@@ -73,10 +75,11 @@ answer([seconds for seconds, _ in runs], runs[-1][1])
 _MINHASH = """
 from datatrove.pipeline.dedup.minhash import MinhashConfig, MinhashDedupSignature
 from datatrove.utils.hashing import HashConfig
-signer = MinhashDedupSignature("/tmp", config=MinhashConfig(hash_config=HashConfig(precision=64, hash_fc="sha1")))
+sha1 = HashConfig(precision=64, hash_fc="sha1")
+signer = MinhashDedupSignature("/tmp", config=MinhashConfig(hash_config=sha1))
 def all_of_them():
-    return [[[int(value) for value in bucket] for bucket in signer.get_signature(signer.get_shingles(text))]
-            for text in given["texts"]]
+    signatures = (signer.get_signature(signer.get_shingles(text)) for text in given["texts"])
+    return [[[int(value) for value in bucket] for bucket in one] for one in signatures]
 runs = [timed(all_of_them) for _ in range(given["repeats"])]
 answer([seconds for seconds, _ in runs], runs[-1][1])
 """

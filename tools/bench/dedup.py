@@ -43,8 +43,8 @@ SPANS = SentenceDedupConfig()
 REFERENCE = """
 import json, sys, tempfile, time
 from datatrove.data import Document
-from datatrove.pipeline.dedup import MinhashDedupSignature, SentenceDedupSignature, SentenceFindDedups
-from datatrove.pipeline.dedup import SentenceDedupFilter
+from datatrove.pipeline.dedup import MinhashDedupSignature, SentenceDedupSignature
+from datatrove.pipeline.dedup import SentenceDedupFilter, SentenceFindDedups
 from datatrove.pipeline.dedup.minhash import MinhashConfig
 from datatrove.pipeline.dedup.sentence_dedup import SentDedupConfig
 from datatrove.utils.hashing import HashConfig
@@ -54,17 +54,21 @@ sha1 = HashConfig(hash_fc="sha1", precision=64)
 signer = MinhashDedupSignature(folder + "/m", config=MinhashConfig(hash_config=sha1))
 def sign(text):
     shingles = signer.get_shingles(text)
-    return [[int(x) for x in bucket] for bucket in signer.get_signature(shingles)] if shingles.size else None
+    if not shingles.size:
+        return None
+    return [[int(x) for x in bucket] for bucket in signer.get_signature(shingles)]
 sign(texts[0])
 start = time.process_time()
 signatures = [sign(text) for text in texts]
 minhash = time.process_time() - start
 config = SentDedupConfig(only_dedup_in_index=False, hash_config=sha1)
-documents = lambda: [Document(text=text, id=str(number), metadata={}) for number, text in enumerate(texts)]
+def documents():
+    return [Document(text=text, id=str(number), metadata={}) for number, text in enumerate(texts)]
 start = time.process_time()
 SentenceDedupSignature(folder + "/s", config=config).run(documents())
 SentenceFindDedups(folder + "/s", folder + "/f", config=config).run()
-left = {int(one.id): one.text for one in SentenceDedupFilter(folder + "/f", config=config).run(documents())}
+kept = SentenceDedupFilter(folder + "/f", config=config).run(documents())
+left = {int(one.id): one.text for one in kept}
 spans = time.process_time() - start
 json.dump({"minhash": minhash, "signatures": signatures, "spans": spans,
            "left": [left.get(number) for number in range(len(texts))]}, open(sys.argv[2], "w"))

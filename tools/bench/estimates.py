@@ -3,7 +3,7 @@
 python tools/bench/estimates.py                      print the tables
 python tools/bench/estimates.py --truth FILE         the same for other rows of the same form
 python tools/bench/estimates.py --commands           print the command line of every row
-python tools/bench/estimates.py --write              fit, and write residual.yaml, programs/, the page and the README
+python tools/bench/estimates.py --write              fit, and write what ships and its pages
 """
 
 import argparse
@@ -19,9 +19,12 @@ from llmsys.config.loading.yaml_files import dump_yaml
 from llmsys.errors import LlmsysError
 from llmsys.estimate.program_profile import FOLDER, load_packaged_profiles_again
 from llmsys.estimate.residual_model import FILE, load_residuals
-from tools.bench.estimates_count import list_count_lines
-from tools.bench.estimates_energy import build_energy_rows, fit_energy
-from tools.bench.estimates_fit import (
+from tools.bench.fits.counts import list_count_lines
+from tools.bench.fits.energy import build_energy_rows, fit_energy
+from tools.bench.fits.memory import iter_memory_lines
+from tools.bench.fits.published_row import PublishedRow, read_json, run_estimate
+from tools.bench.fits.read_rows import RUNS, UNSEEN, SkippedRow, read_rows
+from tools.bench.fits.time_fit import (
     HeldOutRow,
     build_program_fits,
     build_residuals,
@@ -29,10 +32,7 @@ from tools.bench.estimates_fit import (
     list_printed_rows,
     select_peers,
 )
-from tools.bench.estimates_memory import iter_memory_lines
-from tools.bench.estimates_time import KINDS, TimeRow, build_time_rows, get_model
-from tools.bench.published import RUNS, UNSEEN, SkippedRow, read_rows
-from tools.bench.published_row import PublishedRow, read_json, run_estimate
+from tools.bench.fits.time_rows import KINDS, TimeRow, build_time_rows, get_model
 
 README = Path(__file__).resolve().parents[2] / "llmsys" / "estimate" / "README.md"
 PAGE = README.with_name("published_errors.md")
@@ -212,7 +212,8 @@ def iter_time_lines(
         )
     yield "### Time"
     yield ""
-    yield f"Each row is one command; `python tools/bench/estimates.py --commands` prints them. {how}"
+    commands = "`python tools/bench/estimates.py --commands` prints them"
+    yield f"Each row is one command; {commands}. {how}"
     yield ""
     yield SUMMARY_HEAD
     for name, group in iter_summary_groups(held):

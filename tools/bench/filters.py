@@ -51,8 +51,9 @@ def timed(name, call, rows):
     begun = time.process_time()
     found = [call(row) for row in rows]
     out[name] = [time.process_time() - begun, found]
-lists = URLFilter(extra_domains=words["hosts"], banned_words=words["hard"], soft_banned_words=words["soft"],
-                  banned_subwords=words["parts"], use_integrated_lists=False)
+lists = URLFilter(extra_domains=words["hosts"], banned_words=words["hard"],
+                  soft_banned_words=words["soft"], banned_subwords=words["parts"],
+                  use_integrated_lists=False)
 lists.tldextractor = tldextract.TLDExtract(cache_dir=None, suffix_list_urls=())
 def url(page):
     verdict = lists.filter(Document(text="", id="", metadata={"url": page[0]}))

@@ -144,7 +144,7 @@ def run_program(quantities: Sequence[Quantity], script: str, description: str | 
         type=float,
         help="fractions of full size (default: each one's own)",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON in place of the table")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
     parser.add_argument("--measure", choices=by_name, help=argparse.SUPPRESS)
     parser.add_argument("--size", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()

@@ -72,7 +72,7 @@ DENSE = LedgerRun(
     (
         LedgerStep("eager blocks", ("train.compile=none",)),
         LedgerStep("compiled blocks", ("train.compile=block",)),
-        LedgerStep("FlashAttention-3 in place of 2", (), set_native_attention),
+        LedgerStep("FlashAttention-3 instead of 2", (), set_native_attention),
     ),
 )
 MIXTURE = LedgerRun(
@@ -85,12 +85,12 @@ MIXTURE = LedgerRun(
         LedgerStep("eager blocks", ("train.compile=none",)),
         LedgerStep("compiled blocks", ("train.compile=block",)),
         LedgerStep(
-            "selective in place of full recomputation, 4 sequences in a forward pass",
+            "selective instead of full recomputation, 4 sequences in a forward pass",
             ("train.activation_checkpoint=selective", "batch.micro_sequences=4"),
         ),
-        LedgerStep("FlashAttention-3 in place of 2", (), set_native_attention),
+        LedgerStep("FlashAttention-3 instead of 2", (), set_native_attention),
         LedgerStep(
-            f"grouped products at {GROUPED_GOAL:.0%} of the peak in place of 56 %",
+            f"grouped products at {GROUPED_GOAL:.0%} of the peak instead of 56 %",
             (),
             set_faster_experts,
         ),

@@ -171,7 +171,7 @@ def compute_imbalance(shards: TokenShards) -> list[dict[str, Any]]:
         said = [steps.get_step_metrics(step) for step in range(20)]
         means = [
             statistics.fmean(one[f"attention_imbalance{end}"] for one in said)
-            for end in ("_in_order", "")
+            for end in ("_sequential", "")
         ]
         shape = {"length": length, "ranks": ranks, "windows": per_rank, "micro": micro}
         found.append(shape | {"sequential": means[0], "balanced": means[1]})
@@ -272,7 +272,7 @@ def main() -> int:
         help="tokens/s of the model (default: %(default)s)",
     )
     parser.add_argument(
-        "--json", action="store_true", help="print one JSON object in place of the table"
+        "--json", action="store_true", help="print one JSON object instead of the table"
     )
     arguments = parser.parse_args()
     torch.set_num_threads(1)

@@ -326,7 +326,7 @@ def main() -> int:
         help="for a shared machine: CPU time, with --threads 1",
     )
     parser.add_argument(
-        "--json", action="store_true", help="print one JSON object in place of the table"
+        "--json", action="store_true", help="print one JSON object instead of the table"
     )
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)

@@ -19,7 +19,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from llmsys.launch.main import main as run_llmsys
-from tools.bench.published_row import list_gpt_words, load_shapes
+from tools.bench.fits.published_row import list_gpt_words, load_shapes
 
 GIB = 2**30
 
@@ -78,7 +78,7 @@ DEEPSEEK = (
     "device=h800",
     "program=hai-llm-v3",
 )
-# The first chunk has only the embedding and the last one only the head, each in place of one block:
+# The first chunk has only the embedding and the last one only the head, each instead of one block:
 # 128 chunks on 16 ranks (section 3.3.2).
 LLAMA = "Llama 3 (2407.21783), table 4, by its TFLOP/s with causal attention"
 LAYOUTS = (

@@ -43,7 +43,8 @@ Said = dict[str, list[str]]  # by rule, datatrove's reason or "" for each text
 REFERENCE = """
 import json, sys, time
 from datatrove.data import Document
-from datatrove.pipeline.filters import FineWebQualityFilter, GopherQualityFilter, GopherRepetitionFilter
+from datatrove.pipeline.filters import FineWebQualityFilter
+from datatrove.pipeline.filters import GopherQualityFilter, GopherRepetitionFilter
 from datatrove.utils.word_tokenizers import load_tokenizer_assignments
 given = json.load(open(sys.argv[1]))
 known = load_tokenizer_assignments()
@@ -54,7 +55,9 @@ def options(one):
     return {k: [tuple(pair) for pair in v] if k.endswith("grams") else v for k, v in one.items()}
 rules = {"gopher_repetition": GopherRepetitionFilter, "gopher_quality": GopherQualityFilter,
          "fineweb_quality": FineWebQualityFilter}
-filters = {name: rules[name](language=language, **options(one)) for name, one in given["options"].items()}
+filters = {}
+for name, one in given["options"].items():
+    filters[name] = rules[name](language=language, **options(one))
 start = time.process_time()
 said = {name: [] for name in filters}
 for text in given["texts"]:
@@ -66,9 +69,10 @@ json.dump({"seconds": time.process_time() - start, "said": said}, open(sys.argv[
 
 # datatrove knows languages by ISO 639-3, some with their script.
 _CODES = """
-ar:arb_Arab bg:bul ca:cat cs:ces da:dan de:deu el:ell en:eng es:spa et:ekk fa:fas_Arab fi:fin fr:fra he:heb hi:hin_Deva
-hr:hrv hu:hun it:ita ja:jpn ko:kor lt:lit lv:lvs nb:nob nl:nld nn:nno pl:pol pt:por ro:ron ru:rus sk:slk sl:slv sq:als
-sr:srp sv:swe sw:swh th:tha tr:tur uk:ukr vi:vie zh:cmn
+ar:arb_Arab bg:bul ca:cat cs:ces da:dan de:deu el:ell en:eng es:spa et:ekk fa:fas_Arab fi:fin
+fr:fra he:heb hi:hin_Deva hr:hrv hu:hun it:ita ja:jpn ko:kor lt:lit lv:lvs nb:nob nl:nld nn:nno
+pl:pol pt:por ro:ron ru:rus sk:slk sl:slv sq:als sr:srp sv:swe sw:swh th:tha tr:tur uk:ukr vi:vie
+zh:cmn
 """
 ISO_639_3 = dict(pair.split(":") for pair in _CODES.split())
 

@@ -5,7 +5,7 @@ to full size.
 
 Full size: 5.8 million blocks of 90,000 crawl files, 10^10 documents, 14 million chunks of tensors
 on 4,096 ranks of 512 hosts. The journal, the planning and the merging are those of a preparation;
-its workers are simulated, and return at once what judged blocks returned. The join of near
+its workers are simulated, and return at once what filtered blocks returned. The join of near
 duplicates is measured with 10^7 and 10^8 documents. Times are CPU seconds of one thread; memory is
 the peak of the whole process, imports included.
 """
@@ -106,7 +106,7 @@ def measure_driver(blocks: int) -> dict[str, float]:
             runner = StageRunner(folder, InlineExecutorConfig(), lock)
             runner._executor = ReturnAtOnce()
             began = time.process_time()
-            for stage in ("extract", "judge"):
+            for stage in ("extract", "filter"):
 
                 def build_task(index: int, stage: str = stage) -> Task:
                     block = listed[index]

@@ -29,6 +29,9 @@ KINDS = {
     "batch_growth": "The batch doubles from the next step on (`batch.ramp: {kind: noise_scale}`).",
     "corruption_check": "A step was repeated on other ranks, and all gradients were equal "
     "(`train.corruption_check_every_steps`).",
+    "idle_parameters": (
+        "Routers and experts without a gradient in a logged step, because no token reached them."
+    ),
     "experts": "Load of the experts in a logged step; lists have an entry per layer.",
     "evaluation": "An evaluation on held-out data.",
     "checkpoint": "A checkpoint was published.",
@@ -58,7 +61,7 @@ MAPPED = {
     ),
     "step": "tokens loss learning_rate gradient_norm batch_tokens seconds data_wait_seconds "
     "tokens_per_second utilisation utilisation_of memory_bytes memory_allocated_bytes "
-    "batch_digest epochs attention_imbalance attention_imbalance_in_order sequence_length "
+    "batch_digest epochs attention_imbalance attention_imbalance_sequential sequence_length "
     "source_tokens target_tokens padding_share mean_depth encoder_mean_depth "
     "next_sentence_loss next_sentence_accuracy noise_scale_tokens noise_gradient_squared "
     "noise_covariance_trace",
@@ -72,18 +75,16 @@ MAPPED = {
     "bad_step": "sequences documents num_documents",
     "overflow": "sequences documents num_documents",
     "state_hash": "state_hash",
-    "stage": "tasks failed again ahead",
+    "stage": "tasks failed retries eager",
 }
 # Meanings of fields; `KIND.FIELD` where one kind of event means something else.
 FIELDS = {
     "activation": "Root mean square of each block's output over real tokens and channels.",
     "accuracy": "Share of targets whose most likely class is right.",
-    "ahead": "Tasks that an earlier stage's idle workers had run already.",
-    "again": "Attempts after the first.",
     "attention_imbalance": (
         "Attention of the busiest rank over the mean, with packed documents; 1 is even."
     ),
-    "attention_imbalance_in_order": "The same without `batch.assignment: balanced`.",
+    "attention_imbalance_sequential": "The same without `batch.assignment: balanced`.",
     "balance": "Load balancing loss, as Switch Transformer defines it; 1 is even.",
     "batch_digest": (
         "Hash of the tokens of the step over all ranks, which `llmsys replay` compares."
@@ -103,6 +104,7 @@ FIELDS = {
     "documents": "Documents of the step, by id.",
     "dropped": "Share of requests beyond the capacity of experts.",
     "doubled_after_steps": "All steps after which the batch has doubled, so far.",
+    "eager": "Tasks of later stages that idle workers ran meanwhile.",
     "encoder_mean_depth": "The same of the encoder.",
     "engine": "`engine.kind`.",
     "entropy": "Entropy of the load over that of an even one; 1 is even.",
@@ -164,6 +166,7 @@ FIELDS = {
     "reason": "Why.",
     "reproducibility": "`train.reproducibility`.",
     "resumed_from": "Step of the checkpoint; null for a new run.",
+    "retries": "Attempts after the first.",
     "router_z": "Mean squared log-sum-exp of the router's logits.",
     "run": "Folder of the parent.",
     "samples": "Prompts and texts.",
@@ -276,7 +279,8 @@ def format_page() -> str:
     parts = [
         "# Events\n\n`events.jsonl` in a run folder has one JSON object a line: `time` (Unix "
         "seconds), `event` (the kind), in a run `step` (optimizer steps done), and the fields "
-        "below. A field may be missing where it does not apply. Numbers that are not finite are "
+        "below. A field may be missing where it does not apply. The first line is an event "
+        "`format` with `format_version`, the version of the file. Numbers that are not finite are "
         "null. After a crash steps are logged again: `llmsys.events.read_latest_events` keeps the "
         "last of each."
     ]

@@ -16,6 +16,7 @@ from llmsys.estimate.cluster_costs import ClusterCosts
 from llmsys.estimate.device_profile import DeviceProfile
 from llmsys.estimate.program_profile import ProgramProfile
 from llmsys.storage.arrow_file import build_token_schema
+from llmsys.storage.stored_formats import EARLIER_RELEASE, FORMATS
 from tools.docs.config_reference import SectionReference
 from tools.docs.markdown import format_docstring, format_table
 
@@ -41,6 +42,8 @@ SCHEMAS = (
 # page.
 DESCRIBED = (
     ("tokens/*.pages", "llmsys/dataset/token_file.py"),
+    ("config.yaml", "llmsys/config/loading/recorded_config.py"),
+    ("environment.json", "llmsys/train/run_folder.py"),
     ("checkpoints/step-…/state.json", "llmsys/train/checkpoint_record.py"),
     ("checkpoints/step-…/metadata.json", "llmsys/train/checkpoint_metadata.py"),
     ("checkpoints/step-…/__RANK_0.index", "llmsys/train/checkpoint_index.py"),
@@ -73,12 +76,28 @@ def format_module(name: str, path: str) -> str:
     return f"## {name}\n\n" + "\n\n".join([*paragraphs, f"Read and written by `{path}`."])
 
 
+def format_versions() -> str:
+    """Return the table of formats and their versions."""
+    rows = [
+        (one.files.replace("*", "\\*"), one.name, str(one.version), one.place, one.readers)
+        for one in FORMATS
+    ]
+    return (
+        "## Versions\n\nEvery stored file has the version of its format. A command that finds "
+        "another version ends with exit status 2 and one message, which names the version of "
+        "llmsys that reads the file; nothing in the folder changes. Files without a version are "
+        f"those of llmsys {EARLIER_RELEASE}.\n\n"
+        + format_table(("file", "format", "version", "where it is", "who reads it"), rows)
+    )
+
+
 def format_page() -> str:
     """Return the page."""
     parts = [
         "# File formats\n\nFiles of a dataset folder, a run folder, and files that you write. "
         "`llmsys inspect` verifies those of a dataset. All Arrow files are in the IPC format, "
-        "which pyarrow, polars and DuckDB read."
+        "which pyarrow, polars and DuckDB read.",
+        format_versions(),
     ]
     parts += [format_schema(*entry) for entry in SCHEMAS]
     parts += [format_module(*entry) for entry in DESCRIBED]

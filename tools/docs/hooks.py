@@ -53,7 +53,8 @@ READMES = (
 
 def to_page(path: str) -> str:
     """Return the page of a README: `llmsys/train/README.md` is `in-depth/llmsys-train.md`."""
-    return f"in-depth/{path.removesuffix('/README.md').removesuffix('.md').replace('/', '-').lower()}.md"
+    stem = path.removesuffix("/README.md").removesuffix(".md")
+    return f"in-depth/{stem.replace('/', '-').lower()}.md"
 
 
 def read_readme(path: str) -> str:

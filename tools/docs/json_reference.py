@@ -23,7 +23,8 @@ OUTPUTS: dict[str, type[BaseModel]] = {
 }
 HEAD = """# JSON output
 
-What `--json` prints, one object each. Keys stay; new ones may come. Bytes, FLOPs and seconds are plain numbers.
+What `--json` prints, one object each. Keys stay; new ones may come. Bytes, FLOPs and seconds are
+plain numbers.
 """
 
 

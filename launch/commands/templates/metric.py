@@ -27,4 +27,4 @@ class TopK(PythonMetric):
 if __name__ == "__main__":
     check_python_metric(TopK())
     assert TopK(k=2).compute(torch.tensor([[0.1, 0.9, 0.5]]), torch.tensor([2])).item() == 1
-    print("the metric gives each target a number of its own")
+    print("the metric gives each target its own number")

@@ -5,10 +5,16 @@ Reads the names of files alone.
 
 from pathlib import Path
 
-from llmsys.config.migration import is_recorded_config
-
 RUN_CONFIG = "config.yaml"
 MANIFEST = "manifest.json"  # that of llmsys/dataset/manifest.py, which is slow to import
+_RUN_FILES = ("environment.json", "events.jsonl", "checkpoints", "hostfile")
+
+
+def is_recorded_config(path: Path) -> bool:
+    """Return whether a file is the config.yaml that a run, a launch or a conversion wrote into
+    its folder.
+    """
+    return path.name == RUN_CONFIG and any((path.parent / name).exists() for name in _RUN_FILES)
 
 
 def find_folder_config(folder: Path) -> Path | None:

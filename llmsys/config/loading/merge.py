@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from llmsys.config.loading.recorded_config import pop_format_version
 from llmsys.config.loading.yaml_files import MAX_DEPTH, Keys, find_config, format_path, parse_yaml
-from llmsys.config.migration import is_recorded_config, to_current_keys, to_current_names
 from llmsys.errors import ConfigError
+from llmsys.storage.stored_formats import MANIFEST, VERSION_KEY, require_version
 
-# What a config file may hold in place of a mapping.
+# What a config file may hold instead of a mapping.
 _NAMES = {str: "text", list: "a list", bool: "true or false", int: "a number", float: "a number"}
 
 # Return the default kind of the union at a key path; None where there is no union.
@@ -113,10 +114,13 @@ def read_layer(
             f"{name} holds {_NAMES.get(type(values), 'a value')}, not a mapping. Write `section:` "
             "and keys below it."
         )
-    origins = {(*at, *keys): f"{name}:{line}" for keys, line in lines.items() if keys}
-    if is_recorded_config(path):  # records keep the names of the version that wrote them
-        values = to_current_names(values, ".".join(at))
-        origins = {to_current_keys(keys): where for keys, where in origins.items()}
+    if not at:
+        values = pop_format_version(values, path)
+    origins = {
+        (*at, *keys): f"{name}:{line}"
+        for keys, line in lines.items()
+        if keys and keys[0] != VERSION_KEY
+    }
     layer = ConfigLayer(values, {at: name, **origins})
     return resolve_bases(layer, at, path.parent, (*chain, path), default_kind)
 
@@ -143,14 +147,16 @@ def _read_manifest(text: str, path: Path, at: Keys) -> ConfigLayer:
     """
     name = format_path(path)
     try:
-        stored = json.loads(text)["config"]
-        data = to_current_names(stored)["data"]
-    except (ValueError, KeyError, TypeError, AttributeError):
+        manifest = json.loads(text)
+        stored = manifest["config"]
+        data = stored["data"]
+    except (ValueError, KeyError, TypeError):
         raise ConfigError(
             f"{name} is not the manifest of a dataset. Give a YAML file, or a folder that llmsys "
             "prepare wrote."
         ) from None
-    values = to_current_names(stored) | {"data": data | {"folder": format_path(path.parent)}}
+    require_version(MANIFEST, manifest, name)
+    values = stored | {"data": data | {"folder": format_path(path.parent)}}
     if at == ("data",):
         values = values["data"]
     elif at:
@@ -180,9 +186,9 @@ def resolve_bases(
         below = read_layer(find_config_file(name, folder, origin), at, chain, default_kind)
         if at and isinstance(below.values.get(at[-1]), dict):
             raise ConfigError(
-                f"{origin}: base: {name} has a section {at[0]} of its own, so it is a whole run "
-                f"and not a {at[-1]}. Write base: {name} at the top of the file, or name a file "
-                "of that section alone."
+                f"{origin}: base: {name} has a section {at[0]}, so it is a whole run and not a "
+                f"{at[-1]}. Write base: {name} at the top of the file, or name a file of that "
+                "section alone."
             )
         result = merge_layers(result, below, at, default_kind)
     own: dict[str, Any] = {}

@@ -14,8 +14,6 @@ from pydantic_core import ErrorDetails
 from llmsys.config.loading.common_names import COMMON_KEYS, suggest_number, suggest_value
 from llmsys.config.loading.merge import ConfigLayer
 from llmsys.config.loading.yaml_files import Keys, format_inline
-from llmsys.config.migration import find_new_key, find_new_value
-from llmsys.config.scaling import ScalingLawConfig
 from llmsys.config.section import (
     SectionType,
     get_kind,
@@ -127,13 +125,9 @@ def _iter_messages(
         for key, message in context["problems"]:
             yield (*keys, *filter(None, key.split("."))), message
     elif kind == "extra_forbidden":
-        yield (
-            keys,
-            _format_renamed_key(keys, root, value) or _format_unknown_key(keys, owners, root),
-        )
+        yield keys, _format_unknown_key(keys, owners, root)
     elif kind == "missing":
-        if not _has_old_name(keys, value):
-            yield keys, _format_missing(keys, _get_field_description(keys, owners))
+        yield keys, _format_missing(keys, _get_field_description(keys, owners))
     elif kind == "union_tag_not_found":
         yield (
             (*keys, "kind"),
@@ -238,28 +232,7 @@ def _suggest_type(kind: str, value: object) -> str:
     return "Give a path"
 
 
-def _format_renamed_key(keys: Keys, root: SectionType, value: object) -> str | None:
-    section = ("scale",) if root is ScalingLawConfig else ()
-    new = find_new_key((*section, *keys))
-    if new is None:
-        return None
-    now = find_new_value(new, value)
-    return f"was renamed to {new.removeprefix('scale.')}{f', and {value} to {now}' if now else ''}."
-
-
-def _has_old_name(keys: Keys, values: object) -> bool:
-    """Return whether the mapping has the missing key under an old name, which is reported
-    already.
-    """
-    return isinstance(values, dict) and any(
-        find_new_key((*keys[:-1], str(key))) == ".".join(keys) for key in values
-    )
-
-
 def _format_illegal_value(keys: Keys, value: object, legal: list[str]) -> str:
-    now = find_new_value(".".join(keys), value)
-    if now is not None:
-        return f"{value} was renamed to {now}."
     meant = suggest_value(".".join(keys), str(value), legal)
     return (
         f"{value!r} is not "

@@ -169,8 +169,10 @@ def search_layouts(
         result = offloaded
     ranked = sorted(result.found, key=lambda one: (one.step_seconds, one.memory.peak_bytes))
     ranked = _search_copies(config, ranked, place)
-    beside = list(iter_rejected_neighbours(config, ranked[0], place, list_engines(config, ENGINES)))
-    return LayoutPlan(ranked, list(_select_pareto_front(ranked)), beside, considered)
+    neighbours = list(
+        iter_rejected_neighbours(config, ranked[0], place, list_engines(config, ENGINES))
+    )
+    return LayoutPlan(ranked, list(_select_pareto_front(ranked)), neighbours, considered)
 
 
 def _search_copies(

@@ -1,16 +1,18 @@
 """Laws of the journal: a record counts only while its key and its files are what they were."""
 
-import json
+import contextlib
 import os
+import sqlite3
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from llmsys.data_pipeline.core.journal import Journal, compute_json_digest
+from llmsys.data_pipeline.core.journal import Journal, compute_json_digest, require_journal_version
 from llmsys.data_pipeline.core.task_record import TaskRecord, describe_output
 from llmsys.data_pipeline.graph.tasks import RecordList
-from llmsys.errors import DataError
+from llmsys.errors import DataError, FormatError
+from llmsys.storage.stored_formats import JOURNAL
 
 
 @pytest.fixture
@@ -50,26 +52,33 @@ def test_a_touched_file_counts_when_its_bytes_are_the_same(journal: Journal) -> 
     assert journal.find_record("stage/a", "key") is None
 
 
-def test_records_of_an_earlier_version_are_taken_over(journal: Journal) -> None:
-    """The records lay in a JSON file each. One that cannot be read counts as none."""
-    output = describe_output(journal.folder, "rooms/a.arrow")
-    stage = journal.folder / "journal" / "stage"
-    stage.mkdir(parents=True)
-    record = {"key": "key", "outputs": [vars(output)], "result": {"rows": 3}}
-    (stage / "a.warc.gz-1.00001.json").write_text(json.dumps(record))
-    for number, content in enumerate(
-        (b"", b'{"key": "key"}', b"\x00\xff", b'{"key": "key", "outputs": [')
+@pytest.mark.parametrize("earlier", ["json", "sqlite"])
+def test_a_journal_of_another_version_is_refused_and_left_as_it_is(
+    journal: Journal, earlier: str
+) -> None:
+    """The first journals were JSON files, the next ones had no version."""
+    file = journal.folder / "journal" / "stage" / "a.json"
+    if earlier == "json":
+        file.parent.mkdir(parents=True)
+        file.write_text("{}")
+    else:
+        save(journal, "stage/a", {})
+        journal.close()
+        file = journal.folder / "journal" / "records.sqlite"
+        with contextlib.closing(sqlite3.connect(file)) as connection:
+            connection.execute("pragma user_version = 0")
+    before = file.read_bytes()
+    said = (
+        r"records\.sqlite has journal format 1, written by llmsys 0\.1; .* reads format "
+        rf"{JOURNAL.version}\. Read it"
+    )
+    for use in (
+        lambda: require_journal_version(journal.folder),
+        lambda: journal.find_record("stage/a", "key"),
     ):
-        (stage / f"damaged-{number}.json").write_bytes(content)
-    path = journal.folder / "rooms" / "a.arrow"
-    stamp = [path.stat().st_size, path.stat().st_mtime_ns, path.stat().st_ino, "as recorded"]
-    (stage.parent / "inputs.json").write_text(json.dumps({str(path): stamp}))
-    found = journal.find_record("stage/a.warc.gz-1.00001", "key")
-    assert found is not None
-    assert (found.outputs, found.result) == ([output], {"rows": 3})
-    assert all(journal.find_record(f"stage/damaged-{number}", "key") is None for number in range(4))
-    assert journal.get_input_digest(path) == "as recorded"
-    assert {path.name.partition("-")[0] for path in stage.parent.iterdir()} == {"records.sqlite"}
+        with pytest.raises(FormatError, match=said):
+            use()
+    assert file.read_bytes() == before
 
 
 def test_a_damaged_journal_is_named_with_what_to_do(journal: Journal) -> None:

@@ -83,11 +83,14 @@ def test_an_index_that_cannot_be_compared_with_is_refused(earlier: Path, tmp_pat
     assert "data.deduplicate.index.kind=kept" in refused(earlier_datasets=[tmp_path])
     assert "Use the same values in both" in refused(minhash={**MINHASH, "buckets": 19})
     content = json.loads((earlier / "index" / "index.json").read_text())
-    (earlier / "index" / "index.json").write_text(json.dumps(content | {"format": 1}))
-    assert "(format 2)" in refused()
-    less = {kind: files for kind, files in content["keys"].items() if kind != "text"}
+    (earlier / "index" / "index.json").write_text(json.dumps(content | {"format_version": 2}))
+    assert (
+        "index.json has deduplication index format 2, written by llmsys 0.1; llmsys 0.2.0 reads "
+        "format 3"
+    ) in refused()
+    less = {kind: files for kind, files in content["keys"].items() if kind != "exact"}
     (earlier / "index" / "index.json").write_text(json.dumps(content | {"keys": less}))
-    assert "holds near, url, but no text keys" in refused()
+    assert "holds minhash, url, but no exact keys" in refused()
     assert content["by_characters"] == {"default": False, "en": False}
     (earlier / "index" / "index.json").write_text(
         json.dumps(content | {"by_characters": {"en": True, "xx": True}})
@@ -97,7 +100,7 @@ def test_an_index_that_cannot_be_compared_with_is_refused(earlier: Path, tmp_pat
         in refused()
     )
     (earlier / "index" / "index.json").write_text(json.dumps(content))
-    path = next((earlier / "index").glob("near-*.arrow"))
+    path = next((earlier / "index").glob("minhash-*.arrow"))
     path.write_bytes(path.read_bytes()[:-9] + b"123456789")
     assert f"{path} does not match" in refused()
     deduplicate_documents(earlier, [named(1, LONG, "u1")], {"minhash": {"kind": "none"}})
@@ -162,7 +165,7 @@ def test_every_kind_together_gives_the_same_bytes_whoever_works_in_whatever_orde
         found[name] = read_kept_bytes(tmp_path / name) | {"manifest.json": ""}, manifest.funnel
     assert len(list((tmp_path / "two" / "index").iterdir())) == 6
     two, groups = (
-        len(list((tmp_path / name / "work" / "sign").iterdir())) for name in ("two", "groups")
+        len(list((tmp_path / name / "work" / "signatures").iterdir())) for name in ("two", "groups")
     )
     assert groups > two
     assert found["two"] == found["groups"]
@@ -170,14 +173,14 @@ def test_every_kind_together_gives_the_same_bytes_whoever_works_in_whatever_orde
     assert (
         gathered
         > 3
-        >= len(list((tmp_path / "groups" / "work" / "groups").glob("sign.text-*.arrow")))
+        >= len(list((tmp_path / "groups" / "work" / "groups").glob("signatures.exact-*.arrow")))
         > 1
     )
     stages = [stage.stage for stage in manifest.funnel][-5:]
     assert stages == [
         "url_duplicates",
         "exact_duplicates",
-        "duplicate_spans",
+        "repeated_segments",
         "near_duplicates",
         "duplicate_substrings",
     ]

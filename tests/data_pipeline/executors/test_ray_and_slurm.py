@@ -160,7 +160,7 @@ def test_two_nodes_of_ray_give_the_same_bytes_and_share_the_work(
         cluster.close()
     prepare_dataset(build_tiny_config(tmp_path / "here", crawl))
     assert hash_files(tmp_path / "ray") == hash_files(tmp_path / "here")
-    assert any(event.get("ahead") for event in read_events(tmp_path / "ray" / "events.jsonl")), (
+    assert any(event.get("eager") for event in read_events(tmp_path / "ray" / "events.jsonl")), (
         "stages overlap"
     )
 
@@ -278,7 +278,7 @@ def test_arrays_of_slurm_give_the_same_bytes(crawl: Path, tmp_path: Path, fake: 
     )
     prepare_dataset(build_tiny_config(tmp_path / "here", crawl, **plain), until="documents")
     assert hash_files(tmp_path / "slurm") == hash_files(tmp_path / "here")
-    assert any(event.get("ahead") for event in read_events(tmp_path / "slurm" / "events.jsonl")), (
+    assert any(event.get("eager") for event in read_events(tmp_path / "slurm" / "events.jsonl")), (
         "stages overlap"
     )
     assert not (tmp_path / "slurm" / "slurm").exists()
@@ -306,7 +306,8 @@ def test_a_missing_slurm_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(
         DataError,
-        match=r"needs sbatch, which is not on the PATH of this machine\. Run llmsys on a submit host",
+        match=r"needs sbatch, which is not on the PATH of this machine\. Run llmsys on a submit "
+        r"host",
     ):
         SlurmExecutor(SLURM, tmp_path / "slurm")
 

@@ -26,6 +26,7 @@ from llmsys.data_pipeline.pipelines.prepare_dataset import prepare_dataset
 from llmsys.data_pipeline.stages.extract_text import extract_file
 from llmsys.dataset.token_shards import load_manifest
 from llmsys.errors import DataError
+from llmsys.events import read_events
 from llmsys.launch.main import main
 from llmsys.storage.local_files import lock_folder
 from tests.helpers.tiny_crawl import build_tiny_config, make_crawl
@@ -118,13 +119,13 @@ def test_an_input_that_fails_every_try_is_quarantined_and_the_next_run_tries_it_
     first = stage(tmp_path, good, bad)
     assert [record.result for record in first] == [
         {"tries": 2},
-        {"instead": "quarantined after 3 tries: ConnectionResetError: the storage is away"},
+        {"instead": "quarantined after 3 attempts: ConnectionResetError: the storage is away"},
     ]
     (entry,) = read_quarantine(tmp_path)
-    assert (entry["task"], entry["tries"], entry["cause"]) == ("stage/1", 3, "error")
+    assert (entry["task"], entry["attempts"], entry["cause"]) == ("stage/1", 3, "error")
     assert "in fail_until" in entry["traceback"]
-    events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
-    assert (events[-1]["tasks"], events[-1]["failed"], events[-1]["again"]) == (2, 0, 3)
+    events = read_events(tmp_path / "events.jsonl")
+    assert (events[-1]["tasks"], events[-1]["failed"], events[-1]["retries"]) == (2, 0, 3)
     second = stage(tmp_path, good, bad)
     # the good one was not done again
     assert [record.result for record in second] == [{"tries": 2}, {"tries": 4}]
@@ -155,7 +156,7 @@ def test_a_poisoned_file_costs_itself_and_is_named_to_the_end(
     with monkeypatch.context() as patch:
         patch.setattr("llmsys.data_pipeline.pipelines.document_pipeline.extract_file", poisoned)
         assert main(command) == 3
-    reason = "quarantined after 3 tries: ValueError: this page crashes the parser"
+    reason = "quarantined after 3 attempts: ValueError: this page crashes the parser"
     assert (
         f"skipped 1: {reason} (first: {crawl}/crawl-1.warc.gz at byte 0)" in capsys.readouterr().out
     )

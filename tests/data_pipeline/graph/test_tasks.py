@@ -2,7 +2,6 @@
 lost or done twice.
 """
 
-import json
 import re
 import signal
 import sys
@@ -39,6 +38,7 @@ from llmsys.data_pipeline.graph.quarantine import read_quarantine
 from llmsys.data_pipeline.graph.stage_runner import StageProgress, StageRunner
 from llmsys.data_pipeline.graph.tasks import EagerTasks, NextStage, Task, TaskRetry
 from llmsys.data_pipeline.pipelines.prepare_dataset import prepare_dataset
+from llmsys.events import read_events
 from llmsys.progress import Progress
 from llmsys.storage.local_files import lock_folder
 from tests.helpers.failing_tasks import count, die_until, pass_gate, raise_failure, sleep_for_ever
@@ -227,7 +227,7 @@ def test_progress_counts_what_was_dropped_ahead_and_takes_back_what_failed(
     assert not meter._drops | meter._amounts
 
 
-def test_progress_of_a_survey_counts_the_blocks_that_are_extracted_meanwhile(
+def test_progress_of_split_inputs_counts_the_blocks_that_are_extracted_meanwhile(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with Progress("stage", 20, "B") as progress:
@@ -316,8 +316,8 @@ class Chain:
 
     def events(self) -> list[tuple[str, int, int]]:
         """Stage, tasks and tasks done ahead of each stage that had something to do."""
-        lines = map(json.loads, (self.folder / "events.jsonl").read_text().splitlines())
-        return [(event["stage"], event["tasks"], event["ahead"]) for event in lines]
+        lines = read_events(self.folder / "events.jsonl")
+        return [(event["stage"], event["tasks"], event["eager"]) for event in lines]
 
 
 def test_stages_find_what_was_made_ahead_and_the_next_run_finds_everything(tmp_path: Path) -> None:
@@ -358,7 +358,7 @@ def test_what_failed_ahead_has_all_its_tries_in_its_own_stage(tmp_path: Path) ->
     assert [record.result["length"] for record in stages[2]] == [8, 8, 0, 8]
     assert chain.events() == [("one", 4, 5), ("two", 1, 0), ("three", 2, 0)]
     assert runner.num_run == 11
-    assert [(entry["task"], entry["tries"]) for entry in read_quarantine(folder)] == [
+    assert [(entry["task"], entry["attempts"]) for entry in read_quarantine(folder)] == [
         ("three/2", 2)
     ]
 
@@ -366,7 +366,7 @@ def test_what_failed_ahead_has_all_its_tries_in_its_own_stage(tmp_path: Path) ->
 def test_one_task_may_enable_many_of_which_few_wait_at_a_time_and_their_own_successors_come_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a survey enables the blocks of a file, of which there may be millions."""
+    """As split_inputs enables the blocks of a file, of which there may be millions."""
     monkeypatch.setattr(module, "MAX_QUEUED", 3)
     executor, order = InlineExecutor(), list[str]()
     queues = EagerJobs()
@@ -374,12 +374,12 @@ def test_one_task_may_enable_many_of_which_few_wait_at_a_time_and_their_own_succ
     def build(stage: str, item: str) -> Task:
         return Task(f"{stage}/{item}", [], [], partial(note, order, f"{stage}/{item}"), 1)
 
-    sign = NextStage("sign", "", lambda name, record: [build("sign", name)])
+    signatures = NextStage("signatures", "", lambda name, record: [build("signatures", name)])
     extract = NextStage(
         "extract",
         "",
         lambda name, record: (build("extract", f"{name}.{n}") for n in range(5)),
-        sign,
+        signatures,
     )
     eager = EagerTasks(tmp_path, Journal(tmp_path), extract, queues, 7.0)
     assert queues.seconds == 7.0
@@ -388,7 +388,7 @@ def test_one_task_may_enable_many_of_which_few_wait_at_a_time_and_their_own_succ
         "extract/a.1", replace(record, key=build("extract", "a.1").compute_key("")), False, None
     )
     for name in "ab":
-        eager.submit_next(build("survey", name), record)
+        eager.submit_next(build("split_inputs", name), record)
     most = 0
     while queues:
         most = max(most, len(queues))
@@ -396,13 +396,16 @@ def test_one_task_may_enable_many_of_which_few_wait_at_a_time_and_their_own_succ
         for event in executor.run_jobs([job]):
             eager.record_early_result(EagerTaskEvent(replace(event, index=number)))
     assert most == 3
-    assert eager.done == {"extract": 9, "sign": 10}
+    assert eager.done == {"extract": 9, "signatures": 10}
     both = [
-        f"{stage}/{name}.{n}" for stage in ("extract", "sign") for name in "ab" for n in range(5)
+        f"{stage}/{name}.{n}"
+        for stage in ("extract", "signatures")
+        for name in "ab"
+        for n in range(5)
     ]
     assert sorted(order) == sorted({*both} - {"extract/a.1"})
     places = {name: place for place, name in enumerate(order)}
-    assert all(places[f"sign/b.{n}"] - places[f"extract/b.{n}"] <= 3 for n in range(5))
+    assert all(places[f"signatures/b.{n}"] - places[f"extract/b.{n}"] <= 3 for n in range(5))
 
 
 def note(order: list[str], name: str, report: Report) -> dict[str, Any]:
@@ -414,9 +417,10 @@ def note(order: list[str], name: str, report: Report) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("changes", "stages"), [({}, ["judge", "sign"]), ({"deduplicate": NO_COPIES}, ["judge"])]
+    ("changes", "stages"),
+    [({}, ["filter", "signatures"]), ({"deduplicate": NO_COPIES}, ["filter"])],
 )
-def test_a_preparation_judges_and_signs_ahead_and_makes_the_same_bytes(
+def test_a_preparation_filters_and_computes_signatures_early_and_makes_the_same_bytes(
     changes: dict[str, Any], stages: list[str], tmp_path: Path
 ) -> None:
     crawl = make_crawl(tmp_path / "crawl", pages=10)
@@ -426,9 +430,9 @@ def test_a_preparation_judges_and_signs_ahead_and_makes_the_same_bytes(
     ):
         prepare_dataset(build_tiny_config(tmp_path / name, crawl, executor=executor, **changes))
     assert hash_files(tmp_path / "ahead") == hash_files(tmp_path / "plain")
-    lines = map(json.loads, (tmp_path / "ahead" / "events.jsonl").read_text().splitlines())
+    lines = read_events(tmp_path / "ahead" / "events.jsonl")
     events = {event["stage"]: event for event in lines if event["event"] == "stage"}
-    assert events["survey"]["ahead"] == (1 + len(stages)) * events["survey"]["tasks"]
+    assert events["split_inputs"]["eager"] == (1 + len(stages)) * events["split_inputs"]["tasks"]
     assert not {"extract", *stages} & events.keys()
 
 

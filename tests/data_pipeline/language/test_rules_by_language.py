@@ -38,9 +38,9 @@ RULES = (
     C4DatatroveConfig(min_sentences=1, end_marks=()),
     FinewebQualityConfig(),
 )
-LINGUA = """af am ar az be bg bn bs ca cs cy da de el en eo es et eu fa fi fr ga gu he hi hr hu hy id is it ja ka kk ko
-la lg lt lv mi mk mn mr ms nb nl nn om pa pl pt ro ru si sk sl sn so sq sr st sv sw ta te th ti tl tn tr ts uk ur vi xh
-yo zh zu"""
+LINGUA = """af am ar az be bg bn bs ca cs cy da de el en eo es et eu fa fi fr ga gu he hi hr hu hy
+id is it ja ka kk ko la lg lt lv mi mk mn mr ms nb nl nn om pa pl pt ro ru si sk sl sn
+so sq sr st sv sw ta te th ti tl tn tr ts uk ur vi xh yo zh zu"""
 TEXTS = [
     (
         "en",
@@ -169,7 +169,8 @@ def test_characters_of_scripts_without_spaces_are_words() -> None:
         (
             ("yue",),
             {},
-            r"yue has no profile in configs/data/languages.*profiles: \{yue: data/languages/default\}",
+            r"yue has no profile in configs/data/languages.*profiles: \{yue: "
+            r"data/languages/default\}",
         ),
         (
             ("zh",),

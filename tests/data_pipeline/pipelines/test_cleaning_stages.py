@@ -135,7 +135,7 @@ def test_each_filter_is_in_the_funnel_and_what_it_found_in_the_report(
     assert (summary.sets["quiz"].items_found, summary.sets["quiz"].documents_dropped) == (1, 2)
     part = build_contamination_section(load_manifest(tmp_path / "data"))
     assert part is not None
-    assert QUESTION in str(part.html)
+    assert QUESTION in str(part.content)
 
 
 def test_bytes_follow_from_the_data_and_what_is_no_longer_asked_for_is_undone(
@@ -199,7 +199,7 @@ def test_spared_items_are_named_with_the_documents_that_keep_them(
         (
             build_contamination_section(load_manifest(tmp_path / "data"))
             or pytest.fail("nothing is shown")
-        ).html
+        ).content
     )
     assert all(url in shown for url in urls)
     assert "1 items spared" in shown

@@ -131,7 +131,10 @@ def test_a_failed_task_is_named_and_the_others_are_kept(tmp_path: Path) -> None:
             finally:
                 runner.close()
 
-    text = r"1 of 3 tasks of stage stage failed, the first is stage/b: b cannot be made\. Do this\. Results of the other"
+    text = (
+        r"1 of 3 tasks of stage stage failed, the first is stage/b: b cannot be made\. Do this\. "
+        r"Results of the other"
+    )
     with pytest.raises(DataError, match=text):
         stage()
     (tmp_path / "c").chmod(0o600)

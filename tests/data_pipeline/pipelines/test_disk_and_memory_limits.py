@@ -79,7 +79,7 @@ def test_a_full_disk_is_a_clear_error_and_leaves_nothing_half_published(tmp_path
 
 
 WRITERS = [
-    *("work/extracted/*", "work/unread/*", "work/judged/*"),
+    *("work/extracted/*", "work/unread/*", "work/filtered/*"),
     *("documents/*.arrow", "dropped/*", "documents/*.parquet", "documents/*.jsonl.zst"),
     *("tokenizer/*", "work/encoded/*", "tokens/*", "manifest.json"),
 ]

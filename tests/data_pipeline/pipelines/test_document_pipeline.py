@@ -151,11 +151,11 @@ def test_a_finished_dataset_is_left_alone(
 
 
 ALL = [
-    "judge",
-    "sign",
-    "same_text",
-    "link",
-    "near",
+    "filter",
+    "signatures",
+    "exact_duplicates",
+    "cluster",
+    "near_duplicates",
     "collect",
     "thresholds",
     "tokenizer",
@@ -165,13 +165,13 @@ ALL = [
 ]
 CHANGES: list[tuple[dict[str, Any], list[str]]] = [
     ({"rules": [{"kind": "gopher_quality", "min_words": 3, "min_stop_words": 0}]}, ALL),
-    ({"deduplicate": {"minhash": {"kind": "none"}}}, ["sign", *ALL[5:]]),
+    ({"deduplicate": {"minhash": {"kind": "none"}}}, ["signatures", *ALL[5:]]),
     ({"split": {"heldout_fraction": 0.4}}, ALL[7:]),
     ({"tokens": {"shard_tokens": 9_000, "batch_tokens": 500}}, ALL[9:]),
     ({"documents": {"num_shards": 1}}, ALL[:-1]),  # the same token files
     # A rule that decides nothing new gives the same documents, so that nothing is done again but
     # what knows thresholds.
-    ({"language": {"min_score": 0.66}}, ["judge", "thresholds"]),
+    ({"language": {"min_score": 0.66}}, ["filter", "thresholds"]),
     ({"name": "renamed"}, []),
 ]
 
@@ -318,7 +318,8 @@ def test_a_vocabulary_that_cannot_be_trained_is_one_message(dataset: Path, crawl
     )
     with pytest.raises(
         DataError,
-        match=r"tokenizer\.vocab_size=9000 cannot be trained on \d+ documents .* Choose another tokenizer",
+        match=r"tokenizer\.vocab_size=9000 cannot be trained on \d+ documents .* Choose another "
+        r"tokenizer",
     ):
         prepare_dataset(large)
     assert verify_dataset(dataset, 4).findings == []
@@ -367,7 +368,10 @@ def test_a_file_where_the_folder_should_be_is_named(crawl: Path, tmp_path: Path)
 
 
 def test_two_commands_do_not_write_one_folder(dataset: Path) -> None:
-    text = rf"is being written by process {os.getpid()}, and two commands cannot .* end it \(kill {os.getpid()}\)"
+    text = (
+        rf"is being written by process {os.getpid()}, and two commands cannot .* end it \(kill "
+        rf"{os.getpid()}\)"
+    )
     with (
         lock_folder(dataset),
         pytest.raises(DataError, match=text),

@@ -87,7 +87,10 @@ def test_a_file_without_the_text_field_names_the_fields_that_have_text(
     else:
         with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
             writer.write_table(table)
-    wanted = r"no text in field 'text': text is in 'body', 'meta\.title' \(data\.read\.text_field names the field\)"
+    wanted = (
+        r"no text in field 'text': text is in 'body', 'meta\.title' \(data\.read\.text_field "
+        r"names the field\)"
+    )
     with pytest.raises(DataError, match=wanted):
         prepare_dataset(build_tiny_config(tmp_path / "data", [str(path)]))
     found = prepare_dataset(

@@ -230,7 +230,7 @@ def test_many_records_that_lie_cost_as_much_as_they_are_long(
     assert work[1] < 2.6 * work[0]
 
 
-def test_a_header_of_nothing_but_continued_lines_or_one_endless_number_is_named_and_costs_no_other_record(
+def test_a_header_of_continued_lines_or_one_endless_number_costs_no_other_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folded = record("response", b"x", "A: b\r\n" + " \n" * 20_000)

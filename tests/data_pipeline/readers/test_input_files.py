@@ -89,7 +89,8 @@ def test_a_storage_whose_package_is_missing_is_refused_with_the_command(
     monkeypatch.delitem(_registry, "s3", raising=False)  # another test may have used it
     with pytest.raises(
         DataError,
-        match=r"s3://bucket/\*.warc.gz needs a package that is not installed.*pip install 'llmsys\[s3\]'",
+        match=r"s3://bucket/\*.warc.gz needs a package that is not installed.*pip install "
+        r"'llmsys\[s3\]'",
     ):
         find_inputs(["s3://bucket/*.warc.gz"])
 
@@ -214,7 +215,7 @@ def write_documents(path: Path, rows: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["a.warc.gz", "a.jsonl", "a.parquet", "a.arrow"])
-def test_a_file_that_is_rewritten_in_place_while_it_is_read_is_read_no_further_and_again_by_the_next_run(
+def test_a_file_rewritten_while_it_is_read_is_read_again_by_the_next_run(
     tmp_path: Path, name: str
 ) -> None:
     path = tmp_path / name
@@ -254,7 +255,7 @@ def test_documents_are_copied_to_other_formats_that_can_be_read_again(tmp_path: 
     prepare_dataset(build_tiny_config(tmp_path / "a", crawl, documents=copies), until="documents")
     manifest = verify_checksums(tmp_path / "a")
     names = ["part-00000.parquet", "part-00000.jsonl.zst"]
-    assert [(file.name, file.rows) for file in manifest.copies.files] == [
+    assert [(file.name, file.rows) for file in manifest.exports.files] == [
         (name, 6) for name in names
     ]
     wanted = identities(tmp_path / "a")

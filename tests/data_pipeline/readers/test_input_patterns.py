@@ -68,7 +68,8 @@ def test_a_list_may_name_a_file_whose_name_is_not_utf8(tmp_path: Path) -> None:
     (tmp_path / "binary").write_bytes(b"\x1f\x8b\0")
     with pytest.raises(
         DataError,
-        match=r"binary' cannot be read: it is not a text file. Give a text file with one path per line.",
+        match=r"binary' cannot be read: it is not a text file. Give a text file with one path per "
+        r"line.",
     ):
         find_inputs([f"@{tmp_path}/binary"])
 

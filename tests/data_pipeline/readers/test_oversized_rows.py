@@ -129,7 +129,7 @@ def lying(path: Path, table: pa.Table, rows: int) -> Path:
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "a.arrow", "a.stream"])
-def test_a_header_that_says_any_number_of_rows_makes_no_total_and_no_work_beyond_the_bytes_of_the_file(
+def test_a_header_that_says_any_number_of_rows_makes_no_work_beyond_the_bytes_of_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setattr(columns_module, "_FEW_ROWS", 1_000)

@@ -23,7 +23,10 @@ from llmsys.launch.commands.templates.reader import Mailbox
 from tests.helpers.paths import ROOT
 
 TEMPLATE = (ROOT / "launch/commands/templates/reader.py").read_text()
-MAIL = b"From a\nMessage-ID: 1\n\nThe first message of two in this mailbox.\n\nFrom b\n\nA second one without an id.\n"
+MAIL = (
+    b"From a\nMessage-ID: 1\n\nThe first message of two in this mailbox.\n\nFrom b\n\nA second "
+    b"one without an id.\n"
+)
 PAGES = """
 from llmsys.data_pipeline.readers.python_reader import Document, PythonReader
 

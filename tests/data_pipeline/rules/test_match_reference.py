@@ -76,7 +76,9 @@ ADVERSARIAL = [
     "word " * 300,
     SENTENCE,
     SENTENCE * 2 + "Then something else happened, which nobody had foreseen; it was rather odd.",
-    "\n".join(f"Line {number} says something about the weather and that is all." for number in range(20)),
+    "\n".join(
+        f"Line {number} says something about the weather and that is all." for number in range(20)
+    ),
     "\n\nrepeated\n\nrepeated\n\nother\n\n",
     "\nfirst\nsecond\n",
     "ab c d e f g h i j k l m. a bc d e f g h i j k l m. " * 4,  # equal only without separators
@@ -86,7 +88,11 @@ ADVERSARIAL = [
     "1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 " * 6 + SENTENCE,
     ("don't can't won't I'm you've cannot gonna state-of-the-art and/or $5.00 10km e.g. this, i.e. "
     "that. Mr. X.") * 3,
-    "She said: \"Hello!\" (Really?) 'Yes.' [1] He left [edit] early [citation needed]. [23][4]\n" * 4,
+    (
+        "She said: \"Hello!\" (Really?) 'Yes.' [1] "
+        "He left [edit] early [citation needed]. [23][4]\n"
+    )
+    * 4,
     "[1] [2] [3]\n[4][5] one two\nwords here and [6] there.\n",
     ("We use cookies on this site.\nA real line that stays on the page.\nPlease enable JavaScript "
     "to go on.\n") * 3,

@@ -4,11 +4,14 @@ others, problems named.
 
 import gzip
 import math
+import re
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from pydantic import ValidationError
 
 from llmsys.config.custom_rules import (
@@ -210,6 +213,26 @@ def test_arpa_scores_are_kenlms(tmp_path: Path) -> None:
         assert ours.score_line(line) == pytest.approx(theirs.score(line), abs=1e-4)
 
 
+def test_without_kenlm_the_advice_is_a_setting_that_the_config_takes(
+    arpa: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metadata, "version", _raise_missing)
+    rule = {"kind": "perplexity", "model": arpa, "head_max_perplexity": 1, "tail_min_perplexity": 2}
+    with pytest.raises(ConfigError, match=r"kenlm.*or set backend: arpa") as refusal:
+        list_rule_libraries(CrawlConfig.model_validate({"inputs": ["x"], "rules": [rule]}))
+    setting = yaml.safe_load(re.search(r"or set (\w+: \w+)", str(refusal.value))[1])
+    assert (
+        list_rule_libraries(
+            CrawlConfig.model_validate({"inputs": ["x"], "rules": [rule | setting]})
+        )
+        == []
+    )
+
+
+def _raise_missing(package: str) -> str:
+    raise metadata.PackageNotFoundError(package)
+
+
 def test_perplexity_counts_words_and_ends_of_lines_and_buckets_keep_what_is_equal(
     arpa: Path,
 ) -> None:
@@ -239,7 +262,8 @@ def test_perplexity_counts_words_and_ends_of_lines_and_buckets_keep_what_is_equa
 def test_configs_without_a_middle_are_refused() -> None:
     with pytest.raises(
         ValidationError,
-        match=r"9 is above tail_min_perplexity=5, which leaves no middle bucket\. Lower head_max_perplexity",
+        match=r"9 is above tail_min_perplexity=5, which leaves no middle bucket\. Lower "
+        r"head_max_perplexity",
     ):
         PerplexityConfig(model=Path("m"), head_max_perplexity=9, tail_min_perplexity=5)
     with pytest.raises(ValidationError, match="head and tail are not adjacent"):
@@ -281,7 +305,7 @@ def test_what_a_rule_needs_is_asked_for_before_anything_is_read(
     data = CrawlConfig.model_validate({"rules": [hidden], "language": {"languages": []}})
     with pytest.raises(
         ConfigError,
-        match=r"data\.rules\.0\.words: no document is judged as 'xx', so its list would never",
+        match=r"data\.rules\.0\.words: no document is recognized as 'xx', so its list would never",
     ):
         require_languages(data, ["en"])
 

@@ -45,7 +45,7 @@ def test_two_rules_of_a_kind_are_counted_shown_and_swept_each_by_its_name(
     assert gone["bad_words"] == 1 <= gone["harvests"]
     columns = read_schema(next((dataset.folder / "documents").glob("*.arrow"))).names
     assert {"bad_words.share", "harvests.share"} < set(columns)
-    assert {border.rule for border in manifest.borders} >= {"bad_words", "harvests"}
+    assert {border.rule for border in manifest.thresholds} >= {"bad_words", "harvests"}
     now = sweep_threshold(dataset.folder, "harvests.max_share=0.02,1")
     assert now.values[0].stay < now.documents
     assert now.values[1].might_return == gone["harvests"]
@@ -61,7 +61,7 @@ def test_two_rules_of_a_kind_are_counted_shown_and_swept_each_by_its_name(
 def test_a_drop_by_a_list_names_what_was_found(dataset: CrawlConfig) -> None:
     _, (row,) = find_dropped_documents(dataset.folder, {"rule": "bad_words"}, 1)
     assert row["reason"] == f"bad_words: share of listed words {row['value']:.4g} > 0 (copy)"
-    (border,) = [one for one in load_manifest(dataset.folder).borders if one.rule == "bad_words"]
+    (border,) = [one for one in load_manifest(dataset.folder).thresholds if one.rule == "bad_words"]
     assert border.dropped.nearest[0].reason == row["reason"]
 
 

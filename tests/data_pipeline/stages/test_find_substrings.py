@@ -87,13 +87,13 @@ def test_spans_equal_the_plain_twin_in_any_order(
         }
         kept, gone = deduplicate_documents(tmp_path / str(files), rows, asked, files)
         assert {row["id"]: row["text"] for row in kept} == expected
-        assert {row["stage"] for row in gone} == {"duplicate_spans"}
+        assert {row["stage"] for row in gone} == {"repeated_segments"}
         assert all(
             row["value"] < row["threshold"] and row["reason"].endswith(f"< {row['threshold']:g}")
             for row in gone
             if row["test"] != "empty"
         )
-        removed = {row["id"]: row["duplicate_spans.removed_characters"] for row in kept}
+        removed = {row["id"]: row["repeated_segments.removed_characters"] for row in kept}
         assert all(
             removed[row["id"]] == len(row["text"]) - len(expected[row["id"]])
             for row in rows

@@ -51,7 +51,7 @@ def folder(crawl: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def borders(folder: Path) -> tuple[ThresholdReport, ...]:
-    return load_manifest(folder).borders
+    return load_manifest(folder).thresholds
 
 
 def one(found: tuple[ThresholdReport, ...], test: str, drops: str) -> ThresholdReport:

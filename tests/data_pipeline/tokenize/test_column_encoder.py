@@ -323,7 +323,10 @@ def test_a_wrong_id_in_the_checked_sample_is_named_with_document_and_token() -> 
     assert check_sample(batch, right, tokenizer) == 1
     wrong = RaggedTokens(right.values.copy(), right.lengths)
     wrong.values[3] += 1
-    message = rf"document (ab){{16}} has the id {encoded[3] + 1} as token 3, where the library has {encoded[3]}: .*"
+    message = (
+        rf"document (ab){{16}} has the id {encoded[3] + 1} as token 3, where the library has "
+        rf"{encoded[3]}: .*"
+    )
     with pytest.raises(DataError, match=message + r"Set data\.tokens\.encoder=library"):
         check_sample(batch, wrong, tokenizer)
     short = RaggedTokens(right.values[:-1], right.lengths - 1)

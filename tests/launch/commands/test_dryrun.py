@@ -92,6 +92,11 @@ def test_a_timeline_ends_where_the_peak_of_its_phases_says() -> None:
     assert max(sum(point["bytes"].values()) for point in memory["timeline"]) == memory["peak_bytes"]
 
 
+def test_the_page_is_written_below_runs_which_git_ignores(repository: Path) -> None:
+    default = build_parser("dryrun").parse_intermixed_args(["train/demo"]).output
+    assert f"{default.parts[0]}/" in (repository / ".gitignore").read_text().splitlines()
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -126,6 +126,23 @@ def test_a_pod_that_saved_is_replaced_and_one_with_a_wrong_config_is_not(
     assert "resources" not in job["template"]["spec"]["containers"][0]
 
 
+def test_text_that_yaml_would_read_as_something_else_stays_text(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hostile = 'a: "b" # c {{ d }} é <&>'
+    monkeypatch.setenv("NCCL_DEBUG", hostile)
+    words = ("run.name=on", "--volume", "no", "--image", "1.0")
+    documents = list(yaml.safe_load_all(print_job(capsys, "kubernetes", "nodes=2", *words)))
+    pod = documents[-1]["spec"]["template"]["spec"]
+    assert {one["metadata"]["name"] for one in documents} == {"on"} == {pod["subdomain"]}
+    assert pod["containers"][0]["image"] == "1.0"
+    assert {"name": "NCCL_DEBUG", "value": hostile} in pod["containers"][0]["env"]
+    assert pod["volumes"][1]["persistentVolumeClaim"] == {"claimName": "no"}
+    task = yaml.safe_load(print_job(capsys, "skypilot", "nodes=2", "device=h100-sxm", *words))
+    assert (task["name"], task["volumes"]) == ("on", {WORKSPACE: "no"})
+    assert task["envs"]["NCCL_DEBUG"] == hostile
+
+
 def test_the_image_has_what_the_pods_expect() -> None:
     text = (ROOT / "containers" / "Dockerfile").read_text()
     folders = re.findall(r"^WORKDIR (\S+)$", text, re.MULTILINE)

@@ -90,7 +90,8 @@ def test_accelerate_understands_its_commands_and_needs_hosts_of_one_size(tmp_pat
     )
     with pytest.raises(
         LaunchError,
-        match=r"the same number of ranks on every host. Use 1 slots on each, or --launcher torchrun",
+        match=r"the same number of ranks on every host. Use 1 slots on each, or --launcher "
+        r"torchrun",
     ):
         build_accelerate_commands(start)
 

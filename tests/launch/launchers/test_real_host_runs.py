@@ -2,7 +2,6 @@
 printed.
 """
 
-import json
 import re
 import signal
 import subprocess
@@ -17,7 +16,7 @@ import pytest
 import yaml
 
 from llmsys.doctor.toy_dataset import LENGTH, SEQUENCES, build_toy_config, write_toy_dataset
-from llmsys.events import read_latest_events
+from llmsys.events import read_events, read_latest_events
 from llmsys.launch.train import STOPPED
 from llmsys.train.checkpoint_record import read_record
 from tests.helpers.hosts import Hosts, find_missing_requirement, real_hosts
@@ -132,8 +131,7 @@ def _is(words: list[str], wanted: str) -> bool:
 
 def told(hosts: Hosts, name: str) -> list[dict[str, Any]]:
     path = hosts.folder / name / "events.jsonl"
-    lines = path.read_text().split("\n")[:-1] if path.exists() else []
-    return [json.loads(line) for line in lines]
+    return read_events(path) if path.exists() else []
 
 
 def state(folder: Path) -> str:

@@ -146,7 +146,7 @@ def states(run: Path) -> dict[int, str]:
     }
 
 
-def test_jobs_outlive_lost_nodes_and_time_limits_with_every_bit_and_one_that_is_cancelled_saves_and_rests(
+def test_jobs_outlive_lost_nodes_and_time_limits_and_a_cancelled_one_saves_and_rests(
     hosts: Hosts, slurm: Slurm
 ) -> None:
     """Three jobs at once, since most of this is waiting. `whole` needs both of its nodes and loses

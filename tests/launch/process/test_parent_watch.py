@@ -26,8 +26,9 @@ time.sleep(600)
 PARENT = """
 import subprocess, sys, time
 from llmsys.launch.process.parent_watch import build_child_environment
-launcher = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1], sys.argv[2]])"
-subprocess.Popen([sys.executable, "-c", launcher, sys.argv[1], sys.argv[2]], env=build_child_environment())
+launcher = "import subprocess, sys; subprocess.run([sys.executable, '-c', *sys.argv[1:3]])"
+command = [sys.executable, "-c", launcher, sys.argv[1], sys.argv[2]]
+subprocess.Popen(command, env=build_child_environment())
 time.sleep(600)
 """
 

@@ -118,10 +118,13 @@ def test_a_sigterm_that_comes_twice_at_once_is_one(
 
 STARTED = """
 import os, signal, subprocess, sys
-from llmsys.launch.process.signal_forwarding import HANGUP, ignore_own_signals, get_signals_to_forward
+from llmsys.launch.process.signal_forwarding import get_signals_to_forward, ignore_own_signals
 from llmsys.launch.launchers.torchrun import get_signals_to_handle
 print(*(one.name for one in get_signals_to_forward()), "|", get_signals_to_handle())
-look = "import os, signal; print(signal.getsignal(signal.SIGHUP) is signal.SIG_IGN, os.environ.get('LLMSYS_HANGUP'))"
+look = (
+    "import os, signal; "
+    "print(signal.getsignal(signal.SIGHUP) is signal.SIG_IGN, os.environ.get('LLMSYS_HANGUP'))"
+)
 with ignore_own_signals() as more:
     subprocess.run([sys.executable, "-c", look], env=os.environ | more)
 """

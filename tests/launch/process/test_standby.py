@@ -41,7 +41,8 @@ if VARIABLE in os.environ:
     print(os.getpid(), file=(folder / "prepared").open("a"))
     wait_for_turn()
     (folder / "end").touch()
-rank = subprocess.Popen([sys.executable, str(folder / "train.py"), str(folder)], env=os.environ | {"RANK": "0"})
+command = [sys.executable, str(folder / "train.py"), str(folder)]
+rank = subprocess.Popen(command, env=os.environ | {"RANK": "0"})
 while rank.poll() is None and not (folder / "prepared").exists():
     time.sleep(0.05)
 rank.kill() if not (folder / "end").exists() else rank.wait()

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from llmsys.config.batch import BatchConfig
 from llmsys.config.loading.load import load_run_config
-from llmsys.config.run import RunConfig
+from llmsys.config.run import BATCH_TRAJECTORY, RunConfig
 from llmsys.errors import ConfigError
 
 LENGTH = 8
@@ -68,6 +68,18 @@ def test_a_batch_doubles_after_the_recorded_steps() -> None:
     assert unknown.step_sizes == known.step_sizes == (2, 4, 8, 16)
 
 
+def test_a_stage_of_short_sequences_ends_with_the_step_that_reaches_its_tokens() -> None:
+    stages = [
+        {"until_tokens": 256, "sequence_length": 8},
+        {"until_tokens": 500, "sequence_length": 16},
+    ]
+    batch = BatchConfig.model_validate(
+        {"sequence_length": 32, "sequences": 4, "length_stages": stages}
+    )
+    # Steps of 128 tokens: the third begins at 256, and the fifth at 512.
+    assert [batch.get_step_length(step) for step in range(5)] == [8, 8, 16, 16, 32]
+
+
 def test_the_ramp_of_gpt3_is_quick_to_ask_about() -> None:
     ramp = {"start_tokens": 32_768, "ramp_tokens": 4_000_000_000}
     config = BatchConfig(sequence_length=2048, tokens=3_145_728, ramp=ramp)
@@ -96,7 +108,7 @@ def test_the_budget_of_a_run_counts_the_small_steps_at_its_start() -> None:
     )
 
 
-def test_the_ramp_belongs_to_the_trajectory_and_no_ramp_leaves_it_as_it_was() -> None:
+def test_the_ramp_belongs_to_the_trajectory() -> None:
     ramp = {"batch": {"ramp": {"start_tokens": 512, "ramp_tokens": 10_000}}}
     doubling = {"kind": "noise_scale", "start_tokens": 512}
     given = {"batch": {"ramp": doubling | {"doubled_after_steps": [3]}}}
@@ -111,16 +123,16 @@ def test_the_ramp_belongs_to_the_trajectory_and_no_ramp_leaves_it_as_it_was() ->
     assert [one["batch"]["ramp"].get("every_steps") for one in recorded] == [None, 2]
     assert [one["batch"]["ramp"]["doubled_after_steps"] for one in recorded] == [[3], []]
     with_ramp = RunConfig.model_validate(ramp).resolve_precision("fp32")
-    names = {"start_tokens", "over_tokens", "quantum_sequences"}
-    assert with_ramp.trajectory_settings["batch"]["ramp"].keys() == names
-    assert with_ramp.trajectory_settings["batch"]["ramp"]["over_tokens"] == 10_000
-    without = RunConfig().resolve_precision("fp32")
-    assert set(without.trajectory_settings["batch"]) == {
-        "sequence_length",
-        "length_groups",
-        "attend",
-        "tokens",
+    expected = {
+        "kind": "linear",
+        "start_tokens": 512,
+        "ramp_tokens": 10_000,
+        "increment_sequences": None,
     }
+    assert with_ramp.trajectory_settings["batch"]["ramp"] == expected
+    without = RunConfig().resolve_precision("fp32").trajectory_settings["batch"]
+    assert without["ramp"] is None
+    assert without.keys() == {*BATCH_TRAJECTORY, "tokens"}
 
 
 @pytest.mark.parametrize(
@@ -140,7 +152,8 @@ def test_the_ramp_belongs_to_the_trajectory_and_no_ramp_leaves_it_as_it_was() ->
         ),
         (
             {"ramp": {"start_tokens": 48, "ramp_tokens": 9}},
-            r"ramp.increment_sequences: steps of 6 to 16 sequences are not multiples of 6. Use 2, or other sizes",
+            r"ramp.increment_sequences: steps of 6 to 16 sequences are not multiples of 6. Use 2, "
+            r"or other sizes",
         ),
     ],
 )
@@ -154,7 +167,8 @@ def test_a_ramp_that_cannot_be_climbed_is_refused_with_what_would_do(
 def test_balance_without_documents_is_refused() -> None:
     with pytest.raises(
         ValidationError,
-        match=r"balanced equalizes the attention cost of documents, .* Use sequential, or attention_scope=document",
+        match=r"balanced equalizes the attention cost of documents, .* Use sequential, or "
+        r"attention_scope=document",
     ):
         RunConfig.model_validate({"batch": {"assignment": "balanced", "attention_scope": "window"}})
 
@@ -164,7 +178,7 @@ def test_balance_without_documents_is_refused() -> None:
     [
         (
             {"packing": "best_fit"},
-            "not read on where packing=best_fit takes documents in an order of its own",
+            "not read on where packing=best_fit takes documents in another order",
         ),
         (
             {"length_stages": [{"until_tokens": 9, "sequence_length": 256}]},
@@ -190,9 +204,7 @@ def test_consecutive_windows_need_rows_that_stay(changes: dict[str, object], mes
         RunConfig.model_validate({"batch": given | changes})
 
 
-def test_room_by_document_needs_attention_by_document_and_is_in_the_trajectory_where_it_is_set() -> (
-    None
-):
+def test_room_by_document_needs_attention_by_document_and_is_in_the_trajectory() -> None:
     def find_routing(scope: str, *words: str) -> Any:
         config = load_run_config(
             "train/demo",
@@ -204,7 +216,7 @@ def test_room_by_document_needs_attention_by_document_and_is_in_the_trajectory_w
         )
         return config.trajectory_settings["model"]["moe"]["routing"]
 
-    assert find_routing("sequence") == {"kind": "capacity", "factor": 1.25}
+    assert find_routing("sequence") == {"kind": "capacity", "factor": 1.25, "scope": "sequence"}
     assert find_routing("document") == {"kind": "capacity", "factor": 1.25, "scope": "document"}
     with pytest.raises(
         ConfigError, match=r"document has no borders to count by.*Use sequence, or attention_scope"

@@ -22,11 +22,8 @@ def refusal(*overrides: str) -> str:
 
 def test_a_config_that_says_what_bits_depend_on_is_taken_and_remembers_it() -> None:
     config = load_run_config("train/demo", BITWISE).resolve_precision("fp32")
-    assert config.trajectory_settings["bitwise"] == {
-        "threads_per_process": 1,
-        "micro_sequences": 2,
-        "deal": "in_order",
-    }
+    expected = {"threads_per_process": 1, "micro_sequences": 2, "assignment": "sequential"}
+    assert config.trajectory_settings["bitwise"] == expected
     assert (
         "bitwise"
         not in load_run_config("train/demo", ()).resolve_precision("fp32").trajectory_settings

@@ -110,9 +110,15 @@ def test_a_step_that_does_not_add_up_is_refused(given: dict[str, int], message: 
     assert message in str(caught.value)
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 4, 6, 12])
-@pytest.mark.parametrize("expert", [1, 2, 3, 6])
-@pytest.mark.parametrize("replicate", [1, 2])
+# Every pair of values of two axes.
+@pytest.mark.parametrize(
+    ("world_size", "expert", "replicate"),
+    [
+        (world_size, expert, 1 + (row + column) % 2)
+        for row, world_size in enumerate([1, 2, 4, 6, 12])
+        for column, expert in enumerate([1, 2, 3, 6])
+    ],
+)
 def test_a_fitted_layout_multiplies_out(world_size: int, expert: int, replicate: int) -> None:
     shard, left = divmod(world_size, replicate)
     if left or shard % expert:

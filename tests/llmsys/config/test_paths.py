@@ -13,7 +13,9 @@ from tests.helpers.example_run import write_dataset, write_run
 
 def make_run(folder: str) -> None:
     """A run folder whose config.yaml was written for demo/run."""
-    (write_run(Path(folder)) / "config.yaml").write_text("run: {name: demo, folder: demo/run}\n")
+    (write_run(Path(folder)) / "config.yaml").write_text(
+        "format_version: 2\nrun: {name: demo, folder: demo/run}\n"
+    )
 
 
 @pytest.fixture(autouse=True)

@@ -100,7 +100,10 @@ def test_ranks_of_ddp_hold_copies(layout: dict[str, int]) -> None:
 
 def test_copies_that_are_not_as_many_as_the_ranks_are_refused() -> None:
     config = RunConfig.model_validate({"engine": DDP, "layout": {"replicate": 2}})
-    message = r"replicate=2 replicas do not fit 4 ranks: with engine.data_parallel=ddp every rank holds one replica\. Leave"
+    message = (
+        r"replicate=2 replicas do not fit 4 ranks: with engine.data_parallel=ddp every rank holds "
+        r"one replica\. Leave"
+    )
     with pytest.raises(LayoutError, match=message):
         config.resolve_layout(4)
 
@@ -118,7 +121,10 @@ def test_the_estimate_plans_as_many_copies_as_there_will_be(
     assert resolve_planned_layout(config).replicate == ranks
 
 
-def test_fp8_is_part_of_the_trajectory_and_plain_products_are_as_before() -> None:
+def test_the_dtype_of_matmuls_is_part_of_the_trajectory() -> None:
     fp8 = RunConfig.model_validate({"train": {"matmul_dtype": "fp8", "precision": "bf16"}})
-    assert fp8.trajectory_settings["train"]["products"] == "fp8"
-    assert "products" not in RunConfig().resolve_precision("bf16").trajectory_settings["train"]
+    assert fp8.trajectory_settings["train"]["matmul_dtype"] == "fp8"
+    assert (
+        RunConfig().resolve_precision("bf16").trajectory_settings["train"]["matmul_dtype"]
+        == "compute"
+    )

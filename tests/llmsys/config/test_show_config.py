@@ -14,13 +14,11 @@ import pytest
 from llmsys.config.loading.format_yaml import find_differences, format_annotated_yaml, format_yaml
 from llmsys.config.loading.json_schema import build_json_schema
 from llmsys.config.loading.load import load_run_config, read_config
-from llmsys.config.loading.yaml_files import parse_yaml
 from llmsys.config.run import RunConfig
 from llmsys.launch.main import main
 from tests.helpers.paths import CONFIGS
 
 # those are no runs
-RUNS = sorted(path for path in CONFIGS.rglob("*.yaml") if "languages" not in path.parts)
 OVERRIDES = [
     "schedule.kind=linear",
     "run.name='3e-4'",
@@ -70,23 +68,6 @@ def test_the_schema_describes_every_field() -> None:
         for name, field in section["properties"].items():
             described = field.get("description") or name == "kind" or "$ref" in field
             assert described, f"{section['title']}.{name} has no description"
-
-
-@pytest.fixture(scope="module")
-def run_schema() -> dict[str, Any]:
-    schema = build_json_schema()
-    # once: it takes longer than all configs together
-    jsonschema.Draft202012Validator.check_schema(schema)
-    return schema
-
-
-@pytest.mark.parametrize("path", RUNS, ids=lambda path: path.relative_to(CONFIGS).as_posix())
-def test_the_schema_accepts_every_config_of_the_repository(
-    path: Path, run_schema: dict[str, Any]
-) -> None:
-    values, _ = parse_yaml(path.read_text(), path.name)
-    only_model = run_schema["$defs"]["ModelConfig"] if path.parent.name == "model" else {}
-    jsonschema.Draft202012Validator({**run_schema, **only_model}).validate(values)
 
 
 @pytest.mark.parametrize(

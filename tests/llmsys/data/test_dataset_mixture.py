@@ -12,7 +12,6 @@ from pydantic import ValidationError
 from llmsys.config.batch import BatchConfig
 from llmsys.config.mixture import MixtureConfig, reduce_to_integers
 from llmsys.data.dataset_mixture import MixtureOrder, MixtureWindows, build_period_order
-from llmsys.data.packed_windows import PackedDocuments
 from llmsys.data.step_batches import WindowStepBatches
 from llmsys.data.step_plan import RunPlan
 from llmsys.data.stream_windows import StreamWindows
@@ -95,7 +94,7 @@ def windows(tmp_path_factory: pytest.TempPathFactory) -> MixtureWindows:
         for count in (120, 15)
     )
     sources = (
-        PackedDocuments(large, length=LENGTH, seed=3),
+        StreamWindows(require_paged(large), length=LENGTH, seed=3),
         StreamWindows(require_paged(small), length=LENGTH, seed=3),
     )
     return MixtureWindows(sources, ["large", "small"], [(0, (2, 1))])
@@ -153,7 +152,11 @@ def test_who_handles_a_window_never_changes_the_windows_of_a_step(
 
 def test_the_same_tokens_twice_are_refused_by_name(tmp_path: Path) -> None:
     packed = [
-        PackedDocuments(open_tokens(make_dataset(tmp_path / name), "train"), length=LENGTH, seed=3)
+        StreamWindows(
+            require_paged(open_tokens(make_dataset(tmp_path / name), "train")),
+            length=LENGTH,
+            seed=3,
+        )
         for name in "ab"
     ]
     with pytest.raises(

@@ -174,6 +174,7 @@ def test_marks_and_packing_are_checked_before_training(tmp_path: Path) -> None:
     ):
         load_run_config("train/demo", ["batch.fill_in_middle={}"])
     assert (
-        "fill_in_middle" not in load_run_config("train/demo", settings).trajectory_settings["batch"]
+        load_run_config("train/demo", settings).trajectory_settings["batch"]["fill_in_middle"]
+        is None
     )
     assert config.trajectory_settings["batch"]["fill_in_middle"]["rate"] == 0.5

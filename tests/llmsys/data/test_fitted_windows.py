@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llmsys.config.batch import BatchConfig
 from llmsys.config.loading.load import load_run_config
 from llmsys.data import fitted_windows
 from llmsys.data.batch import IGNORED, build_batch
@@ -18,7 +17,6 @@ from llmsys.data.packed_windows import PADDING
 from llmsys.dataset.paged_token_shards import PagedTokenShards, require_paged
 from llmsys.dataset.token_shards import open_tokens
 from llmsys.errors import ConfigError
-from tests.helpers.dataset import make_dataset
 from tests.helpers.token_files import write_paged_dataset
 from tests.reference.packing import pack_best_fit, pack_first_fit
 
@@ -99,6 +97,84 @@ def test_an_epoch_has_every_kept_token_once_and_begins_documents_with_their_open
                 assert np.ptp(places[:, 1]) == len(document) - 2
 
 
+def test_the_first_input_of_a_window_is_the_token_before_its_first_target(
+    windows: FittedWindows,
+) -> None:
+    numbers = range(2 * windows.windows_per_epoch)
+    rows, num_rests = windows.get_rows(numbers), 0
+    for number, (first, target) in zip(numbers, rows.tokens[:, :2].tolist(), strict=True):
+        # A window may be empty, and nothing tells the place of an end of sequence in its document.
+        if target == EOS or not windows.list_documents(number):
+            continue
+        document, place = divmod(target - 10, 100)
+        assert windows.list_documents(number)[0] == (0, document)
+        # The token before the rest of a long document is its own, and before its first token ends
+        # another document.
+        assert first == (DOCUMENTS[document][place - 1] if place else EOS), number
+        num_rests += place > 0
+    assert num_rests > 9
+
+
+def test_epochs_pack_other_buffers_in_another_order(windows: FittedWindows) -> None:
+    count = windows.windows_per_epoch
+    packed = [
+        [tuple(windows.list_documents(epoch * count + at)) for at in range(count)]
+        for epoch in range(3)
+    ]
+    for one, other in ((0, 1), (0, 2), (1, 2)):
+        # Long documents fill windows alone in every epoch; short ones get other neighbours.
+        shared = [{window for window in packed[epoch] if len(window) > 1} for epoch in (one, other)]
+        assert len(shared[0] & shared[1]) < 0.5 * len(shared[0])
+    # Buffers hold other documents in each epoch, and the first of a run is not the first of the
+    # next epoch.
+    per_buffer = windows.windows_per_buffer
+    begins = [
+        [set(epoch[at : at + per_buffer]) for at in range(0, count, per_buffer)] for epoch in packed
+    ]
+    assert not any(buffer in begins[0] for buffer in begins[1])
+
+
+def test_buffers_have_another_order_in_each_epoch(windows: FittedWindows) -> None:
+    begins = np.cumsum([0, *SIZES[:-1]])
+    distances = []
+    for epoch in range(3):
+        first = epoch * windows.windows_per_epoch
+        found = []
+        for buffer in range(windows.num_buffers):
+            numbers = range(
+                first + buffer * windows.windows_per_buffer,
+                first + (buffer + 1) * windows.windows_per_buffer,
+            )
+            documents = [
+                document for number in numbers for _, document in windows.list_documents(number)
+            ]
+            # On the circle of the stream: the mean of places that lie together.
+            angles = 2 * np.pi * begins[documents] / sum(SIZES)
+            found.append(np.angle(np.exp(1j * angles).mean()) / (2 * np.pi))
+        # In buffers, from one to the next that is read: the rotation of the epoch cancels.
+        distances.append(np.round(np.diff(found) % 1 * windows.num_buffers).tolist())
+    assert distances[0] != distances[1] != distances[2] != distances[0]
+
+
+def test_documents_of_one_token_are_found_at_the_edges_of_buffers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fitted_windows, "BUFFER_TOKENS", 40)
+    monkeypatch.setattr(fitted_windows, "MIN_BUFFER_WINDOWS", 1)
+    folder = write_paged_dataset(tmp_path, [[EOS]] * 211, rows_per_file=50, rows_per_batch=10)
+    windows = FittedWindows(
+        require_paged(open_tokens(folder, "train")), length=LENGTH, seed=0, packing="first_fit"
+    )
+    count, seen = windows.windows_per_epoch, dict[int, list[int]]()
+    for number in range(count):
+        for _, document in windows.list_documents(number):
+            seen.setdefault(document, []).append(number)
+    assert windows.num_buffers == 5
+    assert sorted(seen) == list(range(211))
+    for document, numbers in seen.items():
+        assert windows.list_windows_with_document(document, count).tolist() == numbers
+
+
 def test_a_document_is_found_in_the_windows_that_have_it(windows: FittedWindows) -> None:
     count = 2 * windows.windows_per_epoch
     seen: dict[int, list[int]] = {}
@@ -140,8 +216,8 @@ def test_a_window_depends_on_its_number_alone(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["batch.attention_scope=window"],
-            r"batch\.packing: best_fit keeps documents whole, but with attention_scope"),
+        (["batch.attention_scope=window"], r"batch\.packing: best_fit keeps documents whole, but "
+        r"with attention_scope"),
         (["objective.kind=masked", "model.family=encoder", "model.head={kind: mlm}"],
          r"batch\.packing: best_fit pads sequences, which objective.kind=masked"),
     ],
@@ -149,22 +225,3 @@ def test_a_window_depends_on_its_number_alone(
 def test_packing_that_does_not_fit_is_refused(words: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load_run_config("train/demo", ["batch.packing=best_fit", *words])
-
-
-@pytest.mark.parametrize(
-    "batch", [{"packing": "best_fit"}, {"window_order": "consecutive"}], ids=str
-)
-def test_an_older_dataset_is_refused_with_the_next_step(
-    batch: dict[str, str], tmp_path: Path
-) -> None:
-    from llmsys.train.build_objective import build_source_windows
-
-    shards = open_tokens(make_dataset(tmp_path / "old", order=1), "train")
-    [(key, value)] = batch.items()
-    text = (
-        rf"batch\.{key}={value} needs token files with page tables.*Run llmsys prepare CONFIG again"
-    )
-    with pytest.raises(ConfigError, match=text):
-        build_source_windows(
-            shards, BatchConfig.model_validate({"sequence_length": LENGTH} | batch), 0
-        )

@@ -208,7 +208,8 @@ def test_every_heldout_pair_is_asked_for_once_by_length(pairs: SequencePairs) ->
 def test_a_longer_pair_than_the_config_says_is_named(pairs: SequencePairs) -> None:
     with pytest.raises(
         ConfigError,
-        match=r"batch.target_sequence_length=5 is less than the \d+ tokens of the longest target .*",
+        match=r"batch.target_sequence_length=5 is less than the \d+ tokens of the longest target "
+        r".*",
     ):
         pairs.require_lengths(256, 5)
 

@@ -8,7 +8,6 @@ import pytest
 
 from llmsys.config.batch import BatchConfig
 from llmsys.data.length_buckets import LengthBuckets
-from llmsys.data.packed_windows import PackedDocuments
 from llmsys.data.step_batches import (
     BucketedStepBatches,
     StepBatches,
@@ -16,6 +15,8 @@ from llmsys.data.step_batches import (
     WindowStepBatches,
 )
 from llmsys.data.step_plan import RunPlan
+from llmsys.data.stream_windows import StreamWindows
+from llmsys.dataset.paged_token_shards import require_paged
 from llmsys.dataset.token_shards import TokenShards, open_tokens
 from tests.helpers.dataset import make_dataset
 
@@ -29,7 +30,7 @@ def windows(shards: TokenShards, **settings: Any) -> StepBatches:
     batch = BatchConfig.model_validate(
         {"sequence_length": 32, "micro_sequences": 2, "sequences": 16} | settings
     )
-    packed = PackedDocuments(shards, length=32, seed=5)
+    packed = StreamWindows(require_paged(shards), length=32, seed=5)
     return WindowStepBatches(
         packed, RunPlan(batch, 1, 0), separate_documents=True, deal=batch.assignment
     )

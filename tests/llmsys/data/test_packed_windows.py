@@ -7,14 +7,14 @@ from llmsys.config.batch import BatchConfig
 from llmsys.data.batch import build_batch
 from llmsys.data.dataloader import StepLoader
 from llmsys.data.heldout_batches import HeldoutWindows
-from llmsys.data.packed_windows import PackedDocuments
 from llmsys.data.shuffle import build_permutation, derive_order_key
 from llmsys.data.step_batches import WindowStepBatches
 from llmsys.data.step_plan import RunPlan, StepPlan
+from llmsys.data.stream_windows import StreamWindows
+from llmsys.dataset.paged_token_shards import require_paged
 from llmsys.dataset.token_shards import TokenShards, open_tokens
 from llmsys.errors import ConfigError, DataError
 from tests.helpers.dataset import make_dataset
-from tests.reference.packing import build_window
 
 LENGTH = 32
 
@@ -27,7 +27,7 @@ def plan(sequences: int, ranks: int, rank: int, micro: int) -> RunPlan:
 
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> TokenShards:
-    return open_tokens(make_dataset(tmp_path_factory.mktemp("data") / "toy", order=1), "train")
+    return open_tokens(make_dataset(tmp_path_factory.mktemp("data") / "toy"), "train")
 
 
 def test_a_permutation_holds_every_number_once_and_never_changes() -> None:
@@ -40,41 +40,8 @@ def test_a_permutation_holds_every_number_once_and_never_changes() -> None:
     )
 
 
-@pytest.mark.parametrize("index", [0, 1, 57, 200, 301])
-def test_a_window_equals_the_plain_twin(shards: TokenShards, index: int) -> None:
-    packed = PackedDocuments(shards, length=LENGTH, seed=5)
-    tokens, documents = build_window(shards, length=LENGTH, seed=5, index=index)
-    window = packed.get_window(index)
-    assert window.tokens.tolist() == tokens
-    assert window.documents.tolist() == documents
-
-
-def test_an_epoch_covers_every_token_once(shards: TokenShards) -> None:
-    packed = PackedDocuments(shards, length=LENGTH, seed=5)
-    seen = np.concatenate(
-        [packed.get_window(index).tokens[:-1] for index in range(packed.windows_per_epoch)]
-    )
-    everything = np.concatenate(
-        [shards.get_tokens(document) for document in range(shards.num_documents)]
-    )
-    assert len(seen) == len(everything) - 1 - packed.tokens_left_over_per_epoch
-    assert packed.tokens_left_over_per_epoch < LENGTH
-    missing = np.bincount(everything, minlength=400) - np.bincount(seen, minlength=400)
-    assert missing.min() >= 0
-    assert missing.sum() == packed.tokens_left_over_per_epoch + 1
-
-
-def test_epochs_are_shuffled_anew(shards: TokenShards) -> None:
-    packed = PackedDocuments(shards, length=LENGTH, seed=5)
-    first = [packed.get_window(index).tokens.tolist() for index in range(8)]
-    second = [
-        packed.get_window(packed.windows_per_epoch + index).tokens.tolist() for index in range(8)
-    ]
-    assert first != second
-
-
 def test_the_closing_token_opens_the_next_document(shards: TokenShards) -> None:
-    packed = PackedDocuments(shards, length=LENGTH, seed=5)
+    packed = StreamWindows(require_paged(shards), length=LENGTH, seed=5)
     end = int(shards.get_tokens(0)[-1])
     for index in range(20):
         window = packed.get_window(index)
@@ -82,21 +49,11 @@ def test_the_closing_token_opens_the_next_document(shards: TokenShards) -> None:
         assert np.array_equal(starts, np.flatnonzero(window.tokens[1:] == end) + 1)
 
 
-def test_a_window_knows_the_documents_of_a_window(shards: TokenShards) -> None:
-    packed = PackedDocuments(shards, length=LENGTH, seed=5)
-    for index in (0, 40):
-        joined = np.concatenate(
-            [shards.get_tokens(document) for _, document in packed.list_documents(index)]
-        ).tolist()
-        wanted = packed.get_window(index).tokens.tolist()
-        assert any(joined[start : start + LENGTH + 1] == wanted for start in range(len(joined)))
-
-
 @pytest.mark.parametrize(("ranks", "micro"), [(1, 8), (1, 2), (2, 4), (4, 1), (8, 1)])
 def test_ranks_and_micro_batches_do_not_change_what_a_step_sees(
     shards: TokenShards, ranks: int, micro: int
 ) -> None:
-    packed = PackedDocuments(shards, length=LENGTH, seed=5)
+    packed = StreamWindows(require_paged(shards), length=LENGTH, seed=5)
     rows = []
     for rank in range(ranks):
         loader = StepLoader(
@@ -118,13 +75,8 @@ def test_dealing_that_does_not_divide_is_refused_with_what_would() -> None:
         StepPlan(8, 2, 0, 3)
 
 
-def test_too_little_data_is_refused(shards: TokenShards) -> None:
-    with pytest.raises(DataError, match="do not fill one sequence of 1000000"):
-        PackedDocuments(shards, length=1_000_000, seed=0)
-
-
 def test_an_error_while_reading_ahead_reaches_the_trainer(shards: TokenShards) -> None:
-    packed = PackedDocuments(shards, length=LENGTH, seed=5)
+    packed = StreamWindows(require_paged(shards), length=LENGTH, seed=5)
     packed.get_rows = lambda numbers: (_ for _ in ()).throw(  # type: ignore[method-assign]
         DataError("train-00000.arrow is damaged")
     )
@@ -147,14 +99,10 @@ def test_every_heldout_token_is_a_target_once(shards: TokenShards) -> None:
     assert windows.text_bytes == shards.text_bytes.sum()
 
 
-def test_the_last_window_of_an_epoch_has_a_target_for_every_token(shards: TokenShards) -> None:
-    assert PackedDocuments(shards, length=1, seed=0).windows_per_epoch == shards.lengths.sum() - 1
-
-
 def test_a_batch_has_the_documents_of_its_tokens_and_the_tokens_after_them_as_targets(
     shards: TokenShards,
 ) -> None:
-    rows = PackedDocuments(shards, length=LENGTH, seed=5).get_rows(range(8))
+    rows = StreamWindows(require_paged(shards), length=LENGTH, seed=5).get_rows(range(8))
     batch = build_batch(rows, separate_documents=True)
     assert batch.documents_BT is not None
     assert batch.documents_BT.tolist() == rows.documents[:, :-1].tolist()

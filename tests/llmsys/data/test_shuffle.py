@@ -46,9 +46,7 @@ def map_plainly(size: int, key: int, number: int) -> int:
     return mapped if mapped < size else map_plainly(size, key, mapped)
 
 
-def test_a_small_one_is_the_array_shuffle_and_a_large_one_the_plain_network_and_both_are_pinned() -> (
-    None
-):
+def test_a_small_one_is_the_array_shuffle_and_a_large_one_the_plain_network() -> None:
     key = derive_order_key("pinned", 1)
     assert (
         KeyedPermutation(5, key).get_values(np.arange(5)).tolist()

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from llmsys.config.batch import BatchConfig
-from llmsys.data.packed_windows import PackedDocuments
 from llmsys.data.step_batches import (
     WindowStepBatches,
     assign_balanced,
@@ -14,6 +13,8 @@ from llmsys.data.step_batches import (
     compute_imbalance,
 )
 from llmsys.data.step_plan import RunPlan
+from llmsys.data.stream_windows import StreamWindows
+from llmsys.dataset.paged_token_shards import require_paged
 from llmsys.dataset.token_shards import TokenShards, open_tokens
 from llmsys.errors import ConfigError
 from tests.helpers.dataset import make_dataset
@@ -58,7 +59,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> TokenShards:
 
 def steps(shards: TokenShards, ranks: int, rank: int, **settings: object) -> WindowStepBatches:
     batch = BatchConfig.model_validate({"sequence_length": LENGTH, **settings})
-    packed = PackedDocuments(shards, length=LENGTH, seed=5)
+    packed = StreamWindows(require_paged(shards), length=LENGTH, seed=5)
     return WindowStepBatches(
         packed, RunPlan(batch, ranks, rank), separate_documents=True, deal=batch.assignment
     )
@@ -67,7 +68,7 @@ def steps(shards: TokenShards, ranks: int, rank: int, **settings: object) -> Win
 def test_the_work_of_a_window_is_the_sum_of_its_squared_document_lengths(
     shards: TokenShards,
 ) -> None:
-    packed = PackedDocuments(shards, length=LENGTH, seed=5)
+    packed = StreamWindows(require_paged(shards), length=LENGTH, seed=5)
     numbers = np.array([0, 3, packed.windows_per_epoch - 1, packed.windows_per_epoch + 2, 77])
     for number, work in zip(
         numbers.tolist(), packed.compute_attention_cost(numbers).tolist(), strict=True
@@ -78,10 +79,10 @@ def test_the_work_of_a_window_is_the_sum_of_its_squared_document_lengths(
 
 def test_the_log_says_how_uneven_attention_is_before_and_after(shards: TokenShards) -> None:
     found = steps(shards, 2, 0, sequences=16, assignment="balanced").get_step_metrics(3)
-    assert 1 <= found["attention_imbalance"] <= found["attention_imbalance_in_order"]
+    assert 1 <= found["attention_imbalance"] <= found["attention_imbalance_sequential"]
     assert (
         steps(shards, 2, 0, sequences=16).get_step_metrics(3)["attention_imbalance"]
-        == found["attention_imbalance_in_order"]
+        == found["attention_imbalance_sequential"]
     )
 
 
@@ -92,7 +93,7 @@ RAMP = {"sequences": 12, "ramp": {"start_tokens": 4 * LENGTH, "ramp_tokens": 60 
 def test_a_ramp_gives_every_sequence_once_whatever_the_ranks_and_wherever_it_is_resumed(
     shards: TokenShards, ranks: int, micro: int
 ) -> None:
-    packed = PackedDocuments(shards, length=LENGTH, seed=5)
+    packed = StreamWindows(require_paged(shards), length=LENGTH, seed=5)
     seen: list[list[int]] = []
     for step in range(14):
         # A fresh object for every step: nothing is remembered from the one before, as after a kill.
@@ -111,7 +112,7 @@ def test_a_ramp_that_ranks_cannot_share_is_refused_with_one_that_they_can() -> N
     batch = BatchConfig.model_validate({"sequence_length": LENGTH, **RAMP})
     with pytest.raises(
         ConfigError,
-        match=r"grows by 4 sequences .* from 4, which 3 data ranks with micro-batches of 1 cannot share evenly. "
-        r"Use batch.ramp.increment_sequences=6 .* multiples of 192 tokens",
+        match=r"grows by 4 sequences .* from 4, which 3 data ranks with micro-batches of 1 cannot "
+        r"share evenly. Use batch.ramp.increment_sequences=6 .* multiples of 192 tokens",
     ):
         RunPlan(batch, 3, 0)

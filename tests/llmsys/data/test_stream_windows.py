@@ -1,25 +1,17 @@
-"""Laws of order 2: a window is a function of data, seed and number, in memory that does not grow
-with the documents.
+"""A window is a function of data, seed and number, in memory that does not grow with the
+documents.
 """
 
-import hashlib
-import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from llmsys.config.batch import BatchConfig
-from llmsys.data.packed_windows import PackedDocuments
 from llmsys.data.stream_windows import StreamWindows
 from llmsys.dataset import token_stream
 from llmsys.dataset.paged_token_shards import PagedTokenShards, require_paged
 from llmsys.dataset.token_shards import open_tokens
 from llmsys.errors import DataError
-from llmsys.train.build_objective import build_source_windows
-from llmsys.vocabulary.tokenizer import load_tokenizer
-from tests.helpers.dataset import make_dataset
-from tests.helpers.paths import ROOT
 from tests.helpers.token_files import write_paged_dataset
 from tests.reference.packing import build_stream_window
 
@@ -153,31 +145,3 @@ def test_too_little_data_is_refused(shards: PagedTokenShards) -> None:
         DataError, match=r"150 training tokens do not fill one sequence of 150\. Use a smaller"
     ):
         StreamWindows(shards, length=150, seed=0)
-
-
-def test_order_1_reads_the_same_windows_from_either_kind_of_file(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:
-    folders = [
-        make_dataset(tmp_path_factory.mktemp("toy") / "data", order=order) for order in (1, 2)
-    ]
-    old, new = (
-        PackedDocuments(open_tokens(folder, "train"), length=32, seed=3).get_rows(range(40))
-        for folder in folders
-    )
-    assert old.tokens.tolist() == new.tokens.tolist()
-    assert old.documents.tolist() == new.documents.tolist()
-
-
-def test_a_dataset_of_the_first_version_is_read_in_the_order_of_its_program(tmp_path: Path) -> None:
-    """The archive was written by `prepare` of the first version, the digest by its loader."""
-    shutil.unpack_archive(ROOT / "tests/data/dataset/version-1.tar.gz", tmp_path)
-    shards = open_tokens(tmp_path, "train")
-    rows = build_source_windows(shards, BatchConfig(sequence_length=32), 3).get_rows(range(1_000))
-    content = rows.tokens.astype("<i8").tobytes() + rows.documents.astype("<i8").tobytes()
-    assert (
-        hashlib.sha256(content).hexdigest()
-        == "0d8d5644a1b987df3c1e35e88caaee890f15bd9f30cb355a8da4463851144f6d"
-    )
-    text = load_tokenizer(tmp_path / "tokenizer").decode(shards.get_tokens(0).tolist())
-    assert text.startswith("Under told dinner trees garden")

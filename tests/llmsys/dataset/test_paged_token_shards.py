@@ -96,7 +96,8 @@ def test_a_damaged_page_is_named_and_the_others_are_read(large: Path) -> None:
     assert tokens.stream.read_range(0, 1000).tolist() == before
     with pytest.raises(
         DataError,
-        match=r"train-00000\.arrow, page 244 \(bytes 999,424 to 1,003,520\): .* damaged .* Delete the file",
+        match=r"train-00000\.arrow, page 244 \(bytes 999,424 to 1,003,520\): .* damaged .* Delete "
+        r"the file",
     ):
         tokens.stream.read_range(499_000, 501_000)
 

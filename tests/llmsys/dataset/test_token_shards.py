@@ -13,7 +13,7 @@ import pytest
 
 from llmsys.dataset import token_shards
 from llmsys.dataset.mapped_token_shards import MappedTokenFile
-from llmsys.errors import DataError
+from llmsys.errors import DataError, FormatError
 from tests.helpers.token_files import TOKENIZER, build_token_manifest, write_tokens
 
 DOCUMENTS = [[5, 6, 2], [2], [9, 8, 7, 6, 5, 4, 2], [65535, 2], [11, 12, 13, 2]]
@@ -35,7 +35,7 @@ def dataset(tmp_path: Path) -> Path:
     )
     empty = token_shards.Split(documents=0, tokens=0, bytes=0, files=())
     splits = {"train": split, "heldout": empty}
-    manifest = build_token_manifest(splits, [file.digest for file in files], 1)
+    manifest = build_token_manifest(splits, [file.digest for file in files])
     token_shards.write_manifest(tmp_path, manifest)
     return tmp_path
 
@@ -89,7 +89,8 @@ def test_a_flipped_token_is_named_with_file_and_batch_on_first_touch(dataset: Pa
         tokens.get_tokens(2)
     with pytest.raises(
         DataError,
-        match=r"train-00000\.arrow: its digest is \w+, expected from the manifest: \w+: the file was",
+        match=r"train-00000\.arrow: its digest is \w+, expected from the manifest: \w+: the file "
+        r"was",
     ):
         token_shards.verify_checksums(dataset)
 
@@ -137,7 +138,8 @@ def test_a_truncated_file_is_refused_at_open(dataset: Path, lost: int) -> None:
     os.truncate(path, max(0, path.stat().st_size - lost))
     with pytest.raises(
         DataError,
-        match=r"train-00001\.arrow has [\d,]+ bytes, expected from the manifest: [\d,]+\. Delete the",
+        match=r"train-00001\.arrow has [\d,]+ bytes, expected from the manifest: [\d,]+\. Delete "
+        r"the",
     ):
         token_shards.open_tokens(dataset, "train")
 
@@ -206,10 +208,13 @@ def test_a_missing_or_damaged_manifest_says_what_to_run(dataset: Path) -> None:
         token_shards.open_tokens(dataset, "train")
 
 
-def test_another_schema_version_is_refused(dataset: Path) -> None:
+def test_a_manifest_of_another_version_is_refused(dataset: Path) -> None:
     path = dataset / "manifest.json"
-    path.write_text(path.read_text().replace('"schema_version": 1', '"schema_version": 2'))
-    with pytest.raises(DataError, match=r"schema_version: .* \(schema version 1 is expected\)"):
+    path.write_text(path.read_text().replace('"format_version": 2', '"format_version": 3'))
+    with pytest.raises(
+        FormatError,
+        match=r"manifest\.json has manifest format 3, written by a newer llmsys; .* format 2",
+    ):
         token_shards.load_manifest(dataset)
 
 

@@ -254,7 +254,7 @@ def test_a_failure_is_named_and_ends_with_1(
     [
         (
             ["model/gpt2-small"],
-            "doctor device trains models of its own, not model/gpt2-small. Leave it out.",
+            "doctor device trains its own models, not model/gpt2-small. Leave it out.",
         ),
         (["--processes", "1,2"], "--processes 1,2: doctor device takes one number of ranks."),
         (["--precision", "fp8"], "--precision fp8 is unknown. Use fp32, bf16 or fp16."),

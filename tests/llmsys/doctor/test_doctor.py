@@ -221,9 +221,11 @@ def test_the_subjects_have_what_goes_wrong() -> None:
 
 
 MINE = """
-model: {vocab_size: 50, hidden_size: 24, intermediate_size: 32, num_hidden_layers: 3, num_attention_heads: 2,
-  num_key_value_heads: 1, max_position_embeddings: 10, dropout: {residual: 0.5},
-  moe: {num_experts: 3, num_experts_per_tok: 2, moe_intermediate_size: 8, balance: {kind: auxiliary_loss, weight: 0.5}}}
+model: {vocab_size: 50, hidden_size: 24, intermediate_size: 32, num_hidden_layers: 3,
+  num_attention_heads: 2, num_key_value_heads: 1,
+  max_position_embeddings: 10, dropout: {residual: 0.5},
+  moe: {num_experts: 3, num_experts_per_tok: 2, moe_intermediate_size: 8,
+    balance: {kind: auxiliary_loss, weight: 0.5}}}
 batch: {sequence_length: 10}
 """
 

@@ -14,9 +14,11 @@ from llmsys.config.run import RunConfig
 from llmsys.convert.checkpoint_stream import CheckpointReader
 from llmsys.convert.conversion_plan import TensorPart
 from llmsys.engine.ema_engine import EmaEngine
+from llmsys.model.local_tensor import get_local_tensor
 from llmsys.train import checkpoint_load
 from llmsys.train.expert_load import update_expert_balance
 from llmsys.train.trained_model import _load_model
+from tests.helpers.checkpoints import save_checkpoint
 from tests.helpers.parity_runs import (
     LEARNING_RATE,
     STEPS,
@@ -52,6 +54,19 @@ def trained(rank: int, folder: str) -> dict[str, Any]:
         # puts the mean into the model, and the next step must take it out again
         engine.compute_logits(probe)
         weights.append(snapshot(engine))
+    # A step that is repeated to look for damage has the weights of the step, whatever was evaluated
+    # before it.
+    engine.compute_logits(probe)
+    engine.repeat_gradients(select_rank_batches(9, rank, world_size, 1), rank)
+    held = {
+        name: get_local_tensor(parameter).detach().clone()
+        for name, parameter in engine.module.named_parameters()
+    }
+    tensors = engine.get_state().tensors
+    assert all(
+        torch.equal(value, get_local_tensor(tensors[f"parameter/{name}"]))
+        for name, value in held.items()
+    )
     refused = engine.train_step(
         select_rank_batches(9, rank, world_size, 1), LEARNING_RATE, lambda loss, norm: False
     )
@@ -61,7 +76,7 @@ def trained(rank: int, folder: str) -> dict[str, Any]:
         "a refused step moves nothing"
     )
     logits = engine.compute_logits(probe).detach().numpy()
-    found = checkpoint_load.save_checkpoint(engine, Path(folder), {}, 1)
+    found = save_checkpoint(engine, Path(folder), {}, 1)
     again = averaged(ParallelLayout())
     checkpoint_load.load_checkpoint(again, found)
     loaded = snapshot(again)

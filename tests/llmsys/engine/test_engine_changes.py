@@ -11,6 +11,7 @@ import torch
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.train import checkpoint_load
 from llmsys.train.expert_load import update_expert_balance
+from tests.helpers.checkpoints import save_checkpoint
 from tests.helpers.parity_runs import (
     LEARNING_RATE,
     build_engine,
@@ -54,7 +55,7 @@ def legs_of(rank: int, legs: list[Leg], folder: Path) -> list[Any]:
             batches = select_rank_batches(step, rank, torch.distributed.get_world_size(), 1)
             losses.append(engine.train_step(batches, LEARNING_RATE).loss)
             update_expert_balance(engine.module)
-        checkpoint_load.save_checkpoint(engine, folder / run, {}, keep_last=1)
+        save_checkpoint(engine, folder / run, {}, keep_last=1)
         results.append((run, losses, gather_full_state(engine), engine.get_state().steps))
     return results
 

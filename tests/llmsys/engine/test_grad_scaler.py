@@ -16,6 +16,7 @@ from llmsys.engine.engine import Engine
 from llmsys.engine.grad_scaler import LOSS_SCALE, GradScaler
 from llmsys.train import checkpoint_load
 from llmsys.train.expert_load import update_expert_balance
+from tests.helpers.checkpoints import save_checkpoint
 from tests.helpers.parity_runs import (
     LEARNING_RATE,
     build_engine,
@@ -95,7 +96,7 @@ def _scaled(rank: int, kind: str, layout: ParallelLayout, folder: Path) -> Any:
     while not results[-1].is_applied:  # the same step until it fits
         results += train(engine, rank, range(1))
     engine.get_state().tensors[LOSS_SCALE][0] /= 16  # later steps may have larger gradients
-    saved = checkpoint_load.save_checkpoint(engine, folder, {}, 1)
+    saved = save_checkpoint(engine, folder, {}, 1)
     results += train(engine, rank, range(1, 3))
     other = build_engine(kind, layout, 0.5, 2)
     checkpoint_load.load_checkpoint(other, saved)
@@ -105,9 +106,7 @@ def _scaled(rank: int, kind: str, layout: ParallelLayout, folder: Path) -> Any:
     checkpoint_load.load_checkpoint(wide, saved)
     kept = other.get_state().tensors[LOSS_SCALE].tolist()
     ends = copied_state(engine), copied_state(other)
-    checkpoint_load.load_checkpoint(
-        other, checkpoint_load.save_checkpoint(wide, folder / "wide", {}, 1)
-    )
+    checkpoint_load.load_checkpoint(other, save_checkpoint(wide, folder / "wide", {}, 1))
     assert other.get_state().tensors[LOSS_SCALE].tolist() == kept, (
         "a checkpoint without a scale leaves the scale alone"
     )

@@ -23,11 +23,14 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"engine": {"kind": "deepspeed", "zero_stage": 0, "cpu_offload": "optimizer"}},
      r"engine\.cpu_offload.*zero_stage=0.*Use zero_stage=1, 2 or 3, or cpu_offload=none"),
     ({"engine": {"kind": "deepspeed", "zero_stage": 1}, "layout": {"replicate": 2}},
-     r"layout\.replicate.*2 replicas.*shards over all ranks.*Use layout\.replicate=1, or engine\.kind=torch"),
+     r"layout\.replicate.*2 replicas.*shards over all ranks.*Use layout\.replicate=1, or "
+     r"engine\.kind=torch"),
     ({"engine": {"kind": "accelerate"}, "layout": {"expert": 2}},
-     r"layout\.expert.*a replica that engine\.kind=accelerate keeps unsharded.*Use layout\.expert=1, or engine"),
+     r"layout\.expert.*a replica that engine\.kind=accelerate keeps unsharded.*Use "
+     r"layout\.expert=1, or engine"),
     ({"engine": {"kind": "accelerate"}, "layout": {"shard": 2}},
-     r"layout\.shard.*engine\.kind=accelerate keeps unsharded.*Use layout\.shard=1, or engine\.kind=torch"),
+     r"layout\.shard.*engine\.kind=accelerate keeps unsharded.*Use layout\.shard=1, or "
+     r"engine\.kind=torch"),
     ({"engine": {"kind": "accelerate"}, "layout": {"tensor": 2}},
      r"engine\.kind=accelerate does not shard matrices.*Use engine\.kind=torch"),
 ]  # fmt: skip

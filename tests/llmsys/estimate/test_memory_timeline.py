@@ -26,7 +26,7 @@ from llmsys.estimate.run_estimate import estimate_run
 from llmsys.estimate.software_profile import MemoryProfile
 from llmsys.estimate.state_memory import compute_state_bytes
 from llmsys.estimate.summary_table import format_estimate
-from tools.bench.memory_korthikanti import iter_analytical_rows
+from tools.bench.fits.korthikanti import iter_analytical_rows
 
 LLAMA = load_model_config("model/llama3.1-8b")
 NAMES = [

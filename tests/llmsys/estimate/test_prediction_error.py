@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from llmsys.config.loading.load import load_run_config
+from llmsys.config.loading.recorded_config import format_recorded_config
 from llmsys.errors import ConfigError, DataError
 from llmsys.estimate.device_profile import load_device_profile
 from llmsys.estimate.prediction_error import (
@@ -41,7 +41,7 @@ def write_run(
     """A run on the made-up device whose steps took `times` what the model of time says."""
     folder.mkdir()
     config = load_run_config("train/demo", [f"run.name={folder.name}", *words])
-    (folder / "config.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json")))
+    (folder / "config.yaml").write_text(format_recorded_config(config.model_dump(mode="json")))
     time = timed(folder, build_abacus())
     prediction = {
         "parameters": 1,
@@ -125,7 +125,8 @@ def test_no_device_learns_from_another(tmp_path: Path) -> None:
             load_profile_to_update(file, [load_run_comparison(run)])
     with pytest.raises(
         ConfigError,
-        match=r"nowhere.yaml does not exist, and llmsys has no profile .* device, unknown. Measure it",
+        match=r"nowhere.yaml does not exist, and llmsys has no profile .* device, unknown. "
+        r"Measure it",
     ):
         load_profile_to_update(
             tmp_path / "nowhere.yaml", [load_run_comparison(tmp_path / "unknown")]

@@ -43,9 +43,7 @@ def test_a_rank_holds_the_warm_up_of_the_interleaved_schedule_and_one_more(
     assert stage.in_flight * len(stage.layers) == pytest.approx(layers)
 
 
-def test_a_bidirectional_pipeline_has_two_stages_on_a_rank_and_one_micro_batch_more_than_ranks() -> (
-    None
-):
+def test_a_bidirectional_pipeline_has_two_stages_on_a_rank_and_a_micro_batch_more() -> None:
     """DeepSeek-V3, table 2: two copies of the parameters, and activations of PP + 1
     micro-batches.
     """

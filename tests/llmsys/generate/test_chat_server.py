@@ -194,7 +194,8 @@ def test_the_page_keeps_a_chat_until_a_new_one_begins(
         const all = [...document.querySelectorAll("body *")];
         const shown = {
           wide: all.filter((one) => one.getBoundingClientRect().right > innerWidth + 1).length,
-          words: [...document.querySelectorAll("button, #purpose, label[for]")].map((one) => one.textContent),
+          words: [...document.querySelectorAll("button, #purpose, label[for]")].map(
+            (one) => one.textContent),
           text: find("text").textContent, top: find("top").textContent,
         };
         find("take").click();

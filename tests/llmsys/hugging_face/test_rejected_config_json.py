@@ -119,7 +119,7 @@ def refusal(**values: Any) -> str:
         ),
         (
             {"rope_parameters": {"a": 1}, "rope_scaling": {"b": 1}},
-            "rope_scaling: is given beside rope_parameters.",
+            "rope_scaling: is given together with rope_parameters.",
         ),
         ({"rope_scaling": "linear"}, "rope_scaling: 'linear' is not a mapping."),
         (
@@ -488,7 +488,8 @@ def test_a_model_stands_only_where_a_model_belongs(folder: Path) -> None:
     (folder / "run.yaml").write_text("optimizer: {base: tiny/config.json}\n")
     with pytest.raises(
         ConfigError,
-        match=r"tiny/config\.json is a model, but optimizer is not a model section\. Write it as `model",
+        match=r"tiny/config\.json is a model, but optimizer is not a model section\. Write it as "
+        r"`model",
     ):
         load_run_config("run.yaml")
 

@@ -9,9 +9,11 @@ import torch.nn.functional as F
 from llmsys.model import cpu_attention
 from llmsys.model.attention_mask import AttentionMask, build_self_attention_mask
 from llmsys.model.scaled_dot_product import compute_attention
+from tests.helpers.rounding import UNIT_ROUNDOFFS
 from tests.helpers.tiny_model import compute_relative_error
 
 # Lengths around a chunk of 128, and heads that share keys in every way.
+UNIT = UNIT_ROUNDOFFS[torch.bfloat16]
 SHAPES = [
     (1, 1, 2, 2, 8),
     (2, 127, 4, 2, 16),
@@ -76,7 +78,7 @@ def test_chunks_are_as_close_to_exact_as_the_kernel(
     for value, other, true in zip(ours, usual, truth, strict=True):
         assert value.shape == true.shape
         assert compute_relative_error(value, true) < max(
-            3 * compute_relative_error(other, true), 6e-3
+            3 * compute_relative_error(other, true), 2 * UNIT
         )
 
 
@@ -98,7 +100,8 @@ def test_a_source_is_seen_whole_but_for_its_padding(queries: int, keys: int, pad
     for value, true in zip(
         [y, *torch.autograd.grad(y, (q, k, v), out_gradient)], truth, strict=True
     ):
-        assert compute_relative_error(value, true) < 1e-2
+        # Scores, weights and sums are rounded, each by half a unit on average.
+        assert compute_relative_error(value, true) < 3 * UNIT
 
 
 def test_chunks_are_used_for_bfloat16_without_cache_and_only_there(

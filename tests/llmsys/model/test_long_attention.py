@@ -156,7 +156,7 @@ def test_memory_grows_with_the_length(kind: str, monkeypatch: pytest.MonkeyPatch
             {"family": "encoder_decoder", "head": {"kind": "lm"}},
             "so family=encoder_decoder cannot use it",
         ),
-        ({"sliding_window": 4}, "has keys of its own choice. Leave it out"),
+        ({"sliding_window": 4}, "chooses its keys itself. Leave it out"),
         ({"position": {"kind": "alibi"}}, "alibi is no position of attention.kind="),
     ],
 )

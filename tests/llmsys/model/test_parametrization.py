@@ -237,7 +237,8 @@ def test_a_model_of_the_base_size_is_the_standard_one() -> None:
     (["schedule={kind: noam, warmup_steps: 4}"],
         r"schedule\.kind: noam scales the rate by the width"),
     (["model.parametrization={kind: unit_scaled}", "model.residual.kind=sandwich"],
-     r"model\.residual\.kind: parametrization\.kind=unit_scaled has no rule for sandwich\. Use pre or parallel"),
+     r"model\.residual\.kind: parametrization\.kind=unit_scaled has no rule for sandwich\. Use "
+     r"pre or parallel"),
     (["model.parametrization={kind: unit_scaled}", "model.attention.scale=0.1"],
         r"attention_multiplier"),
     (["model.embedding.scale=sqrt_hidden_size"],

@@ -102,6 +102,9 @@ def test_the_same_input_gives_the_same_bits(threads: int, dtype: torch.dtype) ->
 
 
 def test_a_sequence_longer_than_the_context_is_refused() -> None:
-    message = r"A sequence of 65 tokens exceeds model\.max_position_embeddings=64\. Use batch\.sequence_length=64 or "
+    message = (
+        r"A sequence of 65 tokens exceeds model\.max_position_embeddings=64\. Use "
+        r"batch\.sequence_length=64 or "
+    )
     with pytest.raises(ConfigError, match=message):
         build_tiny_model(build_tiny_config())(build_tiny_tokens(1, 65))

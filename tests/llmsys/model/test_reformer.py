@@ -216,7 +216,7 @@ def test_a_chunked_feed_forward_equals_a_whole_one() -> None:
         ),
         ({"position": {"kind": "rope"}}, "rope is no position of attention.kind=lsh"),
         ({"num_key_value_heads": 1}, "lsh has a key for each of the 2 heads"),
-        ({"sliding_window": 8}, "attention.kind=lsh has keys of its own choice"),
+        ({"sliding_window": 8}, "attention.kind=lsh chooses its keys itself"),
     ],
 )
 def test_models_that_do_not_fit_are_rejected(changes: dict[str, Any], message: str) -> None:

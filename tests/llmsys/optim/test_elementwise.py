@@ -13,10 +13,13 @@ from llmsys.config.optimizer import AdEMAMixConfig, LionConfig, ScheduleFreeConf
 from llmsys.errors import ConfigError
 from llmsys.optim.bitwise_optimizer import BitwiseOptimizer
 from llmsys.optim.build_optimizer import build_optimizer
+from llmsys.optim.elementwise import AverageWeights
 from llmsys.optim.lr_schedule import LearningRate, set_rates
 from tests.reference.optimizers import step_ademamix, step_lion, step_schedule_free
 
 RATE, DECAY, STEPS = 1e-2, 0.1, 7
+RATES = [RATE / 3, 2 * RATE / 3, RATE, RATE, RATE, RATE / 2, RATE / 4]
+"""A warm-up, a plateau and a decay."""
 LION = LionConfig(learning_rate=RATE, weight_decay=DECAY)
 ADEMAMIX = AdEMAMixConfig(
     learning_rate=RATE,
@@ -27,6 +30,7 @@ ADEMAMIX = AdEMAMixConfig(
     eps=1e-4,
 )
 FREE = ScheduleFreeConfig(learning_rate=RATE, weight_decay=DECAY, averaging_power=1.5, eps=1e-4)
+ALIKE = FREE.model_copy(update={"averaging_power": 0.0})
 Config = LionConfig | AdEMAMixConfig | ScheduleFreeConfig
 SHAPES = {"blocks.0.up_proj.weight": (3, 2), "blocks.0.norm.weight": (2,)}
 
@@ -41,15 +45,10 @@ def compute_free_twin(
 ) -> list[Any]:
     """Return the trained weight y after all steps, the second moment, and z - y."""
     average, fast, second, beta = start, start, 0.0, config.betas[0]
-    common: dict[str, Any] = {
-        "rate": RATE,
-        "decay": decay,
-        "betas": config.betas,
-        "eps": config.eps,
-    }
+    common: dict[str, Any] = {"decay": decay, "betas": config.betas, "eps": config.eps}
     for step, gradient in enumerate(gradients, start=1):
         average, fast, second = step_schedule_free(
-            average, fast, gradient, second, step, power=config.averaging_power, **common
+            average, fast, gradient, second, RATES[:step], power=config.averaging_power, **common
         )
     trained = (1 - beta) * fast + beta * average
     return [trained, second, fast - trained]
@@ -61,7 +60,7 @@ def compute_twin(config: Config, start: float, gradients: list[float], decay: fl
         return compute_free_twin(config, start, gradients, decay)
     weight, momentum, moments = start, 0.0, (0.0, 0.0, 0.0)
     for step, gradient in enumerate(gradients, start=1):
-        common: dict[str, Any] = {"rate": RATE, "decay": decay}
+        common: dict[str, Any] = {"rate": RATES[step - 1], "decay": decay}
         if isinstance(config, LionConfig):
             weight, momentum = step_lion(weight, gradient, momentum, betas=config.betas, **common)
         else:
@@ -76,7 +75,9 @@ def compute_twin(config: Config, start: float, gradients: list[float], decay: fl
 
 
 @pytest.mark.parametrize(
-    "config", [LION, ADEMAMIX, FREE], ids=["lion", "ademamix", "schedule_free"]
+    "config",
+    [LION, ADEMAMIX, FREE, ALIKE],
+    ids=["lion", "ademamix", "schedule_free", "schedule_free, power 0"],
 )
 def test_steps_are_those_of_the_paper_and_bitwise_mode_takes_the_same(config: Config) -> None:
     starts = build_gradients(99)
@@ -88,9 +89,9 @@ def test_steps_are_those_of_the_paper_and_bitwise_mode_takes_the_same(config: Co
     for step in range(STEPS):
         for name, gradient in build_gradients(step).items():
             fast[name].grad = gradient
-        set_rates(optimizer.param_groups, LearningRate(RATE))
+        set_rates(optimizer.param_groups, LearningRate(RATES[step]))
         optimizer.step()
-        bitwise.step([*build_gradients(step).values()], RATE, 1.0)
+        bitwise.step([*build_gradients(step).values()], RATES[step], 1.0)
     for name, parameter in fast.items():
         assert torch.equal(parameter, exact[name])
         state = optimizer.state[parameter]
@@ -103,6 +104,27 @@ def test_steps_are_those_of_the_paper_and_bitwise_mode_takes_the_same(config: Co
             expected = compute_twin(config, float(starts[name].view(-1)[index]), gradients, decay)
             values = [float(tensor.detach().view(-1)[index]) for tensor in found]
             assert values == pytest.approx(expected, rel=2e-5, abs=1e-7), (name, index)
+
+
+def test_an_average_without_its_weights_goes_on_as_one_of_equal_steps(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As earlier versions saved it: ten steps that all count as the eleventh does."""
+    average = AverageWeights(0.0)
+    assert average.add_step(11, RATE) == pytest.approx(1 / 11)
+    assert (
+        "average_weights is missing from the checkpoint: the 10 steps in its average" in caplog.text
+    )
+    assert average.add_step(12, RATE) == pytest.approx(1 / 12)
+
+
+def test_a_step_without_a_rate_leaves_the_average_where_it_is() -> None:
+    average = AverageWeights(0.0)
+    assert [average.add_step(step, rate) for step, rate in ((1, 0.0), (2, 0.5), (3, 1.0))] == [
+        0.0,
+        1.0,
+        0.8,
+    ]
 
 
 def test_lion_refuses_an_eps_that_it_would_ignore() -> None:

@@ -19,6 +19,7 @@ from llmsys.parallel.ddp import list_unused_parameters
 from llmsys.parallel.device_mesh import build_device_meshes
 from llmsys.train import checkpoint_load
 from llmsys.train.cross_entropy import build_training_loss
+from tests.helpers.checkpoints import save_checkpoint
 from tests.helpers.parity_runs import (
     LEARNING_RATE,
     OPTIMIZER,
@@ -81,14 +82,10 @@ def both_ways(rank: int, folder: Path) -> dict[str, tuple[State, State]]:
     first = engine_of(DENSE, "ddp")
     train(first, rank, range(2))
     later = engine_of(DENSE, "fsdp")
-    checkpoint_load.load_checkpoint(
-        later, checkpoint_load.save_checkpoint(first, folder / "copies", {}, 1)
-    )
+    checkpoint_load.load_checkpoint(later, save_checkpoint(first, folder / "copies", {}, 1))
     pairs["copies to shards"] = train(later, rank, range(2, 3)), pairs["dense"][0]
     back = engine_of(DENSE, "ddp")
-    checkpoint_load.load_checkpoint(
-        back, checkpoint_load.save_checkpoint(later, folder / "shards", {}, 1)
-    )
+    checkpoint_load.load_checkpoint(back, save_checkpoint(later, folder / "shards", {}, 1))
     pairs["shards to copies"] = train(back, rank, range(0)), pairs["dense"][0]
     return pairs
 

@@ -101,11 +101,13 @@ def test_a_rank_on_the_cpu_is_left_alone(
     [
         (
             None,
-            r"torch 2\.13\.0\+x is a build for CPUs: the CPU is used instead\. Install torch 2\.13\.0 with CUDA",
+            r"torch 2\.13\.0\+x is a build for CPUs: the CPU is used instead\. Install torch "
+            r"2\.13\.0 with CUDA",
         ),
         (
             "13.0",
-            r"torch 2\.13\.0\+x is built for CUDA 13\.0: the CPU is used instead\. Check nvidia-smi: the driver",
+            r"torch 2\.13\.0\+x is built for CUDA 13\.0: the CPU is used instead\. Check "
+            r"nvidia-smi: the driver",
         ),
     ],
 )

@@ -80,7 +80,9 @@ def build(label: str, layout: ParallelLayout) -> Engine:
         model = Transformer(build_tiny_config())
     settings: dict[str, Any] = {
         "meshes": build_device_meshes(layout, torch.device("cpu")),
-        "optimizer": MUON.model_copy(update={"max_attention_logit": LIMIT if "clip" in label else None}),
+        "optimizer": MUON.model_copy(
+            update={"max_attention_logit": LIMIT if "clip" in label else None}
+        ),
         "loss": build_training_loss(LossConfig()),
         "compute_dtype": torch.float32, "seed": 7, "device": torch.device("cpu"),
     }  # fmt: skip

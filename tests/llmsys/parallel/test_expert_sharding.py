@@ -27,6 +27,7 @@ from llmsys.train import checkpoint_load
 from llmsys.train.cross_entropy import build_training_loss
 from llmsys.train.expert_load import update_expert_balance
 from tests.helpers import bitwise_runs
+from tests.helpers.checkpoints import save_checkpoint
 from tests.helpers.parity_runs import LEARNING_RATE, gather_full_state, select_rank_batches
 from tests.helpers.ranks import run_ranks
 from tests.helpers.tiny_training import build_tiny_config
@@ -154,7 +155,7 @@ def take_journey(
                 result = engine.train_step(batches, LEARNING_RATE)
                 numbers.append((result.loss, result.gradient_norm))
                 update_expert_balance(engine.module)
-            checkpoint_load.save_checkpoint(engine, folder / name, {"leg": leg}, keep_last=1)
+            save_checkpoint(engine, folder / name, {"leg": leg}, keep_last=1)
         found[name] = numbers, gather_full_state(engine), placements
     return found
 

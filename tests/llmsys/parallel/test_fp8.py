@@ -78,7 +78,10 @@ def test_block_scales_need_a_gpu_that_takes_them(monkeypatch: pytest.MonkeyPatch
         get_device_capability=lambda device: (8, 9), get_device_name=lambda device: "L40"
     )
     monkeypatch.setattr(torch, "cuda", known)
-    message = r"train\.expert_matmul_dtype=fp8_block: L40 has compute capability 8\.9, but fp8 matmuls need 9\.0\. Use a"
+    message = (
+        r"train\.expert_matmul_dtype=fp8_block: L40 has compute capability 8\.9, but fp8 matmuls "
+        r"need 9\.0\. Use a"
+    )
     with pytest.raises(LaunchError, match=message):
         require_fp8(torch.device("cuda"), "fp8_block", "train.expert_matmul_dtype")
 

@@ -18,6 +18,7 @@ from llmsys.model.transformer import Transformer
 from llmsys.train import checkpoint_load
 from llmsys.train.evaluator import RowRanks, sum_over_rows
 from llmsys.train.expert_load import update_expert_balance
+from tests.helpers.checkpoints import save_checkpoint
 from tests.helpers.parity_runs import (
     LEARNING_RATE,
     build_engine,
@@ -91,7 +92,7 @@ def journey(rank: int, folder: Path) -> list[dict[str, Any]]:
             losses.append(engine.train_step(batches, LEARNING_RATE).loss)
             update_expert_balance(engine.module)
         found.append(asked(engine, fitted) | {"losses": losses})
-        checkpoint_load.save_checkpoint(engine, folder, {"leg": leg}, keep_last=len(LAYOUTS))
+        save_checkpoint(engine, folder, {"leg": leg}, keep_last=len(LAYOUTS))
     state = {
         name: gather_full_tensor(tensor).numpy()
         for name, tensor in engine.get_state().tensors.items()

@@ -129,7 +129,8 @@ def test_only_rank_0_needs_a_file_for_every_rank_and_a_low_limit_is_named(
     prepare_descriptors(4_095, 4_096)
     with pytest.raises(
         LaunchError,
-        match=r"rank 0 of 4096 needs 4608 open files, and this system allows 4000 \(ulimit -Hn\)\. Raise the",
+        match=r"rank 0 of 4096 needs 4608 open files, and this system allows 4000 \(ulimit "
+        r"-Hn\)\. Raise the",
     ):
         prepare_descriptors(0, 4_096)
     limits.append((256, resource.RLIM_INFINITY))

@@ -24,7 +24,8 @@ import torch.distributed as dist
 from llmsys.parallel.process_group import init_process_group
 with init_process_group():
     looked = [psutil.Process(), psutil.Process(os.getppid())]
-    found = {one.laddr.ip for each in looked for one in each.net_connections("tcp") if one.status == "LISTEN"}
+    sockets = [one for each in looked for one in each.net_connections("tcp")]
+    found = {one.laddr.ip for one in sockets if one.status == "LISTEN"}
     dist.barrier()
     with open(f"{__file__}.{os.environ['RANK']}", "w") as told:
         json.dump(sorted(found), told)

@@ -84,3 +84,28 @@ def test_axes_change_no_gradient(world_size: int) -> None:
         check_gradients(
             (name, layout), found, compute_plain_gradients(name), 0.04 if "fp8" in name else 2e-5
         )
+
+
+# Parameters that no axis splits, of which each rank knows a part of the gradient: a sink of its own
+# heads, the bias after a row-parallel product, a norm over the heads of all ranks, a key that ranks
+# share.
+SMALL_PARAMETERS = [
+    ("sinks, softcap, alibi", TENSOR),
+    ("learned, offset", TENSOR),
+    ("qk norm of all", TENSOR),
+    ("tied, own head_dim, one key", TENSOR),
+]
+# What belongs to a token: padding that no expert counts, and the targets further ahead.
+TOKENS = [
+    ("experts, evenness of sequences", TENSOR),
+    ("experts, latent attention, multi-token prediction", CONTEXT),
+]
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("cases", [SMALL_PARAMETERS, TOKENS], ids=["small parameters", "tokens"])
+def test_what_no_axis_splits_has_the_gradient_of_all_ranks_and_its_part_of_the_norm(
+    cases: list[tuple[Any, ...]],
+) -> None:
+    for case, gradients in zip(cases, run_ranks(all_gradients, 2, cases)[0], strict=True):
+        check_gradients(case, gradients, compute_plain_gradients(case[0]), 2e-5)

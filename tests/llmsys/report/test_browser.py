@@ -167,8 +167,12 @@ def test_an_error_in_the_page_script_is_seen(folders, tmp_path, monkeypatch):
 
 
 def test_an_empty_curve_is_seen(tmp_path):
-    events = [event | ({"gradient_norm": 1.0} if event.get("step") == 5 else {"gradient_norm": None})
-              if event["event"] == "step" else event for event in run_events()]  # fmt: skip
+    events = [
+        event | {"gradient_norm": 1.0 if event.get("step") == 5 else None}
+        if event["event"] == "step"
+        else event
+        for event in run_events()
+    ]
     opened = open_page(write_report(write_run(tmp_path / "run", events), None))
     assert opened.marks()["plot-gradient-norm"] == 0
 

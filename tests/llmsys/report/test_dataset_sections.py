@@ -24,7 +24,7 @@ def test_bytes_and_words_per_token_and_dead_pieces_are_shown(tmp_path) -> None:
     assert build_tokenizer_section(manifest.model_copy(update={"usage": None})) is None
     part = build_tokenizer_section(manifest.model_copy(update={"usage": usage}))
     assert part is not None
-    text = str(part.html)
+    text = "".join(map(str, part.content))
     for words in (
         ">4.00<",
         ">0.60<",
@@ -58,4 +58,6 @@ def test_languages_are_compared_by_bars_the_longest_tokens_first(tmp_path) -> No
     assert lengths == sorted(lengths, reverse=True)
     assert set(figure.traces[0]["y"]) == {f"l{n}" for n in range(24)}
     assert "the table has all 79" in figure.caption
-    assert "The library encoded every document: it is a model of kind char." in str(part.html)
+    assert "The library encoded every document: it is a model of kind char." in "".join(
+        map(str, part.content)
+    )

@@ -30,7 +30,7 @@ def open_printed_page(
     printed = json.loads(capsys.readouterr().out)
     assert printed["page"] == str(page)
     *_, opened = open_in_both_looks(page)
-    assert "default-src &#x27;none&#x27;" in page.read_text(), "nothing is loaded"
+    assert "default-src &#39;none&#39;" in page.read_text(), "nothing is loaded"
     return printed, opened.marks(), opened.dom
 
 

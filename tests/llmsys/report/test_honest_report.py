@@ -73,7 +73,7 @@ def with_given_text(given: int) -> Manifest:
 def test_units_are_those_of_the_input(given: int, unit: str, note: str) -> None:
     manifest = with_given_text(given)
     remarks = {what: remark for what, _, remark in build_dataset_numbers(manifest)}
-    page = "".join(str(part.html) for part in build_dataset_sections(manifest))
+    page = "".join(block for part in build_dataset_sections(manifest) for block in part.content)
     assert unit in remarks["clean text"]
     assert unit in page
     assert note in page

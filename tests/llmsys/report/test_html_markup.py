@@ -2,20 +2,24 @@
 
 import html
 import json
+import re
 from html.parser import HTMLParser
 
 import pytest
+from jinja2 import UndefinedError
+from markupsafe import Markup
 
 from llmsys.report.html_markup import (
-    Html,
+    TEMPLATES,
+    build_details,
+    build_paragraph,
     build_table,
-    build_tag,
     dump_script_json,
     format_amount,
     format_bytes,
     format_number,
     format_percent,
-    format_user_text,
+    render_template,
 )
 from tests.helpers.example_run import HOSTILE
 
@@ -42,37 +46,40 @@ def _read(written):
 
 
 def test_text_survives_as_text_and_makes_no_elements():
-    reader = _read(build_tag("p", HOSTILE, title=HOSTILE))
+    reader = _read(build_paragraph(HOSTILE))
     assert reader.tags == ["p"]
     assert reader.text == HOSTILE
-    assert reader.attributes["title"] == HOSTILE
 
 
-def test_only_html_passes_unescaped():
-    assert build_tag("p", Html("<b>x</b>"), "<b>", [None, "&"]) == "<p><b>x</b>&lt;b&gt;&amp;</p>"
-
-
-def test_attributes_are_written_by_name():
-    written = build_tag("input", class_="a", data_view="1", checked=True, hidden=False)
-    assert written == '<input class="a" data-view="1" checked>'
-
-
-def test_a_table_escapes_its_cells():
-    assert _read(build_table(["<i>"], [[HOSTILE]])).tags == [
-        "div",
-        "table",
-        "thead",
-        "tr",
-        "th",
-        "tbody",
-        "tr",
-        "td",
+def test_a_table_escapes_its_cells_and_the_titles_that_stacked_rows_repeat():
+    reader = _read(build_table([HOSTILE, "number"], [[HOSTILE, "1"], ["<b>", "2"]], numeric=[1]))
+    assert reader.tags == [
+        *["div", "table", "thead", "tr", "th", "th", "tbody"],
+        *["tr", "td", "td"] * 2,
     ]
+    stacked = _read(build_table(["name", HOSTILE], [["a", "b"]]))
+    assert stacked.attributes["data-title"] == HOSTILE
+    assert "data-title" not in reader.attributes
 
 
-def test_long_text_is_cut_and_says_so():
-    reader = _read(format_user_text("a" * 2_500, 2_000))
-    assert reader.text == "a" * 2_000 + " … 500 more characters"
+def test_only_markup_passes_unescaped():
+    shown = build_details("<i>", build_paragraph("&"), Markup("<b>x</b>"))
+    assert shown == "<details><summary>&lt;i&gt;</summary><p>&amp;</p><b>x</b></details>"
+
+
+def test_no_template_takes_text_for_markup_but_the_scripts_of_the_page():
+    trusted = {
+        (file.name, expression)
+        for file in TEMPLATES.glob("*.html")
+        for expression in re.findall(r"{{ *([^}]*?) *\| *safe", file.read_text())
+    }
+    assert trusted == {("page.html", "library.text"), ("page.html", "script")}
+    assert not [file for file in TEMPLATES.glob("*.html") if "autoescape" in file.read_text()]
+
+
+def test_a_name_that_a_template_is_not_given_is_an_error():
+    with pytest.raises(UndefinedError, match="numeric"):
+        render_template("table.html", head=["a"], rows=[["b"]])
 
 
 def test_json_cannot_close_its_script():

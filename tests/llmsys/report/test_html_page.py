@@ -54,7 +54,7 @@ def test_the_page_loads_nothing_and_runs_only_its_own_scripts(folders):
         for one in (unpacked, *map(str.encode, scripts))
     ]
     policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', page)[1].replace(
-        "&#x27;", "'"
+        "&#39;", "'"
     )
     allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
     assert policy == (
@@ -69,7 +69,7 @@ def test_the_page_loads_nothing_and_runs_only_its_own_scripts(folders):
 def test_page_text_is_nowhere_markup(folders):
     outside = _without_scripts(write_report(*folders))
     assert outside.count("&lt;/script&gt;&lt;/pre&gt;&lt;script&gt;") > 20
-    assert "onerror=&quot;" in outside
+    assert "onerror=&#34;" in outside
     assert HOSTILE[:30] not in outside
     assert "<img" not in outside
 
@@ -122,7 +122,7 @@ def test_a_run_without_its_dataset_says_so(folders, tmp_path):
 
 def test_a_run_of_other_data_is_warned_about(folders):
     run, data = folders
-    (run / "environment.json").write_text('{"data_fingerprint": "abc"}')
+    (run / "environment.json").write_text('{"format_version": 2, "data_fingerprint": "abc"}')
     assert (
         "trained on data with the fingerprint abc, but this dataset has 5f0c"
         in _without_scripts(write_report(run, data))
@@ -148,7 +148,7 @@ def test_nothing_at_all_is_an_error_with_a_next_step(tmp_path):
 
 
 def test_a_damaged_manifest_is_not_called_a_missing_one(tmp_path):
-    (tmp_path / "manifest.json").write_text('{"schema_version"')
+    (tmp_path / "manifest.json").write_text('{"format_version"')
     with pytest.raises(DataError, match=r"manifest\.json cannot be used"):
         write_report(None, tmp_path)
 

@@ -86,7 +86,7 @@ def test_a_run_just_started_says_what_is_missing_and_why(tmp_path, keep, note):
 
 def test_a_dense_model_is_named_as_the_reason_for_no_expert_load(tmp_path):
     write_run(tmp_path, run_events(layers=0))
-    (tmp_path / "config.yaml").write_text("model: {hidden_size: 8, moe: null}\n")
+    (tmp_path / "config.yaml").write_text("format_version: 2\nmodel: {hidden_size: 8, moe: null}\n")
     assert "No expert load: the model is dense." in read_run(tmp_path).notes
 
 

@@ -29,7 +29,7 @@ SILENT = ThresholdReport(
 
 
 def page(*borders: ThresholdReport) -> str:
-    manifest = build_example_manifest().model_copy(update={"borders": borders})
+    manifest = build_example_manifest().model_copy(update={"thresholds": borders})
     return re.sub(r"<script.*?</script>", "", render_report(None, manifest, []), flags=re.DOTALL)
 
 

@@ -197,7 +197,10 @@ def test_a_file_system_without_flock_is_named_with_a_way_out(
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    message = rf"{tmp_path} lies on \S+ mounted at /.*, where flock does not work \({os.strerror(number)}\)"
+    message = (
+        rf"{tmp_path} lies on \S+ mounted at /.*, where flock does not work "
+        rf"\({os.strerror(number)}\)"
+    )
     with pytest.raises(DataError, match=message) as said, lock_folder(tmp_path):
         pass
     assert "Mount it with locks (Lustre: -o flock; NFS: version 4" in str(said.value)

@@ -145,25 +145,58 @@ def test_a_lock_is_for_one_command_and_names_its_holder(
         assert [key for key in object_storage.objects if ".lock" in key] == ["data/.lock/00000002"]
 
 
-@pytest.mark.usefixtures("hasty")
-def test_a_lock_of_the_dead_is_displaced_and_one_that_was_displaced_publishes_nothing(
-    object_storage: FakeS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+class LockClock:
+    """The time that a lock sees: it passes while the lock sleeps, and ends the test where that
+    takes too long.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 1000.0
+
+    def monotonic(self) -> float:
+        return self.seconds
+
+    def sleep(self, seconds: float) -> None:
+        self.seconds += seconds
+        assert self.seconds < 1000 + 2 * object_lock.LEASE_SECONDS, (
+            "the lock of a dead holder is never taken over"
+        )
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> LockClock:
+    """Give locks a clock that does not run by itself, and no renewals: their holders are dead."""
+    clock = LockClock()
+    monkeypatch.setattr(object_lock, "time", clock)
+    monkeypatch.setattr(ObjectLock, "_write_renewals", lambda self: None)
+    return clock
+
+
+def test_a_lock_of_the_dead_is_taken_over_once_its_lease_has_ended(
+    object_storage: FakeS3, tmp_path: Path, clock: LockClock
 ) -> None:
-    monkeypatch.setattr(object_lock, "LEASE_SECONDS", 0.2)
     folder = open_object_folder(URL)
-    with monkeypatch.context() as patch:
-        patch.setattr(ObjectLock, "_write_renewals", lambda self: None)
-        paused = ObjectLock(folder, tmp_path / "a").__enter__()
+    dead = ObjectLock(folder, tmp_path / "a").__enter__()
+    assert clock.seconds == 1000, "a free lock is not waited for"
     other = ObjectLock(folder, tmp_path / "b").__enter__()
+    waited = clock.seconds - 1000
+    assert (
+        object_lock.LEASE_SECONDS
+        <= waited
+        < object_lock.LEASE_SECONDS + 2 * object_lock.POLL_SECONDS
+    )
+    other.require_held()
+    # One that was displaced publishes nothing.
     with pytest.raises(
         DataError, match=r"was taken over by another command, because this one did not answer"
     ):
-        paused.require_held()
+        dead.require_held()
     # The same local folder: its own lock is held, so the holder is dead. Nothing is waited for.
-    monkeypatch.setattr(object_lock, "LEASE_SECONDS", 3_600.0)
+    clock.seconds = 1000
     third = ObjectLock(folder, tmp_path / "b").__enter__()
+    assert clock.seconds == 1000
     with pytest.raises(DataError, match="was taken over"):
         other.require_held()
-    for lock in (paused, other, third):
+    for lock in (dead, other, third):
         lock.__exit__()
     assert b'"released": true' in object_storage.objects["data/.lock/00000003"]

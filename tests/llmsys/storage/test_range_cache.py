@@ -146,7 +146,10 @@ def test_an_object_that_was_replaced_or_is_gone_is_named(remote: FakeS3, tmp_pat
     remote.objects[key] = whole[::-1]
     for path in (tmp_path / "cache" / "blocks").iterdir():
         path.unlink()
-    match = r"train-00002.arrow, page \d+ .* s3://crawl/data/tokens/train-00002.arrow has [\d,]+ bytes, written 2024-05-01"
+    match = (
+        r"train-00002.arrow, page \d+ .* s3://crawl/data/tokens/train-00002.arrow has [\d,]+ "
+        r"bytes, written 2024-05-01"
+    )
     with pytest.raises(DataError, match=match + r".*: it may have been replaced"):
         shards.get_tokens(7)
     del remote.objects[key]

@@ -4,7 +4,8 @@ after a kill.
 
 import json
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from pydantic import ValidationError
@@ -21,6 +22,8 @@ from llmsys.train.batch_growth import BatchGrowth
 from llmsys.train.build_trainer import train_run
 from llmsys.train.gradient_noise_scale import NoiseScaleMeter
 from llmsys.train.recorded_doublings import load_doublings, set_doublings
+from llmsys.train.trainer import Trainer
+from tests.helpers import example_run
 
 NOISE = {"noise_scale_every_steps": 2}
 CONFIG = RunConfig.model_validate(
@@ -41,7 +44,7 @@ SERIES = [
     64,
     20,
     10_000,
-    90,
+    10_000,
     90,
     10_000,
     10_000,
@@ -175,8 +178,8 @@ def test_ranks_that_cannot_share_the_first_steps_are_refused() -> None:
 
 def write_events(config: RunConfig, *events: dict[str, Any]) -> None:
     config.run.folder.mkdir(parents=True, exist_ok=True)
-    (config.run.folder / "events.jsonl").write_text(
-        "".join(f"{json.dumps({'time': 0} | event)}\n" for event in events)
+    example_run.write_events(
+        config.run.folder / "events.jsonl", ({"time": 0} | event for event in events)
     )
 
 
@@ -191,15 +194,39 @@ def test_doublings_that_a_resume_or_a_rewind_took_back_are_not_those_of_the_run(
                      {"event": "batch_growth", "step": 8, "doubled_after_steps": [4,
                          8]})  # fmt: skip
     ends: dict[tuple[int, ...], list[dict[str, Any]]] = {
-        (4, 8): [],
         (4,): [{"event": "start", "resumed_from": 6}],
         (): [{"event": "rewind", "step": 9, "resumed_from": 2}],
+        # The checkpoint of a step is written after the doubling at its end.
+        (4, 8): [{"event": "rewind", "step": 9, "resumed_from": 8}],
     }
-    for wanted, end in ends.items():
+    for wanted, end in [((4, 8), list[dict[str, Any]]()), *ends.items()]:
         write_events(config, {"event": "start", "resumed_from": None}, first, second, *end)
         ramp = load_doublings(config).batch.ramp
         assert isinstance(ramp, NoiseRampConfig)
         assert ramp.doubled_after_steps == wanted
+
+
+def test_a_rewind_goes_back_to_the_averages_and_doublings_of_its_checkpoint() -> None:
+    growth = BatchGrowth(FakeMeter(2, 1, 0))
+    config, records = grow(range(1, 17), CONFIG, growth)
+    record = json.loads(records[8]) | {"steps": 8}
+    configs: list[RunConfig] = []
+    trainer = SimpleNamespace(
+        config=config,
+        tokens_done=0,
+        engine=None,
+        checkpointing=SimpleNamespace(rewind=lambda *_: record),
+        control=SimpleNamespace(batch_growth=growth, step_guard=None),
+        observability=SimpleNamespace(
+            metric_logger=SimpleNamespace(log_event=lambda *_, **__: None)
+        ),
+        _set_config=configs.append,
+    )
+    Trainer._rewind_to_checkpoint(
+        cast(Any, trainer), 17, cast(Any, SimpleNamespace(advance=lambda _: None))
+    )
+    assert (trainer.steps_done, configs) == (8, [set_doublings(CONFIG, record)])
+    assert growth.build_record(configs[0]) == json.loads(records[8])
 
 
 def build_run(folder: Path, name: str) -> RunConfig:

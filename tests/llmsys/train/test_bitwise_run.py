@@ -115,8 +115,10 @@ def test_a_killed_run_goes_on_with_another_number_of_processes_and_the_same_bits
     ]
     assert starts[1]["resumed_from"] == 4
     assert read_trajectory_events(tmp_path / "killed") == read_trajectory_events(tmp_path / "calm")
-    records = [json.loads((tmp_path / one / "checkpoints" / f"step-{STEPS:08d}" / "state.json").read_text())
-               for one in ("killed", "calm")]  # fmt: skip
+    checkpoints = [
+        tmp_path / run / "checkpoints" / f"step-{STEPS:08d}" for run in ("killed", "calm")
+    ]
+    records = [json.loads((checkpoint / "state.json").read_text()) for checkpoint in checkpoints]
     assert (
         records[0]["state_hash"]
         == records[1]["state_hash"]

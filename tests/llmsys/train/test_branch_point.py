@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from llmsys.config.loading.load import load_run_config
@@ -17,6 +18,7 @@ from llmsys.events import read_latest_events
 from llmsys.report.html_page import write_report
 from llmsys.train.branch_point import find_branch_point
 from llmsys.train.build_trainer import train_run
+from llmsys.train.checkpoint_load import load_tensors, read_tensor_metadata
 from llmsys.train.trainer import Trainer
 from tests.helpers.dataset import VOCABULARY, make_dataset
 
@@ -157,7 +159,7 @@ def test_a_run_with_an_order_of_its_own_that_is_killed_goes_on_with_the_same_bit
 @pytest.mark.parametrize(
     ("batch", "is_continued"),
     [({}, True), ({"packing": "best_fit"}, False), ({"sequence_length": 64}, False),
-     ({"window_order": "consecutive"}, False)],
+     ({"window_order": "consecutive"}, False), ({"fill_in_middle": {"rate": 0.5}}, False)],
     ids=str,
 )  # fmt: skip
 def test_data_continue_only_where_windows_are_cut_alike(
@@ -169,6 +171,106 @@ def test_data_continue_only_where_windows_are_cut_alike(
     config = load_run_config(str(folder / "dense.yaml"), words)
     point = find_branch_point(config, saved | {"batch": saved["batch"] | batch})
     assert point.is_data_continued == is_continued
+
+
+def test_a_branch_takes_judged_steps_of_its_parent_only_under_their_numbers(folder: Path) -> None:
+    # The parent judged steps 1 to 4. The branch goes on with step 5, or with step 3 of twice the
+    # tokens.
+    for sequences, last_step, num_judged in ((8, 6, 4 + 2), (16, 3, 1)):
+        name = f"judged-{sequences}"
+        train(
+            folder,
+            "dense",
+            name,
+            f"train.branch_from={folder / 'dense'}@4",
+            f"batch.sequences={sequences}",
+        )
+        record = json.loads(
+            (folder / name / "checkpoints" / f"step-{last_step:08d}" / "state.json").read_text()
+        )
+        assert len(record["judge"]["taken"]) == num_judged
+
+
+def test_a_branch_counts_updates_and_not_the_steps_that_its_parent_skipped(
+    folder: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(folder / "dense", tmp_path / "skipped")
+    path = tmp_path / "skipped" / "checkpoints" / "step-00000004" / "state.json"
+    record = json.loads(path.read_text())
+    del record["digest"]
+    path.write_text(json.dumps(record | {"updates": 3}))
+    train(folder, "dense", "updates", f"train.branch_from={tmp_path / 'skipped'}@4")
+    state = json.loads(
+        (folder / "updates" / "checkpoints" / "step-00000006" / "state.json").read_text()
+    )
+    assert (state["steps"], state["updates"]) == (6, 3 + 2)
+
+
+def test_an_average_that_begins_with_a_branch_begins_at_the_weights_of_its_parent(
+    folder: Path,
+) -> None:
+    # Of this half-life nothing is forgotten in two steps.
+    words = [f"train.branch_from={folder / 'dense'}@4", f"train.ema_half_life_tokens={10**15}"]
+    train(folder, "dense", "average", *words)
+    stored = read_tensor_metadata(folder / "dense" / "checkpoints" / "step-00000004")
+    names = [name for name in stored if name.startswith("parameter/")]
+    theirs = {name: torch.empty(stored[name].shape) for name in names}
+    load_tensors(theirs, folder / "dense" / "checkpoints" / "step-00000004")
+    averages = {
+        name.replace("parameter/", "average/"): torch.empty(stored[name].shape) for name in names
+    }
+    load_tensors(averages, folder / "average" / "checkpoints" / "step-00000006")
+    for name in names:
+        torch.testing.assert_close(averages[name.replace("parameter/", "average/")], theirs[name])
+
+
+@pytest.mark.parametrize(
+    ("stages", "is_continued"),
+    [
+        ({"0": [1, 0], "1024": [1, 1]}, True),
+        ({"0": [1, 0], "512": [1, 1]}, False),
+        ({"0": [0, 1]}, False),
+    ],
+    ids=str,
+)
+def test_data_continue_in_a_mixture_that_read_the_parents_alone(
+    folder: Path, stages: dict[str, list[int]], is_continued: bool
+) -> None:
+    saved = json.loads(
+        (folder / "dense" / "checkpoints" / "step-00000004" / "state.json").read_text()
+    )["run"]
+    config = load_run_config(
+        str(folder / "dense.yaml"), [f"train.branch_from={folder / 'dense'}@4"]
+    )
+    other = saved["data"] | {"fingerprint": "other"}
+    now = saved | {
+        "mixture": stages,
+        "data": {"0": saved["data"], "1": other},
+        "data_fingerprint": "both",
+    }
+    assert find_branch_point(config, now).tokens == 1024
+    assert find_branch_point(config, now).is_data_continued == is_continued
+    swapped = now | {"data": {"0": other, "1": saved["data"]}}
+    assert not find_branch_point(config, swapped).is_data_continued
+
+
+def test_a_cool_down_is_the_end_of_a_run_that_had_it_from_the_start(folder: Path) -> None:
+    """The rate is judged by its formula, and the weights by a run that knew of its end from the
+    first step.
+    """
+    budget, decay, warmup = 6 * STEP_TOKENS, 2 * STEP_TOKENS + STEP_TOKENS // 2, 512
+    words = [f"schedule.decay_tokens={decay}", "schedule.min_lr_factor=0.2"]
+    branched = train(folder, "moe", "cooled", f"train.branch_from={folder / 'moe'}@2", *words)
+    whole = train(folder, "moe", "known", *words)
+    for kind in ("step", "experts", "state_hash"):
+        later = [event for event in select(whole, kind) if event["step"] > 2]
+        assert [event for event in select(branched, kind) if event["step"] > 2] == later, kind
+    for event in select(whole, "step"):
+        tokens = event["step"] * STEP_TOKENS
+        share = min(1, (budget - tokens) / decay)
+        expected = 0.01 * (tokens / warmup if tokens < warmup else 0.2 + 0.8 * share)
+        assert event["learning_rate"] == pytest.approx(expected), event["step"]
+    assert {event["learning_rate"] for event in select(whole, "step")} >= {0.01 * 0.2, 0.01}
 
 
 def test_a_cool_down_on_a_mixture_with_longer_steps_names_what_changed(folder: Path) -> None:
@@ -240,6 +342,10 @@ def test_more_layers_are_copies_of_the_stack(folder: Path) -> None:
     assert select(events, "step")[0]["step"] == 1
     # of a model that has been trained; ln 384 is 5.95
     assert select(events, "step")[0]["loss"] < 5.5
+    record = json.loads(
+        (folder / "deeper" / "checkpoints" / "step-00000003" / "state.json").read_text()
+    )
+    assert (record["steps"], record["updates"]) == (3, 3), "the optimizer begins anew"
     [parent] = select(events, "branch")
     assert (parent["run"], parent["parent_steps"], parent["tokens"]) == (
         str(folder / "dense"),
@@ -259,15 +365,15 @@ def test_more_layers_are_copies_of_the_stack(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["train.branch_from={}@3"],
-            r"dense has no checkpoint of step 3. Its last steps with one: 2, 4, 6. Name one"),
+        (["train.branch_from={}@3"], r"dense has no checkpoint of step 3. Its last steps with "
+        r"one: 2, 4, 6. Name one"),
         (["train.branch_from={}2@3"], "has no checkpoint of step 3. Its last steps with one: none"),
         (["train.branch_from={}@6"], "has 1536 tokens, and train.tokens=1536 leaves no step after "
         "it. Set train.tokens to the total of parent and branch, 1792 or more"),
         (["train.branch_from={}@2", "batch.sequences=3"], "has 512 tokens after 2 steps, and no "
         "step of the new run begins there: its steps have 96 tokens"),
-        (["train.branch_from={}@2", "model.intermediate_size=96"],
-            r"needs \(32, 96\).*or train.grow_model=true"),
+        (["train.branch_from={}@2", "model.intermediate_size=96"], r"needs \(32, 96\).*or "
+        r"train.grow_model=true"),
         (["train.branch_from={}@2", "model.intermediate_size=50", "train.grow_model=true"],
             "No rule grows it"),
         (["train.branch_from={}@2", "model.hidden_size=64", "train.grow_model=true"],

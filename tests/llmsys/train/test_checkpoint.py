@@ -10,13 +10,16 @@ import pytest
 import torch
 from torch.distributed.checkpoint import CheckpointException
 
+from llmsys.config.checkpoint import CheckpointConfig
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.errors import CheckpointError
 from llmsys.train import checkpoint_load
 from llmsys.train.checkpoint_record import compute_digests, find_checkpoint_error
+from llmsys.train.checkpoint_saver import CheckpointSaver
 from llmsys.train.checkpoint_write import build_save_error, publish_checkpoint
 from llmsys.train.expert_load import update_expert_balance
 from llmsys.train.initial_state import require_same_settings
+from tests.helpers.checkpoints import save_checkpoint
 from tests.helpers.parity_runs import (
     LEARNING_RATE,
     build_engine,
@@ -45,7 +48,7 @@ def train(rank: int, engine: Any, first: int, stop: int) -> list[float]:
 def start_and_save(rank: int, kind: str, layout: ParallelLayout, folder: Path) -> list[float]:
     engine = build_engine(kind, layout, 0.5, 1)
     losses = train(rank, engine, 0, BEFORE)
-    checkpoint_load.save_checkpoint(engine, folder, {"note": "from the test"}, keep_last=2)
+    save_checkpoint(engine, folder, {"note": "from the test"}, keep_last=2)
     return losses
 
 
@@ -95,6 +98,36 @@ def test_any_engine_and_layout_resumes_any_checkpoint_on_the_same_trajectory(
                 else 2e-4 * float(value.abs().max())
             )
             assert float((torch.from_numpy(state[key]) - value).abs().max()) <= allowed, key
+
+
+def skip_and_resume(rank: int, folder: Path) -> list[Any]:
+    """Steps 0 to 4 of which step 1 is skipped, whole and resumed after step 2: updates so far,
+    and the state.
+    """
+    whole = build_engine("torch", ParallelLayout(), 0.5, 1)
+    saver = CheckpointSaver(folder, CheckpointConfig())
+    for step in range(3):
+        whole.train_step(
+            select_rank_batches(step, rank, 1, 1), LEARNING_RATE, lambda *_, step=step: step != 1
+        )
+    saver.save_state(whole.get_state(), 3, {})
+    saver.finish_saves()
+
+    resumed = build_engine("torch", ParallelLayout(), 0.5, 1)
+    checkpoint_load.load_checkpoint(resumed, folder / "step-00000003")
+    updates = [engine.get_state().steps for engine in (whole, resumed)]
+    for engine in (whole, resumed):
+        for step in range(3, 5):
+            engine.train_step(select_rank_batches(step, rank, 1, 1), LEARNING_RATE)
+    return [updates, *(gather_full_state(engine) for engine in (whole, resumed))]
+
+
+def test_a_run_that_skipped_steps_resumes_with_the_updates_of_its_optimizer(tmp_path: Path) -> None:
+    [(updates, whole, resumed)] = run_ranks(skip_and_resume, 1, tmp_path)
+    # the corrections of the moments' bias follow these, and the data follow the steps
+    assert updates == [2, 2]
+    for name, value in whole.items():
+        assert (resumed[name] == value).all(), name
 
 
 def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(

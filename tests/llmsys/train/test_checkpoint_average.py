@@ -68,7 +68,10 @@ def test_a_budget_with_too_few_saves_is_refused_before_training() -> None:
     config = RunConfig.model_validate(
         {"batch": {"sequences": 32, "sequence_length": 512}, **settings}
     )
-    steps = r"average_last=5 needs as many checkpoints, and 500 steps with checkpoint.every_steps=125 save 4. "
+    steps = (
+        r"average_last=5 needs as many checkpoints, and 500 steps with checkpoint.every_steps=125 "
+        r"save 4. "
+    )
     with pytest.raises(ConfigError, match=f"{steps}Use checkpoint.every_steps=100 or less"):
         require_enough_saves(config)
     require_enough_saves(

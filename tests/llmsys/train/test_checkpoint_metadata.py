@@ -1,11 +1,7 @@
-"""A checkpoint runs nothing when it is read: its metadata are JSON, and pickles of old ones are
-refused by name.
-"""
+"""A checkpoint runs nothing when it is read: its metadata are JSON."""
 
 import io
 import json
-import pickle
-import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,30 +10,19 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from llmsys.errors import CheckpointError
-from llmsys.launch.main import main
-from llmsys.train import pickled_metadata
+from llmsys import __version__
+from llmsys.errors import CheckpointError, CheckpointFormatError
 from llmsys.train.checkpoint_average import average_checkpoints
 from llmsys.train.checkpoint_load import find_newest_checkpoint, load_tensors, read_tensor_metadata
 from llmsys.train.checkpoint_metadata import METADATA
-from llmsys.train.checkpoint_record import (
-    PICKLED,
-    RECORD,
-    find_checkpoint_error,
-    read_record,
-    write_record,
-)
+from llmsys.train.checkpoint_record import RECORD, find_checkpoint_error, read_record, write_record
 from llmsys.train.checkpoint_storage import CheckpointStorageReader, read_tensors
 from llmsys.train.checkpoint_write import publish_weights, save_tensors
-from llmsys.train.pickled_metadata import convert_pickled_metadata
-from tests.helpers.checkpoint_format_1 import (
-    Touch,
-    pickle_touch,
-    write_format_one,
-    write_signed_record,
-)
+from tests.helpers.checkpoints import Touch, pickle_touch, write_signed_record
 from tests.helpers.interrupted_saves import save
 
+# The metadata file of torch, a pickle, which can run code when it is read.
+PICKLED = ".metadata"
 TENSORS = {
     "parameter/w": torch.arange(12.0).reshape(3, 4),
     "buffer/n": torch.tensor(7),
@@ -49,13 +34,6 @@ TENSORS = {
 def checkpoint(tmp_path: Path) -> Path:
     return publish_weights(
         tmp_path / "run" / "checkpoints", lambda folder: save_tensors(TENSORS, folder), 10
-    )
-
-
-@pytest.fixture
-def old(tmp_path: Path) -> Path:
-    return write_format_one(
-        tmp_path / "run" / "checkpoints" / "step-00000010", TENSORS, 10, judge={"left_out": [3]}
     )
 
 
@@ -97,7 +75,7 @@ def test_what_is_written_is_read_with_types_and_shapes(checkpoint: Path) -> None
 
 
 @pytest.mark.parametrize("name", [PICKLED, "__0.metadata"])
-def test_a_pickle_beside_the_metadata_is_never_read(
+def test_a_pickle_next_to_the_metadata_is_never_read(
     checkpoint: Path, tmp_path: Path, name: str
 ) -> None:
     (checkpoint / name).write_bytes(pickle_touch(tmp_path / "ran"))
@@ -202,7 +180,7 @@ def test_metadata_that_point_elsewhere_are_refused(checkpoint: Path, case: str) 
     assert "Use another checkpoint." in str(refusal.value)
 
 
-@pytest.mark.parametrize("text", ["[" * 100_000, "[]", "{}", '{"version": 9}', "\x80\x04."])
+@pytest.mark.parametrize("text", ["[" * 100_000, "[]", "{}", '{"format_version": 9}', "\x80\x04."])
 def test_metadata_that_are_none_are_refused(checkpoint: Path, text: str) -> None:
     (checkpoint / METADATA).write_text(text)
     with pytest.raises(CheckpointError, match=r"metadata\.json cannot be read"):
@@ -218,90 +196,29 @@ def test_a_record_names_files_of_its_own_folder_alone(checkpoint: Path, name: st
     )
 
 
-def test_an_old_checkpoint_is_refused_by_name_and_not_skipped(old: Path, tmp_path: Path) -> None:
-    command = f"`llmsys convert {shlex.quote(str(old))} --trust-pickle`"
-    (old / PICKLED).write_bytes(pickle_touch(tmp_path / "ran"))
-    write_signed_record(old, {"format": 1, "steps": 10, "run": {}})
+@pytest.mark.parametrize("version", [1, 2, 3, 9])
+def test_a_checkpoint_of_another_format_is_refused_by_name_and_not_skipped(
+    checkpoint: Path, tmp_path: Path, version: int
+) -> None:
+    """Versions up to 3 stored theirs as `format`; the metadata of version 1 were a pickle."""
+    (checkpoint / PICKLED).write_bytes(pickle_touch(tmp_path / "ran"))
+    record = {"steps": 10, "updates": 10, "run": {}, "files": {PICKLED: "0"}}
+    key = "format" if version < 4 else "format_version"
+    (checkpoint / RECORD).write_text(json.dumps({key: version, **record}))
+    writer = "llmsys 0.1" if version < 4 else "a newer llmsys"
     for use in (
-        lambda: find_newest_checkpoint(old.parent),
-        lambda: read(old),
-        lambda: read_tensor_metadata(old),
-        lambda: average_checkpoints(old.parent.parent, 1),
-        lambda: read_record(old),
+        lambda: find_newest_checkpoint(checkpoint.parent),
+        lambda: average_checkpoints(checkpoint.parent.parent, 1),
+        lambda: read_record(checkpoint),
     ):
-        with pytest.raises(CheckpointError) as refusal:
+        with pytest.raises(CheckpointFormatError) as refusal:
             use()
-        assert command in str(refusal.value)
-        assert "reading a pickle can run code" in str(refusal.value)
+        assert str(refusal.value).startswith(
+            f"{checkpoint} has checkpoint format {version}, written by {writer}; "
+            f"llmsys {__version__} reads format 4. Read it with {writer}, or export its weights"
+        )
+    assert checkpoint.exists()
     assert not (tmp_path / "ran").exists()
-
-
-@pytest.mark.parametrize("which", ["checkpoint", "run"])
-def test_a_trusted_old_checkpoint_is_rewritten_in_place(
-    old: Path, which: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    before = (old / "__0_0.distcp").read_bytes()
-    source = str(old if which == "checkpoint" else old.parent.parent)
-    assert main(["convert", source, "--trust-pickle"]) == 0
-    assert capsys.readouterr().out == f"rewrote {old}\n1 checkpoints were rewritten\n"
-    assert sorted(file.name for file in old.iterdir()) == ["__0_0.distcp", METADATA, RECORD]
-    assert (old / "__0_0.distcp").read_bytes() == before
-    assert find_newest_checkpoint(old.parent) == old
-    record = read_record(old)
-    assert (record["steps"], record["updates"], record["run"]) == (10, 10, {"seed": 1})
-    assert record["judge"] == {"left_out": [3]}
-    assert_equal(read(old))
-    assert main(["convert", source, "--trust-pickle", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"source": source, "rewritten": []}
-
-
-@pytest.mark.parametrize("step", ["write_bytes_atomically", "write_record"])
-def test_a_rewrite_that_was_interrupted_is_done_again(
-    old: Path, step: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = getattr(pickled_metadata, step)
-
-    def raise_interrupt(*arguments: Any) -> None:
-        real(*arguments)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(pickled_metadata, step, raise_interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        convert_pickled_metadata(old)
-    monkeypatch.undo()
-    convert_pickled_metadata(old)
-    assert find_checkpoint_error(old) is None
-    assert not (old / PICKLED).exists()
-    assert_equal(read(old))
-
-
-def test_even_a_trusted_pickle_makes_metadata_and_nothing_else(old: Path, tmp_path: Path) -> None:
-    for content in (pickle_touch(tmp_path / "ran"), pickle.dumps([1]), b"", b"x"):
-        (old / PICKLED).write_bytes(content)
-        write_signed_record(old, {"format": 1, "steps": 10, "run": {}})
-        with pytest.raises(CheckpointError, match="is not the metadata of a checkpoint"):
-            convert_pickled_metadata(old)
-    assert not (tmp_path / "ran").exists()
-    assert (old / PICKLED).exists()
-
-
-def test_a_damaged_old_checkpoint_is_not_rewritten(old: Path) -> None:
-    (old / "__0_0.distcp").write_bytes(b"")
-    with pytest.raises(CheckpointError, match=r"__0_0\.distcp is damaged"):
-        convert_pickled_metadata(old)
-
-
-@pytest.mark.parametrize("more", [["there"], ["--dry-run"], ["--max-shard-size", "1GB"]])
-def test_a_rewrite_takes_no_other_option(
-    old: Path, more: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["convert", str(old), *more, "--trust-pickle"]) == 2
-    assert (
-        "rewrites the checkpoints of SOURCE in place and takes no DESTINATION"
-        in capsys.readouterr().err
-    )
-    assert main(["convert", str(old)]) == 2
-    assert f"convert {old} needs a DESTINATION" in capsys.readouterr().err
 
 
 def test_entries_that_are_no_tensors_are_not_written(tmp_path: Path) -> None:

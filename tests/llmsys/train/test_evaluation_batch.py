@@ -130,8 +130,9 @@ def test_another_system_has_no_evaluation() -> None:
 def test_prompts_that_cannot_be_continued_are_refused_before_the_run() -> None:
     words = ["model.moe.routing.kind=expert_choice", "layout.expert=1"]
     rule = (
-        r"generation\.prompts: \d+ prompts cannot be completed with model\.moe\.routing\.kind=expert_choice: .*"
-        r"Use generation\.prompts=\[\], or model\.moe\.routing\.kind=token_choice or capacity\."
+        r"generation\.prompts: \d+ prompts cannot be completed with "
+        r"model\.moe\.routing\.kind=expert_choice: .*Use generation\.prompts=\[\], or "
+        r"model\.moe\.routing\.kind=token_choice or capacity\."
     )
     with pytest.raises(ConfigError, match=rule):
         load_run_config("train/demo", [*words, "generation.prompts=[The town]"])

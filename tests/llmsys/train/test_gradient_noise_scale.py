@@ -18,6 +18,7 @@ from llmsys.engine.torch_engine import TorchEngine
 from llmsys.errors import ConfigError
 from llmsys.model.transformer import Transformer
 from llmsys.parallel.device_mesh import build_device_meshes
+from llmsys.train import gradient_noise_scale
 from llmsys.train.cross_entropy import build_training_loss
 from llmsys.train.gradient_noise_scale import (
     GradientNoiseScale,
@@ -61,6 +62,16 @@ def test_a_negative_average_is_no_noise_scale() -> None:
     assert GradientNoiseScale().to_dict() == {}
 
 
+class Engine:
+    """What the meter uses of an engine whose gradients have a norm of 3."""
+
+    device = CPU
+    after_micro_batch: Callable[[int], None] | None = None
+
+    def compute_partial_norm(self) -> float:
+        return 3.0
+
+
 def build_engine(ranks: int = 1) -> TorchEngine:
     meshes = build_device_meshes(ParallelLayout().resolve(ranks, build_tiny_config()), CPU)
     with torch.device("meta"):
@@ -73,6 +84,61 @@ def build_engine(ranks: int = 1) -> TorchEngine:
         compute_dtype=torch.float32,
         seed=1, device=CPU,
     )  # fmt: skip
+
+
+def test_ranks_with_the_same_sequences_count_them_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Two ranks of a sequence, as each of them sees it.
+    monkeypatch.setattr(gradient_noise_scale, "all_reduce_sum", lambda count: 2 * count)
+    meter = NoiseScaleMeter(every_steps=1, sequence_ranks=2, seed=0)
+    meter.engine = watched = Engine()
+    batches = [build_sequences(0, micro, 1) for micro in range(2)]
+    meter.begin_step(0, batches)
+    assert watched.after_micro_batch is not None
+    watched.after_micro_batch(0)
+    # The gradient of one of two micro-batches, divided by the targets of both, has the norm 3.
+    meter.end_step(StepResult(1.0, 4.0, 2 * LENGTH, is_applied=True))
+    expected = GradientNoiseScale()
+    expected.update((2 * 3.0) ** 2, LENGTH, 4.0**2, 2 * LENGTH)
+    assert meter.scale == expected
+
+
+class StepsOfOne:
+    """One weight whose gradient a test gives for each micro-batch, with the hook of an engine."""
+
+    device = CPU
+
+    def __init__(self) -> None:
+        self.after_micro_batch: Callable[[int], None] | None = None
+        self.gradient = 0.0
+
+    def compute_partial_norm(self) -> float:
+        return abs(self.gradient)
+
+    def train_step(self, gradients: list[float], targets: int) -> StepResult:
+        self.gradient = 0.0
+        for number, gradient in enumerate(gradients):
+            self.gradient += gradient
+            if self.after_micro_batch is not None:
+                self.after_micro_batch(number)
+        return StepResult(1.0, abs(self.gradient), targets, is_applied=True)
+
+
+@pytest.mark.parametrize(
+    ("count", "keeps_order", "num_small"), [(3, False, 1), (4, True, 2), (6, True, 4), (3, True, 2)]
+)
+def test_the_smaller_batch_ends_before_the_larger_one(
+    count: int, keeps_order: bool, num_small: int
+) -> None:
+    meter = NoiseScaleMeter(every_steps=1, sequence_ranks=1, seed=0, keeps_order=keeps_order)
+    meter.engine = watched = StepsOfOne()
+    batches = [build_sequences(0, micro, 1) for micro in range(count)]
+    meter.begin_step(0, batches)
+    gradients = [1.0, 10.0, 100.0, 1000.0, 1e4, 1e5][:count]
+    meter.end_step(watched.train_step(gradients, count * LENGTH))
+    small, large = sum(gradients[:num_small]) * count / num_small, sum(gradients)
+    expected = GradientNoiseScale()
+    expected.update(small**2, num_small * LENGTH, large**2, count * LENGTH)
+    assert meter.scale == expected
 
 
 def measure_small_norm(rank: int, ranks: int) -> tuple[float, float, float, float]:
@@ -103,15 +169,10 @@ def test_the_small_norm_is_that_of_the_first_micro_batch_of_all_ranks_alone() ->
     assert found[0] == pytest.approx(found[1], rel=1e-5)  # both ranks agree
 
 
-class Engine:
-    module: Transformer
-    after_micro_batch: Callable[[int], None] | None = None
-
-
 def test_only_every_so_manieth_step_is_measured_and_a_refused_one_is_not_taken() -> None:
     meter = NoiseScaleMeter(every_steps=3, sequence_ranks=1, seed=0)
     watched = Engine()
-    meter.engine = watched  # type: ignore[assignment]  # what the meter uses of an engine
+    meter.engine = watched
     batches = [build_sequences(0, micro, 1) for micro in range(2)]
     for step, due in enumerate([False, False, True, False]):
         ordered = meter.begin_step(step, batches)

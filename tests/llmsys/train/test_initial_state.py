@@ -98,9 +98,9 @@ def test_only_what_ranks_is_verified_and_only_once(
     read: list[str] = []
     real = checkpoint_record.compute_digest
 
-    def note_digest(file: Path, like: str = "") -> str:
+    def note_digest(file: Path) -> str:
         read.append(file.parent.name)
-        return real(file, like)
+        return real(file)
 
     monkeypatch.setattr(checkpoint_record, "compute_digest", note_digest)
     verified, rule = VerifiedCheckpoints(), CheckpointConfig(keep_last=2)
@@ -367,11 +367,11 @@ def test_what_a_run_removes_under_its_reader_is_no_failure(
     save_all(tmp_path, 10, 20)
     real = checkpoint_record.compute_digest
 
-    def remove_and_raise(file: Path, like: str = "") -> str:
+    def remove_and_raise(file: Path) -> str:
         if file.parent.name == "step-00000020":
             checkpoint_write.remove_checkpoint(file.parent)
             raise OSError(errno.ESTALE, "Stale file handle", str(file))
-        return real(file, like)
+        return real(file)
 
     monkeypatch.setattr(checkpoint_record, "compute_digest", remove_and_raise)
     assert (

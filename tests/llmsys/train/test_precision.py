@@ -193,7 +193,10 @@ def test_what_needs_bf16_says_so_when_auto_is_fp32(
 ) -> None:
     config = load_config_in(tmp_path, matmul_dtype="fp8")
     monkeypatch.setattr(precision, "find_bf16_support", lambda _: SLOW)
-    message = r"train.precision=auto is fp32 here \(it has no units\), which is invalid: train.matmul_dtype: fp8 "
+    message = (
+        r"train.precision=auto is fp32 here \(it has no units\), which is invalid: "
+        r"train.matmul_dtype: fp8 "
+    )
     with pytest.raises(ConfigError, match=message):
         resolve_precision(config)
     monkeypatch.setattr(precision, "find_bf16_support", lambda _: NATIVE)

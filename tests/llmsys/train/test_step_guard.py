@@ -5,7 +5,7 @@ resumes.
 import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -18,13 +18,10 @@ from llmsys.engine.engine import Accept, EngineState, StepResult, accept_all
 from llmsys.errors import LlmsysError, StopRequested
 from llmsys.events import EventWriter, read_latest_events
 from llmsys.train.build_objective import build_step_batches
-from llmsys.train.checkpoint_load import (
-    find_newest_checkpoint,
-    load_checkpoint,
-    read_resumable_record,
-)
+from llmsys.train.checkpoint_load import find_newest_checkpoint
 from llmsys.train.checkpoint_saver import CheckpointSaver
 from llmsys.train.evaluator import TargetEvaluation
+from llmsys.train.initial_state import resume_from_checkpoint
 from llmsys.train.metric_logger import MetricLogger
 from llmsys.train.run_data import open_first_source
 from llmsys.train.step_guard import StepGuard, describe_step_contents
@@ -179,10 +176,7 @@ def build_trainer(
     )
     steps, newest = 0, find_newest_checkpoint(folder)
     if newest is not None:
-        record = read_resumable_record(newest)
-        load_checkpoint(engine, newest)  # type: ignore[arg-type]
-        judged.load_state_dict(record["judge"])
-        steps = record["steps"]
+        steps = resume_from_checkpoint(cast(Any, engine), newest, one, {}, judged)
     logger = MetricLogger(EventWriter(one.run.folder / "events.jsonl"), None)
     loader: Any = Numbers()
     run: Any = engine

@@ -1,7 +1,6 @@
 """The rank that hangs is named within the timeout, with the stacks of every rank."""
 
 import ctypes
-import json
 import multiprocessing
 import os
 import pickle
@@ -20,6 +19,7 @@ from typing import Any
 import psutil
 import pytest
 
+from llmsys.events import read_events
 from llmsys.train.heartbeat import Heartbeat
 from llmsys.train.watchdog import (
     HUNG,
@@ -147,7 +147,7 @@ def test_a_stopped_rank_is_named_and_everyone_leaves_with_stacks(tmp_path: Path)
     assert f"rank 0 on {os.uname().nodename} (process {ranks[0].pid}) has been silent" in said
     assert "its process is stopped" in said
     assert "no step has finished" not in (tmp_path / "log-0").read_text()
-    [event] = map(json.loads, (tmp_path / "events.jsonl").read_text().splitlines())
+    [event] = read_events(tmp_path / "events.jsonl")
     assert event["event"] == "hang"
     assert event["named"][0].startswith("rank 0")
     assert all("in _rank\n" in read_stacks(tmp_path, rank) for rank in range(2))

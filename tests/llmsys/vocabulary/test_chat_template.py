@@ -127,9 +127,11 @@ THINKING = CHATML.replace(
     [
         ("{% for m in messages %}", "is no Jinja template: .*Correct it"),
         (THINKING,
-            r"renders message 1 \(assistant\) differently when it is followed: the messages up to it give"),
+            r"renders message 1 \(assistant\) differently when it is followed: the messages up to "
+            r"it give"),
         ("{{ messages[0]['content'] }}{% for m in messages %}{{ m['role'] }}{% endfor %}X",
-         r"renders message 1 \(assistant\) differently when it is followed: the messages before it give"),
+         r"renders message 1 \(assistant\) differently when it is followed: the messages before "
+         r"it give"),
     ],
 )  # fmt: skip
 def test_a_template_whose_answers_cannot_be_found_is_named(source: str, message: str) -> None:

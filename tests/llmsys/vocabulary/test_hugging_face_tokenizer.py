@@ -217,7 +217,8 @@ def test_it_stays_on_the_calling_thread_and_is_imported_when_it_is_needed(tmp_pa
     write("gpt2", tmp_path)
     script = f"""
 import os, sys
-import llmsys.launch.main, llmsys.vocabulary.tokenizer, llmsys.data_pipeline.pipelines.prepare_dataset
+import llmsys.data_pipeline.pipelines.prepare_dataset, llmsys.launch.main
+import llmsys.vocabulary.tokenizer
 assert "tokenizers" not in sys.modules
 tokenizer = llmsys.vocabulary.tokenizer.load_tokenizer({str(tmp_path)!r})
 before = len(os.listdir("/proc/self/task"))

@@ -100,7 +100,7 @@ def test_options_decide_the_fingerprint() -> None:
         (
             "return list(",
             "return [256] + list(",
-            "gave eos_id=256 for the text .*Use an id of its own",
+            "gave eos_id=256 for the text .*Use a separate id",
         ),
         ("return list(", "1 / 0; return list(", "ZeroDivisionError: division by zero, line"),
         ('.decode("utf-8", "replace")', "", "decode returned bytes. Return the text"),

@@ -15,7 +15,10 @@ import yaml
 from llmsys.estimate.program_profile import list_program_names, load_program_profile
 from llmsys.estimate.residual_model import load_residuals
 from tools.bench.estimates import PAGE, select_priced_rows
-from tools.bench.estimates_fit import (
+from tools.bench.fits.memory import compute_error, is_calibration
+from tools.bench.fits.published_row import ROOT, PublishedRow, read_json, run_estimate
+from tools.bench.fits.read_rows import RUNS, UNSEEN, SkippedRow, list_rows, read_rows
+from tools.bench.fits.time_fit import (
     build_program_fits,
     build_residuals,
     clip_outliers,
@@ -25,10 +28,7 @@ from tools.bench.estimates_fit import (
     list_printed_rows,
     select_peers,
 )
-from tools.bench.estimates_memory import compute_error, is_calibration
-from tools.bench.estimates_time import KINDS, TimeRow, build_time_rows, get_model
-from tools.bench.published import RUNS, UNSEEN, SkippedRow, list_rows, read_rows
-from tools.bench.published_row import ROOT, PublishedRow, read_json, run_estimate
+from tools.bench.fits.time_rows import KINDS, TimeRow, build_time_rows, get_model
 
 SOURCES = {"moe": 3, "run": 8, "dense": 12}
 

@@ -18,7 +18,6 @@ from llmsys.errors import ConfigError
 from tests.helpers.paths import CONFIGS
 
 # those are no runs
-RUNS = sorted(path for path in CONFIGS.rglob("*.yaml") if "languages" not in path.parts)
 MODEL = """\
 vocab_size: 1000
 hidden_size: 64
@@ -49,10 +48,13 @@ def refusal(config: str, *overrides: str) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("path", RUNS, ids=lambda path: path.relative_to(CONFIGS).as_posix())
-def test_every_config_of_the_repository_loads_by_path_and_by_name(path: Path) -> None:
-    name = path.relative_to(CONFIGS).with_suffix("").as_posix()
-    assert load_any_config(name) == load_any_config(str(path))
+def test_a_config_is_found_by_path_and_by_name() -> None:
+    # One of each folder: the files themselves are loaded in test_shipped_configs.py.
+    paths = {path.parent: path for path in sorted(CONFIGS.glob("*/*.yaml"))}
+    assert len(paths) >= 4
+    for path in paths.values():
+        name = path.relative_to(CONFIGS).with_suffix("").as_posix()
+        assert load_any_config(name) == load_any_config(str(path))
 
 
 def test_three_mistakes_are_reported_at_once_with_file_line_and_key(write: Write) -> None:

@@ -114,7 +114,8 @@ HOSTILE = {
     "aliases of aliases": (
         "a0: &a0 [x, x]\n"
         + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 12)),
-        r"x:1: aliases repeat more than 1,000 values. Write them out, or inherit a file with `base:`",
+        r"x:1: aliases repeat more than 1,000 values. Write them out, or inherit a file with "
+        r"`base:`",
     ),
     "one alias too often": (
         f"a: &a y\nb: [{', '.join(['*a'] * 5_000)}]",

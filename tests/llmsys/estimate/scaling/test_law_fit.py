@@ -17,6 +17,7 @@ from llmsys.estimate.scaling.law_fit import (
 )
 from llmsys.estimate.scaling.published_laws import BESIROGLU
 from llmsys.launch.main import main
+from tests.helpers.example_run import write_events
 from tools.docs.json_reference import build_schema
 
 SIZES, RATIOS = (5e7, 1e8, 2e8, 4e8, 8e8), (5, 10, 20, 40, 80)
@@ -99,7 +100,7 @@ def test_run_folders_and_tables_give_points(tmp_path: Path) -> None:
         {"time": 2, "event": "evaluation", "step": 3, "tokens": 300, "loss": 4.5},
     ]
     path = run / "events.jsonl"
-    path.write_text("".join(json.dumps(event) + "\n" for event in events))
+    write_events(path, events)
     with pytest.raises(DataError, match="has not finished, so its schedule was cut short"):
         load_training_runs([run])
     path.write_text(path.read_text() + json.dumps({"time": 3, "event": "finish", "step": 3}) + "\n")

@@ -11,6 +11,8 @@ from llmsys.errors import ConfigError
 from llmsys.storage.paths import parse_local_path, require_local_path
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
+
     from llmsys.config.scaling import ScalingLawConfig
 
 
@@ -61,8 +63,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.html is not None:
         from llmsys.report.scaling_page import write_scale_page
 
-        result |= {"page": str(write_scale_page(result, arguments.html))}
-    print(json.dumps(result) if arguments.json else format_law_comparison(result))
+        page = write_scale_page(result.model_dump(), arguments.html)
+        result = result.model_copy(update={"page": str(page)})
+    _print_output(result, format_law_comparison(result), as_json=arguments.json)
     return 0
 
 
@@ -107,7 +110,7 @@ def _fit_law(arguments: argparse.Namespace) -> int:
             "(default: 200)."
         )
     from llmsys.estimate.scaling.law_fit import fit_law, load_training_runs
-    from llmsys.estimate.scaling.law_tables import fit_to_dict, format_fit
+    from llmsys.estimate.scaling.law_tables import build_fit_output, format_fit
 
     folders = [
         require_local_path(word, "llmsys scale fit")
@@ -126,6 +129,11 @@ def _fit_law(arguments: argparse.Namespace) -> int:
     from llmsys.report.scaling_page import write_scaling_report
 
     page = write_scaling_report(points, found, arguments.html or arguments.output)
-    result = fit_to_dict(found, [flops for flops, _ in budgets]) | {"report": str(page)}
-    print(json.dumps(result) if arguments.json else format_fit(result))
+    result = build_fit_output(found, [flops for flops, _ in budgets], str(page))
+    _print_output(result, format_fit(result), as_json=arguments.json)
     return 0
+
+
+def _print_output(output: "BaseModel", text: str, *, as_json: bool) -> None:
+    # a page is a key only where there is one
+    print(json.dumps(output.model_dump(exclude_unset=True)) if as_json else text)

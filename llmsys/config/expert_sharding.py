@@ -4,14 +4,11 @@ a token visits.
 llmsys/parallel applies it, llmsys/estimate counts with it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from math import ceil, comb
 from typing import assert_never
 
-from llmsys.config.model import ModelConfig
 from llmsys.config.moe import ExpertCapacityConfig, ExpertChoiceConfig, MoeConfig, TokenChoiceConfig
-from llmsys.config.section import list_divisors
-from llmsys.errors import format_choices
 
 # Largest shard over the mean shard from which on another dim is sharded.
 MAX_IMBALANCE = 1.05
@@ -101,28 +98,3 @@ def count_rank_visits(config: MoeConfig, ranks: int) -> float:
     return min(
         most, experts / per_rank * (1 - comb(experts - per_rank, chosen) / comb(experts, chosen))
     )
-
-
-def find_expert_violations(expert: int, model: ModelConfig) -> Iterator[str]:
-    """Yield messages if the experts of a model cannot be distributed over `expert` ranks.
-
-    Args:
-        expert: size of the expert axis.
-        model: the architecture.
-
-    Returns:
-        An iterator over messages, for `layout.expert`.
-    """
-    if model.moe is None:
-        if expert > 1:
-            yield (
-                f"A dense model has no experts to split over expert={expert}. Use expert=1, or "
-                "add model.moe."
-            )
-    elif model.moe.num_experts % expert:
-        experts = model.moe.num_experts
-        yield (
-            f"{experts} experts cannot be split over expert={expert}. Use "
-            f"expert={format_choices(list_divisors(experts))}, "
-            f"or set model.moe.num_experts to a multiple of {expert}."
-        )

@@ -15,7 +15,6 @@ from typing import Any, Literal
 from pydantic import Field
 
 from llmsys.config.combinations import find_refused_combinations
-from llmsys.config.expert_sharding import find_expert_violations
 from llmsys.config.model import ModelConfig
 from llmsys.config.pipeline import (
     OneForwardOneBackwardConfig,
@@ -52,6 +51,31 @@ def find_model_sharding_violations(
                 f"tensor={format_choices(legal)}, "
                 f"or make it a multiple of {tensor}.",
             )
+
+
+def find_expert_violations(expert: int, model: ModelConfig) -> Iterator[str]:
+    """Yield messages if the experts of a model cannot be distributed over `expert` ranks.
+
+    Args:
+        expert: size of the expert axis.
+        model: the architecture.
+
+    Returns:
+        An iterator over messages, for `layout.expert`.
+    """
+    if model.moe is None:
+        if expert > 1:
+            yield (
+                f"A dense model has no experts to split over expert={expert}. Use expert=1, or "
+                "add model.moe."
+            )
+    elif model.moe.num_experts % expert:
+        experts = model.moe.num_experts
+        yield (
+            f"{experts} experts cannot be split over expert={expert}. Use "
+            f"expert={format_choices(list_divisors(experts))}, "
+            f"or set model.moe.num_experts to a multiple of {expert}."
+        )
 
 
 def find_sequence_violations(

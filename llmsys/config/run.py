@@ -15,7 +15,6 @@ from llmsys.config.combinations import find_refused_combinations
 from llmsys.config.data import CrawlConfig, DataConfig
 from llmsys.config.engine import EngineConfig, TorchEngineConfig
 from llmsys.config.evaluation import MAX_DEFAULT_SEQUENCES, EvaluationConfig
-from llmsys.config.expert_sharding import find_expert_violations
 from llmsys.config.images import ImagesConfig
 from llmsys.config.model import ModelConfig
 from llmsys.config.objective import (
@@ -27,6 +26,7 @@ from llmsys.config.objective import (
 from llmsys.config.optimizer import AdamWConfig, OptimizerConfig
 from llmsys.config.parallel_layout import (
     ParallelLayout,
+    find_expert_violations,
     find_model_sharding_violations,
     find_ring_violations,
     find_sequence_violations,
@@ -165,7 +165,8 @@ class RunConfig(Section):
             yield from find_image_violations(self.data, self.model, self.batch.sequence_length)
         if self.train.reproducibility == "bitwise" and self.objective.uses_windows:
             yield from find_bitwise_violations(self.batch)
-        yield from find_source_violations(self.train)
+        if self.train.branch_from is not None:
+            yield from find_source_violations(self.train)
         if self.model.parametrization.kind != "standard":
             yield from self.model.parametrization.find_run_violations(self.optimizer.kind)
         yield from find_refused_combinations(self)

@@ -10,9 +10,12 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 
 from llmsys.config.combinations import find_refused_combinations
-from llmsys.config.expert_sharding import find_expert_violations
 from llmsys.config.model import ModelConfig
-from llmsys.config.parallel_layout import ParallelLayout, find_model_sharding_violations
+from llmsys.config.parallel_layout import (
+    ParallelLayout,
+    find_expert_violations,
+    find_model_sharding_violations,
+)
 from llmsys.config.run import RunConfig
 from llmsys.config.section import list_divisors
 from llmsys.errors import ConfigError, format_choices

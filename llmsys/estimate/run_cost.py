@@ -12,16 +12,17 @@ Reads a config, a device profile and a cluster's assumptions; gives plain data w
 drops what it answers from the estimate's `unknown`.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import log
 from typing import Any
 
+from llmsys.config.batch_ramp import NoiseRampConfig
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.run import RunConfig
 from llmsys.errors import ConfigError
 from llmsys.estimate.cluster_costs import ClusterCosts
 from llmsys.estimate.device_profile import DeviceProfile
-from llmsys.estimate.full_steps import count_full_steps
 from llmsys.estimate.goodput import Goodput, estimate_goodput
 from llmsys.estimate.model_tensors import list_model_tensors
 from llmsys.estimate.program_run import ProgramRun
@@ -49,6 +50,60 @@ class RunCost:
     whole_run_utilisation: float
     assumptions: dict[str, Any]
     evaluation_share: float = 0.0
+
+
+def count_full_steps(
+    config: RunConfig,
+    step: StepTime,
+    device: DeviceProfile,
+    resolve_layout: Callable[[RunConfig], ParallelLayout],
+    documents: Sequence[int],
+    expert_load: float,
+) -> float:
+    """Count the steps of a run in steps of full sequences: those of `batch.length_stages` take less
+    time.
+
+    Args:
+        config: resolved config of a run.
+        step: time of a step of full sequences.
+        device: profile of the accelerator.
+        resolve_layout: returns the layout of a config.
+        documents: lengths of documents in a window; empty for one.
+        expert_load: rows of the fullest rank's experts over the mean, as in the time of the step.
+
+    Returns:
+        Steps, each counted by its time.
+    """
+    batch, total, first = config.batch, config.num_steps, 0
+    if isinstance(batch.ramp, NoiseRampConfig) and not batch.ramp.doubled_after_steps:
+        # The doublings are not known before the run; a small step takes less time by about its
+        # share of tokens.
+        total = batch.count_tokens_before(total) // batch.tokens_per_step
+    counted = 0.0
+    for stage in batch.length_stages:
+        last = min(total, batch.count_steps_for(stage.until_tokens))
+        if last > first:
+            parts = batch.sequence_length // stage.sequence_length
+            micro = (
+                batch.micro_sequences
+                if batch.micro_sequences == "auto"
+                else batch.micro_sequences * parts
+            )
+            changes = {
+                "sequence_length": stage.sequence_length,
+                "length_stages": (),
+                "tokens": None,
+                "ramp": None,
+            }
+            changes |= {"sequences": batch.sequences_per_step * parts, "micro_sequences": micro}
+            shorter = config.model_copy(update={"batch": batch.model_copy(update=changes)})
+            cut = [min(length, stage.sequence_length) for length in documents]
+            one = estimate_step_time(
+                shorter, resolve_layout(shorter), device, documents=cut, expert_load=expert_load
+            )
+            counted += (last - first) * one.seconds.p50 / step.seconds.p50
+            first = last
+    return counted + total - first
 
 
 def _find_checkpoint_seconds(config: RunConfig, step: StepTime) -> float | None:

@@ -1,5 +1,4 @@
-"""Conversions shared by model types: activations, layer types, `architectures`, and the fields of
-plain decoders.
+"""Conversions shared by model types: RoPE, activations, layer types and `architectures`.
 
 `read_…` functions convert config.json fields to ModelConfig values. `write_…` functions convert
 them back.
@@ -315,54 +314,6 @@ def require_full_attention(fields: ConfigJsonReader) -> None:
     )
     if set(fields.read_str_list("layer_types")) - {"full_attention"}:
         fields.add_violation("layer_types", "this model type has full attention only. Remove it.")
-
-
-def read_shape(fields: ConfigJsonReader) -> Values:
-    """Read the sizes whose names ModelConfig shares with Llama and its relatives."""
-    values: Values = {
-        name: fields.read_int(name)
-        for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
-    }
-    values["max_position_embeddings"] = fields.read_int("max_position_embeddings")
-    values["initializer_range"] = fields.read_float("initializer_range")
-    values["tie_word_embeddings"] = fields.read_bool("tie_word_embeddings")
-    pairs, width = (
-        fields.read_optional_int("num_key_value_heads"),
-        fields.read_optional_int("head_dim"),
-    )
-    values |= {"num_key_value_heads": pairs} if pairs is not None else {}
-    values |= {"head_dim": width} if width is not None else {}
-    return values
-
-
-def read_rms_norm(fields: ConfigJsonReader, **more: Any) -> Values:
-    """Read the RMSNorm section of Llama and its relatives."""
-    return {"kind": "rmsnorm", "eps": fields.read_positive_float("rms_norm_eps"), **more}
-
-
-def read_attention_bias(fields: ConfigJsonReader) -> Values:
-    """Read `attention_bias`, which covers the query, key, value and output projections."""
-    bias = fields.read_bool("attention_bias")
-    return {"kind": "multi_head", "qkv_bias": bias, "output_bias": bias}
-
-
-def read_attention_dropout(fields: ConfigJsonReader) -> Values:
-    """Read attention dropout, the only dropout of Llama and its relatives."""
-    return {"attention": fields.read_float("attention_dropout")}
-
-
-def write_shape(model: Values) -> Values:
-    """Write the fields of `read_shape`, the norm's eps and attention dropout."""
-    names = (
-        "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads",
-        "num_key_value_heads", "head_dim",
-        "max_position_embeddings", "initializer_range", "tie_word_embeddings",
-    )  # fmt: skip
-    shape = {name: model[name] for name in names}
-    return shape | {
-        "rms_norm_eps": model["norm"]["eps"],
-        "attention_dropout": model["dropout"]["attention"],
-    }
 
 
 def write_layer_types(model: Values) -> list[str]:

@@ -57,9 +57,7 @@ class RateRow(Section):
 
     law: str = Field(description="Its name.")
     at_parameters: float | None = Field(description="Model size that it depends on; null: none.")
-    batch_tokens: float | None = Field(
-        description="Tokens of a batch; null where the law has none."
-    )
+    batch_tokens: float = Field(description="Tokens of a batch.")
     learning_rate: float | None = Field(
         description="Peak learning rate; null where the law has none."
     )

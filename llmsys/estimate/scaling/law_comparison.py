@@ -9,11 +9,19 @@ A budget in hours, money or energy is converted to FLOPs, with every assumption.
 import math
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
 from llmsys.config.scaling import ScalingLawConfig
 from llmsys.errors import ConfigError
 from llmsys.estimate.scaling.expert_laws import CLARK, MIXTURES
+from llmsys.estimate.scaling.json_output import (
+    Budget,
+    ExpertRow,
+    Extrapolation,
+    LawRow,
+    RateRow,
+    ScaleOutput,
+    Spread,
+)
 from llmsys.estimate.scaling.law import (
     FLOPS_PER_PF_DAY,
     Axis,
@@ -81,32 +89,21 @@ def _convert_to_hours(
     )
 
 
-@dataclass(frozen=True)
-class BatchAndLearningRate:
-    """Tokens in a batch and the peak learning rate; None where the law has no answer. `outside`
-    says how far it is.
-    """
-
-    law: str
-    batch_tokens: float | None
-    learning_rate: float | None
-    outside: tuple[float, Axis] | None
-
-
-def predict_deepseek_rates(flops: float) -> BatchAndLearningRate:
+def predict_deepseek_rates(flops: float) -> RateRow:
     """DeepSeek LLM 2024 (arXiv:2401.02954), 3.1: both are power laws of the compute, fitted from
     1e17 to 2e19.
     """
     span = FittedRange("FLOPs", 1e17, 2e19)
-    return BatchAndLearningRate(
-        "deepseek_2024",
-        0.2920 * flops**0.3271,
-        0.3118 * flops**-0.1250,
-        _find_rate_extrapolation([(span, flops)]),
+    return RateRow(
+        law="deepseek_2024",
+        at_parameters=None,
+        batch_tokens=0.2920 * flops**0.3271,
+        learning_rate=0.3118 * flops**-0.1250,
+        outside=_find_rate_extrapolation([(span, flops)]),
     )
 
 
-def predict_steplaw_rates(parameters: float, tokens: float) -> BatchAndLearningRate:
+def predict_steplaw_rates(parameters: float, tokens: float) -> RateRow:
     """Step Law 2025 (arXiv:2503.04715): N without vocabulary; its rate rises with D, where
     DeepSeek's falls with C.
     """
@@ -114,37 +111,44 @@ def predict_steplaw_rates(parameters: float, tokens: float) -> BatchAndLearningR
         (FittedRange("parameters", 6e7, 1.1e9), parameters),
         (FittedRange("tokens", 2e9, 1e11), tokens),
     ]
-    rate = 1.79 * parameters**-0.713 * tokens**0.307
-    return BatchAndLearningRate(
-        "steplaw_2025", 0.58 * tokens**0.571, rate, _find_rate_extrapolation(spans)
+    return RateRow(
+        law="steplaw_2025",
+        at_parameters=parameters,
+        batch_tokens=0.58 * tokens**0.571,
+        learning_rate=1.79 * parameters**-0.713 * tokens**0.307,
+        outside=_find_rate_extrapolation(spans),
     )
 
 
-def predict_kaplan_rates(flops: float, parameters: float) -> BatchAndLearningRate:
+def predict_kaplan_rates(flops: float, parameters: float) -> RateRow:
     """Kaplan 2020: B = 2.0e6 C^0.24 (table 6), rate 0.003239 - 0.0001395 ln N (D.6), which ends
     at N = 1e10.
     """
     rate = 0.003239 - 0.0001395 * math.log(parameters)
-    batch = 2.0e6 * (flops / FLOPS_PER_PF_DAY) ** 0.24
     span = FittedRange("parameters", 768, 1.5e9)
-    return BatchAndLearningRate(
-        "kaplan_2020",
-        batch,
-        rate if rate > 0 else None,
-        _find_rate_extrapolation([(span, parameters)]),
+    return RateRow(
+        law="kaplan_2020",
+        at_parameters=parameters,
+        batch_tokens=2.0e6 * (flops / FLOPS_PER_PF_DAY) ** 0.24,
+        learning_rate=rate if rate > 0 else None,
+        outside=_find_rate_extrapolation([(span, parameters)]),
     )
 
 
-def _find_rate_extrapolation(values: list[tuple[FittedRange, float]]) -> tuple[float, Axis] | None:
+def _find_rate_extrapolation(values: list[tuple[FittedRange, float]]) -> Extrapolation | None:
     worst = max((span.compute_extrapolation(value), span.axis) for span, value in values)
-    return worst if worst[0] > 1 else None
+    return _build_extrapolation(worst if worst[0] > 1 else None)
+
+
+def _build_extrapolation(found: tuple[float, Axis] | None) -> Extrapolation | None:
+    return None if found is None else Extrapolation(times=found[0], axis=found[1])
 
 
 # Repeating tokens up to four times is about as good as new ones (Muennighoff 2023, 5).
 FAMILIAR_EPOCHS = 4
 
 
-def compare_laws(config: ScalingLawConfig, bought: ComputeBudget) -> dict[str, Any]:
+def compare_laws(config: ScalingLawConfig, bought: ComputeBudget) -> ScaleOutput:
     """Compare the recommendations of all scaling laws for a budget.
 
     Args:
@@ -152,7 +156,7 @@ def compare_laws(config: ScalingLawConfig, bought: ComputeBudget) -> dict[str, A
         bought: budget in FLOPs.
 
     Returns:
-        Plain values: budget, laws (a row each), spread, rates, experts.
+        The object that `llmsys scale --json` prints.
 
     Raises:
         ConfigError: `highlight` names no law.
@@ -173,44 +177,43 @@ def compare_laws(config: ScalingLawConfig, bought: ComputeBudget) -> dict[str, A
             f"{', '.join(names)}."
         )
     found = [(law, law.find_optimum(request)) for law in laws]
-    rows = [
-        _convert_law_to_dict(law, best, request, marked=law.name == config.highlight)
-        for law, best in found
-    ]
-    return {
-        "budget": {"flops": bought.flops, "assumptions": list(bought.assumptions)},
-        "unique_tokens": config.unique_tokens,
-        "served_tokens": config.serve_tokens,
-        "laws": rows,
-        "spread": _compute_spread([best for _, best in found]),
-        "rates": _list_rates(bought.flops, [best for _, best in found]),
-        "experts": _list_dense_equivalents(config, [best for _, best in found]),
-    }
+    optima = [best for _, best in found]
+    return ScaleOutput(
+        budget=Budget(flops=bought.flops, assumptions=list(bought.assumptions)),
+        unique_tokens=config.unique_tokens,
+        served_tokens=config.serve_tokens,
+        laws=[
+            _build_law_row(law, best, request, marked=law.name == config.highlight)
+            for law, best in found
+        ],
+        spread=_compute_spread(optima),
+        rates=_list_rates(bought.flops, optima),
+        experts=_list_dense_equivalents(config, optima),
+    )
 
 
-def _convert_law_to_dict(
+def _build_law_row(
     law: ScalingLaw, best: Optimum, request: BudgetRequest, *, marked: bool
-) -> dict[str, Any]:
-    outside = find_extrapolation(law, request.flops, best)
+) -> LawRow:
     epochs = (
         None if request.unique_tokens is None else max(1.0, best.tokens / request.unique_tokens)
     )
-    return {
-        "law": law.name,
-        "marked": marked,
-        "source": law.origin.source,
-        "counts": law.origin.counts,
-        "evidence": law.origin.evidence,
-        "parameters": best.parameters,
-        "total_parameters": best.total_parameters,
-        "granularity": best.granularity,
-        "tokens": best.tokens,
-        "tokens_per_parameter": best.tokens_per_parameter,
-        "loss": best.loss,
-        "epochs": epochs,
-        "outside": None if outside is None else {"times": outside[0], "axis": outside[1]},
-        "remarks": list(_list_remarks(best, epochs, request)),
-    }
+    return LawRow(
+        law=law.name,
+        marked=marked,
+        source=law.origin.source,
+        counts=law.origin.counts,
+        evidence=law.origin.evidence,
+        parameters=best.parameters,
+        total_parameters=best.total_parameters,
+        granularity=best.granularity,
+        tokens=best.tokens,
+        tokens_per_parameter=best.tokens_per_parameter,
+        loss=best.loss,
+        epochs=epochs,
+        outside=_build_extrapolation(find_extrapolation(law, request.flops, best)),
+        remarks=_list_remarks(best, epochs, request),
+    )
 
 
 def _list_remarks(best: Optimum, epochs: float | None, request: BudgetRequest) -> list[str]:
@@ -232,50 +235,32 @@ def _list_remarks(best: Optimum, epochs: float | None, request: BudgetRequest) -
     return said
 
 
-def _compute_spread(optima: list[Optimum]) -> dict[str, dict[str, float]]:
+def _compute_spread(optima: list[Optimum]) -> dict[str, Spread]:
     columns = {
         "parameters": [best.parameters for best in optima],
         "tokens": [best.tokens for best in optima],
         "tokens_per_parameter": [best.tokens_per_parameter for best in optima],
     }
     return {
-        name: {"low": min(one), "median": median(one), "high": max(one)}
+        name: Spread(low=min(one), median=median(one), high=max(one))
         for name, one in columns.items()
     }
 
 
-def _list_rates(flops: float, optima: list[Optimum]) -> list[dict[str, Any]]:
+def _list_rates(flops: float, optima: list[Optimum]) -> list[RateRow]:
     """Step Law at the smallest, the median and the largest model of the table, since it depends
     on size and tokens.
     """
     by_size = sorted(optima, key=lambda best: best.parameters)
     chosen = [by_size[0], by_size[len(by_size) // 2], by_size[-1]]
-    middle = chosen[1].parameters
-    rows = [
-        (predict_kaplan_rates(flops, middle), middle),
-        (predict_deepseek_rates(flops), None),
-        *(
-            (predict_steplaw_rates(best.parameters, best.tokens), best.parameters)
-            for best in chosen
-        ),
-    ]
     return [
-        {
-            "law": one.law,
-            "at_parameters": size,
-            "batch_tokens": one.batch_tokens,
-            "learning_rate": one.learning_rate,
-            "outside": None
-            if one.outside is None
-            else {"times": one.outside[0], "axis": one.outside[1]},
-        }
-        for one, size in rows
+        predict_kaplan_rates(flops, chosen[1].parameters),
+        predict_deepseek_rates(flops),
+        *(predict_steplaw_rates(best.parameters, best.tokens) for best in chosen),
     ]
 
 
-def _list_dense_equivalents(
-    config: ScalingLawConfig, optima: list[Optimum]
-) -> list[dict[str, Any]]:
+def _list_dense_equivalents(config: ScalingLawConfig, optima: list[Optimum]) -> list[ExpertRow]:
     """Return the gain of experts over the median model, for each kind of routing that Clark
     measured.
     """
@@ -283,12 +268,12 @@ def _list_dense_equivalents(
         return []
     size = median(best.parameters for best in optima)
     return [
-        {
-            "law": law.name,
-            "parameters": size,
-            "experts": config.num_experts,
-            "dense_parameters": law.compute_dense_equivalent(size, config.num_experts),
-            "outside": law.origin.spans[0].compute_extrapolation(size),
-        }
+        ExpertRow(
+            law=law.name,
+            parameters=size,
+            experts=config.num_experts,
+            dense_parameters=law.compute_dense_equivalent(size, config.num_experts),
+            outside=law.origin.spans[0].compute_extrapolation(size),
+        )
         for law in CLARK
     ]

@@ -21,12 +21,14 @@ from numpy.typing import NDArray
 
 from llmsys.errors import DataError
 from llmsys.estimate.scaling.chinchilla import ParametricLaw
+from llmsys.estimate.scaling.json_output import FittedInterval, FittedOptimum
 from llmsys.estimate.scaling.law import (
     FLOPS_PER_PARAMETER_AND_TOKEN,
     Axis,
     BudgetRequest,
     FittedRange,
     LawSource,
+    Optimum,
 )
 from llmsys.events import read_latest_events
 
@@ -158,18 +160,33 @@ class LawFit:
         low, high = np.percentile(values, (5, 95))
         return float(low), float(high)
 
-    def find_optimum(self, flops: float) -> dict[str, Any]:
+    @property
+    def largest_flops(self) -> float:
+        """FLOPs of the largest run."""
+        return self.law.origin.spans[2].high
+
+    def find_optimum(self, flops: float) -> FittedOptimum:
         """The best size and tokens for a budget, with intervals."""
         best = self.law.find_optimum(BudgetRequest(flops))
-        size = self.compute_interval(lambda law: law.compute_best_parameters(flops))
-        loss = self.compute_interval(lambda law: law.find_optimum(BudgetRequest(flops)).loss or 0.0)
-        tokens = self.compute_interval(lambda law: law.find_optimum(BudgetRequest(flops)).tokens)
-        return {
-            "flops": flops,
-            "parameters": {"best": best.parameters, "low": size[0], "high": size[1]},
-            "tokens": {"best": best.tokens, "low": tokens[0], "high": tokens[1]},
-            "loss": {"best": best.loss, "low": loss[0], "high": loss[1]},
-        }
+
+        def build_interval(
+            value: float | None, of: Callable[[ParametricLaw], float]
+        ) -> FittedInterval:
+            low, high = self.compute_interval(of)
+            return FittedInterval(best=value or 0.0, low=low, high=high)
+
+        def find_best(law: ParametricLaw) -> Optimum:
+            return law.find_optimum(BudgetRequest(flops))
+
+        return FittedOptimum(
+            flops=flops,
+            parameters=build_interval(
+                best.parameters, lambda law: law.compute_best_parameters(flops)
+            ),
+            tokens=build_interval(best.tokens, lambda law: find_best(law).tokens),
+            loss=build_interval(best.loss, lambda law: find_best(law).loss or 0.0),
+            times_beyond=max(1.0, flops / self.largest_flops),
+        )
 
 
 def fit_law(points: Sequence[TrainingRun], resamples: int = RESAMPLES, seed: int = 0) -> LawFit:

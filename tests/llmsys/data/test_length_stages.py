@@ -12,8 +12,7 @@ from llmsys.config.loading.load import load_run_config
 from llmsys.errors import ConfigError
 from llmsys.estimate.cluster_costs import ClusterCosts
 from llmsys.estimate.device_profile import load_device_profile
-from llmsys.estimate.full_steps import count_full_steps
-from llmsys.estimate.run_cost import PricingRequest
+from llmsys.estimate.run_cost import PricingRequest, count_full_steps
 from llmsys.estimate.step_time import estimate_step_time
 from llmsys.train.build_objective import build_step_batches
 from tests.helpers.dataset import VOCABULARY, make_dataset

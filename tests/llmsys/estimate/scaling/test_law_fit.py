@@ -56,8 +56,8 @@ def test_with_noise_the_intervals_hold_the_truth_and_one_bad_run_does_not_bend_t
     )
     for name, (low, high) in found.intervals.items():
         assert low < truth[name] < high, name
-    best = found.find_optimum(1e21)["parameters"]
-    assert best["low"] < BESIROGLU.find_optimum(BudgetRequest(1e21)).parameters < best["high"]
+    best = found.find_optimum(1e21).parameters
+    assert best.low < BESIROGLU.find_optimum(BudgetRequest(1e21)).parameters < best.high
     assert max(range(25), key=lambda i: abs(found.residuals[i])) == 7
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmsys.errors import ConfigError
+from llmsys.launch.commands.doctor_pairs import add_pairs_arguments, run_pairs_check
 from llmsys.launch.process.rank_environment import set_device_variables
 from llmsys.storage.local_files import parse_local_path
 
@@ -23,18 +24,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the check, its number of processes, and its selections."""
     parser.add_argument(
         "check",
-        choices=("parity", "crash", "device", "coordinates"),
-        help="parity: compare engines and layouts; crash: inject faults; device: kernels, "
-        "collectives, memory and speed of the accelerators of this machine, in about five "
-        "minutes; coordinates: sizes of activations over the width of a model, under its "
-        "parametrization and the standard one",
+        choices=("parity", "pairs", "crash", "device", "coordinates"),
+        help="parity: compare engines and layouts; pairs: every pair of choices and events of a "
+        "run, in few cases, against a plain process after each step; crash: inject faults; "
+        "device: kernels, collectives, memory and speed of the accelerators of this machine, "
+        "in about five minutes; coordinates: sizes of activations over the width of a model, "
+        "under its parametrization and the standard one",
     )
     parser.add_argument(
         "config",
         metavar="CONFIG",
         nargs="?",
-        help="parity: model to check (default: tiny models of every kind); coordinates: run to "
-        "check",
+        help="parity: model to check (default: tiny models of every kind); pairs: run whose "
+        "choices are the defaults of all cases, with the tiny widths of the check (default: "
+        "none); coordinates: run to check",
     )
     parser.add_argument(
         "overrides",
@@ -48,7 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_parse_process_counts,
         metavar="N,N,…",
         help="parity: numbers of ranks (default: 1,2,4, or up to the number of accelerators); "
-        "device: one number (default: one rank for each accelerator, or 2 on a CPU)",
+        "pairs: most processes of a case (default: 4); device: one number (default: one rank "
+        "for each accelerator, or 2 on a CPU)",
     )
     parser.add_argument(
         "--precision",
@@ -93,6 +97,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FOLDER",
         help="device: folder of device-check.json, which can be sent back (default: %(default)s)",
     )
+    add_pairs_arguments(parser)
     _add_crash_arguments(parser)
 
 
@@ -128,6 +133,7 @@ def run(arguments: argparse.Namespace) -> int:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     checks = {
         "parity": _run_parity_check,
+        "pairs": run_pairs_check,
         "crash": _run_crash_check,
         "device": _run_device_check,
         "coordinates": _run_coordinate_check,

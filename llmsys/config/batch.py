@@ -133,29 +133,7 @@ class BatchConfig(Section):
                 f"{self.tokens} is not a multiple of sequence_length={self.sequence_length}. Use "
                 f"{legal}.",
             )
-        if self.assignment == "balanced" and self.attention_scope == "window":
-            yield Violation(
-                "assignment",
-                "balanced equalizes the attention cost of documents, but with "
-                "attention_scope=window all sequences cost the same. Use sequential, or "
-                "attention_scope=document.",
-            )
-
         yield from self._find_stage_violations()
-        yield from self._find_order_violations()
-        if self.fill_in_middle is not None and self.packing == "concatenate":
-            yield Violation(
-                "fill_in_middle",
-                "documents are rearranged as a whole, and packing=concatenate cuts them. Use "
-                "packing=best_fit or first_fit, or set it to null.",
-            )
-        if self.packing != "concatenate" and self.attention_scope == "window":
-            yield Violation(
-                "packing",
-                f"{self.packing} keeps documents whole, but with attention_scope=window each sees "
-                "the others of its sequence. Use attention_scope=document, or "
-                "packing=concatenate.",
-            )
 
     def _find_stage_violations(self) -> Iterator[Violation]:
         before, shorter = 0, 0
@@ -184,61 +162,6 @@ class BatchConfig(Section):
                 )
                 yield Violation(f"{key}.sequence_length", f"{text} Order the stages by both.")
             before, shorter = stage.until_tokens, stage.sequence_length
-        if self.length_stages and self.packing != "concatenate":
-            text = (
-                f"packing={self.packing} keeps documents whole in windows, which stages divide. "
-                "Use concatenate."
-            )
-            yield Violation("length_stages", text)
-
-    def _find_order_violations(self) -> Iterator[Violation]:
-        if self.window_order == "shuffled":
-            return
-        others = {
-            f"packing={self.packing} takes documents in another order": self.packing
-            != "concatenate",
-            "length_stages divide a window into sequences of one step": bool(self.length_stages),
-            "ramp changes the number of rows": self.ramp is not None,
-        }
-        for reason in (reason for reason, is_found in others.items() if is_found):
-            yield Violation(
-                "window_order", f"consecutive rows are not read on where {reason}. Use shuffled."
-            )
-
-    def find_pair_violations(self) -> Iterator[Violation]:
-        """Yield the violations of a batch of pairs or texts, which are bucketed by length."""
-        if self.length_stages:
-            yield Violation(
-                "length_stages", "pairs and texts have different lengths. Leave it empty."
-            )
-        if self.fill_in_middle is not None:
-            yield Violation(
-                "fill_in_middle", "pairs and texts have no documents to rearrange. Set it to null."
-            )
-        if self.packing != "concatenate":
-            yield Violation(
-                "packing", f"{self.packing} packs documents, not pairs or texts. Use concatenate."
-            )
-        if self.window_order != "shuffled":
-            yield Violation(
-                "window_order", "consecutive is for documents cut into windows. Use shuffled."
-            )
-        if self.ramp is not None:
-            yield Violation(
-                "ramp",
-                "pairs and texts are batched in length buckets, which do not grow. Set it to null.",
-            )
-        if self.assignment != "sequential":
-            yield Violation(
-                "assignment",
-                f"{self.assignment} applies to packed sequences; length buckets are balanced "
-                "already. Use sequential.",
-            )
-        if self.micro_sequences == "auto":
-            yield Violation(
-                "micro_sequences",
-                "auto applies to packed sequences. Use 0 and set num_length_buckets.",
-            )
 
     def resolve_micro_sequences(self, share: int) -> int:
         """Return the windows of one forward pass of a rank.

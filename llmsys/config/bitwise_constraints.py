@@ -1,99 +1,23 @@
-"""Rules of `train.reproducibility: bitwise`: a fixed list of micro-batches and one summation order.
+"""Rules of `train.reproducibility: bitwise` that compute what is legal: a fixed list of
+micro-batches, and the ranks that share it.
 
-RunConfig checks the rules between sections. `require_ranks` checks the number of ranks when a run
-starts.
+RunConfig checks the micro-batches. `require_ranks` checks the number of ranks when a run starts.
+What bitwise mode cannot be combined with is in combinations.yaml.
 """
 
 from collections.abc import Iterator
 
 from llmsys.config.batch import BatchConfig
-from llmsys.config.engine import EngineConfig
-from llmsys.config.optimizer import OptimizerConfig
-from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.section import list_divisors
-from llmsys.config.train import TrainConfig
 from llmsys.errors import ConfigError, Violation, format_choices
 
-FAST_REMEDY = "or set train.reproducibility=fast"
 
-
-def find_bitwise_violations(
-    train: TrainConfig,
-    engine: EngineConfig,
-    layout: ParallelLayout,
-    batch: BatchConfig,
-    *,
-    optimizer: OptimizerConfig,
-    windows: bool,
-) -> Iterator[Violation]:
-    """Yield the settings that change sums with the number of ranks.
-
-    Args:
-        train: the `train:` section.
-        engine: the `engine:` section.
-        layout: the `layout:` section.
-        batch: the `batch:` section.
-        optimizer: the `optimizer:` section.
-        windows: steps are packed windows of one length, not pairs or texts.
-    """
-    if engine.kind != "torch":
-        yield _build_summation_violation("engine.kind", engine.kind, "torch")
-    else:
-        if engine.data_parallel != "fsdp":
-            yield _build_summation_violation("engine.data_parallel", engine.data_parallel, "fsdp")
-        if engine.cpu_offload != "none":
-            yield Violation(
-                "engine.cpu_offload",
-                f"{engine.cpu_offload} runs the optimizer with other kernels. Use none, "
-                f"{FAST_REMEDY}.",
-            )
-        if engine.gradient_accumulation != "sharded":
-            yield _build_summation_violation(
-                "engine.gradient_accumulation", engine.gradient_accumulation, "sharded"
-            )
-    for axis in ("context", "tensor"):
-        if (size := getattr(layout, axis)) > 1:
-            yield Violation(
-                f"layout.{axis}",
-                f"{size} ranks would each sum a part of one matmul, so the result would depend on "
-                f"their number. Use {axis}=1 with shard, replicate and expert, {FAST_REMEDY}.",
-            )
-    if not optimizer.is_elementwise:
-        yield Violation(
-            "optimizer.kind",
-            f"{optimizer.kind} has operations that are not elementwise and exact. Use adamw, "
-            f"{FAST_REMEDY}.",
-        )
-    yield from _find_train_violations(train)
-    if windows:
-        yield from _find_micro_batch_violations(batch)
-
-
-def _build_summation_violation(key: str, value: str, other: str) -> Violation:
-    return Violation(key, f"{value} sums gradients in its own order. Use {other}, {FAST_REMEDY}.")
-
-
-def _find_train_violations(train: TrainConfig) -> Iterator[Violation]:
-    if train.precision == "fp16":
-        text = (
-            "fp16 adapts the loss scale to earlier overflows, which bitwise mode does not "
-            "support. Use bf16 or fp32"
-        )
-        yield Violation("train.precision", f"{text}, {FAST_REMEDY}.")
-    if train.compile == "block":
-        text = f"{train.compile} selects kernels by the first shapes that it sees. Use none"
-        yield Violation("train.compile", f"{text}, {FAST_REMEDY}.")
-    if not train.threads_per_process:
-        yield Violation(
-            "train.threads_per_process",
-            "0 selects the threads by the number of cores, and sums on CPUs depend on it. Use 1, "
-            "or the same number in every run of this model.",
-        )
-
-
-def _find_micro_batch_violations(batch: BatchConfig) -> Iterator[Violation]:
+def find_bitwise_violations(batch: BatchConfig) -> Iterator[Violation]:
     """Yield a violation unless the micro-batch is a fixed number of windows that divides every
     step.
+
+    Args:
+        batch: the `batch:` section; steps are packed windows of one length.
     """
     legal = [
         size

@@ -15,6 +15,11 @@ class _BaseEngineConfig(Section):
     offloads_gradients: ClassVar[bool] = False  # CPU offload includes gradients
 
     @property
+    def title(self) -> str:
+        """Kind of the engine, as a message names it."""
+        return str(getattr(self, "kind", ""))
+
+    @property
     def shards_optimizer_state(self) -> bool:
         """Master weights and moments are sharded over the data-parallel ranks."""
         return False
@@ -52,6 +57,11 @@ class TorchEngineConfig(_BaseEngineConfig):
         description="Gradient accumulation under fsdp. sharded: reduce-scatter after each "
         "micro-batch. whole: accumulate unsharded fp32 gradients and reduce once per step.",
     )
+
+    @property
+    def title(self) -> str:
+        """`torch` with its kind of data parallelism."""
+        return f"torch with data_parallel={self.data_parallel}"
 
     @property
     def shards_optimizer_state(self) -> bool:

@@ -238,6 +238,11 @@ class DropoutConfig(Section):
         description="Dropout on the hidden states before the head (T5, classifiers).",
     )
 
+    @property
+    def is_active(self) -> bool:
+        """True where anything is dropped."""
+        return any(self.model_dump().values())
+
 
 class EncoderConfig(Section):
     """The encoder of an encoder-decoder; null fields are the decoder's."""

@@ -4,17 +4,12 @@ The default objective follows from the model: next-token prediction for a decode
 an encoder-decoder, masked language modelling or classification for an encoder, by its head.
 """
 
-from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from llmsys.config.batch import BatchConfig
 from llmsys.config.images import AugmentationConfig
-from llmsys.config.model import ModelConfig
-from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.section import Section
-from llmsys.errors import Violation
 
 # What each objective needs: the model's family, its head, and the kind of the data.
 NEEDS = {
@@ -31,7 +26,14 @@ ALSO_LEGAL = {"crawl": ("mixture", "tokens"), "labelled": ("images",), "next_tok
 
 
 def get_needs(kind: str) -> tuple[str, str, tuple[str, ...]]:
-    """Return the family and the head that an objective needs, and the legal kinds of its data."""
+    """Return what an objective needs.
+
+    Args:
+        kind: The `objective.kind`.
+
+    Returns:
+        The family of the model, the kind of its head, and the legal kinds of data.
+    """
     family, head, data = NEEDS[kind]
     return family, head, (data, *ALSO_LEGAL.get(data, ()), *ALSO_LEGAL.get(kind, ()))
 
@@ -212,100 +214,6 @@ def infer_objective(
     if head == "permutation":
         return PermutationConfig()
     return ClassificationConfig() if head == "classification" else NextTokenConfig()
-
-
-def find_scope_violations(
-    objective: ObjectiveConfig, model: ModelConfig, batch: BatchConfig, layout: ParallelLayout
-) -> Iterator[Violation]:
-    """Yield the violations of documents that are to be kept apart, or whole, where the objective
-    does not.
-
-    Args:
-        objective: the `objective:` section.
-        model: the `model:` section.
-        batch: the `batch:` section.
-        layout: the `layout:` section.
-    """
-    if isinstance(objective, NextSentenceConfig):
-        yield from _find_next_sentence_violations(objective, model, batch, layout)
-    if batch.length_stages:
-        yield from _find_stage_violations(objective, layout)
-    mixes = {
-        f"model.attention.kind={model.attention.kind}": model.attention.mixes_documents
-        and objective.uses_windows,
-        f"objective.kind={objective.kind}": isinstance(objective, SpanCorruptionConfig),
-    }
-    if batch.attention_scope == "document" and (
-        found := [choice for choice, is_mixed in mixes.items() if is_mixed]
-    ):
-        text = f"document is not kept by {found[0]}, which reads a window as one text. Use window."
-        yield Violation("batch.attention_scope", text)
-    routing = None if model.moe is None else model.moe.routing
-    if batch.attention_scope == "window" and getattr(routing, "scope", "sequence") == "document":
-        text = (
-            "document has no borders to count by with batch.attention_scope=window. Use sequence, "
-            "or attention_scope"
-        )
-        yield Violation("model.moe.routing.scope", f"{text}=document.")
-    if (
-        batch.packing != "concatenate"
-        and objective.uses_windows
-        and not isinstance(objective, NextTokenConfig)
-    ):
-        text = (
-            f"{batch.packing} pads sequences, which objective.kind={objective.kind} does not "
-            "know. Use concatenate."
-        )
-        yield Violation("batch.packing", text)
-
-
-def _find_stage_violations(
-    objective: ObjectiveConfig, layout: ParallelLayout
-) -> Iterator[Violation]:
-    if not isinstance(objective, NextTokenConfig):
-        text = (
-            f"objective.kind={objective.kind} hides tokens of whole windows, which stages divide. "
-            "Leave it empty."
-        )
-        yield Violation("batch.length_stages", text)
-    for axis in ("context", "pipeline"):
-        if (size := getattr(layout, axis)) > 1:
-            text = (
-                f"{axis}={size} expects rows of one length, which stages change. Leave it empty, "
-                f"or use {axis}=1."
-            )
-            yield Violation("batch.length_stages", text)
-
-
-def _find_next_sentence_violations(
-    objective: NextSentenceConfig, model: ModelConfig, batch: BatchConfig, layout: ParallelLayout
-) -> Iterator[Violation]:
-    if model.head.kind == "mlm" and not model.head.next_sentence:
-        text = (
-            f"false has no output for objective.kind={objective.kind}. Use head: {{kind: mlm, "
-            "pooler: true,"
-        )
-        yield Violation(
-            "model.head.next_sentence", f"{text} next_sentence: true}}, or objective.kind=masked."
-        )
-    if model.embedding.token_types < 2:
-        text = (
-            f"{model.embedding.token_types} segments do not tell the two of "
-            f"objective.kind={objective.kind} apart"
-        )
-        yield Violation("model.embedding.token_types", f"{text}. Use 2.")
-    if batch.attention_scope != "document":
-        text = f"{batch.attention_scope} has no borders of documents, which segments are cut at"
-        yield Violation("batch.attention_scope", f"{text}. Use document, or objective.kind=masked.")
-    for axis in ("tensor", "context", "pipeline"):
-        if (size := getattr(layout, axis)) > 1:
-            text = (
-                f"{size} ranks share a row, and objective.kind={objective.kind} reads its first "
-                "position"
-            )
-            yield Violation(
-                f"layout.{axis}", f"{text}. Use {axis}=1 with shard, replicate or expert."
-            )
 
 
 class LossConfig(Section):

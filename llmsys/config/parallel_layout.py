@@ -9,11 +9,12 @@ Invariants:
 """
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any, Literal
 
 from pydantic import Field
 
-from llmsys.config.engine import EngineConfig
+from llmsys.config.combinations import find_refused_combinations
 from llmsys.config.expert_sharding import find_expert_violations
 from llmsys.config.model import ModelConfig
 from llmsys.config.pipeline import (
@@ -41,7 +42,6 @@ def find_model_sharding_violations(
     """
     if tensor * context == 1:
         return
-    yield from _find_kind_violations("tensor" if tensor > 1 else "context", model)
     yield from _find_head_violations(tensor, context // ring, model)
     for key, width in _iter_sharded_widths(model):
         if width % tensor:
@@ -54,57 +54,55 @@ def find_model_sharding_violations(
             )
 
 
-def find_run_sharding_violations(
-    tensor: int, context: int, engine: EngineConfig, sequence_length: int
+def find_sequence_violations(
+    tensor: int, context: int, sequence_length: int
 ) -> Iterator[Violation]:
-    """Yield the violations of tensor and context sizes that follow from engine and batch."""
+    """Yield a violation unless the positions of a sequence divide over the ranks that share it.
+
+    Args:
+        tensor: size of the tensor axis.
+        context: size of the context axis.
+        sequence_length: positions of a sequence.
+
+    Returns:
+        An iterator over violations; keys are relative to `layout`.
+    """
     parts = tensor * context
-    if parts == 1:
-        return
-    axis = "tensor" if tensor > 1 else "context"
-    if engine.kind != "torch" or engine.data_parallel != "fsdp":
-        chosen = (
-            engine.kind
-            if engine.kind != "torch"
-            else f"torch with data_parallel={engine.data_parallel}"
-        )
-        yield Violation(
-            axis,
-            f"engine.kind={chosen} does not shard matrices or sequences. Use engine.kind=torch "
-            "with data_parallel=fsdp, or tensor=1 and context=1.",
-        )
     if sequence_length % parts:
         near = max(1, round(sequence_length / parts)) * parts
         yield Violation(
-            axis,
+            "tensor" if tensor > 1 else "context",
             f"batch.sequence_length={sequence_length} positions cannot be divided over "
             f"context={context} × tensor={tensor} ranks. Use batch.sequence_length={near}, or "
             f"another multiple of {parts}.",
         )
 
 
-def _find_kind_violations(axis: str, model: ModelConfig) -> Iterator[Violation]:
-    """Yield a violation for every model choice that needs full sequences on each rank or has no
-    sharded version.
+def find_ring_violations(layout: "ParallelLayout", sequence_length: int) -> Iterator[Violation]:
+    """Yield the violations of a ring of context ranks.
+
+    Args:
+        layout: the `layout:` section, with a ring.
+        sequence_length: positions of a sequence.
+
+    Returns:
+        An iterator over violations; keys are relative to `layout`.
     """
-    whole = {
-        "model.family=encoder_decoder": model.family == "encoder_decoder",
-        "model.head.kind=classification": model.head.kind == "classification",
-        "model.residual.kind=reversible": model.residual.is_reversible,
-        "model.position.kind=transformer_xl": model.position.kind == "transformer_xl",
-        f"model.attention.kind={model.attention.kind}": not model.attention.can_shard_sequences,
-    }
-    if model.moe is not None:
-        whole[f"model.moe.routing.kind={model.moe.routing.kind}"] = (
-            model.moe.routing.kind != "token_choice"
+    ring = layout.ring_size
+    if layout.context % ring:
+        yield Violation(
+            "ring",
+            f"{ring} members cannot share context={layout.context} ranks equally. Use "
+            f"ring={format_choices(list_divisors(layout.context)[1:])}, or context_kind=ring.",
         )
-    for choice, found in whole.items():
-        if found:
-            yield Violation(
-                axis,
-                f"{choice} needs full sequences on each rank. Use tensor=1 and context=1, and "
-                "shard over shard, replicate or expert.",
-            )
+    if sequence_length % (2 * ring):
+        near = max(1, round(sequence_length / (2 * ring))) * 2 * ring
+        yield Violation(
+            "context_kind",
+            f"{layout.context_kind} deals two chunks of a sequence to each of {ring} members, and "
+            f"batch.sequence_length={sequence_length} cannot be divided by {2 * ring}. Use "
+            f"batch.sequence_length={near}.",
+        )
 
 
 def _find_head_violations(tensor: int, context: int, model: ModelConfig) -> Iterator[Violation]:
@@ -296,6 +294,8 @@ class ParallelLayout(Section):
         fitted = self.model_copy(update={"shard": world_size // self._non_shard_ranks})
         for problem in find_expert_violations(self.expert, model):
             raise LayoutError(problem)
+        for broken in find_refused_combinations(SimpleNamespace(model=model, layout=self)):
+            raise LayoutError(broken.message)
         for broken in find_model_sharding_violations(
             self.tensor, self.context, model, self.ring_size
         ):

@@ -55,8 +55,8 @@ class _BaseParametrizationConfig(Section):
             if found not in legal:
                 yield Violation(key, f"{name} has no rule for {found}. Use {' or '.join(legal)}.")
 
-    def find_run_violations(self, optimizer: str, schedule: str) -> Iterator[Violation]:
-        """Yield kinds of optimizer and schedule for which there is no rule, with keys of a run."""
+    def find_run_violations(self, optimizer: str) -> Iterator[Violation]:
+        """Yield a kind of optimizer for which there is no rule, with its key of a run."""
         name = f"model.parametrization.kind={self.kind}"  # type: ignore[attr-defined]
         if optimizer not in self.optimizers:
             legal = format_choices(list(self.optimizers))
@@ -65,9 +65,6 @@ class _BaseParametrizationConfig(Section):
                 "parametrization.kind=standard."
             )
             yield Violation("optimizer.kind", text)
-        if schedule == "noam":
-            text = f"noam scales the rate by the width, as {name} does. Use inverse_sqrt"
-            yield Violation("schedule.kind", f"{text}, or parametrization.kind=standard.")
 
 
 class StandardParametrizationConfig(_BaseParametrizationConfig):
@@ -153,7 +150,8 @@ class UnitScaledConfig(_BaseParametrizationConfig):
     def find_violations(self, model: dict[str, Any]) -> Iterator[Violation]:
         """Yield what the kind has no rule for, and fields that it replaces."""
         yield from super().find_violations(model)
-        if model["attention"].scale is not None:
+        # Kinds without the field are refused above, or have a scale of their own.
+        if getattr(model["attention"], "scale", None) is not None:
             yield Violation(
                 "attention.scale",
                 "parametrization.kind=unit_scaled sets it. Use "

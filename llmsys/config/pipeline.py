@@ -15,10 +15,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field
 
 from llmsys.config.batch import BatchConfig
-from llmsys.config.engine import EngineConfig
 from llmsys.config.model import ModelConfig
 from llmsys.config.section import Section, list_divisors
-from llmsys.config.train import GenerationConfig, TrainConfig
 from llmsys.errors import LayoutError, Violation, format_choices
 
 _SPLIT_BACKWARD = "computes gradients of inputs and of weights in two passes"
@@ -201,95 +199,6 @@ def find_stage_violations(
             f"{list(layers_per_stage)} must be {stages} numbers of at least 1 with the sum "
             f"{layers}, the layers of the model. Use {even}, or leave it out to cut by cost.",
         )
-    for choice in _list_unproven_choices(model):
-        yield Violation(
-            "pipeline",
-            f"{choice} does not run in stages. Use pipeline=1 with shard, tensor or context.",
-        )
-
-
-def _list_unproven_choices(model: ModelConfig) -> list[str]:
-    found = {
-        f"model.family={model.family}": model.family == "encoder_decoder",
-        f"model.head.kind={model.head.kind}": model.head.kind in ("classification", "features"),
-        f"model.recurrence.kind={getattr(model.recurrence, 'kind', None)}": model.recurrence
-        is not None,
-        f"model.attention.kind={model.attention.kind}": model.attention.has_own_mask,
-        "model.residual.kind=reversible": model.residual.is_reversible,
-        # T5's table is one parameter of all layers.
-        f"model.position.kind={model.position.kind}": model.position.kind
-        in ("relative_bias", "transformer_xl"),
-    }
-    return [choice for choice, is_found in found.items() if is_found]
-
-
-def find_pipeline_violations(
-    ranks: int,
-    model: ModelConfig,
-    engine: EngineConfig,
-    train: TrainConfig,
-    generation: GenerationConfig,
-    *,
-    windows: bool,
-) -> Iterator[Violation]:
-    """Yield the violations between a pipeline and the other sections, for every number of ranks.
-
-    Args:
-        ranks: size of the pipeline axis, more than 1.
-        model: the `model:` section.
-        engine: the `engine:` section.
-        train: the `train:` section.
-        generation: the `generation:` section.
-        windows: steps consist of windows of equal length, not of pairs or texts.
-
-    Returns:
-        An iterator over violations.
-    """
-    whole = "or layout.pipeline=1"
-    if engine.kind != "torch" or engine.data_parallel != "fsdp":
-        value = (
-            engine.kind
-            if engine.kind != "torch"
-            else f"torch with data_parallel={engine.data_parallel}"
-        )
-        yield Violation(
-            "engine.kind", f"{value} runs no stages. Use torch with data_parallel=fsdp, {whole}."
-        )
-    if train.reproducibility == "bitwise":
-        yield from _find_bitwise_violations(model, whole)
-    if train.noise_scale_every_steps:
-        text = (
-            "the gradient noise scale needs each micro-batch by itself, and a pipeline has "
-            "several under way"
-        )
-        yield Violation("train.noise_scale_every_steps", f"{text}. Use 0, {whole}.")
-    scaling = getattr(getattr(model.position, "scaling", None), "kind", "none")
-    if generation.prompts and scaling in ("ntk", "longrope"):
-        text = (
-            f"model.position.scaling.kind={scaling} computes a growing text again, which stages "
-            "do not"
-        )
-        remedy = "Use generation.prompts=[] and complete them after training with `llmsys generate`"
-        yield Violation("generation.prompts", f"{text}. {remedy}, {whole}.")
-    if not windows:
-        text = f"{ranks} ranks exchange tensors of one shape, but pairs and texts differ in length"
-        yield Violation("layout.pipeline", f"{text}. Use pipeline=1.")
-
-
-def _find_bitwise_violations(model: ModelConfig, whole: str) -> Iterator[Violation]:
-    tied, drops = model.tie_word_embeddings, any(model.dropout.model_dump().values())
-    if tied or model.multi_token_prediction is not None:
-        key = "model.tie_word_embeddings=true" if tied else "model.multi_token_prediction"
-        text = (
-            f"bitwise sums the gradient of one embedding in each micro-batch, but with {key} two "
-            "stages have a part"
-        )
-        yield Violation("train.reproducibility", f"{text}. Use fast, {whole}.")
-    if drops:
-        text = (
-            "bitwise draws dropout layer by layer of a micro-batch, but stages draw by themselves"
-        )
-        yield Violation("train.reproducibility", f"{text}. Use fast, model.dropout={{}}, {whole}.")
 
 
 def list_legal_micro_sequences(

@@ -208,34 +208,6 @@ class _BaseRnnConfig(Section):
                 "rnn=null.",
             )
 
-    def find_train_violations(self, train: Any, zero_stage: int) -> Iterator[Violation]:
-        """Yield what of a run recurrent layers do not support, with full keys.
-
-        Args:
-            train: the `train:` section.
-            zero_stage: `engine.zero_stage`; 0 without DeepSpeed.
-        """
-        kind: str = type(self).model_fields["kind"].default
-        legal = {"activation_checkpoint": "none", "matmul_dtype": "compute"}
-        found = {f"train.{key}": (getattr(train, key), value) for key, value in legal.items()}
-        if train.compile == "block":
-            found["train.compile"] = ("block", "none")
-        for key, (value, other) in found.items():
-            if value != other:
-                yield Violation(
-                    key,
-                    f"{value} works on blocks, and model.rnn.kind={kind} has none. Use {other}.",
-                )
-        if zero_stage == 3:
-            # DeepSpeed 0.19.8 asserts that the weights in a bucket of gradients are different ones.
-            text = (
-                f"3 reduces a gradient after each use of its weight, and model.rnn.kind={kind} "
-                "uses one at every"
-            )
-            yield Violation(
-                "engine.zero_stage", f"{text} position. Use zero_stage=2, or engine.kind=torch."
-            )
-
 
 class ElmanConfig(_BaseRnnConfig):
     """h = tanh(W x + U h) (Elman 1990; torch.nn.RNN)."""

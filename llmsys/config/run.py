@@ -8,21 +8,19 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
-from llmsys.config.architecture_constraints import find_architecture_violations
 from llmsys.config.batch import BatchConfig
 from llmsys.config.bitwise_constraints import find_bitwise_violations
 from llmsys.config.checkpoint import CheckpointConfig
+from llmsys.config.combinations import find_refused_combinations
 from llmsys.config.data import CrawlConfig, DataConfig
 from llmsys.config.engine import EngineConfig, TorchEngineConfig
 from llmsys.config.evaluation import MAX_DEFAULT_SEQUENCES, EvaluationConfig
 from llmsys.config.expert_sharding import find_expert_violations
-from llmsys.config.logit_clip_constraints import find_logit_clip_violations
+from llmsys.config.images import ImagesConfig
 from llmsys.config.model import ModelConfig
-from llmsys.config.noise_scale_constraints import find_noise_scale_violations
 from llmsys.config.objective import (
     LossConfig,
     ObjectiveConfig,
-    find_scope_violations,
     get_needs,
     infer_objective,
 )
@@ -30,20 +28,16 @@ from llmsys.config.optimizer import AdamWConfig, OptimizerConfig
 from llmsys.config.parallel_layout import (
     ParallelLayout,
     find_model_sharding_violations,
-    find_run_sharding_violations,
+    find_ring_violations,
+    find_sequence_violations,
 )
-from llmsys.config.pipeline import find_pipeline_violations, require_pipeline_micro_batches
+from llmsys.config.pipeline import require_pipeline_micro_batches
 from llmsys.config.python_code import PythonCode, compute_code_digest
-from llmsys.config.ring_constraints import find_ring_violations
 from llmsys.config.run_constraints import (
-    find_average_violations,
-    find_deepspeed_violations,
     find_evaluation_violations,
-    find_generation_violations,
+    find_image_violations,
     find_length_violations,
-    find_optimizer_violations,
     find_retention_violations,
-    find_torch_violations,
     resolve_layout,
 )
 from llmsys.config.schedule import CosineScheduleConfig, MultiplierScheduleConfig, ScheduleConfig
@@ -54,7 +48,6 @@ from llmsys.config.tokenizer import (
     PythonTokenizerConfig,
     SentencePieceConfig,
     TokenizerConfig,
-    find_weight_violations,
 )
 from llmsys.config.train import (
     FlopsConfig,
@@ -160,50 +153,22 @@ class RunConfig(Section):
 
     def _find_violations(self) -> Iterator[Violation]:
         yield from find_length_violations(self.model, self.batch, self.sequence_lengths)
-        kinds = {self.data.kind, self.tokenizer.kind, self.model.residual.kind}
-        given = self.model.patches, getattr(self.objective, "augmentation", None)
-        if kinds & {"images", "none", "reversible", "tokens", "chat"} or given != (None, None):
-            yield from find_architecture_violations(self)
         yield from self._find_objective_violations()
         yield from self._find_vocabulary_violations()
-        yield from find_weight_violations(self.tokenizer, self.data.kind)
         yield from self._find_budget_violations()
         yield from find_retention_violations(self.checkpoint, self.evaluation.every_steps)
         yield from find_evaluation_violations(
             self.evaluation, self.objective.kind, self.batch.sequence_length
         )
-        yield from find_generation_violations(self.generation, self.model)
-        yield from find_torch_violations(self.engine, self.layout, self.train)
         yield from self._find_axis_violations()
-        yield from find_deepspeed_violations(self.engine, self.layout, self.model)
-        windows = self.objective.uses_windows
-        if self.train.reproducibility == "bitwise":
-            sections = self.train, self.engine, self.layout, self.batch
-            yield from find_bitwise_violations(*sections, optimizer=self.optimizer, windows=windows)
-        if (
-            self.train.noise_scale_every_steps
-            or getattr(self.batch.ramp, "kind", "linear") == "noise_scale"
-        ):
-            yield from find_noise_scale_violations(
-                self.train, self.engine, self.layout, self.batch, windows=windows
-            )
-        if (stages := self.layout.pipeline) > 1:
-            parts = self.model, self.engine, self.train, self.generation
-            yield from find_pipeline_violations(stages, *parts, windows=windows)
-        if self.train.branch_from is not None or self.train.grow_model:
-            yield from find_source_violations(self.train)
-        if (rnn := self.model.rnn) is not None:
-            yield from rnn.find_train_violations(self.train, getattr(self.engine, "zero_stage", 0))
-        yield from find_average_violations(self.train, self.engine, self.checkpoint)
-        yield from find_optimizer_violations(self.optimizer, self.engine, self.train)
-        if self.optimizer.max_attention_logit is not None:
-            yield from find_logit_clip_violations(
-                self.model, self.engine, self.layout, self.train, self.optimizer.kind
-            )
+        if isinstance(self.data, ImagesConfig) and "model" in self.model_fields_set:
+            yield from find_image_violations(self.data, self.model, self.batch.sequence_length)
+        if self.train.reproducibility == "bitwise" and self.objective.uses_windows:
+            yield from find_bitwise_violations(self.batch)
+        yield from find_source_violations(self.train)
         if self.model.parametrization.kind != "standard":
-            yield from self.model.parametrization.find_run_violations(
-                self.optimizer.kind, self.schedule.kind
-            )
+            yield from self.model.parametrization.find_run_violations(self.optimizer.kind)
+        yield from find_refused_combinations(self)
 
     def _find_axis_violations(self) -> Iterator[Violation]:
         layout, model, length = self.layout, self.model, self.batch.sequence_length
@@ -216,8 +181,8 @@ class RunConfig(Section):
             ),
             *find_model_sharding_violations(layout.tensor, layout.context, model, layout.ring_size),
             *layout.find_stage_violations(model),
-            *find_run_sharding_violations(layout.tensor, layout.context, self.engine, length),
-            *(find_ring_violations(layout, model, length) if layout.ring_size > 1 else ()),
+            *find_sequence_violations(layout.tensor, layout.context, length),
+            *(find_ring_violations(layout, length) if layout.ring_size > 1 else ()),
         ):
             yield Violation(f"layout.{key}", message)
 
@@ -243,14 +208,9 @@ class RunConfig(Section):
             yield Violation(
                 "data.kind", f"{self.data.kind} data do not fit objective {kind}. Use {wanted}."
             )
-        if self.model_fields_set & {"batch", "data"}:
-            yield from find_scope_violations(self.objective, self.model, self.batch, self.layout)
-        find = (
-            self.batch.find_window_violations
-            if self.objective.uses_windows
-            else self.batch.find_pair_violations
-        )
-        yield from (Violation(f"batch.{key}", message) for key, message in find())
+        if self.objective.uses_windows:
+            for key, message in self.batch.find_window_violations():
+                yield Violation(f"batch.{key}", message)
 
     def _find_vocabulary_violations(self) -> Iterator[Violation]:
         both_given = {"model", "tokenizer"} <= self.model_fields_set
@@ -342,9 +302,7 @@ class RunConfig(Section):
             update={"train": self.train.model_copy(update={"precision": precision})}
         )
         # `auto` has passed the checks of the config.
-        if problems := list(
-            find_torch_violations(resolved.engine, resolved.layout, resolved.train)
-        ):
+        if problems := list(find_refused_combinations(resolved, about="train.precision")):
             reason = f" ({why})" if why else ""
             listed_problems = "; ".join(f"{problem.key}: {problem.message}" for problem in problems)
             raise ConfigError(

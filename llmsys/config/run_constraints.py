@@ -1,7 +1,8 @@
-"""Rules between the sections of a run: engine, prompts, checkpoints, evaluation tasks.
+"""Rules between the sections of a run that compute what is legal: lengths, ranks, checkpoints,
+images.
 
-Each violation names the value, the rule and the remedy. Rules of the axes are in
-parallel_layout.py.
+Each violation names the value, the rule and the remedy. What merely cannot be combined is in
+combinations.yaml; rules of the axes are in parallel_layout.py.
 """
 
 from collections.abc import Iterator
@@ -10,11 +11,11 @@ from llmsys.config.batch import BatchConfig
 from llmsys.config.checkpoint import CheckpointConfig
 from llmsys.config.engine import EngineConfig
 from llmsys.config.evaluation import EvaluationConfig
+from llmsys.config.images import ImagesConfig
 from llmsys.config.model import ModelConfig
-from llmsys.config.optimizer import OptimizerConfig
 from llmsys.config.parallel_layout import ParallelLayout
-from llmsys.config.train import GenerationConfig, TrainConfig
-from llmsys.errors import LayoutError, Violation
+from llmsys.config.section import find_nearest_multiples
+from llmsys.errors import LayoutError, Violation, format_choices
 
 
 def find_length_violations(
@@ -39,83 +40,6 @@ def find_length_violations(
             yield Violation(f"batch.{name}", f"{text}, or raise model.max_position_embeddings.")
 
 
-def find_generation_violations(
-    generation: GenerationConfig, model: ModelConfig
-) -> Iterator[Violation]:
-    """Yield the violations between `generation:` and the model."""
-    # Only decoders generate from prompts; other families ignore the section.
-    if not generation.prompts or model.family != "decoder":
-        return
-    if model.moe is not None and model.moe.routing.kind == "expert_choice":
-        yield Violation(
-            "generation.prompts",
-            f"{len(generation.prompts)} prompts cannot be completed with "
-            "model.moe.routing.kind=expert_choice: experts choose among all tokens of a "
-            "sequence, later ones included. Use generation.prompts=[], or "
-            "model.moe.routing.kind=token_choice or capacity.",
-        )
-
-
-FSDP, COMPILED = "engine.data_parallel=fsdp", ("train.compile", "block", "none")
-
-
-def find_average_violations(
-    train: TrainConfig, engine: EngineConfig, checkpoint: CheckpointConfig
-) -> Iterator[Violation]:
-    """Yield the violations of a moving average of the weights."""
-    if not train.ema_half_life_tokens:
-        return
-    if engine.kind == "deepspeed":
-        yield Violation(
-            "train.ema_half_life_tokens",
-            f"{train.ema_half_life_tokens} needs access to single weights, but DeepSpeed keeps "
-            "flat shards. Use engine.kind=torch, or checkpoint.average_last, or 0.",
-        )
-    if checkpoint.average_last:
-        yield Violation(
-            "train.ema_half_life_tokens",
-            f"{train.ema_half_life_tokens} and checkpoint.average_last={checkpoint.average_last} "
-            "both average weights. Set one of them to 0.",
-        )
-
-
-def find_torch_violations(
-    engine: EngineConfig, layout: ParallelLayout, train: TrainConfig
-) -> Iterator[Violation]:
-    """Yield the violations of the torch and accelerate engines that hold for every number of
-    ranks.
-    """
-    if is_replicated(engine):
-        yield from _find_replica_violations(engine, layout)
-    if train.activation_checkpoint == "offload" and (
-        engine.kind == "deepspeed" or train.compile == "block"
-    ):
-        key, value, legal = (
-            COMPILED if train.compile == "block" else ("engine.kind", "deepspeed", "torch")
-        )
-        text = (
-            f"offload copies each tensor as a block saves it, which {key}={value} decides by "
-            f"itself. Use {key}={legal}"
-        )
-        yield Violation(
-            "train.activation_checkpoint", f"{text}, or train.activation_checkpoint=selective."
-        )
-    if (
-        engine.kind == "torch"
-        and engine.gradient_accumulation == "whole"
-        and train.reproducibility == "bitwise"
-    ):
-        yield Violation(
-            "engine.gradient_accumulation",
-            "whole sums over micro-batches before ranks, but train.reproducibility=bitwise needs "
-            "its own order. Use engine.gradient_accumulation=sharded, or "
-            "train.reproducibility=fast.",
-        )
-    for key in ("matmul_dtype", "expert_matmul_dtype"):
-        if (recipe := getattr(train, key)) != "compute":
-            yield from _find_fp8_violations(f"train.{key}", recipe, engine, train)
-
-
 def is_replicated(engine: EngineConfig) -> bool:
     """Return whether every rank keeps all weights, gradients and moments.
 
@@ -132,7 +56,7 @@ def _get_replication_settings(engine: EngineConfig) -> tuple[str, str]:
     """Return the setting that replicates, and the setting that shards instead."""
     if engine.kind == "accelerate":
         return "engine.kind=accelerate", "engine.kind=torch"
-    return "engine.data_parallel=ddp", FSDP
+    return "engine.data_parallel=ddp", "engine.data_parallel=fsdp"
 
 
 def resolve_layout(
@@ -162,133 +86,6 @@ def resolve_layout(
             f"processes, or use {shards}."
         )
     return layout.model_copy(update={"replicate": ranks, "shard": 1}).resolve(ranks, model)
-
-
-def _find_replica_violations(engine: EngineConfig, layout: ParallelLayout) -> Iterator[Violation]:
-    copies, shards = _get_replication_settings(engine)
-    if layout.shard not in (-1, 1):
-        yield Violation(
-            "layout.shard",
-            f"{layout.shard} ranks cannot shard a replica that {copies} keeps unsharded on every "
-            f"rank. Use layout.shard=1, or {shards}.",
-        )
-    if layout.expert > 1:
-        yield Violation(
-            "layout.expert",
-            f"{layout.expert} ranks cannot shard the experts of a replica that {copies} keeps "
-            f"unsharded on every rank. Use layout.expert=1, or {shards}.",
-        )
-    if engine.kind == "torch" and engine.cpu_offload != "none":
-        yield Violation(
-            "engine.cpu_offload",
-            f"{engine.cpu_offload} needs FSDP: engine.data_parallel=ddp keeps master weights and "
-            f"gradients on the compute device. Use engine.cpu_offload=none, or {FSDP}.",
-        )
-
-
-def _find_fp8_violations(
-    key: str, recipe: str, engine: EngineConfig, train: TrainConfig
-) -> Iterator[Violation]:
-    reason = None
-    if engine.kind != "torch":
-        reason = f"engine.kind={engine.kind} does not support fp8 layers. Use engine.kind=torch"
-    elif is_replicated(engine):
-        reason = f"engine.data_parallel=ddp casts weights itself. Use {FSDP}"
-    elif train.precision not in ("auto", "bf16"):
-        reason = (
-            f"train.precision={train.precision} is not the output dtype of fp8 matmuls. Use "
-            "train.precision=bf16"
-        )
-    elif train.reproducibility == "bitwise":
-        reason = "train.reproducibility=bitwise does not support fp8 matmuls. Use fast"
-    if reason is not None:
-        yield Violation(key, f"{recipe} is not available: {reason}, or {key}=compute.")
-
-
-def find_optimizer_violations(
-    optimizer: OptimizerConfig, engine: EngineConfig, train: TrainConfig
-) -> Iterator[Violation]:
-    """Yield the violations of an optimizer that needs full matrices, or whose moments are
-    compressed.
-    """
-    if optimizer.kind == "schedule_free" and engine.kind == "deepspeed":
-        text = "needs single weights to evaluate their average. Use engine.kind=torch"
-    elif optimizer.kind == "schedule_free" and train.ema_half_life_tokens:
-        text = "evaluates its own average. Use train.ema_half_life_tokens=0"
-    elif (
-        not (optimizer.can_update_flat_shards or optimizer.kind == "muon")
-        and getattr(engine, "zero_stage", 0) > 0
-    ):
-        text = (
-            "is not built by engine.kind=deepspeed on flat shards. Use engine.zero_stage=0, or "
-            "engine.kind=torch"
-        )
-    else:
-        text = ""
-    if text:
-        yield Violation("optimizer.kind", f"{optimizer.kind} {text}, or optimizer.kind=adamw.")
-    if optimizer.kind == "python" and not (optimizer.elementwise or is_replicated(engine)):
-        yield Violation(
-            "optimizer.elementwise",
-            f"false needs whole parameters, which engine.kind={engine.kind} shards over ranks. "
-            "Use engine.kind=torch with engine.data_parallel=ddp, or write an elementwise rule.",
-        )
-    if optimizer.kind != "adamw" or optimizer.moments == "fp32":
-        return
-    if engine.kind == "deepspeed":
-        text = "DeepSpeed keeps flat float32 shards. Use engine.kind=torch"
-    elif train.reproducibility == "bitwise":
-        text = (
-            "train.reproducibility=bitwise rounds nothing by chance. Use train.reproducibility=fast"
-        )
-    else:
-        return
-    yield Violation(
-        "optimizer.moments",
-        f"{optimizer.moments} is not available: {text}, or optimizer.moments=fp32.",
-    )
-
-
-def find_deepspeed_violations(
-    engine: EngineConfig, layout: ParallelLayout, model: ModelConfig
-) -> Iterator[Violation]:
-    """Yield the violations of the DeepSpeed engine; none for other engines.
-
-    Args:
-        engine: the `engine:` section.
-        layout: the `layout:` section.
-        model: the `model:` section.
-    """
-    replicate, expert, recurrence = layout.replicate, layout.expert, model.recurrence
-    if engine.kind != "deepspeed":
-        return
-    if engine.zero_stage == 3 and recurrence is not None:
-        # DeepSpeed 0.19.8 puts the gradient of each use into one bucket, and asserts that they are
-        # different weights.
-        yield Violation(
-            "engine.zero_stage",
-            "3 reduces the gradient of a block after each of its uses, but model.recurrence.kind="
-            f"{recurrence.kind} repeats one. Use zero_stage=2, or engine.kind=torch.",
-        )
-    if engine.zero_stage == 3 and expert > 1:
-        yield Violation(
-            "engine.zero_stage",
-            "3 shards every expert over all ranks and cannot assign experts to "
-            f"layout.expert={expert}. Use engine.kind=torch, which does both, or zero_stage=2, or "
-            "layout.expert=1.",
-        )
-    if engine.zero_stage == 0 and engine.cpu_offload == "optimizer":
-        yield Violation(
-            "engine.cpu_offload",
-            "optimizer offloads the shards of a rank, but zero_stage=0 shards nothing. Use "
-            "zero_stage=1, 2 or 3, or cpu_offload=none.",
-        )
-    if engine.zero_stage > 0 and replicate > 1:
-        yield Violation(
-            "layout.replicate",
-            f"{replicate} replicas are not supported by DeepSpeed: zero_stage={engine.zero_stage} "
-            "shards over all ranks. Use layout.replicate=1, or engine.kind=torch.",
-        )
 
 
 def find_retention_violations(
@@ -330,11 +127,11 @@ def find_retention_violations(
 def find_evaluation_violations(
     evaluation: EvaluationConfig, objective: str, length: int
 ) -> Iterator[Violation]:
-    """Yield the violations of the evaluation tasks and of the length of held-out windows.
+    """Yield a violation if held-out windows are longer than those of training.
 
     Args:
         evaluation: the `evaluation:` section.
-        objective: `objective.kind`; tasks need the next-token objective.
+        objective: `objective.kind`.
         length: positions of a training sequence.
     """
     longest = length if objective in ("next_token", "masked") else 0
@@ -344,10 +141,44 @@ def find_evaluation_violations(
             f"{evaluation.sequence_length} positions exceed the {longest} of a training window. "
             f"Use at most {longest}.",
         )
-    if evaluation.tasks and objective != "next_token":
-        yield Violation(
-            "evaluation.tasks",
-            f"{len(evaluation.tasks)} tasks are scored by the likelihood of a text, which "
-            f"objective.kind={objective} does not model. Use evaluation.tasks=[], or a model with "
-            "family=decoder.",
+
+
+def find_image_violations(
+    data: ImagesConfig, model: ModelConfig, sequence_length: int
+) -> Iterator[Violation]:
+    """Yield the sizes of images that do not fit the patches of the model.
+
+    Args:
+        data: the `data:` section.
+        model: the `model:` section; without patches it is refused elsewhere.
+        sequence_length: positions of a sequence.
+    """
+    size = data.image_size
+    patches = model.patches
+    if patches is None:
+        return
+    if patches.num_channels != data.num_channels:
+        text = (
+            f"{patches.num_channels} differs from data.num_channels={data.num_channels}. Use "
+            f"{data.num_channels}."
         )
+        yield Violation("model.patches.num_channels", text)
+    if size % patches.patch_size:
+        legal = format_choices(find_nearest_multiples(size, patches.patch_size))
+        text = (
+            f"{size} pixels are not a whole number of patches of {patches.patch_size}. Use {legal}."
+        )
+        yield Violation("data.image_size", text)
+        return
+    wanted = patches.count_positions(size)
+    if wanted > model.max_position_embeddings and not model.interpolates_positions:
+        text = f"{size} pixels are {wanted} positions, and only learned ones are interpolated"
+        yield Violation(
+            "data.image_size", f"{text}. Use {patches.image_size}, or position.kind=learned."
+        )
+    if sequence_length != wanted:
+        text = (
+            f"{sequence_length} is not the {wanted} positions of data.image_size={size}. Use "
+            f"{wanted}."
+        )
+        yield Violation("batch.sequence_length", text)

@@ -178,17 +178,6 @@ class NoTokenizer(Section):
     kind: Literal["none"] = "none"
 
 
-def find_weight_violations(tokenizer: "TokenizerConfig", data: str) -> Iterator[Violation]:
-    """Yield a violation if language weights are set for data without language labels."""
-    if (
-        isinstance(tokenizer, TrainedTokenizerConfig)
-        and tokenizer.language_weights
-        and data in ("pairs", "labelled")
-    ):
-        message = f"data.kind={data} has no languages. Leave the weights out."
-        yield Violation("tokenizer.language_weights", message)
-
-
 TokenizerConfig = Annotated[
     SentencePieceConfig
     | WordPieceConfig

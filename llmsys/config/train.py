@@ -313,15 +313,3 @@ def find_source_violations(train: TrainConfig) -> Iterator[Violation]:
             f"{train.branch_from} does not name a step. Append the step of a checkpoint, such as "
             f"{train.branch_from}@1000.",
         )
-    if train.branch_from is not None and train.init_from is not None:
-        yield Violation(
-            "train.branch_from",
-            f"{train.branch_from} and train.init_from={train.init_from} are both sources of "
-            "weights. Use branch_from to continue a run at its token, or init_from to start at "
-            "token 0.",
-        )
-    if train.grow_model and train.branch_from is None and train.init_from is None:
-        yield Violation(
-            "train.grow_model",
-            "there is no model to grow. Set branch_from or init_from, or leave it out.",
-        )

@@ -15,8 +15,7 @@ from pydantic import ValidationError
 from llmsys.config.model import ModelConfig
 from llmsys.errors import ConfigError, format_choices
 from llmsys.hugging_face.config_json import ConfigJsonReader
-from llmsys.hugging_face.defaults import DEFAULTS
-from llmsys.hugging_face.read_config_json import FAMILIES
+from llmsys.hugging_face.families import FAMILIES
 from llmsys.hugging_face.shared_fields import Values
 from llmsys.log import get_logger
 
@@ -103,8 +102,9 @@ def _find_differences(model: ModelConfig, name: str, values: dict[str, Any]) -> 
     """Return the dotted keys that differ after reading `values` back; None if they are not a
     legal model.
     """
-    fields = ConfigJsonReader(values, DEFAULTS[name])
-    read = FAMILIES[name].read(fields)
+    family = FAMILIES[name]
+    fields = ConfigJsonReader(values, family.defaults)
+    read = family.read(fields)
     if fields.problems or fields.find_unknown_keys():
         return None
     try:

@@ -68,8 +68,50 @@ def build_toy_config(folder: Path, **changes: Any) -> RunConfig:
 def write_toy_dataset(
     folder: Path, documents: int = 120, heldout: int = 6, symbols: tuple[str, ...] = ()
 ) -> None:
-    """Write tokenizer, token shards and manifest as `llmsys prepare` does; no text produces the
-    pieces `symbols`.
+    """Write tokenizer, token shards and manifest as `llmsys prepare` does.
+
+    Args:
+        folder: The dataset folder, which is made.
+        documents: Training documents.
+        heldout: Held-out documents.
+        symbols: Pieces of the tokenizer that no text produces.
+    """
+    tokenizer = _write_tokenizer(folder, symbols)
+    splits = {
+        "train": _write_texts(folder, "train", _generate_texts(documents, seed=2), tokenizer),
+        "heldout": _write_texts(folder, "heldout", _generate_texts(heldout, seed=3), tokenizer),
+    }
+    _write_manifest(folder, splits, tokenizer)
+
+
+def write_toy_pairs(
+    folder: Path, labels: tuple[str, ...] = (), pairs: int = 160, heldout: int = 12
+) -> None:
+    """Write pairs of short texts as `llmsys prepare` does.
+
+    Args:
+        folder: the dataset folder, which is made.
+        labels: if given, texts have one of these labels each in place of a target.
+        pairs: training pairs.
+        heldout: held-out pairs.
+    """
+    tokenizer = _write_tokenizer(folder, ())
+    splits = {}
+    for split, count, seed in (("train", pairs, 4), ("heldout", heldout, 5)):
+        sources = _generate_texts(count, seed=seed, words=(1, 5))
+        splits[f"{split}_source"] = _write_texts(folder, f"{split}_source", sources, tokenizer)
+        if labels:
+            rows = [[number % len(labels)] for number in range(count)]
+            splits[split] = _write_split(folder, split, rows, sources)
+        else:
+            targets = [" ".join(reversed(text.split())) for text in sources]
+            splits[split] = _write_texts(folder, split, targets, tokenizer)
+    _write_manifest(folder, splits, tokenizer, labels=labels)
+
+
+def _write_tokenizer(folder: Path, symbols: tuple[str, ...]) -> Tokenizer:
+    """Train and write the tokenizer of a new dataset folder, with an empty folder of tokens
+    beside it.
     """
     (folder / "tokenizer").mkdir(parents=True)
     (folder / "tokens").mkdir()
@@ -89,11 +131,15 @@ def write_toy_dataset(
         control_symbols=list(symbols),
     )
     (folder / "tokenizer" / "tokenizer.model").write_bytes(model.getvalue())
-    tokenizer = load_tokenizer(folder / "tokenizer" / "tokenizer.model")
-    splits = {
-        "train": _write_split(folder, "train", _generate_texts(documents, seed=2), tokenizer),
-        "heldout": _write_split(folder, "heldout", _generate_texts(heldout, seed=3), tokenizer),
-    }
+    return load_tokenizer(folder / "tokenizer" / "tokenizer.model")
+
+
+def _write_manifest(
+    folder: Path,
+    splits: dict[str, token_shards.Split],
+    tokenizer: Tokenizer,
+    labels: tuple[str, ...] = (),
+) -> None:
     digests = [file.digest for file in token_shards.iter_token_files(folder, splits.values())]
     manifest = Manifest(
         name="toy",
@@ -110,6 +156,7 @@ def write_toy_dataset(
         languages={},
         lengths=Histogram(edges=(0, 1), counts=(0,)),
         read=ReadSummary(files=0, records=0, html_bytes=0),
+        labels=labels,
     )
     token_shards.write_manifest(folder, manifest)
 
@@ -119,24 +166,33 @@ def build_toy_url(split: str, number: int) -> str:
     return f"http://toy.example/{split}/{number}"
 
 
-def _generate_texts(count: int, seed: int) -> list[str]:
-    """Return sentences of a toy language, the same for the same seed."""
+def _generate_texts(count: int, seed: int, words: tuple[int, int] = (10, 60)) -> list[str]:
+    """Return sentences of a toy language, the same for the same seed; `words` limits their
+    number of words.
+    """
     choose = random.Random(seed)
     return [
-        " ".join(choose.choices(WORDS.split(), k=choose.randrange(10, 60))) + "."
+        " ".join(choose.choices(WORDS.split(), k=choose.randrange(*words))) + "."
         for _ in range(count)
     ]
 
 
-def _write_split(
+def _write_texts(
     folder: Path, split: str, documents: list[str], tokenizer: Tokenizer
+) -> token_shards.Split:
+    rows = [[*tokenizer.encode(text), tokenizer.eos_id] for text in documents]
+    return _write_split(folder, split, rows, documents)
+
+
+def _write_split(
+    folder: Path, split: str, rows: list[list[int]], documents: list[str]
 ) -> token_shards.Split:
     path = folder / "tokens" / f"{split}-00000.arrow"
     schema = token_shards.build_token_schema("uint16")
     urls = [build_toy_url(split, number) for number in range(len(documents))]
     with token_shards.ArrowFileWriter(path, schema) as writer:
         columns = {
-            "tokens": [[*tokenizer.encode(text), tokenizer.eos_id] for text in documents],
+            "tokens": rows,
             "id": [f"{number:032x}" for number in range(len(documents))],
             "file": ["toy.warc.gz"] * len(documents),
             "offset": list(range(len(documents))),

@@ -7,7 +7,9 @@ Axes are tensor, context, pipeline, data (ep for experts, vp for stages on each 
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import SimpleNamespace
 
+from llmsys.config.combinations import find_refused_combinations
 from llmsys.config.expert_sharding import find_expert_violations
 from llmsys.config.model import ModelConfig
 from llmsys.config.parallel_layout import ParallelLayout, find_model_sharding_violations
@@ -125,8 +127,12 @@ def find_layout_violations(
         yield format_device_mismatch(named, devices)
     yield from _find_pipeline_violations(config.model, named)
     ring = named.build_layout(config.layout).ring_size
-    broken = find_model_sharding_violations(named.tensor, named.context, config.model, ring)
-    yield from (one.message for one in broken)
+    axes = SimpleNamespace(tensor=named.tensor, context=named.context)
+    for broken in (
+        *find_refused_combinations(SimpleNamespace(model=config.model, layout=axes)),
+        *find_model_sharding_violations(named.tensor, named.context, config.model, ring),
+    ):
+        yield broken.message
     yield from find_expert_violations(named.expert, config.model)
     copy = named.shard * named.context * named.tensor
     ranks = copy * named.replicate

@@ -76,6 +76,7 @@ class ConfigJsonReader:
     def __init__(self, values: dict[str, Any], defaults: dict[str, Any], prefix: str = "") -> None:
         self.values, self.defaults, self.prefix = values, defaults, prefix
         self.asked: set[str] = set()
+        self.sections: dict[str, ConfigJsonReader] = {}
         self.problems: list[Violation] = []
         self.notes: list[str] = []
 
@@ -149,6 +150,26 @@ class ConfigJsonReader:
         """Add the problems, unknown keys and notes of a nested mapping."""
         self.problems += section.problems + section.find_unknown_keys()
         self.notes += section.notes
+
+    def get_key(self, key: str) -> "tuple[ConfigJsonReader, str]":
+        """Return the reader of the mapping in which a dotted key is, and the last word of the key.
+
+        Call `close_sections` after reading.
+        """
+        first, dot, rest = key.partition(".")
+        return self.get_section(first).get_key(rest) if dot else (self, key)
+
+    def get_section(self, name: str) -> "ConfigJsonReader":
+        """Return the reader of the mapping under `name`, the same one in each call."""
+        if name not in self.sections:
+            self.sections[name] = self.read_section(name, {})
+        return self.sections[name]
+
+    def close_sections(self) -> None:
+        """Add the problems, unknown keys and notes of all mappings of `get_section`."""
+        for section in self.sections.values():
+            section.close_sections()
+            self.merge_section(section)
 
     def has_value(self, name: str) -> bool:
         """Return whether the file itself has the key with a value other than null."""

@@ -1,6 +1,6 @@
 """Convert the text of a config.json to the values of a ModelConfig.
 
-`FAMILIES` is the registry of the supported model types, with their readers and writers.
+`FAMILIES` in families.py has the supported model types, with their readers and writers.
 
 Invariants:
 - Every key is converted, known to be harmless, restricted to supported values, or an error.
@@ -9,82 +9,20 @@ Invariants:
 
 import difflib
 import json
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 from llmsys.errors import ConfigError
-from llmsys.hugging_face import dbrx, deepseek, encoder, gpt, llama, moe, seq2seq, vision
 from llmsys.hugging_face.config_json import ConfigJsonReader
-from llmsys.hugging_face.defaults import DEFAULTS
-from llmsys.hugging_face.shared_fields import Values
-
-
-class ModelType(NamedTuple):
-    """One model type: its usual class, and the conversions between config.json and ModelConfig
-    values.
-    """
-
-    architecture: str
-    read: Callable[[ConfigJsonReader], Values]
-    write: Callable[[Values], Values]
-
-
-# In the order in which a model is tried, so that the simplest type that can express it is written.
-FAMILIES: dict[str, ModelType] = {
-    "llama": ModelType("LlamaForCausalLM", llama.read_llama, llama.write_llama),
-    "mistral": ModelType("MistralForCausalLM", llama.read_mistral, llama.write_mistral),
-    "qwen2": ModelType("Qwen2ForCausalLM", llama.read_qwen2, llama.write_qwen2),
-    "qwen3": ModelType("Qwen3ForCausalLM", llama.read_qwen3, llama.write_qwen3),
-    "smollm3": ModelType("SmolLM3ForCausalLM", llama.read_smollm3, llama.write_smollm3),
-    "olmo2": ModelType("Olmo2ForCausalLM", llama.read_olmo2, llama.write_olmo2),
-    "gemma2": ModelType("Gemma2ForCausalLM", llama.read_gemma2, llama.write_gemma2),
-    "gemma3_text": ModelType("Gemma3ForCausalLM", llama.read_gemma3, llama.write_gemma3),
-    "mixtral": ModelType("MixtralForCausalLM", moe.read_mixtral, moe.write_mixtral),
-    "qwen2_moe": ModelType("Qwen2MoeForCausalLM", moe.read_qwen2_moe, moe.write_qwen2_moe),
-    "qwen3_moe": ModelType("Qwen3MoeForCausalLM", moe.read_qwen3_moe, moe.write_qwen3_moe),
-    "olmoe": ModelType("OlmoeForCausalLM", moe.read_olmoe, moe.write_olmoe),
-    "phimoe": ModelType("PhimoeForCausalLM", moe.read_phimoe, moe.write_phimoe),
-    "gpt_oss": ModelType("GptOssForCausalLM", moe.read_gpt_oss, moe.write_gpt_oss),
-    "dbrx": ModelType("DbrxForCausalLM", dbrx.read_dbrx, dbrx.write_dbrx),
-    "deepseek_v2": ModelType(
-        "DeepseekV2ForCausalLM", deepseek.read_deepseek_v2, deepseek.write_deepseek_v2
-    ),
-    "deepseek_v3": ModelType(
-        "DeepseekV3ForCausalLM", deepseek.read_deepseek_v3, deepseek.write_deepseek_v3
-    ),
-    "glm4_moe": ModelType("Glm4MoeForCausalLM", deepseek.read_glm4_moe, deepseek.write_glm4_moe),
-    "gpt2": ModelType("GPT2LMHeadModel", gpt.read_gpt2, gpt.write_gpt2),
-    "gpt_neox": ModelType("GPTNeoXForCausalLM", gpt.read_gpt_neox, gpt.write_gpt_neox),
-    "opt": ModelType("OPTForCausalLM", gpt.read_opt, gpt.write_opt),
-    "bloom": ModelType("BloomForCausalLM", gpt.read_bloom, gpt.write_bloom),
-    "falcon": ModelType("FalconForCausalLM", gpt.read_falcon, gpt.write_falcon),
-    "bert": ModelType("BertForMaskedLM", encoder.read_bert, encoder.write_bert),
-    "roberta": ModelType("RobertaForMaskedLM", encoder.read_roberta, encoder.write_roberta),
-    "xlnet": ModelType("XLNetLMHeadModel", encoder.read_xlnet, encoder.write_xlnet),
-    "vit": ModelType("ViTForImageClassification", vision.read_vit, vision.write_vit),
-    "t5": ModelType("T5ForConditionalGeneration", seq2seq.read_t5, seq2seq.write_t5),
-    "bart": ModelType("BartForConditionalGeneration", seq2seq.read_bart, seq2seq.write_bart),
-    "marian": ModelType("MarianMTModel", seq2seq.read_marian, seq2seq.write_marian),
-}
+from llmsys.hugging_face.families import FAMILIES
 
 # Model types that `llmsys estimate` counts (llmsys/estimate/counted/) and nothing else reads.
 COUNTED_TYPES = frozenset(
     (
-        *(
-            "cohere",
-            "cohere2",
-            "gemma",
-            "granite",
-            "jamba",
-            "mamba",
-            "mamba2",
-            "ministral",
-            "ministral3",
-            "mt5",
-        ),
-        *("nemotron_h", "olmo3", "phi3", "qwen3_next", "starcoder2"),
+        "cohere", "cohere2", "gemma", "granite", "jamba", "mamba", "mamba2", "ministral",
+        "ministral3", "mt5", "nemotron_h", "olmo3", "phi3", "qwen3_next", "starcoder2",
     )
-)
+)  # fmt: skip
 # Model types whose config.json is another type's, under a name of its own.
 ALIASES = {"kimi_k2": "deepseek_v3"}
 
@@ -107,8 +45,9 @@ def read_model_values(values: dict[str, Any], source: str = "config.json") -> di
     """
     name = _require_model_type(values, source, list(FAMILIES))
     name = ALIASES.get(name, name)
-    fields = ConfigJsonReader(values, DEFAULTS[name])
-    read = FAMILIES[name].read(fields)
+    family = FAMILIES[name]
+    fields = ConfigJsonReader(values, family.defaults)
+    read = family.read(fields)
     fields.raise_violations(source)
     return read
 

@@ -123,7 +123,9 @@ def build_optimizer(
     groups = build_parameter_groups(named.items(), config, model)
     members: list[torch.optim.Optimizer] = []
     if adamw := list(_iter_param_groups(groups, named, "adamw", alike)):
-        members.append(_build_adamw(adamw, config))
+        members.append(
+            _build_adamw(adamw, config, {parameter: name for name, parameter in named.items()})
+        )
     match config:
         case AdamConfig() | AdamWConfig():
             pass
@@ -162,14 +164,16 @@ def _iter_param_groups(
                 }
 
 
-def _build_adamw(groups: list[dict[str, Any]], config: OptimizerConfig) -> torch.optim.Optimizer:
+def _build_adamw(
+    groups: list[dict[str, Any]], config: OptimizerConfig, names: Mapping[Tensor, str]
+) -> torch.optim.Optimizer:
     if isinstance(config, AdamWConfig) and config.moments != "fp32":
         settings: dict[str, Any] = {
             "lr": config.learning_rate,
             "betas": config.betas,
             "eps": config.eps,
         }
-        return CompressedAdamW(groups, moments=config.moments, **settings)
+        return CompressedAdamW(groups, moments=config.moments, names=names, **settings)
     kernel = choose_adamw_kernel(group["params"] for group in groups)
     if kernel.kind != "fused":
         log.warning("AdamW steps with %s kernels: %s", kernel.kind, kernel.reason)

@@ -13,11 +13,12 @@ Invariants:
   bfloat16, it does so always).
 - A second moment above zero is never stored as zero: the next update would be divided by almost
   nothing.
-- Random numbers follow from the step and the parameter's number, so that a resumed run repeats
-  them.
+- Random numbers follow from the step and the parameter's name, so that a resumed run repeats them,
+  and the copies of a tied embedding on two stages of a pipeline stay equal.
 """
 
-from collections.abc import Iterator, Sequence
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, assert_never
 
 import torch
@@ -38,6 +39,7 @@ class CompressedAdamW(torch.optim.Optimizer):
     Args:
         groups: Parameter groups, as for every torch optimizer.
         moments: How moments are stored.
+        names: Name of each parameter.
         lr: Learning rate.
         betas: Decay rates of the moments.
         eps: Added to the square root of the second moment.
@@ -48,11 +50,17 @@ class CompressedAdamW(torch.optim.Optimizer):
         groups: Sequence[dict[str, Any]],
         *,
         moments: Literal["bf16", "int8"],
+        names: Mapping[Tensor, str],
         lr: float,
         betas: tuple[float, float],
         eps: float,
     ) -> None:
         super().__init__(list(groups), {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0})
+        # By name: the number of a parameter depends on the stage of a pipeline.
+        self._keys = {
+            parameter: zlib.crc32(names[parameter].encode()) & 0xFFFFF
+            for parameter in self._iter_parameters()
+        }
         for parameter in self._iter_parameters():
             # On the host: each step reads it.
             self.state[parameter] = {"step": torch.zeros(())}
@@ -66,21 +74,19 @@ class CompressedAdamW(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Take one step from the gradients."""
-        number = 0
         for group in self.param_groups:
             for parameter in group["params"]:
-                number += 1
                 if parameter.grad is not None:
-                    self._step_parameter(parameter, group, number)
+                    self._step_parameter(parameter, group, self._keys[parameter])
 
-    def _step_parameter(self, parameter: Tensor, group: dict[str, Any], number: int) -> None:
+    def _step_parameter(self, parameter: Tensor, group: dict[str, Any], key: int) -> None:
         state = self.state[parameter]
         state["step"] += 1
         step = int(state["step"])
         assert parameter.grad is not None
-        # Different for every step and parameter, up to a million parameters.
+        # Different for every step and, but for one in a million, for every name.
         generator = torch.Generator(get_local_tensor(parameter).device).manual_seed(
-            step << 20 | number
+            step << 20 | key
         )
         tensors = {"weight": parameter, "gradient": parameter.grad, **state}
         del tensors["step"]

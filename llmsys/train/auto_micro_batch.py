@@ -21,7 +21,15 @@ CGROUP = Path("/sys/fs/cgroup")
 
 
 def resolve_micro_sequences(config: RunConfig, device: torch.device) -> RunConfig:
-    """Return the config with a number instead of `auto`, the same on every rank. Collective."""
+    """Return the config with a number instead of `auto`, the same on every rank. Collective.
+
+    Args:
+        config: The config of the run.
+        device: The device of this rank, whose memory counts.
+
+    Returns:
+        The config; the given one where it has a number already.
+    """
     if config.batch.micro_sequences != "auto":
         return config
     # The smallest rank decides: the micro-batch must be the same on all.

@@ -176,12 +176,15 @@ def set_num_threads(config: RunConfig) -> None:
 def build_trainer(
     config: RunConfig, stack: contextlib.ExitStack, complete_prompts: PromptCompleter
 ) -> Trainer:
-    """Return a trainer, resumed from the newest complete checkpoint of the run folder. Collective.
+    """Build a trainer, resumed from the newest complete checkpoint of the run folder. Collective.
 
     Args:
         config: the config with precision and micro-batch size resolved.
         stack: closes the files, threads and signal handlers that are opened here.
         complete_prompts: see `train_run`.
+
+    Returns:
+        The trainer, at the step that the checkpoint was saved at; at step 0 without one.
     """
     control = _build_control(config, stack)
     report_phase = control.watchdog.report_phase

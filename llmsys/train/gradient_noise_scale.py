@@ -16,14 +16,15 @@ from typing import Protocol
 
 import torch
 
+from llmsys.config.batch import BatchConfig
 from llmsys.config.batch_ramp import NoiseRampConfig
-from llmsys.config.noise_scale_constraints import require_micro_batches
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.run import RunConfig
 from llmsys.data.batch import Batch
 from llmsys.data.shuffle import build_permutation, derive_order_key
 from llmsys.data.step_batches import StepBatches
 from llmsys.engine.engine import StepResult
+from llmsys.errors import ConfigError
 from llmsys.parallel.process_group import all_reduce_sum, run_on_rank_zero
 
 # Weight of the running averages in each update: about the last 20 measurements count.
@@ -168,6 +169,29 @@ class NoiseScaleMeter:
         # micro-batch.
         small = (norm * result.targets / targets) ** 2
         self.scale.update(small, targets, result.gradient_norm**2, result.targets)
+
+
+def require_micro_batches(micro_batches: int, batch: BatchConfig) -> str:
+    """Check that steps that are measured have more than one micro-batch per rank.
+
+    Args:
+        micro_batches: micro-batches per rank in the last step, of a batch that grows by the noise
+            in the first.
+        batch: the batch section, named in the error message.
+
+    Returns:
+        The number of micro-batches as text for the log.
+
+    Raises:
+        ConfigError: there is one micro-batch.
+    """
+    if micro_batches > 1:
+        return f"{micro_batches} micro-batches"
+    raise ConfigError(
+        "train.noise_scale_every_steps compares micro-batches, but "
+        f"batch.micro_sequences={batch.micro_sequences} gives each rank only one. Use a smaller "
+        f"batch.micro_sequences or fewer processes, or set train.noise_scale_every_steps=0."
+    )
 
 
 def build_noise_scale_meter(

@@ -14,6 +14,7 @@ sys.path.insert(0, str(ROOT))  # mkdocs loads this file by its path
 
 from tools.docs import (  # noqa: E402
     api_reference,
+    combination_reference,
     config_reference,
     event_reference,
     format_reference,
@@ -90,6 +91,7 @@ def iter_pages() -> Iterator[tuple[str, str]]:
     """Yield the path below docs/ and the text of each generated page."""
     yield from config_reference.iter_pages()
     yield "reference/verbs.md", verb_reference.format_page()
+    yield "reference/combinations.md", combination_reference.format_page()
     yield "reference/rules.md", rule_reference.format_page()
     yield "reference/events.md", event_reference.format_page()
     yield "reference/formats.md", format_reference.format_page()

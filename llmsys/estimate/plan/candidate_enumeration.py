@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
+from llmsys.config.combinations import find_refused_combinations
 from llmsys.config.engine import EngineConfig, TorchEngineConfig
 from llmsys.config.parallel_layout import ParallelLayout
-from llmsys.config.pipeline import find_pipeline_violations
 from llmsys.config.run import RunConfig
 from llmsys.config.section import list_divisors
 from llmsys.estimate.plan.layout_candidate import LayoutCandidate, PlanTarget
@@ -37,15 +37,13 @@ def list_pipelines(config: RunConfig, place: PlanTarget, engine: EngineConfig) -
     pipelined.
     """
     machines = place.cluster.devices // place.device.node_devices
-    first, windows = ParallelLayout(pipeline=2), config.objective.uses_windows
+    layout = ParallelLayout(pipeline=2)
+    # Not validated: only what is refused in a pipeline counts here.
+    tried = config.model_copy(update={"engine": engine, "layout": layout})
     if (
         machines < 2
-        or any(first.find_stage_violations(config.model))
-        or any(
-            find_pipeline_violations(
-                2, config.model, engine, config.train, config.generation, windows=windows
-            )
-        )
+        or any(layout.find_stage_violations(config.model))
+        or any(find_refused_combinations(tried, about="layout.pipeline"))
     ):
         return [1]
     return [ranks for ranks in list_divisors(machines) if ranks <= config.model.num_hidden_layers]

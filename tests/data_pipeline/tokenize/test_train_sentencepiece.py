@@ -5,14 +5,16 @@ held back is learnt.
 import os
 import random
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from pydantic import ValidationError
 
-from llmsys.config.data import HeldoutSplitConfig
-from llmsys.config.tokenizer import SentencePieceConfig, find_weight_violations
+from llmsys.config.combinations import find_refused_combinations
+from llmsys.config.data import CrawlConfig, HeldoutSplitConfig, PairsConfig
+from llmsys.config.tokenizer import SentencePieceConfig
 from llmsys.data_pipeline.core.document_schema import (
     build_document_schema,
     hash_positions,
@@ -219,8 +221,10 @@ def test_symbols_that_cannot_be_are_refused(symbols: dict[str, Any], message: st
 
 
 def test_weights_of_languages_are_refused_where_texts_have_no_language() -> None:
-    config = SentencePieceConfig(language_weights={"en": 1})
-    (problem,) = find_weight_violations(config, "pairs")
+    tokenizer = SentencePieceConfig(language_weights={"en": 1})
+    pairs = SimpleNamespace(tokenizer=tokenizer, data=PairsConfig())
+    (problem,) = find_refused_combinations(pairs)
     assert problem.key == "tokenizer.language_weights"
     assert "data.kind=pairs has no languages" in problem.message
-    assert not list(find_weight_violations(config, "crawl"))
+    crawl = SimpleNamespace(tokenizer=tokenizer, data=CrawlConfig())
+    assert not list(find_refused_combinations(crawl))

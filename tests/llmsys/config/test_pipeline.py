@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from torch.distributed.pipelining import ScheduleInterleaved1F1B
 
+from llmsys.config.combinations import find_refused_combinations
 from llmsys.config.loading.load import read_config
 from llmsys.config.model import ModelConfig
 from llmsys.config.parallel_layout import ParallelLayout
@@ -189,8 +190,10 @@ def test_a_layout_without_a_pipeline_is_what_it_was() -> None:
     model = ModelConfig.model_validate(
         SMALL_MODEL.model_dump() | {"position": {"kind": "relative_bias"}}
     )
-    assert list(ParallelLayout().find_stage_violations(model)) == []
-    [broken] = ParallelLayout(pipeline=2).find_stage_violations(model)
+    alone = SimpleNamespace(model=model, layout=ParallelLayout())
+    assert list(find_refused_combinations(alone)) == []
+    staged = SimpleNamespace(model=model, layout=ParallelLayout(pipeline=2))
+    [broken] = find_refused_combinations(staged)
     assert broken.message == (
         "model.position.kind=relative_bias does not run in stages. Use pipeline=1 with shard, "
         "tensor or context."

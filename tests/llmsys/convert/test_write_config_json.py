@@ -14,7 +14,7 @@ from llmsys.config.model import ModelConfig
 from llmsys.convert.write_config_json import build_config_json
 from llmsys.errors import ConfigError
 from llmsys.estimate.model_tensors import count_parameters
-from llmsys.hugging_face.read_config_json import FAMILIES
+from llmsys.hugging_face.families import FAMILIES
 from tests.helpers.paths import TEST_DATA
 
 PUBLISHED = json.loads((TEST_DATA / "config" / "published_configs.json").read_text())

@@ -14,8 +14,7 @@ from llmsys.config.loading.load import build_model_config, load_hugging_face_con
 from llmsys.config.model import ModelConfig
 from llmsys.errors import ConfigError
 from llmsys.estimate.model_tensors import count_parameters
-from llmsys.hugging_face.defaults import DEFAULTS
-from llmsys.hugging_face.read_config_json import FAMILIES
+from llmsys.hugging_face.families import FAMILIES
 from tests.helpers.paths import TEST_DATA
 
 DATA = TEST_DATA / "config"
@@ -78,7 +77,7 @@ def test_a_published_file_has_the_parameters_of_its_weights(name: str) -> None:
 def test_a_key_that_is_left_out_means_what_transformers_takes_it_to_mean(model_type: str) -> None:
     theirs = transformers.AutoConfig.for_model(model_type)
     written = type(theirs).__dataclass_fields__
-    for key, default in DEFAULTS[model_type].items():
+    for key, default in FAMILIES[model_type].defaults.items():
         spelled = theirs.attribute_map.get(key, key)
         own = written[spelled].default if spelled in written else getattr(theirs, key, None)
         assert own == default, key

@@ -17,8 +17,7 @@ from llmsys.config.loading.load import (
     read_config,
 )
 from llmsys.errors import ConfigError
-from llmsys.hugging_face.defaults import DEFAULTS
-from llmsys.hugging_face.read_config_json import FAMILIES
+from llmsys.hugging_face.families import FAMILIES
 from llmsys.hugging_face.shared_fields import KINDS
 from llmsys.launch.main import main
 
@@ -522,7 +521,9 @@ def test_junk_is_refused_and_never_crashes(model_type: str) -> None:
         "attn_pdrop",
     )
     for junk in (None, "x", "", -1, 0, 1.5, float("inf"), [], [1, "x"], {}, {"x": 1}, True, [None]):
-        shapes: list[dict[str, Any]] = [{key: junk} for key in DEFAULTS[model_type].keys() | nested]
+        shapes: list[dict[str, Any]] = [
+            {key: junk} for key in FAMILIES[model_type].defaults.keys() | nested
+        ]
         shapes += [{"rope_scaling": {"type": kind, key: junk}} for kind in KINDS for key in inner]
         for changes in shapes:
             with contextlib.suppress(ConfigError):

@@ -146,3 +146,24 @@ def test_moments_of_8_bits_and_their_scales_are_loaded_under_another_layout(tmp_
         assert found.keys() == saved.keys()
         for name, value in saved.items():
             assert (found[name] == value).all(), name
+
+
+@pytest.mark.parametrize("moments", STORED)
+def test_the_rounding_of_a_parameter_does_not_depend_on_those_beside_it(
+    moments: MomentsDtype,
+) -> None:
+    # Two stages of a pipeline have copies of a tied embedding beside other parameters, and must
+    # keep them equal.
+    def train_shared(*others: str) -> Tensor:
+        named = {name: nn.Parameter(torch.ones(8, 16)) for name in (*others, "embed.weight")}
+        config = AdamWConfig(learning_rate=3e-3, moments=moments)
+        optimizer = build_optimizer(named, config, compute_dtype=torch.float32)
+        for step in range(3):
+            for parameter in named.values():
+                parameter.grad = torch.randn(8, 16, generator=torch.Generator().manual_seed(step))
+            optimizer.step()
+        return named["embed.weight"].detach()
+
+    assert torch.equal(
+        train_shared(), train_shared("blocks.0.up_proj.weight", "blocks.1.up_proj.weight")
+    )

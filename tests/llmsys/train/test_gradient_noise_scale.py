@@ -10,7 +10,6 @@ import torch
 from pydantic import ValidationError
 
 from llmsys.config.batch import BatchConfig
-from llmsys.config.noise_scale_constraints import require_micro_batches
 from llmsys.config.optimizer import AdamWConfig
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.run import RunConfig
@@ -21,7 +20,11 @@ from llmsys.model.transformer import Transformer
 from llmsys.parallel.device_mesh import build_device_meshes
 from llmsys.train import gradient_noise_scale
 from llmsys.train.cross_entropy import build_training_loss
-from llmsys.train.gradient_noise_scale import GradientNoiseScale, NoiseScaleMeter
+from llmsys.train.gradient_noise_scale import (
+    GradientNoiseScale,
+    NoiseScaleMeter,
+    require_micro_batches,
+)
 from tests.helpers.ranks import run_ranks
 from tests.helpers.tiny_training import LENGTH, build_sequences, build_tiny_config
 

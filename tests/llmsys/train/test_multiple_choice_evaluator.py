@@ -4,13 +4,15 @@ number of ranks.
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor
 
+from llmsys.config.combinations import find_refused_combinations
 from llmsys.config.evaluation import EvaluationConfig, MultipleChoiceConfig
-from llmsys.config.run_constraints import find_evaluation_violations
+from llmsys.config.objective import MaskedLmConfig, NextTokenConfig
 from llmsys.data.batch import Batch
 from llmsys.data.multiple_choice import ChoiceRows, MultipleChoiceQuestion
 from llmsys.launch.commands.train import format_evaluation
@@ -149,8 +151,10 @@ def test_sets_stand_beside_the_loss_by_name() -> None:
 
 def test_questions_for_a_model_that_learns_no_text_are_refused() -> None:
     sets = EvaluationConfig(tasks=(MultipleChoiceConfig(path=Path("a.jsonl")),))
-    assert list(find_evaluation_violations(sets, "next_token", 512)) == []
-    (problem,) = find_evaluation_violations(sets, "masked", 512)
+    fits = SimpleNamespace(evaluation=sets, objective=NextTokenConfig())
+    assert list(find_refused_combinations(fits)) == []
+    learns_no_text = SimpleNamespace(evaluation=sets, objective=MaskedLmConfig())
+    (problem,) = find_refused_combinations(learns_no_text)
     assert problem.key == "evaluation.tasks"
     assert (
         "1 tasks are scored by the likelihood of a text, which objective.kind=masked does not model"

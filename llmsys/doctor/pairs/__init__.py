@@ -1,0 +1,1 @@
+"""`llmsys doctor pairs`: every pair of choices of a step, compared with a plain step."""

@@ -1,0 +1,306 @@
+"""One rank of a case, and the comparison of a case with the plain process.
+
+Both run in processes of their own.
+
+Writes the recorded entries of a phase, or the error of a rank, into the folder of the case.
+"""
+
+import contextlib
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from llmsys.config.run import RunConfig
+from llmsys.doctor.pairs.comparison import (
+    Bands,
+    Difference,
+    decode_moments,
+    find_action_difference,
+    find_difference,
+    format_action,
+    select_bands,
+)
+from llmsys.doctor.pairs.events import (
+    Entry,
+    EventScript,
+    KilledError,
+    list_actions,
+    list_expected_actions,
+    looks_at_the_end,
+)
+from llmsys.doctor.pairs.factors import Assignment
+from llmsys.doctor.pairs.plain_step import PlainProcess, PlainState
+from llmsys.errors import StopRequested
+from llmsys.parallel.process_group import (
+    get_local_device,
+    get_world_size,
+    init_process_group,
+)
+from llmsys.train.auto_micro_batch import resolve_micro_sequences
+from llmsys.train.build_trainer import build_trainer, check_config, set_num_threads
+from llmsys.train.heldout_evaluator import HeldoutEvaluator
+from llmsys.train.precision import resolve_compile, resolve_precision, set_matmul_numerics
+
+FAILED = 3
+
+
+@dataclass(frozen=True)
+class Phase:
+    """The part of a case that one group of processes runs, up to an end, a stop or a kill.
+
+    Attributes:
+        number: index among the phases of the case.
+        config: config of the run.
+        ranks: number of processes.
+        fired: events that have happened before.
+        run: 0, or 1 for the branch.
+    """
+
+    number: int
+    config: RunConfig
+    ranks: int
+    fired: frozenset[str] = frozenset()
+    run: int = 0
+
+
+def run_rank(
+    folder: Path,
+    assignment: Assignment,
+    phase: Phase,
+    rank: int,
+    port: int,
+    prepare: Callable[[], None],
+) -> None:
+    """Run one rank of a phase, and end the process.
+
+    Args:
+        folder: folder of the case.
+        assignment: label by factor.
+        phase: the phase.
+        rank: the rank.
+        port: port of the rendezvous.
+        prepare: called before anything is built; tests plant bugs there.
+    """
+    _redirect_output(folder / f"output-{phase.number}-{rank}.txt")
+    local = {
+        "RANK": rank,
+        "LOCAL_RANK": rank,
+        "WORLD_SIZE": phase.ranks,
+        "LOCAL_WORLD_SIZE": phase.ranks,
+    }
+    os.environ |= {name: str(value) for name, value in (local | {"MASTER_PORT": port}).items()}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}
+    if not torch.cuda.is_available():
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    script = EventScript(assignment, set(phase.fired), phase.run)
+    try:
+        prepare()
+        with init_process_group(), contextlib.ExitStack() as stack:
+            _train(phase, script, stack)
+            torch.save(script.entries, folder / f"entries-{phase.number}-{rank}.pt")
+    except BaseException as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        text = f"{type(error).__name__}: {error} ({where.filename}:{where.lineno})"
+        (folder / f"error-{phase.number}-{rank}.txt").write_text(text)
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(FAILED)
+    sys.stdout.flush()
+    # torch's clean-up would wait for peers that are gone
+    os._exit(0)
+
+
+def _train(phase: Phase, script: EventScript, stack: contextlib.ExitStack) -> None:
+    check_config(phase.config, get_world_size())
+    config = resolve_micro_sequences(
+        resolve_compile(resolve_precision(phase.config)), get_local_device()
+    )
+    set_num_threads(config)
+    set_matmul_numerics()
+    # They compress the held-out documents with other programs, which takes longer than a step and
+    # trains nothing.
+    HeldoutEvaluator.compute_compressor_baselines = _skip_baselines  # type: ignore[method-assign]
+    trainer = build_trainer(config, stack, lambda *_: [])
+    script.attach(trainer)
+    with contextlib.suppress(StopRequested, KilledError):
+        trainer.train()
+
+
+def _skip_baselines(self: HeldoutEvaluator) -> tuple[float, float]:
+    return 0.0, 0.0
+
+
+def _redirect_output(path: Path) -> None:
+    with path.open("w") as opened:
+        # torch's C++ writes to the descriptors, not to sys.stderr
+        os.dup2(opened.fileno(), sys.stdout.fileno())
+        os.dup2(opened.fileno(), sys.stderr.fileno())
+
+
+def compare_case(
+    folder: Path, assignment: Assignment, phases: Sequence[Phase], twin: Sequence[Phase]
+) -> None:
+    """Compare a case with the plain process, write the first difference, and end this process.
+
+    Args:
+        folder: folder of the case.
+        assignment: label by factor.
+        phases: the phases of the run.
+        twin: the phases of the same run in fast mode, for a run in bitwise mode; empty for others.
+    """
+    _redirect_output(folder / "output-compare.txt")
+    torch.set_num_threads(1)
+    try:
+        entries = load_entries(folder, phases)
+        difference = find_case_difference(assignment, phases, entries)
+        if difference is None and twin:
+            difference = find_twin_difference(
+                entries,
+                load_entries(folder, twin),
+                select_bands(twin[0].config, is_corrected=False),
+            )
+        torch.save(difference, folder / "difference.pt")
+    except BaseException as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        text = (
+            f"the plain process: {type(error).__name__}: {error} ({where.filename}:{where.lineno})"
+        )
+        (folder / "error-compare.txt").write_text(text)
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(FAILED)
+    os._exit(0)
+
+
+def load_entries(folder: Path, phases: Sequence[Phase]) -> list[Entry]:
+    """Return what the phases of a run recorded, in order, with full tensors.
+
+    Args:
+        folder: folder of the case.
+        phases: the phases.
+
+    Raises:
+        ReplicaError: two ranks have other values at one place of a tensor.
+    """
+    found: list[Entry] = []
+    for phase in phases:
+        paths = [folder / f"entries-{phase.number}-{rank}.pt" for rank in range(phase.ranks)]
+        ranks: list[list[Entry]] = [torch.load(path, weights_only=False) for path in paths]
+        for same in zip(*ranks, strict=True):
+            found.append(replace(same[0], tensors=join_pieces(same), pieces=None))
+    return found
+
+
+class ReplicaError(Exception):
+    """Ranks that hold the same part of a tensor have other values."""
+
+
+def join_pieces(entries: Sequence[Entry]) -> dict[str, Tensor] | None:
+    """Return the full tensors of an action from the pieces of all ranks; None if it was not looked
+    at.
+
+    Args:
+        entries: the entry of each rank.
+
+    Raises:
+        ReplicaError: two ranks have other values at one place.
+    """
+    if entries[0].pieces is None:
+        return None
+    full: dict[str, Tensor] = {}
+    is_set: dict[str, Tensor] = {}
+    for rank, entry in enumerate(entries):
+        assert entry.pieces is not None
+        for name, (shape, region, values) in entry.pieces.items():
+            if name not in full:
+                full[name] = torch.zeros(shape, dtype=values.dtype)
+                is_set[name] = torch.zeros(shape, dtype=torch.bool)
+            part, known = full[name], is_set[name]
+            for dim, (begin, size) in enumerate(region):
+                part, known = part.narrow(dim, begin, size), known.narrow(dim, begin, size)
+            apart = (part.double() - values.double()).abs().where(known, 0.0)
+            # Ranks sum in one order, so copies have the same bits but for what a library reorders.
+            if apart.numel() and float(apart.max()) > 1e-6 * max(float(values.abs().max()), 1e-3):
+                text = f"{format_action(entry.action)}: rank {rank} has other values of {name}"
+                raise ReplicaError(
+                    f"{text} than a rank before it (apart by {float(apart.max()):.1e})"
+                )
+            part.copy_(values)
+            known.fill_(True)
+    return full
+
+
+def find_case_difference(
+    assignment: Assignment, phases: Sequence[Phase], entries: Sequence[Entry]
+) -> Difference | None:
+    """Return the first difference of a run from the plain process, or None.
+
+    Args:
+        assignment: label by factor.
+        phases: its phases.
+        entries: what it recorded, begun with a load.
+    """
+    expected = list_expected_actions(assignment)
+    # The first phase begins with the initial weights.
+    if (other := find_action_difference(list_actions(entries[1:]), expected)) is not None:
+        return other
+    config = phases[0].config
+    plain, bands = (
+        PlainProcess(config),
+        select_bands(config, is_corrected=not looks_at_the_end(assignment)),
+    )
+    is_lion = config.optimizer.kind == "lion"
+    saved: dict[int, PlainState] = {0: plain.copy_state()}
+    for place, entry in enumerate(entries):
+        action = entry.action
+        loss = norm = 0.0
+        if action.run and action.kind == "load":
+            plain.branch(phases[-1].config)
+        match action.kind:
+            case "train":
+                found = None if entry.tensors is None else decode_moments(entry.tensors)
+                loss, norm = plain.train(action.step, is_applied=action.is_applied, found=found)
+            case "evaluate":
+                loss = plain.evaluate()
+            case "save":
+                saved[action.step] = plain.copy_state()
+            case "load":
+                plain.load_state(saved[action.step])
+        # A rate that is not below what it is at its peak.
+        rate = (
+            config.optimizer.learning_rate * config.optimizer.embedding_lr_multiplier
+            if is_lion
+            else 0.0
+        )
+        difference = find_difference(place, entry, loss, norm, plain.state.tensors, bands, rate)
+        if difference is not None:
+            return difference
+        if entry.tensors is not None:
+            plain.correct_state(decode_moments(entry.tensors))
+    return None
+
+
+def find_twin_difference(
+    entries: Sequence[Entry], fast: Sequence[Entry], bands: Bands
+) -> Difference | None:
+    """Return the first difference of a run in bitwise mode from the same run in fast mode, or None.
+
+    Args:
+        entries: what the run recorded.
+        fast: what it recorded in fast mode.
+        bands: the bands of runs that are not set equal in between.
+    """
+    if (other := find_action_difference(list_actions(entries), list_actions(fast))) is not None:
+        return other
+    for place, (entry, twin) in enumerate(zip(entries, fast, strict=True)):
+        tensors = decode_moments(twin.tensors or {})
+        difference = find_difference(place, entry, twin.loss, twin.norm, tensors, bands)
+        if difference is not None:
+            return difference
+    return None

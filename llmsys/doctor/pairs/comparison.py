@@ -1,0 +1,285 @@
+"""Compare a run with the plain process: its actions, each loss and norm, and every tensor.
+
+Invariants:
+- A band is stated here, with the arithmetic that it follows from, or it is that of fp32.
+- Numbers are compared in the order in which a step computes them, so the first one that differs is
+  the cause.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from llmsys.config.run import RunConfig
+from llmsys.doctor.pairs.events import Action, Entry
+
+
+@dataclass(frozen=True)
+class Bands:
+    """Largest relative differences.
+
+    Attributes:
+        loss: of a loss.
+        norm: of the gradient norm.
+        moments: of a tensor of the optimizer's state, by its length.
+        weights: of a parameter or an average, by its length.
+        buffers: absolute, of balancing biases and shares of experts.
+        small: a tensor shorter than this share of the longest of its kind is mostly rounding, and
+            is compared by that share.
+    """
+
+    loss: float
+    norm: float
+    moments: float
+    weights: float
+    buffers: float
+    small: float = 1e-2
+
+
+# Sums of a few hundred float32 numbers, each rounded by 6e-8.
+FP32 = Bands(1e-5, 1e-5, 1e-5, 1e-5, 1e-6)
+# One rounding is 2⁻⁹ (bf16) or 2⁻¹² (fp16); a value goes through about 16 of them, and gradients
+# through as many again. A token may choose the other one of two nearly equal experts, which turns
+# its gradient and moves a bias by twice its rate of 0.01. A weight moves by the rate of 0.01 where
+# it is about 0.1 long.
+BF16 = Bands(2**-5, 0.25, 0.5, 0.1, 0.1, small=0.1)
+FP16 = Bands(2**-8, 0.1, 0.25, 0.1, 0.1, small=0.1)
+# bf16 keeps 8 bits of a moment, so an element is off by 2⁻⁸ at most, and an update by as much of
+# the rate.
+BF16_MOMENTS = Bands(1e-5, 1e-5, 2**-8, 2**-8, 1e-6)
+# A code of a first moment is (c / 127)² of its block's largest, of a second (c / 255)⁴: neighbours
+# of the largest are 2 / 127 and 4 / 255 apart, and smaller elements are off by more of themselves.
+INT8_MOMENTS = Bands(1e-5, 1e-5, 2**-4, 2**-5, 1e-6)
+
+# Where the plain process does not take over the state of each step, rounding adds up over eleven of
+# them, and updates that divide a gradient by its own size enlarge it: an update moves a weight by a
+# tenth of itself at most, so weights are off by a tenth of what moments are in a step, and the next
+# gradients by as much.
+UNCORRECTED = {
+    FP32: Bands(1e-3, 1e-2, 3e-2, 1e-2, 1e-6),
+    BF16_MOMENTS: Bands(1e-3, 1e-2, 2**-5, 2**-6, 1e-6),
+    INT8_MOMENTS: Bands(2**-6, 2**-4, 2**-2, 2**-4, 1e-6),
+}
+
+# Elements whose sign in Lion's update rounding may decide: a flip moves a weight by twice the rate.
+SIGN_FLIPS = 4
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first number of a run that is outside its band.
+
+    Attributes:
+        place: index among the actions of the run.
+        action: text of the action.
+        what: name of the number or tensor.
+        found: its value, or its length.
+        expected: that of the plain process.
+        distance: relative difference.
+        band: the largest one that is right.
+    """
+
+    place: int
+    action: str
+    what: str
+    found: float
+    expected: float
+    distance: float
+    band: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.action}: {self.what} is {self.found:.6g}, plainly {self.expected:.6g} "
+            f"(apart by {self.distance:.1e}, allowed {self.band:.0e})"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields, for JSON."""
+        return asdict(self)
+
+
+def select_bands(config: RunConfig, *, is_corrected: bool = True) -> Bands:
+    """Return the bands of a run, by its precision and by the dtype of its moments.
+
+    Args:
+        config: the config of the run.
+        is_corrected: the plain process takes over the state after each step.
+    """
+    bands = _select_corrected_bands(config)
+    # In 16 bits each step begins with the state of the run.
+    return bands if is_corrected else UNCORRECTED.get(bands, bands)
+
+
+def _select_corrected_bands(config: RunConfig) -> Bands:
+    match config.train.precision, getattr(config.optimizer, "moments", "fp32"):
+        case "fp32", "fp32":
+            return FP32
+        case "fp32", "bf16":
+            return BF16_MOMENTS
+        case "fp32", _:
+            return INT8_MOMENTS
+        case "fp16", "fp32" | "bf16":
+            return FP16
+        case _:
+            return BF16
+
+
+def format_action(action: Action) -> str:
+    """Return an action as text."""
+    step = (
+        "the initial weights"
+        if action.kind == "load" and action.step == 0
+        else f"step {action.step}"
+    )
+    refused = "" if action.is_applied else ", refused"
+    return f"{action.kind} {step}{refused}{', in the branch' if action.run else ''}"
+
+
+def find_action_difference(
+    found: Sequence[Action], expected: Sequence[Action]
+) -> Difference | None:
+    """Return the first action that is another one, or None.
+
+    Args:
+        found: actions of the run.
+        expected: actions that follow from the events.
+    """
+    for place in range(max(len(found), len(expected))):
+        one = found[place] if place < len(found) else None
+        other = expected[place] if place < len(expected) else None
+        if one != other:
+            texts = [
+                format_action(action) if action is not None else "nothing"
+                for action in (one, other)
+            ]
+            return Difference(
+                place, texts[0], f"the action; {texts[1]} was expected: it", 1, 0, float("inf"), 0
+            )
+    return None
+
+
+def find_difference(
+    place: int,
+    entry: Entry,
+    loss: float,
+    norm: float,
+    tensors: Mapping[str, Tensor],
+    bands: Bands,
+    rate: float = 0.0,
+) -> Difference | None:
+    """Return the first number of a step or an evaluation that is outside its band, or None.
+
+    Args:
+        place: index among the actions of the run.
+        entry: what the run did.
+        loss: loss of the plain process.
+        norm: its gradient norm.
+        tensors: its state.
+        bands: the bands.
+        rate: learning rate of optimizers whose update is a sign; 0 for others.
+    """
+    action = format_action(entry.action)
+    if entry.action.kind in ("train", "evaluate"):
+        # A step that is refused by its norm has none to compare.
+        numbers = [("the loss", entry.loss, loss, bands.loss)]
+        if entry.action.kind == "train" and entry.action.is_applied:
+            numbers.append(("the gradient norm", entry.norm, norm, bands.norm))
+        for what, found, expected, band in numbers:
+            distance = abs(found - expected) / max(abs(expected), 1e-12)
+            if not distance <= band:
+                return Difference(place, action, what, found, expected, distance, band)
+    if entry.tensors is None:
+        return None
+    return _find_tensor_difference(
+        place, action, decode_moments(entry.tensors), tensors, bands, rate
+    )
+
+
+def decode_moments(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors with 8-bit moments as numbers; scales are left out."""
+    decoded = {}
+    for name, tensor in tensors.items():
+        if name.startswith("scale_of_"):
+            continue
+        scales = tensors.get(f"scale_of_{name}")
+        if scales is None or tensor.is_floating_point():
+            decoded[name] = tensor.float()
+            continue
+        each = scales.repeat_interleave(tensor.shape[-1] // scales.shape[-1], -1)
+        code = tensor.float()
+        if tensor.dtype == torch.int8:
+            decoded[name] = (code / 127).square() * code.sign() * each
+        else:
+            decoded[name] = (code / 255) ** 4 * each
+    return decoded
+
+
+# State that is no tensor of the model: what it does to a step is compared.
+COUNTERS = ("loss_scale", "average_weights")
+
+# Kinds of tensors in the order in which a step computes them; those of a kind by name.
+ORDER = ("moment", "parameter", "average", "buffer")
+
+
+def _iter_in_order(names: Sequence[str]) -> Iterator[str]:
+    for kind in ORDER:
+        yield from (name for name in names if kind in name.partition("/")[0])
+
+
+def _find_tensor_difference(
+    place: int,
+    action: str,
+    found: Mapping[str, Tensor],
+    expected: Mapping[str, Tensor],
+    bands: Bands,
+    rate: float,
+) -> Difference | None:
+    names = [name for name in found if name not in COUNTERS]
+    if missing := sorted(set(names) ^ set(expected)):
+        what = f"{missing[0]}, which one of them lacks,"
+        return Difference(
+            place, action, what, float(missing[0] in found), float(missing[0] in expected), 1.0, 0.0
+        )
+    longest: dict[str, float] = {}
+    for name, tensor in expected.items():
+        kind = name.partition("/")[0]
+        longest[kind] = max(longest.get(kind, 0.0), float(tensor.norm()))
+    worst: Difference | None = None
+    for name in _iter_in_order(names):
+        kind = name.partition("/")[0]
+        one, other = found[name].double(), expected[name].double()
+        if kind == "buffer":
+            band, distance = bands.buffers, float((one - other).abs().max()) if one.numel() else 0.0
+        elif kind.endswith("basis_moment"):
+            band, distance = bands.moments, _measure_basis_error(one)
+        else:
+            band = bands.weights if kind in ("parameter", "average") else bands.moments
+            apart = max(
+                0.0,
+                float((one - other).norm()) - 2 * rate * SIGN_FLIPS**0.5 * (band == bands.weights),
+            )
+            distance = apart / max(float(other.norm()), bands.small * longest[kind], 1e-30)
+        if not distance <= band:
+            difference = Difference(
+                place, action, name, float(one.norm()), float(other.norm()), distance, band
+            )
+            is_same_kind = worst is not None and get_order(name) == get_order(worst.what)
+            if worst is None or (is_same_kind and distance > worst.distance):
+                worst = difference
+    return worst
+
+
+def get_order(name: str) -> int:
+    """Return the place of a tensor's kind in `ORDER`."""
+    return next(place for place, kind in enumerate(ORDER) if kind in name.partition("/")[0])
+
+
+def _measure_basis_error(basis: Tensor) -> float:
+    """Return how far a basis is from orthonormal; signs and equal eigenvalues leave it free."""
+    if not basis.any():  # before the first step
+        return 0.0
+    unit = torch.eye(basis.shape[-1], dtype=basis.dtype)
+    return float((basis.mT @ basis - unit).abs().max()) / 10

@@ -1,0 +1,319 @@
+"""Optimizers as their papers write them: one parameter at a time, in float64, plain operations.
+
+They share no code with llmsys/optim. State is kept by the names that checkpoints have, so that it
+can be compared.
+"""
+
+import math
+from typing import assert_never
+
+import torch
+from torch import Tensor
+
+from llmsys.config.matrix_optimizers import AdafactorConfig, MuonConfig, SoapConfig
+from llmsys.config.optimizer import (
+    AdamConfig,
+    AdamWConfig,
+    AdEMAMixConfig,
+    LionConfig,
+    OptimizerConfig,
+    PythonOptimizerConfig,
+    ScheduleFreeConfig,
+)
+
+# Name of a moment in a checkpoint → float64 tensor.
+Moments = dict[str, Tensor]
+
+# The square below which torch.optim.Adafactor estimates none.
+LEAST_SQUARE = torch.finfo(torch.float32).eps
+
+
+class PlainStep:
+    """One step of one parameter.
+
+    Args:
+        config: the `optimizer:` section.
+        count: steps that were applied, this one included.
+        rate: learning rate of the parameter.
+        decay: weight decay per unit of the rate.
+        share: share of the new fast weights in the average of a schedule-free optimizer.
+    """
+
+    def __init__(
+        self, config: OptimizerConfig, count: int, rate: float, decay: float, share: float
+    ) -> None:
+        self.config, self.count, self.rate, self.decay, self.share = (
+            config,
+            count,
+            rate,
+            decay,
+            share,
+        )
+
+    def compute_weight(
+        self, name: str, weight: Tensor, gradient: Tensor, moments: Moments
+    ) -> Tensor:
+        """Return the next weight, and change the moments."""
+        config = self.config
+        match config:
+            case AdamConfig():
+                # An L2 penalty, which the moments see.
+                return weight - self._take_adam_step(
+                    gradient + self.decay * weight, moments, config.betas, config.eps
+                )
+            case AdamWConfig():
+                return self._apply_decay(weight) - self._take_adam_step(
+                    gradient, moments, config.betas, config.eps
+                )
+            case LionConfig():
+                return self._take_lion_step(weight, gradient, moments, config)
+            case AdEMAMixConfig():
+                return self._take_ademamix_step(weight, gradient, moments, config)
+            case ScheduleFreeConfig():
+                return self._take_schedule_free_step(weight, gradient, moments, config)
+            case MuonConfig() if is_projection(name, weight.ndim):
+                return self._take_muon_step(weight, gradient, moments, config)
+            case SoapConfig() if is_projection(name, weight.ndim):
+                return self._take_soap_step(weight, gradient, moments, config)
+            case MuonConfig() | SoapConfig():
+                return self._apply_decay(weight) - self._take_adam_step(
+                    gradient, moments, config.betas, config.eps
+                )
+            case AdafactorConfig():
+                return self._take_adafactor_step(weight, gradient, moments, config)
+            case PythonOptimizerConfig():
+                raise TypeError("a class of the user's own has no plain form")
+            case unreachable:
+                assert_never(unreachable)
+
+    def find_contained_gradient(
+        self, name: str, weight: Tensor, gradient: Tensor, before: Moments, after: Moments
+    ) -> Tensor:
+        """Return the gradient by which moments changed; `gradient` where they do not tell.
+
+        Args:
+            name: name of the parameter.
+            weight: the parameter before the step.
+            gradient: the plain gradient, which has the sign where a moment has squares only.
+            before: moments before the step.
+            after: moments of the run after it.
+        """
+        config = self.config
+        if "first_moment" in after:
+            if isinstance(config, MuonConfig) and is_projection(name, gradient.ndim):
+                beta = config.momentum
+            else:
+                beta = config.betas[1] if isinstance(config, LionConfig) else config.betas[0]
+            if (
+                isinstance(config, SoapConfig)
+                and self.count == 1
+                and is_projection(name, gradient.ndim)
+            ):
+                return gradient  # its first step only measures
+            contained = (after["first_moment"] - beta * before["first_moment"]) / (1 - beta)
+            # Adam's moments have seen the decay of the weights, which `compute_weight` adds.
+            return contained - self.decay * weight if isinstance(config, AdamConfig) else contained
+        if "second_moment" in after:
+            beta = (
+                config.betas[1]
+                if not isinstance(config, AdafactorConfig)
+                else 1 - self.count**-config.decay_exponent
+            )
+            square = (after["second_moment"] - beta * before["second_moment"]) / (1 - beta)
+            return square.clamp(min=0).sqrt() * gradient.sign()
+        return gradient
+
+    def _apply_decay(self, weight: Tensor) -> Tensor:
+        return weight * (1 - self.rate * self.decay)
+
+    def _take_adam_step(
+        self,
+        gradient: Tensor,
+        moments: Moments,
+        betas: tuple[float, float],
+        eps: float,
+        count: int | None = None,
+    ) -> Tensor:
+        """Return rate · m̂ / (√v̂ + ε) (Kingma 2014, algorithm 1)."""
+        steps = self.count if count is None else count
+        first = betas[0] * moments["first_moment"] + (1 - betas[0]) * gradient
+        second = betas[1] * moments["second_moment"] + (1 - betas[1]) * gradient**2
+        moments |= {"first_moment": first, "second_moment": second}
+        unbiased = second / (1 - betas[1] ** steps)
+        return self.rate * first / (1 - betas[0] ** steps) / (unbiased.sqrt() + eps)
+
+    def _take_lion_step(
+        self, weight: Tensor, gradient: Tensor, moments: Moments, config: LionConfig
+    ) -> Tensor:
+        """Return the next weight (Chen 2023, algorithm 2)."""
+        momentum = moments["first_moment"]
+        direction = (config.betas[0] * momentum + (1 - config.betas[0]) * gradient).sign()
+        moments["first_moment"] = config.betas[1] * momentum + (1 - config.betas[1]) * gradient
+        return self._apply_decay(weight) - self.rate * direction
+
+    def _take_ademamix_step(
+        self, weight: Tensor, gradient: Tensor, moments: Moments, config: AdEMAMixConfig
+    ) -> Tensor:
+        """Return the next weight (Pagliardini 2024, algorithm 1); half-lives grow linearly."""
+        start, end, warmup = config.betas[0], config.slow_beta, config.slow_warmup_steps
+        grown = min(self.count / warmup, 1.0) if warmup else 1.0
+        low, high = (math.log(0.5) / math.log(beta) for beta in (start, end))
+        slow_beta = 0.5 ** (1 / ((1 - grown) * low + grown * high))
+        first = config.betas[0] * moments["first_moment"] + (1 - config.betas[0]) * gradient
+        second = config.betas[1] * moments["second_moment"] + (1 - config.betas[1]) * gradient**2
+        slow = slow_beta * moments["slow_moment"] + (1 - slow_beta) * gradient
+        moments |= {"first_moment": first, "second_moment": second, "slow_moment": slow}
+        root = (second / (1 - config.betas[1] ** self.count)).sqrt() + config.eps
+        direction = first / (1 - config.betas[0] ** self.count) + grown * config.slow_weight * slow
+        updated: Tensor = self._apply_decay(weight) - self.rate * direction / root
+        return updated
+
+    def _take_schedule_free_step(
+        self, weight: Tensor, gradient: Tensor, moments: Moments, config: ScheduleFreeConfig
+    ) -> Tensor:
+        """Return the next y between fast weights z and average x (Defazio 2024, algorithm 1)."""
+        beta = config.betas[0]
+        fast = weight + moments["lookahead_moment"]
+        average = (weight - (1 - beta) * fast) / beta
+        second = config.betas[1] * moments["second_moment"] + (1 - config.betas[1]) * gradient**2
+        direction = gradient / ((second / (1 - config.betas[1] ** self.count)).sqrt() + config.eps)
+        fast = fast - self.rate * (direction + self.decay * weight)
+        average = (1 - self.share) * average + self.share * fast
+        trained = (1 - beta) * fast + beta * average
+        moments |= {"second_moment": second, "lookahead_moment": fast - trained}
+        return trained
+
+    def _take_muon_step(
+        self, weight: Tensor, gradient: Tensor, moments: Moments, config: MuonConfig
+    ) -> Tensor:
+        """Return the next weight (Jordan 2024; scale of Moonshot 2025, 2.2)."""
+        momentum = config.momentum * moments["first_moment"] + (1 - config.momentum) * gradient
+        moments["first_moment"] = momentum
+        ahead = config.momentum * momentum + (1 - config.momentum) * gradient
+        x = ahead / ahead.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
+        for _ in range(config.newton_schulz_steps):
+            square = x @ x.mT
+            x = 3.4445 * x - 4.7750 * square @ x + 2.0315 * square @ square @ x
+        # An orthogonal matrix has the root mean square 1 / √max(M, N), an AdamW step 0.2.
+        scale = 0.2 * math.sqrt(max(weight.shape[-2:]))
+        updated: Tensor = self._apply_decay(weight) - self.rate * scale * x
+        return updated
+
+    def _take_adafactor_step(
+        self, weight: Tensor, gradient: Tensor, moments: Moments, config: AdafactorConfig
+    ) -> Tensor:
+        """Return the next weight (Shazeer 2018, algorithms 4, 5); limits of torch's Adafactor."""
+        matrix = tuple(range(-min(2, weight.ndim), 0))
+        new = self.count**-config.decay_exponent
+        square = gradient**2
+        if weight.ndim > 1:
+            rows = (1 - new) * moments["row_moment"] + new * square.mean(-1, keepdim=True)
+            columns = (1 - new) * moments["column_moment"] + new * square.mean(-2, keepdim=True)
+            moments |= {"row_moment": rows, "column_moment": columns}
+            estimate = rows * columns / rows.mean(-2, keepdim=True).clamp(min=LEAST_SQUARE)
+        else:
+            estimate = (1 - new) * moments["second_moment"] + new * square
+            moments["second_moment"] = estimate
+        update = gradient / estimate.clamp(min=LEAST_SQUARE**2).sqrt()
+        size = weight.square().mean(matrix, keepdim=True).sqrt().clamp(min=config.min_weight_size)
+        excess = update.square().mean(matrix, keepdim=True).sqrt() / config.clip_threshold
+        step = size * min(self.rate, self.count**-0.5)
+        updated: Tensor = self._apply_decay(weight) - step * update / excess.clamp(min=1.0)
+        return updated
+
+    def _take_soap_step(
+        self, weight: Tensor, gradient: Tensor, moments: Moments, config: SoapConfig
+    ) -> Tensor:
+        """Return the next weight (Vyas 2024, algorithm 3); the first step only measures."""
+        sides = {"left": -2, "right": -1}
+        rotated = {
+            side: dim
+            for side, dim in sides.items()
+            if weight.shape[dim] <= config.max_precondition_size
+        }
+        if self.count > 1 or not rotated:
+            steps = self.count - 1 if rotated else self.count
+            first = config.betas[0] * moments["first_moment"] + (1 - config.betas[0]) * gradient
+            inside = _rotate(gradient, moments, rotated)
+            second = config.betas[1] * moments["second_moment"] + (1 - config.betas[1]) * inside**2
+            moments |= {"first_moment": first, "second_moment": second}
+            root = (second / (1 - config.betas[1] ** steps)).sqrt() + config.eps
+            change = _rotate(_rotate(first, moments, rotated) / root, moments, rotated, back=True)
+            weight = self._apply_decay(weight) - self.rate * change / (1 - config.betas[0] ** steps)
+        for side in rotated:
+            product = gradient @ gradient.mT if side == "left" else gradient.mT @ gradient
+            moment = moments[f"{side}_moment"]
+            moments[f"{side}_moment"] = (
+                config.shampoo_beta * moment + (1 - config.shampoo_beta) * product
+            )
+        if self.count == 1:
+            for side in rotated:
+                basis = torch.linalg.eigh(moments[f"{side}_moment"])[1].flip(-1)
+                moments[f"{side}_basis_moment"] = basis
+        elif (self.count - 1) % config.precondition_every_steps == 0:
+            for side, dim in rotated.items():
+                _update_basis(moments, side, dim)
+        return weight
+
+
+def _rotate(
+    matrix: Tensor, moments: Moments, sides: dict[str, int], *, back: bool = False
+) -> Tensor:
+    for side in sides:
+        basis = moments[f"{side}_basis_moment"]
+        turn = basis if back else basis.mT
+        matrix = turn @ matrix if side == "left" else matrix @ turn.mT
+    return matrix
+
+
+def _update_basis(moments: Moments, side: str, dim: int) -> None:
+    """Take one step of power iteration, sorted by eigenvalues (Vyas 2024, algorithm 4)."""
+    basis, product = (
+        moments[f"{side}_basis_moment"],
+        moments[f"{side}_moment"] @ moments[f"{side}_basis_moment"],
+    )
+    order = (basis * product).sum(-2).argsort(-1, descending=True)
+    ahead = order[..., :, None] if dim == -2 else order[..., None, :]
+    moments["second_moment"] = moments["second_moment"].take_along_dim(ahead, dim)
+    moments[f"{side}_basis_moment"] = torch.linalg.qr(
+        product.take_along_dim(order[..., None, :], -1)
+    )[0]
+
+
+def is_projection(name: str, num_dims: int) -> bool:
+    """Return whether a parameter is a matrix of a block, or a stack of them: `…_proj`."""
+    return num_dims >= 2 and "bias" not in name.rpartition(".")[2] and "_proj" in name
+
+
+def list_moment_names(
+    config: OptimizerConfig, name: str, shape: torch.Size
+) -> dict[str, tuple[int, ...]]:
+    """Return name and shape of each moment of a parameter before the first step."""
+    plain, is_matrix = tuple(shape), is_projection(name, len(shape))
+    adam = {"first_moment": plain, "second_moment": plain}
+    match config:
+        case LionConfig():
+            return {"first_moment": plain}
+        case AdEMAMixConfig():
+            return adam | {"slow_moment": plain}
+        case ScheduleFreeConfig():
+            return {"second_moment": plain, "lookahead_moment": plain}
+        case MuonConfig() if is_matrix:
+            return {"first_moment": plain}
+        case AdafactorConfig() if len(shape) > 1:
+            return {"row_moment": (*plain[:-1], 1), "column_moment": (*plain[:-2], 1, plain[-1])}
+        case AdafactorConfig():
+            return {"second_moment": plain}
+        case SoapConfig() if is_matrix:
+            found: dict[str, tuple[int, ...]] = dict(adam)
+            for side, size in (("left", plain[-2]), ("right", plain[-1])):
+                if size <= config.max_precondition_size:
+                    square = (*plain[:-2], size, size)
+                    found |= {f"{side}_moment": square, f"{side}_basis_moment": square}
+            return found
+        case AdamWConfig() | MuonConfig() | SoapConfig():
+            return adam
+        case PythonOptimizerConfig():
+            raise TypeError("a class of the user's own has no plain form")
+        case unreachable:
+            assert_never(unreachable)

@@ -1,0 +1,123 @@
+"""A case, its comparison with the plain process, and the shrinking of one that fails."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmsys.doctor.pairs.case_processes import CaseResult, CaseRunner
+from llmsys.doctor.pairs.cases import Limits, PairCase, build_default_assignment
+from llmsys.doctor.pairs.check import write_datasets
+from llmsys.doctor.pairs.comparison import FP32, find_action_difference, find_difference
+from llmsys.doctor.pairs.events import Action, Entry
+from llmsys.doctor.pairs.shrink import find_smallest_case
+
+LIMITS = Limits(processes=4)
+
+
+def build_case(seed: int = 1, **labels: str) -> PairCase:
+    chosen = {name.replace("_", " "): label for name, label in labels.items()}
+    return PairCase(tuple((build_default_assignment() | chosen).items()), seed)
+
+
+@pytest.fixture(scope="module")
+def runner(tmp_path_factory: pytest.TempPathFactory) -> CaseRunner:
+    root = tmp_path_factory.mktemp("pairs")
+    write_datasets(root)
+    return CaseRunner(root, LIMITS)
+
+
+@pytest.mark.distributed
+def test_every_event_in_one_run_agrees_with_the_plain_process(runner: CaseRunner) -> None:
+    events = {
+        "evaluate",
+        "save",
+        "evaluate_and_save",
+        "skip",
+        "overflow",
+        "rewind",
+        "signal",
+        "branch",
+    }
+    labels: dict[str, Any] = {"kill": "2 tensor", "experts": "all", "ema": "on"} | dict.fromkeys(
+        events, "yes"
+    )
+    case = build_case(**labels)
+    assert runner.run_case(case).problem == ""
+
+
+@pytest.mark.distributed
+def test_a_rank_that_raises_fails_its_case_with_the_error(
+    runner: CaseRunner, tmp_path: Path
+) -> None:
+    # A folder without the datasets.
+    result = CaseRunner(tmp_path, LIMITS).run_case(build_case())
+    assert not result.has_passed
+    assert "manifest.json does not exist" in result.failure
+
+
+def test_a_refused_case_is_no_failure(tmp_path: Path) -> None:
+    result = CaseRunner(tmp_path, LIMITS).run_case(build_case(engine="ddp", pipeline="2"))
+    assert result.refusal.startswith("engine.kind: torch with data_parallel=ddp runs no stages")
+    assert not result.failure
+
+
+def test_a_failing_case_shrinks_to_the_choices_that_make_it_fail() -> None:
+    tried = []
+
+    def run_case(case: PairCase) -> CaseResult:
+        tried.append(case)
+        labels = case.labels
+        fails = labels["pipeline"] == "2" and labels["ema"] == "on"
+        return CaseResult(case, failure="wrong" if fails else "")
+
+    failed = run_case(
+        build_case(
+            pipeline="2",
+            ema="on",
+            norm="layernorm",
+            position="alibi",
+            clipping="none",
+            save="yes",
+            tied="yes",
+        )
+    )
+    smallest = find_smallest_case(failed, run_case)
+    assert smallest.case.list_choices() == {"pipeline": "2", "ema": "on"}
+    assert smallest.failure == "wrong"
+    assert len(tried) < 20
+
+
+def test_a_shrunk_case_is_never_one_that_is_refused() -> None:
+    def run_case(case: PairCase) -> CaseResult:
+        if case.labels["position"] == "rope" and case.labels["attention"] == "lsh":
+            return CaseResult(case, refusal="position.kind: rope is no position of lsh")
+        return CaseResult(case, failure="wrong" if case.labels["attention"] == "lsh" else "")
+
+    smallest = find_smallest_case(
+        run_case(build_case(attention="lsh", position="learned", ema="on")), run_case
+    )
+    assert smallest.case.list_choices() == {"attention": "lsh", "position": "learned"}
+
+
+def test_the_first_number_that_differs_is_named_with_its_band() -> None:
+    entry = Entry(Action("train", 3), loss=2.0, norm=1.0)
+    found = find_difference(5, entry, 2.0, 1.01, {}, FP32)
+    assert (
+        str(found)
+        == "train step 3: the gradient norm is 1, plainly 1.01 (apart by 9.9e-03, allowed 1e-05)"
+    )
+
+
+def test_a_loss_that_is_no_number_is_a_difference() -> None:
+    entry = Entry(Action("train", 1), loss=float("nan"), norm=1.0)
+    found = find_difference(0, entry, 2.0, 1.0, {}, FP32)
+    assert found is not None
+    assert found.what == "the loss"
+
+
+def test_a_run_that_does_another_thing_is_a_difference() -> None:
+    found = find_action_difference(
+        [Action("train", 1), Action("save", 1)], [Action("train", 1), Action("train", 2)]
+    )
+    assert str(found).startswith("save step 1: the action; train step 2 was expected")

@@ -201,6 +201,13 @@ class TrainConfig(Section):
         description="Steps between checks for silent data corruption, in which every rank repeats "
         "the step of another one and gradients are compared bit for bit. 0: off.",
     )
+    consistency_check_every_steps: int = Field(
+        100,
+        ge=0,
+        description="Steps between comparisons of the weights of replicas, by a hash; a "
+        "difference ends the run. On logged steps a parameter without a gradient ends it too. "
+        "0: neither is checked.",
+    )
     profile: ProfileConfig = Field(
         ProfileConfig(), description="Steps to record with torch's profiler. Default: none."
     )

@@ -31,6 +31,7 @@ from llmsys.engine.engine import (
     StepResult,
     accept_all,
     iter_persistent_buffers,
+    list_absent_gradients,
     reduce_step_numbers,
     reduce_token_counts,
 )
@@ -88,14 +89,14 @@ class AccelerateEngine:
         materialize_parameters(
             model, device, build_initializer(model.config, seed, draws=initialize)
         )
-        named = dict(model.named_parameters())
+        self._named = list(model.named_parameters())
         # Before accelerate wraps the model: DDP then sums the float32 gradients of the parameters
         # themselves.
         cast_parameters(model, compute_dtype)
         limit = optimizer.max_attention_logit
         self._logit_clip = None if limit is None else LogitClip(model, limit)
         self._optimizer = build_optimizer(
-            named, optimizer, compute_dtype=compute_dtype, model=model.config
+            dict(self._named), optimizer, compute_dtype=compute_dtype, model=model.config
         )
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(
             model, list_unused_parameters(model)
@@ -126,6 +127,7 @@ class AccelerateEngine:
             # Otherwise DDP reduces after every backward, not only after the last.
             with contextlib.nullcontext() if last else self._accelerator.no_sync(self._wrapped):
                 total += self._train_micro_batch(batch.to(self.device), counts, factor)
+        absent = list_absent_gradients(self._named)
         if self.observe_gradients is not None:
             self.observe_gradients(collect_gradients(self.module.named_parameters()), scale)
         clipped = clip_gradients(self.module.parameters(), self._clip, scale)
@@ -139,7 +141,7 @@ class AccelerateEngine:
         if self._logit_clip is not None:
             self._logit_clip.finish_step(applied=applied)
         self._optimizer.zero_grad(set_to_none=True)
-        return StepResult(loss, norm, targets, applied, sums)
+        return StepResult(loss, norm, targets, applied, sums, absent)
 
     def _train_micro_batch(self, batch: Batch, counts: Tensor, factor: float) -> Tensor:
         share, nats = compute_loss_share(self.module, self._wrapped, batch, self._loss, counts)

@@ -43,6 +43,7 @@ from llmsys.engine.engine import (
 )
 from llmsys.engine.micro_batch_loss import compute_loss_share
 from llmsys.engine.pipelined_model import PipelinedModel
+from llmsys.errors import LlmsysError
 from llmsys.estimate.pipeline_stages import PipelineCut
 from llmsys.model.initialization import build_initializer
 from llmsys.model.moe_layer import MoELayer
@@ -91,6 +92,7 @@ class BitwiseEngine:
         self.observe_gradients: ObserveGradients | None = None
         self.after_micro_batch: Callable[[int], None] | None = None
         self._sums = StreamingTreeSum()
+        self._without_gradient: set[nn.Parameter] = set()
         self._loss = loss
         self._seed = seed
         self._clip = optimizer.max_grad_norm
@@ -131,6 +133,7 @@ class BitwiseEngine:
     ) -> StepResult:
         """Implement `Engine.train_step`."""
         enter_training(self.module)
+        self._require_masters()
         has_own_rows = self.pipeline is None or self.pipeline.is_first_rank
         counts = reduce_token_counts(batches if has_own_rows else (), self.device)
         batches = [batch.to(self.device) for batch in batches]
@@ -149,7 +152,33 @@ class BitwiseEngine:
             # 1e-6 as in torch.nn.utils.clip_grad_norm_.
             scale = min(1.0, self._clip / (norm + 1e-6)) if self._clip > 0 else 1.0
             self._optimizer.step(gradients, learning_rate, scale)
-        return StepResult(loss, norm, int(counts[0]), applied, extra_sums)
+        named = self._optimizer.named.items()
+        absent = tuple(name for name, parameter in named if parameter in self._without_gradient)
+        return StepResult(loss, norm, int(counts[0]), applied, extra_sums, absent)
+
+    def _require_masters(self) -> None:
+        """Check that the parameters of the model are the masters, whose gradients this engine
+        takes.
+
+        Raises:
+            LlmsysError: FSDP2 has gathered some. Their gradients would be lost, or a rank would
+                fail in the middle of a step while the others wait for it.
+        """
+        masters = self._optimizer.named.items()
+        gathered = [
+            name
+            for (name, master), parameter in zip(masters, self.module.parameters(), strict=True)
+            if parameter is not master
+        ]
+        if gathered:
+            raise LlmsysError(
+                f"train.reproducibility=bitwise: {len(gathered)} parameters "
+                f"({', '.join(gathered[:3])}) are gathered at the start of a step, so their "
+                "gradients would be lost. No weight was changed. This is a bug: report it with "
+                "the config. With evaluation.every_steps equal to checkpoint.every_steps, or "
+                "with train.reproducibility=fast, the same command continues from the last "
+                "checkpoint."
+            )
 
     def _seed_dropout(self, micro_batch: int) -> None:
         """Seed dropout by (seed, step, micro-batch of the step)."""
@@ -161,6 +190,7 @@ class BitwiseEngine:
     def repeat_gradients(self, batches: Sequence[Batch], data_rank: int) -> None:
         """Implement `RepeatingEngine.repeat_gradients`."""
         enter_training(self.module)
+        self._require_masters()
         counts = reduce_token_counts(batches, self.device)
         batches = [batch.to(self.device) for batch in batches]
         self._add_gradients(batches, counts, [self._allocate_numbers() for _ in batches], data_rank)
@@ -170,13 +200,14 @@ class BitwiseEngine:
         self, batches: Sequence[Batch], counts: Tensor, numbers: list[Tensor], data_rank: int
     ) -> list[Tensor]:
         """Return the gradients of the step, and write the J metrics of each micro-batch."""
+        self._without_gradient = set(self._optimizer.named.values())
         self._sums, parameters = StreamingTreeSum(), list(self.module.parameters())
         for index, (batch, numbers_J) in enumerate(zip(batches, numbers, strict=True)):
             self._seed_dropout(index * self._layout.data_parallel_size + data_rank)
             share, nats = compute_loss_share(self.module, self.module, batch, self._loss, counts)
             share.backward()
             self._take_numbers(numbers_J, self.module.list_auxiliary_layers(), nats)
-            self._sums.add_leaf(_take_gradients(parameters))
+            self._sums.add_leaf(_take_gradients(parameters, self._without_gradient))
             if self.after_micro_batch is not None:
                 self.after_micro_batch(index)
         return self._sums.compute_total()
@@ -202,6 +233,7 @@ class BitwiseEngine:
         """As `_add_gradients`, in the order of a schedule. No dropout is drawn: the config
         rejects it.
         """
+        self._without_gradient = set(self._optimizer.named.values())
         sums = {stage: StreamingTreeSum() for stage in pipeline.stages}
         parameters = {stage: pipeline.list_parameters(stage) for stage in pipeline.stages}
 
@@ -211,7 +243,7 @@ class BitwiseEngine:
         @contextmanager
         def enter_backward(stage: int, last: bool) -> Iterator[None]:
             yield
-            sums[stage].add_leaf(_take_gradients(parameters[stage]))
+            sums[stage].add_leaf(_take_gradients(parameters[stage], self._without_gradient))
 
         options: dict[str, Any] = {
             "enter_backward": enter_backward,
@@ -334,10 +366,13 @@ def _number_counters(
     return dict(zip(layers, starmap(slice, pairwise(ends)), strict=True))
 
 
-def _take_gradients(parameters: Sequence[nn.Parameter]) -> list[Tensor]:
+def _take_gradients(parameters: Sequence[nn.Parameter], without: set[nn.Parameter]) -> list[Tensor]:
+    """Take the gradients of a micro-batch, and take parameters that have one out of `without`."""
     for parameter in parameters:
         if parameter.grad is None:  # unused by this micro-batch on every rank
             parameter.grad = torch.zeros_like(parameter)
+        else:
+            without.discard(parameter)
     gradients = list_local_gradients(parameters)
     for parameter in parameters:
         parameter.grad = None

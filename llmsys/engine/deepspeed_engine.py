@@ -15,6 +15,7 @@ deepspeed_setup.py builds its inputs, deepspeed_state.py reads and writes its ma
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Literal
 
 import torch
@@ -108,6 +109,13 @@ class DeepSpeedEngine:
         if isinstance(stepper, FlatMuon):
             stepper.matrices = list_flat_matrices(self._engine.optimizer, device)
         self._set_masters(initial)
+        self._with_gradient: set[str] = set()
+        for name, parameter in named.items():
+            parameter.register_post_accumulate_grad_hook(partial(self._record_gradient, name))
+
+    def _record_gradient(self, name: str, parameter: Tensor) -> None:
+        """Record that a backward pass of this rank gave a gradient; DeepSpeed takes it away."""
+        self._with_gradient.add(name)
 
     def _list_flat_moments(self, optimizer: OptimizerConfig) -> dict[Tensor, tuple[str, ...]]:
         """Return the keys of each parameter's moments in flat shards."""
@@ -142,6 +150,7 @@ class DeepSpeedEngine:
     ) -> StepResult:
         """Implement `Engine.train_step`."""
         self._engine.train()
+        self._with_gradient.clear()
         counts = reduce_token_counts(batches, self.device)
         set_rates(self._engine.optimizer.param_groups, learning_rate)
         # DeepSpeed divides by the world size, for experts too; the product undoes it exactly for
@@ -159,7 +168,8 @@ class DeepSpeedEngine:
             )
         loss, _, targets, sums = reduce_step_numbers(total, counts, extras)
         norm, applied = self._state.step_optimizer(loss, self._add_overflow_check(accept))
-        return StepResult(loss, norm, targets, applied, sums)
+        absent = tuple(name for name in self._shapes if name not in self._with_gradient)
+        return StepResult(loss, norm, targets, applied, sums, absent)
 
     def _train_micro_batch(self, batch: Batch, counts: Tensor, factor: float) -> Tensor:
         share, nats = compute_loss_share(self.module, self._engine, batch, self._loss, counts)

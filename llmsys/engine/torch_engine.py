@@ -22,6 +22,7 @@ from llmsys.engine.engine import (
     drop_counts,
     enter_training,
     iter_persistent_buffers,
+    list_absent_gradients,
     reduce_step_numbers,
     reduce_token_counts,
 )
@@ -114,8 +115,10 @@ class TorchEngine:
         self._ranks = meshes.layout.ranks_per_stage
         limit = optimizer.max_attention_logit
         self._logit_clip = None if limit is None else LogitClip(model, limit)
+        # The masters: FSDP2 puts other tensors in their places while it has gathered them.
+        self._named = list(model.named_parameters())
         self._optimizer = build_optimizer(
-            dict(model.named_parameters()),
+            dict(self._named),
             optimizer,
             compute_dtype=compute_dtype,
             model=model.config,
@@ -141,6 +144,7 @@ class TorchEngine:
         scale = 1.0 if self._scale is None else self._scale.scale
         total = self._add_gradients(batches, counts, scale)
         self._data_parallel.finish_gradients()
+        absent = list_absent_gradients(self._named)
         doubled = () if self.pipeline is None else self.pipeline.finish_gradients()
         if self.observe_gradients is not None:
             self.observe_gradients(collect_gradients(self.module.named_parameters()), scale)
@@ -156,7 +160,7 @@ class TorchEngine:
         if self._logit_clip is not None:
             self._logit_clip.finish_step(applied=applied)
         self._optimizer.zero_grad(set_to_none=True)
-        return StepResult(loss, norm, targets, applied, sums)
+        return StepResult(loss, norm, targets, applied, sums, absent)
 
     def repeat_gradients(self, batches: Sequence[Batch], data_rank: int) -> None:
         """Implement `RepeatingEngine.repeat_gradients`. The caller has seeded dropout."""

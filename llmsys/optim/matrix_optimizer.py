@@ -228,8 +228,8 @@ def build_first_basis(gradient: Tensor, dim: int) -> Tensor:
     size = product_SS.shape[-1]
     # Eigenvalues rise.
     values_S, vectors_SS = (one.flip(-1) for one in torch.linalg.eigh(product_SS))
-    # Singular values beyond the precision of a float32 gradient.
-    is_null_S = values_S <= values_S[..., :1] * MIN_SQUARE**2 * size
+    # Of smaller singular values a float32 gradient has a digit or two, and no direction.
+    is_null_S = values_S <= values_S[..., :1] * MIN_ROOT**2
     range_SS = vectors_SS.where(~is_null_S[..., None, :], 0)
     onto_null_SS = (
         torch.eye(size, dtype=matrix.dtype, device=matrix.device) - range_SS @ range_SS.mT

@@ -21,11 +21,12 @@ from llmsys.data.dataloader import StepLoader
 from llmsys.data.step_batches import StepBatches
 from llmsys.engine.engine import Engine
 from llmsys.estimate.model_tensors import count_parameters
+from llmsys.estimate.pipeline_stages import cut_layers
 from llmsys.events import EventWriter
 from llmsys.log import get_logger
 from llmsys.model import initialization
 from llmsys.model.transformer import Transformer
-from llmsys.parallel.device_mesh import build_device_meshes
+from llmsys.parallel.device_mesh import DeviceMeshes, build_device_meshes
 from llmsys.parallel.device_setup import (
     bind_to_near_processors,
     trim_allocator,
@@ -54,6 +55,7 @@ from llmsys.train.build_objective import build_evaluator, build_step_batches
 from llmsys.train.checkpoint_average import average_checkpoints, require_enough_saves
 from llmsys.train.checkpoint_record import read_record
 from llmsys.train.checkpoint_saver import CheckpointSaver
+from llmsys.train.consistency_check import ConsistencyCheck
 from llmsys.train.corruption_check import build_corruption_check, require_comparable_gradients
 from llmsys.train.evaluator import EvaluationResult, RowRanks
 from llmsys.train.gradient_noise_scale import build_noise_scale_meter
@@ -227,6 +229,7 @@ def build_trainer(
     stack.enter_context(profiler.handle_signal())
     check = build_corruption_check(config, engine, layout)
     norm_meter = NormMeter(every, engine) if (every := config.train.norms_every_steps) else None
+    consistency = _build_consistency_check(config, engine, meshes)
 
     def sample_prompts() -> list[dict[str, str]]:
         # Collective: sharded weights are gathered in every forward pass. Only a decoder continues
@@ -252,7 +255,7 @@ def build_trainer(
         ),
         control=control,
         observability=Observability(
-            metric_logger, step_meter, growth.meter, profiler, norm_meter, check
+            metric_logger, step_meter, growth.meter, profiler, norm_meter, check, consistency
         ),
         steps_done=start.steps,
         is_resumed=start.resumed is not None,
@@ -288,6 +291,30 @@ def _load_state(
     if config.train.init_from is not None:
         return StartState(0, parent=load_initial_weights(engine, config, identity))
     return StartState(0)
+
+
+def _build_consistency_check(
+    config: RunConfig, engine: Engine, meshes: DeviceMeshes
+) -> ConsistencyCheck | None:
+    """Return the checks of `train.consistency_check_every_steps`, or None where it is 0.
+    Collective.
+    """
+    if not config.train.consistency_check_every_steps:
+        return None
+    layout = meshes.layout
+    cut = (
+        cut_layers(config.model, layout, config.batch.sequence_length)
+        if layout.pipeline > 1
+        else None
+    )
+    return ConsistencyCheck(
+        config.train.consistency_check_every_steps,
+        engine.module,
+        layout=layout,
+        device=engine.device,
+        cut=cut,
+        expert_rank=0 if meshes.expert is None else meshes.expert.get_local_rank(),
+    )
 
 
 def _build_control(config: RunConfig, stack: contextlib.ExitStack) -> RunControl:

@@ -87,6 +87,13 @@ class ExpertLoad:
         """Return whether the model has experts."""
         return self.sums_LS is not None
 
+    def list_idle_layers(self) -> list[int]:
+        """List the numbers of the layers whose experts no token requested; the host waits once."""
+        if self.sums_LS is None:
+            return []
+        tokens_LE = _split_sums(self.sums_LS)[0]
+        return (tokens_LE.sum(1) == 0).nonzero().flatten().tolist()
+
     def to_dict(self) -> dict[str, Any]:
         """Return `ExpertLoadReport.to_dict()`."""
         return self.read_report().to_dict()

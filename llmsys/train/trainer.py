@@ -168,8 +168,10 @@ class Trainer:
         batch_tokens = config.batch.get_step_tokens(step)
         shown = self.observability.format_progress(batch_tokens)
         progress.advance(batch_tokens, step=number, loss=f"{result.loss:.3f}", **shown)
-        if number % config.train.log_every_steps == 0 or number in (1, config.num_steps):
+        is_logged = number % config.train.log_every_steps == 0 or number in (1, config.num_steps)
+        if is_logged:
             self._log_step(batches, result, rate, seconds, experts, measured)
+        self.observability.check_consistency(number, result.absent, experts, is_logged=is_logged)
         self.observability.log_measurements(number, self.tokens_done)
         if result.is_applied:
             guard.record_accepted(number, result)

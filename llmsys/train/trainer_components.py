@@ -20,8 +20,10 @@ from llmsys.train import checkpoint_load
 from llmsys.train.batch_growth import BatchGrowth
 from llmsys.train.checkpoint_record import read_record
 from llmsys.train.checkpoint_saver import CheckpointSaver
+from llmsys.train.consistency_check import ConsistencyCheck
 from llmsys.train.corruption_check import CorruptionCheck
 from llmsys.train.evaluator import Evaluator
+from llmsys.train.expert_load import ExpertLoad
 from llmsys.train.gradient_noise_scale import NoiseScaleMeter
 from llmsys.train.metric_logger import MetricLogger
 from llmsys.train.norm_meter import NormMeter
@@ -134,6 +136,7 @@ class Observability:
     profiler: StepProfiler | None = None
     norm_meter: NormMeter | None = None
     corruption_check: CorruptionCheck | None = None
+    consistency_check: ConsistencyCheck | None = None
 
     def record_profile(self, number: int) -> AbstractContextManager[None]:
         """Return a context that records step `number`, counted from 1, where it was chosen."""
@@ -170,6 +173,27 @@ class Observability:
             and (found := self.corruption_check.end_step()) is not None
         ):
             self.metric_logger.log_event("corruption_check", number, **found)
+
+    def check_consistency(
+        self, number: int, absent: tuple[str, ...], experts: ExpertLoad, *, is_logged: bool
+    ) -> None:
+        """Check that parameters had gradients, on logged steps, and that replicas are equal.
+        Collective.
+
+        Args:
+            number: The step, counted from 1.
+            absent: `StepResult.absent` of the step.
+            experts: Its load of the experts.
+            is_logged: Whether the step is logged.
+
+        Raises:
+            LlmsysError: See `ConsistencyCheck`.
+        """
+        if self.consistency_check is None:
+            return
+        if is_logged and (idle := self.consistency_check.check_gradients(number, absent, experts)):
+            self.metric_logger.log_event("idle_parameters", number, names=idle)
+        self.consistency_check.check_replicas(number)
 
     def log_measurements(self, number: int, tokens_done: int) -> None:
         """Log what step `number` was measured for: a `profile` event, and a `norms` event.

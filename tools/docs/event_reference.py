@@ -29,6 +29,9 @@ KINDS = {
     "batch_growth": "The batch doubles from the next step on (`batch.ramp: {kind: noise_scale}`).",
     "corruption_check": "A step was repeated on other ranks, and all gradients were equal "
     "(`train.corruption_check_every_steps`).",
+    "idle_parameters": (
+        "Routers and experts without a gradient in a logged step, because no token reached them."
+    ),
     "experts": "Load of the experts in a logged step; lists have an entry per layer.",
     "evaluation": "An evaluation on held-out data.",
     "checkpoint": "A checkpoint was published.",

@@ -256,11 +256,11 @@ def _find_tensor_difference(
         elif kind.endswith("basis_moment"):
             band, distance = bands.moments, _measure_basis_error(one)
         else:
-            band = bands.weights if kind in ("parameter", "average") else bands.moments
-            apart = max(
-                0.0,
-                float((one - other).norm()) - 2 * rate * SIGN_FLIPS**0.5 * (band == bands.weights),
-            )
+            is_weight = kind in ("parameter", "average")
+            band = bands.weights if is_weight else bands.moments
+            flips = 2 * rate * SIGN_FLIPS**0.5 if is_weight else 0.0
+            # Below zero where signs explain all of it; max(0, NaN) would be 0.
+            apart = float((one - other).norm()) - flips
             distance = apart / max(float(other.norm()), bands.small * longest[kind], 1e-30)
         if not distance <= band:
             difference = Difference(

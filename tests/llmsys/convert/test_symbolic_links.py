@@ -84,7 +84,7 @@ RECORDS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "a name too few": (lambda record: record["names"].popitem(), "does not name"),
     "a file too few": (lambda record: record.update(files={}, index=None), "does not name"),
     "a list": (lambda record: record.update(copies=[]), "record.json cannot be used"),
-    "nothing": (lambda record: record.clear(), "'names' is missing"),
+    "no names": (lambda record: record.pop("names"), "'names' is missing"),
 }
 
 

@@ -1,11 +1,12 @@
 """The share of one micro-batch in the loss of a step: each sum divided by its own count."""
 
+import pytest
 import torch
 
 from llmsys.config.objective import LossConfig
 from llmsys.data.batch import IGNORED, Batch
 from llmsys.engine.engine import reduce_token_counts
-from llmsys.engine.micro_batch_loss import compute_loss_share
+from llmsys.engine.micro_batch_loss import compute_loss_share, select_valid_positions
 from llmsys.train.cross_entropy import build_training_loss
 from tests.helpers.tiny_model import build_tiny_model, build_tiny_moe_config, build_tiny_tokens
 
@@ -28,3 +29,25 @@ def test_nats_are_divided_by_targets_and_auxiliary_losses_by_real_tokens() -> No
     ).sum()
     assert auxiliary.item() > 0
     torch.testing.assert_close(share, nats / 4 + auxiliary / 12)
+
+
+@pytest.mark.parametrize("num_valid", [0, 1, 5, 15, 16, 31, 32])
+def test_the_positions_that_are_selected_are_those_with_a_target_once_and_in_order(
+    num_valid: int,
+) -> None:
+    torch.manual_seed(0)
+    x_BTD, targets_BT = torch.randn(2, 16, 3), torch.full((32,), IGNORED)
+    # The first position too, which stands in for those that are missing.
+    places = (
+        torch.cat([torch.zeros(1, dtype=torch.long), 1 + torch.randperm(31)])[:num_valid]
+        .sort()
+        .values
+    )
+    targets_BT[places] = torch.arange(num_valid) + 100
+    for more in (0, 3):  # the count of targets may be an upper bound
+        x_1ND, targets_1N = select_valid_positions(
+            x_BTD, targets_BT.view(2, 16), min(32, num_valid + more)
+        )
+        is_valid = targets_1N != IGNORED
+        assert targets_1N[is_valid].tolist() == list(range(100, 100 + num_valid))
+        assert torch.equal(x_1ND[is_valid], x_BTD.view(32, 3)[places])

@@ -3,7 +3,7 @@ assumptions.
 """
 
 import random
-from math import exp
+from math import exp, log
 from typing import Any
 
 import pytest
@@ -22,10 +22,11 @@ from llmsys.estimate.goodput import (
     compute_young_interval,
     estimate_goodput,
 )
-from llmsys.estimate.residual_model import build_log_normal_interval, load_residuals
+from llmsys.estimate.residual_model import Z90, build_log_normal_interval, load_residuals
 from llmsys.estimate.run_cost import (
     RunCost,
     estimate_run_cost,
+    estimate_run_seconds,
     estimate_save_seconds,
 )
 from llmsys.estimate.step_time import estimate_step_time
@@ -145,6 +146,17 @@ def test_an_interval_holds_its_percentiles() -> None:
         0.8, abs=0.01
     )
     assert one.scale(2).p50 == 20
+
+
+def test_hours_of_a_run_are_no_surer_than_those_that_were_measured() -> None:
+    whole = load_residuals().run
+    for spread in (0.0, whole.spread / 2, whole.spread * 2):
+        hours = estimate_run_seconds(build_log_normal_interval(2.0, spread), 10)
+        assert hours.p50 == pytest.approx(2.0 * 10 * whole.factor)
+        # A step that is less sure than a run makes its run so too.
+        wider = max(spread, whole.spread)
+        assert log(hours.p90 / hours.p50) == pytest.approx(Z90 * wider)
+        assert log(hours.p50 / hours.p10) == pytest.approx(Z90 * wider)
 
 
 def test_hours_of_a_run_contain_evaluations_saves_and_the_slowest_device() -> None:

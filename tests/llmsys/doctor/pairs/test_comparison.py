@@ -1,0 +1,220 @@
+"""What counts as a difference: each number beyond its band, the first in the order of a step,
+and nothing else.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from llmsys.config.run import RunConfig
+from llmsys.doctor.pairs.comparison import (
+    BF16,
+    BF16_MOMENTS,
+    FP16,
+    FP32,
+    INT8_MOMENTS,
+    SIGN_FLIPS,
+    UNCORRECTED,
+    Bands,
+    decode_moments,
+    find_action_difference,
+    find_difference,
+    select_bands,
+)
+from llmsys.doctor.pairs.events import Action, Entry
+
+NAMES = (
+    "first_moment/a",
+    "second_moment/a",
+    "parameter/a",
+    "parameter/b",
+    "average/a",
+    "buffer/bias_E",
+)
+
+
+def build_tensors() -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    tensors = {name: torch.randn(8, 4, generator=generator) for name in NAMES}
+    return tensors | {"second_moment/a": tensors["second_moment/a"].square()}
+
+
+def compare(
+    *,
+    loss: float = 2.0,
+    norm: float = 3.0,
+    changes: dict[str, Tensor] | None = None,
+    action: Action | None = None,
+    bands: Bands = FP32,
+    rate: float = 0.0,
+) -> str | None:
+    """Return the name of the number that differs from a plain loss of 2, norm of 3 and tensors."""
+    found = build_tensors() | (changes or {})
+    entry = Entry(action or Action("train", 4), loss, norm, tensors=found)
+    difference = find_difference(7, entry, 2.0, 3.0, build_tensors(), bands, rate)
+    return None if difference is None else difference.what
+
+
+def move(name: str, share: float) -> dict[str, Tensor]:
+    """Return a tensor that is off by a share of its length."""
+    tensor = build_tensors()[name]
+    return {name: tensor * (1 + share)}
+
+
+def test_equal_runs_differ_in_nothing() -> None:
+    assert compare() is None
+    assert compare(loss=2.0 * (1 + 0.9e-5), norm=3.0 * (1 - 0.9e-5)) is None
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_losses_and_norms_are_held_to_their_bands(sign: int) -> None:
+    assert compare(loss=2.0 * (1 + sign * 1.1e-5)) == "the loss"
+    assert compare(norm=3.0 * (1 + sign * 1.1e-5)) == "the gradient norm"
+    assert compare(loss=float("nan")) == "the loss"
+    assert compare(norm=float("nan")) == "the gradient norm"
+
+
+def test_a_refused_step_has_a_loss_and_no_norm() -> None:
+    refused = Action("train", 4, is_applied=False)
+    assert compare(norm=float("inf"), action=refused) is None
+    assert compare(loss=2.1, action=refused) == "the loss"
+    assert compare(loss=2.1, action=Action("evaluate", 4)) == "the loss"
+    assert compare(norm=9.0, action=Action("evaluate", 4)) is None
+    assert compare(loss=9.0, norm=9.0, action=Action("load", 4)) is None
+    assert compare(changes=move("parameter/a", 1e-3), action=Action("load", 4)) == "parameter/a"
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "buffer/bias_E"])
+def test_every_tensor_is_held_to_its_band(name: str) -> None:
+    assert compare(changes=move(name, 0.9e-5)) is None
+    assert compare(changes=move(name, 1.2e-5)) == name
+    assert compare(changes={name: build_tensors()[name] * float("nan")}) == name
+
+
+def test_one_element_of_a_buffer_is_enough() -> None:
+    bias = build_tensors()["buffer/bias_E"]
+    for step, expected in ((0.5e-6, None), (2e-6, "buffer/bias_E")):
+        changed = bias.clone()
+        changed[3, 1] += step
+        assert compare(changes={"buffer/bias_E": changed}) == expected
+
+
+def test_the_first_kind_of_a_step_is_named_and_of_a_kind_the_worst() -> None:
+    weights = move("parameter/a", 1e-3) | move("parameter/b", 1e-2)
+    assert compare(changes=weights) == "parameter/b"
+    assert compare(changes=weights | move("first_moment/a", 1e-4)) == "first_moment/a"
+    assert compare(changes=weights | move("average/a", 0.1)) == "parameter/b"
+    assert compare(loss=2.1, changes=weights) == "the loss"
+
+
+def test_a_tensor_that_only_one_of_them_has_is_named() -> None:
+    found = build_tensors()
+    del found["parameter/b"]
+    difference = find_difference(
+        7, Entry(Action("train", 4), 2.0, 3.0, tensors=found), 2.0, 3.0, build_tensors(), FP32
+    )
+    assert difference is not None
+    assert difference.what == "parameter/b, which one of them lacks,"
+
+
+def test_counters_are_compared_by_what_they_do() -> None:
+    assert compare(changes={"loss_scale": torch.ones(2), "average_weights": torch.ones(3)}) is None
+
+
+def test_a_tensor_that_is_mostly_rounding_is_compared_by_the_longest_of_its_kind() -> None:
+    found, plain = build_tensors(), build_tensors()
+    longest = float(plain["parameter/a"].norm())
+    plain["parameter/b"] = torch.zeros(8, 4)
+    for share, expected in ((0.9e-5, None), (1.2e-5, "parameter/b")):
+        # A hundredth of the longest is the least length that counts.
+        found["parameter/b"] = torch.full((8, 4), share * 0.01 * longest / 32**0.5)
+        entry = Entry(Action("train", 4), 2.0, 3.0, tensors=found)
+        difference = find_difference(7, entry, 2.0, 3.0, plain, FP32)
+        assert (None if difference is None else difference.what) == expected
+
+
+def test_a_few_signs_of_a_sign_update_may_differ_and_no_more() -> None:
+    weights = build_tensors()["parameter/a"]
+    for flips, expected in ((SIGN_FLIPS, None), (SIGN_FLIPS + 1, "parameter/a")):
+        changed = weights.clone()
+        changed.view(-1)[:flips] += 2 * 0.01
+        assert compare(changes={"parameter/a": changed}, rate=0.01) == expected
+    moments = build_tensors()["first_moment/a"].clone()
+    moments[0, 0] += 0.01
+    assert compare(changes={"first_moment/a": moments}, rate=0.01) == "first_moment/a"
+
+
+def test_a_basis_is_compared_by_its_angles() -> None:
+    name = "left_basis_moment/a"
+    basis = torch.linalg.qr(torch.randn(4, 4, dtype=torch.float64))[0]
+    for found, is_equal in ((basis, True), (-basis.flip(-1), True), (basis * 1.01, False)):
+        entry = Entry(Action("train", 1), 2.0, 3.0, tensors=build_tensors() | {name: found})
+        plain = build_tensors() | {name: basis}
+        assert (find_difference(0, entry, 2.0, 3.0, plain, FP32) is None) == is_equal
+
+
+def test_moments_of_8_bits_are_compared_as_numbers() -> None:
+    codes = torch.tensor([[127, -64, 0, 1]], dtype=torch.int8)
+    squares = torch.tensor([[255, 128, 0, 1]], dtype=torch.uint8)
+    scales = torch.tensor([[2.0, 4.0]])
+    found = decode_moments(
+        {
+            "first_moment/a": codes,
+            "scale_of_first_moment/a": scales,
+            "second_moment/a": squares,
+            "scale_of_second_moment/a": scales,
+            "parameter/a": torch.ones(1, dtype=torch.bfloat16),
+        }
+    )
+    assert found.keys() == {"first_moment/a", "second_moment/a", "parameter/a"}
+    expected = [[2.0, -2 * (64 / 127) ** 2, 0.0, 4 * (1 / 127) ** 2]]
+    torch.testing.assert_close(found["first_moment/a"], torch.tensor(expected))
+    expected = [[2.0, 2 * (128 / 255) ** 4, 0.0, 4 * (1 / 255) ** 4]]
+    torch.testing.assert_close(found["second_moment/a"], torch.tensor(expected))
+    assert found["parameter/a"].dtype == torch.float32
+
+
+def test_actions_are_those_that_were_expected_in_their_order() -> None:
+    actions = [Action("train", 1), Action("save", 1), Action("train", 2)]
+    assert find_action_difference(actions, actions) is None
+    for found in (
+        actions[:2],
+        [*actions, Action("evaluate", 2)],
+        [actions[1], actions[0], actions[2]],
+        [actions[0], actions[1], replace(actions[2], is_applied=False)],
+        [actions[0], replace(actions[1], run=1), actions[2]],
+    ):
+        difference = find_action_difference(found, actions)
+        assert difference is not None
+        assert found[: difference.place] == actions[: difference.place]
+        assert difference.place < 3 or len(found) > 3
+
+
+@pytest.mark.parametrize(
+    ("sections", "expected"),
+    [
+        ({"train": {"precision": "fp32"}}, FP32),
+        ({"train": {"precision": "bf16"}}, BF16),
+        ({"train": {"precision": "fp16"}}, FP16),
+        (
+            {"train": {"precision": "fp32"}, "optimizer": {"kind": "adamw", "moments": "bf16"}},
+            BF16_MOMENTS,
+        ),
+        (
+            {"train": {"precision": "fp32"}, "optimizer": {"kind": "adamw", "moments": "int8"}},
+            INT8_MOMENTS,
+        ),
+        ({"train": {"precision": "fp32"}, "optimizer": {"kind": "muon"}}, FP32),
+    ],
+)
+def test_bands_follow_the_dtypes(sections: dict[str, dict[str, Any]], expected: Bands) -> None:
+    config = RunConfig.model_validate(sections)
+    assert select_bands(config) == expected
+    wider = select_bands(config, is_corrected=False)
+    # In 16 bits each step begins with the state of the run.
+    assert wider == UNCORRECTED.get(expected, expected)
+    assert (wider == expected) == (expected in (BF16, FP16))
+    assert all(getattr(wider, name) >= getattr(expected, name) for name in ("loss", "moments"))

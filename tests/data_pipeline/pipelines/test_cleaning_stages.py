@@ -135,7 +135,7 @@ def test_each_filter_is_in_the_funnel_and_what_it_found_in_the_report(
     assert (summary.sets["quiz"].items_found, summary.sets["quiz"].documents_dropped) == (1, 2)
     part = build_contamination_section(load_manifest(tmp_path / "data"))
     assert part is not None
-    assert QUESTION in str(part.content)
+    assert QUESTION in "".join(map(str, part.content))
 
 
 def test_bytes_follow_from_the_data_and_what_is_no_longer_asked_for_is_undone(
@@ -195,12 +195,9 @@ def test_spared_items_are_named_with_the_documents_that_keep_them(
         urls,
     )
     assert item.ngram in QUESTION
-    shown = str(
-        (
-            build_contamination_section(load_manifest(tmp_path / "data"))
-            or pytest.fail("nothing is shown")
-        ).content
-    )
+    section = build_contamination_section(load_manifest(tmp_path / "data"))
+    assert section is not None
+    shown = "".join(map(str, section.content))
     assert all(url in shown for url in urls)
     assert "1 items spared" in shown
     (said,) = list_spared_items(manifest)

@@ -8,13 +8,19 @@ from llmsys.config.run import RunConfig
 from llmsys.config.section import list_fields, list_section_types
 
 
-@pytest.mark.parametrize("key", sorted(set(COMMON_KEYS.values())))
-def test_a_suggested_key_is_one_of_ours(key: str) -> None:
+def test_a_suggested_key_is_one_of_ours() -> None:
+    assert len(COMMON_KEYS) > 20
+    assert [key for key in set(COMMON_KEYS.values()) if not has_key(key)] == []
+
+
+def has_key(key: str) -> bool:
     sections = [RunConfig]
     for name in key.split("."):
         fields = [field for section in sections for field in list_fields([section], name)]
-        assert fields or (name == "kind" and len(sections) > 1), f"{key}: no section has {name}"
+        if not fields and not (name == "kind" and len(sections) > 1):
+            return False
         sections = [one for field in fields for one in list_section_types(field.annotation)]
+    return True
 
 
 @pytest.mark.parametrize(

@@ -233,11 +233,8 @@ OVERRIDES = [
     ("'data.rules=[{kind: bad_words, word_lists: [casino]}]'", "'casino' is not a section. Use "
     "{entries: [casino]}",
      "'data.rules=[{kind: bad_words, word_lists: [{entries: [casino]}]}]'"),
-<<<<<<< HEAD
-=======
     ("'data.rules=[{kind: bad_words, words: [casino]}]'",
         "data.rules.0.words: unknown key. Did you mean word_lists?", ""),
->>>>>>> w/tool
     ("'data.rules=[{kind: bad_words, word_lists: []}]'", "[] has too few entries. Give at least 1",
         ""),
     ("data.rules=[gopher_quality]", "'gopher_quality' is not a section. Use "
@@ -279,10 +276,7 @@ OVERRIDES = [
     ("generation.top_p=2", "2 is too large: the maximum is 1", "generation.top_p=1"),
     ("generation.max_tokens=10", "unknown key. Did you mean max_new_tokens?",
         "generation.max_new_tokens=10"),
-<<<<<<< HEAD
-=======
     ("generation.beams=4", "unknown key. Did you mean num_beams?", "generation.num_beams=4"),
->>>>>>> w/tool
     ("objective.kind=translation", "translation needs family=encoder_decoder with head=lm", ""),
     ("run.seed=abc", "'abc' is not a whole number", "run.seed=8"),
     ("run.seed=99999999999999999999", "99999999999999999999 is too large: it must be below "

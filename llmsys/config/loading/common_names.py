@@ -45,6 +45,7 @@ COMMON_KEYS = {
     "torch_dtype": "train.precision",
     "mixed_precision": "train.precision",
     "gradient_checkpointing": "train.activation_checkpoint",
+    "recompute": "train.activation_checkpoint",
     "output_dir": "run.folder",
     "save_steps": "checkpoint.every_steps",
     "eval_steps": "evaluation.every_steps",

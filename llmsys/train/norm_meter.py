@@ -102,8 +102,10 @@ class NormMeter:
     def _record_activation(
         self, layer: str, module: nn.Module, arguments: tuple[Any, ...], output: Tensor
     ) -> None:
-        real_BT = arguments[1].real_BT
+        real_BT, queries = arguments[1].real_BT, arguments[1].num_predicted
         squares_BT = get_local_tensor(output).detach().double().square().sum(-1)
+        # The query stream of a permutation follows the tokens, and has no padding of its own.
+        squares_BT = squares_BT[:, : squares_BT.shape[1] - queries]
         real_BT = torch.ones_like(squares_BT, dtype=torch.bool) if real_BT is None else real_BT
         before = self._activations.get(layer, (squares_BT.new_zeros(()), squares_BT.new_zeros(())))
         counted = real_BT.sum() * output.shape[-1]

@@ -64,6 +64,9 @@ UNCORRECTED = {
     INT8_MOMENTS: Bands(2**-6, 2**-4, 2**-2, 2**-4, 1e-6),
 }
 
+# A tensor that is shorter is zero but for the rounding of numbers of size 1 to float64.
+LEAST = 1e-10
+
 # Elements whose sign in Lion's update rounding may decide: a flip moves a weight by twice the rate.
 SIGN_FLIPS = 4
 
@@ -261,7 +264,7 @@ def _find_tensor_difference(
             flips = 2 * rate * SIGN_FLIPS**0.5 if is_weight else 0.0
             # Below zero where signs explain all of it; max(0, NaN) would be 0.
             apart = float((one - other).norm()) - flips
-            distance = apart / max(float(other.norm()), bands.small * longest[kind], 1e-30)
+            distance = apart / max(float(other.norm()), bands.small * longest[kind], LEAST)
         if not distance <= band:
             difference = Difference(
                 place, action, name, float(one.norm()), float(other.norm()), distance, band

@@ -1,6 +1,7 @@
 """Norms by layer equal those of plain operations in one process, under every engine and layout."""
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -10,6 +11,8 @@ from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.data.batch import IGNORED, Batch
 from llmsys.data.packed_windows import PADDING
 from llmsys.engine.ema_engine import EmaEngine
+from llmsys.engine.engine import EngineState
+from llmsys.model.initialization import initialize_parameters
 from llmsys.model.transformer import Transformer
 from llmsys.train.norm_meter import NormMeter, get_layer_name
 from tests.helpers.parity_runs import (
@@ -154,3 +157,36 @@ def test_a_parameter_belongs_to_its_block_or_to_the_module_outside_of_blocks(
     parameter: str, layer: str
 ) -> None:
     assert get_layer_name(parameter) == layer
+
+
+def test_the_activations_of_a_permutation_are_those_of_its_tokens() -> None:
+    torch.manual_seed(0)
+    head: dict[str, Any] = {"family": "encoder", "head": {"kind": "permutation"}, "moe": None}
+    config = build_tiny_config(**head, position={"kind": "transformer_xl"}, num_key_value_heads=4)
+    model = Transformer(config)
+    initialize_parameters(model, 1)
+    engine = SimpleNamespace(
+        module=model,
+        device=torch.device("cpu"),
+        observe_gradients=None,
+        get_state=lambda: EngineState({}, 0),
+    )
+    meter, outputs = NormMeter(1, cast(Any, engine)), {}
+    meter.begin_step(1)
+    for number, block in enumerate(model.blocks):
+        block.register_forward_hook(
+            lambda _, inputs, output, n=number: outputs.update({f"blocks.{n}": output})
+        )
+    tokens_BT = build_sequences(0, 0, 2).tokens_BT
+    documents_BT = torch.zeros_like(tokens_BT)
+    documents_BT[1, -4:] = PADDING
+    # Two places of three are used in the first row, one in the second.
+    predicted_BP = torch.tensor([[5, 2, -1], [7, -1, -1]])
+    model.train()(tokens_BT, documents_BT=documents_BT, predicted_BP=predicted_BP)
+    measured = meter.end_step()
+    assert measured is not None
+    is_real_BT = documents_BT >= 0
+    for layer, output in outputs.items():
+        assert output.shape[1] == LENGTH + 3
+        expected = output[:, :LENGTH][is_real_BT].square().mean().sqrt()
+        assert measured["activation"][layer] == pytest.approx(float(expected.detach()), rel=1e-6)

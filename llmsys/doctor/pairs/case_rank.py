@@ -30,6 +30,7 @@ from llmsys.doctor.pairs.events import (
     Entry,
     EventScript,
     KilledError,
+    accept_overflows,
     list_actions,
     list_expected_actions,
     looks_at_the_end,
@@ -247,6 +248,8 @@ def find_case_difference(
         entries: what it recorded, begun with a load.
     """
     expected = list_expected_actions(assignment)
+    if assignment["precision"] == "fp16":
+        expected = accept_overflows(entries[1:], expected)
     # The first phase begins with the initial weights.
     if (other := find_action_difference(list_actions(entries[1:]), expected)) is not None:
         return other

@@ -24,6 +24,9 @@ from llmsys.config.optimizer import (
 # Name of a moment in a checkpoint → float64 tensor.
 Moments = dict[str, Tensor]
 
+# A hundred roundings of float32: what is smaller in SOAP, relative to the largest, is rounding.
+SOAP_ROUNDING = 1e-5
+
 # The square below which torch.optim.Adafactor estimates none.
 LEAST_SQUARE = torch.finfo(torch.float32).eps
 
@@ -237,7 +240,9 @@ class PlainStep:
             inside = _rotate(gradient, moments, rotated)
             second = config.betas[1] * moments["second_moment"] + (1 - config.betas[1]) * inside**2
             moments |= {"first_moment": first, "second_moment": second}
-            root = (second / (1 - config.betas[1] ** steps)).sqrt() + config.eps
+            root = (second / (1 - config.betas[1] ** steps)).sqrt()
+            # A direction in which all gradients are rounding gets no step of full length.
+            root = root.maximum(SOAP_ROUNDING * root.amax((-2, -1), keepdim=True)) + config.eps
             change = _rotate(_rotate(first, moments, rotated) / root, moments, rotated, back=True)
             weight = self._apply_decay(weight) - self.rate * change / (1 - config.betas[0] ** steps)
         for side in rotated:
@@ -248,8 +253,8 @@ class PlainStep:
             )
         if self.count == 1:
             for side in rotated:
-                basis = torch.linalg.eigh(moments[f"{side}_moment"])[1].flip(-1)
-                moments[f"{side}_basis_moment"] = basis
+                square = gradient @ gradient.mT if side == "left" else gradient.mT @ gradient
+                moments[f"{side}_basis_moment"] = _build_first_basis(square)
         elif (self.count - 1) % config.precondition_every_steps == 0:
             for side, dim in rotated.items():
                 _update_basis(moments, side, dim)
@@ -272,12 +277,33 @@ def _update_basis(moments: Moments, side: str, dim: int) -> None:
         moments[f"{side}_basis_moment"],
         moments[f"{side}_moment"] @ moments[f"{side}_basis_moment"],
     )
-    order = (basis * product).sum(-2).argsort(-1, descending=True)
+    values = (basis * product).sum(-2)
+    # Values below the shift are rounding, and so would be their order.
+    shift = (SOAP_ROUNDING * values.amax(-1, keepdim=True)).clamp(min=LEAST_SQUARE**2)
+    order = values.maximum(shift).argsort(dim=-1, descending=True, stable=True)
     ahead = order[..., :, None] if dim == -2 else order[..., None, :]
     moments["second_moment"] = moments["second_moment"].take_along_dim(ahead, dim)
-    moments[f"{side}_basis_moment"] = torch.linalg.qr(
-        product.take_along_dim(order[..., None, :], -1)
-    )[0]
+    shifted = product + basis * shift[..., None]
+    vectors, triangle = torch.linalg.qr(shifted.take_along_dim(order[..., None, :], -1))
+    # A vector keeps its direction.
+    signs = triangle.diagonal(dim1=-2, dim2=-1).sign()
+    moments[f"{side}_basis_moment"] = vectors * signs[..., None, :]
+
+
+def _build_first_basis(square: Tensor) -> Tensor:
+    """Return eigenvectors, largest first; those of the null space by falling weights of axes."""
+    values, vectors = (one.flip(-1) for one in torch.linalg.eigh(square))
+    flat_values = values.reshape(-1, values.shape[-1])
+    flat_vectors = vectors.reshape(-1, *vectors.shape[-2:])
+    bases = []
+    for of_one, basis in zip(flat_values, flat_vectors, strict=True):
+        rank, size = int((of_one > of_one[0] * SOAP_ROUNDING**2).sum()), len(of_one)
+        inside = basis[:, :rank]
+        onto_null = torch.eye(size, dtype=basis.dtype) - inside @ inside.mT
+        falling = torch.linspace(2, 1, size, dtype=basis.dtype).diag()
+        null = torch.linalg.eigh(onto_null @ falling @ onto_null)[1].flip(-1)
+        bases.append(torch.cat([inside, null[:, : size - rank]], 1))
+    return torch.stack(bases).view_as(vectors)
 
 
 def is_projection(name: str, num_dims: int) -> bool:

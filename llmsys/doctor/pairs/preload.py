@@ -17,11 +17,14 @@ MODULES = (
 OPTIONAL = {
     "deepspeed": "llmsys.engine.deepspeed_engine",
     "accelerate": "llmsys.engine.accelerate_engine",
+    # DeepSpeed's first engine imports it, and with it torch's compiler: four seconds of each rank.
+    "deepspeed.runtime.zero.muon": "deepspeed.runtime.zero.muon.muon_optimizer",
 }
 
 for name in MODULES:
     importlib.import_module(name)
 for package, name in OPTIONAL.items():
-    if importlib.util.find_spec(package) is not None:
+    root = package.partition(".")[0]
+    if importlib.util.find_spec(root) is not None and importlib.util.find_spec(package) is not None:
         importlib.import_module(name)
 logging.getLogger("torch.distributed").setLevel(logging.ERROR)

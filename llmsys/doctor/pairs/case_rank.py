@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import assert_never
 
 import torch
 from torch import Tensor
@@ -31,9 +32,9 @@ from llmsys.doctor.pairs.events import (
     EventScript,
     KilledError,
     accept_overflows,
+    is_seen_at_the_end,
     list_actions,
     list_expected_actions,
-    looks_at_the_end,
 )
 from llmsys.doctor.pairs.factors import Assignment
 from llmsys.doctor.pairs.plain_step import PlainProcess, PlainState
@@ -256,7 +257,7 @@ def find_case_difference(
     config = phases[0].config
     plain, bands = (
         PlainProcess(config),
-        select_bands(config, is_corrected=not looks_at_the_end(assignment)),
+        select_bands(config, is_corrected=not is_seen_at_the_end(assignment)),
     )
     is_lion = config.optimizer.kind == "lion"
     saved: dict[int, PlainState] = {0: plain.copy_state()}
@@ -275,6 +276,8 @@ def find_case_difference(
                 saved[action.step] = plain.copy_state()
             case "load":
                 plain.load_state(saved[action.step])
+            case unreachable:
+                assert_never(unreachable)
         # A rate that is not below what it is at its peak.
         rate = (
             config.optimizer.learning_rate * config.optimizer.embedding_lr_multiplier

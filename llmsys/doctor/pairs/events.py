@@ -13,7 +13,7 @@ import os
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 from torch.distributed.tensor import DTensor
@@ -53,7 +53,7 @@ class Action:
         run: 0, or 1 for the branch.
     """
 
-    kind: str
+    kind: Literal["train", "evaluate", "save", "load"]
     step: int
     is_applied: bool = True
     run: int = 0
@@ -120,7 +120,7 @@ def list_expected_actions(assignment: Assignment) -> list[Action]:
 
 
 class Piece(NamedTuple):
-    """What a rank has of a tensor: its full shape, (first index, size) in each dim, and values."""
+    """Part of a tensor on a rank: full shape, (first index, size) in each dim, and values."""
 
     shape: tuple[int, ...]
     region: tuple[tuple[int, int], ...]
@@ -151,7 +151,7 @@ class KilledError(Exception):
     """The ranks are to end without a save."""
 
 
-def looks_at_the_end(assignment: Assignment) -> bool:
+def is_seen_at_the_end(assignment: Assignment) -> bool:
     """Return whether the state of a case is looked at after the last step only.
 
     Args:
@@ -307,7 +307,7 @@ class EventScript:
     def _look(self) -> dict[str, Piece] | None:
         """Return this rank's part of the state where this step is looked at. Collective."""
         is_last = self._trainer.steps_done in (STEPS, STEPS + BRANCH_STEPS)
-        if looks_at_the_end(self.assignment) and not is_last:
+        if is_seen_at_the_end(self.assignment) and not is_last:
             return None
         return copy_pieces(self._trainer.engine.get_state())
 

@@ -47,9 +47,6 @@ FP32 = Bands(1e-5, 1e-5, 1e-5, 1e-5, 1e-6)
 # it is about 0.1 long.
 BF16 = Bands(2**-5, 0.25, 0.5, 0.1, 0.1, small=0.1)
 FP16 = Bands(2**-8, 0.1, 0.25, 0.1, 0.1, small=0.1)
-# Sparsemixer's softmax leaves out experts beyond a threshold, so the gradient of a token jumps
-# where rounding moves it across: in 16 bits whole gradients come and go.
-JUMPING = Bands(2**-4, 2.0, 2.0, 0.2, 0.1, small=0.1)
 # bf16 keeps 8 bits of a moment, so an element is off by 2⁻⁸ at most, and an update by as much of
 # the rate.
 BF16_MOMENTS = Bands(1e-5, 1e-5, 2**-8, 2**-8, 1e-6)
@@ -120,9 +117,6 @@ def select_bands(config: RunConfig, *, is_corrected: bool = True) -> Bands:
 
 
 def _select_corrected_bands(config: RunConfig) -> Bands:
-    moe = config.model.moe
-    if config.train.precision != "fp32" and moe is not None and moe.score == "sparsemixer":
-        return JUMPING
     match config.train.precision, getattr(config.optimizer, "moments", "fp32"):
         case "fp32", "fp32":
             return FP32

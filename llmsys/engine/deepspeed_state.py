@@ -338,7 +338,21 @@ class Zero12State:
     def step_optimizer(self, loss: float, accept: Accept) -> tuple[float, bool]:
         """Implement `DeepSpeedState.step_optimizer`."""
         assert self._guard is not None
-        return self._guard.step(self._engine, loss, accept)
+        norm, applied = self._guard.step(self._engine, loss, accept)
+        if self._zero.cpu_offload:
+            self._clear_offloaded_gradients(applied)
+        return norm, applied
+
+    def _clear_offloaded_gradients(self, applied: bool) -> None:
+        """Forget the gradients of a step, as DeepSpeed does without offload."""
+        if not applied:
+            # DeepSpeed 0.19.8 keeps the sums in bfloat16 runs: the next step would add to them.
+            for group in self._zero.averaged_gradients:
+                self._zero.averaged_gradients[group] = None
+        for shard in self._shards:
+            # A parameter that gets no gradient in the next step would take this one again.
+            if shard.grad is not None:
+                shard.grad.zero_()
 
 
 class Zero1Bf16State(Zero12State):

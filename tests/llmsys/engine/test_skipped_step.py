@@ -26,6 +26,8 @@ CASES = {
     "zero1 bf16 expert=2": ("zero1 bf16", ParallelLayout(expert=2), 2),
     "zero2 expert=2": ("zero2", ParallelLayout(expert=2), 2),
     "zero2 offload": ("zero2 offload", ParallelLayout(), 2),
+    "zero1 bf16 offload": ("zero1 bf16 offload", ParallelLayout(), 2),
+    "zero2 bf16 offload": ("zero2 bf16 offload", ParallelLayout(), 2),
     "zero3": ("zero3", ParallelLayout(), 2),
     "zero3 offload": ("zero3 offload", ParallelLayout(), 2),
 }

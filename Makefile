@@ -18,7 +18,7 @@ PYTHON := $(shell for p in $(CANDIDATES); do $$p -c '$(SUITABLE)' >/dev/null 2>&
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check docs format clean
+.PHONY: help install demo test pairs check docs format clean
 
 help:  ## Print what each target does
 	@sed -n 's/^\([a-z]*\):.*##/  make \1\t/p' Makefile
@@ -36,6 +36,9 @@ demo: install  ## Crawl shards in, a trained mixture-of-experts model out: make 
 test: install  ## Run every test, or TEST=tests/llmsys/model
 	@$(BIN)/python tools/system_packages.py
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal $(TEST)
+
+pairs: install  ## Compare the sample of pairs of choices with a plain process; before a change of a step lands
+	@$(BIN)/llmsys doctor pairs --sample
 
 check: install  ## Check format, lint, names and docstrings, types and import directions; print the size
 	@$(BIN)/ruff format --check --quiet . || { echo 'make: `make format` formats these files:' >&2; $(BIN)/ruff format --check .; }

@@ -35,7 +35,7 @@ SYMBOLS = (
     *(f"<extra_id_{number}>" for number in range(4)),
 )
 
-# Factors whose pairs with every other one are in the sample of continuous integration, besides the
+# Factors whose pairs with every other one are in the sample, besides the
 # events.
 SAMPLED = ("schedule of stages",)
 # Resumptions of the sample; each is an event, and all of them are in the whole array.

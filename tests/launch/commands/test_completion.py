@@ -36,7 +36,7 @@ def test_bash_completes_verbs_options_configs_keys_and_values() -> None:
         "optimizer.learning_rate=",
     ]
     assert complete("train", "train/demo", "schedule.kind", "=", "co") == ["constant", "cosine"]
-    assert complete("doctor", "pa") == ["parity"]
+    assert complete("doctor", "par") == ["parity"]
     assert complete("plan", "model/llama-7b", "gp") == ["nospace", "gpus="]
 
 

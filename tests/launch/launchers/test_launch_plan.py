@@ -229,7 +229,7 @@ def test_the_command_of_a_spare_is_printed_as_one_for_later(
         "# on 10.9.8.1:",
         "# on 10.9.8.2:",
     ]
-    assert lines[-2] == "# spare 10.9.8.3, in place of a host that has failed:"
+    assert lines[-2] == "# spare 10.9.8.3, instead of a host that has failed:"
     assert "--nnodes=2:2" in lines[-1]
     assert lines[-1].startswith("# cd ")
     assert "--local-addr=10.9.8.3" in lines[-1]

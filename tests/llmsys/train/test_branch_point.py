@@ -189,17 +189,15 @@ def test_a_branch_takes_judged_steps_of_its_parent_only_under_their_numbers(fold
         record = json.loads(
             (folder / name / "checkpoints" / f"step-{last_step:08d}" / "state.json").read_text()
         )
-        assert len(record["judge"]["taken"]) == num_judged
+        assert len(record["step_guard"]["accepted"]) == num_judged
 
 
 def test_a_branch_counts_updates_and_not_the_steps_that_its_parent_skipped(
     folder: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(folder / "dense", tmp_path / "skipped")
-    path = tmp_path / "skipped" / "checkpoints" / "step-00000004" / "state.json"
-    record = json.loads(path.read_text())
-    del record["digest"]
-    path.write_text(json.dumps(record | {"updates": 3}))
+    checkpoint = tmp_path / "skipped" / "checkpoints" / "step-00000004"
+    write_record(checkpoint, read_record(checkpoint) | {"updates": 3})
     train(folder, "dense", "updates", f"train.branch_from={tmp_path / 'skipped'}@4")
     state = json.loads(
         (folder / "updates" / "checkpoints" / "step-00000006" / "state.json").read_text()

@@ -121,8 +121,8 @@ def require_supported_engine(config: "RunConfig") -> None:
             )
         case AccelerateEngineConfig():
             raise ConfigError(
-                "engine.kind=accelerate cannot be run on a pretended device: accelerate joins a "
-                "process group of its own and reads its settings from the user's accelerate "
+                "engine.kind=accelerate cannot be run on a pretended device: accelerate joins its "
+                "own process group and reads its settings from the user's accelerate "
                 f"config. {instead}"
             )
         case TorchEngineConfig():

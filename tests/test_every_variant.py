@@ -15,6 +15,7 @@ import torch
 
 from llmsys.config.loading.format_yaml import format_yaml
 from llmsys.config.loading.load import build_model_config, load_run_config
+from llmsys.config.loading.recorded_config import format_recorded_config
 from llmsys.config.model import ModelConfig
 from llmsys.config.run import RunConfig
 from llmsys.convert.conversion_plan import build_conversion_plan
@@ -296,7 +297,8 @@ def test_convert(variant: ConfigVariant) -> None:
 @trained_variant
 def test_report(variant: ConfigVariant, tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", run_events(steps=20, layers=0))
-    (folder / "config.yaml").write_text(format_yaml(get_config(variant)))
+    values = get_config(variant).model_dump(mode="json")
+    (folder / "config.yaml").write_text(format_recorded_config(values))
     record = read_run(folder)
     assert build_run_sections(record, None)
     assert any(f"kind: {variant.kind}" in block for block in build_run_origin(record))

@@ -10,6 +10,7 @@ ALLOWED = (
     "llmsys/calibrate/",
     "llmsys/parallel/",
     "llmsys/engine/",
+    "llmsys/train/consistency_check.py",
     "llmsys/train/step_metrics.py",
     "llmsys/train/checkpoint",
     "llmsys/doctor/",

@@ -41,8 +41,7 @@ def add_pairs_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--sample",
         action="store_true",
-        help="pairs: only pairs with an event or with a schedule of pipeline stages, as continuous "
-        "integration does",
+        help="pairs: only pairs with an event or with a schedule of pipeline stages",
     )
     parser.add_argument(
         "--case",

@@ -36,8 +36,7 @@ class Value:
         settings: what it sets, or a function of the assignment.
         needs: values that other factors take with it unless a case says otherwise.
         costs_processes: it takes more processes, so it is taken only where it covers more.
-        is_slow: it takes many times the time of a usual case, so the sample of continuous
-            integration leaves it out.
+        is_slow: it takes many times the time of a usual case, so the sample leaves it out.
     """
 
     label: str

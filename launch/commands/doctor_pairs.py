@@ -8,9 +8,9 @@ from llmsys.errors import ConfigError
 
 if TYPE_CHECKING:
     from llmsys.doctor.pairs.case_processes import CaseResult
-    from llmsys.doctor.pairs.cases import PairCase
+    from llmsys.doctor.pairs.cases import Limits, PairCase
     from llmsys.doctor.pairs.covering_array import CoveringArray
-    from llmsys.doctor.pairs.factors import Factor
+    from llmsys.doctor.pairs.factor import Factor
 
 FAILED = 1
 MOST_PROCESSES = 4
@@ -61,7 +61,7 @@ def run_pairs_check(arguments: argparse.Namespace) -> int:
         The exit status.
     """
     from llmsys.doctor.pairs.cases import Limits
-    from llmsys.doctor.pairs.check import PairsCheck, build_array
+    from llmsys.doctor.pairs.check import PairsCheck
     from llmsys.doctor.pairs.config_factors import replace_defaults
     from llmsys.doctor.pairs.covering_array import CoveringArray
     from llmsys.doctor.pairs.factors import FACTORS
@@ -95,7 +95,7 @@ def run_pairs_check(arguments: argparse.Namespace) -> int:
         case = _parse_case(arguments.case, arguments.seed, factors)
         array, cases = CoveringArray(cases=[case.labels]), [case]
     else:
-        array = _build_array_with_progress(build_array, arguments, limits, factors)
+        array = _build_array(arguments, limits, factors)
         cases = []
     with Progress("pairs", len(array.cases), "case") as progress:
 
@@ -112,21 +112,21 @@ def run_pairs_check(arguments: argparse.Namespace) -> int:
     return 0 if report.has_passed else FAILED
 
 
-def _build_array_with_progress(build, arguments, limits, factors) -> "CoveringArray":  # type: ignore[no-untyped-def]
+def _build_array(
+    arguments: argparse.Namespace, limits: "Limits", factors: "tuple[Factor, ...]"
+) -> "CoveringArray":
+    """Build the array, and show the cases so far and the pairs that are left."""
+    from llmsys.doctor.pairs.check import build_array
     from llmsys.progress import Progress
 
-    total = 0
-    with Progress("array", 1, "pair") as progress:
-
-        def show(cases: int, left: int) -> None:
-            nonlocal total
-            progress.advance(0, cases=cases, left=left)
-
-        array: CoveringArray = build(
-            arguments.seed, limits, is_sample=arguments.sample, factors=factors, on_case=show
+    with Progress("array", None, "case") as progress:
+        return build_array(
+            arguments.seed,
+            limits,
+            is_sample=arguments.sample,
+            factors=factors,
+            on_case=lambda cases, left: progress.advance(1, pairs_left=left),
         )
-        progress.advance(1)
-    return array
 
 
 def _parse_case(text: str, seed: int, factors: "tuple[Factor, ...]") -> "PairCase":

@@ -190,7 +190,8 @@ class Family:
     @property
     def defaults(self) -> Values:
         """Values of keys that a file leaves out."""
-        return self.table["defaults"]  # type: ignore[no-any-return]
+        values: Values = self.table["defaults"]
+        return values
 
     def read(self, fields: ConfigJsonReader) -> Values:
         """Convert a config.json to values of a ModelConfig.

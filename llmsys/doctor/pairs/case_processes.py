@@ -29,7 +29,8 @@ from llmsys.doctor.pairs.cases import (
 )
 from llmsys.doctor.pairs.comparison import Difference
 from llmsys.doctor.pairs.events import EVENT_STEPS
-from llmsys.doctor.pairs.factors import FACTORS, Factor
+from llmsys.doctor.pairs.factor import Factor
+from llmsys.doctor.pairs.factors import FACTORS
 from llmsys.parallel.port import find_free_port
 
 # Longest time of one phase, a hundred times the usual; ranks that lost a peer would wait for a

@@ -36,7 +36,7 @@ from llmsys.doctor.pairs.events import (
     list_actions,
     list_expected_actions,
 )
-from llmsys.doctor.pairs.factors import Assignment
+from llmsys.doctor.pairs.factor import Assignment
 from llmsys.doctor.pairs.plain_step import PlainProcess, PlainState
 from llmsys.errors import StopRequested
 from llmsys.parallel.process_group import (

@@ -21,14 +21,8 @@ from llmsys.config.objective import get_needs
 from llmsys.config.run import RunConfig
 from llmsys.config.section import fill_default_kinds
 from llmsys.data.step_plan import RunPlan
-from llmsys.doctor.pairs.factors import (
-    FACTORS,
-    LENGTH,
-    SEQUENCES,
-    Assignment,
-    Factor,
-    Settings,
-)
+from llmsys.doctor.pairs.factor import Assignment, Factor, Settings
+from llmsys.doctor.pairs.factors import FACTORS, LENGTH, SEQUENCES
 from llmsys.doctor.toy_dataset import VOCABULARY
 from llmsys.errors import LlmsysError
 from llmsys.parallel.fp8 import require_fp8

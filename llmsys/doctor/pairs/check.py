@@ -19,7 +19,8 @@ from llmsys.doctor.pairs.cases import (
     build_parts,
 )
 from llmsys.doctor.pairs.covering_array import CoveringArray, Pair, build_covering_array
-from llmsys.doctor.pairs.factors import FACTORS, Assignment, Factor
+from llmsys.doctor.pairs.factor import Assignment, Factor
+from llmsys.doctor.pairs.factors import FACTORS
 from llmsys.doctor.pairs.shrink import find_smallest_case
 from llmsys.doctor.toy_dataset import write_toy_dataset, write_toy_pairs
 from llmsys.errors import ConfigError

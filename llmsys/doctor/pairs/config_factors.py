@@ -10,7 +10,7 @@ from typing import Any
 
 from llmsys.config.run import RunConfig
 from llmsys.config.section import Section
-from llmsys.doctor.pairs.factors import Factor, Settings, Value
+from llmsys.doctor.pairs.factor import Factor, Settings, Value
 
 OWN = "as in the config"
 

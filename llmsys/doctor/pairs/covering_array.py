@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations, islice
 
-from llmsys.doctor.pairs.factors import Assignment, Factor
+from llmsys.doctor.pairs.factor import Assignment, Factor
 
 # (factor, label) twice, the earlier factor first.
 Pair = tuple[tuple[str, str], tuple[str, str]]

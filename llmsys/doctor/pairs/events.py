@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 from llmsys.config.engine import DeepSpeedEngineConfig
 from llmsys.config.run import RunConfig
 from llmsys.doctor.pairs.cases import BRANCH_STEPS, STEPS
-from llmsys.doctor.pairs.factors import Assignment
+from llmsys.doctor.pairs.factor import Assignment
 from llmsys.engine.engine import EngineState, StepResult
 from llmsys.model.local_tensor import get_local_tensor
 from llmsys.parallel.dtensor_slices import get_local_region

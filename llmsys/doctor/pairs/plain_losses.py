@@ -5,6 +5,7 @@ chosen again from its input. Each is a sum over one row; `plain_step.py` divides
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -87,7 +88,7 @@ class RouterWatch:
         for loads in self.loads.values():
             loads.clear()
 
-    def _build_hook(self, name: str):  # type: ignore[no-untyped-def]
+    def _build_hook(self, name: str) -> Callable[..., None]:
         def look(
             layer: nn.Module, arguments: tuple[Tensor | None, ...], named: dict[str, Tensor | None]
         ) -> None:

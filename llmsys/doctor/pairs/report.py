@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from llmsys.doctor.pairs.case_processes import CaseResult
 from llmsys.doctor.pairs.check import PairsReport
 from llmsys.doctor.pairs.covering_array import Pair
-from llmsys.doctor.pairs.factors import FACTORS, Factor
+from llmsys.doctor.pairs.factor import Factor
+from llmsys.doctor.pairs.factors import FACTORS
 
 # Pairs that are listed behind one message.
 MAX_LISTED = 4

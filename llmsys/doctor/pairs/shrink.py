@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 
 from llmsys.doctor.pairs.case_processes import CaseResult
 from llmsys.doctor.pairs.cases import PairCase
-from llmsys.doctor.pairs.factors import FACTORS, Factor
+from llmsys.doctor.pairs.factor import Factor
+from llmsys.doctor.pairs.factors import FACTORS
 
 
 def find_smallest_case(

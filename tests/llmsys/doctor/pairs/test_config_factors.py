@@ -6,7 +6,8 @@ from typing import Any
 from llmsys.config.run import RunConfig
 from llmsys.doctor.pairs.cases import Limits, build_default_assignment, build_parts, build_settings
 from llmsys.doctor.pairs.config_factors import OWN, replace_defaults
-from llmsys.doctor.pairs.factors import FACTORS, Factor
+from llmsys.doctor.pairs.factor import Factor
+from llmsys.doctor.pairs.factors import FACTORS
 
 
 def build_factors(**sections: Any) -> dict[str, Factor]:

@@ -3,7 +3,7 @@
 from itertools import combinations
 
 from llmsys.doctor.pairs.covering_array import build_covering_array
-from llmsys.doctor.pairs.factors import Assignment, Factor, Value
+from llmsys.doctor.pairs.factor import Assignment, Factor, Value
 
 
 def build_factor(name: str, *labels: str, **options: object) -> Factor:

@@ -16,7 +16,8 @@ from llmsys.doctor.pairs.cases import (
     build_resumed_assignment,
     count_ranks,
 )
-from llmsys.doctor.pairs.factors import FACTORS, LEFT_OUT, UNNAMED_CHOICES, list_choices
+from llmsys.doctor.pairs.factor import LEFT_OUT, list_choices
+from llmsys.doctor.pairs.factors import FACTORS, UNNAMED_CHOICES
 from tests.helpers.config_variants import list_variants
 
 LIMITS = Limits(processes=4)
@@ -72,18 +73,18 @@ def test_every_value_of_a_literal_of_train_and_batch_is_a_value_of_a_factor(
 def test_a_kind_that_is_added_to_a_union_becomes_a_value(monkeypatch: pytest.MonkeyPatch) -> None:
     from llmsys.config.norm import RmsNormConfig
     from llmsys.config.section import SectionType
-    from llmsys.doctor.pairs import factors
+    from llmsys.doctor.pairs import factor
 
     class NewNormConfig(RmsNormConfig):
         kind: Literal["new"] = "new"  # type: ignore[assignment]
 
-    real = factors.list_section_types  # type: ignore[attr-defined]
+    real = factor.list_section_types  # type: ignore[attr-defined]
 
     def list_more(annotation: object) -> list[SectionType]:
         sections = real(annotation)
         return [*sections, NewNormConfig] if RmsNormConfig in sections else sections
 
-    monkeypatch.setattr(factors, "list_section_types", list_more)
+    monkeypatch.setattr(factor, "list_section_types", list_more)
     assert "new" in list_choices("model.norm")
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from llmsys.doctor.pairs.case_processes import CaseResult
 from llmsys.doctor.pairs.cases import PairCase
-from llmsys.doctor.pairs.factors import Factor, Value
+from llmsys.doctor.pairs.factor import Factor, Value
 from llmsys.doctor.pairs.shrink import find_smallest_case
 
 FACTORS = tuple(Factor(name, (Value("no"), Value("yes"), Value("more"))) for name in "abcdefg")

@@ -1,0 +1,306 @@
+"""The factors of a model: architecture, attention, positions, objective, experts."""
+
+from typing import Any
+
+from llmsys.doctor.pairs.factor import (
+    NONE,
+    Assignment,
+    Settings,
+    Value,
+    build_factor,
+    build_literal_factor,
+    build_union_factor,
+    list_choices,
+)
+
+ENCODER, DECODER, BOTH = "encoder", "decoder", "encoder_decoder"
+
+
+def _set_masked(**more: Any) -> Settings:
+    return {"model.family": ENCODER, "model.head": {"kind": "mlm"} | more}
+
+
+def _list_objectives() -> tuple[Value, ...]:
+    alone = {"experts": NONE, "residual": "pre"}
+    return (
+        Value("masked", {"objective.kind": "masked"} | _set_masked()),
+        Value(
+            "masked_next_sentence",
+            {"objective.kind": "masked_next_sentence", "model.embedding.token_types": 2}
+            | _set_masked(pooler=True, next_sentence=True),
+        ),
+        Value(
+            "permutation",
+            {
+                "objective.kind": "permutation",
+                "model.family": ENCODER,
+                "model.head": {"kind": "permutation"},
+            },
+            needs={"position": "transformer_xl", "heads": "multi"} | alone,
+        ),
+        Value(
+            "span_corruption",
+            {
+                "objective.kind": "span_corruption",
+                "objective.noise_density": 0.3,
+                "model.family": BOTH,
+            },
+            needs={"scope": "window"},
+        ),
+        Value(
+            "translation",
+            {"objective.kind": "translation", "model.family": BOTH, "data.kind": "pairs"},
+        ),
+        Value(
+            "classification",
+            {
+                "objective.kind": "classification",
+                "model.family": ENCODER,
+                "model.head": {"kind": "classification", "num_labels": 3},
+                "data.kind": "labelled",
+            },
+        ),
+    )
+
+
+def _set_longformer(assignment: Assignment) -> Settings:
+    # A decoder's global tokens would see later ones.
+    leading = 0 if assignment["objective"] == "next_token" else 1
+    section = {
+        "kind": "longformer",
+        "windows": [8],
+        "dilations": [1, 2],
+        "num_global_tokens": leading,
+    }
+    return {"model.attention": section}
+
+
+def _list_attention_kinds() -> tuple[Value, ...]:
+    latent = {
+        "kind": "latent",
+        "kv_lora_rank": 12,
+        "qk_nope_head_dim": 6,
+        "qk_rope_head_dim": 4,
+        "v_head_dim": 6,
+    }
+    multi = {"heads": "multi"}
+    return (
+        Value("latent", {"model.attention": latent}, needs=multi),
+        Value("longformer", _set_longformer, needs=multi | {"position": "sinusoidal"}),
+        Value(
+            "linformer",
+            {"model.attention": {"kind": "linformer", "projected_length": 6}},
+            needs={"objective": "masked", "scope": "window", "position": "sinusoidal"},
+        ),
+        Value(
+            "lsh",
+            {"model.attention": {"kind": "lsh", "chunk_length": 4, "num_hashes": 2}},
+            needs=multi | {"position": "learned"},
+        ),
+        Value(
+            "segment_memory",
+            {
+                "model.attention": {
+                    "kind": "segment_memory",
+                    "segment_length": 4,
+                    "memory_length": 6,
+                }
+            },
+            needs=multi | {"position": "transformer_xl"},
+        ),
+    )
+
+
+def _list_scalings() -> tuple[Value, ...]:
+    path, grown = "model.position.scaling", {"factor": 2.0, "original_max_position_embeddings": 8}
+    # Half the rotated channels of a head: divisors of longrope.
+    lists = {
+        "original_max_position_embeddings": 8,
+        "short_factor": [1.0] * 4,
+        "long_factor": [2.0] * 4,
+    }
+    return (
+        Value("linear", {path: {"kind": "linear", "factor": 2.0}}),
+        *(Value(kind, {path: {"kind": kind} | grown}) for kind in ("ntk", "yarn", "llama3")),
+        Value("longrope", {path: {"kind": "longrope"} | lists}),
+    )
+
+
+def _list_recurrent_layers() -> tuple[Value, ...]:
+    shape = {
+        "model.intermediate_size": 0,
+        "model.num_attention_heads": 1,
+        "model.num_key_value_heads": 1,
+        "model.position": {"kind": "none"},
+    }
+    needs = {"objective": "translation", "experts": NONE, "position": "none", "heads": "multi"}
+    return tuple(
+        Value(kind, {"model.rnn.kind": kind} | shape, needs) for kind in list_choices("model.rnn")
+    )
+
+
+MODEL_FACTORS = (
+    build_union_factor("objective", "objective", "next_token", *_list_objectives()),
+    build_union_factor("attention", "model.attention", "multi_head", *_list_attention_kinds()),
+    build_factor(
+        "heads",
+        Value("grouped", {"model.num_key_value_heads": 2}),
+        Value("multi", {"model.num_key_value_heads": 4}),
+        Value("one", {"model.num_key_value_heads": 1}),
+    ),
+    build_factor(
+        "queries",
+        Value("plain"),
+        Value("sinks", {"model.attention.sinks": True}),
+        Value("norm of heads", {"model.attention.qk_norm": "head"}),
+        Value("norm over heads", {"model.attention.qk_norm": "full"}),
+        Value("biases", {"model.attention.qkv_bias": True, "model.attention.output_bias": True}),
+        Value("softcap", {"model.attention.logit_softcap": 5.0}),
+        Value("clip", {"model.attention.clip": 0.5}),
+        acts_with={"attention": frozenset({"multi_head"})},
+    ),
+    build_union_factor(
+        "position",
+        "model.position",
+        "rope",
+        Value("relative_bias", {"model.position": {"kind": "relative_bias", "buckets": 8}}),
+        Value(
+            "transformer_xl",
+            {"model.position": {"kind": "transformer_xl"}},
+            needs={"heads": "multi"},
+        ),
+    ),
+    build_union_factor(
+        "rope scaling",
+        "model.position.scaling",
+        NONE,
+        *_list_scalings(),
+        acts_with={"position": frozenset({"rope"}), "attention": frozenset({"multi_head"})},
+    ),
+    build_factor(
+        "windows",
+        Value("full"),
+        Value("sliding", {"model.sliding_window": 5}),
+        Value(
+            "alternating",
+            {
+                "model.sliding_window": 5,
+                "model.layer_types": ["sliding_attention", "full_attention"],
+            },
+        ),
+    ),
+    build_union_factor(
+        "residual",
+        "model.residual",
+        "pre",
+        Value("reversible", {"model.residual": {"kind": "reversible"}}, needs={"experts": NONE}),
+    ),
+    build_union_factor("norm", "model.norm", "rmsnorm"),
+    build_union_factor("feed-forward", "model.feed_forward", "swiglu"),
+    build_factor("tied", Value("no"), Value("yes", {"model.tie_word_embeddings": True})),
+    build_factor(
+        "multi-token prediction",
+        Value(NONE),
+        Value("one", {"model.multi_token_prediction": {"depth": 1, "weight": 0.3}}),
+        Value("two", {"model.multi_token_prediction": {"depth": 2, "weight": 0.3}}),
+    ),
+    build_union_factor("recurrence", "model.recurrence", NONE),
+    build_union_factor("recurrent layers", "model.rnn", NONE, *_list_recurrent_layers()),
+    build_union_factor(
+        "parametrization",
+        "model.parametrization",
+        "standard",
+        Value("mup", {"model.parametrization": {"kind": "mup", "base_hidden_size": 16}}),
+        Value(
+            "complete_p",
+            {
+                "model.parametrization": {
+                    "kind": "complete_p",
+                    "base_hidden_size": 16,
+                    "base_num_hidden_layers": 1,
+                }
+            },
+        ),
+    ),
+)
+
+MOE: Settings = {
+    "model.moe.num_experts": 4,
+    "model.moe.num_experts_per_tok": 2,
+    "model.moe.moe_intermediate_size": 16,
+}
+HAS_EXPERTS = {"experts": frozenset({"all", "after the first", "every second"})}
+
+EXPERT_FACTORS = (
+    build_factor(
+        "experts",
+        Value(NONE),
+        Value("all", MOE),
+        Value("after the first", MOE | {"model.moe.first_dense_layers": 1}),
+        Value("every second", MOE | {"model.moe.every": 2}),
+    ),
+    build_union_factor(
+        "routing",
+        "model.moe.routing",
+        "token_choice",
+        Value("capacity", {"model.moe.routing": {"kind": "capacity", "factor": 0.7}}),
+        Value(
+            "capacity of documents",
+            {"model.moe.routing": {"kind": "capacity", "factor": 0.7, "scope": "document"}},
+        ),
+        Value("expert_choice", {"model.moe.routing": {"kind": "expert_choice", "factor": 1.5}}),
+        acts_with=HAS_EXPERTS,
+    ),
+    build_union_factor(
+        "balance",
+        "model.moe.balance",
+        "bias",
+        Value("bias", {"model.moe.balance": {"kind": "bias", "rate": 0.01}}),
+        Value(
+            "bias and loss",
+            {"model.moe.balance": {"kind": "bias", "rate": 0.01, "sequence_weight": 0.5}},
+        ),
+        Value("auxiliary_loss", {"model.moe.balance": {"kind": "auxiliary_loss", "weight": 0.5}}),
+        Value(
+            "loss of sequences",
+            {"model.moe.balance": {"kind": "auxiliary_loss", "weight": 0.5, "scope": "sequence"}},
+        ),
+        acts_with=HAS_EXPERTS,
+    ),
+    build_factor(
+        "shared experts",
+        Value(NONE),
+        Value("one", {"model.moe.num_shared_experts": 1}),
+        Value("gated", {"model.moe.num_shared_experts": 1, "model.moe.shared_gate": True}),
+        acts_with=HAS_EXPERTS,
+    ),
+    build_literal_factor("router score", "model.moe.score", "softmax", acts_with=HAS_EXPERTS),
+    build_factor(
+        "expert groups",
+        Value(NONE),
+        Value("best", {"model.moe.groups": {"num_groups": 2, "groups_per_token": 1}}),
+        Value(
+            "best two",
+            {"model.moe.groups": {"num_groups": 2, "groups_per_token": 1, "score": "top2"}},
+        ),
+        acts_with=HAS_EXPERTS,
+    ),
+    build_factor(
+        "router z",
+        Value(NONE),
+        Value("on", {"model.moe.z_loss_weight": 0.1}),
+        acts_with=HAS_EXPERTS,
+    ),
+    build_factor(
+        "expert biases",
+        Value(NONE),
+        Value(
+            "on",
+            {
+                "model.moe.router_bias": True,
+                "model.moe.expert": {"kind": "clamped_swiglu", "bias": True},
+            },
+        ),
+        acts_with=HAS_EXPERTS,
+    ),
+)

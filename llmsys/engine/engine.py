@@ -67,8 +67,8 @@ class EngineState:
     """Training state that any engine can load: tensors by name, and the number of steps taken.
 
     Names: `parameter/NAME` (float32 master), `first_moment/NAME`, `second_moment/NAME`,
-    `buffer/NAME`, in fp16 `loss_scale`, and with a schedule-free optimizer `average_weights`; the
-    last two may be missing. Sharded tensors are DTensors, so that another layout can load them.
+    `buffer/NAME`, in fp16 `loss_scale`, which may be missing, and with a schedule-free optimizer
+    `average_weights`. Sharded tensors are DTensors, so that another layout can load them.
     """
 
     tensors: dict[str, Tensor]

@@ -28,10 +28,7 @@ from llmsys.config.optimizer import (
     SoapConfig,
 )
 from llmsys.errors import ConfigError
-from llmsys.log import get_logger
 from llmsys.model.local_tensor import get_local_tensor
-
-log = get_logger(__name__)
 
 # Elements updated at a time on CPUs, so that they stay in cache: 256 KiB of each of five tensors.
 CACHED_ELEMENTS = 1 << 16
@@ -202,10 +199,8 @@ class AverageWeights:
     """
 
     def __init__(self, power: float) -> None:
-        self.tensor = torch.zeros(3, dtype=torch.float64)
-        """Largest rate so far, sum of the weights so far, and the steps that are in it. On the
-        host.
-        """
+        self.tensor = torch.zeros(2, dtype=torch.float64)
+        """Largest rate so far, and the sum of the weights so far. On the host."""
 
         self._power = power
 
@@ -219,20 +214,11 @@ class AverageWeights:
         Returns:
             The share, from 0 to 1; 0 while no step has had a rate.
         """
-        largest, total, counted = self.tensor.tolist()
+        largest, total = self.tensor.tolist()
         largest = max(largest, rate)
-        if counted != step - 1:
-            # An earlier version saved it, which weighed steps by their numbers alone.
-            log.warning(
-                "%s is missing from the checkpoint: the %d steps in its average count as if their "
-                "rate had been that of this step",
-                AVERAGE_WEIGHTS,
-                step - 1,
-            )
-            total = sum(number**self._power for number in range(1, step)) * largest**2
         weight = step**self._power * largest**2
         total += weight
-        self.tensor.copy_(torch.tensor([largest, total, step], dtype=torch.float64))
+        self.tensor.copy_(torch.tensor([largest, total], dtype=torch.float64))
         return weight / total if total else 0.0
 
 

@@ -24,7 +24,6 @@ from llmsys.engine.engine import Engine
 from llmsys.engine.grad_scaler import LOSS_SCALE
 from llmsys.errors import CheckpointError, UnreadableCheckpointError
 from llmsys.log import get_logger
-from llmsys.optim.elementwise import AVERAGE_WEIGHTS
 from llmsys.parallel.process_group import (
     all_gather_object,
     get_rank,
@@ -310,14 +309,8 @@ def read_run_state(checkpoint: Path) -> dict[str, Any]:
 
 
 def _drop_optional_tensors(tensors: dict[str, Any]) -> dict[str, Any]:
-    """Return the tensors without those that some engines and precisions lack. They start anew if
-    they are missing.
-    """
-    return {
-        name: tensor
-        for name, tensor in tensors.items()
-        if name not in (LOSS_SCALE, AVERAGE_WEIGHTS)
-    }
+    """Return the tensors without the loss scale, which starts anew where it is missing."""
+    return {name: tensor for name, tensor in tensors.items() if name != LOSS_SCALE}
 
 
 def _check_names(

@@ -16,7 +16,18 @@ from tests.helpers.optimizer_runs import COPIED, DECAY, MODEL, RATE, STEPS, Loss
 from tests.helpers.ranks import run_ranks
 
 NEVER_LEARNT = ("pooler.weight", "next_sentence.weight")
-KINDS = ("torch", "bitwise", "zero0", "zero1", "zero2", "zero3", "zero3 offload", *COPIED)
+KINDS = (
+    "torch",
+    "bitwise",
+    "zero0",
+    "zero1",
+    "zero1 offload",
+    "zero2",
+    "zero2 offload",
+    "zero3",
+    "zero3 offload",
+    *COPIED,
+)
 
 
 def plain_run(skips: bool) -> dict[str, Tensor]:

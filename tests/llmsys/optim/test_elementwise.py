@@ -106,18 +106,6 @@ def test_steps_are_those_of_the_paper_and_bitwise_mode_takes_the_same(config: Co
             assert values == pytest.approx(expected, rel=2e-5, abs=1e-7), (name, index)
 
 
-def test_an_average_without_its_weights_goes_on_as_one_of_equal_steps(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """As earlier versions saved it: ten steps that all count as the eleventh does."""
-    average = AverageWeights(0.0)
-    assert average.add_step(11, RATE) == pytest.approx(1 / 11)
-    assert (
-        "average_weights is missing from the checkpoint: the 10 steps in its average" in caplog.text
-    )
-    assert average.add_step(12, RATE) == pytest.approx(1 / 12)
-
-
 def test_a_step_without_a_rate_leaves_the_average_where_it_is() -> None:
     average = AverageWeights(0.0)
     assert [average.add_step(step, rate) for step, rate in ((1, 0.0), (2, 0.5), (3, 1.0))] == [

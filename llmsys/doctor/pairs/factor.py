@@ -97,6 +97,11 @@ def list_choices(path: str) -> tuple[str, ...]:
     Raises:
         KeyError: RunConfig has no such key.
     """
+    return tuple(_list_settings(path))
+
+
+def _list_settings(path: str) -> dict[str, Settings]:
+    """Return the settings of each kind of a union, or of each value of a literal."""
     owners: list[SectionType] = [RunConfig]
     *parents, last = path.split(".")
     for key in parents:
@@ -105,61 +110,41 @@ def list_choices(path: str) -> tuple[str, ...]:
     fields = [owner.model_fields[last] for owner in owners if last in owner.model_fields]
     if not fields:
         raise KeyError(path)
-    kinds = [
-        kind
+    kinds: dict[str, Settings] = {
+        kind: {path: {"kind": kind}}
         for found in fields
         for section in list_section_types(found.annotation)
         if (kind := get_kind(section))
-    ]
-    literals = [
-        str(value)
+    }
+    literals: dict[str, Settings] = {
+        value: {path: value}
         for found in fields
         for value in get_args(found.annotation)
         if isinstance(value, str)
-    ]
-    return tuple(dict.fromkeys(kinds or literals))
+    }
+    return kinds or literals
 
 
-def build_union_factor(
+def build_choice_factor(
     name: str, path: str, default: str, *special: Value, **options: Any
 ) -> Factor:
-    """Build a factor with a value for each kind of a union; `special` ones replace plain ones.
+    """Build a factor with a value for each kind of a union, or for each value of a literal.
 
     Args:
         name: its name in cases.
-        path: dotted key of the union.
-        default: label of its first value.
-        special: values that need more settings than their own.
+        path: dotted key of the union or literal.
+        default: label of its first value; `NONE` also for a union that may be left out.
+        special: values that need more settings than their own, instead of the plain ones.
         options: further attributes of the factor.
 
     Returns:
         The factor.
     """
-    given = {value.label: value for value in special}
-    plain = {kind: Value(kind, {path: {"kind": kind}}) for kind in list_choices(path)}
-    # An optional union has no kind for its absence.
-    values = {NONE: Value(NONE)} | plain | given if default == NONE else plain | given
-    kept = {label: value for label, value in values.items() if (name, label) not in LEFT_OUT}
-    return Factor(name, (kept.pop(default), *kept.values()), path=path, **options)
-
-
-def build_literal_factor(
-    name: str, path: str, default: str, *special: Value, **options: Any
-) -> Factor:
-    """Build a factor with a value for each value of a literal; `special` ones replace plain ones.
-
-    Args:
-        name: its name in cases.
-        path: dotted key of the literal.
-        default: label of its first value.
-        special: values that need more settings than their own.
-        options: further attributes of the factor.
-
-    Returns:
-        The factor.
-    """
-    given = {value.label: value for value in special}
-    values = {one: given.get(one, Value(one, {path: one})) for one in list_choices(path)}
+    values = {label: Value(label, settings) for label, settings in _list_settings(path).items()}
+    if default == NONE and NONE not in values:
+        # An optional union has no kind for its absence.
+        values = {NONE: Value(NONE)} | values
+    values |= {value.label: value for value in special}
     kept = {label: value for label, value in values.items() if (name, label) not in LEFT_OUT}
     return Factor(name, (kept.pop(default), *kept.values()), path=path, **options)
 

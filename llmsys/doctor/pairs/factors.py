@@ -15,10 +15,9 @@ from llmsys.doctor.pairs.factor import (
     Factor,
     Settings,
     Value,
+    build_choice_factor,
     build_event,
     build_factor,
-    build_literal_factor,
-    build_union_factor,
     list_choices,
     list_literal_values,
 )
@@ -48,14 +47,14 @@ def _set_ramp(kind: str, **more: Any) -> Settings:
 MIDDLE = {"batch.fill_in_middle": {"rate": 0.7}}
 
 BATCH_FACTORS = (
-    build_literal_factor("packing", "batch.packing", "concatenate"),
+    build_choice_factor("packing", "batch.packing", "concatenate"),
     build_factor(
         "fill in the middle", Value(NONE), Value("on", MIDDLE, needs={"packing": "best_fit"})
     ),
-    build_literal_factor("scope", "batch.attention_scope", "document"),
-    build_literal_factor("window order", "batch.window_order", "shuffled"),
-    build_literal_factor("assignment", "batch.assignment", "sequential"),
-    build_union_factor(
+    build_choice_factor("scope", "batch.attention_scope", "document"),
+    build_choice_factor("window order", "batch.window_order", "shuffled"),
+    build_choice_factor("assignment", "batch.assignment", "sequential"),
+    build_choice_factor(
         "ramp",
         "batch.ramp",
         NONE,
@@ -149,30 +148,30 @@ PLACEMENT_FACTORS = (
         Value("2", {"layout.pipeline": 2}, needs={"recurrence": NONE}),
         Value("4", {"layout.pipeline": 4}, costs_processes=True),
     ),
-    build_union_factor(
+    build_choice_factor(
         "schedule of stages", "layout.pipeline_schedule", "1f1b", acts_with=PIPELINE
     ),
-    build_literal_factor("summation", "engine.gradient_accumulation", "sharded", acts_with=FSDP),
+    build_choice_factor("summation", "engine.gradient_accumulation", "sharded", acts_with=FSDP),
     build_factor("host offload", Value(NONE), Value("on", _set_offload)),
-    build_literal_factor("recomputation", "train.activation_checkpoint", "none"),
-    build_literal_factor(
+    build_choice_factor("recomputation", "train.activation_checkpoint", "none"),
+    build_choice_factor(
         "compile", "train.compile", "none", Value("block", {"train.compile": "block"}, is_slow=True)
     ),
-    build_literal_factor("precision", "train.precision", "fp32"),
-    build_literal_factor(
+    build_choice_factor("precision", "train.precision", "fp32"),
+    build_choice_factor(
         "matmuls", "train.matmul_dtype", "compute", *_list_fp8("train.matmul_dtype")
     ),
-    build_literal_factor(
+    build_choice_factor(
         "expert matmuls",
         "train.expert_matmul_dtype",
         "compute",
         *_list_fp8("train.expert_matmul_dtype", experts="all"),
     ),
-    build_literal_factor("reproducibility", "train.reproducibility", "fast"),
+    build_choice_factor("reproducibility", "train.reproducibility", "fast"),
 )
 
 STEP_FACTORS = (
-    build_union_factor(
+    build_choice_factor(
         "optimizer",
         "optimizer",
         "adamw",
@@ -181,14 +180,14 @@ STEP_FACTORS = (
         Value("ademamix", {"optimizer.kind": "ademamix", "optimizer.slow_warmup_steps": 5}),
         Value("soap", {"optimizer.kind": "soap", "optimizer.precondition_every_steps": 2}),
     ),
-    build_literal_factor(
+    build_choice_factor(
         "moments", "optimizer.moments", "fp32", acts_with={"optimizer": frozenset({"adamw"})}
     ),
     build_factor("clipping", Value("on"), Value(NONE, {"optimizer.max_grad_norm": 0.0})),
     build_factor("ema", Value(NONE), Value("on", {"train.ema_half_life_tokens": 3 * STEP_TOKENS})),
     build_factor("label smoothing", Value(NONE), Value("on", {"loss.label_smoothing": 0.1})),
     build_factor("z loss", Value(NONE), Value("on", {"loss.z_loss": 1e-2})),
-    build_union_factor(
+    build_choice_factor(
         "schedule",
         "schedule",
         "constant",
@@ -220,7 +219,7 @@ STEP_FACTORS = (
     build_factor(
         "corruption check", Value(NONE), Value("on", {"train.corruption_check_every_steps": 2})
     ),
-    build_literal_factor("saves", "checkpoint.mode", "sync"),
+    build_choice_factor("saves", "checkpoint.mode", "sync"),
     # To look at the state gathers it, which may hide what a step leaves behind.
     # In 16 bits a run and the plain process would go apart in between.
     build_factor(

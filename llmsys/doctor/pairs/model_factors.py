@@ -7,9 +7,8 @@ from llmsys.doctor.pairs.factor import (
     Assignment,
     Settings,
     Value,
+    build_choice_factor,
     build_factor,
-    build_literal_factor,
-    build_union_factor,
     list_choices,
 )
 
@@ -140,8 +139,8 @@ def _list_recurrent_layers() -> tuple[Value, ...]:
 
 
 MODEL_FACTORS = (
-    build_union_factor("objective", "objective", "next_token", *_list_objectives()),
-    build_union_factor("attention", "model.attention", "multi_head", *_list_attention_kinds()),
+    build_choice_factor("objective", "objective", "next_token", *_list_objectives()),
+    build_choice_factor("attention", "model.attention", "multi_head", *_list_attention_kinds()),
     build_factor(
         "heads",
         Value("grouped", {"model.num_key_value_heads": 2}),
@@ -159,7 +158,7 @@ MODEL_FACTORS = (
         Value("clip", {"model.attention.clip": 0.5}),
         acts_with={"attention": frozenset({"multi_head"})},
     ),
-    build_union_factor(
+    build_choice_factor(
         "position",
         "model.position",
         "rope",
@@ -170,7 +169,7 @@ MODEL_FACTORS = (
             needs={"heads": "multi"},
         ),
     ),
-    build_union_factor(
+    build_choice_factor(
         "rope scaling",
         "model.position.scaling",
         NONE,
@@ -189,14 +188,14 @@ MODEL_FACTORS = (
             },
         ),
     ),
-    build_union_factor(
+    build_choice_factor(
         "residual",
         "model.residual",
         "pre",
         Value("reversible", {"model.residual": {"kind": "reversible"}}, needs={"experts": NONE}),
     ),
-    build_union_factor("norm", "model.norm", "rmsnorm"),
-    build_union_factor("feed-forward", "model.feed_forward", "swiglu"),
+    build_choice_factor("norm", "model.norm", "rmsnorm"),
+    build_choice_factor("feed-forward", "model.feed_forward", "swiglu"),
     build_factor("tied", Value("no"), Value("yes", {"model.tie_word_embeddings": True})),
     build_factor(
         "multi-token prediction",
@@ -204,9 +203,9 @@ MODEL_FACTORS = (
         Value("one", {"model.multi_token_prediction": {"depth": 1, "weight": 0.3}}),
         Value("two", {"model.multi_token_prediction": {"depth": 2, "weight": 0.3}}),
     ),
-    build_union_factor("recurrence", "model.recurrence", NONE),
-    build_union_factor("recurrent layers", "model.rnn", NONE, *_list_recurrent_layers()),
-    build_union_factor(
+    build_choice_factor("recurrence", "model.recurrence", NONE),
+    build_choice_factor("recurrent layers", "model.rnn", NONE, *_list_recurrent_layers()),
+    build_choice_factor(
         "parametrization",
         "model.parametrization",
         "standard",
@@ -239,7 +238,7 @@ EXPERT_FACTORS = (
         Value("after the first", MOE | {"model.moe.first_dense_layers": 1}),
         Value("every second", MOE | {"model.moe.every": 2}),
     ),
-    build_union_factor(
+    build_choice_factor(
         "routing",
         "model.moe.routing",
         "token_choice",
@@ -251,7 +250,7 @@ EXPERT_FACTORS = (
         Value("expert_choice", {"model.moe.routing": {"kind": "expert_choice", "factor": 1.5}}),
         acts_with=HAS_EXPERTS,
     ),
-    build_union_factor(
+    build_choice_factor(
         "balance",
         "model.moe.balance",
         "bias",
@@ -274,7 +273,7 @@ EXPERT_FACTORS = (
         Value("gated", {"model.moe.num_shared_experts": 1, "model.moe.shared_gate": True}),
         acts_with=HAS_EXPERTS,
     ),
-    build_literal_factor("router score", "model.moe.score", "softmax", acts_with=HAS_EXPERTS),
+    build_choice_factor("router score", "model.moe.score", "softmax", acts_with=HAS_EXPERTS),
     build_factor(
         "expert groups",
         Value(NONE),

@@ -17,7 +17,6 @@ Invariants:
   and the copies of a tied embedding on two stages of a pipeline stay equal.
 """
 
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, assert_never
 
@@ -25,6 +24,7 @@ import torch
 from torch import Tensor
 
 from llmsys.config.optimizer import MAX_UPDATED_ELEMENTS, MomentsDtype, get_moment_block
+from llmsys.data.shuffle import derive_order_key
 from llmsys.errors import ConfigError
 from llmsys.model.local_tensor import get_local_tensor
 
@@ -57,10 +57,7 @@ class CompressedAdamW(torch.optim.Optimizer):
     ) -> None:
         super().__init__(list(groups), {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0})
         # By name: the number of a parameter depends on the stage of a pipeline.
-        self._keys = {
-            parameter: zlib.crc32(names[parameter].encode()) & 0xFFFFF
-            for parameter in self._iter_parameters()
-        }
+        self._names = {parameter: names[parameter] for parameter in self._iter_parameters()}
         for parameter in self._iter_parameters():
             # On the host: each step reads it.
             self.state[parameter] = {"step": torch.zeros(())}
@@ -77,17 +74,16 @@ class CompressedAdamW(torch.optim.Optimizer):
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    self._step_parameter(parameter, group, self._keys[parameter])
+                    self._step_parameter(parameter, group, self._names[parameter])
 
-    def _step_parameter(self, parameter: Tensor, group: dict[str, Any], key: int) -> None:
+    def _step_parameter(self, parameter: Tensor, group: dict[str, Any], name: str) -> None:
         state = self.state[parameter]
         state["step"] += 1
         step = int(state["step"])
         assert parameter.grad is not None
-        # Different for every step and, but for one in a million, for every name.
-        generator = torch.Generator(get_local_tensor(parameter).device).manual_seed(
-            step << 20 | key
-        )
+        # A hash: torch takes seeds of 63 bits, and on CPUs their lowest 32 alone.
+        seed = derive_order_key("moments", name, step) >> 1
+        generator = torch.Generator(get_local_tensor(parameter).device).manual_seed(seed)
         tensors = {"weight": parameter, "gradient": parameter.grad, **state}
         del tensors["step"]
         for piece in _iter_pieces(

@@ -129,8 +129,12 @@ class ConsistencyCheck:
         return list(dict.fromkeys(name for found, _ in by_rank for name in found))
 
     def check_replicas(self, step: int) -> None:
-        """Compare what several ranks hold if step `step`, counted from 1, is checked. Collective
-        then.
+        """Compare what several ranks hold if a step is checked. Collective then.
+
+        Every rank gathers 16 bytes for each group of each rank: 0.2 MB on 2,000 ranks.
+
+        Args:
+            step: The step, counted from 1.
 
         Raises:
             LlmsysError: They differ; ranks and layers are named.

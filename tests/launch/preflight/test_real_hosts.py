@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+import llmsys
 from llmsys.doctor.toy_dataset import build_toy_config, write_toy_dataset
 from tests.helpers.hosts import Hosts, find_missing_requirement, real_hosts
 from tests.helpers.paths import ROOT
@@ -113,8 +114,8 @@ def test_what_is_wrong_is_told_by_host_with_its_remedy(hosts: Hosts) -> None:
             "Synchronize it with a time service",
         ),
         ("odd", "versions"): (
-            "llmsys is 0.0.7, on other hosts 0.1.0",
-            "Install llmsys 0.1.0 there",
+            f"llmsys is 0.0.7, on other hosts {llmsys.__version__}",
+            f"Install llmsys {llmsys.__version__} there",
         ),
         ("odd", "code"): ("files of code differ: digest", "Check out the same commit there"),
         ("odd", "shared"): (

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import sys
 from typing import TYPE_CHECKING
 
 from llmsys.errors import ConfigError
@@ -65,7 +66,7 @@ def run_pairs_check(arguments: argparse.Namespace) -> int:
     from llmsys.doctor.pairs.config_factors import replace_defaults
     from llmsys.doctor.pairs.covering_array import CoveringArray
     from llmsys.doctor.pairs.factors import FACTORS
-    from llmsys.doctor.pairs.report import format_report
+    from llmsys.doctor.pairs.report import format_failure, format_report
     from llmsys.progress import Progress
 
     factors = FACTORS
@@ -101,6 +102,9 @@ def run_pairs_check(arguments: argparse.Namespace) -> int:
 
         def show(result: "CaseResult") -> None:
             progress.advance(1, failed=not result.has_passed, seconds=f"{result.seconds:.0f}")
+            # The report comes after the failed cases have been shrunk, which may take minutes.
+            if not result.has_passed:
+                print(format_failure(result, factors), file=sys.stderr, flush=True)
 
         check = PairsCheck(limits, factors, arguments.minutes, show)
         seed = arguments.seed

@@ -32,6 +32,7 @@ from llmsys.data.shuffle import derive_order_key
 from llmsys.engine.engine import (
     Accept,
     EngineState,
+    GradientProbe,
     Loss,
     ObserveGradients,
     StepResult,
@@ -90,8 +91,9 @@ class BitwiseEngine:
         self.device = device
         self.module = model
         self.observe_gradients: ObserveGradients | None = None
-        self.after_micro_batch: Callable[[int], None] | None = None
-        self._sums = StreamingTreeSum()
+        self.gradient_probe: GradientProbe | None = None
+        # The gradients so far, while the probe looks.
+        self._partial: list[Tensor] = []
         self._without_gradient: set[nn.Parameter] = set()
         self._loss = loss
         self._seed = seed
@@ -200,23 +202,26 @@ class BitwiseEngine:
     ) -> list[Tensor]:
         """Return the gradients of the step, and write the J metrics of each micro-batch."""
         self._without_gradient = set(self._optimizer.named.values())
-        self._sums = StreamingTreeSum()
+        sums = StreamingTreeSum()
+        probe = self.gradient_probe
         parameters = list(self.module.parameters())
         for index, (batch, numbers_J) in enumerate(zip(batches, numbers, strict=True)):
             self._seed_dropout(index * self._layout.data_parallel_size + data_rank)
             share, nats = compute_loss_share(self.module, self.module, batch, self._loss, counts)
             share.backward()
             self._take_numbers(numbers_J, self.module.list_auxiliary_layers(), nats)
-            self._sums.add_leaf(_take_gradients(parameters, self._without_gradient))
-            if self.after_micro_batch is not None:
-                self.after_micro_batch(index)
-        return self._sums.compute_total()
+            sums.add_leaf(_take_gradients(parameters, self._without_gradient))
+            if probe is not None and probe.count == index + 1:
+                self._partial = sums.get_subtree()
+                probe.look()
+                self._partial = []
+        return sums.compute_total()
 
     def compute_partial_norm(self) -> float:
-        """Return the norm of the gradients of the step's micro-batches so far, a full subtree.
-        Collective.
+        """Return the norm of the gradients of the step's micro-batches so far, a full subtree, for
+        a probe. Collective.
         """
-        return self._compute_norm(self._sums.get_subtree())
+        return self._compute_norm(self._partial)
 
     def _compute_norm(self, gradients: list[Tensor]) -> float:
         return compute_gradient_norm(
@@ -237,25 +242,41 @@ class BitwiseEngine:
         sums = {stage: StreamingTreeSum() for stage in pipeline.stages}
         parameters = {stage: pipeline.list_parameters(stage) for stage in pipeline.stages}
 
-        def finish_forward(number: int, layers: range, nats: Tensor | None) -> None:
-            self._take_numbers(numbers[number], self.module.list_auxiliary_layers(layers), nats)
-
         @contextmanager
         def enter_backward(stage: int, last: bool) -> Iterator[None]:
             yield
             sums[stage].add_leaf(_take_gradients(parameters[stage], self._without_gradient))
 
-        options: dict[str, Any] = {
-            "enter_backward": enter_backward,
-            "after_forward": finish_forward,
-        }
-        pipeline.add_gradients(batches, self.module, self._loss, counts, 1.0, **options)
-        found = {
-            id(parameter): total
-            for stage, tree in sums.items()
-            for parameter, total in zip(parameters[stage], tree.compute_total(), strict=True)
-        }
-        return [found[id(parameter)] for parameter in self.module.parameters()]
+        def add_part(first: int, last: int) -> None:
+            def finish_forward(number: int, layers: range, nats: Tensor | None) -> None:
+                counters = self.module.list_auxiliary_layers(layers)
+                self._take_numbers(numbers[first + number], counters, nats)
+
+            options: dict[str, Any] = {
+                "enter_backward": enter_backward,
+                "after_forward": finish_forward,
+            }
+            pipeline.add_gradients(
+                batches[first:last], self.module, self._loss, counts, 1.0, **options
+            )
+
+        def join_stages(take: Callable[[StreamingTreeSum], list[Tensor]]) -> list[Tensor]:
+            found = {
+                id(parameter): total
+                for stage, tree in sums.items()
+                for parameter, total in zip(parameters[stage], take(tree), strict=True)
+            }
+            return [found[id(parameter)] for parameter in self.module.parameters()]
+
+        probed = 0
+        if (probe := self.gradient_probe) is not None:
+            probed = probe.count
+            add_part(0, probed)
+            self._partial = join_stages(StreamingTreeSum.get_subtree)
+            probe.look()
+            self._partial = []
+        add_part(probed, len(batches))
+        return join_stages(StreamingTreeSum.compute_total)
 
     def _wrap_gradients(self, gradients: Sequence[Tensor]) -> dict[str, Tensor]:
         """Return shards of gradients, one per parameter, as DTensors by name."""

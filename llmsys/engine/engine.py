@@ -35,6 +35,20 @@ Accept = Callable[[float, float], bool]
 ObserveGradients = Callable[[Mapping[str, Tensor], float], None]
 
 
+@dataclass(frozen=True)
+class GradientProbe:
+    """A look at the gradients of the first micro-batches of a step.
+
+    Attributes:
+        count: Micro-batches of this rank, equally many on every rank.
+        look: Called once when their gradients, and no others, have been summed over ranks. Every
+            rank calls it.
+    """
+
+    count: int
+    look: Callable[[], None]
+
+
 def accept_all(loss: float, gradient_norm: float) -> bool:
     """Accept every step: the default `Accept`."""
     return True

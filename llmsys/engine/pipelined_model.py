@@ -8,7 +8,8 @@ Invariants:
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -169,11 +170,29 @@ class PipelinedModel:
         """Sum the gradients of the parameters that two stages have, and return those. Collective
         over the pipeline.
         """
+        weights = self._list_doubled_parameters()
+        for weight in weights:
+            self._runner.sum_with_other_end(weight)
+        return weights
+
+    def _list_doubled_parameters(self) -> tuple[Tensor, ...]:
         if not needs_embedding_copy(self._model.config) or "embed" not in self._model._modules:
             return ()
-        weight = self._model.embed.weight
-        self._runner.sum_with_other_end(weight)
-        return (weight,)
+        return (self._model.embed.weight,)
+
+    @contextmanager
+    def enter_finished_gradients(self) -> Iterator[tuple[Tensor, ...]]:
+        """Sum the gradients that two stages have, as `finish_gradients`, and take the sums back at
+        the end: further micro-batches follow. Collective over the pipeline.
+
+        Yields:
+            The parameters that two stages have.
+        """
+        weights = self._list_doubled_parameters()
+        own = [None if weight.grad is None else weight.grad.clone() for weight in weights]
+        yield self.finish_gradients()
+        for weight, gradient in zip(weights, own, strict=True):
+            weight.grad = gradient
 
     def compute_logits(self, batch: Batch) -> Tensor | None:
         """Implement `Engine.compute_logits`: the rank of the last stage has the logits.
@@ -193,7 +212,7 @@ class PipelinedModel:
 
     def _compute_next_logits(self, tokens_BT: Tensor, cache: KeyValueCache) -> Tensor:
         """Implement `Transformer.run_pipeline`. Collective over the pipeline."""
-        tokens_BT = tokens_BT.to(self._device)
+        tokens_BT = self._model.select_input_tokens(tokens_BT.to(self._device), cache)
         filled = cache.length
 
         def run_stage(stage: int, hidden_BTD: Tensor | None) -> Tensor:

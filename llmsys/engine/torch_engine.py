@@ -4,7 +4,8 @@ float32 masters are in shards or replicas; the forward computes in the given dty
 summed in float32.
 """
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Sequence
 from typing import Any, Literal, assert_never
 
 import torch
@@ -15,6 +16,7 @@ from llmsys.data.batch import Batch
 from llmsys.engine.engine import (
     Accept,
     EngineState,
+    GradientProbe,
     Loss,
     ObserveGradients,
     StepResult,
@@ -84,10 +86,8 @@ class TorchEngine:
         self._clip = optimizer.max_grad_norm
         self._scale = GradScaler() if compute_dtype == torch.float16 else None
         self.observe_gradients: ObserveGradients | None = None
-        self.after_micro_batch: Callable[[int], None] | None = None
-        """Called with the number of each micro-batch after its gradients were added to those of
-        the step.
-        """
+        self.gradient_probe: GradientProbe | None = None
+        """Looks at the gradients of a part of each step."""
 
         self.pipeline = (
             None
@@ -165,7 +165,7 @@ class TorchEngine:
     def repeat_gradients(self, batches: Sequence[Batch], data_rank: int) -> None:
         """Implement `RepeatingEngine.repeat_gradients`. The caller has seeded dropout."""
         enter_training(self.module)
-        self.after_micro_batch = None
+        self.gradient_probe = None
         counts = reduce_token_counts(batches if self._has_own_rows else (), self.device)
         self._add_gradients(batches, counts, 1.0 if self._scale is None else self._scale.scale)
         self._data_parallel.finish_gradients()
@@ -175,6 +175,16 @@ class TorchEngine:
     def _add_gradients(self, batches: Sequence[Batch], counts: Tensor, scale: float) -> Tensor:
         """Run forward and backward over all micro-batches, and return the sum of this rank's
         losses in nats.
+        """
+        if (probe := self.gradient_probe) is None:
+            return self._add_part(batches, counts, scale)
+        total = self._add_part(batches[: probe.count], counts, scale)
+        probe.look()
+        return total + self._add_part(batches[probe.count :], counts, scale)
+
+    def _add_part(self, batches: Sequence[Batch], counts: Tensor, scale: float) -> Tensor:
+        """Add the gradients of some micro-batches of a step; after the last of them those of the
+        step so far are reduced.
         """
         if self.pipeline is not None:
             return self.pipeline.add_gradients(
@@ -190,12 +200,8 @@ class TorchEngine:
             )
         total = torch.zeros((), device=self.device)
         for number, batch in enumerate(batches):
-            # Whoever looks at gradients after each micro-batch needs them reduced.
-            reduces = number == len(batches) - 1 or self.after_micro_batch is not None
-            with self._data_parallel.enter_micro_batch(last=reduces):
+            with self._data_parallel.enter_micro_batch(last=number == len(batches) - 1):
                 total += self._train_micro_batch(batch.to(self.device), counts, scale)
-            if self.after_micro_batch is not None:
-                self.after_micro_batch(number)
         return total
 
     def _train_micro_batch(self, batch: Batch, counts: Tensor, scale: float) -> Tensor:
@@ -214,8 +220,13 @@ class TorchEngine:
         """Return the norm of the gradients of the step's micro-batches so far, over all ranks.
         Collective.
         """
-        # A limit of 0 clips nothing.
-        return float(clip_gradients(self.module.parameters(), 0.0))
+        with contextlib.ExitStack() as stack:
+            doubled: tuple[Tensor, ...] = ()
+            if self.pipeline is not None:
+                doubled = stack.enter_context(self.pipeline.enter_finished_gradients())
+            # A limit of 0 clips nothing.
+            norm = clip_gradients(self.module.parameters(), 0.0, ranks=self._ranks, doubled=doubled)
+        return float(norm)
 
     def _step_optimizer(self, learning_rate: float) -> None:
         set_rates(self._optimizer.param_groups, learning_rate)

@@ -146,7 +146,9 @@ class Transformer(LayerStack):
                 cache, or a source that is missing, given twice or not supported.
         """
         new = tokens_BT.shape[1]
-        tokens_BT = self._select_input_tokens(tokens_BT, cache)
+        if layers is None:
+            # Stages get what their runner has selected for all of them.
+            tokens_BT = self.select_input_tokens(tokens_BT, cache)
         x_BTD, context = self.run_blocks(
             self._embed_tokens(tokens_BT, token_types_BT) if hidden_BTD is None else hidden_BTD,
             documents_BT=documents_BT,
@@ -353,9 +355,13 @@ class Transformer(LayerStack):
             raise ConfigError(f"The source of a model with family={family} {state}.")
         return memory
 
-    def _select_input_tokens(self, tokens_BT: Tensor, cache: KeyValueCache | None) -> Tensor:
-        """Return the new tokens, or all tokens where the rotation of the cached ones has
-        changed.
+    def select_input_tokens(self, tokens_BT: Tensor, cache: KeyValueCache | None) -> Tensor:
+        """Return the tokens to run: the new ones, or all where the rotation of the cached ones has
+        changed with the length.
+
+        Args:
+            tokens_BT: The new tokens.
+            cache: The cache, which is emptied where all tokens are returned; None: there is none.
         """
         rotations = self.shared.rotations
         if cache is None or rotations is None or not rotations.is_length_dependent:

@@ -54,6 +54,10 @@ RunStage = Callable[[int, Tensor | None, int], Tensor]
 EnterBackward = Callable[[int, bool], AbstractContextManager[None]]
 
 
+# A step, and its two parts where the gradient noise scale is measured.
+MAX_SCHEDULES = 3
+
+
 def remove_other_stages(model: Transformer, cut: PipelineCut, rank: int) -> None:
     """Remove the modules that the stages of one rank do not need.
 
@@ -109,8 +113,8 @@ class PipelineRunner:
         self._hidden_size = hidden_size
         self._dtype = dtype
         self._device = device
-        self._schedule: Any = None
-        self._built: tuple[int, int, int] | None = None
+        # By (micro-batches, rows, positions).
+        self._schedules: dict[tuple[int, int, int], Any] = {}
         self._run_stage: RunStage | None = None
         self._enter_backward: EnterBackward | None = None
         self._backwards_left: dict[int, int] = {}
@@ -135,9 +139,12 @@ class PipelineRunner:
                 backward.
             enter_backward: Returns the context of a backward pass.
         """
-        if self._built != (shape := (num_micro_batches, rows, positions)):
-            self._schedule = self._build_schedule(*shape)
-            self._built = shape
+        shape = num_micro_batches, rows, positions
+        if shape not in self._schedules:
+            # A schedule keeps the buffers of its messages.
+            if len(self._schedules) == MAX_SCHEDULES:
+                self._schedules.clear()
+            self._schedules[shape] = self._build_schedule(*shape)
         self._run_stage = run_stage
         self._enter_backward = enter_backward
         # By stage: of several stages of a rank each ends at another time, and then its gradients
@@ -148,7 +155,7 @@ class PipelineRunner:
         numbers = torch.arange(num_micro_batches)
         first = (numbers,) if 0 in self.stages else ()
         target = numbers if any(map(self.cut.is_last, self.stages)) else None
-        self._schedule.step(*first, number=numbers, target=target, return_outputs=False)
+        self._schedules[shape].step(*first, number=numbers, target=target, return_outputs=False)
         self._run_stage = self._enter_backward = None
 
     def _build_schedule(self, num_micro_batches: int, rows: int, positions: int) -> Any:
@@ -175,6 +182,9 @@ class PipelineRunner:
             "scale_grads": False,
         }
         match self._config:
+            # torch's 1F1B fills the pipeline. A part of a step that cannot holds no more by GPipe.
+            case OneForwardOneBackwardConfig() if num_micro_batches < self.cut.ranks:
+                return ScheduleGPipe(stages[0], **common)
             case GPipeScheduleConfig():
                 return ScheduleGPipe(stages[0], **common)
             case OneForwardOneBackwardConfig():

@@ -10,20 +10,20 @@ In bitwise mode the smaller batch is the first half of the step, or the largest 
 micro-batches: one subtree of its sum, with the same bits on any number of ranks.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
-from llmsys.config.batch import BatchConfig
 from llmsys.config.batch_ramp import NoiseRampConfig
 from llmsys.config.parallel_layout import ParallelLayout
+from llmsys.config.pipeline import InterleavedScheduleConfig
 from llmsys.config.run import RunConfig
 from llmsys.data.batch import Batch
 from llmsys.data.shuffle import build_permutation, derive_order_key
 from llmsys.data.step_batches import StepBatches
-from llmsys.engine.engine import StepResult
+from llmsys.engine.engine import GradientProbe, StepResult
 from llmsys.errors import ConfigError
 from llmsys.parallel.process_group import all_reduce_sum, run_on_rank_zero
 
@@ -79,11 +79,11 @@ class GradientNoiseScale:
         }
 
 
-class GradientHookEngine(Protocol):
-    """An engine with a hook after each micro-batch."""
+class ProbedEngine(Protocol):
+    """An engine that lets a probe look at the gradients of a part of a step."""
 
     device: torch.device
-    after_micro_batch: Callable[[int], None] | None
+    gradient_probe: GradientProbe | None
 
     def compute_partial_norm(self) -> float:
         """Return the norm of the gradients of the step's micro-batches so far, over all ranks.
@@ -93,28 +93,30 @@ class GradientHookEngine(Protocol):
 
 
 class NoiseScaleMeter:
-    """A meter of the noise scale in every `every_steps`-th step, called by the engine after each
-    micro-batch.
+    """A meter of the noise scale in every `every_steps`-th step, called by the engine after the
+    first micro-batches of it.
 
-    A measured step costs one more gradient norm and one more reduction. The first micro-batch is
-    drawn by (seed, step): an assignment by length would otherwise always measure the same kind. The
-    order changes the step's sum by rounding only. With `keeps_order` (bitwise mode) nothing is
-    drawn, and the first half of the step is measured.
+    A measured step costs one more gradient norm and one more reduction, and in a pipeline one more
+    bubble. The first micro-batch is drawn by (seed, step): an assignment by length would otherwise
+    always measure the same kind. The order changes the step's sum by rounding only. In bitwise mode
+    nothing is drawn.
+
+    Args:
+        every_steps: Steps from one measurement to the next.
+        layout: The resolved layout: several ranks may hold the same micro-batches.
+        seed: Seed of the run.
+        keeps_order: Bitwise mode; see `count_small_batch`.
     """
 
     def __init__(
-        self, every_steps: int, sequence_ranks: int, seed: int, *, keeps_order: bool = False
+        self, every_steps: int, layout: ParallelLayout, seed: int, *, keeps_order: bool = False
     ) -> None:
-        """Measure every `every_steps` steps; `sequence_ranks` neighbouring ranks hold the same
-        micro-batches.
-        """
         self.scale = GradientNoiseScale()
         self._every_steps = every_steps
         self._seed = seed
         self._keeps_order = keeps_order
-        self._sequence_ranks = sequence_ranks
-        self.engine: GradientHookEngine | None = None
-        self._last_small = 0
+        self._layout = layout
+        self.engine: ProbedEngine | None = None
         self._targets: int | None = None
         self._small: tuple[float, float] | None = None
 
@@ -123,20 +125,16 @@ class NoiseScaleMeter:
         them.
         """
         assert self.engine is not None
-        self._targets = self._small = self.engine.after_micro_batch = None
+        self._targets = self._small = self.engine.gradient_probe = None
         # The two norms must be of different numbers of tokens.
         if not self.is_due(step + 1) or len(batches) < 2:
             return list(batches)
-        self.engine.after_micro_batch = self._record_gradient
-        num_small = 1
-        if self._keeps_order:
-            # the largest power of two below their number
-            num_small = 1 << (len(batches) - 1).bit_length() - 1
-        else:
+        if not self._keeps_order:
             order = build_permutation(len(batches), derive_order_key("noise", self._seed, step))
             batches = [batches[place] for place in order.tolist()]
-        self._last_small = num_small - 1
-        self._targets = sum(batch.num_valid_targets for batch in batches[:num_small])
+        count = count_small_batch(len(batches), self._layout, keeps_order=self._keeps_order)
+        self._targets = sum(batch.num_valid_targets for batch in batches[:count])
+        self.engine.gradient_probe = GradientProbe(count, self._record_gradient)
         return list(batches)
 
     def is_due(self, number: int) -> bool:
@@ -144,14 +142,15 @@ class NoiseScaleMeter:
         return number % self._every_steps == 0
 
     @torch.no_grad()
-    def _record_gradient(self, number: int) -> None:
-        """Record the norm of the gradient after the smaller batch. Collective."""
-        if number != self._last_small or self._targets is None or self.engine is None:
-            return
+    def _record_gradient(self) -> None:
+        """Record the norm of the gradient of the smaller batch. Collective."""
+        assert self.engine is not None
+        assert self._targets is not None
         norm = self.engine.compute_partial_norm()
-        # Neighbouring ranks hold the same micro-batch. Counts are exact in float64.
+        # Counts are exact in float64.
         count = torch.tensor(float(self._targets), dtype=torch.float64, device=self.engine.device)
-        self._small = norm, float(all_reduce_sum(count)) / self._sequence_ranks
+        holders = self._layout.world_size // self._layout.data_parallel_size
+        self._small = norm, float(all_reduce_sum(count)) / holders
 
     def format_noise_scale(self, batch_tokens: int) -> dict[str, str]:
         """Return the batch size and the noise scale in tokens, for the progress line."""
@@ -173,27 +172,64 @@ class NoiseScaleMeter:
         self.scale.update(small, targets, result.gradient_norm**2, result.targets)
 
 
-def require_micro_batches(micro_batches: int, batch: BatchConfig) -> str:
-    """Check that steps that are measured have more than one micro-batch per rank.
+def count_small_batch(count: int, layout: ParallelLayout, *, keeps_order: bool) -> int:
+    """Count the micro-batches of the smaller batch, of each rank.
+
+    One, or in an interleaved pipeline one round of its schedule, so that it and what follows are
+    whole rounds. In bitwise mode the largest power of two below `count`, a subtree of the sum.
 
     Args:
-        micro_batches: micro-batches per rank in the last step, of a batch that grows by the noise
+        count: Micro-batches of a rank in the step, 2 or more.
+        layout: The layout.
+        keeps_order: Bitwise mode.
+    """
+    if keeps_order:
+        return 1 << (count - 1).bit_length() - 1
+    is_interleaved = isinstance(layout.pipeline_schedule, InterleavedScheduleConfig)
+    if layout.pipeline == 1 or not is_interleaved:
+        return 1
+    rounds = max(1, count // layout.pipeline)
+    return 1 if rounds == 1 else count // rounds
+
+
+def require_micro_batches(micro_batches: int, config: RunConfig, layout: ParallelLayout) -> str:
+    """Check that steps that are measured have a part to measure.
+
+    Args:
+        micro_batches: Micro-batches per rank in the last step, of a batch that grows by the noise
             in the first.
-        batch: the batch section, named in the error message.
+        config: The run.
+        layout: Its resolved layout.
 
     Returns:
         The number of micro-batches as text for the log.
 
     Raises:
-        ConfigError: there is one micro-batch.
+        ConfigError: There is one micro-batch, or the schedule of a pipeline does not run a part.
     """
-    if micro_batches > 1:
-        return f"{micro_batches} micro-batches"
-    raise ConfigError(
-        "train.noise_scale_every_steps compares micro-batches, but "
-        f"batch.micro_sequences={batch.micro_sequences} gives each rank only one. Use a smaller "
-        f"batch.micro_sequences or fewer processes, or set train.noise_scale_every_steps=0."
-    )
+    batch = config.batch
+    if micro_batches < 2:
+        raise ConfigError(
+            "train.noise_scale_every_steps compares micro-batches, but "
+            f"batch.micro_sequences={batch.micro_sequences} gives each rank only one. Use a "
+            "smaller batch.micro_sequences or fewer processes, or set "
+            "train.noise_scale_every_steps=0."
+        )
+    keeps_order = config.train.reproducibility == "bitwise"
+    small = count_small_batch(micro_batches, layout, keeps_order=keeps_order)
+    schedule = layout.pipeline_schedule
+    # Other schedules run any part of a step.
+    if layout.pipeline > 1 and isinstance(schedule, InterleavedScheduleConfig):
+        parts = small, micro_batches - small
+        problems = [schedule.find_micro_batch_problem(layout.pipeline, part) for part in parts]
+        if any(problems):
+            raise ConfigError(
+                f"train.noise_scale_every_steps runs {parts[0]} and then {parts[1]} of "
+                f"{micro_batches} micro-batches, but layout.pipeline_schedule=interleaved runs "
+                f"{problems[0] or problems[1]}. Use another batch.micro_sequences, "
+                "layout.pipeline_schedule=1f1b, or set train.noise_scale_every_steps=0."
+            )
+    return f"{micro_batches} micro-batches"
 
 
 def build_noise_scale_meter(
@@ -208,8 +244,8 @@ def build_noise_scale_meter(
     if not every_steps:
         return None
     first = 0 if isinstance(config.batch.ramp, NoiseRampConfig) else config.num_steps - 1
-    run_on_rank_zero(lambda: require_micro_batches(steps.count_micro_batches(first), config.batch))
-    keeps_order = config.train.reproducibility == "bitwise"
-    return NoiseScaleMeter(
-        every_steps, layout.sequence_parallel_size, config.run.seed, keeps_order=keeps_order
+    run_on_rank_zero(
+        lambda: require_micro_batches(steps.count_micro_batches(first), config, layout)
     )
+    keeps_order = config.train.reproducibility == "bitwise"
+    return NoiseScaleMeter(every_steps, layout, config.run.seed, keeps_order=keeps_order)

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.helpers.rounding import assert_within_rounding, measure_rounding_errors
+from llmsys.doctor.rounding import measure_rounding_errors
+from tests.helpers.rounding import assert_within_rounding
 
 GENERATOR = torch.Generator().manual_seed(0)
 LEFT_NK = torch.randn(50, 64, generator=GENERATOR)

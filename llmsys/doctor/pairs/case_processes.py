@@ -18,7 +18,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from llmsys.doctor.pairs.case_rank import Phase, compare_case, run_rank
+from llmsys.doctor.pairs.case_rank import compare_case, run_rank
 from llmsys.doctor.pairs.cases import (
     STEPS,
     Limits,
@@ -31,6 +31,7 @@ from llmsys.doctor.pairs.comparison import Difference
 from llmsys.doctor.pairs.events import EVENT_STEPS
 from llmsys.doctor.pairs.factor import Factor
 from llmsys.doctor.pairs.factors import FACTORS
+from llmsys.doctor.pairs.phase import Phase
 from llmsys.parallel.port import find_free_port
 
 # Longest time of one phase, a hundred times the usual; ranks that lost a peer would wait for a

@@ -10,17 +10,15 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import assert_never
 
 import torch
 from torch import Tensor
 
-from llmsys.config.run import RunConfig
 from llmsys.doctor.pairs.comparison import (
-    Bands,
     Difference,
+    Rounding,
     decode_moments,
     find_action_difference,
     find_difference,
@@ -37,7 +35,12 @@ from llmsys.doctor.pairs.events import (
     list_expected_actions,
 )
 from llmsys.doctor.pairs.factor import Assignment
-from llmsys.doctor.pairs.plain_step import PlainProcess, PlainState
+from llmsys.doctor.pairs.phase import Phase
+from llmsys.doctor.pairs.plain_walk import (
+    PlainWalk,
+    iter_step_rounding,
+    measure_walk_rounding,
+)
 from llmsys.errors import StopRequested
 from llmsys.parallel.process_group import (
     get_local_device,
@@ -50,25 +53,6 @@ from llmsys.train.heldout_evaluator import HeldoutEvaluator
 from llmsys.train.precision import resolve_compile, resolve_precision, set_matmul_numerics
 
 FAILED = 3
-
-
-@dataclass(frozen=True)
-class Phase:
-    """The part of a case that one group of processes runs, up to an end, a stop or a kill.
-
-    Attributes:
-        number: index among the phases of the case.
-        config: config of the run.
-        ranks: number of processes.
-        fired: events that have happened before.
-        run: 0, or 1 for the branch.
-    """
-
-    number: int
-    config: RunConfig
-    ranks: int
-    fired: frozenset[str] = frozenset()
-    run: int = 0
 
 
 def run_rank(
@@ -162,11 +146,7 @@ def compare_case(
         entries = load_entries(folder, phases)
         difference = find_case_difference(assignment, phases, entries)
         if difference is None and twin:
-            difference = find_twin_difference(
-                entries,
-                load_entries(folder, twin),
-                select_bands(twin[0].config, is_corrected=False),
-            )
+            difference = find_twin_difference(phases, entries, load_entries(folder, twin))
         torch.save(difference, folder / "difference.pt")
     except BaseException as error:
         where = traceback.extract_tb(error.__traceback__)[-1]
@@ -254,59 +234,50 @@ def find_case_difference(
     # The first phase begins with the initial weights.
     if (other := find_action_difference(list_actions(entries[1:]), expected)) is not None:
         return other
-    config = phases[0].config
-    plain, bands = (
-        PlainProcess(config),
-        select_bands(config, is_corrected=not is_seen_at_the_end(assignment)),
-    )
-    is_lion = config.optimizer.kind == "lion"
-    saved: dict[int, PlainState] = {0: plain.copy_state()}
+    walk = PlainWalk(phases)
+    is_corrected = not is_seen_at_the_end(assignment)
+    bands = select_bands(phases[0].config, is_corrected=is_corrected)
+    walked: list[Rounding] = []
     for place, entry in enumerate(entries):
-        action = entry.action
-        loss = norm = 0.0
-        if action.run and action.kind == "load":
-            plain.branch(phases[-1].config)
-        match action.kind:
-            case "train":
-                found = None if entry.tensors is None else decode_moments(entry.tensors)
-                loss, norm = plain.train(action.step, is_applied=action.is_applied, found=found)
-            case "evaluate":
-                loss = plain.evaluate()
-            case "save":
-                saved[action.step] = plain.copy_state()
-            case "load":
-                plain.load_state(saved[action.step])
-            case unreachable:
-                assert_never(unreachable)
-        # A rate that is not below what it is at its peak.
-        rate = (
-            config.optimizer.learning_rate * config.optimizer.embedding_lr_multiplier
-            if is_lion
-            else 0.0
-        )
-        difference = find_difference(place, entry, loss, norm, plain.state.tensors, bands, rate)
+        before = walk.plain.copy_state()
+        loss, norm = walk.take_action(entry)
+        numbers = place, entry, loss, norm, walk.plain.state.tensors, bands, walk.sign_rate
+        difference = find_difference(*numbers)
+        if difference is not None and entry.action.kind in ("train", "evaluate"):
+            if not is_corrected and not walked:
+                walked = measure_walk_rounding(phases, entries)
+            samples = iter_step_rounding(walk, entry, before) if is_corrected else (walked[place],)
+            for rounding in samples:
+                difference = find_difference(*numbers, rounding)
+                if difference is None:
+                    break
         if difference is not None:
             return difference
-        if entry.tensors is not None:
-            plain.correct_state(decode_moments(entry.tensors))
+        walk.correct_state(entry)
     return None
 
 
 def find_twin_difference(
-    entries: Sequence[Entry], fast: Sequence[Entry], bands: Bands
+    phases: Sequence[Phase], entries: Sequence[Entry], fast: Sequence[Entry]
 ) -> Difference | None:
     """Return the first difference of a run in bitwise mode from the same run in fast mode, or None.
 
     Args:
+        phases: the phases of the run.
         entries: what the run recorded.
         fast: what it recorded in fast mode.
-        bands: the bands of runs that are not set equal in between.
     """
     if (other := find_action_difference(list_actions(entries), list_actions(fast))) is not None:
         return other
+    # The two runs are not set equal in between.
+    bands = select_bands(phases[0].config, is_corrected=False)
+    walked: list[Rounding] = []
     for place, (entry, twin) in enumerate(zip(entries, fast, strict=True)):
-        tensors = decode_moments(twin.tensors or {})
-        difference = find_difference(place, entry, twin.loss, twin.norm, tensors, bands)
+        numbers = place, entry, twin.loss, twin.norm, decode_moments(twin.tensors or {}), bands
+        difference = find_difference(*numbers)
+        if difference is not None:
+            walked = walked or measure_walk_rounding(phases, entries)
+            difference = find_difference(*numbers, rounding=walked[place])
         if difference is not None:
             return difference
     return None

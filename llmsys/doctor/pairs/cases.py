@@ -342,7 +342,7 @@ def _check_run(config: RunConfig, ranks: int) -> None:
             counts = [
                 plan.get_step_plan(step)[1].num_micro_batches // shared for step in range(STEPS)
             ]
-            require_micro_batches(min(counts), config.batch)
+            require_micro_batches(min(counts), config, layout)
     for key in ("matmul_dtype", "expert_matmul_dtype"):
         if (recipe := getattr(config.train, key)) != "compute":
             require_fp8(device, recipe, f"train.{key}")

@@ -2,12 +2,15 @@
 
 Invariants:
 - A band is stated here, with the arithmetic that it follows from, or it is that of fp32.
+- A number outside its band is wrong unless errors of rounding, planted in the plain process, move
+  it as far (llmsys/doctor/rounding.py).
 - Numbers are compared in the order in which a step computes them, so the first one that differs is
   the cause.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -25,10 +28,12 @@ class Bands:
         loss: of a loss.
         norm: of the gradient norm.
         moments: of a tensor of the optimizer's state, by its length.
+        rotated: of second moments in the basis that SOAP computes; 0: as other moments.
         weights: of a parameter or an average, by its length.
         buffers: absolute, of balancing biases and shares of experts.
         small: a tensor shorter than this share of the longest of its kind is mostly rounding, and
             is compared by that share.
+        widest: share of a number that rounding may explain at most.
     """
 
     loss: float
@@ -36,33 +41,49 @@ class Bands:
     moments: float
     weights: float
     buffers: float
+    rotated: float = 0.0
     small: float = 1e-2
+    # A step of a tiny model that blows errors up further is a defect itself.
+    widest: float = 1e-3
 
 
 # Sums of a few hundred float32 numbers, each rounded by 6e-8.
 FP32 = Bands(1e-5, 1e-5, 1e-5, 1e-5, 1e-6)
 # One rounding is 2⁻⁹ (bf16) or 2⁻¹² (fp16); a value goes through about 16 of them, and gradients
-# through as many again. A token may choose the other one of two nearly equal experts, which turns
-# its gradient and moves a bias by twice its rate of 0.01. A weight moves by the rate of 0.01 where
-# it is about 0.1 long.
-BF16 = Bands(2**-5, 0.25, 0.5, 0.1, 0.1, small=0.1)
-FP16 = Bands(2**-8, 0.1, 0.25, 0.1, 0.1, small=0.1)
-# bf16 keeps 8 bits of a moment, so an element is off by 2⁻⁸ at most, and an update by as much of
-# the rate.
-BF16_MOMENTS = Bands(1e-5, 1e-5, 2**-8, 2**-8, 1e-6)
+# through as many again. A weight moves by the rate of 0.01 where it is about 0.1 long. A token may
+# choose the other one of two nearly equal experts, which turns its gradient and moves a bias by
+# twice its rate: planted errors say how far.
+BF16 = Bands(2**-5, 2**-3, 2**-2, 0.1, 0.1, small=0.1, widest=float("inf"))
+FP16 = Bands(2**-8, 2**-4, 2**-3, 0.1, 0.1, small=0.1, widest=float("inf"))
+# bf16 keeps 8 bits of a moment and rounds up or down by chance, so an element is off by 2⁻⁷ at
+# most, and an update by half as much of the rate.
+BF16_MOMENTS = Bands(1e-5, 1e-5, 2**-7, 2**-8, 1e-6)
 # A code of a first moment is (c / 127)² of its block's largest, of a second (c / 255)⁴: neighbours
 # of the largest are 2 / 127 and 4 / 255 apart, and smaller elements are off by more of themselves.
 INT8_MOMENTS = Bands(1e-5, 1e-5, 2**-4, 2**-5, 1e-6)
 
-# Where the plain process does not take over the state of each step, rounding adds up over eleven of
-# them, and updates that divide a gradient by its own size enlarge it: an update moves a weight by a
-# tenth of itself at most, so weights are off by a tenth of what moments are in a step, and the next
-# gradients by as much.
+# Two bases of one matrix in float32, each of a QR step, are apart by its rounding over the distance
+# of neighbouring eigenvalues: a tenth of a percent of a few columns. Squares in a column are apart
+# by twice the angle; the step itself, turned back, by the angle times what the columns differ.
+SOAP_WEIGHTS, SOAP_SQUARES = 1e-4, 2e-2
+# Over eleven steps bases go apart as far as neighbouring eigenvalues let them, and weights, gradients
+# and losses with them.
+SOAP_UNCORRECTED = Bands(1e-3, 1e-2, 3e-2, 3e-2, 1e-6, rotated=0.2, widest=3e-2)
+
+# Where the plain process does not take over the state of each step, errors add up over eleven of
+# them, and updates that divide a gradient by its own size enlarge them: an update moves a weight by
+# a tenth of itself at most, so weights are off by a tenth of what moments are in a step, and the
+# next gradients by as much. The plain process has no rounded moments, so planted errors do not say
+# what these do.
 UNCORRECTED = {
-    FP32: Bands(1e-3, 1e-2, 3e-2, 1e-2, 1e-6),
+    FP32: replace(FP32, widest=3e-2),
     BF16_MOMENTS: Bands(1e-3, 1e-2, 2**-5, 2**-6, 1e-6),
     INT8_MOMENTS: Bands(2**-6, 2**-4, 2**-2, 2**-4, 1e-6),
 }
+
+# What rounding may change: names of numbers and tensors → absolute error.
+Rounding = Mapping[str, float]
+LOSS, NORM = "the loss", "the gradient norm"
 
 # A tensor that is shorter is zero but for the rounding of numbers of size 1 to float64.
 LEAST = 1e-10
@@ -112,8 +133,14 @@ def select_bands(config: RunConfig, *, is_corrected: bool = True) -> Bands:
         is_corrected: the plain process takes over the state after each step.
     """
     bands = _select_corrected_bands(config)
-    # In 16 bits each step begins with the state of the run.
-    return bands if is_corrected else UNCORRECTED.get(bands, bands)
+    if not is_corrected:
+        # In 16 bits each step begins with the state of the run.
+        bands = UNCORRECTED.get(bands, bands)
+    if config.optimizer.kind == "soap":
+        bands = replace(bands, weights=max(bands.weights, SOAP_WEIGHTS), rotated=SOAP_SQUARES)
+        if not is_corrected and config.train.precision == "fp32":
+            bands = SOAP_UNCORRECTED
+    return bands
 
 
 def _select_corrected_bands(config: RunConfig) -> Bands:
@@ -172,6 +199,7 @@ def find_difference(
     tensors: Mapping[str, Tensor],
     bands: Bands,
     rate: float = 0.0,
+    rounding: Rounding = MappingProxyType({}),
 ) -> Difference | None:
     """Return the first number of a step or an evaluation that is outside its band, or None.
 
@@ -183,22 +211,30 @@ def find_difference(
         tensors: its state.
         bands: the bands.
         rate: learning rate of optimizers whose update is a sign; 0 for others.
+        rounding: how far rounding moves each number; what is left out by no more than its band.
     """
     action = format_action(entry.action)
     if entry.action.kind in ("train", "evaluate"):
         # A step that is refused by its norm has none to compare.
-        numbers = [("the loss", entry.loss, loss, bands.loss)]
+        numbers = [(LOSS, entry.loss, loss, bands.loss)]
         if entry.action.kind == "train" and entry.action.is_applied:
-            numbers.append(("the gradient norm", entry.norm, norm, bands.norm))
+            numbers.append((NORM, entry.norm, norm, bands.norm))
         for what, found, expected, band in numbers:
-            distance = abs(found - expected) / max(abs(expected), 1e-12)
-            if not distance <= band:
-                return Difference(place, action, what, found, expected, distance, band)
+            size = max(abs(expected), 1e-12)
+            allowed = _widen_band(band, rounding.get(what, 0.0) / size, bands)
+            distance = abs(found - expected) / size
+            if not distance <= allowed:
+                return Difference(place, action, what, found, expected, distance, allowed)
     if entry.tensors is None:
         return None
     return _find_tensor_difference(
-        place, action, decode_moments(entry.tensors), tensors, bands, rate
+        place, action, decode_moments(entry.tensors), tensors, bands, rate, rounding
     )
+
+
+def _widen_band(band: float, rounding: float, bands: Bands) -> float:
+    """Return the band, or what rounding explains of it where that is more."""
+    return max(band, min(rounding, bands.widest))
 
 
 def decode_moments(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -239,6 +275,7 @@ def _find_tensor_difference(
     expected: Mapping[str, Tensor],
     bands: Bands,
     rate: float,
+    rounding: Rounding,
 ) -> Difference | None:
     names = [name for name in found if name not in COUNTERS]
     if missing := sorted(set(names) ^ (set(expected) - set(COUNTERS))):
@@ -254,6 +291,7 @@ def _find_tensor_difference(
     for name in _iter_in_order(names):
         kind = name.partition("/")[0]
         one, other = found[name].double(), expected[name].double()
+        size = 1.0
         if kind == "buffer":
             band, distance = bands.buffers, float((one - other).abs().max()) if one.numel() else 0.0
         elif kind.endswith("basis_moment"):
@@ -261,10 +299,14 @@ def _find_tensor_difference(
         else:
             is_weight = kind in ("parameter", "average")
             band = bands.weights if is_weight else bands.moments
+            if kind == "second_moment":
+                band = max(band, bands.rotated)
             flips = 2 * rate * SIGN_FLIPS**0.5 if is_weight else 0.0
             # Below zero where signs explain all of it; max(0, NaN) would be 0.
             apart = float((one - other).norm()) - flips
-            distance = apart / max(float(other.norm()), bands.small * longest[kind], LEAST)
+            size = max(float(other.norm()), bands.small * longest[kind], LEAST)
+            distance = apart / size
+        band = _widen_band(band, rounding.get(name, 0.0) / size, bands)
         if not distance <= band:
             difference = Difference(
                 place, action, name, float(one.norm()), float(other.norm()), distance, band

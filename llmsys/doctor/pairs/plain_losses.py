@@ -26,7 +26,7 @@ from llmsys.data.batch import IGNORED, Batch
 from llmsys.model.moe_layer import MoELayer
 from llmsys.model.transformer import Transformer
 
-# N tokens, E experts
+# B rows (sequences), T positions, N = B * T tokens, E experts
 
 
 def sum_nats(logits: Tensor, targets: Tensor, config: LossConfig) -> Tensor:
@@ -115,22 +115,25 @@ class RouterWatch:
         # Sigmoid scores are divided by their sum: exp(log s − log Σ s).
         scores_NE = logits_NE.sigmoid() if config.score == "sigmoid" else logits_NE.softmax(-1)
         share_NE = scores_NE / scores_NE.sum(-1, keepdim=True)
+        rows, positions = x_BTD.shape[:2]
         asked_NE = self._list_assignments(
-            layer, logits_NE.detach(), scores_NE.detach(), is_real_N, documents_BT
+            layer, logits_NE.detach(), scores_NE.detach(), is_real_N, rows, documents_BT
         )
         tokens_E = asked_NE[is_real_N].sum(0).float()
-        fraction_E = tokens_E / tokens_E.sum().clamp(min=1)
+        # A stage of short sequences has several of them in a micro-batch of one row.
+        is_real_BT = is_real_N.view(rows, positions)
+        tokens_BE = (asked_NE.view(rows, positions, -1) * is_real_BT[..., None]).sum(1)
+        share_BE = (share_NE.view(rows, positions, -1) * is_real_BT[..., None]).sum(1)
+        fraction_BE = tokens_BE / tokens_BE.sum(-1, keepdim=True).clamp(min=1)
         loss = logits_NE.new_zeros(())
         match config.balance:
             case BiasBalancingConfig(sequence_weight=weight):
-                balance = (
-                    weight * config.num_experts * (fraction_E * share_NE[is_real_N].sum(0)).sum()
-                )
+                balance = weight * config.num_experts * (fraction_BE * share_BE).sum()
             case AuxiliaryLossConfig(weight=weight, scope=scope):
                 # Over a batch: with the loads of the step before.
-                used_E = layer.expert_share_E if scope == "batch" else fraction_E
-                assert used_E is not None
-                balance = weight * config.num_experts * (used_E * share_NE[is_real_N].sum(0)).sum()
+                used_BE = layer.expert_share_E if scope == "batch" else fraction_BE
+                assert used_BE is not None
+                balance = weight * config.num_experts * (used_BE * share_BE).sum()
             case NoBalancingConfig():
                 balance = loss
             case unreachable:
@@ -144,6 +147,7 @@ class RouterWatch:
         logits_NE: Tensor,
         scores_NE: Tensor,
         is_real_N: Tensor,
+        rows: int,
         documents_BT: Tensor | None,
     ) -> Tensor:
         """Return 1 where a token asks for an expert, before any is dropped, (N, E)."""
@@ -165,9 +169,10 @@ class RouterWatch:
                 return torch.zeros_like(scores_NE).scatter_(-1, experts_NK, 1.0)
             case ExpertChoiceConfig(factor=factor, scope=scope):
                 asked_NE = torch.zeros_like(scores_NE)
-                groups_N = torch.zeros(len(is_real_N), dtype=torch.int64)
+                groups_BT = torch.arange(rows)[:, None].expand(rows, len(is_real_N) // rows)
                 if scope == "document" and documents_BT is not None:
-                    groups_N = documents_BT.flatten()
+                    groups_BT = groups_BT * (int(documents_BT.max()) + 2) + documents_BT
+                groups_N = groups_BT.flatten()
                 for group in groups_N[is_real_N].unique().tolist():
                     inside = torch.nonzero((groups_N == group) & is_real_N)[:, 0]
                     # 1e-9: a whole number of tokens is not rounded up by its last bit.

@@ -7,9 +7,11 @@ of a run.
 Reads the datasets; writes nothing.
 """
 
+import contextlib
 import copy
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, assert_never
@@ -43,6 +45,10 @@ from llmsys.model.parametrization import compute_rate_factor
 from llmsys.model.recurrence import AdaptiveRecurrence
 from llmsys.model.transformer import Transformer
 from llmsys.train.build_objective import build_evaluator, build_step_batches
+
+# Returns a context around operations of the model; it may change what they compute.
+Errors = Callable[[], AbstractContextManager[Any]]
+no_errors: Errors = contextlib.nullcontext
 
 PARAMETER, AVERAGE, BUFFER = "parameter/", "average/", "buffer/"
 
@@ -122,14 +128,19 @@ class PlainProcess:
                 self.state.tensors[name] = tensor.to(self.state.tensors[name].dtype)
         self._load_weights(PARAMETER)
 
-    def evaluate(self) -> float:
-        """Return the held-out loss, of the average where there is one."""
+    def evaluate(self, errors: Errors = no_errors) -> float:
+        """Return the held-out loss, of the average where there is one.
+
+        Args:
+            errors: returns the context of the model's operations.
+        """
         self._load_weights(AVERAGE if self._has_average else PARAMETER)
         self.model.eval()
 
         @torch.no_grad()
         def compute_logits(batch: Batch) -> Tensor:
-            logits: Tensor = self.model(**batch.to_model_inputs())
+            with errors():
+                logits: Tensor = self.model(**batch.to_model_inputs())
             return logits
 
         result = build_evaluator(self.config).evaluate(compute_logits, torch.device("cpu"))
@@ -137,7 +148,12 @@ class PlainProcess:
         return float(result.to_dict()["loss"])
 
     def train(
-        self, step: int, *, is_applied: bool, found: Mapping[str, Tensor] | None = None
+        self,
+        step: int,
+        *,
+        is_applied: bool,
+        found: Mapping[str, Tensor] | None = None,
+        errors: Errors = no_errors,
     ) -> tuple[float, float]:
         """Train step `step`, counted from 1, and return loss and gradient norm before clipping.
 
@@ -147,12 +163,14 @@ class PlainProcess:
             found: moments of the run after the step. Weights then move by the gradient that these
                 contain, while moments are those of the plain gradient: an optimizer that divides a
                 gradient by its own size turns one that is zero but for rounding into a whole step.
+            errors: returns the context of the forward and backward passes.
         """
         rows = list(self._iter_rows(step - 1))
         self.watch.balance_factor = interpolate_points(
             self.config.factors.balance, self._count_tokens(step)
         )
-        loss, loads, targets = self._add_gradients(rows)
+        with errors():
+            loss, loads, targets = self._add_gradients(rows)
         gradients = {
             name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
             for name, parameter in self.parameters.items()

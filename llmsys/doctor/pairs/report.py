@@ -23,7 +23,7 @@ def format_report(report: PairsReport, factors: Sequence[Factor] = FACTORS) -> s
     Returns:
         Lines of text.
     """
-    lines = [*_iter_failures(report.failures, factors)]
+    lines = [format_failure(result, factors) for result in report.failures]
     if report.shrunk:
         lines += ["", "Smallest cases that fail:", *_iter_smallest(report.shrunk, factors)]
     array = report.array
@@ -65,10 +65,18 @@ def format_table(report: PairsReport) -> list[str]:
     ]
 
 
-def _iter_failures(failures: Sequence[CaseResult], factors: Sequence[Factor]) -> Iterator[str]:
-    for result in failures:
-        yield f"FAIL {_format_choices(result, factors)}"
-        yield f"     {result.problem}"
+def format_failure(result: CaseResult, factors: Sequence[Factor] = FACTORS) -> str:
+    """Format a failed case: its seed and choices, and the first number that is wrong.
+
+    Args:
+        result: the result of a case that did not pass.
+        factors: the factors of the case.
+
+    Returns:
+        Two lines of text.
+    """
+    choices = _format_choices(result, factors)
+    return f"FAIL seed {result.case.seed}: {choices}\n     {result.problem}"
 
 
 def _iter_smallest(shrunk: Sequence[CaseResult], factors: Sequence[Factor]) -> Iterator[str]:

@@ -68,16 +68,6 @@ MICRO = ["batch.micro_sequences=2", "generation.prompts=[]"]
             "layout.pipeline=1",
         ),
         (
-            "layout.pipeline=2 train.noise_scale_every_steps=2",
-            "the gradient noise scale needs each micro-batch",
-        ),
-        (
-            "layout.pipeline=2 generation.prompts=[Once] model.position.scaling={kind: ntk, "
-            "factor: 2, original_max_position_embeddings: 64}",
-            "scaling.kind=ntk computes a growing text again, which stages do not. Use "
-            "generation.prompts=",
-        ),
-        (
             "layout.pipeline=2 model.position={kind: relative_bias}",
             "model.position.kind=relative_bias does not run in stages. Use pipeline=1",
         ),

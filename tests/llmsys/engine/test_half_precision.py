@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from llmsys.config.parallel_layout import ParallelLayout
+from llmsys.doctor.rounding import UNIT_ROUNDOFFS, measure_rounding_errors
 from llmsys.model.initialization import compute_initial_value
 from tests.helpers.parity_runs import (
     DTYPES,
@@ -21,7 +22,6 @@ from tests.helpers.parity_runs import (
     select_rank_batches,
 )
 from tests.helpers.ranks import run_ranks
-from tests.helpers.rounding import UNIT_ROUNDOFFS, measure_rounding_errors
 from tests.helpers.tiny_training import build_tiny_config
 
 CLIP = 0.5

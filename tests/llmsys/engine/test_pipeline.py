@@ -13,14 +13,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from llmsys.config.position import NtkRopeScalingConfig, RopeConfig
 from llmsys.config.run import RunConfig
 from llmsys.data.batch import Batch
 from llmsys.doctor.parity_check import compare_to_reference, gather_full_tensor
 from llmsys.doctor.parity_matrix import INTERLEAVED, ParityCase
-from llmsys.doctor.parity_models import DEEP, EXPERTS, LATENT, SEQUENCES, ParityModel
+from llmsys.doctor.parity_models import DEEP, DENSE, EXPERTS, LATENT, SEQUENCES, ParityModel
 from llmsys.doctor.parity_reference import RATE, Trajectory, compute_reference_trajectory
 from llmsys.doctor.parity_rows import build_micro_batches
-from llmsys.engine.engine import Engine
+from llmsys.engine.engine import Engine, GradientProbe
 from llmsys.engine.state_hash import hash_state
 from llmsys.errors import CheckpointError
 from llmsys.events import read_latest_events
@@ -233,6 +234,99 @@ def test_every_schedule_gives_the_bits_of_one_process(alone: dict[str, Any]) -> 
         assert pipelined[0][name]["logits"] is None
         assert np.array_equal(pipelined[1][name]["logits"], expected["logits"]), name
         assert len(set(expected["texts"])) > 1
+
+
+# (model, layout of two ranks, sections, micro-batches that the probe looks at). Copies of one
+# embedding are in two stages; parts of a step fill the pipeline or do not.
+PROBED: dict[str, tuple[ParityModel, Settings, Settings, int]] = {
+    "tied, 1f1b": (DEEP, {"pipeline": 2}, {}, 1),
+    "tied, gpipe, all but one": (
+        DEEP,
+        {"pipeline": 2, "pipeline_schedule": GPIPE},
+        {},
+        SEQUENCES - 1,
+    ),
+    "whole gradients, interleaved": (
+        UNTIED,
+        {"pipeline": 2, "pipeline_schedule": INTERLEAVED},
+        {"engine": {"kind": "torch", "gradient_accumulation": "whole"}},
+        2,
+    ),
+    BITWISE_MODE: (
+        UNTIED,
+        {"pipeline": 2, "pipeline_schedule": INTERLEAVED},
+        {"train": {"reproducibility": "bitwise"}},
+        SEQUENCES // 2,
+    ),
+}
+
+
+def run_probed_steps(rank: int) -> dict[str, Any]:
+    """(norm of the part, loss, norm of the step) and the state after it, of each case; a step that
+    nobody looks into follows.
+    """
+    found = {}
+    for name, (parity_model, layout, sections, count) in PROBED.items():
+        config = build_config(parity_model, layout if get_world_size() > 1 else {}, **sections)
+        meshes = build_device_meshes(config.resolve_layout(get_world_size()), CPU)
+        engine: Any = build_engine(config, meshes, CPU)
+        parts: list[float] = []
+
+        def look(engine: Any = engine, parts: list[float] = parts) -> None:
+            parts.append(engine.compute_partial_norm())
+
+        engine.gradient_probe = GradientProbe(count, look)
+        steps = train_steps(engine, config, parity_model, range(1))
+        engine.gradient_probe = None
+        steps += train_steps(engine, config, parity_model, range(1, 2))
+        found[name] = {"parts": parts, "steps": steps, "state": gather_state(engine)}
+    return found
+
+
+def test_a_part_of_a_step_has_the_norm_that_it_has_in_one_process_and_changes_nothing() -> None:
+    [alone] = run_ranks(run_probed_steps, 1)
+    for found in run_ranks(run_probed_steps, 2):
+        for name, expected in alone.items():
+            allowed = 0.0 if name == BITWISE_MODE else 1e-5
+            assert len(expected["parts"]) == 1
+            assert 0 < expected["parts"][0] < expected["steps"][0][1] * 2
+            np.testing.assert_allclose(found[name]["parts"], expected["parts"], rtol=allowed)
+            np.testing.assert_allclose(found[name]["steps"], expected["steps"], rtol=allowed)
+            for key, value in expected["state"].items():
+                np.testing.assert_allclose(
+                    found[name]["state"][key], value, rtol=allowed, atol=1e-6 * bool(allowed)
+                )
+
+
+# Their frequencies change with each token beyond the fourth, so all are computed again.
+GROWING = ParityModel(
+    "frequencies that depend on the length",
+    DENSE.model.model_copy(
+        update={
+            "num_hidden_layers": 4,
+            "position": RopeConfig(
+                scaling=NtkRopeScalingConfig(factor=2.0, original_max_position_embeddings=4)
+            ),
+        }
+    ),
+)
+
+
+def complete_growing_texts(rank: int, layout: Settings) -> list[str]:
+    config = build_config(GROWING, layout)
+    meshes = build_device_meshes(config.resolve_layout(get_world_size()), CPU)
+    engine = build_engine(config, meshes, CPU)
+    train_steps(engine, config, GROWING, range(2))
+    texts = generate_texts(engine.module, cast(Any, Characters()), PROMPTS, max_new_tokens=8)
+    return list(texts)
+
+
+def test_stages_complete_texts_whose_rotations_change_with_their_length() -> None:
+    [alone] = run_ranks(complete_growing_texts, 1, {})
+    assert len(set(alone)) > 1
+    for schedule in ({"kind": "1f1b"}, INTERLEAVED):
+        layout = {"pipeline": 2, "pipeline_schedule": schedule}
+        assert run_ranks(complete_growing_texts, 2, layout) == [alone, alone]
 
 
 LOOP = (("pipeline", 2), ("pipeline_schedule", INTERLEAVED))

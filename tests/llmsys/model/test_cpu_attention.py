@@ -6,10 +6,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from llmsys.doctor.rounding import UNIT_ROUNDOFFS
 from llmsys.model import cpu_attention
 from llmsys.model.attention_mask import AttentionMask, build_self_attention_mask
 from llmsys.model.scaled_dot_product import compute_attention
-from tests.helpers.rounding import UNIT_ROUNDOFFS
 from tests.helpers.tiny_model import compute_relative_error
 
 # Lengths around a chunk of 128, and heads that share keys in every way.

@@ -6,9 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from llmsys.doctor.rounding import UNIT_ROUNDOFFS
 from llmsys.model import cpu_kernels
 from llmsys.model.normalization import RMSNorm
-from tests.helpers.rounding import UNIT_ROUNDOFFS
 from tests.helpers.tiny_model import compute_relative_error
 
 EPS = 1e-5

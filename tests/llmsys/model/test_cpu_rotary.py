@@ -5,9 +5,9 @@ the CPU only.
 import pytest
 import torch
 
+from llmsys.doctor.rounding import UNIT_ROUNDOFFS
 from llmsys.model import cpu_kernels
 from llmsys.model.rotary_embedding import RotaryCosSin
-from tests.helpers.rounding import UNIT_ROUNDOFFS
 from tests.helpers.tiny_model import compute_relative_error
 
 

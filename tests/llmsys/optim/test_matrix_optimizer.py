@@ -7,10 +7,10 @@ from torch import Tensor, nn
 
 from llmsys.config.loading.load import load_run_config
 from llmsys.config.matrix_optimizers import AdafactorConfig, SoapConfig
+from llmsys.doctor.rounding import UNIT_ROUNDOFFS
 from llmsys.errors import ConfigError
 from llmsys.optim.build_optimizer import build_optimizer
 from llmsys.optim.matrix_optimizer import build_first_basis
-from tests.helpers.rounding import UNIT_ROUNDOFFS
 
 STEPS, EPS = 8, 1e-6
 

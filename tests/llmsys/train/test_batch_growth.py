@@ -11,6 +11,7 @@ import pytest
 from pydantic import ValidationError
 
 from llmsys.config.batch_ramp import NoiseRampConfig
+from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.run import RunConfig
 from llmsys.data.step_plan import RunPlan
 from llmsys.doctor.fault_injection import Fault, run_attempt
@@ -83,7 +84,7 @@ def grow(steps: range, config: RunConfig, growth: BatchGrowth) -> tuple[RunConfi
 
 def test_the_batch_doubles_once_twice_its_size_is_at_most_the_share_of_the_noise() -> None:
     steps = range(1, 2 * len(SERIES) + 1)
-    final, records = grow(steps, CONFIG, BatchGrowth(FakeMeter(2, 1, 0)))
+    final, records = grow(steps, CONFIG, BatchGrowth(FakeMeter(2, ParallelLayout(shard=1), 0)))
     # Measurement n is that of step 2n. 16 tokens double at a noise scale of 64, 32 at 128, 64 at
     # 256, 128 never.
     wanted: list[int] = []
@@ -99,7 +100,7 @@ def test_the_batch_doubles_once_twice_its_size_is_at_most_the_share_of_the_noise
     ] == [16, 16, 32, 128]
     for step in steps[:-1]:  # a run that continues from any checkpoint
         record = json.loads(records[step])
-        meter = FakeMeter(2, 1, 0)
+        meter = FakeMeter(2, ParallelLayout(shard=1), 0)
         again, later = grow(
             range(step + 1, steps[-1] + 1),
             set_doublings(CONFIG, record),
@@ -142,10 +143,6 @@ def test_given_doublings_are_followed_and_neither_measured_nor_recorded() -> Non
         (
             {"ramp": {"doubled_after_steps": [1, 2, 3, 4]}},
             "4 doublings of 16 exceed the 128 tokens of a full step",
-        ),
-        (
-            {"layout": {"pipeline": 2}},
-            "layout|the gradient noise scale needs each micro-batch by itself",
         ),
         (
             {"engine": {"kind": "deepspeed"}},
@@ -207,7 +204,7 @@ def test_doublings_that_a_resume_or_a_rewind_took_back_are_not_those_of_the_run(
 
 
 def test_a_rewind_goes_back_to_the_averages_and_doublings_of_its_checkpoint() -> None:
-    growth = BatchGrowth(FakeMeter(2, 1, 0))
+    growth = BatchGrowth(FakeMeter(2, ParallelLayout(shard=1), 0))
     config, records = grow(range(1, 17), CONFIG, growth)
     record = json.loads(records[8]) | {"steps": 8}
     configs: list[RunConfig] = []

@@ -2,18 +2,18 @@
 engine it is fed.
 """
 
-from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
 
-from llmsys.config.batch import BatchConfig
 from llmsys.config.optimizer import AdamWConfig
 from llmsys.config.parallel_layout import ParallelLayout
+from llmsys.config.pipeline import InterleavedScheduleConfig
 from llmsys.config.run import RunConfig
-from llmsys.engine.engine import StepResult
+from llmsys.engine.engine import GradientProbe, StepResult
 from llmsys.engine.torch_engine import TorchEngine
 from llmsys.errors import ConfigError
 from llmsys.model.transformer import Transformer
@@ -23,6 +23,7 @@ from llmsys.train.cross_entropy import build_training_loss
 from llmsys.train.gradient_noise_scale import (
     GradientNoiseScale,
     NoiseScaleMeter,
+    count_small_batch,
     require_micro_batches,
 )
 from tests.helpers.ranks import run_ranks
@@ -66,10 +67,14 @@ class Engine:
     """What the meter uses of an engine whose gradients have a norm of 3."""
 
     device = CPU
-    after_micro_batch: Callable[[int], None] | None = None
+    gradient_probe: GradientProbe | None = None
 
     def compute_partial_norm(self) -> float:
         return 3.0
+
+
+def build_layout(**axes: Any) -> ParallelLayout:
+    return ParallelLayout(**{"shard": 1, **axes})
 
 
 def build_engine(ranks: int = 1) -> TorchEngine:
@@ -86,15 +91,19 @@ def build_engine(ranks: int = 1) -> TorchEngine:
     )  # fmt: skip
 
 
-def test_ranks_with_the_same_sequences_count_them_once(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("layout", [{"context": 2}, {"pipeline": 2}], ids=str)
+def test_ranks_with_the_same_sequences_count_them_once(
+    layout: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     # Two ranks of a sequence, as each of them sees it.
     monkeypatch.setattr(gradient_noise_scale, "all_reduce_sum", lambda count: 2 * count)
-    meter = NoiseScaleMeter(every_steps=1, sequence_ranks=2, seed=0)
+    meter = NoiseScaleMeter(every_steps=1, layout=build_layout(**layout), seed=0)
     meter.engine = watched = Engine()
     batches = [build_sequences(0, micro, 1) for micro in range(2)]
     meter.begin_step(0, batches)
-    assert watched.after_micro_batch is not None
-    watched.after_micro_batch(0)
+    assert watched.gradient_probe is not None
+    assert watched.gradient_probe.count == 1
+    watched.gradient_probe.look()
     # The gradient of one of two micro-batches, divided by the targets of both, has the norm 3.
     meter.end_step(StepResult(1.0, 4.0, 2 * LENGTH, is_applied=True))
     expected = GradientNoiseScale()
@@ -108,7 +117,7 @@ class StepsOfOne:
     device = CPU
 
     def __init__(self) -> None:
-        self.after_micro_batch: Callable[[int], None] | None = None
+        self.gradient_probe: GradientProbe | None = None
         self.gradient = 0.0
 
     def compute_partial_norm(self) -> float:
@@ -118,8 +127,8 @@ class StepsOfOne:
         self.gradient = 0.0
         for number, gradient in enumerate(gradients):
             self.gradient += gradient
-            if self.after_micro_batch is not None:
-                self.after_micro_batch(number)
+            if self.gradient_probe is not None and self.gradient_probe.count == number + 1:
+                self.gradient_probe.look()
         return StepResult(1.0, abs(self.gradient), targets, is_applied=True)
 
 
@@ -129,7 +138,7 @@ class StepsOfOne:
 def test_the_smaller_batch_ends_before_the_larger_one(
     count: int, keeps_order: bool, num_small: int
 ) -> None:
-    meter = NoiseScaleMeter(every_steps=1, sequence_ranks=1, seed=0, keeps_order=keeps_order)
+    meter = NoiseScaleMeter(every_steps=1, layout=build_layout(), seed=0, keeps_order=keeps_order)
     meter.engine = watched = StepsOfOne()
     batches = [build_sequences(0, micro, 1) for micro in range(count)]
     meter.begin_step(0, batches)
@@ -143,7 +152,7 @@ def test_the_smaller_batch_ends_before_the_larger_one(
 
 def measure_small_norm(rank: int, ranks: int) -> tuple[float, float, float, float]:
     """(small norm and tokens of the meter, norm of that micro-batch alone, targets)."""
-    meter = NoiseScaleMeter(every_steps=1, sequence_ranks=1, seed=3)
+    meter = NoiseScaleMeter(every_steps=1, layout=build_layout(shard=ranks), seed=3)
     share = 4 // ranks
     batches = [
         build_sequences(0, 4 * micro + rank * share, share, ignored=0 if rank else 3)
@@ -170,13 +179,13 @@ def test_the_small_norm_is_that_of_the_first_micro_batch_of_all_ranks_alone() ->
 
 
 def test_only_every_so_manieth_step_is_measured_and_a_refused_one_is_not_taken() -> None:
-    meter = NoiseScaleMeter(every_steps=3, sequence_ranks=1, seed=0)
+    meter = NoiseScaleMeter(every_steps=3, layout=build_layout(), seed=0)
     watched = Engine()
     meter.engine = watched
     batches = [build_sequences(0, micro, 1) for micro in range(2)]
     for step, due in enumerate([False, False, True, False]):
         ordered = meter.begin_step(step, batches)
-        assert (meter._targets == LENGTH) == due == (watched.after_micro_batch is not None)
+        assert (meter._targets == LENGTH) == due == (watched.gradient_probe is not None)
         assert due or ordered == batches
     meter.begin_step(2, batches)
     meter._small = 1.0, 8.0
@@ -213,8 +222,37 @@ def test_where_it_cannot_be_had_it_is_refused_by_name(
 
 
 def test_one_micro_batch_on_a_rank_is_refused_when_ranks_are_known() -> None:
+    config = RunConfig.model_validate({"batch": {"micro_sequences": 4}})
     with pytest.raises(
         ConfigError, match=r"batch.micro_sequences=4 gives each rank only one. Use a smaller"
     ):
-        require_micro_batches(1, BatchConfig(micro_sequences=4))
-    assert require_micro_batches(2, BatchConfig(micro_sequences=4))
+        require_micro_batches(1, config, build_layout())
+    assert require_micro_batches(2, config, build_layout())
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+@pytest.mark.parametrize("keeps_order", [False, True])
+def test_an_interleaved_pipeline_runs_both_parts_of_a_step_or_refuses_them(
+    ranks: int, keeps_order: bool
+) -> None:
+    schedule = InterleavedScheduleConfig()
+    layout = build_layout(pipeline=ranks, pipeline_schedule=schedule)
+    train = {"reproducibility": "bitwise" if keeps_order else "fast", "threads_per_process": 1}
+    config = RunConfig.model_validate({"train": train, "batch": {"micro_sequences": 4}})
+    refused = []
+    for count in range(2, 65):
+        if schedule.find_micro_batch_problem(ranks, count):
+            continue  # no run has it
+        small = count_small_batch(count, layout, keeps_order=keeps_order)
+        assert 0 < small < count
+        parts = small, count - small
+        runs = not any(schedule.find_micro_batch_problem(ranks, part) for part in parts)
+        if runs:
+            assert require_micro_batches(count, config, layout)
+            continue
+        refused.append(count)
+        with pytest.raises(ConfigError, match=f"runs {small} and then {count - small} of {count}"):
+            require_micro_batches(count, config, layout)
+    # Powers of two are always divided into powers of two.
+    assert not {2, 4, 8, 16, 32, 64} & set(refused)
+    assert keeps_order or not refused

@@ -16,6 +16,8 @@ from llmsys.doctor.pairs.comparison import (
     FP16,
     FP32,
     INT8_MOMENTS,
+    LOSS,
+    NORM,
     SIGN_FLIPS,
     UNCORRECTED,
     Bands,
@@ -50,11 +52,12 @@ def compare(
     action: Action | None = None,
     bands: Bands = FP32,
     rate: float = 0.0,
+    rounding: dict[str, float] | None = None,
 ) -> str | None:
     """Return the name of the number that differs from a plain loss of 2, norm of 3 and tensors."""
     found = build_tensors() | (changes or {})
     entry = Entry(action or Action("train", 4), loss, norm, tensors=found)
-    difference = find_difference(7, entry, 2.0, 3.0, build_tensors(), bands, rate)
+    difference = find_difference(7, entry, 2.0, 3.0, build_tensors(), bands, rate, rounding or {})
     return None if difference is None else difference.what
 
 
@@ -218,3 +221,44 @@ def test_bands_follow_the_dtypes(sections: dict[str, dict[str, Any]], expected: 
     assert wider == UNCORRECTED.get(expected, expected)
     assert (wider == expected) == (expected in (BF16, FP16))
     assert all(getattr(wider, name) >= getattr(expected, name) for name in ("loss", "moments"))
+
+
+def test_rounding_explains_what_it_moves_by_as_much_and_nothing_else() -> None:
+    moved = {"parameter/a": build_tensors()["parameter/a"] * 1.0004}
+    apart = 4e-4 * float(build_tensors()["parameter/a"].norm())
+    assert compare(changes=moved) == "parameter/a"
+    assert compare(changes=moved, rounding={"parameter/a": 1.01 * apart}) is None
+    assert compare(changes=moved, rounding={"parameter/a": 0.99 * apart}) == "parameter/a"
+    assert compare(changes=moved, rounding={"parameter/b": 9.0, LOSS: 9.0}) == "parameter/a"
+    assert compare(loss=2.0004, rounding={LOSS: 5e-4}) is None
+    assert compare(loss=2.0004, rounding={NORM: 5e-4}) == LOSS
+    assert compare(norm=3.0004, rounding={NORM: 5e-4}) is None
+
+
+def test_rounding_that_is_blown_up_explains_nothing_in_fp32() -> None:
+    moved = {"parameter/a": build_tensors()["parameter/a"] * 1.01}
+    blown_up = {"parameter/a": 100.0, LOSS: 100.0}
+    assert compare(changes=moved, rounding=blown_up) == "parameter/a"
+    assert compare(loss=2.02, rounding=blown_up) == LOSS
+    # Over eleven steps by up to three percent.
+    assert compare(changes=moved, rounding=blown_up, bands=UNCORRECTED[FP32]) is None
+    # In 16 bits a token may take another expert.
+    assert compare(changes={"parameter/a": -moved["parameter/a"]}, bands=BF16) == "parameter/a"
+    assert (
+        compare(changes={"parameter/a": -moved["parameter/a"]}, rounding=blown_up, bands=BF16)
+        is None
+    )
+
+
+def test_soap_has_bands_for_what_its_basis_turns_and_for_nothing_else() -> None:
+    sections = {"train": {"precision": "fp32"}, "optimizer": {"kind": "soap"}}
+    config = RunConfig.model_validate(sections)
+    bands = select_bands(config)
+    assert (bands.loss, bands.norm, bands.moments) == (FP32.loss, FP32.norm, FP32.moments)
+    squares = {"second_moment/a": build_tensors()["second_moment/a"] * 1.01}
+    assert compare(changes=squares, bands=bands) is None
+    assert compare(changes=squares, bands=FP32) == "second_moment/a"
+    first = {"first_moment/a": build_tensors()["first_moment/a"] * 1.0001}
+    assert compare(changes=first, bands=bands) == "first_moment/a"
+    wider = select_bands(config, is_corrected=False)
+    assert FP32.weights < bands.weights < wider.weights < 0.1

@@ -66,7 +66,11 @@ def build_toy_config(folder: Path, **changes: Any) -> RunConfig:
 
 
 def write_toy_dataset(
-    folder: Path, documents: int = 120, heldout: int = 6, symbols: tuple[str, ...] = ()
+    folder: Path,
+    documents: int = 120,
+    heldout: int = 6,
+    symbols: tuple[str, ...] = (),
+    seed: int = 2,
 ) -> None:
     """Write tokenizer, token shards and manifest as `llmsys prepare` does.
 
@@ -75,11 +79,13 @@ def write_toy_dataset(
         documents: Training documents.
         heldout: Held-out documents.
         symbols: Pieces of the tokenizer that no text produces.
+        seed: Seed of the training documents; that of held-out ones is the next.
     """
     tokenizer = _write_tokenizer(folder, symbols)
+    heldout_texts = _generate_texts(heldout, seed=seed + 1)
     splits = {
-        "train": _write_texts(folder, "train", _generate_texts(documents, seed=2), tokenizer),
-        "heldout": _write_texts(folder, "heldout", _generate_texts(heldout, seed=3), tokenizer),
+        "train": _write_texts(folder, "train", _generate_texts(documents, seed=seed), tokenizer),
+        "heldout": _write_texts(folder, "heldout", heldout_texts, tokenizer),
     }
     _write_manifest(folder, splits, tokenizer)
 

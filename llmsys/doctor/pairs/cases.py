@@ -237,7 +237,11 @@ def build_part(
     _set_key(settings, "run.folder", str(root / "run"))
     kind = settings.get("data", {}).get("kind", "crawl")
     _set_key(settings, "data.kind", kind)
-    _set_key(settings, "data.folder", str(root.parent / kind))
+    if kind == "mixture":
+        for source in settings["data"]["sources"]:
+            source["folder"] = str(root.parent / source["folder"])
+    else:
+        _set_key(settings, "data.folder", str(root.parent / kind))
     if assignment["rewind"] == "yes":
         _set_key(settings, "train.on_bad_step", "rewind")
     ranks = count_ranks(assignment)

@@ -147,8 +147,9 @@ def build_array(
 
 
 def write_datasets(root: Path) -> None:
-    """Write the datasets of all cases: documents, pairs of texts, and labelled texts."""
+    """Write the datasets of all cases: documents twice, pairs of texts, and labelled texts."""
     write_toy_dataset(root / "crawl", symbols=SYMBOLS)
+    write_toy_dataset(root / "other crawl", symbols=SYMBOLS, seed=6)
     write_toy_pairs(root / "pairs")
     write_toy_pairs(root / "labelled", labels=("first", "second", "third"))
 

@@ -66,8 +66,8 @@ INT8_MOMENTS = Bands(1e-5, 1e-5, 2**-4, 2**-5, 1e-6)
 # of neighbouring eigenvalues: a tenth of a percent of a few columns. Squares in a column are apart
 # by twice the angle; the step itself, turned back, by the angle times what the columns differ.
 SOAP_WEIGHTS, SOAP_SQUARES = 1e-4, 2e-2
-# Over eleven steps bases go apart as far as neighbouring eigenvalues let them, and weights, gradients
-# and losses with them.
+# Over eleven steps bases go apart as far as neighbouring eigenvalues let them, and weights,
+# gradients and losses with them.
 SOAP_UNCORRECTED = Bands(1e-3, 1e-2, 3e-2, 3e-2, 1e-6, rotated=0.2, widest=3e-2)
 
 # Where the plain process does not take over the state of each step, errors add up over eleven of

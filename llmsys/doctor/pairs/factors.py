@@ -26,7 +26,7 @@ from llmsys.doctor.pairs.model_factors import EXPERT_FACTORS, MODEL_FACTORS
 # Key of a union or literal below the sections of a step that no factor has → why.
 UNNAMED_CHOICES: dict[str, str] = {
     "tokenizer": "ids are the same to a step whatever made them",
-    "data": "follows from the objective; chats and mixtures have runs in tests/llmsys/train",
+    "data": "follows from the objective; chats have runs in tests/llmsys/train",
     "model.head": "follows from the objective; features have no loss",
     "model.moe.expert": "the activations of model.feed_forward, on experts",
     "model.initializer": "both processes begin with the same weights",
@@ -45,11 +45,43 @@ def _set_ramp(kind: str, **more: Any) -> Settings:
 
 
 MIDDLE = {"batch.fill_in_middle": {"rate": 0.7}}
+SUFFIX_FIRST = {"batch.fill_in_middle": {"rate": 0.7, "spm_rate": 1.0}}
+
+
+def _build_mixture() -> Settings:
+    # Datasets of the check.
+    sources = [
+        {"folder": "crawl", "weight": 3.0},
+        {"folder": "other crawl", "weight": 1.0},
+    ]
+    # The weights are turned round in the middle of the run.
+    stages = [{"start_tokens": 4 * STEP_TOKENS, "weights": [1.0, 3.0]}]
+    return {"data": {"kind": "mixture", "sources": sources, "stages": stages}}
+
 
 BATCH_FACTORS = (
+    build_factor(
+        "sources",
+        Value("one"),
+        Value("mixture", _build_mixture()),
+        acts_with={
+            "objective": frozenset(
+                {
+                    "next_token",
+                    "masked",
+                    "masked_next_sentence",
+                    "permutation",
+                    "span_corruption",
+                }
+            )
+        },
+    ),
     build_choice_factor("packing", "batch.packing", "concatenate"),
     build_factor(
-        "fill in the middle", Value(NONE), Value("on", MIDDLE, needs={"packing": "best_fit"})
+        "fill in the middle",
+        Value(NONE),
+        Value("on", MIDDLE, needs={"packing": "best_fit"}),
+        Value("suffix first", SUFFIX_FIRST, needs={"packing": "best_fit"}),
     ),
     build_choice_factor("scope", "batch.attention_scope", "document"),
     build_choice_factor("window order", "batch.window_order", "shuffled"),
@@ -183,6 +215,7 @@ STEP_FACTORS = (
     build_choice_factor(
         "moments", "optimizer.moments", "fp32", acts_with={"optimizer": frozenset({"adamw"})}
     ),
+    build_factor("query clip", Value(NONE), Value("on", {"optimizer.max_attention_logit": 0.3})),
     build_factor("clipping", Value("on"), Value(NONE, {"optimizer.max_grad_norm": 0.0})),
     build_factor("ema", Value(NONE), Value("on", {"train.ema_half_life_tokens": 3 * STEP_TOKENS})),
     build_factor("label smoothing", Value(NONE), Value("on", {"loss.label_smoothing": 0.1})),

@@ -12,6 +12,8 @@ from llmsys.doctor.pairs.factor import (
     list_choices,
 )
 
+# Objectives of models whose output is the logits of the next token.
+LANGUAGE_MODELS = frozenset({"next_token", "span_corruption", "translation"})
 ENCODER, DECODER, BOTH = "encoder", "decoder", "encoder_decoder"
 
 
@@ -169,12 +171,25 @@ MODEL_FACTORS = (
             needs={"heads": "multi"},
         ),
     ),
+    build_factor(
+        "rotated channels",
+        Value("all"),
+        Value("half", {"model.position.fraction": 0.5}),
+        acts_with={"position": frozenset({"rope"}), "attention": frozenset({"multi_head"})},
+    ),
     build_choice_factor(
         "rope scaling",
         "model.position.scaling",
         NONE,
         *_list_scalings(),
         acts_with={"position": frozenset({"rope"}), "attention": frozenset({"multi_head"})},
+    ),
+    build_factor(
+        "scores",
+        Value("plain"),
+        Value("wide heads", {"model.head_dim": 12}),
+        Value("scale", {"model.attention.scale": 0.5}),
+        acts_with={"attention": frozenset({"multi_head"})},
     ),
     build_factor(
         "windows",
@@ -196,6 +211,26 @@ MODEL_FACTORS = (
     ),
     build_choice_factor("norm", "model.norm", "rmsnorm"),
     build_choice_factor("feed-forward", "model.feed_forward", "swiglu"),
+    build_factor(
+        "feed-forward parts",
+        Value("plain"),
+        Value("biases", {"model.feed_forward.bias": True}),
+        Value("chunks", {"model.feed_forward_chunk": 3}),
+    ),
+    build_factor(
+        "embedding",
+        Value("plain"),
+        Value("scaled", {"model.embedding.scale": 2.0}),
+        Value("norm", {"model.embedding.norm": True}),
+    ),
+    build_factor(
+        "logits",
+        Value("plain"),
+        Value("bias", {"model.head.bias": "trained"}),
+        Value("softcap", {"model.head.softcap": 3.0}),
+        Value("scaled", {"model.head.scale": 0.5}),
+        acts_with={"objective": LANGUAGE_MODELS},
+    ),
     build_factor("tied", Value("no"), Value("yes", {"model.tie_word_embeddings": True})),
     build_factor(
         "multi-token prediction",
@@ -282,6 +317,13 @@ EXPERT_FACTORS = (
             "best two",
             {"model.moe.groups": {"num_groups": 2, "groups_per_token": 1, "score": "top2"}},
         ),
+        acts_with=HAS_EXPERTS,
+    ),
+    build_factor(
+        "expert weights",
+        Value("plain"),
+        Value("not normalized", {"model.moe.norm_topk_prob": False}),
+        Value("scaled", {"model.moe.routed_scaling_factor": 2.0}),
         acts_with=HAS_EXPERTS,
     ),
     build_factor(

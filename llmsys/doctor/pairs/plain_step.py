@@ -37,6 +37,7 @@ from llmsys.config.schedule import (
 )
 from llmsys.data.batch import IGNORED, Batch
 from llmsys.data.step_batches import BucketedStepBatches
+from llmsys.doctor.pairs.plain_clip import PlainQueryClip
 from llmsys.doctor.pairs.plain_losses import RouterWatch, sum_further_nats, sum_nats
 from llmsys.doctor.pairs.plain_optimizers import PlainStep, list_moment_names
 from llmsys.model.initialization import initialize_parameters
@@ -97,6 +98,8 @@ class PlainProcess:
             if name in self.model.state_dict()
         }
         self.watch = RouterWatch(self.model)
+        limit = config.optimizer.max_attention_logit
+        self.query_clip = None if limit is None else PlainQueryClip(self.model, limit)
         self.steps = build_step_batches(self.config, 1, 0)
         self.state = PlainState()
         for name, parameter in self.parameters.items():
@@ -183,6 +186,10 @@ class PlainProcess:
             factor = min(1.0, limit / (norm + 1e-6)) if limit else 1.0
             clipped = {name: gradient.double() * factor for name, gradient in gradients.items()}
             self._update_weights(step, clipped, found or {})
+        if self.query_clip is not None:
+            self.query_clip.clip(self.state.tensors, PARAMETER, is_applied=is_applied)
+            self._load_weights(PARAMETER)
+        if is_applied:
             self._update_balance(loads, self.watch.balance_factor)
             self._update_average(targets)
         self.model.zero_grad(set_to_none=True)

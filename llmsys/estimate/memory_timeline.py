@@ -9,9 +9,9 @@ Some items are the tensors that a policy of recomputation saves.
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from llmsys.config.module_tensors import SavedTensor
+from llmsys.estimate.json_output import MemoryInstant, StepMemory
 from llmsys.estimate.software_profile import MemoryProfile
 
 GIB = 2**30
@@ -116,24 +116,21 @@ class MemoryTimeline:
             False, spare, f"{binds} {_format_suggested_fixes(self.remedies(), -spare)}"
         )
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values with stable keys: peak_bytes, driver_bytes, peak_instant, instants by
-        name with their items.
-        """
-        instants = [
-            {
-                "name": one.name,
-                "bytes": one.bytes,
-                "items": {item.name: item.bytes for item in one.items},
-            }
-            for one in self.instants
-        ]
-        return {
-            "peak_bytes": self.peak_bytes,
-            "driver_bytes": self.driver_bytes,
-            "peak_instant": self.peak_instant,
-            "instants": instants,
-        }
+    def to_output(self) -> StepMemory:
+        """Return the instants as `llmsys estimate --json` prints them."""
+        return StepMemory(
+            peak_bytes=self.peak_bytes,
+            driver_bytes=self.driver_bytes,
+            peak_instant=self.peak_instant,
+            instants=[
+                MemoryInstant(
+                    name=one.name,
+                    bytes=one.bytes,
+                    items={item.name: item.bytes for item in one.items},
+                )
+                for one in self.instants
+            ],
+        )
 
 
 def _format_suggested_fixes(remedies: tuple[SuggestedFix, ...], missing_bytes: int) -> str:

@@ -48,7 +48,7 @@ def write_run(
         "memory": {"peak_bytes": 2**30, "instant": "in the loss", "kind": "reserved"},
         "device": NAME,
         "world_size": 1,
-        "step_seconds": time.seconds.to_dict(),
+        "step_seconds": time.seconds.model_dump(),
     }
     with EventWriter(folder / "events.jsonl") as events:
         events.write("prediction", step=0, **prediction | changes)

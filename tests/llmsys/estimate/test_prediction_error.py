@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from llmsys.config.loading.config_files import format_recorded_config
 from llmsys.config.loading.load import load_run_config
-from llmsys.config.loading.recorded_config import format_recorded_config
 from llmsys.errors import ConfigError, DataError
 from llmsys.estimate.device_profile import load_device_profile
 from llmsys.estimate.prediction_error import (

@@ -69,8 +69,12 @@ def check_ssh(host: str, answer: SshResult) -> HostFinding:
             describe_ssh_remedy(host, answer),
         )
     if answer.status == TIMED_OUT:
-        observation = f"did not answer within {answer.seconds:.0f} s"
-        return HostFinding(host, "reach", observation, f"Check its load: ssh {host} uptime.")
+        return HostFinding(
+            host,
+            "reach",
+            f"did not answer within {answer.seconds:.0f} s",
+            f"Check its load: ssh {host} uptime.",
+        )
     return HostFinding(
         host,
         "reach",
@@ -128,11 +132,10 @@ def check_versions(facts: Facts) -> Iterator[HostFinding]:
         mine = probe["versions"]
         other = [name for name in names if mine[name] != usual[name]]
         for name in other:
-            observation = f"{name} is {mine[name]}, on other hosts {usual[name]}"
             yield HostFinding(
                 host,
                 "versions",
-                observation,
+                f"{name} is {mine[name]}, on other hosts {usual[name]}",
                 f"Install {name} {usual[name]} there, or share one environment.",
             )
         if not other:
@@ -143,9 +146,11 @@ def check_versions(facts: Facts) -> Iterator[HostFinding]:
             )
         digest = f"digest {probe['code']} {probe['commit']}".strip()
         if probe["code"] != code:
-            observation = f"files of code differ: {digest}, on other hosts {code}"
             yield HostFinding(
-                host, "code", observation, "Check out the same commit there, or share one checkout."
+                host,
+                "code",
+                f"files of code differ: {digest}, on other hosts {code}",
+                "Check out the same commit there, or share one checkout.",
             )
         else:
             yield HostFinding(host, "code", digest)
@@ -192,20 +197,22 @@ def check_devices(facts: Facts, hosts: Sequence[Host]) -> Iterator[HostFinding]:
                 "Use hosts of one kind in a run.",
             )
         elif found and len(found) < slots[host]:
-            observation = f"has {len(found)} accelerators for {slots[host]} slots"
             yield HostFinding(
-                host, "devices", observation, f"Use {host}:{len(found)}, or check nvidia-smi there."
+                host,
+                "devices",
+                f"has {len(found)} accelerators for {slots[host]} slots",
+                f"Use {host}:{len(found)}, or check nvidia-smi there.",
             )
         elif busy := [
             one for one in found if one["free_bytes"] < (1 - BUSY_SHARE) * one["total_bytes"]
         ]:
             free, total = busy[0]["free_bytes"] / GIB, busy[0]["total_bytes"] / GIB
-            observation = (
-                f"{len(busy)} accelerators are in use; of one, {free:.0f} of {total:.0f} GiB are "
-                "free"
-            )
             yield HostFinding(
-                host, "devices", observation, "End the processes that nvidia-smi lists there."
+                host,
+                "devices",
+                f"{len(busy)} accelerators are in use; of one, {free:.0f} of {total:.0f} GiB are "
+                "free",
+                "End the processes that nvidia-smi lists there.",
             )
         else:
             memory = probe["devices"]["memory_bytes"] / GIB
@@ -228,14 +235,11 @@ def check_disk(
         parameters * BYTES_PER_PARAMETER * (checkpoints + 1),
     )
     if free < wanted:
-        observation = (
-            f"{free / GIB:.1f} GiB are free at {folder}, and {checkpoints + 1} checkpoints take "
-            f"{wanted / GIB:.1f}"
-        )
         return HostFinding(
             host,
             "disk",
-            observation,
+            f"{free / GIB:.1f} GiB are free at {folder}, and {checkpoints + 1} checkpoints take "
+            f"{wanted / GIB:.1f}",
             "Free space, lower checkpoint.keep_last, or set run.folder elsewhere.",
         )
     kind = probe["folder"]["file_system"]
@@ -254,9 +258,11 @@ def check_datasets(facts: Facts) -> Iterator[HostFinding]:
         if "data_problem" in probe:
             yield build_problem(host, "data", probe["data_problem"])
         elif digests[host] != usual:
-            observation = f"has another dataset: manifests {digests[host]}, on other hosts {usual}"
             yield HostFinding(
-                host, "data", observation, "Copy one dataset to every host, or share its folder."
+                host,
+                "data",
+                f"has another dataset: manifests {digests[host]}, on other hosts {usual}",
+                "Copy one dataset to every host, or share its folder.",
             )
         else:
             yield HostFinding(

@@ -32,10 +32,12 @@ def check_collectives(
     if len(names) < 2:
         return []
     if missing := [name for name in names if "free_port" not in facts.get(name, {})]:
-        observation = f"the network was not tested, because {', '.join(missing)} did not respond"
         return [
             HostFinding(
-                name, "exchange", observation, "Fix the findings above, and run preflight again."
+                name,
+                "exchange",
+                f"the network was not tested, because {', '.join(missing)} did not respond",
+                "Fix the findings above, and run preflight again.",
             )
             for name in missing
         ]

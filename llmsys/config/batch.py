@@ -150,17 +150,18 @@ class BatchConfig(Section):
                         if one < self.sequence_length
                     ]
                 )
-                text = (
+                yield Violation(
+                    f"{key}.sequence_length",
                     f"{stage.sequence_length} is no part of "
-                    f"sequence_length={self.sequence_length}. Use {legal}."
+                    f"sequence_length={self.sequence_length}. Use {legal}.",
                 )
-                yield Violation(f"{key}.sequence_length", text)
             elif stage.sequence_length <= shorter or stage.until_tokens <= before:
-                text = (
+                yield Violation(
+                    f"{key}.sequence_length",
                     f"{stage.sequence_length} until {stage.until_tokens} is not longer and later "
                     "than the stage before."
+                    " Order the stages by both.",
                 )
-                yield Violation(f"{key}.sequence_length", f"{text} Order the stages by both.")
             before, shorter = stage.until_tokens, stage.sequence_length
 
     def resolve_micro_sequences(self, share: int) -> int:

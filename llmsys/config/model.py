@@ -360,10 +360,10 @@ def _find_expert_violations(model: ModelConfig) -> Iterator[Violation]:
         )
     elif not model.num_moe_layers:
         if model.moe.every > last + 1:
-            layers = f"{model.moe.every} is more than num_hidden_layers={last + 1}"
             yield Violation(
                 "moe.every",
-                f"{layers}, and no layer has experts. Use at most {last + 1}, or set moe to null.",
+                f"{model.moe.every} is more than num_hidden_layers={last + 1}"
+                f", and no layer has experts. Use at most {last + 1}, or set moe to null.",
             )
         else:
             yield Violation(

@@ -228,8 +228,10 @@ class MoeConfig(Section):
     def _find_violations(self) -> Iterator[Violation]:
         experts, visits = self.num_experts, self.num_experts_per_tok
         if visits > experts:
-            text = f"{visits} of {experts} experts cannot be chosen. Use at most {experts}."
-            yield Violation("num_experts_per_tok", text)
+            yield Violation(
+                "num_experts_per_tok",
+                f"{visits} of {experts} experts cannot be chosen. Use at most {experts}.",
+            )
         if self.score == "sparsemixer" and visits != 2:
             yield Violation(
                 "num_experts_per_tok", f"sparsemixer chooses 2 experts, not {visits}. Use 2."
@@ -265,15 +267,18 @@ class MoeConfig(Section):
             return
         size = experts // count
         if groups.groups_per_token > count:
-            text = f"{groups.groups_per_token} of {count} groups. Use at most {count}."
-            yield Violation("groups.groups_per_token", text)
+            yield Violation(
+                "groups.groups_per_token",
+                f"{groups.groups_per_token} of {count} groups. Use at most {count}.",
+            )
         elif groups.groups_per_token * size < self.num_experts_per_tok:
             needed = -(-self.num_experts_per_tok // size)
-            text = (
+            yield Violation(
+                "groups.groups_per_token",
                 f"{groups.groups_per_token} groups of {size} experts have fewer than "
                 f"{self.num_experts_per_tok}"
+                f" experts. Use at least {needed}.",
             )
-            yield Violation("groups.groups_per_token", f"{text} experts. Use at least {needed}.")
         if groups.score == "top2" and size < 2:
             yield Violation(
                 "groups.score", "top2 needs two experts in each group. Use max, or fewer groups."

@@ -103,17 +103,18 @@ class MemoryTimeline:
         )
         peak = f"{(self.peak_bytes + self.driver_bytes) / GIB:.1f} GiB"
         if spare >= 0:
-            text = (
+            return FitResult(
+                True,
+                spare,
                 f"rank 0 fits: {peak} of {capacity_bytes / GIB:.1f} GiB {self.peak_instant} "
-                f"({largest})."
+                f"({largest}).",
             )
-            return FitResult(True, spare, text)
-        binds = (
+        return FitResult(
+            False,
+            spare,
             f"rank 0 runs out {self.peak_instant}: {peak} on a device of "
             f"{capacity_bytes / GIB:.1f} GiB, {-spare / GIB:.1f} GiB over capacity ({largest})."
-        )
-        return FitResult(
-            False, spare, f"{binds} {_format_suggested_fixes(self.remedies(), -spare)}"
+            f" {_format_suggested_fixes(self.remedies(), -spare)}",
         )
 
     def to_output(self) -> StepMemory:

@@ -119,8 +119,13 @@ def check_clock(host: str, answer: SshResult) -> HostFinding:
 
 
 def check_versions(facts: Facts) -> Iterator[HostFinding]:
-    """Yield the checks of versions and code. Every host is compared with the most common value;
-    on a tie the first.
+    """Check that every host has the most common versions and code; on a tie the first.
+
+    Args:
+        facts: what each host answered, by host.
+
+    Yields:
+        Findings of each host.
     """
     names = list(next(iter(facts.values()))["versions"])
     usual = {
@@ -159,7 +164,14 @@ def check_versions(facts: Facts) -> Iterator[HostFinding]:
 def check_rendezvous_address(
     host: str, probe: Mapping[str, Any], first: str, several: bool
 ) -> HostFinding:
-    """Check that the name of the first host resolves to an address that other hosts can use."""
+    """Check that the name of the first host resolves to an address that other hosts can use.
+
+    Args:
+        host: the host that resolved the name.
+        probe: what it answered.
+        first: name of the first host.
+        several: the run has more than one host, which a loopback address does not reach.
+    """
     if "address_problem" in probe:
         return build_problem(host, "address", probe["address_problem"])
     address = str(probe["address"])
@@ -174,8 +186,14 @@ def check_rendezvous_address(
 
 
 def check_devices(facts: Facts, hosts: Sequence[Host]) -> Iterator[HostFinding]:
-    """Yield a check of each host's accelerators: at least one per slot, all of one kind, and not
-    in use.
+    """Check the accelerators of every host: at least one per slot, all of one kind, and not in use.
+
+    Args:
+        facts: what each host answered, by host.
+        hosts: hosts with their slots.
+
+    Yields:
+        A finding for each host.
     """
     kinds = {
         host: _get_device_kind(probe["devices"])
@@ -225,8 +243,14 @@ def check_devices(facts: Facts, hosts: Sequence[Host]) -> Iterator[HostFinding]:
 def check_disk(
     host: str, probe: Mapping[str, Any], folder: str, parameters: int, checkpoints: int
 ) -> HostFinding:
-    """Check that the run folder can be written and has space for the kept checkpoints and one
-    more.
+    """Check that the run folder can be written and has space for the kept checkpoints and one more.
+
+    Args:
+        host: the host.
+        probe: what it answered.
+        folder: the run folder.
+        parameters: parameters of the model.
+        checkpoints: checkpoints that are kept.
     """
     if "folder_problem" in probe:
         return build_problem(host, "disk", probe["folder_problem"])
@@ -249,8 +273,13 @@ def check_disk(
 
 
 def check_datasets(facts: Facts) -> Iterator[HostFinding]:
-    """Yield the check that every host has the same manifests of datasets. On a tie the first
-    host is right.
+    """Check that every host has the same manifests of datasets.
+
+    Args:
+        facts: what each host answered, by host; on a tie the first host is right.
+
+    Yields:
+        A finding for each host.
     """
     digests = {host: probe["data"]["digest"] for host, probe in facts.items() if "data" in probe}
     usual = select_most_common(list(digests.values())) if digests else ""
@@ -273,7 +302,14 @@ def check_datasets(facts: Facts) -> Iterator[HostFinding]:
 def check_shared_folder(
     host: str, seen: set[str], hosts: Sequence[str], folder: str
 ) -> HostFinding:
-    """Check that this host sees the files that the others wrote."""
+    """Check that a host sees the files that the others wrote.
+
+    Args:
+        host: the host.
+        seen: hosts whose files it sees.
+        hosts: all hosts of the run.
+        folder: the run folder.
+    """
     unseen = [other for other in hosts if other not in seen]
     if unseen:
         return HostFinding(

@@ -26,8 +26,16 @@ from llmsys.launch.hosts.ssh import (
 def check_collectives(
     names: Sequence[str], first: str, facts: Facts, patience_seconds: int
 ) -> list[HostFinding]:
-    """Run an all-reduce and an all-to-all between all hosts; return a finding for each, none for
-    a single host.
+    """Run an all-reduce and an all-to-all between all hosts.
+
+    Args:
+        names: names of the hosts.
+        first: address of the first host, where ranks meet.
+        facts: what each host answered, by host; the first one's has a free port.
+        patience_seconds: seconds to wait for an answer.
+
+    Returns:
+        A finding for each host; none for a single host.
     """
     if len(names) < 2:
         return []

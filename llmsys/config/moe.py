@@ -285,8 +285,11 @@ class MoeConfig(Section):
             )
 
     def iter_parameters(self, name: str, hidden: int) -> Iterator[ParameterTensor]:
-        """Yield the router, the stacked experts and the shared experts of a layer over `hidden`
-        channels.
+        """Yield the router, the stacked experts and the shared experts of a layer.
+
+        Args:
+            name: name of its module, the prefix of theirs.
+            hidden: width of the model.
         """
         width = self.moe_intermediate_size
         yield from iter_linear_parameters(
@@ -364,7 +367,11 @@ class MoeConfig(Section):
         return shape.value_bytes == FP32_BYTES or bool(self.shared_expert_size)
 
     def count_sequence_visits(self, length: int) -> int:
-        """Return the token-expert pairs in a sequence of `length` tokens."""
+        """Return the token-expert pairs in a sequence.
+
+        Args:
+            length: tokens of the sequence.
+        """
         return self.routing.count_sequence_visits(self, length)
 
     @property

@@ -86,8 +86,11 @@ class PythonSchedule(Section):
 
     @abstractmethod
     def compute_multiplier(self, tokens: float, budget_tokens: float) -> float:
-        """Return the share of the peak learning rate after `tokens` of `budget_tokens` training
-        tokens.
+        """Return the share of the peak learning rate.
+
+        Args:
+            tokens: training tokens before the step.
+            budget_tokens: training tokens of the run.
         """
 
 

@@ -90,12 +90,23 @@ class MemoryTimeline:
         return self.peak.name
 
     def list_largest_items(self, count: int) -> list[MemoryItem]:
-        """The `count` largest items of the fullest instant, largest first."""
+        """Return the largest items of the fullest instant, largest first.
+
+        Args:
+            count: number of items.
+        """
         return sorted(self.peak.items, key=lambda item: -item.bytes)[:count]
 
     def compute_fit_result(self, capacity_bytes: int) -> FitResult:
-        """Compare the peak with a device of `capacity_bytes`; where it does not fit, list the
-        causes and fixes.
+        """Compare the peak with the memory of a device.
+
+        Args:
+            capacity_bytes: memory of the device.
+
+        Returns:
+            Whether it fits, the bytes to spare, and a sentence; where it does not fit, with the
+            causes
+            and fixes.
         """
         spare = capacity_bytes - self.driver_bytes - self.peak_bytes
         largest = ", ".join(

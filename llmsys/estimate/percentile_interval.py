@@ -17,18 +17,31 @@ class PercentileInterval(Section):
     p90: float = Field(description="One in ten is above.")
 
     def scale(self, factor: float) -> "PercentileInterval":
-        """The same in another unit; `factor` is positive."""
+        """Return the interval in another unit.
+
+        Args:
+            factor: a positive number, by which each percentile is multiplied.
+        """
         return PercentileInterval(
             p10=self.p10 * factor, p50=self.p50 * factor, p90=self.p90 * factor
         )
 
     def contains(self, value: float) -> bool:
-        """Return whether the value lies between P10 and P90."""
+        """Return whether a value lies between P10 and P90.
+
+        Args:
+            value: number in the unit of the interval.
+        """
         return self.p10 <= value <= self.p90
 
 
 def build_log_normal_interval(median: float, spread: float) -> PercentileInterval:
-    """Of a log-normal with that median and standard deviation of the logarithm."""
+    """Return the percentiles of a log-normal number.
+
+    Args:
+        median: its median, in any unit.
+        spread: standard deviation of its natural logarithm.
+    """
     return PercentileInterval(
         p10=median * exp(-Z90 * spread), p50=median, p90=median * exp(Z90 * spread)
     )

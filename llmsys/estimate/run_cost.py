@@ -218,9 +218,18 @@ def estimate_run_cost(
 
 
 def estimate_run_seconds(step_seconds: PercentileInterval, steps: float) -> PercentileInterval:
-    """Seconds of many steps. The spread of whole runs was calibrated on their hours, so it holds
-    that of their steps;
-    where a step is less sure than that (experts), its own."""
+    """Estimate the seconds of many steps.
+
+    The spread of whole runs was calibrated on their hours, so it holds that of their steps. Where a
+    step is less sure than that, as with experts, the spread is the step's.
+
+    Args:
+        step_seconds: seconds of a step.
+        steps: number of the steps.
+
+    Returns:
+        Seconds of all of them, with the calibrated factor of whole runs.
+    """
     whole = load_residuals().run
     one = log(step_seconds.p90 / step_seconds.p50) / Z90
     return build_log_normal_interval(
@@ -229,8 +238,14 @@ def estimate_run_seconds(step_seconds: PercentileInterval, steps: float) -> Perc
 
 
 def compute_mean_watts(device: DeviceProfile, cluster: ClusterCosts) -> float | None:
-    """Power of one accelerator and its share of the machine, in training; None when nobody said
-    its limit.
+    """Return the power of one accelerator and its share of the machine, in training.
+
+    Args:
+        device: profile of the accelerator.
+        cluster: share of its power limit that it draws, and the watts of the rest of the machine.
+
+    Returns:
+        Watts; None where the profile has no limit.
     """
     return None if device.watts is None else device.watts * cluster.power_share + cluster.host_watts
 
@@ -251,7 +266,14 @@ class PricingRequest:
     planned: ProgramRun | None = None
 
     def resolve_layout(self, config: RunConfig) -> ParallelLayout:
-        """The config's layout on those devices; LayoutError when they cannot be split so."""
+        """Return the layout of a config on those devices.
+
+        Args:
+            config: resolved config of a run.
+
+        Raises:
+            LayoutError: the devices cannot be split so.
+        """
         return (
             resolve_planned_layout(config)
             if self.num_devices is None

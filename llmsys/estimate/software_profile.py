@@ -231,9 +231,13 @@ class SoftwareProfile(Section):
 
 
 def select_precision(device: "DeviceProfile | None") -> tuple[Precision, str]:
-    """Return bf16 where a profile multiplies it faster than fp32, else fp32, with the reason.
+    """Return the number type of `train.precision: auto` on a device.
 
-    Without a profile it is bf16, since that is what accelerators train in.
+    Args:
+        device: its profile; None: bf16, since that is what accelerators train in.
+
+    Returns:
+        bf16 where the profile multiplies it faster than fp32, else fp32; and the reason.
     """
     if device is None:
         return "bf16", "no device is given, and accelerators support it natively"

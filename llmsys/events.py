@@ -63,8 +63,14 @@ class EventWriter:
             os.write(self._descriptor, b"\n")
 
     def write(self, event: str, **fields: Any) -> None:
-        """Append one event with the time of now (3 decimals). Raises OSError when the disk is
-        full.
+        """Append one event with the time of now, in seconds with 3 decimals.
+
+        Args:
+            event: name of the event.
+            fields: its other fields; numbers that are not finite become null, secrets are redacted.
+
+        Raises:
+            OSError: the disk is full; a part of the line may have been written.
         """
         record = {"time": round(time.time(), 3), "event": event, **fields}
         text = json.dumps(

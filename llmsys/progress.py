@@ -73,8 +73,12 @@ class Progress:
         return self
 
     def advance(self, amount: float = 1, **details: object) -> None:
-        """Count `amount` more as done and show `details` (dropped=12, loss=3.2) after the
-        numbers.
+        """Count work as done, and draw or print the line where it is time.
+
+        Args:
+            amount: what was done, in the unit of `total`.
+            details: numbers to show after the others, such as `dropped=12`; they stay until
+                replaced.
         """
         self.done += amount
         self._details.update(details)

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 
+from llmsys.config.loading.config_files import format_recorded_config
 from llmsys.config.loading.format_yaml import format_yaml
 from llmsys.config.loading.load import build_model_config, load_run_config
-from llmsys.config.loading.recorded_config import format_recorded_config
 from llmsys.config.model import ModelConfig
 from llmsys.config.run import RunConfig
 from llmsys.convert.conversion_plan import build_conversion_plan

@@ -20,13 +20,8 @@ from llmsys.config.language import (
     list_known_codes,
     serialize_language_rules,
 )
-from llmsys.config.loading.yaml_files import (
-    PROFILES,
-    find_config,
-    format_path,
-    list_config_roots,
-    parse_yaml,
-)
+from llmsys.config.loading.config_files import PROFILES, find_config, list_config_roots
+from llmsys.config.loading.yaml_files import format_path, parse_yaml
 from llmsys.config.quality_rules import RuleConfig
 from llmsys.errors import ConfigError
 

@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def collect_words(build_parser: Callable[[str], argparse.ArgumentParser]) -> CompletionWords:
     """Return the words of every verb, shipped config and key of a run config."""
-    from llmsys.config.loading.yaml_files import list_config_names
+    from llmsys.config.loading.config_files import list_config_names
     from llmsys.config.run import RunConfig
 
     options: dict[str, list[str]] = {}

@@ -16,10 +16,13 @@ from llmsys.launch.commands.estimate_request import (
 from llmsys.storage.paths import parse_local_path
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
+
     from llmsys.config.model import ModelConfig
     from llmsys.config.run import RunConfig
     from llmsys.config.section import Section
     from llmsys.estimate.device_profile import DeviceProfile
+    from llmsys.estimate.json_output import EstimateOutput
 
 # As llmsys.estimate.kernel_context has them, which most estimates do not load.
 MATMUL_DTYPES = ("compute", "fp8", "fp8_tensor", "fp8_block", "mxfp8", "nvfp4")
@@ -117,34 +120,38 @@ def run(arguments: argparse.Namespace) -> int:
         from llmsys.estimate.finetuning import estimate_finetuning
 
         wanted = _parse_settings(arguments.finetune, FinetuneConfig, "--finetune")
-        result |= {"finetune": estimate_finetuning(resolved.run, wanted, result)}
+        finetune = estimate_finetuning(resolved.run, wanted, result)
+        result = result.model_copy(update={"finetune": finetune})
     if arguments.html is not None:
         request = build_pricing_request(arguments)
         device = None if request is None else request.device
-        result |= {"page": str(_write_page(result, resolved.run, device, arguments))}
-    tensors = list_tensor_counts(resolved.run) if arguments.explain else None
+        page = _write_page(result, resolved.run, device, arguments)
+        result = result.model_copy(update={"page": str(page)})
+    if arguments.explain:
+        result = result.model_copy(update={"tensors": list_tensor_counts(resolved.run)})
     if arguments.json:
-        print(
-            json.dumps(
-                result if tensors is None else result | {"tensors": tensors}, ensure_ascii=False
-            )
-        )
+        _print_json(result)
     else:
-        print(format_estimate(result, tensors, _list_finetune_lines(result)))
+        print(format_estimate(result, _list_finetune_lines(result)))
     return 0
 
 
-def _list_finetune_lines(result: dict[str, Any]) -> list[str]:
-    if "finetune" not in result:
+def _print_json(output: "BaseModel") -> None:
+    # a key that has a default is printed only where it was set
+    print(json.dumps(output.model_dump(exclude_unset=True), ensure_ascii=False))
+
+
+def _list_finetune_lines(result: "EstimateOutput") -> list[str]:
+    if result.finetune is None:
         return []
     # few estimates are of fine-tuning
     from llmsys.estimate.serving_table import iter_finetune_lines
 
-    return list(iter_finetune_lines(result["finetune"]))
+    return list(iter_finetune_lines(result.finetune))
 
 
 def _write_page(
-    result: dict[str, Any],
+    result: "EstimateOutput",
     config: "RunConfig",
     device: "DeviceProfile | None",
     arguments: argparse.Namespace,
@@ -154,13 +161,15 @@ def _write_page(
     from llmsys.estimate.step_timeline import build_timeline_from_estimate, count_rank_micro_batch
     from llmsys.report.estimate_page import write_estimate_page
 
-    kernels = []
+    kernels, timeline = [], None
+    layout = {} if result.memory is None else result.memory.layout
     if device is not None:
-        sequences, tensor = count_rank_micro_batch(result, config)
+        sequences, tensor = count_rank_micro_batch(layout, config)
         kernels = list_layer_kernels(
             config.model, device, sequences, config.batch.sequence_length, tensor
         )
-    timeline = build_timeline_from_estimate(result, config) if "time" in result else None
+    if result.time is not None:
+        timeline = build_timeline_from_estimate(result.time.parts_seconds, layout, config)
     return write_estimate_page(
         result, arguments.config, arguments.html, device=device, kernels=kernels, timeline=timeline
     )
@@ -199,6 +208,7 @@ def _count_model(path: Path, values: dict[str, Any], arguments: argparse.Namespa
     """Print the counts of a model type that llmsys does not build."""
     from llmsys.config.loading.load import parse_batch
     from llmsys.estimate.counted import counted_estimate as counted
+    from llmsys.estimate.run_estimate import build_tensor_counts
 
     for option in ("device", "cluster", "gpus", "documents", "serve", "finetune", "html"):
         if getattr(arguments, option):
@@ -213,15 +223,12 @@ def _count_model(path: Path, values: dict[str, Any], arguments: argparse.Namespa
     result = counted.estimate_counted_model(
         model, batch.sequences_per_step, length, batch.target_sequence_length
     )
-    tensors = counted.list_counted_tensors(model) if arguments.explain else None
+    if arguments.explain:
+        result = result.model_copy(update={"tensors": build_tensor_counts(model.rows)})
     if arguments.json:
-        print(
-            json.dumps(
-                result if tensors is None else result | {"tensors": tensors}, ensure_ascii=False
-            )
-        )
+        _print_json(result)
     else:
-        print(counted.format_counted_estimate(result, tensors))
+        print(counted.format_counted_estimate(result))
     return 0
 
 

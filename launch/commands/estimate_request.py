@@ -3,13 +3,14 @@
 import argparse
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from llmsys.errors import ConfigError
 
 if TYPE_CHECKING:
     from llmsys.config.loading.load import LoadedConfig
     from llmsys.estimate.cluster_costs import ClusterCosts
+    from llmsys.estimate.json_output import EstimateOutput
     from llmsys.estimate.program_run import ProgramRun
     from llmsys.estimate.run_cost import PricingRequest
 
@@ -17,14 +18,14 @@ if TYPE_CHECKING:
 MAX_ASKED = 10_000_000
 
 
-def compute_estimate(arguments: argparse.Namespace) -> "tuple[LoadedConfig, dict[str, Any]]":
+def compute_estimate(arguments: argparse.Namespace) -> "tuple[LoadedConfig, EstimateOutput]":
     """Return the config and the estimate that a command line asks for.
 
     Args:
         arguments: parsed arguments of the verb.
 
     Returns:
-        The loaded config, and the values that `--json` prints.
+        The loaded config, and the object that `--json` prints.
 
     Raises:
         LlmsysError: a value of the config or of an option is wrong.

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmsys.config.loading.config_folders import MANIFEST, RUN_CONFIG, find_folder_config
+from llmsys.config.loading.config_files import MANIFEST, RUN_CONFIG, find_folder_config
 from llmsys.errors import ConfigError
 
 if TYPE_CHECKING:

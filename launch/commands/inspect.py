@@ -74,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def resolve_dataset_folders(name: str, overrides: list[str]) -> tuple[Path, ...]:
     """Return the folder itself, or the dataset folders of a config."""
-    from llmsys.config.loading.config_folders import RUN_CONFIG, find_folder_config
+    from llmsys.config.loading.config_files import RUN_CONFIG, find_folder_config
 
     folder = require_local_path(name, "DATASET")
     # a folder of another sort is a damaged dataset: its missing manifest is the finding
@@ -88,8 +88,8 @@ def resolve_dataset_folders(name: str, overrides: list[str]) -> tuple[Path, ...]
             )
         return (folder,)
     from llmsys.config.data import list_dataset_folders
+    from llmsys.config.loading.config_files import find_config_file
     from llmsys.config.loading.load import load_run_config
-    from llmsys.config.loading.merge import find_config_file
 
     try:
         find_config_file(name, Path.cwd())

@@ -45,7 +45,7 @@ def _iter_entries(sort: str) -> Iterator[tuple[str, str]]:
         for kind, section in list_rule_sections().items():
             yield kind, (section.__doc__ or "").partition("\n")[0]
     else:
-        from llmsys.config.loading.yaml_files import find_config, list_config_names
+        from llmsys.config.loading.config_files import find_config, list_config_names
 
         for name in list_config_names():
             if name.startswith("model/") == (sort == "models"):

@@ -14,7 +14,15 @@ from llmsys.storage.atomic_write import write_bytes_atomically
 from llmsys.storage.paths import parse_local_path, require_local_path
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
+
     from llmsys.config.loading.load import LoadedConfig
+    from llmsys.estimate.plan.json_output import (
+        PlannedProgram,
+        PlannedRun,
+        PlanOutput,
+        PricedLayout,
+    )
 
 OWN_NAMES = ("gpus", "device", "cluster", "program")
 ILLEGAL, TOO_LARGE = 2, 1
@@ -65,42 +73,54 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(_format_missing_batch(arguments, own))
     from llmsys.estimate.plan.layout_candidate import PlanTarget
     from llmsys.estimate.plan.layout_search import search_layouts
-    from llmsys.estimate.plan.layout_table import format_plan, plan_to_dict
+    from llmsys.estimate.plan.layout_table import (
+        build_plan_output,
+        build_priced_layout,
+        format_plan,
+    )
 
     programs = _list_programs(own)  # an unknown one is an error before the search
     found = _search(resolved, PlanTarget(cluster, device), search_layouts)
-    data = plan_to_dict(found, device, arguments.top)
-    if "tokens" in resolved.run.train.model_fields_set:
-        data["run"] = _describe_run(found.ranked[0], device, cluster)
-    data["programs"] = [_describe_program(resolved, name, cluster) for name in programs]
-    data["launch"] = _format_launch_command(
-        arguments, words, data["best"][0], cluster.devices, device.node_devices
+    best = [build_priced_layout(one) for one in found.ranked[: arguments.top]]
+    data = build_plan_output(
+        found,
+        device,
+        best,
+        programs=[_describe_program(resolved, name, cluster) for name in programs],
+        launch=_format_launch_command(
+            arguments, words, best[0], cluster.devices, device.node_devices
+        ),
+        dryrun=_format_dry_run_command(arguments, words, best, cluster, device.node_devices),
     )
+    if "tokens" in resolved.run.train.model_fields_set:
+        run = _describe_run(found.ranked[0], device, cluster)
+        data = data.model_copy(update={"run": run})
     if arguments.output is not None:
         write_bytes_atomically(
             arguments.output,
             _format_chosen_config(arguments.config, resolved, words, data).encode(),
         )
-        data["config"] = str(arguments.output)
-    data["dryrun"] = _format_dry_run_command(
-        arguments, words, data["best"], cluster, device.node_devices
-    )
+        data = data.model_copy(update={"config": str(arguments.output)})
     if arguments.html is not None:
         from llmsys.report.plan_page import write_plan_page
 
-        data["page"] = str(
-            write_plan_page(data, arguments.config, arguments.html, found.ranked[0], device)
-        )
+        page = write_plan_page(data, arguments.config, arguments.html, found.ranked[0], device)
+        data = data.model_copy(update={"page": str(page)})
     if arguments.json:
-        print(json.dumps(data))
+        _print_json(data)
     else:
         offer = (
-            f"\ntry one rank of the fastest torch layout without a GPU: {data['dryrun']}"
-            if data["dryrun"]
+            f"\ntry one rank of the fastest torch layout without a GPU: {data.dryrun}"
+            if data.dryrun
             else ""
         )
-        print(f"{format_plan(data)}\n\nstart it: {data['launch']}{offer}")
+        print(f"{format_plan(data)}\n\nstart it: {data.launch}{offer}")
     return 0
+
+
+def _print_json(output: "BaseModel") -> None:
+    # a key that has a default is printed only where it was set
+    print(json.dumps(output.model_dump(exclude_unset=True)))
 
 
 def _format_missing_batch(arguments: argparse.Namespace, own: dict[str, str]) -> str:
@@ -136,37 +156,31 @@ def _list_programs(own: dict[str, str]) -> list[str]:
     return names
 
 
-def _describe_run(best: Any, device: Any, cluster: Any) -> dict[str, Any]:
+def _describe_run(best: Any, device: Any, cluster: Any) -> "PlannedRun":
     """Return hours and money of the whole run in the fastest layout."""
+    from llmsys.estimate.plan.json_output import PlannedRun
     from llmsys.estimate.run_cost import estimate_run_cost
 
     cost = estimate_run_cost(best.config, best.step, device, cluster)
-    return {
-        "hours": cost.hours.to_dict(),
-        "accelerator_hours": cost.accelerator_hours.to_dict(),
-        "amount": cost.money.to_dict(),
-        "currency": cluster.currency,
-    }
+    return PlannedRun(
+        hours=cost.hours,
+        accelerator_hours=cost.accelerator_hours,
+        amount=cost.money,
+        currency=cluster.currency,
+    )
 
 
-def _describe_program(resolved: "LoadedConfig", name: str, cluster: Any) -> dict[str, Any]:
+def _describe_program(resolved: "LoadedConfig", name: str, cluster: Any) -> "PlannedProgram":
     """Return the fastest layout of another program on the same devices."""
+    from llmsys.estimate.plan.json_output import PlannedProgram
+    from llmsys.estimate.plan.layout_table import collect_price
     from llmsys.estimate.program_search import plan_program_run
 
     device = cluster.load_device()
     options: dict[str, Any] = {"num_devices": cluster.devices, "expert_load": cluster.expert_load}
     run = plan_program_run(resolved.run, name, "auto", device=device, **options)
-    step, memory = run.estimate_step(device), run.estimate_memory()
-    return {
-        "program": name,
-        "layout": run.format_layout(),
-        "step_seconds": step.seconds.to_dict(),
-        "tokens_per_second_per_device": step.tokens_per_second_per_device,
-        "utilisation": step.mfu,
-        "peak_bytes": memory.peak_bytes,
-        "driver_bytes": memory.driver_bytes,
-        "peak_instant": memory.peak_instant,
-    }
+    price = collect_price(run.estimate_step(device), run.estimate_memory())
+    return PlannedProgram(program=name, layout=run.format_layout(), **price)
 
 
 def _resolve_cluster(own: dict[str, str]) -> Any:
@@ -190,7 +204,7 @@ def _resolve_cluster(own: dict[str, str]) -> Any:
 def _format_launch_command(
     arguments: argparse.Namespace,
     words: list[str],
-    best: dict[str, Any],
+    best: "PricedLayout",
     devices: int,
     node_devices: int,
 ) -> str:
@@ -208,14 +222,14 @@ def _format_launch_command(
     )
 
 
-def _list_layout_words(chosen: dict[str, Any]) -> list[str]:
+def _list_layout_words(chosen: "PricedLayout") -> list[str]:
     """Return a layout as overrides of a config."""
-    values = {
-        "batch.micro_sequences": chosen["micro_sequences"],
-        "train.activation_checkpoint": chosen["recompute"],
+    values: dict[str, Any] = {
+        "batch.micro_sequences": chosen.micro_sequences,
+        "train.activation_checkpoint": chosen.recompute,
     }
-    for section in ("engine", "layout"):
-        values |= {f"{section}.{key}": value for key, value in chosen[section].items()}
+    values |= {f"engine.{key}": value for key, value in chosen.engine.items()}
+    values |= {f"layout.{key}": value for key, value in chosen.layout.items()}
     return [
         f"{key}={json.dumps(value) if isinstance(value, dict) else value}"
         for key, value in values.items()
@@ -226,14 +240,14 @@ def _list_layout_words(chosen: dict[str, Any]) -> list[str]:
 def _format_dry_run_command(
     arguments: argparse.Namespace,
     words: list[str],
-    best: list[dict[str, Any]],
+    best: "list[PricedLayout]",
     cluster: Any,
     node_devices: int,
 ) -> str:
     """Return the command that runs one rank of the fastest layout of the torch engine; empty
     where none is listed.
     """
-    fastest = next((one for one in best if one["engine"]["kind"] == "torch"), None)
+    fastest = next((one for one in best if one.engine["kind"] == "torch"), None)
     if fastest is None:
         return ""
     from llmsys.dryrun.dry_run_request import format_dry_run_command
@@ -247,12 +261,12 @@ def _format_dry_run_command(
 
 
 def _format_chosen_config(
-    asked: str, resolved: "LoadedConfig", words: list[str], data: dict[str, Any]
+    asked: str, resolved: "LoadedConfig", words: list[str], data: "PlanOutput"
 ) -> str:
     """Return a sparse config based on the one that was given."""
     from llmsys.config.loading.yaml_files import dump_yaml
 
-    best = data["best"][0]
+    best = data.best[0]
     # a name under configs/ is found from anywhere, a relative path is not
     base = str(resolved.source) if Path(asked).exists() else asked
     values: dict[str, Any] = {"model": {"base": base}} if resolved.is_model_only else {"base": base}
@@ -260,18 +274,18 @@ def _format_chosen_config(
     _merge_values(
         values,
         {
-            "engine": best["engine"],
-            "layout": best["layout"],
-            "batch": {"micro_sequences": best["micro_sequences"]},
-            "train": {"activation_checkpoint": best["recompute"]},
+            "engine": best.engine,
+            "layout": best.layout,
+            "batch": {"micro_sequences": best.micro_sequences},
+            "train": {"activation_checkpoint": best.recompute},
         },
     )
-    seconds = best["step_seconds"]
+    seconds = best.step_seconds
     head = (
-        f"# Chosen by llmsys plan for {data['device']}: {best['choice']}\n# Expected: "
-        f"{seconds['p50']:.3g} s per step ({seconds['p10']:.3g} to {seconds['p90']:.3g}), "
-        f"{(best['peak_bytes'] + best['driver_bytes']) / 2**30:.1f} GiB at most, "
-        f"{best['peak_instant']}\n"
+        f"# Chosen by llmsys plan for {data.device}: {best.choice}\n# Expected: "
+        f"{seconds.p50:.3g} s per step ({seconds.p10:.3g} to {seconds.p90:.3g}), "
+        f"{(best.peak_bytes + best.driver_bytes) / 2**30:.1f} GiB at most, "
+        f"{best.peak_instant}\n"
     )
     return head + dump_yaml(values)
 
@@ -303,34 +317,36 @@ def _print_layout_check(
     arguments: argparse.Namespace, resolved: "LoadedConfig", own: dict[str, str]
 ) -> int:
     from llmsys.estimate.named_layout import find_layout_violations, parse_layout
+    from llmsys.estimate.plan.json_output import LayoutCheckOutput
     from llmsys.estimate.plan.layout_check import estimate_layout_fit, iter_remarks
 
     named = parse_layout(arguments.check)
     devices = _resolve_cluster(own).devices if own.keys() & {"gpus", "cluster"} else None
     is_given = has_batch(resolved)
     problems = list(find_layout_violations(resolved.run, named, devices, with_batch=is_given))
-    data: dict[str, Any] = {
-        "legal": not problems,
-        "devices": named.num_devices,
-        "problems": problems,
-    }
-    data["remarks"] = list(iter_remarks(resolved.run, named, has_batch=is_given))
     if not problems and is_given and own.keys() - {"program"}:
         cluster = _resolve_cluster(own | {"gpus": str(named.num_devices)})
-        data |= estimate_layout_fit(resolved.run, named, cluster, _load_program(own))
+        data = estimate_layout_fit(resolved.run, named, cluster, _load_program(own))
         if arguments.compare:
-            data["own"] = _describe_own_choice(resolved, cluster)
+            data = data.model_copy(update={"own": _describe_own_choice(resolved, cluster)})
+    else:
+        data = LayoutCheckOutput(
+            legal=not problems,
+            devices=named.num_devices,
+            problems=problems,
+            remarks=list(iter_remarks(resolved.run, named, has_batch=is_given)),
+        )
     if arguments.json:
-        print(json.dumps(data))
+        _print_json(data)
     else:
         print(
-            f"{'legal' if data['legal'] else 'illegal'}: {arguments.check} on "
+            f"{'legal' if data.legal else 'illegal'}: {arguments.check} on "
             f"{devices or named.num_devices} devices"
         )
-        priced = [data.get("memory"), *data.get("assumed", []), data.get("time"), data.get("own")]
-        for line in (*problems, *data["remarks"], *filter(None, priced)):
+        priced = [data.memory, *(data.assumed or ()), data.time, data.own]
+        for line in (*problems, *data.remarks, *filter(None, priced)):
             print(f"  {line}")
-    return ILLEGAL if problems else TOO_LARGE if data.get("fits") is False else 0
+    return ILLEGAL if problems else TOO_LARGE if data.fits is False else 0
 
 
 def _load_program(own: dict[str, str]) -> Any:

@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the page and print its path."""
-    from llmsys.config.loading.config_folders import MANIFEST
+    from llmsys.config.loading.config_files import MANIFEST
     from llmsys.config.loading.load import read_config, require_run
     from llmsys.dataset.remote_dataset import is_prepared
     from llmsys.train.remote_run import fetch_run

@@ -69,8 +69,12 @@ def check_ssh(host: str, answer: SshResult) -> HostFinding:
             describe_ssh_remedy(host, answer),
         )
     if answer.status == TIMED_OUT:
-        observation = f"did not answer within {answer.seconds:.0f} s"
-        return HostFinding(host, "reach", observation, f"Check its load: ssh {host} uptime.")
+        return HostFinding(
+            host,
+            "reach",
+            f"did not answer within {answer.seconds:.0f} s",
+            f"Check its load: ssh {host} uptime.",
+        )
     return HostFinding(
         host,
         "reach",
@@ -115,8 +119,13 @@ def check_clock(host: str, answer: SshResult) -> HostFinding:
 
 
 def check_versions(facts: Facts) -> Iterator[HostFinding]:
-    """Yield the checks of versions and code. Every host is compared with the most common value;
-    on a tie the first.
+    """Check that every host has the most common versions and code; on a tie the first.
+
+    Args:
+        facts: what each host answered, by host.
+
+    Yields:
+        Findings of each host.
     """
     names = list(next(iter(facts.values()))["versions"])
     usual = {
@@ -128,11 +137,10 @@ def check_versions(facts: Facts) -> Iterator[HostFinding]:
         mine = probe["versions"]
         other = [name for name in names if mine[name] != usual[name]]
         for name in other:
-            observation = f"{name} is {mine[name]}, on other hosts {usual[name]}"
             yield HostFinding(
                 host,
                 "versions",
-                observation,
+                f"{name} is {mine[name]}, on other hosts {usual[name]}",
                 f"Install {name} {usual[name]} there, or share one environment.",
             )
         if not other:
@@ -143,9 +151,11 @@ def check_versions(facts: Facts) -> Iterator[HostFinding]:
             )
         digest = f"digest {probe['code']} {probe['commit']}".strip()
         if probe["code"] != code:
-            observation = f"files of code differ: {digest}, on other hosts {code}"
             yield HostFinding(
-                host, "code", observation, "Check out the same commit there, or share one checkout."
+                host,
+                "code",
+                f"files of code differ: {digest}, on other hosts {code}",
+                "Check out the same commit there, or share one checkout.",
             )
         else:
             yield HostFinding(host, "code", digest)
@@ -154,7 +164,14 @@ def check_versions(facts: Facts) -> Iterator[HostFinding]:
 def check_rendezvous_address(
     host: str, probe: Mapping[str, Any], first: str, several: bool
 ) -> HostFinding:
-    """Check that the name of the first host resolves to an address that other hosts can use."""
+    """Check that the name of the first host resolves to an address that other hosts can use.
+
+    Args:
+        host: the host that resolved the name.
+        probe: what it answered.
+        first: name of the first host.
+        several: the run has more than one host, which a loopback address does not reach.
+    """
     if "address_problem" in probe:
         return build_problem(host, "address", probe["address_problem"])
     address = str(probe["address"])
@@ -169,8 +186,14 @@ def check_rendezvous_address(
 
 
 def check_devices(facts: Facts, hosts: Sequence[Host]) -> Iterator[HostFinding]:
-    """Yield a check of each host's accelerators: at least one per slot, all of one kind, and not
-    in use.
+    """Check the accelerators of every host: at least one per slot, all of one kind, and not in use.
+
+    Args:
+        facts: what each host answered, by host.
+        hosts: hosts with their slots.
+
+    Yields:
+        A finding for each host.
     """
     kinds = {
         host: _get_device_kind(probe["devices"])
@@ -192,20 +215,22 @@ def check_devices(facts: Facts, hosts: Sequence[Host]) -> Iterator[HostFinding]:
                 "Use hosts of one kind in a run.",
             )
         elif found and len(found) < slots[host]:
-            observation = f"has {len(found)} accelerators for {slots[host]} slots"
             yield HostFinding(
-                host, "devices", observation, f"Use {host}:{len(found)}, or check nvidia-smi there."
+                host,
+                "devices",
+                f"has {len(found)} accelerators for {slots[host]} slots",
+                f"Use {host}:{len(found)}, or check nvidia-smi there.",
             )
         elif busy := [
             one for one in found if one["free_bytes"] < (1 - BUSY_SHARE) * one["total_bytes"]
         ]:
             free, total = busy[0]["free_bytes"] / GIB, busy[0]["total_bytes"] / GIB
-            observation = (
-                f"{len(busy)} accelerators are in use; of one, {free:.0f} of {total:.0f} GiB are "
-                "free"
-            )
             yield HostFinding(
-                host, "devices", observation, "End the processes that nvidia-smi lists there."
+                host,
+                "devices",
+                f"{len(busy)} accelerators are in use; of one, {free:.0f} of {total:.0f} GiB are "
+                "free",
+                "End the processes that nvidia-smi lists there.",
             )
         else:
             memory = probe["devices"]["memory_bytes"] / GIB
@@ -218,8 +243,14 @@ def check_devices(facts: Facts, hosts: Sequence[Host]) -> Iterator[HostFinding]:
 def check_disk(
     host: str, probe: Mapping[str, Any], folder: str, parameters: int, checkpoints: int
 ) -> HostFinding:
-    """Check that the run folder can be written and has space for the kept checkpoints and one
-    more.
+    """Check that the run folder can be written and has space for the kept checkpoints and one more.
+
+    Args:
+        host: the host.
+        probe: what it answered.
+        folder: the run folder.
+        parameters: parameters of the model.
+        checkpoints: checkpoints that are kept.
     """
     if "folder_problem" in probe:
         return build_problem(host, "disk", probe["folder_problem"])
@@ -228,14 +259,11 @@ def check_disk(
         parameters * BYTES_PER_PARAMETER * (checkpoints + 1),
     )
     if free < wanted:
-        observation = (
-            f"{free / GIB:.1f} GiB are free at {folder}, and {checkpoints + 1} checkpoints take "
-            f"{wanted / GIB:.1f}"
-        )
         return HostFinding(
             host,
             "disk",
-            observation,
+            f"{free / GIB:.1f} GiB are free at {folder}, and {checkpoints + 1} checkpoints take "
+            f"{wanted / GIB:.1f}",
             "Free space, lower checkpoint.keep_last, or set run.folder elsewhere.",
         )
     kind = probe["folder"]["file_system"]
@@ -245,8 +273,13 @@ def check_disk(
 
 
 def check_datasets(facts: Facts) -> Iterator[HostFinding]:
-    """Yield the check that every host has the same manifests of datasets. On a tie the first
-    host is right.
+    """Check that every host has the same manifests of datasets.
+
+    Args:
+        facts: what each host answered, by host; on a tie the first host is right.
+
+    Yields:
+        A finding for each host.
     """
     digests = {host: probe["data"]["digest"] for host, probe in facts.items() if "data" in probe}
     usual = select_most_common(list(digests.values())) if digests else ""
@@ -254,9 +287,11 @@ def check_datasets(facts: Facts) -> Iterator[HostFinding]:
         if "data_problem" in probe:
             yield build_problem(host, "data", probe["data_problem"])
         elif digests[host] != usual:
-            observation = f"has another dataset: manifests {digests[host]}, on other hosts {usual}"
             yield HostFinding(
-                host, "data", observation, "Copy one dataset to every host, or share its folder."
+                host,
+                "data",
+                f"has another dataset: manifests {digests[host]}, on other hosts {usual}",
+                "Copy one dataset to every host, or share its folder.",
             )
         else:
             yield HostFinding(
@@ -267,7 +302,14 @@ def check_datasets(facts: Facts) -> Iterator[HostFinding]:
 def check_shared_folder(
     host: str, seen: set[str], hosts: Sequence[str], folder: str
 ) -> HostFinding:
-    """Check that this host sees the files that the others wrote."""
+    """Check that a host sees the files that the others wrote.
+
+    Args:
+        host: the host.
+        seen: hosts whose files it sees.
+        hosts: all hosts of the run.
+        folder: the run folder.
+    """
     unseen = [other for other in hosts if other not in seen]
     if unseen:
         return HostFinding(

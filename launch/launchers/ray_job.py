@@ -61,7 +61,14 @@ class NodeRunner:
         return address
 
     def run(self, words: Sequence[str]) -> int:
-        """Run a command to its end; return its status."""
+        """Run a command to its end.
+
+        Args:
+            words: the command and its arguments.
+
+        Returns:
+            Its exit status; negative: the signal that ended it.
+        """
         self.process = subprocess.Popen(words, cwd=self.folder, env=build_child_environment())
         return self.process.wait()
 

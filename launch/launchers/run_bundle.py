@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from llmsys import __version__
-from llmsys.config.loading.recorded_config import format_recorded_config
+from llmsys.config.loading.config_files import format_recorded_config
 from llmsys.config.run import RunConfig
 from llmsys.errors import LaunchError
 from llmsys.launch.hosts.hostfile import Host

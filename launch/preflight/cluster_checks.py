@@ -26,16 +26,26 @@ from llmsys.launch.hosts.ssh import (
 def check_collectives(
     names: Sequence[str], first: str, facts: Facts, patience_seconds: int
 ) -> list[HostFinding]:
-    """Run an all-reduce and an all-to-all between all hosts; return a finding for each, none for
-    a single host.
+    """Run an all-reduce and an all-to-all between all hosts.
+
+    Args:
+        names: names of the hosts.
+        first: address of the first host, where ranks meet.
+        facts: what each host answered, by host; the first one's has a free port.
+        patience_seconds: seconds to wait for an answer.
+
+    Returns:
+        A finding for each host; none for a single host.
     """
     if len(names) < 2:
         return []
     if missing := [name for name in names if "free_port" not in facts.get(name, {})]:
-        observation = f"the network was not tested, because {', '.join(missing)} did not respond"
         return [
             HostFinding(
-                name, "exchange", observation, "Fix the findings above, and run preflight again."
+                name,
+                "exchange",
+                f"the network was not tested, because {', '.join(missing)} did not respond",
+                "Fix the findings above, and run preflight again.",
             )
             for name in missing
         ]

@@ -65,11 +65,13 @@ def check_dry_run(
             known = f"Give device=NAME or device=FILE; names: {', '.join(list_device_names())}."
             yield build_problem(ALL, CHECK, message + known)
         elif wish.runs:
-            rule = (
+            yield build_problem(
+                ALL,
+                CHECK,
                 f"hosts have {slots[0]} to {slots[-1]} devices, and a dry run needs equally many "
                 "on each. "
+                "Give all hosts the same number of slots.",
             )
-            yield build_problem(ALL, CHECK, f"{rule}Give all hosts the same number of slots.")
         return
     request = DryRunRequest(config, tuple(overrides), len(hosts), slots[0], rank=0, device=device)
     if wish.runs:
@@ -96,8 +98,12 @@ def _run_fullest_rank(request: DryRunRequest, memory_bytes: int | None) -> HostF
         return build_problem(ALL, CHECK, f"{first} For its output run {_format_command(request)}")
     finding = f"{format_fit(result)}; {result['num_waits']} waits of the host in a step"
     if result["fits"] and memory_bytes is not None and result["needed_bytes"] > memory_bytes:
-        smaller = f"{finding}; but an accelerator of the hosts has {memory_bytes / GIB:.1f} GiB"
-        return HostFinding(ALL, CHECK, smaller, TOO_LARGE)
+        return HostFinding(
+            ALL,
+            CHECK,
+            f"{finding}; but an accelerator of the hosts has {memory_bytes / GIB:.1f} GiB",
+            TOO_LARGE,
+        )
     return HostFinding(ALL, CHECK, finding, "" if result["fits"] else TOO_LARGE)
 
 

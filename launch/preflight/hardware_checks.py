@@ -64,11 +64,10 @@ def _check_interfaces(host: str, one: Mapping[str, Any]) -> Iterator[HostFinding
             )
         elif len(down) == len(matched):
             wrong = True
-            observation = f"{name}={value}: {', '.join(down)} is down"
             yield HostFinding(
                 host,
                 "network",
-                observation,
+                f"{name}={value}: {', '.join(down)} is down",
                 f"Bring it up: ip link set {down[0]} up; or change {name}.",
             )
     if not wrong:
@@ -120,11 +119,10 @@ def _check_settings(hardware: Mapping[str, Mapping[str, Any]]) -> Iterator[HostF
     usual = select_most_common([one["nccl_conf"] for one in hardware.values()]) if hardware else ""
     for host, one in hardware.items():
         if one["nccl_conf"] != usual:
-            observation = "/etc/nccl.conf differs from that of the other hosts"
             yield HostFinding(
                 host,
                 "settings",
-                observation,
+                "/etc/nccl.conf differs from that of the other hosts",
                 "Copy one /etc/nccl.conf to every host, or remove it.",
             )
         elif host not in different:

@@ -156,10 +156,11 @@ def check_divisibility(request: PreflightRequest) -> Iterator[HostFinding]:
             plan = RunPlan(
                 request.config.batch, 1 if in_turns else layout.data_parallel_size, 0
             ).get_step_plan(0)[1]
-            observation = (
-                f"{plan.sequences} sequences a step over {layout.data_parallel_size} data ranks"
+            yield HostFinding(
+                ALL,
+                "batch",
+                f"{plan.sequences} sequences a step over {layout.data_parallel_size} data ranks",
             )
-            yield HostFinding(ALL, "batch", observation)
     except LlmsysError as error:
         yield build_problem(ALL, "batch", str(error))
 
@@ -235,12 +236,16 @@ def _format_probe_command(request: PreflightRequest, name: str, marker: str) -> 
 
 def _build_silence_finding(name: str, answer: SshResult, patience_seconds: int) -> HostFinding:
     if answer.status == TIMED_OUT:
-        observation = f"did not respond within {patience_seconds} s"
         return HostFinding(
-            name, "facts", observation, f"Check its load, or use --patience {4 * patience_seconds}."
+            name,
+            "facts",
+            f"did not respond within {patience_seconds} s",
+            f"Check its load, or use --patience {4 * patience_seconds}.",
         )
-    remedy = (
+    return HostFinding(
+        name,
+        "facts",
+        f"cannot run llmsys: {answer.last_error_line}",
         f"{sys.executable} and {Path.cwd()} must exist there too: share the folders, or install "
-        "at the same paths."
+        "at the same paths.",
     )
-    return HostFinding(name, "facts", f"cannot run llmsys: {answer.last_error_line}", remedy)

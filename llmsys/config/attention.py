@@ -54,27 +54,53 @@ class BaseAttentionConfig(Section):
     mixes_documents: ClassVar[bool] = False
 
     def iter_stack_parameters(self, model: ModelShape) -> Iterator[ParameterTensor]:
-        """Yield the parameters that all layers of a stack share."""
+        """Yield the parameters that all layers of a stack share.
+
+        Args:
+            model: widths of the model.
+        """
         yield from ()
 
     def list_score_blocks(
         self, layer: int, scores: ScoreShape, shape: ActivationShape
     ) -> list[tuple[ScoreShape, ActivationShape, bool]]:
-        """Return the calls of the kernel in layer `layer` where they are several: their shapes,
-        and if with a table.
+        """Return the calls of the kernel in a layer where they are several.
+
+        Args:
+            layer: number of the layer.
+            scores: shape of the scores of a whole row.
+            shape: the micro-batch of one rank.
+
+        Returns:
+            For each call the shape of its scores, its micro-batch, and whether it has a table of
+            biases;
+            empty: one call over the whole row.
         """
         return []
 
     def count_products(
         self, model: ModelShape, layer: int, length: int, documents: Sequence[int] | None
     ) -> int | None:
-        """Return the multiplications of scores and weighted sums of a row; None where the
-        visible pairs decide.
+        """Return the multiplications of scores and weighted sums of a row.
+
+        Args:
+            model: widths of the model.
+            layer: number of the layer.
+            length: positions of the row.
+            documents: lengths of its documents, to count visible pairs; None: all that are
+                computed.
+
+        Returns:
+            Multiplications over all heads; None where the pairs that the mask shows decide.
         """
         return None
 
     def fold_row(self, length: int) -> FoldedRow:
-        """Return how queries and keys of a row of `length` positions meet."""
+        """Return how queries and keys of a row meet.
+
+        Args:
+            length: positions of the row.
+        """
         return FoldedRow(1, length, 0)
 
     def count_pairs(self, length: int, documents: Sequence[int] | None) -> int | None:
@@ -90,7 +116,14 @@ class BaseAttentionConfig(Section):
     def find_violations(
         self, model: ModelShape, *, family: str, position: str, window: int | None
     ) -> Iterator[Violation]:
-        """Yield what the kind cannot be combined with, with keys below `model`."""
+        """Yield what the kind cannot be combined with, with keys below `model`.
+
+        Args:
+            model: widths of the model.
+            family: `model.family`.
+            position: kind of `model.position`.
+            window: `model.sliding_window`.
+        """
         yield from ()
 
 
@@ -166,7 +199,13 @@ class MultiHeadAttentionConfig(BaseAttentionConfig):
             )
 
     def build_score_shape(self, model: ModelShape, keys: int, *, is_causal: bool) -> ScoreShape:
-        """Return the shape of scores against `keys` keys."""
+        """Return the shape of scores.
+
+        Args:
+            model: widths of the model.
+            keys: keys of each row.
+            is_causal: a query sees the keys up to its own position only.
+        """
         return ScoreShape(
             model.num_attention_heads,
             model.num_key_value_heads,
@@ -180,7 +219,11 @@ class MultiHeadAttentionConfig(BaseAttentionConfig):
         )
 
     def count_normed_channels(self, model: ModelShape) -> int:
-        """Return the query and key channels per token that the QK norms read; 0 without them."""
+        """Return the query and key channels per token that the QK norms read; 0 without them.
+
+        Args:
+            model: widths of the model.
+        """
         if self.qk_norm == "none":
             return 0
         return model.head_dim * (model.num_attention_heads + model.num_key_value_heads)

@@ -99,23 +99,47 @@ class BaseOptimizerConfig(Section):
 
     @abstractmethod
     def select_update_rule(self, name: str, num_dims: int) -> UpdateRule:
-        """Return the rule that updates a parameter, by its name and number of dimensions."""
+        """Return the rule that updates a parameter.
+
+        Args:
+            name: as in `Transformer.named_parameters`.
+            num_dims: its number of dimensions.
+        """
 
     @abstractmethod
     def count_moments(self, name: str, num_dims: int) -> int:
-        """Return the moments of each element of a parameter."""
+        """Return the moments of each element of a parameter.
+
+        Args:
+            name: as in `Transformer.named_parameters`.
+            num_dims: its number of dimensions.
+        """
 
     def compute_moment_bytes(self, shape: tuple[int, ...]) -> float:
-        """Return the bytes of one element of one moment of a parameter, scales included."""
+        """Return the bytes of one element of one moment of a parameter, scales included.
+
+        Args:
+            shape: shape of the parameter, on which the number of scales depends.
+        """
         return 4
 
     def compute_state_bytes(self, name: str, shape: tuple[int, ...]) -> float:
-        """Return the bytes of all moments of one element of a parameter."""
+        """Return the bytes of all moments of one element of a parameter.
+
+        Args:
+            name: as in `Transformer.named_parameters`.
+            shape: its shape.
+        """
         return self.count_moments(name, len(shape)) * self.compute_moment_bytes(shape)
 
     def count_step_flops(self, name: str, shape: tuple[int, ...]) -> float:
         """Return the FLOPs of a step for one matrix or stack that every rank repeats; 0 without
-        gathered matrices.
+        gathered
+        matrices.
+
+        Args:
+            name: as in `Transformer.named_parameters`.
+            shape: its shape.
         """
         return 0.0
 

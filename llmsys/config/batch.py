@@ -150,17 +150,18 @@ class BatchConfig(Section):
                         if one < self.sequence_length
                     ]
                 )
-                text = (
+                yield Violation(
+                    f"{key}.sequence_length",
                     f"{stage.sequence_length} is no part of "
-                    f"sequence_length={self.sequence_length}. Use {legal}."
+                    f"sequence_length={self.sequence_length}. Use {legal}.",
                 )
-                yield Violation(f"{key}.sequence_length", text)
             elif stage.sequence_length <= shorter or stage.until_tokens <= before:
-                text = (
+                yield Violation(
+                    f"{key}.sequence_length",
                     f"{stage.sequence_length} until {stage.until_tokens} is not longer and later "
                     "than the stage before."
+                    " Order the stages by both.",
                 )
-                yield Violation(f"{key}.sequence_length", f"{text} Order the stages by both.")
             before, shorter = stage.until_tokens, stage.sequence_length
 
     def resolve_micro_sequences(self, share: int) -> int:
@@ -199,11 +200,19 @@ class BatchConfig(Section):
         return self.tokens or self.sequences_per_step * self.counted_sequence_length
 
     def get_step_sequences(self, step: int) -> int:
-        """Return the sequences of step `step`, counted from 0, over all ranks."""
+        """Return the sequences of a step over all ranks.
+
+        Args:
+            step: number of the step, counted from 0.
+        """
         return self.sequences_per_step if self.ramp is None else self._ramp_steps.get_size(step)
 
     def count_sequences_before(self, step: int) -> int:
-        """Return the index of the first sequence of step `step`; both are counted from 0."""
+        """Return the index of the first sequence of a step.
+
+        Args:
+            step: number of the step, counted from 0.
+        """
         return (
             step * self.sequences_per_step
             if self.ramp is None
@@ -211,7 +220,11 @@ class BatchConfig(Section):
         )
 
     def find_step(self, sequence: int) -> int:
-        """Return the step that contains sequence `sequence`; both are counted from 0."""
+        """Return the step that contains a sequence, counted from 0.
+
+        Args:
+            sequence: index of the sequence in the run, counted from 0.
+        """
         return (
             sequence // self.sequences_per_step
             if self.ramp is None
@@ -219,8 +232,10 @@ class BatchConfig(Section):
         )
 
     def get_step_tokens(self, step: int) -> int:
-        """Return the tokens of step `step`, counted from 0, over all ranks; approximate for
-        pairs and texts.
+        """Return the tokens of a step over all ranks; approximate for pairs and texts.
+
+        Args:
+            step: number of the step, counted from 0.
         """
         return (
             self.tokens_per_step
@@ -229,7 +244,11 @@ class BatchConfig(Section):
         )
 
     def get_step_length(self, step: int) -> int:
-        """Return the tokens of a sequence in step `step`, counted from 0."""
+        """Return the tokens of each sequence of a step.
+
+        Args:
+            step: number of the step, counted from 0.
+        """
         if not self.length_stages:
             return self.sequence_length
         tokens = self.count_tokens_before(step)
@@ -239,7 +258,11 @@ class BatchConfig(Section):
         return next(lengths, self.sequence_length)
 
     def count_tokens_before(self, step: int) -> int:
-        """Return the tokens of the first `step` steps."""
+        """Return the tokens of the first steps of a run.
+
+        Args:
+            step: number of these steps.
+        """
         return (
             step * self.tokens_per_step
             if self.ramp is None
@@ -247,7 +270,11 @@ class BatchConfig(Section):
         )
 
     def count_steps_for(self, tokens: int) -> int:
-        """Return the smallest number of steps with at least `tokens` tokens."""
+        """Return the smallest number of steps that read at least so many tokens.
+
+        Args:
+            tokens: tokens of all ranks together.
+        """
         if self.ramp is None:
             return -(-tokens // self.tokens_per_step)
         return self._ramp_steps.count_steps_for(-(-tokens // self.sequence_length))

@@ -138,26 +138,26 @@ class NoiseRampConfig(Section):
                 if legal
                 else "Use an even number of sequences, or set ramp to null"
             )
-            text = (
+            yield Violation(
+                "ramp.start_tokens",
                 f"{self.start_tokens} does not become the {full * length} tokens of a full step "
                 "by doubling"
+                f". {remedy}.",
             )
-            yield Violation("ramp.start_tokens", f"{text}. {remedy}.")
             return
         steps = (0, *self.doubled_after_steps)
         if any(later <= earlier for earlier, later in pairwise(steps)):
-            text = (
+            yield Violation(
+                "ramp.doubled_after_steps",
                 f"{list(self.doubled_after_steps)} are not ascending numbers of steps. Use each "
-                "step once, in order."
+                "step once, in order.",
             )
-            yield Violation("ramp.doubled_after_steps", text)
         elif self.start_tokens << len(self.doubled_after_steps) > full * length:
-            text = (
+            yield Violation(
+                "ramp.doubled_after_steps",
                 f"{len(self.doubled_after_steps)} doublings of {self.start_tokens} exceed the "
                 f"{full * length} tokens"
-            )
-            yield Violation(
-                "ramp.doubled_after_steps", f"{text} of a full step. Use fewer, or a larger batch."
+                " of a full step. Use fewer, or a larger batch.",
             )
 
     def compute_increment(self, length: int) -> int:

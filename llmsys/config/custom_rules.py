@@ -13,7 +13,13 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from llmsys.config.python_code import PythonCode
-from llmsys.config.section import LocalPath, NamedRuleConfig, Section, raise_violations
+from llmsys.config.section import (
+    LocalPath,
+    NamedRuleConfig,
+    Section,
+    raise_violation,
+    raise_violations,
+)
 from llmsys.errors import Violation
 
 
@@ -75,14 +81,9 @@ class BadWordsConfig(NamedRuleConfig):
     @model_validator(mode="after")
     def _check_word_lists(self) -> Self:
         if all(word_list.is_empty for word_list in self.word_lists):
-            raise_violations(
-                [
-                    Violation(
-                        "word_lists",
-                        "the list is empty. Name a file, such as word_lists: [{files: "
-                        "[words.txt]}].",
-                    )
-                ]
+            raise_violation(
+                "word_lists",
+                "the list is empty. Name a file, such as word_lists: [{files: [words.txt]}].",
             )
         return self
 
@@ -170,12 +171,14 @@ class PerplexityConfig(NamedRuleConfig):
     def _check_buckets(self) -> Self:
         violations = []
         if self.head_max_perplexity > self.tail_min_perplexity:
-            message = (
-                f"{self.head_max_perplexity:g} is above "
-                f"tail_min_perplexity={self.tail_min_perplexity:g}, which leaves no middle "
-                "bucket. Lower head_max_perplexity or raise tail_min_perplexity."
+            violations.append(
+                Violation(
+                    "head_max_perplexity",
+                    f"{self.head_max_perplexity:g} is above "
+                    f"tail_min_perplexity={self.tail_min_perplexity:g}, which leaves no middle "
+                    "bucket. Lower head_max_perplexity or raise tail_min_perplexity.",
+                )
             )
-            violations.append(Violation("head_max_perplexity", message))
         if set(self.keep) in (set(), {"head", "tail"}):
             kept = " and ".join(self.keep) or "nothing"
             violations.append(

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from llmsys.config.section import LocalPath, Section, raise_violations
+from llmsys.config.section import LocalPath, Section, raise_violation, raise_violations
 from llmsys.errors import Violation
 
 Part = Literal["query", "label", "overlap"]
@@ -35,14 +35,10 @@ class EvaluationSetConfig(Section):
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
         if not self.query_fields and not self.label_fields:
-            raise_violations(
-                [
-                    Violation(
-                        "query_fields",
-                        "query_fields and label_fields are both empty. Name a field, such as "
-                        "query_fields: [prompt].",
-                    )
-                ]
+            raise_violation(
+                "query_fields",
+                "query_fields and label_fields are both empty. Name a field, such as "
+                "query_fields: [prompt].",
             )
         return self
 

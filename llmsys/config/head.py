@@ -181,12 +181,11 @@ class PermutationHeadConfig(_BaseHeadConfig):
     def find_violations(self, model: dict[str, Any]) -> Iterator[Violation]:
         """Yield what the second stream does not run through."""
         if (position := model["position"].kind) != "transformer_xl":
-            text = (
+            yield Violation(
+                "head.kind",
                 f"permutation asks for tokens by their distance, and position.kind={position} "
                 "adds positions elsewhere"
-            )
-            yield Violation(
-                "head.kind", f"{text}. Use position.kind=transformer_xl, or head.kind=mlm."
+                ". Use position.kind=transformer_xl, or head.kind=mlm.",
             )
         given = {
             "moe": model["moe"] is not None,
@@ -284,11 +283,11 @@ class _BaseRecurrenceConfig(Section):
         """Yield an odd width, and the keys of the model by which layers would differ."""
         kind: str = type(self).model_fields["kind"].default
         if hidden_size % 2:
-            text = (
+            yield Violation(
+                "hidden_size",
                 f"{hidden_size} is odd, but the sinusoids of steps come in pairs. Use "
-                f"{hidden_size + 1}."
+                f"{hidden_size + 1}.",
             )
-            yield Violation("hidden_size", text)
         for key in other_kinds:
             yield Violation(
                 key, f"recurrence={kind} repeats one block. Leave {key} out, or recurrence."

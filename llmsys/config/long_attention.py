@@ -69,21 +69,21 @@ class _LongAttentionConfig(BaseAttentionConfig):
         kind: str = type(self).model_fields["kind"].default
         if family not in self.families:
             reason = "has no cross-attention" if "decoder" in self.families else "is bidirectional"
-            text = (
+            yield Violation(
+                "attention.kind",
                 f"{kind} {reason}, so family={family} cannot use it. Use multi_head, or "
-                f"{self.families[-1]}."
+                f"{self.families[-1]}.",
             )
-            yield Violation("attention.kind", text)
         if window is not None:
             yield Violation(
                 "sliding_window", f"attention.kind={kind} chooses its keys itself. Leave it out."
             )
         if position not in self.positions:
-            text = (
+            yield Violation(
+                "position.kind",
                 f"{position} is no position of attention.kind={kind}. Use "
-                f"{', '.join(self.positions)}."
+                f"{', '.join(self.positions)}.",
             )
-            yield Violation("position.kind", text)
 
 
 class LongformerAttentionConfig(_LongAttentionConfig):
@@ -234,11 +234,11 @@ class LongformerAttentionConfig(_LongAttentionConfig):
         """Yield what the kind cannot be combined with, and windows without a middle."""
         yield from super().find_violations(model, family=family, position=position, window=window)
         if family == "decoder" and self.num_global_tokens:
-            text = (
+            yield Violation(
+                "attention.num_global_tokens",
                 f"{self.num_global_tokens} would see later tokens, which family=decoder predicts. "
-                "Use 0."
+                "Use 0.",
             )
-            yield Violation("attention.num_global_tokens", text)
         if odd := [one for one in self.windows if one < 2 or one % 2]:
             yield Violation(
                 "attention.windows", f"{odd[0]} has no two halves. Use {max(2, odd[0] + 1)}."

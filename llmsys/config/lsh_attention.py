@@ -149,10 +149,10 @@ class LshAttentionConfig(BaseAttentionConfig):
                 "sliding_window", "attention.kind=lsh chooses its keys itself. Leave it out."
             )
         if position not in ("learned", "sinusoidal", "none"):
-            text = (
-                f"{position} is no position of attention.kind=lsh. Use learned, sinusoidal, none."
+            yield Violation(
+                "position.kind",
+                f"{position} is no position of attention.kind=lsh. Use learned, sinusoidal, none.",
             )
-            yield Violation("position.kind", text)
         if model.num_key_value_heads != model.num_attention_heads:
             heads = model.num_attention_heads
             yield Violation(

@@ -147,20 +147,33 @@ class ModelConfig(Section):
         return self
 
     def get_layer_type(self, layer: int) -> LayerType:
-        """Return the attention type of block `layer`."""
+        """Return the attention type of a block.
+
+        Args:
+            layer: number of the block, counted from 0; `layer_types` repeats.
+        """
         default: LayerType = (
             "full_attention" if self.sliding_window is None else "sliding_attention"
         )
         return self.layer_types[layer % len(self.layer_types)] if self.layer_types else default
 
     def get_attention_window(self, layer: int) -> int | None:
-        """Return the attention window of block `layer` in positions, itself included; None:
-        unlimited.
+        """Return the attention window of a block.
+
+        Args:
+            layer: number of the block, counted from 0.
+
+        Returns:
+            Positions that a query sees, itself included; None: unlimited.
         """
         return self.sliding_window if self.get_layer_type(layer) == "sliding_attention" else None
 
     def uses_rope(self, layer: int) -> bool:
-        """Return whether block `layer` applies RoPE."""
+        """Return whether a block applies RoPE.
+
+        Args:
+            layer: number of the block, counted from 0.
+        """
         return (
             self.position.kind == "rope" and self.position.layers[layer % len(self.position.layers)]
         )
@@ -182,7 +195,11 @@ class ModelConfig(Section):
         return self.patches is not None and self.position.kind == "learned"
 
     def is_moe_layer(self, layer: int) -> bool:
-        """Return whether block `layer` of the decoder, or of an encoder-only model, has experts."""
+        """Return whether a block of the decoder, or of an encoder-only model, has experts.
+
+        Args:
+            layer: number of the block, counted from 0.
+        """
         return self.moe is not None and self.moe.is_moe_layer(layer)
 
     @property
@@ -360,10 +377,10 @@ def _find_expert_violations(model: ModelConfig) -> Iterator[Violation]:
         )
     elif not model.num_moe_layers:
         if model.moe.every > last + 1:
-            layers = f"{model.moe.every} is more than num_hidden_layers={last + 1}"
             yield Violation(
                 "moe.every",
-                f"{layers}, and no layer has experts. Use at most {last + 1}, or set moe to null.",
+                f"{model.moe.every} is more than num_hidden_layers={last + 1}"
+                f", and no layer has experts. Use at most {last + 1}, or set moe to null.",
             )
         else:
             yield Violation(

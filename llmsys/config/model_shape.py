@@ -13,11 +13,20 @@ class NormShape(Protocol):
     """The part of `model.norm` that config kinds read, see norm.py."""
 
     def iter_parameters(self, name: str, channels: int) -> Iterator[ParameterTensor]:
-        """Yield the parameters of a norm."""
+        """Yield the parameters of a norm.
+
+        Args:
+            name: name of its module, the prefix of theirs.
+            channels: width that it normalizes.
+        """
         ...
 
     def compute_row_statistics_bytes(self, shape: ActivationShape) -> int:
-        """Return the bytes saved for each row."""
+        """Return the bytes of the statistics that are saved for each row.
+
+        Args:
+            shape: the micro-batch of one rank.
+        """
         ...
 
     def is_unscaled_input_saved(self, shape: ActivationShape) -> bool:

@@ -210,6 +210,10 @@ class ActivationShape:
     def compute_residual_bytes(self, channels: float, value_bytes: int | None = None) -> int:
         """Return the bytes of a tensor between layers, where every tensor rank has its own
         positions.
+
+        Args:
+            channels: values of each position.
+            value_bytes: bytes of a value; None: of the compute dtype.
         """
         ranks = self.tensor if self.is_stream_sharded else 1
         return int(self.num_tokens / ranks * channels * (value_bytes or self.value_bytes))
@@ -217,17 +221,30 @@ class ActivationShape:
     def compute_sharded_bytes(self, channels: float, value_bytes: int | None = None) -> int:
         """Return the bytes of a tensor inside a layer, where every tensor rank has its own
         channels.
+
+        Args:
+            channels: values of each position, over all tensor ranks.
+            value_bytes: bytes of a value; None: of the compute dtype.
         """
         return int(self.num_tokens * channels / self.tensor * (value_bytes or self.value_bytes))
 
     def compute_gathered_bytes(self, channels: float, value_bytes: int | None = None) -> int:
-        """Return the bytes of all positions and channels: input of column-, output of
-        row-parallel matmuls.
+        """Return the bytes of all positions and channels: the input of column-parallel matmuls, the
+        output
+        of row-parallel ones.
+
+        Args:
+            channels: values of each position.
+            value_bytes: bytes of a value; None: of the compute dtype.
         """
         return int(self.num_tokens * channels * (value_bytes or self.value_bytes))
 
     def compute_input_bytes(self, channels: float) -> int:
-        """Return the bytes that a column-parallel matmul saves of its input."""
+        """Return the bytes that a column-parallel matmul saves of its input.
+
+        Args:
+            channels: values of each position.
+        """
         saved = (
             self.compute_gathered_bytes
             if self.saves_gathered_inputs
@@ -238,7 +255,13 @@ class ActivationShape:
     def compute_score_bytes(
         self, heads: int, value_bytes: int | None = None, *, keys: int | None = None
     ) -> int:
-        """Return the bytes of one number for each head, query and key."""
+        """Return the bytes of one number for each head, query and key.
+
+        Args:
+            heads: heads over all tensor ranks.
+            value_bytes: bytes of a number; None: of the compute dtype.
+            keys: keys of each query; None: as many as positions.
+        """
         count = self.sequences * heads * self.length * (keys or self.length)
         return int(count / self.context / self.tensor * (value_bytes or self.value_bytes))
 

@@ -228,8 +228,10 @@ class MoeConfig(Section):
     def _find_violations(self) -> Iterator[Violation]:
         experts, visits = self.num_experts, self.num_experts_per_tok
         if visits > experts:
-            text = f"{visits} of {experts} experts cannot be chosen. Use at most {experts}."
-            yield Violation("num_experts_per_tok", text)
+            yield Violation(
+                "num_experts_per_tok",
+                f"{visits} of {experts} experts cannot be chosen. Use at most {experts}.",
+            )
         if self.score == "sparsemixer" and visits != 2:
             yield Violation(
                 "num_experts_per_tok", f"sparsemixer chooses 2 experts, not {visits}. Use 2."
@@ -265,23 +267,29 @@ class MoeConfig(Section):
             return
         size = experts // count
         if groups.groups_per_token > count:
-            text = f"{groups.groups_per_token} of {count} groups. Use at most {count}."
-            yield Violation("groups.groups_per_token", text)
+            yield Violation(
+                "groups.groups_per_token",
+                f"{groups.groups_per_token} of {count} groups. Use at most {count}.",
+            )
         elif groups.groups_per_token * size < self.num_experts_per_tok:
             needed = -(-self.num_experts_per_tok // size)
-            text = (
+            yield Violation(
+                "groups.groups_per_token",
                 f"{groups.groups_per_token} groups of {size} experts have fewer than "
                 f"{self.num_experts_per_tok}"
+                f" experts. Use at least {needed}.",
             )
-            yield Violation("groups.groups_per_token", f"{text} experts. Use at least {needed}.")
         if groups.score == "top2" and size < 2:
             yield Violation(
                 "groups.score", "top2 needs two experts in each group. Use max, or fewer groups."
             )
 
     def iter_parameters(self, name: str, hidden: int) -> Iterator[ParameterTensor]:
-        """Yield the router, the stacked experts and the shared experts of a layer over `hidden`
-        channels.
+        """Yield the router, the stacked experts and the shared experts of a layer.
+
+        Args:
+            name: name of its module, the prefix of theirs.
+            hidden: width of the model.
         """
         width = self.moe_intermediate_size
         yield from iter_linear_parameters(
@@ -359,7 +367,11 @@ class MoeConfig(Section):
         return shape.value_bytes == FP32_BYTES or bool(self.shared_expert_size)
 
     def count_sequence_visits(self, length: int) -> int:
-        """Return the token-expert pairs in a sequence of `length` tokens."""
+        """Return the token-expert pairs in a sequence.
+
+        Args:
+            length: tokens of the sequence.
+        """
         return self.routing.count_sequence_visits(self, length)
 
     @property

@@ -152,8 +152,11 @@ class ReversibleConfig(_BaseResidualConfig):
                 "residual.kind", "reversible has no cross-attention. Use pre, or another family."
             )
         for key in given:
-            text = "residual.kind=reversible repeats branches on rounded inputs"
-            yield Violation(key, f"{text}. Leave {key} out, or use residual.kind=pre.")
+            yield Violation(
+                key,
+                "residual.kind=reversible repeats branches on rounded inputs"
+                f". Leave {key} out, or use residual.kind=pre.",
+            )
 
 
 class PostNormConfig(_BaseResidualConfig):

@@ -21,7 +21,7 @@ from llmsys.config.base_optimizer import (
 )
 from llmsys.config.matrix_optimizers import AdafactorConfig, MuonConfig, SoapConfig
 from llmsys.config.python_code import PythonCode
-from llmsys.config.section import raise_violations
+from llmsys.config.section import raise_violation, raise_violations
 from llmsys.errors import Violation
 
 __all__ = [
@@ -77,13 +77,9 @@ class LionConfig(_ElementwiseConfig):
     @model_validator(mode="after")
     def _check_eps(self) -> Self:
         if self.eps != type(self).model_fields["eps"].default:
-            raise_violations(
-                [
-                    Violation(
-                        "eps",
-                        f"{self.eps:g} has no place in lion, which divides by nothing. Omit it.",
-                    )
-                ]
+            raise_violation(
+                "eps",
+                f"{self.eps:g} has no place in lion, which divides by nothing. Omit it.",
             )
         return self
 

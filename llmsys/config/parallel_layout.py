@@ -297,18 +297,33 @@ class ParallelLayout(Section):
         return self.context * self.tensor
 
     def get_data_rank(self, rank: int) -> int:
-        """Return the index of the data-parallel group of a global rank."""
+        """Return the index of the data-parallel group of a global rank: ranks with the same index
+        read the
+        same sequences.
+
+        Args:
+            rank: global rank, below `world_size`.
+        """
         # Tensor is the innermost axis, then context; the pipeline is the outermost one.
         return rank % self.ranks_per_stage // self.sequence_parallel_size
 
     def has_own_rows(self, rank: int) -> bool:
-        """Return whether a global rank counts for all that hold the same sequences, in sums over
-        ranks.
+        """Return whether a rank counts for all that hold the same sequences, in sums over ranks.
+
+        Args:
+            rank: global rank, below `world_size`.
         """
         return rank < self.ranks_per_stage and rank % self.sequence_parallel_size == 0
 
     def resolve(self, world_size: int, model: ModelConfig) -> "ParallelLayout":
-        """Return the layout with `shard` resolved for `world_size` ranks.
+        """Return the layout with `shard` resolved.
+
+        Args:
+            world_size: number of ranks.
+            model: the `model:` section, whose heads, layers and experts the axes must divide.
+
+        Returns:
+            A copy whose axes multiply to `world_size`.
 
         Raises:
             LayoutError: an axis does not divide the ranks, the model or its experts.
@@ -340,7 +355,11 @@ class ParallelLayout(Section):
         return fitted
 
     def find_stage_violations(self, model: ModelConfig) -> Iterator[Violation]:
-        """Yield the violations of the pipeline axis that follow from the model alone."""
+        """Yield the violations of the pipeline axis that follow from the model alone.
+
+        Args:
+            model: the `model:` section.
+        """
         if self.pipeline > 1 or self.layers_per_stage is not None:
             yield from find_stage_violations(
                 self.pipeline, self.pipeline_schedule, self.layers_per_stage, model

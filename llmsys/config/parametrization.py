@@ -36,10 +36,11 @@ class _BaseParametrizationConfig(Section):
             )
         for key in ("embedding", "head"):
             if isinstance(scale := getattr(model[key], "scale", None), str):
-                text = (
+                yield Violation(
+                    f"{key}.scale",
                     f"{name} sets what follows the width, and {scale} follows it too. Use a number"
+                    ", or parametrization.kind=standard.",
                 )
-                yield Violation(f"{key}.scale", f"{text}, or parametrization.kind=standard.")
         choices = {
             "family": ("decoder",) if self.scales_branches else ("decoder", "encoder_decoder"),
             "initializer": ("normal",),
@@ -60,11 +61,11 @@ class _BaseParametrizationConfig(Section):
         name = f"model.parametrization.kind={self.kind}"  # type: ignore[attr-defined]
         if optimizer not in self.optimizers:
             legal = format_choices(list(self.optimizers))
-            text = (
+            yield Violation(
+                "optimizer.kind",
                 f"{name} has no learning rates for {optimizer}. Use {legal}, or "
-                "parametrization.kind=standard."
+                "parametrization.kind=standard.",
             )
-            yield Violation("optimizer.kind", text)
 
 
 class StandardParametrizationConfig(_BaseParametrizationConfig):

@@ -72,11 +72,12 @@ class PatchesConfig(Section):
     ) -> Iterator[Violation]:
         """Yield what does not fit the other fields of the model, with keys below `model`."""
         if family != "encoder" or head not in ("classification", "features"):
-            text = (
+            yield Violation(
+                "patches",
                 f"images need family=encoder with head=classification or features, not {family} "
                 f"with {head}."
+                " Change them, or leave patches out.",
             )
-            yield Violation("patches", f"{text} Change them, or leave patches out.")
         if model.vocab_size != BYTE_VALUES:
             yield Violation(
                 "vocab_size",
@@ -84,29 +85,29 @@ class PatchesConfig(Section):
             )
         if self.image_size % self.patch_size:
             legal = format_choices(find_nearest_multiples(self.image_size, self.patch_size))
-            text = (
+            yield Violation(
+                "patches.image_size",
                 f"{self.image_size} pixels are not a whole number of patches of "
-                f"{self.patch_size}. Use {legal}."
+                f"{self.patch_size}. Use {legal}.",
             )
-            yield Violation("patches.image_size", text)
         elif (longest := model.max_position_embeddings) != (
             wanted := self.count_positions(self.image_size)
         ):
-            text = (
+            yield Violation(
+                "max_position_embeddings",
                 f"{longest} is not the {wanted} positions of "
-                f"patches.image_size={self.image_size}. Use {wanted}."
+                f"patches.image_size={self.image_size}. Use {wanted}.",
             )
-            yield Violation("max_position_embeddings", text)
         if isinstance(position, LearnedPositionConfig) and position.offset:
             yield Violation(
                 "position.offset", f"{position.offset} rows would have no patch. Use 0."
             )
         for key in ("mean", "std"):
             if len(given := getattr(self, key)) not in (1, self.num_channels):
-                text = (
+                yield Violation(
+                    f"patches.{key}",
                     f"{len(given)} values for {self.num_channels} channels. Give one, or "
-                    f"{self.num_channels}."
+                    f"{self.num_channels}.",
                 )
-                yield Violation(f"patches.{key}", text)
         if min(self.std) <= 0:
             yield Violation("patches.std", f"{min(self.std)} is no deviation. Use more than 0.")

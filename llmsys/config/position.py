@@ -236,8 +236,10 @@ class RopeConfig(_BasePositionConfig):
         if isinstance(self.scaling, LongRopeScalingConfig):
             for name in ("short_factor", "long_factor"):
                 if (given := len(getattr(self.scaling, name))) != rotated // 2:
-                    text = f"{given} divisors for {rotated // 2} frequencies. Give {rotated // 2}."
-                    yield Violation(f"position.scaling.{name}", text)
+                    yield Violation(
+                        f"position.scaling.{name}",
+                        f"{given} divisors for {rotated // 2} frequencies. Give {rotated // 2}.",
+                    )
 
 
 class LearnedPositionConfig(_BasePositionConfig):
@@ -269,11 +271,11 @@ class SinusoidalPositionConfig(_BasePositionConfig):
     ) -> Iterator[Violation]:
         """Yield an odd width."""
         if model.hidden_size % 2:
-            text = (
+            yield Violation(
+                "hidden_size",
                 f"{model.hidden_size} is odd, but sinusoids come in pairs. Use "
-                f"{model.hidden_size + 1}."
+                f"{model.hidden_size + 1}.",
             )
-            yield Violation("hidden_size", text)
 
 
 class AlibiConfig(_BasePositionConfig):

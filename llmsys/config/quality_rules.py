@@ -28,8 +28,7 @@ from llmsys.config.line_rules import (
     LineCorrectionsConfig,
     Share,
 )
-from llmsys.config.section import NamedRuleConfig, raise_violations
-from llmsys.errors import Violation
+from llmsys.config.section import NamedRuleConfig, raise_violation
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
@@ -205,10 +204,11 @@ class GopherQualityConfig(NamedRuleConfig):
         together, field = info.data.get("dialect") in ("dolma", "dclm"), info.field_name or ""
         if together != (field == "max_symbol_ratio") and limit != cls.model_fields[field].default:
             instead = "max_symbol_ratio" if together else "max_hash_ratio and max_ellipsis_ratio"
-            text = (
-                f"{limit:g} has no effect in the dialect {info.data.get('dialect')}. Set {instead}."
+            raise_violation(
+                "",
+                f"{limit:g} has no effect in the dialect {info.data.get('dialect')}. "
+                f"Set {instead}.",
             )
-            raise_violations([Violation("", text)])
         return limit
 
 

@@ -186,11 +186,12 @@ class _BaseRnnConfig(Section):
                     key, f"rnn.kind={kind} needs {value}, not {found}. Use {value}, or rnn=null."
                 )
         if model.hidden_size % 2:
-            half = (
+            yield Violation(
+                "hidden_size",
                 f"{model.hidden_size} is odd, but each direction of rnn.kind={kind} has half of "
                 "the channels"
+                f". Use {model.hidden_size + 1}.",
             )
-            yield Violation("hidden_size", f"{half}. Use {model.hidden_size + 1}.")
         unused = {
             key: getattr(model, key) != type(model).model_fields[key].default
             for key in _BLOCK_FIELDS

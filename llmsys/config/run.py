@@ -331,8 +331,13 @@ class RunConfig(Section):
         return self.model_copy(update={"train": train.model_copy(update={"compile": chosen})})
 
     def resolve_layout(self, ranks: int) -> ParallelLayout:
-        """Return the layout with every axis resolved for `ranks` ranks; LayoutError where the
-        axes do not fit.
+        """Return the layout with every axis resolved.
+
+        Args:
+            ranks: number of ranks of the run.
+
+        Raises:
+            LayoutError: the axes do not divide the ranks, the model or the batch.
         """
         layout = resolve_layout(self.layout, self.engine, self.model, ranks)
         if (stages := layout.pipeline) > 1:

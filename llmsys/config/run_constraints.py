@@ -33,11 +33,12 @@ def find_length_violations(
         # The second stream of XLNet has no positions of its own.
         length = lengths[0] if model.head.kind == "permutation" else length
         if length > longest and name in given and not model.interpolates_positions:
-            text = (
+            yield Violation(
+                f"batch.{name}",
                 f"{length} positions are more than model.max_position_embeddings={longest}. Use "
                 f"at most {longest}"
+                ", or raise model.max_position_embeddings.",
             )
-            yield Violation(f"batch.{name}", f"{text}, or raise model.max_position_embeddings.")
 
 
 def is_replicated(engine: EngineConfig) -> bool:
@@ -158,27 +159,29 @@ def find_image_violations(
     if patches is None:
         return
     if patches.num_channels != data.num_channels:
-        text = (
+        yield Violation(
+            "model.patches.num_channels",
             f"{patches.num_channels} differs from data.num_channels={data.num_channels}. Use "
-            f"{data.num_channels}."
+            f"{data.num_channels}.",
         )
-        yield Violation("model.patches.num_channels", text)
     if size % patches.patch_size:
         legal = format_choices(find_nearest_multiples(size, patches.patch_size))
-        text = (
-            f"{size} pixels are not a whole number of patches of {patches.patch_size}. Use {legal}."
+        yield Violation(
+            "data.image_size",
+            f"{size} pixels are not a whole number of patches of {patches.patch_size}. "
+            f"Use {legal}.",
         )
-        yield Violation("data.image_size", text)
         return
     wanted = patches.count_positions(size)
     if wanted > model.max_position_embeddings and not model.interpolates_positions:
-        text = f"{size} pixels are {wanted} positions, and only learned ones are interpolated"
         yield Violation(
-            "data.image_size", f"{text}. Use {patches.image_size}, or position.kind=learned."
+            "data.image_size",
+            f"{size} pixels are {wanted} positions, and only learned ones are interpolated"
+            f". Use {patches.image_size}, or position.kind=learned.",
         )
     if sequence_length != wanted:
-        text = (
+        yield Violation(
+            "batch.sequence_length",
             f"{sequence_length} is not the {wanted} positions of data.image_size={size}. Use "
-            f"{wanted}."
+            f"{wanted}.",
         )
-        yield Violation("batch.sequence_length", text)

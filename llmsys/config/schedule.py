@@ -10,8 +10,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 
 from llmsys.config.python_code import PythonCode
-from llmsys.config.section import Section, raise_violations
-from llmsys.errors import Violation
+from llmsys.config.section import Section, raise_violation
 
 Warmup = Annotated[int, Field(ge=0, description="Warmup tokens.")]
 Final = Annotated[
@@ -87,8 +86,11 @@ class PythonSchedule(Section):
 
     @abstractmethod
     def compute_multiplier(self, tokens: float, budget_tokens: float) -> float:
-        """Return the share of the peak learning rate after `tokens` of `budget_tokens` training
-        tokens.
+        """Return the share of the peak learning rate.
+
+        Args:
+            tokens: training tokens before the step.
+            budget_tokens: training tokens of the run.
         """
 
 
@@ -130,10 +132,10 @@ class MultiplierScheduleConfig(Section):
     def _check_points(cls, points: tuple[Point, ...]) -> tuple[Point, ...]:
         positions = [tokens for tokens, _ in points]
         if positions != sorted(positions):
-            text = (
-                f"the points are at {', '.join(map(str, positions))} tokens. Sort them by tokens."
+            raise_violation(
+                "",
+                f"the points are at {', '.join(map(str, positions))} tokens. Sort them by tokens.",
             )
-            raise_violations([Violation("", text)])
         return points
 
     @property

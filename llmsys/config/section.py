@@ -54,6 +54,19 @@ def raise_violations(problems: Iterable[Violation]) -> None:
         )
 
 
+def raise_violation(key: str, message: str) -> None:
+    """Raise a validation error with one violation.
+
+    Args:
+        key: key path below the section; empty for the value itself.
+        message: the value, the rule and the next step.
+
+    Raises:
+        PydanticCustomError: see `raise_violations`.
+    """
+    raise_violations([Violation(key, message)])
+
+
 def round_up_to_power_of_two(number: int, least: int) -> int:
     """Return the smallest power of two that is not below a number.
 

@@ -136,20 +136,21 @@ class SegmentMemoryAttentionConfig(BaseAttentionConfig):
     ) -> Iterator[Violation]:
         """Yield what the kind cannot be combined with."""
         if family != "decoder":
-            text = (
+            yield Violation(
+                "attention.kind",
                 f"segment_memory is causal and has no cross-attention, so family={family} cannot "
                 "use it."
+                " Use multi_head, or family=decoder.",
             )
-            yield Violation("attention.kind", f"{text} Use multi_head, or family=decoder.")
         if window is not None:
-            text = (
+            yield Violation(
+                "sliding_window",
                 "attention.kind=segment_memory limits keys by its memory. Leave it out, or use "
-                "multi_head."
+                "multi_head.",
             )
-            yield Violation("sliding_window", text)
         if position != "transformer_xl":
-            text = (
+            yield Violation(
+                "position.kind",
                 f"{position} is not relative to a memory. attention.kind=segment_memory needs "
-                "transformer_xl."
+                "transformer_xl.",
             )
-            yield Violation("position.kind", text)

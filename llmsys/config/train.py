@@ -9,7 +9,7 @@ from typing import Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt, field_validator
 
-from llmsys.config.section import FolderPath, LocalPath, Section, raise_violations
+from llmsys.config.section import FolderPath, LocalPath, Section, raise_violation
 from llmsys.errors import ConfigError, Violation
 
 
@@ -40,11 +40,11 @@ class SpikeDetectionConfig(Section):
     @classmethod
     def _check_ratio(cls, ratio: float) -> float:
         if 0 < ratio <= 1:
-            text = (
-                f"{ratio:g} times the median would skip ordinary steps. Use more than 1, or 0 to "
-                "turn it off."
+            raise_violation(
+                "",
+                f"{ratio:g} times the median would skip ordinary steps. Use more than 1, or 0 "
+                "to turn it off.",
             )
-            raise_violations([Violation("", text)])
         return ratio
 
 

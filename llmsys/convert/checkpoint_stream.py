@@ -177,8 +177,13 @@ class CheckpointReader:
         self._last: tuple[str, Tensor] | None = None
 
     def read(self, part: TensorPart) -> Tensor:
-        """Return one tensor, on the CPU in the saved dtype. Weights are the running mean if the
-        checkpoint has one.
+        """Return one tensor. Weights are the running mean if the checkpoint has one.
+
+        Args:
+            part: name of the tensor, or of one expert of a stack.
+
+        Returns:
+            The tensor, on the CPU in the saved dtype. Only the last one read is kept in memory.
         """
         if self._last is None or self._last[0] != part.name:
             # freed before the next one is read, or both would be in memory

@@ -48,10 +48,17 @@ def require_run_folder(source: Path) -> None:
 
 
 def find_checkpoint(source: Path) -> tuple[Path, Path]:
-    """Return (run folder, checkpoint) of a run folder (its newest complete checkpoint) or of one of
-    its checkpoints.
+    """Return the run and the checkpoint that a path names.
 
-    Raises ConfigError for any other path, CheckpointError where there is no complete checkpoint.
+    Args:
+        source: a run folder, of which the newest complete checkpoint is taken, or a checkpoint.
+
+    Returns:
+        The run folder and the folder of the checkpoint.
+
+    Raises:
+        ConfigError: the path is neither.
+        CheckpointError: there is no complete checkpoint, or the named one is incomplete.
     """
     from llmsys.train.checkpoint_load import find_newest_checkpoint
     from llmsys.train.checkpoint_record import find_checkpoint_error

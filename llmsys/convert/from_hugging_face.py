@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from llmsys.config.head import MultiTokenPredictionConfig
+from llmsys.config.loading.config_files import format_recorded_config
 from llmsys.config.loading.load import build_model_config
-from llmsys.config.loading.recorded_config import format_recorded_config
 from llmsys.config.model import ModelConfig
 from llmsys.config.run import RunConfig
 from llmsys.convert.checkpoint_stream import FILE_BYTES, TensorToWrite, write_tensors

@@ -28,11 +28,21 @@ class TensorTransform(Protocol):
     """One way to lay out the same numbers."""
 
     def from_hugging_face(self, theirs: list[Tensor], model: ModelConfig) -> list[Tensor]:
-        """Return our tensors, in the order of the mapping."""
+        """Return our tensors, in the order of the mapping.
+
+        Args:
+            theirs: tensors of Hugging Face, in the order of the mapping.
+            model: the architecture, for head counts and widths.
+        """
         ...
 
     def to_hugging_face(self, ours: list[Tensor], model: ModelConfig) -> list[Tensor]:
-        """Return their tensors, in the order of the mapping."""
+        """Return their tensors, in the order of the mapping.
+
+        Args:
+            ours: tensors of llmsys, in the order of the mapping.
+            model: the architecture, for head counts and widths.
+        """
         ...
 
 
@@ -236,5 +246,10 @@ def map_fused_module(
 
 
 def map_tensors(names: Mapping[str, str], form: TensorTransform = SAME) -> tuple[NameMapping, ...]:
-    """Return mappings of single tensors, ours → theirs."""
+    """Return mappings of single tensors.
+
+    Args:
+        names: our name → theirs.
+        form: how each tensor changes.
+    """
     return tuple(NameMapping((ours,), (theirs,), form) for ours, theirs in names.items())

@@ -194,7 +194,15 @@ class SafetensorsShardWriter:
         self._tensors = dict(tensors)
 
     def write(self, name: str, tensor: Tensor) -> None:
-        """Write one tensor at its offset."""
+        """Write one tensor at its offset.
+
+        Args:
+            name: a name that the header has, not yet written.
+            tensor: of the dtype and shape that the header has; on any device.
+
+        Raises:
+            ValueError: its dtype or shape is another one.
+        """
         if (tensor.dtype, tuple(tensor.shape)) != self._tensors[name]:
             raise ValueError(
                 f"{name} is {tensor.dtype} {tuple(tensor.shape)}, expected {self._tensors[name]}"

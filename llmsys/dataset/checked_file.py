@@ -222,7 +222,14 @@ class CheckedColumns:
             self._arrow = pa.ipc.open_file(source, options=options)
 
     def get_batch(self, index: int) -> pa.RecordBatch:
-        """Return the columns of one record batch; DataError when they are damaged."""
+        """Return the columns of one record batch.
+
+        Args:
+            index: number of the batch in the file, counted from 0.
+
+        Raises:
+            DataError: bytes of it differ from their checksums.
+        """
         with self._raise_own_errors():
             return self._arrow.get_batch(index)
 

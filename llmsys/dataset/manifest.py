@@ -281,11 +281,11 @@ def load_manifest(folder: Path | str) -> Manifest:
     try:
         text = RECEIVED.get(path) or path.read_bytes()
     except FileNotFoundError:
-        missing = (
+        raise DataError(
             f"{format_folder(path)} does not exist, so the dataset is incomplete (its manifest is "
             "written last)"
-        )
-        raise DataError(f"{missing}. Run: llmsys prepare CONFIG") from None
+            ". Run: llmsys prepare CONFIG"
+        ) from None
     try:
         manifest = Manifest.model_validate_json(text)
     except ValidationError as error:

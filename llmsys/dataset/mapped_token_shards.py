@@ -191,8 +191,13 @@ class MappedTokenShards(TokenShards):
         return file, index, document - int(self._starts[place])
 
     def get_tokens(self, document: int) -> Tokens:
-        """Return the tokens of one document, (T,) uint16 or uint32, as a read-only view of the
-        mapped file.
+        """Return the tokens of one document.
+
+        Args:
+            document: number of the document in the dataset, counted from 0.
+
+        Returns:
+            A read-only view of the mapped file, (T,) uint16 or uint32.
         """
         file, index, row = self._locate_document(document)
         return file.get_document_tokens(index, row)
@@ -220,15 +225,28 @@ class MappedTokenShards(TokenShards):
             at += length
 
     def get_lineage(self, document: int) -> dict[str, str | int]:
-        """Return the id of a document, its crawl file, its record offset and the xxh64 of its
-        URL.
+        """Return where a document is from.
+
+        Args:
+            document: number of the document in the dataset, counted from 0.
+
+        Returns:
+            Its id, its crawl file, its record offset and the xxh64 of its URL, by column.
         """
         file, index, row = self._locate_document(document)
         return file.get_lineage(index, row)
 
     def select_documents(self, column: SideColumn, *values: str | int) -> list[int]:
-        """Return the numbers of the documents with one of these values in a side column. Reads
-        the whole column.
+        """Return the numbers of the documents with one of these values in a side column. Reads the
+        whole
+        column.
+
+        Args:
+            column: name of the column.
+            values: values to look for, of the type of the column.
+
+        Returns:
+            Ascending numbers, counted from 0.
         """
         found: list[int] = []
         for (file, index), start in zip(self._places, self._starts[:-1].tolist(), strict=True):

@@ -95,7 +95,14 @@ class TokenStream:
     # --- Files ---
 
     def get_file(self, number: int) -> CheckedFile:
-        """Return an open file; DataError when it is missing or damaged."""
+        """Return an open file, from a cache of the last ones.
+
+        Args:
+            number: number of the file in the dataset, counted from 0.
+
+        Raises:
+            DataError: it is missing or damaged.
+        """
         with self._lock:
             if (file := self._open.get(number)) is not None:
                 self._open.move_to_end(number)

@@ -59,7 +59,7 @@ def build_speed_row(
         is_good,
         f"{text}, MFU {shown}; estimate {expected}{limit}",
         mfu=mfu,
-        estimate=estimated.to_dict(),
+        estimate=estimated.to_output().model_dump(),
         ratio=measured.seconds / interval.p50,
     )
 

@@ -186,7 +186,11 @@ def compute_offloaded_activations(config: RunConfig, layout: ParallelLayout) -> 
 
 
 def has_documents(config: RunConfig) -> bool:
-    """Return whether a row of a batch has several documents, or padding."""
+    """Return whether a row of a batch has several documents, or padding.
+
+    Args:
+        config: resolved config of a run.
+    """
     is_separate = config.batch.attention_scope == "document" or config.objective.has_padding
     return is_separate or config.model.family == "encoder_decoder"
 

@@ -166,7 +166,14 @@ class DeviceProfile(Section):
         return min([self.get_interconnect("network"), *passed], key=lambda link: link.bandwidth)
 
     def get_peak_flops(self, number: Number) -> float:
-        """Operations per second in `number`; ConfigError when this device has no such products."""
+        """Return the peak operations per second.
+
+        Args:
+            number: number type of the matmuls.
+
+        Raises:
+            ConfigError: this device has no such matmuls.
+        """
         if number not in self.peak_flops:
             known = format_choices(sorted(self.peak_flops))
             raise ConfigError(

@@ -13,7 +13,6 @@ Invariants:
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from llmsys.config.model import ModelConfig
 from llmsys.config.module_tensors import ParameterTensor
@@ -21,8 +20,10 @@ from llmsys.config.run import RunConfig
 from llmsys.config.serving import FinetuneConfig
 from llmsys.errors import ConfigError
 from llmsys.estimate.flops import count_flops
+from llmsys.estimate.json_output import EstimateOutput, RankMemory
 from llmsys.estimate.model_tensors import is_head_tied, list_model_tensors
 from llmsys.estimate.serving_memory import estimate_weight_bytes
+from llmsys.estimate.serving_output import FinetuneFlops, FinetuneMemory, FinetuneOutput
 
 # Components of the matrices that get adapters.
 TARGETS = {
@@ -256,7 +257,8 @@ def _count_skipped_gradients(
         skipped, more = [row for row in reads_stream if row.component == "attention"], 0
     # A's of these matrices read the stream too.
     first_part = TARGETS["feed_forward" if config.targets == "feed_forward" else "attention"]
-    adapted = [row for row in reads_stream if row.component in first_part]
+    # a vector, such as a bias, has none
+    adapted = [row for row in reads_stream if row.component in first_part and row.input is not None]
     inputs = sum(
         _count_adapter_products(model, row,
             config.rank) * row.shape[-1] // (row.shape[-1] + row.shape[-2])
@@ -269,42 +271,44 @@ def _count_skipped_gradients(
 
 
 def estimate_finetuning(
-    config: RunConfig, wanted: FinetuneConfig, result: dict[str, Any]
-) -> dict[str, Any]:
-    """Estimate a fine-tuning run from the estimate of the full run, as plain values.
+    config: RunConfig, wanted: FinetuneConfig, result: EstimateOutput
+) -> FinetuneOutput:
+    """Estimate a fine-tuning run from the estimate of the full run.
 
     Args:
         config: resolved config of a run.
         wanted: what is trained.
-        result: values that `estimate_run`, or `add_costs`, returned for it.
+        result: what `estimate_run`, or `add_costs`, returned for it.
 
     Returns:
-        Keys: settings, trained_parameters, adapter_parameters, trained_share, flops; for a run
-        memory (state and peak bytes of a rank); with a device step_seconds and speedup.
+        What is trained and its operations; for a run its memory; with a device its time.
 
     Raises:
         ConfigError: nothing is trained, or the model has no one stack of blocks.
     """
     model = config.model
     part = select_trained_part(model, wanted)
-    total = result["parameters"]["total"]
+    total = result.parameters.total
     trained = part.parameters + part.adapters
     flops = count_finetune_flops(
         model, wanted, config.batch.sequences_per_step, config.batch.sequence_length
     )
-    full = result["flops"]["conventions"]["full"]["forward_backward"]
-    found: dict[str, Any] = {
-        "settings": wanted.model_dump(),
-        "trained_parameters": trained,
-        "adapter_parameters": part.adapters,
-        "trained_share": trained / (total + part.adapters),
-        "flops": flops
-        | {"total": sum(flops.values()), "share_of_full": sum(flops.values()) / full},
-    }
-    if result["memory"] is not None:
-        found["memory"] = _estimate_memory(model, wanted, part, result["memory"], total)
-    if "time" in result:
-        found |= _scale_step_time(result["time"], found, trained / total)
+    work = sum(flops.values()) / result.flops.conventions["full"].forward_backward
+    found = FinetuneOutput(
+        # every setting counts as given, so that --json prints the defaults too
+        settings=FinetuneConfig(**wanted.model_dump()),
+        trained_parameters=trained,
+        adapter_parameters=part.adapters,
+        trained_share=trained / (total + part.adapters),
+        flops=FinetuneFlops(total=sum(flops.values()), share_of_full=work, **flops),
+    )
+    if result.memory is not None:
+        memory = _estimate_memory(model, wanted, part, result.memory, total)
+        found = found.model_copy(update={"memory": memory})
+    if result.time is not None:
+        speedup = _estimate_speedup(result.time.parts_seconds, work, trained / total)
+        seconds = result.time.step_seconds.scale(1 / speedup)
+        found = found.model_copy(update={"step_seconds": seconds, "speedup": speedup})
     return found
 
 
@@ -312,10 +316,10 @@ def _estimate_memory(
     model: ModelConfig,
     wanted: FinetuneConfig,
     part: TrainedPart,
-    memory: dict[str, Any],
+    memory: RankMemory,
     total: int,
-) -> dict[str, Any]:
-    state = memory["state_bytes"]
+) -> FinetuneMemory:
+    state = memory.state_bytes
     share = (part.parameters + part.adapters) / total
     kept = {name: state[name] * share for name in STATE_PARTS}
     # A rank's share of the weights is that of the tensors that the optimizer reads.
@@ -328,30 +332,24 @@ def _estimate_memory(
     kept["frozen weights"] = frozen * ranks_share
     reached = (model.num_hidden_layers - part.first_block) / model.num_hidden_layers
     peaks = {}
-    for instant in memory["instants"]:
+    for instant in memory.instants:
         size = kept["frozen weights"]
-        for name, one in instant["items"].items():
+        for name, one in instant.items.items():
             if name in STATE_PARTS:
                 size += one * share
             else:
                 size += one * (reached if name.startswith("activations saved by blocks") else 1.0)
-        peaks[instant["name"]] = size
-    instant = max(peaks, key=lambda name: peaks[name])
-    return {"state_bytes": kept, "peak_bytes": round(peaks[instant]), "peak_instant": instant}
+        peaks[instant.name] = size
+    fullest = max(peaks, key=lambda name: peaks[name])
+    return FinetuneMemory(state_bytes=kept, peak_bytes=round(peaks[fullest]), peak_instant=fullest)
 
 
-def _scale_step_time(time: dict[str, Any], found: dict[str, Any], share: float) -> dict[str, Any]:
-    """Return the step time: matmuls by operations, exchanges by what is sent, the optimizer by
-    what it updates.
+def _estimate_speedup(parts: dict[str, float], work: float, share: float) -> float:
+    """Return the seconds of a full step over those of this one: matmuls by operations, exchanges
+    by what is sent, the optimizer by what it updates.
     """
-    factors = dict.fromkeys(time["parts_seconds"], 1.0)
-    work = found["flops"]["share_of_full"]
+    factors = dict.fromkeys(parts, 1.0)
     factors |= {"products": work, "experts": work, "attention": work, "optimizer": share}
     # Weights are gathered forward and backward, gradients are reduced once.
     factors["data"] = (2 + share) / 3
-    before = sum(time["parts_seconds"].values())
-    after = sum(seconds * factors[name] for name, seconds in time["parts_seconds"].items())
-    return {
-        "step_seconds": {name: one * after / before for name, one in time["step_seconds"].items()},
-        "speedup": before / after,
-    }
+    return sum(parts.values()) / sum(seconds * factors[name] for name, seconds in parts.items())

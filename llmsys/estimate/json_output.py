@@ -1,11 +1,10 @@
-"""Types of the objects that `llmsys estimate --json`, `plan --json` and `plan --check --json`
-print.
+"""Types of the object that `llmsys estimate --json` prints.
 
-The documentation has a table and a JSON Schema of each (`tools/docs/json_reference.py`).
+The documentation has a table and a JSON Schema (`tools/docs/json_reference.py`).
 
 Invariants:
-- Every key that these commands print is a field here, and no other
-  (tests/llmsys/estimate/test_json_output.py).
+- Every key that this command prints is a field here, and no other
+  (tests/llmsys/estimate/test_json_output.py). A field with a default is printed only if it was set.
 - Bytes, FLOPs and seconds are plain numbers in these units. What is not known exactly has P10, P50
   and P90.
 """
@@ -15,37 +14,23 @@ from typing import Any
 from pydantic import Field
 
 from llmsys.config.section import Section
-from llmsys.estimate.serving_output import FinetuneOutput, Percentiles
+from llmsys.estimate.model_tensors import ParameterCounts
+from llmsys.estimate.percentile_interval import PercentileInterval
+from llmsys.estimate.serving_output import FinetuneOutput
+from llmsys.estimate.software_profile import PrecisionChoice
 
 
-class ActiveParameters(Section):
-    """Parameters that one token uses, in the three usual conventions."""
+class TensorCount(Section):
+    """One parameter tensor, or the same tensor of several blocks."""
 
-    all: int = Field(description="Every parameter that is used.")
-    without_input_embedding: int = Field(description="Without the table of the input tokens.")
-    without_embeddings: int = Field(description="Without that table and the head.")
-
-
-class TextbookRule(Section):
-    """A usual formula, and its error for this model."""
-
-    rule: str = Field(description="The formula.")
-    value: float = Field(description="Parameters by it.")
-    error: float = Field(description="Relative to the exact count.")
+    name: str = Field(description="Its name in a checkpoint; `{i}` is the number of a block.")
+    shape: tuple[int, ...] = Field(description="Its shape.")
+    copies: int = Field(description="Blocks that have it.")
+    component: str = Field(description="Part of the model, as in `parameters.by_component`.")
+    count: int = Field(description="Parameters of all copies.")
 
 
-class ParameterCounts(Section):
-    """Exact counts of parameters."""
-
-    total: int = Field(description="Parameters, tied ones once.")
-    non_embedding: int = Field(description="Without embeddings and an untied head.")
-    active: ActiveParameters = Field(description="Parameters that one token uses.")
-    by_component: dict[str, int] = Field(description="Parameters by component.")
-    per_layer: dict[str, int] = Field(description="Parameters of one layer by its kind.")
-    textbook: list[TextbookRule] = Field(description="Formulas of textbooks.")
-
-
-class BatchSize(Section):
+class CountedBatch(Section):
     """The batch of one step."""
 
     sequence_length: int = Field(
@@ -54,6 +39,11 @@ class BatchSize(Section):
     target_length: int | None = Field(description="Tokens of a target; null for all other models.")
     sequences: int = Field(description="Sequences of a step.")
     tokens: int = Field(description="Tokens of a step.")
+
+
+class BatchSize(CountedBatch):
+    """The batch of one step, with the documents in a window."""
+
     documents: list[int] | None = Field(
         description="Lengths given by --documents; null: one document."
     )
@@ -88,8 +78,17 @@ class MemoryInstant(Section):
     items: dict[str, int] = Field(description="The same by category.")
 
 
-class RankMemory(Section):
-    """Memory of the fullest rank over one step."""
+class StepMemory(Section):
+    """Memory of one rank over one step."""
+
+    peak_bytes: int = Field(description="Most bytes of an instant.")
+    driver_bytes: int = Field(description="Bytes of the driver and of NCCL, which come on top.")
+    peak_instant: str = Field(description="Name of that instant.")
+    instants: list[MemoryInstant] = Field(description="Every instant of a step in its order.")
+
+
+class RankMemory(StepMemory):
+    """Memory of the fullest rank over one step, with what it consists of."""
 
     ranks: int = Field(description="Devices of the layout.")
     layout: dict[str, Any] = Field(description="Axes, as `layout.*` of a config.")
@@ -100,10 +99,6 @@ class RankMemory(Section):
     activation_bytes_estimated: dict[str, int] = Field(
         description="Parts that a forward pass brings."
     )
-    peak_bytes: int = Field(description="Most bytes of an instant.")
-    driver_bytes: int = Field(description="Bytes of the driver and of NCCL, which come on top.")
-    peak_instant: str = Field(description="Name of that instant.")
-    instants: list[MemoryInstant] = Field(description="Every instant of a step in its order.")
 
 
 class RunSize(Section):
@@ -113,13 +108,6 @@ class RunSize(Section):
     steps: int = Field(description="Optimizer steps.")
     flops: int = Field(description="FLOPs of all steps.")
     tokens_per_parameter: float = Field(description="Per parameter that a token uses.")
-
-
-class PrecisionChoice(Section):
-    """The number type that the estimate counts with."""
-
-    number: str = Field(description="bf16, fp16 or fp32.")
-    reason: str = Field(description="Why it is that one.")
 
 
 class Utilisation(Section):
@@ -133,7 +121,7 @@ class Utilisation(Section):
 class RunTime(Section):
     """Hours of the whole run."""
 
-    hours: Percentiles = Field(description="Hours from the first step to the last.")
+    hours: PercentileInterval = Field(description="Hours from the first step to the last.")
     residual_factor: float = Field(description="Fitted factor of whole runs.")
     goodput: float = Field(description="Share of time in steps that count.")
     evaluation_share: float = Field(description="Seconds of evaluations over those of steps.")
@@ -142,17 +130,22 @@ class RunTime(Section):
     failures_per_day: float = Field(description="Expected interruptions.")
 
 
-class StepPrice(Section):
-    """Seconds of a step on a device."""
+class StepSeconds(Section):
+    """Seconds of a step, and what they are spent on."""
 
-    device: str = Field(description="Name of the device profile.")
-    program: str = Field(description="Name of the program profile.")
-    step_seconds: Percentiles = Field(description="Seconds of a step.")
+    step_seconds: PercentileInterval = Field(description="Seconds of a step.")
     parts_seconds: dict[str, float] = Field(description="Seconds of the P50 by cause.")
     residual_factor: float = Field(description="Fitted factor of the program, part of all seconds.")
     ranks: int = Field(description="Devices.")
     tokens_per_second_per_device: float = Field(description="At the P50.")
     utilisation: Utilisation = Field(description="At the P50.")
+
+
+class StepPrice(StepSeconds):
+    """Seconds of a step on a device, and of the whole run."""
+
+    device: str = Field(description="Name of the device profile.")
+    program: str = Field(description="Name of the program profile.")
     run: RunTime | None = Field(description="The whole run; null without a token budget.")
 
 
@@ -160,15 +153,15 @@ class RunMoney(Section):
     """Money of the whole run."""
 
     currency: str = Field(description="Currency of the cluster file.")
-    accelerator_hours: Percentiles = Field(description="Hours times devices.")
-    amount: Percentiles = Field(description="Price of the run.")
+    accelerator_hours: PercentileInterval = Field(description="Hours times devices.")
+    amount: PercentileInterval = Field(description="Price of the run.")
     assumptions: dict[str, float] = Field(description="Prices and failure rates that it rests on.")
 
 
 class RunEnergy(Section):
     """Energy of the whole run."""
 
-    kwh: Percentiles = Field(description="Kilowatt-hours of the site.")
+    kwh: PercentileInterval = Field(description="Kilowatt-hours of the site.")
     watts_per_device: float = Field(
         description="Mean power of a device with its share of the machine."
     )
@@ -190,93 +183,8 @@ class EstimateOutput(Section):
     time: StepPrice | None = Field(None, description="With a device: seconds.")
     money: RunMoney | None = Field(None, description="With a device and a token budget: money.")
     energy: RunEnergy | None = Field(None, description="The same: energy.")
-    tensors: list[dict[str, Any]] | None = Field(None, description="With --explain: every tensor.")
+    tensors: list[TensorCount] | None = Field(None, description="With --explain: every tensor.")
     finetune: FinetuneOutput | None = Field(
         None, description="With --finetune: memory and time of adapters."
     )
     page: str | None = Field(None, description="With --html: the file.")
-
-
-class LayoutPrice(Section):
-    """Time and memory of a layout."""
-
-    step_seconds: Percentiles = Field(description="Seconds of a step.")
-    tokens_per_second_per_device: float = Field(description="At the P50.")
-    utilisation: float = Field(description="Model FLOPs with causal attention over the peak.")
-    peak_bytes: int = Field(description="Most bytes of the fullest rank.")
-    driver_bytes: int = Field(description="Bytes that come on top.")
-    peak_instant: str = Field(description="When.")
-
-
-class PricedLayout(LayoutPrice):
-    """A layout that fits."""
-
-    choice: str = Field(description="Its axes, micro-batch and recomputation in one line.")
-    engine: dict[str, Any] = Field(description="As `engine.*` of a config.")
-    layout: dict[str, Any] = Field(description="As `layout.*` of a config.")
-    recompute: str = Field(description="As `train.activation_checkpoint`.")
-    micro_sequences: int = Field(description="As `batch.micro_sequences`.")
-    largest: dict[str, int] = Field(description="The three largest items of that instant.")
-
-
-class RejectedLayout(Section):
-    """A neighbour of the best layout."""
-
-    change: str = Field(description="What differs from the best.")
-    reason: str = Field(description="illegal, memory or time, and by how much.")
-
-
-class PlannedRun(Section):
-    """Hours and money in the fastest layout."""
-
-    hours: Percentiles = Field(description="Hours of the run.")
-    accelerator_hours: Percentiles = Field(description="Hours times devices.")
-    amount: Percentiles = Field(description="Price of the run.")
-    currency: str = Field(description="Currency of the cluster file.")
-
-
-class PlannedProgram(LayoutPrice):
-    """The fastest layout of another program."""
-
-    program: str = Field(description="Its name.")
-    layout: str = Field(description="Axes in one line.")
-
-
-class PlanOutput(Section):
-    """`llmsys plan CONFIG gpus=N device=NAME --json`."""
-
-    device: str = Field(description="Name of the device profile.")
-    considered: int = Field(description="Layouts that were looked at.")
-    fitting: int = Field(description="Those that fit.")
-    best: list[PricedLayout] = Field(description="The fastest, as many as --top.")
-    pareto: list[PricedLayout] = Field(description="Each needs less memory than all faster ones.")
-    rejected: list[RejectedLayout] = Field(description="Neighbours of the best, with what binds.")
-    programs: list[PlannedProgram] = Field(description="Those that program= names.")
-    launch: str = Field(description="Command that starts the fastest layout.")
-    dryrun: str = Field(description="Command that runs one rank of it without a GPU; may be empty.")
-    run: PlannedRun | None = Field(None, description="With train.tokens: the whole run.")
-    config: str | None = Field(None, description="With --output: the file.")
-    page: str | None = Field(None, description="With --html: the file.")
-
-
-class LayoutCheckOutput(Section):
-    """`llmsys plan CONFIG --check LAYOUT --json`."""
-
-    legal: bool = Field(description="The layout breaks no rule.")
-    devices: int = Field(description="Devices of the layout.")
-    problems: list[str] = Field(description="Rules that it breaks, with the next step.")
-    remarks: list[str] = Field(description="What to know about a legal one.")
-    program: str | None = Field(None, description="Program that was priced.")
-    fits: bool | None = Field(None, description="The fullest rank fits the device.")
-    peak_bytes: int | None = Field(
-        None, description="Bytes of the fullest rank, with those of the driver."
-    )
-    memory: str | None = Field(None, description="The same as a sentence.")
-    assumed: list[str] | None = Field(
-        None,
-        description="What the memory of the program rests on and no source gives, with the memory "
-        "without it.",
-    )
-    step_seconds: Percentiles | None = Field(None, description="Seconds of a step.")
-    time: str | None = Field(None, description="The same as a sentence.")
-    own: str | None = Field(None, description="With --compare: the layout that a plan chooses.")

@@ -9,9 +9,9 @@ Some items are the tensors that a policy of recomputation saves.
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from llmsys.config.module_tensors import SavedTensor
+from llmsys.estimate.json_output import MemoryInstant, StepMemory
 from llmsys.estimate.software_profile import MemoryProfile
 
 GIB = 2**30
@@ -90,12 +90,23 @@ class MemoryTimeline:
         return self.peak.name
 
     def list_largest_items(self, count: int) -> list[MemoryItem]:
-        """The `count` largest items of the fullest instant, largest first."""
+        """Return the largest items of the fullest instant, largest first.
+
+        Args:
+            count: number of items.
+        """
         return sorted(self.peak.items, key=lambda item: -item.bytes)[:count]
 
     def compute_fit_result(self, capacity_bytes: int) -> FitResult:
-        """Compare the peak with a device of `capacity_bytes`; where it does not fit, list the
-        causes and fixes.
+        """Compare the peak with the memory of a device.
+
+        Args:
+            capacity_bytes: memory of the device.
+
+        Returns:
+            Whether it fits, the bytes to spare, and a sentence; where it does not fit, with the
+            causes
+            and fixes.
         """
         spare = capacity_bytes - self.driver_bytes - self.peak_bytes
         largest = ", ".join(
@@ -103,37 +114,35 @@ class MemoryTimeline:
         )
         peak = f"{(self.peak_bytes + self.driver_bytes) / GIB:.1f} GiB"
         if spare >= 0:
-            text = (
+            return FitResult(
+                True,
+                spare,
                 f"rank 0 fits: {peak} of {capacity_bytes / GIB:.1f} GiB {self.peak_instant} "
-                f"({largest})."
+                f"({largest}).",
             )
-            return FitResult(True, spare, text)
-        binds = (
+        return FitResult(
+            False,
+            spare,
             f"rank 0 runs out {self.peak_instant}: {peak} on a device of "
             f"{capacity_bytes / GIB:.1f} GiB, {-spare / GIB:.1f} GiB over capacity ({largest})."
-        )
-        return FitResult(
-            False, spare, f"{binds} {_format_suggested_fixes(self.remedies(), -spare)}"
+            f" {_format_suggested_fixes(self.remedies(), -spare)}",
         )
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values with stable keys: peak_bytes, driver_bytes, peak_instant, instants by
-        name with their items.
-        """
-        instants = [
-            {
-                "name": one.name,
-                "bytes": one.bytes,
-                "items": {item.name: item.bytes for item in one.items},
-            }
-            for one in self.instants
-        ]
-        return {
-            "peak_bytes": self.peak_bytes,
-            "driver_bytes": self.driver_bytes,
-            "peak_instant": self.peak_instant,
-            "instants": instants,
-        }
+    def to_output(self) -> StepMemory:
+        """Return the instants as `llmsys estimate --json` prints them."""
+        return StepMemory(
+            peak_bytes=self.peak_bytes,
+            driver_bytes=self.driver_bytes,
+            peak_instant=self.peak_instant,
+            instants=[
+                MemoryInstant(
+                    name=one.name,
+                    bytes=one.bytes,
+                    items={item.name: item.bytes for item in one.items},
+                )
+                for one in self.instants
+            ],
+        )
 
 
 def _format_suggested_fixes(remedies: tuple[SuggestedFix, ...], missing_bytes: int) -> str:

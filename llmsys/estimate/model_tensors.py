@@ -13,12 +13,15 @@ Invariants:
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
+
+from pydantic import Field
 
 from llmsys.config.feed_forward import iter_feed_forward_parameters
 from llmsys.config.model import ModelConfig
 from llmsys.config.module_tensors import Input, ParameterTensor
+from llmsys.config.section import Section
 
 Rows = Iterator[ParameterTensor]
 
@@ -184,9 +187,8 @@ def _iter_prediction_tensors(model: ModelConfig) -> Rows:
 EMBEDDING_COMPONENTS = frozenset({"embedding", "positions", "head", "head_bias"})
 
 
-@dataclass(frozen=True)
-class ActiveParameters:
-    """Parameters that one token meets, in the three ways in which papers count them.
+class ActiveParameters(Section):
+    """Parameters that one token uses, in the three usual conventions.
 
     `all` counts everything but the routed experts not chosen (Mixtral's 12.9B).
     `without_input_embedding` leaves out the token table, unless it is tied and so works as the head
@@ -195,25 +197,30 @@ class ActiveParameters:
     where the config has them, for a training token meets them; headlines leave them out.
     """
 
-    all: int
-    without_input_embedding: int
-    without_embeddings: int
+    all: int = Field(description="Every parameter that is used.")
+    without_input_embedding: int = Field(description="Without the table of the input tokens.")
+    without_embeddings: int = Field(description="Without that table and the head.")
 
 
-@dataclass(frozen=True)
-class TextbookRule:
-    """An approximation of the non-embedding parameters, and its relative error (negative: too
-    low).
-    """
+class TextbookRule(Section):
+    """A usual formula for the non-embedding parameters, and its error for this model."""
 
-    rule: str
-    value: int
-    error: float
+    rule: str = Field(description="The formula.")
+    value: int = Field(description="Parameters by it.")
+    error: float = Field(description="Relative to the exact count; negative: too low.")
 
 
-@dataclass(frozen=True)
-class ParameterCounts:
-    """The counts of one model.
+class ComponentCounts(Section):
+    """Exact counts of parameters."""
+
+    total: int = Field(description="Parameters, tied ones once.")
+    non_embedding: int = Field(description="Without embeddings and an untied head.")
+    active: ActiveParameters = Field(description="Parameters that one token uses.")
+    by_component: dict[str, int] = Field(description="Parameters by component.")
+
+
+class ParameterCounts(ComponentCounts):
+    """Exact counts of parameters.
 
     `non_embedding` is the total without token embeddings, tables and vectors of positions and token
     types, the head's own matrix and the bias on the logits. `per_layer` has the keys encoder,
@@ -221,12 +228,11 @@ class ParameterCounts:
     decoder's in an encoder-decoder.
     """
 
-    total: int
-    non_embedding: int
-    active: ActiveParameters
-    by_component: dict[str, int]
-    per_layer: dict[str, int]
-    textbook: tuple[TextbookRule, ...]
+    per_layer: dict[str, int] = Field(description="Parameters of one layer by its kind.")
+    textbook: tuple[TextbookRule, ...] = Field(description="Formulas of textbooks.")
+    frozen: int | None = Field(
+        None, description="Of Marian: tables that transformers' class has and does not train."
+    )
 
 
 def count_parameters(model: ModelConfig) -> ParameterCounts:
@@ -270,7 +276,11 @@ def _count_active_parameters(model: ModelConfig, rows: list[ParameterTensor]) ->
         for row in rows
         if row.component == "embedding" and row.name != used_as_head
     )
-    return ActiveParameters(everything, everything - input_only, everything - tables)
+    return ActiveParameters(
+        all=everything,
+        without_input_embedding=everything - input_only,
+        without_embeddings=everything - tables,
+    )
 
 
 def _count_layer_parameters(model: ModelConfig, rows: list[ParameterTensor]) -> dict[str, int]:
@@ -311,5 +321,6 @@ def _apply_textbook_rules(model: ModelConfig, non_embedding: int) -> tuple[Textb
         "2·d·L·(2·d_attn + d_ff)": 2 * hidden * layers * (2 * attention + width),
     }
     return tuple(
-        TextbookRule(rule, value, value / non_embedding - 1) for rule, value in values.items()
+        TextbookRule(rule=rule, value=value, error=value / non_embedding - 1)
+        for rule, value in values.items()
     )

@@ -25,8 +25,8 @@ from llmsys.estimate.device_profile import (
 )
 from llmsys.estimate.memory_timeline import GIB
 from llmsys.estimate.model_tensors import count_parameters
+from llmsys.estimate.percentile_interval import PercentileInterval
 from llmsys.estimate.residual_model import (
-    PercentileInterval,
     ResidualModel,
     fit_run_residual,
     get_model_class,
@@ -164,7 +164,7 @@ class RunComparison:
                 "residual": measured / seconds.p50 - 1,
                 "within_p10_p90": seconds.contains(measured),
             }
-            time = {"measured": measured, "predicted": seconds.to_dict(), **within}
+            time = {"measured": measured, "predicted": seconds.model_dump(), **within}
         counted = count_parameters(self.config.model).total
         return {
             "run": str(self.folder),

@@ -100,11 +100,11 @@ class ProgramProfile(Section):
         for key, values in (("memory", self.memory), ("pipelined_memory", self.pipelined_memory)):
             yield from find_memory_violations(key, values)
         for name in sorted(self.assumed.keys() - self.memory.keys() - self.pipelined_memory.keys()):
-            text = (
+            yield Violation(
+                f"assumed.{name}",
                 f"assumed.{name} names no value of memory or pipelined_memory. Give the value, or "
-                "remove it."
+                "remove it.",
             )
-            yield Violation(f"assumed.{name}", text)
 
     @property
     def is_own(self) -> bool:
@@ -141,8 +141,10 @@ def find_memory_violations(key: str, values: Mapping[str, str]) -> Iterator[Viol
     )
     unknown = [name for name in values if name not in known]
     for name in unknown:
-        text = f"{key}.{name} is no field of a memory profile. Use {', '.join(known)}."
-        yield Violation(f"{key}.{name}", text)
+        yield Violation(
+            f"{key}.{name}",
+            f"{key}.{name} is no field of a memory profile. Use {', '.join(known)}.",
+        )
     try:
         TypeAdapter(MemoryProfile).validate_python(
             {name: values[name] for name in values if name not in unknown}

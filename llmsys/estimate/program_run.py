@@ -75,7 +75,12 @@ class ProgramRun:
         return estimate_peak_memory(self.config, self.layout, system=self.memory_profile)
 
     def estimate_step(self, device: DeviceProfile, documents: tuple[int, ...] = ()) -> StepTime:
-        """Return the time of a step on a device."""
+        """Estimate the time of a step.
+
+        Args:
+            device: profile of the accelerator.
+            documents: lengths in tokens of the documents packed into a window; empty: one document.
+        """
         return estimate_step_time(
             self.config,
             self.layout,

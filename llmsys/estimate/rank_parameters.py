@@ -69,7 +69,11 @@ class PipelineStage:
         return len(layers) if self.last and own in ends else 0
 
     def iter_parameters(self, model: ModelConfig) -> Iterator[ParameterTensor]:
-        """The parameter tensors of this stage."""
+        """Yield the parameter tensors of this stage.
+
+        Args:
+            model: architecture of the whole model.
+        """
         for row in list_model_tensors(model):
             if row.name.startswith("blocks."):
                 layers = tuple(layer for layer in row.layers if layer in self.layers)

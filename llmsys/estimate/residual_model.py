@@ -2,11 +2,8 @@
 
 Reads `residual.yaml`, which tools/bench/estimates.py writes from named published rows. The spread
 is of the logarithm: measured = modelled · factor · exp(spread · z) with z standard normal.
-
-A number that is not known exactly is a `PercentileInterval`: its P10, P50 and P90.
 """
 
-from dataclasses import dataclass
 from functools import cache
 from math import exp, log, sqrt
 from pathlib import Path
@@ -19,38 +16,11 @@ from llmsys.config.loading.yaml_files import parse_yaml
 from llmsys.config.model import ModelConfig
 from llmsys.config.section import Section
 from llmsys.estimate.device_profile import DeviceProfile, ModelClass, RunResidual
+from llmsys.estimate.percentile_interval import (
+    PercentileInterval,
+    build_log_normal_interval,
+)
 from llmsys.estimate.program_profile import ProgramProfile
-
-Z90 = 1.2815515655446004  # the standard normal's 90th percentile
-
-
-@dataclass(frozen=True)
-class PercentileInterval:
-    """Three percentiles: one in ten is below `p10`, half are below `p50`, one in ten is above
-    `p90`.
-    """
-
-    p10: float
-    p50: float
-    p90: float
-
-    def scale(self, factor: float) -> "PercentileInterval":
-        """The same in another unit; `factor` is positive."""
-        return PercentileInterval(self.p10 * factor, self.p50 * factor, self.p90 * factor)
-
-    def contains(self, value: float) -> bool:
-        """Return whether the value lies between P10 and P90."""
-        return self.p10 <= value <= self.p90
-
-    def to_dict(self) -> dict[str, float]:
-        """Plain values with stable keys."""
-        return {"p10": self.p10, "p50": self.p50, "p90": self.p90}
-
-
-def build_log_normal_interval(median: float, spread: float) -> PercentileInterval:
-    """Of a log-normal with that median and standard deviation of the logarithm."""
-    return PercentileInterval(median * exp(-Z90 * spread), median, median * exp(Z90 * spread))
-
 
 FILE = Path(__file__).with_name("residual.yaml")
 Kind = Literal["step", "run"]

@@ -8,8 +8,8 @@ accelerator-hours.
 Time, money and energy of a config on a device, as the parts of an estimate that are unknown without
 one.
 
-Reads a config, a device profile and a cluster's assumptions; gives plain data with stable keys and
-drops what it answers from the estimate's `unknown`.
+Reads a config, a device profile and a cluster's assumptions; completes an estimate and drops what
+it answers from its `unknown`.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,14 +24,11 @@ from llmsys.errors import ConfigError
 from llmsys.estimate.cluster_costs import ClusterCosts
 from llmsys.estimate.device_profile import DeviceProfile
 from llmsys.estimate.goodput import Goodput, estimate_goodput
+from llmsys.estimate.json_output import EstimateOutput, RunEnergy, RunMoney, RunTime, StepPrice
 from llmsys.estimate.model_tensors import list_model_tensors
+from llmsys.estimate.percentile_interval import Z90, PercentileInterval, build_log_normal_interval
 from llmsys.estimate.program_run import ProgramRun
-from llmsys.estimate.residual_model import (
-    Z90,
-    PercentileInterval,
-    build_log_normal_interval,
-    load_residuals,
-)
+from llmsys.estimate.residual_model import load_residuals
 from llmsys.estimate.state_memory import FP32, resolve_planned_layout
 from llmsys.estimate.step_time import StepTime, estimate_step_time
 
@@ -221,9 +218,18 @@ def estimate_run_cost(
 
 
 def estimate_run_seconds(step_seconds: PercentileInterval, steps: float) -> PercentileInterval:
-    """Seconds of many steps. The spread of whole runs was calibrated on their hours, so it holds
-    that of their steps;
-    where a step is less sure than that (experts), its own."""
+    """Estimate the seconds of many steps.
+
+    The spread of whole runs was calibrated on their hours, so it holds that of their steps. Where a
+    step is less sure than that, as with experts, the spread is the step's.
+
+    Args:
+        step_seconds: seconds of a step.
+        steps: number of the steps.
+
+    Returns:
+        Seconds of all of them, with the calibrated factor of whole runs.
+    """
     whole = load_residuals().run
     one = log(step_seconds.p90 / step_seconds.p50) / Z90
     return build_log_normal_interval(
@@ -232,8 +238,14 @@ def estimate_run_seconds(step_seconds: PercentileInterval, steps: float) -> Perc
 
 
 def compute_mean_watts(device: DeviceProfile, cluster: ClusterCosts) -> float | None:
-    """Power of one accelerator and its share of the machine, in training; None when nobody said
-    its limit.
+    """Return the power of one accelerator and its share of the machine, in training.
+
+    Args:
+        device: profile of the accelerator.
+        cluster: share of its power limit that it draws, and the watts of the rest of the machine.
+
+    Returns:
+        Watts; None where the profile has no limit.
     """
     return None if device.watts is None else device.watts * cluster.power_share + cluster.host_watts
 
@@ -254,7 +266,14 @@ class PricingRequest:
     planned: ProgramRun | None = None
 
     def resolve_layout(self, config: RunConfig) -> ParallelLayout:
-        """The config's layout on those devices; LayoutError when they cannot be split so."""
+        """Return the layout of a config on those devices.
+
+        Args:
+            config: resolved config of a run.
+
+        Raises:
+            LayoutError: the devices cannot be split so.
+        """
         return (
             resolve_planned_layout(config)
             if self.num_devices is None
@@ -263,27 +282,24 @@ class PricingRequest:
 
 
 def add_costs(
-    result: dict[str, Any], config: RunConfig, question: PricingRequest, *, model_only: bool
-) -> dict[str, Any]:
+    result: EstimateOutput, config: RunConfig, question: PricingRequest, *, model_only: bool
+) -> EstimateOutput:
     """Add `time`, `money` and `energy` to an estimate; a bare model has no run, so only its step
     has a price.
 
-    Keys: time.{device, ranks, step_seconds, parts_seconds, tokens_per_second_per_device,
-    utilisation, run}; money.{currency, accelerator_hours, amount, assumptions}; energy.{kwh,
-    watts_per_device, assumptions}. What is not certain is {p10, p50, p90}.
-
     Args:
-        result: values that `estimate_run` returned.
+        result: what `estimate_run` returned.
         config: resolved config of a run.
         question: device, cluster costs and number of devices.
         model_only: the config is a bare model.
 
     Returns:
-        The values with the keys above instead of `unknown`.
+        The estimate with these three; what is still not known is in `unknown`.
     """
-    documents, load = result["batch"]["documents"] or (), question.cluster.expert_load
+    documents = tuple(result.batch.documents or ())
+    load = question.cluster.expert_load
     if question.planned is not None:
-        step = question.planned.estimate_step(question.device, tuple(documents))
+        step = question.planned.estimate_step(question.device, documents)
     else:
         layout = question.resolve_layout(config)
         step = estimate_step_time(
@@ -293,44 +309,43 @@ def add_costs(
         unknown = dict.fromkeys(
             ("money", "energy"), "a bare model has no token budget: give train.tokens"
         )
-        return result | {"time": _build_time_section(step, question, None), "unknown": unknown}
+        time = _build_step_price(step, question, None)
+        return result.model_copy(update={"time": time, "unknown": unknown})
     steps = count_full_steps(
         config, step, question.device, question.resolve_layout, documents, load
     )
     cost = estimate_run_cost(config, step, question.device, question.cluster, steps)
-    parts = {"time": _build_time_section(step, question, cost), "money": _build_money_section(cost)}
+    found: dict[str, Any] = {
+        "time": _build_step_price(step, question, cost),
+        "money": _build_run_money(cost),
+    }
     if cost.energy_kwh is None:
-        return (
-            result
-            | parts
-            | {"unknown": {"energy": f"the profile of {question.device.name} has no watts"}}
+        found["unknown"] = {"energy": f"the profile of {question.device.name} has no watts"}
+    else:
+        found["energy"] = _build_run_energy(cost.energy_kwh, cost, question)
+        found["unknown"] = {}
+    return result.model_copy(update=found)
+
+
+def _build_step_price(step: StepTime, question: PricingRequest, cost: RunCost | None) -> StepPrice:
+    run = None
+    if cost is not None:
+        run = RunTime(
+            hours=cost.hours,
+            residual_factor=load_residuals().run.factor,
+            goodput=cost.goodput.fraction,
+            evaluation_share=cost.evaluation_share,
+            utilisation_model_causal=cost.whole_run_utilisation,
+            checkpoint_every_seconds=cost.goodput.checkpoint_seconds,
+            failures_per_day=cost.goodput.failures_per_day,
         )
-    return (
-        result
-        | parts
-        | {"energy": _build_energy_section(cost.energy_kwh, cost, question), "unknown": {}}
+    program = "llmsys" if question.planned is None else question.planned.program.name
+    return StepPrice(
+        device=question.device.name, program=program, run=run, **dict(step.to_output())
     )
 
 
-def _build_time_section(
-    step: StepTime, question: PricingRequest, cost: RunCost | None
-) -> dict[str, Any]:
-    run = None
-    if cost is not None:
-        run = {
-            "hours": cost.hours.to_dict(),
-            "residual_factor": load_residuals().run.factor,
-            "goodput": cost.goodput.fraction,
-            "evaluation_share": cost.evaluation_share,
-            "utilisation_model_causal": cost.whole_run_utilisation,
-            "checkpoint_every_seconds": cost.goodput.checkpoint_seconds,
-            "failures_per_day": cost.goodput.failures_per_day,
-        }
-    program = "llmsys" if question.planned is None else question.planned.program.name
-    return {"device": question.device.name, "program": program, **step.to_dict(), "run": run}
-
-
-def _build_money_section(cost: RunCost) -> dict[str, Any]:
+def _build_run_money(cost: RunCost) -> RunMoney:
     wanted = (
         "price_per_hour",
         "price_per_kwh",
@@ -339,21 +354,21 @@ def _build_money_section(cost: RunCost) -> dict[str, Any]:
         "restart_seconds",
         "other_loss",
     )
-    return {
-        "currency": cost.assumptions["currency"],
-        "accelerator_hours": cost.accelerator_hours.to_dict(),
-        "amount": cost.money.to_dict(),
-        "assumptions": {name: cost.assumptions[name] for name in wanted},
-    }
+    return RunMoney(
+        currency=cost.assumptions["currency"],
+        accelerator_hours=cost.accelerator_hours,
+        amount=cost.money,
+        assumptions={name: cost.assumptions[name] for name in wanted},
+    )
 
 
-def _build_energy_section(
+def _build_run_energy(
     kwh: PercentileInterval, cost: RunCost, question: PricingRequest
-) -> dict[str, Any]:
-    return {
-        "kwh": kwh.to_dict(),
-        "watts_per_device": compute_mean_watts(question.device, question.cluster),
-        "assumptions": {
-            name: cost.assumptions[name] for name in ("power_share", "host_watts", "pue")
-        },
-    }
+) -> RunEnergy:
+    watts = compute_mean_watts(question.device, question.cluster)
+    assert watts is not None, "energy was estimated from the power"
+    return RunEnergy(
+        kwh=kwh,
+        watts_per_device=watts,
+        assumptions={name: cost.assumptions[name] for name in ("power_share", "host_watts", "pue")},
+    )

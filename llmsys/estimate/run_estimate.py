@@ -1,17 +1,27 @@
-"""Everything the estimate knows about a config, as plain data with stable keys; `summary_table.py`
-formats it.
+"""Everything the estimate knows about a config, as the object that `llmsys estimate --json` prints;
+`summary_table.py` formats it.
 
 Time, money and energy depend on a device and are unknown without a profile of one, and are then
 left out.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from llmsys.config.module_tensors import ParameterTensor
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.run import RunConfig
 from llmsys.estimate.flops import CONVENTIONS, Convention, FlopsCount, count_flops
+from llmsys.estimate.json_output import (
+    BatchSize,
+    ConventionFlops,
+    EstimateOutput,
+    RankMemory,
+    RunSize,
+    StepFlops,
+    TensorCount,
+)
 from llmsys.estimate.model_tensors import count_parameters, list_model_tensors
 from llmsys.estimate.peak_memory import estimate_activation_bytes, estimate_peak_memory
 from llmsys.estimate.rank_parameters import PipelineStage, list_pipeline_stages
@@ -41,15 +51,11 @@ def estimate_run(
     planned: "ProgramRun | None" = None,
     expert_load: float = 1.0,
     layout: ParallelLayout | None = None,
-) -> dict[str, Any]:
-    """Estimate parameters, operations, memory and budget as nested plain values.
+) -> EstimateOutput:
+    """Estimate parameters, operations, memory and budget of a run.
 
-    Keys: parameters.{total, non_embedding, active.{all, without_input_embedding,
-    without_embeddings}, by_component, per_layer, textbook}; batch; flops.{convention, forward,
-    forward_backward, …} for one step of that batch; memory; run; precision.{number, reason};
-    unknown. Bytes are per rank. For a bare model there is no run and no memory: both are None.
-    `device` resolves train.precision=auto and train.compile=auto. `batch.sequence_length` is the
-    source's and `batch.target_length` the target's in an encoder-decoder, else None.
+    Bytes are per rank. For a bare model there is no run and no memory: both are None.
+    `device` resolves train.precision=auto and train.compile=auto.
 
     Args:
         config: resolved config of a run.
@@ -63,53 +69,64 @@ def estimate_run(
         layout: resolved layout of the run; None: on as many devices as the config starts processes.
 
     Returns:
-        The values under the keys above.
+        The object that `llmsys estimate --json` prints, without time, money and energy, which
+        `add_costs` adds.
     """
     precision = describe_precision(config, device)
     config = resolve_compile_for_profile(resolve_for_profile(config, device), device)
-    return {
-        "parameters": asdict(count_parameters(config.model)),
-        "batch": _build_batch_section(config, documents),
-        "flops": _build_flops_section(config, documents),
-        "memory": None
-        if model_only
-        else _build_memory_section(config, planned, expert_load, layout),
-        "run": _build_run_section(config, documents) if has_budget and not model_only else None,
-        "precision": precision,
-        "unknown": dict.fromkeys(("time", "money", "energy"), NO_DEVICE),
-    }
+    return EstimateOutput(
+        parameters=count_parameters(config.model),
+        batch=_build_batch_size(config, documents),
+        flops=_build_step_flops(config, documents),
+        memory=None if model_only else _build_rank_memory(config, planned, expert_load, layout),
+        run=_build_run_size(config, documents) if has_budget and not model_only else None,
+        precision=precision,
+        unknown=dict.fromkeys(("time", "money", "energy"), NO_DEVICE),
+    )
 
 
-def list_tensor_counts(config: RunConfig) -> list[dict[str, Any]]:
+def list_tensor_counts(config: RunConfig) -> list[TensorCount]:
     """List the parameter tensors of a run, equal ones of several blocks together.
 
     Args:
         config: resolved config of a run.
 
     Returns:
-        Entries with name, shape, copies, component and count; the counts sum to the total.
+        One entry for each row; the counts sum to the total.
+    """
+    return build_tensor_counts(list_model_tensors(config.model))
+
+
+def build_tensor_counts(rows: Iterable[ParameterTensor]) -> list[TensorCount]:
+    """Return parameter tensors as `--explain --json` prints them.
+
+    Args:
+        rows: tensors of a model, equal ones of several blocks together.
+
+    Returns:
+        One entry for each row.
     """
     return [
-        {
-            "name": row.display_name,
-            "shape": list(row.shape),
-            "copies": row.num_copies,
-            "component": row.component,
-            "count": row.num_elements,
-        }
-        for row in list_model_tensors(config.model)
+        TensorCount(
+            name=row.display_name,
+            shape=row.shape,
+            copies=row.num_copies,
+            component=row.component,
+            count=row.num_elements,
+        )
+        for row in rows
     ]
 
 
-def _build_batch_section(config: RunConfig, documents: Sequence[int]) -> dict[str, Any]:
+def _build_batch_size(config: RunConfig, documents: Sequence[int]) -> BatchSize:
     source, length = config.sequence_lengths
-    return {
-        "sequence_length": source,
-        "target_length": length if config.model.family == "encoder_decoder" else None,
-        "sequences": config.batch.sequences_per_step,
-        "tokens": config.batch.sequences_per_step * length,
-        "documents": list(documents) or None,
-    }
+    return BatchSize(
+        sequence_length=source,
+        target_length=length if config.model.family == "encoder_decoder" else None,
+        sequences=config.batch.sequences_per_step,
+        tokens=config.batch.sequences_per_step * length,
+        documents=list(documents) or None,
+    )
 
 
 def _count_step_flops(
@@ -129,15 +146,15 @@ def _count_step_flops(
     )
 
 
-def _build_flops_section(config: RunConfig, documents: Sequence[int]) -> dict[str, Any]:
+def _build_step_flops(config: RunConfig, documents: Sequence[int]) -> StepFlops:
     counts = {name: _count_step_flops(config, name, documents) for name in CONVENTIONS}
     every = {
-        name: {
-            "forward": one.forward,
-            "forward_backward": one.forward_backward,
-            "forward_backward_per_token": one.flops_per_token,
-            "attention_share": one.attention_share,
-        }
+        name: ConventionFlops(
+            forward=one.forward,
+            forward_backward=one.forward_backward,
+            forward_backward_per_token=one.flops_per_token,
+            attention_share=one.attention_share,
+        )
         for name, one in counts.items()
     }
     chosen = config.flops.convention
@@ -145,20 +162,20 @@ def _build_flops_section(config: RunConfig, documents: Sequence[int]) -> dict[st
         str(s): count_flops(config.model, s, 1, chosen, documents=documents).attention_share
         for s in CONTEXTS
     }
-    return {
-        "convention": chosen,
-        **every[chosen],
-        "conventions": every,
-        "attention_share_by_length": shares,
-    }
+    return StepFlops(
+        convention=chosen,
+        conventions=every,
+        attention_share_by_length=shares,
+        **dict(every[chosen]),
+    )
 
 
-def _build_memory_section(
+def _build_rank_memory(
     config: RunConfig,
     planned: "ProgramRun | None",
     expert_load: float,
     named: ParallelLayout | None,
-) -> dict[str, Any]:
+) -> RankMemory:
     layout = (named or resolve_planned_layout(config)) if planned is None else planned.layout
     stages: Sequence[PipelineStage] = ()
     if planned is not None:
@@ -181,22 +198,22 @@ def _build_memory_section(
     state = compute_state_bytes(config, layout, rows, system)
     activations = estimate_activation_bytes(config, layout, system)
     pipeline = {} if planned is None or planned.pipeline == 1 else {"pipeline": planned.pipeline}
-    return {
-        "ranks": layout.world_size if planned is None else planned.num_ranks,
-        "layout": layout.to_settings() | pipeline,
-        "engine": config.engine.model_dump(),
-        "state_bytes": {**asdict(state), "total": state.total},
-        "activation_bytes_estimated": {**asdict(activations), "total": activations.total},
-        **estimate_peak_memory(config, layout, system=system).to_dict(),
-    }
+    return RankMemory(
+        ranks=layout.world_size if planned is None else planned.num_ranks,
+        layout=layout.to_settings() | pipeline,
+        engine=config.engine.model_dump(),
+        state_bytes={**asdict(state), "total": state.total},
+        activation_bytes_estimated={**asdict(activations), "total": activations.total},
+        **dict(estimate_peak_memory(config, layout, system=system).to_output()),
+    )
 
 
-def _build_run_section(config: RunConfig, documents: Sequence[int]) -> dict[str, Any]:
+def _build_run_size(config: RunConfig, documents: Sequence[int]) -> RunSize:
     step = _count_step_flops(config, config.flops.convention, documents)
     tokens = config.batch.count_tokens_before(config.num_steps)
-    return {
-        "tokens": tokens,
-        "steps": config.num_steps,
-        "flops": step.forward_backward * tokens // config.batch.tokens_per_step,
-        "tokens_per_parameter": tokens / count_parameters(config.model).active.all,
-    }
+    return RunSize(
+        tokens=tokens,
+        steps=config.num_steps,
+        flops=step.forward_backward * tokens // config.batch.tokens_per_step,
+        tokens_per_parameter=tokens / count_parameters(config.model).active.all,
+    )

@@ -9,14 +9,7 @@ from pydantic import Field
 
 from llmsys.config.section import Section
 from llmsys.config.serving import FinetuneConfig, ServingConfig
-
-
-class Percentiles(Section):
-    """A number that is not known exactly."""
-
-    p10: float = Field(description="One in ten is below.")
-    p50: float = Field(description="Half are below.")
-    p90: float = Field(description="One in ten is above.")
+from llmsys.estimate.percentile_interval import PercentileInterval
 
 
 class ServingRates(Section):
@@ -104,5 +97,7 @@ class FinetuneOutput(Section):
     memory: FinetuneMemory | None = Field(
         None, description="Memory of a rank; missing without a batch."
     )
-    step_seconds: Percentiles | None = Field(None, description="With a device: seconds of a step.")
+    step_seconds: PercentileInterval | None = Field(
+        None, description="With a device: seconds of a step."
+    )
     speedup: float | None = Field(None, description="Seconds of full training over these.")

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+from llmsys.estimate.serving_output import FinetuneOutput
 from llmsys.estimate.summary_table import format_count, format_gib
 
 
@@ -67,37 +68,36 @@ def _iter_serving_lines(result: dict[str, Any]) -> Iterator[str]:
         )
 
 
-def iter_finetune_lines(found: dict[str, Any]) -> Iterator[str]:
+def iter_finetune_lines(found: FinetuneOutput) -> Iterator[str]:
     """Yield the lines of a fine-tuning estimate.
 
     Args:
-        found: values that `estimate_finetuning` returned.
+        found: what `estimate_finetuning` returned.
 
     Returns:
         Lines of text.
     """
     yield ""
-    settings = ", ".join(f"{name} {value}" for name, value in found["settings"].items())
+    settings = ", ".join(f"{name} {value}" for name, value in found.settings)
     yield f"fine-tuning: {settings}"
     share = (
-        f"{found['trained_share']:.2%} of all, {format_count(found['adapter_parameters'])} in "
-        "adapters"
+        f"{found.trained_share:.2%} of all, {format_count(found.adapter_parameters)} in adapters"
     )
-    yield _format_row("trained parameters", f"{found['trained_parameters']:,}", share)
-    flops = found["flops"]
+    yield _format_row("trained parameters", f"{found.trained_parameters:,}", share)
+    flops = found.flops
     yield _format_row(
-        "FLOPs of a step", f"{flops['total']:,}", f"{flops['share_of_full']:.1%} of full training"
+        "FLOPs of a step", f"{flops.total:,}", f"{flops.share_of_full:.1%} of full training"
     )
-    if (memory := found.get("memory")) is not None:
-        for name, size in memory["state_bytes"].items():
+    if (memory := found.memory) is not None:
+        for name, size in memory.state_bytes.items():
             yield _format_row(f"  {name}", f"{round(size):,}", format_gib(round(size)))
         yield _format_row(
-            "peak per rank", f"{memory['peak_bytes']:,}", f"bytes, {memory['peak_instant']}"
+            "peak per rank", f"{memory.peak_bytes:,}", f"bytes, {memory.peak_instant}"
         )
-    if (step := found.get("step_seconds")) is not None:
-        interval = f"{step['p50']:.3g} ({step['p10']:.3g} to {step['p90']:.3g})"
+    if (step := found.step_seconds) is not None:
+        interval = f"{step.p50:.3g} ({step.p10:.3g} to {step.p90:.3g})"
         yield _format_row(
-            "seconds per step", interval, f"{found['speedup']:.2f} times as fast as full training"
+            "seconds per step", interval, f"{found.speedup:.2f} times as fast as full training"
         )
 
 

@@ -231,9 +231,13 @@ class SoftwareProfile(Section):
 
 
 def select_precision(device: "DeviceProfile | None") -> tuple[Precision, str]:
-    """Return bf16 where a profile multiplies it faster than fp32, else fp32, with the reason.
+    """Return the number type of `train.precision: auto` on a device.
 
-    Without a profile it is bf16, since that is what accelerators train in.
+    Args:
+        device: its profile; None: bf16, since that is what accelerators train in.
+
+    Returns:
+        bf16 where the profile multiplies it faster than fp32, else fp32; and the reason.
     """
     if device is None:
         return "bf16", "no device is given, and accelerators support it natively"
@@ -307,12 +311,27 @@ def _find_named_profile(config: RunConfig) -> "DeviceProfile | None":
     return load_device_profile(config.flops.device)
 
 
-def describe_precision(config: RunConfig, device: "DeviceProfile | None" = None) -> dict[str, str]:
-    """Return {number, reason}: the type an estimate of this config counts with, and why it is
-    that one.
+class PrecisionChoice(Section):
+    """The number type that the estimate counts with."""
+
+    number: str = Field(description="bf16, fp16 or fp32.")
+    reason: str = Field(description="Why it is that one.")
+
+
+def describe_precision(config: RunConfig, device: "DeviceProfile | None" = None) -> PrecisionChoice:
+    """Return the type an estimate of this config counts with, and why it is that one.
+
+    Args:
+        config: resolved config of a run.
+        device: profile of the device; None: the one that `flops.device` names.
+
+    Returns:
+        The number type and the reason.
     """
     if config.train.precision != "auto":
-        return {"number": config.train.resolved_precision, "reason": "train.precision names it"}
+        return PrecisionChoice(
+            number=config.train.resolved_precision, reason="train.precision names it"
+        )
     device = device if device is not None else _find_named_profile(config)
     number, reason = select_precision(device)
-    return {"number": number, "reason": f"train.precision=auto: {reason}"}
+    return PrecisionChoice(number=number, reason=f"train.precision=auto: {reason}")

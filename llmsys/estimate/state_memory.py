@@ -203,8 +203,16 @@ def compute_state_bytes(
     rows: list[ParameterTensor] | None = None,
     system: MemoryProfile = OURS,
 ) -> StateBytes:
-    """State of the configured engine under a resolved layout; of `rows` only, where a stage has
-    a part of the model.
+    """Return the state of the configured engine on the fullest rank.
+
+    Args:
+        config: resolved config of a run.
+        layout: resolved layout.
+        rows: tensors of a pipeline stage; None: of the whole model.
+        system: the program that trains.
+
+    Returns:
+        Bytes of weights, masters, gradients and moments.
     """
     rows = list_model_tensors(config.model) if rows is None else rows
     match config.engine:

@@ -9,7 +9,6 @@ whole run takes.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 from llmsys.config.engine import DeepSpeedEngineConfig, EngineConfig
 from llmsys.config.model import ModelConfig
@@ -31,6 +30,7 @@ from llmsys.estimate.host_time import (
     estimate_host_seconds,
     estimate_offload_seconds,
 )
+from llmsys.estimate.json_output import StepSeconds, Utilisation
 from llmsys.estimate.kernel_context import (
     KernelContext,
     MatmulDtype,
@@ -40,8 +40,9 @@ from llmsys.estimate.kernel_context import (
 )
 from llmsys.estimate.kernel_time import KernelSeconds, estimate_kernel_seconds
 from llmsys.estimate.optimizer_time import estimate_optimizer_seconds
+from llmsys.estimate.percentile_interval import PercentileInterval
 from llmsys.estimate.program_profile import ProgramProfile, load_own_program
-from llmsys.estimate.residual_model import PercentileInterval, get_residual
+from llmsys.estimate.residual_model import get_residual
 from llmsys.estimate.software_profile import resolve_compile_for_profile, resolve_for_profile
 
 
@@ -69,20 +70,18 @@ class StepTime:
         """Throughput at the P50."""
         return self.tokens / self.seconds.p50 / self.ranks
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values with stable keys."""
-        return {
-            "step_seconds": self.seconds.to_dict(),
-            "parts_seconds": self.parts,
-            "residual_factor": self.factor,
-            "ranks": self.ranks,
-            "tokens_per_second_per_device": self.tokens_per_second_per_device,
-            "utilisation": {
-                "model_causal": self.mfu,
-                "model_full": self.full_mfu,
-                "hardware": self.hfu,
-            },
-        }
+    def to_output(self) -> StepSeconds:
+        """Return the step as `llmsys estimate --json` prints it."""
+        return StepSeconds(
+            step_seconds=self.seconds,
+            parts_seconds=self.parts,
+            residual_factor=self.factor,
+            ranks=self.ranks,
+            tokens_per_second_per_device=self.tokens_per_second_per_device,
+            utilisation=Utilisation(
+                model_causal=self.mfu, model_full=self.full_mfu, hardware=self.hfu
+            ),
+        )
 
 
 def estimate_step_time(

@@ -178,37 +178,36 @@ def _iter_bubbles(busy: list[Activity], ranks: int, end: float) -> Iterator[Acti
             yield Activity(rank, "bubble", time, end - time, "bubble")
 
 
-def build_timeline_from_estimate(result: dict[str, Any], config: RunConfig) -> StepTimeline:
+def build_timeline_from_estimate(
+    parts: dict[str, float], layout: dict[str, Any], config: RunConfig
+) -> StepTimeline:
     """Lay out the step of a priced estimate.
 
     Args:
-        result: values of `add_costs`.
+        parts: seconds by part, as `time.parts_seconds` of an estimate.
+        layout: sizes of axes, as `memory.layout` of an estimate; empty for a bare model.
         config: the run's config.
 
     Returns:
         The activities.
     """
-    layout = result["memory"]["layout"] if result["memory"] is not None else {}
     ranks, schedule = layout.get("pipeline") or 1, config.layout.pipeline_schedule
     share = _count_rank_sequences(layout, config)
     micro_batches = max(1, share // config.batch.resolve_micro_sequences(share))
     chunks = schedule.num_chunks if ranks > 1 else 1
-    return build_step_timeline(
-        result["time"]["parts_seconds"], ranks, chunks, micro_batches, schedule.kind
-    )
+    return build_step_timeline(parts, ranks, chunks, micro_batches, schedule.kind)
 
 
-def count_rank_micro_batch(result: dict[str, Any], config: RunConfig) -> tuple[int, int]:
+def count_rank_micro_batch(layout: dict[str, Any], config: RunConfig) -> tuple[int, int]:
     """Return the sequences of a micro-batch of one rank, and the ranks that share each layer.
 
     Args:
-        result: values of `estimate_run`.
+        layout: sizes of axes, as `memory.layout` of an estimate; empty for a bare model.
         config: the run's config.
 
     Returns:
         Sequences, and the size of the tensor axis.
     """
-    layout = result["memory"]["layout"] if result["memory"] is not None else {}
     share = _count_rank_sequences(layout, config)
     return config.batch.resolve_micro_sequences(share), layout.get("tensor") or 1
 

@@ -212,7 +212,12 @@ class ConfigJsonReader:
             self.notes.append(f"{self.prefix}{name}: {text}")
 
     def add_violation(self, name: str, message: str) -> None:
-        """Record one problem."""
+        """Record one violation; all of them are raised together.
+
+        Args:
+            name: key of config.json.
+            message: the value, the rule and the next step.
+        """
         self.problems.append(Violation(self.prefix + name, message))
 
     def find_unknown_keys(self) -> list[Violation]:
@@ -225,7 +230,14 @@ class ConfigJsonReader:
         ]
 
     def raise_violations(self, source: str) -> None:
-        """Raise a ConfigError with all problems, or log the notes if there are none."""
+        """Raise an error with all violations and unknown keys, or log the notes if there are none.
+
+        Args:
+            source: name of the file in messages.
+
+        Raises:
+            ConfigError: there is a violation or an unknown key.
+        """
         found = [*self.problems, *self.find_unknown_keys()]
         if found:
             head = "1 problem" if len(found) == 1 else f"{len(found)} problems"

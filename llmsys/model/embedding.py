@@ -142,8 +142,15 @@ class RelativePositionBias(nn.Module):
         self.weight = nn.Parameter(torch.empty(position.buckets, heads).normal_(std=0.02))
 
     def forward(self, queries_T: Tensor, keys_S: Tensor, *, bidirectional: bool) -> Tensor:
-        """Return the bias of query positions (..., T) and key positions (..., S), (..., H, T,
-        S).
+        """Return the bias of each pair of a query and a key.
+
+        Args:
+            queries_T: positions of queries, (..., T).
+            keys_S: positions of keys, (..., S).
+            bidirectional: keys after a query have buckets too, as in an encoder.
+
+        Returns:
+            (..., H, T, S) in the dtype of the weight.
         """
         buckets_TS = self._compute_buckets(
             keys_S[..., None, :] - queries_T[..., :, None], bidirectional

@@ -59,8 +59,14 @@ class GroupedExperts(nn.Module):
             )
 
     def forward(self, x_MD: Tensor, counts_E: Tensor) -> Tensor:
-        """Apply expert e to its `counts_E[e]` consecutive rows. The counts must sum to M; any of
-        them may be 0.
+        """Apply each expert to its rows.
+
+        Args:
+            x_MD: rows sorted by expert.
+            counts_E: rows of each expert; any of them may be 0, and they sum to M.
+
+        Returns:
+            (M, D) in the order of the input.
         """
         apply = (
             _GroupedLinear(self, counts_E, len(x_MD))

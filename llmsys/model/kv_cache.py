@@ -149,7 +149,11 @@ class KeyValueCache:
         return tokens_BS
 
     def advance(self, new: int) -> None:
-        """Count `new` positions as filled, after every layer has stored them."""
+        """Count positions as filled, after every layer has stored them.
+
+        Args:
+            new: number of the positions.
+        """
         self.length += new
 
 

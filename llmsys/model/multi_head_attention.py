@@ -103,7 +103,15 @@ class MultiHeadAttention(AttentionProjections):
         self.logit_recorder: LogitRecorder | None = None
 
     def forward(self, x_BTD: Tensor, context: ForwardContext) -> Tensor:
-        """Mix positions; same shape and dtype as the input."""
+        """Mix positions.
+
+        Args:
+            x_BTD: states of all positions, normed.
+            context: masks, rotation and cache that all layers share.
+
+        Returns:
+            (B, T, D) in the dtype of the input.
+        """
         q_BTHK = self._project_queries(x_BTD)
         k_BTGK, v_BTGK = self._project_keys_values(x_BTD)
         q_BTHK, k_BSGK, v_BSGK = context.rotate_and_cache(
@@ -128,7 +136,16 @@ class CrossAttention(AttentionProjections):
         super().__init__(config, config.attention.cross_attention, layer)
 
     def forward(self, x_BTD: Tensor, context: ForwardContext) -> Tensor:
-        """Attend to `context.memory`; same shape and dtype as the input."""
+        """Attend to the states of the encoder.
+
+        Args:
+            x_BTD: states of the decoder, normed.
+            context: `memory` has the states of the encoder; with a cache their keys and values are
+                computed once.
+
+        Returns:
+            (B, T, D) in the dtype of the input.
+        """
         memory = context.memory
         assert memory is not None
         if context.cache is None:

@@ -60,7 +60,14 @@ class LmHead(Float32BufferModule):
         return x_BTD if self.scale == 1.0 else x_BTD * self.scale
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        """Return the logits, (B, T, V), in the dtype of the weights."""
+        """Return the logits.
+
+        Args:
+            x_BTD: last states of the stack.
+
+        Returns:
+            (B, T, V) in the dtype of the weights.
+        """
         logits_BTV = F.linear(self.prepare_hidden(x_BTD), self.weight, self.bias)
         if self.has_fixed_bias:
             logits_BTV = logits_BTV + self.fixed_bias_V.to(logits_BTV.dtype)
@@ -90,7 +97,14 @@ class MlmHead(nn.Module):
         return prepared_BTD
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        """Return the logits, (B, T, V), for every position."""
+        """Return the logits of every position.
+
+        Args:
+            x_BTD: last states of the stack.
+
+        Returns:
+            (B, T, V) in the dtype of the weights.
+        """
         return F.linear(self.prepare_hidden(x_BTD), self.weight, self.bias)
 
 

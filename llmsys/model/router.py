@@ -71,7 +71,12 @@ class TopKRouter(nn.Module):
         nn.init.normal_(self.weight, std=hidden_size**-0.5)
 
     def forward(self, x_ND: Tensor, balance_bias_E: Tensor | None = None) -> RoutingDecision:
-        """Score and choose; see `select_experts`."""
+        """Score and choose; see `select_experts`.
+
+        Args:
+            x_ND: states of the tokens.
+            balance_bias_E: added to the scores that choose, not to the weights; None: none.
+        """
         return self.select_experts(self.compute_scores(x_ND), balance_bias_E)
 
     def compute_scores(self, x_ND: Tensor) -> RouterScores:

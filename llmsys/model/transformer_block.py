@@ -66,8 +66,15 @@ class TransformerBlock(nn.Module):
         self.feed_forward = _build_feed_forward_or_moe(config, layer)
 
     def forward(self, x_BTD: Tensor, context: ForwardContext, branch: str | None = None) -> Tensor:
-        """Return the next states, or of a reversible stack the output of one branch; same shape
-        and dtype as x_BTD.
+        """Return the next states.
+
+        Args:
+            x_BTD: states of all positions.
+            context: masks, rotation and cache that all layers share.
+            branch: of a reversible stack, the branch to run.
+
+        Returns:
+            (B, T, D) in the dtype of the input; of a reversible stack the output of the branch.
         """
         if branch is not None:
             return self._run_reversible_branch(branch, x_BTD, context)

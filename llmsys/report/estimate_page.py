@@ -1,7 +1,7 @@
 """Render the page of an estimate: memory over one step, a roofline of a layer, and a timeline of
 the step.
 
-Reads the values that `llmsys estimate --json` prints, kernels and a timeline. Writes one HTML file.
+Reads the object that `llmsys estimate --json` prints, kernels and a timeline. Writes one HTML file.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,6 +12,7 @@ from typing import Any
 from markupsafe import Markup
 
 from llmsys.estimate.device_profile import DeviceProfile
+from llmsys.estimate.json_output import EstimateOutput, MemoryInstant, StepMemory, StepSeconds
 from llmsys.estimate.roofline import LayerKernel
 from llmsys.estimate.step_timeline import StepTimeline
 from llmsys.estimate.summary_table import format_count, format_gib
@@ -53,7 +54,7 @@ DOT_DECADES = 0.1
 
 
 def write_estimate_page(
-    result: dict[str, Any],
+    result: EstimateOutput,
     title: str,
     path: Path,
     *,
@@ -64,7 +65,7 @@ def write_estimate_page(
     """Write the page of an estimate.
 
     Args:
-        result: values of `estimate_run` or `add_costs`.
+        result: what `estimate_run` or `add_costs` returned.
         title: name of the config.
         path: HTML file to write.
         device: profile that the run is priced on.
@@ -74,40 +75,38 @@ def write_estimate_page(
     Returns:
         `path`.
     """
-    counts, flops = result["parameters"], result["flops"]
+    counts, flops = result.parameters, result.flops
     numbers: Numbers = [
         (
             "parameters",
-            format_count(counts["total"]),
-            f"{format_count(counts['active']['all'])} active per token",
+            format_count(counts.total),
+            f"{format_count(counts.active.all)} active per token",
         ),
-        ("FLOPs of a step", format_count(flops["forward_backward"]), flops["convention"]),
+        ("FLOPs of a step", format_count(flops.forward_backward), flops.convention),
     ]
     notes = []
-    memory, time = result["memory"], result.get("time")
+    memory, time = result.memory, result.time
     if memory is not None:
-        numbers.append(
-            ("peak memory per rank", format_gib(memory["peak_bytes"]), memory["peak_instant"])
-        )
+        numbers.append(("peak memory per rank", format_gib(memory.peak_bytes), memory.peak_instant))
     else:
         notes.append("A bare model has no run: no memory of a step, no time.")
     if time is not None:
-        step = time["step_seconds"]
+        step = time.step_seconds
         numbers.append(
             (
                 "seconds per step",
-                f"{step['p50']:.3g}",
-                f"P10 to P90: {step['p10']:.3g} to {step['p90']:.3g}",
+                f"{step.p50:.3g}",
+                f"P10 to P90: {step.p10:.3g} to {step.p90:.3g}",
             )
         )
         numbers.append(
-            ("utilisation", f"{time['utilisation']['model_causal']:.1%}", "of the peak, in a step")
+            ("utilisation", f"{time.utilisation.model_causal:.1%}", "of the peak, in a step")
         )
     elif device is None:
         notes.append("No device was given: no roofline and no timeline. Add --device NAME.")
     rows = [
-        (name, f"{count:,}", f"{count / counts['total']:.1%}")
-        for name, count in counts["by_component"].items()
+        (name, f"{count:,}", f"{count / counts.total:.1%}")
+        for name, count in counts.by_component.items()
     ]
     table = build_table(("component", "parameters", "share"), rows, numeric=(1, 2))
     parts = list(iter_step_sections(memory, time, device, kernels, timeline))
@@ -119,8 +118,8 @@ def write_estimate_page(
 
 
 def iter_step_sections(
-    memory: dict[str, Any] | None,
-    time: dict[str, Any] | None,
+    memory: StepMemory | None,
+    time: StepSeconds | None,
     device: DeviceProfile | None,
     kernels: Sequence[LayerKernel],
     timeline: StepTimeline | None,
@@ -129,8 +128,8 @@ def iter_step_sections(
     are known.
 
     Args:
-        memory: values of `MemoryTimeline.to_dict`.
-        time: values of `StepTime.to_dict`.
+        memory: memory of a rank over the step.
+        time: seconds of the step.
         device: profile that the step is priced on.
         kernels: kernels of a layer, for the roofline.
         timeline: the step laid out in time.
@@ -151,36 +150,36 @@ def iter_step_sections(
         yield ReportSection("timeline", "Timeline of one step", [_build_parts_table(time)], figures)
 
 
-def plot_memory(memory: dict[str, Any], room: float | None) -> Figure:
+def plot_memory(memory: StepMemory, room: float | None) -> Figure:
     """Return bytes of a rank by instant and category, the peak marked, with the device's memory
     as a line.
     """
-    instants = memory["instants"]
+    instants = memory.instants
     totals: dict[str, float] = {}
     for instant in instants:
-        for name, size in instant["items"].items():
+        for name, size in instant.items.items():
             totals[name] = max(totals.get(name, 0.0), size)
     largest = sorted(totals, key=lambda name: -totals[name])[:NUM_CATEGORIES]
     names = [_mark_peak(one, memory) for one in instants]
     traces: list[Trace] = []
     for name, colour in zip([*largest, "everything else"], CATEGORY_COLOURS, strict=False):
         sizes = [
-            one["items"].get(name, 0.0)
+            one.items.get(name, 0.0)
             if name != "everything else"
-            else sum(size for other, size in one["items"].items() if other not in largest)
+            else sum(size for other, size in one.items.items() if other not in largest)
             for one in instants
         ]
         traces.append(
             _build_stacked_bar(name, names, [size / GIB for size in sizes], colour, "GiB")
         )
-    peak = memory["peak_bytes"] / GIB
+    peak = memory.peak_bytes / GIB
     layout = build_bars_layout("GiB on one rank") | {
         "barmode": "stack",
         "showlegend": True,
         "hovermode": "closest",
     }
     layout["shapes"] = [] if room is None else [_build_limit(room / GIB)]
-    caption = f"The peak, {peak:.1f} GiB, is {memory['peak_instant']} (▶)."
+    caption = f"The peak, {peak:.1f} GiB, is {memory.peak_instant} (▶)."
     caption += (
         ""
         if room is None
@@ -191,12 +190,8 @@ def plot_memory(memory: dict[str, Any], room: float | None) -> Figure:
     )
 
 
-def _mark_peak(instant: dict[str, Any], memory: dict[str, Any]) -> str:
-    return (
-        f"▶ {instant['name']}"
-        if instant["name"] == memory["peak_instant"]
-        else str(instant["name"])
-    )
+def _mark_peak(instant: MemoryInstant, memory: StepMemory) -> str:
+    return f"▶ {instant.name}" if instant.name == memory.peak_instant else instant.name
 
 
 def _build_limit(value: float) -> dict[str, Any]:
@@ -299,7 +294,7 @@ def _build_kernel_table(kernels: Sequence[LayerKernel]) -> Markup:
     )
 
 
-def plot_timeline(timeline: StepTimeline, time: dict[str, Any] | None = None) -> Figure:
+def plot_timeline(timeline: StepTimeline, time: StepSeconds | None = None) -> Figure:
     """Return what every pipeline rank does in one step: passes, bubbles, exchanges, the update."""
     traces: list[Trace] = []
     for kind, colour in ACTIVITY_COLOURS.items():
@@ -332,18 +327,16 @@ def plot_timeline(timeline: StepTimeline, time: dict[str, Any] | None = None) ->
         "Exchanges are the part that no computation hides; those of tensor, context and experts "
         "are in the passes."
     )
-    if time is not None and (bubble := time["parts_seconds"].get("bubble", 0.0)) > 0:
-        caption += (
-            f" The estimate's bubble is {bubble:.3g} s of {time['step_seconds']['p50']:.3g} s."
-        )
+    if time is not None and (bubble := time.parts_seconds.get("bubble", 0.0)) > 0:
+        caption += f" The estimate's bubble is {bubble:.3g} s of {time.step_seconds.p50:.3g} s."
     return Figure(
         "plot-timeline", "By rank", traces, layout, caption, height=150 + 34 * timeline.ranks
     )
 
 
-def _build_parts_table(time: dict[str, Any]) -> Markup:
-    whole = sum(time["parts_seconds"].values())
-    parts = sorted(time["parts_seconds"].items(), key=lambda one: -one[1])
+def _build_parts_table(time: StepSeconds) -> Markup:
+    whole = sum(time.parts_seconds.values())
+    parts = sorted(time.parts_seconds.items(), key=lambda one: -one[1])
     rows = [
         (name, f"{seconds:.4g}", f"{seconds / whole:.1%}") for name, seconds in parts if seconds > 0
     ]

@@ -1,14 +1,14 @@
 """Render the page of a plan: the Pareto front, one step of the best layout, and what binds the
 others.
 
-Reads the values that `llmsys plan --json` prints, and the best layout. Writes one HTML file.
+Reads the object that `llmsys plan --json` prints, and the best layout. Writes one HTML file.
 """
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from llmsys.estimate.device_profile import DeviceProfile
+from llmsys.estimate.plan.json_output import PlanOutput, PricedLayout
 from llmsys.estimate.plan.layout_candidate import EstimatedCandidate
 from llmsys.estimate.roofline import list_layer_kernels
 from llmsys.estimate.step_timeline import build_timeline_from_estimate, count_rank_micro_batch
@@ -24,13 +24,13 @@ GIB = 2**30
 
 
 def write_plan_page(
-    data: dict[str, Any], title: str, path: Path, chosen: EstimatedCandidate, device: DeviceProfile
+    data: PlanOutput, title: str, path: Path, chosen: EstimatedCandidate, device: DeviceProfile
 ) -> Path:
     """Write the page of a plan: the Pareto front, one step of the best layout, and what binds the
     others.
 
     Args:
-        data: values of `plan_to_dict`.
+        data: what `build_plan_output` returned.
         title: name of the config.
         path: HTML file to write.
         chosen: the best layout.
@@ -39,12 +39,12 @@ def write_plan_page(
     Returns:
         `path`.
     """
-    best = data["best"][0]
+    best = data.best[0]
     numbers: Numbers = [
-        ("layouts that fit", f"{data['fitting']:,}", f"of {data['considered']:,}"),
-        ("fastest step", f"{best['step_seconds']['p50']:.3g} s", best["choice"]),
-        ("peak memory per device", format_gib(best["peak_bytes"]), best["peak_instant"]),
-        ("utilisation", f"{best['utilisation']:.1%}", data["device"]),
+        ("layouts that fit", f"{data.fitting:,}", f"of {data.considered:,}"),
+        ("fastest step", f"{best.step_seconds.p50:.3g} s", best.choice),
+        ("peak memory per device", format_gib(best.peak_bytes), best.peak_instant),
+        ("utilisation", f"{best.utilisation:.1%}", data.device),
     ]
     head = (
         "layout",
@@ -55,9 +55,9 @@ def write_plan_page(
         "instant of the peak",
     )
     rows = [
-        (one["choice"], f"{one['step_seconds']['p50']:#.3g}",
-            f"{one['tokens_per_second_per_device']:,.0f}",
-         f"{one['utilisation']:.1%}", format_gib(one["peak_bytes"]), one["peak_instant"])
+        (one.choice, f"{one.step_seconds.p50:#.3g}",
+            f"{one.tokens_per_second_per_device:,.0f}",
+         f"{one.utilisation:.1%}", format_gib(one.peak_bytes), one.peak_instant)
         for one in _list_shown_layouts(data)
     ]  # fmt: skip
     parts = [
@@ -69,13 +69,13 @@ def write_plan_page(
         )
     ]
     parts += iter_candidate_sections(chosen, device)
-    if data["rejected"]:
+    if data.rejected:
         table = build_table(
-            ("change", "what binds"), [(one["change"], one["reason"]) for one in data["rejected"]]
+            ("change", "what binds"), [(one.change, one.reason) for one in data.rejected]
         )
-        lead = build_paragraph(f"Neighbours of {best['choice']}.")
+        lead = build_paragraph(f"Neighbours of {best.choice}.")
         parts.append(ReportSection("rejected", "Rejected", [lead, table]))
-    titles = (title, f"plan for {data['device']}")
+    titles = (title, f"plan for {data.device}")
     write_bytes_atomically(path, render_document(titles, numbers, [], parts).encode())
     return path
 
@@ -93,37 +93,35 @@ def iter_candidate_sections(
         Sections of a page.
     """
     config, settings = chosen.config, chosen.choice.layout.to_settings()
-    memory, time = chosen.memory.to_dict() | {"layout": settings}, chosen.step.to_dict()
-    result = {"memory": memory, "time": time}
-    sequences, tensor = count_rank_micro_batch(result, config)
+    time = chosen.step.to_output()
+    sequences, tensor = count_rank_micro_batch(settings, config)
     kernels = list_layer_kernels(
         config.model, device, sequences, config.batch.sequence_length, tensor
     )
-    yield from iter_step_sections(
-        memory, time, device, kernels, build_timeline_from_estimate(result, config)
-    )
+    timeline = build_timeline_from_estimate(time.parts_seconds, settings, config)
+    yield from iter_step_sections(chosen.memory.to_output(), time, device, kernels, timeline)
 
 
-def _list_shown_layouts(data: dict[str, Any]) -> list[dict[str, Any]]:
-    listed = {one["choice"]: one for one in [*data["best"], *data["pareto"]]}
-    return sorted(listed.values(), key=lambda one: float(one["step_seconds"]["p50"]))
+def _list_shown_layouts(data: PlanOutput) -> list[PricedLayout]:
+    listed = {one.choice: one for one in [*data.best, *data.pareto]}
+    return sorted(listed.values(), key=lambda one: one.step_seconds.p50)
 
 
-def plot_pareto(data: dict[str, Any]) -> Figure:
+def plot_pareto(data: PlanOutput) -> Figure:
     """Return the layouts that no other beats in both time and memory as a line, and the fastest
     ones as dots.
     """
-    front = sorted(data["pareto"], key=lambda one: one["step_seconds"]["p50"])
+    front = sorted(data.pareto, key=lambda one: one.step_seconds.p50)
     traces: list[Trace] = []
     for name, rows, colour, mode in (
-        ("Pareto front", front, ORANGE, "lines+markers"), ("fastest", data["best"], BLUE, "markers")
+        ("Pareto front", front, ORANGE, "lines+markers"), ("fastest", data.best, BLUE, "markers")
     ):  # fmt: skip
         x, y = (
-            [one["step_seconds"]["p50"] for one in rows],
-            [one["peak_bytes"] / GIB for one in rows],
+            [one.step_seconds.p50 for one in rows],
+            [one.peak_bytes / GIB for one in rows],
         )
         trace = build_line(name, x, y, colour, markers=True) | {"mode": mode}
-        trace |= {"text": [escape_plot_text(one["choice"]) for one in rows]}
+        trace |= {"text": [escape_plot_text(one.choice) for one in rows]}
         traces.append(trace | {"hovertemplate": "%{text}: %{x:.3g} s, %{y:.1f} GiB<extra></extra>"})
     layout = {
         "xaxis": {"title": {"text": "seconds per step, P50"}},

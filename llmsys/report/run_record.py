@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from llmsys.config.loading.recorded_config import pop_format_version
+from llmsys.config.loading.config_files import pop_format_version
 from llmsys.config.loading.yaml_files import parse_yaml
 from llmsys.errors import ConfigError
 from llmsys.events import Event, iter_events

@@ -104,7 +104,14 @@ class ArrowFileWriter:
         return self
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Append one record batch; DataError when the disk refuses it."""
+        """Append one record batch.
+
+        Args:
+            batch: rows with the schema of the file.
+
+        Raises:
+            DataError: the disk refuses it; the message has the path and the next step.
+        """
         try:
             self.arrow.write_batch(batch)
         except OSError as error:

@@ -28,10 +28,25 @@ class ByteFile(Protocol):
     is_open: bool
 
     def require_complete(self, size: int) -> None:
-        """Raise DataError when the file is gone, replaced or not of this size."""
+        """Check that the file is the one that was opened.
+
+        Args:
+            size: bytes that it must have.
+
+        Raises:
+            DataError: it is gone, was replaced, or has another size.
+        """
 
     def discard_range(self, size: int, offset: int) -> bool:
-        """Discard the copies of damaged bytes. Return whether there may be better ones."""
+        """Discard the local copies of damaged bytes.
+
+        Args:
+            size: number of the bytes.
+            offset: place of the first one in the file.
+
+        Returns:
+            True where reading again may give better ones.
+        """
 
     def describe(self) -> str:
         """Return more about the file as it is now, for an error about damage."""

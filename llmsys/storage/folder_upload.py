@@ -45,13 +45,22 @@ class UploadRecord:
 
     def has_tag(self, name: str, found: RemoteObject) -> bool:
         """Return whether an object is the one that was uploaded or downloaded last, whatever the
-        file is by now.
+        file is
+        by now.
+
+        Args:
+            name: path of the file below the folder.
+            found: the object as the storage has it now.
         """
         return self._known.get(name, [""])[-1] == found.tag
 
     def add(self, name: str, found: RemoteObject, stamp: list[int] | None = None) -> None:
-        """Record that a file, as it was when its stamp was read, and its object have the same
-        bytes.
+        """Record that a file and its object have the same bytes.
+
+        Args:
+            name: path of the file below the folder.
+            found: the object, whose tag names its bytes.
+            stamp: size and modification time when the bytes were read; None: those of now.
         """
         known: list[int | str] = [*(stamp or read_stamp(self._folder / name)), found.tag]
         self._known[name] = known

@@ -11,7 +11,7 @@ import platform
 
 import torch
 
-from llmsys.config.loading.recorded_config import format_recorded_config
+from llmsys.config.loading.config_files import format_recorded_config
 from llmsys.config.run import RunConfig
 from llmsys.log import redact_values
 from llmsys.storage.atomic_write import PRIVATE, write_bytes_atomically

@@ -70,7 +70,7 @@ def _build_time_fields(config: RunConfig, profile: DeviceProfile | None) -> dict
     except ConfigError as error:  # such as a profile without links; the run needs no prediction
         return {"step_seconds": None, "why_no_time": str(error)}
     return {
-        "step_seconds": time.seconds.to_dict(),
+        "step_seconds": time.seconds.model_dump(),
         "modelled_seconds": time.seconds.p50 / time.factor,
     }
 

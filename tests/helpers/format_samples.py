@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 from llmsys import __version__
-from llmsys.config.loading.recorded_config import format_recorded_config
+from llmsys.config.loading.config_files import format_recorded_config
 from llmsys.config.loading.yaml_files import dump_yaml
 from llmsys.convert.conversion_record import describe_origin
 from llmsys.convert.from_hugging_face import convert_from_hugging_face

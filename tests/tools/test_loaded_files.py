@@ -1,13 +1,20 @@
-"""Laws of how much there is to open: the number of our files of which a command runs a function."""
+"""Laws of how much there is to open: the number of our files of which a command runs a function,
+and how often a reader who follows a key of a config comes back to a file.
+"""
 
 import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
+from types import FrameType
+
+from llmsys.config.loading.load import load_run_config
 
 # Measured; lower them with the code. Counted are the files with a function that a process ran.
 MAX_ESTIMATE, MAX_PREPARE = 30, 105
+LOADING = os.path.join("llmsys", "config", "loading", "")
 
 # Python imports this file first, in a worker process too. Code of modules, classes and module
 # constants is no function.
@@ -63,3 +70,27 @@ def test_one_shard_through_prepare_opens_few_files(repository: Path, tmp_path: P
     assert (
         60 < count_files(["prepare", "train/demo", *settings], repository, tmp_path) <= MAX_PREPARE
     )
+
+
+# Calls into a file that a reader of the loader had left, from the name of a config to its values.
+MAX_RETURNS = 4
+
+
+def test_a_key_reaches_its_section_with_few_returns_to_a_file_left_before() -> None:
+    read: list[tuple[str, str]] = []
+
+    def note(frame: FrameType, event: str, argument: object) -> None:
+        where = frame.f_code.co_filename, frame.f_code.co_qualname
+        is_function = where[1][0] != "<" and "<locals>" not in where[1]
+        if event == "call" and is_function and where not in read and LOADING in where[0]:
+            read.append(where)
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        load_run_config("train/demo", ["optimizer.learning_rate=3e-4"])
+    finally:
+        sys.setprofile(before)
+    files = [file for file, _ in groupby(file for file, _ in read)]
+    assert len(set(files)) > 3, "the loader is several files"
+    assert len(files) - len(set(files)) <= MAX_RETURNS

@@ -120,8 +120,9 @@ def measure_step(engine: Engine, step: int, config: RunConfig) -> tuple[float, f
 def build_row(config: RunConfig, seconds: float) -> dict[str, float]:
     """Return the printed values of one policy."""
     told = estimate_run(config)
-    operations = told["flops"]["conventions"]["hardware"]["forward_backward"]
-    kept = told["memory"]["activation_bytes_estimated"]["total"]
+    operations = told.flops.conventions["hardware"].forward_backward
+    assert told.memory is not None, "the config is a run"
+    kept = told.memory.activation_bytes_estimated["total"]
     return {"cpu_seconds": seconds, "kept_mib": kept / 2**20, "hardware_gflops": operations / 1e9}
 
 

@@ -42,7 +42,7 @@ SCHEMAS = (
 # page.
 DESCRIBED = (
     ("tokens/*.pages", "llmsys/dataset/token_file.py"),
-    ("config.yaml", "llmsys/config/loading/recorded_config.py"),
+    ("config.yaml", "llmsys/config/loading/config_files.py"),
     ("environment.json", "llmsys/train/run_folder.py"),
     ("checkpoints/step-…/state.json", "llmsys/train/checkpoint_record.py"),
     ("checkpoints/step-…/metadata.json", "llmsys/train/checkpoint_metadata.py"),

@@ -7,7 +7,8 @@ from typing import Any
 from pydantic import BaseModel
 
 from llmsys.estimate.counted.json_output import CountedOutput
-from llmsys.estimate.json_output import EstimateOutput, LayoutCheckOutput, PlanOutput
+from llmsys.estimate.json_output import EstimateOutput
+from llmsys.estimate.plan.json_output import LayoutCheckOutput, PlanOutput
 from llmsys.estimate.scaling.json_output import FitOutput, ScaleOutput
 from llmsys.estimate.serving_output import ServingOutput
 from tools.docs.config_reference import SectionReference

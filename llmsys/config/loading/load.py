@@ -14,9 +14,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from llmsys.config.batch import BatchConfig
+from llmsys.config.loading.config_files import find_config_file
 from llmsys.config.loading.merge import (
     ConfigLayer,
-    find_config_file,
     merge_layers,
     read_layer,
     read_overrides,
@@ -119,13 +119,12 @@ def read_config(config: str, overrides: Sequence[str] = ()) -> LoadedConfig:
     """
     path = find_config_file(config, Path.cwd())
     layer = read_layer(path, (), (), _get_default_kind)
+    above = read_overrides(overrides)
     if path.name == "config.yaml" and Path(config).is_dir():
         layer = _move_run(layer, Path(config))
     model_only = _is_bare_model(layer.values)
     if model_only:
         layer = _nest_layer("model", layer)
-    above = read_overrides(overrides)
-    if model_only:
         above = _move_model_keys(above)
     above = resolve_bases(above, (), Path.cwd(), (), _get_default_kind)
     layer = merge_layers(layer, above, (), _get_default_kind)

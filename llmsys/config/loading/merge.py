@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llmsys.config.loading.recorded_config import pop_format_version
-from llmsys.config.loading.yaml_files import MAX_DEPTH, Keys, find_config, format_path, parse_yaml
+from llmsys.config.loading.config_files import find_config_file, pop_format_version
+from llmsys.config.loading.yaml_files import MAX_DEPTH, Keys, format_path, parse_yaml
 from llmsys.errors import ConfigError
 from llmsys.storage.stored_formats import MANIFEST, VERSION_KEY, require_version
 
@@ -47,35 +47,6 @@ class ConfigLayer:
             if keys[:length] in self.origins:
                 return self.origins[keys[:length]]
         return self.origins.get(())
-
-
-def find_config_file(name: str, folder: Path, asked_by: str = "") -> Path:
-    """Return the config file that a path, a name or the folder of a model, a run or a dataset
-    refers to.
-
-    Args:
-        name: as `find_config` takes it, or a folder.
-        folder: folder of the referring file, searched first.
-        asked_by: file or option that contains the name, for error messages.
-
-    Returns:
-        The resolved path of an existing file.
-
-    Raises:
-        ConfigError: no file matches, or several do.
-    """
-    if not (folder / name).is_dir() or (folder / f"{name}.yaml").is_file():
-        return find_config(name, folder, asked_by)
-    # few commands name a folder
-    from llmsys.config.loading.config_folders import describe_other_folder, find_folder_config
-
-    if (found := find_folder_config(folder / name)) is not None:
-        return found.resolve()
-    try:
-        return find_config(name, folder, asked_by)
-    except ConfigError:
-        origin = f"{asked_by}: " if asked_by else ""
-        raise ConfigError(f"{origin}{describe_other_folder(folder / name, name)}") from None
 
 
 def read_layer(

@@ -6,13 +6,14 @@ build.
 """
 
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from llmsys.estimate.counted.counted_model import TABLES, CountedModel, count_active_elements
 from llmsys.estimate.counted.families import COUNTED_FAMILIES, EVERYWHERE
-from llmsys.estimate.model_tensors import ActiveParameters
+from llmsys.estimate.counted.json_output import CountedFlops, CountedOutput, CountedStepFlops
+from llmsys.estimate.json_output import CountedBatch
+from llmsys.estimate.model_tensors import ActiveParameters, ComponentCounts
 from llmsys.estimate.summary_table import format_count, format_gib
 from llmsys.hugging_face.config_json import ConfigJsonReader
 from llmsys.hugging_face.read_config_json import COUNTED_TYPES, parse_json
@@ -68,8 +69,8 @@ def build_counted_model(values: dict[str, Any], source: str) -> CountedModel:
 
 def estimate_counted_model(
     model: CountedModel, sequences: int, length: int, target: int | None
-) -> dict[str, Any]:
-    """Estimate parameters, operations and bytes of weights as nested plain values.
+) -> CountedOutput:
+    """Estimate parameters, operations and bytes of weights.
 
     Args:
         model: from `build_counted_model`.
@@ -78,7 +79,7 @@ def estimate_counted_model(
         target: tokens of each target in an encoder-decoder; None: as many as the source's.
 
     Returns:
-        Keys as those of `estimate_run`, with `weights_bytes` by dtype, and no memory, run or price.
+        The object that `llmsys estimate --json` prints for such a model; no memory, run or price.
     """
     by_component: dict[str, int] = {}
     for row in model.rows:
@@ -88,78 +89,60 @@ def estimate_counted_model(
     active = sum(count_active_elements(model, row) for row in model.rows)
     inputs = 0 if model.tied_head else by_component["embedding"]
     tokens = (target or length) if model.is_encoder_decoder else length
-    return {
-        "model_type": model.model_type,
-        "parameters": {
-            "total": total,
-            "non_embedding": total - tables,
-            "active": asdict(ActiveParameters(active, active - inputs, active - tables)),
-            "by_component": by_component,
-        },
-        "batch": {
-            "sequence_length": length,
-            "target_length": tokens if model.is_encoder_decoder else None,
-            "sequences": sequences,
-            "tokens": sequences * tokens,
-        },
-        "flops": _build_flops_section(model, sequences, tokens, length),
-        "weights_bytes": {name: (total * bits + 7) // 8 for name, bits in WEIGHT_BITS.items()},
-        "memory": None,
-        "run": None,
-        "unknown": dict.fromkeys(
+    return CountedOutput(
+        model_type=model.model_type,
+        parameters=ComponentCounts(
+            total=total,
+            non_embedding=total - tables,
+            active=ActiveParameters(
+                all=active,
+                without_input_embedding=active - inputs,
+                without_embeddings=active - tables,
+            ),
+            by_component=by_component,
+        ),
+        batch=CountedBatch(
+            sequence_length=length,
+            target_length=tokens if model.is_encoder_decoder else None,
+            sequences=sequences,
+            tokens=sequences * tokens,
+        ),
+        flops=_build_step_flops(model, sequences, tokens, length),
+        weights_bytes={name: (total * bits + 7) // 8 for name, bits in WEIGHT_BITS.items()},
+        memory=None,
+        run=None,
+        unknown=dict.fromkeys(
             ("time", "money", "energy"), f"{model.model_type} is counted and not built by llmsys"
         ),
-    }
+    )
 
 
-def _build_flops_section(
+def _build_step_flops(
     model: CountedModel, sequences: int, length: int, source: int
-) -> dict[str, Any]:
+) -> CountedStepFlops:
     linear = model.count_linear_flops(sequences * length, sequences * source)
     scan = model.scan * sequences * length
     conventions = {}
     for name in ("causal", "full"):
         attention = sequences * model.count_attention_flops(length, source, full=name == "full")
         forward = linear + attention + scan
-        conventions[name] = {
-            "forward": forward,
-            "forward_backward": 3 * forward,
-            "forward_backward_per_token": 3 * forward / (sequences * length),
-            "attention_share": attention / forward,
-            "scan_share": scan / forward,
-        }
-    return {"convention": "causal", **conventions["causal"], "conventions": conventions}
+        conventions[name] = CountedFlops(
+            forward=forward,
+            forward_backward=3 * forward,
+            forward_backward_per_token=3 * forward / (sequences * length),
+            attention_share=attention / forward,
+            scan_share=scan / forward,
+        )
+    return CountedStepFlops(
+        convention="causal", conventions=conventions, **dict(conventions["causal"])
+    )
 
 
-def list_counted_tensors(model: CountedModel) -> list[dict[str, Any]]:
-    """List the tensors of a counted model, equal ones of several blocks together.
-
-    Args:
-        model: from `build_counted_model`.
-
-    Returns:
-        Entries as those of `list_tensor_counts`.
-    """
-    return [
-        {
-            "name": row.display_name,
-            "shape": list(row.shape),
-            "copies": row.num_copies,
-            "component": row.component,
-            "count": row.num_elements,
-        }
-        for row in model.rows
-    ]
-
-
-def format_counted_estimate(
-    result: dict[str, Any], tensors: list[dict[str, Any]] | None = None
-) -> str:
+def format_counted_estimate(result: CountedOutput) -> str:
     """Format the estimate of a counted model for people.
 
     Args:
-        result: values of `estimate_counted_model`.
-        tensors: values of `list_counted_tensors`, to list every tensor; None: none.
+        result: what `estimate_counted_model` returned, perhaps with `tensors`.
 
     Returns:
         Lines of text.
@@ -167,37 +150,37 @@ def format_counted_estimate(
     from llmsys.estimate.summary_table import iter_tensor_lines
 
     lines = list(_iter_lines(result))
-    if tensors is not None:
-        lines += ["", *iter_tensor_lines(tensors, result["parameters"]["total"])]
+    if result.tensors is not None:
+        lines += ["", *iter_tensor_lines(result.tensors, result.parameters.total)]
     return "\n".join(lines)
 
 
-def _iter_lines(result: dict[str, Any]) -> Iterator[str]:
-    counts, flops, batch = result["parameters"], result["flops"], result["batch"]
-    total = counts["total"]
+def _iter_lines(result: CountedOutput) -> Iterator[str]:
+    counts, flops, batch = result.parameters, result.flops, result.batch
+    total = counts.total
     yield f"{'parameters':<22}{total:>26,}  {format_count(total)}"
-    for name, count in counts["by_component"].items():
+    for name, count in counts.by_component.items():
         yield f"{'  ' + name:<22}{count:>26,}  {count / total:.1%}"
-    notes = {
-        "all": "parameters used per token",
-        "without_input_embedding": "without the input embedding",
-        "without_embeddings": "without embeddings and head",
-    }
-    for i, (name, note) in enumerate(notes.items()):
-        yield f"{'' if i else 'active per token':<22}{counts['active'][name]:>26,}  {note}"
+    active = counts.active
+    for title, count, note in (
+        ("active per token", active.all, "parameters used per token"),
+        ("", active.without_input_embedding, "without the input embedding"),
+        ("", active.without_embeddings, "without embeddings and head"),
+    ):
+        yield f"{title:<22}{count:>26,}  {note}"
     yield ""
-    lengths = f"{batch['sequence_length']}"
-    if batch["target_length"] is not None:
-        lengths += f" source and {batch['target_length']} target"
-    note = f"forward and backward of {batch['sequences']} sequences of {lengths} tokens, causal"
-    yield f"{'FLOPs of a step':<22}{flops['forward_backward']:>26,}  {note}"
-    for name, one in flops["conventions"].items():
-        scan = f", state-space scan {one['scan_share']:.1%}" if one["scan_share"] else ""
-        per_token = f"{format_count(one['forward_backward_per_token'])} per token"
-        shares = f"attention {one['attention_share']:.1%}{scan}"
-        yield f"{'  ' + name:<22}{one['forward_backward']:>26,}  {per_token}, {shares}"
+    lengths = f"{batch.sequence_length}"
+    if batch.target_length is not None:
+        lengths += f" source and {batch.target_length} target"
+    note = f"forward and backward of {batch.sequences} sequences of {lengths} tokens, causal"
+    yield f"{'FLOPs of a step':<22}{flops.forward_backward:>26,}  {note}"
+    for name, one in flops.conventions.items():
+        scan = f", state-space scan {one.scan_share:.1%}" if one.scan_share else ""
+        per_token = f"{format_count(one.forward_backward_per_token)} per token"
+        shares = f"attention {one.attention_share:.1%}{scan}"
+        yield f"{'  ' + name:<22}{one.forward_backward:>26,}  {per_token}, {shares}"
     yield ""
-    for name, size in result["weights_bytes"].items():
+    for name, size in result.weights_bytes.items():
         yield f"{'weights in ' + name:<22}{size:>26,}  {format_gib(size)}"
     yield ""
-    yield f"{', '.join(result['unknown'])}: unknown ({next(iter(result['unknown'].values()))})"
+    yield f"{', '.join(result.unknown)}: unknown ({next(iter(result.unknown.values()))})"

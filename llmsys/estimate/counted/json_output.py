@@ -2,32 +2,11 @@
 not built.
 """
 
-from typing import Any
-
 from pydantic import Field
 
 from llmsys.config.section import Section
-from llmsys.estimate.json_output import ActiveParameters, ConventionFlops
-
-
-class CountedParameters(Section):
-    """Exact counts of parameters."""
-
-    total: int = Field(description="Parameters, tied ones once.")
-    non_embedding: int = Field(description="Without embeddings and an untied head.")
-    active: ActiveParameters = Field(description="Parameters that one token uses.")
-    by_component: dict[str, int] = Field(description="Parameters by component.")
-
-
-class CountedBatch(Section):
-    """The batch of one step."""
-
-    sequence_length: int = Field(
-        description="Tokens of a sequence; of an encoder-decoder those of the source."
-    )
-    target_length: int | None = Field(description="Tokens of a target; null for all other models.")
-    sequences: int = Field(description="Sequences of a step.")
-    tokens: int = Field(description="Tokens of a step.")
+from llmsys.estimate.json_output import ConventionFlops, CountedBatch, TensorCount
+from llmsys.estimate.model_tensors import ComponentCounts
 
 
 class CountedFlops(ConventionFlops):
@@ -47,11 +26,11 @@ class CountedOutput(Section):
     """`llmsys estimate FOLDER --json` for a model type that llmsys counts and does not build."""
 
     model_type: str = Field(description="`model_type` of its config.json.")
-    parameters: CountedParameters = Field(description="Exact counts.")
+    parameters: ComponentCounts = Field(description="Exact counts.")
     batch: CountedBatch = Field(description="The batch of one step.")
     flops: CountedStepFlops = Field(description="FLOPs of one step.")
     weights_bytes: dict[str, int] = Field(description="Bytes of all weights by number type.")
     memory: None = Field(description="Always null.")
     run: None = Field(description="Always null.")
     unknown: dict[str, str] = Field(description="What is not estimated, with the reason.")
-    tensors: list[dict[str, Any]] | None = Field(None, description="With --explain: every tensor.")
+    tensors: list[TensorCount] | None = Field(None, description="With --explain: every tensor.")

@@ -149,8 +149,13 @@ class PlanTarget:
         return self.explain_memory_rejection(one.memory, one.config, one.choice.layout)
 
     def estimate_memory(self, config: RunConfig, layout: ParallelLayout) -> MemoryTimeline:
-        """Return the memory of a rank on this device, which decides whether train.compile=auto
-        compiles blocks.
+        """Estimate the memory of a rank on this device, which decides whether train.compile=auto
+        compiles
+        blocks.
+
+        Args:
+            config: resolved config of a run.
+            layout: resolved layout.
         """
         system = replace(OURS, expert_load=self.cluster.expert_load)
         return estimate_peak_memory(
@@ -158,7 +163,12 @@ class PlanTarget:
         )
 
     def estimate_step(self, config: RunConfig, layout: ParallelLayout) -> StepTime:
-        """Return the time of a step on this device."""
+        """Estimate the time of a step on this device.
+
+        Args:
+            config: resolved config of a run.
+            layout: resolved layout.
+        """
         return estimate_step_time(config, layout, self.device, expert_load=self.cluster.expert_load)
 
     def explain_memory_rejection(

@@ -5,13 +5,13 @@ What a legal layout takes: whether its fullest rank fits, and the time of a step
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 from llmsys.config.run import RunConfig
 from llmsys.estimate.cluster_costs import ClusterCosts
 from llmsys.estimate.memory_timeline import GIB
 from llmsys.estimate.named_layout import NamedLayout
 from llmsys.estimate.peak_memory import estimate_peak_memory
+from llmsys.estimate.plan.json_output import LayoutCheckOutput
 from llmsys.estimate.program_profile import ProgramProfile, load_own_program, load_program_profile
 from llmsys.estimate.program_run import ProgramRun, build_program_run
 from llmsys.estimate.software_profile import OURS, resolve_compile_for_profile, resolve_for_profile
@@ -49,8 +49,8 @@ def estimate_layout_fit(
     named: NamedLayout,
     cluster: ClusterCosts,
     program: ProgramProfile | None = None,
-) -> dict[str, Any]:
-    """Estimate memory and step time of a layout.
+) -> LayoutCheckOutput:
+    """Estimate memory and step time of a legal layout.
 
     Args:
         config: resolved config of a run.
@@ -59,8 +59,7 @@ def estimate_layout_fit(
         program: who runs it; None: megatron for a pipeline, else llmsys.
 
     Returns:
-        Keys: program, fits, memory (a sentence), time (a sentence), step_seconds, peak_bytes,
-        assumed (sentences).
+        The object that `llmsys plan --check --json` prints.
     """
     device = cluster.load_device()
     if program is None:
@@ -77,19 +76,23 @@ def estimate_layout_fit(
     found = ledger.compute_fit_result(int(device.memory_bytes))
     step = run.estimate_step(device)
     seconds = step.seconds
-    return {
-        "program": program.name,
-        "fits": found.fits,
-        "peak_bytes": ledger.peak_bytes + ledger.driver_bytes,
-        "memory": found.text,
-        "assumed": list(_iter_assumptions(run)),
-        "step_seconds": seconds.to_dict(),
-        "time": (
+    return LayoutCheckOutput(
+        legal=True,
+        devices=named.num_devices,
+        problems=[],
+        remarks=list(iter_remarks(config, named)),
+        program=program.name,
+        fits=found.fits,
+        peak_bytes=ledger.peak_bytes + ledger.driver_bytes,
+        memory=found.text,
+        assumed=list(_iter_assumptions(run)),
+        step_seconds=seconds,
+        time=(
             f"under {program.name} a step takes {seconds.p50:.3g} s ({seconds.p10:.3g} to "
             f"{seconds.p90:.3g}), {step.tokens_per_second_per_device:,.0f} tokens/s/device, "
             f"utilisation {step.mfu:.1%}"
         ),
-    }
+    )
 
 
 def _iter_assumptions(run: ProgramRun) -> Iterator[str]:

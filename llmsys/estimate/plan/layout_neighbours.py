@@ -1,11 +1,12 @@
 """The neighbours of the best layout of a plan, each with the constraint that binds it."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from llmsys.config.engine import EngineConfig, TorchEngineConfig
 from llmsys.config.run import RunConfig
 from llmsys.config.section import list_divisors
+from llmsys.estimate.plan.json_output import RejectedLayout
 from llmsys.estimate.plan.layout_candidate import (
     SCHEDULES,
     EstimatedCandidate,
@@ -18,20 +19,12 @@ from llmsys.estimate.plan.layout_candidate import (
 )
 
 
-@dataclass(frozen=True)
-class RejectedNeighbour:
-    """A neighbour of the best choice, and the constraint that binds it."""
-
-    change: str
-    reason: str
-
-
 def iter_rejected_neighbours(
     config: RunConfig,
     best: EstimatedCandidate,
     place: PlanTarget,
     engines: tuple[EngineConfig, ...],
-) -> Iterator[RejectedNeighbour]:
+) -> Iterator[RejectedLayout]:
     """Yield each choice that differs from the best in one thing, with the reason against it.
 
     Args:
@@ -49,20 +42,18 @@ def iter_rejected_neighbours(
         try:
             one = estimate_candidate(config, choice, place)
         except IllegalLayoutError as illegal:
-            yield RejectedNeighbour(
-                change, f"illegal: {str(illegal).split('. Use')[0].rstrip('.')}"
-            )
+            rule = str(illegal).split(". Use")[0].rstrip(".")
+            yield RejectedLayout(change=change, reason=f"illegal: {rule}")
             continue
         if (refusal := place.explain_rejection(one)) is not None:
-            yield RejectedNeighbour(change, refusal)
+            yield RejectedLayout(change=change, reason=refusal)
         elif one.step_seconds >= best.step_seconds:
             grown = max(
                 one.step.parts,
                 key=lambda part: one.step.parts[part] - best.step.parts.get(part, 0.0),
             )
-            yield RejectedNeighbour(
-                change, f"time: {one.step_seconds / best.step_seconds - 1:+.1%}, mostly {grown}"
-            )
+            slower = one.step_seconds / best.step_seconds - 1
+            yield RejectedLayout(change=change, reason=f"time: {slower:+.1%}, mostly {grown}")
 
 
 def _iter_neighbour_candidates(

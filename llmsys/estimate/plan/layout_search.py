@@ -13,6 +13,7 @@ from llmsys.config.run import RunConfig
 from llmsys.config.section import list_divisors
 from llmsys.errors import LayoutError
 from llmsys.estimate.plan.candidate_enumeration import iter_candidates
+from llmsys.estimate.plan.json_output import RejectedLayout
 from llmsys.estimate.plan.layout_candidate import (
     ENGINES,
     OFFLOADED,
@@ -28,7 +29,7 @@ from llmsys.estimate.plan.layout_candidate import (
     replace_config,
     require_divisible,
 )
-from llmsys.estimate.plan.layout_neighbours import RejectedNeighbour, iter_rejected_neighbours
+from llmsys.estimate.plan.layout_neighbours import iter_rejected_neighbours
 from llmsys.estimate.software_profile import resolve_for_profile
 
 # Called with the share of a search that is done.
@@ -92,7 +93,7 @@ class LayoutPlan:
 
     ranked: list[EstimatedCandidate]
     pareto: list[EstimatedCandidate]
-    rejected: list[RejectedNeighbour]
+    rejected: list[RejectedLayout]
     considered: int
 
 

@@ -93,7 +93,11 @@ class ScalingLaw(Protocol):
         ...
 
     def find_optimum(self, request: BudgetRequest) -> Optimum:
-        """The best parameters and tokens for a budget."""
+        """Return the best parameters and tokens for a budget.
+
+        Args:
+            request: FLOPs, and limits of the data and of serving.
+        """
         ...
 
 

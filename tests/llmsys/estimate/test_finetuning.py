@@ -27,6 +27,7 @@ LLAMA: dict[str, Any] = {
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
 }  # fmt: skip
 SEQUENCES, LENGTH = 2, 7
+BIASES = {"attention_bias": True, "mlp_bias": True}
 SUFFIXES = {
     "attention": ("q_proj", "k_proj", "v_proj", "o_proj"),
     "feed_forward": ("gate_proj", "up_proj", "down_proj"),
@@ -46,9 +47,9 @@ class Adapted(nn.Module):
         return self.base(x) + self.up(self.down(x))
 
 
-def build_oracle(settings: FinetuneConfig) -> Any:
+def build_oracle(settings: FinetuneConfig, biases: dict[str, Any]) -> Any:
     """A Llama of transformers of which only the wanted part is trained."""
-    config = transformers.AutoConfig.for_model(**LLAMA)
+    config = transformers.AutoConfig.for_model(**LLAMA | biases)
     config._attn_implementation = "eager"
     model = transformers.AutoModelForCausalLM.from_config(config)
     wanted = {
@@ -77,10 +78,13 @@ CASES = [
 ]  # fmt: skip
 
 
+@pytest.mark.parametrize("biases", [{}, BIASES], ids=["no biases", "biases"])
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_parameters_and_operations_are_those_that_torch_counts(case: dict[str, Any]) -> None:
+def test_parameters_and_operations_are_those_that_torch_counts(
+    case: dict[str, Any], biases: dict[str, Any]
+) -> None:
     settings = FinetuneConfig.model_validate(case)
-    ours, model = build_model_config(LLAMA), build_oracle(settings)
+    ours, model = build_model_config(LLAMA | biases), build_oracle(settings, biases)
     part = select_trained_part(ours, settings)
     assert part.parameters + part.adapters == sum(
         one.numel() for one in model.parameters() if one.requires_grad
@@ -97,18 +101,18 @@ def test_memory_has_states_for_the_trained_part_alone(capsys) -> None:
     config = load_run_config("train/llama-8b-8xh100")
     full = estimate_run(config)
     found = {
-        name: estimate_finetuning(config, FinetuneConfig.model_validate(one), full)["memory"]
+        name: estimate_finetuning(config, FinetuneConfig.model_validate(one), full).memory
         for name, one in {"all": {"train": "all"}, "lora": {"rank": 16}, "qlora": {"rank": 16,
             "weights": "int4"},
                           "last": {"train": "last", "layers": 2}}.items()
     }  # fmt: skip
-    assert found["all"]["peak_bytes"] == full["memory"]["peak_bytes"], "all of it is the full run"
-    assert found["lora"]["peak_bytes"] < found["all"]["peak_bytes"]
+    assert found["all"].peak_bytes == full.memory.peak_bytes, "all of it is the full run"
+    assert found["lora"].peak_bytes < found["all"].peak_bytes
     # 8.03B weights in 2 bytes and 41,943,040 parameters of adapters, over eight ranks
-    assert found["lora"]["state_bytes"]["frozen weights"] == pytest.approx(2 * 8_030_261_248 / 8)
-    assert found["lora"]["state_bytes"]["moments"] == pytest.approx(8 * 41_943_040 / 8)
-    assert found["qlora"]["peak_bytes"] < found["lora"]["peak_bytes"]
-    saved = {"last": found["last"]["peak_bytes"], "all": found["all"]["peak_bytes"]}
+    assert found["lora"].state_bytes["frozen weights"] == pytest.approx(2 * 8_030_261_248 / 8)
+    assert found["lora"].state_bytes["moments"] == pytest.approx(8 * 41_943_040 / 8)
+    assert found["qlora"].peak_bytes < found["lora"].peak_bytes
+    saved = {"last": found["last"].peak_bytes, "all": found["all"].peak_bytes}
     assert saved["last"] < 0.5 * saved["all"], "30 of 32 blocks save nothing for backward"
     assert (
         main(["estimate", "train/llama-8b-8xh100", "--finetune", "rank=16", "--device", "h100-sxm"])

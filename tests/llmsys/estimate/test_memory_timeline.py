@@ -1,6 +1,5 @@
 """The ledger of a rank: its verdict on a device, and how it answers to changes of a config."""
 
-import json
 from dataclasses import replace
 from typing import Any
 
@@ -145,7 +144,7 @@ def test_offload_leaves_no_moments_on_the_device(engine: dict[str, str]) -> None
 )
 def test_copies_are_whole_on_every_rank(engine: dict[str, str]) -> None:
     config = run_of(engine=engine, layout={"replicate": 8, "shard": 1})
-    parameters = estimate_run(config)["parameters"]["total"]
+    parameters = estimate_run(config).parameters.total
     optimizer = next(
         one
         for one in estimate_peak_memory(config, config.layout).instants
@@ -189,13 +188,14 @@ def test_ranks_that_share_a_sequence_share_its_activations() -> None:
 
 
 def test_the_estimate_tells_the_peak_with_stable_keys() -> None:
-    result = json.loads(json.dumps(estimate_run(run_of())))
-    memory = result["memory"]
-    assert memory["peak_bytes"] == ledger_of().peak_bytes
-    assert memory["peak_instant"] in NAMES
-    assert [one["name"] for one in memory["instants"]] == NAMES
-    assert all(one["bytes"] == sum(one["items"].values()) for one in memory["instants"])
-    assert f"bytes on a GPU, {memory['peak_instant']}" in format_estimate(result)
+    result = estimate_run(run_of())
+    memory = result.memory
+    assert memory is not None
+    assert memory.peak_bytes == ledger_of().peak_bytes
+    assert memory.peak_instant in NAMES
+    assert [one.name for one in memory.instants] == NAMES
+    assert all(one.bytes == sum(one.items.values()) for one in memory.instants)
+    assert f"bytes on a GPU, {memory.peak_instant}" in format_estimate(result)
 
 
 def test_a_published_run_out_of_memory_is_foretold() -> None:

@@ -37,7 +37,7 @@ def test_parts_sum_to_the_total(changes: dict[str, Any]) -> None:
         "window" if config.attention.mixes_documents else "document"
     )
     run = RunConfig(model=config, batch=BatchConfig(sequence_length=16, attention_scope=scope))
-    assert sum(one["count"] for one in list_tensor_counts(run)) == counts.total
+    assert sum(one.count for one in list_tensor_counts(run)) == counts.total
 
 
 @pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from llmsys.config.loading.config_files import format_recorded_config
 from llmsys.config.loading.load import load_run_config
-from llmsys.config.loading.recorded_config import format_recorded_config
 from llmsys.errors import ConfigError, DataError
 from llmsys.estimate.device_profile import load_device_profile
 from llmsys.estimate.prediction_error import (
@@ -48,7 +48,7 @@ def write_run(
         "memory": {"peak_bytes": 2**30, "instant": "in the loss", "kind": "reserved"},
         "device": NAME,
         "world_size": 1,
-        "step_seconds": time.seconds.to_dict(),
+        "step_seconds": time.seconds.model_dump(),
     }
     with EventWriter(folder / "events.jsonl") as events:
         events.write("prediction", step=0, **prediction | changes)

@@ -22,7 +22,8 @@ from llmsys.estimate.goodput import (
     compute_young_interval,
     estimate_goodput,
 )
-from llmsys.estimate.residual_model import Z90, build_log_normal_interval, load_residuals
+from llmsys.estimate.percentile_interval import Z90, build_log_normal_interval
+from llmsys.estimate.residual_model import load_residuals
 from llmsys.estimate.run_cost import (
     RunCost,
     estimate_run_cost,

@@ -36,8 +36,8 @@ def test_a_profile_decides_precision_and_compilation(
     found = estimate_run(config, device=load_device_profile(profile))
     train = config.train.model_copy(update={"precision": number, "compile": compile})
     named = estimate_run(config.model_copy(update={"train": train}))
-    assert found["precision"]["number"] == number
-    assert found["memory"] == named["memory"]
+    assert found.precision.number == number
+    assert found.memory == named.memory
     text = format_estimate(found)
     assert f"in {number}\n" in text
     assert f"  {number}: train.precision=auto: the profile of " in text
@@ -65,8 +65,8 @@ def test_a_processor_whose_bf16_is_no_faster_takes_fp32() -> None:
 def test_flops_device_decides_where_no_device_is_named_and_else_accelerators_are_meant() -> None:
     config = load_run_config("train/demo", ["flops.device=v100"])
     assert config.train.precision == "auto"
-    assert estimate_run(config)["precision"]["number"] == "fp32"
-    assert estimate_run(load_run_config("train/demo", []))["precision"]["number"] == "bf16"
+    assert estimate_run(config).precision.number == "fp32"
+    assert estimate_run(load_run_config("train/demo", [])).precision.number == "bf16"
 
 
 def test_time_and_plan_resolve_for_their_device() -> None:

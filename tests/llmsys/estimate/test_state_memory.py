@@ -2,7 +2,6 @@
 same.
 """
 
-import json
 from typing import Any
 
 import pytest
@@ -165,7 +164,7 @@ def test_the_stable_keys_are_there_and_consistent() -> None:
     config = load_run_config(
         "train/demo", ["flops.convention=full", "batch.sequences=4", "batch.sequence_length=256"]
     )
-    result = json.loads(json.dumps(estimate_run(config)))
+    result = estimate_run(config).model_dump(mode="json", exclude_unset=True)
     counts = count_parameters(config.model)
     assert result["parameters"]["total"] == counts.total
     assert result["parameters"]["non_embedding"] == counts.non_embedding

@@ -51,7 +51,7 @@ def test_a_config_passes_the_judgement_of_plan(name: str, ranks: int, device: st
     )
     assert list(find_layout_violations(config, named, ranks, with_batch=True)) == []
     found = estimate_layout_fit(config, named, ClusterCosts(device=device, devices=ranks))
-    assert found["fits"], found["memory"]
+    assert found.fits, found.memory
     build_run_plan(config, layout.data_parallel_size, 0)
 
 

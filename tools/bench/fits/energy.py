@@ -13,11 +13,8 @@ from llmsys.errors import LlmsysError
 from llmsys.estimate.cluster_costs import ClusterCosts
 from llmsys.estimate.device_profile import load_device_profile
 from llmsys.estimate.model_tensors import count_parameters
-from llmsys.estimate.residual_model import (
-    PercentileInterval,
-    ResidualModel,
-    build_log_normal_interval,
-)
+from llmsys.estimate.percentile_interval import PercentileInterval, build_log_normal_interval
+from llmsys.estimate.residual_model import ResidualModel
 from llmsys.estimate.run_cost import compute_mean_watts
 from tools.bench.fits.published_row import find_model_words, load_words_model
 from tools.bench.fits.run_rows import build_full_run

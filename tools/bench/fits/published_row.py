@@ -64,7 +64,7 @@ def run_estimate(words: tuple[str, ...]) -> dict[str, Any]:
     """
     arguments = build_parser(words[0]).parse_intermixed_args(words[1:])
     with redirect_stdout(StringIO()):
-        return compute_estimate(arguments)[1]
+        return compute_estimate(arguments)[1].model_dump(exclude_unset=True)
 
 
 @cache

@@ -15,13 +15,9 @@ from statistics import median
 
 import numpy as np
 
+from llmsys.estimate.percentile_interval import Z90, PercentileInterval, build_log_normal_interval
 from llmsys.estimate.program_profile import ProgramFit
-from llmsys.estimate.residual_model import (
-    Z90,
-    PercentileInterval,
-    ResidualModel,
-    build_log_normal_interval,
-)
+from llmsys.estimate.residual_model import ResidualModel
 from tools.bench.fits.time_rows import KINDS, TimeClass, TimeRow, get_model, get_source
 
 # Share of held-out rows that P10 to P90 is widened to hold: the middle of the 80 % it is named for

@@ -11,7 +11,7 @@ from math import log
 from typing import Literal
 
 from llmsys.estimate.device_profile import Number, load_device_profile
-from llmsys.estimate.residual_model import PercentileInterval
+from llmsys.estimate.percentile_interval import PercentileInterval
 from tools.bench.fits.blind_programs import find_blind_words
 from tools.bench.fits.published_row import PublishedRow, run_estimate
 
@@ -78,7 +78,7 @@ class TimeRow:
             if self.kind == "run"
             else result["time"]["step_seconds"]
         )
-        return PercentileInterval(found["p10"], found["p50"], found["p90"])
+        return PercentileInterval.model_validate(found)
 
     @cached_property
     def ideal_time(self) -> float:

@@ -191,9 +191,9 @@ def test_parameters_equal_those_of_the_class_on_random_sizes(name: str) -> None:
             model = getattr(transformers, FAMILIES[name][0])(config)
         model.tie_weights()
         counted = build_counted_model(values, "config.json")
-        result = estimate_counted_model(counted, 1, 8, None)["parameters"]
-        assert result["total"] == sum(one.numel() for one in model.parameters()), (seed, values)
-        assert sum(result["by_component"].values()) == result["total"] >= result["active"]["all"]
+        result = estimate_counted_model(counted, 1, 8, None).parameters
+        assert result.total == sum(one.numel() for one in model.parameters()), (seed, values)
+        assert sum(result.by_component.values()) == result.total >= result.active.all
 
 
 @pytest.mark.parametrize("name", FAMILIES)

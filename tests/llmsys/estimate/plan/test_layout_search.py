@@ -24,7 +24,7 @@ from llmsys.estimate.plan.layout_candidate import (
     estimate_candidate,
 )
 from llmsys.estimate.plan.layout_search import search_layouts
-from llmsys.estimate.plan.layout_table import plan_to_dict
+from llmsys.estimate.plan.layout_table import build_plan_output
 from llmsys.estimate.software_profile import resolve_for_profile
 from llmsys.launch.main import main
 from tests.helpers.published_layouts import PUBLISHED
@@ -132,8 +132,8 @@ def test_every_neighbour_of_the_best_has_the_reason_that_binds_it() -> None:
     assert ddp.reason.startswith("memory: "), (
         "8B parameters, masters and moments do not fit one device"
     )
-    counted = plan_to_dict(found, H100, 1)
-    assert 0 < counted["fitting"] < len(found.ranked), (
+    counted = build_plan_output(found, H100, [], programs=[], launch="", dryrun="")
+    assert 0 < counted.fitting < len(found.ranked), (
         "a layout with several micro-batches is one layout"
     )
 

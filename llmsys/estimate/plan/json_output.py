@@ -1,0 +1,93 @@
+"""Types of the objects that `llmsys plan --json` and `plan --check --json` print."""
+
+from typing import Any
+
+from pydantic import Field
+
+from llmsys.config.section import Section
+from llmsys.estimate.percentile_interval import PercentileInterval
+
+
+class LayoutPrice(Section):
+    """Time and memory of a layout."""
+
+    step_seconds: PercentileInterval = Field(description="Seconds of a step.")
+    tokens_per_second_per_device: float = Field(description="At the P50.")
+    utilisation: float = Field(description="Model FLOPs with causal attention over the peak.")
+    peak_bytes: int = Field(description="Most bytes of the fullest rank.")
+    driver_bytes: int = Field(description="Bytes that come on top.")
+    peak_instant: str = Field(description="When.")
+
+
+class PricedLayout(LayoutPrice):
+    """A layout that fits."""
+
+    choice: str = Field(description="Its axes, micro-batch and recomputation in one line.")
+    engine: dict[str, Any] = Field(description="As `engine.*` of a config.")
+    layout: dict[str, Any] = Field(description="As `layout.*` of a config.")
+    recompute: str = Field(description="As `train.activation_checkpoint`.")
+    micro_sequences: int = Field(description="As `batch.micro_sequences`.")
+    largest: dict[str, int] = Field(description="The three largest items of that instant.")
+
+
+class RejectedLayout(Section):
+    """A neighbour of the best layout."""
+
+    change: str = Field(description="What differs from the best.")
+    reason: str = Field(description="illegal, memory or time, and by how much.")
+
+
+class PlannedRun(Section):
+    """Hours and money in the fastest layout."""
+
+    hours: PercentileInterval = Field(description="Hours of the run.")
+    accelerator_hours: PercentileInterval = Field(description="Hours times devices.")
+    amount: PercentileInterval = Field(description="Price of the run.")
+    currency: str = Field(description="Currency of the cluster file.")
+
+
+class PlannedProgram(LayoutPrice):
+    """The fastest layout of another program."""
+
+    program: str = Field(description="Its name.")
+    layout: str = Field(description="Axes in one line.")
+
+
+class PlanOutput(Section):
+    """`llmsys plan CONFIG gpus=N device=NAME --json`."""
+
+    device: str = Field(description="Name of the device profile.")
+    considered: int = Field(description="Layouts that were looked at.")
+    fitting: int = Field(description="Those that fit.")
+    best: list[PricedLayout] = Field(description="The fastest, as many as --top.")
+    pareto: list[PricedLayout] = Field(description="Each needs less memory than all faster ones.")
+    rejected: list[RejectedLayout] = Field(description="Neighbours of the best, with what binds.")
+    programs: list[PlannedProgram] = Field(description="Those that program= names.")
+    launch: str = Field(description="Command that starts the fastest layout.")
+    dryrun: str = Field(description="Command that runs one rank of it without a GPU; may be empty.")
+    run: PlannedRun | None = Field(None, description="With train.tokens: the whole run.")
+    config: str | None = Field(None, description="With --output: the file.")
+    page: str | None = Field(None, description="With --html: the file.")
+
+
+class LayoutCheckOutput(Section):
+    """`llmsys plan CONFIG --check LAYOUT --json`."""
+
+    legal: bool = Field(description="The layout breaks no rule.")
+    devices: int = Field(description="Devices of the layout.")
+    problems: list[str] = Field(description="Rules that it breaks, with the next step.")
+    remarks: list[str] = Field(description="What to know about a legal one.")
+    program: str | None = Field(None, description="Program that was priced.")
+    fits: bool | None = Field(None, description="The fullest rank fits the device.")
+    peak_bytes: int | None = Field(
+        None, description="Bytes of the fullest rank, with those of the driver."
+    )
+    memory: str | None = Field(None, description="The same as a sentence.")
+    assumed: list[str] | None = Field(
+        None,
+        description="What the memory of the program rests on and no source gives, with the memory "
+        "without it.",
+    )
+    step_seconds: PercentileInterval | None = Field(None, description="Seconds of a step.")
+    time: str | None = Field(None, description="The same as a sentence.")
+    own: str | None = Field(None, description="With --compare: the layout that a plan chooses.")

@@ -10,6 +10,7 @@ Invariants:
 """
 
 from dataclasses import dataclass
+from functools import cache
 from importlib import metadata
 
 from llmsys.data_pipeline.core.journal import compute_json_digest
@@ -205,5 +206,11 @@ def compute_code_version(code: StageCode) -> str:
         A digest of the version of the stage and of the installed versions of its packages.
     """
     return compute_json_digest(
-        code.version, {package: metadata.version(package) for package in code.packages}
+        code.version, {package: _get_package_version(package) for package in code.packages}
     )
+
+
+@cache
+def _get_package_version(package: str) -> str:
+    """Return the installed version of a package; its metadata is a file that is parsed."""
+    return metadata.version(package)

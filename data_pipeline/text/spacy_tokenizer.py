@@ -1,21 +1,27 @@
 """Split chunks into words as the rule tokenizer of spaCy does: `(don't` gives `(`, `do`, `n't`.
 
 The published filters chose their thresholds with these words. The words of nearly all chunks are
-known without spaCy: of other languages for plain letters with at most one mark per side, of English
-ones by rules written out for ASCII, typographic quotes and dashes. Exceptions (`don't`) and the URL
-pattern are taken from spaCy.
+decided by plain code: of other languages for letters with at most one mark per side, of English
+ones by rules written out for ASCII, typographic quotes and dashes. Others are split by the
+expressions and exceptions (`don't`) of spaCy, in `splitting_rules.py`.
 """
 
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache, cached_property
 from importlib import import_module
 from itertools import pairwise
 from types import ModuleType
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
+
+from llmsys.data_pipeline.text.splitting_rules import (
+    has_splitting_rules,
+    load_sentence_marks,
+    load_splitting_rules,
+)
 
 _MARKS = frozenset(",:;!?()[]{}<>_#*&'\"`“”‘’…–—")  # each is a separate word at either end
 _FIRST_MARKS = _MARKS | frozenset("%=$")
@@ -54,9 +60,8 @@ class EnglishRules:
 
     Args:
         exceptions: Words of chunks, or of chunks without their marks, that do not follow the rules.
-        is_address: spaCy's URL pattern; an address stays one word.
-        longest: Longest chunk in characters. For longer ones, unless they are letters only, ask
-            spaCy.
+        is_address: Whether spaCy's URL pattern matches; an address stays one word.
+        longest: Longest chunk in characters. Longer ones are left, unless they are letters only.
     """
 
     def __init__(
@@ -74,8 +79,8 @@ class EnglishRules:
         }
 
     def split_chunk(self, chunk: str) -> list[str] | None:
-        """Return the words of a non-empty chunk without white space, or None if spaCy must be
-        asked.
+        """Return the words of a non-empty chunk without white space, or None if these
+        rules do not decide.
         """
         if chunk in self._exceptions:
             return list(self._exceptions[chunk])
@@ -207,14 +212,11 @@ LONGEST_PIECE = 200
 _END = 100
 _SEPARATOR = "the"  # between chunks that are split together: no rule reaches across it
 
-# One opening mark, letters, one closing mark; a full stop is kept on a Latin word in Amharic,
-# Arabic and others.
-_PLAIN = re.compile(r"""([("\[])?([A-Za-z]+)([,;:!?)\]"])?""")
-
 
 class SpacyTokenizer:
-    """Splits chunks with the blank spaCy pipeline of a language (`xx`: any with spaces), loaded
-    at the first chunk.
+    """Splits chunks as the blank spaCy pipeline of a language does (`xx`: any with spaces).
+
+    spaCy itself is loaded for languages that no profile of ours names.
     """
 
     split_chunks = staticmethod(str.split)
@@ -224,47 +226,36 @@ class SpacyTokenizer:
 
     def split_words(self, chunks: Sequence[str]) -> list[list[str]]:
         """Return the words of each chunk. A chunk is not empty and has no white space."""
-        words = list(
-            map(
-                self._english_rules.split_chunk if self._rules == "en" else self._split_plain_chunk,
-                chunks,
-            )
-        )
-        hard = [number for number, found in enumerate(words) if found is None]
-        pieces = [_cut_long_chunk(chunks[number]) for number in hard]
+        if has_splitting_rules(self._rules):
+            return list(map(self._split_chunk, chunks))
+        pieces = [_cut_long_chunk(chunk) for chunk in chunks]
         split = iter(self._split_with_spacy([piece for group in pieces for piece in group]))
-        for number, group in zip(hard, pieces, strict=True):
-            words[number] = [word for _ in group for word in next(split)]
-        return cast(list[list[str]], words)
+        return [[word for _ in group for word in next(split)] for group in pieces]
+
+    def _split_chunk(self, chunk: str) -> list[str]:
+        """Return the words of a chunk of a language with rules."""
+        if self._rules == "en" and (words := self._english_rules.split_chunk(chunk)) is not None:
+            return words
+        rules = load_splitting_rules(self._rules)
+        return [word for piece in _cut_long_chunk(chunk) for word in rules.split_chunk(piece)]
 
     @property
     def sentence_marks(self) -> frozenset[str]:
         """Words that end a sentence."""
-        return _load_pipeline(self._rules)[1]
+        return load_sentence_marks()
 
-    @cached_property
-    def exceptions(self) -> frozenset[str]:
+    @property
+    def exceptions(self) -> Collection[str]:
         """Chunks with their own words, such as `cannot`."""
-        return frozenset(_load_pipeline(self._rules)[0].tokenizer.rules)
-
-    def _split_plain_chunk(self, chunk: str) -> list[str] | None:
-        """Return the words of a chunk of a language with spaces, or None if spaCy must be asked."""
-        match = _PLAIN.fullmatch(chunk)
-        if match is None:
-            return None
-        opening, letters, closing = match.groups()
-        special = self.exceptions
-        if letters in special or chunk in special:
-            return None
-        if opening and (opening + letters in special or letters + (closing or "") in special):
-            return None
-        return [part for part in (opening, letters, closing) if part]
+        if has_splitting_rules(self._rules):
+            return load_splitting_rules(self._rules).exceptions.keys()
+        return frozenset(load_spacy_pipeline(self._rules)[0].tokenizer.rules)
 
     def _split_with_spacy(self, chunks: Sequence[str]) -> Iterable[list[str]]:
         """Return the words of each chunk by spaCy, in one call for all chunks."""
         if not chunks:
             return []
-        nlp = _load_pipeline(self._rules)[0]
+        nlp = load_spacy_pipeline(self._rules)[0]
         joined = f" {_SEPARATOR} ".join(chunks)
         # Without a memory zone spaCy keeps every word it has seen.
         with nlp.memory_zone():
@@ -282,16 +273,12 @@ class SpacyTokenizer:
 
     @cached_property
     def _english_rules(self) -> EnglishRules:
-        tokenizer = _load_pipeline(self._rules)[0].tokenizer
-        orth = import_module("spacy.symbols").ORTH
-        exceptions = {
-            name: [word[orth] for word in words] for name, words in tokenizer.rules.items()
-        }
-        return EnglishRules(exceptions, tokenizer.url_match, LONGEST_CHUNK)
+        rules = load_splitting_rules("en")
+        return EnglishRules(rules.exceptions, rules.is_address, LONGEST_CHUNK)
 
 
 @cache
-def _load_pipeline(rules: str) -> tuple[Any, frozenset[str]]:
+def load_spacy_pipeline(rules: str) -> tuple[Any, frozenset[str]]:
     """Return spaCy's blank pipeline for a language, one per process, and its sentence marks."""
     nlp: Any = _import_spacy().blank(rules)
     for name in import_module("spacy.symbols").IDS:
@@ -306,8 +293,8 @@ def _load_pipeline(rules: str) -> tuple[Any, frozenset[str]]:
 def _import_spacy() -> Any:
     """Import spaCy without its command line and without torch.
 
-    spaCy takes half a second, and only rules need it. It would load torch for its networks: seconds
-    and 300 MB more in every worker.
+    spaCy takes half a second, and only languages without rules of ours need it. It would load
+    torch for its networks: seconds and 300 MB more in every worker.
     """
     absent: dict[str, Any] = {"torch": None}  # an import of it fails as if it were not installed
     absent["spacy.cli.info"] = ModuleType("spacy.cli.info")

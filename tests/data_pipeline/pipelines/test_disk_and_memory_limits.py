@@ -155,15 +155,14 @@ def test_memory_is_bounded_by_the_batch_and_not_by_the_input(tmp_path: Path) -> 
     assert peaks[1] < 1 << 30
 
 
-def test_words_are_split_without_torch() -> None:
+def test_words_are_split_without_spacy_and_torch() -> None:
     program = (
         "import sys\n"
         "from llmsys.data_pipeline.rules.chain import RuleChain\n"
         "from llmsys.config.quality_rules import GopherQualityConfig\n"
         "import pyarrow as pa\n"
         "RuleChain([GopherQualityConfig()]).apply(pa.array(['The house (and mine) is here.']))\n"
-        "assert 'spacy' in sys.modules\n"
-        "assert 'torch' not in sys.modules\n"
+        "assert not {'spacy', 'torch'} & set(sys.modules)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr

@@ -4,10 +4,10 @@ deciding about it.
 
 import json
 from dataclasses import replace
-from importlib import metadata
 
 import pytest
 
+from llmsys.data_pipeline.pipelines import stage_code
 from llmsys.data_pipeline.pipelines.stage_code import DOCUMENT_STAGES, compute_code_version
 from tests.helpers.stage_digest import ACCEPTED, STAGES, compute_digest, compute_stage
 
@@ -77,5 +77,5 @@ def test_the_key_follows_the_version_and_the_packages(monkeypatch: pytest.Monkey
     before = compute_code_version(code)
     assert compute_code_version(replace(code, sources=())) == before
     assert compute_code_version(replace(code, version=code.version + 1)) != before
-    monkeypatch.setattr(metadata, "version", lambda package: "0.0")
+    monkeypatch.setattr(stage_code, "_get_package_version", lambda package: "0.0")
     assert compute_code_version(code) != before

@@ -15,6 +15,16 @@ class _BaseEngineConfig(Section):
     offloads_gradients: ClassVar[bool] = False  # CPU offload includes gradients
 
     @property
+    def can_reduce_each_micro_batch(self) -> bool:
+        """The gradient of one micro-batch can be had, summed over ranks."""
+        return False
+
+    @property
+    def overlaps_messages(self) -> bool:
+        """Messages of gradients and weights travel while other layers are computed."""
+        return True
+
+    @property
     def title(self) -> str:
         """Kind of the engine, as a message names it."""
         return str(getattr(self, "kind", ""))
@@ -37,15 +47,16 @@ class _BaseEngineConfig(Section):
 
 class TorchEngineConfig(_BaseEngineConfig):
     """Native PyTorch: FSDP2 shards weights, gradients and moments over the shard axis; DDP
-    replicates them.
+    replicates them; plain keeps whole weights and shards masters and moments.
     """
 
     kind: Literal["torch"] = "torch"
     offloads_gradients: ClassVar[bool] = True
-    data_parallel: Literal["fsdp", "ddp"] = Field(
+    data_parallel: Literal["fsdp", "ddp", "plain"] = Field(
         "fsdp",
         description="fsdp: shard parameters, gradients and moments over the shard axis. ddp: "
-        "replicate them on every rank.",
+        "replicate them on every rank. plain: whole weights without a wrapper; masters and "
+        "moments are sharded, and gradients reduced once per step.",
     )
     cpu_offload: Literal["none", "state"] = Field(
         "none",
@@ -64,9 +75,19 @@ class TorchEngineConfig(_BaseEngineConfig):
         return f"torch with data_parallel={self.data_parallel}"
 
     @property
+    def can_reduce_each_micro_batch(self) -> bool:
+        """The gradient of one micro-batch can be had, summed over ranks: not under DDP."""
+        return self.data_parallel != "ddp"
+
+    @property
+    def overlaps_messages(self) -> bool:
+        """Messages travel while layers are computed: not those of plain, between two steps."""
+        return self.data_parallel != "plain"
+
+    @property
     def shards_optimizer_state(self) -> bool:
-        """Master weights and moments are sharded: under FSDP."""
-        return self.data_parallel == "fsdp"
+        """Master weights and moments are sharded: not under DDP."""
+        return self.data_parallel != "ddp"
 
     @property
     def shards_weights(self) -> bool:

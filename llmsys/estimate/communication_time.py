@@ -269,7 +269,7 @@ def estimate_data_parallel_seconds(
     )
     local = (dense / shard.size + experts / sparse.size) * 4
     copies = estimate_all_reduce_seconds(replicate, local, device)
-    hide = bench.software.data_overlap
+    hide = bench.software.data_overlap if engine.overlaps_messages else 0.0
     if engine.shards_weights:
         forward = _compute_exposed_seconds(gather, hide, passes.forward)
         if engine.reduces_each_micro_batch:

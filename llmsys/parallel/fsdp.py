@@ -1,4 +1,6 @@
-"""FSDP2 data parallelism, and the protocol that it shares with DDP (ddp.py)."""
+"""FSDP2 data parallelism, and the protocol that it shares with DDP (ddp.py) and plain data
+parallelism (plain.py).
+"""
 
 import contextlib
 from collections import defaultdict
@@ -16,6 +18,7 @@ from llmsys.model.layer_stack import LayerStack
 from llmsys.model.transformer import Transformer
 from llmsys.model.transformer_block import TransformerBlock
 from llmsys.parallel.device_mesh import DeviceMeshes
+from llmsys.parallel.gradient_clipping import list_absent_gradients
 from llmsys.parallel.parallelize import (
     apply_expert_parallel,
     apply_fsdp,
@@ -25,6 +28,7 @@ from llmsys.parallel.parallelize import (
 from llmsys.parallel.sequence_sharding import SequenceSharding
 from llmsys.parallel.tensor_parallel import PartialGradientReducer
 
+DataParallel = Literal["fsdp", "ddp", "plain"]
 Offload = Literal["none", "state"]
 Gradients = Literal["sharded", "whole"]
 
@@ -33,6 +37,10 @@ class DataParallelModel(Protocol):
     """A model over the ranks of a run, and the synchronization of its gradients."""
 
     sharding: SequenceSharding
+    masters: dict[str, nn.Parameter]
+    """float32 parameters of this rank by name, or its shards of them: the optimizer's. In the model
+    other tensors may stand in their places.
+    """
 
     @property
     def forward(self) -> Callable[..., Tensor]:
@@ -55,9 +63,17 @@ class DataParallelModel(Protocol):
         ...
 
     def reshard_parameters(self) -> None:
-        """Reshard parameters before masters are read: after a forward without backward they may
-        still be gathered.
+        """Reshard parameters before masters are read or written: after a forward without backward
+        they may still be gathered. The next forward reads what the masters then are.
         """
+        ...
+
+    def list_absent_gradients(self) -> tuple[str, ...]:
+        """List the parameters that had no gradient on this rank, after `finish_gradients`."""
+        ...
+
+    def get_master(self, weight: nn.Parameter) -> nn.Parameter:
+        """Return the master of a parameter of the model, while no parameter is gathered."""
         ...
 
 
@@ -100,6 +116,8 @@ class FsdpModel:
             configure_prefetch(model)
         # Last, when each rank needs storage for its own shards only.
         materialize_parameters(model, device, initial, on_host=offload == "state")
+        # FSDP2 puts other tensors in their places while it has gathered them.
+        self.masters = dict(model.named_parameters())
 
     def enter_micro_batch(
         self, *, last: bool, stage: int | None = None
@@ -125,6 +143,14 @@ class FsdpModel:
     def reshard_parameters(self) -> None:
         """Reshard every FSDP unit."""
         reshard_parameters(self._model)
+
+    def list_absent_gradients(self) -> tuple[str, ...]:
+        """Implement `DataParallelModel.list_absent_gradients`."""
+        return list_absent_gradients(self.masters.items())
+
+    def get_master(self, weight: nn.Parameter) -> nn.Parameter:
+        """Return the parameter itself: FSDP2 puts its shard into the model."""
+        return weight
 
 
 def reshard_parameters(model: nn.Module) -> None:

@@ -135,10 +135,15 @@ def _build_base_engine(
             return DeepSpeedEngine(
                 model, zero_stage=settings.zero_stage, offload=settings.cpu_offload, **common
             )
-        case TorchEngineConfig() if config.train.reproducibility == "bitwise":
+        case TorchEngineConfig() as settings if config.train.reproducibility == "bitwise":
             from llmsys.engine.bitwise_engine import BitwiseEngine
 
-            bitwise = BitwiseEngine(model, **common, cut=_cut_stages(config, meshes))
+            bitwise = BitwiseEngine(
+                model,
+                **common,
+                cut=_cut_stages(config, meshes),
+                data_parallel=settings.data_parallel,
+            )
             if noise is not None:
                 noise.engine = bitwise
             return bitwise

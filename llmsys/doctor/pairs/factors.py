@@ -90,7 +90,11 @@ def _list_engines() -> tuple[Value, ...]:
     stages, named = list_literal_values("engine.zero_stage"), ("torch", "deepspeed")
     return (
         Value("fsdp", {"engine.kind": "torch"}),
-        Value("ddp", {"engine.kind": "torch", "engine.data_parallel": "ddp"}),
+        *(
+            Value(way, {"engine.kind": "torch", "engine.data_parallel": way})
+            for way in list_choices("engine.data_parallel")
+            if way != "fsdp"
+        ),
         *(
             Value(f"zero-{stage}", {"engine.kind": "deepspeed", "engine.zero_stage": stage})
             for stage in stages
@@ -234,6 +238,7 @@ RESUMES = (
     "1 fsdp",
     "2 fsdp",
     "2 ddp",
+    "2 plain",
     "2 expert",
     "2 tensor",
     "2 pipeline",

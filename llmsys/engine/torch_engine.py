@@ -39,7 +39,14 @@ from llmsys.parallel.ddp import DdpModel
 from llmsys.parallel.device_mesh import DeviceMeshes
 from llmsys.parallel.distributed_muon import map_full_matrices
 from llmsys.parallel.dtensor_slices import group_by_mesh
-from llmsys.parallel.fsdp import DataParallel, DataParallelModel, FsdpModel, Gradients, Offload
+from llmsys.parallel.fsdp import (
+    DataParallel,
+    DataParallelModel,
+    FsdpModel,
+    Gradients,
+    Offload,
+    Reshard,
+)
 from llmsys.parallel.full_tensors import build_sharded_zeros, update_full_tensors
 from llmsys.parallel.gradient_clipping import clip_gradients, collect_gradients
 from llmsys.parallel.plain import PlainModel
@@ -60,6 +67,8 @@ class TorchEngine:
         data_parallel: FSDP2, DDP, or whole weights without a wrapper.
         offload: "state" keeps shards in host memory. FSDP2 only.
         gradients: "whole" accumulates unsharded gradients over micro-batches. FSDP2 only.
+        reshard: When gathered weights are freed. FSDP2 only.
+        reduce_dtype: Dtype of gradients that are summed over ranks. FSDP2 only.
         cut: The layers of every stage of a pipeline; None: cut by cost. FSDP2 only.
     """
 
@@ -77,6 +86,8 @@ class TorchEngine:
         data_parallel: DataParallel = "fsdp",
         offload: Offload = "none",
         gradients: Gradients = "sharded",
+        reshard: Reshard = "after_forward",
+        reduce_dtype: torch.dtype = torch.float32,
         cut: PipelineCut | None = None,
     ) -> None:
         self.device = device
@@ -106,6 +117,7 @@ class TorchEngine:
             case "fsdp":
                 find_stage = None if self.pipeline is None else self.pipeline.find_stage
                 common |= {"offload": offload, "gradients": gradients, "find_stage": find_stage}
+                common |= {"reshard": reshard, "reduce_dtype": reduce_dtype}
                 self._data_parallel = FsdpModel(model, meshes, **common)
             case "ddp":
                 self._data_parallel = DdpModel(model, meshes, **common)

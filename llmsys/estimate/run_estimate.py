@@ -11,6 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.run import RunConfig
+from llmsys.estimate.data_parallel_choice import (
+    is_data_parallel_open,
+    resolve_data_parallel_for_profile,
+)
 from llmsys.estimate.flops import CONVENTIONS, Convention, FlopsCount, count_flops
 from llmsys.estimate.model_tensors import count_parameters, list_model_tensors
 from llmsys.estimate.peak_memory import estimate_activation_bytes, estimate_peak_memory
@@ -18,6 +22,7 @@ from llmsys.estimate.rank_parameters import PipelineStage, list_pipeline_stages
 from llmsys.estimate.software_profile import (
     OURS,
     describe_precision,
+    find_named_profile,
     resolve_compile_for_profile,
     resolve_for_profile,
 )
@@ -67,6 +72,12 @@ def estimate_run(
     """
     precision = describe_precision(config, device)
     config = resolve_compile_for_profile(resolve_for_profile(config, device), device)
+    if not model_only and is_data_parallel_open(config):
+        config = resolve_data_parallel_for_profile(
+            config,
+            layout or resolve_planned_layout(config),
+            device or find_named_profile(config),
+        )
     return {
         "parameters": asdict(count_parameters(config.model)),
         "batch": _build_batch_section(config, documents),

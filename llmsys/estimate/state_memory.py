@@ -31,6 +31,7 @@ from llmsys.estimate.rank_parameters import (
 )
 from llmsys.estimate.software_profile import OURS, MemoryProfile
 
+REDUCED = "gradients before reduction"
 BUCKET = 1 << 28  # elements of one bucket of ZeRO's reductions, llmsys/engine/deepspeed_setup.py
 MESSAGE = 1 << 26  # elements of one message of plain data parallelism, parallel/master_shards.py
 # elements that ZeRO-3 leaves gathered when they are soon used again (stage3_max_live_parameters)
@@ -38,10 +39,18 @@ LIVE = 10**9
 
 
 # start: the copy-out of the first block. next block: that of a later one in the forward. forward,
-# backward: inside a block. first block: the backward of the block that nothing follows. reduction:
+# backward: inside a block. second block: the backward of the last one that gathers a block ahead.
+# first block: the backward of the block that nothing follows. reduction:
 # of gradients outside of blocks.
 GatherMoment = Literal[
-    "start", "next block", "forward", "loss", "backward", "first block", "reduction"
+    "start",
+    "next block",
+    "forward",
+    "loss",
+    "backward",
+    "second block",
+    "first block",
+    "reduction",
 ]
 
 
@@ -62,7 +71,27 @@ def list_gathered_weights(
     if system.weights == "whole":
         return [MemoryItem("whole weights", size * whole.root + stored * whole.blocks)]
     match engine:
-        case TorchEngineConfig(data_parallel="fsdp"):
+        case TorchEngineConfig(is_fsdp=True, reshard="never" | "after_step" as reshard):
+            _, travelling, staged, _ = whole.block
+            ends = reshard == "never"
+            root, blocks = {
+                "start": (whole.root + whole.root_buffer, whole.block.full + travelling + staged),
+                "next block": (whole.root, whole.blocks + travelling + staged),
+                "forward": (whole.root, whole.blocks + travelling),
+                "loss": (whole.root, whole.blocks + travelling),
+                "backward": (whole.root, whole.blocks),
+                "second block": (whole.root, min(2 * whole.block.full, whole.blocks))
+                if ends
+                else (whole.root, whole.blocks),
+                # Of a micro-batch before the last one, after_step keeps them all.
+                "first block": (whole.root, whole.block.full if ends else whole.blocks),
+                "reduction": (0, 0) if ends else (whole.root, whole.blocks),
+            }[moment]
+            return [
+                MemoryItem("gathered weights outside of blocks", size * root),
+                MemoryItem("gathered weights of blocks", stored * blocks),
+            ]
+        case TorchEngineConfig(is_fsdp=True):
             # The allocator keeps the places of two blocks, too small for what follows. On a CPU the
             # block of logits stays, and the backward gathers two.
             keeps_places = {"first block": False, "loss": system.device == "cpu"}
@@ -75,6 +104,7 @@ def list_gathered_weights(
                 "forward": (whole.root, full + travelling),
                 "loss": (whole.root, travelling),
                 "backward": (whole.root, full + travelling),
+                "second block": (whole.root, full + travelling),
                 "first block": (whole.root, full),
                 "reduction": (0, 0),
             }[moment]
@@ -171,8 +201,9 @@ def list_gradients_in_flight(
         case DeepSpeedEngineConfig(zero_stage=1 | 2 | 3):
             bucket = min(BUCKET, max(whole.matrices, 1))
             return [own, MemoryItem("buckets of gradients", (size + FP32) * bucket)]
-        case TorchEngineConfig(data_parallel="fsdp"):
-            return [own, MemoryItem("float32 gradients before reduction", FP32 * travelling)]
+        case TorchEngineConfig(is_fsdp=True, reduce_dtype=reduce_dtype):
+            sent = FP32 if reduce_dtype == "fp32" else 2
+            return [own, MemoryItem(REDUCED, sent * travelling)]
         case TorchEngineConfig() | DeepSpeedEngineConfig() | AccelerateEngineConfig():
             return [own]
         case unreachable:

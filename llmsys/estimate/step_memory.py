@@ -41,6 +41,7 @@ from llmsys.estimate.rank_parameters import (
 from llmsys.estimate.software_profile import MemoryProfile
 from llmsys.estimate.state_memory import (
     FP32,
+    REDUCED,
     GatherMoment,
     StateBytes,
     compute_message_bytes,
@@ -56,7 +57,7 @@ from llmsys.estimate.state_memory import (
 # Allocated over asked for, with one micro-batch at a time, and with those of a pipeline.
 # Calibrated, see README.md.
 ALLOCATOR_SLACK, PIPELINE_SLACK = 0.04, 0.12
-REDUCED, SAVED = "float32 gradients before reduction", "activations saved by blocks"
+SAVED = "activations saved by blocks"
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ class StepMemory:
             backward = [*self._list_backward_items(first, follows=True), *self._late_items]
             items = [
                 MemoryItem("activations saved by two blocks", 2 * one),
-                *self._list_weights("backward", first),
+                *self._list_weights("second block", first),
             ]
             yield self._build_snapshot(
                 "in the backward of the second block", [*waiting, *items, *backward]
@@ -290,7 +291,7 @@ class StepMemory:
     def _gathers_blocks(self) -> bool:
         """True where FSDP2 gathers block after block."""
         engine = self.config.engine
-        is_fsdp = isinstance(engine, TorchEngineConfig) and engine.data_parallel == "fsdp"
+        is_fsdp = isinstance(engine, TorchEngineConfig) and engine.is_fsdp
         return is_fsdp and self.system.weights == "sharded"
 
     def _list_weights(

@@ -31,6 +31,7 @@ from llmsys.parallel.tensor_parallel import PartialGradientReducer
 DataParallel = Literal["fsdp", "ddp", "plain"]
 Offload = Literal["none", "state"]
 Gradients = Literal["sharded", "whole"]
+Reshard = Literal["after_forward", "never", "after_step"]
 
 
 class DataParallelModel(Protocol):
@@ -81,7 +82,7 @@ class FsdpModel:
     """FSDP2 around a model from the meta device, with initial values from `initial`.
 
     `find_stage` returns the stage of a pipeline that a module belongs to, by name; None without a
-    pipeline.
+    pipeline. `reshard` and `reduce_dtype` are those of `TorchEngineConfig`.
     """
 
     def __init__(
@@ -95,6 +96,8 @@ class FsdpModel:
         gradients: Gradients,
         initial: Initializer,
         find_stage: Callable[[str], int | None] | None = None,
+        reshard: Reshard = "after_forward",
+        reduce_dtype: torch.dtype = torch.float32,
     ) -> None:
         self.forward: Callable[..., Tensor] = model
         apply_expert_parallel(model, meshes)
@@ -102,7 +105,7 @@ class FsdpModel:
         # Before FSDP makes every parameter a DTensor: until then the unsplit ones are those that
         # are not.
         self._partial = PartialGradientReducer(model, meshes.tensor)
-        apply_fsdp(model, meshes, compute_dtype, offload)
+        apply_fsdp(model, meshes, compute_dtype, offload, reduce_dtype)
         self._model = model
         self._units_by_stage: dict[int | None, list[FSDPModule]] = defaultdict(list)
         for name, module in model.named_modules():
@@ -110,6 +113,9 @@ class FsdpModel:
                 self._units_by_stage[None if find_stage is None else find_stage(name)].append(
                     module
                 )
+                if reshard != "after_forward":
+                    module.set_reshard_after_forward(False, recurse=False)
+        self._keeps_weights = reshard == "after_step"
         self._replicated = meshes.layout.replicate > 1
         self._whole = gradients == "whole"
         if meshes.expert is not None:
@@ -122,7 +128,8 @@ class FsdpModel:
     def enter_micro_batch(
         self, *, last: bool, stage: int | None = None
     ) -> AbstractContextManager[None]:
-        """Return the context of a micro-batch. All sums are in float32.
+        """Return the context of a micro-batch. All sums are in float32, but for those over ranks in
+        another `reduce_dtype`.
 
         Sharded gradients are reduced over shards after every backward, and between replicas once
         per step. Whole gradients accumulate unsharded, four bytes per parameter of this rank's
@@ -130,6 +137,8 @@ class FsdpModel:
         gives it gradients and in no other, so only the last one of its own stage will do.
         """
         for unit in self._units_by_stage[stage]:
+            if self._keeps_weights:
+                unit.set_reshard_after_backward(last, recurse=False)
             if self._whole:
                 unit.set_requires_gradient_sync(last, recurse=False)
             elif self._replicated:

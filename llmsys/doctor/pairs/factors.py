@@ -156,6 +156,15 @@ PLACEMENT_FACTORS = (
         "schedule of stages", "layout.pipeline_schedule", "1f1b", acts_with=PIPELINE
     ),
     build_choice_factor("summation", "engine.gradient_accumulation", "sharded", acts_with=FSDP),
+    build_choice_factor("resharding", "engine.reshard", "after_forward", acts_with=FSDP),
+    build_choice_factor(
+        "reduction",
+        "engine.reduce_dtype",
+        "fp32",
+        # What is rounded is computed in bf16.
+        Value("bf16", {"engine.reduce_dtype": "bf16"}, {"precision": "bf16"}),
+        acts_with=FSDP,
+    ),
     build_factor("host offload", Value(NONE), Value("on", _set_offload)),
     build_choice_factor("recomputation", "train.activation_checkpoint", "none"),
     build_choice_factor(

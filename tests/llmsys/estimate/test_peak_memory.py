@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
+from torch.distributed.fsdp import FSDPModule
 
 from llmsys.config.loading.load import load_run_config
 from llmsys.config.objective import LossConfig
@@ -90,6 +91,7 @@ LARGE = {"hidden_size": 256, "intermediate_size": 1024}
 def run_of(sequences: int = 2, length: int = 128, shard: int = 4, **changes: Any) -> RunConfig:
     """`sequences` for each rank; changes of the model, `train` and `batch_more` for the run."""
     batch_more = changes.pop("batch_more", None)
+    engine = {"kind": "torch"} | changes.pop("engine", {})
     train = {"precision": "bf16"} | changes.pop("train", {})
     return RunConfig.model_validate(
         {
@@ -100,8 +102,8 @@ def run_of(sequences: int = 2, length: int = 128, shard: int = 4, **changes: Any
                 "attention_scope": "window",
             }
             | (batch_more or {}),
+            "engine": {"kind": "torch", "data_parallel": "plain"} if batch_more else engine,
             "layout": {"shard": shard},
-            "engine": {"kind": "torch", "data_parallel": "plain" if batch_more else "fsdp"},
             "train": train,
         }
     )
@@ -118,6 +120,9 @@ class Rank:
         apply_activation_checkpoint(self.model, config.train.activation_checkpoint)
         apply_expert_parallel(self.model, meshes)
         apply_fsdp(self.model, meshes, dtype)
+        for module in self.model.modules():
+            if isinstance(module, FSDPModule) and config.engine.keeps_weights_in_micro_batch:
+                module.set_reshard_after_forward(False, recurse=False)
         materialize_parameters(
             self.model,
             torch.device("cpu"),
@@ -224,6 +229,10 @@ CASES: dict[str, RunConfig] = {
     "batch": run_of(sequences=6),
     "weights": run_of(1, 64, 8, **LARGE, train={"activation_checkpoint": "full"}),
     "experts": run_of(moe=MOE),
+    "kept weights": run_of(1, 64, 8, **LARGE, engine={"reshard": "never"}),
+    "kept weights, blocks again": run_of(
+        1, 64, 8, **LARGE, engine={"reshard": "never"}, train={"activation_checkpoint": "full"}
+    ),
     "two ranks": run_of(
         1, 256, 2, **LARGE, vocab_size=2048, train={"activation_checkpoint": "selective"}
     ),

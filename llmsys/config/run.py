@@ -4,7 +4,7 @@ Every package reads it, and every run folder has a copy.
 """
 
 from collections.abc import Iterator
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -329,6 +329,20 @@ class RunConfig(Section):
             "block" if has_triton and plain and not self.model.residual.is_reversible else "none"
         )
         return self.model_copy(update={"train": train.model_copy(update={"compile": chosen})})
+
+    def resolve_data_parallel(self, chosen: Literal["fsdp", "plain"]) -> Self:
+        """Return the config with `chosen` instead of `engine.data_parallel=auto`; unchanged if it
+        names a kind.
+
+        Args:
+            chosen: the kind.
+        """
+        engine = self.engine
+        if engine.kind != "torch" or engine.data_parallel != "auto":
+            return self
+        return self.model_copy(
+            update={"engine": engine.model_copy(update={"data_parallel": chosen})}
+        )
 
     def resolve_layout(self, ranks: int) -> ParallelLayout:
         """Return the layout with every axis resolved.

@@ -22,6 +22,7 @@ from llmsys.estimate.state_memory import resolve_planned_layout
 ENGINES: dict[str, dict[str, Any]] = {
     "fsdp": {"kind": "torch"},
     "ddp": {"kind": "torch", "data_parallel": "ddp"},
+    "plain": {"kind": "torch", "data_parallel": "plain"},
     "bitwise": {"kind": "torch"},
     "zero-0": {"kind": "deepspeed", "zero_stage": 0},
     "zero-1": {"kind": "deepspeed", "zero_stage": 1},

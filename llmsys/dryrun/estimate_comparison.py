@@ -86,7 +86,7 @@ ITEM_GROUPS = {
         "recomputed block",
         "gradients inside a block",
         "gradients in the compute dtype",
-        "float32 gradients before reduction",
+        "gradients before reduction",
         "buckets of gradients",
         "gradient of the stream",
         "the stream",

@@ -53,6 +53,7 @@ from llmsys.dryrun.recorder import DryRunRecorder
 from llmsys.dryrun.synthetic_batch import SyntheticRows, build_synthetic_batch
 from llmsys.engine.engine import Engine, Loss
 from llmsys.estimate.activation_memory import compute_micro_batch
+from llmsys.estimate.data_parallel_choice import resolve_data_parallel_for_profile
 from llmsys.estimate.device_profile import DeviceProfile
 from llmsys.estimate.peak_memory import find_largest_micro_batch
 from llmsys.estimate.software_profile import MemoryProfile, has_triton
@@ -105,6 +106,7 @@ class RankSession:
         precision, why = select_precision(config.run.folder, find_bf16_support(DEVICE))
         config = config.resolve_precision(precision, why).resolve_compile(has_triton(profile))
         self.layout: ParallelLayout = config.resolve_layout(request.world_size)
+        config = resolve_data_parallel_for_profile(config, self.layout, profile)
         self.config = self._resolve_micro_sequences(config)
         self.num_micro_batches = compute_micro_batch(self.config, self.layout)[1]
         self.seconds: dict[str, float] = {}

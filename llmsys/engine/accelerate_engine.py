@@ -31,7 +31,6 @@ from llmsys.engine.engine import (
     StepResult,
     accept_all,
     iter_persistent_buffers,
-    list_absent_gradients,
     reduce_step_numbers,
     reduce_token_counts,
 )
@@ -45,7 +44,11 @@ from llmsys.optim.build_optimizer import MOMENTS, build_optimizer
 from llmsys.optim.lr_schedule import set_rates
 from llmsys.parallel.ddp import list_unused_parameters
 from llmsys.parallel.device_mesh import DeviceMeshes
-from llmsys.parallel.gradient_clipping import clip_gradients, collect_gradients
+from llmsys.parallel.gradient_clipping import (
+    clip_gradients,
+    collect_gradients,
+    list_absent_gradients,
+)
 from llmsys.parallel.mixed_precision import cast_parameters
 from llmsys.parallel.parallelize import materialize_parameters
 from llmsys.parallel.process_group import get_world_size

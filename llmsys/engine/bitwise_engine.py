@@ -1,7 +1,7 @@
 """The torch engine in bitwise mode: the same weights and moments, bit for bit, on any number of
 processes.
 
-FSDP2 as in fast mode, with every sum in a fixed order:
+FSDP2 or plain data parallelism as in fast mode, with every sum in a fixed order:
 
 - A step is a fixed list of micro-batches. Rank r of W computes the micro-batches r, W + r, 2W + r,
   …, each with the same shapes, kernels and dropout on any rank (experts too, see
@@ -18,7 +18,7 @@ and, on CPUs, the same number of threads.
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import accumulate, pairwise, starmap
 from typing import Any
 
@@ -53,11 +53,15 @@ from llmsys.model.transformer import Transformer
 from llmsys.optim.bitwise_optimizer import BitwiseOptimizer
 from llmsys.optim.elementwise import require_elementwise
 from llmsys.parallel.device_mesh import DeviceMeshes
-from llmsys.parallel.fsdp import reshard_parameters
+from llmsys.parallel.fsdp import DataParallel, reshard_parameters
 from llmsys.parallel.gradient_clipping import list_local_gradients
 from llmsys.parallel.parallelize import materialize_parameters
+from llmsys.parallel.plain import PlainModel
 from llmsys.parallel.process_group import all_gather_tensor, get_rank
-from llmsys.parallel.reproducible_sharding import apply_reproducible_fsdp
+from llmsys.parallel.reproducible_sharding import (
+    apply_reproducible_fsdp,
+    build_reproducible_plain,
+)
 from llmsys.parallel.reproducible_sum import (
     StreamingTreeSum,
     compute_gradient_norm,
@@ -68,8 +72,8 @@ from llmsys.parallel.reproducible_sum import (
 
 
 class BitwiseEngine:
-    """FSDP2 with sums in a fixed order; arguments as for `TorchEngine`. `train_step` gets every
-    W-th micro-batch.
+    """FSDP2, or plain data parallelism, with sums in a fixed order; arguments as for `TorchEngine`.
+    `train_step` gets every W-th micro-batch.
 
     Numbers of layers and rows of parameters have the places that they have in one process, also
     where a rank of a pipeline has some of them only: the others are zeros there.
@@ -87,6 +91,7 @@ class BitwiseEngine:
         device: torch.device,
         initialize: bool = True,
         cut: PipelineCut | None = None,
+        data_parallel: DataParallel = "fsdp",
     ) -> None:
         self.device = device
         self.module = model
@@ -117,12 +122,17 @@ class BitwiseEngine:
             "num_rows": ends[-1],
         }
         use_deterministic_kernels(device)
-        apply_reproducible_fsdp(model, meshes, compute_dtype)
-        materialize_parameters(
-            model, device, build_initializer(model.config, seed, draws=initialize)
-        )
+        initial = build_initializer(model.config, seed, draws=initialize)
+        self._plain: PlainModel | None = None
+        if data_parallel == "plain":
+            self._plain = build_reproducible_plain(model, meshes, compute_dtype, device, initial)
+            self._masters = self._plain.masters
+        else:
+            apply_reproducible_fsdp(model, meshes, compute_dtype)
+            materialize_parameters(model, device, initial)
+            self._masters = dict(model.named_parameters())
         self._optimizer = BitwiseOptimizer(
-            dict(model.named_parameters()), require_elementwise(optimizer), model.config
+            self._masters, require_elementwise(optimizer), model.config
         )
 
     def train_step(
@@ -153,9 +163,14 @@ class BitwiseEngine:
             # 1e-6 as in torch.nn.utils.clip_grad_norm_.
             scale = min(1.0, self._clip / (norm + 1e-6)) if self._clip > 0 else 1.0
             self._optimizer.step(gradients, learning_rate, scale)
-        named = self._optimizer.named.items()
-        absent = tuple(name for name, parameter in named if parameter in self._without_gradient)
+        absent = self._list_absent_gradients()
         return StepResult(loss, norm, int(counts[0]), applied, extra_sums, absent)
+
+    def _list_absent_gradients(self) -> tuple[str, ...]:
+        if self._plain is not None:
+            return self._plain.list_absent_gradients()
+        named = self._masters.items()
+        return tuple(name for name, parameter in named if parameter in self._without_gradient)
 
     def _require_masters(self) -> None:
         """Check that the parameters of the model are the masters, whose gradients this engine
@@ -165,10 +180,13 @@ class BitwiseEngine:
             LlmsysError: FSDP2 has gathered some. Their gradients would be lost, or a rank would
                 fail in the middle of a step while the others wait for it.
         """
-        masters = self._optimizer.named.items()
+        if self._plain is not None:
+            return
         gathered = [
             name
-            for (name, master), parameter in zip(masters, self.module.parameters(), strict=True)
+            for (name, master), parameter in zip(
+                self._masters.items(), self.module.parameters(), strict=True
+            )
             if parameter is not master
         ]
         if gathered:
@@ -204,18 +222,32 @@ class BitwiseEngine:
         self._without_gradient = set(self._optimizer.named.values())
         sums = StreamingTreeSum()
         probe = self.gradient_probe
-        parameters = list(self.module.parameters())
+        parameters = list(self._masters.values())
         for index, (batch, numbers_J) in enumerate(zip(batches, numbers, strict=True)):
             self._seed_dropout(index * self._layout.data_parallel_size + data_rank)
-            share, nats = compute_loss_share(self.module, self.module, batch, self._loss, counts)
-            share.backward()
+            with self._enter_micro_batch():
+                share, nats = compute_loss_share(
+                    self.module, self.module, batch, self._loss, counts
+                )
+                share.backward()
             self._take_numbers(numbers_J, self.module.list_auxiliary_layers(), nats)
             sums.add_leaf(_take_gradients(parameters, self._without_gradient))
             if probe is not None and probe.count == index + 1:
                 self._partial = sums.get_subtree()
                 probe.look()
                 self._partial = []
+        if self._plain is not None:
+            self._plain.finish_gradients()
         return sums.compute_total()
+
+    def _enter_micro_batch(self) -> AbstractContextManager[None]:
+        """Return the context of a micro-batch, after which its gradients are those of the
+        masters.
+        """
+        if self._plain is None:
+            return nullcontext()
+        # Every micro-batch is a leaf of the tree.
+        return self._plain.enter_micro_batch(last=True)
 
     def compute_partial_norm(self) -> float:
         """Return the norm of the gradients of the step's micro-batches so far, a full subtree, for
@@ -225,7 +257,7 @@ class BitwiseEngine:
 
     def _compute_norm(self, gradients: list[Tensor]) -> float:
         return compute_gradient_norm(
-            list(self.module.parameters()), gradients, counts=self._first_copy, **self._rows
+            list(self._masters.values()), gradients, counts=self._first_copy, **self._rows
         )
 
     def _add_stage_gradients(
@@ -266,7 +298,7 @@ class BitwiseEngine:
                 for stage, tree in sums.items()
                 for parameter, total in zip(parameters[stage], take(tree), strict=True)
             }
-            return [found[id(parameter)] for parameter in self.module.parameters()]
+            return [found[id(parameter)] for parameter in self._masters.values()]
 
         probed = 0
         if (probe := self.gradient_probe) is not None:
@@ -291,7 +323,7 @@ class BitwiseEngine:
             )
             if isinstance(p, DTensor)
             else shard
-            for (name, p), shard in zip(self.module.named_parameters(), gradients, strict=True)
+            for (name, p), shard in zip(self._masters.items(), gradients, strict=True)
         }
 
     def _allocate_numbers(self) -> Tensor:
@@ -354,8 +386,10 @@ class BitwiseEngine:
         the engine.
         """
         reshard_parameters(self.module)
+        if self._plain is not None:
+            self._plain.reshard_parameters()
         tensors: dict[str, Tensor] = {}
-        for name, parameter in self.module.named_parameters():
+        for name, parameter in self._masters.items():
             tensors[f"parameter/{name}"] = parameter.detach()
             tensors |= {
                 f"{moment}/{name}": by_name[name]

@@ -7,7 +7,7 @@ Invariants:
 - The state is logical: another engine can load it.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -189,19 +189,6 @@ def enter_training(module: Transformer) -> None:
     """
     module.train()
     reshard_parameters(module)
-
-
-def list_absent_gradients(named: Iterable[tuple[str, Tensor]]) -> tuple[str, ...]:
-    """List the parameters without a gradient, for `StepResult.absent`.
-
-    Args:
-        named: Names and parameters, after the gradients of a step were summed over ranks and before
-            anything takes an absent gradient for zeros.
-
-    Returns:
-        Names.
-    """
-    return tuple(name for name, parameter in named if parameter.grad is None)
 
 
 def drop_counts(module: Transformer) -> None:

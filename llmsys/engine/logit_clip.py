@@ -11,6 +11,7 @@ min(1, threshold / largest logit of the step), the logits of a head become γ ti
 | latent, rotated channels; the key is that of all heads | γ | 1 |
 """
 
+from collections.abc import Callable
 from typing import assert_never
 
 import torch
@@ -32,10 +33,17 @@ class LogitClip:
     Args:
         model: The model; its parameters may be DTensors.
         threshold: Largest logit.
+        get_master: Returns the master of a parameter of the model, where it has one apart.
     """
 
-    def __init__(self, model: nn.Module, threshold: float) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        threshold: float,
+        get_master: Callable[[nn.Parameter], nn.Parameter] = lambda parameter: parameter,
+    ) -> None:
         self._threshold = threshold
+        self._get_master = get_master
         self.layers = [
             one
             for one in model.modules()
@@ -66,36 +74,37 @@ class LogitClip:
         gamma_LH = (self._threshold / maxima_LH.clamp(min=self._threshold)).cpu()
         for layer, gamma_H in zip(self.layers, gamma_LH, strict=True):
             if applied and bool((gamma_H < 1).any()):
-                _scale_layer(layer, gamma_H)
+                self._scale_layer(layer, gamma_H)
 
+    def _scale_layer(
+        self, layer: MultiHeadAttention | MultiHeadLatentAttention, gamma_H: Tensor
+    ) -> None:
+        match layer:
+            case MultiHeadLatentAttention():
+                queries = layer.q_b_proj if layer.has_query_latent else layer.q_proj
+                root_H = gamma_H.sqrt()
+                one_H = torch.ones_like(gamma_H)
+                self._scale_rows(queries, [(root_H, layer.nope), (gamma_H, layer.rope)])
+                self._scale_rows(layer.kv_b_proj, [(root_H, layer.nope), (one_H, layer.value)])
+            case MultiHeadAttention():
+                groups = layer.k_proj.out_features // layer.head_dim
+                root_G = gamma_H.view(groups, -1).amin(-1).sqrt()
+                shared_H = root_G.repeat_interleave(len(gamma_H) // groups)
+                self._scale_rows(layer.q_proj, [(gamma_H / shared_H, layer.head_dim)])
+                self._scale_rows(layer.k_proj, [(root_G, layer.head_dim)])
+            case unreachable:
+                assert_never(unreachable)
 
-def _scale_layer(layer: MultiHeadAttention | MultiHeadLatentAttention, gamma_H: Tensor) -> None:
-    match layer:
-        case MultiHeadLatentAttention():
-            queries = layer.q_b_proj if layer.has_query_latent else layer.q_proj
-            root_H = gamma_H.sqrt()
-            one_H = torch.ones_like(gamma_H)
-            _scale_rows(queries, [(root_H, layer.nope), (gamma_H, layer.rope)])
-            _scale_rows(layer.kv_b_proj, [(root_H, layer.nope), (one_H, layer.value)])
-        case MultiHeadAttention():
-            groups = layer.k_proj.out_features // layer.head_dim
-            root_G = gamma_H.view(groups, -1).amin(-1).sqrt()
-            shared_H = root_G.repeat_interleave(len(gamma_H) // groups)
-            _scale_rows(layer.q_proj, [(gamma_H / shared_H, layer.head_dim)])
-            _scale_rows(layer.k_proj, [(root_G, layer.head_dim)])
-        case unreachable:
-            assert_never(unreachable)
-
-
-def _scale_rows(projection: nn.Linear, parts: list[tuple[Tensor, int]]) -> None:
-    """Multiply the rows of each head; `parts` are factor and number of a head's rows, in their
-    order.
-    """
-    factor_W = torch.cat(
-        [factor[:, None].expand(-1, rows) for factor, rows in parts], dim=1
-    ).flatten()
-    for parameter in projection.parameters():
-        begin, size = get_local_region(parameter)[0]
-        local = get_local_tensor(parameter.detach())
-        factor = factor_W[begin : begin + size].to(local)
-        local.mul_(factor.view(-1, *[1] * (local.ndim - 1)))
+    def _scale_rows(self, projection: nn.Linear, parts: list[tuple[Tensor, int]]) -> None:
+        """Multiply the rows of each head; `parts` are factor and number of a head's rows, in their
+        order.
+        """
+        factor_W = torch.cat(
+            [factor[:, None].expand(-1, rows) for factor, rows in parts], dim=1
+        ).flatten()
+        for parameter in projection.parameters():
+            master = self._get_master(parameter)
+            begin, size = get_local_region(master)[0]
+            local = get_local_tensor(master.detach())
+            factor = factor_W[begin : begin + size].to(local)
+            local.mul_(factor.view(-1, *[1] * (local.ndim - 1)))

@@ -1,4 +1,5 @@
-"""The torch engine: FSDP2 or DDP over one or many ranks, with every axis of a layout.
+"""The torch engine: FSDP2, DDP or plain data parallelism over one or many ranks, with every axis
+of a layout.
 
 float32 masters are in shards or replicas; the forward computes in the given dtype; gradients are
 summed in float32.
@@ -6,7 +7,7 @@ summed in float32.
 
 import contextlib
 from collections.abc import Sequence
-from typing import Any, Literal, assert_never
+from typing import Any, assert_never
 
 import torch
 from torch import Tensor
@@ -24,7 +25,6 @@ from llmsys.engine.engine import (
     drop_counts,
     enter_training,
     iter_persistent_buffers,
-    list_absent_gradients,
     reduce_step_numbers,
     reduce_token_counts,
 )
@@ -41,13 +41,21 @@ from llmsys.parallel.ddp import DdpModel
 from llmsys.parallel.device_mesh import DeviceMeshes
 from llmsys.parallel.distributed_muon import map_full_matrices
 from llmsys.parallel.dtensor_slices import group_by_mesh
-from llmsys.parallel.fsdp import DataParallelModel, FsdpModel, Gradients, Offload
+from llmsys.parallel.fsdp import (
+    DataParallel,
+    DataParallelModel,
+    FsdpModel,
+    Gradients,
+    Offload,
+    Reshard,
+)
 from llmsys.parallel.full_tensors import build_sharded_zeros, update_full_tensors
 from llmsys.parallel.gradient_clipping import clip_gradients, collect_gradients
+from llmsys.parallel.plain import PlainModel
 
 
 class TorchEngine:
-    """AdamW or Muon around FSDP2 or DDP.
+    """AdamW or Muon around FSDP2, DDP or plain data parallelism.
 
     Args:
         model: A model on the meta device; it gets its initial values here.
@@ -58,9 +66,11 @@ class TorchEngine:
         seed: Seed of the initial values.
         device: Device of this rank.
         initialize: Draw the initial values. False: a checkpoint will replace them.
-        data_parallel: FSDP2 or DDP.
+        data_parallel: FSDP2, DDP, or whole weights without a wrapper.
         offload: "state" keeps shards in host memory. FSDP2 only.
         gradients: "whole" accumulates unsharded gradients over micro-batches. FSDP2 only.
+        reshard: When gathered weights are freed. FSDP2 only.
+        reduce_dtype: Dtype of gradients that are summed over ranks. FSDP2 only.
         cut: The layers of every stage of a pipeline; None: cut by cost. FSDP2 only.
     """
 
@@ -75,9 +85,11 @@ class TorchEngine:
         seed: int,
         device: torch.device,
         initialize: bool = True,
-        data_parallel: Literal["fsdp", "ddp"] = "fsdp",
+        data_parallel: DataParallel = "fsdp",
         offload: Offload = "none",
         gradients: Gradients = "sharded",
+        reshard: Reshard = "after_forward",
+        reduce_dtype: torch.dtype = torch.float32,
         cut: PipelineCut | None = None,
     ) -> None:
         self.device = device
@@ -105,20 +117,24 @@ class TorchEngine:
             case "fsdp":
                 find_stage = None if self.pipeline is None else self.pipeline.find_stage
                 common |= {"offload": offload, "gradients": gradients, "find_stage": find_stage}
+                common |= {"reshard": reshard, "reduce_dtype": reduce_dtype}
                 self._data_parallel = FsdpModel(model, meshes, **common)
             case "ddp":
                 self._data_parallel = DdpModel(model, meshes, **common)
+            case "plain":
+                self._data_parallel = PlainModel(model, meshes, **common)
             case unreachable:
                 assert_never(unreachable)
         first = self.pipeline is None or self.pipeline.is_first_rank
         self._has_own_rows = first and self._data_parallel.sharding.is_first_rank
         self._ranks = meshes.layout.ranks_per_stage
         limit = optimizer.max_attention_logit
-        self._logit_clip = None if limit is None else LogitClip(model, limit)
-        # The masters: FSDP2 puts other tensors in their places while it has gathered them.
-        self._named = list(model.named_parameters())
+        self._logit_clip = (
+            None if limit is None else LogitClip(model, limit, self._data_parallel.get_master)
+        )
+        self._masters = self._data_parallel.masters
         self._optimizer = build_optimizer(
-            dict(self._named),
+            self._masters,
             optimizer,
             compute_dtype=compute_dtype,
             model=model.config,
@@ -144,12 +160,12 @@ class TorchEngine:
         scale = 1.0 if self._scale is None else self._scale.scale
         total = self._add_gradients(batches, counts, scale)
         self._data_parallel.finish_gradients()
-        absent = list_absent_gradients(self._named)
+        absent = self._data_parallel.list_absent_gradients()
         doubled = () if self.pipeline is None else self.pipeline.finish_gradients()
         if self.observe_gradients is not None:
-            self.observe_gradients(collect_gradients(self.module.named_parameters()), scale)
+            self.observe_gradients(collect_gradients(self._masters.items()), scale)
         clipped = clip_gradients(
-            self.module.parameters(), self._clip, scale, ranks=self._ranks, doubled=doubled
+            self._masters.values(), self._clip, scale, ranks=self._ranks, doubled=doubled
         )
         loss, norm, targets, sums = reduce_step_numbers(total, counts, extras, clipped)
         fits = self._scale is None or self._scale.update_scale(loss, norm)
@@ -225,7 +241,7 @@ class TorchEngine:
             if self.pipeline is not None:
                 doubled = stack.enter_context(self.pipeline.enter_finished_gradients())
             # A limit of 0 clips nothing.
-            norm = clip_gradients(self.module.parameters(), 0.0, ranks=self._ranks, doubled=doubled)
+            norm = clip_gradients(self._masters.values(), 0.0, ranks=self._ranks, doubled=doubled)
         return float(norm)
 
     def _step_optimizer(self, learning_rate: float) -> None:
@@ -250,7 +266,7 @@ class TorchEngine:
         tensors: dict[str, Tensor] = {}
         steps = 0
         optimizer_state = self._optimizer.state
-        for name, parameter in self.module.named_parameters():
+        for name, parameter in self._masters.items():
             tensors[f"parameter/{name}"] = parameter.detach()
             moments = optimizer_state[parameter]
             tensors |= {

@@ -263,24 +263,27 @@ def estimate_data_parallel_seconds(
     gather = estimate_all_gather_seconds(
         shard, (dense + repeated) * size, device
     ) + estimate_all_gather_seconds(sparse, experts * size, device)
-    # gradients are summed over ranks in float32
-    scatter = estimate_all_gather_seconds(shard, dense * 4, device) + estimate_all_gather_seconds(
-        sparse, experts * 4, device
-    )
+    sent = engine.reduced_bytes
+    scatter = estimate_all_gather_seconds(
+        shard, dense * sent, device
+    ) + estimate_all_gather_seconds(sparse, experts * sent, device)
     local = (dense / shard.size + experts / sparse.size) * 4
     copies = estimate_all_reduce_seconds(replicate, local, device)
-    hide = bench.software.data_overlap
+    hide = bench.software.data_overlap if engine.overlaps_messages else 0.0
     if engine.shards_weights:
         forward = _compute_exposed_seconds(gather, hide, passes.forward)
+        # Weights that stay gathered are there for the backward, or for all micro-batches.
+        forwards = 1 if engine.keeps_weights_in_step else micro_batches
+        again = 0.0 if engine.keeps_weights_in_micro_batch else gather
         if engine.reduces_each_micro_batch:
             backward = _compute_exposed_seconds(
-                gather + scatter + copies / micro_batches, hide, passes.backward
+                again + scatter + copies / micro_batches, hide, passes.backward
             )
-            return micro_batches * (forward + backward)
-        last = _compute_exposed_seconds(gather + scatter + copies, hide, passes.backward)
+            return forwards * forward + micro_batches * backward
+        last = _compute_exposed_seconds(again + scatter + copies, hide, passes.backward)
         return (
-            micro_batches * forward
-            + (micro_batches - 1) * _compute_exposed_seconds(gather, hide, passes.backward)
+            forwards * forward
+            + (micro_batches - 1) * _compute_exposed_seconds(again, hide, passes.backward)
             + last
         )
     # Whole weights: gradients travel behind the backward of the last micro-batch, or of each, and a

@@ -173,6 +173,9 @@ def _iter_engine_changes(
                 f"engine.data_parallel=fsdp with layout.replicate=1 and layout.shard={shards.shard}"
             )
             yield text, _update_section(config, "engine", data_parallel="fsdp"), shards, system
+        case TorchEngineConfig(data_parallel="plain"):
+            sharded = _update_section(config, "engine", data_parallel="fsdp")
+            yield "engine.data_parallel=fsdp", sharded, layout, system
         case TorchEngineConfig(cpu_offload=cpu_offload):
             if cpu_offload == "none":
                 yield (

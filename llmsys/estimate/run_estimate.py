@@ -12,6 +12,10 @@ from typing import TYPE_CHECKING
 from llmsys.config.module_tensors import ParameterTensor
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.run import RunConfig
+from llmsys.estimate.data_parallel_choice import (
+    is_data_parallel_open,
+    resolve_data_parallel_for_profile,
+)
 from llmsys.estimate.flops import CONVENTIONS, Convention, FlopsCount, count_flops
 from llmsys.estimate.json_output import (
     BatchSize,
@@ -28,6 +32,7 @@ from llmsys.estimate.rank_parameters import PipelineStage, list_pipeline_stages
 from llmsys.estimate.software_profile import (
     OURS,
     describe_precision,
+    find_named_profile,
     resolve_compile_for_profile,
     resolve_for_profile,
 )
@@ -74,6 +79,12 @@ def estimate_run(
     """
     precision = describe_precision(config, device)
     config = resolve_compile_for_profile(resolve_for_profile(config, device), device)
+    if not model_only and is_data_parallel_open(config):
+        config = resolve_data_parallel_for_profile(
+            config,
+            layout or resolve_planned_layout(config),
+            device or find_named_profile(config),
+        )
     return EstimateOutput(
         parameters=count_parameters(config.model),
         batch=_build_batch_size(config, documents),

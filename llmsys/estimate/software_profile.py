@@ -264,7 +264,7 @@ def resolve_for_profile(config: RunConfig, device: "DeviceProfile | None" = None
     """
     if config.train.precision != "auto":
         return config
-    device = device if device is not None else _find_named_profile(config)
+    device = device if device is not None else find_named_profile(config)
     return config.resolve_precision(*select_precision(device))
 
 
@@ -282,7 +282,7 @@ def resolve_compile_for_profile(
         The config with block or none instead of `auto`, which stays where no device is known: eager
         blocks, an upper bound of memory.
     """
-    device = device if device is not None else _find_named_profile(config)
+    device = device if device is not None else find_named_profile(config)
     if device is None or config.train.compile != "auto":
         return config
     with_layout = config if layout is None else config.model_copy(update={"layout": layout})
@@ -303,7 +303,15 @@ def has_triton(device: "DeviceProfile") -> bool:
     return device.compute_capability is not None and device.compute_capability >= (7, 0)
 
 
-def _find_named_profile(config: RunConfig) -> "DeviceProfile | None":
+def find_named_profile(config: RunConfig) -> "DeviceProfile | None":
+    """Return the profile that flops.device names; None where it names none.
+
+    Args:
+        config: config of a run.
+
+    Returns:
+        The profile.
+    """
     if config.flops.device is None:
         return None
     from llmsys.estimate.device_profile import load_device_profile  # most estimates name no device
@@ -332,6 +340,6 @@ def describe_precision(config: RunConfig, device: "DeviceProfile | None" = None)
         return PrecisionChoice(
             number=config.train.resolved_precision, reason="train.precision names it"
         )
-    device = device if device is not None else _find_named_profile(config)
+    device = device if device is not None else find_named_profile(config)
     number, reason = select_precision(device)
     return PrecisionChoice(number=number, reason=f"train.precision=auto: {reason}")

@@ -8,7 +8,8 @@ Saved tensors of a forward pass are in activation_memory.py.
 a buffer, copies it out, and in the forward keeps the buffer until the next block is copied out;
 what is outside of blocks stays gathered for a whole step. Gradients are unsharded, first in the
 compute dtype and then in float32, until they are reduced. DDP casts its master weights for every
-matmul. ZeRO sums gradients in buckets.
+matmul. ZeRO sums gradients in buckets. Plain data parallelism has whole weights in the compute
+dtype and whole float32 sums of gradients; in float32 on one rank the weights are the masters.
 """
 
 from collections.abc import Iterator
@@ -30,16 +31,26 @@ from llmsys.estimate.rank_parameters import (
 )
 from llmsys.estimate.software_profile import OURS, MemoryProfile
 
+REDUCED = "gradients before reduction"
 BUCKET = 1 << 28  # elements of one bucket of ZeRO's reductions, llmsys/engine/deepspeed_setup.py
+MESSAGE = 1 << 26  # elements of one message of plain data parallelism, parallel/master_shards.py
 # elements that ZeRO-3 leaves gathered when they are soon used again (stage3_max_live_parameters)
 LIVE = 10**9
 
 
 # start: the copy-out of the first block. next block: that of a later one in the forward. forward,
-# backward: inside a block. first block: the backward of the block that nothing follows. reduction:
+# backward: inside a block. second block: the backward of the last one that gathers a block ahead.
+# first block: the backward of the block that nothing follows. reduction:
 # of gradients outside of blocks.
 GatherMoment = Literal[
-    "start", "next block", "forward", "loss", "backward", "first block", "reduction"
+    "start",
+    "next block",
+    "forward",
+    "loss",
+    "backward",
+    "second block",
+    "first block",
+    "reduction",
 ]
 
 
@@ -60,7 +71,27 @@ def list_gathered_weights(
     if system.weights == "whole":
         return [MemoryItem("whole weights", size * whole.root + stored * whole.blocks)]
     match engine:
-        case TorchEngineConfig(data_parallel="fsdp"):
+        case TorchEngineConfig(is_fsdp=True, reshard="never" | "after_step" as reshard):
+            _, travelling, staged, _ = whole.block
+            ends = reshard == "never"
+            root, blocks = {
+                "start": (whole.root + whole.root_buffer, whole.block.full + travelling + staged),
+                "next block": (whole.root, whole.blocks + travelling + staged),
+                "forward": (whole.root, whole.blocks + travelling),
+                "loss": (whole.root, whole.blocks + travelling),
+                "backward": (whole.root, whole.blocks),
+                "second block": (whole.root, min(2 * whole.block.full, whole.blocks))
+                if ends
+                else (whole.root, whole.blocks),
+                # Of a micro-batch before the last one, after_step keeps them all.
+                "first block": (whole.root, whole.block.full if ends else whole.blocks),
+                "reduction": (0, 0) if ends else (whole.root, whole.blocks),
+            }[moment]
+            return [
+                MemoryItem("gathered weights outside of blocks", size * root),
+                MemoryItem("gathered weights of blocks", stored * blocks),
+            ]
+        case TorchEngineConfig(is_fsdp=True):
             # The allocator keeps the places of two blocks, too small for what follows. On a CPU the
             # block of logits stays, and the backward gathers two.
             keeps_places = {"first block": False, "loss": system.device == "cpu"}
@@ -73,6 +104,7 @@ def list_gathered_weights(
                 "forward": (whole.root, full + travelling),
                 "loss": (whole.root, travelling),
                 "backward": (whole.root, full + travelling),
+                "second block": (whole.root, full + travelling),
                 "first block": (whole.root, full),
                 "reduction": (0, 0),
             }[moment]
@@ -85,7 +117,7 @@ def list_gathered_weights(
             # ahead.
             live = max(LIVE, whole.root + 2 * whole.block.full)
             return [MemoryItem("gathered weights", size * min(whole.matrices, live))]
-        case DeepSpeedEngineConfig(zero_stage=1 | 2):
+        case DeepSpeedEngineConfig(zero_stage=1 | 2) | TorchEngineConfig(data_parallel="plain"):
             return []  # weights in the compute dtype are part of the state
         case TorchEngineConfig() | DeepSpeedEngineConfig() | AccelerateEngineConfig():
             cast = whole.root + (whole.blocks if casts_kept else whole.block.full)
@@ -169,8 +201,9 @@ def list_gradients_in_flight(
         case DeepSpeedEngineConfig(zero_stage=1 | 2 | 3):
             bucket = min(BUCKET, max(whole.matrices, 1))
             return [own, MemoryItem("buckets of gradients", (size + FP32) * bucket)]
-        case TorchEngineConfig(data_parallel="fsdp"):
-            return [own, MemoryItem("float32 gradients before reduction", FP32 * travelling)]
+        case TorchEngineConfig(is_fsdp=True, reduce_dtype=reduce_dtype):
+            sent = FP32 if reduce_dtype == "fp32" else 2
+            return [own, MemoryItem(REDUCED, sent * travelling)]
         case TorchEngineConfig() | DeepSpeedEngineConfig() | AccelerateEngineConfig():
             return [own]
         case unreachable:
@@ -219,6 +252,8 @@ def compute_state_bytes(
         case DeepSpeedEngineConfig(zero_stage=stage):
             state = _compute_zero_state_bytes(config, layout, stage, rows)
             return state if system.moments == "fp32" else replace(state, moments=state.moments // 2)
+        case TorchEngineConfig(data_parallel="plain"):
+            return _compute_plain_state_bytes(config, layout, rows)
         case TorchEngineConfig() | AccelerateEngineConfig():
             # FSDP's shards are the fp32 masters; full weights exist only while they are used.
             count = count_local_elements if config.engine.shards_weights else count_full_elements
@@ -228,6 +263,56 @@ def compute_state_bytes(
             return StateBytes(weights=0, masters=masters, gradients=masters, moments=moments)
         case unreachable:
             assert_never(unreachable)
+
+
+def _compute_plain_state_bytes(
+    config: RunConfig, layout: ParallelLayout, rows: list[ParameterTensor]
+) -> StateBytes:
+    """Whole weights and float32 sums of gradients, and shards of masters and moments."""
+    size = get_compute_dtype_bytes(config)
+    whole = sum(count_full_elements(row, layout, config.model) * row.num_copies for row in rows)
+    shares = [
+        (row, count_local_elements(row, layout, config.model) * row.num_copies) for row in rows
+    ]
+    are_masters = size == FP32 and layout.world_size == 1
+    return StateBytes(
+        weights=0 if are_masters else size * whole,
+        masters=FP32 * sum(share for _, share in shares),
+        gradients=FP32 * whole,
+        moments=round(sum(_compute_moment_bytes(config, row) * share for row, share in shares)),
+    )
+
+
+def is_plain(config: RunConfig) -> bool:
+    """Return whether weights are whole and apart from their masters, without a wrapper."""
+    engine = config.engine
+    return isinstance(engine, TorchEngineConfig) and engine.data_parallel == "plain"
+
+
+def compute_unsummed_bytes(config: RunConfig, elements: int) -> int:
+    """Compute the bytes of gradients that wait for the end of a backward.
+
+    Args:
+        config: resolved config of a run.
+        elements: parameters whose backward is over.
+
+    Returns:
+        Under plain data parallelism those in 16 bits, which are added to float32 sums after the
+        backward; else 0.
+    """
+    size = get_compute_dtype_bytes(config)
+    return size * elements if is_plain(config) and size != FP32 else 0
+
+
+def compute_message_bytes(config: RunConfig, layout: ParallelLayout, elements: int) -> int:
+    """Compute the bytes in which plain data parallelism sends gradients of `elements` and receives
+    its share; 0 under other engines and on one rank.
+    """
+    ranks = layout.world_size
+    if not is_plain(config) or ranks == 1:
+        return 0
+    sent = min(MESSAGE, elements)
+    return FP32 * (sent + sent // ranks)
 
 
 def resolve_planned_layout(config: RunConfig) -> ParallelLayout:

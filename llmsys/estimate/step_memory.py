@@ -41,9 +41,12 @@ from llmsys.estimate.rank_parameters import (
 from llmsys.estimate.software_profile import MemoryProfile
 from llmsys.estimate.state_memory import (
     FP32,
+    REDUCED,
     GatherMoment,
     StateBytes,
+    compute_message_bytes,
     compute_state_bytes,
+    compute_unsummed_bytes,
     compute_update_bytes,
     is_state_offloaded,
     list_gathered_weights,
@@ -54,7 +57,7 @@ from llmsys.estimate.state_memory import (
 # Allocated over asked for, with one micro-batch at a time, and with those of a pipeline.
 # Calibrated, see README.md.
 ALLOCATOR_SLACK, PIPELINE_SLACK = 0.04, 0.12
-REDUCED, SAVED = "float32 gradients before reduction", "activations saved by blocks"
+SAVED = "activations saved by blocks"
 
 
 @dataclass(frozen=True)
@@ -101,15 +104,15 @@ class StepMemory:
         one = self._compute_saved_bytes(first)
         if self._gathers_blocks and blocks > 2:
             # The last one that gathers a block ahead, while gradients of the third are reduced.
-            backward = [*self._list_backward_items(first, follows=True), self._late_item]
+            backward = [*self._list_backward_items(first, follows=True), *self._late_items]
             items = [
                 MemoryItem("activations saved by two blocks", 2 * one),
-                *self._list_weights("backward", first),
+                *self._list_weights("second block", first),
             ]
             yield self._build_snapshot(
                 "in the backward of the second block", [*waiting, *items, *backward]
             )
-        backward = [*self._list_backward_items(first, follows=blocks > 1), self._late_item]
+        backward = [*self._list_backward_items(first, follows=blocks > 1), *self._late_items]
         items = [
             MemoryItem("activations saved by a block", one),
             *self._list_weights("first block", first),
@@ -119,9 +122,17 @@ class StepMemory:
         )
         weights, whole = self._list_weights("reduction"), self._gathered_weights
         root = list_gradients_in_flight(self.config, whole, whole.root, whole.root_buffer)
+        if self._unsummed_item.bytes and self._num_micro_batches > 1:
+            root = [self._unsummed_item]
         yield self._build_snapshot(
             "at the end of backward", [*waiting, self._gradient_item, *weights, *root]
         )
+        sent = compute_message_bytes(self.config, self.layout, whole.matrices)
+        if sent:
+            message = MemoryItem("messages of gradients", sent)
+            yield self._build_snapshot(
+                "while gradients are reduced", [self._gradient_item, message]
+            )
         yield self._build_snapshot(
             "in the optimizer step", [self._gradient_item, self._update_item]
         )
@@ -222,18 +233,26 @@ class StepMemory:
             return MemoryItem("unsharded float32 gradients", FP32 * self._gathered_weights.matrices)
         return MemoryItem("gradients", self._state_bytes.gradients)
 
+    @cached_property
+    def _unsummed_item(self) -> MemoryItem:
+        """Gradients of a micro-batch that are added to the sums after its backward."""
+        size = compute_unsummed_bytes(self.config, self._gathered_weights.matrices)
+        return MemoryItem("gradients in the compute dtype", size)
+
     @property
-    def _late_item(self) -> MemoryItem:
-        """Summed gradients near the end of backward: those of the first block and outside of
-        blocks are to come.
+    def _late_items(self) -> list[MemoryItem]:
+        """Gradients near the end of backward: those of the first block and outside of blocks are to
+        come.
         """
-        one, whole = self._gradient_item, self._gathered_weights
-        left = (
-            0
-            if self._num_micro_batches > 1
-            else (whole.root + whole.block.full) / max(1, whole.matrices)
-        )
-        return MemoryItem(one.name, int(one.bytes * max(0.0, 1 - left)))
+        whole = self._gathered_weights
+        left = (whole.root + whole.block.full) / max(1, whole.matrices)
+        one, waiting = self._gradient_item, self._unsummed_item
+        several = self._num_micro_batches > 1
+        if waiting.bytes:
+            late = MemoryItem(waiting.name, int(waiting.bytes * max(0.0, 1 - left)))
+            # The first micro-batch has no sums to be added to.
+            return [one, late] if several else [late]
+        return [one if several else MemoryItem(one.name, int(one.bytes * max(0.0, 1 - left)))]
 
     @cached_property
     def _update_item(self) -> MemoryItem:
@@ -272,7 +291,7 @@ class StepMemory:
     def _gathers_blocks(self) -> bool:
         """True where FSDP2 gathers block after block."""
         engine = self.config.engine
-        is_fsdp = isinstance(engine, TorchEngineConfig) and engine.data_parallel == "fsdp"
+        is_fsdp = isinstance(engine, TorchEngineConfig) and engine.is_fsdp
         return is_fsdp and self.system.weights == "sharded"
 
     def _list_weights(

@@ -12,7 +12,7 @@ from typing import Any, assert_never
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
@@ -26,6 +26,7 @@ from llmsys.config.head import (
 from llmsys.model.initialization import Initializer
 from llmsys.model.transformer import Transformer
 from llmsys.parallel.device_mesh import DeviceMeshes
+from llmsys.parallel.gradient_clipping import list_absent_gradients
 from llmsys.parallel.mixed_precision import cast_parameters
 from llmsys.parallel.parallelize import materialize_parameters
 from llmsys.parallel.sequence_sharding import SequenceSharding
@@ -55,6 +56,7 @@ class DdpModel:
         self._ddp = DistributedDataParallel(model, forward_sync_buffers=False, init_sync=False)
         self._ddp.register_comm_hook(None, _all_reduce_bucket)
         self.forward: Callable[..., Tensor] = self._ddp
+        self.masters: dict[str, nn.Parameter] = dict(model.named_parameters())
 
     def enter_micro_batch(
         self, *, last: bool, stage: int | None = None
@@ -69,6 +71,14 @@ class DdpModel:
 
     def reshard_parameters(self) -> None:
         """Do nothing: parameters are not sharded."""
+
+    def list_absent_gradients(self) -> tuple[str, ...]:
+        """Implement `DataParallelModel.list_absent_gradients`."""
+        return list_absent_gradients(self.masters.items())
+
+    def get_master(self, weight: nn.Parameter) -> nn.Parameter:
+        """Return the parameter itself."""
+        return weight
 
 
 def list_unused_parameters(model: Transformer) -> list[str]:

@@ -1,4 +1,6 @@
-"""FSDP2 data parallelism, and the protocol that it shares with DDP (ddp.py)."""
+"""FSDP2 data parallelism, and the protocol that it shares with DDP (ddp.py) and plain data
+parallelism (plain.py).
+"""
 
 import contextlib
 from collections import defaultdict
@@ -16,6 +18,7 @@ from llmsys.model.layer_stack import LayerStack
 from llmsys.model.transformer import Transformer
 from llmsys.model.transformer_block import TransformerBlock
 from llmsys.parallel.device_mesh import DeviceMeshes
+from llmsys.parallel.gradient_clipping import list_absent_gradients
 from llmsys.parallel.parallelize import (
     apply_expert_parallel,
     apply_fsdp,
@@ -25,14 +28,20 @@ from llmsys.parallel.parallelize import (
 from llmsys.parallel.sequence_sharding import SequenceSharding
 from llmsys.parallel.tensor_parallel import PartialGradientReducer
 
+DataParallel = Literal["fsdp", "ddp", "plain"]
 Offload = Literal["none", "state"]
 Gradients = Literal["sharded", "whole"]
+Reshard = Literal["after_forward", "never", "after_step"]
 
 
 class DataParallelModel(Protocol):
     """A model over the ranks of a run, and the synchronization of its gradients."""
 
     sharding: SequenceSharding
+    masters: dict[str, nn.Parameter]
+    """float32 parameters of this rank by name, or its shards of them: the optimizer's. In the model
+    other tensors may stand in their places.
+    """
 
     @property
     def forward(self) -> Callable[..., Tensor]:
@@ -55,9 +64,17 @@ class DataParallelModel(Protocol):
         ...
 
     def reshard_parameters(self) -> None:
-        """Reshard parameters before masters are read: after a forward without backward they may
-        still be gathered.
+        """Reshard parameters before masters are read or written: after a forward without backward
+        they may still be gathered. The next forward reads what the masters then are.
         """
+        ...
+
+    def list_absent_gradients(self) -> tuple[str, ...]:
+        """List the parameters that had no gradient on this rank, after `finish_gradients`."""
+        ...
+
+    def get_master(self, weight: nn.Parameter) -> nn.Parameter:
+        """Return the master of a parameter of the model, while no parameter is gathered."""
         ...
 
 
@@ -65,7 +82,7 @@ class FsdpModel:
     """FSDP2 around a model from the meta device, with initial values from `initial`.
 
     `find_stage` returns the stage of a pipeline that a module belongs to, by name; None without a
-    pipeline.
+    pipeline. `reshard` and `reduce_dtype` are those of `TorchEngineConfig`.
     """
 
     def __init__(
@@ -79,6 +96,8 @@ class FsdpModel:
         gradients: Gradients,
         initial: Initializer,
         find_stage: Callable[[str], int | None] | None = None,
+        reshard: Reshard = "after_forward",
+        reduce_dtype: torch.dtype = torch.float32,
     ) -> None:
         self.forward: Callable[..., Tensor] = model
         apply_expert_parallel(model, meshes)
@@ -86,7 +105,7 @@ class FsdpModel:
         # Before FSDP makes every parameter a DTensor: until then the unsplit ones are those that
         # are not.
         self._partial = PartialGradientReducer(model, meshes.tensor)
-        apply_fsdp(model, meshes, compute_dtype, offload)
+        apply_fsdp(model, meshes, compute_dtype, offload, reduce_dtype)
         self._model = model
         self._units_by_stage: dict[int | None, list[FSDPModule]] = defaultdict(list)
         for name, module in model.named_modules():
@@ -94,17 +113,23 @@ class FsdpModel:
                 self._units_by_stage[None if find_stage is None else find_stage(name)].append(
                     module
                 )
+                if reshard != "after_forward":
+                    module.set_reshard_after_forward(False, recurse=False)
+        self._keeps_weights = reshard == "after_step"
         self._replicated = meshes.layout.replicate > 1
         self._whole = gradients == "whole"
         if meshes.expert is not None:
             configure_prefetch(model)
         # Last, when each rank needs storage for its own shards only.
         materialize_parameters(model, device, initial, on_host=offload == "state")
+        # FSDP2 puts other tensors in their places while it has gathered them.
+        self.masters = dict(model.named_parameters())
 
     def enter_micro_batch(
         self, *, last: bool, stage: int | None = None
     ) -> AbstractContextManager[None]:
-        """Return the context of a micro-batch. All sums are in float32.
+        """Return the context of a micro-batch. All sums are in float32, but for those over ranks in
+        another `reduce_dtype`.
 
         Sharded gradients are reduced over shards after every backward, and between replicas once
         per step. Whole gradients accumulate unsharded, four bytes per parameter of this rank's
@@ -112,6 +137,8 @@ class FsdpModel:
         gives it gradients and in no other, so only the last one of its own stage will do.
         """
         for unit in self._units_by_stage[stage]:
+            if self._keeps_weights:
+                unit.set_reshard_after_backward(last, recurse=False)
             if self._whole:
                 unit.set_requires_gradient_sync(last, recurse=False)
             elif self._replicated:
@@ -125,6 +152,14 @@ class FsdpModel:
     def reshard_parameters(self) -> None:
         """Reshard every FSDP unit."""
         reshard_parameters(self._model)
+
+    def list_absent_gradients(self) -> tuple[str, ...]:
+        """Implement `DataParallelModel.list_absent_gradients`."""
+        return list_absent_gradients(self.masters.items())
+
+    def get_master(self, weight: nn.Parameter) -> nn.Parameter:
+        """Return the parameter itself: FSDP2 puts its shard into the model."""
+        return weight
 
 
 def reshard_parameters(model: nn.Module) -> None:

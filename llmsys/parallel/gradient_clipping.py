@@ -44,6 +44,19 @@ def collect_gradients(parameters: Iterable[tuple[str, Tensor]]) -> dict[str, Ten
     }
 
 
+def list_absent_gradients(named: Iterable[tuple[str, Tensor]]) -> tuple[str, ...]:
+    """List the parameters without a gradient, for `StepResult.absent` of an engine.
+
+    Args:
+        named: Names and parameters, after the gradients of a step were summed over ranks and before
+            anything takes an absent gradient for zeros.
+
+    Returns:
+        Names.
+    """
+    return tuple(name for name, parameter in named if parameter.grad is None)
+
+
 @torch.no_grad()
 def clip_gradients(
     parameters: Iterable[Tensor],

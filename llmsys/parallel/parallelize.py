@@ -87,6 +87,7 @@ def apply_fsdp(
     meshes: DeviceMeshes,
     compute_dtype: torch.dtype,
     offload: Literal["none", "state"] = "none",
+    reduce_dtype: torch.dtype = torch.float32,
 ) -> None:
     """Apply FSDP2: float32 masters in shards, forward in `compute_dtype`, gradients summed in
     float32.
@@ -99,11 +100,12 @@ def apply_fsdp(
         compute_dtype: Dtype of gathered weights and of activations.
         offload: With `state` shards are in host memory and are copied to the device as they are
             gathered.
+        reduce_dtype: Dtype of the sums over ranks; those over micro-batches are in float32.
     """
     pinned = torch.cuda.is_available()  # on the CPU offload moves nothing
     storage = OffloadPolicy() if offload == "none" else CPUOffloadPolicy(pin_memory=pinned)
     policy = MixedPrecisionPolicy(
-        param_dtype=compute_dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
+        param_dtype=compute_dtype, reduce_dtype=reduce_dtype, cast_forward_inputs=False
     )
     units: list[tuple[Any, DeviceMesh]] = [
         (block, meshes.dense) for block in list_blocks(model)

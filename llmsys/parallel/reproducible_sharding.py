@@ -25,6 +25,7 @@ from torch.distributed.tensor import Shard
 from llmsys.config.moe import MoeConfig
 from llmsys.model.experts import GroupedExperts
 from llmsys.model.feed_forward import apply_gated_activation
+from llmsys.model.initialization import Initializer
 from llmsys.model.local_tensor import get_local_tensor
 from llmsys.model.transformer import Transformer
 from llmsys.model.transformer_block import TransformerBlock
@@ -33,6 +34,7 @@ from llmsys.parallel.device_mesh import DeviceMeshes
 from llmsys.parallel.expert_parallel import AllToAllTokenDispatcher
 from llmsys.parallel.fsdp import configure_prefetch
 from llmsys.parallel.parallelize import apply_expert_parallel, build_expert_placement
+from llmsys.parallel.plain import PlainModel
 from llmsys.parallel.process_group import all_gather_tensor
 from llmsys.parallel.reproducible_sum import sum_tree
 
@@ -231,6 +233,36 @@ def apply_reproducible_fsdp(
     _shard_module(model, meshes.dense, policy(param_dtype=compute_dtype), place)
     if meshes.expert is not None:
         configure_prefetch(model)
+
+
+def build_reproducible_plain(
+    model: Transformer,
+    meshes: DeviceMeshes,
+    compute_dtype: torch.dtype,
+    device: torch.device,
+    initial: Initializer,
+) -> PlainModel:
+    """Build plain data parallelism with sums in a fixed order.
+
+    Args:
+        model: A model on the meta device; changed in place.
+        meshes: The sub-meshes; only the shard axis may have more than one rank.
+        compute_dtype: Dtype of the weights. Masters and sums are float32.
+        device: Device of this rank.
+        initial: Computes initial values.
+
+    Returns:
+        The model with its masters; each micro-batch is to be entered as the last one.
+    """
+    apply_reproducible_expert_parallel(model, meshes, compute_dtype)
+    return PlainModel(
+        model,
+        meshes,
+        compute_dtype=compute_dtype,
+        device=device,
+        initial=initial,
+        reduce=ReproducibleReduceScatter(),
+    )
 
 
 def _shard_module(

@@ -22,6 +22,8 @@ from llmsys.parallel.activation_checkpoint import apply_activation_checkpoint
 from llmsys.parallel.block_compilation import compile_blocks
 from llmsys.parallel.device_mesh import DeviceMeshes
 from llmsys.parallel.fp8 import convert_experts_to_fp8, convert_to_fp8
+from llmsys.parallel.fsdp import DataParallel
+from llmsys.train.auto_data_parallel import resolve_data_parallel
 from llmsys.train.cross_entropy import build_training_loss
 from llmsys.train.gradient_noise_scale import NoiseScaleMeter
 from llmsys.train.precision import DTYPES
@@ -76,6 +78,8 @@ def build_engine(
     Returns:
         The engine, wrapped into an exponential moving average where the config asks for one.
     """
+    # A run has resolved it before; checks of one step leave it to this.
+    config = resolve_data_parallel(config, device)
     engine: Engine = _build_base_engine(config, meshes, device, noise, initialize)
     if report_pass is not None and isinstance(
         pipeline := getattr(engine, "pipeline", None), PipelinedModel
@@ -135,10 +139,15 @@ def _build_base_engine(
             return DeepSpeedEngine(
                 model, zero_stage=settings.zero_stage, offload=settings.cpu_offload, **common
             )
-        case TorchEngineConfig() if config.train.reproducibility == "bitwise":
+        case TorchEngineConfig() as settings if config.train.reproducibility == "bitwise":
             from llmsys.engine.bitwise_engine import BitwiseEngine
 
-            bitwise = BitwiseEngine(model, **common, cut=_cut_stages(config, meshes))
+            bitwise = BitwiseEngine(
+                model,
+                **common,
+                cut=_cut_stages(config, meshes),
+                data_parallel=_get_data_parallel(settings),
+            )
             if noise is not None:
                 noise.engine = bitwise
             return bitwise
@@ -149,15 +158,22 @@ def _build_base_engine(
                 model,
                 **common,
                 cut=_cut_stages(config, meshes),
-                data_parallel=settings.data_parallel,
+                data_parallel=_get_data_parallel(settings),
                 offload=settings.cpu_offload,
                 gradients=settings.gradient_accumulation,
+                reshard=settings.reshard,
+                reduce_dtype=DTYPES[settings.reduce_dtype],
             )
             if noise is not None:
                 noise.engine = engine
             return engine
         case unreachable:
             assert_never(unreachable)
+
+
+def _get_data_parallel(settings: TorchEngineConfig) -> DataParallel:
+    assert settings.data_parallel != "auto"
+    return settings.data_parallel
 
 
 def _cut_stages(config: RunConfig, meshes: DeviceMeshes) -> PipelineCut | None:

@@ -42,6 +42,7 @@ from llmsys.parallel.process_group import (
     run_on_rank_zero,
 )
 from llmsys.train import run_folder
+from llmsys.train.auto_data_parallel import resolve_data_parallel
 from llmsys.train.auto_micro_batch import resolve_micro_sequences
 from llmsys.train.batch_growth import BatchGrowth
 from llmsys.train.branch_point import (
@@ -119,6 +120,7 @@ def train_run(config: RunConfig, complete_prompts: PromptCompleter) -> Evaluatio
         run_on_rank_zero(lambda: str(stack.enter_context(lock_run(folder, LOCK_SECONDS))))
         # Precision first: the memory of a micro-batch depends on it.
         config = resolve_compile(resolve_precision(config))
+        config = resolve_data_parallel(config, get_local_device())
         config = resolve_micro_sequences(config, get_local_device())
         set_num_threads(config)
         set_matmul_numerics()

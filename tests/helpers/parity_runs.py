@@ -102,8 +102,8 @@ def build_engine(
 
     Args:
         kind: "torch", "accelerate", "zero3" or "bitwise", followed by options: "bf16", "fp16",
-            "offload", "ddp", "whole" (unsharded gradient accumulation), "full" or "selective"
-            (activation checkpointing), "int8" moments.
+            "offload", "ddp", "plain", "whole" (unsharded gradient accumulation), "full" or
+            "selective" (activation checkpointing), "int8" moments.
     """
     device = torch.device("cpu")
     config = build_tiny_config(**changes)
@@ -129,7 +129,9 @@ def build_engine(
     if kind.startswith("torch"):
         from llmsys.engine.torch_engine import TorchEngine
 
-        ways: dict[str, Any] = {"data_parallel": "ddp" if "ddp" in words else "fsdp"}
+        ways: dict[str, Any] = {"data_parallel": "fsdp"}
+        for way in {"ddp", "plain"} & set(words):
+            ways["data_parallel"] = way
         ways |= {"gradients": "whole" if "whole" in words else "sharded"}
         return TorchEngine(
             model, **common, **ways, offload="state" if "offload" in words else "none"
@@ -137,7 +139,7 @@ def build_engine(
     if words[0] == "bitwise":
         from llmsys.engine.bitwise_engine import BitwiseEngine
 
-        return BitwiseEngine(model, **common)
+        return BitwiseEngine(model, **common, data_parallel="plain" if "plain" in words else "fsdp")
     if kind.startswith("accelerate"):
         from llmsys.engine.accelerate_engine import AccelerateEngine
 

@@ -122,7 +122,11 @@ def _list_engines() -> tuple[Value, ...]:
     stages, named = list_literal_values("engine.zero_stage"), ("torch", "deepspeed")
     return (
         Value("fsdp", {"engine.kind": "torch"}),
-        Value("ddp", {"engine.kind": "torch", "engine.data_parallel": "ddp"}),
+        *(
+            Value(way, {"engine.kind": "torch", "engine.data_parallel": way})
+            for way in list_choices("engine.data_parallel")
+            if way != "fsdp"
+        ),
         *(
             Value(f"zero-{stage}", {"engine.kind": "deepspeed", "engine.zero_stage": stage})
             for stage in stages
@@ -184,6 +188,15 @@ PLACEMENT_FACTORS = (
         "schedule of stages", "layout.pipeline_schedule", "1f1b", acts_with=PIPELINE
     ),
     build_choice_factor("summation", "engine.gradient_accumulation", "sharded", acts_with=FSDP),
+    build_choice_factor("resharding", "engine.reshard", "after_forward", acts_with=FSDP),
+    build_choice_factor(
+        "reduction",
+        "engine.reduce_dtype",
+        "fp32",
+        # What is rounded is computed in bf16.
+        Value("bf16", {"engine.reduce_dtype": "bf16"}, {"precision": "bf16"}),
+        acts_with=FSDP,
+    ),
     build_factor("host offload", Value(NONE), Value("on", _set_offload)),
     build_choice_factor("recomputation", "train.activation_checkpoint", "none"),
     build_choice_factor(
@@ -267,6 +280,7 @@ RESUMES = (
     "1 fsdp",
     "2 fsdp",
     "2 ddp",
+    "2 plain",
     "2 expert",
     "2 tensor",
     "2 pipeline",

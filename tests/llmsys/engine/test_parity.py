@@ -54,6 +54,11 @@ def engine_run(rank: int, cases: Sequence[tuple[Any, ...]]) -> list[Any]:
 MOE: dict[str, Any] = {}
 DENSE_TIED: dict[str, Any] = {"moe": None, "tie_word_embeddings": True}
 CASES = {
+    1: {
+        "plain two micro-batches, clipped": ("torch plain", ParallelLayout(), 0.5, 2, MOE),
+        "plain dense tied": ("torch plain", ParallelLayout(), 0.0, 1, DENSE_TIED),
+        "bitwise plain": ("bitwise plain", ParallelLayout(), 0.5, 2, MOE),
+    },
     2: {
         "fsdp": ("torch", ParallelLayout(), 0.0, 1, MOE),
         "fsdp two micro-batches, clipped": ("torch", ParallelLayout(), 0.5, 2, MOE),
@@ -81,6 +86,16 @@ CASES = {
             1,
             DENSE_TIED,
         ),
+        "plain two micro-batches, clipped": ("torch plain", ParallelLayout(), 0.5, 2, MOE),
+        "plain": ("torch plain", ParallelLayout(), 0.0, 1, MOE),
+        "plain dense tied, blocks recomputed": (
+            "torch plain full",
+            ParallelLayout(),
+            0.5,
+            2,
+            DENSE_TIED,
+        ),
+        "bitwise plain, clipped": ("bitwise plain", ParallelLayout(), 0.5, 2, MOE),
         "zero2 expert=2, blocks recomputed": ("zero2 block", ParallelLayout(expert=2), 0.5, 2, MOE),
         "zero3, blocks recomputed": ("zero3 block", ParallelLayout(), 0.5, 2, MOE),
         "zero3, selective": ("zero3 selective", ParallelLayout(), 0.5, 2, MOE),
@@ -119,6 +134,7 @@ CASES = {
             2,
             MOE,
         ),
+        "plain of 4": ("torch plain", ParallelLayout(), 0.5, 2, MOE),
         "zero2 expert=2 of 4": ("zero2", ParallelLayout(expert=2), 0.5, 1, MOE),
         "zero0 expert=2 of 4": ("zero0", ParallelLayout(expert=2), 0.5, 1, MOE),
         "zero3 of 4": ("zero3", ParallelLayout(), 0.5, 1, MOE),

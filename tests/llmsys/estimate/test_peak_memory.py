@@ -14,17 +14,21 @@ import pytest
 import torch
 from torch import Tensor
 from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
+from torch.distributed.fsdp import FSDPModule
 
 from llmsys.config.loading.load import load_run_config
 from llmsys.config.objective import LossConfig
 from llmsys.config.run import RunConfig
 from llmsys.errors import ConfigError
+from llmsys.estimate.activation_memory import compute_micro_batch
 from llmsys.estimate.peak_memory import USABLE_SHARE, estimate_peak_memory, find_largest_micro_batch
 from llmsys.estimate.software_profile import MemoryProfile
+from llmsys.model.local_tensor import get_local_tensor
 from llmsys.model.transformer import Transformer
 from llmsys.parallel.activation_checkpoint import apply_activation_checkpoint
 from llmsys.parallel.device_mesh import build_device_meshes
 from llmsys.parallel.parallelize import apply_expert_parallel, apply_fsdp, materialize_parameters
+from llmsys.parallel.plain import PlainModel
 from llmsys.train import cross_entropy
 from tests.helpers.fake_ranks import pretend_ranks
 from tests.helpers.live_memory import Followed
@@ -85,7 +89,9 @@ LARGE = {"hidden_size": 256, "intermediate_size": 1024}
 
 
 def run_of(sequences: int = 2, length: int = 128, shard: int = 4, **changes: Any) -> RunConfig:
-    """`sequences` for each rank; changes of the model, `train` for the run."""
+    """`sequences` for each rank; changes of the model, `train` and `batch_more` for the run."""
+    batch_more = changes.pop("batch_more", None)
+    engine = {"kind": "torch"} | changes.pop("engine", {})
     train = {"precision": "bf16"} | changes.pop("train", {})
     return RunConfig.model_validate(
         {
@@ -94,7 +100,9 @@ def run_of(sequences: int = 2, length: int = 128, shard: int = 4, **changes: Any
                 "sequence_length": length,
                 "sequences": sequences * shard,
                 "attention_scope": "window",
-            },
+            }
+            | (batch_more or {}),
+            "engine": {"kind": "torch", "data_parallel": "plain"} if batch_more else engine,
             "layout": {"shard": shard},
             "train": train,
         }
@@ -112,6 +120,9 @@ class Rank:
         apply_activation_checkpoint(self.model, config.train.activation_checkpoint)
         apply_expert_parallel(self.model, meshes)
         apply_fsdp(self.model, meshes, dtype)
+        for module in self.model.modules():
+            if isinstance(module, FSDPModule) and config.engine.keeps_weights_in_micro_batch:
+                module.set_reshard_after_forward(False, recurse=False)
         materialize_parameters(
             self.model,
             torch.device("cpu"),
@@ -144,6 +155,71 @@ class Rank:
         return 3 * sum(one.to_local().nbytes for one in self.model.parameters())  # type: ignore[attr-defined]
 
 
+class PlainRank(Rank):
+    """Rank 0 with whole weights, two micro-batches and a step."""
+
+    def __init__(self, config: RunConfig) -> None:
+        super().__init__(config)
+        dtype = torch.bfloat16 if config.train.precision == "bf16" else torch.float32
+        with torch.device("meta"):
+            self.model = Transformer(config.model)
+        apply_activation_checkpoint(self.model, config.train.activation_checkpoint)
+        self.plain = PlainModel(
+            self.model,
+            build_device_meshes(config.layout, torch.device("cpu")),
+            compute_dtype=dtype,
+            device=torch.device("cpu"),
+            initial=lambda name, shape, region: torch.zeros(
+                list(shape) if region is None else [size for _, size in region]
+            ).normal_(std=0.02),
+        )
+        self.optimizer = torch.optim.AdamW([*self.plain.masters.values()], foreach=False)
+        size = compute_micro_batch(config, config.layout)[0]
+        self.tokens_BT = self.tokens_BT[:size]
+        self.count = compute_micro_batch(config, config.layout)[1]
+
+    def backward(self) -> None:
+        for number in range(self.count):
+            with self.plain.enter_micro_batch(last=number == self.count - 1):
+                super().backward()
+        self.plain.finish_gradients()
+
+    def state_bytes(self) -> int:
+        masters = {id(one): one for one in self.plain.masters.values()}
+        weights = [one for one in self.model.parameters() if id(one) not in masters]
+        local = sum(get_local_tensor(one).nbytes for one in masters.values())
+        return 3 * local + sum(one.nbytes for one in weights)
+
+
+PLAIN_CHANGES: dict[str, dict[str, Any]] = {
+    "bf16": {},
+    "blocks again": {"train": {"activation_checkpoint": "full"}},
+    "fp32": {"train": {"precision": "fp32"}},
+    "weights": LARGE | {"train": {"activation_checkpoint": "full"}},
+    "experts": {"moe": MOE},
+}
+PLAIN: dict[str, RunConfig] = {
+    f"{name}, {ranks} ranks, {count} micro-batches": run_of(
+        2, shard=ranks, **changes, batch_more={"micro_sequences": 2 // count}
+    )
+    for name, changes in PLAIN_CHANGES.items()
+    for ranks in (1, 4)
+    for count in (1, 2)
+}
+
+
+@pytest.mark.parametrize("config", PLAIN.values(), ids=PLAIN)
+def test_the_peak_without_a_wrapper_is_that_of_living_tensors(config: RunConfig) -> None:
+    with pretend_ranks(config.layout.world_size):
+        rank = PlainRank(config)
+        rank.step()
+        with Followed(*rank.model.parameters(), *rank.plain.masters.values()) as followed:
+            rank.backward()
+    measured = followed.peak_bytes + rank.state_bytes()
+    ledger = estimate_peak_memory(config, config.layout, system=ON_CPU)
+    assert measured * 0.99 < ledger.peak_bytes < measured * 1.12, ledger.peak_instant
+
+
 CASES: dict[str, RunConfig] = {
     "nothing again": run_of(),
     "blocks again": run_of(train={"activation_checkpoint": "full"}),
@@ -153,6 +229,10 @@ CASES: dict[str, RunConfig] = {
     "batch": run_of(sequences=6),
     "weights": run_of(1, 64, 8, **LARGE, train={"activation_checkpoint": "full"}),
     "experts": run_of(moe=MOE),
+    "kept weights": run_of(1, 64, 8, **LARGE, engine={"reshard": "never"}),
+    "kept weights, blocks again": run_of(
+        1, 64, 8, **LARGE, engine={"reshard": "never"}, train={"activation_checkpoint": "full"}
+    ),
     "two ranks": run_of(
         1, 256, 2, **LARGE, vocab_size=2048, train={"activation_checkpoint": "selective"}
     ),

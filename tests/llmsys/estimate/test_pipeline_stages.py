@@ -174,7 +174,7 @@ def test_weights_and_gradients_of_a_backward_are_those_of_the_blocks_of_a_stage(
             for item in one.items
         }
 
-    weights, reduced = "gathered weights of blocks", "float32 gradients before reduction"
+    weights, reduced = "gathered weights of blocks", "gradients before reduction"
     last, first = "in the backward of the last block", "in the backward of the first block"
     block = find_items(1, last)[weights]
     assert [find_items(layers, last)[weights] // block for layers in (1, 2, 3)] == [1, 2, 2]

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from llmsys.config.engine import TorchEngineConfig
 from llmsys.config.loading.load import load_model_config
 from llmsys.config.model import ModelConfig
 from llmsys.config.parallel_layout import ParallelLayout
@@ -324,3 +325,44 @@ def test_matmuls_are_priced_as_their_own_type_or_rejected() -> None:
             seconds(run(), layout, load_device_profile(device), matmul_dtype=dtype)
     own = estimate_step_time(run(matmul_dtype="fp8"), layout, H100)
     assert own.parts["products"] < estimate_step_time(run(), layout, H100).parts["products"]
+
+
+def compute_messages(engine: dict[str, Any], micro_batches: int = 4) -> float:
+    """Return the seconds of messages of weights and gradients of a step on 8 ranks of a machine, of
+    which nothing is hidden.
+    """
+    config = run(sequences=8 * micro_batches).model_copy(
+        update={"engine": TorchEngineConfig.model_validate(engine)}
+    )
+    step = seconds(config, ParallelLayout(shard=8), program=change_time({"data_overlap": 0.0}))
+    return step.parts["data"] / step.factor
+
+
+@pytest.mark.parametrize(("engine", "gathers", "reductions", "bytes_of_sums"), [
+    ({}, 8, 4, 4),
+    ({"reshard": "never"}, 4, 4, 4),
+    ({"reshard": "after_step"}, 1, 4, 4),
+    ({"reduce_dtype": "bf16"}, 8, 4, 2),
+    ({"gradient_accumulation": "whole"}, 8, 1, 4),
+    ({"reshard": "after_step", "gradient_accumulation": "whole"}, 1, 1, 4),
+    ({"data_parallel": "plain"}, 1, 1, 4),
+])  # fmt: skip
+def test_messages_of_a_step_are_those_that_its_policy_sends(
+    engine: dict[str, Any], gathers: int, reductions: int, bytes_of_sums: int
+) -> None:
+    link, parameters = H100.get_interconnect("node"), 8_030_261_248
+    # llama3.1-8b in four micro-batches; every rank sends 7/8 of a whole, to the next of a ring.
+    sent = 7 / 8 * parameters * (2 * gathers + bytes_of_sums * reductions)
+    expected = sent / (link.bandwidth * H100.efficiency.links)
+    latency = 7 * link.latency_seconds * (gathers + reductions)
+    assert compute_messages(engine) == pytest.approx(expected + latency, rel=1e-9)
+
+
+def test_messages_of_plain_hide_behind_nothing() -> None:
+    engine = TorchEngineConfig(data_parallel="plain")
+    config = run(sequences=32).model_copy(update={"engine": engine})
+    hidden, shown = (
+        seconds(config, ParallelLayout(shard=8), program=change_time({"data_overlap": share}))
+        for share in (1.0, 0.0)
+    )
+    assert hidden.parts["data"] == pytest.approx(shown.parts["data"])

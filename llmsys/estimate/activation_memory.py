@@ -148,7 +148,12 @@ def list_branch_activations(
     again = compute_saved_bytes(
         left, "none", policy[1], _ignore_savings(policy[2])
     ) - compute_saved_bytes(left, *policy)
-    inside = (1 if is_over else 2) * max(one.bytes for one in branches[number])
+    # A chunked branch that shares the norm of another one saves nothing; its input has a gradient.
+    largest = max(
+        (one.bytes for one in branches[number]),
+        default=shape.compute_input_bytes(model.hidden_size),
+    )
+    inside = (1 if is_over else 2) * largest
     inside += 2 * shape.compute_gathered_bytes(model.hidden_size)
     return [
         MemoryItem("recomputed block", max(0, again)),

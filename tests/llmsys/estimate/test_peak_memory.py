@@ -233,6 +233,13 @@ CASES: dict[str, RunConfig] = {
     "kept weights, blocks again": run_of(
         1, 64, 8, **LARGE, engine={"reshard": "never"}, train={"activation_checkpoint": "full"}
     ),
+    "a branch that saves nothing": run_of(
+        2,
+        512,
+        residual={"kind": "parallel"},
+        feed_forward_chunk=32,
+        max_position_embeddings=512,
+    ),
     "two ranks": run_of(
         1, 256, 2, **LARGE, vocab_size=2048, train={"activation_checkpoint": "selective"}
     ),

@@ -132,12 +132,6 @@ class KeyValueCache:
             self._source[layer] = compute()
         return self._source[layer]
 
-    def count_elements(self) -> int:
-        """Count the allocated elements, of all positions and of the source."""
-        return sum(
-            x.numel() for kept in (*self._slots.values(), *self._source.values()) for x in kept
-        )
-
     def reset_and_get_tokens(self, tokens_BT: Tensor) -> Tensor:
         """Discard the cached tensors, and return the tokens so far followed by the new ones, to be
         computed again.

@@ -1,7 +1,7 @@
 """The program `llmsys`: signals from its first import to its verb, which may handle them otherwise.
 
 - Until the verb runs, Ctrl-C ends the process at once. There is nothing to undo, and imports and
-  argparse answer an exception inside them with errors of their own.
+  argparse answer an exception inside them with their own errors.
 - An interrupt that Python dropped, because it was raised in a callback, is repeated. One that a
   library turned into an error of its own, as imports of compiled modules do, ends the process like
   any other.

@@ -6,7 +6,7 @@ fail. Tests run in a temporary copy of the checkout, so the working tree is neve
 status is 1 if a bug is not caught.
 
 Invariants:
-- A bug is tested by tests of its own package alone.
+- A bug is tested by tests of its package alone.
 - A test that fails without any bug catches nothing: the tests that failed run once more in the
   clean copy.
 """

@@ -186,7 +186,10 @@ def _print_serving(model: "ModelConfig", arguments: argparse.Namespace) -> int:
     device = None if request is None else request.device
     load = _parse_settings(arguments.serve, ServingConfig, "--serve")
     result = estimate_serving(model, load, device, cluster, arguments.gpus or 1)
-    print(json.dumps(result) if arguments.json else format_serving(result))
+    if arguments.json:
+        _print_json(result)
+    else:
+        print(format_serving(result))
     return 0
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add nothing: `llmsys evaluate` has no options of its own."""
+    """Add nothing: `llmsys evaluate` has no options."""
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -32,7 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
     if names_run:
         fetch_run(config.run.folder)
     run_folder = config.run.folder if names_run and config.run.folder.is_dir() else None
-    # A mixture has no page of its own: each source has.
+    # A mixture has no page: each source has one.
     single = config.data.kind != "mixture" and (
         is_prepared(config.data.folder) or config.data.folder.is_dir()
     )

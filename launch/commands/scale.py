@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.html is not None:
         from llmsys.report.scaling_page import write_scale_page
 
-        page = write_scale_page(result.model_dump(), arguments.html)
+        page = write_scale_page(result, arguments.html)
         result = result.model_copy(update={"page": str(page)})
     _print_output(result, format_law_comparison(result), as_json=arguments.json)
     return 0

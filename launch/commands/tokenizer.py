@@ -5,7 +5,7 @@ import json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add nothing: `llmsys tokenizer` has no options of its own."""
+    """Add nothing: `llmsys tokenizer` has no options."""
 
 
 def run(arguments: argparse.Namespace) -> int:

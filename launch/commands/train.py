@@ -192,7 +192,7 @@ def format_evaluation(result: dict[str, Any]) -> str:
 
 
 def _format_answers(name: str, one: dict[str, Any]) -> str:
-    if "accuracy" not in one:  # a task of the harness, with metrics of its own
+    if "accuracy" not in one:  # a task of the harness, whose metrics have other names
         metrics = (
             f"{metric} {value:.4f}" for metric, value in one.items() if metric != "questions"
         )

@@ -98,7 +98,7 @@ def run_elastic_agent(start: Callable[[], None]) -> int:
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     os.environ.setdefault("PET_SIGNALS_TO_HANDLE", get_signals_to_handle())
     bind_rendezvous(agents=True)
-    # Ranks have a store of their own: one that joins late reads old addresses in that of the
+    # Ranks have a separate store: one that joins late reads old addresses in that of the
     # agents.
     os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     os.environ[LAUNCHER_REPORTS] = "1"

@@ -204,7 +204,7 @@ class ModelConfig(Section):
 
     @property
     def num_blocks(self) -> int:
-        """Number of blocks with weights of their own."""
+        """Number of blocks with separate weights."""
         return self.num_hidden_layers if self.recurrence is None and self.rnn is None else 1
 
     @property
@@ -224,7 +224,7 @@ class ModelConfig(Section):
 
     @property
     def encoder_model(self) -> ModelConfig:
-        """Configuration of the encoder of an encoder-decoder, as a model of its own."""
+        """Configuration of the encoder of an encoder-decoder, as a separate model."""
         # Published encoder-decoders have neither experts nor attention windows in the encoder.
         changes: dict[str, Any] = {
             "family": "encoder",

@@ -83,13 +83,6 @@ class ParameterTensor:
         """True for routed experts, of which each token uses a few."""
         return ".experts." in self.name
 
-    def iter_names(self) -> Iterator[str]:
-        """Yield the full name of every copy."""
-        if not self.layers:
-            yield self.name
-        else:
-            yield from (self.name.replace("{i}", str(layer)) for layer in self.layers)
-
     @property
     def display_name(self) -> str:
         """The name with its blocks: `blocks.{0..31}.attention.q_proj.weight`, every second one

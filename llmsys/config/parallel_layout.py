@@ -142,7 +142,7 @@ def _find_head_violations(tensor: int, context: int, model: ModelConfig) -> Iter
             f"ranks. Their product must be {format_choices(list_divisors(heads))}{more}.",
         )
         return
-    # every query head has a key of its own there
+    # every query head has its own key there
     if model.attention.kind == "latent":
         return
     groups = model.num_key_value_heads

@@ -151,7 +151,7 @@ class UnitScaledConfig(_BaseParametrizationConfig):
     def find_violations(self, model: dict[str, Any]) -> Iterator[Violation]:
         """Yield what the kind has no rule for, and fields that it replaces."""
         yield from super().find_violations(model)
-        # Kinds without the field are refused above, or have a scale of their own.
+        # Kinds without the field are refused above, or have their own scale.
         if getattr(model["attention"], "scale", None) is not None:
             yield Violation(
                 "attention.scale",

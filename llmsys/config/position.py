@@ -132,7 +132,7 @@ ScalingConfig = Annotated[
 
 
 class _BasePositionConfig(Section):
-    """A position encoding without parameters, matmuls or saved tensors of its own."""
+    """A position encoding without parameters, matmuls or saved tensors."""
 
     # attention adds a table of numbers by distance to the scores
     has_score_table: ClassVar[bool] = False

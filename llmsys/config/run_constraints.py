@@ -30,7 +30,7 @@ def find_length_violations(
     """
     longest, given = model.max_position_embeddings, batch.model_fields_set | {"sequence_length"}
     for name, length in zip(("sequence_length", "target_sequence_length"), lengths, strict=True):
-        # The second stream of XLNet has no positions of its own.
+        # The second stream of XLNet has no positions.
         length = lengths[0] if model.head.kind == "permutation" else length
         if length > longest and name in given and not model.interpolates_positions:
             yield Violation(

@@ -106,8 +106,11 @@ class MaskedHeldoutWindows:
         self.num_rows = windows.windows
 
     def get_batch(self, first: int, count: int) -> Batch:
-        """Return windows `first` to `first + count - 1`; rows after the last window have no
-        targets.
+        """Return consecutive windows; rows after the last window have no targets.
+
+        Args:
+            first: number of the first row, counted from 0.
+            count: rows of the batch.
         """
         return self.masking.mask_batch(
             self.windows.get_batch(first, count), range(first, first + count)
@@ -136,7 +139,10 @@ class HeldoutPairs:
         self.num_rows = count
 
     def get_batch(self, first: int, count: int) -> Batch:
-        """Return the existing rows among `first` to `first + count - 1`; without any, a batch
-        without targets.
+        """Return the rows that exist among some; without any, a batch without targets.
+
+        Args:
+            first: number of the first row, counted from 0.
+            count: rows of the batch.
         """
         return self.make(self.pairs, self.order[first : first + count])

@@ -58,7 +58,12 @@ class HeldoutChats:
             )
 
     def get_batch(self, first: int, count: int) -> Batch:
-        """Return rows `first` to `first + count - 1`; rows after the last have no targets."""
+        """Return consecutive rows; rows after the last have no targets.
+
+        Args:
+            first: number of the first row, counted from 0.
+            count: rows of the batch.
+        """
         rows = self.rows[first : first + count]
         length = max((len(row.ids) - 1 for row in rows), default=1)
         tokens_BT = np.zeros((count, length), np.int64)

@@ -35,8 +35,11 @@ class ImageAugmenter:
         self.functional = _import_functional()
 
     def mask_batch(self, batch: Batch, numbers: Sequence[int]) -> Batch:
-        """Return the batch with changed images. `numbers` are the numbers of its images over all
-        epochs.
+        """Return the batch with changed images.
+
+        Args:
+            batch: patches of images.
+            numbers: numbers of the images over all epochs, by which the changes are drawn.
         """
         images = torch.from_numpy(self.layout.join_patches(batch.tokens_BT.numpy()))
         changed = [

@@ -58,8 +58,9 @@ class TokenMasker:
     def mask_batch(self, batch: Batch, numbers: Sequence[int]) -> Batch:
         """Return the batch with some tokens hidden and those as targets.
 
-        `numbers` are the numbers of its windows. Positions without a target are padding and are not
-        chosen.
+        Args:
+            batch: windows. Positions without a target are padding and are not chosen.
+            numbers: numbers of the windows in the run, by which the choice is drawn.
         """
         tokens_BT = batch.tokens_BT.numpy()
         valid_BT = (batch.targets_BT != IGNORED).numpy()
@@ -127,7 +128,12 @@ class SegmentPairs:
     read_windows: ReadWindows
 
     def mask_batch(self, batch: Batch, numbers: Sequence[int]) -> Batch:
-        """Return rows of the length of the windows; `numbers` are the numbers of its windows."""
+        """Return pairs of sentences with some tokens hidden, in rows of the length of the windows.
+
+        Args:
+            batch: windows with their documents. Positions without a target are padding.
+            numbers: numbers of the windows in the run, by which pairs and tokens are drawn.
+        """
         assert batch.documents_BT is not None
         shape = tuple(batch.tokens_BT.shape)
         tokens_BT = np.zeros(shape, np.int64)
@@ -220,8 +226,11 @@ class SpanCorruptor:
     def mask_batch(self, batch: Batch, numbers: Sequence[int]) -> Batch:
         """Return sources with sentinels instead of spans, and the spans as targets.
 
-        `numbers` are the numbers of its windows. Positions without a target are padding; a window
-        of fewer than two tokens has no target.
+        Args:
+            batch: windows. Positions without a target are padding; a window of fewer than two
+                tokens has no
+                target.
+            numbers: numbers of the windows in the run, by which the spans are drawn.
         """
         sources = []
         targets = []

@@ -192,8 +192,11 @@ class ScoredRows:
         self.num_rows = len(rows)
 
     def get_batch(self, first: int, count: int) -> Batch:
-        """Return rows `first` to `first + count - 1` of `sorted`; rows after the last have no
-        targets.
+        """Return consecutive rows of `sorted`; rows after the last have no targets.
+
+        Args:
+            first: number of the first row, counted from 0.
+            count: rows of the batch.
         """
         rows = self.sorted[first : first + count]
         length = max((len(row.tokens) - 1 for row in rows), default=1)

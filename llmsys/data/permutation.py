@@ -36,8 +36,9 @@ class PermutationSampler:
         """Return the windows with the chosen positions and their tokens, in the order of
         prediction.
 
-        `numbers` are the numbers of its windows. Positions without a target are padding and are not
-        chosen.
+        Args:
+            batch: windows. Positions without a target are padding and are not chosen.
+            numbers: numbers of the windows in the run, by which the choice is drawn.
         """
         tokens_BT = batch.tokens_BT.numpy()
         valid_BT = (batch.targets_BT != IGNORED).numpy()

@@ -150,7 +150,14 @@ class StreamWindows(CutWindows):
         return costs
 
     def list_documents(self, number: int) -> list[tuple[int, int]]:
-        """List (0, document) of every document with tokens in the window: there is one source."""
+        """List the documents with tokens in a window.
+
+        Args:
+            number: number of the window in the run, counted from 0.
+
+        Returns:
+            (0, document) of each: there is one source.
+        """
         found = []
         for begin, end in self._iter_ranges(
             int(self._get_starts(np.array([number]))[0]), self.length + 1
@@ -160,8 +167,14 @@ class StreamWindows(CutWindows):
         return list(dict.fromkeys(found))  # one that is cut may be at both ends
 
     def list_windows_with_document(self, document: int, count: int) -> NDArray[np.int64]:
-        """List the sequences among the first `count` of a run that have tokens of a document, in
-        order.
+        """List the windows that have tokens of a document.
+
+        Args:
+            document: number of the document in the dataset.
+            count: windows of the run to look at, from the first on.
+
+        Returns:
+            Ascending numbers of windows.
         """
         begin, end = self.stream.get_document_span(document)
         by_epoch = [np.empty(0, np.int64)]

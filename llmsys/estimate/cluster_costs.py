@@ -126,7 +126,7 @@ class ClusterCosts(Section):
         return self
 
     def load_device(self) -> DeviceProfile:
-        """Load the device profile, with the network of the cluster instead of its own.
+        """Load the device profile, with the network of the cluster instead of the profile's.
 
         Returns:
             The profile.

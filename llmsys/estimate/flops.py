@@ -259,7 +259,7 @@ def _iter_logit_positions(model: ModelConfig, length: int) -> Iterator[int]:
     """Positions of one sequence that go through the head, beyond what its own matrix among the
     tensors counts.
 
-    A tied head multiplies though it is no tensor of its own. Prediction module k goes through the
+    A tied head multiplies though it is no separate tensor. Prediction module k goes through the
     head again, at the positions that have a token k places further.
     """
     if is_head_tied(model):

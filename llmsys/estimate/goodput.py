@@ -51,11 +51,6 @@ def compute_expected_seconds(interval: float, save: float, restart: float, failu
     return failure * exp(restart / failure) * expm1((interval + save) / failure)
 
 
-def compute_young_interval(save: float, failure: float) -> float:
-    """Seconds between saves that cost least, to first order (Young 1974)."""
-    return sqrt(2 * save * failure)
-
-
 def compute_daly_interval(save: float, failure: float) -> float:
     """Seconds between saves that cost least (Daly 2006, equation 37); the mean time to failure
     when saving is slow.

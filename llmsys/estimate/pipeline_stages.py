@@ -157,7 +157,7 @@ class LayerCosts:
         ]
         depth = 0 if model.multi_token_prediction is None else model.multi_token_prediction.depth
         logits = model.vocab_size * model.hidden_size * self._length
-        # A tied head has no row of its own, and each prediction module goes through the head once
+        # A tied head has no row, and each prediction module goes through the head once
         # more.
         counts[-1] += logits * (
             depth * model.head.has_logits + is_head_tied(model)

@@ -217,7 +217,7 @@ def _load_profile(path: Path) -> ProgramProfile:
 
 
 def _read_values(path: Path, bases: int) -> tuple[dict[str, Any], dict[Any, int]]:
-    """Return the values of a profile over those of its base, and the lines of its own."""
+    """Return the values of a profile over those of its base, and the lines of its file."""
     values, lines = read_profile_values(path)
     if not isinstance(values, dict):
         raise ConfigError(

@@ -73,7 +73,7 @@ def get_residual(
     """Return the class of a measurement: of what was measured on the device, else of published
     rows.
 
-    A program that was fitted has a factor and a spread of its own.
+    A program that was fitted has its own factor and spread.
     """
     if kind == "run":
         return load_residuals().run

@@ -7,7 +7,6 @@ with one kernel launch each.
 """
 
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from llmsys.config.model import ModelConfig
 from llmsys.config.serving import ServingConfig
@@ -25,6 +24,12 @@ from llmsys.estimate.serving_memory import (
     estimate_serving_memory,
     find_largest_batch,
     get_weight_bytes,
+)
+from llmsys.estimate.serving_output import (
+    ServingMoney,
+    ServingOutput,
+    ServingRates,
+    TimedServingOutput,
 )
 
 # Kernels of a block with fused norms: two norms, four matrices, rotation, attention, cache write,
@@ -163,8 +168,8 @@ def estimate_serving(
     device: DeviceProfile | None,
     cluster: ClusterCosts,
     gpus: int,
-) -> dict[str, Any]:
-    """Estimate a load of a served model as plain values.
+) -> ServingOutput:
+    """Estimate a load of a served model.
 
     Args:
         model: architecture.
@@ -174,9 +179,8 @@ def estimate_serving(
         gpus: devices that share every layer (tensor parallelism).
 
     Returns:
-        Keys: load, gpus, memory_bytes, cache_bytes_per_request; with a device fits, largest_batch,
-        first_token_seconds, all_first_tokens_seconds, step_seconds, tokens_per_second (one request,
-        all of them, and with the time of prompts), utilisation, money.
+        The object that `llmsys estimate --serve --json` prints; with a device a
+        `TimedServingOutput`.
 
     Raises:
         ConfigError: the model generates nothing, or the devices do not divide its heads.
@@ -185,12 +189,13 @@ def estimate_serving(
     model = model.model_copy(update={"multi_token_prediction": None})
     check_served_model(model, config, gpus)
     memory = estimate_serving_memory(model, config, gpus)
-    result: dict[str, Any] = {
-        "load": config.model_dump(),
-        "gpus": gpus,
-        "memory_bytes": {**asdict(memory), "total": memory.total},
-        "cache_bytes_per_request": memory.cache / config.batch,
-    }
+    result = ServingOutput(
+        # every setting counts as given, so that --json prints the defaults too
+        load=ServingConfig(**config.model_dump()),
+        gpus=gpus,
+        memory_bytes={**asdict(memory), "total": memory.total},
+        cache_bytes_per_request=memory.cache / config.batch,
+    )
     if device is None:
         return result
     bench = ServingBench(model, config, device, gpus)
@@ -198,27 +203,26 @@ def estimate_serving(
     answered = config.batch * first + config.output * step
     flops = config.batch * (bench.count_prompt_flops() + config.output * bench.count_token_flops())
     rate = cluster.price_per_hour * gpus / 3600 * 1e6
-    return result | {
-        "device": device.name,
-        "device_memory_bytes": device.memory_bytes,
-        "fits": memory.total <= device.memory_bytes * MEMORY_SHARE,
-        "largest_batch": find_largest_batch(model, config, device, gpus),
-        "first_token_seconds": first,
-        "all_first_tokens_seconds": config.batch * first,
-        "step_seconds": step,
-        "tokens_per_second": {
-            "one_request": 1 / step,
-            "decoding": config.batch / step,
-            "with_prompts": config.batch * config.output / answered,
-        },
-        "utilisation": flops / (answered * gpus * device.get_peak_flops("bf16")),
-        "money": {
-            "currency": cluster.currency,
-            "price_per_hour": cluster.price_per_hour,
-            "per_million_prompt_tokens": rate * first / config.prompt,
-            "per_million_output_tokens": rate * step / config.batch,
-            "per_million_tokens": rate
-            * answered
-            / (config.batch * (config.prompt + config.output)),
-        },
-    }
+    return TimedServingOutput(
+        device=device.name,
+        device_memory_bytes=device.memory_bytes,
+        fits=memory.total <= device.memory_bytes * MEMORY_SHARE,
+        largest_batch=find_largest_batch(model, config, device, gpus),
+        first_token_seconds=first,
+        all_first_tokens_seconds=config.batch * first,
+        step_seconds=step,
+        tokens_per_second=ServingRates(
+            one_request=1 / step,
+            decoding=config.batch / step,
+            with_prompts=config.batch * config.output / answered,
+        ),
+        utilisation=flops / (answered * gpus * device.get_peak_flops("bf16")),
+        money=ServingMoney(
+            currency=cluster.currency,
+            price_per_hour=cluster.price_per_hour,
+            per_million_prompt_tokens=rate * first / config.prompt,
+            per_million_output_tokens=rate * step / config.batch,
+            per_million_tokens=rate * answered / (config.batch * (config.prompt + config.output)),
+        ),
+        **dict(result),
+    )

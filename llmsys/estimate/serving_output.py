@@ -31,9 +31,7 @@ class ServingMoney(Section):
 
 
 class ServingOutput(Section):
-    """`llmsys estimate CONFIG --serve LOAD --json`. All from `device` on is printed with a
-    device.
-    """
+    """`llmsys estimate CONFIG --serve LOAD --json` without a device."""
 
     load: ServingConfig = Field(description="The load.")
     gpus: int = Field(description="Devices that share every layer.")
@@ -41,26 +39,23 @@ class ServingOutput(Section):
         description="On each device: weights, cache, workspace, and their total."
     )
     cache_bytes_per_request: float = Field(description="The same of one request.")
-    device: str | None = Field(None, description="Name of the device profile.")
-    device_memory_bytes: float | None = Field(None, description="Memory of a device.")
-    fits: bool | None = Field(None, description="The load fits in 95 % of it.")
-    largest_batch: int | None = Field(None, description="Most requests of this length that fit.")
-    first_token_seconds: float | None = Field(
-        None, description="To the first token of one prompt alone."
+
+
+class TimedServingOutput(ServingOutput):
+    """`llmsys estimate CONFIG --serve LOAD --device NAME --json`."""
+
+    device: str = Field(description="Name of the device profile.")
+    device_memory_bytes: float = Field(description="Memory of a device.")
+    fits: bool = Field(description="The load fits in 95 % of it.")
+    largest_batch: int = Field(description="Most requests of this length that fit.")
+    first_token_seconds: float = Field(description="To the first token of one prompt alone.")
+    all_first_tokens_seconds: float = Field(description="To that of the last request of the batch.")
+    step_seconds: float = Field(
+        description="To a further token of each, halfway through the answer."
     )
-    all_first_tokens_seconds: float | None = Field(
-        None, description="To that of the last request of the batch."
-    )
-    step_seconds: float | None = Field(
-        None, description="To a further token of each, halfway through the answer."
-    )
-    tokens_per_second: ServingRates | None = Field(
-        None, description="Tokens of answers in a second."
-    )
-    utilisation: float | None = Field(
-        None, description="Share of the peak in bf16, prompts included."
-    )
-    money: ServingMoney | None = Field(None, description="Prices of served tokens.")
+    tokens_per_second: ServingRates = Field(description="Tokens of answers in a second.")
+    utilisation: float = Field(description="Share of the peak in bf16, prompts included.")
+    money: ServingMoney = Field(description="Prices of served tokens.")
 
 
 class FinetuneFlops(Section):

@@ -1,17 +1,16 @@
 """The estimates of serving and of fine-tuning as lines for people."""
 
 from collections.abc import Iterator
-from typing import Any
 
-from llmsys.estimate.serving_output import FinetuneOutput
+from llmsys.estimate.serving_output import FinetuneOutput, ServingOutput, TimedServingOutput
 from llmsys.estimate.summary_table import format_count, format_gib
 
 
-def format_serving(result: dict[str, Any]) -> str:
+def format_serving(result: ServingOutput) -> str:
     """Format the estimate of a served model.
 
     Args:
-        result: values that `estimate_serving` returned.
+        result: what `estimate_serving` returned.
 
     Returns:
         Lines of text.
@@ -19,52 +18,56 @@ def format_serving(result: dict[str, Any]) -> str:
     return "\n".join(_iter_serving_lines(result))
 
 
-def _iter_serving_lines(result: dict[str, Any]) -> Iterator[str]:
-    load, memory = result["load"], result["memory_bytes"]
+def _iter_serving_lines(result: ServingOutput) -> Iterator[str]:
+    load, memory = result.load, result.memory_bytes
     where = (
-        f"{result['gpus']} × {result['device']}"
-        if "device" in result
-        else f"{result['gpus']} devices"
+        f"{result.gpus} × {result.device}"
+        if isinstance(result, TimedServingOutput)
+        else f"{result.gpus} devices"
     )
     yield (
-        f"serving {load['batch']} requests of {load['prompt']:,} + {load['output']:,} tokens on "
-        f"{where}, weights in {load['weights']}, cache in {load['cache']}"
+        f"serving {load.batch} requests of {load.prompt:,} + {load.output:,} tokens on "
+        f"{where}, weights in {load.weights}, cache in {load.cache}"
     )
     for name in ("weights", "cache", "workspace", "total"):
         yield _format_row(f"memory: {name}", format_gib(round(memory[name])), "on each device")
     yield _format_row(
-        "cache of a request", format_gib(round(result["cache_bytes_per_request"])), "on each device"
+        "cache of a request", format_gib(round(result.cache_bytes_per_request)), "on each device"
     )
-    if "device" not in result:
+    if not isinstance(result, TimedServingOutput):
         yield "time and cost: unknown (need a device: --device NAME)"
         return
-    room = format_gib(round(result["device_memory_bytes"]))
-    yield _format_row("fits", "yes" if result["fits"] else "NO", f"in 95 % of {room}")
-    yield _format_row("largest batch", f"{result['largest_batch']:,}", "requests of this length")
+    room = format_gib(round(result.device_memory_bytes))
+    yield _format_row("fits", "yes" if result.fits else "NO", f"in 95 % of {room}")
+    yield _format_row("largest batch", f"{result.largest_batch:,}", "requests of this length")
     yield _format_row(
-        "first token", _format_seconds(result["first_token_seconds"]), "one prompt, alone"
+        "first token", _format_seconds(result.first_token_seconds), "one prompt, alone"
     )
     yield _format_row(
         "",
-        _format_seconds(result["all_first_tokens_seconds"]),
-        f"the last of {load['batch']} at once",
+        _format_seconds(result.all_first_tokens_seconds),
+        f"the last of {load.batch} at once",
     )
-    rates = result["tokens_per_second"]
+    rates = result.tokens_per_second
     yield _format_row(
-        "next token", _format_seconds(result["step_seconds"]), "each, halfway through the answer"
+        "next token", _format_seconds(result.step_seconds), "each, halfway through the answer"
     )
-    yield _format_row("tokens per second", f"{rates['one_request']:,.1f}", "of one request")
-    yield _format_row("", f"{rates['decoding']:,.0f}", "of all requests, while decoding")
-    yield _format_row("", f"{rates['with_prompts']:,.0f}", "of all requests, prompts included")
+    yield _format_row("tokens per second", f"{rates.one_request:,.1f}", "of one request")
+    yield _format_row("", f"{rates.decoding:,.0f}", "of all requests, while decoding")
+    yield _format_row("", f"{rates.with_prompts:,.0f}", "of all requests, prompts included")
     yield _format_row(
-        "utilisation", f"{result['utilisation']:.1%}", "of the bf16 peak, prompts included"
+        "utilisation", f"{result.utilisation:.1%}", "of the bf16 peak, prompts included"
     )
-    money = result["money"]
-    for name in ("prompt_tokens", "output_tokens", "tokens"):
-        title = name.replace("_", " ")
-        price = f"{money[f'per_million_{name}']:.4g} {money['currency']}"
+    money = result.money
+    for title, price in (
+        ("million prompt tokens", money.per_million_prompt_tokens),
+        ("million output tokens", money.per_million_output_tokens),
+        ("million tokens", money.per_million_tokens),
+    ):
         yield _format_row(
-            f"million {title}", price, f"at {money['price_per_hour']:g} per accelerator-hour"
+            title,
+            f"{price:.4g} {money.currency}",
+            f"at {money.price_per_hour:g} per accelerator-hour",
         )
 
 

@@ -23,7 +23,7 @@ COUNTED_TYPES = frozenset(
         "ministral3", "mt5", "nemotron_h", "olmo3", "phi3", "qwen3_next", "starcoder2",
     )
 )  # fmt: skip
-# Model types whose config.json is another type's, under a name of its own.
+# Model types whose config.json is another type's, under another name.
 ALIASES = {"kimi_k2": "deepseek_v3"}
 
 

@@ -24,8 +24,13 @@ class LogitRecorder:
 
     @torch.no_grad()
     def record(self, q_BTHK: Tensor, k_BSGK: Tensor, scale: float, heads: slice) -> None:
-        """Include the logits of a forward pass; `heads` are those of this rank, which the
-        queries have.
+        """Include the logits of a forward pass.
+
+        Args:
+            q_BTHK: queries of the heads of this rank.
+            k_BSGK: keys of them.
+            scale: factor of the scores.
+            heads: heads of this rank among all of the layer.
         """
         if self._maxima_H is None:
             self._maxima_H = torch.full((self._num_heads,), -torch.inf, device=q_BTHK.device)

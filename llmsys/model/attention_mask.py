@@ -69,6 +69,17 @@ class DistributedMask(ABC):
     ) -> Tensor:
         """Return what `scaled_dot_product.compute_attention` does, from the shards of this rank.
         Collective.
+
+        Args:
+            q_BLHK: queries of the L positions of this rank.
+            k_BLGK: keys of them.
+            v_BLGV: values of them.
+            scale: factor of the scores.
+            softcap: cap of the scores; None: none.
+            sinks_H: a logit of each head for no key; None: none.
+
+        Returns:
+            (B, L, H, V) in the dtype of the queries.
         """
 
 

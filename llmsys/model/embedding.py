@@ -22,7 +22,14 @@ class TokenEmbedding(nn.Embedding):
     """An embedding whose gradient is summed in float32, also when the weight is bfloat16."""
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return rows of the weight, in its dtype."""
+        """Return the vectors of tokens.
+
+        Args:
+            tokens: ids, of any shape.
+
+        Returns:
+            (..., D) in the dtype of the weight.
+        """
         return look_up_embedding(tokens, self.weight)
 
 
@@ -72,7 +79,14 @@ class LearnedPositionEmbedding(nn.Module):
         )
 
     def forward(self, positions_BT: Tensor) -> Tensor:
-        """Return the vectors of positions counted from 0, (..., T, D)."""
+        """Return the vectors of positions.
+
+        Args:
+            positions_BT: positions counted from 0, (..., T) int64.
+
+        Returns:
+            (..., T, D) in the dtype of the weight.
+        """
         return look_up_embedding(positions_BT + self.offset, self.weight)
 
 

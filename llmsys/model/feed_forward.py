@@ -42,14 +42,26 @@ class FeedForward(nn.Module):
         self.down_proj = nn.Linear(width, hidden_size, bias=config.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map the last dim, of size hidden_size, to itself."""
+        """Map the last dim, of size hidden_size, to itself.
+
+        Args:
+            x: states, (..., D).
+
+        Returns:
+            Same shape and dtype as `x`.
+        """
         gate = self.gate_proj(x) if self.config.is_gated else None
         inner = self.apply_activation(gate, self.up_proj(x))
         hidden: Tensor = self.down_proj(apply_dropout(inner, self.dropped, self.training))
         return hidden
 
     def apply_activation(self, gate: Tensor | None, up: Tensor) -> Tensor:
-        """Return the element-wise operation between the projections."""
+        """Return the element-wise operation between the projections.
+
+        Args:
+            gate: output of the gate projection; None for a kind without a gate.
+            up: output of the up-projection, of the same shape.
+        """
         return apply_gated_activation(self.config, gate, up)
 
 

@@ -31,7 +31,11 @@ class EncoderOutput:
     documents_BS: Tensor | None = None
 
     def select_rows(self, rows_B: Tensor) -> EncoderOutput:
-        """Return the given rows, in this order; a row may be repeated."""
+        """Return some rows.
+
+        Args:
+            rows_B: their indices, in the order that they get; one may be repeated.
+        """
         rows_B = rows_B.to(self.hidden_BSD.device)
         documents_BS = None if self.documents_BS is None else self.documents_BS[rows_B]
         return EncoderOutput(self.hidden_BSD[rows_B], documents_BS)
@@ -91,7 +95,11 @@ class KeyValueCache:
         return (slots_T - self.padding_B[:, None]).clamp_min(0) if self.is_padded else slots_T[None]
 
     def select_rows(self, rows: Sequence[int] | Tensor) -> None:
-        """Keep the given rows of the batch, in this order; a row may be repeated (beam search)."""
+        """Keep some rows of the batch.
+
+        Args:
+            rows: their indices, in the order that they get; one may be repeated, as in beam search.
+        """
         chosen = torch.as_tensor(rows, dtype=torch.int64)
         self.padding_B = self.padding_B[chosen.cpu()]
         self._slots = {key: _select_rows(kept, chosen) for key, kept in self._slots.items()}
@@ -131,12 +139,6 @@ class KeyValueCache:
         if layer not in self._source:
             self._source[layer] = compute()
         return self._source[layer]
-
-    def count_elements(self) -> int:
-        """Count the allocated elements, of all positions and of the source."""
-        return sum(
-            x.numel() for kept in (*self._slots.values(), *self._source.values()) for x in kept
-        )
 
     def reset_and_get_tokens(self, tokens_BT: Tensor) -> Tensor:
         """Discard the cached tensors, and return the tokens so far followed by the new ones, to be

@@ -56,7 +56,15 @@ class MultiHeadLatentAttention(nn.Module):
         self.logit_recorder: LogitRecorder | None = None
 
     def forward(self, x_BTD: Tensor, context: ForwardContext) -> Tensor:
-        """Mix positions; same shape and dtype as the input."""
+        """Mix positions.
+
+        Args:
+            x_BTD: states of all positions, normed.
+            context: masks, rotation and cache that all layers share.
+
+        Returns:
+            (B, T, D) in the dtype of the input.
+        """
         q_BTHN, q_BTHR = self._project_queries(x_BTD).split([self.nope, self.rope], dim=-1)
         latent_BTC, k_BTR = self.kv_a_proj(x_BTD).split([self.latent, self.rope], dim=-1)
         q_BTHR, k_BS1R, latent_BSC = context.rotate_and_cache(

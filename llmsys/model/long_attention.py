@@ -54,7 +54,15 @@ class LongformerAttention(AttentionProjections):
             self.global_v_proj = nn.Linear(config.hidden_size, width, bias=attention.qkv_bias)
 
     def forward(self, x_BTD: Tensor, context: ForwardContext) -> Tensor:
-        """Mix positions; same shape and dtype as the input."""
+        """Mix positions.
+
+        Args:
+            x_BTD: states of all positions, normed.
+            context: masks, rotation and cache that all layers share.
+
+        Returns:
+            (B, T, D) in the dtype of the input.
+        """
         q_BTHK = self._project_queries(x_BTD)
         k_BTHK, v_BTHK = self._project_keys_values(x_BTD)
         documents_BT = context.documents_BT

@@ -70,7 +70,15 @@ class LshAttention(Float32BufferModule):
             )
 
     def forward(self, x_BTD: Tensor, context: ForwardContext) -> Tensor:
-        """Mix positions; same shape and dtype as the input."""
+        """Mix positions.
+
+        Args:
+            x_BTD: states of all positions, normed.
+            context: masks, rotation and cache that all layers share.
+
+        Returns:
+            (B, T, D) in the dtype of the input.
+        """
         new = x_BTD.shape[1]
         documents_BT = context.documents_BT
         qk_BTHK, v_BTHK = (

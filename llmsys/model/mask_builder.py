@@ -94,7 +94,11 @@ class MaskBuilder:
         }
 
     def build_self_masks(self, inputs: MaskInputs) -> Mapping[LayerType, LayerMask]:
-        """Return the masks of self-attention by layer type."""
+        """Return the masks of self-attention by layer type.
+
+        Args:
+            inputs: documents, positions, device and dtype of the batch.
+        """
         if self.config.attention.has_own_mask:
             # Those attentions read documents and padding from the context.
             return dict.fromkeys(self.windows, EVERYTHING)
@@ -116,7 +120,12 @@ class MaskBuilder:
         return masks
 
     def build_cross_mask(self, inputs: MaskInputs, memory: EncoderOutput | None) -> LayerMask:
-        """Return the mask of the cross-attention."""
+        """Return the mask of the cross-attention.
+
+        Args:
+            inputs: documents, device and dtype of the targets.
+            memory: states of the source, with its documents; None: no cross-attention.
+        """
         if memory is None:
             return EVERYTHING
         sources = memory.hidden_BSD.shape[1]

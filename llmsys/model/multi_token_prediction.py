@@ -30,8 +30,15 @@ class MultiTokenPredictionModule(nn.Module):
         self.norm = build_norm(config, width)
 
     def forward(self, hidden_BTD: Tensor, embedded_BTD: Tensor, context: ForwardContext) -> Tensor:
-        """Return the next hidden states, before `norm` and head. `embedded_BTD` embeds the
-        tokens k positions ahead.
+        """Return the next hidden states, before `norm` and head.
+
+        Args:
+            hidden_BTD: states of the stack, or of the module before.
+            embedded_BTD: embedded tokens k positions ahead, for the k-th module.
+            context: masks, rotation and cache that all layers share.
+
+        Returns:
+            (B, T, D) in the dtype of hidden_BTD.
         """
         both = torch.cat([self.embedding_norm(embedded_BTD), self.hidden_norm(hidden_BTD)], dim=-1)
         return self.block(self.projection(both), context)  # type: ignore[no-any-return]

@@ -29,7 +29,14 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.zeros(width) if unit_offset else torch.ones(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalize the last dim; same shape and dtype as `x`."""
+        """Normalize the last dim.
+
+        Args:
+            x: values, (..., channels).
+
+        Returns:
+            Same shape and dtype as `x`.
+        """
         if self.unit_offset:
             # 1 + weight in float32: bfloat16 would round a small weight away.
             return F.rms_norm(x.float(), self.weight.shape, 1.0 + self.weight.float(), self.eps).to(

@@ -50,7 +50,15 @@ class PatchEmbedding(Float32BufferModule):
         self.shift_P.copy_((mean_C / std_C).repeat_interleave(area))
 
     def forward(self, patches_BNP: Tensor) -> Tensor:
-        """Return (B, T, D) in the dtype of the weight, from bytes (B, N, P)."""
+        """Embed the patches of images.
+
+        Args:
+            patches_BNP: bytes of each patch, (B, N, P) uint8.
+
+        Returns:
+            (B, T, D) in the dtype of the weight; T is N, or N + 1 with a class token, which is
+            first.
+        """
         values_BNP = (patches_BNP.float() * self.scale_P - self.shift_P).to(self.weight.dtype)
         x_BND = F.linear(values_BNP, self.weight, self.bias)
         if self.class_token is None:

@@ -25,7 +25,15 @@ class MaskEmbedding(nn.Module):
         self.weight = nn.Parameter(torch.empty(1, 1, width).normal_(std=0.02))
 
     def forward(self, x_BTD: Tensor, predicted: int) -> Tensor:
-        """Return the content stream, followed by `predicted` positions of the query stream."""
+        """Append the query stream to the content stream.
+
+        Args:
+            x_BTD: content stream, the embedded tokens.
+            predicted: positions of the query stream.
+
+        Returns:
+            (B, T + predicted, D) in the dtype of x_BTD.
+        """
         return torch.cat(
             [x_BTD, self.weight.to(x_BTD.dtype).expand(len(x_BTD), predicted, -1)], dim=1
         )

@@ -38,8 +38,16 @@ class FixedRecurrence(Float32BufferModule):
     def forward(
         self, block: nn.Module, x_BTD: Tensor, positions_BTD: Tensor | None, context: ForwardContext
     ) -> Tensor:
-        """Return the last states, in the shape and dtype of x_BTD; `positions_BTD` are added
-        before every step.
+        """Apply one block several times.
+
+        Args:
+            block: the block.
+            x_BTD: states of all positions.
+            positions_BTD: added before every step; None: nothing.
+            context: masks, rotation and cache that all steps share.
+
+        Returns:
+            (B, T, D): the states after the last step, in the dtype of x_BTD.
         """
         for step in range(self.num_steps):
             x_BTD = block(self._begin_step(x_BTD, positions_BTD, step), _select_step(context, step))
@@ -73,7 +81,18 @@ class AdaptiveRecurrence(FixedRecurrence):
     def forward(
         self, block: nn.Module, x_BTD: Tensor, positions_BTD: Tensor | None, context: ForwardContext
     ) -> Tensor:
-        """Return the weighted states; in training the ponder cost is recorded."""
+        """Apply one block several times.
+
+        Args:
+            block: the block.
+            x_BTD: states of all positions.
+            positions_BTD: added before every step; None: nothing.
+            context: masks, rotation and cache that all steps share.
+
+        Returns:
+            (B, T, D): the states of all steps, weighted by their probability of being the last; in
+                training the ponder cost is recorded.
+        """
         total_BT = torch.zeros(x_BTD.shape[:2], device=x_BTD.device)
         ponder_BT = torch.zeros_like(total_BT)
         depth_BT = torch.zeros_like(total_BT)

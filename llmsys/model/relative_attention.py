@@ -44,7 +44,15 @@ class RelativeAttention(MultiHeadAttention):
         )
 
     def forward(self, x_BTD: Tensor, context: ForwardContext) -> Tensor:
-        """Mix positions; same shape and dtype as the input."""
+        """Mix positions.
+
+        Args:
+            x_BTD: states of all positions, normed.
+            context: masks, rotation and cache that all layers share.
+
+        Returns:
+            (B, T, D) in the dtype of the input.
+        """
         # Contiguous: otherwise both projections would copy it.
         content_BTD = x_BTD[:, : x_BTD.shape[1] - context.num_predicted].contiguous()
         q_BTHK = self._project_queries(x_BTD)

@@ -41,8 +41,14 @@ class RecurrentCell(nn.Module):
         self.state_proj = nn.Linear(width, rnn.num_gates * width)
 
     def forward(self, x_BTD: Tensor, state: State | None = None) -> tuple[Tensor, State]:
-        """Return the outputs of all positions, (B, T, W), and the last state. The first state is
-        0 by default.
+        """Read a row from its first position to its last.
+
+        Args:
+            x_BTD: inputs of all positions.
+            state: state before the first one; None: zeros.
+
+        Returns:
+            The outputs of all positions, (B, T, W), and the state after the last one.
         """
         state = self._build_zeros(x_BTD) if state is None else state
         outputs = []
@@ -52,7 +58,12 @@ class RecurrentCell(nn.Module):
         return torch.stack(outputs, 1), state
 
     def step(self, inputs_BG: Tensor, state: State) -> State:
-        """Return the state after one position, of which `input_proj` has the gates."""
+        """Return the state after one position.
+
+        Args:
+            inputs_BG: what `input_proj` gives for the position, (B, gates · W).
+            state: state before it; its first tensor is the output.
+        """
         recurrent_BG = self.state_proj(state[0])
         match self.rnn:
             case ElmanConfig():
@@ -128,7 +139,16 @@ class SourceAttention(nn.Module):
         self.output_proj = nn.Linear(2 * width, width, bias=False)
 
     def forward(self, x_BTD: Tensor, keys_BSD: Tensor, memory: EncoderOutput) -> Tensor:
-        """Return tanh(W [context; state]) of every state, same shape."""
+        """Return tanh(W [context; state]) of every state.
+
+        Args:
+            x_BTD: states of the decoder.
+            keys_BSD: keys of the source, from `k_proj`.
+            memory: states of the source; padding gets no weight.
+
+        Returns:
+            (B, T, D) in the dtype of x_BTD.
+        """
         scores_BTS = self._compute_scores(x_BTD, keys_BSD).float()
         if memory.documents_BS is not None:
             # Not minus infinity: a row of padding alone would be NaN.
@@ -170,7 +190,20 @@ class RecurrentDecoder(nn.Module):
         self.attention = SourceAttention(width, rnn)
 
     def forward(self, x_BTD: Tensor, context: ForwardContext) -> Tensor:
-        """Same shape and dtype as the input. The cache keeps the states after the last position."""
+        """Decode all positions.
+
+        Args:
+            x_BTD: embedded targets.
+            context: `memory` has the states of the source; the cache keeps the states after the
+                last
+                position.
+
+        Returns:
+            (B, T, D) in the dtype of the input.
+
+        Raises:
+            ConfigError: there is no source, or the cache holds rows of unequal length.
+        """
         memory = context.memory
         cache = context.cache
         if memory is None:

@@ -80,7 +80,14 @@ class TopKRouter(nn.Module):
         return self.select_experts(self.compute_scores(x_ND), balance_bias_E)
 
     def compute_scores(self, x_ND: Tensor) -> RouterScores:
-        """Return the scores of N tokens, float32."""
+        """Return the score of each expert for each token.
+
+        Args:
+            x_ND: states of the tokens.
+
+        Returns:
+            Logits and logarithms of scores, (N, E) float32.
+        """
         bias_E = None if self.bias is None else self.bias.float()
         logits_NE = F.linear(x_ND.float(), self.weight.float(), bias_E)
         match self.config.score:
@@ -94,8 +101,11 @@ class TopKRouter(nn.Module):
     def select_experts(
         self, scores: RouterScores, balance_bias_E: Tensor | None = None
     ) -> RoutingDecision:
-        """Return the experts of each token, best first. The bias affects the choice only, never
-        the weights.
+        """Return the experts of each token, best first.
+
+        Args:
+            scores: from `compute_scores`.
+            balance_bias_E: added to the scores that choose, never to the weights; None: none.
         """
         preference_NE = self._compute_preference(scores, balance_bias_E)
         match self.config.score:

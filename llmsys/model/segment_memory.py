@@ -42,7 +42,15 @@ class SegmentMemoryAttention(RelativeAttention):
         self.attention = attention
 
     def forward(self, x_BTD: Tensor, context: ForwardContext) -> Tensor:
-        """Mix positions; same shape and dtype as the input."""
+        """Mix positions.
+
+        Args:
+            x_BTD: states of all positions, normed.
+            context: masks, rotation and cache that all layers share.
+
+        Returns:
+            (B, T, D) in the dtype of the input.
+        """
         q_BTHK = self._project_queries(x_BTD)
         k_BTGK, v_BTGK = self._project_keys_values(x_BTD)
         if context.cache is not None:

@@ -232,8 +232,13 @@ class Transformer(LayerStack):
         return torch.tanh(self.get_submodule("pooler")(hidden_BTD[:, 0]))
 
     def compute_next_sentence_logits(self, hidden_BTD: Tensor) -> Tensor:
-        """Return BERT's two logits from the last hidden states: the second sentence follows, or
-        it does not.
+        """Return BERT's two logits: the second sentence follows, or it does not.
+
+        Args:
+            hidden_BTD: last hidden states, of which the first position is read.
+
+        Returns:
+            (B, 2).
         """
         logits_B2: Tensor = get_next_sentence_head(self)(self.pool_first_position(hidden_BTD))
         return logits_B2
@@ -243,8 +248,10 @@ class Transformer(LayerStack):
         return layers is None or self.config.num_hidden_layers - 1 in layers
 
     def list_moe_layers(self, layers: range | None = None) -> list[MoELayer]:
-        """List the mixture-of-experts layers of a stage, or all, in depth order; prediction
-        modules are last.
+        """List the mixture-of-experts layers in depth order; prediction modules are last.
+
+        Args:
+            layers: blocks of a pipeline stage; None: all.
         """
         parts: list[nn.Module] = [self]
         if layers is not None:

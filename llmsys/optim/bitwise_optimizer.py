@@ -54,8 +54,12 @@ class BitwiseOptimizer:
     def step(
         self, gradients: Sequence[Tensor], learning_rate: float, gradient_scale: float
     ) -> None:
-        """Take one step with this rank's shard of each gradient, in the order of `named`, times
-        `gradient_scale`.
+        """Take one step with this rank's shard of each gradient.
+
+        Args:
+            gradients: shards in the order of `named`.
+            learning_rate: rate of this step.
+            gradient_scale: factor of every gradient, as clipping gives it.
         """
         self.steps += 1
         decay = get_weight_decay_share(learning_rate)

@@ -83,7 +83,16 @@ class MatrixRule(Protocol):
         rate: float,
         weight_decay: float,
     ) -> None:
-        """Change weight and state in place; `step` is counted from 1."""
+        """Change weight and state in place.
+
+        Args:
+            weight: a full tensor.
+            gradient: of its shape.
+            state: moments by name.
+            step: number of the step, counted from 1.
+            rate: learning rate.
+            weight_decay: decay, to be multiplied by the rate.
+        """
         ...
 
 

@@ -258,7 +258,7 @@ def build_dataset_origin(manifest: Manifest) -> Markup:
         )
         for name, split in manifest.splits.items()
     ]
-    # An index has no size of its own.
+    # An index has no size.
     files = [
         (file.name, file.rows, file.tokens, format_bytes(file.size), file.digest)
         for split in manifest.splits.values()

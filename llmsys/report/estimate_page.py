@@ -36,7 +36,7 @@ from llmsys.report.plots import (
 from llmsys.report.report_section import Numbers, ReportSection
 from llmsys.storage.atomic_write import write_bytes_atomically
 
-# Categories of memory that have a colour of their own; smaller ones are summed.
+# Categories of memory with a colour; smaller ones are summed.
 NUM_CATEGORIES = 8
 CATEGORY_COLOURS = (
     BLUE, ORANGE, GREEN, PURPLE, "theme:yellow", "theme:sky", "theme:muted", "theme:ink", FAINT

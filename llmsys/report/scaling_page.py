@@ -13,6 +13,7 @@ from typing import Any
 from markupsafe import Markup
 
 from llmsys.estimate.scaling.chinchilla import ParametricLaw
+from llmsys.estimate.scaling.json_output import LawRow, ScaleOutput
 from llmsys.estimate.scaling.law import BudgetRequest
 from llmsys.estimate.scaling.law_fit import UNKNOWNS, LawFit, TrainingRun
 from llmsys.estimate.summary_table import format_count
@@ -197,35 +198,35 @@ def _build_runs_table(points: Sequence[TrainingRun], fit: LawFit) -> Markup:
     )
 
 
-def write_scale_page(result: dict[str, Any], path: Path) -> Path:
+def write_scale_page(result: ScaleOutput, path: Path) -> Path:
     """Write the page of a comparison of scaling laws: sizes and tokens that each recommends, and
     their spread.
 
     Args:
-        result: values of `compare_laws`.
+        result: what `compare_laws` returned.
         path: HTML file to write.
 
     Returns:
         `path`.
     """
-    spread, laws = result["spread"], result["laws"]
+    spread, laws = result.spread, result.laws
     numbers: Numbers = [
-        (name, format_count(spread[name]["median"]),
-         f"{format_count(spread[name]['low'])} to {format_count(spread[name]['high'])}")
+        (name, format_count(spread[name].median),
+         f"{format_count(spread[name].low)} to {format_count(spread[name].high)}")
         for name in ("parameters", "tokens")
     ]  # fmt: skip
     ratio = spread["tokens_per_parameter"]
     numbers.append(
         (
             "tokens per parameter",
-            f"{ratio['median']:.1f}",
-            f"{ratio['low']:.1f} to {ratio['high']:.1f}",
+            f"{ratio.median:.1f}",
+            f"{ratio.low:.1f} to {ratio.high:.1f}",
         )
     )
-    names = [row["law"] for row in laws]
-    ratios = [row["tokens_per_parameter"] for row in laws]
+    names = [row.law for row in laws]
+    ratios = [row.tokens_per_parameter for row in laws]
     bars = build_bars(names, ratios, [f"{one:.1f}" for one in ratios], "tokens per parameter",
-                      [ORANGE if row["marked"] else BLUE for row in laws])  # fmt: skip
+                      [ORANGE if row.marked else BLUE for row in laws])  # fmt: skip
     figures = [
         _plot_law_optima(laws),
         Figure(
@@ -236,9 +237,9 @@ def write_scale_page(result: dict[str, Any], path: Path) -> Path:
         ),
     ]
     rows = [
-        (row["law"], format_count(row["parameters"]), format_count(row["tokens"]),
-         "–" if row["loss"] is None else f"{row['loss']:.3f}",
-         "; ".join(filter(None, [*row["remarks"], row["evidence"]])))
+        (row.law, format_count(row.parameters), format_count(row.tokens),
+         "–" if row.loss is None else f"{row.loss:.3f}",
+         "; ".join(filter(None, [*row.remarks, row.evidence])))
         for row in laws
     ]  # fmt: skip
     table = build_table(("law", "parameters", "tokens", "loss", "remarks"), rows, numeric=(1, 2, 3))
@@ -246,19 +247,19 @@ def write_scale_page(result: dict[str, Any], path: Path) -> Path:
     notes = [
         "Losses depend on the data and tokenizer of each law and cannot be compared between laws."
     ]
-    titles = ("scaling laws", f"{result['budget']['flops']:.3g} FLOPs")
+    titles = ("scaling laws", f"{result.budget.flops:.3g} FLOPs")
     write_bytes_atomically(path, render_document(titles, numbers, notes, parts).encode())
     return path
 
 
-def _plot_law_optima(laws: Sequence[dict[str, Any]]) -> Figure:
+def _plot_law_optima(laws: Sequence[LawRow]) -> Figure:
     """Return the front of laws: what each recommends, in parameters and tokens, from the
     smallest to the largest.
     """
-    ordered = sorted(laws, key=lambda row: float(row["parameters"]))
-    x, y = [row["parameters"] for row in ordered], [row["tokens"] for row in ordered]
+    ordered = sorted(laws, key=lambda row: row.parameters)
+    x, y = [row.parameters for row in ordered], [row.tokens for row in ordered]
     trace = build_line("recommendations", x, y, BLUE, markers=True)
-    trace |= {"text": [row["law"] for row in ordered]}
+    trace |= {"text": [row.law for row in ordered]}
     trace |= {"hovertemplate": "%{text}: %{x:.3s} parameters, %{y:.3s} tokens<extra></extra>"}
     layout = {
         "xaxis": {"title": {"text": "parameters"}, "type": "log"},

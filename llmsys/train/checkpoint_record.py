@@ -90,7 +90,11 @@ def compute_digest(file: Path) -> str:
 
 
 def compute_digests(files: Iterable[Path]) -> dict[str, str]:
-    """Return the checksum of each file by its name."""
+    """Return the checksum of each file by its name.
+
+    Args:
+        files: paths, whose last parts are different.
+    """
     return {file.name: compute_digest(file) for file in files}
 
 

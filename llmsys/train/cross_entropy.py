@@ -197,8 +197,16 @@ def compute_linear_cross_entropy(
 
 
 def build_training_loss(config: LossConfig) -> Loss:
-    """Return the loss of training. Evaluation uses `compute_sequence_losses` without smoothing
-    and z loss.
+    """Return the loss of training. Evaluation uses `compute_sequence_losses` without smoothing and
+    z loss.
+
+    Args:
+        config: label smoothing and z loss.
+
+    Returns:
+        A function of the head, the last states (B, T, D) and the targets (B, T), which sums the
+        losses
+        of all targets; without a head the states are logits.
     """
     shape = {"label_smoothing": config.label_smoothing, "z_loss": config.z_loss}
 

@@ -104,7 +104,7 @@ class NormMeter:
     ) -> None:
         real_BT, queries = arguments[1].real_BT, arguments[1].num_predicted
         squares_BT = get_local_tensor(output).detach().double().square().sum(-1)
-        # The query stream of a permutation follows the tokens, and has no padding of its own.
+        # The query stream of a permutation follows the tokens, and has no padding.
         squares_BT = squares_BT[:, : squares_BT.shape[1] - queries]
         real_BT = torch.ones_like(squares_BT, dtype=torch.bool) if real_BT is None else real_BT
         before = self._activations.get(layer, (squares_BT.new_zeros(()), squares_BT.new_zeros(())))

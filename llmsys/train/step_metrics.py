@@ -67,7 +67,11 @@ class FlopsConvention:
     peak_flops: float | None
 
     def compute_utilisation(self, tokens_per_second: float) -> float | None:
-        """Return the model's operations as a share of the peak; None where the peak is unknown."""
+        """Return the model's operations as a share of the peak; None where the peak is unknown.
+
+        Args:
+            tokens_per_second: tokens of all ranks together.
+        """
         return (
             None
             if self.peak_flops is None

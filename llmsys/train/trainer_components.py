@@ -97,7 +97,13 @@ class Checkpointing:
     parent: dict[str, Any] | None = None
 
     def save_state(self, state: EngineState, steps_done: int, **record: Any) -> None:
-        """Save the state after `steps_done` steps; `record` goes into `state.json`. Collective."""
+        """Save the training state. Collective.
+
+        Args:
+            state: weights and moments of the engine.
+            steps_done: steps of the run so far.
+            record: further values of `state.json`.
+        """
         parent = {} if self.parent is None else {"parent": self.parent}
         self.saver.save_state(state, steps_done, self.run_state, **parent, **record)
 

@@ -36,7 +36,7 @@ from tools.bench.rules import RULES
 
 HEAD = "| part | this | beside | that | ratio | agreement |\n|---|---|---|---|---|---|"
 
-# One whole preparation in a process of its own: seconds by the clock, CPU seconds of all its
+# One whole preparation in a separate process: seconds by the clock, CPU seconds of all its
 # processes, and the peak memory of any of them.
 PREPARE = """
 import json, os, resource, sys, time

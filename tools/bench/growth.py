@@ -51,7 +51,7 @@ Measured = dict[tuple[Callable[[int], Any], int], float | dict[str, float]]
 def measure_growth(
     quantity: Quantity, script: str, fractions: Sequence[float] | None, measured: Measured
 ) -> dict[str, Any]:
-    """Measure a quantity at every size, each in a process of its own.
+    """Measure a quantity at every size, each in a separate process.
 
     Args:
         quantity: the quantity.

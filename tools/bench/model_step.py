@@ -206,7 +206,7 @@ class StepRow:
 
 
 def compute_gradient_norm(contender: Contender) -> float:
-    """Return the norm over all parameters, from a step of its own."""
+    """Return the norm over all parameters, from a separate step."""
     contender.measure_step()
     gradients = [p.grad.float() for p in contender.model.parameters() if p.grad is not None]
     return float(torch.nn.utils.get_total_norm(gradients))

@@ -6,7 +6,7 @@ extrapolate.
 Full size: 15 trillion tokens in 150,000 token files, a model of 405 billion parameters over 2,048
 ranks, 4,096 ranks. Sizes are made up (an index that lists one small file many times, a slice of a
 parameter that no memory holds), and the code that reads them is that of a run. Every measurement
-has a process of its own. Times are CPU seconds of one thread, the least of several repetitions;
+has a separate process. Times are CPU seconds of one thread, the least of several repetitions;
 memory is that of the whole process, imports included.
 
 The exponent is the slope of log value over log size; 0 for values that stay below the resolution of

@@ -4,7 +4,7 @@ one run.
     python tools/bench/token_encoding.py 'crawl/*.warc.gz' sentences.jsonl.gz [--tokenizer FILE]
     [--limit 40]
 
-Every input is a set of texts of its own: a pattern of crawl files (their pages are extracted
+Every input is a separate set of texts: a pattern of crawl files (their pages are extracted
 first), of document files of a dataset (.arrow), or of lines of JSON with a field `text` (.jsonl,
 .jsonl.gz). Without --tokenizer four tokenizers are trained on all of them: SentencePiece's BPE and
 unigram, and a byte-level BPE and a WordPiece as tokenizer.json.

@@ -5,7 +5,7 @@ alternatives, in turn.
     [--steps 12]
         [--rounds 3] [--json]
 
-Each contender is a process with one thread on a core of its own (two for two processes), so that
+Each contender is a process with one thread on a separate core (two for two processes), so that
 figures do not depend on how threads share caches. All see the same random tokens, sequences of 512,
 in each dtype with fp32 master weights. Costs that do not depend on tokens (gathering weights,
 reducing gradients, AdamW) show in the ratio of step sizes.

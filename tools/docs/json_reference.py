@@ -10,13 +10,14 @@ from llmsys.estimate.counted.json_output import CountedOutput
 from llmsys.estimate.json_output import EstimateOutput
 from llmsys.estimate.plan.json_output import LayoutCheckOutput, PlanOutput
 from llmsys.estimate.scaling.json_output import FitOutput, ScaleOutput
-from llmsys.estimate.serving_output import ServingOutput
+from llmsys.estimate.serving_output import ServingOutput, TimedServingOutput
 from tools.docs.config_reference import SectionReference
 
 OUTPUTS: dict[str, type[BaseModel]] = {
     "estimate": EstimateOutput,
     "estimate-counted": CountedOutput,
     "estimate-serve": ServingOutput,
+    "estimate-serve-device": TimedServingOutput,
     "plan": PlanOutput,
     "plan-check": LayoutCheckOutput,
     "scale": ScaleOutput,

@@ -122,7 +122,7 @@ def list_config_names() -> list[str]:
 
 def _list_config_files(root: Path, pattern: str) -> list[Path]:
     """Return the matching config files of runs and models below a folder, sorted."""
-    # Language profiles have names of their own and are not configs.
+    # Language profiles are found by language and are not configs.
     return sorted(path for path in root.rglob(pattern) if root / PROFILES not in path.parents)
 
 

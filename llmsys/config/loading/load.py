@@ -96,12 +96,6 @@ def load_model_config(config: str, overrides: Sequence[str] = ()) -> ModelConfig
     return read_config(config, overrides).run.model
 
 
-def load_any_config(config: str, overrides: Sequence[str] = ()) -> RunConfig | ModelConfig:
-    """Return the ModelConfig of a bare model file, else the RunConfig."""
-    resolved = read_config(config, overrides)
-    return resolved.run.model if resolved.is_model_only else resolved.run
-
-
 def read_config(config: str, overrides: Sequence[str] = ()) -> LoadedConfig:
     """Return a config with the origin of each value.
 
@@ -258,17 +252,3 @@ def build_model_config(values: dict[str, Any], source: str = "config.json") -> M
         raise build_config_error(
             error, ModelConfig, ConfigLayer(read, {(): source}), source
         ) from None
-
-
-def load_hugging_face_config(path: Path) -> ModelConfig:
-    """Return the model of a config.json, or of a folder that contains one."""
-    file = path / "config.json" if path.is_dir() else path
-    try:
-        text = file.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"{file} cannot be read: {error}. Give a config.json, or the folder of one."
-        ) from error
-    from llmsys.hugging_face.read_config_json import parse_json
-
-    return build_model_config(parse_json(text, str(file)), str(file))

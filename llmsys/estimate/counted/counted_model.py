@@ -63,7 +63,7 @@ class CountedModel:
         visits: routed experts that a token uses.
         scan: operations of the recurrence for one token, over all layers; see `count_scan`.
         longest: largest position.
-        is_encoder_decoder: `source` tokens have a stack of their own.
+        is_encoder_decoder: `source` tokens have a separate stack.
     """
 
     model_type: str

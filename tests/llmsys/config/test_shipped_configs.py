@@ -7,10 +7,8 @@ import jsonschema
 import pytest
 
 from llmsys.config.loading.json_schema import build_json_schema
-from llmsys.config.loading.load import load_any_config
+from llmsys.config.loading.load import read_config
 from llmsys.config.loading.yaml_files import parse_yaml
-from llmsys.config.model import ModelConfig
-from llmsys.config.run import RunConfig
 from tests.helpers.paths import CONFIGS
 
 # Profiles of languages are no whole configs.
@@ -32,4 +30,4 @@ def test_the_schema_accepts_a_config_and_it_loads(path: Path, run_schema: dict[s
     values, _ = parse_yaml(path.read_text(), path.name)
     jsonschema.Draft202012Validator({**run_schema, **only_model}).validate(values)
     name = path.relative_to(CONFIGS).with_suffix("").as_posix()
-    assert isinstance(load_any_config(name), ModelConfig if is_model else RunConfig)
+    assert read_config(name).is_model_only == is_model

@@ -31,7 +31,7 @@ COMMANDS = {
     "serving without a device": ("estimate-serve", ["estimate", "model/gpt2-small", "--serve",
         "prompt=100,output=10"]),
     "serving": (
-        "estimate-serve",
+        "estimate-serve-device",
         ["estimate", "model/llama3.1-8b", "--serve", "batch=2,weights=fp8", "--device", "h100-sxm",
             "--gpus", "2"],
     ),

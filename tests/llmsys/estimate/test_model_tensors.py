@@ -11,6 +11,7 @@ from llmsys.config.model import ModelConfig
 from llmsys.estimate.model_tensors import list_model_tensors
 from llmsys.model.transformer import Transformer
 from tests.helpers.model_sections import SHAPE, VARIANTS
+from tests.helpers.tensor_names import list_parameter_names
 
 
 @pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
@@ -22,5 +23,5 @@ def test_every_tensor_is_one_of_the_built_module(changes: dict[str, Any]) -> Non
             for name, parameter in Transformer(config).named_parameters()
         }
     assert {
-        name: row.shape for row in list_model_tensors(config) for name in row.iter_names()
+        name: row.shape for row in list_model_tensors(config) for name in list_parameter_names(row)
     } == built

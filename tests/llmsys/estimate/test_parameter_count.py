@@ -14,6 +14,7 @@ from llmsys.config.run import RunConfig
 from llmsys.estimate.model_tensors import count_parameters, list_model_tensors
 from llmsys.estimate.run_estimate import list_tensor_counts
 from tests.helpers.model_sections import MOE, SHAPE, VARIANTS
+from tests.helpers.tensor_names import list_parameter_names
 
 
 @pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
@@ -45,7 +46,7 @@ def test_every_name_stands_once(changes: dict[str, Any]) -> None:
     names = [
         name
         for row in list_model_tensors(ModelConfig.model_validate(SHAPE | changes))
-        for name in row.iter_names()
+        for name in list_parameter_names(row)
     ]
     assert len(names) == len(set(names))
 

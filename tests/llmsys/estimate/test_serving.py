@@ -21,6 +21,7 @@ from llmsys.estimate.serving_memory import (
     estimate_serving_memory,
     find_largest_batch,
 )
+from llmsys.estimate.serving_output import TimedServingOutput
 from llmsys.launch.main import main
 
 LLAMA: dict[str, Any] = {
@@ -31,9 +32,11 @@ LLAMA: dict[str, Any] = {
 H100 = load_device_profile("h100-sxm")
 
 
-def serve(name: str = "model/llama3.1-8b", gpus: int = 1, **load: object) -> dict[str, Any]:
+def serve(name: str = "model/llama3.1-8b", gpus: int = 1, **load: object) -> TimedServingOutput:
     model, config = load_model_config(name), ServingConfig.model_validate(load)
-    return estimate_serving(model, config, H100, ClusterCosts(), gpus)
+    result = estimate_serving(model, config, H100, ClusterCosts(), gpus)
+    assert isinstance(result, TimedServingOutput)
+    return result
 
 
 # DeepSeek-AI 2025, arXiv:2505.09343, table 1: bytes of cached keys and values of one token in bf16.
@@ -88,41 +91,37 @@ def test_the_largest_batch_is_the_last_that_fits() -> None:
     model, load = load_model_config("model/llama3.1-8b"), ServingConfig(prompt=4096, output=512)
     most = find_largest_batch(model, load, H100, 1)
     for batch, fits in ((most, True), (most + 1, False)):
-        assert serve(batch=batch, prompt=4096, output=512)["fits"] is fits
+        assert serve(batch=batch, prompt=4096, output=512).fits is fits
     assert find_largest_batch(load_model_config("model/llama3.1-70b"), load, H100, 1) == 0
     assert find_largest_batch(load_model_config("model/llama3.1-70b"), load, H100, 4) > 0
 
 
 def test_time_and_cost_follow_the_load() -> None:
     one, many = serve(batch=1), serve(batch=64)
-    assert many["tokens_per_second"]["decoding"] > 20 * one["tokens_per_second"]["decoding"], (
+    assert many.tokens_per_second.decoding > 20 * one.tokens_per_second.decoding, (
         "weights are read once"
     )
-    assert many["tokens_per_second"]["one_request"] < one["tokens_per_second"]["one_request"]
-    assert (
-        many["money"]["per_million_output_tokens"] < one["money"]["per_million_output_tokens"] / 20
-    )
+    assert many.tokens_per_second.one_request < one.tokens_per_second.one_request
+    assert many.money.per_million_output_tokens < one.money.per_million_output_tokens / 20
     # A step cannot be faster than reading the weights at the peak of the memory.
-    assert one["step_seconds"] > 2 * 7.5e9 / 3.35e12
-    assert serve(batch=1, weights="int4")["step_seconds"] < 0.6 * one["step_seconds"]
-    assert serve(batch=64, prompt=16384)["step_seconds"] > many["step_seconds"]
-    assert serve(batch=1, gpus=4)["step_seconds"] < one["step_seconds"]
-    assert serve(prompt=8192)["first_token_seconds"] > 4 * serve(prompt=2048)["first_token_seconds"]
-    seconds = 64 * many["first_token_seconds"] + 256 * many["step_seconds"]
-    assert many["money"]["per_million_tokens"] == pytest.approx(
+    assert one.step_seconds > 2 * 7.5e9 / 3.35e12
+    assert serve(batch=1, weights="int4").step_seconds < 0.6 * one.step_seconds
+    assert serve(batch=64, prompt=16384).step_seconds > many.step_seconds
+    assert serve(batch=1, gpus=4).step_seconds < one.step_seconds
+    assert serve(prompt=8192).first_token_seconds > 4 * serve(prompt=2048).first_token_seconds
+    seconds = 64 * many.first_token_seconds + 256 * many.step_seconds
+    assert many.money.per_million_tokens == pytest.approx(
         2.5 / 3600 * seconds * 1e6 / (64 * (1024 + 256))
     )
     # A few requests visit a few experts, many visit all of them.
-    mixture = {
-        batch: serve("model/mixtral-8x7b", 2, batch=batch)["step_seconds"] for batch in (1, 64)
-    }
+    mixture = {batch: serve("model/mixtral-8x7b", 2, batch=batch).step_seconds for batch in (1, 64)}
     assert mixture[64] > 2 * mixture[1]
 
 
 def test_the_command_prints_what_the_function_returns(capsys) -> None:
     words = ["estimate", "model/llama3.1-8b", "--serve", "batch=8,prompt=512,output=64"]
     assert main([*words, "--device", "h100-sxm", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == serve(batch=8, prompt=512, output=64)
+    assert json.loads(capsys.readouterr().out) == serve(batch=8, prompt=512, output=64).model_dump()
     assert main([*words, "--device", "h100-sxm", "--price-per-hour", "4"]) == 0
     text = capsys.readouterr().out
     for title in (

@@ -11,7 +11,6 @@ import pytest
 
 from llmsys.config.loading.load import (
     build_model_config,
-    load_any_config,
     load_model_config,
     load_run_config,
     read_config,
@@ -419,7 +418,7 @@ def test_a_config_json_is_a_config(folder: Path) -> None:
     assert (
         load_model_config("tiny")
         == load_model_config("tiny/config.json")
-        == load_any_config(str(folder / "tiny"))
+        == load_model_config(str(folder / "tiny"))
     )
     assert (
         load_model_config("tiny", ["sliding_window=null", "num_hidden_layers=3"]).sliding_window

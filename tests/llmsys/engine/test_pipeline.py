@@ -26,6 +26,7 @@ from llmsys.engine.state_hash import hash_state
 from llmsys.errors import CheckpointError
 from llmsys.events import read_latest_events
 from llmsys.generate.text_generation import generate_texts
+from llmsys.model.kv_cache import KeyValueCache
 from llmsys.parallel.block_compilation import compile_blocks
 from llmsys.parallel.device_mesh import build_device_meshes
 from llmsys.parallel.fp8 import convert_experts_to_fp8, convert_to_fp8
@@ -312,21 +313,29 @@ GROWING = ParityModel(
 )
 
 
-def complete_growing_texts(rank: int, layout: Settings) -> list[str]:
+def complete_growing_texts(rank: int, layout: Settings) -> tuple[list[str], list[float]]:
+    """Texts, and the first logits of each next token of a text that is read token by token."""
     config = build_config(GROWING, layout)
     meshes = build_device_meshes(config.resolve_layout(get_world_size()), CPU)
     engine = build_engine(config, meshes, CPU)
     train_steps(engine, config, GROWING, range(2))
     texts = generate_texts(engine.module, cast(Any, Characters()), PROMPTS, max_new_tokens=8)
-    return list(texts)
+    tokens_BT = torch.arange(1, 17)[None]
+    cache = KeyValueCache(config.model, 1, tokens_BT.shape[1])
+    run = engine.module.run_pipeline or (lambda tokens, cache: engine.module(tokens, cache=cache))
+    with torch.no_grad():
+        logits = [run(tokens_BT[:, t : t + 1], cache).flatten()[:3] for t in range(16)]
+    return list(texts), torch.cat(logits).tolist()
 
 
 def test_stages_complete_texts_whose_rotations_change_with_their_length() -> None:
-    [alone] = run_ranks(complete_growing_texts, 1, {})
+    [(alone, logits)] = run_ranks(complete_growing_texts, 1, {})
     assert len(set(alone)) > 1
     for schedule in ({"kind": "1f1b"}, INTERLEAVED):
         layout = {"pipeline": 2, "pipeline_schedule": schedule}
-        assert run_ranks(complete_growing_texts, 2, layout) == [alone, alone]
+        for texts, found in run_ranks(complete_growing_texts, 2, layout):
+            assert texts == alone
+            np.testing.assert_allclose(found, logits, rtol=1e-5, atol=1e-6)
 
 
 LOOP = (("pipeline", 2), ("pipeline_schedule", INTERLEAVED))

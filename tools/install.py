@@ -58,7 +58,10 @@ def compute_wanted_state(root: Path, extras: Iterable[str] = ()) -> InstallState
     """Return the state of a finished install of the checkout at `root`. Scripts in .venv/bin
     hold absolute paths.
     """
-    files = [(root / name).read_bytes() for name in ("pyproject.toml", "constraints.txt")]
+    names = ["pyproject.toml", "constraints.txt"]
+    # the compiled core is built while the checkout is installed
+    built = sorted([*(root / "native").glob("*"), *(root / "tools").glob("build_native.py")])
+    files = [path.read_bytes() for path in (*(root / name for name in names), *built)]
     content = compute_digest(EXTRAS.encode(), *files)
     return InstallState(compute_digest(str(root).encode()), content, frozenset(extras))
 
@@ -229,6 +232,14 @@ def build_environment(root: Path, present: InstallState, wanted: InstallState, l
     write_state(venv, wanted)
 
 
+def describe_core(venv: Path) -> str:
+    """Return in a few words which core prepares data, as the installed package says it."""
+    program = "from llmsys.data_pipeline.core.native import describe_core; print(describe_core())"
+    command = [str(venv / "bin" / "python"), "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout.strip()
+
+
 def install_checkout(root: Path = ROOT, extras: Sequence[str] = ()) -> None:
     """Bring `root/.venv` to the wanted state, printing one line per step."""
     venv = root / ".venv"
@@ -240,6 +251,8 @@ def install_checkout(root: Path = ROOT, extras: Sequence[str] = ()) -> None:
             return
         started = time.monotonic()
         build_environment(root, present, wanted, lock)
+        if core := describe_core(venv):
+            print(f"install: data is prepared by the {core}", flush=True)
         size = sum(path.lstat().st_size for path in venv.rglob("*"))
         print(
             f"install: done in {time.monotonic() - started:.0f} s, {size / 1e9:.1f} GB in .venv",

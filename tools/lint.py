@@ -104,7 +104,8 @@ PREFIXES = frozenset(
 # Names that torch, the standard library or another library calls.
 FOREIGN = frozenset(
     """
-    main error forward backward backward_one_chunk extra_repr state_dict readable seekable writable
+    main dependencies error forward backward backward_one_chunk extra_repr state_dict readable
+    seekable writable
     readinto tolist
     loglikelihood loglikelihood_rolling chat_template
     do_GET do_POST

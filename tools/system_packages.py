@@ -1,11 +1,12 @@
-"""Install the Debian packages that tests need and pip does not provide: a browser, network tools,
-OpenSSH and Slurm.
+"""Install the Debian packages that tests need and pip does not provide: a browser, a compiler,
+network tools, OpenSSH and Slurm.
 
 `make test` runs it. It never fails: missing packages are named in one line, and their tests are
 skipped with the same reason.
 
 Invariants:
 - Chromium is installed where apt-get is available and the user is root.
+- g++ is installed where CI is set and there is no compiler.
 - Packages with a server (OpenSSH, Slurm) are installed only where CI is set, because apt starts
   their servers.
 """
@@ -71,6 +72,23 @@ def list_missing_packages(wanted: dict[str, str]) -> list[str]:
     ]
 
 
+COMPILERS = ("c++", "g++", "clang++")
+
+
+def install_compiler() -> None:
+    """Install a C++ compiler where allowed: tests compare the compiled core with Python."""
+    if any(map(shutil.which, COMPILERS)):
+        return
+    if os.environ.get("CI") and os.geteuid() == 0 and shutil.which("apt-get"):
+        print("test: installing g++, for the tests of the compiled core", flush=True)
+        try:
+            install_packages("g++")
+        except (OSError, subprocess.SubprocessError) as error:
+            print(f"test: apt-get did not finish: {error}", file=sys.stderr)
+    if not any(map(shutil.which, COMPILERS)):
+        print("test: no C++ compiler; the tests of the compiled core are skipped", file=sys.stderr)
+
+
 def install_host_programs() -> None:
     """Install missing network tools and servers where allowed, and print which tests will be
     skipped.
@@ -94,4 +112,5 @@ def install_host_programs() -> None:
 
 if __name__ == "__main__":
     install_browser()
+    install_compiler()
     install_host_programs()

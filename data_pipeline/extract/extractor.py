@@ -1,7 +1,8 @@
 """Extract plain text from HTML pages: one paragraph or list item per line, blank lines between
 blocks.
 
-The article extractor is `extract.main_content`; resiliparse and trafilatura are called here.
+The article extractor is `extract.main_content`, or the same in the compiled core
+(`core/native.py`), which leaves some pages to it; resiliparse and trafilatura are called here.
 
 resiliparse: a page nested deeper than the config allows, or with many deep elements, is extracted
 without searching for its main content, which takes time quadratic in the depth.
@@ -17,7 +18,7 @@ Invariants:
 
 import re
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from importlib import metadata
 from typing import NamedTuple, assert_never
@@ -33,6 +34,7 @@ from llmsys.config.cleaning import (
     ResiliparseExtractorConfig,
     TrafilaturaExtractorConfig,
 )
+from llmsys.data_pipeline.core.native import NativeCore, load_core
 from llmsys.data_pipeline.extract.page_limits import LimitViolation, Nesting, find_limit_violation
 from llmsys.errors import ConfigError
 
@@ -202,20 +204,54 @@ def extract_pages(pages: pa.RecordBatch, config: ExtractConfig) -> ExtractionRes
     Raises:
         ConfigError: if the extractor is not installed.
     """
+    checked = list(_check_pages(pages, config))
+    accepted = [page for page in checked if isinstance(page, bytes)]
+    violations = [page if isinstance(page, LimitViolation) else None for page in checked]
+    compiled = _extract_with_core(accepted, config)
     extract = build_extractor(config)
+    made = iter(
+        clean_text(extract(html)) if text is None else text
+        for html, text in zip(accepted, compiled or [None] * len(accepted), strict=True)
+    )
+    texts = [None if violation else next(made) or None for violation in violations]
+    return ExtractionResult(pa.array(texts, pa.large_string()), violations)
+
+
+def iter_accepted_pages(pages: pa.RecordBatch, config: ExtractConfig) -> Iterator[bytes]:
+    """Yield the pages of a batch that are within the limits, as extractors get them.
+
+    Args:
+        pages: As for `extract_pages`.
+        config: Limits.
+
+    Yields:
+        HTML in UTF-8, without NUL.
+    """
+    return (page for page in _check_pages(pages, config) if isinstance(page, bytes))
+
+
+def _check_pages(pages: pa.RecordBatch, config: ExtractConfig) -> Iterator[bytes | LimitViolation]:
+    """Yield each page in UTF-8, or the limit that it exceeds."""
     payloads = pages.column("payload")
-    texts: list[str | None] = []
-    violations: list[LimitViolation | None] = []
     for row, charset in enumerate(pages.column("charset").to_pylist()):
         html = _convert_to_utf8(payloads[row : row + 1], charset, config.max_page_bytes)
-        violation = html if isinstance(html, LimitViolation) else _find_page_violation(html, config)
-        violations.append(violation)
-        texts.append(
-            None
-            if violation or isinstance(html, LimitViolation)
-            else clean_text(extract(html)) or None
-        )
-    return ExtractionResult(pa.array(texts, pa.large_string()), violations)
+        if isinstance(html, LimitViolation):
+            yield html
+        else:
+            yield _find_page_violation(html, config) or html
+
+
+def _extract_with_core(pages: Sequence[bytes], config: ExtractConfig) -> list[str | None]:
+    """Return the texts of pages by the compiled core, None for a page that it leaves to Python;
+    an empty list where there is no core, or it does not know the extractor.
+    """
+    core = load_core() if isinstance(config, ArticleExtractorConfig) else None
+    if not isinstance(core, NativeCore):
+        return []
+    return [
+        None if text is None else _normalize_composition(text.decode())
+        for text in core.extract_articles(pages)
+    ]
 
 
 @lru_cache(maxsize=8)
@@ -300,4 +336,9 @@ def clean_text(text: str) -> str:
     text = "\n".join(line.rstrip() for line in text.split("\n")).strip()
     if "\n\n\n" in text:
         text = _BLANK_LINES.sub("\n\n", text)
+    return _normalize_composition(text)
+
+
+def _normalize_composition(text: str) -> str:
+    """Return a text in NFC."""
     return text if unicodedata.is_normalized("NFC", text) else unicodedata.normalize("NFC", text)

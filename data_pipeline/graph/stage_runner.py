@@ -217,6 +217,21 @@ class StageRunner:
         self.journal.remove_stale_records(name, len(tasks))
         return RecordList(self.journal, name, len(tasks))
 
+    def record_core_pages(self, extracted: Sequence[TaskRecord]) -> None:
+        """Write an event with the number of pages, of those that the compiled core extracted, and
+        of those that it left to Python, if this run extracted any.
+
+        Args:
+            extracted: The records of the stage; earlier runs may have made some of them.
+        """
+        if not self.num_run:
+            return
+        counts: Counter[str] = Counter()
+        for record in extracted:
+            names = ("pages", "compiled_pages", "left_pages")
+            counts.update({name: record.result.get(name, 0) for name in names})
+        self._events.write("core", **counts)
+
     def withdraw_manifest(self) -> None:
         """Remove the manifest, because files will now change."""
         (self.folder / MANIFEST_NAME).unlink(missing_ok=True)

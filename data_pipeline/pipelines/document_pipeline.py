@@ -97,6 +97,7 @@ class DocumentPipeline:
         outcome = StageRecords(
             inputs=inputs, extracted=self._run_stage("extract", extract_tasks, "B", filtering)
         )
+        self.runner.record_core_pages(outcome.extracted)
         names: Sequence[str] = LazySequence(len(blocks), lambda index: blocks[index].name)
         extracted, names, _ = drop_quarantined(outcome.extracted, names)
         outcome.filtered = self._run_filter_stage(extracted, names)

@@ -51,6 +51,7 @@ _ENCODE = tuple(
     for name in (
         "encode_documents",
         "column_encoder",
+        "gigatoken_encoder",
         "cut_points",
         "json_word_encoder",
         "token_cache",

@@ -34,6 +34,7 @@ import pyarrow.compute as pc
 
 from llmsys.config.cleaning import ExtractConfig, NoUrlFilter, ReadConfig
 from llmsys.data_pipeline.core.document_schema import DROPPED_SCHEMA, compute_document_id
+from llmsys.data_pipeline.core.native import count_core_pages
 from llmsys.data_pipeline.executors.base import Report
 from llmsys.dataset.token_shards import ArrowFileWriter
 
@@ -148,6 +149,7 @@ def extract_file(
     from llmsys.data_pipeline.readers.page_reader import read_pages
 
     gate = UrlGate(urls, lists)
+    before = count_core_pages()
     records = pages = html_bytes = given_text_bytes = position = 0
     skipped = _SkipCounts()
     noted = _SkipCounts()
@@ -183,6 +185,10 @@ def extract_file(
         "dropped_batches": dropped_batches,
     }
     counts["given_text_bytes"] = given_text_bytes
+    after = count_core_pages()
+    # for the event of the stage; no file depends on it
+    counts["compiled_pages"] = after.compiled - before.compiled
+    counts["left_pages"] = after.left - before.left
     return counts | {
         "skipped": skipped.to_list(),
         "noted": noted.to_list(),

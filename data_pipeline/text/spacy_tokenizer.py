@@ -227,17 +227,27 @@ class SpacyTokenizer:
     def split_words(self, chunks: Sequence[str]) -> list[list[str]]:
         """Return the words of each chunk. A chunk is not empty and has no white space."""
         if has_splitting_rules(self._rules):
-            return list(map(self._split_chunk, chunks))
+            return self._split_with_rules(chunks)
         pieces = [_cut_long_chunk(chunk) for chunk in chunks]
         split = iter(self._split_with_spacy([piece for group in pieces for piece in group]))
         return [[word for _ in group for word in next(split)] for group in pieces]
 
-    def _split_chunk(self, chunk: str) -> list[str]:
-        """Return the words of a chunk of a language with rules."""
-        if self._rules == "en" and (words := self._english_rules.split_chunk(chunk)) is not None:
-            return words
-        rules = load_splitting_rules(self._rules)
-        return [word for piece in _cut_long_chunk(chunk) for word in rules.split_chunk(piece)]
+    def _split_with_rules(self, chunks: Sequence[str]) -> list[list[str]]:
+        """Return the words of each chunk of a language with rules."""
+        split = load_splitting_rules(self._rules).split_chunk
+        found: list[list[str] | None] = (
+            list(map(self._english_rules.split_chunk, chunks))
+            if self._rules == "en"
+            else [None] * len(chunks)
+        )
+        return [
+            words
+            if words is not None
+            else split(chunk)
+            if len(chunk) <= LONGEST_CHUNK
+            else [word for piece in _cut_long_chunk(chunk) for word in split(piece)]
+            for chunk, words in zip(chunks, found, strict=True)
+        ]
 
     @property
     def sentence_marks(self) -> frozenset[str]:

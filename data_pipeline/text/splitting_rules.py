@@ -102,6 +102,7 @@ class SplittingRules:
         for text in values["rejoined"]:
             parts = text.split(" ")
             self._rejoined.setdefault(parts[0], []).append(parts)
+        self._begin_none = self._rejoined.keys().isdisjoint
 
     def split_chunk(self, chunk: str) -> list[str]:
         """Return the words of a chunk.
@@ -112,14 +113,14 @@ class SplittingRules:
         Returns:
             The words, whose concatenation is the chunk.
         """
-        found = self.exceptions.get(chunk)
-        if found is not None:
-            words = list(found)
+        if chunk in self.exceptions:
+            words = list(self.exceptions[chunk])
         elif self._are_letters_whole and chunk.isalpha():
-            words = [chunk]
+            return [chunk]
         else:
             words = self._split_plain_chunk(chunk) or self._split_affixes(chunk)
-        return self._restore_exceptions(words)
+        # Few words can begin an exception: one look-up of all of them.
+        return words if self._begin_none(words) else self._restore_exceptions(words)
 
     def _split_plain_chunk(self, chunk: str) -> list[str] | None:
         """Return the words of letters with at most one mark on each side; None if it is another
@@ -220,7 +221,8 @@ class SplittingRules:
         Returns:
             Whether spaCy's expression for addresses matches.
         """
-        return self._url.match(text) is not None
+        # every address has a full stop; the expression takes much longer to say so
+        return "." in text and self._url.match(text) is not None
 
     def _restore_exceptions(self, words: list[str]) -> list[str]:
         """Replace neighbouring words that are the regular words of an exception: spaCy looks for

@@ -12,7 +12,7 @@ Invariants:
 
 import gc
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -30,6 +30,10 @@ from llmsys.data_pipeline.tokenize.cut_points import (
     find_cuts_before_spaces,
     has_prepend_normalizer,
     is_sentencepiece_bpe,
+)
+from llmsys.data_pipeline.tokenize.gigatoken_encoder import (
+    GigatokenEncoder,
+    find_gigatoken_problem,
 )
 from llmsys.data_pipeline.tokenize.token_cache import RaggedTokens, TokenCache, get_column_buffers
 from llmsys.data_pipeline.tokenize.tokenizer_files import (
@@ -174,6 +178,15 @@ def _build_json_encoder(tokenizer: Tokenizer) -> ColumnEncoder:
                 PieceModelEncoder(tokenizer), rules, prefix=has_prepend_normalizer(values)
             )
         return LibraryEncoder(tokenizer, rules.problem)
+    if find_gigatoken_problem(values) is None:
+        # A tokenizer that it cannot load, or that it encodes otherwise, is encoded as before.
+        with suppress(ValueError):
+            return GigatokenEncoder(values, tokenizer, _build_word_encoder(tokenizer, values))
+    return _build_word_encoder(tokenizer, values)
+
+
+def _build_word_encoder(tokenizer: "HuggingFaceTokenizer", values: dict[str, Any]) -> ColumnEncoder:
+    """Build the encoder by words of a tokenizer.json, or the library's."""
     problem = find_cut_problem(values)
     return (
         JsonColumnEncoder(tokenizer, values)

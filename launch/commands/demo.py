@@ -220,12 +220,21 @@ def list_crawl_overrides(folder: Path | None = None) -> list[str]:
     """
     if ((folder or Path.cwd()) / SAMPLE_CRAWL).is_dir():
         return []
+    shards = list_sample_shards()
+    # JSON is YAML, and quotes whatever a path may hold
+    return [f"data.inputs={json.dumps(shards)}"] if shards else []
+
+
+def list_sample_shards() -> list[str]:
+    """List the files of the sample crawl, of the package or of the checkout.
+
+    Returns:
+        Their paths, sorted.
+    """
     package = Path(llmsys.__file__).resolve().parent
     for crawl in (package / SAMPLE_CRAWL.name, package.parent / SAMPLE_CRAWL):
         if crawl.is_dir():
-            shards = [str(shard) for shard in sorted(crawl.glob("*.warc.gz"))]
-            # JSON is YAML, and quotes whatever a path may hold
-            return [f"data.inputs={json.dumps(shards)}"]
+            return [str(shard) for shard in sorted(crawl.glob("*.warc.gz"))]
     return []
 
 

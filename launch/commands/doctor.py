@@ -24,12 +24,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the check, its number of processes, and its selections."""
     parser.add_argument(
         "check",
-        choices=("parity", "pairs", "crash", "device", "coordinates"),
+        choices=("parity", "pairs", "crash", "device", "coordinates", "core"),
         help="parity: compare engines and layouts; pairs: every pair of choices and events of a "
         "run, in few cases, against a plain process after each step; crash: inject faults; "
         "device: kernels, collectives, memory and speed of the accelerators of this machine, "
         "in about five minutes; coordinates: sizes of activations over the width of a model, "
-        "under its parametrization and the standard one",
+        "under its parametrization and the standard one; core: which core prepares data, and its "
+        "texts of the sample crawl against Python's",
     )
     parser.add_argument(
         "config",
@@ -124,11 +125,13 @@ def _add_crash_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the table; status 0 when everything passed, 1 when something failed."""
-    if arguments.check in ("crash", "device") and arguments.config is not None:
-        trained = "its own toy run" if arguments.check == "crash" else "its own models"
-        raise ConfigError(
-            f"doctor {arguments.check} trains {trained}, not {arguments.config}. Leave it out."
-        )
+    if arguments.check in ("crash", "device", "core") and arguments.config is not None:
+        own = {
+            "crash": "trains its own toy run",
+            "device": "trains its own models",
+            "core": "reads the sample crawl",
+        }[arguments.check]
+        raise ConfigError(f"doctor {arguments.check} {own}, not {arguments.config}. Leave it out.")
     # torch reads it at import; the reference run here then sums on one thread, as the ranks do
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     checks = {
@@ -137,6 +140,7 @@ def run(arguments: argparse.Namespace) -> int:
         "crash": _run_crash_check,
         "device": _run_device_check,
         "coordinates": _run_coordinate_check,
+        "core": _run_core_check,
     }
     return checks[arguments.check](arguments)
 
@@ -286,6 +290,16 @@ def _run_device_check(arguments: argparse.Namespace) -> int:
         f"s; send {path} back"
     )
     return FAILED if report.failed_rows else 0
+
+
+def _run_core_check(arguments: argparse.Namespace) -> int:
+    """Print which core prepares data, and compare its texts with Python's."""
+    from llmsys.data_pipeline.inspection.compare_cores import compare_cores
+    from llmsys.launch.commands.demo import list_sample_shards
+
+    result = compare_cores(list_sample_shards())
+    print(json.dumps(result._asdict()) if arguments.json else result.to_text())
+    return FAILED if result.different else 0
 
 
 def _run_coordinate_check(arguments: argparse.Namespace) -> int:

@@ -47,6 +47,7 @@ KINDS = {
     "measured": "Time and memory of the run, for `llmsys reconcile`.",
     "samples": "Continuations of `generation.prompts`.",
     "finish": "The run ended after its last step.",
+    "core": "Pages were extracted, by the compiled core or by Python (in the dataset folder).",
     "stage": "A stage of `llmsys prepare` ended (in the dataset folder).",
 }
 # Fields that a call passes as a mapping (`**fields`) instead of by name.
@@ -76,6 +77,7 @@ MAPPED = {
     "overflow": "sequences documents num_documents",
     "state_hash": "state_hash",
     "stage": "tasks failed retries eager",
+    "core": "pages compiled_pages left_pages",
 }
 # Meanings of fields; `KIND.FIELD` where one kind of event means something else.
 FIELDS = {
@@ -179,6 +181,9 @@ FIELDS = {
     "sources": "The same numbers by dataset of a mixture.",
     "source_tokens": "Tokens of the sources of the step's pairs.",
     "stage": "Name of the stage.",
+    "pages": "Pages of all inputs, also of those that an earlier run extracted.",
+    "compiled_pages": "Pages that the compiled core extracted.",
+    "left_pages": "Pages that the compiled core left to Python.",
     "stalled_seconds": "Time that training stood still for the save.",
     "state_hash": "128 bits over weights, moments and buffers.",
     "step": "Optimizer steps done.",

@@ -230,7 +230,7 @@ def test_any_size_of_blocks_gives_the_same_dataset_and_a_changed_block_is_done_a
     last.write_bytes(last.read_bytes() + new)
     prepare_dataset(config, until="documents")
     events = read_events(tmp_path / "blocks" / "events.jsonl")
-    tasks = {event["stage"]: event["tasks"] for event in events}
+    tasks = {event["stage"]: event["tasks"] for event in events if event["event"] == "stage"}
     assert tasks["split_inputs"] == 1
     assert tasks["extract"] <= 2
     assert load_manifest(tmp_path / "blocks").read.records == whole.read.records + 1

@@ -19,6 +19,7 @@ from llmsys.data_pipeline.text.ragged_arrays import compute_offsets
 from llmsys.data_pipeline.tokenize import column_encoder, cut_points, token_cache
 from llmsys.data_pipeline.tokenize.column_encoder import ColumnEncoder, build_column_encoder
 from llmsys.data_pipeline.tokenize.encode_documents import check_sample
+from llmsys.data_pipeline.tokenize.gigatoken_encoder import GigatokenEncoder
 from llmsys.data_pipeline.tokenize.token_cache import RaggedTokens
 from llmsys.errors import DataError
 from llmsys.vocabulary.hugging_face_tokenizer import HuggingFaceTokenizer
@@ -132,14 +133,26 @@ def test_the_ids_are_the_librarys_from_cold_and_warm_and_in_any_batch(name: str)
         assert ids_of(encoder, texts, batch_rows) == expected
 
 
+@pytest.fixture(params=["gigatoken", "words"])
+def encoded_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Byte-level tokenizers are encoded by gigatoken, or by words, as without it."""
+    if request.param == "words":
+        monkeypatch.setattr(column_encoder, "find_gigatoken_problem", lambda values: "off")
+    return str(request.param)
+
+
 @pytest.mark.parametrize("kind", json_tokenizers.KINDS)
-def test_the_ids_of_a_tokenizer_json_are_its_librarys(kind: str, tmp_path: Path) -> None:
+def test_the_ids_of_a_tokenizer_json_are_its_librarys(
+    kind: str, encoded_by: str, tmp_path: Path
+) -> None:
     json_tokenizers.write(kind, tmp_path)
     tokenizer = load_tokenizer(tmp_path)
     encoder = build_column_encoder(tokenizer)
     assert (encoder.reason is None) == (
         kind in ("gpt2", "llama3", "qwen2", "bert", "t5", "mistral")
     )
+    is_fast = encoded_by == "gigatoken" and kind in ("gpt2", "llama3", "qwen2")
+    assert isinstance(encoder, GigatokenEncoder) == is_fast
     texts = trap_texts(150)
     expected = tokenizer.encode_batch(texts)
     assert ids_of(encoder, texts, len(texts)) == ids_of(encoder, texts, 29) == expected
@@ -182,7 +195,7 @@ def with_pieces(values: dict[str, Any], pieces: list[str]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama3", "qwen2", "bert"])
 def test_words_of_a_tokenizer_json_end_where_its_library_ends_them(
-    kind: str, tmp_path: Path
+    kind: str, encoded_by: str, tmp_path: Path
 ) -> None:
     library = json_tokenizers.write(kind, tmp_path)
     if kind != "bert":

@@ -204,6 +204,7 @@ class TorchEngine:
                 ),
                 sharding=self._data_parallel.sharding,
             )
+        self._data_parallel.prepare_weights()
         total = torch.zeros((), device=self.device)
         for number, batch in enumerate(batches):
             # Whoever looks at gradients after each micro-batch needs them reduced.

@@ -214,6 +214,7 @@ class TorchEngine:
                 ),
                 sharding=self._data_parallel.sharding,
             )
+        self._data_parallel.prepare_weights()
         total = torch.zeros((), device=self.device)
         for number, batch in enumerate(batches):
             with self._data_parallel.enter_micro_batch(last=number == len(batches) - 1):

@@ -48,6 +48,7 @@ from llmsys.estimate.state_memory import (
     compute_state_bytes,
     compute_unsummed_bytes,
     compute_update_bytes,
+    is_plain,
     is_state_offloaded,
     list_gathered_weights,
     list_gradients_in_flight,
@@ -134,7 +135,7 @@ class StepMemory:
                 "while gradients are reduced", [self._gradient_item, message]
             )
         yield self._build_snapshot(
-            "in the optimizer step", [self._gradient_item, self._update_item]
+            "in the optimizer step", [self._reduced_gradient_item, self._update_item]
         )
         yield self._build_snapshot("while a checkpoint is written", [])
         if self.system.evaluation == "logits":
@@ -238,6 +239,14 @@ class StepMemory:
         """Gradients of a micro-batch that are added to the sums after its backward."""
         size = compute_unsummed_bytes(self.config, self._gathered_weights.matrices)
         return MemoryItem("gradients in the compute dtype", size)
+
+    @property
+    def _reduced_gradient_item(self) -> MemoryItem:
+        """Gradients that the optimizer reads: those of this rank's masters."""
+        one = self._gradient_item
+        if not is_plain(self.config):
+            return one
+        return MemoryItem(one.name, min(one.bytes, self._state_bytes.masters))
 
     @property
     def _late_items(self) -> list[MemoryItem]:

@@ -58,6 +58,9 @@ class DdpModel:
         self.forward: Callable[..., Tensor] = self._ddp
         self.masters: dict[str, nn.Parameter] = dict(model.named_parameters())
 
+    def prepare_weights(self) -> None:
+        """Do nothing: a forward casts the masters."""
+
     def enter_micro_batch(
         self, *, last: bool, stage: int | None = None
     ) -> AbstractContextManager[None]:

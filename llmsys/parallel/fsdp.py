@@ -48,6 +48,10 @@ class DataParallelModel(Protocol):
         """The callable that runs the model."""
         ...
 
+    def prepare_weights(self) -> None:
+        """Make the weights ready for the first micro-batch of a step. Collective."""
+        ...
+
     def enter_micro_batch(
         self, *, last: bool, stage: int | None = None
     ) -> AbstractContextManager[None]:
@@ -124,6 +128,9 @@ class FsdpModel:
         materialize_parameters(model, device, initial, on_host=offload == "state")
         # FSDP2 puts other tensors in their places while it has gathered them.
         self.masters = dict(model.named_parameters())
+
+    def prepare_weights(self) -> None:
+        """Do nothing: a forward gathers its weights."""
 
     def enter_micro_batch(
         self, *, last: bool, stage: int | None = None

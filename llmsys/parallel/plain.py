@@ -95,6 +95,10 @@ class PlainModel:
         # Whoever runs the model, an engine or a generation, gets the weights of the masters.
         model.register_forward_pre_hook(self._publish_masters)
 
+    def prepare_weights(self) -> None:
+        """Implement `DataParallelModel.prepare_weights`, so that no micro-batch gathers weights."""
+        self._publish_masters()
+
     @contextlib.contextmanager
     def enter_micro_batch(self, *, last: bool, stage: int | None = None) -> Iterator[None]:
         """Implement `DataParallelModel.enter_micro_batch`. Collective for the `last` one. There are
@@ -170,18 +174,24 @@ class PlainModel:
 
 
 def _allocate_weights(model: Transformer, device: torch.device, dtype: torch.dtype) -> None:
-    """Allocate weights in `dtype`, without values, and buffers with theirs."""
-    cast: dict[nn.Parameter, nn.Parameter] = {}
+    """Allocate weights in `dtype`, without values, and buffers with theirs. What modules share
+    stays shared.
+    """
+    made: dict[Tensor, nn.Parameter] = {}
     for module in model.modules():
         for name, parameter in module._parameters.items():
-            if parameter is not None:
-                if parameter not in cast:
-                    cast[parameter] = nn.Parameter(
-                        parameter.detach().to(dtype), requires_grad=parameter.requires_grad
-                    )
-                module._parameters[name] = cast[parameter]
-    model.to_empty(device=device)
-    # `to_empty` has left the buffers without values.
+            if parameter is None:
+                continue
+            if parameter not in made:
+                made[parameter] = nn.Parameter(
+                    torch.empty_like(parameter, dtype=dtype, device=device),
+                    requires_grad=parameter.requires_grad,
+                )
+            module._parameters[name] = made[parameter]
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = torch.empty_like(buffer, device=device)
+    # Until now the buffers have no values.
     model.reset_buffers()
 
 

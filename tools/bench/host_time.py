@@ -2,14 +2,15 @@
 waits for where the kernels are short.
 
     python -m tools.bench.host_time [--paths fsdp fsdp-never ddp plain …] [--compile none block]
-        [--layers 4 12] [--steps 12] [--words section.key=value …] [--profile]
+        [--layers 4 12] [--rounds 2] [--steps 12] [--words section.key=value …] [--profile]
 
 Each row is a process that trains a tiny model as on an H100: the same kernels are chosen, and
 attention returns zeros, so hardly anything but the host's work is left. What is printed is the
 slope between two depths: CPU microseconds of a block and micro-batch, in forward, backward and the
-rest of the micro-batch, of the fastest of the steps, because other work only adds. `operators` are
-those that reach the dispatcher, in a block and micro-batch. `share` is the time over that of the
-first path with the same `--compile`; `losses` says if the losses of four steps have the same bits.
+rest of the micro-batch, of the fastest of the steps, because other work only adds. Paths take turns
+in `--rounds`, so that a busy minute does not fall on one of them alone. `operators` are those that
+reach the dispatcher, in a block and micro-batch. `share` is the time over that of the first path
+with the same `--compile`; `losses` says if the losses of four steps have the same bits.
 
 Ratios within one run hold; microseconds are those of the machine.
 """
@@ -25,6 +26,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import product
 from typing import Any
 
 PATHS: dict[str, tuple[str, ...]] = {
@@ -78,6 +80,20 @@ class BlockTime:
     def total(self) -> float:
         """Microseconds."""
         return self.forward + self.backward + self.rest
+
+
+def merge_least(first: HostTime, second: HostTime) -> HostTime:
+    """Return the least times of two runs of the same depth.
+
+    Args:
+        first: A run.
+        second: Another one, which has the same losses.
+
+    Returns:
+        Its parts are of either run.
+    """
+    seconds = {name: min(first.seconds[name], second.seconds[name]) for name in PARTS}
+    return HostTime(seconds, first.operators, first.losses)
 
 
 def compute_block_time(few: HostTime, many: HostTime, blocks: int) -> BlockTime:
@@ -278,6 +294,7 @@ def main(words: Sequence[str]) -> None:
     parser.add_argument("--paths", nargs="+", choices=PATHS, default=list(PATHS))
     parser.add_argument("--compile", nargs="+", choices=("none", "block"), default=["block"])
     parser.add_argument("--layers", nargs=2, type=int, default=[4, 12])
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--words", nargs="+", default=[], metavar="section.key=value")
     parser.add_argument("--profile", action="store_true")
@@ -292,24 +309,21 @@ def main(words: Sequence[str]) -> None:
     )
     print("|---|---|---|---|---|---|---|---|---|")
     for compiled in asked.compile:
+        runs: dict[tuple[str, int], HostTime] = {}
+        for _, path, layers in product(range(asked.rounds), asked.paths, asked.layers):
+            words = [f"train.compile={compiled}", f"model.num_hidden_layers={layers}"]
+            run = run_apart(
+                [*PATHS[path], *asked.words, *words], asked.steps, profiles=asked.profile
+            )
+            known = runs.get((path, layers))
+            runs[path, layers] = run if known is None else merge_least(known, run)
+        few, many = asked.layers
         first: tuple[BlockTime, list[float]] | None = None
         for path in asked.paths:
-            runs = [
-                run_apart(
-                    [
-                        *PATHS[path],
-                        *asked.words,
-                        f"train.compile={compiled}",
-                        f"model.num_hidden_layers={layers}",
-                    ],
-                    asked.steps,
-                    profiles=asked.profile,
-                )
-                for layers in asked.layers
-            ]
-            block = compute_block_time(runs[0], runs[1], asked.layers[1] - asked.layers[0])
-            first = first or (block, runs[1].losses)
-            print(format_row(path, compiled, block, runs[1].losses, first), flush=True)
+            block = compute_block_time(runs[path, few], runs[path, many], many - few)
+            losses = runs[path, many].losses
+            first = first or (block, losses)
+            print(format_row(path, compiled, block, losses, first), flush=True)
 
 
 def format_row(

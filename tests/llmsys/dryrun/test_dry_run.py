@@ -73,6 +73,22 @@ def test_collectives_of_fsdp_are_a_gather_twice_and_a_reduction_once_for_each_un
     assert {one["ranks"] for one in result["collectives"]} == {RANKS}
 
 
+def test_without_a_wrapper_a_step_has_one_gather_and_one_reduction() -> None:
+    result = run_tiny("engine.data_parallel=plain")
+    assert result["micro_batches"] == 2
+    found = {one["operation"]: one for one in result["collectives"]}
+    elements = count_elements(LAYERS * BLOCK_SHAPES + ROOT_SHAPES)
+    assert found["all_gather"]["count"] == found["reduce_scatter"]["count"] == 1
+    assert found["all_gather"]["bytes"] == BF16 * elements
+    assert found["reduce_scatter"]["bytes"] == FP32 * elements
+    memory = result["memory"]["categories"]
+    shapes = LAYERS * BLOCK_SHAPES + ROOT_SHAPES
+    masters = sum(round_up(FP32 * count_elements([shape]) // RANKS) for shape in shapes)
+    weights = sum(round_up(BF16 * count_elements([shape])) for shape in shapes)
+    assert memory["parameters"] == masters + weights
+    assert memory["optimizer state"] == 2 * masters + 512 * len(shapes)
+
+
 def test_a_planted_item_is_counted_with_the_line_that_calls_it() -> None:
     plant = """
 from llmsys.model.transformer_block import TransformerBlock

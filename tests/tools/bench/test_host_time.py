@@ -7,7 +7,14 @@ from dataclasses import replace
 import pytest
 
 from tools.bench import host_time
-from tools.bench.host_time import BlockTime, HostTime, compute_block_time, format_row, run_apart
+from tools.bench.host_time import (
+    BlockTime,
+    HostTime,
+    compute_block_time,
+    format_row,
+    merge_least,
+    run_apart,
+)
 
 FEW = HostTime({"forward": 2e-3, "backward": 3e-3, "micro-batch": 7e-3}, 100.0, [1.0])
 MANY = HostTime({"forward": 4e-3, "backward": 7e-3, "micro-batch": 15e-3}, 180.0, [1.0])
@@ -18,6 +25,13 @@ def test_a_block_takes_the_slope_between_two_depths() -> None:
     assert (block.forward, block.backward, block.rest) == pytest.approx((500, 1000, 500))
     assert block.total == pytest.approx(2000)
     assert block.operators == 20
+
+
+def test_the_least_of_every_part_counts_over_rounds() -> None:
+    slower = HostTime({"forward": 3e-3, "backward": 2e-3, "micro-batch": 9e-3}, 100.0, [1.0])
+    merged = merge_least(FEW, slower)
+    assert merged.seconds == {"forward": 2e-3, "backward": 2e-3, "micro-batch": 7e-3}
+    assert (merged.operators, merged.losses) == (100.0, [1.0])
 
 
 def test_a_row_has_the_share_of_the_first_path_and_says_if_losses_differ() -> None:

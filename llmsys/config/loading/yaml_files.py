@@ -98,7 +98,9 @@ class _LibraryLoader(_BoundedComposer, _EventLoader):  # type: ignore[misc]
 
 # Characters on which the two parsers disagree; `, "?"` in a list is text for both. Surrogates are
 # bytes of a name that are no UTF-8, which libyaml cannot be given.
-_READ_DIFFERENTLY = re.compile(r'[\t\r\x85\u2028\u2029\ufeff\ud800-\udfff]|(?<!, ")(?<!\[")[?]|[?](?!")')
+_READ_DIFFERENTLY = re.compile(
+    r'[\t\r\x85\u2028\u2029\ufeff\ud800-\udfff]|(?<!, ")(?<!\[")[?]|[?](?!")'
+)
 
 
 class _YamlDumper(yaml.SafeDumper):

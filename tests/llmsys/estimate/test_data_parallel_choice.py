@@ -130,11 +130,8 @@ def test_auto_counts_as_fsdp_until_a_device_is_known() -> None:
         for kind in ("fsdp", "plain")
     ]
     assert estimate_peak_memory(config, layout).peak_bytes == ledgers[0] != ledgers[1]
-    without = estimate_run(config)["memory"]
+    without = estimate_run(config).memory
     device = load_device_profile("h100-sxm")
-    assert estimate_run(config, device=device)["memory"] != without
+    assert estimate_run(config, device=device).memory != without
     named = run("engine.data_parallel=plain")
-    assert (
-        estimate_run(config, device=device)["memory"]
-        == estimate_run(named, device=device)["memory"]
-    )
+    assert estimate_run(config, device=device).memory == estimate_run(named, device=device).memory

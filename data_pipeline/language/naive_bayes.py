@@ -146,8 +146,8 @@ def load_naive_bayes_model() -> NaiveBayesModel:
         The model. Its arrays are read-only where they are mapped.
     """
     folder = get_cache_folder() / f"naive_bayes-{metadata.version('py3langid')}"
-    # Without a disk to write to, each process unpacks the model for itself.
-    with suppress(OSError):
+    # Without a disk to write to, or with a damaged file, each process unpacks the model for itself.
+    with suppress(OSError, ValueError, EOFError, KeyError):
         if not folder.is_dir():
             _write_model(_unpack_model(), folder)
         return _map_model(folder)
@@ -155,7 +155,9 @@ def load_naive_bayes_model() -> NaiveBayesModel:
 
 
 def _map_model(folder: Path) -> NaiveBayesModel:
-    """Map the arrays of a folder; OSError where one is missing."""
+    """Map the arrays of a folder; OSError, ValueError, EOFError or KeyError where one is missing or
+    damaged.
+    """
     described = json.loads((folder / _DESCRIPTION).read_bytes())
     arrays = {name: np.asarray(np.load(folder / f"{name}.npy", mmap_mode="r")) for name in _ARRAYS}
     return NaiveBayesModel(

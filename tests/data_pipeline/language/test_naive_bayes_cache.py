@@ -42,10 +42,18 @@ def test_a_mapped_model_is_the_unpacked_one(folder: Path, monkeypatch: pytest.Mo
     assert scores.tolist() == other_scores.tolist()
 
 
-def test_an_incomplete_folder_is_left_and_the_model_unpacked(folder: Path) -> None:
+@pytest.mark.parametrize("left", [None, 0, 40, 1000])
+@pytest.mark.parametrize("name", ["weights_FL.npy", "model.json"])
+def test_an_incomplete_folder_is_left_and_the_model_unpacked(
+    folder: Path, name: str, left: int | None
+) -> None:
     naive_bayes.load_naive_bayes_model()
     (stored,) = folder.iterdir()
-    (stored / "weights_FL.npy").unlink()
+    if left is None:
+        (stored / name).unlink()
+    else:
+        content = (stored / name).read_bytes()
+        (stored / name).write_bytes(content[: min(left, len(content) - 1)])
     model = naive_bayes.load_naive_bayes_model()
     assert model.predict_languages(TEXTS)[0] == ["en", "de", *model.predict_languages(TEXTS[2:])[0]]
 

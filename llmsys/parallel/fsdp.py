@@ -193,9 +193,14 @@ def configure_prefetch(model: Transformer) -> None:
     Args:
         model: The model, after `apply_fsdp`.
     """
-    for block, following in pairwise(map(_list_fsdp_units, list_blocks_in_order(model))):
-        block[0].set_modules_to_forward_prefetch(following)
-        following[0].set_modules_to_backward_prefetch(block)
+    predicted = set(_list_prediction_blocks(model))
+    for block, following in pairwise(list_blocks_in_order(model)):
+        units, next_units = _list_fsdp_units(block), _list_fsdp_units(following)
+        # An evaluation does not run the prediction modules: what it prefetched of them would wait
+        # for the next step, with weights, or an average of them, that have changed since.
+        if block in predicted or following not in predicted:
+            units[0].set_modules_to_forward_prefetch(next_units)
+        next_units[0].set_modules_to_backward_prefetch(units)
 
 
 def list_blocks_in_order(model: Transformer) -> list[TransformerBlock]:
@@ -208,15 +213,19 @@ def list_blocks_in_order(model: Transformer) -> list[TransformerBlock]:
         Those of the encoder, of the decoder and of the prediction modules.
     """
     stacks: list[LayerStack] = [model] if model.encoder is None else [model.encoder, model]
-    predicted = [
+    trunk = [
+        block for stack in stacks for block in stack.blocks if isinstance(block, TransformerBlock)
+    ]
+    return trunk + _list_prediction_blocks(model)
+
+
+def _list_prediction_blocks(model: Transformer) -> list[TransformerBlock]:
+    return [
         block
         for module in model.prediction
         for block in module.modules()
         if isinstance(block, TransformerBlock)
     ]
-    return [
-        block for stack in stacks for block in stack.blocks if isinstance(block, TransformerBlock)
-    ] + predicted
 
 
 def _list_fsdp_units(block: TransformerBlock) -> list[FSDPModule]:

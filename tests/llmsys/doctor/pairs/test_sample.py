@@ -16,6 +16,7 @@ from llmsys.doctor.pairs.check import build_array, write_datasets
 from llmsys.doctor.pairs.covering_array import CoveringArray
 
 LIMITS = Limits(processes=4)
+NAMES = {"multi_token_prediction": "multi-token prediction"}
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +61,7 @@ def end_all_stages_together() -> None:
 
 
 def build_case(**labels: str) -> PairCase:
-    chosen = {name.replace("_", " "): label for name, label in labels.items()}
+    chosen = {NAMES.get(name, name.replace("_", " ")): label for name, label in labels.items()}
     return PairCase(tuple((build_default_assignment() | chosen).items()), 1)
 
 
@@ -75,6 +76,26 @@ def test_every_stage_of_an_interleaved_pipeline_with_replicas_is_trained(
 ) -> None:
     case = build_case(pipeline="2", replicate="2", schedule_of_stages="interleaved")
     assert runner.run_case(case).problem == ""
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("reproducibility", ["fast", "bitwise"])
+def test_prediction_modules_take_their_weights_from_no_evaluation(
+    runner: CaseRunner, reproducibility: str
+) -> None:
+    """Modules with experts of several ranks were prefetched by an evaluation that does not run
+    them: the next step had the average of their weights.
+    """
+    labels = {
+        "multi_token_prediction": "one",
+        "experts": "every second",
+        "shard": "2",
+        "expert_axis": "2",
+        "ema": "on",
+        "evaluate": "yes",
+        "reproducibility": reproducibility,
+    }
+    assert runner.run_case(build_case(**labels)).problem == ""
 
 
 @pytest.mark.distributed

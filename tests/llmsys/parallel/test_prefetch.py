@@ -1,0 +1,58 @@
+"""Prefetched weights are those of the forward that uses them."""
+
+import pytest
+import torch
+
+from llmsys.config.run import RunConfig
+from llmsys.doctor.parity_models import LATENT, SEQUENCES
+from llmsys.doctor.parity_rows import build_micro_batches
+from llmsys.parallel.device_mesh import build_device_meshes
+from llmsys.parallel.process_group import get_rank
+from llmsys.train.build_engine import build_engine
+from tests.helpers.ranks import run_ranks
+
+CPU = torch.device("cpu")
+
+
+def train_changed_weights(rank: int, reproducibility: str) -> list[tuple[float, float]]:
+    """Loss and norm of a step whose weights were changed by a third, without and with an evaluation
+    before the change.
+    """
+    config = RunConfig.model_validate(
+        {
+            "model": LATENT.model,
+            "layout": {"shard": 2, "expert": 2},
+            "batch": {
+                "sequence_length": LATENT.length,
+                "sequences": SEQUENCES,
+                "micro_sequences": 1,
+            },
+            "train": {
+                "precision": "fp32",
+                "reproducibility": reproducibility,
+                "threads_per_process": 1,
+            },
+        }
+    )
+    found = []
+    for evaluates in (False, True):
+        engine = build_engine(config, build_device_meshes(config.resolve_layout(2), CPU), CPU)
+        batches = build_micro_batches(LATENT, 0, rank=0, ranks=1, micro=1, is_bitwise=False)
+        if evaluates:
+            engine.compute_logits(batches[0])
+        for name, tensor in engine.get_state().tensors.items():
+            if name.startswith("parameter/"):
+                tensor.mul_(4 / 3)
+        result = engine.train_step(batches[get_rank() :: 2], 0.0)
+        found.append((result.loss, result.gradient_norm))
+    return found
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("reproducibility", ["fast", "bitwise"])
+def test_weights_that_an_evaluation_does_not_use_are_not_those_of_the_next_step(
+    reproducibility: str,
+) -> None:
+    assert LATENT.model.multi_token_prediction is not None  # an evaluation does not run it
+    for without, after in run_ranks(train_changed_weights, 2, reproducibility):
+        assert after == without

@@ -13,6 +13,7 @@ Invariants:
 import contextlib
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from functools import cache
 from typing import Any
 
 import torch
@@ -66,6 +67,9 @@ of the same numbers elsewhere, and choices would contradict each other."""
 SAMPLES = 3
 """One sample can be far below the others by chance: the largest of three is the bound."""
 
+FACTORS = 250_007
+"""Random factors that are drawn, a prime."""
+
 
 class RoundingErrors(TorchDispatchMode):
     """Change operands and results of torch's operations by random relative errors.
@@ -77,8 +81,14 @@ class RoundingErrors(TorchDispatchMode):
 
     def __init__(self, dtype: torch.dtype, seed: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._largest = PLANTED[dtype] * UNIT_ROUNDOFFS[dtype]
-        self._generator = torch.Generator().manual_seed(seed)
+        largest = PLANTED[dtype] * UNIT_ROUNDOFFS[dtype]
+        generator = torch.Generator().manual_seed(seed)
+        # Drawn once, and used again from other places on: to draw them for each operand would take
+        # longer than the operations.
+        self._factors = torch.empty(FACTORS, dtype=torch.float64).uniform_(
+            1 - largest, 1 + largest, generator=generator
+        )
+        self._next = 0
 
     def __torch_dispatch__(
         self,
@@ -88,9 +98,7 @@ class RoundingErrors(TorchDispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Run `func` on changed operands, and change its results."""
-        is_shared = any(value.alias_info is not None for value in func._schema.returns)
-        # A view, or an operation in place: what it would change belongs to others.
-        if is_shared or func.overloadpacket in EXACT:
+        if not _is_rounding(func):
             return func(*args, **(kwargs or {}))
         operands, named = tree_map(self._change_tensor, (args, kwargs or {}))
         return tree_map(self._change_tensor, func(*operands, **named))
@@ -98,8 +106,7 @@ class RoundingErrors(TorchDispatchMode):
     def _change_tensor(self, value: Any) -> Any:
         if not isinstance(value, Tensor) or not value.is_floating_point():
             return value
-        noise = 2 * torch.rand(value.shape, generator=self._generator, dtype=torch.float64) - 1
-        changed = (value.double() * (1 + self._largest * noise)).to(value.dtype)
+        changed = (value * self._take_factors(value.numel()).view(value.shape)).to(value.dtype)
         # The lowest number of a dtype, as masks have it, would become infinite.
         changed = torch.where(changed.isfinite(), changed, value)
         if changed.stride() == value.stride() or 0 in value.stride():
@@ -107,6 +114,26 @@ class RoundingErrors(TorchDispatchMode):
         # Grouped products need rows that begin at multiples of 16 bytes, as padded ones do.
         padded = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype)
         return padded.copy_(changed)
+
+    def _take_factors(self, count: int) -> Tensor:
+        """Return the next factors."""
+        if count > FACTORS - 1:
+            return self._factors.repeat(-(-count // FACTORS))[:count]
+        if self._next + count > FACTORS:
+            # Not from the beginning, or the same operands would have the same factors again.
+            self._next = (self._next + count) % (FACTORS - count)
+        start = self._next
+        self._next += count
+        return self._factors[start : start + count]
+
+
+@cache
+def _is_rounding(func: Any) -> bool:
+    """Return whether an operation computes new numbers: a view, or an operation in place, would
+    change what belongs to others.
+    """
+    is_shared = any(value.alias_info is not None for value in func._schema.returns)
+    return not is_shared and func.overloadpacket not in EXACT
 
 
 def measure_rounding_errors(

@@ -16,8 +16,8 @@ from llmsys.doctor.pairs.events import Entry
 from llmsys.doctor.pairs.phase import Phase
 from llmsys.doctor.pairs.plain_step import Errors, PlainProcess, PlainState, no_errors
 from llmsys.doctor.rounding import SAMPLES, RoundingErrors
+from llmsys.train.precision import DTYPES
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 # The run rounds, and so does the plain process.
 COMPUTATIONS = 2
 
@@ -123,7 +123,7 @@ def _take_numbers(walk: PlainWalk, entry: Entry, errors: Errors) -> Numbers:
 
 
 def _iter_errors(config: RunConfig) -> Iterator[Errors]:
-    dtype = DTYPES[config.train.precision]
+    dtype = DTYPES[config.train.resolved_precision]
     for sample in range(SAMPLES):
         yield _wrap_errors(RoundingErrors(dtype, sample))
 

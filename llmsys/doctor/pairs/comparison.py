@@ -67,18 +67,16 @@ INT8_MOMENTS = Bands(1e-5, 1e-5, 2**-4, 2**-5, 1e-6)
 # by twice the angle; the step itself, turned back, by the angle times what the columns differ.
 SOAP_WEIGHTS, SOAP_SQUARES = 1e-4, 2e-2
 # Over eleven steps bases go apart as far as neighbouring eigenvalues let them, and weights,
-# gradients and losses with them.
-SOAP_UNCORRECTED = Bands(1e-3, 1e-2, 3e-2, 3e-2, 1e-6, rotated=0.2, widest=3e-2)
+# gradients and losses with them: planted errors move a first moment by a third of itself.
+SOAP_UNCORRECTED = Bands(1e-3, 1e-2, 3e-2, 3e-2, 1e-6, rotated=0.2, widest=0.5)
 
 # Where the plain process does not take over the state of each step, errors add up over eleven of
-# them, and updates that divide a gradient by its own size enlarge them: an update moves a weight by
-# a tenth of itself at most, so weights are off by a tenth of what moments are in a step, and the
-# next gradients by as much. The plain process has no rounded moments, so planted errors do not say
-# what these do.
+# them, and updates that divide a gradient by its own size enlarge them. Planted errors say how far,
+# also those of moments in fewer bits; half of a number is never rounding.
 UNCORRECTED = {
     FP32: replace(FP32, widest=3e-2),
-    BF16_MOMENTS: Bands(1e-3, 1e-2, 2**-5, 2**-6, 1e-6),
-    INT8_MOMENTS: Bands(2**-6, 2**-4, 2**-2, 2**-4, 1e-6),
+    BF16_MOMENTS: replace(BF16_MOMENTS, widest=0.5),
+    INT8_MOMENTS: replace(INT8_MOMENTS, widest=0.5),
 }
 
 # What rounding may change: names of numbers and tensors → absolute error.

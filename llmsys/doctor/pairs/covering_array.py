@@ -23,10 +23,15 @@ Check = Callable[[Assignment], str | None]
 
 # Completions of a pair that are tried before it counts as refused.
 MAX_REPAIRS = 40
-# New pairs that a value must cover beyond another one to be worth its processes.
-PROCESS_COST = 3
+# New pairs that a value must cover beyond another one to be worth its time.
+COST = 3
+SLOW_COST = 12
 # First cases that are compared for each pair, of which the one with most new pairs is taken.
 CANDIDATES = 2
+# Other pairs that are put into a case as they are, where it has room, once so few are left that
+# values which are chosen one by one would seldom meet.
+MAX_PACKED = 150
+FEW_LEFT = 4000
 
 
 @dataclass
@@ -262,14 +267,45 @@ class _Builder:
         }
         # Without these one of the pair would not act.
         fixed |= {gate: begun[gate] for name, _ in pair for gate in self.factors[name].acts_with}
+        current = dict(begun)
+        if len(self.left) < FEW_LEFT:
+            current, fixed = self._pack_pairs(current, fixed)
         names = [name for name in self.factors if name not in fixed]
         self.choose.shuffle(names)
         # Others act with some of their values only.
         names.sort(key=lambda name: name not in self.dependents)
-        current = dict(begun)
         for name in names:
             current, fixed = self._choose_value(name, current, fixed)
         return current
+
+    def _pack_pairs(
+        self, current: dict[str, str], fixed: dict[str, str]
+    ) -> tuple[dict[str, str], dict[str, str]]:
+        """Put pairs that are left into a case, as many as its fixed values and the config allow."""
+        pairs = list(self.left)
+        self.choose.shuffle(pairs)
+        tried = 0
+        for pair in pairs:
+            wanted = fixed | dict(pair)
+            if any(wanted[name] != label for name, label in fixed.items()):
+                continue
+            full = self._complete(wanted)
+            if not self._is_in(pair, full) or any(full[name] != wanted[name] for name in wanted):
+                continue
+            if self._check_case(full) is None:
+                needed = {
+                    name: label
+                    for name, label in full.items()
+                    if label != self.factors[name].default
+                }
+                gates = {
+                    gate: full[gate] for name, _ in pair for gate in self.factors[name].acts_with
+                }
+                current, fixed = full, wanted | needed | gates
+            tried += 1
+            if tried == MAX_PACKED:
+                break
+        return current, fixed
 
     def _choose_value(
         self, name: str, current: dict[str, str], fixed: dict[str, str]
@@ -284,8 +320,8 @@ class _Builder:
                 label in self.factors[other].acts_with[name] and self._has_left(other)
                 for other in self.dependents.get(name, ())
             )
-            if self.factors[name].get_value(label).costs_processes:
-                gain -= PROCESS_COST
+            value = self.factors[name].get_value(label)
+            gain -= COST * value.is_costly + SLOW_COST * value.is_slow
             gains.append((gain + acting, self.choose.random(), label))
         for _, _, label in sorted(gains, reverse=True):
             if label == current[name]:

@@ -38,14 +38,14 @@ class Value:
         label: its name in cases.
         settings: what it sets, or a function of the assignment.
         needs: values that other factors take with it unless a case says otherwise.
-        costs_processes: it takes more processes, so it is taken only where it covers more.
+        is_costly: it takes more processes, so it is taken only where it covers more.
         is_slow: it takes many times the time of a usual case, so the sample leaves it out.
     """
 
     label: str
     settings: Settings | MakeSettings = field(default_factory=dict)
     needs: Mapping[str, str] = field(default_factory=dict)
-    costs_processes: bool = False
+    is_costly: bool = False
     is_slow: bool = False
 
     def build_settings(self, assignment: Assignment) -> Settings:

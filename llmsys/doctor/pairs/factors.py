@@ -157,32 +157,28 @@ def _set_context(size: int, kind: str) -> Settings:
 
 PLACEMENT_FACTORS = (
     build_factor("engine", *_list_engines()),
-    build_factor(
-        "replicate", Value("1"), Value("2", {"layout.replicate": 2}, costs_processes=True)
-    ),
+    build_factor("replicate", Value("1"), Value("2", {"layout.replicate": 2}, is_costly=True)),
     # The ranks that the other axes leave: replicas under DDP.
-    build_factor(
-        "shard", Value("1"), Value("2", costs_processes=True), Value("4", costs_processes=True)
-    ),
+    build_factor("shard", Value("1"), Value("2", is_costly=True), Value("4", is_costly=True)),
     build_factor(
         "expert axis",
         Value("1"),
         Value("2", {"layout.expert": 2}, needs={"experts": "all", "shard": "2"}),
         Value("4", {"layout.expert": 4}, needs={"experts": "all", "shard": "4"}),
     ),
-    build_factor("tensor", Value("1"), Value("2", {"layout.tensor": 2}, costs_processes=True)),
+    build_factor("tensor", Value("1"), Value("2", {"layout.tensor": 2}, is_costly=True)),
     build_factor(
         "context",
         Value("1"),
-        Value("ulysses", _set_context(2, "ulysses"), costs_processes=True),
-        Value("ring", _set_context(2, "ring"), costs_processes=True),
-        Value("ulysses_ring", _set_context(4, "ulysses_ring"), costs_processes=True),
+        Value("ulysses", _set_context(2, "ulysses"), is_costly=True),
+        Value("ring", _set_context(2, "ring"), is_costly=True),
+        Value("ulysses_ring", _set_context(4, "ulysses_ring"), is_costly=True),
     ),
     build_factor(
         "pipeline",
         Value("1"),
         Value("2", {"layout.pipeline": 2}, needs={"recurrence": NONE}),
-        Value("4", {"layout.pipeline": 4}, costs_processes=True),
+        Value("4", {"layout.pipeline": 4}, is_costly=True),
     ),
     build_choice_factor(
         "schedule of stages", "layout.pipeline_schedule", "1f1b", acts_with=PIPELINE

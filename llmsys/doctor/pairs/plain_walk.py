@@ -1,17 +1,19 @@
 """The plain process on its way through what a run did, and how far rounding moves its numbers.
 
 Invariants:
-- Errors are planted in the forward and backward passes alone: data, sums over rows, optimizers and
-  schedules are exact.
+- Errors are planted in the forward and backward passes, and in moments that a run stores in fewer
+  bits: data, sums over rows, optimizers and schedules are exact.
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import assert_never
 
 import torch
 
+from llmsys.config.optimizer import OptimizerConfig
 from llmsys.config.run import RunConfig
-from llmsys.doctor.pairs.comparison import LOSS, NORM, Rounding, decode_moments
+from llmsys.doctor.pairs.comparison import LEAST, LOSS, NORM, Rounding, decode_moments
 from llmsys.doctor.pairs.events import Entry
 from llmsys.doctor.pairs.phase import Phase
 from llmsys.doctor.pairs.plain_step import Errors, PlainProcess, PlainState, no_errors
@@ -106,11 +108,65 @@ def measure_walk_rounding(phases: Sequence[Phase], entries: Sequence[Entry]) -> 
     walk = PlainWalk(phases)
     exact = [_take_numbers(walk, entry, no_errors) for entry in unseen]
     allowed: list[dict[str, float]] = [{} for _ in entries]
-    for errors in _iter_errors(walk.config):
+    for sample, errors in enumerate(_iter_errors(walk.config)):
         walk = PlainWalk(phases)
+        generator = torch.Generator().manual_seed(sample)
         for place, entry in enumerate(unseen):
             _add_changes(allowed[place], exact[place], _take_numbers(walk, entry, errors))
+            if entry.action.kind == "train" and entry.action.is_applied:
+                round_moments(walk.plain.state.tensors, walk.config.optimizer, generator)
+    # A single number, as a loss, may hardly move by chance: rounding explains no less than before.
+    for before, now in pairwise(allowed):
+        for name, value in before.items():
+            now[name] = max(now.get(name, 0.0), value)
     return [*allowed]
+
+
+def round_moments(
+    tensors: dict[str, torch.Tensor], config: OptimizerConfig, generator: torch.Generator
+) -> None:
+    """Change moments by what their stored form may be off by, at random; float32 by nothing.
+
+    Args:
+        tensors: the state of a plain process; changed.
+        config: the `optimizer:` section of the run.
+        generator: source of the errors.
+    """
+    match getattr(config, "moments", "fp32"):
+        case "fp32":
+            return
+        case "bf16":
+            measure_spacing = measure_bfloat16_spacing
+        case "int8":
+            measure_spacing = measure_int8_spacing
+        case unknown:
+            raise ValueError(f"moments of {unknown} have no stated spacing")
+    for name, moment in tensors.items():
+        kind = name.partition("/")[0]
+        if kind not in ("first_moment", "second_moment"):
+            continue
+        share = torch.rand(moment.shape, generator=generator, dtype=moment.dtype) * 2 - 1
+        changed = moment + share * measure_spacing(kind, moment)
+        tensors[name] = changed.clamp(min=0) if kind == "second_moment" else changed
+
+
+def measure_bfloat16_spacing(kind: str, moment: torch.Tensor) -> torch.Tensor:
+    """Return at least the distance of neighbours: 8 bits, of which the first is always 1."""
+    return moment.abs() * 2**-7
+
+
+def measure_int8_spacing(kind: str, moment: torch.Tensor) -> torch.Tensor:
+    """Return the distance of neighbouring codes, (c / 127)² or (c / 255)⁴ of the largest.
+
+    Args:
+        kind: name of the moment.
+        moment: its numbers. The largest is that of a row, and a block is no longer than a row.
+    """
+    largest = moment.abs().amax(-1, keepdim=True)
+    share = moment.abs() / largest.clamp(min=LEAST)
+    if kind == "first_moment":
+        return largest * ((share.sqrt() + 1 / 127) ** 2 - share)
+    return largest * ((share ** (1 / 4) + 1 / 255) ** 4 - share)
 
 
 Numbers = dict[str, torch.Tensor]

@@ -81,3 +81,14 @@ def test_the_cases_are_fewer_than_the_pairs() -> None:
     # 3 engines with 4 models need 12 cases at least.
     assert 12 <= len(array.cases) <= 15
     assert array.num_pairs == 6 + 6 + 12 + 2 + 8 + 8
+
+
+def test_a_slow_value_is_in_fewer_cases() -> None:
+    others = tuple(build_factor(f"choice {number}", *"abcd") for number in range(12))
+
+    def count_cases(*, is_slow: bool) -> int:
+        slow = Factor("compile", (Value("none"), Value("block", is_slow=is_slow)))
+        cases = build_covering_array((slow, *others), lambda case: None, seed=1).cases
+        return sum(case["compile"] == "block" for case in cases)
+
+    assert 4 <= count_cases(is_slow=True) < 0.8 * count_cases(is_slow=False)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from llmsys.config.optimizer import AdamWConfig
 from llmsys.doctor.pairs.cases import Limits, build_default_assignment, build_parts
 from llmsys.doctor.pairs.check import write_datasets
 from llmsys.doctor.pairs.comparison import LOSS, NORM, Rounding
@@ -15,7 +16,10 @@ from llmsys.doctor.pairs.phase import Phase
 from llmsys.doctor.pairs.plain_walk import (
     PlainWalk,
     iter_step_rounding,
+    measure_bfloat16_spacing,
+    measure_int8_spacing,
     measure_walk_rounding,
+    round_moments,
 )
 
 TRAINED = [Entry(Action("train", step)) for step in (1, 2, 3)]
@@ -86,3 +90,67 @@ def test_nothing_is_planted_in_what_is_no_model(root: Path) -> None:
         for value in numbers.values()
     )
     assert found[LOSS] > 0
+
+
+@pytest.fixture(scope="module")
+def walked(root: Path) -> dict[str, list[Rounding]]:
+    """The rounding of two steps, by the dtype of moments."""
+    return {
+        moments: measure_walk_rounding(build_phases(root, moments=moments), TRAINED[:2])
+        for moments in ("fp32", "bf16", "int8")
+    }
+
+
+def test_rounded_moments_move_every_step_after_the_first(
+    walked: dict[str, list[Rounding]],
+) -> None:
+    name = "parameter/blocks.0.attention.q_proj.weight"
+    # The first step begins with moments of zero, and its update has the moments as computed.
+    assert len({walked[moments][0][name] for moments in walked}) == 1
+    exact, bf16, int8 = (walked[moments][1][name] for moments in ("fp32", "bf16", "int8"))
+    assert 30 * exact < bf16 < int8
+
+
+def test_rounding_explains_no_less_later_on(walked: dict[str, list[Rounding]]) -> None:
+    for first, second in walked.values():
+        assert all(first[name] <= second[name] for name in first)
+
+
+def test_spacings_hold_both_neighbours_of_every_moment() -> None:
+    generator = torch.Generator().manual_seed(1)
+    moment = torch.randn(16, 32, generator=generator, dtype=torch.float64) ** 3
+    towards = torch.tensor(float("inf")).bfloat16()
+    stored = moment.bfloat16()
+    above, below = stored.nextafter(towards), stored.nextafter(-towards)
+    spacing = measure_bfloat16_spacing("first_moment", moment)
+    assert bool(((above - stored).double() <= spacing * 1.01).all())
+    assert bool(((stored - below).double() <= spacing * 1.01).all())
+
+    largest = moment.abs().amax(-1, keepdim=True)
+    code = (moment.abs() / largest).sqrt().mul(127).floor()
+    cell = largest * ((code + 1) ** 2 - code**2) / 127**2
+    assert bool((cell <= measure_int8_spacing("first_moment", moment) * (1 + 1e-12)).all())
+
+    square = moment**2
+    largest = square.amax(-1, keepdim=True)
+    code = (square / largest).sqrt().sqrt().mul(255).floor()
+    cell = largest * ((code + 1) ** 4 - code**4) / 255**4
+    assert bool((cell <= measure_int8_spacing("second_moment", square) * (1 + 1e-12)).all())
+
+
+def test_only_moments_are_rounded_and_squares_stay_positive() -> None:
+    def build_tensors() -> dict[str, torch.Tensor]:
+        ones = torch.ones(4, 8, dtype=torch.float64)
+        return {"first_moment/w": ones, "second_moment/w": ones * 1e-9, "parameter/w": ones}
+
+    config = AdamWConfig.model_validate({"kind": "adamw", "moments": "int8"})
+    tensors = build_tensors()
+    round_moments(tensors, config, torch.Generator().manual_seed(1))
+    assert torch.equal(tensors["parameter/w"], build_tensors()["parameter/w"])
+    assert not torch.equal(tensors["first_moment/w"], build_tensors()["first_moment/w"])
+    assert bool((tensors["second_moment/w"] >= 0).all())
+
+    tensors = build_tensors()
+    exact = AdamWConfig.model_validate({"kind": "adamw"})
+    round_moments(tensors, exact, torch.Generator().manual_seed(1))
+    assert all(torch.equal(value, build_tensors()[name]) for name, value in tensors.items())

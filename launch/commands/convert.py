@@ -52,8 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dtype",
         choices=("source", "float32", "bfloat16", "float16"),
-        help="dtype of written weights; source: that of the imported Hugging Face folder "
-        "(default: as SOURCE has it)",
+        help="dtype of written weights; source: that of the imported Hugging Face folder, which "
+        "is the default of runs that continue one (default of others: as SOURCE has it)",
     )
     parser.add_argument("--to", choices=("gguf",), help=TO_HELP)
     parser.add_argument("--tokens", choices=("megatron", "nanogpt", "mds"), help=TOKENS_HELP)

@@ -30,7 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dtype",
         choices=("source", "float32", "bfloat16", "float16"),
-        help="with --export: dtype of its weights (default: that of the checkpoint)",
+        help="with --export: dtype of its weights (default: that of the Hugging Face folder that "
+        "the run continues, else that of the checkpoint)",
     )
 
 
@@ -73,10 +74,10 @@ def require_export(config: "RunConfig", folder: Path | None, dtype: str | None) 
                 "it out."
             )
         return
-    if dtype == "source" and not (config.run.folder / "hugging_face").is_dir():
+    if dtype == "source" and not _is_from_hugging_face(config):
         raise ConfigError(
-            "--dtype source is for converted run folders, and a run that trains is a new one. "
-            "Name one."
+            "--dtype source is for runs that continue a Hugging Face folder, by train.init_from. "
+            "Name a dtype."
         )
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(
@@ -87,6 +88,15 @@ def require_export(config: "RunConfig", folder: Path | None, dtype: str | None) 
 
     # an architecture that no model type of Hugging Face has
     build_config_json(remove_multipliers(config.model))
+
+
+def _is_from_hugging_face(config: "RunConfig") -> bool:
+    from llmsys.train.run_files import HUGGING_FACE, find_run_of_checkpoint
+
+    folders = [config.run.folder]
+    if (source := config.train.init_from or config.train.branch_from) is not None:
+        folders.append(find_run_of_checkpoint(source))
+    return any((folder / HUGGING_FACE).is_dir() for folder in folders)
 
 
 def prepare_missing_dataset(config: "RunConfig") -> None:

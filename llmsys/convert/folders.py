@@ -2,7 +2,7 @@
 
 A converted run folder holds `hugging_face/`: config.json, the tokenizer's and every other small
 file unchanged, and `record.json` with names and shards of the tensors, so that an unchanged model
-is exported as the same files.
+is exported as the same files. A run that continues it gets a copy (llmsys/train/run_files.py).
 """
 
 import os
@@ -14,8 +14,9 @@ from pathlib import Path
 from llmsys.errors import CheckpointError, ConfigError
 from llmsys.storage.atomic_write import sync_folder
 from llmsys.train.checkpoint_record import RECORD as CHECKPOINT_RECORD
+from llmsys.train.run_files import HUGGING_FACE, IMPORT_RECORD_NAME
 
-KEPT, RECORD, UNUSED = "hugging_face", "record.json", "unused.safetensors"
+KEPT, RECORD, UNUSED = HUGGING_FACE, IMPORT_RECORD_NAME, "unused.safetensors"
 RUN_CONFIG, CHECKPOINTS = "config.yaml", "checkpoints"
 
 

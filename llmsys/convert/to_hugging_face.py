@@ -1,10 +1,10 @@
 """Export a run as a Hugging Face folder that transformers loads: config.json, shards, index,
 tokenizer.
 
-Reads a run folder or one of its checkpoints. A run folder that was imported, and whose model
-section has not changed, is exported with the same small files, names and shards. Any other gets a
-config.json of its family. A model that was trained gets a llmsys.json with the run, step and parent
-that it comes from.
+Reads a run folder or one of its checkpoints. A run folder that was imported or continues one that
+was, and whose model section has not changed, is exported with the same small files, names, shards
+and dtype. Any other gets a config.json of its family. A model that was trained gets a llmsys.json
+with the run, step and parent that it comes from.
 
 Invariants:
 - Memory stays near the largest tensor: shards are written in place, tensor by tensor.
@@ -53,6 +53,7 @@ from llmsys.train.chat_data import get_template_folder
 from llmsys.train.checkpoint_average import list_checkpoints_to_average
 from llmsys.train.run_data import get_tokenizer_path
 from llmsys.vocabulary.chat_template import TEMPLATE_NAME
+from llmsys.vocabulary.special_tokens import CONFIG_NAME, read_json_object
 
 # Largest file, as transformers has it; a single larger tensor gets a separate file.
 SHARD_BYTES = 5_000_000_000
@@ -88,13 +89,14 @@ class HuggingFaceExport:
         same = record is not None and record["model"] == self.run.model.model_dump(mode="json")
         self.record: dict[str, Any] | None = record if same else None
         self.values = self._load_config_values()
-        self.dtype_name = self._find_source_dtype() if dtype == SOURCE_DTYPE else dtype
+        self.origin = describe_origin(self.run.run.name, checkpoint)
+        self.source_dtype = self._find_source_dtype()
+        self.dtype_name = self._choose_dtype(dtype)
         self.dtype = None if self.dtype_name is None else DTYPES[self.dtype_name]
         self.plan: ConversionPlan = build_conversion_plan(
             self.model, get_family_mapping(str(self.values["model_type"]), self.model)
         )
         _check_checkpoint(checkpoint, self.plan, self.reader)
-        self.origin = describe_origin(self.run.run.name, checkpoint)
         self.copies: dict[str, str] = self.record["copies"] if self.record else {}
         self.unused = self._open_unused()
         try:
@@ -109,8 +111,8 @@ class HuggingFaceExport:
         self.index: str | None = (
             self.record.get("index") if self.record and shard_bytes is None else None
         )
-        if self.dtype is not None:
-            self.index = None  # it has the bytes of another dtype
+        if self.index is not None and not self._has_indexed_size(self.index):
+            self.index = None
 
     @property
     def model(self) -> ModelConfig:
@@ -140,17 +142,35 @@ class HuggingFaceExport:
             return values
         return build_config_json(self.model)
 
-    def _find_source_dtype(self) -> str:
-        """Return the dtype that config.json of the imported folder names."""
-        name = str(self.values.get("dtype") or self.values.get("torch_dtype")).removeprefix(
-            "torch."
-        )
-        if self.record is None or name not in DTYPES:
+    def _find_source_dtype(self) -> str | None:
+        """Return the dtype that config.json of the imported folder names, if there is one."""
+        if self.record is None:
+            return None
+        named = self.values.get("dtype") or self.values.get("torch_dtype")
+        name = str(named).removeprefix("torch.")
+        return name if name in DTYPES else None
+
+    def _choose_dtype(self, asked: str | None) -> str | None:
+        """Return the dtype to write; None for that of the checkpoint.
+
+        Weights that were imported and not trained have that of their files; trained ones are in
+        float32, and their files get the dtype that config.json promises.
+        """
+        if asked == SOURCE_DTYPE and self.source_dtype is None:
             raise ConfigError(
-                f"--dtype source: {self.run_folder} was not imported from a Hugging Face folder "
-                f"that names its dtype. Name one: --dtype {format_choices(list(DTYPES))}."
+                f"--dtype source: {self.run_folder} neither was imported nor continues a Hugging "
+                "Face folder that names its dtype. Name one: --dtype "
+                f"{format_choices(list(DTYPES))}."
             )
-        return name
+        if asked == SOURCE_DTYPE or (asked is None and self.origin):
+            return self.source_dtype
+        return asked
+
+    def _has_indexed_size(self, index: str) -> bool:
+        """Return whether the tensors have as many bytes as an imported index says."""
+        total = sum(prod(shape) * dtype.itemsize for dtype, shape in self.tensors.values())
+        found = json.loads(index).get("metadata", {}).get("total_size", total)
+        return bool(found == total)
 
     def _get_dtype(self, group: TensorGroup) -> torch.dtype:
         name = group.ours[0].name
@@ -271,7 +291,8 @@ def _write_small_files(folder: Path, writing: HuggingFaceExport) -> None:
     if writing.record is not None:
         for file in writing.small_files:
             shutil.copyfile(file, folder / file.name, follow_symlinks=False)
-        if stated:
+        _write_trained_template(folder, writing)
+        if stated and writing.dtype_name != writing.source_dtype:
             values = {key: value for key, value in writing.values.items() if key != "dtype"}
             _write_json(folder / "config.json", values | stated)
         return
@@ -306,6 +327,24 @@ def _write_small_files(folder: Path, writing: HuggingFaceExport) -> None:
             else f"no file {model_file}"
         )
         log.warning("the folder is written without a tokenizer: %s", reason)
+
+
+def _write_trained_template(folder: Path, writing: HuggingFaceExport) -> None:
+    """Write the chat template of the run where it trained with another one than the original."""
+    template = get_template_folder(writing.run) / TEMPLATE_NAME
+    if not writing.origin or not template.is_file():
+        return
+    config = folder / CONFIG_NAME
+    values = read_json_object(config)
+    ours = template.read_text(encoding="utf-8")
+    theirs = values.get("chat_template")
+    if (folder / TEMPLATE_NAME).is_file():
+        theirs = (folder / TEMPLATE_NAME).read_text(encoding="utf-8")
+    if ours == theirs:
+        return
+    (folder / TEMPLATE_NAME).write_text(ours, encoding="utf-8")
+    if values.pop("chat_template", None) is not None:
+        _write_json(config, values)
 
 
 def build_generation_config(settings: GenerationConfig, values: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,12 @@ from llmsys.config.data import list_dataset_folders
 from llmsys.config.run import RunConfig
 from llmsys.config.tokenizer import NoTokenizer, PythonTokenizerConfig
 from llmsys.errors import ConfigError
-from llmsys.train.run_data import RunData, get_tokenizer_path
+from llmsys.train.run_data import (
+    RunData,
+    get_configured_tokenizer_path,
+    get_tokenizer_path,
+)
+from llmsys.train.run_files import TOKENIZER, find_kept_tokenizer
 from llmsys.vocabulary.chat_template import TEMPLATE_NAME
 from llmsys.vocabulary.chat_tokens import StoredChats
 from llmsys.vocabulary.tokenizer import TextTokenizer, load_tokenizer
@@ -74,8 +79,24 @@ def get_template_folder(config: RunConfig) -> Path:
         config: the config of the run.
 
     Returns:
+        The tokenizer folder of the run, once it has a template; that of its chats, else of its
+        tokenizer, where there may be none.
+    """
+    kept = config.run.folder / TOKENIZER
+    if find_kept_tokenizer(config.run.folder) is not None and (kept / TEMPLATE_NAME).is_file():
+        return kept
+    return get_configured_template_folder(config)
+
+
+def get_configured_template_folder(config: RunConfig) -> Path:
+    """Find the folder of the chat template that the config names.
+
+    Args:
+        config: the config of the run.
+
+    Returns:
         The tokenizer folder of its chats, else of its tokenizer, where there may be no template.
     """
     folders = [folder / "tokenizer" for folder in list_dataset_folders(config.data)]
-    own = get_tokenizer_path(config).parent
+    own = get_configured_tokenizer_path(config).parent
     return next((folder for folder in folders if (folder / TEMPLATE_NAME).is_file()), own)

@@ -33,6 +33,7 @@ from llmsys.data.images import PixelTokenizer
 from llmsys.dataset.manifest import combine_fingerprints, load_manifest
 from llmsys.dataset.token_shards import TokenShards, open_tokens
 from llmsys.errors import ConfigError, DataError
+from llmsys.train.run_files import find_kept_tokenizer
 from llmsys.vocabulary.tokenizer import CODE_NAME, Tokenizer, find_model_file, load_tokenizer
 
 
@@ -198,6 +199,18 @@ def load_run_tokenizer(config: RunConfig) -> Tokenizer:
 
 
 def get_tokenizer_path(config: RunConfig) -> Path:
+    """Return the path of the run's tokenizer.
+
+    Args:
+        config: the config of the run.
+
+    Returns:
+        The copy in the run folder, once there is a checkpoint; before that the one of the config.
+    """
+    return find_kept_tokenizer(config.run.folder) or get_configured_tokenizer_path(config)
+
+
+def get_configured_tokenizer_path(config: RunConfig) -> Path:
     """Return the path of the config's tokenizer.
 
     Args:

@@ -1,5 +1,5 @@
-"""Write the record of a run into its folder: config.yaml (resolved) and environment.json (versions,
-source, host).
+"""Write the record of a run into its folder: config.yaml (resolved), environment.json (versions,
+source, host), and the files of run_files.py.
 
 The folder also holds events.jsonl, checkpoints/, report.html and .lock.
 """
@@ -16,8 +16,12 @@ from llmsys.config.run import RunConfig
 from llmsys.log import redact_values
 from llmsys.storage.atomic_write import PRIVATE, write_bytes_atomically
 from llmsys.storage.stored_formats import RUN_ENVIRONMENT, VERSION_KEY
+from llmsys.train.chat_data import get_configured_template_folder
 from llmsys.train.precision import get_matmul_numerics
+from llmsys.train.run_data import get_configured_tokenizer_path
+from llmsys.train.run_files import keep_run_files
 from llmsys.train.source_code import read_source
+from llmsys.vocabulary.chat_template import TEMPLATE_NAME
 
 RECORDED_PACKAGES = (
     "torch",
@@ -34,7 +38,8 @@ RECORDED_VARIABLES = ("CUDA_", "CUBLAS_", "GLOO_", "NCCL_", "OMP_", "PYTORCH_", 
 
 
 def write_run_record(config: RunConfig, data_fingerprint: str, world_size: int) -> None:
-    """Write config.yaml and environment.json, with secrets redacted. For rank 0, at each start.
+    """Write config.yaml and environment.json, with secrets redacted, and keep the files of the
+    model. For rank 0, at each start.
 
     Args:
         config: The resolved config.
@@ -71,6 +76,11 @@ def write_run_record(config: RunConfig, data_fingerprint: str, world_size: int) 
         folder / "environment.json",
         json.dumps(redact_values(environment), indent=2).encode(),
         PRIVATE,
+    )
+    keep_run_files(
+        config,
+        get_configured_tokenizer_path(config),
+        get_configured_template_folder(config) / TEMPLATE_NAME,
     )
 
 

@@ -195,6 +195,17 @@ def format_recorded_config(values: dict[str, Any]) -> str:
     return yaml.safe_dump(versioned, sort_keys=False, allow_unicode=True)
 
 
+def is_run_config(path: Path) -> bool:
+    """Return whether a file is the config.yaml in the folder of a run or of an imported model.
+
+    Args:
+        path: an existing file. That of a launch is none: it is in another folder than its run.
+    """
+    return path.name == RUN_CONFIG and any(
+        (path.parent / name).exists() for name in _VERSIONED_FILES
+    )
+
+
 def pop_format_version(values: dict[str, Any], path: Path) -> dict[str, Any]:
     """Return the values of a config file without the version of its format.
 
@@ -208,9 +219,6 @@ def pop_format_version(values: dict[str, Any], path: Path) -> dict[str, Any]:
     Raises:
         FormatError: The version is another one, or a run of an earlier release wrote the file.
     """
-    is_recorded = path.name == RUN_CONFIG and any(
-        (path.parent / name).exists() for name in _VERSIONED_FILES
-    )
-    if stored_formats.VERSION_KEY in values or is_recorded:
+    if stored_formats.VERSION_KEY in values or is_run_config(path):
         stored_formats.require_version(stored_formats.RUN_CONFIG, values, format_path(path))
     return {key: value for key, value in values.items() if key != stored_formats.VERSION_KEY}

@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from llmsys.config.batch import BatchConfig
-from llmsys.config.loading.config_files import find_config_file
+from llmsys.config.loading.config_files import find_config_file, is_run_config
 from llmsys.config.loading.merge import (
     ConfigLayer,
     merge_layers,
@@ -116,6 +116,8 @@ def read_config(config: str, overrides: Sequence[str] = ()) -> LoadedConfig:
     above = read_overrides(overrides)
     if path.name == "config.yaml" and Path(config).is_dir():
         layer = _move_run(layer, Path(config))
+    elif is_run_config(path):
+        layer = _move_run(layer, Path(config).parent)
     model_only = _is_bare_model(layer.values)
     if model_only:
         layer = _nest_layer("model", layer)

@@ -16,6 +16,7 @@ import psutil
 import pytest
 import yaml
 
+from llmsys.config.loading.load import load_run_config
 from llmsys.events import read_events, read_latest_events
 from llmsys.launch.train import HUNG, LOST_PEER, STOPPED
 from tests.helpers.command_line import read_final_loss, run_llmsys
@@ -164,6 +165,12 @@ def test_a_finished_run_is_left_alone_and_can_be_used(config: Path) -> None:
     assert reconciled["step_seconds"]["residual"] > -1
     samples = json.loads(run_llmsys("generate", config, "--json", "--prompt", "the dog").stdout)
     assert samples[0]["prompt"] == "the dog"
+    # The folder is enough: its tokenizer is a copy of the dataset's.
+    dataset = load_run_config(str(config)).data.folder
+    dataset.rename(dataset.with_name("away"))
+    alone = run_llmsys("generate", config.parent / "run", "--json", "--prompt", "the dog").stdout
+    dataset.with_name("away").rename(dataset)
+    assert json.loads(alone) == samples
     damaged = sorted((config.parent / "run" / "checkpoints").glob("*/__0_0.distcp"))[-1]
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"X")
     repaired = run_llmsys("train", config)

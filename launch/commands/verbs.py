@@ -172,12 +172,14 @@ class VerbParser(argparse.ArgumentParser):
         if unknown := re.search(r"unrecognized arguments: (--?[\w-]+)", message):
             known = [word for action in self._actions for word in action.option_strings]
             # --step is no misspelled --help
-            close = difflib.get_close_matches(
-                unknown[1], [word for word in known if word != "--help"], n=1
-            )
-            if close:
+            others = [word for word in known if word != "--help"]
+            close = difflib.get_close_matches(unknown[1], others, n=1)
+            # --tokens is a key of the config and no misspelled --documents
+            misspelled = difflib.get_close_matches(unknown[1], others, n=1, cutoff=0.8)
+            key = self._find_config_key(message.partition(": ")[2])
+            if close and (misspelled or key is None):
                 hint = f" Did you mean {close[0]}?"
-            elif key := self._find_config_key(message.partition(": ")[2]):
+            elif key is not None:
                 hint = f" Did you mean {key}? Keys of the config have no dashes."
             else:
                 hint = f" Known: {', '.join(sorted(known))}."

@@ -66,7 +66,11 @@ class BaseOptimizerConfig(Section):
     is_elementwise: ClassVar[bool] = False
 
     learning_rate: float = Field(
-        3e-4, gt=0, description="Peak learning rate, scaled by the schedule."
+        # A weight is about 0.1 long: a step of 10 is a slip of the exponent.
+        3e-4,
+        gt=0,
+        le=10,
+        description="Peak learning rate, scaled by the schedule.",
     )
     embedding_lr_multiplier: float = Field(
         1.0,

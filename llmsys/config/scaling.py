@@ -100,6 +100,12 @@ class ScalingLawConfig(Section):
                 "device",
                 f"is missing: {self.budget} needs a device. Set, for example, device=h100-sxm.",
             )
+        if unit == "FLOPs" and self.device is not None:
+            yield Violation(
+                "device",
+                f"{self.device} changes nothing: a budget of FLOPs is the same on every device. "
+                "Leave it out, or give hours, money or energy: budget=5000h.",
+            )
         if unit in CURRENCIES and self.price_per_hour is None:
             yield Violation(
                 "price_per_hour",

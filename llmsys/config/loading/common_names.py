@@ -34,6 +34,7 @@ COMMON_KEYS = {
     "max_length": "batch.sequence_length",
     "block_size": "batch.sequence_length",
     "context_length": "batch.sequence_length",
+    "tokens": "train.tokens",
     "max_steps": "train.tokens",
     "steps": "train.tokens",
     "train_steps": "train.tokens",
@@ -91,6 +92,13 @@ COMMON_KEYS = {
     "wandb_project": "tracking.project",
 }
 
+# Keys that other trainers have and that decide nothing here, with what does.
+NEEDLESS_KEYS = dict.fromkeys(
+    ("train.device", "device", "accelerator", "train.accelerator", "use_cuda", "no_cuda"),
+    "is not needed: a run takes the accelerators of its machine, or the CPU where it has none. "
+    "Leave it out, or set CUDA_VISIBLE_DEVICES to choose some",
+)
+
 # Our value by that of another trainer, by key; the nearest where there is no equal one.
 COMMON_VALUES = {
     "engine.kind": {"fsdp": "torch", "fsdp2": "torch", "ddp": "torch", "pytorch": "torch",
@@ -141,6 +149,10 @@ def suggest_value(key: str, value: str, legal: Sequence[str]) -> str | None:
     return next(iter([*([common] if common in legal else []), *same, *begun, *close]), None)
 
 
+def _join_decimals(found: re.Match[str]) -> str:
+    return ".".join(part for part in found.groups() if part is not None)
+
+
 def suggest_number(value: object, is_whole: bool = False) -> str | None:
     """Return the number that a text such as `1B`, `10k`, `1,5` or `5%` means, as YAML; None for
     another value.
@@ -148,8 +160,9 @@ def suggest_number(value: object, is_whole: bool = False) -> str | None:
     text = str(value).strip().lower()
     if is_whole and text.endswith("%"):
         return None  # of what is not known here
-    # A comma before anything but three digits is a decimal one.
-    text = re.sub(r"^(-?\d+),(\d{1,2}|\d{4,})$", r"\1.\2", text).replace(",", "")
+    # A comma after a zero, or before anything but three digits, is a decimal one.
+    text = re.sub(r"^(-?0),(\d+)$|^(-?\d+),(\d{1,2}|\d{4,})$", _join_decimals, text)
+    text = text.replace(",", "")
     if is_whole and "." in text and text[-1].isdigit():
         return None
     digits, factor = text[:-1], _SUFFIXES.get(text[-1:], 0)

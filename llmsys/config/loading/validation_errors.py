@@ -11,7 +11,12 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from llmsys.config.loading.common_names import COMMON_KEYS, suggest_number, suggest_value
+from llmsys.config.loading.common_names import (
+    COMMON_KEYS,
+    NEEDLESS_KEYS,
+    suggest_number,
+    suggest_value,
+)
 from llmsys.config.loading.merge import ConfigLayer
 from llmsys.config.loading.yaml_files import Keys, format_inline
 from llmsys.config.section import (
@@ -247,6 +252,8 @@ def _format_unknown_key(keys: Keys, owners: list[SectionType], root: SectionType
         return (
             f"unknown key here; it belongs to kind {kind}. Set {keys[0]}.kind={kind}, or remove it."
         )
+    if reason := NEEDLESS_KEYS.get(".".join(keys)):
+        return f"unknown key; it {reason}."
     if common := COMMON_KEYS.get(".".join(keys[-2:])) or COMMON_KEYS.get(keys[-1]):
         return f"unknown key. Did you mean {common}?"
     close = difflib.get_close_matches(keys[-1], known, n=1)

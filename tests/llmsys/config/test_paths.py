@@ -28,7 +28,11 @@ def test_a_run_folder_is_its_config_and_names_itself_where_it_was_moved() -> Non
     config = load_run_config("moved/run", ["run.seed=3"])
     assert (config.run.name, config.run.folder, config.run.seed) == ("demo", Path("moved/run"), 3)
     assert read_config("moved/run").origins["run", "folder"] == "moved/run"
-    assert load_run_config("moved/run/config.yaml").run.folder == Path("demo/run")
+    assert load_run_config("moved/run/config.yaml").run.folder == Path("moved/run")
+    # A copy of the file alone is a config like any other.
+    Path("mine").mkdir()
+    Path("mine/config.yaml").write_text(Path("moved/run/config.yaml").read_text())
+    assert load_run_config("mine/config.yaml").run.folder == Path("demo/run")
     make_run("demo/run")
     assert read_config(str(Path("demo/run").absolute())).run.run.folder == Path("demo/run")
 

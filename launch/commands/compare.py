@@ -5,7 +5,10 @@ import json
 from pathlib import Path
 
 from llmsys.errors import ConfigError
+from llmsys.log import get_logger
 from llmsys.storage.paths import parse_local_path
+
+log = get_logger(__name__)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,7 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the page and print its path."""
-    from llmsys.report.compare_page import write_comparison
+    from llmsys.report.compare_page import find_comparability, write_comparison
+    from llmsys.report.run_record import read_run
 
     for folder in arguments.runs:
         if not folder.is_dir():
@@ -32,5 +36,12 @@ def run(arguments: argparse.Namespace) -> int:
                 f"{folder} is not a folder (in {Path.cwd()}). Give the folders of runs."
             )
     path = write_comparison(arguments.runs, arguments.output)
-    print(json.dumps({"page": str(path)}) if arguments.json else str(path))
+    found = find_comparability([read_run(folder) for folder in arguments.runs])
+    if arguments.json:
+        measure = None if found.measure == "nothing" else found.measure
+        print(json.dumps({"page": str(path), "compared_by": measure, "reason": found.reason}))
+        return 0
+    print(path)
+    if found.reason:
+        log.warning("%s", found.reason)
     return 0

@@ -6,9 +6,10 @@ time and FLOPs (6 x active parameters x tokens; Kaplan et al. 2020).
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, assert_never
 
 from markupsafe import Markup
 
@@ -52,6 +53,66 @@ SHOWN_NAMES, VALUE_CHARACTERS = 4, 200
 LENGTH_RATIO = 8.0
 
 
+Measure = Literal["nats per token", "bits per byte", "nothing"]
+
+
+@dataclass(frozen=True)
+class Comparability:
+    """The loss by which runs can be compared.
+
+    Attributes:
+        measure: `nats per token` (and bits per byte) on equal held-out tokens; `bits per byte` on
+            equal texts that tokenizers cut differently; `nothing` on different texts or objectives.
+        reason: Why not more; empty where all can be compared.
+    """
+
+    measure: Measure
+    reason: str = ""
+
+
+def find_comparability(runs: Sequence[RunRecord]) -> Comparability:
+    """Find what can be compared between the held-out losses of runs.
+
+    Texts are equal if their bytes are as many and take as much with gzip and xz.
+
+    Args:
+        runs: The runs; those without an evaluation are left out.
+
+    Returns:
+        The measure, and why it is not another.
+    """
+    evaluated = [run for run in runs if run.last_evaluation is not None]
+    events = [run.last_evaluation or {} for run in evaluated]
+    objectives = {str((run.config.get("objective") or {}).get("kind")) for run in evaluated}
+    if len(objectives) > 1:
+        return Comparability(
+            "nothing",
+            f"Their objectives differ ({', '.join(sorted(objectives))}), so their losses are of "
+            "different things.",
+        )
+    texts = {
+        tuple(event.get(name) for name in ("evaluated_bytes", "gzip_bits_per_byte")): event
+        for event in events
+    }
+    if len(texts) > 1:
+        sizes = ", ".join(
+            f"{event['evaluated_bytes']:,} bytes" if event.get("evaluated_bytes") else "unknown"
+            for event in texts.values()
+        )
+        return Comparability(
+            "nothing",
+            f"Their held-out texts differ ({sizes}), so no loss of one can be compared with that "
+            "of another. Hold out the same documents: data.heldout_inputs.",
+        )
+    if len({event.get("evaluated_tokens") for event in events}) > 1:
+        return Comparability(
+            "bits per byte",
+            "Their tokenizers cut the same text into different numbers of tokens, so losses per "
+            "token cannot be compared. Bits per byte can.",
+        )
+    return Comparability("nats per token")
+
+
 def write_comparison(folders: Sequence[Path], output: Path) -> Path:
     """Write the page of several runs.
 
@@ -79,18 +140,22 @@ def write_comparison(folders: Sequence[Path], output: Path) -> Path:
     titles = _choose_titles(runs)
     thinned = any(len(run.curves.step) > MAX_POINTS for run in runs)
     note = build_paragraph(THINNING_RULE, is_muted=True) if thinned else None
+    found = find_comparability(runs)
+    reason = build_paragraph(found.reason) if found.reason else None
+    figures = list(_iter_figures(runs, titles, found.measure))
     parts = [
-        ReportSection("curves", "Curves", [note], list(_iter_figures(runs, titles))),
+        ReportSection("curves", "Curves", [reason, note], figures),
         ReportSection("scores", "Scores", [_build_scores_table(runs, titles)]),
         ReportSection(
             "config", "Config", [_build_keys_table(runs, titles)], heading="Differing keys"
         ),
     ]
-    best = _find_best(runs, titles)
+    best = _find_best(runs, titles, found.measure)
     more = f" and {len(titles) - SHOWN_NAMES} more" if len(titles) > SHOWN_NAMES else ""
     numbers = [
         ("runs", str(len(runs)), ", ".join(titles[:SHOWN_NAMES]) + more),
         *([("lowest loss", *best)] if best else []),
+        *([("not comparable", "–", found.reason)] if found.measure == "nothing" else []),
     ]
     page = render_document(("comparison", f"{len(runs)} runs"), numbers, [], parts)
     write_bytes_atomically(output, page.encode("utf-8", errors="replace"))
@@ -103,18 +168,43 @@ def _choose_titles(runs: Sequence[RunRecord]) -> list[str]:
     return [str(run.folder) if names.count(run.name) > 1 else run.name for run in runs]
 
 
-def _find_best(runs: Sequence[RunRecord], titles: Sequence[str]) -> tuple[str, str] | None:
-    scored = [
-        (event["loss"], title)
-        for run, title in zip(runs, titles, strict=True)
-        if (event := run.last_evaluation) is not None and is_finite(event.get("loss"))
-    ]
-    return (
-        (f"{min(scored)[0]:.4f}", f"nats per token, held out: {min(scored)[1]}") if scored else None
-    )
+def _find_best(
+    runs: Sequence[RunRecord], titles: Sequence[str], measure: Measure
+) -> tuple[str, str] | None:
+    """Return the lowest loss with its unit and run, in bits per byte where it is of text."""
+    if measure == "nothing":
+        return None
+    for key, unit in (("bits_per_byte", "bits per byte"), ("loss", "nats per token")):
+        scored = [
+            (event[key], title)
+            for run, title in zip(runs, titles, strict=True)
+            if (event := run.last_evaluation) is not None and is_finite(event.get(key))
+        ]
+        if scored:
+            return f"{min(scored)[0]:.4f}", f"{unit}, held out: {min(scored)[1]}"
+    return None
 
 
-def _iter_figures(runs: Sequence[RunRecord], titles: Sequence[str]) -> Iterator[Figure]:
+def _iter_figures(
+    runs: Sequence[RunRecord], titles: Sequence[str], measure: Measure
+) -> Iterator[Figure]:
+    match measure:
+        case "nats per token":
+            unit_of_loss = "nats per token"
+            caption_of_loss = (
+                "Lines: training loss, long ones as running means. Diamonds: held-out loss."
+            )
+        case "bits per byte":
+            unit_of_loss = "bits per byte, held out"
+            caption_of_loss = "Held-out loss, which does not depend on the tokenizer."
+        case "nothing":
+            unit_of_loss = "nats per token"
+            caption_of_loss = (
+                "Lines: training loss, long ones as running means. Diamonds: held-out loss. "
+                "Compare the shapes, not the heights."
+            )
+        case unreachable:
+            assert_never(unreachable)
     axes = (
         ("tokens", "Loss against tokens", "tokens trained", [1.0] * len(runs)),
         ("time", "Loss against time", "hours of training steps", None),
@@ -134,15 +224,15 @@ def _iter_figures(runs: Sequence[RunRecord], titles: Sequence[str]) -> Iterator[
                 if factors is None
                 else [factors[number] * one for one in tokens]
             )
-            traces += _build_run_traces(run, titles[number], number, tokens, x)
+            traces += _build_run_traces(run, titles[number], number, tokens, x, measure)
         if any(trace["x"] for trace in traces):
             layout = {
                 "xaxis": {"title": {"text": unit}, "rangemode": "tozero"},
-                "yaxis": {"title": {"text": "nats per token"}},
+                "yaxis": {"title": {"text": unit_of_loss}},
                 "showlegend": True,
                 "hovermode": "closest",
             }
-            caption = "Lines: training loss, long ones as running means. Diamonds: held-out loss."
+            caption = caption_of_loss
             if _has_stub(traces):
                 layout["xaxis"] = {"title": {"text": unit}, "type": "log"}
                 caption += " The runs differ much in length, so the axis is logarithmic."
@@ -176,22 +266,36 @@ def compute_training_hours(run: RunRecord) -> list[float]:
 
 
 def _build_run_traces(
-    run: RunRecord, title: str, number: int, tokens: Sequence[float], x: Sequence[float]
+    run: RunRecord,
+    title: str,
+    number: int,
+    tokens: Sequence[float],
+    x: Sequence[float],
+    measure: Measure,
 ) -> list[Trace]:
-    """Return the training loss of a run, and its evaluations as diamonds of the same colour."""
+    """Return the training loss of a run, and its evaluations as diamonds of the same colour; the
+    evaluations alone where only bits per byte can be compared.
+    """
     colour, dash = COLOURS[number % len(COLOURS)], DASHES[number // len(COLOURS)]
     loss = run.curves.columns["loss"]
+    key = "bits_per_byte" if measure == "bits per byte" else "loss"
     smooth = len(loss) >= SMOOTHED_FROM
     points = compute_running_mean(x, loss) if smooth else downsample_points(x, loss)
     line = build_line(title, *points, colour, markers=len(points[0]) < 30)
     line["line"] = line["line"] | {"dash": dash}
     places = dict(zip(tokens, x, strict=True))
     measured = [
-        (place, event["loss"])
+        (place, event[key])
         for _, event in sorted(run.evaluations.items())
-        if is_finite(event.get("loss"))
+        if is_finite(event.get(key))
         and is_finite(place := places.get(event.get("tokens", MISSING), MISSING))
     ]
+    if measure == "bits per byte":
+        evaluations = build_line(
+            title, [a for a, _ in measured], [b for _, b in measured], colour, markers=True
+        )
+        evaluations["line"] = evaluations["line"] | {"dash": dash}
+        return [evaluations]
     if not measured:
         return [line]
     diamonds = build_line(
@@ -213,8 +317,8 @@ def _build_scores_table(runs: Sequence[RunRecord], titles: Sequence[str]) -> Mar
         "tokens",
         "time",
         "parameters",
-        "loss",
         "bits per byte",
+        "nats per token",
         *sets,
         *metrics,
     )
@@ -231,8 +335,8 @@ def _build_scores_table(runs: Sequence[RunRecord], titles: Sequence[str]) -> Mar
                 format_amount(tokens) if tokens == tokens else "–",
                 format_duration(hours * SECONDS_PER_HOUR) if hours == hours else "–",
                 _format_value(run.get_start_value("parameters"), format_amount),
-                _format_value(event.get("loss"), "{:.4f}".format),
                 _format_value(event.get("bits_per_byte"), "{:.4f}".format),
+                _format_value(event.get("loss"), "{:.4f}".format),
                 *(
                     _format_value(_get_accuracy(answers.get(name) or {}), "{:.1%}".format)
                     for name in sets

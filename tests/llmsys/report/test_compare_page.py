@@ -10,7 +10,13 @@ import pytest
 
 from llmsys.errors import DataError
 from llmsys.launch.main import main
-from llmsys.report.compare_page import compute_training_hours, list_differing_keys, write_comparison
+from llmsys.report.compare_page import (
+    Comparability,
+    compute_training_hours,
+    find_comparability,
+    list_differing_keys,
+    write_comparison,
+)
 from llmsys.report.html_page import write_report
 from llmsys.report.run_record import read_run
 from llmsys.report.terminal_view import draw_blocks, format_run_view
@@ -55,6 +61,67 @@ def test_the_page_has_curves_over_tokens_time_and_flops_scores_and_differing_key
     assert "Differing keys" in page
     assert "61.0%" in page
     assert len(page) < MAX_PAGE_BYTES
+
+
+HELD_OUT = {"evaluated_bytes": 900, "evaluated_tokens": 300, "gzip_bits_per_byte": 2.5}
+
+
+def write_evaluated_runs(folder: Path, *changes: dict[str, object]) -> list[Path]:
+    """One run for each change to the evaluation of an equal one."""
+    found = []
+    for number, change in enumerate(changes):
+        events = [
+            event | HELD_OUT | change if event["event"] == "evaluation" else event
+            for event in run_events(steps=400)
+        ]
+        found.append(write_run(folder / str(number), events))
+    return found
+
+
+def test_equal_held_out_tokens_are_compared_by_bits_per_byte_and_loss(tmp_path: Path) -> None:
+    runs = write_evaluated_runs(tmp_path, {"bits_per_byte": 1.5}, {"bits_per_byte": 1.25})
+    assert find_comparability([read_run(run) for run in runs]) == Comparability("nats per token")
+    page = write_comparison(runs, tmp_path / "page.html").read_text()
+    assert "1.2500" in page
+    assert f"bits per byte, held out: {runs[1]}" in page
+    assert "not comparable" not in page
+
+
+def test_other_tokenizers_are_compared_by_bits_per_byte_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = write_evaluated_runs(
+        tmp_path, {"bits_per_byte": 1.5}, {"bits_per_byte": 1.25, "evaluated_tokens": 200}
+    )
+    page = write_comparison(runs, tmp_path / "page.html").read_text()
+    found = re.search(r'<script type="application/json" id="figures">(.*?)</script>', page)
+    assert found is not None
+    for figure in json.loads(found[1]):
+        assert [set(trace["y"]) for trace in figure["traces"]] == [{1.5}, {1.25}]
+    assert f"bits per byte, held out: {runs[1]}" in page
+    words = [*map(str, runs), "--output", str(tmp_path / "page.html"), "--json"]
+    assert main(["compare", *words]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["compared_by"] == "bits per byte"
+    assert "cut the same text into different numbers of tokens" in told["reason"]
+
+
+@pytest.mark.parametrize("change", [{"evaluated_bytes": 800}, {"gzip_bits_per_byte": 2.4}])
+def test_losses_on_other_texts_have_no_winner(tmp_path: Path, change: dict[str, object]) -> None:
+    runs = write_evaluated_runs(tmp_path, {}, change)
+    page = write_comparison(runs, tmp_path / "page.html").read_text()
+    assert "lowest loss" not in page
+    assert "Their held-out texts differ" in page
+
+
+def test_losses_of_other_objectives_have_no_winner(tmp_path: Path) -> None:
+    runs = write_evaluated_runs(tmp_path, {}, {})
+    (runs[1] / "config.yaml").write_text(
+        (runs[1] / "config.yaml").read_text() + "\nobjective: {kind: masked}\n"
+    )
+    found = find_comparability([read_run(run) for run in runs])
+    assert found.measure == "nothing"
+    assert "Their objectives differ" in found.reason
 
 
 def test_equal_configs_and_runs_that_cannot_be_compared(tmp_path: Path) -> None:

@@ -128,6 +128,24 @@ def read_messages(request: dict[str, Any]) -> list[dict[str, str]]:
     raise ConfigError("messages is no list of {role, content}. Send one or more, or `text`.")
 
 
+def parse_request(content: bytes) -> dict[str, Any] | None:
+    """Parse the body of a request.
+
+    Args:
+        content: The bytes.
+
+    Returns:
+        The object; None for other JSON, for what is none, and for halves of surrogate pairs, which
+        no tokenizer takes.
+    """
+    try:
+        request = json.loads(content)
+        json.dumps(request, ensure_ascii=False).encode()
+    except (ValueError, RecursionError):
+        return None
+    return request if isinstance(request, dict) else None
+
+
 def build_generation_settings(
     defaults: GenerationConfig, request: dict[str, Any]
 ) -> GenerationConfig:
@@ -237,17 +255,16 @@ class _ChatHandler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         if self._is_rejected():
             return
-        size = int(self.headers.get("Content-Length") or 0)
+        length = self.headers.get("Content-Length") or ""
+        # Digits of other scripts, which int() takes, are no length.
+        size = int(length) if length.isascii() and length.isdigit() and len(length) < 20 else 0
         is_json = self.headers.get_content_type() == "application/json"
         if self.path != "/generate" or not is_json or not 0 < size <= MAX_REQUEST_BYTES:
             self._send(400, b"send JSON to /generate", "text/plain")
             return
-        try:
-            request = json.loads(self.rfile.read(size))
-        except ValueError:
-            request = None
-        if not isinstance(request, dict):
-            self._send(400, b"send a JSON object", "text/plain")
+        request = parse_request(self.rfile.read(size))
+        if request is None:
+            self._send(400, b"send a JSON object of valid Unicode", "text/plain")
             return
         self.send_response(200)
         self.send_header("Content-Type", "application/x-ndjson")

@@ -6,6 +6,7 @@ import html
 import http.client
 import json
 import re
+import socket
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -118,6 +119,21 @@ def test_wrong_settings_and_requests_are_answered(server: ChatServer) -> None:
     assert request(server, "[]")[0] == 400
     assert request(server, "{")[0] == 400
     assert request(server, "{}", **{"Content-Type": "text/plain"})[0] == 400
+
+
+@pytest.mark.parametrize("body", ["[" * 100_000, '{"text": "\\ud800"}', "{", "[]", "\x00"])
+def test_a_body_that_is_no_object_of_text_is_refused(server: ChatServer, body: str) -> None:
+    assert request(server, body) == (400, [])
+    assert request(server, {"text": "a", "max_new_tokens": 1})[0] == 200
+
+
+@pytest.mark.parametrize("length", ["many", "-1", "1e3", "²", "9" * 30])
+def test_a_length_that_is_no_number_is_refused(server: ChatServer, length: str) -> None:
+    with socket.create_connection(("127.0.0.1", server.server_port), timeout=60) as opened:
+        head = f"POST /generate HTTP/1.1\r\nHost: 127.0.0.1:{server.server_port}\r\n"
+        head += f"Content-Type: application/json\r\nContent-Length: {length}\r\n\r\n"
+        opened.sendall(head.encode())
+        assert opened.recv(4096).split(b"\r\n")[0].split()[1] == b"400"
 
 
 def test_no_other_page_and_no_other_machine_can_use_it(server: ChatServer) -> None:

@@ -22,10 +22,12 @@ from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
+from llmsys.data_pipeline.core.pack_state import PACK_TABLE, PackStates
 from llmsys.data_pipeline.core.staging import JOURNAL, LISTS, discard_stale, find_output
 from llmsys.data_pipeline.core.task_record import TaskOutput, TaskRecord
 from llmsys.dataset.token_shards import compute_file_digest
 from llmsys.errors import DataError
+from llmsys.storage.pack_files import find_packed_file
 from llmsys.storage.stored_formats import JOURNAL as JOURNAL_FORMAT
 from llmsys.storage.stored_formats import build_format_error
 
@@ -60,6 +62,7 @@ class Journal:
         self.folder = folder
         self._connection: sqlite3.Connection | None = None
         self._stays_open = True
+        self._packs = PackStates(folder)
 
     def has_record(self, name: str, key: str, position: int) -> bool:
         """Return whether a task is done: its key matches and its outputs are unchanged. Note its
@@ -115,6 +118,7 @@ class Journal:
             # In one transaction: a record without a position would be removed as stale.
             journal.execute("begin")
             _insert_record(journal, name, record, is_provisional)
+            self._packs.add_outputs(journal, record.outputs)
             if position is not None:
                 _take_position(journal, name, position)
             journal.execute("commit")
@@ -165,6 +169,23 @@ class Journal:
                 "select item from record where stage = ? and key = ''", (stage,)
             ).fetchall()
         return [f"{stage}/{os.fsdecode(item)}" for (item,) in rows]
+
+    def has_any_record(self, stage: str, item: str | None = None) -> bool:
+        """Return whether there is a record of a stage, or of one of its items, with any key."""
+        condition = "stage = ?" if item is None else "stage = ? and item = ?"
+        values = (stage,) if item is None else (stage, os.fsencode(item))
+        with self._open_journal() as journal:
+            query = f"select 1 from record where {condition} limit 1"
+            return journal.execute(query, values).fetchone() is not None
+
+    def iter_output_names(self, stage: str) -> Iterator[str]:
+        """Yield the names of the outputs of all records of a stage."""
+        with self._open_journal() as journal:
+            for (outputs,) in journal.execute(
+                "select outputs from record where stage = ?", (stage,)
+            ):
+                for name, *_ in json.loads(outputs):
+                    yield name
 
     def close(self) -> None:
         """Close the file. A later call opens it for its own time, so that another run may use
@@ -217,6 +238,9 @@ class Journal:
         )
 
     def _is_unchanged(self, output: TaskOutput) -> bool:
+        if (part := find_packed_file(Path(output.name))) is not None:
+            with self._open_journal() as journal:
+                return self._packs.is_intact(journal, part)
         staged = find_output(self.folder, output.name)
         path = self.folder / output.name
         # After an interrupted rerun the staged or the published file may match the record.
@@ -252,7 +276,7 @@ def _connect(path: Path) -> sqlite3.Connection:
     # A power failure may lose the last records, whose tasks then run again. A killed process loses
     # none.
     connection.execute("pragma synchronous = normal")
-    connection.executescript(_TABLES)
+    connection.executescript(_TABLES + PACK_TABLE)
     if is_new:
         connection.execute(f"pragma user_version = {JOURNAL_FORMAT.version}")
     return connection

@@ -15,11 +15,12 @@ dataset.
 import filecmp
 import json
 import os
+import pickle
 import zlib
 from base64 import b64decode, b64encode
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any, overload
 
@@ -30,9 +31,12 @@ from llmsys.data_pipeline.core.staging import JOURNAL, LISTS, find_output
 from llmsys.data_pipeline.executors.base import Job, Report
 from llmsys.dataset.token_shards import compute_file_digest
 from llmsys.storage.arrow_file import ArrowFileWriter, map_file, open_arrow
+from llmsys.storage.pack_files import find_packed_file, is_packed_target, take_written_part
 
 ROWS_PER_BATCH = 4_096
 LIST_FOLDER = f"{JOURNAL}/{LISTS}"
+# The list of the files of extracted texts.
+EXTRACTED = "extracted"
 _NAMES = pa.schema([("name", pa.binary())])  # file names may hold bytes that are not UTF-8
 
 
@@ -126,15 +130,19 @@ def write_rows(path: Path, schema: pa.Schema, rows: Iterable[dict[str, Any]]) ->
         The list, which reads the file.
     """
     aside = path.with_name(f".{path.name}.new.tmp")
-    with ArrowFileWriter(aside, schema) as writer:
-        waiting: list[dict[str, Any]] = []
-        for row in rows:
-            waiting.append(row)
-            if len(waiting) == ROWS_PER_BATCH:
+    try:
+        with ArrowFileWriter(aside, schema) as writer:
+            waiting: list[dict[str, Any]] = []
+            for row in rows:
+                waiting.append(row)
+                if len(waiting) == ROWS_PER_BATCH:
+                    writer.write(pa.RecordBatch.from_pylist(waiting, schema))
+                    waiting = []
+            if waiting:
                 writer.write(pa.RecordBatch.from_pylist(waiting, schema))
-                waiting = []
-        if waiting:
-            writer.write(pa.RecordBatch.from_pylist(waiting, schema))
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise
     if path.exists() and filecmp.cmp(aside, path, shallow=False):
         aside.unlink()  # a run that changes nothing leaves every file as it is
     else:
@@ -157,9 +165,37 @@ def write_file_list(folder: Path, name: str, files: Iterable[str]) -> FileList:
     return FileList(folder, write_rows(folder / LIST_FOLDER / f"{name}.arrow", _NAMES, rows))
 
 
+def list_extracted_texts(folder: Path) -> list[Path]:
+    """List the files of extracted texts of a dataset, for whoever inspects it.
+
+    Args:
+        folder: The dataset folder.
+
+    Returns:
+        Paths for `read_batches`, as many as are left: `work/` may be deleted.
+    """
+    listed = folder / LIST_FOLDER / f"{EXTRACTED}.arrow"
+    if not listed.exists():  # by a release that kept a file for each block
+        return sorted((folder / "work" / "extracted").glob("*.arrow"))
+    present = dict[Path, bool]()
+    found = []
+    for path in FileList(folder, FileRows(listed)):
+        packed = find_packed_file(path)
+        file = path if packed is None else packed.pack
+        if file not in present or packed is None:
+            present[file] = file.exists()
+        if present[file]:
+            found.append(path)
+    return found
+
+
 @dataclass(frozen=True)
 class TaskOutput:
-    """One published file. `name` is relative to the dataset folder; `digest` is xxh3_128 in hex."""
+    """One published file. `name` is relative to the dataset folder; `digest` is xxh3_128 in hex.
+
+    A file in a pack is named by its place, see `llmsys/storage/pack_files.py`; its time is that of
+    the pack.
+    """
 
     name: str
     size: int
@@ -208,9 +244,20 @@ def describe_output(folder: Path, name: str) -> TaskOutput:
     Returns:
         The description that a record holds.
     """
+    if is_packed_target(folder / name):
+        return _describe_part(folder, name)
     path = find_output(folder, name)
     status = path.stat()
     return TaskOutput(name, status.st_size, status.st_mtime_ns, compute_file_digest(path))
+
+
+def _describe_part(folder: Path, name: str) -> TaskOutput:
+    """Return the description of an output in a pack. It was hashed while it was written."""
+    part = take_written_part(folder / name)
+    if part is None:
+        raise ValueError(f"{name} was not written by this process; write it with ArrowFileWriter")
+    path = os.fspath(part.file.path.relative_to(folder))
+    return TaskOutput(path, part.file.length, part.modified_ns, part.digest)
 
 
 @dataclass(frozen=True)
@@ -228,6 +275,98 @@ class RecordedJob:
         result = self.job(report)
         described = [describe_output(self.folder, name) for name in self.outputs]
         return pack_result(result, described)
+
+
+class StageArguments:
+    """Keyword arguments that all jobs of a stage share, such as the config. They are pickled once
+    in the driver, and unpickled once in each worker.
+    """
+
+    def __init__(self, **values: Any) -> None:
+        """Share some values, which can be pickled."""
+        self.values = values
+        self._pickled: bytes | None = None
+
+    def __reduce__(self) -> tuple[Callable[[bytes], "StageArguments"], tuple[bytes]]:
+        """Pickle the bytes that the first pickling made."""
+        if self._pickled is None:
+            self._pickled = pickle.dumps(self.values)
+        return _load_arguments, (self._pickled,)
+
+
+@lru_cache(maxsize=8)
+def _load_arguments(pickled: bytes) -> StageArguments:
+    return StageArguments(**pickle.loads(pickled))
+
+
+@dataclass(frozen=True)
+class StageJob:
+    """A job that calls the function of a stage with shared and own keyword arguments."""
+
+    function: Callable[..., dict[str, Any]]
+    shared: StageArguments
+    own: dict[str, Any]
+
+    def __call__(self, report: Report, **more: Any) -> dict[str, Any]:
+        """Call the function. `more` holds arguments that were not known before, such as the source
+        of a following job.
+        """
+        return self.function(report, **self.shared.values, **self.own, **more)
+
+
+@dataclass(frozen=True)
+class FollowingJob:
+    """The job of a later stage that the same worker runs after a job, on its first output.
+
+    Attributes:
+        job: The call; its keyword `source` is the path of that output.
+        outputs: Files it publishes, relative to the dataset folder.
+    """
+
+    job: Callable[..., dict[str, Any]]
+    outputs: tuple[str, ...]
+
+    def bind_source(self, source: Path) -> Job:
+        """Return the job that reads `source`."""
+        return partial(self.job, source=source)
+
+
+@dataclass(frozen=True)
+class ChainedJob:
+    """A job and those that follow: no other process reads its output before they have."""
+
+    first: RecordedJob
+    following: tuple[FollowingJob, ...]
+
+    def __call__(self, report: Report) -> dict[str, Any]:
+        """Run the jobs. Return what `pack_result` returns of the first; `following` holds the same
+        of the others, and None for one that failed, which is the last.
+        """
+        returned = self.first(report)
+        done = list[dict[str, Any] | None]()
+        folder = self.first.folder
+        outputs = returned["outputs"]
+        for link in self.following:
+            drops = 0
+
+            def report_drops(amount: float, dropped: int) -> None:
+                nonlocal drops
+                drops += dropped
+                if dropped:
+                    report(0, dropped)
+
+            job = link.bind_source(folder / outputs[0]["name"])
+            try:
+                found = RecordedJob(job, folder, link.outputs)(report_drops)
+            # Its own stage runs it again, counts the attempts and says what is wrong.
+            except Exception:
+                if drops:
+                    report(0, -drops)
+                done.append(None)
+                break
+            done.append(found)
+            outputs = found["outputs"]
+        return returned | {"following": done}
 
 
 def pack_result(result: dict[str, Any], outputs: Sequence[TaskOutput]) -> dict[str, Any]:

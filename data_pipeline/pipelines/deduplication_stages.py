@@ -10,7 +10,7 @@ the decisions that collecting still applies.
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,9 @@ from llmsys.data_pipeline.core.journal import compute_sequence_digest
 from llmsys.data_pipeline.core.task_record import (
     LIST_FOLDER,
     FileList,
+    FollowingJob,
+    StageArguments,
+    StageJob,
     TaskRecord,
     write_file_list,
     write_rows,
@@ -279,28 +282,49 @@ class DeduplicationStages:
         def build_task(
             number: int, decisions: Sequence[TaskRecord], record: TaskRecord, name: str
         ) -> Task:
-            outputs = [
-                f"work/{stage}/{name}.{relation}.arrow" for relation in ("documents", *relations)
-            ]
-            job = partial(
-                write_signatures,
-                source=self.get_output_path(record),
-                number=number,
-                dropped=self.get_output_paths(decisions),
-                documents=self.folder / outputs[0],
-                keys={
-                    relation: self.folder / path
-                    for relation, path in zip(relations, outputs[1:], strict=True)
-                },
-                url=config.url if isinstance(config.url, UrlDedupConfig) else None,
-                minhash=config.minhash if isinstance(config.minhash, MinHashDedupConfig) else None,
-                unspaced=unspaced,
-            )
+            dropped = self.get_output_paths(decisions)
+            following = self._build_signature_job(stage, relations, number, dropped, name)
             rows = sum(rows for _, rows in record.result["kept_batches"])
             depends_on = [record.digests[0], [decision.digests for decision in decisions], settings]
-            return Task(f"{stage}/{name}", depends_on, outputs, job, rows)
+            job = following.bind_source(self.get_output_path(record))
+            return Task(f"{stage}/{name}", depends_on, following.outputs, job, rows)
 
         return build_task
+
+    def build_first_job(self, name: str) -> FollowingJob:
+        """Return the job of the first stage for a filtered file, by its name."""
+        return self._build_signature_job("signatures", self._initial_relations, 0, (), name)
+
+    def _build_signature_job(
+        self,
+        stage: str,
+        relations: Sequence[str],
+        number: int,
+        dropped: Sequence[Path],
+        name: str,
+    ) -> FollowingJob:
+        outputs = tuple(
+            f"work/{stage}.{relation}.packs/{name}" for relation in ("documents", *relations)
+        )
+        own = {
+            "number": number,
+            "dropped": dropped,
+            "documents": self.folder / outputs[0],
+            "keys": {
+                relation: self.folder / path
+                for relation, path in zip(relations, outputs[1:], strict=True)
+            },
+        }
+        return FollowingJob(StageJob(write_signatures, self._signature_arguments, own), outputs)
+
+    @cached_property
+    def _signature_arguments(self) -> StageArguments:
+        config = self.config
+        return StageArguments(
+            url=config.url if isinstance(config.url, UrlDedupConfig) else None,
+            minhash=config.minhash if isinstance(config.minhash, MinHashDedupConfig) else None,
+            unspaced=[code for code, by_characters in self.by_characters.items() if by_characters],
+        )
 
     def compare_key_ranges(
         self,

@@ -17,7 +17,14 @@ from llmsys.config.python_code import compute_code_digest
 from llmsys.config.tokenizer import TokenizerConfig
 from llmsys.data_pipeline.core.journal import compute_json_digest
 from llmsys.data_pipeline.core.staging import get_write_path
-from llmsys.data_pipeline.core.task_record import TaskRecord
+from llmsys.data_pipeline.core.task_record import (
+    EXTRACTED,
+    FollowingJob,
+    StageArguments,
+    StageJob,
+    TaskRecord,
+    write_file_list,
+)
 from llmsys.data_pipeline.executors.base import LazySequence, select_items
 from llmsys.data_pipeline.graph.quarantine import (
     build_empty_extraction,
@@ -90,14 +97,25 @@ class DocumentPipeline:
         build_extract_task = self._build_extract_task_factory(files)
         # Each block can be extracted as soon as its file is split, then filtered and given its
         # signatures.
-        signing = self._build_next_stage("signatures", deduplication.build_first_task_factory())
-        filtering = self._build_next_stage("filter", self._filter_task_factory, signing)
+        signing = self._build_next_stage(
+            "signatures",
+            deduplication.build_first_task_factory(),
+            deduplication.build_first_job,
+        )
+        filtering = self._build_next_stage(
+            "filter", self._filter_task_factory, self._build_filter_job, signing
+        )
         blocks = self._run_split_stage(files, build_extract_task, filtering)
         extract_tasks = LazySequence(len(blocks), lambda index: build_extract_task(blocks[index]))
         outcome = StageRecords(
             inputs=inputs, extracted=self._run_stage("extract", extract_tasks, "B", filtering)
         )
         self.runner.record_core_pages(outcome.extracted)
+        write_file_list(
+            self.folder,
+            EXTRACTED,
+            (record.outputs[0].name for record in outcome.extracted if record.outputs),
+        )
         names: Sequence[str] = LazySequence(len(blocks), lambda index: blocks[index].name)
         extracted, names, _ = drop_quarantined(outcome.extracted, names)
         outcome.filtered = self._run_filter_stage(extracted, names)
@@ -217,7 +235,7 @@ class DocumentPipeline:
 
         def build_task(block: InputBlock) -> Task:
             read, settings = get_settings(files.get_read_config(block.source, self.data.read))
-            outputs = [f"work/extracted/{block.name}.arrow", f"work/unread/{block.name}.arrow"]
+            outputs = [f"work/extracted.packs/{block.name}", f"work/unread.packs/{block.name}"]
             job = partial(
                 extract_file,
                 source=block.source,
@@ -242,12 +260,19 @@ class DocumentPipeline:
         self,
         stage: str,
         task: Callable[[TaskRecord, str], Task] | None,
+        build_following: Callable[[str], FollowingJob],
         then: NextStage | None = None,
     ) -> NextStage | None:
         if task is None:
             return None
         code = compute_code_version(DOCUMENT_STAGES[stage])
-        return NextStage(stage, code, lambda name, record: [task(record, name)], then)
+        return NextStage(
+            stage,
+            code,
+            lambda name, record: [task(record, name)],
+            then,
+            build_following=build_following,
+        )
 
     def _run_filter_stage(
         self, extracted: Sequence[TaskRecord], names: Sequence[str]
@@ -257,31 +282,36 @@ class DocumentPipeline:
 
         return self._run_stage("filter", LazySequence(len(names), build_task), "page")
 
+    def _build_filter_job(self, name: str) -> FollowingJob:
+        """Return the job that filters a block by its name."""
+        kept, dropped = f"work/filtered.packs/{name}", f"work/filtered.dropped.packs/{name}"
+        own = {"kept": self.folder / kept, "dropped": self.folder / dropped}
+        job = StageJob(apply_rules_to_file, self._filter_arguments, own)
+        return FollowingJob(job, (kept, dropped))
+
+    @cached_property
+    def _rule_files(self) -> tuple[str, ...]:
+        return (
+            *compute_file_digests(self.runner.journal, list_rule_files(self.data)),
+            *list_rule_libraries(self.data),
+        )
+
+    @cached_property
+    def _filter_arguments(self) -> StageArguments:
+        require_languages(self.data, parse_language_rules(self.rules))
+        return StageArguments(config=self.data, rules=self.rules, files=self._rule_files)
+
     @cached_property
     def _filter_task_factory(self) -> Callable[[TaskRecord, str], Task]:
         """A function (extracted record, block name) → task that filters the block."""
-        require_languages(self.data, parse_language_rules(self.rules))
         settings = self.data.model_dump(mode="json", include={"unicode", "language", "documents"})
         # Exported formats do not change the filtered documents.
         settings["documents"].pop("export_formats")
         settings["rules"] = self.rules
-        files = (
-            *compute_file_digests(self.runner.journal, list_rule_files(self.data)),
-            *list_rule_libraries(self.data),
-        )
-        settings["files"] = files
+        settings["files"] = self._rule_files
 
         def build_task(extracted: TaskRecord, name: str) -> Task:
-            outputs = [f"work/filtered/{name}.arrow", f"work/filtered/{name}.dropped.arrow"]
-            job = partial(
-                apply_rules_to_file,
-                source=self.folder / extracted.outputs[0].name,
-                kept=self.folder / outputs[0],
-                dropped=self.folder / outputs[1],
-                config=self.data,
-                rules=self.rules,
-                files=files,
-            )
+            following = self._build_filter_job(name)
             counts = extracted.result
             pages = counts["pages"]
             html_bytes = counts["html_bytes"]
@@ -290,8 +320,8 @@ class DocumentPipeline:
             return Task(
                 f"filter/{name}",
                 depends_on,
-                outputs,
-                job,
+                following.outputs,
+                following.bind_source(self.folder / extracted.outputs[0].name),
                 pages,
                 partial(build_empty_filtering, pages, html_bytes),
             )

@@ -19,7 +19,7 @@ import pickle
 import zlib
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any, overload
@@ -28,10 +28,10 @@ import numpy as np
 import pyarrow as pa
 
 from llmsys.data_pipeline.core.staging import JOURNAL, LISTS, find_output
-from llmsys.data_pipeline.executors.base import Job, Report
+from llmsys.data_pipeline.executors.base import Item, Job, Report
 from llmsys.dataset.token_shards import compute_file_digest
 from llmsys.storage.arrow_file import ArrowFileWriter, map_file, open_arrow
-from llmsys.storage.pack_files import find_packed_file, is_packed_target, take_written_part
+from llmsys.storage.pack_files import find_packed_file, is_packed_name, take_written_part
 
 ROWS_PER_BATCH = 4_096
 LIST_FOLDER = f"{JOURNAL}/{LISTS}"
@@ -118,6 +118,29 @@ class FileList(Sequence[Path]):
         return self._folder / os.fsdecode(self._rows[index]["name"])
 
 
+@dataclass(frozen=True)
+class ItemRange(Sequence[Item]):
+    """Consecutive items of a list in a file; a worker that gets it reads no more than these."""
+
+    items: Sequence[Item]
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        """Return the number of items."""
+        return self.stop - self.start
+
+    @overload
+    def __getitem__(self, index: int) -> Item: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Item]: ...
+    def __getitem__(self, index: int | slice) -> Item | list[Item]:
+        """Return one item, or a list of them."""
+        if isinstance(index, slice):
+            return [self[each] for each in range(*index.indices(len(self)))]
+        return self.items[self.start + range(len(self))[index]]
+
+
 def write_rows(path: Path, schema: pa.Schema, rows: Iterable[dict[str, Any]]) -> FileRows:
     """Write a list.
 
@@ -165,6 +188,46 @@ def write_file_list(folder: Path, name: str, files: Iterable[str]) -> FileList:
     return FileList(folder, write_rows(folder / LIST_FOLDER / f"{name}.arrow", _NAMES, rows))
 
 
+class StoredOutputs(Sequence["TaskOutput"]):
+    """Outputs as the journal has them: a stage reads its records many times, and few of their
+    outputs.
+    """
+
+    def __init__(self, text: str) -> None:
+        """Hold the JSON of a list of [name, size, modified_ns, digest]."""
+        self._text = text
+
+    @cached_property
+    def _rows(self) -> list[list[Any]]:
+        rows: list[list[Any]] = json.loads(self._text)
+        return rows
+
+    def __len__(self) -> int:
+        """Return the number of outputs."""
+        return len(self._rows)
+
+    @overload
+    def __getitem__(self, index: int) -> "TaskOutput": ...
+    @overload
+    def __getitem__(self, index: slice) -> list["TaskOutput"]: ...
+    def __getitem__(self, index: int | slice) -> "TaskOutput | list[TaskOutput]":
+        """Return one output, or a list of them."""
+        if isinstance(index, slice):
+            return [TaskOutput(*row) for row in self._rows[index]]
+        return TaskOutput(*self._rows[index])
+
+    def __eq__(self, other: object) -> bool:
+        """Compare with any sequence of outputs."""
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def digests(self) -> list[str]:
+        """The digest of each output."""
+        return [row[3] for row in self._rows]
+
+
 def list_extracted_texts(folder: Path) -> list[Path]:
     """List the files of extracted texts of a dataset, for whoever inspects it.
 
@@ -205,7 +268,13 @@ class TaskOutput:
 
 @dataclass(frozen=True)
 class TaskRecord:
-    """One finished task. `packed` is the return value of its function as compressed JSON."""
+    """One finished task.
+
+    Attributes:
+        key: Key of the task; "" if its input is quarantined.
+        outputs: Its files.
+        packed: Return value of its function as compressed JSON.
+    """
 
     key: str
     outputs: Sequence[TaskOutput]
@@ -231,6 +300,8 @@ class TaskRecord:
     @property
     def digests(self) -> list[str]:
         """Digests of the outputs, for the keys of tasks that read them."""
+        if isinstance(self.outputs, StoredOutputs):
+            return self.outputs.digests
         return [output.digest for output in self.outputs]
 
 
@@ -244,7 +315,7 @@ def describe_output(folder: Path, name: str) -> TaskOutput:
     Returns:
         The description that a record holds.
     """
-    if is_packed_target(folder / name):
+    if is_packed_name(name):
         return _describe_part(folder, name)
     path = find_output(folder, name)
     status = path.stat()
@@ -272,7 +343,9 @@ class RecordedJob:
 
     def __call__(self, report: Report) -> dict[str, Any]:
         """Run the job and return what `pack_result` returns."""
-        result = self.job(report)
+        # Without a frame of its own in tracebacks, of which people see the first lines.
+        job = self.job.bind_arguments() if isinstance(self.job, StageJob) else self.job
+        result = job(report)
         described = [describe_output(self.folder, name) for name in self.outputs]
         return pack_result(result, described)
 
@@ -301,17 +374,36 @@ def _load_arguments(pickled: bytes) -> StageArguments:
 
 @dataclass(frozen=True)
 class StageJob:
-    """A job that calls the function of a stage with shared and own keyword arguments."""
+    """A job that calls the function of a stage with shared and own keyword arguments.
+
+    Attributes:
+        function: The function.
+        shared: Arguments of all jobs of the stage.
+        own: Arguments of this one.
+        folder: Dataset folder.
+        paths: Arguments that are paths, relative to the folder: one name, or names by some key.
+    """
 
     function: Callable[..., dict[str, Any]]
     shared: StageArguments
     own: dict[str, Any]
+    folder: Path
+    paths: dict[str, str | dict[str, str]]
 
-    def __call__(self, report: Report, **more: Any) -> dict[str, Any]:
-        """Call the function. `more` holds arguments that were not known before, such as the source
-        of a following job.
-        """
-        return self.function(report, **self.shared.values, **self.own, **more)
+    def bind_arguments(self) -> Job:
+        """Return the function with its arguments."""
+        # Joined in the worker: in the driver paths would cost more than all else of a task.
+        paths = {
+            name: self.folder / path
+            if isinstance(path, str)
+            else {key: self.folder / each for key, each in path.items()}
+            for name, path in self.paths.items()
+        }
+        return partial(self.function, **self.shared.values, **self.own, **paths)
+
+    def __call__(self, report: Report) -> dict[str, Any]:
+        """Call the function."""
+        return self.bind_arguments()(report)
 
 
 @dataclass(frozen=True)
@@ -319,16 +411,16 @@ class FollowingJob:
     """The job of a later stage that the same worker runs after a job, on its first output.
 
     Attributes:
-        job: The call; its keyword `source` is the path of that output.
+        job: The call; its path `source` is missing.
         outputs: Files it publishes, relative to the dataset folder.
     """
 
-    job: Callable[..., dict[str, Any]]
+    job: StageJob
     outputs: tuple[str, ...]
 
-    def bind_source(self, source: Path) -> Job:
-        """Return the job that reads `source`."""
-        return partial(self.job, source=source)
+    def bind_source(self, source: str) -> Job:
+        """Return the job that reads `source`, a name relative to the dataset folder."""
+        return replace(self.job, paths=self.job.paths | {"source": source})
 
 
 @dataclass(frozen=True)
@@ -355,7 +447,7 @@ class ChainedJob:
                 if dropped:
                     report(0, dropped)
 
-            job = link.bind_source(folder / outputs[0]["name"])
+            job = link.bind_source(outputs[0]["name"])
             try:
                 found = RecordedJob(job, folder, link.outputs)(report_drops)
             # Its own stage runs it again, counts the attempts and says what is wrong.

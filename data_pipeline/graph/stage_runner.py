@@ -9,7 +9,6 @@ Invariants:
     - An input that fails every attempt is quarantined; the dataset is made without it.
 """
 
-import os
 import time
 from array import array
 from collections import Counter, defaultdict
@@ -59,7 +58,7 @@ from llmsys.dataset.manifest import MANIFEST_NAME
 from llmsys.events import EventWriter
 from llmsys.log import get_logger
 from llmsys.progress import Progress
-from llmsys.storage.pack_files import find_packed_file, is_packed_target, release_packs
+from llmsys.storage.pack_files import is_packed_name, parse_packed_name, release_packs
 
 
 def build_executor(config: ExecutorConfig, folder: Path, lock: int) -> Executor:
@@ -204,15 +203,16 @@ class StageRunner:
             DataError: If a task failed for good.
         """
         stage = _StageTasks(name, tasks, code, unit)
-        for index, task in enumerate(tasks):
-            # All outputs count, also of reused tasks: the others are orphans.
-            for output in task.outputs:
-                is_packed = is_packed_target(Path(output))
-                stage.has_packed |= is_packed
-                if not is_packed:
-                    self._outputs.add(output)
-            is_done = self.journal.has_record(task.name, task.compute_key(code), index)
-            stage.add_amount(task, None if is_done else index)
+        with self.journal.hold_changes():
+            for index, task in enumerate(tasks):
+                # All outputs count, also of reused tasks: the others are orphans.
+                for output in task.outputs:
+                    is_packed = is_packed_name(output)
+                    stage.has_packed |= is_packed
+                    if not is_packed:
+                        self._outputs.add(output)
+                is_done = self.journal.has_record(task.name, task.compute_key(code), index)
+                stage.add_amount(task, None if is_done else index)
         self.num_reused += max(0, len(tasks) - len(stage.missing) - self._early[name])
         if stage.missing:
             begin_change(self.folder)
@@ -229,11 +229,11 @@ class StageRunner:
     def _add_packed_outputs(self, stage: str) -> None:
         """Keep the packs that hold outputs of a stage, and its files of earlier releases."""
         for name in self.journal.iter_output_names(stage):
-            part = find_packed_file(Path(name))
+            part = parse_packed_name(name)
             if part is None:
                 self._outputs.add(name)
-            elif (pack := os.fspath(part.pack)) not in self._packs:
-                self._packs.add(pack)
+            else:
+                self._packs.add(part[0])
 
     def record_core_pages(self, extracted: Sequence[TaskRecord]) -> None:
         """Write an event with the number of pages, of those that the compiled core extracted, and
@@ -327,11 +327,12 @@ class StageRunner:
                     case TaskDone():
                         index = int(missing[event.index])
                         task = tasks[event.index]
-                        record = save_task_result(
-                            self.journal, task, stage.code, event.result, index
-                        )
+                        with self.journal.hold_changes():
+                            record = save_task_result(
+                                self.journal, task, stage.code, event.result, index
+                            )
+                            eager_tasks.submit_next(task, record, event.result)
                         self.num_run += 1
-                        eager_tasks.submit_next(task, record, event.result)
                     case TaskRetry():
                         _log.warning(
                             "task %s will be retried: %s",

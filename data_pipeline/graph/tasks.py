@@ -342,9 +342,12 @@ class EagerTasks:
                 "task %s will be retried by its own stage: %s", step.task.name, early.event.message
             )
         else:
-            record = save_task_result(self.journal, step.task, step.stage.code, early.event.result)
+            with self.journal.hold_changes():
+                record = save_task_result(
+                    self.journal, step.task, step.stage.code, early.event.result
+                )
+                self._record_following(step.stage.then, step.task, record, early.event.result)
             self.done[step.stage.stage] += 1
-            self._record_following(step.stage.then, step.task, record, early.event.result)
         self._fill_queues()
 
     def _add_enabled(self, stage: NextStage | None, before: Task, record: TaskRecord) -> None:

@@ -28,6 +28,7 @@ from llmsys.data_pipeline.core.task_record import (
     LIST_FOLDER,
     FileList,
     FollowingJob,
+    ItemRange,
     StageArguments,
     StageJob,
     TaskRecord,
@@ -219,17 +220,22 @@ class DeduplicationStages:
             else partial(write_group_keys, schema=schema)
         )
 
+        digests = [
+            compute_sequence_digest(
+                record.digests[output] for record in records[first : first + size]
+            )
+            for first in range(0, len(files), size)
+        ]
+
         def build_task(group: int) -> Task:
             first = group * size
             path = f"work/groups/{name}-{group:05d}.arrow"
-            sources = files[first : first + size]
+            sources = ItemRange(files, first, min(first + size, len(files)))
             job = partial(gather, sources=sources, first=first, output=self.folder / path)
-            digest = compute_sequence_digest(
-                record.digests[output] for record in records[first : first + size]
-            )
-            return Task(f"groups.{name}/{group:05d}", [digest, first], [path], job, len(sources))
+            inputs = [digests[group], first]
+            return Task(f"groups.{name}/{group:05d}", inputs, [path], job, len(sources))
 
-        tasks = LazySequence(-(-len(files) // size), build_task)
+        tasks = LazySequence(len(digests), build_task)
         grouped = self._run_stage(f"groups.{name}", tasks, "file")
         return write_file_list(
             self.folder, f"{name}.groups", (record.outputs[0].name for record in grouped)
@@ -286,7 +292,7 @@ class DeduplicationStages:
             following = self._build_signature_job(stage, relations, number, dropped, name)
             rows = sum(rows for _, rows in record.result["kept_batches"])
             depends_on = [record.digests[0], [decision.digests for decision in decisions], settings]
-            job = following.bind_source(self.get_output_path(record))
+            job = following.bind_source(record.outputs[0].name)
             return Task(f"{stage}/{name}", depends_on, following.outputs, job, rows)
 
         return build_task
@@ -306,16 +312,13 @@ class DeduplicationStages:
         outputs = tuple(
             f"work/{stage}.{relation}.packs/{name}" for relation in ("documents", *relations)
         )
-        own = {
-            "number": number,
-            "dropped": dropped,
-            "documents": self.folder / outputs[0],
-            "keys": {
-                relation: self.folder / path
-                for relation, path in zip(relations, outputs[1:], strict=True)
-            },
+        paths: dict[str, str | dict[str, str]] = {
+            "documents": outputs[0],
+            "keys": dict(zip(relations, outputs[1:], strict=True)),
         }
-        return FollowingJob(StageJob(write_signatures, self._signature_arguments, own), outputs)
+        own = {"number": number, "dropped": dropped}
+        job = StageJob(write_signatures, self._signature_arguments, own, self.folder, paths)
+        return FollowingJob(job, outputs)
 
     @cached_property
     def _signature_arguments(self) -> StageArguments:

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from llmsys.errors import DataError
 from llmsys.storage.atomic_write import describe_write_error, sync_folder
-from llmsys.storage.pack_files import PackWriter, find_packed_file, is_packed_target
+from llmsys.storage.pack_files import PackWriter, find_packed_file, is_packed_name
 
 ARROW_ERRORS = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowSerializationError, OSError)
 Integers = np.ndarray[Any, np.dtype[np.int64]]
@@ -105,7 +105,7 @@ class ArrowFileWriter:
         return self
 
     def _open_file(self) -> BinaryIO | PackWriter:
-        if is_packed_target(self.path):
+        if is_packed_name(os.fspath(self.path)):
             return PackWriter(self.path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         return open(self.aside, "wb")

@@ -35,6 +35,8 @@ PACK = ".pack"
 FULL_BYTES = 1 << 30
 _PACKS_PER_FOLDER = 1_000
 _ALIGNMENT = 64
+# Where the first part of a pack begins.
+FIRST_START = _ALIGNMENT
 _MAGIC = b"llmpack1"
 # Magic, length, xxh3_128 of the bytes, xxh3_64 of the fields before.
 _HEADER = struct.Struct("<8sQ16s")
@@ -80,23 +82,36 @@ def find_packed_file(path: Path) -> PackedFile | None:
     Returns:
         The part, or None if the path names a file of its own. The pack need not exist.
     """
-    pack = path.parent
-    if pack.suffix != PACK:
-        return None
-    start, _, length = path.name.partition("-")
-    return PackedFile(pack, int(start), int(length))
+    parsed = parse_packed_name(os.fspath(path))
+    return None if parsed is None else PackedFile(Path(parsed[0]), *parsed[1:])
 
 
-def is_packed_target(path: Path) -> bool:
-    """Return whether a file that is written to a path becomes a part of a pack.
+def parse_packed_name(name: str) -> tuple[str, int, int] | None:
+    """Return what the name of a part says, without a path: a journal has millions of them.
 
     Args:
-        path: A path.
+        name: Any name of a file.
+
+    Returns:
+        Name of the pack, start and length; None if it names a file of its own.
+    """
+    pack, _, place = name.rpartition("/")
+    if not pack.endswith(PACK):
+        return None
+    start, _, length = place.partition("-")
+    return pack, int(start), int(length)
+
+
+def is_packed_name(name: str) -> bool:
+    """Return whether a file that is written under a name becomes a part of a pack.
+
+    Args:
+        name: A name with its folder.
 
     Returns:
         True if its folder is one of packs.
     """
-    return path.parent.suffix == PACKS
+    return name.rpartition("/")[0].endswith(PACKS)
 
 
 @dataclass(frozen=True, slots=True)

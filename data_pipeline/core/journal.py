@@ -61,6 +61,8 @@ class Journal:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        # Joined once: each record is looked up.
+        self._path = folder / JOURNAL / RECORDS
         self._connection: sqlite3.Connection | None = None
         self._stays_open = True
         self._packs = PackStates(folder)
@@ -75,7 +77,7 @@ class Journal:
             return False
         if row[3] != position:
             with self._open_journal() as journal:
-                _take_position(journal, name, position)
+                self._take_position(journal, name, position)
         return True
 
     def find_record(self, name: str, key: str) -> TaskRecord | None:
@@ -121,7 +123,7 @@ class Journal:
             _insert_record(journal, name, record, is_provisional)
             self._packs.add_outputs(record.outputs)
             if position is not None:
-                _take_position(journal, name, position)
+                self._take_position(journal, name, position)
 
     @contextmanager
     def hold_changes(self) -> Iterator[None]:
@@ -241,7 +243,7 @@ class Journal:
     @contextmanager
     def _open_journal(self) -> Iterator[sqlite3.Connection]:
         """Give the connection. Name the file in every error."""
-        path = self.folder / JOURNAL / RECORDS
+        path = self._path
         try:
             if self._connection is None:
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -263,6 +265,16 @@ class Journal:
         finally:
             if not self._stays_open:
                 self._close_connection()
+
+    def _take_position(self, journal: sqlite3.Connection, name: str, position: int) -> None:
+        """Give a position of a stage to one of its records, and to no other."""
+        stage, item = _split_name(name)
+        journal.execute(
+            "update record set position = null where stage = ? and position = ?", (stage, position)
+        )
+        journal.execute(
+            "update record set position = ? where stage = ? and item = ?", (position, stage, item)
+        )
 
     def _find_row(self, name: str, columns: str) -> Any:
         with self._open_journal() as journal:
@@ -371,17 +383,6 @@ def _insert_record(
             record.packed,
             is_provisional,
         ),
-    )
-
-
-def _take_position(journal: sqlite3.Connection, name: str, position: int) -> None:
-    """Give a position of a stage to one of its records, and to no other."""
-    stage, item = _split_name(name)
-    journal.execute(
-        "update record set position = null where stage = ? and position = ?", (stage, position)
-    )
-    journal.execute(
-        "update record set position = ? where stage = ? and item = ?", (position, stage, item)
     )
 
 

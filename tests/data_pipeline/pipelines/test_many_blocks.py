@@ -246,7 +246,13 @@ def test_a_following_job_that_fails_is_tried_by_its_own_stage_with_all_its_attem
     manifest = prepare_dataset(config, until="documents")
     assert not manifest.read.skipped
     assert sorted(name[:3] for name in tried) == ["000", "001", "001", "001", "002"]
-    assert list_stages(tmp_path / "data")["filter"] == 1
+    lines = read_events(tmp_path / "data" / "events.jsonl")
+    events = {event["stage"]: event for event in lines if event["event"] == "stage"}
+    counts = {
+        name: (events[name]["tasks"], events[name]["retries"]) for name in ("extract", "filter")
+    }
+    # The texts were extracted once.
+    assert counts == {"extract": (3, 0), "filter": (1, 1)}
 
 
 def test_inspection_reads_the_texts_of_the_last_run_and_none_of_those_before(

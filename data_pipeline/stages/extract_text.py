@@ -145,7 +145,8 @@ def extract_file(
         identity: Identity of a block of a local file; "" for any other.
 
     Returns:
-        With an identity, that and the digest of the block; counts of records, pages and bytes; skips and notes by file and reason; `again`: whether its
+        With an identity, that and the digest of the block; counts of records, pages and bytes;
+        skips and notes by file and reason; `again`: whether its
         storage failed.
     """
     # not where the stage is only planned

@@ -13,7 +13,7 @@ from llmsys.data_pipeline.core import pack_state
 from llmsys.data_pipeline.core.journal import Journal
 from llmsys.data_pipeline.core.task_record import describe_output
 from llmsys.storage.arrow_file import ArrowFileWriter
-from llmsys.storage.pack_files import build_pack_path, release_packs
+from llmsys.storage.pack_files import build_pack_path, list_intact_parts, release_packs
 
 SCHEMA = pa.schema([("number", pa.int64())])
 NAMES = ("a", "b", "c")
@@ -54,7 +54,7 @@ def pack(folder: Path) -> Path:
 
 def count_reads(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     read = list[Path]()
-    whole = pack_state.list_intact_parts
+    whole = list_intact_parts
 
     def count(path: Path) -> tuple[set[tuple[int, int]], bool]:
         read.append(path)

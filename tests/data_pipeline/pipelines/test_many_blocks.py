@@ -15,10 +15,11 @@ import pytest
 
 from llmsys.data_pipeline.core.task_record import list_extracted_texts
 from llmsys.data_pipeline.executors.base import Report
-from llmsys.data_pipeline.graph import tasks
+from llmsys.data_pipeline.pipelines import document_pipeline
 from llmsys.data_pipeline.pipelines.prepare_dataset import prepare_dataset
 from llmsys.data_pipeline.readers.input_stream import InputStream
 from llmsys.data_pipeline.stages import split_inputs
+from llmsys.data_pipeline.stages.apply_rules import apply_rules_to_file
 from llmsys.data_pipeline.stages.split_inputs import split_file
 from llmsys.dataset.token_shards import read_batches
 from llmsys.events import read_events
@@ -227,9 +228,7 @@ def test_a_following_job_that_fails_is_tried_by_its_own_stage_with_all_its_attem
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paths = make_files(tmp_path / "crawl", 3)
-    from llmsys.data_pipeline.pipelines import document_pipeline
-
-    apply_rules = document_pipeline.apply_rules_to_file
+    apply_rules = apply_rules_to_file
     tried = list[str]()
 
     def fail_twice(report: Report, *, source: Path, kept: Path, **others: Any) -> dict[str, Any]:
@@ -240,7 +239,6 @@ def test_a_following_job_that_fails_is_tried_by_its_own_stage_with_all_its_attem
         return apply_rules(report, source=source, kept=kept, **others)
 
     monkeypatch.setattr(document_pipeline, "apply_rules_to_file", fail_twice)
-    monkeypatch.setattr(tasks.time, "sleep", lambda seconds: None)
     executor = {"kind": "inline", "backoff_seconds": 0}
     config = build_tiny_config(tmp_path / "data", paths, executor=executor, **ALL)
     manifest = prepare_dataset(config, until="documents")

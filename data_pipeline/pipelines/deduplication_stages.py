@@ -229,7 +229,7 @@ class DeduplicationStages:
 
         def build_task(group: int) -> Task:
             first = group * size
-            path = f"work/groups/{name}-{group:05d}.arrow"
+            path = f"work/groups.{name}.packs/{group:05d}"
             sources = ItemRange(files, first, min(first + size, len(files)))
             job = partial(gather, sources=sources, first=first, output=self.folder / path)
             inputs = [digests[group], first]
@@ -255,7 +255,7 @@ class DeduplicationStages:
 
         def build_task(group: int) -> Task:
             first = group * size
-            output = f"work/groups/{stage}-{group:05d}.arrow"
+            output = f"work/groups.{stage}.packs/{group:05d}"
             job = partial(
                 write_group_decisions,
                 decisions=paths,

@@ -54,7 +54,7 @@ def run_gather_stage(
         first = group * FILES_PER_GROUP
         last = min(first + FILES_PER_GROUP, len(sources))
         outputs = [
-            f"work/gather/{group:05d}.{name}.arrow"
+            f"work/gather.{name}.packs/{group:05d}"
             for name in ("kept", *map(str, range(num_files)))
         ]
         decisions = state.select_decisions(first)

@@ -18,18 +18,21 @@ import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import astuple
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from llmsys.data_pipeline.core.pack_state import PACK_TABLE, PackStates
 from llmsys.data_pipeline.core.staging import JOURNAL, LISTS, discard_stale, find_output
-from llmsys.data_pipeline.core.task_record import TaskOutput, TaskRecord
+from llmsys.data_pipeline.core.task_record import StoredOutputs, TaskOutput, TaskRecord
 from llmsys.dataset.token_shards import compute_file_digest
 from llmsys.errors import DataError
+from llmsys.storage.pack_files import parse_packed_name
 from llmsys.storage.stored_formats import JOURNAL as JOURNAL_FORMAT
 from llmsys.storage.stored_formats import build_format_error
 
 RECORDS = "records.sqlite"
+_PLACE = "<encoded>"  # of an encoded value in JSON
 _TABLES = """
     create table if not exists record (
         number integer primary key,
@@ -58,19 +61,23 @@ class Journal:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        # Joined once: each record is looked up.
+        self._path = folder / JOURNAL / RECORDS
         self._connection: sqlite3.Connection | None = None
         self._stays_open = True
+        self._packs = PackStates(folder)
+        self._is_batch = False
 
     def has_record(self, name: str, key: str, position: int) -> bool:
         """Return whether a task is done: its key matches and its outputs are unchanged. Note its
         position if it is.
         """
         row = self._find_row(name, "key, outputs, is_provisional, position")
-        if row is None or not self._is_current(key, *row[:3]):
+        if row is None or not self._is_current(name, key, *row[:3]):
             return False
         if row[3] != position:
             with self._open_journal() as journal:
-                _take_position(journal, name, position)
+                self._take_position(journal, name, position)
         return True
 
     def find_record(self, name: str, key: str) -> TaskRecord | None:
@@ -80,7 +87,7 @@ class Journal:
         row = self._find_row(name, "key, outputs, is_provisional, result")
         return (
             _build_record(row[0], row[1], row[3])
-            if row is not None and self._is_current(key, *row[:3])
+            if row is not None and self._is_current(name, key, *row[:3])
             else None
         )
 
@@ -111,13 +118,47 @@ class Journal:
         self, name: str, record: TaskRecord, is_provisional: bool, position: int | None
     ) -> None:
         """Record a finished task. A provisional record is found by no later run."""
-        with self._open_journal() as journal:
-            # In one transaction: a record without a position would be removed as stale.
-            journal.execute("begin")
+        # In one transaction: a record without a position would be removed as stale.
+        with self.hold_changes(), self._open_journal() as journal:
             _insert_record(journal, name, record, is_provisional)
+            self._packs.add_outputs(record.outputs)
             if position is not None:
-                _take_position(journal, name, position)
-            journal.execute("commit")
+                self._take_position(journal, name, position)
+
+    @contextmanager
+    def hold_changes(self) -> Iterator[None]:
+        """Make the changes of the `with` block in one transaction, which an error does not undo:
+        what was recorded is true.
+        """
+        # A closed journal is opened for each change alone.
+        if self._is_batch or not self._stays_open:
+            yield
+            return
+        with self._open_journal() as journal:
+            journal.execute("begin")
+        self._is_batch = True
+        try:
+            yield
+        finally:
+            self._is_batch = False
+            with self._open_journal() as journal:
+                if journal.in_transaction:  # not after an error of the disk
+                    journal.execute("commit")
+
+    def find_input_identity(self, path: str, stamp: Sequence[int]) -> str | None:
+        """Return the identity that an input with this size, time and inode was given; None if it
+        changed or is new.
+        """
+        with self._open_journal() as journal:
+            query = "select size, modified_ns, inode, digest from input where path = ?"
+            known = journal.execute(query, (os.fsencode(path),)).fetchone()
+        is_same = known is not None and known[:3] == (*stamp[:2], str(stamp[2]))
+        return str(known[3]) if is_same else None
+
+    def find_result(self, name: str) -> dict[str, Any] | None:
+        """Return the result of a task as an earlier run left it, with whatever key."""
+        row = self._find_row(name, "key, outputs, result")
+        return _build_record(*row).result if row is not None else None
 
     def get_input_digest(self, path: Path) -> str:
         """Return the digest of an input file, "" if it is unreadable. Unchanged files are not
@@ -145,6 +186,7 @@ class Journal:
                 "delete from record where stage = ? and (position is null or position >= ?)",
                 (stage, count),
             )
+            self._packs.save_stamps(journal)
 
     def read_records(self, stage: str, first: int, count: int) -> list[TaskRecord]:
         """Read records of consecutive tasks of a stage, in order of position."""
@@ -166,10 +208,30 @@ class Journal:
             ).fetchall()
         return [f"{stage}/{os.fsdecode(item)}" for (item,) in rows]
 
+    def has_any_record(self, stage: str, item: str | None = None) -> bool:
+        """Return whether there is a record of a stage, or of one of its items, with any key."""
+        condition = "stage = ?" if item is None else "stage = ? and item = ?"
+        values = (stage,) if item is None else (stage, os.fsencode(item))
+        with self._open_journal() as journal:
+            query = f"select 1 from record where {condition} limit 1"
+            return journal.execute(query, values).fetchone() is not None
+
+    def iter_output_names(self, stage: str) -> Iterator[str]:
+        """Yield the names of the outputs of all records of a stage."""
+        with self._open_journal() as journal:
+            for (outputs,) in journal.execute(
+                "select outputs from record where stage = ?", (stage,)
+            ):
+                for name, *_ in json.loads(outputs):
+                    yield name
+
     def close(self) -> None:
         """Close the file. A later call opens it for its own time, so that another run may use
         it.
         """
+        if self._connection is not None:
+            with self._open_journal() as journal:
+                self._packs.save_stamps(journal)
         self._stays_open = False
         self._close_connection()
 
@@ -181,11 +243,12 @@ class Journal:
     @contextmanager
     def _open_journal(self) -> Iterator[sqlite3.Connection]:
         """Give the connection. Name the file in every error."""
-        path = self.folder / JOURNAL / RECORDS
+        path = self._path
         try:
             if self._connection is None:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 self._connection = _connect(path)
+                self._packs.load_stamps(self._connection)
             yield self._connection
         except sqlite3.DatabaseError as error:
             # Operational errors are those of the disk or the system; others mean a damaged file.
@@ -203,20 +266,37 @@ class Journal:
             if not self._stays_open:
                 self._close_connection()
 
+    def _take_position(self, journal: sqlite3.Connection, name: str, position: int) -> None:
+        """Give a position of a stage to one of its records, and to no other."""
+        stage, item = _split_name(name)
+        journal.execute(
+            "update record set position = null where stage = ? and position = ?", (stage, position)
+        )
+        journal.execute(
+            "update record set position = ? where stage = ? and item = ?", (position, stage, item)
+        )
+
     def _find_row(self, name: str, columns: str) -> Any:
         with self._open_journal() as journal:
             return journal.execute(
                 f"select {columns} from record where stage = ? and item = ?", _split_name(name)
             ).fetchone()
 
-    def _is_current(self, key: str, found: str, outputs: str, is_provisional: int) -> bool:
-        return (
-            found == key
-            and not is_provisional
-            and all(map(self._is_unchanged, _parse_outputs(outputs)))
-        )
+    def _is_current(
+        self, name: str, key: str, found: str, outputs: str, is_provisional: int
+    ) -> bool:
+        if found != key or is_provisional:
+            return False
+        if all(map(self._is_unchanged, _parse_outputs(outputs))):
+            return True
+        # Other bytes may come to the place in a pack that the record names.
+        with self._open_journal() as journal:
+            journal.execute("delete from record where stage = ? and item = ?", _split_name(name))
+        return False
 
     def _is_unchanged(self, output: TaskOutput) -> bool:
+        if (part := parse_packed_name(output.name)) is not None:
+            return self._packs.is_intact(*part)
         staged = find_output(self.folder, output.name)
         path = self.folder / output.name
         # After an interrupted rerun the staged or the published file may match the record.
@@ -252,7 +332,7 @@ def _connect(path: Path) -> sqlite3.Connection:
     # A power failure may lose the last records, whose tasks then run again. A killed process loses
     # none.
     connection.execute("pragma synchronous = normal")
-    connection.executescript(_TABLES)
+    connection.executescript(_TABLES + PACK_TABLE)
     if is_new:
         connection.execute(f"pragma user_version = {JOURNAL_FORMAT.version}")
     return connection
@@ -294,21 +374,15 @@ def _insert_record(
         (
             *_split_name(name),
             record.key,
-            json.dumps([astuple(output) for output in record.outputs]),
+            json.dumps(
+                [
+                    (output.name, output.size, output.modified_ns, output.digest)
+                    for output in record.outputs
+                ]
+            ),
             record.packed,
             is_provisional,
         ),
-    )
-
-
-def _take_position(journal: sqlite3.Connection, name: str, position: int) -> None:
-    """Give a position of a stage to one of its records, and to no other."""
-    stage, item = _split_name(name)
-    journal.execute(
-        "update record set position = null where stage = ? and position = ?", (stage, position)
-    )
-    journal.execute(
-        "update record set position = ? where stage = ? and item = ?", (position, stage, item)
     )
 
 
@@ -331,7 +405,39 @@ def _parse_outputs(text: str) -> list[TaskOutput]:
 
 
 def _build_record(key: str, outputs: str, result: bytes) -> TaskRecord:
-    return TaskRecord(key, _parse_outputs(outputs), result)
+    return TaskRecord(key, StoredOutputs(outputs), result)
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedJson:
+    """A value of many keys, such as the settings of a stage, encoded once."""
+
+    text: str
+
+    @classmethod
+    def from_value(cls, value: Any) -> "EncodedJson":
+        """Encode a value that JSON can hold."""
+        return cls(_encode_json(value))
+
+
+def _encode_json(value: Any) -> str:
+    encoded = list[str]()
+
+    def replace_value(item: Any) -> str:
+        if not isinstance(item, EncodedJson):
+            raise TypeError(f"{item!r} cannot be a part of a task's key: JSON has no such value")
+        encoded.append(item.text)
+        return _PLACE
+
+    text = json.dumps(
+        value, sort_keys=True, ensure_ascii=True, separators=(",", ":"), default=replace_value
+    )
+    if not encoded:
+        return text
+    parts = text.split(f'"{_PLACE}"')
+    if len(parts) != len(encoded) + 1:
+        raise ValueError(f"a task's key holds the reserved text {_PLACE}: rename its input")
+    return parts[0] + "".join(map("".join, zip(encoded, parts[1:], strict=True)))
 
 
 def compute_json_digest(*values: Any) -> str:
@@ -343,7 +449,7 @@ def compute_json_digest(*values: Any) -> str:
     Returns:
         32 hex digits (blake2b, 128 bits).
     """
-    text = json.dumps(values, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
+    text = _encode_json(values)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 

@@ -16,6 +16,7 @@ Invariants:
 import ctypes
 import multiprocessing
 import os
+import select
 import signal
 import sys
 import threading
@@ -23,7 +24,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from multiprocessing.reduction import DupFd
 from typing import Any
@@ -35,12 +36,12 @@ from llmsys.data_pipeline.executors.base import (
     Job,
     JobQueue,
     Queue,
-    Report,
     TaskFailed,
     TaskProgress,
     try_job,
 )
 
+_REPORT_SECONDS = 0.1
 _PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
 
 
@@ -62,6 +63,8 @@ class WorkerProcess:
         # Our copies must close, or the pipes would not break when the worker dies.
         theirs.close()
         lifeline.close()
+        # What wakes the driver: an event, and the end of the process.
+        self.files = (self.connection.fileno(), int(self.process.sentinel))
         self.index: int | None = None
         self.since = 0.0
         # it runs an early job; it has run a job of the next stage
@@ -120,14 +123,44 @@ def _serve_jobs(connection: Connection, lifeline: Connection, lock: Any) -> None
     try:
         while True:
             index, job = connection.recv()
-            connection.send(try_job(index, job, _build_reporter(connection, index)))
+            reporter = _Reporter(connection, index)
+            outcome = try_job(index, job, reporter.report)
+            reporter.send_drops()
+            connection.send(outcome)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         if held is not None:
             os.close(held)
 
 
-def _build_reporter(connection: Connection, index: int) -> Report:
-    return lambda amount, dropped: connection.send(TaskProgress(index, amount, dropped))
+class _Reporter:
+    """Sends the progress of a job, at most every tenth of a second: the driver of many short jobs
+    would do nothing but read it.
+    """
+
+    def __init__(self, connection: Connection, index: int) -> None:
+        self._connection = connection
+        self._index = index
+        self._amount = 0.0
+        self._dropped = 0
+        self._sent = time.monotonic()
+
+    def report(self, amount: float, dropped: int) -> None:
+        """Add progress of the job."""
+        self._amount += amount
+        self._dropped += dropped
+        if time.monotonic() - self._sent >= _REPORT_SECONDS:
+            self._send()
+
+    def send_drops(self) -> None:
+        """Send what the end of the job does not say: a finished job counts in full."""
+        if self._dropped:
+            self._send()
+
+    def _send(self) -> None:
+        self._connection.send(TaskProgress(self._index, self._amount, self._dropped))
+        self._amount = 0.0
+        self._dropped = 0
+        self._sent = time.monotonic()
 
 
 def _die_with_parent(lifeline: Connection) -> None:
@@ -164,6 +197,8 @@ class LocalExecutor:
         # a single worker gains nothing by it
         self.eager_jobs = EagerJobs() if self.limit > 1 else None
         self._workers: list[WorkerProcess] = []
+        # The files of busy workers. One that died while it was idle is seen when it gets a job.
+        self._poll = select.poll()
 
     def run_jobs(self, jobs: Sequence[Job], seconds: float = 0) -> Iterator[Event | EagerTaskEvent]:
         """Yield events until every job is done or failed, and every eager job too while workers
@@ -194,6 +229,7 @@ class LocalExecutor:
         for worker in self._workers:
             worker.kill()
         self._workers.clear()
+        self._poll = select.poll()
 
     def _assign_jobs(self, waiting: JobQueue) -> None:
         """Give a job to every idle worker that should have one. Start workers while there are
@@ -217,6 +253,8 @@ class LocalExecutor:
         worker.experienced |= self.eager_jobs is not None and queue is self.eager_jobs.next_jobs
         worker.index, job = queue.pop_next() if isinstance(queue, JobQueue) else queue.popleft()
         worker.since = time.monotonic()
+        for file in worker.files:
+            self._poll.register(file, select.POLLIN)
         # died while idle: _wait_for_workers will see it
         with suppress(BrokenPipeError, ConnectionResetError):
             worker.connection.send((worker.index, job))
@@ -257,18 +295,8 @@ class LocalExecutor:
         ]
         # 0.01 s later, so that the limit has passed when the wait returns.
         patience = max(0.0, min(ends) + 0.01 - time.monotonic()) if ends else None
-        ready = wait(
-            [
-                *(worker.connection for worker in busy),
-                *(worker.process.sentinel for worker in busy),
-            ],
-            patience,
-        )
-        return [
-            worker
-            for worker in busy
-            if worker.connection in ready or worker.process.sentinel in ready
-        ]
+        ready = {file for file, _ in self._poll.poll(None if patience is None else patience * 1e3)}
+        return [worker for worker in busy if not ready.isdisjoint(worker.files)]
 
     def _receive_event(self, worker: WorkerProcess) -> Event | None:
         """Return the next event of a worker, or None if it is dead and its pipe is empty."""
@@ -277,8 +305,13 @@ class LocalExecutor:
         except (EOFError, OSError):
             return None
         if not isinstance(event, TaskProgress):
+            self._stop_watching(worker)
             worker.index = None
         return event
+
+    def _stop_watching(self, worker: WorkerProcess) -> None:
+        for file in worker.files:
+            self._poll.unregister(file)
 
     def _remove_lost_worker(self, worker: WorkerProcess) -> TaskFailed:
         """Remove a worker that died and return the failure of its job."""
@@ -290,6 +323,7 @@ class LocalExecutor:
     def _remove_worker(self, worker: WorkerProcess) -> int:
         """Remove a worker and return the index of its job."""
         self._workers.remove(worker)
+        self._stop_watching(worker)
         worker.kill()
         assert worker.index is not None
         return worker.index

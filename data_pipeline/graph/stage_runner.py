@@ -58,6 +58,7 @@ from llmsys.dataset.manifest import MANIFEST_NAME
 from llmsys.events import EventWriter
 from llmsys.log import get_logger
 from llmsys.progress import Progress
+from llmsys.storage.pack_files import is_packed_name, parse_packed_name, release_packs
 
 
 def build_executor(config: ExecutorConfig, folder: Path, lock: int) -> Executor:
@@ -170,6 +171,8 @@ class StageRunner:
         )
         self._quarantine = Quarantine(folder)
         self._outputs = OutputNames(folder / JOURNAL)
+        # Names of packs that hold an output of this run: as many as gigabytes and workers.
+        self._packs = set[str]()
         self._events = EventWriter(folder / "events.jsonl")
         self._executor = build_executor(executor, folder, lock)
 
@@ -200,12 +203,16 @@ class StageRunner:
             DataError: If a task failed for good.
         """
         stage = _StageTasks(name, tasks, code, unit)
-        for index, task in enumerate(tasks):
-            # All outputs count, also of reused tasks: the others are orphans.
-            for output in task.outputs:
-                self._outputs.add(output)
-            is_done = self.journal.has_record(task.name, task.compute_key(code), index)
-            stage.add_amount(task, None if is_done else index)
+        with self.journal.hold_changes():
+            for index, task in enumerate(tasks):
+                # All outputs count, also of reused tasks: the others are orphans.
+                for output in task.outputs:
+                    is_packed = is_packed_name(output)
+                    stage.has_packed |= is_packed
+                    if not is_packed:
+                        self._outputs.add(output)
+                is_done = self.journal.has_record(task.name, task.compute_key(code), index)
+                stage.add_amount(task, None if is_done else index)
         self.num_reused += max(0, len(tasks) - len(stage.missing) - self._early[name])
         if stage.missing:
             begin_change(self.folder)
@@ -215,7 +222,18 @@ class StageRunner:
             )
         self._quarantine.remove_others(name, self.journal.list_unfinished(name))
         self.journal.remove_stale_records(name, len(tasks))
+        if stage.has_packed:
+            self._add_packed_outputs(name)
         return RecordList(self.journal, name, len(tasks))
+
+    def _add_packed_outputs(self, stage: str) -> None:
+        """Keep the packs that hold outputs of a stage, and its files of earlier releases."""
+        for name in self.journal.iter_output_names(stage):
+            part = parse_packed_name(name)
+            if part is None:
+                self._outputs.add(name)
+            else:
+                self._packs.add(part[0])
 
     def record_core_pages(self, extracted: Sequence[TaskRecord]) -> None:
         """Write an event with the number of pages, of those that the compiled core extracted, and
@@ -262,10 +280,13 @@ class StageRunner:
             for folder in sorted(folders)
             for path in sorted(
                 path
-                for path in folder.iterdir()
-                if str(path.relative_to(self.folder)) not in self._outputs
+                for path in folder.rglob("*")
+                if path.is_file() and not self._is_output(str(path.relative_to(self.folder)))
             )
         ]
+
+    def _is_output(self, name: str) -> bool:
+        return name in self._packs or name in self._outputs
 
     def publish_files(self) -> None:
         """Move the new versions of this run's outputs into place. The manifest must be
@@ -280,7 +301,12 @@ class StageRunner:
         missing = np.array(stage.missing)[order]
         amounts = np.array(stage.amounts)[order]
         tasks = select_items(stage.tasks, missing)
-        jobs = LazySequence(
+        chained = LazySequence(
+            len(missing),
+            lambda number: eager_tasks.build_job(tasks[number], eager_tasks.next_stage),
+        )
+        # A later stage counts its own attempts.
+        alone = LazySequence(
             len(missing), lambda number: tasks[number].build_recorded_job(self.folder)
         )
         failures = FailureSummary()
@@ -291,7 +317,9 @@ class StageRunner:
         total = stage.total + (to_do if eager_tasks.is_counted else 0)
         with Progress(title, total, stage.unit, done=stage.total - to_do) as progress:
             display = StageProgress(progress, amounts, eager_tasks.get_progress_amount)
-            for event in run_with_retries(self._executor, jobs, self._config, seconds):
+            for event in run_with_retries(
+                self._executor, chained, self._config, seconds, again_jobs=alone
+            ):
                 display.show_event(event)
                 match event:
                     case EagerTaskEvent():
@@ -299,11 +327,12 @@ class StageRunner:
                     case TaskDone():
                         index = int(missing[event.index])
                         task = tasks[event.index]
-                        record = save_task_result(
-                            self.journal, task, stage.code, event.result, index
-                        )
+                        with self.journal.hold_changes():
+                            record = save_task_result(
+                                self.journal, task, stage.code, event.result, index
+                            )
+                            eager_tasks.submit_next(task, record, event.result)
                         self.num_run += 1
-                        eager_tasks.submit_next(task, record)
                     case TaskRetry():
                         _log.warning(
                             "task %s will be retried: %s",
@@ -344,6 +373,7 @@ class StageRunner:
     def close(self) -> None:
         """Stop the workers."""
         self._executor.close()
+        release_packs(self.folder)
         self._events.close()
         self.journal.close()
 
@@ -361,6 +391,7 @@ class _StageTasks:
         self.amounts = array("d")
         self.total = 0.0
         self.has_fallbacks = True
+        self.has_packed = False
 
     def add_amount(self, task: Task, missing: int | None) -> None:
         """Count a task, which is done or is the missing one of an index."""

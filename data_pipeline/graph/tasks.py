@@ -28,7 +28,13 @@ from typing import Any, overload
 
 from llmsys.config.executor import ExecutorConfig
 from llmsys.data_pipeline.core.journal import Journal, compute_json_digest
-from llmsys.data_pipeline.core.task_record import RecordedJob, TaskRecord, unpack_result
+from llmsys.data_pipeline.core.task_record import (
+    ChainedJob,
+    FollowingJob,
+    RecordedJob,
+    TaskRecord,
+    unpack_result,
+)
 from llmsys.data_pipeline.executors.base import (
     EagerJobs,
     EagerTaskEvent,
@@ -106,7 +112,7 @@ class Task:
         """Return the journal key: a digest of the code version, the name and the inputs."""
         return compute_json_digest(code, self.name, self.inputs)
 
-    def build_recorded_job(self, folder: Path) -> "RecordedJob":
+    def build_recorded_job(self, folder: Path) -> RecordedJob:
         """Return the job with the hashing of its outputs, for a worker."""
         return RecordedJob(self.job, folder, tuple(self.outputs))
 
@@ -152,6 +158,7 @@ def run_with_retries(
     config: ExecutorConfig,
     seconds: float = 0,
     sleep: Callable[[float], None] = time.sleep,
+    again_jobs: Sequence[Job] | None = None,
 ) -> Iterator[Event | EagerTaskEvent | TaskRetry]:
     """Run jobs with retries.
 
@@ -161,6 +168,7 @@ def run_with_retries(
         config: Number of attempts (`max_attempts`) and back-off.
         seconds: Time limit of one attempt; 0 means no limit.
         sleep: Waits between rounds; tests replace it.
+        again_jobs: What to run of the same jobs after the first attempt; None: the same.
 
     Yields:
         Events by job index. `TaskFailed` means that no attempt is left or that the user must act
@@ -170,7 +178,8 @@ def run_with_retries(
     for number in range(1, config.max_attempts + 1):
         last = number == config.max_attempts
         again: list[int] = []
-        for event in executor.run_jobs(select_items(jobs, remaining), seconds):
+        attempted = jobs if number == 1 or again_jobs is None else again_jobs
+        for event in executor.run_jobs(select_items(attempted, remaining), seconds):
             if isinstance(event, EagerTaskEvent):  # its own stage retries it
                 yield event
                 continue
@@ -206,6 +215,8 @@ class NextStage:
         then: The stage after it.
         is_counted: Its early tasks count in the progress of the current stage, which has the same
             unit and amounts.
+        build_following: Builds the job that the worker of a task of the current stage runs at once,
+            from the item of its name. None: there are other tasks than one for each.
     """
 
     stage: str
@@ -213,6 +224,7 @@ class NextStage:
     tasks: Callable[[str, TaskRecord], Iterable[Task]]
     then: "NextStage | None" = None
     is_counted: bool = False
+    build_following: Callable[[str], FollowingJob] | None = None
 
 
 @dataclass(frozen=True)
@@ -240,7 +252,8 @@ class EagerTasks:
         self.folder = folder
         self.journal = journal
         self.queues = queues
-        self.next_stage = next_stage if queues is not None else None
+        has_chain = next_stage is not None and next_stage.build_following is not None
+        self.next_stage = next_stage if queues is not None or has_chain else None
         if queues is not None:
             queues.seconds = seconds
             queues.next_jobs.clear()  # jobs of an earlier stage remain if its workers died
@@ -250,6 +263,7 @@ class EagerTasks:
         self.reused_amount = 0.0  # progress of counted tasks that were done already
         self._steps: dict[int, _SubmittedTask] = {}
         self._submitted = 0
+        self._has_earlier: dict[str, bool] = {}
         self._enabled: deque[tuple[NextStage, Iterator[Task]]] = deque()  # not yet built
 
     def format_title(self, stage: str) -> str:
@@ -272,10 +286,51 @@ class EagerTasks:
             step.task.progress_amount if self.is_counted and step.stage is self.next_stage else 0.0
         )
 
-    def submit_next(self, task: Task, record: TaskRecord) -> None:
-        """Queue the tasks of the next stage that a finished task enables."""
-        self._add_enabled(self.next_stage, task, record)
+    def build_job(self, task: Task, then: NextStage | None) -> Job:
+        """Return the job of a task, after which the worker goes on with the stage `then`, as far as
+        the journal has no record of it that may be reused.
+        """
+        first = task.build_recorded_job(self.folder)
+        following = list[FollowingJob]()
+        item = task.name.partition("/")[2]
+        while then is not None and then.build_following is not None:
+            if self._has_record(then.stage, item):
+                break
+            following.append(then.build_following(item))
+            then = then.then
+        return ChainedJob(first, tuple(following)) if following else first
+
+    def _has_record(self, stage: str, item: str) -> bool:
+        """Return whether an earlier run left a record of a task, with whatever key."""
+        if stage not in self._has_earlier:
+            self._has_earlier[stage] = self.journal.has_any_record(stage)
+        return self._has_earlier[stage] and self.journal.has_any_record(stage, item)
+
+    def submit_next(self, task: Task, record: TaskRecord, returned: dict[str, Any]) -> None:
+        """Journal what the worker did after a finished task, which returned something, or queue the
+        tasks of the next stage that the task enables.
+        """
+        self._record_following(self.next_stage, task, record, returned)
         self._fill_queues()
+
+    def _record_following(
+        self, stage: NextStage | None, task: Task, record: TaskRecord, returned: dict[str, Any]
+    ) -> None:
+        if "following" not in returned:
+            self._add_enabled(stage, task, record)
+            return
+        is_complete = True
+        for result in returned["following"]:
+            assert stage is not None
+            if result is None:  # it failed, and its own stage runs it again
+                is_complete = False
+                break
+            (task,) = stage.tasks(task.name.partition("/")[2], record)
+            record = save_task_result(self.journal, task, stage.code, result)
+            self.done[stage.stage] += 1
+            stage = stage.then
+        if is_complete:
+            self._add_enabled(stage, task, record)
 
     def record_early_result(self, early: EagerTaskEvent) -> None:
         """Journal the result of an early task and queue its successor."""
@@ -287,13 +342,16 @@ class EagerTasks:
                 "task %s will be retried by its own stage: %s", step.task.name, early.event.message
             )
         else:
-            record = save_task_result(self.journal, step.task, step.stage.code, early.event.result)
+            with self.journal.hold_changes():
+                record = save_task_result(
+                    self.journal, step.task, step.stage.code, early.event.result
+                )
+                self._record_following(step.stage.then, step.task, record, early.event.result)
             self.done[step.stage.stage] += 1
-            self._add_enabled(step.stage.then, step.task, record)
         self._fill_queues()
 
     def _add_enabled(self, stage: NextStage | None, before: Task, record: TaskRecord) -> None:
-        if stage is not None:
+        if stage is not None and self.queues is not None:
             # In front: a task of a later stage waits for no other one.
             self._enabled.appendleft(
                 (stage, iter(stage.tasks(before.name.partition("/")[2], record)))
@@ -316,6 +374,6 @@ class EagerTasks:
                 queue = (
                     self.queues.next_jobs if stage is self.next_stage else self.queues.later_jobs
                 )
-                queue.append((self._submitted, task.build_recorded_job(self.folder)))
+                queue.append((self._submitted, self.build_job(task, stage.then)))
                 self._steps[self._submitted] = _SubmittedTask(task, stage)
                 self._submitted += 1

@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 from llmsys.config.data import CrawlConfig
 from llmsys.config.language import DEFAULT, Words, parse_language_rules
 from llmsys.data_pipeline.core.funnel import format_reason
+from llmsys.data_pipeline.core.task_record import list_extracted_texts
 from llmsys.data_pipeline.graph.resource_files import list_rule_libraries
 from llmsys.data_pipeline.language.rules_by_language import serialize_rules_by_language
 from llmsys.data_pipeline.readers.input_files import InputFiles, find_input_files
@@ -241,7 +242,7 @@ def _list_failed_tests(verdicts: RuleVerdicts, prefix: str) -> list[str]:
 
 def _iter_documents(data: CrawlConfig) -> Iterator[pa.RecordBatch]:
     """Yield the documents as they reach the rules, from stored texts where there are any."""
-    stored = sorted((data.folder / "work" / "extracted").glob("*.arrow"))
+    stored = list_extracted_texts(data.folder)
     for path in stored:
         yield from _iter_rule_inputs(path, data)
     files = InputFiles([], {}) if stored else find_input_files(data)

@@ -18,6 +18,7 @@ from llmsys.config.data import CrawlConfig
 from llmsys.data_pipeline.core.document_schema import select_heldout
 from llmsys.data_pipeline.core.funnel import format_measured_value
 from llmsys.data_pipeline.core.staging import is_change_unfinished
+from llmsys.data_pipeline.core.task_record import list_extracted_texts
 from llmsys.data_pipeline.graph.resource_files import require_resource_files
 from llmsys.data_pipeline.inspection.dataset_config import read_dataset_config
 from llmsys.data_pipeline.language.rules_by_language import serialize_rules_by_language
@@ -72,9 +73,7 @@ def explain_url(data: CrawlConfig, url: str) -> list[CaptureExplanation]:
     rules = serialize_rules_by_language(data)
     limits = LanguageThresholds(data.language, rules)
     captures = []
-    for page in _iter_matching_pages(
-        sorted((data.folder / "work" / "extracted").glob("*.arrow")), "url", url
-    ):
+    for page in _iter_matching_pages(list_extracted_texts(data.folder), "url", url):
         captures.append(_explain_capture(page, data, rules, limits))
     if not captures:
         skipped = sum(skip.count for skip in manifest.read.skipped)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from llmsys.data_pipeline.core.document_schema import DROPPED_SCHEMA
+from llmsys.data_pipeline.core.task_record import list_extracted_texts
 from llmsys.data_pipeline.inspection.dropped_documents import describe_no_match, iter_matches
 from llmsys.data_pipeline.stages.export_documents import open_document_writer
 from llmsys.dataset.token_shards import read_batches
@@ -52,7 +53,7 @@ def export_dropped_documents(folder: Path, wanted: dict[str, str], output: Path)
             rows[row["file"], row["offset"]] = row | {"text": None}
     if not rows:
         raise DataError(describe_no_match(folder, wanted))
-    sources = sorted((folder / "work" / "extracted").glob("*.arrow"))
+    sources = list_extracted_texts(folder)
     if not sources:
         raise DataError(
             f"{folder}/work/extracted is gone, which has the whole texts. Make it again: llmsys "

@@ -10,7 +10,7 @@ the decisions that collecting still applies.
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,10 @@ from llmsys.data_pipeline.core.journal import compute_sequence_digest
 from llmsys.data_pipeline.core.task_record import (
     LIST_FOLDER,
     FileList,
+    FollowingJob,
+    ItemRange,
+    StageArguments,
+    StageJob,
     TaskRecord,
     write_file_list,
     write_rows,
@@ -216,17 +220,22 @@ class DeduplicationStages:
             else partial(write_group_keys, schema=schema)
         )
 
-        def build_task(group: int) -> Task:
-            first = group * size
-            path = f"work/groups/{name}-{group:05d}.arrow"
-            sources = files[first : first + size]
-            job = partial(gather, sources=sources, first=first, output=self.folder / path)
-            digest = compute_sequence_digest(
+        digests = [
+            compute_sequence_digest(
                 record.digests[output] for record in records[first : first + size]
             )
-            return Task(f"groups.{name}/{group:05d}", [digest, first], [path], job, len(sources))
+            for first in range(0, len(files), size)
+        ]
 
-        tasks = LazySequence(-(-len(files) // size), build_task)
+        def build_task(group: int) -> Task:
+            first = group * size
+            path = f"work/groups.{name}.packs/{group:05d}"
+            sources = ItemRange(files, first, min(first + size, len(files)))
+            job = partial(gather, sources=sources, first=first, output=self.folder / path)
+            inputs = [digests[group], first]
+            return Task(f"groups.{name}/{group:05d}", inputs, [path], job, len(sources))
+
+        tasks = LazySequence(len(digests), build_task)
         grouped = self._run_stage(f"groups.{name}", tasks, "file")
         return write_file_list(
             self.folder, f"{name}.groups", (record.outputs[0].name for record in grouped)
@@ -246,7 +255,7 @@ class DeduplicationStages:
 
         def build_task(group: int) -> Task:
             first = group * size
-            output = f"work/groups/{stage}-{group:05d}.arrow"
+            output = f"work/groups.{stage}.packs/{group:05d}"
             job = partial(
                 write_group_decisions,
                 decisions=paths,
@@ -279,28 +288,46 @@ class DeduplicationStages:
         def build_task(
             number: int, decisions: Sequence[TaskRecord], record: TaskRecord, name: str
         ) -> Task:
-            outputs = [
-                f"work/{stage}/{name}.{relation}.arrow" for relation in ("documents", *relations)
-            ]
-            job = partial(
-                write_signatures,
-                source=self.get_output_path(record),
-                number=number,
-                dropped=self.get_output_paths(decisions),
-                documents=self.folder / outputs[0],
-                keys={
-                    relation: self.folder / path
-                    for relation, path in zip(relations, outputs[1:], strict=True)
-                },
-                url=config.url if isinstance(config.url, UrlDedupConfig) else None,
-                minhash=config.minhash if isinstance(config.minhash, MinHashDedupConfig) else None,
-                unspaced=unspaced,
-            )
+            dropped = self.get_output_paths(decisions)
+            following = self._build_signature_job(stage, relations, number, dropped, name)
             rows = sum(rows for _, rows in record.result["kept_batches"])
             depends_on = [record.digests[0], [decision.digests for decision in decisions], settings]
-            return Task(f"{stage}/{name}", depends_on, outputs, job, rows)
+            job = following.bind_source(record.outputs[0].name)
+            return Task(f"{stage}/{name}", depends_on, following.outputs, job, rows)
 
         return build_task
+
+    def build_first_job(self, name: str) -> FollowingJob:
+        """Return the job of the first stage for a filtered file, by its name."""
+        return self._build_signature_job("signatures", self._initial_relations, 0, (), name)
+
+    def _build_signature_job(
+        self,
+        stage: str,
+        relations: Sequence[str],
+        number: int,
+        dropped: Sequence[Path],
+        name: str,
+    ) -> FollowingJob:
+        outputs = tuple(
+            f"work/{stage}.{relation}.packs/{name}" for relation in ("documents", *relations)
+        )
+        paths: dict[str, str | dict[str, str]] = {
+            "documents": outputs[0],
+            "keys": dict(zip(relations, outputs[1:], strict=True)),
+        }
+        own = {"number": number, "dropped": dropped}
+        job = StageJob(write_signatures, self._signature_arguments, own, self.folder, paths)
+        return FollowingJob(job, outputs)
+
+    @cached_property
+    def _signature_arguments(self) -> StageArguments:
+        config = self.config
+        return StageArguments(
+            url=config.url if isinstance(config.url, UrlDedupConfig) else None,
+            minhash=config.minhash if isinstance(config.minhash, MinHashDedupConfig) else None,
+            unspaced=[code for code, by_characters in self.by_characters.items() if by_characters],
+        )
 
     def compare_key_ranges(
         self,

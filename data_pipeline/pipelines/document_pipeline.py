@@ -6,6 +6,8 @@ Invariants:
     - The inputs of a task list everything that decides its outputs, besides the code version.
 """
 
+import os
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, cached_property, partial
 from typing import Any, Literal
@@ -15,9 +17,16 @@ from llmsys.config.data import CrawlConfig
 from llmsys.config.language import parse_language_rules
 from llmsys.config.python_code import compute_code_digest
 from llmsys.config.tokenizer import TokenizerConfig
-from llmsys.data_pipeline.core.journal import compute_json_digest
+from llmsys.data_pipeline.core.journal import EncodedJson, compute_json_digest
 from llmsys.data_pipeline.core.staging import get_write_path
-from llmsys.data_pipeline.core.task_record import TaskRecord
+from llmsys.data_pipeline.core.task_record import (
+    EXTRACTED,
+    FollowingJob,
+    StageArguments,
+    StageJob,
+    TaskRecord,
+    write_file_list,
+)
 from llmsys.data_pipeline.executors.base import LazySequence, select_items
 from llmsys.data_pipeline.graph.quarantine import (
     build_empty_extraction,
@@ -62,12 +71,18 @@ from llmsys.data_pipeline.stages.apply_rules import apply_rules_to_file
 from llmsys.data_pipeline.stages.collect import collect_shard
 from llmsys.data_pipeline.stages.extract_text import extract_file
 from llmsys.data_pipeline.stages.split_inputs import (
+    LEAST_PROBED,
     InputBlock,
     InputBlockList,
     list_input_blocks,
     split_input_file,
 )
 from llmsys.storage.paths import is_remote
+
+
+def _format_identity(stamp: Sequence[int]) -> str:
+    return "-".join(map(str, stamp))
+
 
 Until = Literal["documents", "tokenizer", "tokens"]
 
@@ -90,14 +105,25 @@ class DocumentPipeline:
         build_extract_task = self._build_extract_task_factory(files)
         # Each block can be extracted as soon as its file is split, then filtered and given its
         # signatures.
-        signing = self._build_next_stage("signatures", deduplication.build_first_task_factory())
-        filtering = self._build_next_stage("filter", self._filter_task_factory, signing)
+        signing = self._build_next_stage(
+            "signatures",
+            deduplication.build_first_task_factory(),
+            deduplication.build_first_job,
+        )
+        filtering = self._build_next_stage(
+            "filter", self._filter_task_factory, self._build_filter_job, signing
+        )
         blocks = self._run_split_stage(files, build_extract_task, filtering)
         extract_tasks = LazySequence(len(blocks), lambda index: build_extract_task(blocks[index]))
         outcome = StageRecords(
             inputs=inputs, extracted=self._run_stage("extract", extract_tasks, "B", filtering)
         )
         self.runner.record_core_pages(outcome.extracted)
+        write_file_list(
+            self.folder,
+            EXTRACTED,
+            (record.outputs[0].name for record in outcome.extracted if record.outputs),
+        )
         names: Sequence[str] = LazySequence(len(blocks), lambda index: blocks[index].name)
         extracted, names, _ = drop_quarantined(outcome.extracted, names)
         outcome.filtered = self._run_filter_stage(extracted, names)
@@ -154,53 +180,104 @@ class DocumentPipeline:
         build_extract_task: Callable[[InputBlock], Task],
         filtering: NextStage | None,
     ) -> Sequence[InputBlock]:
-        """Split long files into blocks. A remote file is identified by its tag or time."""
+        """Split long files into blocks. A remote file is identified by its tag or time, a local one
+        by size, time and inode, until it changes: then its bytes are compared with those before.
+        """
         inputs = files.paths
         # The digest tells apart files of one name in different folders.
         named = [
             (path, f"{get_input_name(path)}-{compute_json_digest(path)[:8]}") for path in inputs
         ]
-        size = self.data.executor.block_bytes
-        sizes = {path: get_input_size(path) for path in inputs if is_remote(path)}
-        uncut = {path for path, length in sizes.items() if length <= size}
-        for path in inputs:  # only the user's own reader knows where a record ends
-            if files.get_read_config(path, self.data.read).reader is not None:
-                sizes[path] = get_input_size(path)
-                uncut.add(path)
-        split = [(path, name) for path, name in named if path not in uncut]
-        tasks = []
-        for path, name in split:
-            identity = compute_input_identity(self.runner.journal, path) if is_remote(path) else ""
-            job = partial(split_input_file, source=path, block_bytes=size, identity=identity)
-            stamp = identity or compute_file_stamp(path)
-            tasks.append(
-                Task(
-                    f"split_inputs/{name}",
-                    [path, stamp, size],
-                    [],
-                    job,
-                    sizes.get(path) or get_input_size(path),
-                )
-            )
-        paths = {name: path for path, name in split}
+        whole = dict[int, list[Any]]()
+        positions = array("q", [-1] * len(inputs))
+        tasks = list[Task]()
+        paths = dict[str, str]()
+        with self.runner.journal.hold_changes():
+            for number, (path, name) in enumerate(named):
+                block = self._find_whole_block(files, path, name)
+                if block is not None:
+                    whole[number] = block
+                    continue
+                positions[number] = len(tasks)
+                tasks.append(self._build_split_task(path, name))
+                paths[name] = path
 
         def build_extract_tasks(name: str, record: TaskRecord) -> Iterator[Task]:
-            yield from map(build_extract_task, list_input_blocks(paths[name], name, record.result))
+            result = self._keep_identities(paths[name], name, record.result)
+            yield from map(build_extract_task, list_input_blocks(paths[name], name, result))
 
         code = compute_code_version(DOCUMENT_STAGES["extract"])
         extract = NextStage("extract", code, build_extract_tasks, filtering, is_counted=True)
-        records = self._run_stage("split_inputs", tasks, "B", extract) if tasks else []
-        positions = {path: position for position, (path, _) in enumerate(split)}
-        whole = {
-            path: {"blocks": [[0, sizes[path], compute_input_identity(self.runner.journal, path)]]}
-            for path in uncut
-        }
+        # Without tasks, too: the records of earlier runs go.
+        records = self._run_stage("split_inputs", tasks, "B", extract)
 
         def find_result(index: int) -> dict[str, Any]:
-            path = inputs[index]
-            return whole[path] if path in whole else records[positions[path]].result
+            if index in whole:
+                return {"blocks": [whole[index]]}
+            result = records[positions[index]].result
+            return self._keep_identities(*named[index], result)
 
         return InputBlockList(named, find_result)
+
+    def _find_whole_block(self, files: InputFiles, path: str, name: str) -> list[Any] | None:
+        """Return [start, stop, identity] of a file that is one block; None for one that must be
+        split, or compared with what it was.
+        """
+        size = self.data.executor.block_bytes
+        journal = self.runner.journal
+        # Only the user's own reader knows where a record ends.
+        has_reader = files.get_read_config(path, self.data.read).reader is not None
+        if is_remote(path) or has_reader:
+            length = get_input_size(path)
+            is_whole = has_reader or length <= size
+            return [0, length, compute_input_identity(journal, path)] if is_whole else None
+        stamp = compute_file_stamp(path)
+        if not stamp or stamp[0] > size or not os.path.isfile(path):
+            return None
+        identity = journal.find_input_identity(path, stamp)
+        if identity is None:
+            if journal.has_any_record("split_inputs", name) or journal.has_any_record(
+                "extract", name
+            ):
+                return None
+            identity = _format_identity(stamp)
+            journal.save_input_digest(path, [*stamp, identity])
+        return [0, stamp[0], identity]
+
+    def _build_split_task(self, path: str, name: str) -> Task:
+        size = self.data.executor.block_bytes
+        journal = self.runner.journal
+        stamp: str | list[int]
+        if is_remote(path):
+            identity = compute_input_identity(journal, path)
+            stamp = identity
+            least = None
+        else:
+            stamp = compute_file_stamp(path)
+            is_new = bool(stamp) and not (
+                journal.has_any_record("split_inputs", name)
+                or journal.has_any_record("extract", name)
+            )
+            identity = _format_identity(stamp) if is_new else ""
+            least = LEAST_PROBED
+        job = partial(
+            split_input_file, source=path, block_bytes=size, identity=identity, least_probed=least
+        )
+        return Task(f"split_inputs/{name}", [path, stamp, size], [], job, get_input_size(path))
+
+    def _keep_identities(self, path: str, name: str, result: dict[str, Any]) -> dict[str, Any]:
+        """Return the result of splitting a changed file with the identity that each block with the
+        same bytes had.
+        """
+        if not result.get("is_hashed"):
+            return result
+        blocks = []
+        for block in list_input_blocks(path, name, result):
+            known = self.runner.journal.find_result(f"extract/{block.name}") or {}
+            is_same = known.get("digest") == block.digest
+            identity = known["identity"] if is_same else block.digest
+            blocks.append([block.start, block.start + block.size, identity])
+        return result | {"blocks": blocks}
 
     def _build_extract_task_factory(self, files: InputFiles) -> Callable[[InputBlock], Task]:
         """Return a function (block) → task that extracts it."""
@@ -209,27 +286,24 @@ class DocumentPipeline:
         versions = list_extractor_versions(self.data)
 
         @cache
-        def get_settings(read: ReadConfig) -> tuple[ReadConfig, list[Any]]:
+        def get_settings(read: ReadConfig) -> tuple[StageArguments, EncodedJson]:
             data = self.data.model_copy(update={"read": read})
             dumped = data.model_dump(mode="json", include={"extract", "read", "url"})
             code = [] if read.reader is None else [compute_code_digest(read.reader)]
-            return read, [dumped["extract"], dumped["read"], dumped["url"], *versions, *code]
+            shared = StageArguments(
+                config=config, read=read, urls=self.data.url, lists=tuple(lists)
+            )
+            settings = [dumped["extract"], dumped["read"], dumped["url"], *versions, *code]
+            return shared, EncodedJson.from_value(settings)
 
         def build_task(block: InputBlock) -> Task:
-            read, settings = get_settings(files.get_read_config(block.source, self.data.read))
-            outputs = [f"work/extracted/{block.name}.arrow", f"work/unread/{block.name}.arrow"]
-            job = partial(
-                extract_file,
-                source=block.source,
-                start=block.start,
-                stop=block.stop,
-                output=self.folder / outputs[0],
-                unread=self.folder / outputs[1],
-                config=config,
-                read=read,
-                urls=self.data.url,
-                lists=tuple(lists),
-            )
+            shared, settings = get_settings(files.get_read_config(block.source, self.data.read))
+            outputs = [f"work/extracted.packs/{block.name}", f"work/unread.packs/{block.name}"]
+            own = {"source": block.source, "start": block.start, "stop": block.stop}
+            if not is_remote(block.source):
+                own["identity"] = block.digest
+            paths: dict[str, str | dict[str, str]] = {"output": outputs[0], "unread": outputs[1]}
+            job = StageJob(extract_file, shared, own, self.folder, paths)
             depends_on = [block.source, block.digest, block.start, settings, lists]
             build_fallback = partial(build_empty_extraction, block)
             return Task(
@@ -242,12 +316,19 @@ class DocumentPipeline:
         self,
         stage: str,
         task: Callable[[TaskRecord, str], Task] | None,
+        build_following: Callable[[str], FollowingJob],
         then: NextStage | None = None,
     ) -> NextStage | None:
         if task is None:
             return None
         code = compute_code_version(DOCUMENT_STAGES[stage])
-        return NextStage(stage, code, lambda name, record: [task(record, name)], then)
+        return NextStage(
+            stage,
+            code,
+            lambda name, record: [task(record, name)],
+            then,
+            build_following=build_following,
+        )
 
     def _run_filter_stage(
         self, extracted: Sequence[TaskRecord], names: Sequence[str]
@@ -257,41 +338,47 @@ class DocumentPipeline:
 
         return self._run_stage("filter", LazySequence(len(names), build_task), "page")
 
+    def _build_filter_job(self, name: str) -> FollowingJob:
+        """Return the job that filters a block by its name."""
+        kept, dropped = f"work/filtered.packs/{name}", f"work/filtered.dropped.packs/{name}"
+        paths: dict[str, str | dict[str, str]] = {"kept": kept, "dropped": dropped}
+        job = StageJob(apply_rules_to_file, self._filter_arguments, {}, self.folder, paths)
+        return FollowingJob(job, (kept, dropped))
+
+    @cached_property
+    def _rule_files(self) -> tuple[str, ...]:
+        return (
+            *compute_file_digests(self.runner.journal, list_rule_files(self.data)),
+            *list_rule_libraries(self.data),
+        )
+
+    @cached_property
+    def _filter_arguments(self) -> StageArguments:
+        require_languages(self.data, parse_language_rules(self.rules))
+        return StageArguments(config=self.data, rules=self.rules, files=self._rule_files)
+
     @cached_property
     def _filter_task_factory(self) -> Callable[[TaskRecord, str], Task]:
         """A function (extracted record, block name) → task that filters the block."""
-        require_languages(self.data, parse_language_rules(self.rules))
         settings = self.data.model_dump(mode="json", include={"unicode", "language", "documents"})
         # Exported formats do not change the filtered documents.
         settings["documents"].pop("export_formats")
         settings["rules"] = self.rules
-        files = (
-            *compute_file_digests(self.runner.journal, list_rule_files(self.data)),
-            *list_rule_libraries(self.data),
-        )
-        settings["files"] = files
+        settings["files"] = self._rule_files
+        encoded = EncodedJson.from_value(settings)
 
         def build_task(extracted: TaskRecord, name: str) -> Task:
-            outputs = [f"work/filtered/{name}.arrow", f"work/filtered/{name}.dropped.arrow"]
-            job = partial(
-                apply_rules_to_file,
-                source=self.folder / extracted.outputs[0].name,
-                kept=self.folder / outputs[0],
-                dropped=self.folder / outputs[1],
-                config=self.data,
-                rules=self.rules,
-                files=files,
-            )
+            following = self._build_filter_job(name)
             counts = extracted.result
             pages = counts["pages"]
             html_bytes = counts["html_bytes"]
             # The second output, the unreadable places, decides nothing here.
-            depends_on = [extracted.digests[:1], settings]
+            depends_on = [extracted.digests[:1], encoded]
             return Task(
                 f"filter/{name}",
                 depends_on,
-                outputs,
-                job,
+                following.outputs,
+                following.bind_source(extracted.outputs[0].name),
                 pages,
                 partial(build_empty_filtering, pages, html_bytes),
             )

@@ -8,7 +8,7 @@ from typing import Any
 
 from llmsys.config.data import CrawlConfig
 from llmsys.data_pipeline.core.journal import compute_json_digest, compute_sequence_digest
-from llmsys.data_pipeline.core.task_record import LIST_FOLDER, TaskRecord, write_rows
+from llmsys.data_pipeline.core.task_record import LIST_FOLDER, ItemRange, TaskRecord, write_rows
 from llmsys.data_pipeline.dedup.keys import FILES_PER_GROUP
 from llmsys.data_pipeline.executors.base import LazySequence
 from llmsys.data_pipeline.graph.tasks import Stage, Task
@@ -40,17 +40,27 @@ def run_gather_stage(
     num_files = len(state.dropped) + 1
     settings = [data.documents.num_shards, data.documents.batch_bytes, list(state.rules)]
 
+    digests = []
+    for first in range(0, len(sources), FILES_PER_GROUP):
+        last = first + FILES_PER_GROUP
+        files = [state.kept[first:last], *(records[first:last] for records in state.dropped)]
+        digests.append(
+            compute_json_digest(
+                *(compute_sequence_digest(record.digests for record in each) for each in files)
+            )
+        )
+
     def build_task(group: int) -> Task:
         first = group * FILES_PER_GROUP
         last = min(first + FILES_PER_GROUP, len(sources))
         outputs = [
-            f"work/gather/{group:05d}.{name}.arrow"
+            f"work/gather.{name}.packs/{group:05d}"
             for name in ("kept", *map(str, range(num_files)))
         ]
         decisions = state.select_decisions(first)
         job = partial(
             gather_sources,
-            sources=sources[first:last],
+            sources=ItemRange(sources, first, last),
             first=first,
             decisions=[folder / record.outputs[0].name for record in decisions],
             rules=state.rules,
@@ -59,17 +69,14 @@ def run_gather_stage(
             shards=data.documents.num_shards,
             batch_bytes=data.documents.batch_bytes,
         )
-        files = [state.kept[first:last], *(records[first:last] for records in state.dropped)]
         depends_on = [
-            compute_json_digest(
-                *(compute_sequence_digest(record.digests for record in each) for each in files)
-            ),
+            digests[group],
             [record.digests for record in decisions],
             settings,
         ]
         return Task(f"gather/{group:05d}", depends_on, outputs, job, last - first)
 
-    records = stage("gather", LazySequence(-(-len(sources) // FILES_PER_GROUP), build_task), "file")
+    records = stage("gather", LazySequence(len(digests), build_task), "file")
     return SourceList(
         folder,
         write_rows(folder / LIST_FOLDER / "gathered.arrow", SOURCE_SCHEMA, _iter_rows(records)),

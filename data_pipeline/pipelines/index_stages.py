@@ -86,7 +86,7 @@ def _run_document_stages(
         record = signed.records[number]
         name = state.names[number]
         decisions = state.select_decisions(number)
-        output_path = f"work/{stage}/{name}.arrow"
+        output_path = f"work/{stage}.packs/{name}"
         job = partial(
             write_index_documents,
             number=number,

@@ -151,7 +151,7 @@ def _run_map_stage(
         record = state.kept[number]
         name = state.names[number]
         decisions = state.select_decisions(number)
-        output = f"work/{stage}/{name}.arrow"
+        output = f"work/{stage}.packs/{name}"
         file_inputs: dict[str, Any] = {
             "source": plan.get_output_paths([record])[0],
             "number": number,
@@ -215,7 +215,7 @@ def _run_cut_stage(
         name = state.names[number]
         decisions = state.select_decisions(number)
         cuts = state.select_records(places, number)
-        outputs = [f"work/{stage}/{name}.arrow", f"work/{stage}/{name}.dropped.arrow"]
+        outputs = [f"work/{stage}.packs/{name}", f"work/{stage}.dropped.packs/{name}"]
         job = partial(
             cut_repeats_from_file,
             source=plan.get_output_paths([record])[0],

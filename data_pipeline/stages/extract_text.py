@@ -36,6 +36,7 @@ from llmsys.config.cleaning import ExtractConfig, NoUrlFilter, ReadConfig
 from llmsys.data_pipeline.core.document_schema import DROPPED_SCHEMA, compute_document_id
 from llmsys.data_pipeline.core.native import count_core_pages
 from llmsys.data_pipeline.executors.base import Report
+from llmsys.data_pipeline.stages.split_inputs import compute_block_digest
 from llmsys.dataset.token_shards import ArrowFileWriter
 
 if TYPE_CHECKING:
@@ -126,6 +127,7 @@ def extract_file(
     stop: int | None = None,
     urls: UrlConfig = _EVERY_URL,
     lists: tuple[str, ...] = (),
+    identity: str = "",
 ) -> dict[str, Any]:
     """Extract one file, or a byte range of it. Progress is in (compressed) bytes of the file.
 
@@ -140,14 +142,18 @@ def extract_file(
         stop: End of the range. None: the end of the file.
         urls: URL filter. Pages that it rejects are not extracted.
         lists: Digests of its list files. They key the cache of loaded lists.
+        identity: Identity of a block of a local file; "" for any other.
 
     Returns:
-        Counts of records, pages and bytes; skips and notes by file and reason; `again`: whether its
+        With an identity, that and the digest of the block; counts of records, pages and bytes;
+        skips and notes by file and reason; `again`: whether its
         storage failed.
     """
     # not where the stage is only planned
     from llmsys.data_pipeline.readers.page_reader import read_pages
 
+    # Just before its bytes are read: then the disk gives them once.
+    digest = compute_block_digest(source, start, stop) if identity else ""
     gate = UrlGate(urls, lists)
     before = count_core_pages()
     records = pages = html_bytes = given_text_bytes = position = 0
@@ -178,7 +184,7 @@ def extract_file(
             report(max(0, batch.position - position), skipped.add_skips(batch.skipped))
             noted.add_skips(batch.noted)
             position = max(position, batch.position)
-    counts = {
+    counts: dict[str, Any] = {
         "records": records,
         "pages": pages,
         "html_bytes": html_bytes,
@@ -189,6 +195,8 @@ def extract_file(
     # for the event of the stage; no file depends on it
     counts["compiled_pages"] = after.compiled - before.compiled
     counts["left_pages"] = after.left - before.left
+    if digest:
+        counts |= {"identity": identity, "digest": digest}
     return counts | {
         "skipped": skipped.to_list(),
         "noted": noted.to_list(),

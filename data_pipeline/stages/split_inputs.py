@@ -1,8 +1,9 @@
 """Split long crawl files into blocks, the unit of work of all stages up to collecting.
 
-Reads each local file once, to find split points and to hash every block, so that a partly changed
-file is processed again in part. Of a remote gzip file it reads a little at each split point; a
-block is identified by the file's tag.
+Of a gzip file it reads a little at each split point. A block is identified by the tag of a remote
+file, or by size, time and inode of a local one. Its bytes are hashed where they are extracted, and
+here only when a local file changed: a block with the same bytes as before keeps its identity, so
+that a partly changed file is processed again in part.
 
 Invariants:
 - The split changes no byte of a dataset.
@@ -42,8 +43,8 @@ _PLAIN = b"WARC/"
 
 @dataclass(frozen=True, slots=True)
 class ByteRange:
-    """Bytes `start` to `stop` of a file; `digest` is their xxh3_128 (hex), or the identity of a
-    remote file.
+    """Bytes `start` to `stop` of a file; `digest` is their xxh3_128 (hex), or the identity of the
+    file.
     """
 
     start: int
@@ -51,7 +52,9 @@ class ByteRange:
     digest: str
 
 
-def split_file(path: str, block_bytes: int, identity: str = "") -> list[ByteRange]:
+def split_file(
+    path: str, block_bytes: int, identity: str = "", least_probed: int | None = None
+) -> list[ByteRange]:
     """Split a file into ranges of about `block_bytes`.
 
     Args:
@@ -59,6 +62,8 @@ def split_file(path: str, block_bytes: int, identity: str = "") -> list[ByteRang
             range.
         block_bytes: minimum size of a range; at least 1/64 of the file, so that ranges stay few.
         identity: what identifies the contents of the file; "" hashes every range.
+        least_probed: bytes of ranges from which on a gzip file is not read to find them; None: 0
+            with an identity, else never.
 
     Returns:
         Ranges in file order that cover the file.
@@ -67,12 +72,12 @@ def split_file(path: str, block_bytes: int, identity: str = "") -> list[ByteRang
         OSError: if the file cannot be read.
     """
     with open_input_stream(path, read_ahead=_PROBE if identity else _HASH_READ) as source:
-        iter_points = (
-            _iter_probed_points
-            if identity and source.read_block(0, 3) == _GZIP
-            else _iter_split_points
-        )
-        starts = [0, *iter_points(source, max(block_bytes, source.size // _SHARE)), source.size]
+        size = max(block_bytes, source.size // _SHARE)
+        if least_probed is None:
+            least_probed = 0 if identity else source.size
+        is_probed = size >= least_probed and source.read_block(0, 3) == _GZIP
+        iter_points = _iter_probed_points if is_probed else _iter_split_points
+        starts = [0, *iter_points(source, size), source.size]
         return [
             # Of a remote file the end counts too: with another size of blocks a range may end
             # elsewhere.
@@ -225,8 +230,8 @@ class InputBlock:
         name: Unique name in the dataset.
         start: First byte.
         stop: End of the range; None: the end of the file.
-        digest: Hash of the contents, or the identity of a remote file; with the range it decides
-            the task key.
+        digest: Identity of the contents, see the head of the module; with the range it decides the
+            task key.
         size: Bytes, 0 if unknown.
     """
 
@@ -238,8 +243,36 @@ class InputBlock:
     size: int
 
 
+# A local file is read to find its blocks if they are shorter: runs of complete records would be
+# longer than many of them.
+LEAST_PROBED = 1 << 20
+
+
+def compute_block_digest(source: str, start: int, stop: int | None) -> str:
+    """Hash a block of a local file.
+
+    Args:
+        source: Path of the file.
+        start: First byte.
+        stop: End of the block. None: the end of the file.
+
+    Returns:
+        xxh3_128 in hex; "" if it cannot be read.
+    """
+    try:
+        with open_input_stream(source, read_ahead=_HASH_READ) as stream:
+            return _compute_range_hash(stream, start, stream.size if stop is None else stop)
+    except OSError:
+        return ""
+
+
 def split_input_file(
-    report: Report, *, source: str, block_bytes: int, identity: str = ""
+    report: Report,
+    *,
+    source: str,
+    block_bytes: int,
+    identity: str = "",
+    least_probed: int | None = None,
 ) -> dict[str, Any]:
     """Find the split points of a file. Progress is in bytes.
 
@@ -247,18 +280,23 @@ def split_input_file(
         report: Progress callback.
         source: Path or URL.
         block_bytes: Wanted size of a block.
-        identity: What identifies the contents of a remote file; "" for a local one.
+        identity: What identifies the contents of a file; "" for a local one that changed.
+        least_probed: See `split_file`.
 
     Returns:
-        `blocks`: [start, stop, digest] each, empty if the file is unreadable.
+        `blocks`: [start, stop, digest] each, empty if the file is unreadable; `is_hashed`: whether
+        the digests are those of the bytes.
     """
     try:
-        ranges = split_file(source, block_bytes, identity)
+        ranges = split_file(source, block_bytes, identity, least_probed)
     # extraction will name the reason; a later success does not change size or time
     except OSError as error:
         return {"blocks": [], "is_provisional": not isinstance(error, IsADirectoryError)}
     report(ranges[-1].stop, 0)
-    return {"blocks": [[one.start, one.stop, one.digest] for one in ranges]}
+    return {
+        "blocks": [[one.start, one.stop, one.digest] for one in ranges],
+        "is_hashed": not identity,
+    }
 
 
 class InputBlockList(Sequence[InputBlock]):

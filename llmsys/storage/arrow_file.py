@@ -13,13 +13,14 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 import pyarrow as pa
 
 from llmsys.errors import DataError
 from llmsys.storage.atomic_write import describe_write_error, sync_folder
+from llmsys.storage.pack_files import PackWriter, find_packed_file, is_packed_name
 
 ARROW_ERRORS = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowSerializationError, OSError)
 Integers = np.ndarray[Any, np.dtype[np.int64]]
@@ -76,7 +77,8 @@ class ArrowFileWriter:
     """A context manager that writes record batches to a temporary file and publishes it by rename.
 
     The file is published when the `with` block succeeds and removed when it raises. `compression`
-    is None for files that training maps into memory, "zstd" for documents.
+    is None for files that training maps into memory, "zstd" for documents. In a folder of packs the
+    file becomes a part of a pack, see `pack_files.py`.
     """
 
     def __init__(
@@ -92,8 +94,7 @@ class ArrowFileWriter:
     def __enter__(self) -> "ArrowFileWriter":
         """Open the file aside and write its schema; DataError when the disk refuses it."""
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self.file = open(self.aside, "wb")
+            self.file = self._open_file()
         except OSError as error:
             raise DataError(describe_write_error(self.path, error)) from error
         try:
@@ -102,6 +103,12 @@ class ArrowFileWriter:
             self._discard_file()
             raise DataError(describe_write_error(self.path, error)) from error
         return self
+
+    def _open_file(self) -> BinaryIO | PackWriter:
+        if is_packed_name(os.fspath(self.path)):
+            return PackWriter(self.path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        return open(self.aside, "wb")
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Append one record batch.
@@ -128,6 +135,10 @@ class ArrowFileWriter:
             if kind is not None:
                 return
             self.arrow.close()
+            if isinstance(self.file, PackWriter):
+                # Not synced: the checksums of a pack show what a power failure took.
+                self.file.keep()
+                return
             self.file.flush()
             # after a power failure the name could otherwise be there without its bytes
             os.fsync(self.file.fileno())
@@ -139,6 +150,9 @@ class ArrowFileWriter:
             self._discard_file()
 
     def _discard_file(self) -> None:
+        if isinstance(self.file, PackWriter):
+            self.file.discard()
+            return
         # closing flushes, which a full disk refuses again; the cause is already raised
         with suppress(OSError):
             self.file.close()
@@ -157,7 +171,10 @@ def map_file(path: Path) -> pa.Buffer:
     Raises:
         DataError: The file is missing or cannot be read.
     """
+    packed = find_packed_file(path)
     try:
+        if packed is not None:
+            return packed.map_bytes()
         return pa.memory_map(str(path)).read_buffer()
     except FileNotFoundError:
         raise DataError(f"{path} is missing. {REMAKE}") from None

@@ -5,7 +5,9 @@ reason to drop.
 import gzip
 import hashlib
 import json
+import os
 import random
+import sqlite3
 import sys
 from pathlib import Path
 from typing import Any
@@ -98,15 +100,49 @@ ROOMS = ("documents", "dropped", "tokenizer", "tokens", "work")
 
 
 def hash_files(folder: Path) -> dict[str, str]:
-    """The sha256 of every file whose bytes are promised, by its name below the dataset folder."""
-    files = [
-        path for room in ROOMS for path in sorted((folder / room).rglob("*")) if path.is_file()
-    ]
-    files.append(folder / "manifest.json")
-    return {
-        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in files
+    """The sha256 of every file whose bytes are promised, by its name below the dataset folder. A
+    file in a pack is named by its task, because its place depends on the workers.
+    """
+    files = {
+        str(path.relative_to(folder)): path.read_bytes()
+        for room in ROOMS
+        for path in sorted((folder / room).rglob("*"))
+        if path.is_file() and path.suffix != ".pack"
     }
+    files["manifest.json"] = (folder / "manifest.json").read_bytes()
+    files |= read_packed_files(folder)
+    return {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
+
+
+def read_packed_places(folder: Path, stage: str) -> dict[str, list[str]]:
+    """Where the journal has the outputs of the tasks of a stage, by the rest of their name."""
+    journal = sqlite3.connect(folder / "journal" / "records.sqlite")
+    rows = journal.execute("select item, outputs from record where stage = ?", (stage,)).fetchall()
+    journal.close()
+    return {os.fsdecode(item): [name for name, *_ in json.loads(text)] for item, text in rows}
+
+
+def read_packed_files(folder: Path) -> dict[str, bytes]:
+    """The bytes of every output in a pack, by `work/STAGE/ITEM#OUTPUT`."""
+    journal = sqlite3.connect(folder / "journal" / "records.sqlite")
+    stages = [stage for (stage,) in journal.execute("select distinct stage from record")]
+    journal.close()
+    found = {}
+    for stage in stages:
+        for item, places in read_packed_places(folder, stage).items():
+            for number, place in enumerate(places):
+                if ".pack/" in place:
+                    pack, _, where = place.rpartition("/")
+                    start, length = map(int, where.split("-"))
+                    content = (folder / pack).read_bytes()[start : start + length]
+                    found[f"work/{stage}/{item}#{number}"] = content
+    return found
+
+
+def list_blocks(folder: Path) -> list[str]:
+    """The blocks that were extracted, by name."""
+    names = [name for name in read_packed_files(folder) if name.endswith("#0")]
+    return sorted(name.split("/", 2)[2][:-2] for name in names if name.startswith("work/extract/"))
 
 
 def read_public_files(folder: Path) -> dict[str, bytes]:

@@ -42,7 +42,7 @@ from llmsys.events import read_events
 from llmsys.progress import Progress
 from llmsys.storage.folder_lock import lock_folder
 from tests.helpers.failing_tasks import count, die_until, pass_gate, raise_failure, sleep_for_ever
-from tests.helpers.tiny_crawl import build_tiny_config, hash_files, make_crawl
+from tests.helpers.tiny_crawl import build_tiny_config, hash_files, list_blocks, make_crawl
 
 NO_COPIES = {"exact": {"kind": "none"}, "minhash": {"kind": "none"}}
 
@@ -388,7 +388,7 @@ def test_one_task_may_enable_many_of_which_few_wait_at_a_time_and_their_own_succ
         "extract/a.1", replace(record, key=build("extract", "a.1").compute_key("")), False, None
     )
     for name in "ab":
-        eager.submit_next(build("split_inputs", name), record)
+        eager.submit_next(build("split_inputs", name), record, {})
     most = 0
     while queues:
         most = max(most, len(queues))
@@ -425,14 +425,16 @@ def test_a_preparation_filters_and_computes_signatures_early_and_makes_the_same_
 ) -> None:
     crawl = make_crawl(tmp_path / "crawl", pages=10)
     for name, executor in (
-        ("plain", {"kind": "inline"}),
-        ("ahead", {"kind": "local", "workers": 2}),
+        ("plain", {"kind": "inline", "block_bytes": 2_000}),
+        ("ahead", {"kind": "local", "workers": 2, "block_bytes": 2_000}),
     ):
         prepare_dataset(build_tiny_config(tmp_path / name, crawl, executor=executor, **changes))
     assert hash_files(tmp_path / "ahead") == hash_files(tmp_path / "plain")
     lines = read_events(tmp_path / "ahead" / "events.jsonl")
     events = {event["stage"]: event for event in lines if event["event"] == "stage"}
-    assert events["split_inputs"]["eager"] == (1 + len(stages)) * events["split_inputs"]["tasks"]
+    blocks = list_blocks(tmp_path / "ahead")
+    assert len(blocks) > events["split_inputs"]["tasks"]
+    assert events["split_inputs"]["eager"] == (1 + len(stages)) * len(blocks)
     assert not {"extract", *stages} & events.keys()
 
 

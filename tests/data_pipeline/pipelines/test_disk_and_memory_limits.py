@@ -18,6 +18,7 @@ from llmsys.config.run import RunConfig
 from llmsys.data_pipeline.pipelines.prepare_dataset import prepare_dataset
 from llmsys.dataset.token_shards import ArrowFileWriter
 from llmsys.errors import DataError
+from llmsys.storage.pack_files import PackWriter
 from tests.helpers.paths import ROOT
 from tests.helpers.tiny_crawl import build_tiny_config, hash_files, make_crawl
 
@@ -79,7 +80,8 @@ def test_a_full_disk_is_a_clear_error_and_leaves_nothing_half_published(tmp_path
 
 
 WRITERS = [
-    *("work/extracted/*", "work/unread/*", "work/filtered/*"),
+    *("work/extracted.packs/*", "work/unread.packs/*", "work/filtered.packs/*"),
+    *("work/filtered.dropped.packs/*", "work/signatures.minhash.packs/*"),
     *("documents/*.arrow", "dropped/*", "documents/*.parquet", "documents/*.jsonl.zst"),
     *("tokenizer/*", "work/encoded/*", "tokens/*", "manifest.json"),
 ]
@@ -98,18 +100,25 @@ def test_a_disk_that_fills_up_at_any_writer_is_named_and_the_next_run_goes_on(
         for name in ("whole", "data")
     )
     prepare_dataset(whole)
-    folder, replace = tmp_path / "data", os.replace
+    folder, replace, write = tmp_path / "data", os.replace, PackWriter.write
     for pattern in WRITERS:
-        for made in folder.glob(pattern):  # by the run that failed at another file of this stage
-            made.unlink()
+        # Made by the run that failed at another file of this stage.
+        for made in folder.glob(pattern):
+            shutil.rmtree(made) if made.is_dir() else made.unlink()
 
         def full(source: Any, target: Any, pattern: str = pattern) -> None:
             if Path(target).relative_to(folder).match(pattern):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             replace(source, target)
 
+        def full_pack(writer: Any, data: bytes, pattern: str = pattern) -> int:
+            if writer._path.relative_to(folder).match(pattern):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return write(writer, data)
+
         with monkeypatch.context() as patch:
             patch.setattr(os, "replace", full)
+            patch.setattr(PackWriter, "write", full_pack)
             with pytest.raises(
                 DataError,
                 match=rf"{folder}/.* could not be written: No space left.* again to continue",

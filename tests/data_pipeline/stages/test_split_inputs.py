@@ -24,6 +24,7 @@ from tests.helpers.tiny_crawl import (
     format_page,
     format_record,
     hash_files,
+    list_blocks,
     make_crawl,
     write_sentences,
 )
@@ -207,7 +208,7 @@ def test_what_is_dropped_lies_in_the_same_order_whatever_the_blocks(tmp_path: Pa
         executor = {"kind": "inline", "block_bytes": size}
         config = build_tiny_config(tmp_path / name, tmp_path, executor=executor, deduplicate=dedup)
         prepare_dataset(config, until="documents")
-    assert len(list((tmp_path / "blocks" / "work" / "extracted").iterdir())) > 8
+    assert len(list_blocks(tmp_path / "blocks")) > 8
     assert outputs(tmp_path / "blocks") == outputs(tmp_path / "whole")
 
 
@@ -219,7 +220,7 @@ def test_any_size_of_blocks_gives_the_same_dataset_and_a_changed_block_is_done_a
     small = {"kind": "inline", "block_bytes": 1_500}
     config = build_tiny_config(tmp_path / "blocks", own, executor=small, **PLAIN)
     assert prepare_dataset(config, until="documents") == whole
-    assert len(list((tmp_path / "blocks" / "work" / "extracted").iterdir())) > 8
+    assert len(list_blocks(tmp_path / "blocks")) > 8
     assert outputs(tmp_path / "blocks") == outputs(tmp_path / "whole")
     last = own / "crawl-1.warc.gz"
     new = format_record(
@@ -249,7 +250,7 @@ def test_a_remote_file_is_cut_into_blocks(
             tmp_path / name, ["memory://cut/*.warc.gz"], executor=executor, **PLAIN
         )
         prepare_dataset(config, until="documents")
-        return len(list((tmp_path / name / "work" / "extracted").iterdir()))
+        return len(list_blocks(tmp_path / name))
 
     files = prepare("whole", 1 << 30)
     for size in (1_500, 4_000):

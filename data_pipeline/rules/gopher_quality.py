@@ -147,8 +147,8 @@ def count_distinct_words(words: WordColumns, wanted: tuple[str, ...]) -> Floats:
     """Count the distinct wanted words in each document."""
     numbers = np.zeros(len(words.vocabulary), np.int64)
     for number, word in enumerate(wanted, start=1):
-        if word in words.vocabulary.index:
-            numbers[words.vocabulary.index[word]] = number
+        if (word_id := words.vocabulary.find_word(word)) is not None:
+            numbers[word_id] = number
     found_W = numbers[words.ids_W]
     hits = np.flatnonzero(found_W)
     # One number for each document and wanted word.
@@ -161,9 +161,9 @@ def count_distinct_words(words: WordColumns, wanted: tuple[str, ...]) -> Floats:
 def _mask_words(words: WordColumns, choose: Callable[[str], bool]) -> Mask:
     """Mask the words that `choose` accepts; it is called once per distinct word."""
     used = np.bincount(words.ids_W, minlength=len(words.vocabulary)) > 0
-    names = words.vocabulary.words
+    get_word = words.vocabulary.get_word
     chosen = np.zeros(len(used), np.bool_)
-    chosen[[number for number in np.flatnonzero(used).tolist() if choose(names[number])]] = True
+    chosen[[number for number in np.flatnonzero(used).tolist() if choose(get_word(number))]] = True
     return chosen[words.ids_W]
 
 

@@ -103,14 +103,23 @@ void* llmsys_create_words(const char* const* texts, const int64_t* sizes, int fl
     return llmsys::string_view(texts[place], static_cast<size_t>(sizes[place]));
   };
   try {
-    std::unique_ptr<llmsys::SplittingRules> rules;
+    std::shared_ptr<const llmsys::SplittingRules> rules;
     if (sizes[0]) {
-      rules = std::make_unique<llmsys::SplittingRules>(llmsys::RuleTexts{
+      rules = std::make_shared<const llmsys::SplittingRules>(llmsys::RuleTexts{
           get(0), get(1), get(2), get(3), get(4), get(5), get(6), get(7), get(8),
           static_cast<bool>(flags & 1), static_cast<bool>(flags & 2)});
     }
     const llmsys::CharacterTexts characters{get(9), get(10), get(11)};
     return new llmsys::WordTable(std::move(rules), characters, longest);
+  } catch (...) {
+    return nullptr;
+  }
+}
+
+// Create an empty table with the rules of another one. Return null without memory.
+void* llmsys_renew_words(void* table) {
+  try {
+    return static_cast<llmsys::WordTable*>(table)->renew().release();
   } catch (...) {
     return nullptr;
   }

@@ -112,17 +112,14 @@ struct CharacterTexts {
 class WordTable {
  public:
   // `rules` is null where every chunk is a word.
-  WordTable(std::unique_ptr<SplittingRules> rules, const CharacterTexts& texts, int longest)
-      : rules_(std::move(rules)),
-        punctuation_(build_set(texts.punctuation)),
-        sentence_marks_(build_set(texts.sentence_marks)),
-        changed_(build_set(texts.changed)),
-        longest_(longest) {
-    // the run of white space that is a word: no chunk equals it
-    bool is_new;
-    chunks_.find_or_add(" ", is_new);
-    word_ids_.push_back(add_word(" "));
-    first_words_ = {0, 1};
+  WordTable(std::shared_ptr<const SplittingRules> rules, const CharacterTexts& texts, int longest)
+      : WordTable(std::move(rules), build_set(texts.punctuation), build_set(texts.sentence_marks),
+                  build_set(texts.changed), longest) {}
+
+  // Return an empty table with the rules of this one.
+  std::unique_ptr<WordTable> renew() const {
+    return std::unique_ptr<WordTable>(
+        new WordTable(rules_, punctuation_, sentence_marks_, changed_, longest_));
   }
 
   // Find the chunks of texts. Return how many new ones are left to Python.
@@ -300,6 +297,20 @@ class WordTable {
     bool was_terminal_ = false;
   };
 
+  WordTable(std::shared_ptr<const SplittingRules> rules, CharacterSet punctuation,
+            CharacterSet sentence_marks, CharacterSet changed, int longest)
+      : rules_(std::move(rules)),
+        punctuation_(std::move(punctuation)),
+        sentence_marks_(std::move(sentence_marks)),
+        changed_(std::move(changed)),
+        longest_(longest) {
+    // the run of white space that is a word: no chunk equals it
+    bool is_new;
+    chunks_.find_or_add(" ", is_new);
+    word_ids_.push_back(add_word(" "));
+    first_words_ = {0, 1};
+  }
+
   static CharacterSet build_set(string_view marks) {
     CharacterRanges ranges;
     for (const uint32_t point : decode_all(marks)) ranges.emplace_back(point, point);
@@ -410,7 +421,7 @@ class WordTable {
 
   static constexpr uint8_t kUnknown = 255;
 
-  std::unique_ptr<SplittingRules> rules_;
+  std::shared_ptr<const SplittingRules> rules_;
   CharacterSet punctuation_, sentence_marks_, changed_;
   int longest_;
 

@@ -61,6 +61,7 @@ _WORD_FUNCTIONS: dict[str, tuple[object, list[object]]] = {
         _ADDRESS,
         [ctypes.POINTER(ctypes.c_char_p), _ADDRESS, ctypes.c_int, ctypes.c_int],
     ),
+    "llmsys_renew_words": (_ADDRESS, [_ADDRESS]),
     "llmsys_free_words": (None, [_ADDRESS]),
     "llmsys_look_up_words": (
         ctypes.c_int64,

@@ -204,7 +204,7 @@ class CompiledWords:
 
     def _clear_table(self) -> None:
         """Begin a new table. Columns returned earlier keep their vocabulary."""
-        table = _create_table(self._core, self._splitter)
+        table = self._core.functions.llmsys_renew_words(self._table)
         if table is None:
             raise MemoryError("the table of words needs more memory than there is")
         self._begin_table(table)

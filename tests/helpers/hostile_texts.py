@@ -53,6 +53,8 @@ def list_hostile_texts(seed: int, count: int, rules: str) -> list[str]:
     unassigned = list_unassigned(40)
 
     def build_chunk() -> str:
+        if source.random() < 0.1:
+            return source.choice('([{"“«') + source.choice(exceptions) + source.choice(')]}"”»,')
         kinds = source.choices((PLAIN, ODD, exceptions, unassigned), (12, 4, 5, 0.2), k=1)
         pieces = source.choices(kinds[0], k=source.choice((1, 1, 2, 3)))
         pieces += source.choices(PLAIN, k=source.choice((0, 0, 1, 2, 5)))

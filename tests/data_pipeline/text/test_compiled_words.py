@@ -108,6 +108,16 @@ def test_white_space_splits_words_as_in_python(
     )
 
 
+def test_white_space_that_is_a_word_starts_a_sentence(
+    built_core: NativeCore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = Pair(built_core, SpacyTokenizer(), monkeypatch)
+    texts = ["so. )", "so.\t)", "so.\u3000)", "so.  )", "so.\r\n)", "so. b", "so.)\t) b"]
+    pair.check_equal(texts)
+    counted = pair.compiled.compute_line_columns(texts, [text.splitlines() for text in texts])
+    assert counted.sentences_L.tolist() == [1, 2, 2, 2, 1, 1, 2, 2]
+
+
 def test_columns_outlive_a_table_that_was_cleared(
     built_core: NativeCore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

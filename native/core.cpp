@@ -4,6 +4,7 @@
 // returns, until it is freed.
 #include <new>
 
+#include "lines.h"
 #include "main_content.h"
 #include "ngrams.h"
 #include "page_tree.h"
@@ -199,6 +200,42 @@ int llmsys_count_lines(void* table, const char* data, const int64_t* offsets,
                        int64_t* sentences) {
   return static_cast<llmsys::WordTable*>(table)->count_lines(data, offsets, lines_per_text, chunks,
                                                             words, sentences);
+}
+
+// Write parts, repeated parts and characters of these for paragraphs, then for lines: of shape
+// (6, count). Return 0, or -1 without memory.
+int llmsys_count_repeated_lines(const char* data, const int64_t* offsets, int64_t count,
+                                int64_t* to) {
+  try {
+    llmsys::LineReader reader;
+    for (int64_t text = 0; text < count; text++) {
+      const llmsys::string_view own(data + offsets[text],
+                                    static_cast<size_t>(offsets[text + 1] - offsets[text]));
+      int64_t* column = to + text;
+      for (const bool is_paragraph : {true, false}) {
+        const auto found = is_paragraph ? reader.count_paragraphs(own) : reader.count_lines(own);
+        for (const int64_t number : {found.parts, found.repeated, found.characters}) {
+          *column = number;
+          column += count;
+        }
+      }
+    }
+    return 0;
+  } catch (...) {
+    return -1;
+  }
+}
+
+// Write lines, lines with a bullet and lines with an ellipsis, of shape (3, count).
+void llmsys_count_line_marks(const char* data, const int64_t* offsets, int64_t count,
+                             int64_t* to) {
+  for (int64_t text = 0; text < count; text++) {
+    const auto found = llmsys::LineReader::count_marks(llmsys::string_view(
+        data + offsets[text], static_cast<size_t>(offsets[text + 1] - offsets[text])));
+    to[text] = found.lines;
+    to[count + text] = found.bullets;
+    to[2 * count + text] = found.ellipses;
+  }
 }
 
 // Write counts and characters of the most frequent n-gram, n = 2 … 4, both (3, documents).

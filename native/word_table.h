@@ -196,8 +196,9 @@ class WordTable {
         const char* space = p;
         int64_t breaks = 0;
         for (int size; p < end && (size = measure_space(p, end)); p += size) {
-          const bool is_pair = *p == '\r' && p + 1 < end && p[1] == '\n';
-          if (!is_pair && is_break(p)) breaks++;
+          const int line_end = measure_break(p, end);
+          if (line_end) breaks++;
+          if (line_end > size) size = line_end;  // a carriage return and a newline
         }
         counter.add_breaks(breaks);
         if (p >= end) break;
@@ -315,20 +316,6 @@ class WordTable {
     CharacterRanges ranges;
     for (const uint32_t point : decode_all(marks)) ranges.emplace_back(point, point);
     return CharacterSet(std::move(ranges));
-  }
-
-  // Return whether the white space at `p` ends a line.
-  static bool is_break(const char* p) {
-    switch (static_cast<uint8_t>(*p)) {
-      case '\n': case '\r': case '\v': case '\f': case 0x1C: case 0x1D: case 0x1E:
-        return true;
-      case 0xC2:
-        return static_cast<uint8_t>(p[1]) == 0x85;
-      case 0xE2:  // U+2028 and U+2029
-        return static_cast<uint8_t>(p[1]) == 0x80 && (static_cast<uint8_t>(p[2]) & 0xFE) == 0xA8;
-      default:
-        return false;
-    }
   }
 
   template <typename Use>

@@ -80,6 +80,11 @@ _WORD_FUNCTIONS: dict[str, tuple[object, list[object]]] = {
     "llmsys_vocabulary_ends": (ctypes.POINTER(ctypes.c_int64), [_ADDRESS]),
     "llmsys_find_word": (ctypes.c_int32, [_ADDRESS, ctypes.c_char_p, ctypes.c_int64]),
     "llmsys_count_lines": (ctypes.c_int, [_ADDRESS, ctypes.c_char_p, *[_ADDRESS] * 5]),
+    "llmsys_count_repeated_lines": (
+        ctypes.c_int,
+        [ctypes.c_char_p, _ADDRESS, ctypes.c_int64, _ADDRESS],
+    ),
+    "llmsys_count_line_marks": (None, [ctypes.c_char_p, _ADDRESS, ctypes.c_int64, _ADDRESS]),
     "llmsys_count_top_ngrams": (
         ctypes.c_int,
         [_ADDRESS, _ADDRESS, ctypes.c_int64, *[_ADDRESS] * 3],

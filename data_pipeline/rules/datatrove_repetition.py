@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llmsys.data_pipeline.core.native import NativeCore, load_core
+from llmsys.data_pipeline.rules.compiled_lines import count_repeated_lines
 from llmsys.data_pipeline.rules.compiled_ngrams import (
     REPEATED,
     TOP,
@@ -133,8 +134,14 @@ _PARAGRAPH_BREAK = re.compile(r"\n{2,}")
 
 def measure_repeated_lines(batch: DocumentBatch) -> dict[str, Floats]:
     """Return the shares of repeated paragraphs and lines, and of their characters."""
-    paragraphs = _count_repeats([_split_paragraphs(text) for text in batch.texts])
-    lines = _count_repeats([split_at_newline_runs(text) for text in batch.texts])
+    core = load_core()
+    if isinstance(core, NativeCore):
+        counts = count_repeated_lines(core, batch.texts)
+        paragraphs = counts[0], counts[1], counts[2]
+        lines = counts[3], counts[4], counts[5]
+    else:
+        paragraphs = _count_repeats([_split_paragraphs(text) for text in batch.texts])
+        lines = _count_repeats([split_at_newline_runs(text) for text in batch.texts])
     return {
         "duplicate_paragraph_share": compute_share(paragraphs[1], paragraphs[0]),
         "duplicate_paragraph_character_share": compute_share(paragraphs[2], batch.character_counts),

@@ -133,7 +133,7 @@ class CompiledWords:
         self, texts: Sequence[str]
     ) -> tuple[npt.NDArray[np.int32], Integers, Vocabulary]:
         """Return the word ids of all texts, where each text begins, and the vocabulary."""
-        self._look_up(*_join_texts(texts))
+        self._look_up(*join_texts(texts))
         ids = np.empty(int(self._counts[0]), np.int32)
         offsets = np.empty(len(texts) + 1, np.int64)
         self._core.functions.llmsys_write_words(self._table, get_address(ids), get_address(offsets))
@@ -149,7 +149,7 @@ class CompiledWords:
         Returns:
             Three arrays of a value for each line of all texts.
         """
-        data, offsets = _join_texts(texts)
+        data, offsets = join_texts(texts)
         self._look_up(data, offsets)
         chunks, words, sentences = (np.empty(int(lines.sum()), np.int64) for _ in range(3))
         columns = map(get_address, (offsets, lines, chunks, words, sentences))
@@ -271,8 +271,15 @@ def _format_entries(entries: Any) -> str:
     return text
 
 
-def _join_texts(texts: Sequence[str]) -> tuple[bytes, Integers]:
-    """Return the bytes of texts, and where each begins."""
+def join_texts(texts: Sequence[str]) -> tuple[bytes, Integers]:
+    """Join texts for a function of the core.
+
+    Args:
+        texts: D texts.
+
+    Returns:
+        Their bytes, and where each begins and the last one ends, int64 of shape (D + 1,).
+    """
     encoded = [text.encode() for text in texts]
     return b"".join(encoded), compute_offsets(list(map(len, encoded)))
 

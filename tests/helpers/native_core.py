@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from llmsys.data_pipeline.core.native import LIBRARY, CoreUnavailableError, NativeCore
-from llmsys.data_pipeline.rules import datatrove_repetition
+from llmsys.data_pipeline.rules import datatrove_repetition, gopher_quality
 from llmsys.data_pipeline.text import compiled_words
 from tests.helpers.stage_digest import ROOT
 from tools.build_native import build_library, find_compiler
@@ -36,6 +36,6 @@ def find_or_build_core(folder: Path) -> NativeCore:
 
 
 def use_core(monkeypatch: pytest.MonkeyPatch, core: NativeCore | CoreUnavailableError) -> None:
-    """Let words and n-grams be found by this core."""
-    for module in (compiled_words, datatrove_repetition):
+    """Let words, n-grams and lines be found by this core."""
+    for module in (compiled_words, datatrove_repetition, gopher_quality):
         monkeypatch.setattr(module, "load_core", lambda: core)

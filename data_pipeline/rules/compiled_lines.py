@@ -1,5 +1,5 @@
-"""Count lines and paragraphs by the compiled core, as `datatrove_repetition` and `gopher_quality` do
-in Python.
+"""Count lines and paragraphs by the compiled core, as `datatrove_repetition` and `gopher_quality`
+do in Python.
 
 Invariants:
 - Numbers are those of the Python functions.

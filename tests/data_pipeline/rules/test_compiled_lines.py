@@ -14,8 +14,9 @@ from tests.helpers.native_core import needs_compiler, use_core
 pytestmark = needs_compiler
 
 PIECES = [
-    "a line", "a line", "- point", "• point", "\u3000- point", "more...", "more…", "more... ", "more ..",
-    "é", "中文", "", "-", "...", "‐", "*", "\r\n", "\n", "\n\n", "\n\n\n", " \n \n", "\n", "\n\n", *SPACES,
+    "a line", "a line", "- point", "• point", "\u3000- point", "more...", "more…", "more... ",
+    "more ..", "é", "中文", "", "-", "...", "‐", "*", "\r\n", "\n", "\n\n", "\n\n\n", " \n \n",
+    "\n", "\n\n", *SPACES,
 ]  # fmt: skip
 
 

@@ -231,6 +231,23 @@ def build_compiled_words(
     core = load_core()
     if not isinstance(core, NativeCore):
         return None
+    return build_words_of_core(core, splitter, chunks, characters)
+
+
+def build_words_of_core(
+    core: NativeCore, splitter: WordTokenizer, chunks: int, characters: int
+) -> CompiledWords | None:
+    """Build the words of a tokenizer by one core.
+
+    Args:
+        core: The core.
+        splitter: The tokenizer.
+        chunks: Maximum number of chunks.
+        characters: Maximum number of characters of all chunks.
+
+    Returns:
+        The words; None where the core does not know the tokenizer or its rules.
+    """
     is_known = isinstance(splitter, WhitespaceTokenizer) or (
         isinstance(splitter, SpacyTokenizer) and splitter.has_rules
     )

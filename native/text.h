@@ -86,6 +86,27 @@ inline int measure_space_before(const char* begin, const char* end) {
   return size == end - p ? size : 0;
 }
 
+// Return the bytes of the line end at `p`, as str.splitlines finds it, 0 if there is none.
+inline int measure_break(const char* p, const char* end) {
+  const uint8_t first = static_cast<uint8_t>(*p);
+  const int64_t size = end - p;
+  switch (first) {
+    case '\r':
+      return size > 1 && p[1] == '\n' ? 2 : 1;
+    case '\n': case '\v': case '\f': case 0x1C: case 0x1D: case 0x1E:
+      return 1;
+    case 0xC2:
+      return size > 1 && static_cast<uint8_t>(p[1]) == 0x85 ? 2 : 0;
+    case 0xE2: {  // U+2028 and U+2029
+      const bool is_break = size > 2 && static_cast<uint8_t>(p[1]) == 0x80 &&
+                            (static_cast<uint8_t>(p[2]) & 0xFE) == 0xA8;
+      return is_break ? 3 : 0;
+    }
+    default:
+      return 0;
+  }
+}
+
 // Return whether a text is empty or white space alone.
 inline bool is_blank(string_view text) {
   const char* end = text.data() + text.size();

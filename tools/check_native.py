@@ -1,12 +1,13 @@
-"""Compare the compiled core with Python on hostile pages, by default with AddressSanitizer and
-UndefinedBehaviorSanitizer.
+"""Compare the compiled core with Python on hostile pages and texts, by default with
+AddressSanitizer and UndefinedBehaviorSanitizer.
 
     python -m tools.check_native [--seeds 1 2 3] [--pages 2000] [--crawl FILE …] [--plain]
 
 Each seed gives other pages: random pieces of HTML, and changed pages of the crawl files (default:
 the sample crawl). They are extracted in both orders, because a parser may keep the state of the
-page before. Prints a line per seed; status 1 if a text differs. A sanitizer ends the process at
-the first wrong access.
+page before. Texts of each language with rules, a fiftieth as many as pages, are split into words,
+and their lines and n-grams are counted. Prints two lines per seed; status 1 if a text or a word
+differs. A sanitizer ends the process at the first wrong access.
 """
 
 import argparse
@@ -16,14 +17,24 @@ import sys
 import tempfile
 import unicodedata
 from collections.abc import Iterable, Sequence
+from itertools import chain, pairwise
 from pathlib import Path
+
+import numpy as np
 
 from llmsys.config.cleaning import ArticleExtractorConfig, ReadConfig
 from llmsys.data_pipeline.core.native import NativeCore
 from llmsys.data_pipeline.extract.extractor import clean_text, iter_accepted_pages
 from llmsys.data_pipeline.extract.main_content import extract_article
 from llmsys.data_pipeline.readers.page_reader import read_pages
+from llmsys.data_pipeline.rules.compiled_lines import count_line_marks, count_repeated_lines
+from llmsys.data_pipeline.rules.compiled_ngrams import count_repeated_ngrams, count_top_ngrams
+from llmsys.data_pipeline.text.compiled_words import build_words_of_core
+from llmsys.data_pipeline.text.spacy_tokenizer import SpacyTokenizer
+from llmsys.data_pipeline.text.splitting_rules import FOLDER, SHARED
+from llmsys.data_pipeline.text.word_columns import WordColumns
 from tests.helpers.hostile_pages import list_hostile_pages
+from tests.helpers.hostile_texts import list_hostile_texts
 from tools.build_native import build_library
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -52,6 +63,31 @@ def count_differences(core: NativeCore, pages: Sequence[bytes]) -> tuple[int, in
             expected = clean_text(extract_article(page))
             differences += unicodedata.normalize("NFC", text.decode()) != expected
     return differences, texts.count(None)
+
+
+def count_word_differences(core: NativeCore, seed: int, count: int) -> tuple[int, int]:
+    """Return the number of texts with other words than Python's, and of all texts."""
+    different = total = 0
+    for path in sorted(FOLDER.glob("*.json")):
+        if path.stem == SHARED:
+            continue
+        tokenizer = SpacyTokenizer(path.stem)
+        compiled = build_words_of_core(core, tokenizer, 1_000, 100_000)
+        assert compiled is not None, path
+        texts = list_hostile_texts(seed, count, path.stem)
+        columns = WordColumns(*compiled.split_words(texts))
+        lines = np.array([len(text.splitlines()) for text in texts])
+        compiled.count_lines(texts, lines)
+        count_top_ngrams(core, columns)
+        count_repeated_ngrams(core, columns)
+        count_repeated_lines(core, texts)
+        count_line_marks(core, texts)
+        words = [columns.vocabulary.get_word(number) for number in columns.ids_W.tolist()]
+        for text, (start, end) in zip(texts, pairwise(columns.offsets.tolist()), strict=True):
+            expected = chain.from_iterable(tokenizer.split_words(text.split()))
+            different += words[start:end] != list(expected)
+        total += len(texts)
+    return different, total
 
 
 def find_sanitizer() -> str:
@@ -94,6 +130,9 @@ def main(words: Sequence[str]) -> int:
                 f"{results[0][1]} left to Python",
                 flush=True,
             )
+            different, total = count_word_differences(core, seed, asked.pages // 50)
+            failed += different
+            print(f"seed {seed}: {total:,} texts, {different} with other words", flush=True)
     return 1 if failed else 0
 
 

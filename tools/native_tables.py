@@ -1,17 +1,21 @@
 """Write the constants of the Python extractor as tables of the compiled core, so that words and
-patterns have one source.
+patterns have one source, and what Unicode says of characters.
 
     python -m tools.native_tables
 
-Reads the modules of `data_pipeline/extract`, writes `native/tables.h`. A test compares the file
-with what this script makes.
+Reads the modules of `data_pipeline/extract`, writes `native/tables.h`. With a Python that has the
+version of Unicode that the core uses, it writes `native/unicode_tables.h` too. A test compares the
+files with what this script makes.
 """
 
 import re
 import sys
-from collections.abc import Iterable, Mapping
+import unicodedata
+from collections.abc import Callable, Iterable, Mapping
+from importlib import import_module
 from pathlib import Path
 
+from llmsys.data_pipeline.core.native import UNICODE_VERSION
 from llmsys.data_pipeline.extract import (
     boilerplate,
     content_score,
@@ -21,6 +25,7 @@ from llmsys.data_pipeline.extract import (
 )
 
 PATH = Path(__file__).resolve().parent.parent / "native" / "tables.h"
+UNICODE_PATH = PATH.with_name("unicode_tables.h")
 
 # Elements that lexbor serializes without an end tag (WHATWG HTML, 13.1.2, and obsolete ones).
 VOID = [
@@ -177,6 +182,61 @@ def format_tables() -> str:
     ])  # fmt: skip
 
 
-if __name__ == "__main__":
+def list_ranges(is_member: Callable[[str], object]) -> list[tuple[int, int]]:
+    """List the first and last code points of the ranges of characters with a property."""
+    ranges: list[tuple[int, int]] = []
+    for point in range(sys.maxunicode + 1):
+        if is_member(chr(point)):
+            first = ranges.pop()[0] if ranges and ranges[-1][1] == point - 1 else point
+            ranges.append((first, point))
+    return ranges
+
+
+def format_unicode_tables() -> str:
+    """Format what the Unicode of the running Python says of characters."""
+    simple_lower = import_module("_sre").unicode_tolower
+    extra = import_module("re._casefix")._EXTRA_CASES
+    word = re.compile(r"\w")
+    digit = re.compile(r"\d")
+    tables = {
+        "LETTERS": list_ranges(str.isalpha),
+        "WORD_CHARACTERS": list_ranges(word.match),
+        "DIGITS": list_ranges(digit.match),
+        "SPACES": list_ranges(str.isspace),
+        "COMBINING_MARKS": list_ranges(lambda each: unicodedata.category(each)[0] == "M"),
+        "PUNCTUATION_MARKS": list_ranges(lambda each: unicodedata.category(each)[0] == "P"),
+        "ASSIGNED": list_ranges(lambda each: unicodedata.category(each) != "Cn"),
+        "LOWER_CASES": [
+            (point, simple_lower(point))
+            for point in range(sys.maxunicode + 1)
+            if simple_lower(point) != point
+        ],
+        "EXTRA_CASES": [(lower, other) for lower, others in extra.items() for other in others],
+    }
+    return "\n".join([
+        "// Written by `python -m tools.native_tables` from the Unicode database of Python,",
+        f"// version {unicodedata.unidata_version}: do not edit.",
+        "#pragma once",
+        "",
+        "#include <cstdint>",
+        "",
+        "namespace llmsys {",
+        "",
+        *(format_pairs(name, pairs) for name, pairs in tables.items()),
+        "",
+        "}  // namespace llmsys",
+        "",
+    ])  # fmt: skip
+
+
+def main() -> None:
+    """Write the files."""
     PATH.write_text(format_tables())
     print(PATH)
+    if unicodedata.unidata_version == UNICODE_VERSION:
+        UNICODE_PATH.write_text(format_unicode_tables())
+        print(UNICODE_PATH)
+
+
+if __name__ == "__main__":
+    main()

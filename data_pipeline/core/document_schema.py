@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from llmsys.dataset.token_shards import ArrowFileWriter
 from llmsys.storage.stored_formats import DOCUMENTS, DROPPED
@@ -209,6 +208,8 @@ def select_heldout(
         bool of shape (rows,).
     """
     if files:
+        import pyarrow.compute as pc  # slow to import
+
         held = pc.is_in(
             documents.column("file"), value_set=pa.array(files, documents.schema.field("file").type)
         )

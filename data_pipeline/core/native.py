@@ -1,5 +1,5 @@
-"""Load the compiled core: a library in C++ that does what the Python extractor does, several times
-as fast.
+"""Load the compiled core: a library in C++ that extracts text, splits words and counts n-grams as
+Python does, several times as fast.
 
 `tools/build_native.py` builds it while the package is installed, from the folder `native/` of the
 repository. Without it, or where it does not fit, Python does the same work with the same result.
@@ -22,7 +22,8 @@ from functools import cache
 from importlib import import_module
 from pathlib import Path
 
-ABI = 1  # as in native/core.cpp
+ABI = 2  # as in native/core.cpp
+UNICODE_VERSION = "14.0.0"  # of native/unicode_tables.h
 LIBRARY = Path(__file__).resolve().parent / "llmsys_core.so"
 SOURCES = Path(__file__).resolve().parents[2] / "native"
 # 0: Python, whatever is installed
@@ -51,6 +52,48 @@ _LEXBOR_FUNCTIONS = (
     "lxb_dom_attr_value_noi",
     "lxb_dom_node_text_content",
 )
+
+# Arrays are given as addresses.
+_ADDRESS = ctypes.c_void_p
+_WORD_FUNCTIONS: dict[str, tuple[object, list[object]]] = {
+    "llmsys_describe_characters": (None, [_ADDRESS]),
+    "llmsys_create_words": (
+        _ADDRESS,
+        [ctypes.POINTER(ctypes.c_char_p), _ADDRESS, ctypes.c_int, ctypes.c_int],
+    ),
+    "llmsys_renew_words": (_ADDRESS, [_ADDRESS]),
+    "llmsys_free_words": (None, [_ADDRESS]),
+    "llmsys_look_up_words": (
+        ctypes.c_int64,
+        [_ADDRESS, ctypes.c_char_p, _ADDRESS, ctypes.c_int64],
+    ),
+    "llmsys_left_data": (_ADDRESS, [_ADDRESS]),
+    "llmsys_left_ends": (ctypes.POINTER(ctypes.c_int64), [_ADDRESS]),
+    "llmsys_learn_words": (
+        ctypes.c_int,
+        [_ADDRESS, ctypes.c_char_p, _ADDRESS, _ADDRESS, _ADDRESS],
+    ),
+    "llmsys_count_words": (None, [_ADDRESS, _ADDRESS]),
+    "llmsys_write_words": (None, [_ADDRESS, _ADDRESS, _ADDRESS]),
+    "llmsys_write_vocabulary": (None, [_ADDRESS, ctypes.c_int32, *[_ADDRESS] * 5]),
+    "llmsys_vocabulary_data": (_ADDRESS, [_ADDRESS]),
+    "llmsys_vocabulary_ends": (ctypes.POINTER(ctypes.c_int64), [_ADDRESS]),
+    "llmsys_find_word": (ctypes.c_int32, [_ADDRESS, ctypes.c_char_p, ctypes.c_int64]),
+    "llmsys_count_lines": (ctypes.c_int, [_ADDRESS, ctypes.c_char_p, *[_ADDRESS] * 5]),
+    "llmsys_count_repeated_lines": (
+        ctypes.c_int,
+        [ctypes.c_char_p, _ADDRESS, ctypes.c_int64, _ADDRESS],
+    ),
+    "llmsys_count_line_marks": (None, [ctypes.c_char_p, _ADDRESS, ctypes.c_int64, _ADDRESS]),
+    "llmsys_count_top_ngrams": (
+        ctypes.c_int,
+        [_ADDRESS, _ADDRESS, ctypes.c_int64, *[_ADDRESS] * 3],
+    ),
+    "llmsys_count_repeated_ngrams": (
+        ctypes.c_int,
+        [_ADDRESS, _ADDRESS, ctypes.c_int64, *[_ADDRESS] * 4],
+    ),
+}
 
 
 def compute_source_digest(folder: Path) -> str:
@@ -121,6 +164,11 @@ class NativeCore:
         """The digest of the sources that the library was built from."""
         return str(self._library.llmsys_sources().decode())
 
+    @property
+    def functions(self) -> ctypes.CDLL:
+        """The functions of `native/core.cpp`, with their arguments declared."""
+        return self._library
+
     def extract_articles(self, pages: Sequence[bytes]) -> list[bytes | None]:
         """Extract the main content of pages, without Python's lock.
 
@@ -167,6 +215,7 @@ class NativeCore:
             "llmsys_offsets": (ctypes.POINTER(ctypes.c_int64), [handle]),
             "llmsys_left": (handle, [handle]),
             "llmsys_free": (None, [handle]),
+            **_WORD_FUNCTIONS,
         }
         for name, (result, arguments) in signatures.items():
             function = getattr(self._library, name)

@@ -40,6 +40,7 @@ from llmsys.data_pipeline.executors.base import (
     TaskProgress,
     try_job,
 )
+from llmsys.data_pipeline.executors.garbage_collection import collect_less_often
 
 _REPORT_SECONDS = 0.1
 _PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
@@ -119,6 +120,7 @@ def _serve_jobs(connection: Connection, lifeline: Connection, lock: Any) -> None
     # the parent receives ctrl-c too and kills its workers
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _die_with_parent(lifeline)
+    collect_less_often()
     held = lock.detach() if lock is not None else None
     try:
         while True:

@@ -5,9 +5,11 @@ text. A language that no document can have, or one without a profile, is rejecte
 """
 
 import difflib
+import os
 from collections.abc import Collection, Sequence
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -23,6 +25,7 @@ from llmsys.config.language import (
 from llmsys.config.loading.config_files import PROFILES, find_config, list_config_roots
 from llmsys.config.loading.yaml_files import format_path, parse_yaml
 from llmsys.config.quality_rules import RuleConfig
+from llmsys.data_pipeline.language.profile_files import read_profile_values
 from llmsys.errors import ConfigError
 
 
@@ -97,22 +100,28 @@ def read_profile(name: str) -> LanguageProfile:
     Raises:
         ConfigError: The file is missing, or a value is invalid.
     """
-    path = find_config(name, Path.cwd(), "data.language.profiles")
-    # The modification time is a cache key: a changed file is read again.
-    return _read_profile_file(path, path.stat().st_mtime_ns)
+    return _read_profiles([find_config(name, Path.cwd(), "data.language.profiles")])[0]
+
+
+def _read_profiles(paths: Sequence[Path]) -> tuple[LanguageProfile, ...]:
+    # The modification times are a cache key: a changed file is read again.
+    return _read_unchanged_profiles(tuple((path, path.stat().st_mtime_ns) for path in paths))
 
 
 @lru_cache(maxsize=256)
-def _read_profile_file(path: Path, changed: int) -> LanguageProfile:
-    try:
-        values, lines = parse_yaml(path.read_text(encoding="utf-8"), format_path(path))
-    except UnicodeDecodeError:
-        raise ConfigError(
-            f"{format_path(path)} is not UTF-8 text. Give a YAML file, such as data/languages/zh."
-        ) from None
+def _read_unchanged_profiles(files: tuple[tuple[Path, int], ...]) -> tuple[LanguageProfile, ...]:
+    paths = [path for path, _ in files]
+    return tuple(
+        _validate_profile(path, values)
+        for path, values in zip(paths, read_profile_values(paths), strict=True)
+    )
+
+
+def _validate_profile(path: Path, values: Any) -> LanguageProfile:
     try:
         return LanguageProfile.model_validate(values or {})
     except ValidationError as error:
+        _, lines = parse_yaml(path.read_text(encoding="utf-8"), format_path(path))
         first = error.errors()[0]
         keys = tuple(str(key) for key in first["loc"])
         line = next(
@@ -121,6 +130,24 @@ def _read_profile_file(path: Path, changed: int) -> LanguageProfile:
         raise ConfigError(
             f"{format_path(path)}:{line}: {'.'.join(keys) or 'profile'}: {first['msg']}."
         ) from None
+
+
+def _find_profile_files(codes: Collection[str]) -> dict[str, Path]:
+    """Find the profiles of languages as `find_config` does, and list each folder once: asked for
+    one after the other, 80 of them take a fifth of the start of a preparation.
+    """
+    folders = [root / PROFILES for root in (Path.cwd(), *list_config_roots())]
+    listed = [(folder.resolve(), set(os.listdir(folder))) for folder in folders if folder.is_dir()]
+    found: dict[str, Path] = {}
+    for code in codes:
+        name = f"{code}.yaml"
+        for folder, names in listed:
+            if code in names:
+                break  # a file or folder of that name comes first
+            if name in names:
+                found[code] = folder / name
+                break
+    return found
 
 
 def load_language_profiles(
@@ -150,10 +177,14 @@ def load_language_profiles(
                 f"{PROFILES}/{DEFAULT}}}."
             )
     codes = config.languages or sorted({*own, *config.profiles} & set(known))
-    named = {code: config.profiles.get(code, f"{PROFILES}/{code}") for code in codes}
+    wanted = list(dict.fromkeys([*codes, DEFAULT]))
+    files = _find_profile_files(wanted)
+    given = {code: name for code, name in config.profiles.items() if code != DEFAULT}
+    own_files = {code: path for code, path in files.items() if code not in given}
+    read = dict(zip(own_files, _read_profiles(list(own_files.values())), strict=True))
     return {
-        code: read_profile(name)
-        for code, name in {**named, DEFAULT: f"{PROFILES}/{DEFAULT}"}.items()
+        code: read[code] if code in read else read_profile(given.get(code, f"{PROFILES}/{code}"))
+        for code in wanted
     }
 
 

@@ -8,11 +8,19 @@ bytes selects the candidate positions for every n.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
+from llmsys.data_pipeline.core.native import NativeCore, load_core
+from llmsys.data_pipeline.rules.compiled_lines import count_repeated_lines
+from llmsys.data_pipeline.rules.compiled_ngrams import (
+    REPEATED,
+    TOP,
+    count_repeated_ngrams,
+    count_top_ngrams,
+)
 from llmsys.data_pipeline.rules.gopher_quality import split_at_newline_runs
 from llmsys.data_pipeline.rules.repeated_ngrams import (
     Hashes,
@@ -26,6 +34,7 @@ from llmsys.data_pipeline.rules.repeated_ngrams import (
 )
 from llmsys.data_pipeline.rules.rule import DocumentBatch, Floats, compute_share
 from llmsys.data_pipeline.text.ragged_arrays import Integers, compute_offsets
+from llmsys.data_pipeline.text.word_columns import WordColumns
 
 _PREFIX_BYTES = 16
 # n-grams of so many words usually have 16 bytes; shorter ones are always candidates
@@ -121,15 +130,18 @@ def _select_repeated_positions(positions: Integers, names: Integers, n: int) -> 
 
 
 _PARAGRAPH_BREAK = re.compile(r"\n{2,}")
-_TOP = 4
-_SHORTEST = 5
-_LONGEST = 10
 
 
 def measure_repeated_lines(batch: DocumentBatch) -> dict[str, Floats]:
     """Return the shares of repeated paragraphs and lines, and of their characters."""
-    paragraphs = _count_repeats([_split_paragraphs(text) for text in batch.texts])
-    lines = _count_repeats([split_at_newline_runs(text) for text in batch.texts])
+    core = load_core()
+    if isinstance(core, NativeCore):
+        counts = count_repeated_lines(core, batch.texts)
+        paragraphs = counts[0], counts[1], counts[2]
+        lines = counts[3], counts[4], counts[5]
+    else:
+        paragraphs = _count_repeats([_split_paragraphs(text) for text in batch.texts])
+        lines = _count_repeats([split_at_newline_runs(text) for text in batch.texts])
     return {
         "duplicate_paragraph_share": compute_share(paragraphs[1], paragraphs[0]),
         "duplicate_paragraph_character_share": compute_share(paragraphs[2], batch.character_counts),
@@ -140,20 +152,31 @@ def measure_repeated_lines(batch: DocumentBatch) -> dict[str, Floats]:
 
 def measure_top_ngrams(batch: DocumentBatch) -> dict[str, Floats]:
     """Return the character shares of the most frequent n-grams."""
-    words = batch.words
-    statistics: dict[str, Floats] = {}
-    for n, groups in iter_repeated_ngrams(words, _TOP):
-        top = select_top_ngrams(words, groups, once=True)
+    return {
         # With the n - 1 spaces between its words.
-        statistics[f"top_{n}gram_share"] = compute_share(
-            (top.characters + n - 1) * top.counts, batch.character_counts
-        )
-    return statistics
+        f"top_{n}gram_share": compute_share((characters + n - 1) * counts, batch.character_counts)
+        for n, counts, characters in _iter_top_ngrams(batch.words)
+    }
+
+
+def _iter_top_ngrams(words: WordColumns) -> Iterator[tuple[int, Integers, Integers]]:
+    """Yield n, and the occurrences and characters of the most frequent n-gram per document."""
+    core = load_core()
+    if isinstance(core, NativeCore):
+        yield from zip(TOP, *count_top_ngrams(core, words), strict=True)
+        return
+    for n, groups in iter_repeated_ngrams(words, TOP[-1]):
+        top = select_top_ngrams(words, groups, once=True)
+        yield n, top.counts, top.characters
 
 
 def measure_repeated_ngrams(batch: DocumentBatch) -> dict[str, Floats]:
     """Return the character shares of repeated n-grams."""
-    found = count_duplicate_ngram_characters(batch, _SHORTEST, _LONGEST)
+    core = load_core()
+    if isinstance(core, NativeCore):
+        found = dict(zip(REPEATED, count_repeated_ngrams(core, batch.words), strict=True))
+    else:
+        found = count_duplicate_ngram_characters(batch, REPEATED[0], REPEATED[-1])
     return {
         f"duplicate_{n}gram_share": compute_share(characters, batch.character_counts)
         for n, characters in found.items()

@@ -28,6 +28,8 @@ import numpy as np
 import numpy.typing as npt
 
 from llmsys.config.quality_rules import GopherQualityConfig
+from llmsys.data_pipeline.core.native import NativeCore, load_core
+from llmsys.data_pipeline.rules.compiled_lines import count_line_marks
 from llmsys.data_pipeline.rules.rule import (
     DocumentBatch,
     Floats,
@@ -36,6 +38,7 @@ from llmsys.data_pipeline.rules.rule import (
     apply_thresholds,
     compute_share,
 )
+from llmsys.data_pipeline.text.ragged_arrays import Integers
 from llmsys.data_pipeline.text.vocabulary import ALPHABETIC, NOT_SYMBOL
 from llmsys.data_pipeline.text.word_columns import WordColumns
 
@@ -59,6 +62,21 @@ class LineMarkDialect:
 
 def measure_line_marks(batch: DocumentBatch, marks: LineMarkDialect) -> dict[str, Floats]:
     """Return the shares of lines with a bullet and with an ellipsis."""
+    core = load_core()
+    if marks == _DATATROVE and isinstance(core, NativeCore):
+        counts, bullets, ellipses = count_line_marks(core, batch.texts)
+    else:
+        counts, bullets, ellipses = _count_line_marks(batch, marks)
+    return {
+        "bullet_line_share": compute_share(bullets, counts),
+        "ellipsis_line_share": compute_share(ellipses, counts),
+    }
+
+
+def _count_line_marks(
+    batch: DocumentBatch, marks: LineMarkDialect
+) -> tuple[Integers, Integers, Integers]:
+    """Return lines, lines with a bullet and lines with an ellipsis, per document."""
     lines_of = _LINES[marks.lines]
     documents = [lines_of(text) for text in batch.texts]
     strips = marks.lines == "splitlines"
@@ -71,11 +89,7 @@ def measure_line_marks(batch: DocumentBatch, marks: LineMarkDialect) -> dict[str
         else 0
         for text, lines in zip(batch.texts, documents, strict=True)
     )
-    counts = batch.to_counts(map(len, documents))
-    return {
-        "bullet_line_share": compute_share(bullets, counts),
-        "ellipsis_line_share": compute_share(ellipses, counts),
-    }
+    return batch.to_counts(map(len, documents)), bullets, ellipses
 
 
 def split_at_newline_runs(text: str) -> list[str]:
@@ -147,8 +161,8 @@ def count_distinct_words(words: WordColumns, wanted: tuple[str, ...]) -> Floats:
     """Count the distinct wanted words in each document."""
     numbers = np.zeros(len(words.vocabulary), np.int64)
     for number, word in enumerate(wanted, start=1):
-        if word in words.vocabulary.index:
-            numbers[words.vocabulary.index[word]] = number
+        if (word_id := words.vocabulary.find_word(word)) is not None:
+            numbers[word_id] = number
     found_W = numbers[words.ids_W]
     hits = np.flatnonzero(found_W)
     # One number for each document and wanted word.
@@ -161,9 +175,9 @@ def count_distinct_words(words: WordColumns, wanted: tuple[str, ...]) -> Floats:
 def _mask_words(words: WordColumns, choose: Callable[[str], bool]) -> Mask:
     """Mask the words that `choose` accepts; it is called once per distinct word."""
     used = np.bincount(words.ids_W, minlength=len(words.vocabulary)) > 0
-    names = words.vocabulary.words
+    get_word = words.vocabulary.get_word
     chosen = np.zeros(len(used), np.bool_)
-    chosen[[number for number in np.flatnonzero(used).tolist() if choose(names[number])]] = True
+    chosen[[number for number in np.flatnonzero(used).tolist() if choose(get_word(number))]] = True
     return chosen[words.ids_W]
 
 

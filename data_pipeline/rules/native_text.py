@@ -106,7 +106,7 @@ def _compute_stop_word_share(words: WordColumns, stop_words: frozenset[str]) -> 
     documents = len(words.counts)
     chosen = np.zeros(len(words.vocabulary), np.bool_)
     chosen[
-        [number for word in stop_words if (number := words.vocabulary.index.get(word)) is not None]
+        [number for word in stop_words if (number := words.vocabulary.find_word(word)) is not None]
     ] = True
     found = np.bincount(words.document_of_word[chosen[words.ids_W]], minlength=documents)
     counted = np.bincount(

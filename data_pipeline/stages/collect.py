@@ -18,7 +18,6 @@ from typing import Any, overload
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from llmsys.data_pipeline.core.document_schema import (
     DROPPED_SCHEMA,
@@ -261,6 +260,8 @@ class _Collector:
         batch, _, drops = duplicates.filter_batch(batch, start)
         self._drops += drops
         self.text_bytes += int(count_text_bytes(batch.column("text")).sum())
+        import pyarrow.compute as pc  # slow to import
+
         self.lengths += np.histogram(pc.utf8_length(batch.column("text")).to_numpy(), LENGTH_EDGES)[
             0
         ]

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import xxhash
 
 from llmsys.config.deduplication import MinHashDedupConfig, UrlDedupConfig
@@ -87,7 +86,7 @@ def write_signatures(
             name: stack.enter_context(KeyWriter(path, schemas[name])) for name, path in keys.items()
         }
         for batch in read_batches(source):
-            lengths = pc.utf8_length(batch.column("text"))
+            lengths = _count_characters(batch)
             table.write(
                 pa.record_batch(
                     [batch.column("id"), batch.column("offset"), lengths], schema=DOCUMENT_SCHEMA
@@ -155,13 +154,17 @@ def _build_items(hashes: Any, rows: Any, rank: Any, tie: Any) -> Columns:
     }
 
 
+def _count_characters(batch: pa.RecordBatch) -> pa.Array:
+    import pyarrow.compute as pc  # slow to import
+
+    return pc.utf8_length(batch.column("text"))
+
+
 def _build_url_items(batch: pa.RecordBatch, rows: Any, config: UrlDedupConfig) -> Columns:
     """Return keys of URLs, ranked so that the smallest stays. A document without a URL has none."""
     ids = _compute_id_ranks(batch)[0]
     if config.keep == "longest":
-        rank = np.uint64(_LARGEST) - pc.utf8_length(batch.column("text")).to_numpy().astype(
-            np.uint64
-        )
+        rank = np.uint64(_LARGEST) - _count_characters(batch).to_numpy().astype(np.uint64)
     else:
         dates = [_parse_date_number(date or "") for date in batch.column("date").to_pylist()]
         # Without a date a document has the last rank in either case.
@@ -217,7 +220,7 @@ def _space_unspaced_texts(batch: pa.RecordBatch, unspaced: Sequence[str]) -> pa.
     texts = batch.column("text")
     languages = batch.column("language")
     # Most batches hold no such language.
-    if not any(pc.is_in(languages, pa.array(unspaced, pa.string())).to_pylist()):
+    if frozenset(unspaced).isdisjoint(languages.unique().to_pylist()):
         return texts
     from llmsys.data_pipeline.text.word_tokenizers import insert_spaces  # only for such languages
 

@@ -30,8 +30,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pyarrow.compute as pc
-
 from llmsys.config.cleaning import ExtractConfig, NoUrlFilter, ReadConfig
 from llmsys.data_pipeline.core.document_schema import DROPPED_SCHEMA, compute_document_id
 from llmsys.data_pipeline.core.native import count_core_pages
@@ -206,6 +204,8 @@ def extract_file(
 
 def _count_given_text_bytes(pages: pa.RecordBatch) -> int:
     """Return the UTF-8 bytes of documents that came as text."""
+    import pyarrow.compute as pc  # slow to import
+
     return int(pc.sum(pc.binary_length(pages.column("text"))).as_py() or 0)
 
 

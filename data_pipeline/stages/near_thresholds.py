@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from llmsys.config.language import DEFAULT, LanguageConfig, parse_language_rules
 from llmsys.data_pipeline.core.funnel import EXAMPLE_CHARACTERS, EXAMPLES
@@ -317,6 +316,8 @@ def _read_dropped(
     path: Path, rules: Set[str], sides: dict[Key, FileThresholdSide], report: Report
 ) -> None:
     """Add the documents that `rules` dropped by a value, compared with their thresholds."""
+    import pyarrow.compute as pc  # slow to import
+
     for number, batch in enumerate(read_columns(path, _DROPPED.__contains__)):
         location = BatchLocation(path, number, batch.column("id"))
         values, thresholds, sizes = (

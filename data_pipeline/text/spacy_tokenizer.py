@@ -222,11 +222,16 @@ class SpacyTokenizer:
     split_chunks = staticmethod(str.split)
 
     def __init__(self, rules: str = "en") -> None:
-        self._rules = rules
+        self.rules = rules
+
+    @property
+    def has_rules(self) -> bool:
+        """Return whether the rules are known without spaCy."""
+        return has_splitting_rules(self.rules)
 
     def split_words(self, chunks: Sequence[str]) -> list[list[str]]:
         """Return the words of each chunk. A chunk is not empty and has no white space."""
-        if has_splitting_rules(self._rules):
+        if self.has_rules:
             return self._split_with_rules(chunks)
         pieces = [_cut_long_chunk(chunk) for chunk in chunks]
         split = iter(self._split_with_spacy([piece for group in pieces for piece in group]))
@@ -234,10 +239,10 @@ class SpacyTokenizer:
 
     def _split_with_rules(self, chunks: Sequence[str]) -> list[list[str]]:
         """Return the words of each chunk of a language with rules."""
-        split = load_splitting_rules(self._rules).split_chunk
+        split = load_splitting_rules(self.rules).split_chunk
         found: list[list[str] | None] = (
             list(map(self._english_rules.split_chunk, chunks))
-            if self._rules == "en"
+            if self.rules == "en"
             else [None] * len(chunks)
         )
         return [
@@ -257,15 +262,15 @@ class SpacyTokenizer:
     @property
     def exceptions(self) -> Collection[str]:
         """Chunks with their own words, such as `cannot`."""
-        if has_splitting_rules(self._rules):
-            return load_splitting_rules(self._rules).exceptions.keys()
-        return frozenset(load_spacy_pipeline(self._rules)[0].tokenizer.rules)
+        if self.has_rules:
+            return load_splitting_rules(self.rules).exceptions.keys()
+        return frozenset(load_spacy_pipeline(self.rules)[0].tokenizer.rules)
 
     def _split_with_spacy(self, chunks: Sequence[str]) -> Iterable[list[str]]:
         """Return the words of each chunk by spaCy, in one call for all chunks."""
         if not chunks:
             return []
-        nlp = load_spacy_pipeline(self._rules)[0]
+        nlp = load_spacy_pipeline(self.rules)[0]
         joined = f" {_SEPARATOR} ".join(chunks)
         # Without a memory zone spaCy keeps every word it has seen.
         with nlp.memory_zone():

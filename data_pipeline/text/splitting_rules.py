@@ -91,16 +91,19 @@ class SplittingRules:
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self._values = values
-        self._opening = frozenset(values["opening"])
-        self._closing = frozenset(values["closing"])
-        self._are_letters_whole: bool = values["letters_are_whole"]
+        self.opening: str = values["opening"]
+        self.closing: str = values["closing"]
+        self.are_letters_whole: bool = values["letters_are_whole"]
+        self.is_prefix_anchored: bool = values["prefix_is_anchored"]
+        self._opening = frozenset(self.opening)
+        self._closing = frozenset(self.closing)
         split = [
             parts if isinstance(parts, list) else parts.split(" ") for parts in values["exceptions"]
         ]
         self.exceptions: dict[str, list[str]] = {"".join(parts): parts for parts in split}
+        self.rejoined: list[list[str]] = [text.split(" ") for text in values["rejoined"]]
         self._rejoined: dict[str, list[list[str]]] = {}
-        for text in values["rejoined"]:
-            parts = text.split(" ")
+        for parts in self.rejoined:
             self._rejoined.setdefault(parts[0], []).append(parts)
         self._begin_none = self._rejoined.keys().isdisjoint
 
@@ -115,7 +118,7 @@ class SplittingRules:
         """
         if chunk in self.exceptions:
             words = list(self.exceptions[chunk])
-        elif self._are_letters_whole and chunk.isalpha():
+        elif self.are_letters_whole and chunk.isalpha():
             return [chunk]
         else:
             words = self._split_plain_chunk(chunk) or self._split_affixes(chunk)
@@ -130,7 +133,7 @@ class SplittingRules:
         opening = chunk[0] in self._opening
         closing = chunk[-1] in self._closing
         letters = chunk[opening : len(chunk) - closing]
-        if not letters or not self._are_letters_whole:
+        if not letters or not self.are_letters_whole:
             return None
         if not letters.isalpha() and not _load_combining_marks().sub("", letters).isalpha():
             return None
@@ -179,7 +182,7 @@ class SplittingRules:
 
     def _count_opening_characters(self, text: str) -> int:
         # An anchored expression is tried at one place instead of at each.
-        is_anchored = self._values["prefix_is_anchored"]
+        is_anchored = self.is_prefix_anchored
         found = self._prefix.match(text) if is_anchored else self._prefix.search(text)
         return found.end() - found.start() if found else 0
 
@@ -193,7 +196,7 @@ class SplittingRules:
             return ()
         if middle in self.exceptions:
             return self.exceptions[middle]
-        if middle.isalpha() and self._are_letters_whole:
+        if middle.isalpha() and self.are_letters_whole:
             return (middle,)
         if self._is_whole(middle) or self.is_address(middle):
             return (middle,)
@@ -273,6 +276,17 @@ class SplittingRules:
     def _token(self) -> re.Pattern[str] | None:
         return self._load_expression("token") if self._values["token"] else None
 
-    def _load_expression(self, name: str) -> re.Pattern[str]:
+    def get_expression(self, name: str) -> str:
+        """Return the source of an expression.
+
+        Args:
+            name: `prefix`, `suffix`, `infix`, `token` or `url`.
+
+        Returns:
+            The expression with its classes written out; empty if the language has none.
+        """
         classes = _load_shared()["classes"]
-        return load_pattern(_NAME.sub(lambda found: classes[found[1]], self._values[name]))
+        return _NAME.sub(lambda found: classes[found[1]], self._values[name] or "")
+
+    def _load_expression(self, name: str) -> re.Pattern[str]:
+        return load_pattern(self.get_expression(name))

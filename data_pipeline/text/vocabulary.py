@@ -81,6 +81,14 @@ class Vocabulary:
     def __len__(self) -> int:
         return len(self.index)
 
+    def find_word(self, word: str) -> int | None:
+        """Return the id of a word, None if it has not been met."""
+        return self.index.get(word)
+
+    def get_word(self, word_id: int) -> str:
+        """Return the word with an id."""
+        return self.words[word_id]
+
     def add_words(self, words: Sequence[str]) -> None:
         """Assign ids to new words. They must be distinct and not empty."""
         if not words:
@@ -101,9 +109,10 @@ class Vocabulary:
         self._sizes.extend(np.add.reduceat(_compute_utf8_sizes(codes), starts))
         self._hashes.extend(np.add.reduceat(codes * powers[exponents], starts))
         self._powers.extend(powers[lengths])
-        self._flags.extend([self._compute_flags(word) for word in words])
+        self._flags.extend([self.compute_flags(word) for word in words])
 
-    def _compute_flags(self, word: str) -> int:
+    def compute_flags(self, word: str) -> int:
+        """Return the sum of the flags of a word."""
         terminal = word in self._sentence_marks
         flags = 0 if PUNCTUATION.issuperset(word) else NOT_SYMBOL
         flags |= ALPHABETIC if word.isalpha() or any(map(str.isalpha, word)) else 0

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from llmsys.data_pipeline.text.compiled_words import CompiledWords, build_compiled_words
 from llmsys.data_pipeline.text.ragged_arrays import Integers, compute_chunk_spans, compute_offsets
 from llmsys.data_pipeline.text.spacy_tokenizer import SpacyTokenizer
 from llmsys.data_pipeline.text.vocabulary import PASSING, TERMINAL, Vocabulary
@@ -111,7 +112,16 @@ class WordSplitter:
         self._splitter = chunks or SpacyTokenizer()
         # Splitting at white space has a faster way, without strings.
         self._at_spaces = self._splitter.split_chunks is str.split
-        self._memory = WordCache(self._splitter, memo_chunks, memo_characters)
+        self._limits = memo_chunks, memo_characters
+
+    @cached_property
+    def _compiled(self) -> CompiledWords | None:
+        """The words by the compiled core, None where Python finds them."""
+        return build_compiled_words(self._splitter, *self._limits)
+
+    @cached_property
+    def _memory(self) -> WordCache:
+        return WordCache(self._splitter, *self._limits)
 
     @property
     def split_chunks(self) -> Callable[[str], list[str]]:
@@ -122,6 +132,8 @@ class WordSplitter:
 
     def split_words(self, texts: Sequence[str]) -> WordColumns:
         """Return the words of each text."""
+        if self._compiled is not None:
+            return WordColumns(*self._compiled.split_words(texts))
         self._memory.evict_if_full()
         if self._at_spaces:
             spans = compute_chunk_spans(texts)
@@ -146,8 +158,10 @@ class WordSplitter:
         In most scripts spaCy treats white space between two words of a line as a word, unless it is
         a single U+0020. It can start a sentence but is not counted.
         """
-        self._memory.evict_if_full()
         counts = _count_items(lines)
+        if self._compiled is not None:
+            return LineColumns(*self._compiled.count_lines(texts, counts), compute_offsets(counts))
+        self._memory.evict_if_full()
         total = int(counts.sum())
         if self._at_spaces:
             spans = compute_chunk_spans(texts)

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from llmsys.data_pipeline.text.ragged_arrays import GrowableArray, Integers, compute_offsets
 
@@ -161,6 +160,8 @@ class RaggedTokens(NamedTuple):
         lists = pa.LargeListArray.from_arrays(
             pa.array(compute_offsets(self.lengths)), pa.array(self.values)
         )
+        import pyarrow.compute as pc  # slow to import
+
         return RaggedTokens(pc.take(lists, pa.array(rows)).flatten().to_numpy(), self.lengths[rows])
 
     def merge_rows(self, starts: Integers) -> "RaggedTokens":

@@ -19,8 +19,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
-import sentencepiece
-
 from llmsys.config.tokenizer import PythonTokenizerConfig, TrainedTokenizerConfig, WordPieceConfig
 from llmsys.dataset.token_shards import write_bytes_atomically
 from llmsys.storage.stored_formats import TOKENIZER_RECORD, VERSION_KEY
@@ -65,6 +63,8 @@ def publish_sentencepiece(folder: Path, model: bytes, made: dict[str, Any]) -> d
     Returns:
         `fingerprint`, `vocab_size` and `eos_id`, for later stages.
     """
+    import sentencepiece  # slow to import
+
     tokenizer = SentencePieceTokenizer(model)
     processor = sentencepiece.SentencePieceProcessor(model_proto=model)
     pieces = "".join(

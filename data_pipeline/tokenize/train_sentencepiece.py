@@ -20,7 +20,6 @@ from typing import Any, assert_never
 
 import numpy as np
 import pyarrow as pa
-import sentencepiece
 
 from llmsys.config.data import HeldoutSplitConfig
 from llmsys.config.tokenizer import SentencePieceConfig, TrainedTokenizerConfig, WordPieceConfig
@@ -221,6 +220,8 @@ def fit_sentencepiece(
         DataError: if SentencePiece rejects the options, mostly because of the size of the
             vocabulary.
     """
+    import sentencepiece  # slow to import
+
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(

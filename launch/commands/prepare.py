@@ -64,6 +64,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Prepare the parts that are missing and print a summary; return 3 when inputs are in
     quarantine.
     """
+    from llmsys.data_pipeline.executors.garbage_collection import collect_less_often
+
+    collect_less_often()  # before the imports, which it makes faster
     from llmsys.config.data import ChatConfig, CrawlConfig, TokensConfig
     from llmsys.config.loading.load import load_run_config
 

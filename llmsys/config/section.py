@@ -120,7 +120,7 @@ class Section(BaseModel):
     """One mapping of a YAML file: frozen after validation; unknown keys are errors."""
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False
+        defer_build=True, frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False
     )
 
 

@@ -68,7 +68,7 @@ class ManifestSection(BaseModel):
     know.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 class SparedDocument(ManifestSection):

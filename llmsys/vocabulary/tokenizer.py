@@ -17,7 +17,6 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
-import sentencepiece
 
 from llmsys.errors import DataError
 from llmsys.vocabulary.special_tokens import EncodedSpans
@@ -127,6 +126,8 @@ class SentencePieceTokenizer:
 
     def __init__(self, model: bytes) -> None:
         """Take the serialized model; RuntimeError when it is not one."""
+        import sentencepiece  # slow to import
+
         self._processor = sentencepiece.SentencePieceProcessor()
         self._processor.LoadFromSerializedProto(model)
         self.model = model

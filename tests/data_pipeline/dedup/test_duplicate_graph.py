@@ -14,7 +14,13 @@ import pytest
 from llmsys.data_pipeline.core.task_record import write_file_list, write_rows
 from llmsys.data_pipeline.dedup import duplicate_graph
 from llmsys.data_pipeline.dedup.dedup_index import DocumentFiles
-from llmsys.data_pipeline.dedup.duplicate_graph import ExternalSorter, find_components, find_labels
+from llmsys.data_pipeline.dedup.duplicate_graph import (
+    ExternalSorter,
+    _find_roots,
+    _find_roots_by_scipy,
+    find_components,
+    find_labels,
+)
 from llmsys.data_pipeline.stages.compute_signatures import DOCUMENT_SCHEMA
 from llmsys.data_pipeline.stages.join_near_duplicates import LINK_SCHEMA, write_near_duplicates
 from llmsys.dataset.token_shards import ArrowFileWriter, read_batches
@@ -166,3 +172,19 @@ def test_the_join_of_near_copies_is_the_same_in_any_memory(
         (row["source"], row["row"], row["kept"], row["size"]) for row in found[0][1]
     } == expected
     assert counted == {"clusters": len(kept), "linked": len(members), "later": len(expected)}
+
+
+@pytest.mark.parametrize(("nodes", "pairs"), [(1, 1), (5, 4), (60, 40), (60, 300), (3_000, 2_500)])
+def test_few_and_many_pairs_have_the_same_components(nodes: int, pairs: int) -> None:
+    source = np.random.default_rng(nodes + pairs)
+    for _ in range(20):
+        links = source.integers(0, nodes, (pairs, 2))
+        expected = _find_roots_by_scipy(links, nodes)
+        assert _find_roots(links, nodes).tolist() == expected.tolist()
+
+
+def test_a_long_chain_is_one_component() -> None:
+    chain = np.random.default_rng(0).permutation(50_000)
+    links = np.stack([chain[:-1], chain[1:]], axis=1)
+    assert not _find_roots(links, len(chain)).any()
+    assert find_components(np.zeros((0, 2), np.int64))[1].tolist() == []

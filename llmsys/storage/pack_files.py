@@ -2,16 +2,17 @@
 
 A folder whose name ends in `.packs` holds packs of about 1 GiB each. A file that is written into
 it, such as `filtered.packs/block.arrow`, becomes a part of a pack; it is read under the path
-`filtered.packs/000/007.pack/START-LENGTH`. So a stage makes as many files as it has workers and
-gigabytes, not as it has tasks.
+`filtered.packs/1f09c3-000/007.pack/START-LENGTH`. So a stage makes as many files as it has workers
+and gigabytes, not as it has tasks.
 
-Reads/Writes: `*.packs/NNN/NNN.pack`. A pack is a row of parts; a part is a header of 64 bytes
+Reads/Writes: `*.packs/HOST-NNN/NNN.pack`. A pack is a row of parts; a part is a header of 64 bytes
 (magic, length, xxh3_128 of the bytes, a checksum of the header) and its bytes, and begins at a
 multiple of 64.
 
 Invariants:
 - One process at a time appends to a pack: it holds the kernel's lock of the file, which ends with
-  the process.
+  the process. Each host has packs of its own: some shared file systems keep locks to one host
+  without saying so (Lustre with localflock).
 - A header is written after its bytes. What a killed writer left has no header, and the next writer
   cuts it off.
 - Bytes of a part never change, and depend on nothing else in the pack.
@@ -20,10 +21,12 @@ Invariants:
 import fcntl
 import itertools
 import os
+import platform
 import struct
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pyarrow as pa
@@ -249,17 +252,27 @@ def _take_pack(folder: Path) -> _Pack:
 
 
 def build_pack_path(folder: Path, number: int) -> Path:
-    """Return the path of a pack: at most 1,000 are in one folder.
+    """Return the path of a pack of this host: at most 1,000 are in one folder.
 
     Args:
         folder: The folder of packs.
-        number: Number of the pack, from 0.
+        number: Number of the pack among those of the host, from 0.
 
     Returns:
         The path.
     """
     group, member = divmod(number, _PACKS_PER_FOLDER)
-    return folder / f"{group:03d}" / f"{member:03d}{PACK}"
+    return folder / f"{_get_host_key()}-{group:03d}" / f"{member:03d}{PACK}"
+
+
+@cache
+def _get_host_key() -> str:
+    """Return six hex digits of this host: of its name alone where it has no identity of a boot."""
+    name = platform.node()
+    with suppress(OSError):
+        # Hosts of one image may have one name.
+        name += Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
+    return xxhash.xxh3_64_hexdigest(name.encode())[:6]
 
 
 def _lock_pack(path: Path) -> _Pack | None:

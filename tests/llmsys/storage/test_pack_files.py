@@ -174,8 +174,19 @@ def test_a_full_pack_is_followed_by_another_and_a_thousand_are_in_a_folder(
     monkeypatch.setattr(pack_files, "FULL_BYTES", 300)
     packs = [write_part(folder, f"{number}", b"x" * 100).file.pack for number in range(5)]
     assert packs == [build_pack_path(folder, number) for number in (0, 0, 1, 1, 2)]
-    assert build_pack_path(folder, 999) == folder / "000" / "999.pack"
-    assert build_pack_path(folder, 1_000) == folder / "001" / "000.pack"
+    first, last, next_one = (build_pack_path(folder, number) for number in (0, 999, 1_000))
+    assert (last.parent, last.name) == (first.parent, "999.pack")
+    assert next_one.parent == first.parent.with_name(first.parent.name.replace("-000", "-001"))
+    assert next_one.name == "000.pack"
+
+
+def test_hosts_append_to_packs_of_their_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Locks of some shared file systems are of one host: two would write to one place."""
+    own = write_part(folder, "own", b"own")
+    monkeypatch.setattr(pack_files, "_get_host_key", lambda: "abcdef")
+    theirs = build_pack_path(folder, 0)
+    assert theirs != own.file.pack
+    assert theirs.parent.parent == own.file.pack.parent.parent
 
 
 def test_a_pack_that_was_removed_takes_no_part(folder: Path) -> None:

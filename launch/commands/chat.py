@@ -1,5 +1,5 @@
 """Run `llmsys chat`: serve a page of this machine on which a person talks to the newest
-checkpoint.
+checkpoint, and the routes of OpenAI's API for programs.
 """
 
 import argparse
@@ -33,7 +33,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(
             f"--port {arguments.port} is no port. Give one from 1 to 65535, or 0 for a free one."
         )
-    from llmsys.generate.chat_server import ChatModel, ChatServer
+    from llmsys.generate.chat_model import ChatModel
+    from llmsys.generate.chat_server import ChatServer
     from llmsys.train.build_trainer import set_num_threads
     from llmsys.train.run_data import load_run_tokenizer
     from llmsys.train.trained_model import load_trained_model
@@ -42,5 +43,6 @@ def run(arguments: argparse.Namespace) -> int:
     model, checkpoint = load_trained_model(config)
     with ChatServer(ChatModel(model, load_run_tokenizer(config), config), arguments.port) as server:
         print(f"{checkpoint}: open {server.url} on this machine; Ctrl-C ends it", flush=True)
+        print(f"programs: the routes of OpenAI's API at {server.url}v1", flush=True)
         server.serve_forever()
     return 0

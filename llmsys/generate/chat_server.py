@@ -1,131 +1,39 @@
 """Serve a page of this machine on which a person talks to a model: text arrives token by token,
-with probabilities.
+with probabilities. Programs use the routes of OpenAI's API (openai_routes.py).
 
 Binds to 127.0.0.1 only. A request needs the host name of this machine and, where the browser sends
 one, the page's own origin, so that no other page that is open in the browser can use the model.
 
 Invariants:
-- One text is generated at a time. A page that is closed ends its text.
-- Probabilities are those of the model, before temperature and filters.
+- A page that is closed ends its text, and so does a program that closes its connection.
 """
 
 import json
 import secrets
-import threading
-from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
 from typing import Any
 
-from pydantic import ValidationError
-from torch import Tensor
-
-from llmsys.config.run import RunConfig
-from llmsys.config.train import GenerationConfig
 from llmsys.errors import ConfigError, LlmsysError
-from llmsys.generate.chat_format import load_chat_format
-from llmsys.generate.prompt_completion import TextStreamer, build_decoding_params
-from llmsys.generate.text_generation import generate_texts
-from llmsys.model.transformer import Transformer
-from llmsys.train.run_data import get_prefix_ids
-from llmsys.vocabulary.tokenizer import Tokenizer
+from llmsys.generate.chat_model import CONTROLS, ChatModel
+from llmsys.generate.openai_routes import (
+    CHAT,
+    COMPLETIONS,
+    MODELS,
+    Route,
+    build_completion,
+    build_error,
+    format_event,
+    list_models,
+    parse_completion_request,
+    stream_completion,
+)
 
 ADDRESS = "127.0.0.1"
 MAX_REQUEST_BYTES = 1 << 20
-ALTERNATIVES = 6
-CONTROLS = (
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
-    "max_new_tokens",
-    "seed",
-)
-
-Send = Callable[[dict[str, Any]], None]
-
-
-class ChatModel:
-    """A model, its tokenizer and the settings that a page starts with."""
-
-    def __init__(self, model: Transformer, tokenizer: Tokenizer, config: RunConfig) -> None:
-        self.model = model
-        self.tokenizer = tokenizer
-        self.config = config
-        self.chats = load_chat_format(config)
-        self._lock = threading.Lock()
-
-    def continue_text(self, request: dict[str, Any], send: Send) -> None:
-        """Generate a continuation and send {text, probability, top} for each token, then {end}.
-
-        Args:
-            request: `text`, and values of `CONTROLS`; of a model that was tuned on chats `messages`
-                instead of `text`.
-            send: receives each message; an error in it ends the text.
-
-        Raises:
-            ConfigError: a setting is out of range.
-            DataError: the text fills the context.
-        """
-        settings = build_generation_settings(self.config.generation, request)
-        prompt = str(request.get("text", ""))
-        with self._lock:  # the tokenizer takes control tokens as such meanwhile
-            ids = (
-                None if self.chats is None else [self.chats.encode_messages(read_messages(request))]
-            )
-        stream = TextStreamer(self.tokenizer, [prompt], lambda _, piece: pieces.append(piece), ids)
-        pieces: list[str] = []
-
-        def send_token(_: int, logits_V: Tensor, token: int) -> None:
-            pieces.clear()
-            stream(0, token)
-            send({"text": "".join(pieces)} | describe_choice(self.tokenizer, logits_V, token))
-
-        with self._lock:
-            (text,) = generate_texts(
-                self.model,
-                self.tokenizer,
-                [prompt],
-                max_new_tokens=settings.max_new_tokens,
-                decoding=build_decoding_params(settings),
-                seed=settings.seed,
-                prefix_ids=get_prefix_ids(settings, self.tokenizer),
-                prompt_ids=ids,
-                stop_ids=() if self.chats is None else self.chats.stop_ids,
-                on_logits=send_token,
-            )
-        pieces.clear()
-        stream.flush([text])  # a character whose bytes were not complete
-        send({"end": "".join(pieces)})
-
-
-def read_messages(request: dict[str, Any]) -> list[dict[str, str]]:
-    """Read the messages of a request.
-
-    Args:
-        request: The JSON object of the request: `messages`, or `text` as one message of the
-            user.
-
-    Returns:
-        Messages with `role` and `content`.
-
-    Raises:
-        ConfigError: There are none.
-    """
-    messages = request.get("messages", [{"role": "user", "content": str(request.get("text", ""))}])
-    if (
-        isinstance(messages, list)
-        and messages
-        and all(
-            isinstance(one, dict)
-            and isinstance(one.get("role"), str)
-            and isinstance(one.get("content"), str)
-            for one in messages
-        )
-    ):
-        return messages
-    raise ConfigError("messages is no list of {role, content}. Send one or more, or `text`.")
+PAGE = "/generate"
+ROUTES: dict[str, Route] = {COMPLETIONS: COMPLETIONS, CHAT: CHAT}
+JSON = "application/json"
 
 
 def parse_request(content: bytes) -> dict[str, Any] | None:
@@ -144,53 +52,6 @@ def parse_request(content: bytes) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return request if isinstance(request, dict) else None
-
-
-def build_generation_settings(
-    defaults: GenerationConfig, request: dict[str, Any]
-) -> GenerationConfig:
-    """Build the settings of one answer.
-
-    Args:
-        defaults: The settings of the run.
-        request: The JSON object of the request; values of `CONTROLS` replace the defaults.
-
-    Returns:
-        The settings.
-
-    Raises:
-        ConfigError: A value is out of range. The message names it.
-    """
-    given = {name: request[name] for name in CONTROLS if request.get(name) is not None}
-    try:
-        # beams have no single next token to show
-        return GenerationConfig.model_validate(defaults.model_dump() | given | {"num_beams": 1})
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        name = ".".join(map(str, first["loc"]))
-        raise ConfigError(
-            f"{name}={first['input']!r}: {first['msg'].lower()}. Correct it, or empty the field."
-        ) from None
-
-
-def describe_choice(tokenizer: Tokenizer, logits_V: Tensor, token: int) -> dict[str, Any]:
-    """Return the probability of a token and the most likely ones.
-
-    Args:
-        tokenizer: names the tokens.
-        logits_V: the model's logits.
-        token: the chosen token.
-
-    Returns:
-        `probability`, and `top`: [text, probability] of the `ALTERNATIVES` most likely tokens.
-    """
-    probability_V = logits_V.float().softmax(-1)
-    values, ids = probability_V.topk(min(ALTERNATIVES, len(probability_V)))
-    top = [
-        [tokenizer.decode([number]), round(value, 5)]
-        for value, number in zip(values.tolist(), ids.tolist(), strict=True)
-    ]
-    return {"probability": round(float(probability_V[token]), 5), "top": top}
 
 
 def read_page() -> str:
@@ -230,6 +91,9 @@ class _ChatHandler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if self._is_rejected():
             return
+        if self.path == MODELS:
+            self._send_json(200, list_models(self.server.chat))
+            return
         if self.path.partition("?")[0] != "/":
             self._send(404, b"not found", "text/plain")
             return
@@ -258,32 +122,68 @@ class _ChatHandler(BaseHTTPRequestHandler):
         length = self.headers.get("Content-Length") or ""
         # Digits of other scripts, which int() takes, are no length.
         size = int(length) if length.isascii() and length.isdigit() and len(length) < 20 else 0
-        is_json = self.headers.get_content_type() == "application/json"
-        if self.path != "/generate" or not is_json or not 0 < size <= MAX_REQUEST_BYTES:
-            self._send(400, b"send JSON to /generate", "text/plain")
+        is_json = self.headers.get_content_type() == JSON
+        is_known = self.path == PAGE or self.path in ROUTES
+        if not is_known or not is_json or not 0 < size <= MAX_REQUEST_BYTES:
+            known = ", ".join((PAGE, *ROUTES))
+            self._send(400, f"send JSON of at most 1 MiB to one of {known}".encode(), "text/plain")
             return
         request = parse_request(self.rfile.read(size))
         if request is None:
             self._send(400, b"send a JSON object of valid Unicode", "text/plain")
             return
-        self.send_response(200)
-        self.send_header("Content-Type", "application/x-ndjson")
-        self.send_header("Cache-Control", "no-store")
-        self.end_headers()
         try:
-            self._stream(request)
+            if self.path == PAGE:
+                self._begin_stream("application/x-ndjson")
+                self._stream_tokens(request)
+            else:
+                self._send_completion(ROUTES[self.path], request)
         except OSError:  # the page was closed
             self.close_connection = True
 
-    def _stream(self, request: dict[str, Any]) -> None:
+    def _stream_tokens(self, request: dict[str, Any]) -> None:
         def send(message: dict[str, Any]) -> None:
-            self.wfile.write(json.dumps(message).encode() + b"\n")
-            self.wfile.flush()
+            self._write(json.dumps(message).encode() + b"\n")
 
         try:
             self.server.chat.continue_text(request, send)
         except LlmsysError as error:
             send({"error": str(error)})
+
+    def _send_completion(self, route: Route, request: dict[str, Any]) -> None:
+        chat = self.server.chat
+        try:
+            asked = parse_completion_request(chat, route, request)
+            whole = None if asked.is_stream else build_completion(chat, route, asked)
+        except LlmsysError as error:
+            self._send_json(400, build_error(str(error)))
+            return
+        if whole is not None:
+            self._send_json(200, whole)
+            return
+        self._begin_stream("text/event-stream")
+
+        def send(values: dict[str, Any]) -> None:
+            self._write(format_event(values))
+
+        try:
+            stream_completion(chat, route, asked, send)
+        except LlmsysError as error:
+            send(build_error(str(error)))
+        self._write(format_event(None))
+
+    def _begin_stream(self, kind: str) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", kind)
+        self.send_header("Cache-Control", "no-store")
+        self.end_headers()
+
+    def _write(self, content: bytes) -> None:
+        self.wfile.write(content)
+        self.wfile.flush()
+
+    def _send_json(self, status: int, values: dict[str, Any]) -> None:
+        self._send(status, json.dumps(values).encode(), JSON)
 
     def _is_rejected(self) -> bool:
         if self.server.is_own_request(self.headers.get("Host", ""), self.headers.get("Origin")):

@@ -136,10 +136,21 @@ def _encode_prompts(
         return [list(row) for row in prompt_ids], 0
     # In training every document follows the end token of the one before it.
     prefix = [tokenizer.eos_id] if prefix_ids is None else list(prefix_ids)
-    return [
-        [*prefix, *tokenizer.encode(prompt)] or _get_fallback_prefix(tokenizer)
-        for prompt in prompts
-    ], len(prefix)
+    return [encode_prompt(tokenizer, prompt, prefix) for prompt in prompts], len(prefix)
+
+
+def encode_prompt(tokenizer: Tokenizer, prompt: str, prefix_ids: Sequence[int]) -> list[int]:
+    """Encode a text to continue.
+
+    Args:
+        tokenizer: The tokenizer of the model.
+        prompt: The text.
+        prefix_ids: Ids before it.
+
+    Returns:
+        The ids, at least one: an empty text without a prefix is its begin or else its end id.
+    """
+    return [*prefix_ids, *tokenizer.encode(prompt)] or _get_fallback_prefix(tokenizer)
 
 
 def _get_fallback_prefix(tokenizer: Tokenizer) -> list[int]:

@@ -16,7 +16,8 @@ import torch
 
 from llmsys.config.run import RunConfig
 from llmsys.generate import chat_server
-from llmsys.generate.chat_server import ChatModel, ChatServer, Send
+from llmsys.generate.chat_model import ChatModel, Send
+from llmsys.generate.chat_server import ChatServer
 from llmsys.generate.prompt_completion import build_decoding_params
 from llmsys.generate.text_generation import generate_texts
 from tests.helpers.browser import LOOKS, needs_chromium, open_page

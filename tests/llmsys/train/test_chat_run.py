@@ -19,7 +19,7 @@ from llmsys.dataset.token_shards import load_manifest
 from llmsys.errors import ConfigError, DataError
 from llmsys.events import read_events
 from llmsys.generate.chat_format import load_chat_format
-from llmsys.generate.chat_server import read_messages
+from llmsys.generate.chat_model import read_messages
 from llmsys.generate.prompt_completion import complete_prompts
 from llmsys.train.build_objective import build_step_batches
 from llmsys.train.checkpoint_load import load_tensors, read_tensor_metadata

@@ -162,10 +162,14 @@ class NoiseScaleMeter:
         )
 
     def end_step(self, result: StepResult) -> None:
-        """Update the averages if the step was measured and applied."""
+        """Update the averages if the step was measured and applied, and both parts have targets."""
         if self._small is None or not result.is_applied:
             return
         norm, targets = self._small
+        # Rows of prompts or of hidden tokens may have none: then the two batches are one, or the
+        # smaller has no gradient.
+        if not 0 < targets < result.targets:
+            return
         # The engine divides by the targets of the whole step; here the mean is over those of the
         # micro-batch.
         small = (norm * result.targets / targets) ** 2

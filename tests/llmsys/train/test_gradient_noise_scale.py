@@ -193,6 +193,16 @@ def test_only_every_so_manieth_step_is_measured_and_a_refused_one_is_not_taken()
     assert meter.scale.to_dict() == {}
 
 
+@pytest.mark.parametrize("targets", [0.0, 32.0])
+def test_a_step_whose_targets_are_all_in_one_part_is_not_taken(targets: float) -> None:
+    meter = NoiseScaleMeter(every_steps=1, layout=build_layout(), seed=0)
+    meter.engine = Engine()
+    meter.begin_step(0, [build_sequences(0, micro, 1) for micro in range(2)])
+    meter._small = 1.0, targets
+    meter.end_step(StepResult(1.0, 1.0, 32, is_applied=True))
+    assert meter.scale.to_dict() == {}
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -27,16 +27,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the page and print its path."""
-    from llmsys.report.compare_page import find_comparability, write_comparison
-    from llmsys.report.run_record import read_run
+    from llmsys.report.compare_page import (
+        find_comparability,
+        read_compared_runs,
+        write_comparison,
+    )
 
     for folder in arguments.runs:
         if not folder.is_dir():
             raise ConfigError(
                 f"{folder} is not a folder (in {Path.cwd()}). Give the folders of runs."
             )
-    path = write_comparison(arguments.runs, arguments.output)
-    found = find_comparability([read_run(folder) for folder in arguments.runs])
+    runs = read_compared_runs(arguments.runs)
+    path = write_comparison(runs, arguments.output)
+    found = find_comparability(runs)
     if arguments.json:
         measure = None if found.measure == "nothing" else found.measure
         print(json.dumps({"page": str(path), "compared_by": measure, "reason": found.reason}))

@@ -53,6 +53,8 @@ SHOWN_NAMES, VALUE_CHARACTERS = 4, 200
 LENGTH_RATIO = 8.0
 
 
+# Texts of which all of these are equal are one text.
+TEXT_MEASURES = ("evaluated_bytes", "gzip_bits_per_byte", "xz_bits_per_byte")
 Measure = Literal["nats per token", "bits per byte", "nothing"]
 
 
@@ -90,10 +92,7 @@ def find_comparability(runs: Sequence[RunRecord]) -> Comparability:
             f"Their objectives differ ({', '.join(sorted(objectives))}), so their losses are of "
             "different things.",
         )
-    texts = {
-        tuple(event.get(name) for name in ("evaluated_bytes", "gzip_bits_per_byte")): event
-        for event in events
-    }
+    texts = {tuple(event.get(name) for name in TEXT_MEASURES): event for event in events}
     if len(texts) > 1:
         sizes = ", ".join(
             f"{event['evaluated_bytes']:,} bytes" if event.get("evaluated_bytes") else "unknown"
@@ -113,15 +112,14 @@ def find_comparability(runs: Sequence[RunRecord]) -> Comparability:
     return Comparability("nats per token")
 
 
-def write_comparison(folders: Sequence[Path], output: Path) -> Path:
-    """Write the page of several runs.
+def read_compared_runs(folders: Sequence[Path]) -> list[RunRecord]:
+    """Read the runs of one page.
 
     Args:
         folders: Run folders, at least two.
-        output: HTML file to write.
 
     Returns:
-        `output`.
+        A record of each.
 
     Raises:
         DataError: There are fewer than two runs, too many, or a folder has no steps.
@@ -137,6 +135,19 @@ def write_comparison(folders: Sequence[Path], output: Path) -> Path:
             raise DataError(
                 f"{run.folder} has no logged step, so there is nothing to compare. Leave it out."
             )
+    return runs
+
+
+def write_comparison(runs: Sequence[RunRecord], output: Path) -> Path:
+    """Write the page of several runs.
+
+    Args:
+        runs: The runs, from `read_compared_runs`.
+        output: HTML file to write.
+
+    Returns:
+        `output`.
+    """
     titles = _choose_titles(runs)
     thinned = any(len(run.curves.step) > MAX_POINTS for run in runs)
     note = build_paragraph(THINNING_RULE, is_muted=True) if thinned else None

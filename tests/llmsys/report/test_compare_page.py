@@ -15,6 +15,7 @@ from llmsys.report.compare_page import (
     compute_training_hours,
     find_comparability,
     list_differing_keys,
+    read_compared_runs,
     write_comparison,
 )
 from llmsys.report.html_page import write_report
@@ -37,7 +38,9 @@ def write_two_runs(folder: Path) -> list[Path]:
 def test_the_page_has_curves_over_tokens_time_and_flops_scores_and_differing_keys(
     tmp_path: Path,
 ) -> None:
-    page = write_comparison(write_two_runs(tmp_path), tmp_path / "page.html").read_text()
+    page = write_comparison(
+        read_compared_runs(write_two_runs(tmp_path)), tmp_path / "page.html"
+    ).read_text()
     found = re.search(r'<script type="application/json" id="figures">(.*?)</script>', page)
     assert found is not None
     by_name = {figure["id"]: figure["traces"] for figure in json.loads(found[1])}
@@ -81,7 +84,7 @@ def write_evaluated_runs(folder: Path, *changes: dict[str, object]) -> list[Path
 def test_equal_held_out_tokens_are_compared_by_bits_per_byte_and_loss(tmp_path: Path) -> None:
     runs = write_evaluated_runs(tmp_path, {"bits_per_byte": 1.5}, {"bits_per_byte": 1.25})
     assert find_comparability([read_run(run) for run in runs]) == Comparability("nats per token")
-    page = write_comparison(runs, tmp_path / "page.html").read_text()
+    page = write_comparison(read_compared_runs(runs), tmp_path / "page.html").read_text()
     assert "1.2500" in page
     assert f"bits per byte, held out: {runs[1]}" in page
     assert "not comparable" not in page
@@ -93,7 +96,7 @@ def test_other_tokenizers_are_compared_by_bits_per_byte_alone(
     runs = write_evaluated_runs(
         tmp_path, {"bits_per_byte": 1.5}, {"bits_per_byte": 1.25, "evaluated_tokens": 200}
     )
-    page = write_comparison(runs, tmp_path / "page.html").read_text()
+    page = write_comparison(read_compared_runs(runs), tmp_path / "page.html").read_text()
     found = re.search(r'<script type="application/json" id="figures">(.*?)</script>', page)
     assert found is not None
     for figure in json.loads(found[1]):
@@ -106,10 +109,13 @@ def test_other_tokenizers_are_compared_by_bits_per_byte_alone(
     assert "cut the same text into different numbers of tokens" in told["reason"]
 
 
-@pytest.mark.parametrize("change", [{"evaluated_bytes": 800}, {"gzip_bits_per_byte": 2.4}])
+@pytest.mark.parametrize(
+    "change",
+    [{"evaluated_bytes": 800}, {"gzip_bits_per_byte": 2.4}, {"xz_bits_per_byte": 2.3}],
+)
 def test_losses_on_other_texts_have_no_winner(tmp_path: Path, change: dict[str, object]) -> None:
     runs = write_evaluated_runs(tmp_path, {}, change)
-    page = write_comparison(runs, tmp_path / "page.html").read_text()
+    page = write_comparison(read_compared_runs(runs), tmp_path / "page.html").read_text()
     assert "lowest loss" not in page
     assert "Their held-out texts differ" in page
 
@@ -131,9 +137,9 @@ def test_equal_configs_and_runs_that_cannot_be_compared(tmp_path: Path) -> None:
     run = write_run(tmp_path / "a")
     started = write_run(tmp_path / "b", run_events()[:1])
     with pytest.raises(DataError, match=r"b has no logged step, so there is nothing to compare"):
-        write_comparison([run, started], tmp_path / "page.html")
+        write_comparison(read_compared_runs([run, started]), tmp_path / "page.html")
     with pytest.raises(DataError, match=r"1 runs cannot be compared on one page\. Give 2 to 16"):
-        write_comparison([run, run], tmp_path / "page.html")
+        write_comparison(read_compared_runs([run, run]), tmp_path / "page.html")
 
 
 @needs_chromium
@@ -146,7 +152,7 @@ def test_the_page_is_drawn_on_a_phone_and_a_desk_in_both_colours(tmp_path: Path)
     (long / "config.yaml").write_text(
         text + f"inputs: {[f'part-{number:05d}.warc.gz' for number in range(99)]}"
     )
-    page = write_comparison([*runs, long], tmp_path / "page.html")
+    page = write_comparison(read_compared_runs([*runs, long]), tmp_path / "page.html")
     for opened in open_in_both_looks(page):
         # three lines of training each; diamonds are points and not counted
         assert opened.marks() == {"plot-tokens": 3, "plot-time": 3, "plot-flops": 3}

@@ -14,55 +14,24 @@ from typing import Any
 import pytest
 import torch
 
-from llmsys.config.run import RunConfig
 from llmsys.generate import chat_server
 from llmsys.generate.chat_model import ChatModel, Send
 from llmsys.generate.chat_server import ChatServer
 from llmsys.generate.prompt_completion import build_decoding_params
 from llmsys.generate.text_generation import generate_texts
 from tests.helpers.browser import LOOKS, needs_chromium, open_page
-from tests.helpers.tiny_model import build_tiny_config, build_tiny_model
-
-LETTERS = "\0abcdefghijklmnopqrstuvwxyz .,!?\n<>'é"
-
-
-class Letters:
-    """One id per character; the end of a document is 0."""
-
-    vocab_size, bos_id, eos_id, fingerprint = len(LETTERS), -1, 0, ""
-
-    def encode(self, text: str) -> list[int]:
-        return [LETTERS.index(letter) for letter in text]
-
-    def encode_batch(self, texts: list[str]) -> list[list[int]]:
-        return [self.encode(text) for text in texts]
-
-    def decode(self, ids: list[int]) -> str:
-        return "".join(LETTERS[number] for number in ids)
+from tests.helpers.chat_servers import LETTERS, build_chat_model, serve
 
 
 @pytest.fixture
 def chat() -> ChatModel:
-    model = build_tiny_config(vocab_size=len(LETTERS))
-    config = RunConfig.model_validate(
-        {
-            "run": {"name": "tiny </script>"},
-            "model": model.model_dump(),
-            "batch": {"sequence_length": 32},
-            "generation": {"max_new_tokens": 12},
-        }
-    )
-    return ChatModel(build_tiny_model(model), Letters(), config)  # type: ignore[arg-type]
+    return build_chat_model("tiny </script>")
 
 
 @pytest.fixture
 def server(chat: ChatModel) -> Iterator[ChatServer]:
-    with ChatServer(chat, 0) as made:
-        thread = threading.Thread(target=made.serve_forever, daemon=True)
-        thread.start()
+    with serve(chat) as made:
         yield made
-        made.shutdown()
-        thread.join()
 
 
 def request(server: ChatServer, body: Any, **headers: str) -> tuple[int, list[dict[str, Any]]]:

@@ -4,33 +4,17 @@ do not do.
 
 import http.client
 import json
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
 
-from llmsys.config.run import RunConfig
 from llmsys.generate.chat_model import ChatModel
 from llmsys.generate.chat_server import ChatServer
 from llmsys.generate.openai_routes import StopFoundError, StopWatch
 from llmsys.generate.prompt_completion import build_decoding_params
 from llmsys.generate.text_generation import generate_texts
-from tests.helpers.tiny_model import build_tiny_config, build_tiny_model
-
-LETTERS = "\0abcdefghijklmnopqrstuvwxyz .,!?\n<>'é:"
-
-
-class Letters:
-    """One id per character; the end of a document is 0, which is no text."""
-
-    vocab_size, bos_id, eos_id, fingerprint = len(LETTERS), -1, 0, ""
-
-    def encode(self, text: str) -> list[int]:
-        return [LETTERS.index(letter) for letter in text]
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return "".join(LETTERS[number] for number in ids if number)
+from tests.helpers.chat_servers import LETTERS, FewLetters, build_chat_model, serve
 
 
 class Format:
@@ -40,31 +24,18 @@ class Format:
 
     def encode_messages(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         text = "".join(f"{one['role']}: {one['content']}\n" for one in messages)
-        return Letters().encode(f"{text}assistant: ")
+        return FewLetters().encode(f"{text}assistant: ")
 
 
 @pytest.fixture
 def chat() -> ChatModel:
-    model = build_tiny_config(vocab_size=len(LETTERS), max_position_embeddings=64)
-    config = RunConfig.model_validate(
-        {
-            "run": {"name": "tiny"},
-            "model": model.model_dump(),
-            "batch": {"sequence_length": 32},
-            "generation": {"max_new_tokens": 12, "temperature": 1.0},
-        }
-    )
-    return ChatModel(build_tiny_model(model), Letters(), config)  # type: ignore[arg-type]
+    return build_chat_model("tiny", max_position_embeddings=64)
 
 
 @pytest.fixture
 def server(chat: ChatModel) -> Iterator[ChatServer]:
-    with ChatServer(chat, 0) as made:
-        thread = threading.Thread(target=made.serve_forever, daemon=True)
-        thread.start()
+    with serve(chat) as made:
         yield made
-        made.shutdown()
-        thread.join()
 
 
 def post(server: ChatServer, route: str, body: Mapping[str, Any]) -> tuple[int, str]:

@@ -1,6 +1,6 @@
 """Explain what every stage did with one page, with the measured values.
 
-Reads work/extracted, documents/ and dropped/ of a prepared dataset, and applies language
+Reads work/extracted.packs, documents/ and dropped/ of a prepared dataset, and applies language
 identification and rules to the page again, by the config of the dataset and not by that of a file.
 Returns a step per stage, for every capture of the URL. Changes nothing.
 """

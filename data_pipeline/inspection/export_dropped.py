@@ -1,8 +1,8 @@
 """Write dropped documents with their whole texts to one file: parquet, or JSON lines.
 
-Reads dropped/ of a dataset folder, whose texts are excerpts, and work/extracted/, which has whole
-texts as they were extracted: before lines were removed and Unicode repaired. A page that was never
-extracted has no text.
+Reads dropped/ of a dataset folder, whose texts are excerpts, and work/extracted.packs, which has
+whole texts as they were extracted: before lines were removed and Unicode repaired. A page that was
+never extracted has no text.
 """
 
 from pathlib import Path
@@ -56,8 +56,8 @@ def export_dropped_documents(folder: Path, wanted: dict[str, str], output: Path)
     sources = list_extracted_texts(folder)
     if not sources:
         raise DataError(
-            f"{folder}/work/extracted is gone, which has the whole texts. Make it again: llmsys "
-            "prepare CONFIG"
+            f"the extracted documents in {folder}/work are gone, which have the whole texts. Make "
+            "them again: llmsys prepare CONFIG"
         )
     total = len(rows)
     missing = len(rows)

@@ -176,8 +176,8 @@ class VerbParser(argparse.ArgumentParser):
             close = difflib.get_close_matches(unknown[1], others, n=1)
             # --tokens is a key of the config and no misspelled --documents
             misspelled = difflib.get_close_matches(unknown[1], others, n=1, cutoff=0.8)
-            key = self._find_config_key(message.partition(": ")[2])
-            if close and (misspelled or key is None):
+            key = None if misspelled else self._find_config_key(message.partition(": ")[2])
+            if close and key is None:
                 hint = f" Did you mean {close[0]}?"
             elif key is not None:
                 hint = f" Did you mean {key}? Keys of the config have no dashes."

@@ -121,6 +121,11 @@ class HuggingFaceExport:
         """
         return remove_multipliers(self.run.model)
 
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all tensors to write."""
+        return sum(prod(shape) * dtype.itemsize for dtype, shape in self.tensors.values())
+
     def get_written_name(self, theirs: str) -> str:
         """Return the name to write. An imported folder may spell it in an old way."""
         return str(self.record["names"][theirs]) if self.record else theirs
@@ -168,9 +173,8 @@ class HuggingFaceExport:
 
     def _has_indexed_size(self, index: str) -> bool:
         """Return whether the tensors have as many bytes as an imported index says."""
-        total = sum(prod(shape) * dtype.itemsize for dtype, shape in self.tensors.values())
-        found = json.loads(index).get("metadata", {}).get("total_size", total)
-        return bool(found == total)
+        found = json.loads(index).get("metadata", {}).get("total_size", self.total_bytes)
+        return bool(found == self.total_bytes)
 
     def _get_dtype(self, group: TensorGroup) -> torch.dtype:
         name = group.ours[0].name
@@ -252,7 +256,7 @@ def convert_to_hugging_face(
 
 
 def _write_tensors(folder: Path, writing: HuggingFaceExport) -> None:
-    total = sum(prod(shape) * dtype.itemsize for dtype, shape in writing.tensors.values())
+    total = writing.total_bytes
     with ExitStack() as stack, Progress("convert", total=total, unit="B") as progress:
         writers = {}
         for file in sorted(set(writing.files.values())):
@@ -281,8 +285,8 @@ def _write_index(folder: Path, writing: HuggingFaceExport) -> None:
         return
     if set(writing.files.values()) == {SINGLE}:
         return
-    total = sum(prod(shape) * dtype.itemsize for dtype, shape in writing.tensors.values())
-    index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(writing.files.items()))}
+    metadata = {"total_size": writing.total_bytes}
+    index = {"metadata": metadata, "weight_map": dict(sorted(writing.files.items()))}
     (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 

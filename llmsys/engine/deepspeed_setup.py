@@ -148,7 +148,21 @@ def initialize_deepspeed(
         )
     for name, buffer in model.named_buffers():
         buffer.data = buffers[name]
+    if settings["zero_optimization"]["stage"] == 3:
+        _register_head_parameters(model)
     return engine
+
+
+def _register_head_parameters(model: Transformer) -> None:
+    """Tell ZeRO-3 that the model's forward reads the weight and bias of its head, as the fused
+    loss does.
+
+    It finds such a parameter by itself only when a forward meets it sharded. A bias is unsharded
+    until a step is refused; found so late, it is missing in the order of parameters that DeepSpeed
+    has recorded, and the step ends in its "tracing error".
+    """
+    for parameter in () if model.head is None else model.head.parameters(recurse=False):
+        deepspeed.zero.register_external_parameter(model, parameter)
 
 
 def materialize_full_parameters(

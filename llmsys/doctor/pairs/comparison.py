@@ -302,7 +302,9 @@ def _find_tensor_difference(
             flips = 2 * rate * SIGN_FLIPS**0.5 if is_weight else 0.0
             # Below zero where signs explain all of it; max(0, NaN) would be 0.
             apart = float((one - other).norm()) - flips
-            size = max(float(other.norm()), bands.small * longest[kind], LEAST)
+            # A distance between two weights of schedule-free is as exact as they are.
+            scale = longest["parameter" if kind == "lookahead_moment" else kind]
+            size = max(float(other.norm()), bands.small * scale, LEAST)
             distance = apart / size
         band = _widen_band(band, rounding.get(name, 0.0) / size, bands)
         if not distance <= band:

@@ -170,3 +170,24 @@ def test_partitioned_weights_learn_and_continue_as_whole_ones(
         if texts is not None:
             assert abs(texts - finished[name][0][2]).max() == 0
             torch.testing.assert_close(texts, whole, rtol=1e-3, atol=1e-4)
+
+
+def refuse_middle_step(rank: int, config: ModelConfig) -> list[tuple[bool, float]]:
+    engine = engine_of(config, "none")
+    batches = [rows_of(config, 2 * rank, 1), rows_of(config, 2 * rank + 1, 1)]
+    steps = []
+    for accepted in (True, False, True, True):
+        result = engine.train_step(batches, RATE, lambda loss, norm, answer=accepted: answer)
+        steps.append((result.is_applied, result.loss))
+    return steps
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("tied", [False, True])
+def test_steps_after_a_refused_one_read_the_bias_of_the_head(tied: bool) -> None:
+    config = build_tiny_config(head={"kind": "lm", "bias": "trained"}, tie_word_embeddings=tied)
+    for steps in run_ranks(refuse_middle_step, 2, config):
+        applied, losses = zip(*steps, strict=True)
+        assert applied == (True, False, True, True)
+        assert losses[2] == losses[1]
+        assert losses[3] < losses[2] < losses[0]

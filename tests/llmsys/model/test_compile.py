@@ -65,6 +65,21 @@ def test_experts_agree_in_bfloat16() -> None:
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1  # equal blocks share it
 
 
+def test_parallel_branches_that_end_in_biases_are_compiled_apart_on_a_processor() -> None:
+    config = build_tiny_config(
+        residual={"kind": "parallel"},
+        attention={"kind": "multi_head", "output_bias": True},
+        feed_forward={"kind": "silu", "bias": True},
+    )
+    model = build_tiny_model(config).bfloat16().train()
+    tokens = build_tiny_tokens(2, 8)
+    expected = values(model, tokens, model)
+    compile_blocks(model, backend="aot_eager")
+    for value, true in zip(values(model, tokens, model), expected, strict=True):
+        torch.testing.assert_close(value.float(), true.float(), rtol=2e-2, atol=2e-3)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
+
+
 KERNELS = [
     "llama",
     "windows, own theta",

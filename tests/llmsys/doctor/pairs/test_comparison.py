@@ -127,6 +127,18 @@ def test_counters_are_compared_by_what_they_do() -> None:
     assert compare(changes={"loss_scale": torch.ones(2), "average_weights": torch.ones(3)}) is None
 
 
+@pytest.mark.parametrize(("error", "expected"), [(0.9e-7, None), (1.1e-7, "lookahead_moment/a")])
+def test_a_distance_between_weights_is_as_exact_as_weights(
+    error: float, expected: str | None
+) -> None:
+    # Weights of 1 hold a distance of a thousandth to 1e-5 of a hundredth of them.
+    plain = {"parameter/a": torch.ones(1), "lookahead_moment/a": torch.full((1,), 1e-3)}
+    found = plain | {"lookahead_moment/a": torch.tensor([1e-3 + error])}
+    entry = Entry(Action("train", 4), 2.0, 3.0, tensors=found)
+    difference = find_difference(7, entry, 2.0, 3.0, plain, FP32)
+    assert (None if difference is None else difference.what) == expected
+
+
 def test_a_tensor_that_is_mostly_rounding_is_compared_by_the_longest_of_its_kind() -> None:
     found, plain = build_tensors(), build_tensors()
     longest = float(plain["parameter/a"].norm())

@@ -39,8 +39,9 @@ SYMBOLS = (
 # Factors whose pairs with every other one are in the sample, besides the
 # events.
 SAMPLED = ("schedule of stages",)
-# Resumptions of the sample; each is an event, and all of them are in the whole array.
-SAMPLED_RESUMES = ("no", "2 ddp", "2 pipeline")
+# Values of the sample of factors that have many: each of them with every other value would double
+# the cases. The others are in the whole array.
+SAMPLED_VALUES = {"kill": ("no", "2 ddp"), "schedule of stages": ("1f1b", "interleaved")}
 
 # Failed cases that are shrunk; the others are listed as they are.
 MAX_SHRUNK = 5
@@ -114,7 +115,8 @@ def build_array(
     Args:
         seed: seed of choices between equal ones.
         limits: what the machine has.
-        is_sample: cover the pairs of every factor with each event and each schedule of stages only.
+        is_sample: cover the pairs of every value with each event that happens and with each
+            schedule of stages only.
         factors: the factors.
         on_case: called with the cases so far and the pairs that are left.
 
@@ -130,8 +132,16 @@ def build_array(
             return str(refused)
         return None
 
-    def is_wanted(first: Factor, second: Factor) -> bool:
-        return any(factor.is_event or factor.name in SAMPLED for factor in (first, second))
+    sampled = {
+        (factor.name, value.label)
+        for factor in factors
+        if factor.is_event or factor.name in SAMPLED
+        # What does not happen beside a value is all that its other tests have.
+        for value in factor.values[factor.is_event :]
+    }
+
+    def is_wanted(pair: Pair) -> bool:
+        return not sampled.isdisjoint(pair)
 
     if (problem := check(build_default_assignment(factors))) is not None:
         raise ConfigError(f"the case with every default is refused: {problem}")
@@ -141,7 +151,7 @@ def build_array(
         (factor.name, value.label)
         for factor in factors
         for value in factor.values
-        if value.is_slow or (factor.name == "kill" and value.label not in SAMPLED_RESUMES)
+        if value.is_slow or value.label not in SAMPLED_VALUES.get(factor.name, (value.label,))
     }
     return build_covering_array(factors, check, seed, is_wanted, avoided, on_case)
 

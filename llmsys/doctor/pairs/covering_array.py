@@ -59,17 +59,17 @@ def build_covering_array(
     factors: Sequence[Factor],
     check: Check,
     seed: int,
-    is_wanted: Callable[[Factor, Factor], bool] = lambda first, second: True,
+    is_wanted: Callable[[Pair], bool] = lambda pair: True,
     must_avoid: Collection[tuple[str, str]] = (),
     on_case: Callable[[int, int], None] = lambda cases, left: None,
 ) -> CoveringArray:
-    """Build the cases for every pair of values of wanted pairs of factors.
+    """Build the cases for every wanted pair of values.
 
     Args:
         factors: the factors, defaults first.
         check: returns the message of a refusal.
         seed: seed of the choice between equal ones.
-        is_wanted: whether pairs of values of two factors are covered.
+        is_wanted: whether a pair is covered.
         must_avoid: values that no case takes.
         on_case: called with the number of cases and of pairs that are left.
 
@@ -85,7 +85,7 @@ class _Builder:
         factors: Sequence[Factor],
         check: Check,
         choose: random.Random,
-        is_wanted: Callable[[Factor, Factor], bool],
+        is_wanted: Callable[[Pair], bool],
         must_avoid: Collection[tuple[str, str]],
     ) -> None:
         self.factors = {factor.name: factor for factor in factors}
@@ -108,9 +108,8 @@ class _Builder:
         self.left: dict[Pair, None] = {
             pair: None
             for first, second in combinations(factors, 2)
-            if is_wanted(first, second)
             for pair in self._iter_factor_pairs(first, second)
-            if not self._is_void(pair)
+            if is_wanted(pair) and not self._is_void(pair)
         }
         # Wanted partners of each value that are not covered yet.
         self.partners: dict[tuple[str, str], set[tuple[str, str]]] = {}

@@ -51,12 +51,22 @@ def replace_defaults(factors: Sequence[Factor], config: RunConfig) -> tuple[Fact
         As many factors, in the same order.
     """
     settings = config.model_dump(mode="json")
-    return tuple(
-        factor
+    replaced = {
+        factor.name: factor
         if factor.is_event or factor.name in KEPT
         else _replace_default(factor, config, settings)
         for factor in factors
-    )
+    }
+    # Kinds that do not fit the tiny model's other choices, as latent attention its grouped heads.
+    for factor in list(replaced.values()):
+        for name, label in factor.get_value(factor.default).needs.items():
+            replaced[name] = _put_first(replaced[name], replaced[name].get_value(label))
+    return tuple(replaced.values())
+
+
+def _put_first(factor: Factor, value: Value) -> Factor:
+    others = (other for other in factor.values if other is not value)
+    return replace(factor, values=(value, *others))
 
 
 def _replace_default(factor: Factor, config: RunConfig, settings: Settings) -> Factor:
@@ -75,8 +85,7 @@ def _replace_default(factor: Factor, config: RunConfig, settings: Settings) -> F
         if changed != {key: value for key, value in made.items() if key != "kind"}:
             own = Value(OWN, {factor.path: section.model_dump(mode="json")}, found.needs)
             return replace(factor, values=(own, *factor.values))
-    others = (value for value in factor.values if value is not found)
-    return replace(factor, values=(found, *others))
+    return _put_first(factor, found)
 
 
 def _list_changed_fields(section: Section) -> Settings:

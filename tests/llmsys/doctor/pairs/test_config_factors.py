@@ -3,6 +3,9 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from llmsys.config.loading.load import load_run_config
 from llmsys.config.run import RunConfig
 from llmsys.doctor.pairs.cases import Limits, build_default_assignment, build_parts, build_settings
 from llmsys.doctor.pairs.config_factors import OWN, replace_defaults
@@ -46,3 +49,30 @@ def test_every_value_stays() -> None:
     assert all(
         labels <= {value.label for value in after[name].values} for name, labels in before.items()
     )
+
+
+ROOT = Path(__file__).resolve().parents[4] / "configs"
+TRAINING = sorted([*(ROOT / "train").rglob("*.yaml"), *(ROOT / "recipes").rglob("*.yaml")])
+
+
+@pytest.mark.parametrize("path", TRAINING, ids=lambda path: path.stem)
+def test_the_choices_of_every_shipped_run_make_a_case(path: Path, tmp_path: Path) -> None:
+    factors = replace_defaults(FACTORS, load_run_config(str(path)))
+    assert build_parts(build_default_assignment(factors), 1, tmp_path / "case", Limits(), factors)
+
+
+def test_what_a_chosen_kind_needs_is_chosen_too() -> None:
+    factors = build_factors(
+        model={
+            "vocab_size": 8192,
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "attention": {"kind": "lsh", "chunk_length": 8, "num_hashes": 2},
+            "position": {"kind": "learned"},
+            "max_position_embeddings": 512,
+        }
+    )
+    assert factors["attention"].default == "lsh"
+    assert factors["heads"].default == "multi"

@@ -39,6 +39,8 @@ from llmsys.parallel.port import find_free_port
 PHASE_SECONDS = 900.0
 # Seconds that the other ranks get once one has failed.
 GRACE_SECONDS = 1.0
+# Lines of a crash that are shown.
+CRASH_LINES = 40
 
 
 @dataclass(frozen=True)
@@ -284,13 +286,25 @@ class CaseRunner:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(process.pid, signal.SIGKILL)
                 process.join()
+        statuses = [process.exitcode for process in processes]
+        for rank, status in enumerate(statuses):
+            # Its peers end with errors about their connections to it.
+            if status is not None and status < 0 and rank not in late:
+                return _describe_crash(rank, -status, folder / f"output-{name}-{rank}.txt")
         errors = sorted(folder.glob(f"error-{name}*.txt"), key=lambda path: path.stat().st_mtime_ns)
         if errors:
             return errors[0].read_text()
-        statuses = [process.exitcode for process in processes]
         if late:
             return f"rank {late[0]} did not end within {PHASE_SECONDS:.0f} s"
         return "" if not any(statuses) else f"ranks ended with statuses {statuses}"
+
+
+def _describe_crash(rank: int, number: int, output: Path) -> str:
+    """Return the signal that ended a rank, and the frames that `faulthandler` wrote."""
+    printed = output.read_text(errors="replace") if output.exists() else ""
+    _, marker, frames = printed.rpartition("Fatal Python error")
+    shown = "\n".join((marker + frames).splitlines()[:CRASH_LINES])
+    return f"rank {rank} ended with {signal.Signals(number).name}\n{shown}".rstrip()
 
 
 def _move_phase(phase: Phase, folder: Path) -> Phase:

@@ -6,6 +6,7 @@ Writes the recorded entries of a phase, or the error of a rank, into the folder 
 """
 
 import contextlib
+import faulthandler
 import os
 import sys
 import traceback
@@ -14,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from llmsys.doctor.pairs.comparison import (
@@ -74,6 +76,7 @@ def run_rank(
         prepare: called before anything is built; tests plant bugs there.
     """
     _redirect_output(folder / f"output-{phase.number}-{rank}.txt")
+    faulthandler.enable(all_threads=True)
     local = {
         "RANK": rank,
         "LOCAL_RANK": rank,
@@ -116,6 +119,8 @@ def _train(phase: Phase, script: EventScript, stack: contextlib.ExitStack) -> No
     script.attach(trainer)
     with contextlib.suppress(StopRequested, KilledError):
         trainer.train()
+    # A rank that closes its connections while peers are in the step would end theirs with an error.
+    dist.barrier()
 
 
 def _skip_baselines(self: HeldoutEvaluator) -> tuple[float, float]:

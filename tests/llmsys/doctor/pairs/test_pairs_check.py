@@ -1,5 +1,7 @@
 """A case, its comparison with the plain process, and the shrinking of one that fails."""
 
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +56,19 @@ def test_a_rank_that_raises_fails_its_case_with_the_error(
     result = CaseRunner(tmp_path, LIMITS).run_case(build_case())
     assert not result.has_passed
     assert "manifest.json does not exist" in result.failure
+
+
+def crash_second_rank() -> None:
+    if os.environ["RANK"] == "1":
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+
+@pytest.mark.distributed
+def test_a_native_crash_is_named_before_the_errors_of_its_peers(runner: CaseRunner) -> None:
+    crashed = CaseRunner(runner.root, LIMITS, prepare=crash_second_rank)
+    failure = crashed.run_case(build_case(shard="2")).failure
+    assert failure.startswith("rank 1 ended with SIGSEGV\nFatal Python error: Segmentation fault")
+    assert "crash_second_rank" in failure
 
 
 def test_a_refused_case_is_no_failure(tmp_path: Path) -> None:

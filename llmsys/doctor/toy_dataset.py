@@ -14,6 +14,7 @@ import xxhash
 from llmsys.config.run import RunConfig
 from llmsys.dataset import token_shards
 from llmsys.dataset.manifest import Histogram, Manifest, ReadSummary
+from llmsys.vocabulary.chat_tokens import join_chat_tokens
 from llmsys.vocabulary.tokenizer import Tokenizer, load_tokenizer
 
 WORDS = (
@@ -115,6 +116,36 @@ def write_toy_pairs(
     _write_manifest(folder, splits, tokenizer, labels=labels)
 
 
+def write_toy_chats(folder: Path, chats: int = 90, heldout: int = 6) -> None:
+    """Write chats of questions and answers as `llmsys prepare` does.
+
+    Args:
+        folder: the dataset folder, which is made.
+        chats: training chats.
+        heldout: held-out chats.
+    """
+    tokenizer = _write_tokenizer(folder, ())
+    splits = {}
+    answers = {}
+    for split, count, seed in (("train", chats, 8), ("heldout", heldout, 9)):
+        choose = random.Random(seed)
+        texts = _generate_texts(count, seed=seed)
+        rows = []
+        answers[split] = 0
+        for text in texts:
+            ids = tokenizer.encode(text)
+            # Turns of one to six tokens; the first is a question.
+            is_answer: list[bool] = []
+            while len(is_answer) < len(ids):
+                turn = choose.randrange(1, 7)
+                is_answer += [not is_answer[-1] if is_answer else False] * turn
+            row = join_chat_tokens(ids, is_answer[: len(ids)], tokenizer.vocab_size)
+            answers[split] += int((row < tokenizer.vocab_size).sum())
+            rows.append(row.tolist())
+        splits[split] = _write_split(folder, split, rows, texts)
+    _write_manifest(folder, splits, tokenizer, answers=answers)
+
+
 def _write_tokenizer(folder: Path, symbols: tuple[str, ...]) -> Tokenizer:
     """Train and write the tokenizer of a new dataset folder, with an empty folder of tokens
     beside it.
@@ -145,6 +176,7 @@ def _write_manifest(
     splits: dict[str, token_shards.Split],
     tokenizer: Tokenizer,
     labels: tuple[str, ...] = (),
+    answers: dict[str, int] | None = None,
 ) -> None:
     digests = [file.digest for file in token_shards.iter_token_files(folder, splits.values())]
     manifest = Manifest(
@@ -163,6 +195,7 @@ def _write_manifest(
         lengths=Histogram(edges=(0, 1), counts=(0,)),
         read=ReadSummary(files=0, records=0, html_bytes=0),
         labels=labels,
+        answers=answers or {},
     )
     token_shards.write_manifest(folder, manifest)
 

@@ -241,7 +241,11 @@ def build_part(
         for source in settings["data"]["sources"]:
             source["folder"] = str(root.parent / source["folder"])
     else:
-        _set_key(settings, "data.folder", str(root.parent / kind))
+        folder = root.parent / kind
+        _set_key(settings, "data.folder", str(folder))
+        if kind == "chat":
+            path = folder / "tokenizer" / "tokenizer.model"
+            _set_key(settings, "tokenizer", {"kind": "file", "path": str(path)})
     if assignment["rewind"] == "yes":
         _set_key(settings, "train.on_bad_step", "rewind")
     ranks = count_ranks(assignment)

@@ -22,7 +22,7 @@ from llmsys.doctor.pairs.covering_array import CoveringArray, Pair, build_coveri
 from llmsys.doctor.pairs.factor import Assignment, Factor
 from llmsys.doctor.pairs.factors import FACTORS
 from llmsys.doctor.pairs.shrink import find_smallest_case
-from llmsys.doctor.toy_dataset import write_toy_dataset, write_toy_pairs
+from llmsys.doctor.toy_dataset import write_toy_chats, write_toy_dataset, write_toy_pairs
 from llmsys.errors import ConfigError
 
 # Tokens that objectives and fill-in-the-middle ask the tokenizer for.
@@ -157,9 +157,12 @@ def build_array(
 
 
 def write_datasets(root: Path) -> None:
-    """Write the datasets of all cases: documents twice, pairs of texts, and labelled texts."""
+    """Write the datasets of all cases: documents twice, chats, pairs of texts, and labelled
+    texts.
+    """
     write_toy_dataset(root / "crawl", symbols=SYMBOLS)
     write_toy_dataset(root / "other crawl", symbols=SYMBOLS, seed=6)
+    write_toy_chats(root / "chat")
     write_toy_pairs(root / "pairs")
     write_toy_pairs(root / "labelled", labels=("first", "second", "third"))
 

@@ -64,6 +64,8 @@ BATCH_FACTORS = (
         "sources",
         Value("one"),
         Value("mixture", _build_mixture()),
+        # Only answers have a loss.
+        Value("chats", {"data.kind": "chat"}, needs={"objective": "next_token"}),
         acts_with={
             "objective": frozenset(
                 {

@@ -5,11 +5,17 @@ command.
 import argparse
 import json
 import shlex
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from llmsys.errors import ConfigError
+from llmsys.errors import ConfigError, LlmsysError
 from llmsys.storage.atomic_write import write_bytes_atomically
 from llmsys.storage.paths import parse_local_path
+
+if TYPE_CHECKING:
+    from llmsys.config.run import RunConfig
+    from llmsys.launch.commands.init_inputs import FoundContents
 
 TEMPLATES = ("rule", "extractor", "reader", "tokenizer", "schedule", "optimizer", "metric")
 
@@ -60,8 +66,12 @@ def run(arguments: argparse.Namespace) -> int:
     found = find_contents(arguments.folders or [Path()])
     write_bytes_atomically(output, format_config(found, output).encode())
     try:
-        load_run_config(str(output))  # bases are found from the place of the file
-    except (ConfigError, KeyboardInterrupt):  # or the same command would find the file and refuse
+        config = load_run_config(str(output))  # bases are found from the place of the file
+        if found.patterns:
+            found = replace(found, text_share=_measure_text_share(config, found))
+            write_bytes_atomically(output, format_config(found, output).encode())
+            load_run_config(str(output))
+    except (LlmsysError, KeyboardInterrupt):  # or the same command would find the file and refuse
         output.unlink()
         raise
     commands = [shlex.join(command) for command in list_next_commands(found, output)]
@@ -71,6 +81,17 @@ def run(arguments: argparse.Namespace) -> int:
     print("\n".join([f"found {line}" for line in found.describe()]))
     print(f"wrote {output}\n\nnext:\n" + "\n".join(f"  {command}" for command in commands))
     return 0
+
+
+def _measure_text_share(config: "RunConfig", found: "FoundContents") -> float | None:
+    """Return the bytes of kept text per byte of the files, by a sample of documents."""
+    from llmsys.config.data import CrawlConfig
+
+    if not isinstance(config.data, CrawlConfig):
+        return None
+    from llmsys.data_pipeline.inspection.text_sample import measure_text_share
+
+    return measure_text_share(config.data, is_crawl=found.has_html)
 
 
 def _write_template(arguments: argparse.Namespace) -> int:

@@ -12,12 +12,15 @@ from pathlib import Path
 
 from llmsys.launch.commands.init_inputs import FoundContents
 
-# Bytes of kept text per byte of a compressed crawl file: low, so that a vocabulary is rather too
-# small.
+# Bytes of kept text per byte of a compressed crawl file where none could be measured: low, so that
+# a vocabulary is rather too small.
 HTML_TEXT_SHARE = 0.1
-BYTES_PER_TOKEN = 4
 # Bytes of text from which a vocabulary of a size can be trained.
 VOCABULARIES = ((1e9, 32_000), (3e6, 8_192), (3e5, 4_096), (3e4, 1_024), (0, 512))
+# Bytes of a token of a vocabulary that was trained on web text in English; other scripts have
+# longer ones.
+TOKEN_BYTES = {32_000: 4.3, 8_192: 3.8, 4_096: 3.4, 1_024: 2.6, 512: 2.0}
+MODEL_TOKEN_BYTES = 4.3
 SMALL_DATA_BYTES = 1e8
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
 
@@ -98,11 +101,19 @@ def _quote(text: str) -> str:
 
 
 def _estimate_text_bytes(found: FoundContents) -> float:
-    return found.num_bytes * (HTML_TEXT_SHARE if found.has_html else 1.0)
+    share = HTML_TEXT_SHARE if found.has_html else 1.0
+    return found.num_bytes * (share if found.text_share is None else found.text_share)
+
+
+def _estimate_tokens(found: FoundContents) -> float:
+    size = MODEL_TOKEN_BYTES if found.model else TOKEN_BYTES[_choose_vocabulary(found)]
+    return _estimate_text_bytes(found) / size
 
 
 def _choose_vocabulary(found: FoundContents) -> int:
-    return next(size for least, size in VOCABULARIES if _estimate_text_bytes(found) >= least)
+    # Half, because a sample does not show how much of the text is there twice.
+    text_bytes = _estimate_text_bytes(found) / (1 if found.text_share is None else 2)
+    return next(size for least, size in VOCABULARIES if text_bytes >= least)
 
 
 def _iter_data_lines(found: FoundContents, name: str) -> Iterator[str]:
@@ -203,10 +214,10 @@ def _iter_training_lines(found: FoundContents, name: str) -> Iterator[str]:
     yield f"schedule: {{kind: cosine, warmup_tokens: {tokens // 20}}}"
     yield "train:"
     if found.num_bytes:
-        one_pass = _estimate_text_bytes(found) / BYTES_PER_TOKEN
+        how = "very roughly" if found.text_share is None else "by a sample about"
         yield (
-            f"  tokens: {tokens}                  # one pass over this text: very roughly "
-            f"{one_pass:,.0f}"
+            f"  tokens: {tokens}                  # one pass over this text: {how} "
+            f"{_estimate_tokens(found):,.0f}"
         )
     else:
         yield f"  tokens: {tokens}"

@@ -1,0 +1,67 @@
+"""A sample of a crawl or of documents gives the share of text that preparing them keeps."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from llmsys.config.data import CrawlConfig
+from llmsys.config.run import RunConfig
+from llmsys.data_pipeline.inspection import text_sample
+from llmsys.data_pipeline.inspection.text_sample import measure_text_share
+from llmsys.data_pipeline.pipelines.prepare_dataset import prepare_dataset
+from llmsys.data_pipeline.readers.page_reader import read_pages
+from tests.helpers.tiny_crawl import build_tiny_config, make_crawl
+
+
+def get_data(config: RunConfig) -> CrawlConfig:
+    assert isinstance(config.data, CrawlConfig)
+    return config.data
+
+
+def test_the_share_of_files_that_are_read_whole_is_that_of_the_dataset(tmp_path: Path) -> None:
+    crawl = make_crawl(tmp_path / "crawl")
+    config = build_tiny_config(tmp_path / "data", crawl)
+    funnel = {stage.stage: stage for stage in prepare_dataset(config, "documents").funnel}
+    stored = sum(path.stat().st_size for path in crawl.glob("*.warc.gz"))
+    kept = funnel["gopher_quality"].bytes_out
+    assert kept < funnel["extract"].bytes_out
+    assert measure_text_share(get_data(config), is_crawl=True) == pytest.approx(kept / stored)
+
+
+def write_rows(path: Path, count: int) -> None:
+    rows = (json.dumps({"text": f"text {number} " * 50, "n": number}) for number in range(count))
+    path.write_bytes(gzip.compress("\n".join(rows).encode()))
+
+
+def test_text_in_rows_is_counted_per_byte_as_stored(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl.gz"
+    write_rows(path, 300)
+    config = build_tiny_config(tmp_path / "data", [str(path)])
+    text = sum(len(f"text {number} " * 50) for number in range(300))
+    share = measure_text_share(get_data(config), is_crawl=False)
+    assert share == pytest.approx(text / path.stat().st_size, rel=0.01)
+    assert share > 1
+
+
+def test_no_more_than_a_sample_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_sample, "SAMPLED_BYTES", 1_000)
+    for number in range(9):
+        write_rows(tmp_path / f"{number}.jsonl.gz", 300)
+    read: list[str] = []
+
+    def count_files(path: str, **options: object) -> object:
+        read.append(Path(path).name)
+        return read_pages(path, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(text_sample, "read_pages", count_files)
+    config = build_tiny_config(tmp_path / "data", [str(tmp_path / "*.jsonl.gz")])
+    assert measure_text_share(get_data(config), is_crawl=False) is not None
+    assert read == ["0.jsonl.gz", "2.jsonl.gz", "4.jsonl.gz", "6.jsonl.gz"]
+
+
+def test_files_without_text_have_no_share(tmp_path: Path) -> None:
+    (tmp_path / "broken.warc.gz").write_bytes(b"no archive")
+    config = build_tiny_config(tmp_path / "data", [str(tmp_path / "broken.warc.gz")])
+    assert measure_text_share(get_data(config), is_crawl=True) is None

@@ -81,9 +81,11 @@ def test_an_accelerator_computes_what_a_cpu_computes(
     config = _build_config(name)
     batch = _build_batch(config, 16)
     wanted = _compute_outputs(config, batch)
-    pretend_accelerator(monkeypatch, exact=True)
-    ours = _compute_outputs(config, batch)
+    with monkeypatch.context() as patch:
+        pretend_accelerator(patch, exact=True)
+        ours = _compute_outputs(config, batch)
 
+    # Errors can be planted into the operations of a processor only.
     def compute(errors: AbstractContextManager[Any]) -> dict[str, Tensor]:
         with errors:
             return _compute_outputs(config, batch)

@@ -20,6 +20,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from llmsys.data_pipeline.core.pack_state import PACK_TABLE, PackStates
@@ -67,6 +68,7 @@ class Journal:
         self._stays_open = True
         self._packs = PackStates(folder)
         self._is_batch = False
+        self._open = _OpenJournal(self, self._path)
 
     def has_record(self, name: str, key: str, position: int) -> bool:
         """Return whether a task is done: its key matches and its outputs are unchanged. Note its
@@ -120,10 +122,10 @@ class Journal:
         """Record a finished task. A provisional record is found by no later run."""
         # In one transaction: a record without a position would be removed as stale.
         with self.hold_changes(), self._open_journal() as journal:
-            _insert_record(journal, name, record, is_provisional)
-            self._packs.add_outputs(record.outputs)
             if position is not None:
-                self._take_position(journal, name, position)
+                _clear_position(journal, name, position)
+            _insert_record(journal, name, record, is_provisional, position)
+            self._packs.add_outputs(record.outputs)
 
     @contextmanager
     def hold_changes(self) -> Iterator[None]:
@@ -240,38 +242,27 @@ class Journal:
             self._connection.close()
             self._connection = None
 
-    @contextmanager
-    def _open_journal(self) -> Iterator[sqlite3.Connection]:
-        """Give the connection. Name the file in every error."""
-        path = self._path
-        try:
-            if self._connection is None:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                self._connection = _connect(path)
-                self._packs.load_stamps(self._connection)
-            yield self._connection
-        except sqlite3.DatabaseError as error:
-            # Operational errors are those of the disk or the system; others mean a damaged file.
-            full = isinstance(error, sqlite3.OperationalError)
-            remedy = (
-                "Free space or repair the folder, then run the same command again to continue"
-                if full
-                else (
-                    "It is damaged: delete it and run the same command again, which makes every "
-                    "task again"
-                )
-            )
-            raise DataError(f"{path} could not be read or written: {error}. {remedy}.") from error
-        finally:
-            if not self._stays_open:
-                self._close_connection()
+    def _open_journal(self) -> "_OpenJournal":
+        """Give the connection to a `with` block."""
+        return self._open
+
+    def connect(self) -> sqlite3.Connection:
+        """Return the connection, which is opened if it is closed."""
+        if self._connection is None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._connection = _connect(self._path)
+            self._packs.load_stamps(self._connection)
+        return self._connection
+
+    def leave(self) -> None:
+        """Close the connection of a journal that is opened for each change alone."""
+        if not self._stays_open:
+            self._close_connection()
 
     def _take_position(self, journal: sqlite3.Connection, name: str, position: int) -> None:
         """Give a position of a stage to one of its records, and to no other."""
+        _clear_position(journal, name, position)
         stage, item = _split_name(name)
-        journal.execute(
-            "update record set position = null where stage = ? and position = ?", (stage, position)
-        )
         journal.execute(
             "update record set position = ? where stage = ? and item = ?", (position, stage, item)
         )
@@ -305,6 +296,51 @@ class Journal:
                 return True
             discard_stale(self.folder, output.name)  # its task was killed before it wrote a record
         return _is_same(path, output)
+
+
+class _OpenJournal:
+    """The connection of a journal for a `with` block; names the file in every error.
+
+    A class, because a generator would take as long as many of the statements, of which a task has
+    ten.
+    """
+
+    def __init__(self, journal: Journal, path: Path) -> None:
+        self._journal = journal
+        self._path = path
+
+    def __enter__(self) -> sqlite3.Connection:
+        """Return the connection."""
+        try:
+            return self._journal.connect()
+        except BaseException as error:
+            self._end(error)
+            raise
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close the connection if the journal does not stay open."""
+        self._end(error)
+
+    def _end(self, error: BaseException | None) -> None:
+        self._journal.leave()
+        if not isinstance(error, sqlite3.DatabaseError):
+            return
+        # Operational errors are those of the disk or the system; others mean a damaged file.
+        full = isinstance(error, sqlite3.OperationalError)
+        remedy = (
+            "Free space or repair the folder, then run the same command again to continue"
+            if full
+            else (
+                "It is damaged: delete it and run the same command again, which makes every "
+                "task again"
+            )
+        )
+        raise DataError(f"{self._path} could not be read or written: {error}. {remedy}.") from error
 
 
 def require_journal_version(folder: Path) -> None:
@@ -364,15 +400,29 @@ def _split_name(name: str) -> tuple[str, bytes]:
     return stage, os.fsencode(item)
 
 
+def _clear_position(journal: sqlite3.Connection, name: str, position: int) -> None:
+    """Take a position of the stage of a task from the record that has it, if one does."""
+    stage, _ = name.split("/", 1)
+    journal.execute(
+        "update record set position = null where stage = ? and position = ?", (stage, position)
+    )
+
+
 def _insert_record(
-    journal: sqlite3.Connection, name: str, record: TaskRecord, is_provisional: bool
+    journal: sqlite3.Connection,
+    name: str,
+    record: TaskRecord,
+    is_provisional: bool,
+    position: int | None,
 ) -> None:
     # The storage of a provisional one failed midway: the next run reads the input again.
     journal.execute(
-        "insert or replace into record (stage, item, key, outputs, result, is_provisional) values "
-        "(?, ?, ?, ?, ?, ?)",
+        "insert or replace into record "
+        "(stage, item, position, key, outputs, result, is_provisional) values "
+        "(?, ?, ?, ?, ?, ?, ?)",
         (
             *_split_name(name),
+            position,
             record.key,
             json.dumps(
                 [
@@ -464,6 +514,8 @@ def compute_sequence_digest(values: Iterable[Any]) -> str:
         32 hex digits (blake2b, 128 bits).
     """
     state = hashlib.blake2b(digest_size=16)
+    # Made once: json.dumps would make an encoder for each of millions of values.
+    encode = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
     for value in values:
-        state.update(json.dumps(value, sort_keys=True, separators=(",", ":")).encode() + b"\n")
+        state.update(encode(value).encode() + b"\n")
     return state.hexdigest()

@@ -23,38 +23,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from llmsys.data_pipeline.core.pack_state import PACK_TABLE, PackStates
-from llmsys.data_pipeline.core.staging import JOURNAL, LISTS, discard_stale, find_output
+from llmsys.data_pipeline.core.journal_file import connect_journal
+from llmsys.data_pipeline.core.pack_state import PackStates
+from llmsys.data_pipeline.core.staging import JOURNAL, discard_stale, find_output
 from llmsys.data_pipeline.core.task_record import StoredOutputs, TaskOutput, TaskRecord
 from llmsys.dataset.token_shards import compute_file_digest
 from llmsys.errors import DataError
 from llmsys.storage.pack_files import parse_packed_name
-from llmsys.storage.stored_formats import JOURNAL as JOURNAL_FORMAT
-from llmsys.storage.stored_formats import build_format_error
 
 RECORDS = "records.sqlite"
 _PLACE = "<encoded>"  # of an encoded value in JSON
-_TABLES = """
-    create table if not exists record (
-        number integer primary key,
-        stage text not null,
-        item blob not null,
-        position integer,
-        key text not null,
-        outputs text not null,
-        result blob not null,
-        is_provisional integer not null,
-        unique (stage, item)
-    );
-    create index if not exists place on record (stage, position);
-    create table if not exists input (
-        path blob primary key,
-        size integer,
-        modified_ns integer,
-        inode text,
-        digest text
-    ) without rowid;
-"""
 
 
 class Journal:
@@ -250,7 +228,7 @@ class Journal:
         """Return the connection, which is opened if it is closed."""
         if self._connection is None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._connection = _connect(self._path)
+            self._connection = connect_journal(self._path)
             self._packs.load_stamps(self._connection)
         return self._connection
 
@@ -356,40 +334,6 @@ def require_journal_version(folder: Path) -> None:
         journal = Journal(folder)
         journal.close()
         journal.list_unfinished("")
-
-
-def _connect(path: Path) -> sqlite3.Connection:
-    connection = sqlite3.connect(path, isolation_level=None)
-    # One process has the journal, and its own lock needs no shared memory: network file
-    # systems have none.
-    connection.execute("pragma locking_mode = exclusive")
-    is_new = not _require_journal_version(connection, path)
-    connection.execute("pragma journal_mode = wal")
-    # A power failure may lose the last records, whose tasks then run again. A killed process loses
-    # none.
-    connection.execute("pragma synchronous = normal")
-    connection.executescript(_TABLES + PACK_TABLE)
-    if is_new:
-        connection.execute(f"pragma user_version = {JOURNAL_FORMAT.version}")
-    return connection
-
-
-def _require_journal_version(connection: sqlite3.Connection, path: Path) -> bool:
-    """Return False for a new journal, which has no tables. Raise FormatError for one of another
-    version.
-    """
-    version = connection.execute("pragma user_version").fetchone()[0]
-    if version == JOURNAL_FORMAT.version:
-        return True
-    has_tables = connection.execute("select count(*) from sqlite_master").fetchone()[0] > 0
-    # The first journals were folders with a JSON file per task.
-    has_json_records = any(
-        folder.is_dir() and folder.name != LISTS for folder in path.parent.iterdir()
-    )
-    if has_tables or has_json_records:
-        connection.close()
-        raise build_format_error(JOURNAL_FORMAT, version or None, path)
-    return False
 
 
 def _split_name(name: str) -> tuple[str, bytes]:

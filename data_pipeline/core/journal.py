@@ -20,40 +20,19 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
-from llmsys.data_pipeline.core.pack_state import PACK_TABLE, PackStates
-from llmsys.data_pipeline.core.staging import JOURNAL, LISTS, discard_stale, find_output
+from llmsys.data_pipeline.core.journal_file import connect_journal
+from llmsys.data_pipeline.core.pack_state import PackStates
+from llmsys.data_pipeline.core.staging import JOURNAL, discard_stale, find_output
 from llmsys.data_pipeline.core.task_record import StoredOutputs, TaskOutput, TaskRecord
 from llmsys.dataset.token_shards import compute_file_digest
 from llmsys.errors import DataError
 from llmsys.storage.pack_files import parse_packed_name
-from llmsys.storage.stored_formats import JOURNAL as JOURNAL_FORMAT
-from llmsys.storage.stored_formats import build_format_error
 
 RECORDS = "records.sqlite"
 _PLACE = "<encoded>"  # of an encoded value in JSON
-_TABLES = """
-    create table if not exists record (
-        number integer primary key,
-        stage text not null,
-        item blob not null,
-        position integer,
-        key text not null,
-        outputs text not null,
-        result blob not null,
-        is_provisional integer not null,
-        unique (stage, item)
-    );
-    create index if not exists place on record (stage, position);
-    create table if not exists input (
-        path blob primary key,
-        size integer,
-        modified_ns integer,
-        inode text,
-        digest text
-    ) without rowid;
-"""
 
 
 class Journal:
@@ -67,6 +46,7 @@ class Journal:
         self._stays_open = True
         self._packs = PackStates(folder)
         self._is_batch = False
+        self._open = _OpenJournal(self, self._path)
 
     def has_record(self, name: str, key: str, position: int) -> bool:
         """Return whether a task is done: its key matches and its outputs are unchanged. Note its
@@ -120,10 +100,10 @@ class Journal:
         """Record a finished task. A provisional record is found by no later run."""
         # In one transaction: a record without a position would be removed as stale.
         with self.hold_changes(), self._open_journal() as journal:
-            _insert_record(journal, name, record, is_provisional)
-            self._packs.add_outputs(record.outputs)
             if position is not None:
-                self._take_position(journal, name, position)
+                _clear_position(journal, name, position)
+            _insert_record(journal, name, record, is_provisional, position)
+            self._packs.add_outputs(record.outputs)
 
     @contextmanager
     def hold_changes(self) -> Iterator[None]:
@@ -240,38 +220,27 @@ class Journal:
             self._connection.close()
             self._connection = None
 
-    @contextmanager
-    def _open_journal(self) -> Iterator[sqlite3.Connection]:
-        """Give the connection. Name the file in every error."""
-        path = self._path
-        try:
-            if self._connection is None:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                self._connection = _connect(path)
-                self._packs.load_stamps(self._connection)
-            yield self._connection
-        except sqlite3.DatabaseError as error:
-            # Operational errors are those of the disk or the system; others mean a damaged file.
-            full = isinstance(error, sqlite3.OperationalError)
-            remedy = (
-                "Free space or repair the folder, then run the same command again to continue"
-                if full
-                else (
-                    "It is damaged: delete it and run the same command again, which makes every "
-                    "task again"
-                )
-            )
-            raise DataError(f"{path} could not be read or written: {error}. {remedy}.") from error
-        finally:
-            if not self._stays_open:
-                self._close_connection()
+    def _open_journal(self) -> "_OpenJournal":
+        """Give the connection to a `with` block."""
+        return self._open
+
+    def connect(self) -> sqlite3.Connection:
+        """Return the connection, which is opened if it is closed."""
+        if self._connection is None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._connection = connect_journal(self._path)
+            self._packs.load_stamps(self._connection)
+        return self._connection
+
+    def leave(self) -> None:
+        """Close the connection of a journal that is opened for each change alone."""
+        if not self._stays_open:
+            self._close_connection()
 
     def _take_position(self, journal: sqlite3.Connection, name: str, position: int) -> None:
         """Give a position of a stage to one of its records, and to no other."""
+        _clear_position(journal, name, position)
         stage, item = _split_name(name)
-        journal.execute(
-            "update record set position = null where stage = ? and position = ?", (stage, position)
-        )
         journal.execute(
             "update record set position = ? where stage = ? and item = ?", (position, stage, item)
         )
@@ -307,6 +276,51 @@ class Journal:
         return _is_same(path, output)
 
 
+class _OpenJournal:
+    """The connection of a journal for a `with` block; names the file in every error.
+
+    A class, because a generator would take as long as many of the statements, of which a task has
+    ten.
+    """
+
+    def __init__(self, journal: Journal, path: Path) -> None:
+        self._journal = journal
+        self._path = path
+
+    def __enter__(self) -> sqlite3.Connection:
+        """Return the connection."""
+        try:
+            return self._journal.connect()
+        except BaseException as error:
+            self._end(error)
+            raise
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close the connection if the journal does not stay open."""
+        self._end(error)
+
+    def _end(self, error: BaseException | None) -> None:
+        self._journal.leave()
+        if not isinstance(error, sqlite3.DatabaseError):
+            return
+        # Operational errors are those of the disk or the system; others mean a damaged file.
+        full = isinstance(error, sqlite3.OperationalError)
+        remedy = (
+            "Free space or repair the folder, then run the same command again to continue"
+            if full
+            else (
+                "It is damaged: delete it and run the same command again, which makes every "
+                "task again"
+            )
+        )
+        raise DataError(f"{self._path} could not be read or written: {error}. {remedy}.") from error
+
+
 def require_journal_version(folder: Path) -> None:
     """Check the format version of a dataset's journal, if it has one. Nothing is written.
 
@@ -322,40 +336,6 @@ def require_journal_version(folder: Path) -> None:
         journal.list_unfinished("")
 
 
-def _connect(path: Path) -> sqlite3.Connection:
-    connection = sqlite3.connect(path, isolation_level=None)
-    # One process has the journal, and its own lock needs no shared memory: network file
-    # systems have none.
-    connection.execute("pragma locking_mode = exclusive")
-    is_new = not _require_journal_version(connection, path)
-    connection.execute("pragma journal_mode = wal")
-    # A power failure may lose the last records, whose tasks then run again. A killed process loses
-    # none.
-    connection.execute("pragma synchronous = normal")
-    connection.executescript(_TABLES + PACK_TABLE)
-    if is_new:
-        connection.execute(f"pragma user_version = {JOURNAL_FORMAT.version}")
-    return connection
-
-
-def _require_journal_version(connection: sqlite3.Connection, path: Path) -> bool:
-    """Return False for a new journal, which has no tables. Raise FormatError for one of another
-    version.
-    """
-    version = connection.execute("pragma user_version").fetchone()[0]
-    if version == JOURNAL_FORMAT.version:
-        return True
-    has_tables = connection.execute("select count(*) from sqlite_master").fetchone()[0] > 0
-    # The first journals were folders with a JSON file per task.
-    has_json_records = any(
-        folder.is_dir() and folder.name != LISTS for folder in path.parent.iterdir()
-    )
-    if has_tables or has_json_records:
-        connection.close()
-        raise build_format_error(JOURNAL_FORMAT, version or None, path)
-    return False
-
-
 def _split_name(name: str) -> tuple[str, bytes]:
     """Return the stage and the item of a task. Names of input files may hold bytes that are not
     UTF-8.
@@ -364,15 +344,29 @@ def _split_name(name: str) -> tuple[str, bytes]:
     return stage, os.fsencode(item)
 
 
+def _clear_position(journal: sqlite3.Connection, name: str, position: int) -> None:
+    """Take a position of the stage of a task from the record that has it, if one does."""
+    stage, _ = name.split("/", 1)
+    journal.execute(
+        "update record set position = null where stage = ? and position = ?", (stage, position)
+    )
+
+
 def _insert_record(
-    journal: sqlite3.Connection, name: str, record: TaskRecord, is_provisional: bool
+    journal: sqlite3.Connection,
+    name: str,
+    record: TaskRecord,
+    is_provisional: bool,
+    position: int | None,
 ) -> None:
     # The storage of a provisional one failed midway: the next run reads the input again.
     journal.execute(
-        "insert or replace into record (stage, item, key, outputs, result, is_provisional) values "
-        "(?, ?, ?, ?, ?, ?)",
+        "insert or replace into record "
+        "(stage, item, position, key, outputs, result, is_provisional) values "
+        "(?, ?, ?, ?, ?, ?, ?)",
         (
             *_split_name(name),
+            position,
             record.key,
             json.dumps(
                 [
@@ -464,6 +458,8 @@ def compute_sequence_digest(values: Iterable[Any]) -> str:
         32 hex digits (blake2b, 128 bits).
     """
     state = hashlib.blake2b(digest_size=16)
+    # Made once: json.dumps would make an encoder for each of millions of values.
+    encode = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
     for value in values:
-        state.update(json.dumps(value, sort_keys=True, separators=(",", ":")).encode() + b"\n")
+        state.update(encode(value).encode() + b"\n")
     return state.hexdigest()

@@ -198,11 +198,14 @@ class StoredOutputs(Sequence["TaskOutput"]):
     def __init__(self, text: str) -> None:
         """Hold the JSON of a list of [name, size, modified_ns, digest]."""
         self._text = text
+        self._parsed: list[list[Any]] | None = None
 
-    @cached_property
+    @property
     def _rows(self) -> list[list[Any]]:
-        rows: list[list[Any]] = _parse_json(self._text)[0]
-        return rows
+        # Not a cached_property, which takes a lock for each of millions of records.
+        if self._parsed is None:
+            self._parsed = _parse_json(self._text)[0]
+        return self._parsed
 
     def __len__(self) -> int:
         """Return the number of outputs."""

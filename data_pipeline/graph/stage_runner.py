@@ -331,7 +331,7 @@ class StageRunner:
                             record = save_task_result(
                                 self.journal, task, stage.code, event.result, index
                             )
-                            eager_tasks.submit_next(task, record, event.result)
+                            eager_tasks.submit_next(task, record, event.result, index)
                         self.num_run += 1
                     case TaskRetry():
                         _log.warning(

@@ -86,6 +86,13 @@ class RecordList(Sequence[TaskRecord]):
             self._first = index
         return self._page[index - self._first]
 
+    def __iter__(self) -> Iterator[TaskRecord]:
+        """Yield the records page by page; each iteration has its own page."""
+        for first in range(0, self._count, _PAGE):
+            yield from self._journal.read_records(
+                self._stage, first, min(_PAGE, self._count - first)
+            )
+
 
 @dataclass(frozen=True)
 class Task:
@@ -306,15 +313,22 @@ class EagerTasks:
             self._has_earlier[stage] = self.journal.has_any_record(stage)
         return self._has_earlier[stage] and self.journal.has_any_record(stage, item)
 
-    def submit_next(self, task: Task, record: TaskRecord, returned: dict[str, Any]) -> None:
+    def submit_next(
+        self, task: Task, record: TaskRecord, returned: dict[str, Any], position: int
+    ) -> None:
         """Journal what the worker did after a finished task, which returned something, or queue the
-        tasks of the next stage that the task enables.
+        tasks of the next stage that the task enables. `position` is the task's place in its stage.
         """
-        self._record_following(self.next_stage, task, record, returned)
+        self._record_following(self.next_stage, task, record, returned, position)
         self._fill_queues()
 
     def _record_following(
-        self, stage: NextStage | None, task: Task, record: TaskRecord, returned: dict[str, Any]
+        self,
+        stage: NextStage | None,
+        task: Task,
+        record: TaskRecord,
+        returned: dict[str, Any],
+        position: int | None = None,
     ) -> None:
         if "following" not in returned:
             self._add_enabled(stage, task, record)
@@ -326,7 +340,9 @@ class EagerTasks:
                 is_complete = False
                 break
             (task,) = stage.tasks(task.name.partition("/")[2], record)
-            record = save_task_result(self.journal, task, stage.code, result)
+            # One task follows each, so that it has the same place in its stage; where an input is
+            # missing there, its stage moves it.
+            record = save_task_result(self.journal, task, stage.code, result, position)
             self.done[stage.stage] += 1
             stage = stage.then
         if is_complete:

@@ -213,5 +213,10 @@ def compute_code_version(code: StageCode) -> str:
 
 @cache
 def _get_package_version(package: str) -> str:
-    """Return the installed version of a package; its metadata is a file that is parsed."""
-    return metadata.version(package)
+    """Return the installed version of a package: a line at the head of its metadata, all of which
+    `metadata.version` would parse, with the description.
+    """
+    found = metadata.distribution(package)
+    head, _, _ = (found.read_text("METADATA") or "").partition("\n\n")
+    lines = [line for line in head.splitlines() if line.startswith("Version:")]
+    return lines[0].partition(":")[2].strip() if lines else found.version

@@ -24,6 +24,7 @@ from llmsys.data_pipeline.text.ragged_arrays import Integers, compute_offsets
 from llmsys.data_pipeline.text.vocabulary import PUNCTUATION, TERMINAL_MARKS
 
 Codes = np.ndarray[Any, np.dtype[np.uint32]]
+Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
 NUMBER_SEPARATORS = ".,،٫⎖⎗⎘"
 
@@ -37,6 +38,8 @@ WHITE_SPACE = re.compile(r"\s+")
 HAN = range(0x20000, 0x40000)
 CHANGING = (range(0xD800), range(0xE000, 0x20000), range(0x2F800, 0x2FA20), range(0xE0000, 0xE1000))
 
+_PAGE_BITS = 8  # of the tables that are filled when a character first occurs
+
 # As datatrove: sentence marks of other scripts stay, although rules count them as punctuation.
 _REMOVED = (PUNCTUATION - TERMINAL_MARKS) | set(".?!。．？！")
 
@@ -49,14 +52,35 @@ def _get_punctuation_table() -> Codes:
     return table
 
 
+class _LetterMask:
+    """Mask by code point: False for accents (category Mn). A page of 256 is filled when one of its
+    characters first occurs, because all of Unicode would take a tenth of the start of a process.
+    """
+
+    def __init__(self) -> None:
+        self._mask = np.ones(sys.maxunicode + 1, np.bool_)
+        self._is_known = np.zeros(self._mask.size >> _PAGE_BITS, np.bool_)
+
+    def look_up(self, codes: Codes) -> Mask:
+        """Return the values of characters, after filling unknown pages."""
+        pages = codes >> _PAGE_BITS
+        unknown = ~self._is_known[pages]
+        if unknown.any():
+            for page in np.unique(pages[unknown]).tolist():
+                self._learn_page(page)
+        return self._mask[codes]
+
+    def _learn_page(self, page: int) -> None:
+        points = range(page << _PAGE_BITS, (page + 1) << _PAGE_BITS)
+        categories = map(unicodedata.category, map(chr, points))
+        self._mask[points.start : points.stop] = [category != "Mn" for category in categories]
+        self._is_known[page] = True
+
+
 @lru_cache(maxsize=1)
-def _get_non_accent_mask() -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Return a mask by code point: False for accents (category Mn)."""
-    table = np.ones(sys.maxunicode + 1, np.bool_)
-    table[
-        [point for part in CHANGING for point in part if unicodedata.category(chr(point)) == "Mn"]
-    ] = False
-    return table
+def _get_letter_mask() -> _LetterMask:
+    """Return the mask of this process."""
+    return _LetterMask()
 
 
 def to_code_points(text: str) -> Codes:
@@ -100,7 +124,7 @@ def remove_accents(text: str) -> str:
     if text.isascii():
         return text
     codes = to_code_points(unicodedata.normalize("NFD", text))
-    return from_code_points(codes[_get_non_accent_mask()[codes]])
+    return from_code_points(codes[_get_letter_mask().look_up(codes)])
 
 
 def simplify_text(text: str) -> str:
@@ -134,15 +158,12 @@ def simplify_texts(texts: Sequence[str]) -> list[str]:
     return [line.strip() for line in folded.split("\n")]
 
 
-Mask = np.ndarray[Any, np.dtype[np.bool_]]
-
 SPACE = ord(" ")
 ZERO = ord("0")
 _CODE = (1 << 21) - 1
 _ODD = 1 << 21
 _SPECIAL = 1 << 22
 _UNKNOWN = 1 << 23  # flags lie above the 21 bits of a code point
-_PAGE_BITS = 8
 _BORDER = "\U0010ffff"  # a noncharacter, which folds to itself
 
 

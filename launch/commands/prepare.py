@@ -64,11 +64,15 @@ def run(arguments: argparse.Namespace) -> int:
     """Prepare the parts that are missing and print a summary; return 3 when inputs are in
     quarantine.
     """
-    from llmsys.data_pipeline.executors.garbage_collection import collect_less_often
+    from llmsys.data_pipeline.executors.garbage_collection import (
+        collect_less_often,
+        pause_collection,
+    )
 
-    collect_less_often()  # before the imports, which it makes faster
-    from llmsys.config.data import ChatConfig, CrawlConfig, TokensConfig
-    from llmsys.config.loading.load import load_run_config
+    collect_less_often()
+    with pause_collection():
+        from llmsys.config.data import ChatConfig, CrawlConfig, TokensConfig
+        from llmsys.config.loading.load import load_run_config
 
     config = load_run_config(arguments.config, arguments.overrides)
     if arguments.sweep or arguments.explain:
@@ -81,8 +85,9 @@ def run(arguments: argparse.Namespace) -> int:
         return _print_sweep(config, arguments)
     if arguments.explain:
         return _print_explanation(config, arguments)
-    from llmsys.data_pipeline.graph.quarantine import read_quarantine
-    from llmsys.data_pipeline.pipelines.prepare_dataset import prepare_dataset
+    with pause_collection():
+        from llmsys.data_pipeline.graph.quarantine import read_quarantine
+        from llmsys.data_pipeline.pipelines.prepare_dataset import prepare_dataset
 
     manifest = prepare_dataset(config, until=arguments.until)
     stages = manifest.funnel

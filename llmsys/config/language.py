@@ -14,6 +14,7 @@ Invariants:
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter, field_validator
@@ -116,17 +117,14 @@ class LanguageProfile(Section):
             published: the rule as configured. Values that differ from their defaults override the
                 profile.
         """
-        fields = type(published).model_fields
-        written = {
-            name: getattr(published, name)
-            for name, field in fields.items()
-            if field.is_required()
-            or getattr(published, name) != field.get_default(call_default_factory=True)
-        }
+        return self.build_rule(published, _select_written_values(published))
+
+    def build_rule(self, published: RuleConfig, written: Mapping[str, Any]) -> RuleConfig:
+        """Return a rule for documents in this language, given its values that are no defaults."""
         own = {
             name: getattr(self, name)
             for name in ("scripts", "stop_words", "end_marks")
-            if name in fields
+            if name in type(published).model_fields
         }
         values: dict[str, Any] = {name: value for name, value in own.items() if value}
         # The thresholds were derived with the words of this profile; other dialects split words in
@@ -134,6 +132,16 @@ class LanguageProfile(Section):
         if getattr(published, "dialect", "datatrove") == "datatrove":
             values |= self.rules.get(published.kind, {})
         return _RULE.validate_python({**values, **written, "kind": published.kind})
+
+
+def _select_written_values(rule: RuleConfig) -> dict[str, Any]:
+    """Return the values of a rule that differ from their defaults."""
+    return {
+        name: getattr(rule, name)
+        for name, field in type(rule).model_fields.items()
+        if field.is_required()
+        or getattr(rule, name) != field.get_default(call_default_factory=True)
+    }
 
 
 class LanguageRules(Section):
@@ -160,16 +168,20 @@ def serialize_language_rules(
     Returns:
         JSON text that `parse_language_rules` reads.
     """
+    # Once for all languages: defaults are copied to compare them.
+    written = [(rule, _select_written_values(rule)) for rule in rules]
     own = {
         code: LanguageRules(
-            words=profile.words, rules=tuple(profile.localize_rule(rule) for rule in rules)
+            words=profile.words,
+            rules=tuple(profile.build_rule(rule, values) for rule, values in written),
         )
         for code, profile in profiles.items()
     }
     return _BY_CODE.dump_json(own).decode()
 
 
-def parse_language_rules(text: str) -> dict[str, LanguageRules]:
+@lru_cache(maxsize=1)  # every task of a stage has the same text
+def parse_language_rules(text: str) -> Mapping[str, LanguageRules]:
     """Return the rules of all languages from JSON.
 
     Args:

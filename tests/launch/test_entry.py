@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.paths import ROOT
+
 # `interrupt` is called in place of the verb, before or after its start.
 PROGRAM = """
 import os, signal, sys, time
@@ -91,3 +93,20 @@ def test_an_ignored_interrupt_stays_ignored(repository: Path) -> None:
         env=os.environ | {"PYTHONPATH": str(repository)}, timeout=50,
     )  # fmt: skip
     assert ended.returncode == 7
+
+
+@pytest.mark.parametrize("has_torch", [False, True])
+def test_the_end_of_the_process_looks_for_no_cycles_unless_torch_may_need_it(
+    has_torch: bool,
+) -> None:
+    program = (
+        "import gc, sys, llmsys.launch.entry\n"
+        "sys.argv = ['llmsys', '--version']\n"
+        f"if {has_torch}: sys.modules['torch'] = sys\n"
+        "llmsys.launch.entry.main()\n"
+        "print(gc.get_freeze_count() > 0)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert done.stdout.splitlines()[-1] == str(not has_torch)

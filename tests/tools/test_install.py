@@ -193,3 +193,20 @@ def test_a_step_that_fails_shows_the_end_of_its_log_and_the_next_step(
     with (tmp_path / LOG).open("w") as log, (tmp_path / LOCK).open("w") as lock, said:
         install.run_command(command, tmp_path, lock.fileno(), log)
     assert capsys.readouterr().err == "no space left\n"
+
+
+def test_an_install_compiles_the_checkout_and_what_every_command_imports(
+    checkout: Checkout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    (checkout.venv / "bin").mkdir(parents=True)
+    (checkout.venv / "bin" / "python").symlink_to(sys.executable)
+    site = checkout.venv / "lib" / "python3.11" / "site-packages"
+    ours = [checkout.root / folder for folder in ("llmsys", "data_pipeline", "launch")]
+    theirs = [site / "numpy", site / "numpy" / "tests", site / "torch"]
+    for folder in (*ours, *theirs):
+        folder.mkdir(parents=True)
+        (folder / "module.py").write_text("VALUE = 1\n")
+    install.compile_imported_modules(checkout.root)
+    compiled = [folder for folder in (*ours, *theirs) if (folder / "__pycache__").is_dir()]
+    assert compiled == [*ours, site / "numpy"]

@@ -164,3 +164,27 @@ def test_digests_depend_on_values_not_on_the_order_of_keys() -> None:
         )
         == 6
     )
+
+
+def test_a_place_belongs_to_the_record_that_was_saved_last(tmp_path: Path) -> None:
+    """As when a killed run had given it to a task that is none any more."""
+    journal = Journal(tmp_path)
+    for name in ("gone", "new"):
+        journal.save_record(f"stage/{name}", "key", [], {"name": name}, 0)
+    assert [record.result["name"] for record in journal.read_records("stage", 0, 9)] == ["new"]
+    journal.remove_stale_records("stage", 1)
+    assert not journal.has_any_record("stage", "gone")
+
+
+def test_a_list_of_records_is_read_by_several_readers_at_a_time(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    numbers = list(range(1_203))
+    with journal.hold_changes():
+        for number in numbers:
+            journal.save_record(f"stage/{number}", "key", [], {"number": number}, number)
+    # A list that ends before the records do.
+    records = RecordList(journal, "stage", 1_201)
+    pairs = [
+        (a.result["number"], b.result["number"]) for a, b in zip(records, records, strict=True)
+    ]
+    assert pairs == [(number, number) for number in numbers[:1_201]]

@@ -4,6 +4,7 @@ the order of input.
 
 import random
 import re
+import unicodedata
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from llmsys.data_pipeline.text.simplify_text import (
     fold_text,
     fold_texts,
     from_code_points,
+    remove_accents,
     simplify_text,
     simplify_texts,
 )
@@ -159,6 +161,19 @@ def test_columns_fold_as_texts_are_folded_one_by_one() -> None:
         assert found.irregular.tolist() == [
             not (character.isalpha() or character == " ") for character in joined
         ]
+
+
+def test_accents_are_removed_from_every_character_in_any_order() -> None:
+    points = [point for part in CHANGING for point in part]
+    random.Random(0).shuffle(points)
+    for start in range(0, len(points), 5_000):
+        text = "".join(map(chr, points[start : start + 5_000]))
+        letters = [
+            character
+            for character in unicodedata.normalize("NFD", text)
+            if unicodedata.category(character) != "Mn"
+        ]
+        assert remove_accents(text) == "".join(letters)
 
 
 def test_signatures_equal_the_plain_twin() -> None:

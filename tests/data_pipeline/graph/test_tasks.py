@@ -388,7 +388,7 @@ def test_one_task_may_enable_many_of_which_few_wait_at_a_time_and_their_own_succ
         "extract/a.1", replace(record, key=build("extract", "a.1").compute_key("")), False, None
     )
     for name in "ab":
-        eager.submit_next(build("split_inputs", name), record, {})
+        eager.submit_next(build("split_inputs", name), record, {}, 0)
     most = 0
     while queues:
         most = max(most, len(queues))

@@ -4,6 +4,7 @@ deciding about it.
 
 import json
 from dataclasses import replace
+from importlib import metadata
 
 import pytest
 
@@ -79,3 +80,9 @@ def test_the_key_follows_the_version_and_the_packages(monkeypatch: pytest.Monkey
     assert compute_code_version(replace(code, version=code.version + 1)) != before
     monkeypatch.setattr(stage_code, "_get_package_version", lambda package: "0.0")
     assert compute_code_version(code) != before
+
+
+def test_the_version_of_a_package_is_the_one_that_its_whole_metadata_gives() -> None:
+    packages = {package for code in DOCUMENT_STAGES.values() for package in code.packages}
+    found = {package: stage_code._get_package_version(package) for package in packages}
+    assert found == {package: metadata.version(package) for package in packages}

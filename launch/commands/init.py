@@ -11,7 +11,17 @@ from llmsys.errors import ConfigError
 from llmsys.storage.atomic_write import write_bytes_atomically
 from llmsys.storage.paths import parse_local_path
 
-TEMPLATES = ("rule", "extractor", "reader", "tokenizer", "schedule", "optimizer", "metric")
+TEMPLATES = (
+    "rule",
+    "extractor",
+    "reader",
+    "tokenizer",
+    "schedule",
+    "optimizer",
+    "metric",
+    "mixer",
+    "feed_forward",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--template",
         choices=TEMPLATES,
         help="write an example of your own rule, extractor, reader, tokenizer, schedule, "
-        "optimizer or metric instead, as a Python file",
+        "optimizer, metric, mixer (attention) or feed_forward instead, as a Python file",
     )
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from llmsys.config.model import ModelConfig
+from llmsys.config.python_blocks import PythonAttentionConfig, PythonFeedForwardConfig
 from llmsys.errors import ConfigError
 from llmsys.estimate.model_tensors import count_parameters
 from llmsys.model.initialization import (
@@ -18,8 +19,10 @@ from llmsys.model.initialization import (
     initialize_parameters,
 )
 from llmsys.model.kv_cache import KeyValueCache
+from llmsys.model.python_block_check import check_python_block, get_python_block
 from llmsys.model.transformer import Transformer
 from tests.helpers.own_blocks import GATED, SOFTMAX
+from tests.helpers.paths import ROOT
 from tests.helpers.tiny_model import build_tiny_config, build_tiny_model
 
 OWN: dict[str, Any] = {"attention": SOFTMAX, "feed_forward": GATED}
@@ -302,3 +305,19 @@ def test_the_initial_values_of_a_class_are_cut_by_index(tmp_path: Path) -> None:
     assert torch.equal(whole, torch.arange(256.0).view(16, 16) + 1)
     part = build_initializer(config, 0)(name, shape, [(4, 3), (2, 5)])
     assert torch.equal(part, whole[4:7, 2:7])
+
+
+TEMPLATES = {
+    "mixer": ("attention", "LinearAttention"),
+    "feed_forward": ("feed_forward", "SquaredRelu"),
+}
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_the_templates_pass_the_test_with_numbers(template: str) -> None:
+    key, name = TEMPLATES[template]
+    path = ROOT / "launch" / "commands" / "templates" / f"{template}.py"
+    config = build_tiny_config(**{key: {"kind": "python", "path": f"{path}:{name}"}})
+    section = config.attention if key == "attention" else config.feed_forward
+    assert isinstance(section, PythonAttentionConfig | PythonFeedForwardConfig)
+    check_python_block(get_python_block(section), config)

@@ -124,10 +124,10 @@ def attach_outputs(outputs: Any, values: Any) -> None:
     """
     for output, value in zip(tree_leaves(outputs), tree_leaves(values), strict=True):
         if isinstance(output, FakeTensor) and isinstance(value, Tensor) and _is_small(value):
-            attach_known(output, _lay_out_alike(value, output))
+            attach_known(output, _copy_layout(value, output))
 
 
-def _lay_out_alike(values: Tensor, output: FakeTensor) -> Tensor:
+def _copy_layout(values: Tensor, output: FakeTensor) -> Tensor:
     """Return the numbers in the layout of a fake tensor: kernels of the CPU may choose another than
     those of its device, in which a later view would fail.
     """

@@ -17,7 +17,17 @@ if TYPE_CHECKING:
     from llmsys.config.run import RunConfig
     from llmsys.launch.commands.init_inputs import FoundContents
 
-TEMPLATES = ("rule", "extractor", "reader", "tokenizer", "schedule", "optimizer", "metric")
+TEMPLATES = (
+    "rule",
+    "extractor",
+    "reader",
+    "tokenizer",
+    "schedule",
+    "optimizer",
+    "metric",
+    "mixer",
+    "feed_forward",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--template",
         choices=TEMPLATES,
         help="write an example of your own rule, extractor, reader, tokenizer, schedule, "
-        "optimizer or metric instead, as a Python file",
+        "optimizer, metric, mixer (attention) or feed_forward instead, as a Python file",
     )
 
 

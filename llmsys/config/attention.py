@@ -50,6 +50,8 @@ class BaseAttentionConfig(Section):
     has_own_mask: ClassVar[bool] = False
     # Scores are computed again in the backward pass: only what iter_saved_tensors yields is saved.
     recomputes_scores: ClassVar[bool] = False
+    # The cache holds the inputs of the layer, which every step computes with anew.
+    recomputes_prefix: ClassVar[bool] = False
     # Documents of one window see each other: nothing of the kind hides one from another.
     mixes_documents: ClassVar[bool] = False
 

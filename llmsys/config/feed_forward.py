@@ -14,6 +14,7 @@ from llmsys.config.module_tensors import (
     SavedTensor,
     iter_linear_parameters,
 )
+from llmsys.config.python_blocks import PythonFeedForwardConfig
 from llmsys.config.section import Section
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
@@ -148,6 +149,20 @@ FeedForwardConfig = Annotated[
     | GegluConfig
     | GegluTanhConfig
     | ClampedSwigluConfig,
+    Field(discriminator="kind"),
+]
+
+# Those of dense layers. Experts are built in, since their matrices are stacked and grouped.
+DenseFeedForwardConfig = Annotated[
+    ReluConfig
+    | GeluConfig
+    | GeluTanhConfig
+    | SiluConfig
+    | SwigluConfig
+    | GegluConfig
+    | GegluTanhConfig
+    | ClampedSwigluConfig
+    | PythonFeedForwardConfig,
     Field(discriminator="kind"),
 ]
 

@@ -25,6 +25,7 @@ from llmsys.config.module_tensors import (
     ScoreShape,
     iter_linear_parameters,
 )
+from llmsys.config.python_blocks import PythonAttentionConfig
 from llmsys.config.segment_memory import SegmentMemoryAttentionConfig
 from llmsys.errors import Violation
 
@@ -362,6 +363,7 @@ AttentionConfig = Annotated[
     | LongformerAttentionConfig
     | LinformerAttentionConfig
     | LshAttentionConfig
-    | SegmentMemoryAttentionConfig,
+    | SegmentMemoryAttentionConfig
+    | PythonAttentionConfig,
     Field(discriminator="kind"),
 ]

@@ -15,7 +15,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from llmsys.config.attention import MultiHeadAttentionConfig
-from llmsys.config.feed_forward import FeedForwardConfig, SwigluConfig
+from llmsys.config.feed_forward import DenseFeedForwardConfig, SwigluConfig
 from llmsys.config.head import (
     DropoutConfig,
     EmbeddingConfig,
@@ -110,7 +110,7 @@ class ModelConfig(Section):
     )
     position: PositionConfig = Field(RopeConfig(), description="Position encoding.")
     attention: AttentionConfig = Field(MultiHeadAttentionConfig(), description="Attention layer.")
-    feed_forward: FeedForwardConfig = Field(
+    feed_forward: DenseFeedForwardConfig = Field(
         SwigluConfig(), description="Dense feed-forward layers."
     )
     feed_forward_chunk: int | None = Field(
@@ -203,6 +203,11 @@ class ModelConfig(Section):
         return self.moe is not None and self.moe.is_moe_layer(layer)
 
     @property
+    def has_python_blocks(self) -> bool:
+        """Attention or feed-forward is of the user's own code."""
+        return "python" in (self.attention.kind, self.feed_forward.kind)
+
+    @property
     def num_blocks(self) -> int:
         """Number of blocks with separate weights."""
         return self.num_hidden_layers if self.recurrence is None and self.rnn is None else 1
@@ -252,6 +257,7 @@ def find_model_violations(model: ModelConfig) -> Iterator[Violation]:
     yield from _find_window_violations(model)
     yield from _find_expert_violations(model)
     yield from _find_recurrence_violations(model)
+    yield from _find_python_violations(model)
     yield from () if model.rnn is None else model.rnn.find_violations(model)
     if isinstance(model.residual, ReversibleConfig):
         yield from model.residual.find_violations(dict(model))
@@ -349,6 +355,26 @@ def _find_family_violations(model: ModelConfig) -> Iterator[Violation]:
             "multi_token_prediction",
             f"it needs residual.kind=pre, not {model.residual.kind}. Use null.",
         )
+
+
+def _find_python_violations(model: ModelConfig) -> Iterator[Violation]:
+    sections = {"attention": model.attention, "feed_forward": model.feed_forward}
+    own = [name for name, section in sections.items() if section.kind == "python"]
+    given = {
+        "rnn": model.rnn is not None,
+        "recurrence": model.recurrence is not None,
+        "multi_token_prediction": model.multi_token_prediction is not None,
+        "parametrization.kind": model.parametrization.kind != "standard",
+        "residual.kind": model.residual.is_reversible,
+        "encoder": model.family == "encoder_decoder" and "attention" not in own,
+    }
+    for name in own[:1]:
+        for key in (key for key, is_given in given.items() if is_given):
+            yield Violation(
+                key,
+                f"{name}.kind=python is not proven with it. Leave it out, or use a kind of {name} "
+                "that is built in.",
+            )
 
 
 def _find_window_violations(model: ModelConfig) -> Iterator[Violation]:

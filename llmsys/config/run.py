@@ -280,6 +280,10 @@ class RunConfig(Section):
         for name, section in (("schedule", self.schedule), ("optimizer", self.optimizer)):
             if isinstance(section, PythonCode):
                 sections[name]["digest"] = compute_code_digest(section)
+        for name in ("attention", "feed_forward"):
+            block = getattr(self.model, name)
+            if isinstance(block, PythonCode):
+                sections["model"][name]["digest"] = compute_code_digest(block)
         if self.data.kind == "mixture":
             sections["mixture"] = {
                 str(start): list(parts) for start, parts in self.data.stage_weights
@@ -326,7 +330,11 @@ class RunConfig(Section):
         settings = self.engine.kind, train.reproducibility, self.model.rnn
         plain = settings == ("torch", "fast", None) and train.activation_checkpoint != "offload"
         chosen = (
-            "block" if has_triton and plain and not self.model.residual.is_reversible else "none"
+            "block"
+            if has_triton
+            and plain
+            and not (self.model.residual.is_reversible or self.model.has_python_blocks)
+            else "none"
         )
         return self.model_copy(update={"train": train.model_copy(update={"compile": chosen})})
 

@@ -124,7 +124,18 @@ def attach_outputs(outputs: Any, values: Any) -> None:
     """
     for output, value in zip(tree_leaves(outputs), tree_leaves(values), strict=True):
         if isinstance(output, FakeTensor) and isinstance(value, Tensor) and _is_small(value):
-            attach_known(output, value)
+            attach_known(output, _copy_layout(value, output))
+
+
+def _copy_layout(values: Tensor, output: FakeTensor) -> Tensor:
+    """Return the numbers in the layout of a fake tensor: kernels of the CPU may choose another than
+    those of its device, in which a later view would fail.
+    """
+    strides = output.stride()
+    if values.stride() == strides or 0 in strides:
+        return values
+    with leave_fake_mode():
+        return torch.empty_strided(values.shape, strides, dtype=values.dtype).copy_(values)
 
 
 def drop_mutated(func: OpOverload, args: Any, kwargs: dict[str, Any]) -> None:

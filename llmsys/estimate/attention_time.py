@@ -7,7 +7,9 @@ from collections import Counter
 from functools import lru_cache
 
 from llmsys.config.attention_device import AttentionDevice, AttentionDtype
+from llmsys.config.block_measurement import MeasuredRows
 from llmsys.config.model import ModelConfig
+from llmsys.config.python_blocks import PythonAttentionConfig
 from llmsys.config.section import round_up_to_power_of_two
 from llmsys.estimate.device_profile import Number
 from llmsys.estimate.flops import (
@@ -17,6 +19,7 @@ from llmsys.estimate.flops import (
     iter_document_lengths,
 )
 from llmsys.estimate.kernel_context import KernelContext, MicroBatchShape
+from llmsys.estimate.python_blocks import measure_block
 from llmsys.kernels.attention_kernel import AttentionTraits, KernelChoice, choose_attention_kernel
 from llmsys.kernels.attention_layers import describe_cross_attention, describe_self_attention
 
@@ -30,6 +33,8 @@ def estimate_attention_seconds(bench: KernelContext) -> tuple[float, float, floa
     """
     model, shape, device = bench.model, bench.shape, bench.device
     ranks = bench.layout.context * bench.layout.tensor
+    if isinstance(model.attention, PythonAttentionConfig):
+        return _estimate_measured_seconds(bench, model.attention)
     if bench.software.attention == "chosen" and device.compute_capability is not None:
         return _estimate_chosen_attention_seconds(
             bench, AttentionDevice("cuda", device.compute_capability)
@@ -71,6 +76,28 @@ def estimate_attention_seconds(bench: KernelContext) -> tuple[float, float, floa
     forward = operations / (rate * device.efficiency.attention)
     # The scores are computed again: five products for two (Dao 2022, section 3.1).
     return forward, 2.5 * operations / (rate * device.efficiency.attention_backward), 0.0
+
+
+def _estimate_measured_seconds(
+    bench: KernelContext, attention: PythonAttentionConfig
+) -> tuple[float, float, float]:
+    """Seconds of a class of the user's own: its products at the rate of matmuls, and its saved
+    bytes written once and read twice. Selective checkpointing repeats what is no product.
+    """
+    model, shape, device = bench.model, bench.shape, bench.device
+    counted = count_flops(model, shape.length, 1, "full").attention * shape.sequences
+    flops = counted / (device.get_peak_flops(shape.dtype) * device.efficiency.products)
+    row = MeasuredRows(
+        shape.length, value_bytes=shape.value_bytes, has_documents=shape.has_documents
+    )
+    saved = sum(
+        one.bytes
+        for layer in range(model.num_hidden_layers)
+        for one in measure_block(attention, model, layer, row).saved
+        if one.is_saved
+    )
+    written = bench.estimate_memory_seconds(saved * shape.sequences)
+    return flops + written, 2 * (flops + written), written
 
 
 # flex_attention's backward over flash attention's, per padded pair (queries and keys of 192

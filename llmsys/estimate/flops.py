@@ -14,7 +14,9 @@ from typing import Literal, get_args
 
 from llmsys.config.model import ModelConfig
 from llmsys.config.module_tensors import Input, ParameterTensor, ScoreShape
+from llmsys.config.python_blocks import PythonAttentionConfig
 from llmsys.estimate.model_tensors import is_head_tied, list_model_tensors
+from llmsys.estimate.python_blocks import count_feed_forward_products, count_measured_products
 
 
 def count_visible_pairs(length: int, window: int | None, *, causal: bool) -> int:
@@ -211,12 +213,14 @@ def count_flops(
     places = sequences * sum(_iter_logit_positions(model, target.predicted or target.length))
     rows = list_model_tensors(model)
     logits = places * model.vocab_size * model.hidden_size
-    forward = 2 * (_count_weight_multiplications(rows, vectors) + logits) + attention
+    own = sequences * count_feed_forward_products(model, length)
+    forward = 2 * (_count_weight_multiplications(rows, vectors) + logits + own) + attention
     repeated = 0
     if convention == "hardware":
         repeated = 2 * _count_weight_multiplications(
             iter_recomputed_matrices(model, rows, recompute), vectors
         )
+        repeated += 2 * own if recompute == "full" else 0
         repeated += sequences * _count_recomputed_attention_flops(model, source, target, recompute)
     spared = 2 * sum(
         row.num_elements * row.cut_steps * vectors[row.input]
@@ -300,7 +304,12 @@ def _iter_self_attention_flops(model: ModelConfig, one: _PackedSequence) -> Iter
     scores = _build_score_shape(model)
     width = scores.heads * (scores.key_channels + scores.value_channels)
     for layer in _iter_attention_layers(model):
-        products = model.attention.count_products(model, layer, one.length, one.list_documents())
+        documents = one.list_documents()
+        products: int | None
+        if isinstance(model.attention, PythonAttentionConfig):
+            products = count_measured_products(model.attention, model, layer, one.length, documents)
+        else:
+            products = model.attention.count_products(model, layer, one.length, documents)
         yield 2 * (width * _count_pairs(model, layer, one) if products is None else products)
 
 

@@ -8,6 +8,7 @@ more the backward takes.
 from dataclasses import dataclass
 
 from llmsys.config.module_tensors import ParameterTensor
+from llmsys.config.python_blocks import PythonAttentionConfig
 from llmsys.estimate.attention_time import estimate_attention_seconds
 from llmsys.estimate.kernel_context import KernelContext
 from llmsys.estimate.model_tensors import is_head_tied, list_model_tensors
@@ -59,6 +60,8 @@ def estimate_kernel_seconds(bench: KernelContext) -> KernelSeconds:
     ]
     attention, backward, repeated = estimate_attention_seconds(bench)
     layers = sum(row.num_copies * row.steps for row in blocks if row.name.endswith("o_proj.weight"))
+    if isinstance(bench.model.attention, PythonAttentionConfig):
+        layers = bench.model.num_hidden_layers  # its names are the user's
     return KernelSeconds(
         matmul=sum(
             _estimate_tensor_matmul_seconds(bench, row) for row in blocks if row.input != "visit"

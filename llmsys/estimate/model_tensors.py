@@ -21,7 +21,9 @@ from pydantic import Field
 from llmsys.config.feed_forward import iter_feed_forward_parameters
 from llmsys.config.model import ModelConfig
 from llmsys.config.module_tensors import Input, ParameterTensor
+from llmsys.config.python_blocks import PythonAttentionConfig, PythonFeedForwardConfig
 from llmsys.config.section import Section
+from llmsys.estimate.python_blocks import iter_measured_parameters
 
 Rows = Iterator[ParameterTensor]
 
@@ -138,6 +140,8 @@ def _iter_branch_tensors(model: ModelConfig, name: str, rows: Rows) -> Rows:
 
 
 def _iter_attention_tensors(model: ModelConfig) -> Rows:
+    if isinstance(model.attention, PythonAttentionConfig):
+        yield from iter_measured_parameters(model.attention, model, "attention", "attention")
     for row in model.attention.iter_parameters(model):
         # Keys and values of XLNet are those of its first stream.
         is_content = model.head.kind == "permutation" and row.name.startswith(
@@ -150,6 +154,9 @@ def _iter_attention_tensors(model: ModelConfig) -> Rows:
 def _iter_feed_forward_tensors(model: ModelConfig, layer: int) -> Rows:
     if model.moe is not None and model.is_moe_layer(layer):
         return model.moe.iter_parameters("feed_forward", model.hidden_size)
+    if isinstance(model.feed_forward, PythonFeedForwardConfig):
+        name = "feed_forward"
+        return iter_measured_parameters(model.feed_forward, model, name, "feed_forward")
     return iter_feed_forward_parameters(
         model.feed_forward, "feed_forward", model.hidden_size, model.intermediate_size
     )

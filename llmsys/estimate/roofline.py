@@ -10,9 +10,11 @@ from dataclasses import dataclass
 
 from llmsys.config.model import ModelConfig
 from llmsys.config.module_tensors import ParameterTensor
+from llmsys.config.python_blocks import PythonAttentionConfig
 from llmsys.estimate.device_profile import DeviceProfile
 from llmsys.estimate.flops import count_visible_pairs
 from llmsys.estimate.model_tensors import list_model_tensors
+from llmsys.estimate.python_blocks import count_measured_products
 
 VALUE_BYTES = 2  # bf16
 
@@ -108,6 +110,14 @@ def _build_attention_kernel(
     window = model.get_attention_window(model.num_hidden_layers - 1)
     pairs = sequences * count_visible_pairs(length, window, causal=scores.is_causal)
     flops = 2 * pairs * scores.heads * (scores.key_channels + scores.value_channels) / tensor
+    if isinstance(model.attention, PythonAttentionConfig):
+        flops = (
+            2
+            * sequences
+            * count_measured_products(
+                model.attention, model, model.num_hidden_layers - 1, length, None
+            )
+        )
     queries = scores.heads * (scores.key_channels + scores.value_channels)
     keys = scores.key_value_heads * (scores.key_channels + scores.value_channels)
     moved = VALUE_BYTES * sequences * length * (queries + keys) / tensor

@@ -22,6 +22,8 @@ from llmsys.config.module_tensors import (
     SavedTensor,
     ScoreShape,
 )
+from llmsys.config.python_blocks import PythonAttentionConfig, PythonFeedForwardConfig
+from llmsys.estimate.python_blocks import iter_measured_tensors
 from llmsys.kernels.attention_kernel import AttentionTraits, choose_attention_kernel
 from llmsys.kernels.attention_layers import describe_cross_attention, describe_self_attention
 
@@ -104,6 +106,12 @@ def iter_attention_tensors(
     """Yield the tensors of self-attention in block `layer`. `is_output_saved`: a norm after it
     saves its output.
     """
+    if isinstance(model.attention, PythonAttentionConfig):
+        yield from iter_measured_tensors(model.attention, model, layer, shape)
+        yield from iter_output_projection(
+            "attention projection", model, shape, is_saved=is_output_saved
+        )
+        return
     # Both streams of XLNet see the keys of the first.
     keys = shape.source if model.head.kind == "permutation" else shape.length
     scores = model.attention.build_score_shape(model, keys, is_causal=model.family != "encoder")
@@ -373,6 +381,12 @@ def _iter_feed_forward_tensors(
         )
         return
     if model.feed_forward_chunk is not None:  # a chunk is computed again in the backward pass
+        return
+    if isinstance(model.feed_forward, PythonFeedForwardConfig):
+        yield from iter_measured_tensors(model.feed_forward, model, layer, shape)
+        yield from iter_output_projection(
+            "feed-forward projection", model, shape, is_saved=is_output_saved
+        )
         return
     has_dropout, inner = (
         model.dropout.activation > 0,

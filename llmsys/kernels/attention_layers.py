@@ -13,6 +13,7 @@ from llmsys.config.lsh_attention import LshAttentionConfig
 from llmsys.config.model import LayerType, ModelConfig
 from llmsys.config.parametrization import MupConfig, StandardParametrizationConfig, UnitScaledConfig
 from llmsys.config.position import RopeConfig, YarnRopeScalingConfig
+from llmsys.config.python_blocks import PythonAttentionConfig
 from llmsys.config.run import RunConfig
 from llmsys.config.segment_memory import SegmentMemoryAttentionConfig
 from llmsys.kernels.attention_kernel import (
@@ -100,6 +101,9 @@ def describe_self_attention(
             return replace(common, length=longest, mask="cross", has_documents=False)
         case LshAttentionConfig():
             return replace(common, has_lsh=True)
+        case PythonAttentionConfig():
+            # It has kernels of its own; `list_attention_groups` leaves it out.
+            return common
         case SegmentMemoryAttentionConfig():
             row = attention.fold_row(length)
             return replace(
@@ -190,6 +194,8 @@ def _iter_groups(run: RunConfig, device: AttentionDevice) -> Iterator[AttentionG
 def _iter_self_groups(
     model: ModelConfig, stack: str, dtype: AttentionDtype, length: int, has_documents: bool
 ) -> Iterator[AttentionGroup]:
+    if isinstance(model.attention, PythonAttentionConfig):
+        return
     layers: dict[LayerType, list[int]] = {}
     for layer in range(model.num_hidden_layers):
         layers.setdefault(model.get_layer_type(layer), []).append(layer)

@@ -199,7 +199,7 @@ class ContextBuilder:
         return ForwardContext(
             masks=masks,
             positions_BT=_compute_positions(length, documents_BT, cache, device),
-            rotations={} if self.rotations is None else self.rotations(length, cache, device),
+            rotations=self._build_rotations(length, cache, device),
             distances_RD=self._compute_distance_sinusoids(
                 start, length, like, is_cached=cache is not None
             ),
@@ -212,6 +212,16 @@ class ContextBuilder:
             documents_BT=documents_BT,
             predicted_BP=predicted_BP,
         )
+
+    def _build_rotations(
+        self, length: int, cache: KeyValueCache | None, device: torch.device
+    ) -> Mapping[LayerType, RotaryCosSin]:
+        if self.rotations is None:
+            return {}
+        if cache is not None and self.config.attention.recomputes_prefix:
+            # Of all positions. Empty slots on the left move both of a pair, so no score changes.
+            return self.rotations(cache.length + length, None, device)
+        return self.rotations(length, cache, device)
 
     def _compute_distance_sinusoids(
         self, start: int, length: int, like: Tensor, *, is_cached: bool

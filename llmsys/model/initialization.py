@@ -27,9 +27,13 @@ from llmsys.config.norm import (
     RmsNormConfig,
     SandwichNormConfig,
 )
+from llmsys.config.python_blocks import PythonAttentionConfig, PythonFeedForwardConfig
+from llmsys.errors import ConfigError
 from llmsys.model.deepnorm import compute_deepnorm_constants
 from llmsys.model.indexed_normal import draw_normal
 from llmsys.model.parametrization import compute_std, count_init_layers
+from llmsys.model.python_block import build_block_shape
+from llmsys.model.python_block_check import get_python_block
 from llmsys.model.transformer import Transformer
 
 # Version of the initial values of a config and seed; 1 drew whole tensors with torch's generator.
@@ -79,8 +83,8 @@ def compute_initial_value(
 ) -> Tensor:
     """Compute the initial value of one parameter, or a slice of it.
 
-    Norm weights are 1 (0 with unit_offset) and biases 0. Everything else is normal with the
-    standard deviation of `compute_init_std`.
+    A class of `kind: python` may give its own values. Norm weights are 1 (0 with unit_offset) and
+    biases 0. Everything else is normal with the standard deviation of `compute_init_std`.
 
     Args:
         config: The full model.
@@ -95,6 +99,11 @@ def compute_initial_value(
     layer, _, kind = name.rpartition(".")
     region = [(0, length) for length in shape] if region is None else region
     sizes = [size for _, size in region]
+    own = _compute_own_value(config, name, tuple(shape))
+    if own is not None:
+        for dim, (start, size) in enumerate(region):
+            own = own.narrow(dim, start, size)
+        return own.clone()
     if kind.endswith("bias"):
         return torch.zeros(sizes)
     if layer.endswith("norm"):
@@ -102,6 +111,42 @@ def compute_initial_value(
     return draw_normal(_compute_parameter_key(name, seed), shape, region).mul_(
         compute_init_std(config, name, shape)
     )
+
+
+def _compute_own_value(config: ModelConfig, name: str, shape: tuple[int, ...]) -> Tensor | None:
+    """Return the whole value that a class of the user's own gives a parameter; None: the default.
+
+    Raises:
+        ConfigError: The value is no float32 tensor of the parameter's shape.
+    """
+    parts = name.split(".", 3)
+    if parts[0] != "blocks" or len(parts) < 4:
+        return None
+    _, layer, branch, own = parts
+    if branch not in ("attention", "feed_forward"):
+        return None
+    section = config.attention if branch == "attention" else config.feed_forward
+    if not isinstance(section, PythonAttentionConfig | PythonFeedForwardConfig):
+        return None
+    if branch == "feed_forward" and config.is_moe_layer(int(layer)):
+        return None
+    block = get_python_block(section)
+    value = block.compute_initial_value(build_block_shape(block, config, int(layer)), own, shape)
+    if value is None:
+        return None
+    if isinstance(value, int | float):
+        return torch.full(shape, float(value))
+    if not isinstance(value, Tensor) or value.shape != shape or value.dtype != torch.float32:
+        found = (
+            f"{tuple(value.shape)} in {value.dtype}"
+            if isinstance(value, Tensor)
+            else type(value).__name__
+        )
+        raise ConfigError(
+            f"{block.key}: {type(block).__name__}.compute_initial_value returned {found} for "
+            f"{own}, which is {shape}. Return a float32 tensor of that shape, a number or None."
+        )
+    return value
 
 
 def compute_init_std(config: ModelConfig, name: str, shape: tuple[int, ...] | torch.Size) -> float:

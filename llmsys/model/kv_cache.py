@@ -94,6 +94,21 @@ class KeyValueCache:
         slots_T = torch.arange(first, last)
         return (slots_T - self.padding_B[:, None]).clamp_min(0) if self.is_padded else slots_T[None]
 
+    def build_documents(self, length: int, device: torch.device) -> Tensor | None:
+        """Build document numbers that tell the empty slots on the left from tokens.
+
+        Args:
+            length: Slots from the first.
+            device: Device of the result.
+
+        Returns:
+            -1 in empty slots and 0 elsewhere, (B, T); None if no row has empty slots.
+        """
+        if not self.is_padded:
+            return None
+        places_T = torch.arange(length, device=device)
+        return torch.where(places_T < self.padding_B.to(device)[:, None], -1, 0)
+
     def select_rows(self, rows: Sequence[int] | Tensor) -> None:
         """Keep some rows of the batch.
 

@@ -5,6 +5,7 @@ Each is a branch around the residual stream; `model.residual` places the norms.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import assert_never
 
 import torch
@@ -25,6 +26,7 @@ from llmsys.config.norm import (
     SandwichNormConfig,
 )
 from llmsys.config.position import TransformerXlPositionConfig
+from llmsys.config.python_blocks import PythonAttentionConfig, PythonFeedForwardConfig
 from llmsys.config.segment_memory import SegmentMemoryAttentionConfig
 from llmsys.model.dropout import apply_dropout
 from llmsys.model.feed_forward import build_feed_forward
@@ -36,12 +38,15 @@ from llmsys.model.moe_layer import MoELayer
 from llmsys.model.multi_head_attention import CrossAttention, MultiHeadAttention
 from llmsys.model.normalization import build_norm
 from llmsys.model.parametrization import compute_branch_factor
+from llmsys.model.python_block_check import build_python_block, get_python_block
 from llmsys.model.relative_attention import RelativeAttention
 from llmsys.model.segment_memory import SegmentMemoryAttention
 
 # B rows, T positions, D width
 
 Branch = Callable[[Tensor], Tensor]
+# Runs a module of the user's own code on states and the context.
+Mix = Callable[[nn.Module, Tensor, ForwardContext], Tensor]
 
 
 class TransformerBlock(nn.Module):
@@ -56,6 +61,7 @@ class TransformerBlock(nn.Module):
         self.dropout = config.dropout.residual
         self.branch_factor = compute_branch_factor(config)
         self.chunk_length = config.feed_forward_chunk
+        self.mix = _build_python_mix(config, layer)
         self._add_norms(config, "attention")
         self.attention = build_attention(config, layer)
         self.cross_attention: CrossAttention | None = None
@@ -87,7 +93,9 @@ class TransformerBlock(nn.Module):
         block.
         """
         cross = self.cross_attention
-        x_BTD = self._run_branch("attention", x_BTD, lambda inner: self.attention(inner, context))
+        x_BTD = self._run_branch(
+            "attention", x_BTD, lambda inner: self._run_attention(inner, context)
+        )
         if cross is not None:
             x_BTD = self._run_branch("cross_attention", x_BTD, lambda inner: cross(inner, context))
         return x_BTD
@@ -101,7 +109,7 @@ class TransformerBlock(nn.Module):
     def _run_reversible_branch(self, branch: str, x_BTD: Tensor, context: ForwardContext) -> Tensor:
         inner_BTD = self._apply_norm(f"{branch}_norm", x_BTD)
         y_BTD: Tensor = (
-            self.attention(inner_BTD, context)
+            self._run_attention(inner_BTD, context)
             if branch == "attention"
             else self._run_feed_forward(inner_BTD, context)
         )
@@ -114,7 +122,7 @@ class TransformerBlock(nn.Module):
             if "feed_forward_norm" not in self._modules
             else self._apply_norm("feed_forward_norm", x_BTD)
         )
-        y_BTD = self._finish_branch(self.attention(inner_BTD, context)) + self._finish_branch(
+        y_BTD = self._finish_branch(self._run_attention(inner_BTD, context)) + self._finish_branch(
             self._run_feed_forward(feed_BTD, context)
         )
         if self.cross_attention is not None:
@@ -145,6 +153,14 @@ class TransformerBlock(nn.Module):
             case unreachable:
                 assert_never(unreachable)
         return x_BTD + self._finish_branch(y_BTD)
+
+    def _run_attention(self, x_BTD: Tensor, context: ForwardContext) -> Tensor:
+        y_BTD: Tensor = (
+            self.attention(x_BTD, context)
+            if self.mix is None
+            else self.mix(self.attention, x_BTD, context)
+        )
+        return y_BTD
 
     def _run_feed_forward(self, x_BTD: Tensor, context: ForwardContext) -> Tensor:
         feed = self.feed_forward
@@ -192,6 +208,14 @@ def _run_in_chunks(feed: nn.Module, x_BTD: Tensor, length: int) -> Tensor:
     return torch.cat([checkpoint(feed, piece, use_reentrant=False) for piece in pieces], dim=1)
 
 
+def _build_python_mix(config: ModelConfig, layer: int) -> Mix | None:
+    """Return what runs attention of the user's own code; None for a kind that is built in."""
+    if not isinstance(config.attention, PythonAttentionConfig):
+        return None
+    block = get_python_block(config.attention)
+    return partial(block.run_module, model=config, layer=layer)
+
+
 def build_attention(config: ModelConfig, layer: int) -> nn.Module:
     """Build the self-attention of a block.
 
@@ -213,6 +237,8 @@ def build_attention(config: ModelConfig, layer: int) -> nn.Module:
             return LshAttention(config, attention, layer)
         case SegmentMemoryAttentionConfig() as attention:
             return SegmentMemoryAttention(config, attention, layer)
+        case PythonAttentionConfig() as attention:
+            return build_python_block(attention, config, layer)
         case MultiHeadAttentionConfig() as attention:
             position = config.position
             if isinstance(position, TransformerXlPositionConfig):
@@ -225,6 +251,8 @@ def build_attention(config: ModelConfig, layer: int) -> nn.Module:
 def _build_feed_forward_or_moe(config: ModelConfig, layer: int) -> nn.Module:
     if config.moe is not None and config.is_moe_layer(layer):
         return MoELayer(config.hidden_size, config.moe)
+    if isinstance(config.feed_forward, PythonFeedForwardConfig):
+        return build_python_block(config.feed_forward, config, layer)
     width = config.intermediate_size
     return build_feed_forward(
         config.feed_forward, config.hidden_size, width, config.dropout.activation

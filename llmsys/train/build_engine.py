@@ -8,6 +8,7 @@ import torch
 from llmsys.config.engine import AccelerateEngineConfig, DeepSpeedEngineConfig, TorchEngineConfig
 from llmsys.config.objective import NextSentenceConfig
 from llmsys.config.optimizer import ScheduleFreeConfig
+from llmsys.config.python_blocks import PythonAttentionConfig
 from llmsys.config.run import RunConfig
 from llmsys.engine.ema_engine import EmaEngine
 from llmsys.engine.engine import Engine
@@ -17,6 +18,7 @@ from llmsys.errors import ConfigError
 from llmsys.estimate.model_tensors import count_parameters
 from llmsys.estimate.pipeline_stages import PipelineCut, cut_layers
 from llmsys.model.output_head import get_next_sentence_head
+from llmsys.model.python_block_check import get_python_block
 from llmsys.model.transformer import Transformer
 from llmsys.parallel.activation_checkpoint import apply_activation_checkpoint
 from llmsys.parallel.block_compilation import compile_blocks
@@ -44,6 +46,7 @@ def build_model(config: RunConfig) -> Transformer:
     """
     with torch.device("meta"):
         model = Transformer(config.model)
+    _check_documents(config)
     built = sum(parameter.numel() for parameter in model.parameters())
     estimated = count_parameters(config.model).total
     if built != estimated:
@@ -52,6 +55,23 @@ def build_model(config: RunConfig) -> Transformer:
             "report it."
         )
     return model
+
+
+def _check_documents(config: RunConfig) -> None:
+    """Raise ConfigError for rows of several documents, which a class of the user's own does not
+    mask.
+    """
+    attention = config.model.attention
+    if not isinstance(attention, PythonAttentionConfig):
+        return
+    needs_mask = config.batch.attention_scope == "document" or config.objective.has_padding
+    block = get_python_block(attention)
+    if needs_mask and not block.can_read_documents:
+        raise ConfigError(
+            f"model.attention: {type(block).__name__} does not mask documents, and rows hold "
+            "several, or padding. Mask context.documents_BT and set masks_documents = True, or use "
+            "batch.attention_scope=window with an objective without padding."
+        )
 
 
 def build_engine(

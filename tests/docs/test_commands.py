@@ -54,7 +54,7 @@ RUN_PAGES = (
         "object-storage.md",
         "hugging-face.md",
     ),
-    *("languages.md", "python.md", "tuning.md"),
+    *("languages.md", "python.md", "tuning.md", "own-blocks.md"),
 )
 LANGUAGES = {"console", "yaml", "python", "text"}
 # Verbs that print the same wherever they run; the page shows exactly what they print.
@@ -88,6 +88,7 @@ TINY = {
     "data.split.heldout_fraction=0.2 train.precision=fp32",
     "languages.yaml": "tokenizer.vocab_size=400 model.vocab_size=400 data.executor.kind=inline "
     "data.split.heldout_fraction=0.2",
+    "own.yaml": f"{MINE} train.tokens=128",
     # the tiny crawl has one German page, too few for two splits; another split, because equal
     # datasets are rejected
     "german.yaml": (

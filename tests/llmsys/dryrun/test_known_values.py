@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, distributed
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from llmsys.dryrun.known_values import attach_known, get_known
+from llmsys.dryrun.known_values import attach_known, attach_outputs, get_known
 from llmsys.dryrun.operation_watch import OperationWatch
 from llmsys.dryrun.recorder import DryRunRecorder
 from llmsys.parallel.collectives import collectives
@@ -78,3 +78,14 @@ def test_rows_that_arrive_take_no_second_place_in_memory() -> None:
         with FakeTensorMode(), OperationWatch(DryRunRecorder()):
             pending, arrived = wait_for_rows()
             assert arrived.untyped_storage()._cdata == pending.untyped_storage()._cdata
+
+
+def test_known_numbers_have_the_layout_of_their_fake_tensor() -> None:
+    values = torch.arange(6.0).view(2, 3)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        fake = torch.empty_strided((2, 3), (1, 2))
+    attach_outputs(fake, values)
+    known = get_known(fake)
+    assert known is not None
+    assert known.stride() == (1, 2)
+    assert torch.equal(known, values)

@@ -18,9 +18,16 @@ import sys
 from collections.abc import Callable, Sequence
 
 from llmsys import __version__
-from llmsys.errors import LlmsysError, to_data_error
-from llmsys.launch.commands.verbs import CONFIG_HELP, OVERRIDE_HELP, VERBS, VerbParser
+from llmsys.errors import LlmsysError, UntrustedCodeError, to_data_error
+from llmsys.launch.commands.verbs import (
+    CONFIG_HELP,
+    OVERRIDE_HELP,
+    TRUST_HELP,
+    VERBS,
+    VerbParser,
+)
 
+TRUST_VARIABLE = "LLMSYS_TRUST_CODE"  # that of llmsys/config/loading/trusted_code.py
 # the last two are 128 + SIGINT and 128 + SIGPIPE, as a shell reports them
 MENDABLE, STOPPED, INTERRUPTED, OUTPUT_CLOSED = 2, 75, 130, 141
 
@@ -53,6 +60,9 @@ def main(
         )
     try:
         return _run_command(words[0], words[1:], before_verb)
+    except UntrustedCodeError as error:
+        command = shlex.join(["llmsys", *words, "--trust-code"])
+        return _print_error(f"{error}\nTo consent: {command}")
     except LlmsysError as error:
         return _print_error(str(error), error.exit_status)
     except KeyboardInterrupt as interrupt:
@@ -121,6 +131,8 @@ def build_parser(name: str) -> argparse.ArgumentParser:
             "overrides", metavar="section.key=value", nargs="*", default=[], help=OVERRIDE_HELP
         )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    if verb.runs_code:
+        parser.add_argument("--trust-code", action="store_true", help=TRUST_HELP)
     importlib.import_module(f"llmsys.launch.commands.{name}").add_arguments(parser)
     if name == "completion":  # it completes the options of all verbs, and is below this module
         parser.set_defaults(build_parser=build_parser)
@@ -139,7 +151,17 @@ def _run_command(name: str, words: Sequence[str], before_verb: Callable[[str], N
 
     configure_logging()
     before_verb(name)
-    status: int = importlib.import_module(f"llmsys.launch.commands.{name}").run(arguments)
+    consent = os.environ.get(TRUST_VARIABLE)
+    if getattr(arguments, "trust_code", False):
+        from llmsys.config.loading.trusted_code import trust_code_of_command
+
+        trust_code_of_command()
+    try:
+        status: int = importlib.import_module(f"llmsys.launch.commands.{name}").run(arguments)
+    finally:  # of this command alone, where Python calls several
+        os.environ.pop(TRUST_VARIABLE, None)
+        if consent is not None:
+            os.environ[TRUST_VARIABLE] = consent
     # a closed pipe must show while its error can still be caught
     sys.stdout.flush()
     return status

@@ -3,6 +3,9 @@
 Reads the command line. Imports only the module that the verb names, so that `llmsys --help` is
 fast.
 
+With --json an error is one object on stdout: {"error": {"kind", "message", "status"}}, where kind
+is the class of the error. The message for people is on stderr as without it.
+
 Exit status: 2 after an error that the user can fix, with one message; 75 after a SIGTERM that a
 preparation handled; 130 after Ctrl-C. `train` and `launch` end with the statuses of
 launch/train.py.
@@ -11,6 +14,7 @@ launch/train.py.
 import argparse
 import difflib
 import importlib
+import json
 import os
 import shlex
 import signal
@@ -18,7 +22,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from llmsys import __version__
-from llmsys.errors import LlmsysError, UntrustedCodeError, to_data_error
+from llmsys.errors import ConfigError, LlmsysError, UntrustedCodeError, to_data_error
 from llmsys.launch.commands.verbs import (
     CONFIG_HELP,
     OVERRIDE_HELP,
@@ -54,17 +58,22 @@ def main(
     if words[0] in ("-V", "--version"):
         print(f"llmsys {__version__}")
         return 0
+    as_json = "--json" in words
     if words[0] not in VERBS:
-        return _print_error(
-            f"{words[0]!r} is not a verb.{_suggest_command(words[0])} See: llmsys --help"
-        )
+        unknown = f"{words[0]!r} is not a verb.{_suggest_command(words[0])} See: llmsys --help"
+        return _print_error(ConfigError(unknown), as_json=as_json)
     try:
         return _run_command(words[0], words[1:], before_verb)
     except UntrustedCodeError as error:
         command = shlex.join(["llmsys", *words, "--trust-code"])
-        return _print_error(f"{error}\nTo consent: {command}")
+        told = UntrustedCodeError(f"{error}\nTo consent: {command}")
+        return _print_error(told, as_json=as_json)
     except LlmsysError as error:
-        return _print_error(str(error), error.exit_status)
+        return _print_error(error, as_json=as_json)
+    except SystemExit as ended:  # ranks that failed have printed why
+        if as_json and isinstance(ended.code, int) and ended.code:
+            _print_json_error("LaunchError", "ranks failed; stderr has their messages", ended.code)
+        raise
     except KeyboardInterrupt as interrupt:
         is_request = signal.SIGTERM in interrupt.args
         if words[0] not in UNENDING:
@@ -83,7 +92,7 @@ def main(
     except OSError as error:
         if (problem := to_data_error(error)) is None:
             raise
-        return _print_error(str(problem))
+        return _print_error(problem, as_json=as_json)
 
 
 def format_help() -> str:
@@ -167,9 +176,18 @@ def _run_command(name: str, words: Sequence[str], before_verb: Callable[[str], N
     return status
 
 
-def _print_error(message: str, exit_status: int = MENDABLE) -> int:
-    print(f"llmsys: error: {message}", file=sys.stderr)
-    return exit_status
+def _print_error(error: LlmsysError, *, as_json: bool) -> int:
+    """Print an error for people to stderr and, with --json, as one object to stdout; return its
+    exit status.
+    """
+    print(f"llmsys: error: {error}", file=sys.stderr)
+    if as_json:
+        _print_json_error(type(error).__name__, str(error), error.exit_status)
+    return error.exit_status
+
+
+def _print_json_error(kind: str, message: str, status: int) -> None:
+    print(json.dumps({"error": {"kind": kind, "message": message, "status": status}}))
 
 
 def _suggest_command(word: str) -> str:

@@ -9,7 +9,7 @@ longer than `MAX_LENGTH`, and what would make a longer one is refused before it 
 import functools
 import re
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, cast
 
 from jinja2 import TemplateError, nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -36,7 +36,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
     def __init__(self, **options: Any) -> None:
         self.left = MAX_WORK
         super().__init__(**options)
-        self.concat = self.join_parts  # type: ignore[method-assign, assignment]
+        self.concat = self.join_parts  # type: ignore[method-assign]
 
     def start(self) -> None:
         """Begin a rendering with the whole budget."""
@@ -45,9 +45,9 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
     def limit_filters(self) -> None:
         """Let every filter pay; call it once all filters are there."""
         self.filters = {name: self._limit(name, one) for name, one in self.filters.items()}
-        self.filters |= {"llmsys_turns": self.count_turns, "llmsys_text": self.pay}
+        self.filters |= {"llmsys_turns": self.count_turns, "llmsys_text": self.count_value}
 
-    def pay(self, made: Any) -> Any:
+    def count_value(self, made: Any) -> Any:
         """Take the price of a value from the budget and return the value."""
         size = len(made) if isinstance(made, str | list | tuple | dict) else 0
         _require(size <= MAX_LENGTH, f"a text or list of {size:,}", f"{MAX_LENGTH:,}")
@@ -58,7 +58,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
     def count_turns(self, values: Iterable[Any]) -> Iterator[Any]:
         """Yield the values of a loop, each for its price."""
         for value in values:
-            self.pay(None)
+            self.count_value(None)
             yield value
 
     def join_parts(self, parts: Iterable[str]) -> str:
@@ -69,7 +69,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
             length += len(part)
             _require(length <= MAX_LENGTH, "an output of more", f"{MAX_LENGTH:,} characters")
             kept.append(part)
-        return self.pay("".join(kept))  # type: ignore[no-any-return]
+        return self.count_value("".join(kept))  # type: ignore[no-any-return]
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         """Run an operator whose result is small enough."""
@@ -82,7 +82,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
             _require(bits <= MAX_BITS, f"a number of {bits:,} bits", f"{MAX_BITS:,}")
         if operator == "%" and isinstance(left, str):
             _require_narrow(left)
-        return self.pay(super().call_binop(context, operator, left, right))
+        return self.count_value(super().call_binop(context, operator, left, right))
 
     def call(__self, __context: Any, __obj: Any, *values: Any, **named: Any) -> Any:  # noqa: N805
         """Call a macro, function or method whose result is small enough."""
@@ -91,14 +91,14 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         owner, name = getattr(method, "__self__", None), getattr(method, "__name__", "")
         if isinstance(owner, str):
             _check_arguments(name, owner, values, named)
-        __self.pay(None)
-        return __self.pay(super().call(__context, __obj, *values, **named))
+        __self.count_value(None)
+        return __self.count_value(super().call(__context, __obj, *values, **named))
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         _require(len(source) <= MAX_SOURCE, f"{len(source):,} characters", f"{MAX_SOURCE:,}")
         tree = super()._parse(source, name, filename)
         for loop in list(tree.find_all(nodes.For)):
-            loop.iter = _build_filter("llmsys_turns", loop.iter)
+            loop.iter = _build_filter("llmsys_turns", cast(nodes.Expr, loop.iter))
         for parent in [tree, *tree.find_all(nodes.Node)]:
             if getattr(parent, "name", "") != "llmsys_text":
                 _wrap_concatenations(parent)
@@ -108,7 +108,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         first = 1 if hasattr(run, "jinja_pass_arg") else 0
 
         @functools.wraps(run)
-        def limited(*values: Any, **named: Any) -> Any:
+        def run_limited(*values: Any, **named: Any) -> Any:
             rest = list(values[first:])
             if name == "join" and not isinstance(rest[0], str | dict):
                 rest[0] = list(self.count_turns(rest[0]))
@@ -116,10 +116,10 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
                 _require_length(sum(len(str(one)) + len(glue) for one in rest[0]))
             elif isinstance(rest[0], str):
                 _check_arguments(name, rest[0], rest[1:], named)
-            self.pay(rest[0])
-            return self.pay(run(*values[:first], *rest, **named))
+            self.count_value(rest[0])
+            return self.count_value(run(*values[:first], *rest, **named))
 
-        return limited
+        return run_limited
 
 
 def _build_filter(name: str, value: nodes.Expr) -> nodes.Filter:

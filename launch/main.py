@@ -3,6 +3,9 @@
 Reads the command line. Imports only the module that the verb names, so that `llmsys --help` is
 fast.
 
+With --json an error is one object on stdout: {"error": {"kind", "message", "status"}}, where kind
+is the class of the error. The message for people is on stderr as without it.
+
 Exit status: 2 after an error that the user can fix, with one message; 75 after a SIGTERM that a
 preparation handled; 130 after Ctrl-C. `train` and `launch` end with the statuses of
 launch/train.py.
@@ -11,6 +14,7 @@ launch/train.py.
 import argparse
 import difflib
 import importlib
+import json
 import os
 import shlex
 import signal
@@ -18,9 +22,16 @@ import sys
 from collections.abc import Callable, Sequence
 
 from llmsys import __version__
-from llmsys.errors import LlmsysError, to_data_error
-from llmsys.launch.commands.verbs import CONFIG_HELP, OVERRIDE_HELP, VERBS, VerbParser
+from llmsys.errors import ConfigError, LlmsysError, UntrustedCodeError, to_data_error
+from llmsys.launch.commands.verbs import (
+    CONFIG_HELP,
+    OVERRIDE_HELP,
+    TRUST_HELP,
+    VERBS,
+    VerbParser,
+)
 
+TRUST_VARIABLE = "LLMSYS_TRUST_CODE"  # that of llmsys/config/loading/trusted_code.py
 # the last two are 128 + SIGINT and 128 + SIGPIPE, as a shell reports them
 MENDABLE, STOPPED, INTERRUPTED, OUTPUT_CLOSED = 2, 75, 130, 141
 
@@ -47,14 +58,22 @@ def main(
     if words[0] in ("-V", "--version"):
         print(f"llmsys {__version__}")
         return 0
+    as_json = "--json" in words
     if words[0] not in VERBS:
-        return _print_error(
-            f"{words[0]!r} is not a verb.{_suggest_command(words[0])} See: llmsys --help"
-        )
+        unknown = f"{words[0]!r} is not a verb.{_suggest_command(words[0])} See: llmsys --help"
+        return _print_error(ConfigError(unknown), as_json=as_json)
     try:
         return _run_command(words[0], words[1:], before_verb)
+    except UntrustedCodeError as error:
+        command = shlex.join(["llmsys", *words, "--trust-code"])
+        told = UntrustedCodeError(f"{error}\nTo consent: {command}")
+        return _print_error(told, as_json=as_json)
     except LlmsysError as error:
-        return _print_error(str(error), error.exit_status)
+        return _print_error(error, as_json=as_json)
+    except SystemExit as ended:  # ranks that failed have printed why
+        if as_json and isinstance(ended.code, int) and ended.code:
+            _print_json_error("LaunchError", "ranks failed; stderr has their messages", ended.code)
+        raise
     except KeyboardInterrupt as interrupt:
         is_request = signal.SIGTERM in interrupt.args
         if words[0] not in UNENDING:
@@ -73,7 +92,7 @@ def main(
     except OSError as error:
         if (problem := to_data_error(error)) is None:
             raise
-        return _print_error(str(problem))
+        return _print_error(problem, as_json=as_json)
 
 
 def format_help() -> str:
@@ -121,6 +140,8 @@ def build_parser(name: str) -> argparse.ArgumentParser:
             "overrides", metavar="section.key=value", nargs="*", default=[], help=OVERRIDE_HELP
         )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    if verb.runs_code:
+        parser.add_argument("--trust-code", action="store_true", help=TRUST_HELP)
     importlib.import_module(f"llmsys.launch.commands.{name}").add_arguments(parser)
     if name == "completion":  # it completes the options of all verbs, and is below this module
         parser.set_defaults(build_parser=build_parser)
@@ -139,15 +160,34 @@ def _run_command(name: str, words: Sequence[str], before_verb: Callable[[str], N
 
     configure_logging()
     before_verb(name)
-    status: int = importlib.import_module(f"llmsys.launch.commands.{name}").run(arguments)
+    consent = os.environ.get(TRUST_VARIABLE)
+    if getattr(arguments, "trust_code", False):
+        from llmsys.config.loading.trusted_code import trust_code_of_command
+
+        trust_code_of_command()
+    try:
+        status: int = importlib.import_module(f"llmsys.launch.commands.{name}").run(arguments)
+    finally:  # of this command alone, where Python calls several
+        os.environ.pop(TRUST_VARIABLE, None)
+        if consent is not None:
+            os.environ[TRUST_VARIABLE] = consent
     # a closed pipe must show while its error can still be caught
     sys.stdout.flush()
     return status
 
 
-def _print_error(message: str, exit_status: int = MENDABLE) -> int:
-    print(f"llmsys: error: {message}", file=sys.stderr)
-    return exit_status
+def _print_error(error: LlmsysError, *, as_json: bool) -> int:
+    """Print an error for people to stderr and, with --json, as one object to stdout; return its
+    exit status.
+    """
+    print(f"llmsys: error: {error}", file=sys.stderr)
+    if as_json:
+        _print_json_error(type(error).__name__, str(error), error.exit_status)
+    return error.exit_status
+
+
+def _print_json_error(kind: str, message: str, status: int) -> None:
+    print(json.dumps({"error": {"kind": kind, "message": message, "status": status}}))
 
 
 def _suggest_command(word: str) -> str:

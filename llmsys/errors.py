@@ -42,6 +42,12 @@ class ConfigError(LlmsysError):
     """A configuration that cannot be read or does not make sense."""
 
 
+class UntrustedCodeError(ConfigError):
+    """Code that a config names and that the user has not consented to. The command line adds the
+    command that gives consent.
+    """
+
+
 class DataError(LlmsysError):
     """Input, document or token data that is missing, damaged or different from its manifest."""
 

@@ -19,6 +19,8 @@ os.environ.update(
         "OMP_NUM_THREADS": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_OFFLINE": "1",
+        # tests of the rule itself leave it out
+        "LLMSYS_TRUST_CODE": "1",
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "WANDB_MODE": "offline",
         "WANDB_SILENT": "true",

@@ -22,8 +22,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Serve until Ctrl-C; the address is printed first."""
     from llmsys.config.loading.load import load_run_config
+    from llmsys.config.loading.trusted_run import require_trusted_run
 
     config = load_run_config(arguments.config, arguments.overrides)
+    require_trusted_run(config, "text")
     if config.model.family != "decoder":
         raise ConfigError(
             f"model.family={config.model.family} continues no text. Use the run of a decoder; for "

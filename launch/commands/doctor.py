@@ -306,6 +306,7 @@ def _run_coordinate_check(arguments: argparse.Namespace) -> int:
     from dataclasses import asdict
 
     from llmsys.config.loading.load import load_run_config
+    from llmsys.config.loading.trusted_run import require_trusted_run
     from llmsys.doctor.coordinate_check import MAX_EXPONENT, check_coordinates, format_coordinates
     from llmsys.progress import Progress
 
@@ -316,6 +317,7 @@ def _run_coordinate_check(arguments: argparse.Namespace) -> int:
     if arguments.steps < 1:
         raise ConfigError(f"--steps {arguments.steps}: activations change by steps. Use 1 or more.")
     config = load_run_config(arguments.config, arguments.overrides)
+    require_trusted_run(config, "step")
     with Progress("coordinates", 2 * len(arguments.widths), "model") as progress:
         rows = check_coordinates(
             config, arguments.widths, arguments.steps, lambda name: progress.advance(1, at=name)

@@ -32,8 +32,10 @@ def run(arguments: argparse.Namespace) -> int:
     end.
     """
     from llmsys.config.loading.load import load_run_config
+    from llmsys.config.loading.trusted_run import require_trusted_run
 
     config = load_run_config(arguments.config, arguments.overrides)
+    require_trusted_run(config, "text")
     if arguments.prompt:
         generation = config.generation.model_copy(update={"prompts": tuple(arguments.prompt)})
         config = config.model_copy(update={"generation": generation})

@@ -117,6 +117,7 @@ def run(arguments: argparse.Namespace) -> int:
     launch/train.py.
     """
     from llmsys.config.loading.load import load_run_config
+    from llmsys.config.loading.trusted_run import require_trusted_run
     from llmsys.launch.hosts.network_interfaces import is_this_host
     from llmsys.launch.launchers.host_commands import NATURAL, build_commands, strip_user
     from llmsys.launch.launchers.launch_plan import build_launch_plan, require_hosts
@@ -133,6 +134,7 @@ def run(arguments: argparse.Namespace) -> int:
             f"device={own['device']} is for --by skypilot, which rents it. Leave it out."
         )
     config, nodes = load_run_config(arguments.config, words), own["nodes"]
+    require_trusted_run(config, "training")
     count = int(nodes) if nodes.isdigit() else None
     launcher: Launcher = arguments.launcher or (
         "slurm" if count is not None else NATURAL[config.engine.kind]

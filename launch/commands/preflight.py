@@ -48,8 +48,10 @@ def run(arguments: argparse.Namespace) -> int:
             "A preflight needs hosts. Give nodes=first:8,second:8, or nodes=HOSTFILE."
         )
     from llmsys.config.loading.load import load_run_config
+    from llmsys.config.loading.trusted_run import require_trusted_run
 
     hosts, config = parse_nodes(own["nodes"]), load_run_config(arguments.config, words)
+    require_trusted_run(config, "training")
     from llmsys.launch.preflight.dry_run_check import DryRunWish
     from llmsys.launch.preflight.run_preflight import PreflightRequest, run_preflight
 

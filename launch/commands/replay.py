@@ -23,8 +23,10 @@ def run(arguments: argparse.Namespace) -> int:
     if not step.isdigit():
         raise ConfigError("Give the step to replay: step=N, counted from 1.")
     from llmsys.config.loading.load import load_run_config
+    from llmsys.config.loading.trusted_run import require_trusted_run
 
     config = load_run_config(arguments.config, words)
+    require_trusted_run(config, "training")
     from llmsys.doctor.step_replay import replay_step
 
     checks = replay_step(config, int(step))

@@ -27,8 +27,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Translate every line; with --json, print a list of {source, translation}."""
     from llmsys.config.loading.load import load_run_config
+    from llmsys.config.loading.trusted_run import require_trusted_run
 
     config = load_run_config(arguments.config, arguments.overrides)
+    require_trusted_run(config, "text")
     # str.splitlines would also split at form feeds and U+2028, inside a sentence
     lines = [line.strip() for line in _read_input(arguments.input).split("\n")]
     if lines and not lines[-1]:

@@ -14,12 +14,15 @@ class CommandSpec(NamedTuple):
     """Help text of a verb. Its module is llmsys.launch.commands.NAME.
 
     A verb about folders takes no config (`takes_config=False`): its module names its own arguments.
+    A verb that runs code of a config (`kind: python`, tasks of the harness) has --trust-code; the
+    others run none.
     """
 
     summary: str
     example: str
     config_optional: bool = False
     takes_config: bool = True
+    runs_code: bool = False
 
 
 VERBS = {
@@ -37,34 +40,42 @@ VERBS = {
     "prepare": CommandSpec(
         "turn crawl shards into clean documents, a tokenizer and token shards",
         "llmsys prepare train/demo data.executor.workers=2",
+        runs_code=True,
     ),
     "tokenizer": CommandSpec(
         "train the tokenizer on the documents that preparation kept",
         "llmsys tokenizer train/demo tokenizer.vocab_size=8_192",
+        runs_code=True,
     ),
     "train": CommandSpec(
         "train on this machine, from the start or from the newest checkpoint",
         "llmsys train train/demo engine.kind=deepspeed run.folder=demo/deepspeed",
+        runs_code=True,
     ),
     "preflight": CommandSpec(
         "check hosts before launch: ssh, versions, clocks, disks, network, layout, data",
         "llmsys preflight train/demo nodes=first:8,second:8",
+        runs_code=True,
     ),
     "launch": CommandSpec(
         "train on several hosts or under Slurm, or print the commands",
         "llmsys launch train/demo nodes=127.0.0.1:2 --print",
+        runs_code=True,
     ),
     "evaluate": CommandSpec(
         "measure the newest checkpoint on held-out documents",
         "llmsys evaluate train/demo evaluation.max_tokens=50_000 --json",
+        runs_code=True,
     ),
     "generate": CommandSpec(
         "continue prompts with the newest checkpoint",
         "llmsys generate train/demo --prompt 'The kernel' generation.temperature=0.7",
+        runs_code=True,
     ),
     "translate": CommandSpec(
         "translate lines with the newest checkpoint of an encoder-decoder",
         "llmsys translate train/multi30k --input sentences.txt generation.num_beams=5",
+        runs_code=True,
     ),
     "estimate": CommandSpec(
         "estimate parameters, FLOPs, memory and, on a device, time and cost, before a run starts",
@@ -79,6 +90,7 @@ VERBS = {
         "run the training step of one rank of any cluster without a GPU: memory, collectives, "
         "waits, kernels",
         "llmsys dryrun train/llama-8b-64xh100 nodes=8:8 rank=17 device=h100-sxm",
+        runs_code=True,
     ),
     "scale": CommandSpec(
         "recommend model size and tokens for a compute budget, or fit a scaling law to your runs",
@@ -99,6 +111,7 @@ VERBS = {
         "verify a prepared dataset, decode samples of it, and trace tokens to their pages",
         "llmsys inspect demo/data --samples 100",
         takes_config=False,
+        runs_code=True,
     ),
     "report": CommandSpec(
         "write one HTML page about a dataset and a run",
@@ -118,20 +131,24 @@ VERBS = {
         "talk to the newest checkpoint on a page of this machine, with sampling controls and "
         "token probabilities",
         "llmsys chat train/demo --port 8000",
+        runs_code=True,
     ),
     "doctor": CommandSpec(
         "check on this machine that engines and layouts agree (parity), crashes lose nothing "
         "(crash), and devices compute right (device)",
         "llmsys doctor parity --processes 1,2",
         takes_config=False,
+        runs_code=True,
     ),
     "trace": CommandSpec(
         "list the documents of a step, or the steps and checkpoints that saw a document",
         "llmsys trace train/demo step=100",
+        runs_code=True,
     ),
     "replay": CommandSpec(
         "rerun one step from the nearest checkpoint and compare it with the recorded values",
         "llmsys replay train/demo step=100",
+        runs_code=True,
     ),
     "convert": CommandSpec(
         "convert a Hugging Face folder to a run folder and back, or a dataset to the tokens of "
@@ -159,6 +176,10 @@ VERBS = {
 CONFIG_HELP = (
     "path of a YAML file or config.json, folder of a model, run or dataset, or a name under "
     "configs/ such as train/demo"
+)
+TRUST_HELP = (
+    "run Python code and harness tasks that the config names and that you have not yet consented "
+    "to, and record their sha256; read them first"
 )
 OVERRIDE_HELP = "a value of the config, such as batch.sequence_length=1024"
 

@@ -47,6 +47,8 @@ PREFIXES = (
         "OPENBLAS_",
     ),
     *("PYTORCH_", "TORCH_", "UCX_", "WANDB_"),
+    # the consent to code of the config, which this process has checked
+    "LLMSYS_TRUST_CODE",
 )
 ON_THIS_HOST_ONLY = ("CUDA_VISIBLE_DEVICES", "DS_ENV_FILE")
 DEEPSPEED_NAME = ".deepspeed_env"

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from llmsys.config.bitwise_constraints import list_micro_batch_counts, require_ranks
 from llmsys.config.data import list_dataset_folders
+from llmsys.config.loading.trusted_run import require_trusted_run
 from llmsys.config.optimizer import PythonOptimizerConfig
 from llmsys.config.run import RunConfig
 from llmsys.config.schedule import PythonScheduleConfig
@@ -28,8 +29,10 @@ def require_layout(config: RunConfig, ranks: int) -> None:
 
     Raises:
         LayoutError: The axes do not divide the ranks.
+        UntrustedCodeError: The user has not consented to code of the config.
         ConfigError: The batch does not divide over the data-parallel ranks.
     """
+    require_trusted_run(config, "training")
     # before any rank trains to the step that needs it
     if isinstance(config.schedule, PythonScheduleConfig):
         load_python_schedule(config.schedule).compute_multiplier(

@@ -8,8 +8,10 @@ does, where the object is used.
 import hashlib
 import importlib.metadata
 import importlib.util
+import io
 import json
 import re
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -109,16 +111,57 @@ def _find_source(path: str) -> Path:
     source = path.rpartition(":")[0]
     if source.endswith(".py"):
         return Path(source)
-    try:
-        spec = importlib.util.find_spec(source)
-    except (ImportError, ValueError):
-        spec = None
-    if spec is None or not spec.origin or not spec.origin.endswith(".py"):
+    return _find_module_files(source)[-1]
+
+
+def _find_module_files(module: str) -> list[Path]:
+    """Return the files that an import of a module runs first: those of its packages, then its own.
+
+    Nothing is imported, where `find_spec` of the standard library runs the packages of a module.
+    """
+    files: list[Path] = []
+    names = module.split(".")
+    spec = None
+    for number in range(1, len(names) + 1):
+        name = ".".join(names[:number])
+        try:
+            if number == 1:
+                spec = importlib.util.find_spec(name)
+            else:
+                assert spec is not None
+                spec = PathFinder.find_spec(name, spec.submodule_search_locations or [])
+        except (ImportError, ValueError):
+            spec = None
+        if spec is None:
+            break
+        if spec.origin and spec.origin.endswith(".py"):
+            files.append(Path(spec.origin))
+        elif number == len(names) or spec.origin:  # compiled, or no code; namespaces have no origin
+            spec = None
+            break
+    if spec is None:
         raise ConfigError(
-            f"path: {path!r}: there is no Python module {source}. Install its package, or use "
+            f"path: {module!r}: there is no Python module {module}. Install its package, or use "
             "FILE.py:Class."
         )
-    return Path(spec.origin)
+    return files
+
+
+def list_run_files(code: PythonCode) -> list[Path]:
+    """List the files that run or are read when the class of a section is loaded.
+
+    Args:
+        code: the section.
+
+    Returns:
+        The packages of its module, the file of the class, and `sources`.
+
+    Raises:
+        ConfigError: there is no such module.
+    """
+    source = resolve_entry_point(code.path).rpartition(":")[0]
+    own = [Path(source)] if source.endswith(".py") else _find_module_files(source)
+    return [*own, *code.sources]
 
 
 def read_source(path: Path) -> str:
@@ -134,9 +177,31 @@ def read_source(path: Path) -> str:
         ConfigError: the file cannot be read.
     """
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"path: {path} cannot be read (in {Path.cwd()}): {error}. Correct the path; relative "
-            "paths start in the working directory."
-        ) from None
+        return io.TextIOWrapper(io.BytesIO(read_bytes(path)), encoding="utf-8").read()
+    except UnicodeDecodeError as error:
+        raise _build_read_error(path, error) from None
+
+
+def read_bytes(path: Path) -> bytes:
+    """Return the bytes of a Python file, or of a file that it reads.
+
+    Args:
+        path: The file; relative to the working directory.
+
+    Returns:
+        Its bytes.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise _build_read_error(path, error) from None
+
+
+def _build_read_error(path: Path, error: Exception) -> ConfigError:
+    return ConfigError(
+        f"path: {path} cannot be read (in {Path.cwd()}): {error}. Correct the path; relative "
+        "paths start in the working directory."
+    )

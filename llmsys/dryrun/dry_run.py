@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from llmsys.config.loading.load import read_config
+from llmsys.config.loading.trusted_run import require_trusted_run
 from llmsys.dryrun.dry_run_request import DryRunRequest
 from llmsys.dryrun.estimate_comparison import compare_with_estimate
 from llmsys.dryrun.rank_run import resolve_request
@@ -39,6 +40,7 @@ def run_dry_run(request: DryRunRequest) -> dict[str, Any]:
     """
     # in this process first: a mistake is answered without starting another
     _, config = resolve_request(request)
+    require_trusted_run(config, "step")
     # One thread: tensors have no numbers. No real device: the driver of a CUDA wheel would be asked
     # for it.
     environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}

@@ -9,6 +9,7 @@ Invariants:
 
 import difflib
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,6 +24,10 @@ COUNTED_TYPES = frozenset(
         "ministral3", "mt5", "nemotron_h", "olmo3", "phi3", "qwen3_next", "starcoder2",
     )
 )  # fmt: skip
+# The limit of model.num_hidden_layers.
+MAX_LAYERS = 100_000
+# num_hidden_layers, n_layer, decoder_layers, … and the first layers that are dense.
+_COUNTS_LAYERS = re.compile(r"layers?$|^first_k_dense_replace$")
 # Model types whose config.json is another type's, under another name.
 ALIASES = {"kimi_k2": "deepseek_v3"}
 
@@ -41,8 +46,9 @@ def read_model_values(values: dict[str, Any], source: str = "config.json") -> di
         Values for ModelConfig, not yet validated.
 
     Raises:
-        ConfigError: the model type or a key is not supported.
+        ConfigError: the model type or a key is not supported, or there are too many layers.
     """
+    require_layer_limit(values, source)
     name = _require_model_type(values, source, list(FAMILIES))
     name = ALIASES.get(name, name)
     family = FAMILIES[name]
@@ -50,6 +56,32 @@ def read_model_values(values: dict[str, Any], source: str = "config.json") -> di
     read = family.read(fields)
     fields.raise_violations(source)
     return read
+
+
+def require_layer_limit(values: dict[str, Any], source: str) -> None:
+    """Check the numbers of layers, before anything builds a list of layers.
+
+    Args:
+        values: the parsed config.json.
+        source: name of the file in the message.
+
+    Raises:
+        ConfigError: a number of layers, by the name of its key, is above `MAX_LAYERS`.
+    """
+    waiting = [("", values)]
+    while waiting:
+        prefix, mapping = waiting.pop()
+        for key, value in mapping.items():
+            if isinstance(value, dict):
+                waiting.append((f"{prefix}{key}.", value))
+            elif (
+                _COUNTS_LAYERS.search(key) and isinstance(value, int | float) and value > MAX_LAYERS
+            ):
+                raise ConfigError(
+                    f"{source}: {prefix}{key}: {value} layers are more than the maximum of "
+                    f"{MAX_LAYERS:,}. Correct the number; no published model has a hundredth of "
+                    "it."
+                )
 
 
 def parse_json(text: str, source: str) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from llmsys.config.harness import HarnessConfig
+from llmsys.config.loading.trusted_code import require_trusted_tasks
 from llmsys.config.run import RunConfig
 from llmsys.data.harness_rows import HarnessTokenizer
 from llmsys.errors import ConfigError, DataError
@@ -137,7 +138,7 @@ def load_harness_tasks(asked: HarnessConfig) -> Any:
         The harness's own mapping of tasks and groups.
 
     Raises:
-        ConfigError: lm_eval is not installed.
+        ConfigError: lm_eval is not installed, or the user has not consented to the task files.
         DataError: a task is not known, its data are not on this machine, or it samples.
     """
     with _keep_offline():
@@ -155,6 +156,8 @@ def load_harness_tasks(asked: HarnessConfig) -> Any:
                 f"evaluation.tasks: include_path={own} is no folder. Name the folder of the task "
                 "files."
             )
+        if asked.include_path is not None:
+            require_trusted_tasks(asked.include_path, "evaluation.tasks")
         manager = TaskManager(include_path=own, include_defaults=False) if own else None
         if manager is None or any(name not in manager.all_tasks for name in asked.tasks):
             manager = TaskManager(include_path=own)  # reads all task files of the harness

@@ -136,9 +136,17 @@ class ChatTemplate:
     def _render_marked(self, messages: Messages, **values: Any) -> str:
         from jinja2 import TemplateError
 
+        from llmsys.vocabulary.template_limits import LimitedEnvironment, TemplateLimitError
+
         given = {"add_generation_prompt": False, "tools": None, "documents": None, **values}
+        template = self._template
+        environment = template.environment
+        assert isinstance(environment, LimitedEnvironment)
+        environment.start()
         try:
-            return self._template.render(messages=list(messages), **self.special_tokens, **given)
+            return template.render(messages=list(messages), **self.special_tokens, **given)
+        except TemplateLimitError as error:
+            raise DataError(f"{self.location}: {error}") from None
         except (
             TemplateError,
             TypeError,
@@ -146,6 +154,7 @@ class ChatTemplate:
             ArithmeticError,
             LookupError,
             AttributeError,
+            RecursionError,
         ) as error:
             raise MessageError(str(error) or type(error).__name__) from None
 
@@ -242,8 +251,9 @@ def _build_environment() -> "Environment":
     from jinja2.ext import Extension, loopcontrols
     from jinja2.parser import Parser
     from jinja2.runtime import Macro
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
     from jinja2.utils import Namespace
+
+    from llmsys.vocabulary.template_limits import LimitedEnvironment
 
     class AnswerMarks(Extension):
         """The tag `{% generation %}`, whose text gets marks."""
@@ -276,7 +286,7 @@ def _build_environment() -> "Environment":
         # jinja2's own filter escapes HTML
         return json.dumps(value, ensure_ascii=ensure_ascii, **options)
 
-    environment = ImmutableSandboxedEnvironment(
+    environment = LimitedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[AnswerMarks, loopcontrols]
     )
     environment.filters["tojson"] = to_json
@@ -285,4 +295,5 @@ def _build_environment() -> "Environment":
         "namespace": GuardedNamespace,
         "dict": build_dict,
     }
+    environment.limit_filters()
     return environment

@@ -306,6 +306,9 @@ def test_the_commands_of_the_tutorials_run_in_order(
 
     # for the examples in Python
     monkeypatch.setattr(llmsys.config.loading.load, "load_run_config", load_tiny_config)
+    # a page shows where consent to code is needed
+    monkeypatch.delenv("LLMSYS_TRUST_CODE")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(folder / "config"))
     if find_spec("lm_eval") is None:  # an optional package
         install_stand_in(monkeypatch)
     for name in RUN_PAGES:

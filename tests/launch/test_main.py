@@ -144,6 +144,40 @@ def test_a_mistake_is_one_message_and_status_2(
     assert captured.out == ""
 
 
+@pytest.mark.parametrize(
+    ("words", "kind", "status"),
+    [
+        (["shwo", "train/demo"], "ConfigError", 2),
+        (["show", "train/demo", "seed"], "ConfigError", 2),
+        (["show", "train/demo", "--jsn"], "ConfigError", 2),
+        (["estimate", "train/demo", "layout.expert=16"], "ConfigError", 2),
+        (["inspect", "nowhere"], "DataError", 2),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_with_json_a_mistake_is_one_object(
+    words: list[str], kind: str, status: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*words, "--json"]) == status
+    captured = capsys.readouterr()
+    [(name, error)] = json.loads(captured.out).items()
+    assert (name, error.keys()) == ("error", {"kind", "message", "status"})
+    assert (error["kind"], error["status"]) == (kind, status)
+    assert captured.err == f"llmsys: error: {error['message']}\n"
+
+
+def test_with_json_ranks_that_failed_are_one_object_with_their_status(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(config: object, words: object) -> None:
+        raise SystemExit(3)
+
+    monkeypatch.setattr("llmsys.launch.launchers.local.run_local_ranks", fail)
+    with pytest.raises(SystemExit):
+        main(["train", "train/demo", "--json"])
+    assert json.loads(capsys.readouterr().out)["error"]["status"] == 3
+
+
 def test_no_verb_at_all_prints_help_and_fails(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
     assert capsys.readouterr().out == format_help()

@@ -28,7 +28,8 @@ def format_page() -> str:
     intro = (
         "# Verbs\n\nOne grammar everywhere: `llmsys VERB CONFIG [section.key=value …]`. "
         "Overrides take precedence over the file; options may stand anywhere. `--json` prints "
-        "the result as JSON.\n\nExit status: 0, or 2 after an error that you can fix, with one "
+        'the result as JSON, and an error as one object `{"error": {"kind", "message", '
+        '"status"}}`.\n\nExit status: 0, or 2 after an error that you can fix, with one '
         "message; 130 after Ctrl-C. [When something fails](../troubleshooting.md) lists those of "
         f"training.\n\n```text\n{format_help()}```"
     )

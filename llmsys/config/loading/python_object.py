@@ -3,11 +3,13 @@
 Invariants:
 - The fields of the class are its options, so that a wrong option is an error with the key, as in
   any section.
-- A file is compiled from its present text, never from a cached .pyc: what runs is what its digest
-  says.
+- Nothing runs before the user has consented to its bytes (`trusted_code.py`).
+- A file is compiled from the bytes that were checked, and a module from its source, never from a
+  cached .pyc: what runs is what its digest says.
 """
 
 import importlib
+import os
 import sys
 import types
 from pathlib import Path
@@ -16,8 +18,14 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from llmsys.config.loading.merge import ConfigLayer
+from llmsys.config.loading.trusted_code import require_trusted_code
 from llmsys.config.loading.validation_errors import build_config_error
-from llmsys.config.python_code import PythonCode, read_source, resolve_entry_point
+from llmsys.config.python_code import (
+    PythonCode,
+    list_run_files,
+    read_bytes,
+    resolve_entry_point,
+)
 from llmsys.config.section import Section
 from llmsys.errors import ConfigError
 
@@ -36,11 +44,13 @@ def load_python_object(code: PythonCode, base: type[Loaded], key: str) -> Loaded
         The object, with its options validated.
 
     Raises:
+        UntrustedCodeError: the user has not consented to the code; none of it has run.
         ConfigError: the file or class is missing, is not of the base, or an option is wrong.
     """
     path = resolve_entry_point(code.path)
     source, _, name = path.rpartition(":")
-    module = _run_file(Path(source)) if source.endswith(".py") else _import_module(source, key)
+    files = require_trusted_section(code, key)
+    module = _run_file(*files[0]) if source.endswith(".py") else _import_module(source, key)
     found = getattr(module, name, None)
     if not (isinstance(found, type) and issubclass(found, base) and found is not base):
         known = [
@@ -68,13 +78,32 @@ def load_python_object(code: PythonCode, base: type[Loaded], key: str) -> Loaded
         raise build_config_error(error, found, layer, f"{key}.options") from None
 
 
-def _run_file(path: Path) -> types.ModuleType:
+def require_trusted_section(code: PythonCode, key: str) -> list[tuple[Path, bytes]]:
+    """Check that the user consents to the code of a section; none of it runs.
+
+    Args:
+        code: the section.
+        key: key of the section, for messages.
+
+    Returns:
+        The files that would run or be read, with their bytes; without packages, that of the class
+        is the first.
+
+    Raises:
+        UntrustedCodeError: the user has not consented.
+        ConfigError: a file is missing.
+    """
+    files = [(file, read_bytes(file)) for file in list_run_files(code)]
+    require_trusted_code(files, key)
+    return files
+
+
+def _run_file(path: Path, source: bytes) -> types.ModuleType:
     module = types.ModuleType(f"llmsys_python_{path.stem}")
     module.__file__ = str(path)
-    text = read_source(path)
     sys.modules[module.__name__] = module  # pydantic resolves annotations in it
     try:
-        exec(compile(text, str(path), "exec"), module.__dict__)
+        exec(compile(source, str(path), "exec"), module.__dict__)
     except Exception as error:
         raise ConfigError(
             f"{path} cannot be imported: {describe_error(error, path)}. Correct it: python {path}"
@@ -83,6 +112,9 @@ def _run_file(path: Path) -> types.ModuleType:
 
 
 def _import_module(source: str, key: str) -> types.ModuleType:
+    prefix = sys.pycache_prefix
+    # a folder without .pyc files: those next to a source may be of another one
+    sys.pycache_prefix = os.devnull
     try:
         return importlib.import_module(source)
     except Exception as error:
@@ -90,6 +122,8 @@ def _import_module(source: str, key: str) -> types.ModuleType:
             f"{key}.path: {source} cannot be imported: {type(error).__name__}: {error}. Install "
             "its package, or correct it."
         ) from error
+    finally:
+        sys.pycache_prefix = prefix
 
 
 def describe_error(error: BaseException, path: Path) -> str:

@@ -16,7 +16,11 @@ from llmsys.estimate.json_output import CountedBatch
 from llmsys.estimate.model_tensors import ActiveParameters, ComponentCounts
 from llmsys.estimate.summary_table import format_count, format_gib
 from llmsys.hugging_face.config_json import ConfigJsonReader
-from llmsys.hugging_face.read_config_json import COUNTED_TYPES, parse_json
+from llmsys.hugging_face.read_config_json import (
+    COUNTED_TYPES,
+    parse_json,
+    require_layer_limit,
+)
 from llmsys.hugging_face.shared_fields import check_common_keys
 
 # Bits of a stored weight. int8 and int4 are without the scales of their blocks.
@@ -57,6 +61,7 @@ def build_counted_model(values: dict[str, Any], source: str) -> CountedModel:
     Raises:
         ConfigError: with every key that is unknown, malformed or not a size.
     """
+    require_layer_limit(values, source)
     family = COUNTED_FAMILIES[values["model_type"]]
     fields = ConfigJsonReader(values, family.defaults)
     fields.ignore_keys(*family.ignored.split(), *EVERYWHERE.split())

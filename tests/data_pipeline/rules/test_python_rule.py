@@ -134,7 +134,7 @@ def test_the_template_and_its_kit_agree() -> None:
         (
             "no_such_package.rules:A",
             {},
-            "no_such_package.rules cannot be imported: ModuleNotFoundError",
+            "there is no Python module no_such_package.rules",
         ),
         ("not_an_entry", {}, "'not_an_entry' is no entry point of the group llmsys"),
         (

@@ -80,11 +80,13 @@ VERBS = {
     "estimate": CommandSpec(
         "estimate parameters, FLOPs, memory and, on a device, time and cost, before a run starts",
         "llmsys estimate train/demo batch.sequence_length=1024 --json",
+        runs_code=True,
     ),
     "plan": CommandSpec(
         "find the fastest layouts that fit a cluster, and why the others do not",
         "llmsys plan model/llama3.1-8b gpus=64 device=h100-sxm batch.sequence_length=8192 "
         "batch.sequences=256",
+        runs_code=True,
     ),
     "dryrun": CommandSpec(
         "run the training step of one rank of any cluster without a GPU: memory, collectives, "

@@ -14,7 +14,9 @@ from typing import NamedTuple
 
 import pytest
 
+from llmsys.config.loading.python_block import load_python_block
 from llmsys.config.loading.trusted_code import compute_file_digest, get_record_path
+from llmsys.estimate.python_blocks import measure_block
 from llmsys.launch.commands.verbs import VERBS
 from llmsys.launch.main import main
 from tests.helpers.paths import ROOT
@@ -32,6 +34,8 @@ model:
   num_hidden_layers: 1
   num_attention_heads: 2
   num_key_value_heads: 1
+  attention: {kind: python, path: "own/mixer.py:LinearAttention"}
+  feed_forward: {kind: python, path: "own/feed_forward.py:SquaredRelu"}
 data:
   folder: data
   inputs:
@@ -62,8 +66,8 @@ WORDS = {
     "evaluate": "run",
     "generate": "run --prompt a",
     "translate": "run --input my.yaml",
-    "estimate": "my.yaml",
-    "plan": "my.yaml gpus=1 device=h100-sxm",
+    "estimate": "my.yaml optimizer.kind=adamw",
+    "plan": "my.yaml optimizer.kind=adamw gpus=1 device=h100-sxm",
     "dryrun": "my.yaml nodes=1:1 device=h100-sxm",
     "scale": "budget=1e15",
     "calibrate": None,  # it measures the machine
@@ -83,7 +87,16 @@ WORDS = {
 }
 
 
-KINDS = {"extractor", "rule", "tokenizer", "optimizer", "schedule", "metric"}
+KINDS = {
+    "extractor",
+    "rule",
+    "tokenizer",
+    "optimizer",
+    "schedule",
+    "metric",
+    "mixer",
+    "feed_forward",
+}
 
 
 class Planted(NamedTuple):
@@ -137,6 +150,9 @@ def without_consent(
     monkeypatch.delenv("LLMSYS_TRUST_CODE")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.chdir(planted.folder)
+    # A process loads a block once, and the run was trained in this one.
+    load_python_block.cache_clear()
+    measure_block.cache_clear()
     yield planted
     planted.mark.unlink(missing_ok=True)
 

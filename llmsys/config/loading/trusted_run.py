@@ -36,6 +36,9 @@ def require_trusted_run(config: RunConfig, use: CodeUse) -> None:
             sections += [(f"evaluation.{name}.{i}", one) for i, one in enumerate(entries)]
     if use in ("step", "training"):
         sections += [("schedule", config.schedule), ("optimizer", config.optimizer)]
+    # Every use builds the model.
+    sections.append(("model.attention", config.model.attention))
+    sections.append(("model.feed_forward", config.model.feed_forward))
     for key, section in sections:
         if isinstance(section, PythonCode):
             require_trusted_section(section, key)

@@ -243,10 +243,15 @@ def find_case_difference(
     is_corrected = not is_seen_at_the_end(assignment)
     bands = select_bands(phases[0].config, is_corrected=is_corrected)
     walked: list[Rounding] = []
+    # Steps since the plain process had the state of the run; the sign of an update that is rounding
+    # may differ in each.
+    steps = 0
     for place, entry in enumerate(entries):
         before = walk.plain.copy_state()
         loss, norm = walk.take_action(entry)
-        numbers = place, entry, loss, norm, walk.plain.state.tensors, bands, walk.sign_rate
+        steps += entry.action.kind == "train" and entry.action.is_applied
+        rate = walk.sign_rate * (1 if is_corrected else steps)
+        numbers = place, entry, loss, norm, walk.plain.state.tensors, bands, rate
         difference = find_difference(*numbers)
         if difference is not None and entry.action.kind in ("train", "evaluate"):
             if not is_corrected and not walked:

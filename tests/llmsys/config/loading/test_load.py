@@ -154,6 +154,18 @@ def test_soap_is_refused_where_matrices_are_in_flat_parts() -> None:
     ) in message
 
 
+def test_adafactor_is_refused_where_one_matrix_of_biases_is_on_several_ranks() -> None:
+    changes = (
+        "engine.kind=deepspeed",
+        "engine.zero_stage=0",
+        "optimizer={kind: adafactor}",
+        "model.moe.expert={bias: true}",
+    )
+    message = "optimizer.kind: adafactor takes the biases of all experts as one matrix"
+    assert message in refusal("train/demo", *changes)
+    load_run_config("train/demo", [*changes, "layout.expert=1"])
+
+
 def test_numbers_may_be_written_as_people_write_them() -> None:
     config = load_run_config(
         "train/demo",

@@ -23,6 +23,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Serve until Ctrl-C; the address is printed first."""
     from llmsys.config.loading.load import load_run_config
     from llmsys.config.loading.trusted_run import require_trusted_run
+    from llmsys.launch.process.run_requirements import require_checkpoint
 
     config = load_run_config(arguments.config, arguments.overrides)
     require_trusted_run(config, "text")
@@ -35,6 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(
             f"--port {arguments.port} is no port. Give one from 1 to 65535, or 0 for a free one."
         )
+    require_checkpoint(config)
     from llmsys.generate.chat_model import ChatModel
     from llmsys.generate.chat_server import ChatServer
     from llmsys.train.build_trainer import set_num_threads

@@ -18,9 +18,12 @@ def run(arguments: argparse.Namespace) -> int:
     from llmsys.config.loading.load import load_run_config
     from llmsys.config.loading.trusted_run import require_trusted_run
     from llmsys.launch.commands.train import format_evaluation
+    from llmsys.launch.process.run_requirements import require_checkpoint, require_datasets
 
     config = load_run_config(arguments.config, arguments.overrides)
     require_trusted_run(config, "evaluation")
+    require_datasets(config, [arguments.config, *arguments.overrides], "an evaluation")
+    require_checkpoint(config)
     from llmsys.train.build_objective import build_evaluator
     from llmsys.train.build_trainer import set_num_threads
     from llmsys.train.expert_load import measure_heldout_next_sentence

@@ -33,6 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     from llmsys.config.loading.load import load_run_config
     from llmsys.config.loading.trusted_run import require_trusted_run
+    from llmsys.launch.process.run_requirements import require_checkpoint
 
     config = load_run_config(arguments.config, arguments.overrides)
     require_trusted_run(config, "text")
@@ -43,6 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(
             "There are no prompts. Give --prompt TEXT, or set generation.prompts in the config."
         )
+    require_checkpoint(config)
     from llmsys.generate.chat_format import is_answered_as_chat
     from llmsys.generate.prompt_completion import complete_prompts
     from llmsys.train.build_trainer import set_num_threads

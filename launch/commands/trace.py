@@ -27,11 +27,13 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError("Give exactly one of step=N, url=URL or document=ID.")
     from llmsys.config.loading.load import load_run_config
     from llmsys.config.loading.trusted_run import require_trusted_run
+    from llmsys.launch.process.run_requirements import require_datasets
 
     config = load_run_config(arguments.config, words)
     require_trusted_run(config, "text")
     if "step" in asked and not asked["step"].isdigit():
         raise ConfigError(f"step={asked['step']} is not a step. Use a number, counted from 1.")
+    require_datasets(config, [arguments.config, *words], "a trace")
     from llmsys.doctor.document_trace import DocumentTracer, list_checkpoints_after, read_progress
 
     tracer = DocumentTracer(config)

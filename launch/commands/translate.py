@@ -28,6 +28,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Translate every line; with --json, print a list of {source, translation}."""
     from llmsys.config.loading.load import load_run_config
     from llmsys.config.loading.trusted_run import require_trusted_run
+    from llmsys.launch.process.run_requirements import require_checkpoint
 
     config = load_run_config(arguments.config, arguments.overrides)
     require_trusted_run(config, "text")
@@ -35,6 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
     lines = [line.strip() for line in _read_input(arguments.input).split("\n")]
     if lines and not lines[-1]:
         lines.pop()
+    require_checkpoint(config)
     from llmsys.generate.translation import translate_lines
     from llmsys.train.build_trainer import set_num_threads
     from llmsys.train.run_data import load_run_tokenizer

@@ -15,9 +15,10 @@ from llmsys.config.schedule import PythonScheduleConfig
 from llmsys.data.step_plan import RunPlan
 from llmsys.dataset.manifest import MANIFEST_NAME
 from llmsys.dataset.remote_dataset import is_prepared
-from llmsys.errors import DataError
+from llmsys.errors import CheckpointError, DataError
 from llmsys.optim.lr_schedule import load_python_schedule
-from llmsys.storage.paths import format_folder
+from llmsys.storage.paths import format_folder, is_remote
+from llmsys.train.checkpoint_record import list_checkpoints
 
 
 def require_layout(config: RunConfig, ranks: int) -> None:
@@ -56,12 +57,13 @@ def require_layout(config: RunConfig, ranks: int) -> None:
         RunPlan(config.batch, layout.data_parallel_size, 0)
 
 
-def require_datasets(config: RunConfig, words: Sequence[str]) -> None:
+def require_datasets(config: RunConfig, words: Sequence[str], purpose: str = "training") -> None:
     """Check that every dataset of the config is prepared.
 
     Args:
         config: The run.
         words: CONFIG and overrides as they were given, for the command that the message suggests.
+        purpose: What needs them, for the message.
 
     Raises:
         DataError: A dataset folder has no manifest.
@@ -77,5 +79,37 @@ def require_datasets(config: RunConfig, words: Sequence[str]) -> None:
             )
         raise DataError(
             f"{format_folder(folder)} is not a prepared dataset ({MANIFEST_NAME} is missing), "
-            f"which training needs. {command}"
+            f"which {purpose} needs. {command}"
+        )
+
+
+def require_checkpoint(config: RunConfig) -> None:
+    """Check that the run has a checkpoint. Of a run in a remote storage nothing is checked.
+
+    Args:
+        config: The run.
+
+    Raises:
+        CheckpointError: The run folder has none.
+    """
+    folder = config.run.folder / "checkpoints"
+    if not is_remote(format_folder(config.run.folder)) and not list_checkpoints(folder):
+        raise CheckpointError(
+            f"{folder} has no complete checkpoint. Run `llmsys train` with this config first."
+        )
+
+
+def require_events(config: RunConfig) -> None:
+    """Check that a run was trained in its folder. Of a remote storage nothing is checked.
+
+    Args:
+        config: The run.
+
+    Raises:
+        DataError: The folder has no events.
+    """
+    folder = config.run.folder
+    if not is_remote(format_folder(folder)) and not (folder / "events.jsonl").exists():
+        raise DataError(
+            f"{folder} has no events.jsonl, so no run was trained there. Run llmsys train first."
         )

@@ -36,6 +36,12 @@ DAMAGE_ERRORS = frozenset((errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOO
 def list_checkpoints(folder: Path) -> dict[int, Path]:
     """Return published checkpoints by step, oldest first.
 
+    Args:
+        folder: The folder `checkpoints` of a run.
+
+    Returns:
+        Their folders; empty without such a folder.
+
     Raises:
         UnreadableCheckpointError: the folder cannot be listed.
     """

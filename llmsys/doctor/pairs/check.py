@@ -41,7 +41,11 @@ SYMBOLS = (
 SAMPLED = ("schedule of stages",)
 # Values of the sample of factors that have many: each of them with every other value would double
 # the cases. The others are in the whole array.
-SAMPLED_VALUES = {"kill": ("no", "2 ddp"), "schedule of stages": ("1f1b", "interleaved")}
+SAMPLED_VALUES = {
+    "kill": ("no", "2 ddp"),
+    "schedule of stages": ("1f1b", "interleaved"),
+    "sources": ("one", "mixture"),
+}
 
 # Failed cases that are shrunk; the others are listed as they are.
 MAX_SHRUNK = 5

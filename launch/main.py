@@ -31,7 +31,6 @@ from llmsys.launch.commands.verbs import (
     VerbParser,
 )
 
-TRUST_VARIABLE = "LLMSYS_TRUST_CODE"  # that of llmsys/config/loading/trusted_code.py
 # the last two are 128 + SIGINT and 128 + SIGPIPE, as a shell reports them
 MENDABLE, STOPPED, INTERRUPTED, OUTPUT_CLOSED = 2, 75, 130, 141
 
@@ -160,17 +159,17 @@ def _run_command(name: str, words: Sequence[str], before_verb: Callable[[str], N
 
     configure_logging()
     before_verb(name)
-    consent = os.environ.get(TRUST_VARIABLE)
-    if getattr(arguments, "trust_code", False):
-        from llmsys.config.loading.trusted_code import trust_code_of_command
+    from llmsys.config.loading import trusted_code
 
-        trust_code_of_command()
+    consent = os.environ.get(trusted_code.VARIABLE)
+    if getattr(arguments, "trust_code", False):
+        trusted_code.trust_code_of_command()
     try:
         status: int = importlib.import_module(f"llmsys.launch.commands.{name}").run(arguments)
     finally:  # of this command alone, where Python calls several
-        os.environ.pop(TRUST_VARIABLE, None)
+        os.environ.pop(trusted_code.VARIABLE, None)
         if consent is not None:
-            os.environ[TRUST_VARIABLE] = consent
+            os.environ[trusted_code.VARIABLE] = consent
     # a closed pipe must show while its error can still be caught
     sys.stdout.flush()
     return status

@@ -197,6 +197,27 @@ def read_events(path: Path | str) -> list[Event]:
     return list(iter_events(path))
 
 
+def require_events(run_folder: Path) -> Path:
+    """Return the event file of a run.
+
+    Args:
+        run_folder: Folder of the run.
+
+    Returns:
+        Its path.
+
+    Raises:
+        DataError: The folder has none.
+    """
+    path = run_folder / "events.jsonl"
+    if not path.exists():
+        raise DataError(
+            f"{run_folder} has no events.jsonl, so no run was trained there. Run llmsys train "
+            "first."
+        )
+    return path
+
+
 def read_latest_events(path: Path | str) -> list[Event]:
     """Return the last event for each (event, step): after a crash, steps are logged again.
 

@@ -63,7 +63,7 @@ def _measure_pages(
     stop = min(SAMPLED_BYTES, Path(path).stat().st_size)
     texts = folder / "texts"
     extract_file(
-        ignore_progress,
+        _ignore_progress,
         source=path,
         output=texts,
         unread=folder / "unread",
@@ -72,7 +72,7 @@ def _measure_pages(
         stop=stop,
     )
     result = apply_rules_to_file(
-        ignore_progress,
+        _ignore_progress,
         source=texts,
         kept=folder / "kept",
         dropped=folder / "dropped",
@@ -96,5 +96,5 @@ def _measure_documents(path: str, data: CrawlConfig, settings: ReadConfig) -> tu
     return position, text
 
 
-def ignore_progress(done: float, failed: int) -> None:
+def _ignore_progress(done: float, failed: int) -> None:
     """Take the progress of a stage, and show nothing."""

@@ -24,11 +24,11 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError("Give the step to replay: step=N, counted from 1.")
     from llmsys.config.loading.load import load_run_config
     from llmsys.config.loading.trusted_run import require_trusted_run
-    from llmsys.launch.process.run_requirements import require_events
+    from llmsys.launch.process.run_requirements import require_trained_run
 
     config = load_run_config(arguments.config, words)
     require_trusted_run(config, "training")
-    require_events(config)
+    require_trained_run(config)
     from llmsys.doctor.step_replay import replay_step
 
     checks = replay_step(config, int(step))

@@ -15,10 +15,11 @@ from llmsys.config.schedule import PythonScheduleConfig
 from llmsys.data.step_plan import RunPlan
 from llmsys.dataset.manifest import MANIFEST_NAME
 from llmsys.dataset.remote_dataset import is_prepared
-from llmsys.errors import CheckpointError, DataError
+from llmsys.errors import DataError
+from llmsys.events import require_events
 from llmsys.optim.lr_schedule import load_python_schedule
-from llmsys.storage.paths import format_folder, is_remote
-from llmsys.train.checkpoint_record import list_checkpoints
+from llmsys.storage.paths import find_folder_url, format_folder
+from llmsys.train.checkpoint_record import build_missing_error, list_checkpoints
 
 
 def require_layout(config: RunConfig, ranks: int) -> None:
@@ -93,13 +94,11 @@ def require_checkpoint(config: RunConfig) -> None:
         CheckpointError: The run folder has none.
     """
     folder = config.run.folder / "checkpoints"
-    if not is_remote(format_folder(config.run.folder)) and not list_checkpoints(folder):
-        raise CheckpointError(
-            f"{folder} has no complete checkpoint. Run `llmsys train` with this config first."
-        )
+    if find_folder_url(folder) is None and not list_checkpoints(folder):
+        raise build_missing_error(folder)
 
 
-def require_events(config: RunConfig) -> None:
+def require_trained_run(config: RunConfig) -> None:
     """Check that a run was trained in its folder. Of a remote storage nothing is checked.
 
     Args:
@@ -108,8 +107,5 @@ def require_events(config: RunConfig) -> None:
     Raises:
         DataError: The folder has no events.
     """
-    folder = config.run.folder
-    if not is_remote(format_folder(folder)) and not (folder / "events.jsonl").exists():
-        raise DataError(
-            f"{folder} has no events.jsonl, so no run was trained there. Run llmsys train first."
-        )
+    if find_folder_url(config.run.folder) is None:
+        require_events(config.run.folder)

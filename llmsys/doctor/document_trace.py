@@ -21,7 +21,7 @@ from llmsys.data.step_batches import BucketedStepBatches, StepBatches, WindowSte
 from llmsys.data.stream_windows import StreamWindows
 from llmsys.dataset.token_split import SideColumn, TokenShards
 from llmsys.errors import DataError
-from llmsys.events import read_latest_events
+from llmsys.events import read_latest_events, require_events
 from llmsys.storage.arrow_file import read_batches
 from llmsys.train.build_objective import build_step_batches
 from llmsys.train.checkpoint_load import list_complete_checkpoints
@@ -189,13 +189,7 @@ def read_progress(run_folder: Path) -> tuple[int, set[int]]:
     Raises:
         DataError: the folder has no events.
     """
-    path = run_folder / "events.jsonl"
-    if not path.exists():
-        raise DataError(
-            f"{run_folder} has no events.jsonl, so no run was trained there. Run llmsys train "
-            "first."
-        )
-    events = read_latest_events(path)
+    events = read_latest_events(require_events(run_folder))
     done = max(
         (event["step"] for event in events if event["event"] in ("step", "checkpoint")), default=0
     )

@@ -17,7 +17,7 @@ from llmsys.data.batch import compute_batch_digest, format_digest
 from llmsys.engine.engine import Engine
 from llmsys.engine.state_hash import hash_state
 from llmsys.errors import CheckpointError, DataError
-from llmsys.events import read_latest_events
+from llmsys.events import read_latest_events, require_events
 from llmsys.log import get_logger
 from llmsys.optim.lr_schedule import compute_balance_factor, compute_learning_rate
 from llmsys.parallel.device_mesh import build_device_meshes
@@ -93,13 +93,11 @@ def _build_single_process_config(config: RunConfig) -> RunConfig:
 
 
 def _read_step_events(run_folder: Path, step: int) -> dict[int, dict[str, Any]]:
-    path = run_folder / "events.jsonl"
-    if not path.exists():
-        raise DataError(
-            f"{run_folder} has no events.jsonl, so no run was trained there. Run llmsys train "
-            "first."
-        )
-    events = {int(e["step"]): e for e in read_latest_events(path) if e["event"] == "step"}
+    events = {
+        int(e["step"]): e
+        for e in read_latest_events(require_events(run_folder))
+        if e["event"] == "step"
+    }
     if not events or step > max(events) or step < 1:
         raise DataError(
             f"step={step} was not trained: {run_folder} has steps 1 to {max(events, default=0)}."

@@ -136,9 +136,10 @@ def write_toy_chats(folder: Path, chats: int = 90, heldout: int = 6) -> None:
             ids = tokenizer.encode(text)
             # Turns of one to six tokens; the first is a question.
             is_answer: list[bool] = []
+            is_turn_of_assistant = False
             while len(is_answer) < len(ids):
-                turn = choose.randrange(1, 7)
-                is_answer += [not is_answer[-1] if is_answer else False] * turn
+                is_answer += [is_turn_of_assistant] * choose.randrange(1, 7)
+                is_turn_of_assistant = not is_turn_of_assistant
             row = join_chat_tokens(ids, is_answer[: len(ids)], tokenizer.vocab_size)
             answers[split] += int((row < tokenizer.vocab_size).sum())
             rows.append(row.tolist())

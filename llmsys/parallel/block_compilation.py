@@ -24,6 +24,7 @@ from llmsys.model.feed_forward import FeedForward
 from llmsys.model.moe_layer import MoELayer
 from llmsys.model.transformer import Transformer
 from llmsys.model.transformer_block import TransformerBlock
+from llmsys.parallel.process_group import get_local_device
 
 # An object and the name of its method.
 Piece = tuple[Any, str]
@@ -110,7 +111,7 @@ def compile_blocks(
     for block in list_blocks(model):
         if must_compile_pieces(block, separates_experts=separates_experts):
             _compile_pieces(block, backend)
-        elif not torch.accelerator.is_available() and has_equal_bias_gradients(block):
+        elif get_local_device().type == "cpu" and has_equal_bias_gradients(block):
             # In 16 bits torch 2.13's C++ for one sum that is stored twice declares a variable
             # twice, and no compiler takes it.
             for branch in list_branches(block):

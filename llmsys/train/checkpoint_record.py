@@ -33,6 +33,20 @@ CHECKPOINT_NAME = re.compile(r"step-(\d+)")
 DAMAGE_ERRORS = frozenset((errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP))
 
 
+def build_missing_error(folder: Path) -> CheckpointError:
+    """Build the error about a run without a checkpoint.
+
+    Args:
+        folder: The folder `checkpoints` of the run.
+
+    Returns:
+        The error, to be raised.
+    """
+    return CheckpointError(
+        f"{folder} has no complete checkpoint. Run `llmsys train` with this config first."
+    )
+
+
 def list_checkpoints(folder: Path) -> dict[int, Path]:
     """Return published checkpoints by step, oldest first.
 

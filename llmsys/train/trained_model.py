@@ -10,7 +10,6 @@ from torch import Tensor
 from llmsys.config.run import RunConfig
 from llmsys.data.batch import Batch
 from llmsys.engine.engine import iter_persistent_buffers
-from llmsys.errors import CheckpointError
 from llmsys.model.transformer import Transformer
 from llmsys.parallel.process_group import get_local_device
 from llmsys.train.build_engine import build_model
@@ -22,6 +21,7 @@ from llmsys.train.checkpoint_load import (
     read_newest_checkpoint,
     read_tensor_metadata,
 )
+from llmsys.train.checkpoint_record import build_missing_error
 from llmsys.train.evaluator import LogitsFunction
 from llmsys.train.precision import DTYPES, resolve_precision
 from llmsys.train.remote_run import fetch_run
@@ -58,9 +58,7 @@ def load_trained_model(config: RunConfig) -> tuple[Transformer, Path]:
         find_checkpoint, lambda found: (_load_model(config, found), found)
     )
     if read is None:
-        raise CheckpointError(
-            f"{folder} has no complete checkpoint. Run `llmsys train` with this config first."
-        )
+        raise build_missing_error(folder)
     return read
 
 

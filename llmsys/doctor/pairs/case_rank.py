@@ -249,7 +249,8 @@ def find_case_difference(
     for place, entry in enumerate(entries):
         before = walk.plain.copy_state()
         loss, norm = walk.take_action(entry)
-        steps += entry.action.kind == "train" and entry.action.is_applied
+        if entry.action.kind == "train" and entry.action.is_applied:
+            steps += 1
         rate = walk.sign_rate * (1 if is_corrected else steps)
         numbers = place, entry, loss, norm, walk.plain.state.tensors, bands, rate
         difference = find_difference(*numbers)

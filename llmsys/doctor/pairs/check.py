@@ -141,7 +141,7 @@ def build_array(
         for factor in factors
         if factor.is_event or factor.name in SAMPLED
         # What does not happen beside a value is all that its other tests have.
-        for value in factor.values[factor.is_event :]
+        for value in (factor.values[1:] if factor.is_event else factor.values)
     }
 
     def is_wanted(pair: Pair) -> bool:

@@ -65,8 +65,8 @@ def test_tokens_of_one_pass_are_told_by_a_sample(capsys: pytest.CaptureFixture[s
         gzip.compress(b"".join(json.dumps({"text": text}).encode() + b"\n" for _ in range(80)))
     )
     init(capsys, "rows")
-    # 176,000 bytes of text in a file of about one thousand, at 2.6 bytes a token.
-    assert "by a sample about 67,692" in Path("my.yaml").read_text()
+    # 176,000 bytes of text in a file of about one thousand, at 2.2 bytes a token.
+    assert "by a sample about 80,000" in Path("my.yaml").read_text()
 
 
 def test_rows_are_read_from_the_column_that_holds_the_texts(

@@ -11,6 +11,7 @@ from torch.nn.attention import flex_attention
 from llmsys.config.model import ModelConfig
 from llmsys.model.initialization import initialize_parameters
 from llmsys.model.transformer import Transformer
+from llmsys.parallel import block_compilation
 from llmsys.parallel.block_compilation import compile_blocks
 from tests.helpers.model_choices import ARCHITECTURES
 from tests.helpers.pretended_accelerator import pretend_accelerator
@@ -65,7 +66,11 @@ def test_experts_agree_in_bfloat16() -> None:
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1  # equal blocks share it
 
 
-def test_parallel_branches_that_end_in_biases_are_compiled_apart_on_a_processor() -> None:
+@pytest.mark.parametrize(("device", "graphs"), [("cpu", 2), ("cuda", 1)])
+def test_parallel_branches_that_end_in_biases_are_compiled_apart_on_a_processor(
+    device: str, graphs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(block_compilation, "get_local_device", lambda: torch.device(device))
     config = build_tiny_config(
         residual={"kind": "parallel"},
         attention={"kind": "multi_head", "output_bias": True},
@@ -77,7 +82,7 @@ def test_parallel_branches_that_end_in_biases_are_compiled_apart_on_a_processor(
     compile_blocks(model, backend="aot_eager")
     for value, true in zip(values(model, tokens, model), expected, strict=True):
         torch.testing.assert_close(value.float(), true.float(), rtol=2e-2, atol=2e-3)
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs
 
 
 KERNELS = [

@@ -2,6 +2,8 @@
 and SwiGLU.
 """
 
+from collections import OrderedDict
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -12,6 +14,7 @@ from tests.helpers.paths import ROOT
 
 FILE = ROOT / "tests" / "helpers" / "own_blocks.py"
 SOFTMAX = {"kind": "python", "path": f"{FILE}:Softmax"}
+NORMED = {"kind": "python", "path": f"{FILE}:Normed"}
 GATED = {"kind": "python", "path": f"{FILE}:Gated"}
 
 
@@ -66,6 +69,18 @@ class SoftmaxModule(nn.Module):
             torch.einsum("bhts,bshk->bthk", weights_BHTS, v_BTHK).flatten(2)
         )
         return mixed_BTD
+
+
+class Normed(PythonFeedForward):
+    """A projection of normalized states."""
+
+    def build(self, shape: BlockShape) -> nn.Module:
+        return nn.Sequential(
+            OrderedDict(
+                inner_norm=nn.RMSNorm(shape.hidden_size),
+                down_proj=nn.Linear(shape.hidden_size, shape.hidden_size, bias=False),
+            )
+        )
 
 
 class Gated(PythonFeedForward):

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from llmsys.config.run import RunConfig
 from llmsys.data_pipeline.inspection import text_sample
 from llmsys.data_pipeline.inspection.text_sample import measure_text_share
 from llmsys.data_pipeline.pipelines.prepare_dataset import prepare_dataset
+from llmsys.data_pipeline.readers.page_batch import PageBatch
 from llmsys.data_pipeline.readers.page_reader import read_pages
 from tests.helpers.tiny_crawl import build_tiny_config, make_crawl
 
@@ -51,13 +53,15 @@ def test_no_more_than_a_sample_is_read(tmp_path: Path, monkeypatch: pytest.Monke
         write_rows(tmp_path / f"{number}.jsonl.gz", 300)
     read: list[str] = []
 
-    def count_files(path: str, **options: object) -> object:
-        read.append(Path(path).name)
-        return read_pages(path, **options)  # type: ignore[arg-type]
+    def read_in_small_batches(path: str, **options: object) -> Iterator[PageBatch]:
+        for batch in read_pages(path, batch_pages=10, **options):  # type: ignore[arg-type]
+            read.append(Path(path).name)
+            yield batch
 
-    monkeypatch.setattr(text_sample, "read_pages", count_files)
+    monkeypatch.setattr(text_sample, "read_pages", read_in_small_batches)
     config = build_tiny_config(tmp_path / "data", [str(tmp_path / "*.jsonl.gz")])
     assert measure_text_share(get_data(config), is_crawl=False) is not None
+    # one batch of each
     assert read == ["0.jsonl.gz", "2.jsonl.gz", "4.jsonl.gz", "6.jsonl.gz"]
 
 

@@ -91,6 +91,19 @@ def test_the_same_bytes_are_recorded_once(tmp_path: Path) -> None:
     assert len(get_record_path().read_text().splitlines()) == 1
 
 
+def test_a_record_keeps_what_was_trusted_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    codes = [write_code(tmp_path / name, f"# {name}") for name in ("one.py", "other.py")]
+    for code in codes:
+        trust_code_of_command()
+        load_python_object(code, Section, "optimizer")
+        monkeypatch.delenv(VARIABLE)
+    assert len(get_record_path().read_text().splitlines()) == 2
+    for code in codes:
+        load_python_object(code, Section, "optimizer")
+
+
 def test_the_variable_takes_digests_and_gets_those_that_were_checked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,7 +17,7 @@ from llmsys.parallel.activation_checkpoint import ActivationCheckpointMode
 from tests.helpers.counted_flops import SEQUENCES, SOURCE, count_forward_flops
 from tests.helpers.device_profile import build_abacus
 from tests.helpers.model_sections import SHAPE
-from tests.helpers.own_blocks import GATED, SOFTMAX
+from tests.helpers.own_blocks import GATED, NORMED, SOFTMAX
 from tests.helpers.saved_bytes import compare_saved_bytes
 
 OWN: dict[str, Any] = {"attention": SOFTMAX, "feed_forward": GATED}
@@ -44,6 +44,14 @@ def test_parameters_are_those_of_the_built_in_kinds_and_of_the_module(
     assert list_model_tensors(own) == list_model_tensors(built_in)
     assert count_parameters(own) == count_parameters(built_in)
     assert count_parameters(own).total == sum(one.numel() for one in Transformer(own).parameters())
+
+
+def test_weights_of_norms_are_counted_as_norms() -> None:
+    own = ModelConfig.model_validate(SHAPE | {"feed_forward": NORMED})
+    components = {one.name.partition(".")[2]: one.component for one in list_model_tensors(own)}
+    kinds = {name.rpartition(".feed_forward.")[2]: kind for name, kind in components.items()}
+    assert kinds["inner_norm.weight"] == "norms"
+    assert kinds["down_proj.weight"] == "feed_forward"
 
 
 @pytest.mark.parametrize("convention", CONVENTIONS)

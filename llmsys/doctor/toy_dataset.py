@@ -11,6 +11,7 @@ import pyarrow as pa
 import sentencepiece
 import xxhash
 
+from llmsys.config.patches import BYTE_VALUES
 from llmsys.config.run import RunConfig
 from llmsys.dataset import token_shards
 from llmsys.dataset.manifest import Histogram, Manifest, ReadSummary
@@ -147,6 +148,33 @@ def write_toy_chats(folder: Path, chats: int = 90, heldout: int = 6) -> None:
     _write_manifest(folder, splits, tokenizer, answers=answers)
 
 
+def write_toy_images(
+    folder: Path, image_size: int, labels: tuple[str, ...], images: int = 96, heldout: int = 12
+) -> None:
+    """Write grey images with labels as `llmsys prepare` does.
+
+    Args:
+        folder: the dataset folder, which is made.
+        image_size: height and width, in pixels.
+        labels: names of the labels; an image of a later one is brighter.
+        images: training images.
+        heldout: held-out images.
+    """
+    (folder / "tokens").mkdir(parents=True)
+    splits = {}
+    for split, count, seed in (("train", images, 10), ("heldout", heldout, 11)):
+        choose = random.Random(seed)
+        numbers = [number % len(labels) for number in range(count)]
+        pixels = [
+            [choose.randrange(64 * number, 64 * number + 128) for _ in range(image_size**2)]
+            for number in numbers
+        ]
+        names = [f"{split} {number}" for number in range(count)]
+        splits[f"{split}_source"] = _write_split(folder, f"{split}_source", pixels, names)
+        splits[split] = _write_split(folder, split, [[number] for number in numbers], names)
+    _write_manifest(folder, splits, None, labels=labels)
+
+
 def _write_tokenizer(folder: Path, symbols: tuple[str, ...]) -> Tokenizer:
     """Train and write the tokenizer of a new dataset folder, with an empty folder of tokens
     beside it.
@@ -175,19 +203,20 @@ def _write_tokenizer(folder: Path, symbols: tuple[str, ...]) -> Tokenizer:
 def _write_manifest(
     folder: Path,
     splits: dict[str, token_shards.Split],
-    tokenizer: Tokenizer,
+    tokenizer: Tokenizer | None,
     labels: tuple[str, ...] = (),
     answers: dict[str, int] | None = None,
 ) -> None:
+    identity = tokenizer.fingerprint if tokenizer else None
     digests = [file.digest for file in token_shards.iter_token_files(folder, splits.values())]
     manifest = Manifest(
         name="toy",
-        fingerprint=token_shards.compute_dataset_fingerprint(tokenizer.fingerprint, digests),
+        fingerprint=token_shards.compute_dataset_fingerprint(identity, digests),
         config={},
         config_digest="",
-        vocab_size=tokenizer.vocab_size,
+        vocab_size=tokenizer.vocab_size if tokenizer else BYTE_VALUES,
         token_dtype="uint16",
-        tokenizer_fingerprint=tokenizer.fingerprint,
+        tokenizer_fingerprint=identity,
         splits=splits,
         documents=token_shards.DocumentFiles(),
         dropped=token_shards.DocumentFiles(),

@@ -7,6 +7,7 @@ Invariants:
 - A file is known by the sha256 of its bytes, as `sha256sum FILE` prints it: one changed byte needs
   a new consent, a copy at another path does not.
 - The record has the lines that `sha256sum` writes, so that any process may append to it.
+- Code of llmsys needs no consent, wherever a config names it.
 - Consent passes to all processes of a command by the variable, which launchers carry to hosts.
 """
 
@@ -16,6 +17,7 @@ import re
 from collections.abc import MutableMapping, Sequence
 from pathlib import Path
 
+import llmsys
 from llmsys.errors import ConfigError, UntrustedCodeError
 from llmsys.log import get_logger
 
@@ -23,6 +25,7 @@ from llmsys.log import get_logger
 VARIABLE = "LLMSYS_TRUST_CODE"
 ANY = "1"
 RECORDING = "record"
+PACKAGE = Path(llmsys.__file__).resolve().parent
 _TASK_SUFFIXES = (".py", ".yaml", ".yml")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
@@ -62,7 +65,11 @@ def require_trusted_code(
     consent = environment.get(VARIABLE, "")
     if consent == ANY:
         return
-    rows = [(compute_file_digest(data), path) for path, data in files]
+    rows = [
+        (compute_file_digest(data), path)
+        for path, data in files
+        if not path.resolve().is_relative_to(PACKAGE)
+    ]
     record = get_record_path(environment)
     recorded = _read_record(record)
     if consent == RECORDING:

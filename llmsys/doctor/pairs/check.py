@@ -20,9 +20,14 @@ from llmsys.doctor.pairs.cases import (
 )
 from llmsys.doctor.pairs.covering_array import CoveringArray, Pair, build_covering_array
 from llmsys.doctor.pairs.factor import Assignment, Factor
-from llmsys.doctor.pairs.factors import FACTORS
+from llmsys.doctor.pairs.factors import FACTORS, IMAGE_SIZE
 from llmsys.doctor.pairs.shrink import find_smallest_case
-from llmsys.doctor.toy_dataset import write_toy_chats, write_toy_dataset, write_toy_pairs
+from llmsys.doctor.toy_dataset import (
+    write_toy_chats,
+    write_toy_dataset,
+    write_toy_images,
+    write_toy_pairs,
+)
 from llmsys.errors import ConfigError
 
 # Tokens that objectives and fill-in-the-middle ask the tokenizer for.
@@ -35,6 +40,7 @@ SYMBOLS = (
     "<fim_suffix>",
     *(f"<extra_id_{number}>" for number in range(4)),
 )
+LABELS = ("first", "second", "third")
 
 # Factors whose pairs with every other one are in the sample, besides the
 # events.
@@ -46,6 +52,8 @@ SAMPLED_VALUES = {
     "schedule of stages": ("1f1b", "interleaved"),
     "sources": ("one", "mixture"),
 }
+# Further values that the sample leaves out.
+UNSAMPLED = (("attention", "python"), ("feed-forward", "python"))
 
 # Failed cases that are shrunk; the others are listed as they are.
 MAX_SHRUNK = 5
@@ -155,20 +163,23 @@ def build_array(
         (factor.name, value.label)
         for factor in factors
         for value in factor.values
-        if value.is_slow or value.label not in SAMPLED_VALUES.get(factor.name, (value.label,))
+        if value.is_slow
+        or value.label not in SAMPLED_VALUES.get(factor.name, (value.label,))
+        or (factor.name, value.label) in UNSAMPLED
     }
     return build_covering_array(factors, check, seed, is_wanted, avoided, on_case)
 
 
 def write_datasets(root: Path) -> None:
-    """Write the datasets of all cases: documents twice, chats, pairs of texts, and labelled
-    texts.
+    """Write the datasets of all cases: documents twice, chats, pairs of texts, labelled texts,
+    and images.
     """
     write_toy_dataset(root / "crawl", symbols=SYMBOLS)
     write_toy_dataset(root / "other crawl", symbols=SYMBOLS, seed=6)
     write_toy_chats(root / "chat")
     write_toy_pairs(root / "pairs")
-    write_toy_pairs(root / "labelled", labels=("first", "second", "third"))
+    write_toy_pairs(root / "labelled", labels=LABELS)
+    write_toy_images(root / "images", IMAGE_SIZE, labels=LABELS)
 
 
 @dataclass

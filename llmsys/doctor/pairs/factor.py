@@ -24,8 +24,6 @@ NONE = "none"
 # (factor, kind) → why no case has it.
 LEFT_OUT: dict[tuple[str, str], str] = {
     ("optimizer", "python"): "a class of the user's own has no plain form here",
-    ("attention", "python"): "a class of the user's own has no plain form here",
-    ("feed-forward", "python"): "a class of the user's own has no plain form here",
     ("schedule", "python"): "a class of the user's own has no plain form here",
     ("precision", "auto"): "it is one of the others, by the device",
     ("compile", "auto"): "it is one of the others, by the device",

@@ -9,6 +9,7 @@ Invariants:
 from collections.abc import Mapping
 from typing import Any
 
+from llmsys.config.patches import BYTE_VALUES
 from llmsys.doctor.pairs.factor import (
     NONE,
     Assignment,
@@ -26,7 +27,7 @@ from llmsys.doctor.pairs.model_factors import EXPERT_FACTORS, MODEL_FACTORS
 # Key of a union or literal below the sections of a step that no factor has → why.
 UNNAMED_CHOICES: dict[str, str] = {
     "tokenizer": "ids are the same to a step whatever made them",
-    "data": "follows from the objective; chats have runs in tests/llmsys/train",
+    "data": "follows from the objective and from sources",
     "model.head": "follows from the objective; features have no loss",
     "model.moe.expert": "the activations of model.feed_forward, on experts",
     "model.initializer": "both processes begin with the same weights",
@@ -59,6 +60,21 @@ def _build_mixture() -> Settings:
     return {"data": {"kind": "mixture", "sources": sources, "stages": stages}}
 
 
+# Pixels of a side; a patch has four, so that an image has as many positions as a window.
+IMAGE_SIZE = 8
+
+
+def _build_images() -> Settings:
+    size = {"image_size": IMAGE_SIZE, "num_channels": 1}
+    return {
+        "data": {"kind": "images"} | size,
+        "tokenizer": {"kind": "none"},
+        "model.vocab_size": BYTE_VALUES,
+        "model.patches": {"patch_size": 2, "class_token": False} | size,
+        "model.max_position_embeddings": LENGTH,
+    }
+
+
 BATCH_FACTORS = (
     build_factor(
         "sources",
@@ -66,9 +82,11 @@ BATCH_FACTORS = (
         Value("mixture", _build_mixture()),
         # Only answers have a loss.
         Value("chats", {"data.kind": "chat"}, needs={"objective": "next_token"}),
+        Value("images", _build_images(), needs={"objective": "classification"}),
         acts_with={
             "objective": frozenset(
                 {
+                    "classification",
                     "next_token",
                     "masked",
                     "masked_next_sentence",

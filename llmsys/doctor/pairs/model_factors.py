@@ -15,6 +15,8 @@ from llmsys.doctor.pairs.factor import (
 # Objectives of models whose output is the logits of the next token.
 LANGUAGE_MODELS = frozenset({"next_token", "span_corruption", "translation"})
 ENCODER, DECODER, BOTH = "encoder", "decoder", "encoder_decoder"
+# Classes as users write them.
+OWN_BLOCKS = "llmsys.doctor.pairs.own_blocks"
 
 
 def _set_masked(**more: Any) -> Settings:
@@ -108,6 +110,16 @@ def _list_attention_kinds() -> tuple[Value, ...]:
                 }
             },
             needs=multi | {"position": "transformer_xl"},
+        ),
+        Value(
+            "python",
+            {
+                "model.attention": {
+                    "kind": "python",
+                    "path": f"{OWN_BLOCKS}:SigmoidAttention",
+                    "options": {"temperature": 0.5},
+                }
+            },
         ),
     )
 
@@ -210,7 +222,22 @@ MODEL_FACTORS = (
         Value("reversible", {"model.residual": {"kind": "reversible"}}, needs={"experts": NONE}),
     ),
     build_choice_factor("norm", "model.norm", "rmsnorm"),
-    build_choice_factor("feed-forward", "model.feed_forward", "swiglu"),
+    build_choice_factor(
+        "feed-forward",
+        "model.feed_forward",
+        "swiglu",
+        Value(
+            "python",
+            {
+                "model.feed_forward": {
+                    "kind": "python",
+                    "path": f"{OWN_BLOCKS}:SquaredRelu",
+                    "options": {"bias": True},
+                }
+            },
+            needs={"experts": NONE},
+        ),
+    ),
     build_factor(
         "feed-forward parts",
         Value("plain"),

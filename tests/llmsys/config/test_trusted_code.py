@@ -5,6 +5,7 @@ None of it runs before.
 import hashlib
 import importlib.util
 import logging
+import os
 import py_compile
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 from llmsys.config.harness import HarnessConfig
 from llmsys.config.loading.python_object import load_python_object
 from llmsys.config.loading.trusted_code import (
+    PACKAGE,
     get_record_path,
     require_trusted_code,
     require_trusted_tasks,
@@ -179,6 +181,16 @@ def test_what_runs_is_the_source_and_no_compiled_file_next_to_it(
     load_python_object(PythonCode(path="llmsys_compiled:Own"), Section, "optimizer")
     assert has_run()
     assert not Path("hostile").exists()
+
+
+def test_code_of_llmsys_needs_no_consent_but_that_beside_it_does(tmp_path: Path) -> None:
+    code = PythonCode(path="llmsys.doctor.pairs.own_blocks:SquaredRelu")
+    assert load_python_object(code, Section, "model.feed_forward")
+    assert VARIABLE not in os.environ or not os.environ[VARIABLE]
+    # A package whose name begins alike is another one.
+    beside = PACKAGE.with_name("llmsys_more") / "own.py"
+    with pytest.raises(UntrustedCodeError, match="llmsys_more"):
+        require_trusted_code([(beside, b"")], "model.feed_forward")
 
 
 def test_task_files_of_the_harness_need_consent(tmp_path: Path) -> None:

@@ -49,6 +49,18 @@ def test_every_event_in_one_run_agrees_with_the_plain_process(runner: CaseRunner
 
 
 @pytest.mark.distributed
+@pytest.mark.parametrize("labels", [
+    {"attention": "python", "feed-forward": "python", "windows": "sliding", "shard": "2"},
+    {"objective": "classification", "sources": "images", "engine": "ddp", "shard": "2"},
+])  # fmt: skip
+def test_own_blocks_and_images_agree_with_the_plain_process(
+    labels: dict[str, str], runner: CaseRunner
+) -> None:
+    chosen = build_default_assignment() | labels | {"kill": "2 zero-1", "evaluate": "yes"}
+    assert runner.run_case(PairCase(tuple(chosen.items()), 1)).problem == ""
+
+
+@pytest.mark.distributed
 def test_a_rank_that_raises_fails_its_case_with_the_error(
     runner: CaseRunner, tmp_path: Path
 ) -> None:

@@ -166,8 +166,9 @@ def build_settings(assignment: Assignment, factors: Sequence[Factor] = FACTORS) 
             ):
                 _set_key(nested, key, value)
     if get_needs(assignment["objective"])[2][0] != "crawl":
-        # Rows of texts are short, so a step of them has more.
-        _set_key(nested, "batch.sequences", SEQUENCES // 2)
+        # Rows of texts are short, so a step of them has more; images are shorter still.
+        tokens = SEQUENCES // 2 * LENGTH
+        _set_key(nested, "batch.sequences", tokens // nested["batch"]["sequence_length"])
         nested["batch"].pop("micro_sequences", None)
     else:
         nested["batch"].pop("num_length_buckets", None)

@@ -60,8 +60,9 @@ def _build_mixture() -> Settings:
     return {"data": {"kind": "mixture", "sources": sources, "stages": stages}}
 
 
-# Pixels of a side; a patch has four, so that an image has as many positions as a window.
-IMAGE_SIZE = 8
+# Pixels of a side. Four patches and the class token are few enough for a bucket of one image.
+IMAGE_SIZE, PATCH_SIZE = 8, 4
+NUM_PATCHES = (IMAGE_SIZE // PATCH_SIZE) ** 2
 
 
 def _build_images() -> Settings:
@@ -70,8 +71,9 @@ def _build_images() -> Settings:
         "data": {"kind": "images"} | size,
         "tokenizer": {"kind": "none"},
         "model.vocab_size": BYTE_VALUES,
-        "model.patches": {"patch_size": 2, "class_token": False} | size,
-        "model.max_position_embeddings": LENGTH,
+        "model.patches": {"patch_size": PATCH_SIZE} | size,
+        "model.max_position_embeddings": NUM_PATCHES + 1,
+        "batch.sequence_length": NUM_PATCHES + 1,
     }
 
 

@@ -132,19 +132,18 @@ class _BlockRecord:
         key = *place, tensor.dtype, tensor._version
         if key not in self._copies:
             self._copies[key] = _HostCopy(tensor, self._streams)
-        return self, self._copies[key]
+        return self, self._copies[key], tensor.stride()
 
     def unpack(self, packed: Any) -> Tensor:
         """Implement the hook of a tensor that is read."""
         if isinstance(packed, Tensor):
             return packed
-        record, copy = packed
+        record, copy, strides = packed
         record.start_fetches()
         earlier = None if record._earlier is None else record._earlier()
         if earlier is not None:
             earlier.start_fetches()
-        restored: Tensor = copy.get()
-        return restored
+        return _restore_strides(copy.get(), strides)
 
     def start_fetches(self) -> None:
         """Start to fetch what the backward of this block reads."""
@@ -168,6 +167,20 @@ class _BlockRecord:
         return _get_storage(tensor) not in self._shared | {
             _get_storage(one) for one in _list_weights(self._block)
         }
+
+
+def _restore_strides(copy: Tensor, strides: tuple[int, ...]) -> Tensor:
+    """Return a copy with the strides that its tensor was saved with.
+
+    The copy of a slice has no gaps. A product of other strides may be summed in another order, and
+    saves other tensors, which a recomputation from it refuses.
+    """
+    if copy.stride() == strides:
+        return copy
+    # Rows that repeat each other are one row in memory.
+    distinct = copy[tuple(slice(1) if step == 0 else slice(None) for step in strides)]
+    restored = torch.empty_strided(distinct.shape, strides, dtype=copy.dtype, device=copy.device)
+    return restored.copy_(distinct).expand(copy.shape)
 
 
 def _list_weights(block: nn.Module) -> list[Tensor]:

@@ -73,10 +73,34 @@ def test_slices_of_one_tensor_are_copied_apart(monkeypatch: pytest.MonkeyPatch) 
         torch.nn.Module(), set(), None, activation_offload._CopyStreams()
     )
     whole = torch.arange(8.0)
-    packed = [
-        record.pack(part) for part in (whole[:4], whole[4:], whole[4:], whole.reshape(4, 2)[:, 0])
-    ]
+    column = whole.reshape(4, 2)[:, 0]
+    parts = (whole[:4], whole[4:], whole[4:], column, column[:2, None].expand(2, 3))
+    packed = [record.pack(part) for part in parts]
     record.release_originals()
-    restored = [record.unpack(one).tolist() for one in packed]
-    assert restored == [[0, 1, 2, 3], [4, 5, 6, 7], [4, 5, 6, 7], [0, 2, 4, 6]]
+    restored = [record.unpack(one) for one in packed]
+    assert [one.tolist() for one in restored] == [
+        [0, 1, 2, 3],
+        [4, 5, 6, 7],
+        [4, 5, 6, 7],
+        [0, 2, 4, 6],
+        [[0, 0, 0], [2, 2, 2]],
+    ]
+    assert [one.stride() for one in restored] == [part.stride() for part in parts]
     assert packed[1][1] is packed[2][1], "an equal tensor travels once"
+
+
+def test_a_recomputed_chunk_saves_what_its_first_pass_did(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chunk of several rows has gaps between them. Its copy had none, and a linear layer with a
+    bias is computed by another operation then.
+    """
+    monkeypatch.setattr(activation_offload, "MIN_BYTES", 1)
+    settings = {"feed_forward_chunk": 2, "feed_forward": {"kind": "gelu", "bias": True}}
+    model = build_tiny_model(ModelConfig.model_validate(SHAPE | settings)).float().train()
+    tokens_BT = build_tiny_tokens(3, 8)
+    gradients = []
+    for change in (lambda model: None, apply_activation_offload):
+        model.zero_grad()
+        change(model)
+        model(tokens_BT).square().sum().backward()
+        gradients.append([parameter.grad.clone() for parameter in model.parameters()])
+    assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))

@@ -221,7 +221,14 @@ _OTHER_VERBS = {
 
 
 def suggest_verb(word: str) -> str | None:
-    """Return the verb that an unknown one means: by another name, or spelled alike."""
+    """Return the verb that an unknown one means: by another name, or spelled alike.
+
+    Args:
+        word: The unknown verb.
+
+    Returns:
+        One of `VERBS`; None if nothing is close.
+    """
     lower = word.lower()
     named = [verb for verb, others in _OTHER_VERBS.items() if lower in others]
     return next(iter([*named, *difflib.get_close_matches(lower, VERBS, n=1)]), None)

@@ -135,7 +135,7 @@ class Section(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _refuse_odd_numbers(cls, values: Any) -> Any:
+    def _check_numbers(cls, values: Any) -> Any:
         """Refuse what pydantic takes for a number: true is no 1, and sizes have 18 digits."""
         if isinstance(values, dict):
             raise_violations(_find_odd_numbers(cls, values))
